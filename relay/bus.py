@@ -1,0 +1,143 @@
+"""Events and commands over Redis streams.
+
+Every entry holds one frame (``f``) of kind control with one message.  The event stream is read by everybody with a
+plain XREAD: an event is a hint to look, the hashes (instances, demand, hosts) are the truth, so a reader that was
+away starts from the hashes and goes on from the stream's end.  Commands are per host and stay until acknowledged.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from typing import Any, Final
+
+import redis
+
+from relay import keys, messages, redis_link
+from relay.frames import FrameHeader, FrameKind, decode, encode
+from thaw.errors import PlatformError, ProtocolError
+from thaw.ids import HostId
+from thaw.logs import Log
+
+EVENTS_KEPT: Final = 20_000
+COMMANDS_KEPT: Final = 5_000
+_BLOCK_MS: Final = 30_000  # only bounds a silent wait; an entry wakes the reader at once
+_RETRY_S: Final = 0.2
+_COMMAND_GROUP: Final = "host"
+
+
+def pack(message: Any) -> bytes:
+    return encode(
+        FrameHeader(FrameKind.CONTROL), json.dumps(messages.to_plain(message), separators=(",", ":")).encode()
+    )
+
+
+def unpack(data: bytes) -> Any:
+    """The message in a frame.  Raises ProtocolError."""
+    frame = decode(data)
+    try:
+        return messages.from_plain(json.loads(bytes(frame.payload)))
+    except ValueError as e:
+        raise ProtocolError(f"control frame is not JSON: {e}") from e
+
+
+def publish(client: redis.Redis, message: Any) -> None:
+    """Append an event.  Raises Unavailable."""
+    with redis_link.translated("publish an event"):
+        client.xadd(keys.EVENTS, {"f": pack(message)}, maxlen=EVENTS_KEPT, approximate=True)
+
+
+def send_command(client: redis.Redis, host_id: HostId, command: messages.Command) -> None:
+    with redis_link.translated("send a command"):
+        client.xadd(keys.commands(host_id), {"f": pack(command)}, maxlen=COMMANDS_KEPT, approximate=True)
+
+
+class _StreamThread:
+    """A thread that blocks in a stream read and hands each message on.
+
+    ``on_up`` runs after every (re)connection, before the first entry is read: the owner reloads its view there.
+    """
+
+    def __init__(self, url: str, name: str, on_message: Callable[[Any], None], on_up: Callable[[], None], log: Log):
+        self._url = url
+        self._on_message, self._on_up, self._log = on_message, on_up, log
+        self._stop = threading.Event()
+        self._client: redis.Redis | None = None
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        if self._client is not None:
+            self._client.connection_pool.disconnect(inuse_connections=True)
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            try:
+                self._client = redis_link.connect_blocking(self._url)
+                with redis_link.translated("read the stream"):
+                    self._read_all(self._client)
+            except PlatformError as e:
+                if not self._stop.is_set():
+                    self._log.event("stream_lost", error=e.message)
+                    self._stop.wait(_RETRY_S)
+
+    def _read_all(self, client: redis.Redis) -> None:
+        raise NotImplementedError
+
+    def _deliver(self, data: bytes) -> None:
+        try:
+            message = unpack(data)
+        except ProtocolError as e:  # an entry we cannot read must not stop those behind it
+            self._log.event("stream_entry_refused", error=e.message)
+            return
+        self._on_message(message)
+
+
+class EventReader(_StreamThread):
+    """Every event after the moment of (re)connection; ``on_up`` is the owner's cue to reload from the hashes."""
+
+    def __init__(self, url: str, on_message: Callable[[Any], None], on_up: Callable[[], None], log: Log) -> None:
+        super().__init__(url, "event-reader", on_message, on_up, log)
+
+    def _read_all(self, client: redis.Redis) -> None:
+        last: Any = client.xrevrange(keys.EVENTS, count=1)
+        position = last[0][0] if last else "0-0"
+        self._on_up()
+        while not self._stop.is_set():
+            reply: Any = client.xread({keys.EVENTS: position}, count=500, block=_BLOCK_MS)
+            for _, entries in reply or []:
+                for entry_id, fields in entries:
+                    position = entry_id
+                    self._deliver(fields[b"f"])
+
+
+class CommandReader(_StreamThread):
+    """This host's commands.  Each is acknowledged and deleted after ``on_message`` returned, so a killed invoker
+    sees it again; commands are idempotent."""
+
+    def __init__(self, url: str, host_id: HostId, on_message: Callable[[Any], None], on_up: Callable[[], None],
+                 log: Log) -> None:  # fmt: skip
+        super().__init__(url, "command-reader", on_message, on_up, log)
+        self._key = keys.commands(host_id)
+
+    def _read_all(self, client: redis.Redis) -> None:
+        try:
+            client.xgroup_create(self._key, _COMMAND_GROUP, id="0", mkstream=True)
+        except redis.ResponseError as e:
+            if "BUSYGROUP" not in str(e):
+                raise
+        self._on_up()
+        position = "0"  # first what was delivered before and never acknowledged, then the new
+        while not self._stop.is_set():
+            reply: Any = client.xreadgroup(_COMMAND_GROUP, "invoker", {self._key: position}, count=50, block=_BLOCK_MS)
+            entries = reply[0][1] if reply else []
+            if position == "0" and not entries:
+                position = ">"
+            for entry_id, fields in entries:
+                self._deliver(fields[b"f"])
+                client.xack(self._key, _COMMAND_GROUP, entry_id)
+                client.xdel(self._key, entry_id)

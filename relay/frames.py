@@ -1,0 +1,136 @@
+"""Frame v1, the one envelope of every transport.  docs/formats/frame.md; vectors in tests/vectors/frames.json.
+
+::
+
+    offset 0      4        5     6         7      8             24         28     36     40        44
+           ├magic─┼version─┼kind─┼priority─┼flags─┼─group_id────┼─stream_id┼─seq──┼chunk─┼n_chunks─┼
+           44       48     56          60           64
+           ┼n_bytes─┼─step─┼header_crc─┼payload_crc─┤ tensor descriptors (flag TENSORS) │ payload
+
+Little-endian.  The CRCs (Castagnoli) find damage; forgery is stopped by the group's credential.  ``n_bytes`` counts
+what follows the header, descriptors included, and is at most 8 MiB, so a receiver allocates only after every bound
+was checked.  "Need more bytes" is a state: :func:`decode_header` takes exactly 64 bytes, the caller reads the rest.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from dataclasses import dataclass, replace
+from typing import Final
+
+import google_crc32c
+
+from thaw.errors import ProtocolError
+
+MAGIC: Final = b"THWF"
+VERSION: Final = 1
+HEADER_BYTES: Final = 64
+MAX_PAYLOAD_BYTES: Final = 8 * 1024 * 1024
+FLAG_TENSORS: Final = 1
+_KNOWN_FLAGS: Final = FLAG_TENSORS
+
+_HEADER: Final = struct.Struct("<4sBBBB16sIQIIIQII")
+_CRC_OFFSET: Final = 56  # header_crc covers the 56 bytes before it and the payload_crc after it
+
+
+class FrameKind(enum.IntEnum):
+    CONTROL = 0
+    HIDDEN_STATES = 1
+    KV = 2
+    BULK = 3
+    ACK = 4
+    CREDIT = 5
+
+
+class Priority(enum.IntEnum):
+    """Inference goes before KV blocks, KV blocks before bulk; order holds per stream, not across priorities."""
+
+    INFERENCE = 0
+    KV = 1
+    BULK = 2
+
+
+_KINDS: Final = frozenset(k.value for k in FrameKind)
+_PRIORITIES: Final = frozenset(p.value for p in Priority)
+
+
+@dataclass(frozen=True, slots=True)
+class FrameHeader:
+    kind: FrameKind
+    priority: Priority = Priority.INFERENCE
+    flags: int = 0
+    group_id: bytes = bytes(16)
+    stream_id: int = 0
+    seq: int = 0
+    chunk: int = 0
+    n_chunks: int = 1
+    n_bytes: int = 0
+    step: int = 0
+    payload_crc: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    header: FrameHeader
+    payload: bytes | memoryview
+
+
+def crc32c(data: bytes | memoryview) -> int:
+    return int(google_crc32c.value(bytes(data) if isinstance(data, memoryview) else data))
+
+
+def encode_header(header: FrameHeader) -> bytes:
+    """The 64 bytes of ``header``, header_crc included."""
+    h = header
+    packed = bytearray(_HEADER.pack(MAGIC, VERSION, h.kind, h.priority, h.flags, h.group_id, h.stream_id, h.seq,
+                                    h.chunk, h.n_chunks, h.n_bytes, h.step, 0, h.payload_crc))  # fmt: skip
+    struct.pack_into("<I", packed, _CRC_OFFSET, crc32c(bytes(packed[:_CRC_OFFSET]) + bytes(packed[60:64])))
+    return bytes(packed)
+
+
+def encode(header: FrameHeader, payload: bytes) -> bytes:
+    """A whole frame.  ``n_bytes`` and ``payload_crc`` are filled in.  Raises ProtocolError above 8 MiB."""
+    if len(payload) > MAX_PAYLOAD_BYTES:
+        raise ProtocolError(f"frame payload of {len(payload)} bytes; the limit is {MAX_PAYLOAD_BYTES}")
+    return encode_header(replace(header, n_bytes=len(payload), payload_crc=crc32c(payload))) + payload
+
+
+def decode_header(data: bytes | memoryview) -> FrameHeader:
+    """Check and read 64 bytes.  Raises ProtocolError; nothing is allocated by what the header claims."""
+    if len(data) != HEADER_BYTES:
+        raise ProtocolError(f"a frame header has {HEADER_BYTES} bytes, got {len(data)}")
+    raw = bytes(data)
+    (magic, version, kind, priority, flags, group_id, stream_id, seq, chunk, n_chunks, n_bytes, step, header_crc,
+     payload_crc) = _HEADER.unpack(raw)  # fmt: skip
+    if magic != MAGIC:
+        raise ProtocolError(f"not a frame: magic {magic!r}")
+    if version != VERSION:
+        raise ProtocolError(f"frame version {version}; this side reads {VERSION}")
+    if header_crc != crc32c(raw[:_CRC_OFFSET] + raw[60:64]):
+        raise ProtocolError("frame header failed its checksum")
+    if kind not in _KINDS or priority not in _PRIORITIES or flags & ~_KNOWN_FLAGS:
+        raise ProtocolError(f"frame of kind {kind}, priority {priority}, flags {flags:#x} is not known")
+    if n_bytes > MAX_PAYLOAD_BYTES:
+        raise ProtocolError(f"frame claims {n_bytes} bytes; the limit is {MAX_PAYLOAD_BYTES}")
+    if n_chunks == 0 or chunk >= n_chunks:
+        raise ProtocolError(f"frame claims chunk {chunk} of {n_chunks}")
+    return FrameHeader(FrameKind(kind), Priority(priority), flags, group_id, stream_id, seq, chunk, n_chunks,
+                       n_bytes, step, payload_crc)  # fmt: skip
+
+
+def decode(data: bytes | memoryview) -> Frame:
+    """One whole frame (a Redis stream entry).  Raises ProtocolError."""
+    if len(data) < HEADER_BYTES:
+        raise ProtocolError(f"a frame has at least {HEADER_BYTES} bytes, got {len(data)}")
+    header = decode_header(data[:HEADER_BYTES])
+    payload = data[HEADER_BYTES:]
+    if len(payload) != header.n_bytes:
+        raise ProtocolError(f"frame claims {header.n_bytes} bytes and carries {len(payload)}")
+    check_payload(header, payload)
+    return Frame(header, payload)
+
+
+def check_payload(header: FrameHeader, payload: bytes | memoryview) -> None:
+    if crc32c(payload) != header.payload_crc:
+        raise ProtocolError("frame payload failed its checksum")

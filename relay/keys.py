@@ -1,0 +1,55 @@
+"""Every key of the state server, in one place."""
+
+from __future__ import annotations
+
+from typing import Final
+
+API_KEYS: Final = "thaw:keys"  # hash: sha256 hex of "uuid:key" → Subject
+HOST_TOKEN: Final = "thaw:token"  # bearer token between platform processes  # noqa: S105
+EVENTS: Final = "thaw:events"  # stream: every event
+DEMAND: Final = "thaw:demand"  # hash: activation id → DemandAdded
+GATEWAYS: Final = "thaw:gateways"  # hash: gateway id → wall ms of the last heartbeat
+PENDING: Final = "thaw:pending"  # stream: 202s not yet ended
+PENDING_GROUP: Final = "gateways"
+HOSTS: Final = "thaw:hosts"  # hash: host id → HostReport
+INSTANCES: Final = "thaw:instances"  # hash: instance id → InstanceRecord
+PLANS: Final = "thaw:plans"  # hash: group id → Plan
+MODELS: Final = "thaw:models"  # hash: uri → ModelFacts
+SCHEDULER_LEASE: Final = "thaw:scheduler:lease"
+SCHEDULER_EPOCH: Final = "thaw:scheduler:epoch"
+
+
+def host_lease(host_id: str) -> str:
+    return f"thaw:host-lease:{host_id}"
+
+
+def gateway_lease(gateway_id: str) -> str:
+    return f"thaw:gateway-lease:{gateway_id}"
+
+
+def commands(host_id: str) -> str:
+    return f"thaw:commands:{host_id}"
+
+
+def actions(namespace: str) -> str:
+    return f"thaw:actions:{namespace}"
+
+
+def code(action: str, version: str) -> str:
+    return f"thaw:code:{action}:{version}"
+
+
+def activation(activation_id: str) -> str:
+    return f"thaw:activation:{activation_id}"
+
+
+def activations(namespace: str) -> str:
+    return f"thaw:activations:{namespace}"
+
+
+def started(activation_id: str) -> str:
+    return f"thaw:started:{activation_id}"
+
+
+def trace(trace_id: str) -> str:
+    return f"thaw:trace:{trace_id}"

@@ -1,0 +1,439 @@
+"""What components say to one another: frozen dataclasses, JSON by thaw.wire, each inside a control frame.
+
+Four conversations: events (everybody, one stream), commands (scheduler → one host), fetchd's control socket and
+door, and the container's ``/init`` and ``/run``.  A message travels as ``{"t": <type>, …fields}``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from thaw import wire
+from thaw.config import LlmConfig
+from thaw.errors import ErrorInfo, ProtocolError
+from thaw.ids import ActionName, ActivationId, CommandId, GatewayId, GroupId, HostId, InstanceId, Namespace
+from thaw.instance import InstanceRecord, StartMode
+from thaw.model import FileRange, ModelFacts, TensorInfo
+from thaw.plan import Plan, PlanModel
+from thaw.trace import TraceEvent
+
+# ── events: the stream thaw:events ────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class DemandAdded:
+    """A gateway holds a request (or a 202) that no route can take.  Also kept in the hash thaw:demand."""
+
+    activation_id: ActivationId
+    action: ActionName
+    namespace: Namespace
+    gateway: GatewayId
+    queued_wall_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class DemandRemoved:
+    activation_id: ActivationId
+    action: ActionName
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceChanged:
+    """The owning invoker's word on one instance.  GONE with ``error`` is a failed start or a lost worker."""
+
+    instance: InstanceRecord
+
+
+@dataclass(frozen=True, slots=True)
+class ActionChanged:
+    action: ActionName
+    deleted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StartFailed:
+    """Scheduler → gateways: these held activations end with this error; other demand of the action goes on."""
+
+    action: ActionName
+    activation_ids: tuple[ActivationId, ...]
+    error: ErrorInfo
+    group_id: GroupId
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInspected:
+    uri: str
+    host_id: HostId
+    facts: ModelFacts | None
+    error: ErrorInfo | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CommandRefused:
+    """A host could not carry a command out (stale epoch, no memory …); a failed start is an InstanceChanged."""
+
+    command_id: CommandId
+    host_id: HostId
+    group_id: GroupId
+    error: ErrorInfo
+
+
+@dataclass(frozen=True, slots=True)
+class HostChanged:
+    """A host joined, left (drain or shutdown), or was drained/undrained."""
+
+    host_id: HostId
+    present: bool
+
+
+# ── commands: the stream thaw:commands:<host> ─────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class InspectModel:
+    uri: str
+
+
+@dataclass(frozen=True, slots=True)
+class Prefetch:
+    """Fetch a stage's bytes without a container."""
+
+    plan: Plan
+    stage: int
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Fetch (first) and start a stage's container.  ``instance_id`` is chosen by the scheduler, so a repeat is seen."""
+
+    plan: Plan
+    stage: int
+    instance_id: InstanceId
+    activation_ids: tuple[ActivationId, ...] = ()  # whose demand it serves: their traces link to the group
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Stop a group's fetches and starting containers."""
+
+    group_id: GroupId
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Drain and remove an instance.  With ``only_idle`` it is refused while a request is in flight."""
+
+    instance_id: InstanceId
+    only_idle: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class SetStemCells:
+    """How many idle stem cells of ``kind`` the host keeps."""
+
+    kind: str
+    count: int
+
+
+CommandBody = InspectModel | Prefetch | Start | Cancel | Release | SetStemCells
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """``epoch`` is the scheduler's fencing token: an older one is refused by the invoker and by fetchd."""
+
+    command_id: CommandId
+    epoch: int
+    sent_wall_ns: int
+    body: CommandBody
+
+
+# ── fetchd: the control socket ────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class Inspect:
+    uri: str
+
+
+@dataclass(frozen=True, slots=True)
+class Inspected:
+    facts: ModelFacts
+
+
+@dataclass(frozen=True, slots=True)
+class FetchStart:
+    """Begin (or join) the fetch of ``ranges`` into a segment.  Idempotent by (group_id, stage)."""
+
+    group_id: GroupId
+    stage: int
+    epoch: int
+    model: PlanModel
+    ranges: tuple[FileRange, ...]
+    deadline_ms: int | None = None
+    pace_bytes_per_s: int | None = None
+    background: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FetchStarted:
+    segment_id: str
+    n_bytes: int
+    resident: bool  # every byte was already in host memory
+
+
+@dataclass(frozen=True, slots=True)
+class FetchUpdate:
+    group_id: GroupId
+    stage: int
+    epoch: int
+    pace_bytes_per_s: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class FetchWait:
+    """Answered when the fetch ends: FetchDone, or an Refused with the reason."""
+
+    group_id: GroupId
+    stage: int
+
+
+@dataclass(frozen=True, slots=True)
+class FetchDone:
+    segment_id: str
+    n_bytes: int
+    fetched_bytes: int  # from the store; 0 when resident
+    events: tuple[TraceEvent, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FetchCancel:
+    group_id: GroupId
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class DoorOpen:
+    """Make the unix socket that is mounted into a container; it serves nothing until a grant."""
+
+    instance_id: InstanceId
+
+
+@dataclass(frozen=True, slots=True)
+class DoorOpened:
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class DoorGrant:
+    instance_id: InstanceId
+    segment_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class DoorClose:
+    """The container has ended: close its door and drop its hold on the segment."""
+
+    instance_id: InstanceId
+
+
+@dataclass(frozen=True, slots=True)
+class DoorList:
+    """Which doors are open (an invoker that came back closes those of instances that died meanwhile)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Doors:
+    instance_ids: tuple[InstanceId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StatusQuery:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class FetchStatus:
+    group_id: GroupId
+    stage: int
+    uri: str
+    n_bytes: int
+    done_bytes: int
+    bytes_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentStatus:
+    segment_id: str
+    uri: str
+    n_bytes: int
+    end: int
+    holders: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    pool_bytes: int
+    free_bytes: int
+    segments: tuple[SegmentStatus, ...]
+    fetches: tuple[FetchStatus, ...]
+    link_bytes_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    error: ErrorInfo
+
+
+# ── fetchd: a container's door ────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentWanted:
+    """The container asks; the answer comes when the invoker has granted a segment."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedRange:
+    """``[offset, offset + n_bytes)`` of ``file`` lies at ``segment_offset`` (4096-aligned)."""
+
+    file: str
+    offset: int
+    n_bytes: int
+    segment_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentOffer:
+    """Comes with descriptors: the control page first, then the slabs in order (several messages beyond 200)."""
+
+    segment_id: str
+    n_bytes: int
+    slab_bytes: int
+    n_slabs: int
+    layout: tuple[PlacedRange, ...]
+    tensors: tuple[TensorInfo, ...]  # those that lie wholly inside the layout, in load order
+
+
+@dataclass(frozen=True, slots=True)
+class MoreSlabs:
+    """Further slab descriptors of the offer before it."""
+
+    first: int
+
+
+# ── a container: /init and /run ───────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class LlmInit:
+    """The value of ``/init`` for kind llm:vllm: one stage of a plan."""
+
+    action: ActionName
+    group_id: GroupId
+    stage: int
+    n_stages: int
+    layers: tuple[int, int]
+    config: LlmConfig
+    reserve_bytes: int
+    share: float
+    n_threads: int
+    host: HostId
+
+
+@dataclass(frozen=True, slots=True)
+class InitReply:
+    ok: bool
+    events: tuple[TraceEvent, ...] = ()
+    memory: Mapping[str, int] = field(default_factory=dict)
+    error: ErrorInfo | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LlmResume:
+    """Continue an answer: these tokens were already delivered; numbering goes on behind them."""
+
+    output_token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LlmRun:
+    endpoint: str  # "chat" | "completions"
+    body: Mapping[str, Any]  # validated OpenAI JSON
+    seed: int
+    resume: LlmResume | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    token: str
+    logprob: float
+    top: tuple[tuple[str, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RunToken:
+    """``index`` counts from 0 per activation: a consumer drops one it has seen and fails on a gap.
+
+    ``text`` may be empty: bytes of an unfinished character, or held back because a stop string may be starting.
+    """
+
+    index: int
+    token_id: int
+    text: str
+    logprob: TokenLogprob | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunFinished:
+    reason: str  # "stop" | "length"
+    prompt_tokens: int
+    completion_tokens: int
+    text: str = ""  # what was held back
+    events: tuple[TraceEvent, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RunFailed:
+    error: ErrorInfo
+
+
+_TYPES: dict[str, type[Any]] = {
+    cls.__name__: cls
+    for cls in (
+        DemandAdded, DemandRemoved, InstanceChanged, ActionChanged, StartFailed, ModelInspected, CommandRefused,
+        HostChanged, InspectModel, Prefetch, Start, Cancel, Release, SetStemCells, Command, Inspect, Inspected,
+        FetchStart, FetchStarted, FetchUpdate, FetchWait, FetchDone, FetchCancel, DoorOpen, DoorOpened, DoorGrant,
+        DoorClose, DoorList, Doors, StatusQuery, Status, Done, Refused, SegmentWanted, SegmentOffer, MoreSlabs,
+        RunToken, RunFinished, RunFailed,
+    )
+}  # fmt: skip
+
+
+def to_plain(message: Any) -> dict[str, Any]:
+    """``{"t": type, …fields}``; a command's body is tagged too."""
+    plain: dict[str, Any] = {"t": type(message).__name__, **wire.to_plain(message)}
+    if isinstance(message, Command):
+        plain["body"] = to_plain(message.body)
+    return plain
+
+
+def from_plain(plain: Any) -> Any:
+    """The message a tagged object stands for.  Raises ProtocolError for an unknown tag or a bad field."""
+    if not isinstance(plain, dict) or plain.get("t") not in _TYPES:
+        raise ProtocolError(f"not a known message: {plain!r:.80}")
+    cls = _TYPES[plain["t"]]
+    if cls is Command:
+        body = from_plain(plain.get("body"))
+        return Command(CommandId(plain["command_id"]), int(plain["epoch"]), int(plain["sent_wall_ns"]), body)
+    return wire.from_plain(cls, plain)
+
+
+__all__ = ["StartMode", *_TYPES, "from_plain", "to_plain"]

@@ -1,0 +1,180 @@
+"""Actions, activation records, 202s and traces in the state server.
+
+The promise of a 202: its record-to-be and its queue entry are written in one transaction and are on disk before the
+client reads the answer; it then ends in exactly one record (:meth:`Records.end` writes a record once, and takes the
+pending entry away in the same transaction).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import redis
+
+from relay import keys, redis_link
+from thaw import wire
+from thaw.action import Action
+from thaw.activation import Activation
+from thaw.errors import Conflict, NotFound, PlatformError
+from thaw.ids import ActionName, ActivationId, Namespace
+from thaw.trace import TraceEvent
+
+RECORD_TTL_S: Final = 7 * 24 * 3600
+TRACE_TTL_S: Final = 7 * 24 * 3600
+_FSYNC_WAIT_MS: Final = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """A 202 that has not ended: everything needed to run it, on any gateway."""
+
+    activation_id: ActivationId
+    namespace: Namespace
+    subject: str
+    action: ActionName
+    action_version: str
+    payload: object
+    accepted_ms: int
+    seed: int
+    endpoint: str = ""  # llm kinds: "chat" | "completions"
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """Whom a key belongs to."""
+
+    namespace: Namespace
+    subject: str
+
+
+class Records:
+    def __init__(self, client: redis.Redis) -> None:
+        self._redis = client
+
+    # keys ----------------------------------------------------------------------------------------------------------
+
+    def put_key(self, key_sha256: str, subject: Subject) -> None:
+        with redis_link.translated("write a key"):
+            self._redis.hset(keys.API_KEYS, key_sha256, wire.dumps(subject))
+
+    def subject(self, key_sha256: str) -> Subject | None:
+        with redis_link.translated("look a key up"):
+            data: Any = self._redis.hget(keys.API_KEYS, key_sha256)
+        return None if data is None else wire.loads(Subject, data)
+
+    def has_keys(self) -> bool:
+        with redis_link.translated("count keys"):
+            return bool(self._redis.hlen(keys.API_KEYS))
+
+    # actions -------------------------------------------------------------------------------------------------------
+
+    def put_action(self, action: Action, *, overwrite: bool) -> None:
+        """Raises Conflict when it exists and ``overwrite`` is false."""
+        field, data = action.name, wire.dumps(action)
+        with redis_link.translated("write an action"):
+            if overwrite:
+                self._redis.hset(keys.actions(action.namespace), field, data)
+                return
+            created: Any = self._redis.hsetnx(keys.actions(action.namespace), field, data)
+        if not created:
+            raise Conflict("resource already exists", hint="update it, or PUT with overwrite=true")
+
+    def action(self, namespace: Namespace, name: ActionName) -> Action:
+        """Raises NotFound."""
+        with redis_link.translated("read an action"):
+            data: Any = self._redis.hget(keys.actions(namespace), name)
+        if data is None:
+            raise NotFound("The requested resource does not exist.", hint="list actions: thaw action list")
+        return wire.loads(Action, data)
+
+    def actions(self, namespace: Namespace) -> list[Action]:
+        with redis_link.translated("list actions"):
+            rows: Any = self._redis.hvals(keys.actions(namespace))
+        return sorted((wire.loads(Action, row) for row in rows), key=lambda a: -a.updated_ms)
+
+    def all_actions(self) -> list[Action]:
+        """Of every namespace (the scheduler's view)."""
+        with redis_link.translated("list every action"):
+            found = [redis_link.text(k) for k in self._redis.scan_iter(match=keys.actions("*"), count=500)]
+        return [a for key in found for a in self.actions(Namespace(key.removeprefix(keys.actions(""))))]
+
+    def delete_action(self, namespace: Namespace, name: ActionName) -> Action:
+        action = self.action(namespace, name)
+        with redis_link.translated("delete an action"):
+            self._redis.hdel(keys.actions(namespace), name)
+        return action
+
+    # activations ---------------------------------------------------------------------------------------------------
+
+    def accept(self, pending: Pending) -> None:
+        """Make a 202 durable: written and on disk.  Raises Unavailable or PlatformError; then there is no 202."""
+        with redis_link.translated("accept an activation"):
+            # WAITAOF speaks of its own connection's writes, so both go down one pipeline
+            pipe = self._redis.pipeline(transaction=False)
+            pipe.xadd(keys.PENDING, {"p": wire.dumps(pending), "id": pending.activation_id})
+            pipe.execute_command("WAITAOF", 1, 0, _FSYNC_WAIT_MS)  # type: ignore[no-untyped-call]
+            _, synced = pipe.execute(raise_on_error=False)
+        if isinstance(synced, redis.ResponseError):
+            raise PlatformError(f"the state server cannot promise durability: {synced}",
+                                hint="start it with --appendonly yes")  # fmt: skip
+        if int(synced[0]) < 1:
+            raise PlatformError("the state server did not sync its AOF in time", hint="is its disk full or slow?")
+
+    def mark_started(self, activation_id: ActivationId, owner: str) -> bool:
+        """Claim the one run of a non-idempotent activation.  False: somebody ran it before."""
+        with redis_link.translated("mark a run"):
+            return bool(self._redis.set(keys.started(activation_id), owner, nx=True, ex=RECORD_TTL_S))
+
+    def end(self, record: Activation, *, pending_entry: bytes | None = None) -> bool:
+        """Write the record, once.  False: the activation had ended before, and its record stands."""
+        key = keys.activation(record.activation_id)
+        with redis_link.translated("write a record"):
+            written = bool(self._redis.set(key, wire.dumps(record), nx=True, ex=RECORD_TTL_S))
+            pipe = self._redis.pipeline(transaction=True)
+            index = keys.activations(record.namespace)
+            pipe.zadd(index, {record.activation_id: record.start_ms})
+            pipe.expire(index, RECORD_TTL_S)
+            if pending_entry is not None:
+                pipe.xack(keys.PENDING, keys.PENDING_GROUP, pending_entry)
+                pipe.xdel(keys.PENDING, pending_entry)
+            pipe.execute()
+        return written
+
+    def activation(self, activation_id: ActivationId) -> Activation | None:
+        with redis_link.translated("read a record"):
+            data: Any = self._redis.get(keys.activation(activation_id))
+        return None if data is None else wire.loads(Activation, data)
+
+    def activations(
+        self, namespace: Namespace, *, limit: int, skip: int = 0, since_ms: int | None = None,
+        upto_ms: int | None = None,
+    ) -> list[Activation]:  # fmt: skip
+        """Newest first.  Records that have expired are left out."""
+        low, high = ("-inf" if since_ms is None else since_ms), ("+inf" if upto_ms is None else upto_ms)
+        with redis_link.translated("list records"):
+            ids: Any = self._redis.zrevrangebyscore(keys.activations(namespace), high, low, start=skip, num=limit)
+            rows: Any = self._redis.mget([keys.activation(redis_link.text(i)) for i in ids]) if ids else []
+        return [wire.loads(Activation, row) for row in rows if row is not None]
+
+    # traces --------------------------------------------------------------------------------------------------------
+
+    def add_trace(self, trace_id: str, events: Iterable[TraceEvent]) -> None:
+        data = [wire.dumps(e) for e in events]
+        if not data:
+            return
+        with redis_link.translated("write a trace"):
+            pipe = self._redis.pipeline(transaction=False)
+            pipe.rpush(keys.trace(trace_id), *data)
+            pipe.expire(keys.trace(trace_id), TRACE_TTL_S)
+            pipe.execute()
+
+    def trace(self, *trace_ids: str) -> Sequence[TraceEvent]:
+        """The events under these ids (an activation's, its group's), by wall time."""
+        events: list[TraceEvent] = []
+        with redis_link.translated("read a trace"):
+            for trace_id in trace_ids:
+                rows: Any = self._redis.lrange(keys.trace(trace_id), 0, -1)
+                events += [wire.loads(TraceEvent, row) for row in rows]
+        return sorted(events, key=lambda e: e.wall_ns)

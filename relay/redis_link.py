@@ -1,0 +1,48 @@
+"""The connection to a Redis-protocol server, and the one place where its exceptions become ours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import redis
+from redis.backoff import ExponentialBackoff
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import RedisError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+from redis.retry import Retry
+
+from thaw.errors import PlatformError, Unavailable
+
+CALL_TIMEOUT_S = 5.0
+"""A call that has no answer in this time counts as a lost server; AOF rewrites stay well below it."""
+
+
+def connect(url: str) -> redis.Redis:
+    """A client for ordinary calls: binary replies, bounded waits, three quick retries over a server restart."""
+    retry = Retry(ExponentialBackoff(cap=0.5, base=0.05), 3)
+    return redis.Redis.from_url(
+        url, socket_timeout=CALL_TIMEOUT_S, socket_connect_timeout=CALL_TIMEOUT_S, retry=retry,
+        retry_on_error=[RedisConnectionError], health_check_interval=30,
+    )  # fmt: skip
+
+
+def connect_blocking(url: str) -> redis.Redis:
+    """A client for one thread that blocks in reads.  redis-py's default timeout of 5 s would raise in a longer wait."""
+    return redis.Redis.from_url(url, socket_timeout=None, socket_connect_timeout=CALL_TIMEOUT_S, socket_keepalive=True)
+
+
+@contextmanager
+def translated(doing: str) -> Iterator[None]:
+    """RedisError → Unavailable (no server, no answer) or PlatformError (it refused)."""
+    try:
+        yield
+    except (RedisConnectionError, RedisTimeoutError) as e:
+        raise Unavailable(f"{doing}: the state server does not answer: {e}", hint="is Redis running?") from e
+    except RedisError as e:
+        raise PlatformError(f"{doing}: the state server refused: {e}") from e
+
+
+def text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)

@@ -1,0 +1,163 @@
+"""Hosts, instances, demand, plans and models: typed access to what the scheduler and the gateways look at.
+
+Who writes what: an invoker its own host and instances, a gateway its own demand, the scheduler plans; ``thaw:models``
+is written by whoever inspected the model last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final, TypeVar
+
+import redis
+
+from relay import bus, keys, redis_link
+from relay.messages import DemandAdded, DemandRemoved, InstanceChanged
+from thaw import wire
+from thaw.clock import wall_ms
+from thaw.errors import ProtocolError
+from thaw.host import HostReport
+from thaw.ids import ActionName, ActivationId, GatewayId, GroupId, HostId, InstanceId
+from thaw.instance import InstanceRecord, InstanceState
+from thaw.model import ModelFacts
+from thaw.plan import Plan
+
+T = TypeVar("T")
+
+LEASE_MS: Final = 10_000
+"""A host or gateway silent for this long is dropped and its work requeued."""
+
+
+class Registry:
+    def __init__(self, client: redis.Redis) -> None:
+        self._redis = client
+
+    # hosts ---------------------------------------------------------------------------------------------------------
+
+    def report_host(self, report: HostReport) -> None:
+        with redis_link.translated("report a host"):
+            pipe = self._redis.pipeline(transaction=True)
+            pipe.hset(keys.HOSTS, report.host_id, wire.dumps(report))
+            pipe.set(keys.host_lease(report.host_id), "1", px=LEASE_MS)
+            pipe.execute()
+
+    def forget_host(self, host_id: HostId) -> None:
+        with redis_link.translated("forget a host"):
+            self._redis.hdel(keys.HOSTS, host_id)
+            self._redis.delete(keys.host_lease(host_id))
+
+    def hosts(self) -> list[HostReport]:
+        """Every host that has reported and was not forgotten, alive or not."""
+        return self._all(keys.HOSTS, HostReport)
+
+    def live_hosts(self) -> list[HostReport]:
+        reports = self.hosts()
+        if not reports:
+            return []
+        with redis_link.translated("read host leases"):
+            alive: Any = self._redis.mget([keys.host_lease(r.host_id) for r in reports])
+        return [r for r, lease in zip(reports, alive, strict=True) if lease is not None]
+
+    # instances -----------------------------------------------------------------------------------------------------
+
+    def put_instance(self, record: InstanceRecord) -> None:
+        """Store and announce in one transaction; a GONE record is announced and removed."""
+        with redis_link.translated("write an instance"):
+            pipe = self._redis.pipeline(transaction=True)
+            if record.state is InstanceState.GONE:
+                pipe.hdel(keys.INSTANCES, record.instance_id)
+            else:
+                pipe.hset(keys.INSTANCES, record.instance_id, wire.dumps(record))
+            pipe.xadd(keys.EVENTS, {"f": bus.pack(InstanceChanged(record))}, maxlen=bus.EVENTS_KEPT, approximate=True)
+            pipe.execute()
+
+    def instances(self) -> list[InstanceRecord]:
+        return self._all(keys.INSTANCES, InstanceRecord)
+
+    def instance(self, instance_id: InstanceId) -> InstanceRecord | None:
+        return self._one(keys.INSTANCES, instance_id, InstanceRecord)
+
+    # demand --------------------------------------------------------------------------------------------------------
+
+    def add_demand(self, demand: DemandAdded) -> None:
+        with redis_link.translated("queue a request"):
+            pipe = self._redis.pipeline(transaction=True)
+            pipe.hset(keys.DEMAND, demand.activation_id, wire.dumps(demand))
+            pipe.xadd(keys.EVENTS, {"f": bus.pack(demand)}, maxlen=bus.EVENTS_KEPT, approximate=True)
+            pipe.execute()
+
+    def remove_demand(self, activation_id: ActivationId, action: ActionName) -> None:
+        with redis_link.translated("unqueue a request"):
+            pipe = self._redis.pipeline(transaction=True)
+            pipe.hdel(keys.DEMAND, activation_id)
+            event = bus.pack(DemandRemoved(activation_id, action))
+            pipe.xadd(keys.EVENTS, {"f": event}, maxlen=bus.EVENTS_KEPT, approximate=True)
+            pipe.execute()
+
+    def demand(self) -> list[DemandAdded]:
+        return self._all(keys.DEMAND, DemandAdded)
+
+    # gateways ------------------------------------------------------------------------------------------------------
+
+    def gateway_alive(self, gateway_id: GatewayId) -> None:
+        with redis_link.translated("report a gateway"):
+            pipe = self._redis.pipeline(transaction=False)
+            pipe.hset(keys.GATEWAYS, gateway_id, wall_ms())
+            pipe.set(keys.gateway_lease(gateway_id), "1", px=LEASE_MS)
+            pipe.execute()
+
+    def is_gateway_alive(self, gateway_id: GatewayId) -> bool:
+        with redis_link.translated("read a gateway's lease"):
+            return bool(self._redis.exists(keys.gateway_lease(gateway_id)))
+
+    # plans and models ----------------------------------------------------------------------------------------------
+
+    def put_plan(self, plan: Plan) -> None:
+        with redis_link.translated("write a plan"):
+            self._redis.hset(keys.PLANS, plan.group_id, wire.dumps(plan))
+
+    def drop_plan(self, group_id: GroupId) -> None:
+        with redis_link.translated("drop a plan"):
+            self._redis.hdel(keys.PLANS, group_id)
+
+    def plans(self) -> list[Plan]:
+        return self._all(keys.PLANS, Plan)
+
+    def plan(self, group_id: GroupId) -> Plan | None:
+        return self._one(keys.PLANS, group_id, Plan)
+
+    def put_model(self, facts: ModelFacts) -> None:
+        with redis_link.translated("write a model's facts"):
+            self._redis.hset(keys.MODELS, facts.uri, wire.dumps(facts))
+
+    def model(self, uri: str) -> ModelFacts | None:
+        return self._one(keys.MODELS, uri, ModelFacts)
+
+    def models(self) -> list[ModelFacts]:
+        return self._all(keys.MODELS, ModelFacts)
+
+    # the installation's bearer token -------------------------------------------------------------------------------
+
+    def host_token(self, new_token: str) -> str:
+        """The token between platform processes; ``new_token`` becomes it if there is none yet."""
+        with redis_link.translated("read the installation's token"):
+            self._redis.set(keys.HOST_TOKEN, new_token, nx=True)
+            return redis_link.text(self._redis.get(keys.HOST_TOKEN))
+
+    def _all(self, key: str, cls: type[T]) -> list[T]:
+        with redis_link.translated(f"read {key}"):
+            rows: Any = self._redis.hvals(key)
+        return list(_readable(cls, rows))
+
+    def _one(self, key: str, field: str, cls: type[T]) -> T | None:
+        with redis_link.translated(f"read {key}"):
+            data: Any = self._redis.hget(key, field)
+        return None if data is None else wire.loads(cls, data)
+
+
+def _readable(cls: type[T], rows: Iterable[bytes]) -> Iterable[T]:
+    for row in rows:
+        try:
+            yield wire.loads(cls, row)
+        except ProtocolError:
+            continue  # written by another version; its owner writes it anew, nobody else may judge it

@@ -1,0 +1,59 @@
+"""The deployed function."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from thaw.config import LlmConfig
+from thaw.ids import ActionName, Namespace
+
+KIND_LLM = "llm:vllm"
+KIND_PYTHON = "python:3.11"
+KINDS = (KIND_PYTHON, KIND_LLM)
+DEFAULT_KINDS = {"python:default": KIND_PYTHON, "python:3": KIND_PYTHON, "llm:default": KIND_LLM}
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """OpenWhisk's limits: milliseconds, MB, MB, requests at once in one container."""
+
+    timeout: int = 60_000
+    memory: int = 256
+    logs: int = 10
+    concurrency: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Exec:
+    """``code`` is source text, or base64 of a zip when ``binary``; for ``llm:vllm`` the config takes its place."""
+
+    kind: str
+    code: str = ""
+    binary: bool = False
+    main: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    name: ActionName
+    namespace: Namespace
+    version: str
+    exec: Exec
+    limits: Limits
+    parameters: Mapping[str, object] = field(default_factory=dict)
+    annotations: Mapping[str, object] = field(default_factory=dict)
+    publish: bool = False
+    updated_ms: int = 0
+    config: LlmConfig | None = None  # llm kinds
+    keep_alive_s: float = 600.0
+    max_instances: int = 8
+
+    @property
+    def is_llm(self) -> bool:
+        return self.exec.kind == KIND_LLM
+
+    @property
+    def idempotent(self) -> bool:
+        """An LLM request is greedy or seeded, so it may be continued elsewhere; user code runs at most once."""
+        return self.is_llm or bool(self.annotations.get("idempotent"))

@@ -1,0 +1,187 @@
+"""The one error tree.
+
+::
+
+    ThawError
+    ├── RequestError                     what the caller sent cannot be done
+    │   ├── BadRequest            400    malformed body, bad parameter
+    │   │   └── ConfigError       400    a function config: names the JSON path, the value and the fix
+    │   ├── Unauthorized          401
+    │   ├── Forbidden             403
+    │   ├── NotFound              404
+    │   ├── Conflict              409
+    │   ├── TooLarge              413
+    │   └── Throttled             429    carries retry_after_s
+    ├── DeveloperError            502    the function or its model cannot run; a retry changes nothing
+    │   ├── ModelNotFound         502    no such bucket, object or directory
+    │   ├── ModelCorrupt          502    truncated, failed a checksum, a header that lies
+    │   ├── ModelUnsupported      502    not safetensors, an architecture or dtype the engine does not have
+    │   ├── MemoryTooSmall        502    says what is needed and what there is
+    │   ├── InitFailed            502    user code or engine failed to initialise
+    │   └── TimeLimitExceeded     502    the action ran longer than its limit
+    └── PlatformError             500    our side failed
+        ├── WorkerLost            500    the container died under the request; LLM requests continue elsewhere
+        ├── InstanceGone          500    the instance left between routing and arrival; nothing ran: route again
+        ├── InstanceBusy          500    all its slots are taken; nothing ran: route again
+        ├── StoreUnavailable      500    the model store answered 5xx or not at all; a retry may help
+        ├── Unavailable           503    no host, no state server
+        └── ProtocolError         500    bytes between components broke a format
+            └── StaleEpoch        500    a command of an older scheduler
+
+A class exists because somebody handles it differently.  ``code`` is the stable name that crosses processes
+(:class:`ErrorInfo`); the HTTP status is decided here and nowhere else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorInfo:
+    """An error as it crosses a process: stable code, sentence, and what the operator does next."""
+
+    code: str
+    message: str
+    hint: str = ""
+
+
+class ThawError(Exception):
+    """Root of the tree.  ``str(error)`` is the sentence a person reads; ``hint`` says what to do next."""
+
+    http_status = 500
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    @property
+    def code(self) -> str:
+        return type(self).__name__
+
+    def info(self) -> ErrorInfo:
+        return ErrorInfo(self.code, self.message, self.hint)
+
+
+class RequestError(ThawError):
+    http_status = 400
+
+
+class BadRequest(RequestError):
+    pass
+
+
+class ConfigError(BadRequest):
+    """A function config is wrong at ``path`` (``$.scaling.max_batch``)."""
+
+    def __init__(self, path: str, value: object, problem: str, fix: str) -> None:
+        super().__init__(f"{path}: {problem} (got {value!r})", hint=fix)
+        self.path = path
+
+
+class Unauthorized(RequestError):
+    http_status = 401
+
+
+class Forbidden(RequestError):
+    http_status = 403
+
+
+class NotFound(RequestError):
+    http_status = 404
+
+
+class Conflict(RequestError):
+    http_status = 409
+
+
+class TooLarge(RequestError):
+    http_status = 413
+
+
+class Throttled(RequestError):
+    http_status = 429
+
+    def __init__(self, message: str, *, retry_after_s: float = 1.0, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.retry_after_s = retry_after_s
+
+
+class DeveloperError(ThawError):
+    http_status = 502
+
+
+class ModelNotFound(DeveloperError):
+    pass
+
+
+class ModelCorrupt(DeveloperError):
+    pass
+
+
+class ModelUnsupported(DeveloperError):
+    pass
+
+
+class MemoryTooSmall(DeveloperError):
+    pass
+
+
+class InitFailed(DeveloperError):
+    pass
+
+
+class TimeLimitExceeded(DeveloperError):
+    pass
+
+
+class PlatformError(ThawError):
+    http_status = 500
+
+
+class WorkerLost(PlatformError):
+    pass
+
+
+class InstanceGone(PlatformError):
+    pass
+
+
+class InstanceBusy(PlatformError):
+    pass
+
+
+class StoreUnavailable(PlatformError):
+    pass
+
+
+class Unavailable(PlatformError):
+    http_status = 503
+
+
+class ProtocolError(PlatformError):
+    pass
+
+
+class StaleEpoch(ProtocolError):
+    pass
+
+
+def _tree(cls: type[ThawError]) -> dict[str, type[ThawError]]:
+    found = {cls.__name__: cls}
+    for child in cls.__subclasses__():
+        found |= _tree(child)
+    return found
+
+
+def from_info(info: ErrorInfo) -> ThawError:
+    """The error that ``info`` describes.  An unknown code (a newer peer) becomes a PlatformError with its text."""
+    cls = _tree(ThawError).get(info.code, PlatformError)
+    error = cls.__new__(cls)
+    ThawError.__init__(error, info.message, hint=info.hint)
+    if isinstance(error, Throttled):
+        error.retry_after_s = 1.0
+    if isinstance(error, ConfigError):
+        error.path = info.message.partition(":")[0]
+    return error

@@ -1,0 +1,49 @@
+"""A GPU host as it reports itself.  A CPU host is a host like any other: its "GPU memory" is a slice of RAM."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from thaw.ids import HostId, InstanceId
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    name: str  # "cpu", "cuda:0"
+    kind: str  # "cpu", "NVIDIA H200"
+    memory_bytes: int
+    free_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class FetchReport:
+    """One fetch in progress, for the bandwidth ledger."""
+
+    group_id: str
+    n_bytes: int
+    done_bytes: int
+    bytes_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class HostReport:
+    """The heartbeat's body.  The host wins: a scheduler rebuilds its view from these."""
+
+    host_id: HostId
+    boot_id: str
+    address: str  # host:port of the data port
+    devices: tuple[Device, ...]
+    n_cores: int
+    network_bytes_per_s: float  # configured or measured link
+    share: str  # "enforced" | "none"
+    driver: str
+    started_wall_ms: int
+    seen_wall_ms: int
+    stem_cells: int = 0
+    stem_cell_bytes: int = 0
+    draining: bool = False
+    instances: tuple[InstanceId, ...] = ()
+    fetches: tuple[FetchReport, ...] = ()
+    segment_bytes: int = 0
+    segment_pool_bytes: int = 0
+    clock_offset_ns: int = 0

@@ -1,0 +1,36 @@
+"""Names of things.  NewTypes, so that an instance id cannot be passed where a host id belongs."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from typing import NewType
+
+Namespace = NewType("Namespace", str)
+ActionName = NewType("ActionName", str)
+"""Fully qualified without a leading slash: ``guest/chat`` or ``guest/pkg/chat``."""
+ActivationId = NewType("ActivationId", str)
+"""32 lower-case hex digits, as OpenWhisk's."""
+GroupId = NewType("GroupId", str)
+"""A pipeline group: the stages that together answer as one model.  32 hex digits = the frame's 16 bytes."""
+PlanId = NewType("PlanId", str)
+InstanceId = NewType("InstanceId", str)
+HostId = NewType("HostId", str)
+CommandId = NewType("CommandId", str)
+GatewayId = NewType("GatewayId", str)
+
+_ENTITY_NAME = re.compile(r"\A([\w]|[\w][\w@ .&-]{0,254}[\w@.&-])\Z")
+_ACTIVATION_ID = re.compile(r"\A[0-9a-f]{32}\Z")
+
+
+def random_hex_id() -> str:
+    """32 lower-case hex digits from the system's generator (safe after a fork: no state in the process)."""
+    return secrets.token_hex(16)
+
+
+def is_entity_name(name: str) -> bool:
+    return _ENTITY_NAME.match(name) is not None
+
+
+def is_activation_id(text: str) -> bool:
+    return _ACTIVATION_ID.match(text) is not None

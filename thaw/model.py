@@ -1,0 +1,83 @@
+"""What is known of a model: its files, its tensors and where their bytes lie.  docs/formats/checkpoint-index.md."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+CHUNK_BYTES = 8 * 1024 * 1024
+"""Checksums are per chunk of a file; a chunk is also the unit of a ranged read."""
+
+INDEX_NAME = "thaw-index.json"
+INDEX_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFile:
+    """A file of the checkpoint.  ``sidecar`` files (config, tokenizer) are fetched whole and before the weights."""
+
+    name: str
+    n_bytes: int
+    sidecar: bool
+    sha256: str = ""  # empty while unverified
+    chunks_xxh3: tuple[str, ...] = ()  # 16 hex digits per 8 MiB chunk; empty while unverified
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """``offset`` counts from the start of the *file* (not of safetensors' data part)."""
+
+    name: str
+    file: str
+    offset: int
+    n_bytes: int
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelIndex:
+    """A checkpoint's table of contents, tensors in load order.
+
+    ``sha256`` is the root: the SHA-256 of one line ``<file sha256> <n_bytes> <name>\\n`` a file, in order of name;
+    for an unverified model (no index at the store) it is empty and ``etag`` tells versions apart.
+    """
+
+    version: int
+    files: tuple[ModelFile, ...]
+    tensors: tuple[TensorInfo, ...]
+    sha256: str = ""
+    etag: str = ""
+    verified: bool = False
+
+    @property
+    def n_bytes(self) -> int:
+        return sum(f.n_bytes for f in self.files)
+
+    @property
+    def weight_bytes(self) -> int:
+        return sum(t.n_bytes for t in self.tensors)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What the scheduler keeps of a model (the tensors stay with fetchd)."""
+
+    uri: str
+    n_bytes: int
+    weight_bytes: int
+    n_layers: int
+    layer_bytes: tuple[int, ...]  # per transformer layer
+    outer_bytes: int  # embeddings, head, final norm
+    sha256: str
+    etag: str
+    verified: bool
+    files: Mapping[str, int]  # name → n_bytes, sidecars first, in fetch order
+    architecture: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class FileRange:
+    file: str
+    offset: int
+    n_bytes: int

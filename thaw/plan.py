@@ -1,0 +1,75 @@
+"""Plan v1, scheduler → hosts: who fetches what, where, by when.  docs/formats/plan.md.
+
+Deadlines travel as remaining milliseconds beside ``created_wall_ns``, never as an absolute time of another clock.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from thaw.ids import ActionName, GroupId, HostId, PlanId
+from thaw.model import FileRange
+
+PLAN_VERSION = 1
+
+
+class StageRole(enum.StrEnum):
+    FULL = "full"  # reserves memory for the whole model; may outlive the group
+    LOW = "low"  # reserves 1/s of it; released at consolidation
+
+
+class TransportKind(enum.StrEnum):
+    NONE = "none"  # one stage: nothing to carry
+    REDIS = "redis"
+    OBJECT = "object"
+    TCP = "tcp"
+
+
+@dataclass(frozen=True, slots=True)
+class PlanModel:
+    uri: str
+    sha256: str
+    etag: str
+    n_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlanTransport:
+    kind: TransportKind = TransportKind.NONE
+    address: str = ""
+    credential_ref: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanStage:
+    """One container.  ``layers`` is half-open [a, b); ranges are in load order."""
+
+    stage: int
+    host: HostId
+    device: str
+    role: StageRole
+    layers: tuple[int, int]
+    first_ranges: tuple[FileRange, ...]
+    later_ranges: tuple[FileRange, ...] = ()
+    reserve_bytes: int = 0
+    share: float = 1.0
+    fetch_deadline_ms: int | None = None
+    pace_bytes_per_s: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    version: int
+    plan_id: PlanId
+    group_id: GroupId
+    epoch: int
+    action: ActionName
+    action_version: str
+    stages: tuple[PlanStage, ...]
+    model: PlanModel | None = None  # None: an ordinary function
+    transport: PlanTransport = PlanTransport()
+    keep: int = 1
+    created_wall_ns: int = 0
+    predicted_ttft_s: float | None = None
+    bound_ttft_s: float | None = None

@@ -1,0 +1,94 @@
+"""Where every millisecond of a start went.
+
+A phase is a begin/end pair of events written where the work happens (``fetch`` by fetchd, ``libraries`` in the
+container); an instant is a single event.  An activation's own events are stored under its id, the events of the
+start that served it under its group's id; ``explain`` lays them over each other.
+
+Monotonic times of different boots are never subtracted: across hosts only wall time, with the hosts' reported clock
+offsets, is compared.
+"""
+
+from __future__ import annotations
+
+import enum
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from thaw.clock import boot_id
+
+
+class Phase(enum.StrEnum):
+    """Closed set of event names.  ``_BEGIN``/``_END`` pairs are intervals; the others are instants."""
+
+    RECEIVED = "received"  # gateway: the request's last byte was read
+    QUEUED_BEGIN = "queued.begin"  # gateway: no route, the action's queue holds it
+    QUEUED_END = "queued.end"
+    PLANNED_BEGIN = "planned.begin"  # scheduler: demand seen → plan written
+    PLANNED_END = "planned.end"
+    DISPATCHED = "dispatched"  # gateway: sent to an instance
+    COMMAND = "command"  # invoker: the start command arrived
+    FETCH_BEGIN = "fetch.begin"  # fetchd: asked for
+    FETCH_FIRST_BYTE = "fetch.first_byte"
+    FETCH_END = "fetch.end"  # last byte, checked
+    CONTAINER_BEGIN = "container.begin"  # invoker: create (or take) → its socket answers
+    CONTAINER_END = "container.end"
+    LIBRARIES_BEGIN = "libraries.begin"  # container: heavy imports (absent for a stem cell)
+    LIBRARIES_END = "libraries.end"
+    CONTEXT_BEGIN = "context.begin"  # device context
+    CONTEXT_END = "context.end"
+    MODEL_BEGIN = "model.begin"  # empty modules are built
+    MODEL_END = "model.end"
+    LOAD_BEGIN = "load.begin"  # tensors are taken from the segment as they arrive
+    LOAD_END = "load.end"
+    KV_BEGIN = "kv.begin"
+    KV_END = "kv.end"
+    ENGINE_BEGIN = "engine.begin"  # weights complete → the engine accepts requests
+    ENGINE_END = "engine.end"
+    INIT_BEGIN = "init.begin"  # the proxy's /init, whole (ordinary functions: user code)
+    INIT_END = "init.end"
+    READY = "ready"  # invoker: the instance is published
+    TOKENIZER_BEGIN = "tokenizer.begin"
+    TOKENIZER_END = "tokenizer.end"
+    RUN_BEGIN = "run.begin"
+    RUN_END = "run.end"
+    PREFILL_BEGIN = "prefill.begin"  # engine: submitted → first token
+    PREFILL_END = "prefill.end"
+    FIRST_TOKEN = "first_token"  # noqa: S105  gateway: first token handed to the client's socket
+    FINISHED = "finished"
+
+
+@dataclass(frozen=True, slots=True)
+class TraceEvent:
+    """One event.  ``n_bytes`` and ``attrs`` (rates, CPU seconds, what it waited for) explain long leaves."""
+
+    name: Phase
+    activation_id: str = ""
+    group_id: str = ""
+    stage: int = 0
+    host: str = ""
+    boot_id: str = ""
+    mono_ns: int = 0
+    wall_ns: int = 0
+    n_bytes: int | None = None
+    attrs: Mapping[str, object] = field(default_factory=dict)
+
+
+_BOOT_ID = boot_id()
+
+
+def event(
+    name: Phase,
+    *,
+    activation_id: str = "",
+    group_id: str = "",
+    stage: int = 0,
+    host: str = "",
+    n_bytes: int | None = None,
+    attrs: Mapping[str, object] | None = None,
+) -> TraceEvent:
+    """An event that happens now, here."""
+    return TraceEvent(
+        name, activation_id, group_id, stage, host, _BOOT_ID, time.monotonic_ns(), time.time_ns(), n_bytes,
+        attrs or {},
+    )  # fmt: skip
