@@ -7,6 +7,7 @@ away starts from the hashes and goes on from the stream's end.  Commands are per
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 from collections.abc import Callable
@@ -63,23 +64,31 @@ class _StreamThread:
         self._url = url
         self._on_message, self._on_up, self._log = on_message, on_up, log
         self._stop = threading.Event()
-        self._client: redis.Redis | None = None
+        self._client_id: int | None = None
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
     def stop(self) -> None:
+        """End the thread.  A blocked read is woken by CLIENT UNBLOCK: closing its socket under it would not be safe."""
         self._stop.set()
-        if self._client is not None:
-            self._client.connection_pool.disconnect(inuse_connections=True)
+        if self._client_id is None:
+            return
+        with contextlib.suppress(redis.RedisError):  # no server: the read has ended already
+            waker = redis_link.connect(self._url)
+            waker.client_unblock(self._client_id)
+            waker.close()
+
+    def join(self, timeout_s: float) -> None:
+        self._thread.join(timeout_s)
 
     def _run(self) -> None:
         while not self._stop.is_set():
             try:
-                self._client = redis_link.connect_blocking(self._url)
-                with redis_link.translated("read the stream"):
-                    self._read_all(self._client)
+                with redis_link.translated("read the stream"), redis_link.connect_blocking(self._url) as client:
+                    self._client_id = int(client.client_id())
+                    self._read_all(client)
             except PlatformError as e:
                 if not self._stop.is_set():
                     self._log.event("stream_lost", error=e.message)

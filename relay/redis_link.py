@@ -30,7 +30,10 @@ def connect(url: str) -> redis.Redis:
 
 def connect_blocking(url: str) -> redis.Redis:
     """A client for one thread that blocks in reads.  redis-py's default timeout of 5 s would raise in a longer wait."""
-    return redis.Redis.from_url(url, socket_timeout=None, socket_connect_timeout=CALL_TIMEOUT_S, socket_keepalive=True)
+    return redis.Redis.from_url(
+        url, socket_timeout=None, socket_connect_timeout=CALL_TIMEOUT_S, socket_keepalive=True,
+        single_connection_client=True,
+    )  # fmt: skip
 
 
 @contextmanager

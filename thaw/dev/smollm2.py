@@ -144,7 +144,8 @@ def _tokenizer(fields: dict[str, Any]) -> dict[str, Any]:
     ]  # fmt: skip
     return {
         "version": "1.0", "truncation": None, "padding": None, "added_tokens": added, "normalizer": None,
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "Digits", "individual_digits": True}, byte_level]},
+        "pre_tokenizer": {"type": "Sequence",
+                          "pretokenizers": [{"type": "Digits", "individual_digits": True}, byte_level]},
         "post_processor": None, "decoder": byte_level | {"add_prefix_space": True},
         "model": {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
                   "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False,

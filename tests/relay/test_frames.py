@@ -1,0 +1,101 @@
+"""Frame v1: the vectors, and every lie a header can tell."""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from relay import frames
+from relay.frames import HEADER_BYTES, MAX_PAYLOAD_BYTES, Frame, FrameHeader, FrameKind, Priority
+from thaw.errors import ProtocolError
+
+VECTORS: list[dict[str, Any]] = json.loads((Path(__file__).parents[1] / "vectors/frames.json").read_text())
+HEADER = FrameHeader(FrameKind.HIDDEN_STATES, Priority.KV, 0, bytes(range(16)), 7, 8, 1, 3, step=9)
+
+
+@pytest.mark.parametrize("vector", VECTORS, ids=lambda v: str(v["name"]))
+def test_the_vectors_are_written_and_read(vector: dict[str, Any]) -> None:
+    fields = vector["header"] | {"group_id": bytes.fromhex(vector["header"]["group_id"])}
+    header = FrameHeader(**fields | {"kind": FrameKind(fields["kind"]), "priority": Priority(fields["priority"])})
+    payload, encoded = bytes.fromhex(vector["payload"]), bytes.fromhex(vector["bytes"])
+    assert frames.encode(header, payload) == encoded
+    decoded = frames.decode(encoded)
+    assert decoded.payload == payload
+    assert replace(decoded.header, n_bytes=0, payload_crc=0) == header
+
+
+def test_a_frame_cut_at_any_byte_is_refused() -> None:
+    whole = frames.encode(HEADER, b"hidden states")
+    for n_bytes in range(len(whole)):
+        with pytest.raises(ProtocolError):
+            frames.decode(whole[:n_bytes])
+
+
+def test_one_flipped_bit_anywhere_is_refused() -> None:
+    whole = frames.encode(HEADER, b"hidden states")
+    for position in range(len(whole)):
+        for bit in range(8):
+            damaged = bytearray(whole)
+            damaged[position] ^= 1 << bit
+            with pytest.raises(ProtocolError):
+                frames.decode(bytes(damaged))
+
+
+def resealed(raw: bytearray) -> bytes:
+    """A forged header with a right checksum: what remains is the bounds."""
+    struct.pack_into("<I", raw, 56, frames.crc32c(bytes(raw[:56]) + bytes(raw[60:64])))
+    return bytes(raw)
+
+
+@pytest.mark.parametrize(
+    ("offset", "fmt", "value", "message"),
+    [
+        (4, "<B", 2, "frame version 2"),
+        (5, "<B", 6, "kind 6"),
+        (6, "<B", 3, "priority 3"),
+        (7, "<B", 0x80, "flags 0x80"),
+        (36, "<I", 3, "chunk 3 of 3"),
+        (40, "<I", 0, "chunk 1 of 0"),
+        (44, "<I", MAX_PAYLOAD_BYTES + 1, "the limit is"),
+        (44, "<I", 0xFFFFFFFF, "the limit is"),
+    ],
+)
+def test_a_header_that_lies_with_a_right_checksum_is_refused(offset: int, fmt: str, value: int, message: str) -> None:
+    raw = bytearray(frames.encode_header(HEADER))
+    struct.pack_into(fmt, raw, offset, value)
+    with pytest.raises(ProtocolError, match=message):
+        frames.decode_header(resealed(raw))
+
+
+def test_a_payload_above_the_limit_is_not_sent() -> None:
+    with pytest.raises(ProtocolError, match="the limit is"):
+        frames.encode(HEADER, bytes(MAX_PAYLOAD_BYTES + 1))
+
+
+@given(st.binary(max_size=200))
+def test_random_bytes_never_escape_as_another_exception(data: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        frames.decode(data)
+
+
+@given(
+    st.builds(
+        FrameHeader,
+        kind=st.sampled_from(FrameKind), priority=st.sampled_from(Priority), group_id=st.binary(min_size=16, max_size=16),
+        stream_id=st.integers(0, 2**32 - 1), seq=st.integers(0, 2**64 - 1), step=st.integers(0, 2**64 - 1),
+    ),
+    st.binary(max_size=500),
+)  # fmt: skip
+def test_what_was_encoded_is_decoded(header: FrameHeader, payload: bytes) -> None:
+    frame = frames.decode(frames.encode(header, payload))
+    assert isinstance(frame, Frame)
+    assert frame.payload == payload
+    assert frame.header == replace(header, n_bytes=len(payload), payload_crc=frames.crc32c(payload))
+    assert len(frames.encode(header, payload)) == HEADER_BYTES + len(payload)

@@ -1,0 +1,190 @@
+"""The registry, the records and the lease, over a real server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import redis
+
+from relay import keys, redis_link
+from relay.lease import SchedulerLease
+from relay.messages import DemandAdded
+from relay.records import Pending, Records, Subject
+from relay.registry import Registry
+from tests.conftest import ValkeyServer
+from tests.relay.samples import GROUP, INSTANCE, PLAN, record
+from thaw.action import Action, Exec, Limits
+from thaw.errors import Conflict, NotFound, PlatformError, Unavailable
+from thaw.host import Device, HostReport
+from thaw.ids import ActionName, ActivationId, GatewayId, HostId, Namespace
+from thaw.instance import InstanceState
+from thaw.trace import Phase, event
+
+GUEST = Namespace("guest")
+CHAT = ActionName("guest/chat")
+ACTION = Action(CHAT, GUEST, "0.0.1", Exec("python:3.11", "def main(a): return a"), Limits())
+HOST = HostReport(HostId("h"), "boot", "127.0.0.1:1", (Device("cpu", "cpu", 10, 5),), 2, 1e9, "none", "process", 1, 2)
+
+
+@pytest.fixture
+def client(valkey_url: str) -> Iterator[redis.Redis]:
+    connected = redis_link.connect(valkey_url)
+    yield connected
+    connected.close()
+
+
+def pending(activation_id: str) -> Pending:
+    return Pending(ActivationId(activation_id), GUEST, "guest", CHAT, "0.0.1", {"a": 1}, 1, 2)
+
+
+def test_a_host_whose_lease_ended_is_known_but_not_live(client: redis.Redis) -> None:
+    registry = Registry(client)
+    registry.report_host(HOST)
+    assert registry.live_hosts() == [HOST]
+    client.delete(keys.host_lease("h"))
+    assert (registry.live_hosts(), registry.hosts()) == ([], [HOST])
+    registry.forget_host(HOST.host_id)
+    assert registry.hosts() == []
+
+
+def test_an_instance_that_is_gone_is_removed_and_announced(client: redis.Redis) -> None:
+    registry = Registry(client)
+    registry.put_instance(INSTANCE)
+    assert registry.instances() == [INSTANCE]
+    registry.put_instance(replace(INSTANCE, state=InstanceState.GONE))
+    assert registry.instances() == []
+    assert client.xlen(keys.EVENTS) == 2
+
+
+def test_demand_is_kept_until_it_is_removed(client: redis.Redis) -> None:
+    registry = Registry(client)
+    demand = DemandAdded(ActivationId("a" * 32), CHAT, GUEST, GatewayId("g"), 5)
+    registry.add_demand(demand)
+    assert registry.demand() == [demand]
+    registry.remove_demand(demand.activation_id, CHAT)
+    assert registry.demand() == []
+
+
+def test_a_plan_is_kept_under_its_group(client: redis.Redis) -> None:
+    registry = Registry(client)
+    registry.put_plan(PLAN)
+    assert registry.plan(GROUP) == PLAN
+    registry.drop_plan(GROUP)
+    assert registry.plans() == []
+
+
+def test_a_row_of_another_version_is_passed_over(client: redis.Redis) -> None:
+    client.hset(keys.PLANS, "x", b'{"version": "later"}')
+    Registry(client).put_plan(PLAN)
+    assert Registry(client).plans() == [PLAN]
+
+
+def test_the_installation_token_is_made_once(client: redis.Redis) -> None:
+    registry = Registry(client)
+    assert [registry.host_token("first"), registry.host_token("second")] == ["first", "first"]
+
+
+def test_an_action_is_created_once_and_then_overwritten(client: redis.Redis) -> None:
+    records = Records(client)
+    records.put_action(ACTION, overwrite=False)
+    with pytest.raises(Conflict, match="resource already exists"):
+        records.put_action(ACTION, overwrite=False)
+    records.put_action(replace(ACTION, version="0.0.2"), overwrite=True)
+    assert records.action(GUEST, CHAT).version == "0.0.2"
+    assert [a.name for a in records.all_actions()] == [CHAT]
+    records.delete_action(GUEST, CHAT)
+    with pytest.raises(NotFound):
+        records.action(GUEST, CHAT)
+
+
+def test_a_key_is_found_by_its_hash_only(client: redis.Redis) -> None:
+    records = Records(client)
+    assert not records.has_keys()
+    records.put_key("00ff", Subject(GUEST, "guest"))
+    assert records.subject("00ff") == Subject(GUEST, "guest")
+    assert records.subject("0000") is None
+
+
+def test_an_activation_ends_in_exactly_one_record(client: redis.Redis) -> None:
+    records = Records(client)
+    assert records.end(record("a" * 32))
+    assert not records.end(replace(record("a" * 32), result={"second": True}))
+    stored = records.activation(ActivationId("a" * 32))
+    assert stored is not None
+    assert stored.result == {"ok": True}
+
+
+def test_ending_a_202_takes_its_queue_entry_away(client: redis.Redis) -> None:
+    records = Records(client)
+    client.xgroup_create(keys.PENDING, keys.PENDING_GROUP, id="0", mkstream=True)
+    records.accept(pending("b" * 32))
+    ((_, ((entry_id, _),)),) = client.xreadgroup(keys.PENDING_GROUP, "g", {keys.PENDING: ">"})
+    records.end(record("b" * 32), pending_entry=entry_id)
+    assert client.xlen(keys.PENDING) == 0
+    assert client.xpending(keys.PENDING, keys.PENDING_GROUP)["pending"] == 0
+
+
+def test_a_run_is_claimed_once(client: redis.Redis) -> None:
+    records = Records(client)
+    assert [records.mark_started(ActivationId("c"), "g1"), records.mark_started(ActivationId("c"), "g2")] == [
+        True,
+        False,
+    ]
+
+
+def test_records_are_listed_newest_first_within_the_asked_times(client: redis.Redis) -> None:
+    records = Records(client)
+    for i in range(5):
+        records.end(record(f"{i:032x}", start_ms=1000 + i))
+    listed = records.activations(GUEST, limit=3, since_ms=1001, upto_ms=1003)
+    assert [a.start_ms for a in listed] == [1003, 1002, 1001]
+    assert [a.start_ms for a in records.activations(GUEST, limit=1, skip=4)] == [1000]
+
+
+def test_a_trace_joins_an_activation_with_its_group(client: redis.Redis) -> None:
+    records = Records(client)
+    later = event(Phase.RECEIVED, activation_id="a")
+    records.add_trace("group", [event(Phase.FETCH_BEGIN, group_id="group", n_bytes=5, attrs={"rate": 1.5})])
+    records.add_trace("a", [later])
+    assert [e.name for e in records.trace("a", "group")] == [Phase.RECEIVED, Phase.FETCH_BEGIN]
+
+
+def test_a_202_survives_a_kill_of_the_state_server(own_valkey: ValkeyServer) -> None:
+    client = redis_link.connect(own_valkey.url)
+    Records(client).accept(pending("d" * 32))
+    own_valkey.kill()
+    own_valkey.start()
+    assert client.xlen(keys.PENDING) == 1
+    client.close()
+
+
+def test_no_202_without_an_append_only_file(own_valkey: ValkeyServer) -> None:
+    client = redis_link.connect(own_valkey.url)
+    client.config_set("appendonly", "no")
+    with pytest.raises(PlatformError, match="cannot promise durability") as caught:
+        Records(client).accept(pending("e" * 32))
+    assert caught.value.hint == "start it with --appendonly yes"
+    client.close()
+
+
+def test_a_lost_server_is_unavailable_not_a_redis_error(own_valkey: ValkeyServer) -> None:
+    client = redis_link.connect(own_valkey.url)
+    own_valkey.kill()
+    with pytest.raises(Unavailable, match="does not answer"):
+        Registry(client).hosts()
+    client.close()
+
+
+def test_the_lease_is_held_by_one_and_every_holder_gets_a_higher_epoch(client: redis.Redis) -> None:
+    first, second = SchedulerLease(client, "one"), SchedulerLease(client, "two")
+    epoch = first.acquire()
+    assert epoch is not None
+    assert second.acquire() is None
+    assert first.renew()
+    first.release()
+    assert second.acquire() == epoch + 1
+    assert not first.renew()
+    first.release()  # not its own any more: changes nothing
+    assert second.renew()

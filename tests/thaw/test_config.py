@@ -1,0 +1,48 @@
+"""The function config: the schema is the contract, an error names the path, the value and the fix."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from thaw.config import LlmConfig, parse_llm_config
+from thaw.errors import ConfigError
+
+MINIMAL: dict[str, Any] = {"kind": "llm:vllm", "model": {"uri": "s3://models/smollm2-135m"}}
+
+
+def test_a_minimal_config_gets_the_documented_defaults() -> None:
+    config = parse_llm_config(MINIMAL)
+    assert isinstance(config, LlmConfig)
+    assert (config.scaling.keep_alive_s, config.scaling.max_batch, config.transport) == (300.0, 8, "auto")
+    assert config.reserve_bytes == 2048 * 1024 * 1024
+
+
+@pytest.mark.parametrize(
+    ("change", "path", "fix"),
+    [
+        ({"kind": "llm:other"}, "$.kind", 'the only kind that takes a config is "llm:vllm"'),
+        ({"model": {}}, "$.model.uri", "add it: s3://bucket/prefix, http(s)://host/path or file:///absolute/path"),
+        ({"model": {"uri": "ftp://x"}}, "$.model.uri", "s3://bucket/prefix, http(s)://host/path or file:///absolute/path"),
+        ({"model": {"url": "s3://x", "uri": "s3://x"}}, "$.model.url", "known keys: served_name, uri"),
+        ({"scaling": {"max_batch": 0}}, "$.scaling.max_batch", "requests one instance runs at once, 1 to 1024"),
+        ({"scaling": {"stages": 9}}, "$.scaling.stages", "forces the number of stages, 1 to 8; leave it out to let the scheduler decide"),
+        ({"scaling": {"stages": 2, "keep": 3}}, "$.scaling.keep", "set it to at most 2"),
+        ({"engine": {"dtype": "fp4"}}, "$.engine.dtype", "one of auto, float32, float16, bfloat16"),
+        ({"limits": {"timeout": "5s"}}, "$.limits.timeout", "milliseconds a request may take, cold start included, 100 to 3600000"),
+    ],
+)  # fmt: skip
+def test_a_violation_names_its_path_and_the_fix(change: dict[str, Any], path: str, fix: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_llm_config(MINIMAL | change)
+    assert caught.value.path == path
+    assert str(caught.value).startswith(f"{path}: ")
+    assert caught.value.hint == fix
+    assert caught.value.http_status == 400
+
+
+@pytest.mark.parametrize("plain", [None, [], "x", 3])
+def test_what_is_not_an_object_is_refused(plain: object) -> None:
+    with pytest.raises(ConfigError, match=r"^\$: "):
+        parse_llm_config(plain)

@@ -1,0 +1,265 @@
+"""Checkpoints: safetensors headers, the index beside a model, and what a scheduler needs to know of it.
+
+Pure: bytes in, values out.  Whoever has a store (fetchd) or a directory (``thaw model push``) brings the bytes.  A
+header is attacked input: every length is checked against the file before anything is believed or allocated.
+docs/formats/checkpoint-index.md.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, Final
+
+from thaw import wire
+from thaw.errors import ModelCorrupt, ModelUnsupported, ProtocolError
+from thaw.model import CHUNK_BYTES, INDEX_VERSION, ModelFacts, ModelFile, ModelIndex, TensorInfo
+
+MAX_HEADER_BYTES: Final = 100 * 1024 * 1024
+"""safetensors' own limit; the largest published checkpoints stay under 1 MiB a file."""
+LENGTH_BYTES: Final = 8
+
+SIDECAR_NAMES: Final = (
+    "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
+    "added_tokens.json", "vocab.json", "merges.txt", "tokenizer.model", "chat_template.jinja", "chat_template.json",
+)  # fmt: skip
+"""What an engine and a tokenizer open besides weights, in fetch order.  No other name is ever fetched: no code."""
+WEIGHTS_NAME: Final = "model.safetensors"
+SHARDS_NAME: Final = "model.safetensors.index.json"
+FOREIGN_NAMES: Final = ("pytorch_model.bin", "pytorch_model.bin.index.json", "model.pt", "model.gguf", "tf_model.h5")
+
+_DTYPE_BITS: Final = {
+    "BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "I16": 16, "U16": 16, "F16": 16,
+    "BF16": 16, "I32": 32, "U32": 32, "F32": 32, "F64": 64, "I64": 64, "U64": 64, "C64": 64, "F4": 4,
+}  # fmt: skip
+_SAFE_NAME: Final = re.compile(r"\A[A-Za-z0-9_][A-Za-z0-9._-]{0,199}\Z")
+_LAYER: Final = re.compile(r"(?:\A|\.)(?:layers|h|blocks)\.(\d{1,4})\.")
+_MAX_DIMENSIONS: Final = 16
+
+
+def is_fetchable(name: str) -> bool:
+    """Whether a store may be asked for ``name`` at all: a plain file name, a known sidecar or safetensors."""
+    return _SAFE_NAME.match(name) is not None and (name in SIDECAR_NAMES or name.endswith(".safetensors"))
+
+
+def fetch_order(names: Iterable[str]) -> list[str]:
+    """Sidecars first (config.json before all), then weights by name, which is the order of their layers."""
+    known = {name: i for i, name in enumerate(SIDECAR_NAMES)}
+    return sorted(names, key=lambda n: (known.get(n, len(known)), n))
+
+
+# ── safetensors ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def header_bytes(file: str, prefix: bytes, file_bytes: int) -> int:
+    """How long the header behind the first 8 bytes is.  Raises ModelCorrupt when it cannot be."""
+    if file_bytes < LENGTH_BYTES or len(prefix) < LENGTH_BYTES:
+        raise ModelCorrupt(f"{file}: {file_bytes} bytes are no safetensors file", hint="upload the file again")
+    n_bytes = int.from_bytes(prefix[:LENGTH_BYTES], "little")
+    if n_bytes > MAX_HEADER_BYTES:
+        raise ModelCorrupt(f"{file}: its header claims {n_bytes} bytes; the limit is {MAX_HEADER_BYTES}",
+                           hint="this is not a safetensors file, or it is damaged")  # fmt: skip
+    if n_bytes < 2 or LENGTH_BYTES + n_bytes > file_bytes:
+        raise ModelCorrupt(f"{file}: its header claims {n_bytes} bytes, the file has {file_bytes}",
+                           hint="the file is truncated: upload it again")  # fmt: skip
+    return n_bytes
+
+
+def parse_header(file: str, header: bytes, file_bytes: int) -> tuple[TensorInfo, ...]:
+    """The tensors of one file, in order of offset.  Raises ModelCorrupt for anything that does not add up.
+
+    ``header`` is the JSON alone; its tensors must tile the rest of the file exactly: no gap, no overlap, no byte
+    beyond the end, and every length the product of shape and dtype.
+    """
+    data_start = LENGTH_BYTES + len(header)
+    try:
+        plain = json.loads(header.decode("utf-8"), object_pairs_hook=_no_duplicates)
+    except (ValueError, RecursionError) as e:
+        raise ModelCorrupt(f"{file}: its header is not JSON: {e}") from None
+    if not isinstance(plain, dict):
+        raise ModelCorrupt(f"{file}: its header is not a JSON object")
+    plain.pop("__metadata__", None)
+    tensors = tuple(sorted((_tensor(file, n, entry, data_start) for n, entry in plain.items()), key=_place))
+    _check_tiling(file, tensors, data_start, file_bytes)
+    return tensors
+
+
+def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a name occurs twice")
+    return found
+
+
+def _place(tensor: TensorInfo) -> tuple[int, int, str]:
+    return tensor.offset, tensor.n_bytes, tensor.name
+
+
+def _tensor(file: str, name: str, entry: Any, data_start: int) -> TensorInfo:
+    shape = entry.get("shape") if isinstance(entry, dict) else None
+    span = entry.get("data_offsets") if isinstance(entry, dict) else None
+    if not (_are_sizes(shape) and _are_sizes(span) and len(shape) <= _MAX_DIMENSIONS and len(span) == 2):
+        raise ModelCorrupt(f"{file}: tensor {name!r:.80} has no usable shape or data_offsets")
+    dtype = entry.get("dtype")
+    if not isinstance(dtype, str) or dtype not in _DTYPE_BITS:
+        raise ModelUnsupported(f"{file}: tensor {name!r:.80} has dtype {dtype!r:.40}",
+                               hint=f"dtypes that can be loaded: {', '.join(_DTYPE_BITS)}")  # fmt: skip
+    begin, end = span
+    needed, rest = divmod(math.prod(shape) * _DTYPE_BITS[dtype], 8)
+    if rest or end - begin != needed:
+        raise ModelCorrupt(f"{file}: tensor {name!r:.80} of shape {shape} and dtype {dtype} claims {end - begin} bytes")
+    return TensorInfo(name, file, data_start + begin, needed, dtype, tuple(shape))
+
+
+def _are_sizes(value: Any) -> bool:
+    return isinstance(value, list) and all(type(v) is int and 0 <= v < 2**48 for v in value)
+
+
+def _check_tiling(file: str, tensors: Sequence[TensorInfo], data_start: int, file_bytes: int) -> None:
+    at = data_start
+    for t in tensors:
+        if t.offset != at:
+            what = "overlaps the one before it" if t.offset < at else "leaves a gap before it"
+            raise ModelCorrupt(f"{file}: tensor {t.name!r:.80} {what}")
+        at += t.n_bytes
+    if at != file_bytes:
+        raise ModelCorrupt(f"{file}: its tensors end at byte {at}, the file has {file_bytes}",
+                           hint="the file is truncated or has a tail: upload it again")  # fmt: skip
+
+
+def shard_names(data: bytes) -> list[str]:
+    """The files that ``model.safetensors.index.json`` names, in order.  Raises ModelCorrupt."""
+    try:
+        names = sorted(set(json.loads(data)["weight_map"].values()))
+    except (ValueError, KeyError, AttributeError, TypeError) as e:
+        raise ModelCorrupt(f"{SHARDS_NAME}: no weight_map: {e}") from None
+    for name in names:
+        check_name(name)
+    if not names:
+        raise ModelCorrupt(f"{SHARDS_NAME}: its weight_map is empty")
+    return names
+
+
+def check_name(name: object) -> str:
+    """Raises ModelCorrupt for a name that may not be fetched (a path, code, a pickle)."""
+    if not isinstance(name, str) or not is_fetchable(name):
+        raise ModelCorrupt(f"the checkpoint names the file {name!r:.100}, which is never fetched")
+    return name
+
+
+# ── the index ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def root_sha256(files: Sequence[ModelFile]) -> str:
+    """The version of a verified model: one line a file, in order of name (see ModelIndex)."""
+    lines = "".join(f"{f.sha256} {f.n_bytes} {f.name}\n" for f in sorted(files, key=lambda f: f.name))
+    return hashlib.sha256(lines.encode()).hexdigest()
+
+
+def describe_file(name: str, chunks: Iterable[bytes], xxh3: Callable[[bytes], str]) -> ModelFile:
+    """Hash a file that is read in pieces of exactly CHUNK_BYTES (the last may be shorter)."""
+    whole, digests, n_bytes = hashlib.sha256(), [], 0
+    for chunk in chunks:
+        whole.update(chunk)
+        digests.append(xxh3(chunk))
+        n_bytes += len(chunk)
+    return ModelFile(name, n_bytes, name in SIDECAR_NAMES, whole.hexdigest(), tuple(digests))
+
+
+def build_index(files: Sequence[ModelFile], tensors: Sequence[TensorInfo], *, etag: str = "") -> ModelIndex:
+    """Files in fetch order and tensors in load order; verified when every file carries its checksums."""
+    order = {name: i for i, name in enumerate(fetch_order(f.name for f in files))}
+    ordered = tuple(sorted(files, key=lambda f: order[f.name]))
+    loaded = tuple(sorted(tensors, key=lambda t: (order[t.file], t.offset, t.n_bytes)))
+    verified = bool(ordered) and all(f.sha256 for f in ordered)
+    return ModelIndex(INDEX_VERSION, ordered, loaded, root_sha256(ordered) if verified else "", etag, verified)
+
+
+def write_index(index: ModelIndex) -> bytes:
+    """The content of ``thaw-index.json``."""
+    return wire.dumps(index)
+
+
+def read_index(data: bytes) -> ModelIndex:
+    """Parse and check ``thaw-index.json``.  Raises ModelCorrupt, ModelUnsupported for a newer version."""
+    try:
+        version = wire.loads(dict[str, Any], data).get("version")
+        if version != INDEX_VERSION:
+            raise ModelUnsupported(f"thaw-index.json has version {version!r}; this side reads {INDEX_VERSION}",
+                                   hint="push the model again with this release")  # fmt: skip
+        index = wire.loads(ModelIndex, data)
+    except (ProtocolError, RecursionError) as e:
+        raise ModelCorrupt(f"thaw-index.json cannot be read: {e}", hint="push the model again") from None
+    _check_files(index)
+    _check_tensors(index)
+    if not index.verified or root_sha256(index.files) != index.sha256:
+        raise ModelCorrupt("thaw-index.json: its root checksum is not that of its files", hint="push the model again")
+    return index
+
+
+def _check_files(index: ModelIndex) -> None:
+    names = [check_name(f.name) for f in index.files]
+    if len(set(names)) != len(names) or names != fetch_order(names):
+        raise ModelCorrupt("thaw-index.json: its files are not in fetch order")
+    for f in index.files:
+        if f.n_bytes < 0 or len(f.sha256) != 64 or len(f.chunks_xxh3) != -(-f.n_bytes // CHUNK_BYTES):
+            raise ModelCorrupt(f"thaw-index.json: {f.name} of {f.n_bytes} bytes has {len(f.chunks_xxh3)} chunks")
+
+
+def _check_tensors(index: ModelIndex) -> None:
+    sizes = {f.name: f.n_bytes for f in index.files}
+    for t in index.tensors:
+        bits = _DTYPE_BITS.get(t.dtype)
+        if bits is None or math.prod(t.shape) * bits != t.n_bytes * 8:
+            raise ModelCorrupt(f"thaw-index.json: tensor {t.name!r:.80} claims {t.n_bytes} bytes")
+        if t.offset < 0 or t.n_bytes < 0 or t.offset + t.n_bytes > sizes.get(t.file, -1):
+            raise ModelCorrupt(f"thaw-index.json: tensor {t.name!r:.80} lies outside {t.file!r:.80}")
+    for a, b in pairwise(sorted(index.tensors, key=lambda t: (t.file, t.offset, t.n_bytes))):
+        if a.file == b.file and a.offset + a.n_bytes > b.offset:
+            raise ModelCorrupt(f"thaw-index.json: tensors {a.name!r:.80} and {b.name!r:.80} overlap")
+
+
+# ── facts ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def layer_of(tensor_name: str) -> int | None:
+    """The transformer layer a tensor belongs to; None for embeddings, head and final norm."""
+    match = _LAYER.search(tensor_name)
+    return int(match.group(1)) if match else None
+
+
+def facts_of(uri: str, index: ModelIndex, config: Mapping[str, Any]) -> ModelFacts:
+    """What the scheduler keeps.  ``config`` is config.json; without a layer count the tensor names decide."""
+    by_layer: dict[int, int] = {}
+    outer = 0
+    for t in index.tensors:
+        layer = layer_of(t.name)
+        if layer is None:
+            outer += t.n_bytes
+        else:
+            by_layer[layer] = by_layer.get(layer, 0) + t.n_bytes
+    named = max(by_layer, default=-1) + 1
+    n_layers = _configured_layers(config) or named
+    if named > n_layers:  # e.g. a draft head stored as a further layer: it is not part of the pipeline
+        outer += sum(n for layer, n in by_layer.items() if layer >= n_layers)
+    architectures = config.get("architectures")
+    known = isinstance(architectures, list) and bool(architectures)
+    return ModelFacts(
+        uri, index.n_bytes, index.weight_bytes, n_layers, tuple(by_layer.get(i, 0) for i in range(n_layers)), outer,
+        index.sha256, index.etag, index.verified, {f.name: f.n_bytes for f in index.files},
+        str(architectures[0]) if known and architectures is not None else "",
+    )  # fmt: skip
+
+
+def _configured_layers(config: Mapping[str, Any]) -> int:
+    inner = config.get("text_config")
+    for source in (config, inner if isinstance(inner, dict) else {}):
+        for key in ("num_hidden_layers", "n_layer", "num_layers"):
+            value = source.get(key)
+            if type(value) is int and 0 < value <= 10_000:
+                return value
+    return 0
