@@ -1,0 +1,141 @@
+"""Hosts with real links on one machine: a network namespace a host, shaped at both ends.
+
+::
+
+    this machine ──veth── hub namespace: bridge .1, state and relay servers, store
+                             ├──veth, tbf both ends── host 0 namespace .10
+                             └──veth, tbf both ends── host 1 namespace .11
+
+Only root can make namespaces; :func:`available` says whether this process may, and why not.  Every name begins with
+the platform's own prefix, so that ``thaw dev down`` finds them after a crash.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from thaw.errors import PlatformError
+
+_BURST_FACTOR: Final = 2
+"""tbf's burst in kbit per Mbit/s: less does not reach the rate with this kernel's timer, more overshoots it."""
+
+_NETNS: Final = Path("/run/netns")
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """Namespaces that exist.  ``outside`` is this machine's own address on the bridge's network."""
+
+    prefix: str
+    network: str  # "10.231.7": the first three numbers
+    n_hosts: int
+    rate_mbit: int
+
+    @property
+    def hub(self) -> str:
+        return f"{self.prefix}-hub"
+
+    @property
+    def hub_address(self) -> str:
+        return f"{self.network}.1"
+
+    def host(self, index: int) -> str:
+        return f"{self.prefix}-h{index}"
+
+    def host_address(self, index: int) -> str:
+        return f"{self.network}.{10 + index}"
+
+
+def available() -> str:
+    """Empty when namespaces can be made; otherwise the reason."""
+    if os.geteuid() != 0:
+        return "network namespaces need root"
+    missing = [tool for tool in ("ip", "tc", "nsenter") if shutil.which(tool) is None]
+    return f"not installed: {', '.join(missing)} (apt install iproute2 util-linux)" if missing else ""
+
+
+def create(prefix: str, n_hosts: int, rate_mbit: int) -> Links:
+    """Make the namespaces and shape their links.  Raises PlatformError; what was made is then taken down again."""
+    links = Links(prefix, f"10.231.{_free_network()}", n_hosts, rate_mbit)
+    try:
+        _create_hub(links)
+        for index in range(n_hosts):
+            _create_host(links, index)
+    except PlatformError:
+        destroy(prefix)
+        raise
+    return links
+
+
+def destroy(prefix: str) -> None:
+    """Delete every namespace of ``prefix`` (their devices go with them).  Processes in them must have ended."""
+    for name in names(prefix):
+        _run("ip", "netns", "delete", name)
+    # the veth's outer end goes with the hub, but only once the kernel has let go of the namespace
+    subprocess.run(["ip", "link", "delete", _outer(prefix)], capture_output=True, check=False)
+
+
+def names(prefix: str) -> list[str]:
+    return sorted(p.name for p in _NETNS.glob(f"{prefix}-*")) if _NETNS.is_dir() else []
+
+
+def inside(namespace: str, command: list[str]) -> list[str]:
+    """``command``, run in ``namespace``: the same process, so signals and exit codes are its own."""
+    return ["nsenter", f"--net={_NETNS / namespace}", *command]
+
+
+def _create_hub(links: Links) -> None:
+    outer = _outer(links.prefix)
+    _run("ip", "netns", "add", links.hub)
+    _run("ip", "link", "add", outer, "type", "veth", "peer", "name", "outside", "netns", links.hub)
+    _run("ip", "address", "add", f"{links.network}.254/24", "dev", outer)
+    _run("ip", "link", "set", outer, "up")
+    _in(links.hub, "ip", "link", "add", "bridge", "type", "bridge")
+    _in(links.hub, "ip", "address", "add", f"{links.hub_address}/24", "dev", "bridge")
+    _in(links.hub, "ip", "link", "set", "outside", "master", "bridge")
+    for device in ("lo", "outside", "bridge"):
+        _in(links.hub, "ip", "link", "set", device, "up")
+
+
+def _create_host(links: Links, index: int) -> None:
+    name, port = links.host(index), f"port{index}"
+    _run("ip", "netns", "add", name)
+    _in(links.hub, "ip", "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", name)
+    _in(links.hub, "ip", "link", "set", port, "master", "bridge")
+    _in(links.hub, "ip", "link", "set", port, "up")
+    _in(name, "ip", "address", "add", f"{links.host_address(index)}/24", "dev", "eth0")
+    for device in ("lo", "eth0"):
+        _in(name, "ip", "link", "set", device, "up")
+    for namespace, device in ((links.hub, port), (name, "eth0")):
+        _in(namespace, "tc", "qdisc", "replace", "dev", device, "root", "tbf", "rate", f"{links.rate_mbit}mbit",
+            "burst", f"{_BURST_FACTOR * links.rate_mbit}kb", "latency", "50ms")  # fmt: skip
+
+
+def _outer(prefix: str) -> str:
+    return f"{prefix}-out"[-15:]  # the kernel's limit for a device name
+
+
+def _free_network() -> int:
+    used = subprocess.run(["ip", "-o", "-4", "address"], capture_output=True, text=True, check=True).stdout
+    free = (n for n in range(1, 255) if f" 10.231.{n}." not in used)
+    number = next(free, None)
+    if number is None:
+        raise PlatformError("no free 10.231.x.0/24 network", hint="thaw dev down the platforms you no longer use")
+    return number
+
+
+def _in(namespace: str, *command: str) -> None:
+    _run(*inside(namespace, list(command)))
+
+
+def _run(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise PlatformError(
+            f"{' '.join(command)}: {done.stderr.strip()}", hint="are namespaces allowed here? leave --link out"
+        )
