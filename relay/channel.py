@@ -7,6 +7,7 @@ used by one reader and any number of writers.
 from __future__ import annotations
 
 import array
+import os
 import socket
 import threading
 from typing import Any, Self
@@ -73,10 +74,16 @@ class Channel:
         return wire.loads(object, bytes(frame.payload)), fds
 
     def receive_frame(self) -> tuple[Frame, list[int]]:
+        """The next frame and its descriptors; those of a frame that turns out bad are closed, not leaked."""
         fds: list[int] = []
-        header = decode_header(self._read(HEADER_BYTES, fds, at_boundary=True))
-        payload = self._read(header.n_bytes, fds, at_boundary=False)
-        check_payload(header, payload)
+        try:
+            header = decode_header(self._read(HEADER_BYTES, fds, at_boundary=True))
+            payload = self._read(header.n_bytes, fds, at_boundary=False)
+            check_payload(header, payload)
+        except BaseException:
+            for fd in fds:
+                os.close(fd)
+            raise
         return Frame(header, payload), fds
 
     def close(self) -> None:

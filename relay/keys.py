@@ -15,6 +15,7 @@ HOSTS: Final = "thaw:hosts"  # hash: host id → HostReport
 INSTANCES: Final = "thaw:instances"  # hash: instance id → InstanceRecord
 PLANS: Final = "thaw:plans"  # hash: group id → Plan
 MODELS: Final = "thaw:models"  # hash: uri → ModelFacts
+HISTORY: Final = "thaw:history"  # hash: action|device kind → what its starts took (the scheduler's)
 SCHEDULER_LEASE: Final = "thaw:scheduler:lease"
 SCHEDULER_EPOCH: Final = "thaw:scheduler:epoch"
 

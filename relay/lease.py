@@ -33,6 +33,12 @@ class SchedulerLease:
             epoch: Any = self._redis.incr(keys.SCHEDULER_EPOCH)
             return int(epoch)
 
+    def remaining_s(self) -> float:
+        """How long the present holder's lease still runs; 0 when there is none."""
+        with redis_link.translated("read the scheduler's lease"):
+            left_ms: Any = self._redis.pttl(keys.SCHEDULER_LEASE)
+        return max(0.0, int(left_ms) / 1000)
+
     def renew(self) -> bool:
         """False: it was lost, stop deciding at once."""
         with redis_link.translated("renew the scheduler's lease"):

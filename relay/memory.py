@@ -18,6 +18,7 @@ HUGE_PAGE_BYTES: Final = 2 * 1024 * 1024
 """A hugetlb mapping must start at a multiple of its page; every region does, so both kinds of slab fit."""
 
 _MAP_FIXED: Final = 0x10
+_MAP_NORESERVE: Final = 0x4000  # mmap.MAP_NORESERVE is younger than Python 3.11
 _MADV_HUGEPAGE: Final = 14
 _MADV_POPULATE_WRITE: Final = 23
 _FUTEX_WAIT: Final = 0  # without FUTEX_PRIVATE_FLAG: waiter and waker are different processes
@@ -46,7 +47,7 @@ class Region:
 
     def __init__(self, n_bytes: int) -> None:
         reserve = n_bytes + HUGE_PAGE_BYTES
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_NORESERVE
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
         self._mmap = mmap.mmap(-1, reserve, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)
         first = ctypes.c_char.from_buffer(self._mmap)
         base = ctypes.addressof(first)

@@ -108,24 +108,32 @@ class Records:
 
     # activations ---------------------------------------------------------------------------------------------------
 
-    def accept(self, pending: Pending) -> None:
-        """Make a 202 durable: written and on disk.  Raises Unavailable or PlatformError; then there is no 202."""
+    def accept(self, pending: Pending, owner: str = "") -> bytes:
+        """Make a 202 durable: written and on disk.  Returns its entry.  Raises Unavailable or PlatformError; then
+        there is no 202.  ``owner`` is the gateway that runs it already; others leave it alone while that one lives."""
         with redis_link.translated("accept an activation"):
             # WAITAOF speaks of its own connection's writes, so both go down one pipeline
             pipe = self._redis.pipeline(transaction=False)
-            pipe.xadd(keys.PENDING, {"p": wire.dumps(pending), "id": pending.activation_id})
+            pipe.xadd(keys.PENDING, {"p": wire.dumps(pending), "id": pending.activation_id, "o": owner})
             pipe.execute_command("WAITAOF", 1, 0, _FSYNC_WAIT_MS)  # type: ignore[no-untyped-call]
-            _, synced = pipe.execute(raise_on_error=False)
+            entry, synced = pipe.execute(raise_on_error=False)
+        if isinstance(entry, redis.ResponseError):
+            raise PlatformError(f"the state server refused an activation: {entry}", hint="is its memory full?")
         if isinstance(synced, redis.ResponseError):
             raise PlatformError(f"the state server cannot promise durability: {synced}",
                                 hint="start it with --appendonly yes")  # fmt: skip
         if int(synced[0]) < 1:
             raise PlatformError("the state server did not sync its AOF in time", hint="is its disk full or slow?")
+        return bytes(entry)
 
     def mark_started(self, activation_id: ActivationId, owner: str) -> bool:
-        """Claim the one run of a non-idempotent activation.  False: somebody ran it before."""
+        """Claim the one run of a non-idempotent activation.  False: somebody else ran it before (a repeat by the same
+        owner, after an answer that was lost, is True again)."""
+        key = keys.started(activation_id)
         with redis_link.translated("mark a run"):
-            return bool(self._redis.set(keys.started(activation_id), owner, nx=True, ex=RECORD_TTL_S))
+            if self._redis.set(key, owner, nx=True, ex=RECORD_TTL_S):
+                return True
+            return redis_link.text(self._redis.get(key)) == owner
 
     def end(self, record: Activation, *, pending_entry: bytes | None = None) -> bool:
         """Write the record, once.  False: the activation had ended before, and its record stands."""
@@ -157,6 +165,14 @@ class Records:
             ids: Any = self._redis.zrevrangebyscore(keys.activations(namespace), high, low, start=skip, num=limit)
             rows: Any = self._redis.mget([keys.activation(redis_link.text(i)) for i in ids]) if ids else []
         return [wire.loads(Activation, row) for row in rows if row is not None]
+
+    def count_activations(
+        self, namespace: Namespace, *, since_ms: int | None = None, upto_ms: int | None = None
+    ) -> int:
+        low, high = ("-inf" if since_ms is None else since_ms), ("+inf" if upto_ms is None else upto_ms)
+        with redis_link.translated("count records"):
+            count: Any = self._redis.zcount(keys.activations(namespace), low, high)
+        return int(count)
 
     # traces --------------------------------------------------------------------------------------------------------
 

@@ -106,6 +106,12 @@ class Registry:
             pipe.set(keys.gateway_lease(gateway_id), "1", px=LEASE_MS)
             pipe.execute()
 
+    def forget_gateway(self, gateway_id: GatewayId) -> None:
+        """A clean stop: what it held may be claimed at once."""
+        with redis_link.translated("forget a gateway"):
+            self._redis.hdel(keys.GATEWAYS, gateway_id)
+            self._redis.delete(keys.gateway_lease(gateway_id))
+
     def is_gateway_alive(self, gateway_id: GatewayId) -> bool:
         with redis_link.translated("read a gateway's lease"):
             return bool(self._redis.exists(keys.gateway_lease(gateway_id)))

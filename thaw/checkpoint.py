@@ -100,11 +100,12 @@ def _place(tensor: TensorInfo) -> tuple[int, int, str]:
 
 
 def _tensor(file: str, name: str, entry: Any, data_start: int) -> TensorInfo:
-    shape = entry.get("shape") if isinstance(entry, dict) else None
-    span = entry.get("data_offsets") if isinstance(entry, dict) else None
+    fields: dict[str, Any] = entry if isinstance(entry, dict) else {}
+    shape: Any = fields.get("shape")
+    span: Any = fields.get("data_offsets")
     if not (_are_sizes(shape) and _are_sizes(span) and len(shape) <= _MAX_DIMENSIONS and len(span) == 2):
         raise ModelCorrupt(f"{file}: tensor {name!r:.80} has no usable shape or data_offsets")
-    dtype = entry.get("dtype")
+    dtype = fields.get("dtype")
     if not isinstance(dtype, str) or dtype not in _DTYPE_BITS:
         raise ModelUnsupported(f"{file}: tensor {name!r:.80} has dtype {dtype!r:.40}",
                                hint=f"dtypes that can be loaded: {', '.join(_DTYPE_BITS)}")  # fmt: skip

@@ -1,0 +1,14 @@
+"""How long to wait before a store is asked again."""
+
+from __future__ import annotations
+
+import random
+from typing import Final
+
+_FIRST_S: Final = 0.1
+_LONGEST_S: Final = 5.0
+
+
+def backoff_s(failures: int) -> float:
+    """Exponential in the failures so far, jittered, so that many hosts do not come back at once."""
+    return random.uniform(0.5, 1.0) * min(_LONGEST_S, _FIRST_S * 2.0 ** (failures - 1))  # noqa: S311

@@ -1,0 +1,200 @@
+"""The catalogue: what each model consists of, read once and remembered while the store still has that version.
+
+With ``thaw-index.json`` beside the model everything is known and verified.  Without it the safetensors headers are
+read and checked, the model counts as unverified, and its version is a hash of the store's etags; the checksums of its
+chunks are learned at the first fetch, so that at least no later fetch can differ from it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
+
+from fetchd.backoff import backoff_s
+from fetchd.sources.base import AccessRefused, Connection, ObjectInfo, Source, SourceOpener, read_bytes
+from thaw import checkpoint
+from thaw.errors import ModelCorrupt, ModelNotFound, ModelUnsupported, StoreUnavailable
+from thaw.model import INDEX_NAME, ModelFacts, ModelFile, ModelIndex, TensorInfo
+
+T = TypeVar("T")
+
+_MAX_INDEX_BYTES: Final = 64 * 1024 * 1024
+_MAX_CONFIG_BYTES: Final = 4 * 1024 * 1024
+_SPECULATIVE_BYTES: Final = 64 * 1024
+"""Read together with the 8 bytes of length: the header of a small model comes in one round trip."""
+
+
+@dataclass(slots=True)
+class Entry:
+    """One version of one model.  ``learned`` maps (file, chunk number) to the xxh3 first seen there."""
+
+    source: Source
+    index: ModelIndex
+    objects: Mapping[str, ObjectInfo]
+    """What the store said of the objects that were looked at; with an index beside the model, of that one alone."""
+    learned: dict[tuple[str, int], str] = field(default_factory=dict)
+    facts: ModelFacts | None = None
+    """Only for who inspects: a start that was planned elsewhere need not read config.json for it."""
+
+    @property
+    def version(self) -> str:
+        return self.index.sha256 or self.index.etag
+
+
+class Catalog:
+    """Thread-safe; loads of one uri wait for each other, loads of different ones do not."""
+
+    def __init__(self, opener: SourceOpener, retries: int, stopping: threading.Event) -> None:
+        self._open, self._retries, self._stopping = opener, retries, stopping
+        self._lock = threading.Lock()
+        self._entries: dict[str, Entry] = {}
+        self._loading: dict[str, threading.Lock] = {}
+
+    def inspect(self, uri: str) -> ModelFacts:
+        """Of the version that the store has now."""
+        with self._one_at_a_time(uri):
+            known = self._entries.get(uri)
+            entry = known if known is not None and _is_current(known) else self._load(uri)
+            if entry.facts is None:
+                config = self._persist(entry.source, lambda connection: _Loader(uri, connection).config())
+                entry.facts = checkpoint.facts_of(uri, entry.index, config)
+            return entry.facts
+
+    def planned(self, uri: str, version: str) -> Entry:
+        """The version that was planned.  Raises ModelCorrupt when the store has another one by now."""
+        with self._one_at_a_time(uri):
+            known = self._entries.get(uri)
+            entry = known if known is not None and known.version == version else self._load(uri)
+        if entry.version != version:
+            raise ModelCorrupt(
+                f"{uri} has changed: version {version[:12]} was planned, the store has {entry.version[:12]}",
+                hint="nothing to do: the next start plans with the new version",
+            )
+        return entry
+
+    def forget(self, uri: str) -> None:
+        with self._lock:
+            self._entries.pop(uri, None)
+
+    def _one_at_a_time(self, uri: str) -> threading.Lock:
+        with self._lock:
+            return self._loading.setdefault(uri, threading.Lock())
+
+    def _load(self, uri: str) -> Entry:
+        source = self._open(uri)
+        entry = self._persist(source, lambda connection: _Loader(uri, connection).load(source))
+        with self._lock:
+            self._entries[uri] = entry
+        return entry
+
+    def _persist(self, source: Source, read: Callable[[Connection], T]) -> T:
+        """``read`` on a new connection; again, after a pause, while the store is unavailable."""
+        failures = 0
+        while True:
+            connection = source.connect()
+            try:
+                return read(connection)
+            except StoreUnavailable as e:
+                failures += 1
+                if failures >= self._retries or self._stopping.wait(backoff_s(failures)):
+                    raise StoreUnavailable(f"{e.message} (gave up after {failures} attempts)", hint=e.hint) from e
+            finally:
+                connection.close()
+
+
+def _is_current(entry: Entry) -> bool:
+    connection = entry.source.connect()
+    try:
+        return all(connection.stat(name) == info for name, info in entry.objects.items())
+    except (ModelNotFound, StoreUnavailable):
+        return False  # and the reload says what is wrong
+    finally:
+        connection.close()
+
+
+class _Loader:
+    """Reads one model's description on one connection."""
+
+    def __init__(self, uri: str, connection: Connection) -> None:
+        self._uri, self._connection = uri, connection
+        self._objects: dict[str, ObjectInfo] = {}
+        self._refused: AccessRefused | None = None
+
+    def load(self, source: Source) -> Entry:
+        index = self._index_beside() or self._index_by_structure()
+        return Entry(source, index, self._objects)
+
+    def config(self) -> dict[str, Any]:
+        info = self._connection.stat("config.json")
+        try:
+            plain = json.loads(self._whole("config.json", info, _MAX_CONFIG_BYTES))
+        except (ValueError, RecursionError) as e:
+            raise ModelCorrupt(f"{self._uri}: config.json is not JSON: {e}") from None
+        if not isinstance(plain, dict):
+            raise ModelCorrupt(f"{self._uri}: config.json is not a JSON object")
+        return plain
+
+    def _index_beside(self) -> ModelIndex | None:
+        info = self._find(INDEX_NAME)
+        return None if info is None else checkpoint.read_index(self._whole(INDEX_NAME, info, _MAX_INDEX_BYTES))
+
+    def _index_by_structure(self) -> ModelIndex:
+        weights = self._weight_names()
+        for name in (*checkpoint.SIDECAR_NAMES, *weights):
+            if self._find(name) is None and (name in weights or name == "config.json"):
+                raise ModelNotFound(f"{self._uri} has no {name}", hint="upload the whole checkpoint")
+        files = [ModelFile(n, info.n_bytes, n in checkpoint.SIDECAR_NAMES) for n, info in self._objects.items()
+                 if checkpoint.is_fetchable(n)]  # fmt: skip
+        tensors = [t for name in weights for t in self._tensors(name)]
+        return checkpoint.build_index(files, tensors, etag=_combined_etag(self._objects))
+
+    def _weight_names(self) -> list[str]:
+        shards = self._find(checkpoint.SHARDS_NAME)
+        if shards is not None:
+            return checkpoint.shard_names(self._whole(checkpoint.SHARDS_NAME, shards, _MAX_INDEX_BYTES))
+        if self._find(checkpoint.WEIGHTS_NAME) is not None:
+            return [checkpoint.WEIGHTS_NAME]
+        for name in checkpoint.FOREIGN_NAMES:
+            if self._find(name) is not None:
+                raise ModelUnsupported(
+                    f"{self._uri} holds {name} and no safetensors",
+                    hint="convert it: save_pretrained(dir, safe_serialization=True), then thaw model push",
+                )
+        if self._refused is not None:
+            raise self._refused
+        raise ModelNotFound(f"{self._uri} holds no model: neither {INDEX_NAME} nor {checkpoint.WEIGHTS_NAME}",
+                            hint="check the uri, or push the model: thaw model push DIR URI")  # fmt: skip
+
+    def _tensors(self, name: str) -> tuple[TensorInfo, ...]:
+        info = self._objects[name]
+        head = read_bytes(self._connection, name, 0, min(info.n_bytes, _SPECULATIVE_BYTES), info.etag)
+        n_header = checkpoint.header_bytes(name, head, info.n_bytes)
+        end = checkpoint.LENGTH_BYTES + n_header
+        if end > len(head):
+            head += read_bytes(self._connection, name, len(head), end - len(head), info.etag)
+        return checkpoint.parse_header(name, head[checkpoint.LENGTH_BYTES : end], info.n_bytes)
+
+    def _find(self, name: str) -> ObjectInfo | None:
+        try:
+            info = self._connection.stat(name)
+        except AccessRefused as e:
+            self._refused = self._refused or e
+            return None
+        except ModelNotFound:
+            return None
+        self._objects[name] = info
+        return info
+
+    def _whole(self, name: str, info: ObjectInfo, most: int) -> bytes:
+        if info.n_bytes > most:
+            raise ModelCorrupt(f"{self._uri}: {name} has {info.n_bytes} bytes; at most {most} make sense")
+        return read_bytes(self._connection, name, 0, info.n_bytes, info.etag)
+
+
+def _combined_etag(objects: Mapping[str, ObjectInfo]) -> str:
+    lines = "".join(f"{info.etag} {info.n_bytes} {name}\n" for name, info in sorted(objects.items()))
+    return hashlib.sha256(lines.encode()).hexdigest()[:32]

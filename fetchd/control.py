@@ -1,0 +1,92 @@
+"""The control socket: one message, one answer, until the peer hangs up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fetchd.catalog import Catalog
+from fetchd.doors import Doors
+from fetchd.fetches import FetchTable
+from fetchd.segments import SegmentStore
+from fetchd.server import peer_pid, receive
+from fetchd.slabs import SlabPool
+from relay.channel import Channel, ChannelClosed
+from relay.messages import (
+    Done,
+    DoorClose,
+    DoorGrant,
+    DoorList,
+    DoorOpen,
+    DoorOpened,
+    FetchCancel,
+    FetchStart,
+    FetchUpdate,
+    FetchWait,
+    Inspect,
+    Inspected,
+    Refused,
+    Status,
+    StatusQuery,
+    from_plain,
+    to_plain,
+)
+from relay.messages import Doors as DoorNames
+from thaw.errors import PlatformError, ProtocolError, ThawError
+from thaw.ids import InstanceId
+from thaw.logs import Log
+
+
+class Control:
+    def __init__(self, pool: SlabPool, store: SegmentStore, catalog: Catalog, fetches: FetchTable, doors: Doors,
+                 log: Log) -> None:  # fmt: skip
+        self._pool, self._store, self._catalog = pool, store, catalog
+        self._fetches, self._doors, self._log = fetches, doors, log
+
+    def serve(self, channel: Channel) -> None:
+        while True:
+            try:
+                plain = receive(channel)
+            except ChannelClosed:
+                return
+            channel.send(to_plain(self._answer(plain, channel)))
+
+    def _answer(self, plain: Any, channel: Channel) -> Any:
+        try:
+            return self._dispatch(from_plain(plain), peer_pid(channel))
+        except ThawError as e:
+            return Refused(e.info())
+        except Exception as e:  # noqa: BLE001 - edge of a conversation: the caller must get an answer
+            self._log.event("control_defect", error=f"{type(e).__name__}: {e}", message=str(plain)[:200])
+            return Refused(PlatformError(f"fetchd: {type(e).__name__}: {e}").info())
+
+    def _dispatch(self, message: Any, peer: int) -> Any:
+        match message:
+            case Inspect(uri):
+                return Inspected(self._catalog.inspect(uri))
+            case FetchStart():
+                return self._fetches.start(message)
+            case FetchWait(group_id, stage):
+                return self._fetches.wait(group_id, stage)
+            case FetchUpdate():
+                self._fetches.update(message)
+            case FetchCancel():
+                self._fetches.cancel(message)
+            case DoorOpen(instance_id):
+                return DoorOpened(self._doors.open(instance_id, peer))
+            case DoorGrant(instance_id, segment_id):
+                self._doors.grant(instance_id, segment_id)
+            case DoorClose(instance_id):
+                self._doors.close(instance_id)
+            case DoorList():
+                return DoorNames(tuple(InstanceId(i) for i in self._doors.instances()))
+            case StatusQuery():
+                return self._status()
+            case _:
+                raise ProtocolError(f"fetchd does not answer {type(message).__name__}")
+        return Done()
+
+    def _status(self) -> Status:
+        pool_bytes = self._pool.n_slabs * self._pool.slab_bytes
+        free_bytes = self._pool.free_slabs * self._pool.slab_bytes
+        return Status(pool_bytes, free_bytes, self._store.statuses(), self._fetches.statuses(),
+                      self._fetches.link_bytes_per_s)  # fmt: skip

@@ -1,0 +1,73 @@
+"""fetchd put together: pool, catalogue, fetches, doors, control socket."""
+
+from __future__ import annotations
+
+import threading
+from functools import partial
+from pathlib import Path
+
+from fetchd.catalog import Catalog
+from fetchd.control import Control
+from fetchd.doors import Doors
+from fetchd.fetches import FetchTable
+from fetchd.janitor import Heart, Janitor
+from fetchd.segments import SegmentStore
+from fetchd.server import UnixServer
+from fetchd.settings import FetchdSettings
+from fetchd.slabs import SlabPool
+from fetchd.sources.registry import open_source
+from thaw.logs import Log
+from thaw.settings import SettingError
+
+_MIB = 1024 * 1024
+_CONVERSATIONS = 1024
+"""Every fetch that is waited for holds one."""
+_INDEX_RETRIES = 4
+"""Times the read deadline of 10 s stays under the minute that callers of Inspect wait."""
+
+
+class Daemon:
+    """Serves from construction to :meth:`stop`."""
+
+    def __init__(self, settings: FetchdSettings, log: Log) -> None:
+        _check(settings)
+        if settings.s3_endpoint or settings.s3_key_id:
+            import fetchd.sources.s3  # noqa: F401 - now, not inside the first start from S3
+        self._janitor, self._heart = Janitor(), Heart()
+        slab_bytes = settings.slab_mb * _MIB
+        self._pool = SlabPool(settings.pool_mb * _MIB // slab_bytes, slab_bytes, log)
+        self._pool.on_returned = partial(self._janitor.call_later, 0.0, self._scrub)
+        store = SegmentStore(self._pool, retain=settings.retain)
+        self._stopping = threading.Event()
+        catalog = Catalog(lambda uri: open_source(uri, settings), min(settings.retries, _INDEX_RETRIES),
+                          self._stopping)  # fmt: skip
+        self._fetches = FetchTable(store, catalog, settings, self._janitor, self._heart, log)
+        Path(settings.socket).parent.mkdir(parents=True, exist_ok=True)
+        self._doors = Doors(settings.doors, store, log)
+        control = Control(self._pool, store, catalog, self._fetches, self._doors, log)
+        self._server = UnixServer(settings.socket, 0o600, control.serve, log, most=_CONVERSATIONS)
+
+    def stop(self) -> None:
+        """Readers of unfinished segments are told; finished ones keep their mapping."""
+        self._stopping.set()
+        self._server.close()
+        self._fetches.stop()
+        self._doors.stop()
+        self._heart.stop()
+        self._janitor.stop()
+
+    def _scrub(self) -> None:
+        while self._pool.scrub_one():
+            pass
+
+
+def _check(settings: FetchdSettings) -> None:
+    if settings.slab_mb < 2 or settings.slab_mb % 2:
+        raise SettingError(f"THAW_FETCHD_SLAB_MB={settings.slab_mb} is not a multiple of 2", hint="try 64")
+    if settings.pool_mb < settings.slab_mb:
+        raise SettingError(f"THAW_FETCHD_POOL_MB={settings.pool_mb} holds no slab of {settings.slab_mb} MiB",
+                           hint="make the pool larger than the largest model")  # fmt: skip
+    if settings.connections < 1 or settings.retries < 1:
+        raise SettingError("THAW_FETCHD_CONNECTIONS and THAW_FETCHD_RETRIES must be at least 1", hint="try 4 and 6")
+    if settings.link_bytes_per_s is not None and settings.link_bytes_per_s <= 0:
+        raise SettingError("THAW_FETCHD_LINK_BYTES_PER_S must be above 0", hint="leave it empty for no pacing")

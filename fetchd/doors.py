@@ -1,0 +1,183 @@
+"""Doors: the unix sockets through which containers get their segments, and nothing else.
+
+A door is made before its container (a stem cell does not know its model yet) and answers once the invoker grants a
+segment.  The container keeps its connection while it maps the segment.  A hold ends with DoorClose; when the invoker
+that opened the door is gone, the end of the container's connection stands for it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import threading
+from pathlib import Path
+from typing import Final
+
+from fetchd.segments import Segment, SegmentStore
+from fetchd.server import UnixServer, receive
+from relay.channel import Channel
+from relay.messages import MoreSlabs, Refused, SegmentOffer, SegmentWanted, from_plain, to_plain
+from thaw.errors import BadRequest, NotFound
+from thaw.logs import Log
+
+FDS_PER_MESSAGE: Final = 200
+"""Under the kernel's 253 per message."""
+_SEND_TIMEOUT_S: Final = 10.0
+_CONNECTIONS: Final = 16
+"""A container needs two: its engine's and, briefly, its proxy's."""
+_INSTANCE_ID: Final = re.compile(r"\A[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}\Z")
+
+
+class Door:
+    """``grants`` in the order given: a connection's n-th question is answered with the n-th."""
+
+    def __init__(self, path: str, instance_id: str, owner: int, doors: Doors, log: Log) -> None:
+        self.instance_id, self.owner = instance_id, owner
+        self.holder = f"door:{instance_id}"
+        self.grants: list[Segment] = []
+        self.connections = 0
+        self.closed = False
+        self.changed = threading.Condition()
+        self._doors = doors
+        # mode 0666: who may reach it is the directory's and the mount's matter
+        self.server = UnixServer(path, 0o666, self._serve, log, most=_CONNECTIONS)
+
+    def close(self) -> None:
+        with self.changed:
+            self.closed = True
+            self.changed.notify_all()
+        self.server.close()
+
+    def grant(self, segment: Segment) -> None:
+        with self.changed:
+            self.grants.append(segment)
+            self.changed.notify_all()
+
+    def _serve(self, channel: Channel) -> None:
+        with self.changed:
+            self.connections += 1
+        try:
+            answered = 0
+            while True:
+                if not isinstance(from_plain(receive(channel)), SegmentWanted):
+                    channel.send(to_plain(Refused(BadRequest("a door answers SegmentWanted only").info())))
+                    return
+                segment = self._granted(answered)
+                if segment is None:
+                    return
+                answered += 1
+                self._offer(channel, segment)
+        finally:
+            with self.changed:
+                self.connections -= 1
+            self._doors.left(self)
+
+    def _granted(self, number: int) -> Segment | None:
+        with self.changed:
+            self.changed.wait_for(lambda: self.closed or len(self.grants) > number)
+            return None if self.closed else self.grants[number]
+
+    def _offer(self, channel: Channel, segment: Segment) -> None:
+        segment.indexed.wait()  # a fetch always ends, and its end sets this
+        if segment.error is not None and not segment.tensors:
+            channel.send(to_plain(Refused(segment.error)))
+            return
+        fds = segment.read_only_fds()
+        offer = SegmentOffer(segment.segment_id, segment.n_bytes, segment.pool.slab_bytes, len(segment.slabs),
+                             segment.layout, segment.tensors)  # fmt: skip
+        channel.set_timeout(_SEND_TIMEOUT_S)
+        channel.send(to_plain(offer), tuple(fds[:FDS_PER_MESSAGE]))
+        for first in range(FDS_PER_MESSAGE, len(fds), FDS_PER_MESSAGE):
+            channel.send(to_plain(MoreSlabs(first - 1)), tuple(fds[first : first + FDS_PER_MESSAGE]))
+        channel.set_timeout(None)
+
+
+class Doors:
+    def __init__(self, directory: str, store: SegmentStore, log: Log) -> None:
+        self._directory, self._store, self._log = Path(directory), store, log
+        self._lock = threading.RLock()
+        self._doors: dict[str, Door] = {}
+        self._owners: dict[int, bool] = {}  # pid of an invoker → whether it lives
+        self._directory.mkdir(parents=True, exist_ok=True)
+        self._directory.chmod(0o711)  # a name is needed to get in, and names cannot be listed
+        for left_over in self._directory.glob("*.sock"):
+            left_over.unlink()
+
+    def open(self, instance_id: str, owner: int) -> str:
+        """The door's path.  Idempotent; the caller becomes its owner."""
+        if not _INSTANCE_ID.match(instance_id):
+            raise BadRequest(f"{instance_id!r:.80} cannot name a door")
+        with self._lock:
+            door = self._doors.get(instance_id)
+            if door is None:
+                path = str(self._directory / f"{instance_id}.sock")
+                door = self._doors[instance_id] = Door(path, instance_id, owner, self, self._log)
+            door.owner = owner
+            self._watch(owner)
+            return door.server.path
+
+    def grant(self, instance_id: str, segment_id: str) -> None:
+        """Give the instance a segment.  The oldest waiting fetch's hold on it passes over to the door."""
+        with self._lock:
+            door = self._doors.get(instance_id)
+            if door is None:
+                raise NotFound(f"no door of instance {instance_id}", hint="open it first")
+            if any(s.segment_id == segment_id for s in door.grants):
+                return
+            segment = self._store.hold(segment_id, door.holder)
+            waiting = next((h for h in segment.holders if h.startswith("fetch:")), None)
+            if waiting is not None:
+                self._store.drop(segment, waiting)
+            door.grant(segment)
+
+    def close(self, instance_id: str) -> None:
+        with self._lock:
+            door = self._doors.pop(instance_id, None)
+        if door is None:
+            return
+        door.close()
+        for segment in door.grants:
+            self._store.drop(segment, door.holder)
+
+    def instances(self) -> tuple[str, ...]:
+        with self._lock:
+            return tuple(self._doors)
+
+    def left(self, door: Door) -> None:
+        """A connection of ``door`` ended: the crash rule, if its invoker is gone."""
+        with self._lock:
+            orphaned = not self._owners.get(door.owner, True)
+        if orphaned:
+            self._close_abandoned(door)
+
+    def stop(self) -> None:
+        for instance_id in self.instances():
+            self.close(instance_id)
+
+    def _close_abandoned(self, door: Door) -> None:
+        if door.grants and not door.connections and not door.closed:
+            self._log.event("door_abandoned", instance_id=door.instance_id)
+            self.close(door.instance_id)
+
+    def _watch(self, pid: int) -> None:
+        """Notice the end of an invoker.  One of another pid namespace (pid 0) cannot be watched."""
+        if pid <= 0 or self._owners.get(pid):
+            return
+        try:
+            pidfd = os.pidfd_open(pid)
+        except OSError:
+            return  # already gone, before it could get an answer; the next owner will come
+        self._owners[pid] = True
+        threading.Thread(target=self._await_exit, args=(pid, pidfd), name="owner", daemon=True).start()
+
+    def _await_exit(self, pid: int, pidfd: int) -> None:
+        poll = select.poll()
+        poll.register(pidfd, select.POLLIN)
+        poll.poll()
+        os.close(pidfd)
+        with self._lock:
+            self._owners[pid] = False
+            orphans = [d for d in self._doors.values() if d.owner == pid]
+        for door in orphans:
+            self._close_abandoned(door)

@@ -1,0 +1,197 @@
+"""The table of fetches: who asked for what, joined where the bytes are the same, fenced by the scheduler's epoch."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from fetchd.catalog import Catalog
+from fetchd.fetch import Fetch, Member
+from fetchd.janitor import Heart, Janitor
+from fetchd.pacing import TokenBucket
+from fetchd.pipeline import FetchCancelled
+from fetchd.segments import Segment, SegmentStore
+from fetchd.settings import FetchdSettings
+from relay.messages import FetchCancel, FetchDone, FetchStart, FetchStarted, FetchStatus, FetchUpdate
+from thaw import checkpoint
+from thaw.errors import BadRequest, NotFound, StaleEpoch, from_info
+from thaw.logs import Log
+from thaw.trace import Phase, event
+
+_RUNNING = "running"
+_MEASURABLE_BYTES = 16 * 1024 * 1024
+"""A shorter fetch says more about round trips than about the link."""
+
+
+class FetchTable:
+    def __init__(self, store: SegmentStore, catalog: Catalog, settings: FetchdSettings, janitor: Janitor,
+                 heart: Heart, log: Log) -> None:  # fmt: skip
+        self._store, self._catalog, self._settings = store, catalog, settings
+        self._janitor, self._heart, self._log = janitor, heart, log
+        self.link = TokenBucket(settings.link_bytes_per_s)
+        self._measured_bytes_per_s = 0.0
+        self._lock = threading.RLock()
+        self._epoch = 0
+        self._members: dict[tuple[str, int], Member] = {}
+        self._running: dict[str, Fetch] = {}  # by segment id
+        self._threads: set[threading.Thread] = set()
+
+    @property
+    def link_bytes_per_s(self) -> float:
+        """As configured, else the best that a fetch has reached; 0 while unknown."""
+        return self.link.rate or self._measured_bytes_per_s
+
+    def start(self, request: FetchStart) -> FetchStarted:
+        """Begin, join, or find resident.  Raises StaleEpoch, BadRequest, MemoryTooSmall."""
+        _check_ranges(request)
+        version = request.model.sha256 or request.model.etag or self._version_now(request.model.uri)
+        with self._lock:
+            self._check_epoch(request.epoch)
+            member = self._members.get((request.group_id, request.stage))
+            if member is None or member.error is not None:
+                member = self._join(request, version)
+            segment = member.fetch.segment
+            return FetchStarted(segment.segment_id, segment.n_bytes, member.resident)
+
+    def update(self, request: FetchUpdate) -> None:
+        with self._lock:
+            self._check_epoch(request.epoch)
+            member = self._member(request.group_id, request.stage)
+            member.pace = request.pace_bytes_per_s
+            member.fetch.apply_pace()
+
+    def cancel(self, request: FetchCancel) -> None:
+        """Of a group that is not known there is nothing to cancel: a repeat is no error."""
+        with self._lock:
+            self._check_epoch(request.epoch)
+            for key in [k for k in self._members if k[0] == request.group_id]:
+                self._leave(self._members.pop(key))
+
+    def wait(self, group_id: str, stage: int, timeout_s: float | None = None) -> FetchDone | None:
+        """What became of it; None when ``timeout_s`` passed first.  Raises the fetch's error."""
+        with self._lock:
+            member = self._member(group_id, stage)
+        if not member.done.wait(timeout_s):
+            return None
+        if member.error is not None:
+            raise from_info(member.error)
+        return member.report()
+
+    def statuses(self) -> tuple[FetchStatus, ...]:
+        with self._lock:
+            return tuple(m.fetch.status(m) for m in self._members.values() if m.fetch.running)
+
+    def stop(self) -> None:
+        with self._lock:
+            for fetch in self._running.values():
+                fetch.cancel()
+            threads = list(self._threads)
+        for thread in threads:
+            thread.join(timeout=5)
+
+    def _version_now(self, uri: str) -> str:
+        facts = self._catalog.inspect(uri)
+        return facts.sha256 or facts.etag
+
+    def _join(self, request: FetchStart, version: str) -> Member:
+        key = (request.model.uri, version, request.ranges)
+        holder = f"fetch:{request.group_id}/{request.stage}"
+        segment = self._store.find(key, holder)
+        resident = segment is not None and segment.complete
+        begin = event(Phase.FETCH_BEGIN, group_id=request.group_id, stage=request.stage, host=self._settings.host_id)
+        if segment is None:
+            segment = self._store.create(key, holder)
+            fetch = self._launch(segment, request)
+        else:
+            fetch = self._running.get(segment.segment_id) or self._finished(segment)
+        member = Member(request, fetch, begin, resident, request.pace_bytes_per_s)
+        self._members[request.group_id, request.stage] = member
+        fetch.members.append(member)
+        if resident or not fetch.running:
+            self._end_member(member)
+        else:
+            fetch.apply_pace()
+        self._log.event("fetch_begin", group_id=request.group_id, stage=request.stage, uri=request.model.uri,
+                        segment_id=segment.segment_id, n_bytes=segment.n_bytes, resident=resident)  # fmt: skip
+        return member
+
+    def _finished(self, segment: Segment) -> Fetch:
+        return Fetch(segment, self._catalog, self.link, self._settings)
+
+    def _launch(self, segment: Segment, request: FetchStart) -> Fetch:
+        fetch = Fetch(segment, self._catalog, self.link, self._settings, background=request.background)
+        fetch.pacer.set_pace(request.pace_bytes_per_s)
+        self._store.hold(segment.segment_id, _RUNNING)
+        self._running[segment.segment_id] = fetch
+        self._heart.add(segment)
+        thread = threading.Thread(target=self._run, args=(fetch,), name="fetch", daemon=True)
+        self._threads.add(thread)
+        thread.start()
+        return fetch
+
+    def _run(self, fetch: Fetch) -> None:
+        fetch.run()
+        segment = fetch.segment
+        with self._lock:
+            self._heart.remove(segment)
+            del self._running[segment.segment_id]
+            fetch.running = False
+            if fetch.error is None and fetch.crossed_link and fetch.fetched_bytes >= _MEASURABLE_BYTES:
+                self._measured_bytes_per_s = max(self._measured_bytes_per_s, fetch.bytes_per_s)
+            self._log.event("fetch_end", segment_id=segment.segment_id, n_bytes=segment.n_bytes,
+                            error=fetch.error.message if fetch.error else None, **fetch.describe(False))  # fmt: skip
+            for member in fetch.members:
+                self._end_member(member)
+            self._threads.discard(threading.current_thread())
+            self._store.drop(segment, _RUNNING)
+
+    def _end_member(self, member: Member) -> None:
+        """Finished, one way or the other.  Its hold waits for a grant, but not for ever."""
+        if member.done.is_set():
+            return  # it found its bytes resident while the fetch that brought them was being wound up
+        member.finish(self._settings.host_id)
+        if member.error is not None:
+            self._store.drop(member.fetch.segment, member.holder)
+        self._janitor.call_later(self._settings.hold_s, self._expiry(member))
+
+    def _expiry(self, member: Member) -> Callable[[], None]:
+        def expire() -> None:
+            key = (member.request.group_id, member.request.stage)
+            with self._lock:
+                if self._members.get(key) is member:
+                    del self._members[key]
+                    self._store.drop(member.fetch.segment, member.holder)
+
+        return expire
+
+    def _leave(self, member: Member) -> None:
+        """The group's interest ends; the fetch goes on while another group shares it."""
+        fetch = member.fetch
+        fetch.members.remove(member)
+        if not member.done.is_set():
+            member.error = FetchCancelled("the fetch was cancelled").info()
+            member.done.set()
+        if fetch.running and not fetch.members:
+            fetch.cancel()
+        elif fetch.running:
+            fetch.apply_pace()
+        self._store.drop(fetch.segment, member.holder)
+
+    def _member(self, group_id: str, stage: int) -> Member:
+        member = self._members.get((group_id, stage))
+        if member is None:
+            raise NotFound(f"no fetch of group {group_id}, stage {stage}", hint="start it")
+        return member
+
+    def _check_epoch(self, epoch: int) -> None:
+        if epoch < self._epoch:
+            raise StaleEpoch(f"epoch {epoch} is over; {self._epoch} has been seen")
+        self._epoch = epoch
+
+
+def _check_ranges(request: FetchStart) -> None:
+    if not request.ranges or not any(r.n_bytes for r in request.ranges):
+        raise BadRequest("a fetch needs at least one byte")
+    for r in request.ranges:
+        if not checkpoint.is_fetchable(r.file) or r.offset < 0 or r.n_bytes < 0:
+            raise BadRequest(f"range [{r.offset}, +{r.n_bytes}) of {r.file!r:.100} cannot be fetched")

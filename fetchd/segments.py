@@ -1,0 +1,177 @@
+"""Segments: who holds one, which stay resident, which make room.
+
+::
+
+    create ──▶ held (by fetches and doors) ──last holder goes──▶ resident ──room needed──▶ slabs back to the pool
+                        ▲                                          │
+                        └────────── same bytes wanted again ───────┘
+
+A failed or cancelled segment is never resident.  A slab returns to the pool only when nobody holds its segment.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from fetchd.slabs import SlabPool, create_sealable, seal_and_reopen
+from relay.messages import PlacedRange, SegmentStatus
+from relay.segment import PAGE_BYTES, ControlPage, SegmentState, lay_out, segment_bytes
+from thaw.errors import ErrorInfo, MemoryTooSmall, NotFound
+from thaw.ids import random_hex_id
+from thaw.model import FileRange, TensorInfo
+
+SegmentKey = tuple[str, str, tuple[FileRange, ...]]
+"""(uri, version, ranges): equal keys are equal bytes.  The version is the root sha256, or the etag while unverified."""
+
+
+@dataclass(eq=False, slots=True)
+class Segment:
+    segment_id: str
+    key: SegmentKey
+    layout: tuple[PlacedRange, ...]
+    n_bytes: int
+    slabs: tuple[int, ...]
+    page: ControlPage
+    control_fd: int
+    pool: SlabPool
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    holders: dict[str, None] = field(default_factory=dict)  # in order of arrival
+    tensors: tuple[TensorInfo, ...] = ()
+    indexed: threading.Event = field(default_factory=threading.Event)
+    """Set once ``tensors`` is final (or the fetch failed before): only then may a door offer the segment."""
+    error: ErrorInfo | None = None
+
+    def views(self, segment_offset: int, n_bytes: int) -> list[memoryview]:
+        """Writable pieces of [segment_offset, +n_bytes), one per slab touched."""
+        pieces: list[memoryview] = []
+        while n_bytes > 0:
+            number, at = divmod(segment_offset, self.pool.slab_bytes)
+            count = min(n_bytes, self.pool.slab_bytes - at)
+            pieces.append(self.pool.view(self.slabs[number])[at : at + count])
+            segment_offset, n_bytes = segment_offset + count, n_bytes - count
+        return pieces
+
+    def read_only_fds(self) -> list[int]:
+        return [self.control_fd, *(self.pool.read_only_fd(s) for s in self.slabs)]
+
+    @property
+    def complete(self) -> bool:
+        return self.page.state is SegmentState.COMPLETE
+
+    def advance(self, end: int) -> None:
+        with self.lock:
+            self.page.advance(end)
+
+    def beat(self) -> None:
+        with self.lock:
+            self.page.beat()
+
+    def set_index(self, tensors: Iterable[TensorInfo]) -> None:
+        """Keep the tensors that lie wholly inside the layout."""
+        spans: dict[str, list[PlacedRange]] = {}
+        for p in self.layout:
+            spans.setdefault(p.file, []).append(p)
+        self.tensors = tuple(
+            t for t in tensors
+            if any(p.offset <= t.offset and t.offset + t.n_bytes <= p.offset + p.n_bytes for p in spans.get(t.file, ()))
+        )  # fmt: skip
+        self.indexed.set()
+
+    def status(self) -> SegmentStatus:
+        return SegmentStatus(self.segment_id, self.key[0], self.n_bytes, self.page.end, tuple(self.holders))
+
+    def finish(self) -> None:
+        with self.lock:
+            self.page.complete()
+
+    def fail(self, error: ErrorInfo) -> None:
+        with self.lock:
+            if self.error is None:  # the first reason is the reason
+                self.error = error
+                self.page.fail(error)
+        self.indexed.set()
+
+
+class SegmentStore:
+    def __init__(self, pool: SlabPool, *, retain: bool) -> None:
+        self._pool, self._retain = pool, retain
+        self._lock = threading.RLock()
+        self._by_id: dict[str, Segment] = {}  # least recently released first among those without holders
+
+    def find(self, key: SegmentKey, holder: str) -> Segment | None:
+        """A usable segment of these very bytes, now held by ``holder`` too."""
+        with self._lock:
+            for segment in self._by_id.values():
+                if segment.key == key and segment.error is None:
+                    segment.holders[holder] = None
+                    return segment
+        return None
+
+    def create(self, key: SegmentKey, holder: str) -> Segment:
+        """A new segment held by ``holder``; evicts what nobody holds.  Raises MemoryTooSmall before any fetch."""
+        layout = lay_out(key[2])
+        n_bytes = segment_bytes(layout)
+        count = -(-n_bytes // self._pool.slab_bytes)
+        with self._lock:
+            self._make_room(count, n_bytes)
+            slabs = self._pool.take(count)
+            page, control_fd = _control_page(n_bytes)
+            segment = Segment(random_hex_id(), key, layout, n_bytes, slabs, page, control_fd, self._pool)
+            segment.holders[holder] = None
+            self._by_id[segment.segment_id] = segment
+        return segment
+
+    def hold(self, segment_id: str, holder: str) -> Segment:
+        """Raises NotFound when the segment was evicted or never was."""
+        with self._lock:
+            segment = self._by_id.get(segment_id)
+            if segment is None:
+                raise NotFound(f"no segment {segment_id}", hint="start the fetch again")
+            segment.holders[holder] = None
+            return segment
+
+    def drop(self, segment: Segment, holder: str) -> None:
+        with self._lock:
+            segment.holders.pop(holder, None)
+            if segment.holders or segment.segment_id not in self._by_id:
+                return
+            if self._retain and segment.complete:
+                self._by_id[segment.segment_id] = self._by_id.pop(segment.segment_id)  # now the most recent
+            else:
+                self._remove(segment)
+
+    def statuses(self) -> tuple[SegmentStatus, ...]:
+        with self._lock:
+            segments = tuple(self._by_id.values())
+            return tuple(s.status() for s in segments)
+
+    def _make_room(self, count: int, n_bytes: int) -> None:
+        idle = [s for s in self._by_id.values() if not s.holders]
+        available = self._pool.free_slabs + sum(len(s.slabs) for s in idle)
+        if count > available:
+            size = self._pool.slab_bytes
+            raise MemoryTooSmall(
+                f"the model needs {n_bytes} bytes of host memory ({count} slabs of {size}); "
+                f"{available * size} of {self._pool.n_slabs * size} bytes are not in use",
+                hint="raise THAW_FETCHD_POOL_MB, or wait until another model has gone",
+            )
+        for segment in idle:
+            if self._pool.free_slabs >= count:
+                return
+            self._remove(segment)
+
+    def _remove(self, segment: Segment) -> None:
+        del self._by_id[segment.segment_id]
+        os.close(segment.control_fd)
+        segment.page.close()
+        self._pool.give_back(segment.slabs)
+
+
+def _control_page(n_bytes: int) -> tuple[ControlPage, int]:
+    fd = create_sealable("thaw-segment", PAGE_BYTES)
+    mapped = mmap.mmap(fd, PAGE_BYTES, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+    return ControlPage(mapped, n_bytes), seal_and_reopen(fd)

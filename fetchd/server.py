@@ -1,0 +1,127 @@
+"""A listening unix socket with one thread per conversation."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from typing import Any, Final
+
+from relay.channel import Channel
+from thaw.errors import PlatformError, ProtocolError
+from thaw.logs import Log
+
+_MAX_PATH: Final = 107  # sun_path, less the terminating zero
+_BACKLOG: Final = 64
+
+
+class UnixServer:
+    """Calls ``serve(channel)`` on a new thread for each connection and closes the channel after it.
+
+    A connection beyond ``most`` at once is hung up: a container must not be able to use up our threads.
+    """
+
+    def __init__(self, path: str, mode: int, serve: Callable[[Channel], None], log: Log, *, most: int) -> None:
+        if len(path.encode()) > _MAX_PATH:
+            raise PlatformError(f"{path}: a unix socket's path has at most {_MAX_PATH} bytes",
+                                hint="use a shorter directory")  # fmt: skip
+        self.path = path
+        self._serve, self._log, self._most = serve, log, most
+        self._lock = threading.Lock()
+        self._channels: set[Channel] = set()
+        self._closed = False
+        _remove_stale(path)
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self._listener.bind(path)
+            os.chmod(path, mode)
+            self._listener.listen(_BACKLOG)
+        except OSError as e:
+            self._listener.close()
+            raise PlatformError(f"{path}: cannot listen: {e}", hint="check the directory and its permissions") from e
+        self._thread = threading.Thread(target=self._accept, name="accept", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """No further connection, and the present ones end."""
+        with self._lock:
+            self._closed = True
+            channels = list(self._channels)
+        self._listener.shutdown(socket.SHUT_RDWR)  # wakes accept()
+        self._thread.join(timeout=5)
+        self._listener.close()
+        try:
+            os.unlink(self.path)
+        except FileNotFoundError:
+            pass
+        for channel in channels:
+            _hang_up(channel)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                sock, _ = self._listener.accept()
+            except OSError:
+                return  # closed
+            channel = Channel(sock)
+            with self._lock:
+                if self._closed:
+                    channel.close()
+                    return
+                if len(self._channels) >= self._most:
+                    channel.close()
+                    continue
+                self._channels.add(channel)
+            threading.Thread(target=self._converse, args=(channel,), name="conversation", daemon=True).start()
+
+    def _converse(self, channel: Channel) -> None:
+        try:
+            self._serve(channel)
+        except (OSError, ProtocolError):
+            pass  # the peer went, or does not speak our protocol: its conversation is over, nothing else
+        except Exception as e:  # noqa: BLE001 - edge of a thread: a defect ends one conversation
+            self._log.event("conversation_defect", path=self.path, error=f"{type(e).__name__}: {e}")
+        finally:
+            with self._lock:
+                self._channels.discard(channel)
+            channel.close()
+
+
+def receive(channel: Channel) -> Any:
+    """The next message.  Descriptors that came along are closed: nobody sends us any, except to use up ours."""
+    plain, fds = channel.receive()
+    for fd in fds:
+        os.close(fd)
+    return plain
+
+
+def peer_pid(channel: Channel) -> int:
+    """Who is on the other side; 0 for a process of another pid namespace."""
+    raw = channel.sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return int(struct.unpack("3i", raw)[0])
+
+
+def _hang_up(channel: Channel) -> None:
+    """End a conversation that another thread reads; that thread closes the socket."""
+    try:
+        channel.sock.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        pass
+
+
+def _remove_stale(path: str) -> None:
+    """Remove what a killed predecessor left.  Raises PlatformError while somebody still listens there."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(path)
+        except FileNotFoundError:
+            return
+        except (ConnectionRefusedError, TimeoutError):
+            os.unlink(path)
+            return
+        except OSError as e:
+            raise PlatformError(f"{path} is in the way: {e}", hint="remove it") from e
+    raise PlatformError(f"another process listens on {path}", hint="stop it, or choose another THAW_FETCHD_SOCKET")

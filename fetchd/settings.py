@@ -1,0 +1,28 @@
+"""What an operator can turn.  Read once; docs/settings.md is generated from here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from thaw.settings import setting
+
+
+@dataclass(frozen=True, slots=True)
+class FetchdSettings:
+    socket: str = setting("THAW_FETCHD_SOCKET", "path of the control socket (mode 0600)")
+    doors: str = setting("THAW_FETCHD_DOORS", "directory of the containers' door sockets")
+    host_id: str = setting("THAW_HOST_ID", "this host's name in trace events", "")
+    pool_mb: int = setting("THAW_FETCHD_POOL_MB", "host memory for models in MiB; populated at start", 1024)
+    slab_mb: int = setting("THAW_FETCHD_SLAB_MB", "size of one slab in MiB; a multiple of 2", 64)
+    retain: bool = setting("THAW_FETCHD_RETAIN", "keep a model in the pool after its last holder went", True)
+    connections: int = setting("THAW_FETCHD_CONNECTIONS", "connections per fetch; 8 pays above 5 Gbit/s", 4)
+    link_bytes_per_s: float | None = setting(
+        "THAW_FETCHD_LINK_BYTES_PER_S", "pace all fetches together to this rate; empty: unlimited", None
+    )
+    read_timeout_s: float = setting("THAW_FETCHD_READ_TIMEOUT_S", "a store silent for so long counts as broken", 10.0)
+    retries: int = setting("THAW_FETCHD_RETRIES", "attempts at a chunk that bring no byte before giving up", 6)
+    hold_s: float = setting("THAW_FETCHD_HOLD_S", "a finished fetch keeps its segment so long for a grant", 120.0)
+    s3_endpoint: str = setting("THAW_S3_ENDPOINT", "URL of the S3 server; empty: AWS in AWS_REGION", "")
+    s3_region: str = setting("AWS_REGION", "region that requests are signed for", "us-east-1")
+    s3_key_id: str = setting("AWS_ACCESS_KEY_ID", "S3 key id; empty: anonymous requests", "")
+    s3_secret: str = setting("AWS_SECRET_ACCESS_KEY", "S3 secret", "")

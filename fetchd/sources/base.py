@@ -1,0 +1,111 @@
+"""What every model store offers, and the cursor that makes a broken read resumable.
+
+Errors at this seam: ModelNotFound, ModelCorrupt and ModelUnsupported are final; StoreUnavailable may pass, and whoever
+reads tries again from :attr:`Target.done`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from thaw.errors import ModelNotFound
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectInfo:
+    n_bytes: int
+    etag: str
+
+
+class AccessRefused(ModelNotFound):
+    """Some stores say so of an object that merely does not exist: final only when nothing else is found either."""
+
+    @property
+    def code(self) -> str:
+        return ModelNotFound.__name__
+
+
+class Target:
+    """Memory to be filled front to back, in pieces that need not touch."""
+
+    def __init__(self, pieces: Sequence[memoryview]) -> None:
+        self._pieces = pieces
+        self._piece, self._at = 0, 0
+        self.n_bytes = sum(len(p) for p in pieces)
+        self.done = 0
+
+    @property
+    def left(self) -> int:
+        return self.n_bytes - self.done
+
+    def next(self, most: int) -> memoryview:
+        """The next unfilled bytes, contiguous, at most ``most``."""
+        return self._pieces[self._piece][self._at : self._at + most]
+
+    def advance(self, n_bytes: int) -> None:
+        self.done += n_bytes
+        self._at += n_bytes
+        if self._at == len(self._pieces[self._piece]):
+            self._piece, self._at = self._piece + 1, 0
+
+
+class Throttle(Protocol):
+    """Asked before each read; also how a read learns of a cancel."""
+
+    def quantum(self, most: int) -> int: ...
+
+    def before_read(self, n_bytes: int) -> None:
+        """Sleeps as the pace demands.  Raises FetchCancelled."""
+
+    def after_read(self, n_bytes: int) -> None: ...
+
+
+class Connection(Protocol):
+    """One reader's way to the store.  Used by one thread; :meth:`interrupt` may come from any."""
+
+    def stat(self, name: str) -> ObjectInfo:
+        """Raises ModelNotFound."""
+
+    def read_into(self, name: str, offset: int, target: Target, throttle: Throttle, etag: str) -> str:
+        """Fill ``target`` from byte ``offset + target.done`` of ``name``; the etag of what was read.
+
+        With ``etag`` the object must still be that version (ModelCorrupt otherwise).
+        """
+
+    def interrupt(self) -> None:
+        """Make a blocked read fail now."""
+
+    def close(self) -> None: ...
+
+
+class Source(Protocol):
+    """A model's directory at a store."""
+
+    kind: str
+
+    def connect(self) -> Connection: ...
+
+
+SourceOpener = Callable[[str], Source]
+
+
+class Unthrottled:
+    """For the small reads of an index."""
+
+    def quantum(self, most: int) -> int:
+        return most
+
+    def before_read(self, n_bytes: int) -> None:
+        return None
+
+    def after_read(self, n_bytes: int) -> None:
+        return None
+
+
+def read_bytes(connection: Connection, name: str, offset: int, n_bytes: int, etag: str = "") -> bytes:
+    """A small piece of an object."""
+    buffer = bytearray(n_bytes)
+    connection.read_into(name, offset, Target([memoryview(buffer)]), Unthrottled(), etag)
+    return bytes(buffer)

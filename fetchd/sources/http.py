@@ -1,0 +1,189 @@
+"""``http(s)://host/dir``: ranged GETs on kept-alive connections, received straight into the slabs.
+
+The same reader serves S3, which only adds a signature.  http.client's ``readinto`` hands large reads to ``recv_into``
+of the target memory: no copy is made in between.
+"""
+
+from __future__ import annotations
+
+import http.client
+import re
+import socket
+import ssl
+from collections.abc import Callable
+from typing import Final
+from urllib.parse import quote, unquote, urlsplit
+
+from fetchd.sources.base import AccessRefused, ObjectInfo, Target, Throttle
+from thaw.errors import ModelCorrupt, ModelNotFound, ModelUnsupported, StoreUnavailable, ThawError
+
+_FIRST_READ_BYTES: Final = 16 * 1024
+"""The first read of an answer is short, so that the first byte is seen when it comes and not a megabyte later."""
+_READ_BYTES: Final = 1024 * 1024
+_CONTENT_RANGE: Final = re.compile(r"\Abytes (\d+)-(\d+)/(\d+)\Z")
+_BUSY: Final = (408, 425, 429)
+_HIDDEN: Final = (401, 403)
+_MISSING: Final = (404, 410)
+_DROPPED: Final = (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError)
+
+Signer = Callable[[str, str, dict[str, str]], dict[str, str]]
+"""(method, url, headers) → the headers to send."""
+
+
+def unsigned(_method: str, _url: str, headers: dict[str, str]) -> dict[str, str]:
+    return headers
+
+
+class HttpSource:
+    """A directory of objects under ``base_url`` (no trailing slash)."""
+
+    def __init__(self, base_url: str, timeout_s: float, *, kind: str = "http", sign: Signer = unsigned) -> None:
+        self.kind, self.base_url, self.timeout_s, self.sign = kind, base_url.rstrip("/"), timeout_s, sign
+
+    def connect(self) -> HttpConnection:
+        return HttpConnection(self)
+
+
+class HttpConnection:
+    def __init__(self, source: HttpSource) -> None:
+        self._source = source
+        parts = urlsplit(source.base_url)
+        self._path = quote(unquote(parts.path), safe="/~-._")
+        self._origin = f"{parts.scheme}://{parts.netloc}"
+        host, port = parts.hostname or "", parts.port
+        if parts.scheme == "https":
+            context = ssl.create_default_context()
+            self._http: http.client.HTTPConnection = http.client.HTTPSConnection(
+                host, port, timeout=source.timeout_s, context=context
+            )
+        else:
+            self._http = http.client.HTTPConnection(host, port, timeout=source.timeout_s)
+        self._socket: socket.socket | None = None  # http.client forgets it when the answer ends the connection
+
+    def stat(self, name: str) -> ObjectInfo:
+        response = self._ask("HEAD", name, {})
+        response.read()
+        if response.status != 200:
+            raise self._refusal(name, response)
+        length = response.getheader("Content-Length", "")
+        if not length.isdigit():
+            raise ModelUnsupported(f"{self._url(name)}: the store does not say how long it is", hint="use another")
+        return ObjectInfo(int(length), _etag(response))
+
+    def read_into(self, name: str, offset: int, target: Target, throttle: Throttle, etag: str) -> str:
+        first = offset + target.done
+        if not target.left:
+            return etag
+        response = self._ask("GET", name, {"Range": f"bytes={first}-{first + target.left - 1}"})
+        try:
+            self._check_answer(name, response, first, target.left)
+            found = _etag(response)
+            if etag and found != etag:
+                raise ModelCorrupt(f"{self._url(name)} has changed since it was inspected", hint="start again")
+            self._receive(name, response, target, throttle)
+        finally:
+            if target.left:
+                self.close()  # unread bytes would be taken for the next answer
+            else:
+                response.close()
+        return found
+
+    def interrupt(self) -> None:
+        sock = self._socket
+        if sock is not None:
+            try:
+                sock.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass  # it was closed just now
+
+    def close(self) -> None:
+        self._http.close()
+        self._socket = None
+
+    def _url(self, name: str) -> str:
+        return f"{self._origin}{self._path}/{quote(name, safe='~-._')}"
+
+    def _ask(self, method: str, name: str, headers: dict[str, str]) -> http.client.HTTPResponse:
+        """Send and read the answer's head.  A kept-alive connection that the server closed meanwhile is renewed."""
+        reused = self._http.sock is not None
+        try:
+            return self._ask_once(method, name, headers)
+        except _DROPPED as e:
+            self.close()
+            if not reused:
+                raise self._unavailable(name, e) from e
+        except (OSError, http.client.HTTPException) as e:
+            self.close()
+            raise self._unavailable(name, e) from e
+        try:
+            return self._ask_once(method, name, headers)
+        except (OSError, http.client.HTTPException) as e:
+            self.close()
+            raise self._unavailable(name, e) from e
+
+    def _ask_once(self, method: str, name: str, headers: dict[str, str]) -> http.client.HTTPResponse:
+        url = self._url(name)
+        if self._http.sock is None:
+            self._http.connect()
+            self._socket = self._http.sock
+        signed = self._source.sign(method, url, {**headers, "Accept-Encoding": "identity"})
+        self._http.request(method, url[len(self._origin) :], headers=signed)
+        return self._http.getresponse()
+
+    def _receive(self, name: str, response: http.client.HTTPResponse, target: Target, throttle: Throttle) -> None:
+        most = _FIRST_READ_BYTES
+        while target.left:
+            piece = target.next(throttle.quantum(most))
+            throttle.before_read(len(piece))
+            try:
+                count = response.readinto(piece)
+            except (OSError, http.client.HTTPException, ValueError) as e:  # ValueError: interrupted, file closed
+                raise self._unavailable(name, e) from e
+            if count == 0:
+                raise StoreUnavailable(f"{self._url(name)}: the connection broke {target.left} bytes early")
+            target.advance(count)
+            throttle.after_read(count)
+            most = _READ_BYTES
+
+    def _check_answer(self, name: str, response: http.client.HTTPResponse, first: int, n_bytes: int) -> None:
+        if response.status == 200 and first == 0 and response.length == n_bytes:
+            return  # the whole object was wanted: a server without ranges will do
+        if response.status == 200:
+            raise ModelUnsupported(f"{self._url(name)}: the server does not serve ranges",
+                                   hint="serve the model from nginx, S3 or another that has Range")  # fmt: skip
+        if response.status != 206:
+            raise self._refusal(name, response)
+        found = _CONTENT_RANGE.match(response.getheader("Content-Range", ""))
+        if found is None:
+            raise ModelCorrupt(f"{self._url(name)}: 206 without a usable Content-Range")
+        begin, last, total = (int(g) for g in found.groups())
+        if begin != first or last != first + n_bytes - 1 or response.length != n_bytes:
+            got = f"[{begin}, +{last + 1 - begin}) of {total} bytes"
+            raise ModelCorrupt(f"{self._url(name)}: asked for [{first}, +{n_bytes}), got {got}",
+                               hint="the object is shorter than it was: push it again")  # fmt: skip
+
+    def _refusal(self, name: str, response: http.client.HTTPResponse) -> ThawError:
+        status, url = response.status, self._url(name)
+        if status in _MISSING:
+            return ModelNotFound(f"{url}: no such object ({status})", hint="check the model's uri")
+        if status in _HIDDEN:
+            return AccessRefused(f"{url}: the store refuses access ({status})", hint="check uri and credentials")
+        if status == 416:
+            return ModelCorrupt(f"{url}: it is shorter than it was (416)", hint="push the model again")
+        if status >= 500 or status in _BUSY:
+            return StoreUnavailable(f"{url}: the store answered {status}", hint="retry later; check the store")
+        if 300 <= status < 400:
+            place = response.getheader("Location", "elsewhere")
+            return ModelNotFound(f"{url}: moved to {place:.200} ({status})", hint="use that uri (S3: check AWS_REGION)")
+        return ModelNotFound(f"{url}: the store answered {status}", hint="check the model's uri")
+
+    def _unavailable(self, name: str, e: Exception) -> StoreUnavailable:
+        if isinstance(e, TimeoutError):
+            return StoreUnavailable(f"{self._url(name)}: the store was silent for {self._source.timeout_s:g} s")
+        return StoreUnavailable(f"{self._url(name)}: {type(e).__name__}: {e}", hint="is the store up and reachable?")
+
+
+def _etag(response: http.client.HTTPResponse) -> str:
+    """Strong or weak makes no difference to us: a server that changes its mind between HEAD and GET is common."""
+    tag = response.getheader("ETag") or response.getheader("Last-Modified") or ""
+    return tag.removeprefix("W/").strip('"')

@@ -1,0 +1,161 @@
+"""fetchd's two counters, as its callers see them: :class:`FetchClient` (invoker) and :class:`DoorClient` (container).
+
+A FetchClient opens a connection per call (a unix socket: 0.1 ms), so it may be used by any number of threads and
+survives a restart of fetchd.  What fetchd refuses is raised as the error that it names.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Self, TypeVar
+
+from relay.channel import Channel
+from relay.messages import (
+    Done,
+    DoorClose,
+    DoorGrant,
+    DoorList,
+    DoorOpen,
+    DoorOpened,
+    Doors,
+    FetchCancel,
+    FetchDone,
+    FetchStart,
+    FetchStarted,
+    FetchUpdate,
+    FetchWait,
+    Inspect,
+    Inspected,
+    MoreSlabs,
+    Refused,
+    SegmentOffer,
+    SegmentWanted,
+    Status,
+    StatusQuery,
+    from_plain,
+    to_plain,
+)
+from relay.segment import SegmentReader
+from thaw.errors import PlatformError, ProtocolError, Unavailable, from_info
+from thaw.ids import GroupId, InstanceId
+from thaw.model import ModelFacts
+
+T = TypeVar("T")
+
+DEADLINE_S = 30.0
+"""For questions that fetchd answers from memory or after a few round trips to a store."""
+
+
+class FetchClient:
+    """Every method raises Unavailable when fetchd does not listen, and PlatformError when ``deadline_s`` passes."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def inspect(self, uri: str, *, deadline_s: float = 60.0) -> ModelFacts:
+        """Raises ModelNotFound, ModelCorrupt, ModelUnsupported, StoreUnavailable."""
+        return self._ask(Inspect(uri), Inspected, deadline_s).facts
+
+    def start(self, request: FetchStart, *, deadline_s: float = 60.0) -> FetchStarted:
+        """Begin, join or find resident.  Raises StaleEpoch, MemoryTooSmall, BadRequest."""
+        return self._ask(request, FetchStarted, deadline_s)
+
+    def wait(self, group_id: GroupId, stage: int, *, deadline_s: float) -> FetchDone:
+        """Until the fetch ends; raises its error."""
+        return self._ask(FetchWait(group_id, stage), FetchDone, deadline_s)
+
+    def update(self, request: FetchUpdate, *, deadline_s: float = DEADLINE_S) -> None:
+        self._ask(request, Done, deadline_s)
+
+    def cancel(self, group_id: GroupId, epoch: int, *, deadline_s: float = DEADLINE_S) -> None:
+        self._ask(FetchCancel(group_id, epoch), Done, deadline_s)
+
+    def door_open(self, instance_id: InstanceId, *, deadline_s: float = DEADLINE_S) -> str:
+        """The path of the instance's door socket."""
+        return self._ask(DoorOpen(instance_id), DoorOpened, deadline_s).path
+
+    def door_grant(self, instance_id: InstanceId, segment_id: str, *, deadline_s: float = DEADLINE_S) -> None:
+        self._ask(DoorGrant(instance_id, segment_id), Done, deadline_s)
+
+    def door_close(self, instance_id: InstanceId, *, deadline_s: float = DEADLINE_S) -> None:
+        self._ask(DoorClose(instance_id), Done, deadline_s)
+
+    def doors(self, *, deadline_s: float = DEADLINE_S) -> tuple[InstanceId, ...]:
+        return self._ask(DoorList(), Doors, deadline_s).instance_ids
+
+    def status(self, *, deadline_s: float = DEADLINE_S) -> Status:
+        return self._ask(StatusQuery(), Status, deadline_s)
+
+    def _ask(self, message: object, answer: type[T], deadline_s: float) -> T:
+        channel = _connect(self.path, deadline_s)
+        try:
+            channel.send(to_plain(message))
+            plain, _ = channel.receive()
+        except TimeoutError as e:
+            raise PlatformError(f"fetchd did not answer {type(message).__name__} within {deadline_s:g} s") from e
+        except OSError as e:
+            raise Unavailable(f"the connection to fetchd broke: {e}", hint="see fetchd's log") from e
+        finally:
+            channel.close()
+        return _expect(plain, answer)
+
+
+class DoorClient:
+    """A container's door.  Keep it open while a segment of it is mapped: its end may be taken for the container's."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+
+    @classmethod
+    def connect(cls, path: str, *, deadline_s: float = 10.0) -> Self:
+        return cls(_connect(path, deadline_s))
+
+    def segment(self, *, deadline_s: float) -> SegmentReader:
+        """The next segment granted to this instance (n-th call, n-th grant).  Raises the fetch's error.
+
+        After a deadline has passed the door cannot be asked again; connect anew.
+        """
+        deadline = time.monotonic() + deadline_s
+        fds: list[int] = []
+        try:
+            self._channel.set_timeout(deadline_s)
+            self._channel.send(to_plain(SegmentWanted()))
+            plain, received = self._channel.receive()
+            fds += received
+            offer = _expect(plain, SegmentOffer)
+            while len(fds) < offer.n_slabs + 1:
+                self._channel.set_timeout(max(deadline - time.monotonic(), 0.001))
+                plain, received = self._channel.receive()
+                fds += received
+                more = _expect(plain, MoreSlabs)
+                if not received or more.first != len(fds) - len(received) - 1:
+                    raise ProtocolError(f"slabs from {more.first} on came out of order")
+            mine, fds = fds, []  # the reader closes them
+            return SegmentReader(offer, mine)
+        except TimeoutError as e:
+            raise PlatformError(f"no segment was granted within {deadline_s:g} s") from e
+        except OSError as e:
+            raise Unavailable(f"the door broke: {e}", hint="fetchd has died or closed it; see its log") from e
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+    def close(self) -> None:
+        self._channel.close()
+
+
+def _connect(path: str, deadline_s: float) -> Channel:
+    try:
+        return Channel.connect(path, timeout_s=deadline_s)
+    except OSError as e:
+        raise Unavailable(f"fetchd does not listen on {path}: {e}", hint="start thaw-fetchd") from e
+
+
+def _expect(plain: object, answer: type[T]) -> T:
+    message = from_plain(plain)
+    if isinstance(message, Refused):
+        raise from_info(message.error)
+    if not isinstance(message, answer):
+        raise ProtocolError(f"expected {answer.__name__}, got {type(message).__name__}")
+    return message

@@ -1,0 +1,118 @@
+"""The stream of 202s, as a consumer group of gateways.
+
+An entry belongs to the gateway that read it until it is acknowledged with its record.  A gateway whose lease has
+ended is dead: its entries are claimed by another.  Time since delivery says nothing: a cold start takes
+minutes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import redis
+
+from relay import keys, redis_link
+from relay.bus import _StreamThread
+from relay.records import Pending
+from thaw import wire
+from thaw.errors import ProtocolError
+from thaw.ids import GatewayId
+from thaw.logs import Log
+
+_BLOCK_MS: Final = 30_000
+_CLAIM_IDLE_MS: Final = 1_000
+"""Two gateways that see the same death: the second finds the entry claimed a moment ago."""
+_CLAIM_BATCH: Final = 100
+
+_DROP_EMPTY: Final = """
+local left = redis.call('XPENDING', KEYS[1], ARGV[1], '-', '+', 1, ARGV[2])
+if #left == 0 then return redis.call('XGROUP', 'DELCONSUMER', KEYS[1], ARGV[1], ARGV[2]) end
+return -1
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """``owner``: the gateway that had it running before it was written (a blocking call that became a 202)."""
+
+    entry_id: bytes
+    pending: Pending
+    owner: str
+
+
+class PendingReader(_StreamThread):
+    """Hands on new entries, as many as ``room()`` says; room() may block to hold the reader back."""
+
+    def __init__(
+        self, url: str, gateway: GatewayId, on_entry: Callable[[Entry], None], room: Callable[[], int], log: Log
+    ) -> None:
+        super().__init__(url, "pending-reader", on_entry, lambda: None, log)
+        self._gateway, self._room = gateway, room
+
+    def _read_all(self, client: redis.Redis) -> None:
+        create_group(client)
+        while not self._stop.is_set():
+            count = self._room()
+            if count == 0:
+                return  # stopping
+            reply: Any = client.xreadgroup(
+                keys.PENDING_GROUP, self._gateway, {keys.PENDING: ">"}, count=count, block=_BLOCK_MS
+            )
+            for _, entries in reply or []:
+                for entry in parse(entries):
+                    self._on_message(entry)
+
+
+class PendingClaims:
+    """What to do about other gateways' entries."""
+
+    def __init__(self, client: redis.Redis, gateway: GatewayId) -> None:
+        self._redis, self._gateway = client, gateway
+
+    def consumers(self) -> list[GatewayId]:
+        """Every gateway with a place in the group but this one."""
+        with redis_link.translated("list consumers"):
+            create_group(self._redis)
+            rows: Any = self._redis.xinfo_consumers(keys.PENDING, keys.PENDING_GROUP)
+        names = [redis_link.text(row["name"]) for row in rows]
+        return [GatewayId(name) for name in names if name != self._gateway]
+
+    def claim(self, dead: GatewayId) -> list[Entry]:
+        """Take over the entries of a dead gateway (a batch; none left: it is forgotten)."""
+        with redis_link.translated("claim a dead gateway's work"):
+            rows: Any = self._redis.xpending_range(
+                keys.PENDING, keys.PENDING_GROUP, "-", "+", _CLAIM_BATCH, consumername=dead
+            )
+            if not rows:
+                self._redis.eval(_DROP_EMPTY, 1, keys.PENDING, keys.PENDING_GROUP, dead)
+                return []
+            claimed: Any = self._redis.xclaim(
+                keys.PENDING, keys.PENDING_GROUP, self._gateway, _CLAIM_IDLE_MS, [r["message_id"] for r in rows]
+            )
+        return list(parse(claimed))
+
+    def hand_to(self, owner: GatewayId, entry_id: bytes) -> None:
+        """The entry belongs to the gateway that runs it."""
+        with redis_link.translated("hand an entry over"):
+            self._redis.xclaim(keys.PENDING, keys.PENDING_GROUP, owner, 0, [entry_id], justid=True)
+
+
+def create_group(client: redis.Redis) -> None:
+    try:
+        client.xgroup_create(keys.PENDING, keys.PENDING_GROUP, id="0", mkstream=True)
+    except redis.ResponseError as e:
+        if "BUSYGROUP" not in str(e):
+            raise
+
+
+def parse(entries: Iterable[Any]) -> Iterable[Entry]:
+    for entry_id, fields in entries:
+        if not fields:
+            continue  # deleted meanwhile
+        try:
+            pending = wire.loads(Pending, fields[b"p"])
+        except ProtocolError:
+            continue  # of a newer version: a newer gateway claims it once this one is gone
+        yield Entry(entry_id, pending, redis_link.text(fields.get(b"o", b"")))

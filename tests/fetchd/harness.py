@@ -1,0 +1,243 @@
+"""A real fetchd process, real small checkpoints, and an HTTP store that misbehaves on order."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import xxhash
+
+from relay.fetch_client import DoorClient, FetchClient
+from relay.messages import FetchStart, FetchStarted
+from relay.segment import SegmentReader
+from thaw import checkpoint
+from thaw.ids import GroupId, InstanceId
+from thaw.model import CHUNK_BYTES, INDEX_NAME, FileRange, ModelFacts
+from thaw.plan import PlanModel
+
+ROOT = Path(__file__).parents[2]
+CONFIG = {"num_hidden_layers": 3, "architectures": ["LlamaForCausalLM"]}
+
+
+def safetensors_bytes(tensors: Mapping[str, bytes]) -> bytes:
+    """A safetensors file of U8 tensors."""
+    header: dict[str, Any] = {}
+    at = 0
+    for name, data in tensors.items():
+        header[name] = {"dtype": "U8", "shape": [len(data)], "data_offsets": [at, at + len(data)]}
+        at += len(data)
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + b"".join(tensors.values())
+
+
+def write_model(directory: Path, n_layers: int = 3, layer_bytes: int = 3_000_001, seed: int = 1) -> Path:
+    """A checkpoint whose bytes depend on ``seed``."""
+    directory.mkdir(parents=True, exist_ok=True)
+    stream = hashlib.shake_128(str(seed).encode()).digest(layer_bytes)
+    tensors = {"model.embed_tokens.weight": stream[:1000]}
+    for i in range(n_layers):
+        tensors[f"model.layers.{i}.w"] = bytes([i]) + stream[1:]
+    (directory / "model.safetensors").write_bytes(safetensors_bytes(tensors))
+    (directory / "config.json").write_text(json.dumps({**CONFIG, "num_hidden_layers": n_layers}))
+    (directory / "tokenizer.json").write_text('{"a": 1}')
+    return directory
+
+
+def write_index(directory: Path) -> None:
+    """The ``thaw-index.json`` of a single-file checkpoint."""
+    files, tensors = [], []
+    for path in sorted(directory.iterdir()):
+        if checkpoint.is_fetchable(path.name):
+            data = path.read_bytes()
+            chunks = (data[i : i + CHUNK_BYTES] for i in range(0, len(data), CHUNK_BYTES))
+            files.append(checkpoint.describe_file(path.name, chunks, lambda c: xxhash.xxh3_64(c).hexdigest()))
+            if path.suffix == ".safetensors":
+                n = checkpoint.header_bytes(path.name, data, len(data))
+                tensors += checkpoint.parse_header(path.name, data[8 : 8 + n], len(data))
+    (directory / INDEX_NAME).write_bytes(checkpoint.write_index(checkpoint.build_index(files, tensors)))
+
+
+class Fetchd:
+    """``with Fetchd(tmp) as fetchd``: started, ready, and gone at the end."""
+
+    def __init__(self, directory: Path, **settings: object) -> None:
+        self.directory = directory
+        self.short = tempfile.TemporaryDirectory(prefix="thaw-")  # pytest's own paths are too long for a socket
+        self.socket = f"{self.short.name}/c.sock"
+        self.client = FetchClient(self.socket)
+        variables = {"THAW_FETCHD_POOL_MB": 96, "THAW_FETCHD_SLAB_MB": 4, "THAW_FETCHD_READ_TIMEOUT_S": 1, **settings}
+        self.environ = {
+            **os.environ, "PYTHONPATH": str(ROOT), "THAW_HOST_ID": "host-1", "THAW_FETCHD_SOCKET": self.socket,
+            "THAW_FETCHD_DOORS": f"{self.short.name}/d", **{k: str(v) for k, v in variables.items()},
+        }  # fmt: skip
+        self.events: list[dict[str, Any]] = []
+        self._epochs = 0
+
+    def __enter__(self) -> Self:
+        self.process = subprocess.Popen([sys.executable, "-m", "fetchd.main"], env=self.environ, cwd=ROOT,
+                                        stderr=subprocess.PIPE, text=True)  # fmt: skip
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            if not line.startswith("{"):
+                raise AssertionError(line + self.process.stderr.read())
+            self.events.append(json.loads(line))
+            if self.events[-1]["event"] in ("ready", "start_failed"):
+                break
+        self._reader = threading.Thread(target=self._read_log, args=(self.process.stderr,))
+        self._reader.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            self.process.wait(15)
+        self._reader.join(5)
+        assert self.process.stderr is not None
+        self.process.stderr.close()
+        self.short.cleanup()
+
+    def _read_log(self, stream: Any) -> None:
+        for line in stream:
+            self.events.append(json.loads(line) if line.startswith("{") else {"event": "noise", "text": line})
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait(5)
+
+    def start(self, facts: ModelFacts, group: str = "g", ranges: tuple[FileRange, ...] = (), **more: Any) -> FetchStarted:
+        """Fetch the whole model unless ``ranges`` says otherwise."""
+        model = PlanModel(facts.uri, facts.sha256, facts.etag, facts.n_bytes)
+        whole = tuple(FileRange(name, 0, n) for name, n in facts.files.items())
+        fields = {"stage": 0, "epoch": 1, **more}
+        return self.client.start(FetchStart(GroupId(group), model=model, ranges=ranges or whole, **fields))
+
+    def open(self, segment_id: str, instance: str = "i1") -> tuple[DoorClient, SegmentReader]:
+        path = self.client.door_open(InstanceId(instance))
+        self.client.door_grant(InstanceId(instance), segment_id)
+        door = DoorClient.connect(path)
+        return door, door.segment(deadline_s=10)
+
+    def free_bytes(self) -> int:
+        return self.client.status().free_bytes
+
+
+def file_bytes(reader: SegmentReader, facts: ModelFacts, name: str) -> bytes:
+    return bytes(reader.view(reader.locate(name, 0), facts.files[name]))
+
+
+Fault = Callable[["Request"], bool]
+"""Looks at a request before it is answered; True when it has dealt with it itself."""
+
+
+class Request:
+    def __init__(self, sock: socket.socket, method: str, name: str, first: int, last: int, data: bytes, number: int):
+        self.sock, self.method, self.name, self.number = sock, method, name, number
+        self.first, self.last, self.data = first, last, data
+
+    def head(self, status: str = "206 Partial Content", *, length: int | None = None, etag: str = "e1") -> bytes:
+        n_bytes = self.last + 1 - self.first if length is None else length
+        span = f"Content-Range: bytes {self.first}-{self.first + n_bytes - 1}/{len(self.data)}\r\n"
+        ranged = span if status.startswith("206") else ""
+        return f'HTTP/1.1 {status}\r\nETag: "{etag}"\r\n{ranged}Content-Length: {n_bytes}\r\n\r\n'.encode()
+
+    @property
+    def body(self) -> bytes:
+        return self.data[self.first : self.last + 1]
+
+
+class Store:
+    """An HTTP/1.1 file server with ranges and keep-alive on a real socket; ``fault`` may answer instead."""
+
+    def __init__(self, root: Path, fault: Fault = lambda request: False) -> None:
+        self.root, self.fault = root, fault
+        self.requests: list[tuple[str, str, int]] = []
+        self.sent_bytes = 0
+        self.stopped = threading.Event()
+        self._lock = threading.Lock()
+        self._open: set[socket.socket] = set()
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.uri = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        self._threads = [threading.Thread(target=self._accept)]
+
+    def __enter__(self) -> Self:
+        self._threads[0].start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None) -> None:
+        self.stopped.set()
+        self._listener.shutdown(socket.SHUT_RDWR)
+        for sock in list(self._open):
+            try:
+                sock.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass
+        for thread in self._threads:
+            thread.join(5)
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                sock, _ = self._listener.accept()
+            except OSError:
+                return
+            self._open.add(sock)
+            thread = threading.Thread(target=self._serve, args=(sock,))
+            self._threads.append(thread)
+            thread.start()
+
+    def _serve(self, sock: socket.socket) -> None:
+        with sock, sock.makefile("rb") as stream:
+            try:
+                while self._answer(sock, stream):
+                    pass
+            except OSError:
+                pass
+        self._open.discard(sock)
+
+    def _answer(self, sock: socket.socket, stream: Any) -> bool:
+        words = stream.readline().split()
+        if len(words) != 3:
+            return False
+        headers = b"".join(iter(stream.readline, b"\r\n"))
+        name = words[1].decode().rpartition("/")[2]
+        path = self.root / words[1].decode().lstrip("/")
+        if not path.is_file():
+            sock.sendall(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
+            return True
+        data = path.read_bytes()
+        span = re.search(rb"Range: bytes=(\d+)-(\d+)", headers)
+        first, last = (int(span[1]), int(span[2])) if span else (0, len(data) - 1)
+        with self._lock:
+            self.requests.append((words[0].decode(), name, first))
+            request = Request(sock, words[0].decode(), name, first, min(last, len(data) - 1), data, len(self.requests))
+        if self.fault(request):
+            return False
+        if words[0] == b"HEAD":
+            sock.sendall(request.head("200 OK"))
+        else:
+            self.sent_bytes += len(request.body)
+            sock.sendall(request.head() + request.body)
+        return True
+
+
+def wait_until(condition: Callable[[], bool], deadline_s: float = 5.0) -> None:
+    """For what another process does and tells nobody: asks often, fails at the deadline."""
+    deadline = time.monotonic() + deadline_s
+    tick = threading.Event()
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        tick.wait(0.01)

@@ -1,0 +1,230 @@
+"""Attacks on what fetchd reads from a store before it believes anything: headers, indexes, names."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import xxhash
+
+from tests.fetchd.harness import safetensors_bytes, write_index, write_model
+from thaw import checkpoint, wire
+from thaw.errors import ModelCorrupt, ModelUnsupported
+from thaw.model import CHUNK_BYTES, INDEX_NAME, ModelFile, ModelIndex, TensorInfo
+
+FILE = safetensors_bytes({"a": b"1234", "b": b"", "c": b"56"})
+
+
+def parse(data: bytes) -> tuple[TensorInfo, ...]:
+    n = checkpoint.header_bytes("f", data[:8], len(data))
+    return checkpoint.parse_header("f", data[8 : 8 + n], len(data))
+
+
+def with_header(header: Any, data: bytes) -> bytes:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + data
+
+
+def entry(**changes: Any) -> dict[str, Any]:
+    return {"dtype": "U8", "shape": [4], "data_offsets": [0, 4], **changes}
+
+
+def test_a_small_file_is_read_as_it_is() -> None:
+    start = len(FILE) - 6
+    assert parse(FILE) == (
+        TensorInfo("a", "f", start, 4, "U8", (4,)),
+        TensorInfo("b", "f", start + 4, 0, "U8", (0,)),
+        TensorInfo("c", "f", start + 4, 2, "U8", (2,)),
+    )
+
+
+@pytest.mark.parametrize("length", range(len(FILE)))
+def test_a_file_cut_at_any_byte_is_corrupt(length: int) -> None:
+    with pytest.raises(ModelCorrupt):
+        parse(FILE[:length])
+
+
+def test_a_file_with_one_byte_more_is_corrupt() -> None:
+    with pytest.raises(ModelCorrupt, match="its tensors end at byte"):
+        parse(FILE + b"x")
+
+
+@pytest.mark.parametrize("length", [0, 1, len(FILE), 2**31, 100 * 2**20 + 1, 2**63, 2**64 - 1])
+def test_a_header_length_that_cannot_be_is_refused_before_anything_is_read(length: int) -> None:
+    with pytest.raises(ModelCorrupt, match="header claims"):
+        checkpoint.header_bytes("f", length.to_bytes(8, "little"), len(FILE))
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"shape": [5]}, "claims 4 bytes"),
+        ({"shape": [2**40, 2**40]}, "claims 4 bytes"),
+        ({"shape": [-4]}, "no usable shape"),
+        ({"shape": [4.0]}, "no usable shape"),
+        ({"shape": [True, 4]}, "no usable shape"),
+        ({"shape": "4"}, "no usable shape"),
+        ({"shape": None}, "no usable shape"),
+        ({"shape": [1] * 17 + [4]}, "no usable shape"),
+        ({"data_offsets": [0]}, "no usable shape"),
+        ({"data_offsets": [0, 4, 8]}, "no usable shape"),
+        ({"data_offsets": [4, 0]}, "claims -4 bytes"),
+        ({"data_offsets": [-4, 0]}, "no usable shape"),
+        ({"data_offsets": [1, 5]}, "leaves a gap"),
+        ({"data_offsets": [0, 2**60]}, "no usable shape"),
+        ({"data_offsets": None}, "no usable shape"),
+        ({"dtype": "F32"}, "claims 4 bytes"),
+        ({"dtype": "F4", "shape": [7]}, "claims 4 bytes"),
+    ],
+)
+def test_a_lie_in_any_field_of_a_tensor_is_named(changes: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ModelCorrupt, match=problem):
+        parse(with_header({"t": entry(**changes)}, b"1234"))
+
+
+@pytest.mark.parametrize("dtype", [None, 8, "I4096", "", ["U8"]])
+def test_an_unknown_dtype_is_unsupported(dtype: object) -> None:
+    with pytest.raises(ModelUnsupported, match="has dtype"):
+        parse(with_header({"t": entry(dtype=dtype)}, b"1234"))
+
+
+@pytest.mark.parametrize(
+    "header",
+    [b"[]", b"{", b"nul", b'"x"', b"\xff\xfe", b"[" * 100_000, b'{"t": 1, "t": 2}', b'{"t": []}', b'{"t": null}', b"  "],
+)
+def test_a_header_that_is_not_an_object_of_tensors_is_corrupt(header: bytes) -> None:
+    with pytest.raises(ModelCorrupt):
+        parse(with_header(header, b""))
+
+
+def test_overlapping_tensors_are_corrupt() -> None:
+    with pytest.raises(ModelCorrupt, match="overlaps"):
+        parse(with_header({"a": entry(), "b": entry()}, b"1234"))
+    with pytest.raises(ModelCorrupt, match="overlaps"):
+        parse(with_header({"a": entry(), "b": entry(shape=[2], data_offsets=[2, 4])}, b"1234"))
+
+
+def test_every_single_bit_flip_is_refused_or_changes_names_only() -> None:
+    good = parse(FILE)
+    for byte in range(len(FILE) - 6):
+        for bit in range(8):
+            flipped = bytearray(FILE)
+            flipped[byte] ^= 1 << bit
+            try:
+                found = parse(bytes(flipped))
+            except (ModelCorrupt, ModelUnsupported):
+                continue
+            assert sum(t.n_bytes for t in found) == sum(t.n_bytes for t in good)
+
+
+@pytest.mark.parametrize(
+    ("name", "allowed"),
+    [
+        ("config.json", True), ("model-00001-of-00002.safetensors", True), ("tokenizer.model", True),
+        ("../x.safetensors", False), ("a/b.safetensors", False), (".safetensors", False), ("modeling.py", False),
+        ("pytorch_model.bin", False), ("x" * 300 + ".safetensors", False), ("a\0.safetensors", False),
+        ("a.safetensors\n", False), ("", False),
+    ],
+)  # fmt: skip
+def test_only_plain_names_of_known_files_may_be_fetched(name: str, allowed: bool) -> None:
+    assert checkpoint.is_fetchable(name) is allowed
+
+
+@pytest.mark.parametrize("data", [b"", b"{}", b"[]", b'{"weight_map": []}', b'{"weight_map": {}}', b'{"weight_map": {"a": 1}}',
+                                  b'{"weight_map": {"a": "../../etc/x.safetensors"}}', b'{"weight_map": {"a": []}}'])  # fmt: skip
+def test_a_shard_index_that_names_nothing_fetchable_is_corrupt(data: bytes) -> None:
+    with pytest.raises(ModelCorrupt):
+        checkpoint.shard_names(data)
+
+
+@pytest.fixture(scope="module")
+def index_bytes(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    model = write_model(tmp_path_factory.mktemp("m"), layer_bytes=4_000_000)
+    write_index(model)
+    return (model / INDEX_NAME).read_bytes()
+
+
+def test_an_index_comes_back_as_it_was_written(index_bytes: bytes) -> None:
+    index = checkpoint.read_index(index_bytes)
+    assert checkpoint.write_index(index) == index_bytes
+    assert [f.name for f in index.files] == ["config.json", "tokenizer.json", "model.safetensors"]
+    assert len(index.files[-1].chunks_xxh3) == -(-index.files[-1].n_bytes // CHUNK_BYTES) == 2
+    assert index.verified
+
+
+def test_the_root_checksum_is_the_one_the_format_describes() -> None:
+    files = (ModelFile("b", 2, False, "22"), ModelFile("a", 1, True, "11"))
+    assert checkpoint.root_sha256(files) == hashlib.sha256(b"11 1 a\n22 2 b\n").hexdigest()
+    assert checkpoint.root_sha256(files) == checkpoint.root_sha256(files[::-1])
+
+
+def _change(plain: dict[str, Any], path: list[Any], value: Any) -> bytes:
+    at: Any = plain
+    for key in path[:-1]:
+        at = at[key]
+    at[path[-1]] = value
+    return json.dumps(plain).encode()
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (["sha256"], "0" * 64), (["verified"], False), (["files", 0, "name"], "../config.json"),
+        (["files", 2, "n_bytes"], 5), (["files", 2, "n_bytes"], -1), (["files", 2, "n_bytes"], 2**70),
+        (["files", 2, "sha256"], ""), (["files", 2, "chunks_xxh3"], []), (["files", 0, "name"], "tokenizer.json"),
+        (["files"], []), (["files"], None), (["files", 1], None), (["tensors", 0, "offset"], -1),
+        (["tensors", 0, "offset"], 2**60), (["tensors", 0, "n_bytes"], 1), (["tensors", 0, "file"], "other.safetensors"),
+        (["tensors", 0, "dtype"], "PICKLE"), (["tensors", 1, "offset"], 300), (["tensors", 0, "shape"], [-1000]),
+    ],
+)  # fmt: skip
+def test_a_lie_in_any_field_of_an_index_is_corrupt(index_bytes: bytes, path: list[Any], value: Any) -> None:
+    with pytest.raises(ModelCorrupt):
+        checkpoint.read_index(_change(json.loads(index_bytes), path, value))
+
+
+def test_an_index_cut_anywhere_is_corrupt_and_a_newer_one_is_unsupported(index_bytes: bytes) -> None:
+    for length in range(0, len(index_bytes), 7):
+        with pytest.raises((ModelCorrupt, ModelUnsupported)):
+            checkpoint.read_index(index_bytes[:length])
+    with pytest.raises(ModelUnsupported, match="version 2"):
+        checkpoint.read_index(_change(json.loads(index_bytes), ["version"], 2))
+    newer_field = {**json.loads(index_bytes), "unknown": 1}
+    assert checkpoint.read_index(json.dumps(newer_field).encode()).verified
+
+
+def tensor(name: str, n_bytes: int, at: int) -> TensorInfo:
+    return TensorInfo(name, "model.safetensors", at, n_bytes, "U8", (n_bytes,))
+
+
+@pytest.mark.parametrize(
+    ("config", "n_layers", "layer_bytes", "outer"),
+    [
+        ({"num_hidden_layers": 2}, 2, (10, 20), 7), ({"n_layer": 2}, 2, (10, 20), 7), ({}, 2, (10, 20), 7),
+        ({"text_config": {"num_hidden_layers": 2}}, 2, (10, 20), 7), ({"num_hidden_layers": 1}, 1, (10,), 27),
+        ({"num_hidden_layers": 3}, 3, (10, 20, 0), 7), ({"num_hidden_layers": "x"}, 2, (10, 20), 7),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("prefix", ["model.layers", "h", "transformer.h", "model.language_model.layers", "blocks"])
+def test_layers_are_counted_and_weighed_by_name(
+    config: Mapping[str, Any], n_layers: int, layer_bytes: tuple[int, ...], outer: int, prefix: str
+) -> None:
+    tensors = (tensor("model.embed.weight", 7, 0), tensor(f"{prefix}.0.a", 10, 7), tensor(f"{prefix}.1.b", 20, 17))
+    index = checkpoint.build_index([ModelFile("model.safetensors", 37, False)], tensors, etag="e")
+    facts = checkpoint.facts_of("u", index, config)
+    assert (facts.n_layers, facts.layer_bytes, facts.outer_bytes) == (n_layers, layer_bytes, outer)
+    assert facts.etag == "e"
+
+
+def test_the_index_is_plain_json_of_the_dataclass(index_bytes: bytes) -> None:
+    assert isinstance(wire.loads(ModelIndex, index_bytes), ModelIndex)
+
+
+def test_the_chunk_checksums_are_xxh3_of_8_mib_pieces(tmp_path: Path) -> None:
+    pieces = [b"a" * CHUNK_BYTES, b"b"]
+    described = checkpoint.describe_file("model.safetensors", pieces, lambda c: xxhash.xxh3_64(c).hexdigest())
+    assert described.chunks_xxh3 == tuple(xxhash.xxh3_64(p).hexdigest() for p in pieces)
+    assert described.n_bytes == CHUNK_BYTES + 1

@@ -1,0 +1,316 @@
+"""A whole start's worth of fetchd, from a directory: inspect, fetch, door, reader, residency, room."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from relay.fetch_client import DoorClient
+from relay.messages import FetchUpdate
+from relay.segment import SegmentReader
+from tests.fetchd.harness import Fetchd, file_bytes, wait_until, write_index, write_model
+from thaw.errors import (
+    BadRequest,
+    MemoryTooSmall,
+    ModelCorrupt,
+    ModelNotFound,
+    ModelUnsupported,
+    NotFound,
+    PlatformError,
+    ProtocolError,
+    StaleEpoch,
+    Unavailable,
+)
+from thaw.ids import GroupId, InstanceId
+from thaw.model import FileRange, ModelFacts
+from thaw.trace import Phase
+
+G = GroupId("g")
+
+
+@pytest.fixture(scope="module")
+def fetchd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fetchd]:
+    with Fetchd(tmp_path_factory.mktemp("fetchd")) as running:
+        yield running
+
+
+def inspect(fetchd: Fetchd, directory: Path) -> ModelFacts:
+    return fetchd.client.inspect(directory.as_uri())
+
+
+def read_all(fetchd: Fetchd, segment_id: str, instance: str) -> tuple[DoorClient, SegmentReader]:
+    door, reader = fetchd.open(segment_id, instance)
+    assert reader.wait(reader.n_bytes, 10) == reader.n_bytes
+    return door, reader
+
+
+def test_a_model_arrives_in_the_reader_byte_for_byte_with_its_tensors_in_load_order(fetchd: Fetchd, tmp_path: Path) -> None:
+    model = write_model(tmp_path / "m", seed=10)
+    facts = inspect(fetchd, model)
+    started = fetchd.start(facts, "whole")
+    assert not started.resident
+    door, reader = read_all(fetchd, started.segment_id, "whole")
+    for name in facts.files:
+        assert file_bytes(reader, facts, name) == (model / name).read_bytes()
+    assert [p.file for p in reader.offer.layout] == ["config.json", "tokenizer.json", "model.safetensors"]
+    assert [t.name for t in reader.offer.tensors] == [
+        "model.embed_tokens.weight", *(f"model.layers.{i}.w" for i in range(3)),
+    ]  # fmt: skip
+    first = reader.offer.tensors[1]
+    assert reader.view(reader.locate(first.file, first.offset), 3)[0] == 0
+    reader.close()
+    door.close()
+    fetchd.client.door_close(InstanceId("whole"))
+
+
+def test_a_model_without_an_index_is_unverified_and_described_by_its_structure(fetchd: Fetchd, tmp_path: Path) -> None:
+    facts = inspect(fetchd, write_model(tmp_path / "m", n_layers=4, layer_bytes=1000))
+    assert (facts.n_layers, facts.layer_bytes, facts.outer_bytes) == (4, (1000,) * 4, 1000)
+    assert (facts.verified, facts.sha256, len(facts.etag)) == (False, "", 32)
+    assert facts.architecture == "LlamaForCausalLM"
+
+
+def test_a_model_with_an_index_is_verified_and_named_by_its_root_checksum(fetchd: Fetchd, tmp_path: Path) -> None:
+    model = write_model(tmp_path / "m")
+    write_index(model)
+    facts = inspect(fetchd, model)
+    assert facts.verified
+    assert len(facts.sha256) == 64
+    started = fetchd.start(facts, "verified")
+    assert fetchd.client.wait(GroupId("verified"), 0, deadline_s=10).n_bytes == started.n_bytes
+
+
+def test_a_chunk_that_is_not_what_the_index_says_ends_the_fetch_as_corrupt(fetchd: Fetchd, tmp_path: Path) -> None:
+    model = write_model(tmp_path / "m", seed=20)
+    write_index(model)
+    facts = inspect(fetchd, model)
+    data = bytearray((model / "model.safetensors").read_bytes())
+    data[8_500_000] ^= 1  # in chunk 1; chunk 0 stays good
+    (model / "model.safetensors").write_bytes(data)
+    started = fetchd.start(facts, "corrupt")
+    with pytest.raises(ModelCorrupt, match=r"model.safetensors: chunk 1 failed its checksum twice"):
+        fetchd.client.wait(GroupId("corrupt"), 0, deadline_s=10)
+    assert all(s.segment_id != started.segment_id for s in fetchd.client.status().segments)
+
+
+def test_a_fetch_reports_where_its_time_went(fetchd: Fetchd, tmp_path: Path) -> None:
+    facts = inspect(fetchd, write_model(tmp_path / "m", seed=30))
+    fetchd.start(facts, "report")
+    done = fetchd.client.wait(GroupId("report"), 0, deadline_s=10)
+    begin, first, end = done.events
+    assert [e.name for e in done.events] == [Phase.FETCH_BEGIN, Phase.FETCH_FIRST_BYTE, Phase.FETCH_END]
+    assert begin.mono_ns <= first.mono_ns <= end.mono_ns
+    assert {(e.group_id, e.stage, e.host) for e in done.events} == {("report", 0, "host-1")}
+    assert end.n_bytes == done.n_bytes
+    assert done.fetched_bytes == sum(facts.files.values())
+    assert end.attrs["source"] == "file"
+    assert end.attrs["resident"] is False
+    assert {"bytes_per_s", "cpu_s", "connections", "retries"} <= end.attrs.keys()
+
+
+def test_a_second_start_of_the_same_bytes_is_served_from_host_memory(fetchd: Fetchd, tmp_path: Path) -> None:
+    facts = inspect(fetchd, write_model(tmp_path / "m", seed=40))
+    first = fetchd.start(facts, "first")
+    fetchd.client.wait(GroupId("first"), 0, deadline_s=10)
+    second = fetchd.start(facts, "second")
+    assert second.segment_id == first.segment_id
+    assert second.resident
+    done = fetchd.client.wait(GroupId("second"), 0, deadline_s=10)
+    assert done.fetched_bytes == 0
+    assert [e.name for e in done.events] == [Phase.FETCH_BEGIN, Phase.FETCH_END]
+
+
+def test_starting_the_same_stage_twice_is_one_fetch(fetchd: Fetchd, tmp_path: Path) -> None:
+    facts = inspect(fetchd, write_model(tmp_path / "m", seed=50))
+    assert fetchd.start(facts, "twice") == fetchd.start(facts, "twice")
+
+
+def test_only_the_asked_ranges_are_fetched_and_only_their_tensors_offered(fetchd: Fetchd, tmp_path: Path) -> None:
+    model = write_model(tmp_path / "m", seed=60)
+    facts = inspect(fetchd, model)
+    data = (model / "model.safetensors").read_bytes()
+    start = data.index(b"\x01" + data[len(data) - 3_000_000 :][:20])
+    ranges = (FileRange("config.json", 0, facts.files["config.json"]), FileRange("model.safetensors", start, 3_000_001))
+    started = fetchd.start(facts, "part", ranges)
+    door, reader = read_all(fetchd, started.segment_id, "part")
+    assert bytes(reader.view(reader.locate("model.safetensors", start), 3_000_001)) == data[start : start + 3_000_001]
+    assert [t.name for t in reader.offer.tensors] == ["model.layers.1.w"]
+    with pytest.raises(KeyError, match="does not hold byte 0"):
+        reader.locate("model.safetensors", 0)
+    reader.close()
+    door.close()
+    fetchd.client.door_close(InstanceId("part"))
+
+
+def test_an_older_schedulers_commands_are_refused(tmp_path: Path) -> None:
+    facts_dir = write_model(tmp_path / "m", layer_bytes=1000)
+    with Fetchd(tmp_path) as fetchd:
+        facts = inspect(fetchd, facts_dir)
+        fetchd.start(facts, "new", epoch=7)
+        with pytest.raises(StaleEpoch, match="epoch 6 is over; 7 has been seen"):
+            fetchd.start(facts, "old", epoch=6)
+        with pytest.raises(StaleEpoch):
+            fetchd.client.cancel(GroupId("new"), 6)
+        with pytest.raises(StaleEpoch):
+            fetchd.client.update(FetchUpdate(GroupId("new"), 0, 6, None))
+
+
+def test_a_model_larger_than_the_pool_is_refused_with_both_numbers_before_a_byte_moves(tmp_path: Path) -> None:
+    with Fetchd(tmp_path, THAW_FETCHD_POOL_MB=8) as fetchd:
+        facts = inspect(fetchd, write_model(tmp_path / "m", layer_bytes=4_000_000))
+        with pytest.raises(MemoryTooSmall, match=r"needs 12\d+ bytes .*8388608 of 8388608 bytes are not in use"):
+            fetchd.start(facts)
+        assert fetchd.free_bytes() == 8 * 2**20
+
+
+def test_an_idle_model_makes_room_and_a_held_one_does_not(tmp_path: Path) -> None:
+    one, two = write_model(tmp_path / "1", seed=1), write_model(tmp_path / "2", seed=2)
+    with Fetchd(tmp_path, THAW_FETCHD_POOL_MB=16) as fetchd:
+        first, second = inspect(fetchd, one), inspect(fetchd, two)
+        door, reader = read_all(fetchd, fetchd.start(first, "a").segment_id, "a")
+        with pytest.raises(MemoryTooSmall):
+            fetchd.start(second, "b")
+        reader.close()
+        door.close()
+        fetchd.client.door_close(InstanceId("a"))
+        assert fetchd.start(first, "a2").resident
+        fetchd.client.cancel(GroupId("a2"), 1)
+        started = fetchd.start(second, "b")
+        door, reader = read_all(fetchd, started.segment_id, "b")
+        assert file_bytes(reader, second, "model.safetensors") == (two / "model.safetensors").read_bytes()
+        assert not any(reader._region.view[reader.n_bytes :]), "the tail of a reused slab shows the model before it"
+        assert [s.uri for s in fetchd.client.status().segments] == [two.as_uri()]
+        reader.close()
+        door.close()
+
+
+def test_without_retain_the_slabs_are_free_once_the_last_holder_goes(tmp_path: Path) -> None:
+    with Fetchd(tmp_path, THAW_FETCHD_RETAIN="false") as fetchd:
+        facts = inspect(fetchd, write_model(tmp_path / "m"))
+        whole = fetchd.free_bytes()
+        for _ in range(3):
+            started = fetchd.start(facts)
+            door, reader = read_all(fetchd, started.segment_id, "i")
+            fetchd.client.wait(G, 0, deadline_s=10)
+            assert fetchd.free_bytes() < whole
+            reader.close()
+            door.close()
+            fetchd.client.door_close(InstanceId("i"))
+            assert fetchd.free_bytes() == whole
+            fetchd.client.cancel(G, 1)
+
+
+def test_a_prefetched_segment_nobody_took_is_let_go_after_its_time(tmp_path: Path) -> None:
+    with Fetchd(tmp_path, THAW_FETCHD_RETAIN="false", THAW_FETCHD_HOLD_S="0.2") as fetchd:
+        facts = inspect(fetchd, write_model(tmp_path / "m", layer_bytes=1000))
+        whole = fetchd.free_bytes()
+        fetchd.start(facts)
+        wait_until(lambda: fetchd.free_bytes() == whole and not fetchd.client.status().segments)
+        with pytest.raises(NotFound):
+            fetchd.client.wait(G, 0, deadline_s=5)
+
+
+def test_a_model_that_changed_since_it_was_planned_is_not_mixed_with_the_old_one(fetchd: Fetchd, tmp_path: Path) -> None:
+    model = write_model(tmp_path / "m", seed=70)
+    facts = inspect(fetchd, model)
+    write_model(model, seed=71)
+    assert inspect(fetchd, model).etag != facts.etag
+    fetchd.start(facts, "stale")
+    with pytest.raises(ModelCorrupt, match="has changed: version .* was planned"):
+        fetchd.client.wait(GroupId("stale"), 0, deadline_s=10)
+
+
+@pytest.mark.parametrize("name", ["../secret.safetensors", "/etc/passwd", "modeling.py", "model.bin", "", "a/b.safetensors"])
+def test_only_known_plain_names_are_fetched(fetchd: Fetchd, tmp_path: Path, name: str) -> None:
+    facts = inspect(fetchd, write_model(tmp_path / "m", layer_bytes=10))
+    with pytest.raises(BadRequest, match="cannot be fetched"):
+        fetchd.start(facts, "names", (FileRange(name, 0, 1),))
+
+
+def test_a_range_beyond_the_file_ends_as_corrupt_and_the_door_says_so(fetchd: Fetchd, tmp_path: Path) -> None:
+    facts = inspect(fetchd, write_model(tmp_path / "m", layer_bytes=10))
+    started = fetchd.start(facts, "beyond", (FileRange("config.json", 0, 10**6),))
+    with pytest.raises(ModelCorrupt, match=r"config.json: \[0, \+1000000\) was planned"):
+        fetchd.client.wait(GroupId("beyond"), 0, deadline_s=5)
+    assert started.n_bytes == 10**6
+
+
+@pytest.mark.parametrize("uri", ["file:///nowhere/at/all", "ftp://x/y", "nonsense", "http://[bad", "s3://"])
+def test_a_uri_that_leads_nowhere_is_a_model_not_found(fetchd: Fetchd, uri: str) -> None:
+    with pytest.raises(ModelNotFound):
+        fetchd.client.inspect(uri)
+
+
+def test_pickled_weights_are_refused_with_the_way_out(fetchd: Fetchd, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "pytorch_model.bin").write_bytes(b"\x80\x04.")
+    with pytest.raises(ModelUnsupported, match="holds pytorch_model.bin and no safetensors") as caught:
+        inspect(fetchd, tmp_path)
+    assert "convert" in caught.value.hint
+
+
+def test_a_truncated_checkpoint_is_found_at_inspection(fetchd: Fetchd, tmp_path: Path) -> None:
+    model = write_model(tmp_path / "m")
+    data = (model / "model.safetensors").read_bytes()
+    (model / "model.safetensors").write_bytes(data[:-1])
+    with pytest.raises(ModelCorrupt, match="its tensors end at byte"):
+        inspect(fetchd, model)
+
+
+def test_shards_are_found_through_their_index(fetchd: Fetchd, tmp_path: Path) -> None:
+    model = write_model(tmp_path / "m", seed=80)
+    (model / "model.safetensors").rename(model / "model-00001-of-00002.safetensors")
+    other = write_model(tmp_path / "o", seed=81)
+    (other / "model.safetensors").rename(model / "model-00002-of-00002.safetensors")
+    shards = {"a": "model-00002-of-00002.safetensors", "b": "model-00001-of-00002.safetensors"}
+    (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
+    assert list(inspect(fetchd, model).files)[-2:] == sorted(shards.values())
+
+
+def test_a_door_of_nobody_and_a_segment_of_nobody_are_not_found(fetchd: Fetchd) -> None:
+    with pytest.raises(NotFound, match="no door of instance ghost"):
+        fetchd.client.door_grant(InstanceId("ghost"), "x")
+    fetchd.client.door_open(InstanceId("i9"))
+    with pytest.raises(NotFound, match="no segment x"):
+        fetchd.client.door_grant(InstanceId("i9"), "x")
+    with pytest.raises(BadRequest):
+        fetchd.client.door_open(InstanceId("../x"))
+    fetchd.client.door_close(InstanceId("i9"))
+    fetchd.client.door_close(InstanceId("i9"))
+
+
+def test_a_door_waits_for_its_grant_and_ends_when_it_is_closed(fetchd: Fetchd) -> None:
+    door = DoorClient.connect(fetchd.client.door_open(InstanceId("stem")))
+    with pytest.raises(PlatformError, match=r"no segment was granted within 0.1 s"):
+        door.segment(deadline_s=0.1)
+    door.close()
+    door = DoorClient.connect(fetchd.client.door_open(InstanceId("stem")))
+    assert "stem" in fetchd.client.doors()
+    fetchd.client.door_close(InstanceId("stem"))
+    with pytest.raises((Unavailable, ProtocolError)):
+        door.segment(deadline_s=2)
+    door.close()
+    assert "stem" not in fetchd.client.doors()
+
+
+def test_a_second_fetchd_on_the_same_socket_refuses_to_start(fetchd: Fetchd, tmp_path: Path) -> None:
+    with Fetchd(tmp_path, THAW_FETCHD_SOCKET=fetchd.socket) as second:
+        assert second.events[-1]["event"] == "start_failed"
+        assert "another process listens" in second.events[-1]["error"]
+    assert fetchd.client.status().pool_bytes == 96 * 2**20
+
+
+def test_a_broken_config_is_corrupt_and_a_missing_one_is_not_found(fetchd: Fetchd, tmp_path: Path) -> None:
+    model = write_model(tmp_path / "m", layer_bytes=10)
+    for content in ("{", "[]", "[" * 100_000):
+        (model / "config.json").write_text(content)
+        with pytest.raises(ModelCorrupt, match=r"config.json is not"):
+            inspect(fetchd, model)
+    (model / "config.json").unlink()
+    with pytest.raises(ModelNotFound, match=r"has no config.json"):
+        inspect(fetchd, model)
+    write_model(model, layer_bytes=10)
+    assert inspect(fetchd, model).n_layers == 3

@@ -1,0 +1,242 @@
+"""What a container may not do with what fetchd gives it, and what is left when somebody dies."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fetchd.doors import FDS_PER_MESSAGE
+from relay.channel import Channel
+from relay.fetch_client import DoorClient, FetchClient
+from tests.fetchd.harness import ROOT, Fetchd, wait_until, write_model
+from thaw.errors import PlatformError, Unavailable
+from thaw.ids import GroupId, InstanceId
+
+PRELUDE = """
+import array, ctypes, fcntl, json, mmap, os, socket, sys
+from relay.channel import Channel
+from relay.messages import SegmentWanted, from_plain, to_plain
+channel = Channel.connect(sys.argv[1])
+channel.send(to_plain(SegmentWanted()))
+plain, fds = channel.receive()
+offer = from_plain(plain)
+"""
+
+ATTACK = PRELUDE + """
+def attempt(name, call):
+    try:
+        call()
+    except (OSError, ValueError) as e:
+        print(name, "refused", type(e).__name__)
+    else:
+        print(name, "POSSIBLE")
+
+def reopen_and(fd, act):
+    again = os.open(f"/proc/self/fd/{fd}", os.O_RDWR)
+    try:
+        act(again)
+    finally:
+        os.close(again)
+
+libc = ctypes.CDLL(None, use_errno=True)
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+
+def make_writable(fd):
+    address = libc.mmap(None, 4096, mmap.PROT_READ, mmap.MAP_SHARED, fd, 0)
+    if libc.mprotect(address, 4096, mmap.PROT_READ | mmap.PROT_WRITE) != 0:
+        raise OSError(ctypes.get_errno(), "mprotect")
+
+def map_writable(fd):
+    mmap.mmap(fd, 4096, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE).close()
+
+for what, fd in (("control", fds[0]), ("slab", fds[1])):
+    attempt(what + " write", lambda: os.pwrite(fd, b"x", 0))
+    attempt(what + " map", lambda: map_writable(fd))
+    attempt(what + " mprotect", lambda: make_writable(fd))
+    attempt(what + " truncate", lambda: os.ftruncate(fd, 0))
+    attempt(what + " reopen write", lambda: reopen_and(fd, lambda again: os.pwrite(again, b"x", 0)))
+    attempt(what + " reopen map", lambda: reopen_and(fd, map_writable))
+    attempt(what + " reopen punch", lambda: reopen_and(fd, lambda again: os.posix_fallocate(again, 0, 1 << 30)))
+    attempt(what + " reopen truncate", lambda: reopen_and(fd, lambda again: os.ftruncate(again, 0)))
+    attempt(what + " seal", lambda: reopen_and(fd, lambda again: fcntl.fcntl(again, fcntl.F_ADD_SEALS, 1)))
+print("n_fds", len(fds), "n_slabs", offer.n_slabs)
+"""
+
+
+def run_child(code: str, path: str) -> str:
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code, path], env=environ, capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_not_even_root_in_a_container_can_change_a_segment_by_any_way_it_has(tmp_path: Path) -> None:
+    with Fetchd(tmp_path) as fetchd:
+        facts = fetchd.client.inspect(write_model(tmp_path / "m").as_uri())
+        started = fetchd.start(facts)
+        door, reader = fetchd.open(started.segment_id)
+        reader.wait(reader.n_bytes, 5)
+        before = bytes(reader.view(0, reader.n_bytes))
+        output = run_child(ATTACK, fetchd.client.door_open(InstanceId("i1"))).splitlines()
+        assert len(output) == 19
+        assert [line for line in output[:-1] if "refused" not in line] == []
+        assert bytes(reader.view(0, reader.n_bytes)) == before
+        with pytest.raises(TypeError, match="read-only"):
+            reader.view(0, 1)[0] = 1
+        reader.close()
+        door.close()
+
+
+def test_a_door_shows_its_own_segment_and_no_slab_of_another_model(tmp_path: Path) -> None:
+    with Fetchd(tmp_path) as fetchd:
+        readers = []
+        for i in range(2):
+            facts = fetchd.client.inspect(write_model(tmp_path / f"m{i}", seed=i).as_uri())
+            started = fetchd.start(facts, f"g{i}")
+            readers.append(fetchd.open(started.segment_id, f"i{i}"))
+            readers[-1][1].wait(started.n_bytes, 5)
+        identify = PRELUDE + "print(*[os.fstat(fd).st_ino for fd in fds])"
+        inodes = [set(run_child(identify, fetchd.client.door_open(InstanceId(f"i{i}"))).split()) for i in range(2)]
+        assert all(len(found) == 1 + readers[i][1].offer.n_slabs for i, found in enumerate(inodes))
+        assert not inodes[0] & inodes[1]
+        for door, reader in readers:
+            reader.close()
+            door.close()
+
+
+def test_more_slabs_than_one_message_carries_arrive_in_order(tmp_path: Path) -> None:
+    slab_bytes, n_slabs = 2 * 2**20, 205
+    model = write_model(tmp_path / "m", n_layers=1, layer_bytes=10)
+    n_bytes = slab_bytes * n_slabs
+    header = json.dumps({"t": {"dtype": "U8", "shape": [n_bytes], "data_offsets": [0, n_bytes]}}).encode()
+    with (model / "model.safetensors").open("wb") as file:  # sparse: only the header and a byte per slab exist
+        file.write(len(header).to_bytes(8, "little") + header)
+        for i in range(n_slabs):
+            file.seek(8 + len(header) + i * slab_bytes)
+            file.write(bytes([i]))
+        file.truncate(8 + len(header) + n_bytes)
+    with Fetchd(tmp_path, THAW_FETCHD_POOL_MB=420, THAW_FETCHD_SLAB_MB=2) as fetchd:
+        started = fetchd.start(fetchd.client.inspect(model.as_uri()))
+        door, reader = fetchd.open(started.segment_id)
+        assert reader.offer.n_slabs > FDS_PER_MESSAGE
+        reader.wait(reader.n_bytes, 30)
+        at = reader.locate("model.safetensors", 8 + len(header))
+        assert [reader.view(at + i * slab_bytes, 1)[0] for i in range(n_slabs)] == list(range(n_slabs))
+        reader.close()
+        door.close()
+
+
+def test_the_control_socket_is_for_its_user_and_doors_cannot_be_listed(tmp_path: Path) -> None:
+    with Fetchd(tmp_path) as fetchd:
+        assert os.stat(fetchd.socket).st_mode & 0o777 == 0o600
+        door = Path(fetchd.client.door_open(InstanceId("i1")))
+        assert door.parent.stat().st_mode & 0o777 == 0o711
+
+
+def test_a_container_cannot_use_up_fetchds_descriptors_or_threads_through_its_door(tmp_path: Path) -> None:
+    with Fetchd(tmp_path) as fetchd:
+        path = fetchd.client.door_open(InstanceId("i1"))
+        proc = Path(f"/proc/{fetchd.process.pid}")
+        fetchd.client.status()
+        before = len(os.listdir(proc / "fd"))
+        channels = [Channel.connect(path) for _ in range(40)]
+        null = os.open(os.devnull, os.O_RDONLY)
+        for channel in channels:
+            for nonsense in ({"t": "SegmentWanted"}, {"t": "Command"}):
+                try:
+                    channel.send(nonsense, (null,) * 50)
+                except OSError:
+                    break
+        wait_until(lambda: len(os.listdir(proc / "task")) < 40 and len(os.listdir(proc / "fd")) <= before + 2 * 16)
+        for channel in channels:
+            channel.close()
+        os.close(null)
+        fetchd.client.door_close(InstanceId("i1"))
+        wait_until(lambda: len(os.listdir(proc / "fd")) <= before)
+        assert fetchd.client.doors() == ()
+
+
+def test_a_reader_notices_a_killed_fetchd_by_its_heartbeat_and_nothing_is_left_of_it(tmp_path: Path) -> None:
+    with Fetchd(tmp_path, THAW_FETCHD_LINK_BYTES_PER_S=100_000) as fetchd:
+        facts = fetchd.client.inspect(write_model(tmp_path / "m").as_uri())
+        door, reader = fetchd.open(fetchd.start(facts).segment_id)
+        fetchd.kill()
+        began = time.monotonic()
+        with pytest.raises(PlatformError, match="no heartbeat for 3 s"):
+            reader.wait(reader.n_bytes, 20)
+        assert time.monotonic() - began < 5
+        with pytest.raises(Unavailable, match="fetchd does not listen"):
+            FetchClient(fetchd.socket).status()
+        reader.close()
+        door.close()
+        with Fetchd(tmp_path, THAW_FETCHD_SOCKET=fetchd.socket, THAW_FETCHD_DOORS=f"{fetchd.short.name}/d") as again:
+            assert FetchClient(fetchd.socket).status().segments == ()
+            assert again.events[-1]["event"] == "ready"
+
+
+def test_a_clean_stop_tells_the_readers(tmp_path: Path) -> None:
+    with Fetchd(tmp_path, THAW_FETCHD_LINK_BYTES_PER_S=100_000) as fetchd:
+        facts = fetchd.client.inspect(write_model(tmp_path / "m").as_uri())
+        door, reader = fetchd.open(fetchd.start(facts).segment_id)
+        fetchd.process.terminate()
+        with pytest.raises(PlatformError, match="cancelled"):
+            reader.wait(reader.n_bytes, 5)
+        assert fetchd.process.wait(10) == 0
+        assert os.listdir(f"{fetchd.short.name}/d") == []
+        reader.close()
+        door.close()
+
+
+OWNER = """
+import sys
+from relay.fetch_client import FetchClient
+client = FetchClient(sys.argv[1])
+print(client.door_open("i1"), flush=True)
+client.door_grant("i1", sys.argv[2])
+print("granted", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("first", ["invoker", "container"])
+def test_a_hold_outlives_its_invoker_until_the_containers_connection_ends(tmp_path: Path, first: str) -> None:
+    with Fetchd(tmp_path, THAW_FETCHD_RETAIN="false") as fetchd:
+        facts = fetchd.client.inspect(write_model(tmp_path / "m").as_uri())
+        whole = fetchd.free_bytes()
+        started = fetchd.start(facts)
+        fetchd.client.wait(GroupId("g"), 0, deadline_s=5)
+        owner = subprocess.Popen(
+            [sys.executable, "-c", OWNER, fetchd.socket, started.segment_id],
+            env={**os.environ, "PYTHONPATH": str(ROOT)}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert owner.stdin is not None
+        assert owner.stdout is not None
+        path = owner.stdout.readline().strip()
+        assert owner.stdout.readline() == "granted\n"
+        door = DoorClient.connect(path)
+        reader = door.segment(deadline_s=5)
+
+        def end_invoker() -> None:
+            owner.kill()
+            owner.wait(5)
+
+        def end_container() -> None:
+            reader.close()
+            door.close()
+
+        steps = [end_invoker, end_container] if first == "invoker" else [end_container, end_invoker]
+        steps[0]()
+        assert fetchd.client.doors() == ("i1",)
+        assert fetchd.free_bytes() < whole
+        steps[1]()
+        wait_until(lambda: fetchd.client.doors() == () and fetchd.free_bytes() == whole)
+        owner.stdin.close()
+        owner.stdout.close()

@@ -1,0 +1,90 @@
+"""Many groups at once, a flaky store, a pool too small for all: afterwards every slab is back and nothing hangs."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from pathlib import Path
+
+from relay.fetch_client import DoorClient
+from tests.fetchd.harness import Fetchd, Request, Store, file_bytes, wait_until, write_index, write_model
+from thaw.errors import MemoryTooSmall, NotFound, PlatformError, StoreUnavailable
+from thaw.ids import GroupId, InstanceId
+from thaw.model import ModelFacts
+
+EXPECTED = (MemoryTooSmall, NotFound, PlatformError, StoreUnavailable)
+"""What a caller of a busy fetchd may see: no room, evicted before the grant, cancelled by the other side."""
+
+
+def live(fetchd: Fetchd, models: list[ModelFacts], contents: dict[str, bytes], number: int, seconds: float) -> int:
+    """Start, read, cancel, let go, at random; how many models were read whole and right."""
+    generator, read_whole = random.Random(number), 0
+    end = time.monotonic() + seconds
+    step = 0
+    while time.monotonic() < end:
+        step += 1
+        facts = generator.choice(models)
+        group, instance = f"g{number}-{step}", InstanceId(f"i{number}-{step}")
+        try:
+            started = fetchd.start(facts, group, pace_bytes_per_s=generator.choice([None, 30_000_000]))
+            if generator.random() < 0.3:
+                fetchd.client.cancel(GroupId(group), 1)
+            path = fetchd.client.door_open(instance)
+            fetchd.client.door_grant(instance, started.segment_id)
+            door = DoorClient.connect(path)
+            reader = door.segment(deadline_s=10)
+            try:
+                reader.wait(reader.n_bytes, 10)
+                assert file_bytes(reader, facts, "model.safetensors") == contents[facts.uri]
+                read_whole += 1
+            finally:
+                reader.close()
+                door.close()
+        except EXPECTED:
+            pass
+        finally:
+            fetchd.client.cancel(GroupId(group), 1)
+            fetchd.client.door_close(instance)
+    return read_whole
+
+
+def test_a_storm_of_starts_and_cancels_on_a_flaky_store_loses_nothing(tmp_path: Path) -> None:
+    generator = random.Random(3)
+
+    def fault(request: Request) -> bool:
+        if request.method == "GET" and request.name == "model.safetensors" and generator.random() < 0.2:
+            request.sock.sendall((request.head() + request.body)[: generator.randrange(200, len(request.body))])
+            return True
+        return False
+
+    paths = [write_model(tmp_path / "s" / f"m{i}", layer_bytes=1_500_000, seed=i) for i in range(4)]
+    for path in paths:
+        write_index(path)
+    with Store(tmp_path / "s") as store, Fetchd(tmp_path, THAW_FETCHD_POOL_MB=12, THAW_FETCHD_SLAB_MB=2) as fetchd:
+        models = [fetchd.client.inspect(f"{store.uri}/{p.name}") for p in paths]
+        contents = {m.uri: (p / "model.safetensors").read_bytes() for m, p in zip(models, paths, strict=True)}
+        store.fault = fault
+        read_whole: list[int] = []
+        failures: list[BaseException] = []
+
+        def run(number: int) -> None:
+            try:
+                read_whole.append(live(fetchd, models, contents, number, 4.0))
+            except BaseException as e:  # noqa: BLE001 - carried to the test's own thread
+                failures.append(e)
+
+        threads = [threading.Thread(target=run, args=(i,)) for i in range(6)]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join(60)
+            assert not t.is_alive(), "a caller hangs"
+        assert failures == []
+        assert sum(read_whole) > 20
+        wait_until(lambda: not fetchd.client.status().fetches and fetchd.client.doors() == ())
+        status = fetchd.client.status()
+        resident = sum(-(-s.n_bytes // (2 * 2**20)) * 2 * 2**20 for s in status.segments)
+        assert status.free_bytes + resident == status.pool_bytes
+        assert all(s.holders == () for s in status.segments)
+        assert [e for e in fetchd.events if "defect" in e["event"] or e["event"] == "noise"] == []

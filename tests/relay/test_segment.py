@@ -1,0 +1,227 @@
+"""Segment v1: the vectors, the writer and the reader against each other, and a reader that is lied to."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from relay.memory import Region, futex_wait, futex_wake
+from relay.messages import PlacedRange, SegmentOffer
+from relay.segment import (
+    ALIGNMENT,
+    DEAD_AFTER_S,
+    PAGE_BYTES,
+    ControlPage,
+    PageReader,
+    SegmentReader,
+    lay_out,
+    segment_bytes,
+)
+from thaw.errors import (
+    ErrorInfo,
+    MemoryTooSmall,
+    ModelCorrupt,
+    ModelNotFound,
+    ModelUnsupported,
+    PlatformError,
+    ProtocolError,
+    StoreUnavailable,
+    ThawError,
+)
+from thaw.model import FileRange
+
+VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "segment.json").read_text())
+SLAB_BYTES = 2 * 1024 * 1024
+
+
+@dataclass
+class Made:
+    """A segment as fetchd would make it, without fetchd."""
+
+    page: ControlPage
+    page_bytes: mmap.mmap
+    fds: list[int]
+    offer: SegmentOffer
+
+    def reader(self) -> SegmentReader:
+        return SegmentReader(self.offer, [os.dup(fd) for fd in self.fds])
+
+
+def make(n_bytes: int, n_slabs: int = 1) -> Made:
+    fds = []
+    for i in range(n_slabs + 1):
+        fds.append(os.memfd_create(f"t{i}"))
+        os.ftruncate(fds[-1], SLAB_BYTES if i else PAGE_BYTES)
+    page_bytes = mmap.mmap(fds[0], PAGE_BYTES)
+    layout = (PlacedRange("model.safetensors", 0, n_bytes, 0),)
+    return Made(ControlPage(page_bytes, n_bytes), page_bytes, fds, SegmentOffer("s", n_bytes, SLAB_BYTES, n_slabs, layout, ()))
+
+
+@pytest.fixture
+def made() -> Iterator[Made]:
+    segment = make(3 * 1024 * 1024, n_slabs=2)
+    yield segment
+    for fd in segment.fds:
+        os.close(fd)
+
+
+@pytest.mark.parametrize("vector", VECTORS["pages"], ids=lambda v: v["name"])
+def test_the_writer_writes_the_vectors_bytes(vector: dict[str, Any]) -> None:
+    segment = make(vector["n_bytes"], n_slabs=1)
+    for step in vector["steps"]:
+        if step["do"] == "advance":
+            segment.page.advance(step["end"])
+        elif step["do"] == "complete":
+            segment.page.complete()
+        else:
+            segment.page.fail(ErrorInfo(step["code"], step["message"], step["hint"]))
+    written = bytearray(segment.page_bytes[: len(vector["hex"]) // 2])
+    written[32:40] = bytes(8)  # the heartbeat is the clock's
+    assert written.hex() == vector["hex"]
+    assert not any(segment.page_bytes[len(written) :])
+
+
+@pytest.mark.parametrize("vector", VECTORS["pages"], ids=lambda v: v["name"])
+def test_the_reader_reads_the_vectors_bytes(vector: dict[str, Any]) -> None:
+    segment = make(vector["n_bytes"])
+    segment.page_bytes[: len(vector["hex"]) // 2] = bytes.fromhex(vector["hex"])
+    reader = PageReader(segment.fds[0])
+    assert (reader.n_bytes, reader.end, reader.seq, reader.state.name) == (
+        vector["n_bytes"], vector["end"], vector["seq"], vector["state"],
+    )  # fmt: skip
+    if "error" in vector:
+        error = reader.error()
+        assert [error.code, error.message, error.hint] == vector["error"]
+    reader.close()
+
+
+@pytest.mark.parametrize("vector", VECTORS["layouts"])
+def test_ranges_are_laid_out_as_the_vectors_say(vector: dict[str, Any]) -> None:
+    placed = lay_out([FileRange(*r) for r in vector["ranges"]])
+    assert [p.segment_offset for p in placed] == vector["segment_offsets"]
+    assert segment_bytes(placed) == vector["n_bytes"]
+    assert all(p.segment_offset % ALIGNMENT == 0 for p in placed)
+
+
+def test_a_view_crosses_slabs_and_is_read_only(made: Made) -> None:
+    border = SLAB_BYTES - 3
+    os.pwrite(made.fds[1], b"abc", border)
+    os.pwrite(made.fds[2], b"def", 0)
+    reader = made.reader()
+    view = reader.view(border, 6)
+    assert bytes(view) == b"abcdef"
+    assert view.readonly
+    reader.close()
+    assert bytes(view) == b"abcdef", "a view keeps its memory mapped after close"
+
+
+def test_a_view_outside_the_segment_is_refused(made: Made) -> None:
+    reader = made.reader()
+    for offset, n_bytes in ((-1, 1), (0, reader.n_bytes + 1), (reader.n_bytes, 1), (0, -1)):
+        with pytest.raises(ValueError, match="outside the segment"):
+            reader.view(offset, n_bytes)
+    with pytest.raises(ValueError, match="waiting for byte"):
+        reader.wait(reader.n_bytes + 1, 1)
+    reader.close()
+
+
+def test_a_waiter_is_woken_by_the_chunk_and_not_by_the_clock(made: Made) -> None:
+    reader = made.reader()
+    woken: list[float] = []
+    latencies = []
+    for step in range(1, 21):
+        ready = threading.Event()
+
+        def follow(end: int = step * 1000, ready: threading.Event = ready) -> None:
+            ready.set()
+            assert reader.wait(end, 5) >= end
+            woken.append(time.monotonic())
+
+        thread = threading.Thread(target=follow)
+        thread.start()
+        ready.wait(5)
+        began = time.monotonic()
+        made.page.advance(step * 1000)
+        thread.join(5)
+        latencies.append(woken[-1] - began)
+    assert sorted(latencies)[10] < 0.05, "the cap of a wait is 200 ms: these were not woken"
+    reader.close()
+
+
+def test_a_waiter_in_another_process_is_woken(made: Made) -> None:
+    pid = os.fork()
+    if pid == 0:
+        reader = made.reader()
+        os._exit(0 if reader.wait(10, 10) == 4096 else 1)
+    made.page.advance(4096)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+@pytest.mark.parametrize("cls", [ModelNotFound, ModelCorrupt, ModelUnsupported, MemoryTooSmall, StoreUnavailable, PlatformError])
+def test_a_failed_fetch_is_raised_as_its_own_error_but_what_arrived_stays_good(made: Made, cls: type[ThawError]) -> None:
+    reader = made.reader()
+    made.page.advance(100)
+    made.page.fail(ErrorInfo(cls.__name__, "what happened", "what to do"))
+    assert reader.wait(100, 1) == 100
+    with pytest.raises(cls, match="what happened") as caught:
+        reader.wait(101, 1)
+    assert type(caught.value) is cls
+    assert caught.value.hint == "what to do"
+    reader.close()
+
+
+def test_an_error_text_longer_than_the_page_is_cut_between_characters(made: Made) -> None:
+    made.page.fail(ErrorInfo("ModelCorrupt", "é" * 5000, "ü" * 5000))
+    reader = made.reader()
+    with pytest.raises(ModelCorrupt) as caught:
+        reader.wait(1, 1)
+    assert (caught.value.message, caught.value.hint) == ("é" * 750, "ü" * 750)
+    reader.close()
+
+
+def test_a_silent_heartbeat_and_a_passed_deadline_are_told_apart(made: Made) -> None:
+    reader = made.reader()
+    with pytest.raises(PlatformError, match=r"0 of the 5 bytes wanted had arrived after 0.05 s"):
+        reader.wait(5, 0.05)
+    struct.pack_into("<Q", made.page_bytes, 32, time.monotonic_ns() - int((DEAD_AFTER_S + 0.1) * 1e9))
+    began = time.monotonic()
+    with pytest.raises(PlatformError, match="no heartbeat"):
+        reader.wait(5, 30)
+    assert time.monotonic() - began < 1
+    reader.close()
+
+
+@pytest.mark.parametrize(("offset", "data"), [(0, b"XXXX"), (4, b"\x02\0\0\0"), (8, b"\x01\0\0\0\0\0\0\0")])
+def test_a_control_page_that_is_not_ours_is_refused(made: Made, offset: int, data: bytes) -> None:
+    made.page_bytes[offset : offset + len(data)] = data
+    with pytest.raises(ProtocolError):
+        made.reader()
+
+
+def test_too_few_descriptors_are_refused_and_closed(made: Made) -> None:
+    fds = [os.dup(fd) for fd in made.fds[:-1]]
+    with pytest.raises(ProtocolError, match="came with 2 descriptors"):
+        SegmentReader(made.offer, fds)
+    for fd in fds:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(fd)
+
+
+def test_a_changed_word_and_a_passed_time_end_a_futex_wait() -> None:
+    region = Region(4096)
+    began = time.monotonic()
+    futex_wait(region.address, 1, 10)  # the word is 0: it has changed already
+    assert time.monotonic() - began < 1
+    futex_wait(region.address, 0, 0.01)
+    assert futex_wake(region.address) == 0
+    region.close()

@@ -1,0 +1,225 @@
+"""What a trace says: intervals on one axis, their union, and the gaps that nothing explains.
+
+Pure: events in, values out; ``thaw activation explain`` draws it, benchmarks count with it.
+
+::
+
+    received                                                     first token
+    |── queued ───────────────────────────────────────────────────|          holds others: not a leaf
+      |planned|  |── fetch ───────────────────────|                          leaves
+                 |container|      |── load ────────|engine| |prefill|
+    |-|                                                   |-|                gaps: no leaf covers them
+
+A *leaf* is an interval in which something is done.  ``queued``, ``init`` and ``run`` only hold other intervals, and
+are leaves where they hold none (an ordinary function's init is its own explanation).  Overlap is not counted twice:
+what is explained is the union of the leaves.
+
+The axis: events of one boot are placed by their monotonic clock.  Another boot's events can only be placed by wall
+time, so they carry that machine's clock error; lengths stay exact, because begin and end are of one machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from thaw.plan import Plan
+from thaw.trace import Phase, TraceEvent
+
+_HOLDERS = ("queued", "init", "run")
+_NS = 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """Seconds from the request's arrival.  ``is_open``: its end was never written; it is drawn to the last event."""
+
+    phase: str
+    host: str
+    stage: int
+    begin_s: float
+    end_s: float
+    n_bytes: int | None = None
+    attrs: tuple[tuple[str, object], ...] = ()
+    is_open: bool = False
+    is_leaf: bool = True
+
+    @property
+    def seconds(self) -> float:
+        return self.end_s - self.begin_s
+
+    @property
+    def bytes_per_s(self) -> float | None:
+        return self.n_bytes / self.seconds if self.n_bytes and self.seconds > 0 else None
+
+
+@dataclass(frozen=True, slots=True)
+class Instant:
+    phase: str
+    host: str
+    stage: int
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Time that no leaf covers, named by what ended before it and what began after it."""
+
+    begin_s: float
+    end_s: float
+    after: str
+    before: str
+
+    @property
+    def seconds(self) -> float:
+        return self.end_s - self.begin_s
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """``end_s`` is the first token's time, or the end of the run of a function that has no tokens."""
+
+    intervals: tuple[Interval, ...]
+    instants: tuple[Instant, ...]
+    end_s: float
+    end_name: str
+    gaps: tuple[Gap, ...]
+    explained_s: float
+    bound_s: float | None
+    predicted_s: float | None
+    n_boots: int
+    clock_uncertainty_s: float | None
+
+    @property
+    def unexplained_s(self) -> float:
+        return self.end_s - self.explained_s
+
+    @property
+    def longest_gap(self) -> Gap | None:
+        return max(self.gaps, key=lambda g: g.seconds, default=None)
+
+    @property
+    def longest_leaf(self) -> Interval | None:
+        return max((i for i in self.intervals if i.is_leaf), key=lambda i: i.seconds, default=None)
+
+    @property
+    def fetched_bytes(self) -> int:
+        return sum(i.n_bytes or 0 for i in self.intervals if i.phase == "fetch")
+
+
+def analyse(events: Sequence[TraceEvent], plan: Plan | None = None) -> Timeline | None:
+    """None when there is nothing to lay on an axis."""
+    if not events:
+        return None
+    place = _Axis(events)
+    intervals, instants = _pair(events, place)
+    end_s, end_name = _end(instants, intervals)
+    shown = _mark_leaves([i for i in intervals if i.end_s >= 0])  # what ended before the request did not serve it
+    leaves = [i for i in shown if i.is_leaf]
+    covered = _union((max(0.0, i.begin_s), min(end_s, i.end_s)) for i in leaves)
+    return Timeline(
+        tuple(sorted(shown, key=lambda i: (i.begin_s, -i.end_s))), tuple(sorted(instants, key=lambda i: i.at_s)),
+        end_s, end_name, tuple(_gaps(covered, end_s, end_name, leaves)), sum(b - a for a, b in covered),
+        plan.bound_ttft_s if plan else None, plan.predicted_ttft_s if plan else None,
+        len({e.boot_id for e in events}), _uncertainty(events),
+    )  # fmt: skip
+
+
+class _Axis:
+    """Nanoseconds of each machine's clock → seconds from the request's arrival."""
+
+    def __init__(self, events: Sequence[TraceEvent]) -> None:
+        received = [e for e in events if e.name is Phase.RECEIVED]
+        self._zero = received[0] if received else min(events, key=lambda e: e.wall_ns)
+
+    def __call__(self, event: TraceEvent) -> float:
+        if event.boot_id == self._zero.boot_id:
+            return (event.mono_ns - self._zero.mono_ns) / _NS
+        return (event.wall_ns - self._zero.wall_ns) / _NS
+
+
+def _pair(events: Iterable[TraceEvent], place: _Axis) -> tuple[list[Interval], list[Instant]]:
+    """Begin and end of one phase, place and owner.  A repeated phase (a second try) gives a second interval."""
+    open_: dict[tuple[object, ...], list[TraceEvent]] = {}
+    intervals: list[Interval] = []
+    instants: list[Instant] = []
+    ordered = sorted(events, key=lambda e: (place(e), not e.name.endswith(".begin")))
+    for event in ordered:
+        phase, _, edge = event.name.partition(".")
+        key = (phase, event.boot_id, event.host, event.stage, event.group_id, event.activation_id)
+        if edge == "begin":
+            open_.setdefault(key, []).append(event)
+        elif edge == "end" and open_.get(key):
+            intervals.append(_interval(open_[key].pop(), event, place))
+        elif edge != "end":  # an end alone says nothing: its begin was on a machine that is gone
+            instants.append(Instant(str(event.name), event.host, event.stage, place(event)))
+    last = place(ordered[-1])
+    for event in (e for waiting in open_.values() for e in waiting):
+        phase = event.name.partition(".")[0]
+        begin = place(event)
+        intervals.append(Interval(phase, event.host, event.stage, begin, max(begin, last), event.n_bytes,
+                                  tuple(event.attrs.items()), is_open=True))  # fmt: skip
+    return intervals, instants
+
+
+def _interval(begin: TraceEvent, end: TraceEvent, place: _Axis) -> Interval:
+    begin_s = place(begin)
+    end_s = begin_s + (end.mono_ns - begin.mono_ns) / _NS  # one machine's clock: exact wherever begin is placed
+    n_bytes = end.n_bytes if end.n_bytes is not None else begin.n_bytes
+    attrs = {**begin.attrs, **end.attrs}
+    fetched = attrs.get("fetched_bytes")
+    if isinstance(fetched, int):
+        n_bytes = fetched  # what crossed the link; the segment is a little larger, its ranges are aligned
+    return Interval(
+        begin.name.partition(".")[0], begin.host, begin.stage, begin_s, end_s, n_bytes, tuple(attrs.items())
+    )
+
+
+def _end(instants: list[Instant], intervals: list[Interval]) -> tuple[float, str]:
+    for name in (Phase.FIRST_TOKEN, Phase.FINISHED):
+        found = [i.at_s for i in instants if i.phase == name and i.at_s >= 0]
+        if found:
+            return min(found), str(name)
+    ends = [i.end_s for i in intervals if i.phase == "run"] or [i.end_s for i in intervals]
+    return max([0.0, *ends]), "end of run" if any(i.phase == "run" for i in intervals) else "last event"
+
+
+def _mark_leaves(intervals: list[Interval]) -> list[Interval]:
+    work = [i for i in intervals if i.phase not in _HOLDERS]
+    marked = list(work)
+    # smallest first, so that a queue that holds nothing but an init is seen to hold a leaf
+    for holder in sorted((i for i in intervals if i.phase in _HOLDERS), key=lambda i: i.seconds):
+        holds = any(i.is_leaf and i.begin_s < holder.end_s and i.end_s > holder.begin_s for i in marked)
+        marked.append(_with_leaf(holder, not holds))
+    return marked
+
+
+def _with_leaf(i: Interval, is_leaf: bool) -> Interval:
+    return Interval(i.phase, i.host, i.stage, i.begin_s, i.end_s, i.n_bytes, i.attrs, i.is_open, is_leaf)
+
+
+def _union(spans: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Disjoint and in order."""
+    merged: list[tuple[float, float]] = []
+    for begin, end in sorted(s for s in spans if s[1] > s[0]):
+        if merged and begin <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+        else:
+            merged.append((begin, end))
+    return merged
+
+
+def _gaps(covered: list[tuple[float, float]], end_s: float, end_name: str, leaves: list[Interval]) -> Iterable[Gap]:
+    edges = [0.0, *(t for span in covered for t in span), end_s]
+    for begin, end in zip(edges[0::2], edges[1::2], strict=True):
+        if end > begin:
+            before = next((i.phase for i in sorted(leaves, key=lambda i: i.begin_s) if i.begin_s >= end), end_name)
+            ended = max((i for i in leaves if i.end_s <= begin), key=lambda i: i.end_s, default=None)
+            yield Gap(begin, end, ended.phase if ended else "received", before if end < end_s else end_name)
+
+
+def _uncertainty(events: Sequence[TraceEvent]) -> float | None:
+    """The largest clock uncertainty that a host reported beside its events; None when none did."""
+    reported = [e.attrs.get("clock_uncertainty_ns") for e in events]
+    known = [v for v in reported if isinstance(v, (int, float))]
+    return max(known) / _NS if known else None
