@@ -17,7 +17,7 @@ from relay import keys, redis_link
 from thaw import wire
 from thaw.action import Action
 from thaw.activation import Activation
-from thaw.errors import Conflict, NotFound, PlatformError
+from thaw.errors import Conflict, NotFound, PlatformError, ProtocolError
 from thaw.ids import ActionName, ActivationId, Namespace
 from thaw.trace import TraceEvent
 
@@ -98,7 +98,8 @@ class Records:
         """Of every namespace (the scheduler's view)."""
         with redis_link.translated("list every action"):
             found = [redis_link.text(k) for k in self._redis.scan_iter(match=keys.actions("*"), count=500)]
-        return [a for key in found for a in self.actions(Namespace(key.removeprefix(keys.actions(""))))]
+            rows: Any = [row for key in found for row in self._redis.hvals(key)]
+        return list(_readable(rows))
 
     def delete_action(self, namespace: Namespace, name: ActionName) -> Action:
         action = self.action(namespace, name)
@@ -194,3 +195,12 @@ class Records:
                 rows: Any = self._redis.lrange(keys.trace(trace_id), 0, -1)
                 events += [wire.loads(TraceEvent, row) for row in rows]
         return sorted(events, key=lambda e: e.wall_ns)
+
+
+def _readable(rows: Iterable[bytes]) -> Iterable[Action]:
+    """One action of another version must not keep the scheduler from all others."""
+    for row in rows:
+        try:
+            yield wire.loads(Action, row)
+        except ProtocolError:
+            continue

@@ -146,7 +146,7 @@ def _pair(events: Iterable[TraceEvent], place: _Axis) -> tuple[list[Interval], l
     ordered = sorted(events, key=lambda e: (place(e), not e.name.endswith(".begin")))
     for event in ordered:
         phase, _, edge = event.name.partition(".")
-        key = (phase, event.boot_id, event.host, event.stage, event.group_id, event.activation_id)
+        key = (phase, event.boot_id, event.host, event.stage, event.activation_id or event.group_id)
         if edge == "begin":
             open_.setdefault(key, []).append(event)
         elif edge == "end" and open_.get(key):

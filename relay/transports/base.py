@@ -15,7 +15,7 @@ from relay.frames import FrameHeader, FrameKind, Priority, encode
 from thaw.errors import ProtocolError
 
 CHUNK_BYTES: Final = 1024 * 1024
-"""Redis moves 1 MB in 2–4 ms: small enough to overlap a chunk's copy with the next, large enough to fill the wire."""
+"""Redis moves 1 MB in 2 to 4 ms: small enough to overlap the copies of two, large enough to fill the wire."""
 
 WINDOW_BYTES: Final = 64 * 1024 * 1024
 MAX_MESSAGE_BYTES: Final = 1024 * 1024 * 1024

@@ -41,7 +41,7 @@ class RedisTransport:
         self._ready: dict[Priority, deque[Message]] = {priority: deque() for priority in Priority}
 
     def send(self, receiver: int, message: FrameHeader, payload: bytes | memoryview, *, deadline_s: float) -> None:
-        """See Transport.send.  Chunks leave one by one, so the receiver copies the first while the last is on its way."""
+        """See Transport.send.  Chunks leave one by one: the receiver has the first while the last is on its way."""
         until = time.monotonic() + deadline_s
         link = (receiver, message.priority)
         key = self._key(self._stage, receiver, message.priority)

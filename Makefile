@@ -1,0 +1,53 @@
+# Every target prepares .venv first (scripts/setup.sh: nothing is installed outside it; a second run takes a second).
+SHELL := /bin/bash
+VENV := .venv/bin
+PYTEST := $(VENV)/python -m pytest
+UNIT := $(or $(wildcard tests/unit),tests)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup setup-dev demo dev down test test-full check bench-quick locks docs
+
+help: ## What there is to make
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: ## .venv with what runs
+	@scripts/setup.sh cpu
+
+setup-dev: ## .venv with what runs and what tests need
+	@scripts/setup.sh dev
+
+demo: setup ## Platform, real model, cold and warm answer, explained; leaves nothing behind
+	@$(VENV)/python -m thaw.dev.demo
+
+dev: setup ## The platform on this machine, in the foreground (Ctrl-C ends it)
+	@$(VENV)/thaw dev up
+
+down: setup ## End a platform that runs here, also after a crash of its supervisor
+	@$(VENV)/thaw dev down
+
+test: setup-dev ## Every test but the long ones
+	@$(PYTEST) -m "not full"
+
+test-full: setup-dev ## Every test
+	@$(PYTEST)
+
+check: setup-dev ## Lint, types, layers, unit tests
+	@$(VENV)/ruff check .
+	@$(VENV)/mypy
+	@$(VENV)/lint-imports
+	@$(PYTEST) -q -m "not vllm and not full" $(UNIT)
+
+bench-quick: setup-dev ## Every benchmark, small; the last line of each is JSON
+	@set -e; for bench in $(filter-out bench/_%,$(wildcard bench/*.py)); do \
+	    echo "== $$bench"; $(VENV)/python $$bench --quick; done
+
+docs: setup ## Write the generated pages again (docs/config.md)
+	@$(VENV)/python -m thaw.dev.pages
+
+# The locks: what each is made from is beside it.  torch must be the CPU build, so its wheel has to be in reach.
+UV_COMPILE := $(VENV)/uv pip compile --python-version 3.11 --generate-hashes $(if $(PIP_FIND_LINKS),--find-links "$(PIP_FIND_LINKS)")
+locks: setup-dev ## Resolve deps/*.in again
+	@$(UV_COMPILE) deps/tools.in -o deps/tools.lock
+	@$(UV_COMPILE) deps/cpu.in --override deps/cpu-overrides.txt -o deps/cpu.lock
+	@cd deps && ../$(UV_COMPILE) dev.in --override cpu-overrides.txt -o dev.lock
+	@$(UV_COMPILE) deps/gpu.in -o deps/gpu.lock

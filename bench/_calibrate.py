@@ -1,0 +1,72 @@
+"""Constants of Eq. 5, measured outside any measured start: a bare fork, import and copy."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench._common import PYTHON, cpu_seconds, median, python_env, start
+from relay.channel import Channel
+
+_ROUNDS = 5
+_IMPORT_S = 180.0
+_COPY_BYTES = 256 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Constants:
+    """``t_cc``: a fork of the imported process until its socket answers.  A CPU has no context: ``t_cu`` is 0."""
+
+    t_cc: float
+    t_l: float  # importing the engine; 0 for a stem cell, which has done it
+    t_l_cpu_s: float
+    copy_bytes_per_s: float  # shared memory → process memory, one thread
+
+    def bound_s(self, n_bytes: int, link_bytes_per_s: float, t_p: float) -> float:
+        """Eq. 5 for one stage from a stem cell."""
+        return max(self.t_cc + n_bytes / self.copy_bytes_per_s, n_bytes / link_bytes_per_s) + t_p
+
+
+def calibrate(work: Path) -> Constants:
+    socket = work / "zygote.sock"
+    began = time.monotonic()
+    zygote = start([PYTHON, "-m", "thaw_runtime.zygote", "--socket", str(socket)], work / "zygote.log",
+                   '"event": "ready"', env=python_env(), deadline_s=_IMPORT_S)  # fmt: skip
+    try:
+        t_l, cpu = time.monotonic() - began, cpu_seconds(zygote.pid)
+        channel = Channel.connect(str(socket))
+        channel.receive()
+        forks = [_fork(channel, work, i) for i in range(_ROUNDS)]
+        channel.close()
+    finally:
+        zygote.stop()
+    return Constants(median(forks), t_l, cpu, _copy_rate())
+
+
+def _fork(channel: Channel, work: Path, number: int) -> float:
+    """Order → the container's socket accepts."""
+    path, log = work / f"container-{number}.sock", work / f"container-{number}.log"
+    log.touch()
+    began = time.monotonic()
+    channel.send({"op": "fork", "instance_id": str(number), "stdout": str(log), "stderr": str(log),
+                  "env": {"THAW_SOCKET": str(path), "THAW_DOOR": ""}})  # fmt: skip
+    pid = int(channel.receive()[0]["pid"])
+    while not path.exists() and time.monotonic() - began < 10:
+        time.sleep(0.0005)  # finer than what is measured; a readiness wait of at most 10 s
+    seconds = time.monotonic() - began
+    os.kill(pid, signal.SIGKILL)
+    channel.receive()  # exited
+    return seconds
+
+
+def _copy_rate() -> float:
+    source, target = bytes(bytearray(os.urandom(4096)) * (_COPY_BYTES // 4096)), bytearray(_COPY_BYTES)
+    rates = []
+    for _ in range(_ROUNDS):
+        began = time.monotonic()
+        memoryview(target)[:] = source
+        rates.append(_COPY_BYTES / (time.monotonic() - began))
+    return median(rates)

@@ -1,0 +1,167 @@
+"""What every benchmark shares: goals, samples, interleaving, processes, and the last line.
+
+A benchmark asks one question.  It runs the competitors in turn in one process tree, compares medians, and prints as
+its last line one JSON object.  A goal that was missed is printed as missed, with what keeps it from being reached; a
+value measured on a paced link (no network namespace could be made) satisfies nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import dataclasses
+import json
+import os
+import platform
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from thaw.dev.watch import wait_for_line
+
+ROOT = Path(__file__).resolve().parent.parent
+PYTHON = sys.executable
+T = TypeVar("T")
+
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None)
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """``floor`` says for a missed goal what it consists of; ``samples`` are what ``value`` was made from."""
+
+    name: str
+    value: float | None  # None: could not be measured here; floor says why
+    op: str  # "<=", ">=" or "=="
+    goal: float
+    ok: bool
+    paced: bool = False
+    floor: str = ""
+    samples: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def judge(name: str, value: float | None, op: str, goal: float, *, paced: bool = False, floor: str = "",
+          samples: Mapping[str, Any] | None = None) -> Goal:  # fmt: skip
+    """A goal is met by a measured value on a real link, and by nothing else."""
+    met = value is not None and {"<=": value <= goal, ">=": value >= goal, "==": value == goal}[op]
+    rounded = None if value is None else float(f"{value:.4g}")
+    return Goal(name, rounded, op, goal, met and not paced, paced, "" if met else floor, samples or {})
+
+
+def report(bench: str, goals: Sequence[Goal], **facts: Any) -> int:
+    """Print the goals, then the JSON line.  Always 0: a missed goal is a result, a crash is not."""
+    print()
+    for g in goals:
+        value = "not measured" if g.value is None else f"{g.value:g}"
+        mark = "ok" if g.ok else "PACED" if g.paced else "MISSED"
+        print(f"  {mark:6}  {g.name:34} {value:>12}   goal {g.op} {g.goal:g}   {g.floor}")
+    plain = [{k: v for k, v in dataclasses.asdict(g).items() if v or k in ("value", "ok")} for g in goals]
+    print(json.dumps({"bench": bench, "goals": plain, **facts, "machine": machine()}))
+    return 0
+
+
+def machine() -> dict[str, Any]:
+    cpuinfo = Path("/proc/cpuinfo").read_text()
+    model = re.search(r"model name\s*:\s*(.+)", cpuinfo)
+    commit = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
+    return {
+        "cores": len(os.sched_getaffinity(0)),
+        "cpu": model.group(1).strip() if model else platform.machine(),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "load_1m": round(os.getloadavg()[0], 2),  # of a quiet machine it is the benchmark's own
+        "commit": commit.stdout.strip(),
+        "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+
+
+def options(question: str, **further: Any) -> argparse.Namespace:
+    """``--quick`` and ``-n``; ``further`` are ``name=(default, help)``."""
+    parser = argparse.ArgumentParser(description=question)
+    parser.add_argument("--quick", action="store_true", help="a smaller run of the same thing, under two minutes")
+    parser.add_argument("-n", type=int, default=None, help="rounds")
+    for name, (default, help_text) in further.items():
+        parser.add_argument("--" + name.replace("_", "-"), default=default, type=type(default), help=help_text)
+    return parser.parse_args()
+
+
+def interleave(competitors: Mapping[str, Callable[[], T]], rounds: int) -> dict[str, list[T]]:
+    """Everybody once a round, each round beginning with another: a slow minute of the machine hits all alike."""
+    results: dict[str, list[T]] = {name: [] for name in competitors}
+    names = list(competitors)
+    for i in range(rounds):
+        for name in names[i % len(names) :] + names[: i % len(names)]:
+            results[name].append(competitors[name]())
+            say(f"round {i + 1}/{rounds} {name}: {results[name][-1]}")
+    return results
+
+
+def median(values: Sequence[float]) -> float:
+    return statistics.median(values)
+
+
+def percentile(values: Sequence[float], p: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, round(p / 100 * (len(ordered) - 1)))]
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+def cpu_seconds(pid: int) -> float:
+    """CPU time of a whole process so far, to the nanosecond (/proc counts in ticks of 10 ms)."""
+    return time.clock_gettime(~pid << 3 | 2)  # CPUCLOCK_SCHED of linux/posix-timers.h
+
+
+@dataclass
+class Program:
+    """A child that dies with us, its output in a file."""
+
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def stop(self, sig: signal.Signals = signal.SIGTERM, grace_s: float = 20.0) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(sig)
+        try:
+            self.process.wait(grace_s)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+def start(command: Sequence[str], log: Path, ready: str, *, env: Mapping[str, str] | None = None,
+          deadline_s: float = 60.0, cwd: Path | None = None) -> Program:  # fmt: skip
+    """Start a program and wait until its log holds ``ready``."""
+    log.unlink(missing_ok=True)
+    with log.open("wb") as out:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, cwd=cwd or ROOT,
+                                   env=None if env is None else dict(env), preexec_fn=_die_with_parent)  # fmt: skip
+    program = Program(process, log)
+    if ready and not wait_for_line(log, ready, deadline_s):
+        program.stop(signal.SIGKILL)
+        raise SystemExit(f"{command[0]} did not become ready:\n{log.read_text()[-2000:]}")
+    return program
+
+
+def python_env(**extra: str) -> dict[str, str]:
+    """For a Python child of ours: the checkout is importable whether or not it is installed."""
+    return {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'runtime-python'}", "PYTHONUNBUFFERED": "1", **extra}
+
+
+def _die_with_parent() -> None:
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,0 +1,61 @@
+"""A model of a chosen size whose bytes do not compress: valid to fetchd, of no use to an engine."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import xxhash
+
+from thaw import checkpoint
+from thaw.model import CHUNK_BYTES, INDEX_NAME, FileRange, ModelIndex, TensorInfo
+
+_LAYERS = 24
+_BLOCK = 64 * 1024 * 1024
+
+
+def write_random(directory: Path, n_bytes: int) -> ModelIndex:
+    """``config.json``, ``model.safetensors`` with about ``n_bytes`` of random weights, and the index beside them."""
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "config.json").write_text(json.dumps({"num_hidden_layers": _LAYERS, "architectures": ["Random"]}))
+    each = n_bytes // _LAYERS // 4096 * 4096
+    header = json.dumps({
+        f"model.layers.{i}.weight": {"dtype": "U8", "shape": [each], "data_offsets": [i * each, (i + 1) * each]}
+        for i in range(_LAYERS)
+    }).encode()  # fmt: skip
+    block = os.urandom(_BLOCK)
+    with (directory / checkpoint.WEIGHTS_NAME).open("wb") as f:
+        f.write(len(header).to_bytes(8, "little") + header)
+        for at in range(0, each * _LAYERS, _BLOCK):
+            # the same random block over and over: no client deduplicates, and urandom is slow
+            f.write(block[: min(_BLOCK, each * _LAYERS - at)])
+    return write_index(directory)
+
+
+def write_index(directory: Path) -> ModelIndex:
+    """``thaw-index.json`` for the checkpoint in ``directory``, as ``thaw model push`` would write it."""
+    names = [p.name for p in directory.iterdir() if checkpoint.is_fetchable(p.name)]
+    files = [checkpoint.describe_file(n, _chunks(directory / n), xxhash.xxh3_64_hexdigest) for n in names]
+    tensors = [t for n in names if n.endswith(".safetensors") for t in _tensors(directory / n)]
+    index = checkpoint.build_index(files, tensors)
+    (directory / INDEX_NAME).write_bytes(checkpoint.write_index(index))
+    return index
+
+
+def whole(index: ModelIndex) -> tuple[FileRange, ...]:
+    """Every file in fetch order: what a one-stage plan asks for."""
+    return tuple(FileRange(f.name, 0, f.n_bytes) for f in index.files)
+
+
+def _chunks(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as f:
+        while chunk := f.read(CHUNK_BYTES):
+            yield chunk
+
+
+def _tensors(path: Path) -> tuple[TensorInfo, ...]:
+    with path.open("rb") as f:
+        n_header = checkpoint.header_bytes(path.name, f.read(8), path.stat().st_size)
+        return checkpoint.parse_header(path.name, f.read(n_header), path.stat().st_size)

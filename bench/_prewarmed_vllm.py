@@ -1,0 +1,65 @@
+"""vLLM in a process that was forked after the imports: what a stem cell alone brings, with vLLM's own knobs.
+
+    python -m bench._prewarmed_vllm    stdin: one line of JSON a start   stdout: "ready", then one line of JSON a start
+
+A start is what a plain serverless vLLM would do in such a process: copy the model to local shared memory with curl,
+build an ``LLM`` with default settings, answer the prompt.  Everything is in one process, which vLLM's API server is
+not: this is the faster way to run it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+
+def copy(origin: str, names: list[str], target: Path, limit: str, inside: list[str]) -> float:
+    """All files by one curl over one connection; seconds."""
+    target.mkdir(parents=True)
+    pairs = [word for name in names for word in ("-o", str(target / name), f"{origin}/{name}")]
+    began = time.monotonic()
+    subprocess.run([*inside, "curl", "-sSf", *(["--limit-rate", limit] if limit else []), *pairs], check=True)
+    return time.monotonic() - began
+
+
+def _start(order: dict[str, Any]) -> None:
+    """In the forked child."""
+    began = time.monotonic()
+    copied = copy(order["origin"], order["names"], Path(order["target"]), order["limit"], order["inside"])
+    from vllm import LLM, SamplingParams
+
+    llm = LLM(model=order["target"], dtype="bfloat16", max_model_len=order["max_model_len"], enforce_eager=True)
+    llm.chat([{"role": "user", "content": order["prompt"]}], SamplingParams(temperature=0, max_tokens=1),
+             use_tqdm=False)  # fmt: skip
+    print(json.dumps({"ttft_s": time.monotonic() - began, "copy_s": copied}), flush=True)
+
+
+def _main() -> None:
+    os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_CPU_KVCACHE_SPACE": "1"}
+    import vllm.entrypoints.llm
+    import vllm.v1.engine.core
+    import vllm.v1.worker.cpu_worker  # noqa: F401  whatever a start would import
+
+    print("ready", flush=True)
+    for line in sys.stdin:
+        pid = os.fork()
+        if pid == 0:
+            try:
+                _start(json.loads(line))
+            except BaseException:  # noqa: BLE001  the edge of a process
+                traceback.print_exc()
+            finally:
+                sys.stderr.flush()
+                os._exit(0)
+        os.waitpid(pid, 0)
+        print("end", flush=True)
+
+
+if __name__ == "__main__":
+    _main()

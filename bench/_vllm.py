@@ -1,0 +1,48 @@
+"""Plain vLLM: its own API server, and its engine in a process that was forked after the imports."""
+
+from __future__ import annotations
+
+import shlex
+import signal
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench._common import PYTHON, Program, python_env, start
+from thaw.dev.ports import free_ports
+
+_STARTED = "Application startup complete"
+_START_S = 300.0
+_KV_GIB = 1
+"""About what Thaw's reserve of 2 GiB leaves for the cache; vLLM's own default takes longer to allocate."""
+
+
+class VllmServer:
+    """``python -m vllm.entrypoints.openai.api_server`` until it serves.  Use as a context manager."""
+
+    def __init__(self, model: Path, work: Path, *, threads: int, max_num_seqs: int = 8, max_model_len: int = 2048,
+                 cores: Sequence[int] = (), engine_core: int | None = None, extra: Sequence[str] = (),
+                 env: Mapping[str, str] | None = None) -> None:  # fmt: skip
+        self.port = free_ports(1)[0]
+        self.url = f"http://127.0.0.1:{self.port}"
+        pin = ["taskset", "-c", ",".join(map(str, cores))] if cores else []
+        bind = "nobind" if engine_core is None else str(engine_core)
+        settings = {"OMP_NUM_THREADS": str(threads), "VLLM_CPU_OMP_THREADS_BIND": bind, "HF_HUB_OFFLINE": "1",
+                    "VLLM_CPU_KVCACHE_SPACE": str(_KV_GIB), "VLLM_NO_USAGE_STATS": "1", **(env or {})}  # fmt: skip
+        argv = [*pin, PYTHON, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--served-model-name",
+                "chat", "--dtype", "bfloat16", "--max-model-len", str(max_model_len), "--max-num-seqs",
+                str(max_num_seqs), "--enforce-eager", "--host", "127.0.0.1", "--port", str(self.port),
+                *extra]  # fmt: skip
+        self.command = " ".join(f"{k}={v}" for k, v in settings.items()) + " " + shlex.join(argv)
+        self._program: Program = start(argv, work / f"vllm-{self.port}.log", _STARTED, env=python_env(**settings),
+                                       deadline_s=_START_S, cwd=work)  # fmt: skip
+
+    @property
+    def pid(self) -> int:
+        return self._program.pid
+
+    def __enter__(self) -> VllmServer:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._program.stop(signal.SIGTERM, grace_s=30)

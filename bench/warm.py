@@ -1,0 +1,191 @@
+"""Is a warm request as fast as plain vLLM, and what does the way through the gateway add to it?
+
+The engine's process is pinned to one core and computes with one thread, in both systems; everything else, the client
+included, runs on the other core.  Throughput: greedy answers of one fixed length, streamed, at 1, 8 and 32 at once.
+Added time: the same request through the gateway and straight to the container's socket, in pairs, one at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import struct
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # bench/gateway.py must not hide gateway
+
+from bench import _common, _model
+from bench._common import Goal, interleave, judge, median, percentile, say
+from bench._platform import BenchPlatform, llm_config
+from bench._processes import busiest, pin, tree
+from bench._sse import Caller
+from bench._vllm import VllmServer
+from relay.http_unix import UnixConnection
+from relay.messages import LlmRun
+from thaw import wire
+from thaw.cli.demo_model import cache_dir
+from thaw.clock import wall_ms
+from thaw.dev.smollm2 import obtain
+
+_CONCURRENCY = (1, 8, 32)
+_TOKENS = 64
+_STORY = "Write a short story about a traveller who carries {} lanterns through a valley at night."
+_PROMPTS = [_STORY.format(n) for n in range(97)]
+_SLOTS = 32
+_PING = "Say hello."
+
+
+class Warm:
+    def __init__(self, work: Path, platform: BenchPlatform, server: VllmServer, engine_core: int) -> None:
+        self.work, self.platform, self.server = work, platform, server
+        auth_caller = platform.caller("chat")
+        self.urls = {"thaw": lambda: platform.caller("chat"), "vllm": lambda: Caller(server.url, "chat")}
+        auth_caller.chat(_PING, 16)  # the cold start
+        Caller(server.url, "chat").chat(_PING, 16)
+        self.vllm_pids = [server.pid, *tree(server.pid)]
+        self.engine = {
+            "thaw": busiest(platform.pids(), lambda: auth_caller.chat(_PROMPTS[0], 64, ignore_eos=True)),
+            "vllm": busiest(self.vllm_pids, lambda: Caller(server.url, "chat").chat(_PROMPTS[0], 64, ignore_eos=True)),
+        }
+        for pid in self.engine.values():
+            pin(pid, engine_core)
+        auth_caller.close()
+        self._prompt = 0
+
+    @contextlib.contextmanager
+    def turn(self, system: str) -> Iterator[None]:
+        """vLLM's idle workers spin: they are stopped while Thaw is measured.  Thaw's idle processes sleep."""
+        if system == "vllm":
+            yield
+            return
+        for pid in self.vllm_pids:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            for pid in self.vllm_pids:
+                os.kill(pid, signal.SIGCONT)
+
+    def throughput(self, system: str, at_once: int, per_client: int) -> float:
+        """Tokens per second of ``at_once`` clients that each ask ``per_client`` times."""
+        first = self._prompt
+        self._prompt += at_once * per_client
+        tokens: list[int] = []
+
+        def client(number: int) -> None:
+            caller = self.urls[system]()
+            for i in range(per_client):
+                prompt = _PROMPTS[(first + number * per_client + i) % len(_PROMPTS)]
+                answer = caller.chat(prompt, _TOKENS, ignore_eos=True)
+                tokens.append(answer.completion_tokens)
+            caller.close()
+
+        threads = [threading.Thread(target=client, args=(n,)) for n in range(at_once)]
+        with self.turn(system):
+            began = time.monotonic()
+            for t in threads:
+                t.start()
+            for t in threads:
+                t.join()
+            seconds = time.monotonic() - began
+        if tokens != [_TOKENS] * (at_once * per_client):
+            raise SystemExit(f"{system}: answers of {sorted(set(tokens))} tokens, {_TOKENS} were asked for")
+        return sum(tokens) / seconds
+
+    def added_ms(self, pairs: int) -> list[float]:
+        """First byte through the gateway less straight to the container, pair by pair, the order alternating."""
+        gateway, container = self.platform.caller("chat"), self._container()
+        gateway.chat(_PING, 1)
+        ways: list[Callable[[], float]] = [lambda: gateway.chat(_PING, 1).ttft_s, partial(_direct, container)]
+        added = []
+        with self.turn("thaw"):
+            for i in range(pairs):
+                first, second = (0, 1) if i % 2 else (1, 0)
+                times = {first: ways[first](), second: ways[second]()}
+                added.append((times[0] - times[1]) * 1e3)
+        gateway.close()
+        container.close()
+        return added
+
+    def _container(self) -> UnixConnection:
+        sockets = list(Path(self.platform.platform.run_dir).glob("host-0/c/*/s"))
+        for path in sockets:
+            connection = UnixConnection(str(path), timeout=60)
+            connection.request("GET", "/health")
+            if json.loads(connection.getresponse().read())["state"] == "ready":
+                return connection
+            connection.close()
+        raise SystemExit(f"no ready container among {sockets}")
+
+
+def _direct(container: UnixConnection) -> float:
+    """As the invoker would ask."""
+    body = {"messages": [{"role": "user", "content": _PING}], "stream": True, "temperature": 0, "max_tokens": 1,
+            "model": "chat", "stream_options": {"include_usage": True}}  # fmt: skip
+    value = wire.to_plain(LlmRun("chat", body, 0))
+    data = json.dumps({"value": value, "activation_id": os.urandom(16).hex(), "action_name": "/guest/chat",
+                       "deadline": str(wall_ms() + 60_000)}).encode()  # fmt: skip
+    began = time.monotonic()
+    container.request("POST", "/run", data, {"Content-Type": "application/json", "Accept": "application/x-thaw-stream"})
+    response = container.getresponse()
+    (n_bytes,) = struct.unpack("<I", response.read(4))
+    frame = json.loads(response.read(n_bytes))
+    seconds = time.monotonic() - began
+    if frame["t"] != "RunToken":
+        raise SystemExit(f"the container answered {frame}")
+    response.read()
+    return seconds
+
+
+def main() -> int:
+    options = _common.options(__doc__ or "", pairs=(0, "paired requests"))
+    rounds = options.n or (1 if options.quick else 7)
+    pairs = options.pairs or (100 if options.quick else 600)
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < 2:
+        raise SystemExit("two cores are needed: one for the engine, one for everything else")
+    os.sched_setaffinity(0, {cores[0]})  # children inherit it
+    work = Path(tempfile.mkdtemp(prefix="bench-", dir="/dev/shm"))
+    with contextlib.ExitStack() as stack:
+        stack.callback(shutil.rmtree, work, ignore_errors=True)
+        model = work / "store" / "smollm2"
+        shutil.copytree(obtain(cache_dir(), say), model)
+        _model.write_index(model)
+        platform = stack.enter_context(BenchPlatform(work / "state", store=work / "store"))
+        config = llm_config(f"file://{model}", max_batch=_SLOTS)
+        platform.deploy("chat", {**config, "limits": {"concurrency": 2 * _SLOTS}})
+        server = stack.enter_context(VllmServer(model, work, threads=1, max_num_seqs=_SLOTS, cores=[cores[0]]))
+        bench = Warm(work, platform, server, cores[1])
+        added = bench.added_ms(pairs)
+        runs = {f"{system}@{c}": partial(bench.throughput, system, c, 4 if c == 1 else 2 if c == 8 else 1)
+                for c in _CONCURRENCY for system in ("thaw", "vllm")}  # fmt: skip
+        found = interleave(runs, rounds)
+    speeds = {name: round(median(values), 2) for name, values in found.items()}
+    return _common.report("warm", _judge(speeds, added), rounds=rounds, pairs=pairs, tokens_per_s=speeds,
+                          vllm_command=server.command)  # fmt: skip
+
+
+def _judge(speeds: dict[str, float], added: list[float]) -> list[Goal]:
+    ratios = {c: round(speeds[f"thaw@{c}"] / speeds[f"vllm@{c}"], 3) for c in _CONCURRENCY}
+    worst = min(ratios, key=lambda c: ratios[c])
+    floor = f"at {worst} at once: {speeds[f'thaw@{worst}']} against {speeds[f'vllm@{worst}']} tokens/s"
+    return [
+        judge("throughput_vs_vllm", ratios[worst], ">=", 0.97, floor=floor,
+              samples={str(c): r for c, r in ratios.items()}),
+        judge("gateway_added_p50_ms", percentile(added, 50), "<=", 3),
+        judge("gateway_added_p99_ms", percentile(added, 99), "<=", 10,
+              floor=f"p90 {percentile(added, 90):.1f} ms, n = {len(added)}"),
+    ]  # fmt: skip
+
+
+if __name__ == "__main__":
+    sys.exit(main())

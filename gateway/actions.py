@@ -1,0 +1,87 @@
+"""Deployed actions as this gateway knows them: read once, forgotten when an event says they changed."""
+
+from __future__ import annotations
+
+import threading
+
+import redis
+
+from relay import bus
+from relay.messages import ActionChanged
+from relay.records import Records
+from thaw.action import Action
+from thaw.errors import NotFound
+from thaw.ids import ActionName, Namespace
+
+
+class Actions:
+    def __init__(self, client: redis.Redis, records: Records) -> None:
+        self._redis, self._records = client, records
+        self._lock = threading.Lock()
+        self._known: dict[ActionName, Action] = {}
+        self._by_model: dict[tuple[Namespace, str], ActionName] = {}
+        self._changes = 0
+
+    def get(self, name: ActionName) -> Action:
+        """Raises NotFound."""
+        with self._lock:
+            known, changes = self._known.get(name), self._changes
+        if known is not None:
+            return known
+        action = self._records.action(namespace_of(name), name)
+        with self._lock:
+            if changes == self._changes:  # else it may have changed while it was read
+                self._known[name] = action
+        return action
+
+    def by_model(self, namespace: Namespace, model: str) -> Action:
+        """The LLM action that an OpenAI client calls ``model``: by its name, else by its served name."""
+        with self._lock:
+            alias = self._by_model.get((namespace, model))
+        try:
+            return self._llm(alias or ActionName(f"{namespace}/{model.removeprefix(f'{namespace}/')}"))
+        except NotFound:
+            pass
+        for action in self._records.actions(namespace):
+            if action.config is not None and action.config.model.served_name == model:
+                with self._lock:
+                    self._by_model[(namespace, model)] = action.name
+                return action
+        raise NotFound(f"The model `{model}` does not exist.", hint="GET /v1/models lists yours")
+
+    def list(self, namespace: Namespace) -> list[Action]:
+        """Newest first, from the state server."""
+        return self._records.actions(namespace)
+
+    def put(self, action: Action, *, overwrite: bool) -> None:
+        """Raises Conflict."""
+        self._records.put_action(action, overwrite=overwrite)
+        self.forget(action.name)
+        bus.publish(self._redis, ActionChanged(action.name))
+
+    def delete(self, name: ActionName) -> Action:
+        """Raises NotFound."""
+        action = self._records.delete_action(namespace_of(name), name)
+        self.forget(name)
+        bus.publish(self._redis, ActionChanged(name, deleted=True))
+        return action
+
+    def forget(self, name: ActionName | None = None) -> None:
+        with self._lock:
+            self._changes += 1
+            self._by_model.clear()
+            self._known.clear() if name is None else self._known.pop(name, None)
+
+    def _llm(self, name: ActionName) -> Action:
+        action = self.get(name)
+        if not action.is_llm:
+            raise NotFound(f"{name} is not an LLM")
+        return action
+
+
+def namespace_of(name: ActionName) -> Namespace:
+    return Namespace(name.partition("/")[0])
+
+
+def simple_name(name: ActionName) -> str:
+    return name.rpartition("/")[2]

@@ -1,0 +1,153 @@
+"""A PUT's body becomes an Action: the kind resolved, the config checked, what was left out kept from before."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from gateway.routes import version_key
+from gateway.settings import GatewaySettings
+from thaw import wire
+from thaw.action import DEFAULT_KINDS, KIND_LLM, KINDS, Action, Exec, Limits
+from thaw.clock import wall_ms
+from thaw.config import parse_llm_config
+from thaw.errors import BadRequest, PlatformError, TooLarge
+from thaw.ids import ActionName, Namespace
+
+Json = Mapping[str, Any]
+
+PYTHON_LIMITS: Final = {"timeout": (100, 300_000), "memory": (128, 512), "logs": (0, 10), "concurrency": (1, 500)}
+LLM_LIMITS: Final = {
+    "timeout": (100, 3_600_000), "memory": (64, 1024 * 1024), "logs": (0, 10), "concurrency": (1, 10_000)
+}  # fmt: skip
+_VERSION: Final = re.compile(r"\A[0-9]{1,9}(\.[0-9]{1,9}){2}\Z")
+_UNITS: Final = {"timeout": "milliseconds", "memory": "MB", "logs": "MB", "concurrency": "requests"}
+
+
+class NotHere(PlatformError):
+    """A part of OpenWhisk that this version does not have."""
+
+    http_status = 501
+
+
+def malformed(problem: str) -> BadRequest:
+    return BadRequest(f"The request content was malformed:\n{problem}")
+
+
+def new_action(name: ActionName, namespace: Namespace, body: Json, settings: GatewaySettings) -> Action:
+    """Raises BadRequest, ConfigError, TooLarge, NotHere."""
+    if "exec" not in body and "config" not in body:
+        raise malformed("exec undefined")
+    blank = Action(
+        name, namespace, "0.0.1", Exec(""), Limits(), annotations={"provide-api-key": False}
+    )  # fmt: skip
+    return changed_action(blank, body, settings, version="0.0.1")
+
+
+def changed_action(old: Action, body: Json, settings: GatewaySettings, *, version: str | None = None) -> Action:
+    """``old`` with what the body names: annotations merged, parameters replaced whole, the patch version bumped."""
+    action = old
+    if "exec" in body or "config" in body:
+        action = _with_code(action, body, settings)
+    action = _with_limits(action, body.get("limits"))
+    if "parameters" in body:
+        action = replace(action, parameters=key_values("parameters", body["parameters"], settings.parameters_bytes))
+    given = key_values("annotations", body.get("annotations", []), settings.parameters_bytes)
+    annotations = {**old.annotations, **given}
+    for key in body.get("delAnnotations", []):
+        annotations.pop(key, None)
+    annotations["exec"] = action.exec.kind  # a string, or ``wsk action list`` breaks
+    publish = bool(body.get("publish", old.publish))
+    return replace(
+        action, annotations=annotations, publish=publish, updated_ms=wall_ms(),
+        version=version or next_version(old.version, body.get("version")),
+    )  # fmt: skip
+
+
+def key_values(what: str, plain: Any, max_bytes: int) -> dict[str, object]:
+    if not isinstance(plain, list) or not all(isinstance(p, dict) and isinstance(p.get("key"), str) for p in plain):
+        raise malformed(f"{what} must be a list of {{key, value}}")
+    values = {p["key"]: p.get("value") for p in plain}
+    n_bytes = len(json.dumps(values))
+    if n_bytes > max_bytes:
+        raise TooLarge(f"Request larger than allowed: {n_bytes} > {max_bytes} bytes.")
+    return values
+
+
+def next_version(old: str, asked: Any) -> str:
+    """What the client asks for if that is later, else the next patch: instances of a version hold its code."""
+    if asked is not None and (not isinstance(asked, str) or not _VERSION.match(asked)):
+        raise malformed(f"version must be of the form 1.2.3, not {asked!r:.40}")
+    if asked is not None and version_key(asked) > version_key(old):
+        return str(asked)
+    major, minor, patch = version_key(old)
+    return f"{major}.{minor}.{patch + 1}"
+
+
+def _with_code(action: Action, body: Json, settings: GatewaySettings) -> Action:
+    plain = body.get("exec", {"kind": KIND_LLM})
+    if not isinstance(plain, dict) or not isinstance(plain.get("kind"), str):
+        raise malformed("exec must be an object with a kind")
+    kind = DEFAULT_KINDS.get(plain["kind"], plain["kind"])
+    if kind in ("blackbox", "sequence"):
+        raise NotHere(f"Actions of kind '{kind}' are absent in this version; use one of {', '.join(KINDS)}.")
+    if kind not in KINDS:
+        valid = ", ".join(f"'{k}'" for k in (*KINDS, *DEFAULT_KINDS))
+        raise BadRequest(
+            f"The specified runtime '{kind}' is not supported by this platform. Valid values are: {valid}."
+        )
+    code = plain.get("code", "")
+    if not isinstance(code, str):
+        raise malformed("exec.code must be a string")
+    if len(code) > settings.code_bytes:
+        raise TooLarge(f"Request larger than allowed: {len(code)} > {settings.code_bytes} bytes.")
+    if kind == KIND_LLM:
+        return _with_config(action, code, body)
+    if not code:
+        raise malformed("exec.code undefined")
+    main = str(plain.get("main") or "")
+    return replace(action, exec=Exec(kind, code, _is_binary(code), main), config=None)
+
+
+def _with_config(action: Action, code: str, body: Json) -> Action:
+    """``config`` as an object in the body, or its text as the code."""
+    plain = body.get("config")
+    if plain is None:
+        try:
+            plain = json.loads(code or "null")
+        except ValueError as e:
+            raise malformed(f"the config is not JSON: {e}") from e
+    config = parse_llm_config(plain)
+    limits = Limits(
+        timeout=config.limits.timeout, memory=config.resources.host_memory_mb, concurrency=config.limits.concurrency
+    )
+    return replace(
+        action, exec=Exec(KIND_LLM, json.dumps(wire.to_plain(plain))), config=config, limits=limits,
+        keep_alive_s=config.scaling.keep_alive_s, max_instances=config.scaling.max_instances,
+    )  # fmt: skip
+
+
+def _with_limits(action: Action, plain: Any) -> Action:
+    if plain is None:
+        return action
+    if not isinstance(plain, dict):
+        raise malformed("limits must be an object")
+    given = {k: v for k, v in plain.items() if k in _UNITS and v is not None}
+    for name, value in given.items():
+        low, high = (LLM_LIMITS if action.is_llm else PYTHON_LIMITS)[name]
+        if type(value) is not int or not low <= value <= high:
+            raise malformed(f"limits.{name}: {value!r} {_UNITS[name]} is not within {low} to {high}")
+    return replace(action, limits=replace(action.limits, **given))
+
+
+def _is_binary(code: str) -> bool:
+    """OpenWhisk's rule: what decodes as base64 is a zip."""
+    try:
+        return base64.b64decode(code, validate=True)[:2] == b"PK"
+    except (binascii.Error, ValueError):
+        return False

@@ -1,0 +1,68 @@
+"""…/actions: create, read, update, delete, list."""
+
+from __future__ import annotations
+
+from flask import Blueprint, Response, request
+
+from gateway.api import render
+from gateway.api.action_body import NotHere, changed_action, new_action
+from gateway.api.http import action_name, gateway, json_object, json_response, namespace, query_flag, query_int
+from thaw.errors import Conflict, NotFound
+
+blueprint = Blueprint("actions", __name__, url_prefix="/api/v1/namespaces/<ns>")
+LIST_DEFAULT, LIST_MAX = 30, 200
+
+
+def page() -> tuple[int, int]:
+    """``limit`` (0 means the most) and ``skip``."""
+    limit = query_int("limit", LIST_DEFAULT, high=LIST_MAX)
+    return limit or LIST_MAX, query_int("skip", 0) or 0
+
+
+@blueprint.get("/actions")
+def list_actions(ns: str) -> Response:
+    found = gateway().actions.list(namespace(ns))
+    if query_flag("count"):
+        return json_response({"actions": len(found)})
+    limit, skip = page()
+    return json_response([render.action_summary(a) for a in found[skip : skip + limit]])
+
+
+@blueprint.get("/actions/<path:name>")
+def get_action(ns: str, name: str) -> Response:
+    code = request.args.get("code", "true").lower() != "false"
+    return json_response(render.action(gateway().actions.get(action_name(ns, name)), code=code))
+
+
+@blueprint.put("/actions/<path:name>")
+def put_action(ns: str, name: str) -> Response:
+    core, full_name = gateway(), action_name(ns, name)
+    body = json_object(core.settings.code_bytes + 2 * core.settings.parameters_bytes)
+    overwrite = query_flag("overwrite")
+    try:
+        old = core.records.action(namespace(ns), full_name)
+    except NotFound:
+        action = new_action(full_name, namespace(ns), body, core.settings)
+    else:
+        if not overwrite:
+            raise Conflict("resource already exists", hint="update it, or PUT with overwrite=true")
+        action = changed_action(old, body, core.settings)
+    core.actions.put(action, overwrite=overwrite)
+    return json_response(render.action(action))
+
+
+@blueprint.delete("/actions/<path:name>")
+def delete_action(ns: str, name: str) -> Response:
+    return json_response(render.action(gateway().actions.delete(action_name(ns, name))))
+
+
+@blueprint.route("/<any(packages, triggers, rules):kind>", methods=["GET", "PUT", "POST", "DELETE"])
+@blueprint.route("/<any(packages, triggers, rules):kind>/<path:rest>", methods=["GET", "PUT", "POST", "DELETE"])
+def absent(ns: str, kind: str, rest: str = "") -> Response:
+    """Lists are empty, so that clients that look before they act work; the rest says what is missing."""
+    namespace(ns)
+    if request.method == "GET" and not rest:
+        return json_response([] if not query_flag("count") else {kind: 0})
+    if request.method == "GET":
+        raise NotFound("The requested resource does not exist.")
+    raise NotHere(f"{kind.capitalize()} are absent in this version; actions and activations are here.")

@@ -1,0 +1,87 @@
+"""…/activations: records, their results, logs and traces."""
+
+from __future__ import annotations
+
+from flask import Blueprint, Response, request
+
+from gateway.api import render
+from gateway.api.actions import page
+from gateway.api.http import MISSING, gateway, json_response, namespace, query_flag, query_int
+from thaw import wire
+from thaw.activation import Activation
+from thaw.errors import BadRequest, NotFound
+from thaw.ids import ActivationId, GroupId, Namespace, is_activation_id
+
+blueprint = Blueprint("activations", __name__, url_prefix="/api/v1/namespaces/<ns>/activations")
+_SETTLE_S = 1.0
+_SCANNED = 2_000  # records looked at for a listing by name
+
+
+@blueprint.get("")
+def list_activations(ns: str) -> Response:
+    core, own = gateway(), namespace(ns)
+    since, upto = query_int("since"), query_int("upto")
+    count, docs = query_flag("count"), query_flag("docs")
+    if count and docs:
+        raise BadRequest("The parameters 'count' and 'docs' cannot both be true.")
+    limit, skip = page()
+    core.recorder.settle(_SETTLE_S)
+    name = request.args.get("name", "")
+    if count and not name:
+        return json_response({"activations": core.records.count_activations(own, since_ms=since, upto_ms=upto)})
+    if name:
+        found = [r for r in _scan(own, since, upto) if name in (r.action, r.action.partition("/")[2])]
+        if count:
+            return json_response({"activations": len(found)})
+        found = found[skip : skip + limit]
+    else:
+        found = core.records.activations(own, limit=limit, skip=skip, since_ms=since, upto_ms=upto)
+    return json_response([render.activation(r) if docs else render.activation_summary(r) for r in found])
+
+
+@blueprint.get("/<activation_id>")
+def get_activation(ns: str, activation_id: str) -> Response:
+    return json_response(render.activation(_record(ns, activation_id)))
+
+
+@blueprint.get("/<activation_id>/result")
+def get_result(ns: str, activation_id: str) -> Response:
+    return json_response(render.result(_record(ns, activation_id)))
+
+
+@blueprint.get("/<activation_id>/logs")
+def get_logs(ns: str, activation_id: str) -> Response:
+    return json_response({"logs": list(_record(ns, activation_id).logs)})
+
+
+@blueprint.get("/<activation_id>/trace")
+def get_trace(ns: str, activation_id: str) -> Response:
+    """Thaw's: the activation's events and those of the start it waited for, with the plan's prediction."""
+    core, record = gateway(), _record(ns, activation_id)
+    ids = [record.activation_id, *([record.group_id] if record.group_id else [])]
+    plan = core.registry.plan(GroupId(record.group_id)) if record.group_id else None
+    return json_response(
+        {
+            "activation": render.activation(record),
+            "group_id": record.group_id,
+            "events": wire.to_plain(list(core.records.trace(*ids))),
+            "plan": wire.to_plain(plan),
+        }
+    )
+
+
+def _record(ns: str, activation_id: str) -> Activation:
+    core, own = gateway(), namespace(ns)
+    if not is_activation_id(activation_id):
+        raise BadRequest("The request content was malformed:\nan activation id is 32 lower-case hex digits.")
+    record = core.records.activation(ActivationId(activation_id))
+    if record is None:
+        core.recorder.settle(_SETTLE_S)
+        record = core.records.activation(ActivationId(activation_id))
+    if record is None or record.namespace != own:
+        raise NotFound(MISSING)
+    return record
+
+
+def _scan(own: Namespace, since: int | None, upto: int | None) -> list[Activation]:
+    return gateway().records.activations(own, limit=_SCANNED, since_ms=since, upto_ms=upto)

@@ -1,0 +1,103 @@
+"""What a client asks before it acts: the host root, the API root, namespaces, limits; health, metrics and hosts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flask import Blueprint, Response
+
+from gateway import metrics
+from gateway.api.action_body import LLM_LIMITS, PYTHON_LIMITS
+from gateway.api.http import caller, gateway, json_response, namespace
+from thaw import __version__, wire
+from thaw.action import KIND_LLM, KIND_PYTHON
+from thaw.clock import wall_ms
+
+blueprint = Blueprint("host", __name__)
+_MB = 1024 * 1024
+
+
+@blueprint.get("/")
+def host() -> Response:
+    settings = gateway().settings
+    shortest, longest = PYTHON_LIMITS["timeout"]
+    limits = {
+        "actions_per_minute": settings.per_minute,
+        "triggers_per_minute": 0,
+        "concurrent_actions": settings.concurrent,
+        "sequence_length": 0,
+        "min_action_duration": shortest,
+        "max_action_duration": longest,
+        "min_action_memory": PYTHON_LIMITS["memory"][0] * _MB,
+        "max_action_memory": PYTHON_LIMITS["memory"][1] * _MB,
+        "min_action_logs": PYTHON_LIMITS["logs"][0] * _MB,
+        "max_action_logs": PYTHON_LIMITS["logs"][1] * _MB,
+    }
+    runtimes = {"python": [_runtime(KIND_PYTHON)], "llm": [_runtime(KIND_LLM)]}
+    support = {"github": "", "slack": ""}
+    return json_response(
+        {"description": "Thaw", "support": support, "api_paths": ["/api/v1", "/v1"], "limits": limits,
+         "runtimes": runtimes}
+    )  # fmt: skip
+
+
+@blueprint.get("/api/v1")
+def api() -> Response:
+    return json_response(
+        {"description": "Thaw API", "api_version": "1.0.0", "api_version_path": "v1", "build": __version__,
+         "buildno": __version__, "swagger_paths": {}}
+    )  # fmt: skip
+
+
+@blueprint.get("/api/v1/namespaces")
+def namespaces() -> Response:
+    return json_response([caller().namespace])
+
+
+@blueprint.get("/api/v1/namespaces/<ns>/limits")
+def limits(ns: str) -> Response:
+    namespace(ns)
+    settings = gateway().settings
+    values: dict[str, Any] = {
+        "invocationsPerMinute": settings.per_minute,
+        "concurrentInvocations": settings.concurrent,
+        "firesPerMinute": 0,
+        "maxPayloadSize": settings.payload_bytes,
+        "maxLlmPayloadSize": settings.llm_payload_bytes,
+        "maxCodeSize": settings.code_bytes,
+        "maxParameterSize": settings.parameters_bytes,
+    }
+    names = {"memory": "Memory", "logs": "Logs", "timeout": "Timeout", "concurrency": "Concurrency"}
+    for prefix, table in (("", PYTHON_LIMITS), ("Llm", LLM_LIMITS)):
+        for key, name in names.items():
+            low, high = table[key]
+            values |= {f"min{prefix}Action{name}": low, f"max{prefix}Action{name}": high}
+    return json_response(values)
+
+
+@blueprint.get("/api/v1/thaw/hosts")
+def hosts() -> Response:
+    """Every host's last report, for ``thaw host list``."""
+    caller()
+    core = gateway()
+    live = {r.host_id for r in core.registry.live_hosts()}
+    found = [{**wire.to_plain(r), "live": r.host_id in live} for r in core.registry.hosts()]
+    return json_response({"hosts": found, "now_wall_ms": wall_ms()})
+
+
+@blueprint.get("/health")
+def health() -> Response:
+    """Ready to serve: the state server answers."""
+    gateway().records.has_keys()
+    return json_response({"status": "ok", "gateway": gateway().gateway_id})
+
+
+@blueprint.get("/metrics")
+def prometheus() -> Response:
+    body, content_type = metrics.page(gateway().room.counts)
+    return Response(body, content_type=content_type)
+
+
+def _runtime(kind: str) -> dict[str, Any]:
+    return {"kind": kind, "image": "", "default": True, "deprecated": False, "requireMain": False, "attached": False,
+            "stemCells": []}  # fmt: skip

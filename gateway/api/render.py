@@ -1,0 +1,99 @@
+"""Entities and records as OpenWhisk's clients read them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from gateway.actions import simple_name
+from thaw import wire
+from thaw.action import Action
+from thaw.activation import Activation
+
+Json = dict[str, Any]
+
+
+def pairs(values: Mapping[str, object]) -> list[Json]:
+    return [{"key": k, "value": v} for k, v in values.items()]
+
+
+def action(entity: Action, *, code: bool = True) -> Json:
+    """The whole entity; ``config`` is Thaw's addition for LLM kinds."""
+    exec_: Json = {"kind": entity.exec.kind, "binary": entity.exec.binary}
+    if code:
+        exec_["code"] = entity.exec.code
+    if entity.exec.main:
+        exec_["main"] = entity.exec.main
+    rendered = {**_common(entity), "exec": exec_, "parameters": pairs(entity.parameters)}
+    if entity.config is not None:
+        rendered["config"] = wire.to_plain(entity.config)
+    return rendered
+
+
+def action_summary(entity: Action) -> Json:
+    return {**_common(entity), "exec": {"binary": entity.exec.binary}}
+
+
+def _common(entity: Action) -> Json:
+    return {
+        "namespace": entity.namespace,
+        "name": simple_name(entity.name),
+        "version": entity.version,
+        "publish": entity.publish,
+        "annotations": pairs(entity.annotations),
+        "limits": wire.to_plain(entity.limits),
+        "updated": entity.updated_ms,
+    }
+
+
+def activation_summary(record: Activation) -> Json:
+    return {
+        "namespace": record.namespace,
+        "name": simple_name(record.action),
+        "version": record.action_version,
+        "subject": record.subject,
+        "activationId": record.activation_id,
+        "start": record.start_ms,
+        "end": record.end_ms,
+        "duration": record.end_ms - record.start_ms,
+        "statusCode": record.status.value,
+        "publish": False,
+        "annotations": pairs(_annotations(record)),
+        **({"cause": record.cause} if record.cause else {}),
+    }
+
+
+def activation(record: Activation) -> Json:
+    return {**activation_summary(record), "logs": list(record.logs), "response": response(record)}
+
+
+def response(record: Activation) -> Json:
+    return {
+        "status": record.status.text,
+        "statusCode": record.status.value,
+        "success": record.status.value == 0,
+        "result": record.result,
+    }
+
+
+def result(record: Activation) -> Json:
+    """What ``…/activations/{id}/result`` answers."""
+    return {"result": record.result, "status": record.status.text, "success": record.status.value == 0}
+
+
+def _annotations(record: Activation) -> Json:
+    """OpenWhisk's, then Thaw's: how it started, where, and an LLM's tokens and seed."""
+    found: Json = {
+        "path": record.action,
+        "kind": record.kind,
+        "limits": dict(record.limits),
+        "timeout": record.timed_out,
+        "waitTime": record.wait_ms,
+        "initTime": record.init_ms,
+        "startMode": record.start_mode,
+        "host": record.host or None,
+        "groupId": record.group_id or None,
+        "seed": record.seed,
+        "usage": dict(record.usage) or None,
+    }
+    return {k: v for k, v in found.items() if v is not None}

@@ -1,0 +1,18 @@
+"""The WSGI application: the routes over one Gateway."""
+
+from __future__ import annotations
+
+from flask import Flask
+
+from gateway.api import actions, activations, host, http, invoke, openai
+from gateway.core import Gateway
+
+
+def create_app(core: Gateway) -> Flask:
+    app = Flask("thaw-gateway", static_folder=None)
+    app.url_map.strict_slashes = False
+    app.extensions["thaw"] = core
+    http.install(app)
+    for module in (host, openai, actions, invoke, activations):
+        app.register_blueprint(module.blueprint)
+    return app

@@ -1,0 +1,55 @@
+"""API keys: ``uuid:key`` as HTTP Basic (OpenWhisk) or Bearer (OpenAI SDKs), looked up by its SHA-256."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import threading
+import time
+from typing import Final
+
+from relay.records import Records, Subject
+from thaw.errors import Unauthorized
+
+CACHE_S: Final = 60.0
+"""A revoked key works for so long; a known key costs no round trip meanwhile."""
+_CACHED: Final = 10_000
+
+
+class Authenticator:
+    def __init__(self, records: Records) -> None:
+        self._records = records
+        self._lock = threading.Lock()
+        self._known: dict[str, tuple[float, Subject]] = {}
+
+    def subject(self, authorization: str | None) -> Subject:
+        """Whom the header belongs to.  Raises Unauthorized, Unavailable."""
+        digest = hashlib.sha256(_credentials(authorization).encode()).hexdigest()
+        now_s = time.monotonic()
+        with self._lock:
+            known = self._known.get(digest)
+        if known is not None and known[0] > now_s:
+            return known[1]
+        subject = self._records.subject(digest)
+        if subject is None:
+            raise Unauthorized("The supplied authentication is invalid.", hint="thaw property set --auth UUID:KEY")
+        with self._lock:
+            if len(self._known) >= _CACHED:
+                self._known.clear()
+            self._known[digest] = (now_s + CACHE_S, subject)
+        return subject
+
+
+def _credentials(authorization: str | None) -> str:
+    if not authorization:
+        raise Unauthorized("The resource requires authentication, which was not supplied with the request.")
+    scheme, _, value = authorization.strip().partition(" ")
+    if scheme.lower() == "bearer":
+        return value.strip()
+    if scheme.lower() == "basic":
+        try:
+            return base64.b64decode(value.strip(), validate=True).decode()
+        except (binascii.Error, UnicodeDecodeError):
+            pass
+    raise Unauthorized("The supplied authentication is invalid.", hint="send Basic base64(uuid:key) or Bearer uuid:key")

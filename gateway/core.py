@@ -1,0 +1,127 @@
+"""One gateway process: its parts, joined; its threads, started and stopped."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+
+from gateway.actions import Actions, namespace_of
+from gateway.async_runner import AsyncRunner
+from gateway.auth import Authenticator
+from gateway.blocking import BlockingRuns
+from gateway.calls import Call
+from gateway.dispatch import Dispatcher
+from gateway.execute import execute
+from gateway.hangup import HangupWatcher
+from gateway.link import InvokerPool
+from gateway.recorder import Recorder
+from gateway.runs import Outcome
+from gateway.settings import GatewaySettings
+from gateway.throttle import Throttle
+from gateway.waiting import WaitingRoom
+from relay import redis_link
+from relay.bus import EventReader
+from relay.messages import ActionChanged, DemandAdded, InstanceChanged, StartFailed
+from relay.pending import PendingClaims
+from relay.records import Records
+from relay.registry import Registry
+from thaw.clock import wall_ms
+from thaw.errors import NotFound, PlatformError, from_info
+from thaw.ids import ActionName, GatewayId, random_hex_id
+from thaw.logs import Log
+
+
+class Gateway:
+    """Made after the fork (threads do not survive one)."""
+
+    def __init__(self, settings: GatewaySettings, log: Log) -> None:
+        self.settings = settings
+        self.gateway_id = GatewayId(random_hex_id())
+        self.log = log.bind(gateway=self.gateway_id[:8])
+        self.client = redis_link.connect(settings.state_url)
+        self.records, self.registry = Records(self.client), Registry(self.client)
+        self.auth = Authenticator(self.records)
+        self.actions = Actions(self.client, self.records)
+        self.throttle = Throttle(settings.per_minute, settings.concurrent)
+        self.hangups = HangupWatcher()
+        self.room = WaitingRoom()
+        self.pool = InvokerPool(self.registry.host_token(secrets.token_urlsafe(32)))
+        self.dispatcher = Dispatcher(self.room, self.registry, self.pool, self.gateway_id, self.log)
+        self.recorder = Recorder(self.records, self.pool, self.log)
+        self.blocking = BlockingRuns(self.execute, self.recorder, self.records, self.gateway_id, settings.threads)
+        self.runner = AsyncRunner(
+            settings.state_url, self.gateway_id, self.execute, self.dispatcher, self.actions, self.records,
+            self.registry, PendingClaims(self.client, self.gateway_id), self.recorder, settings.async_threads,
+            self.log,
+        )  # fmt: skip
+        self._events = EventReader(settings.state_url, self._on_event, self._on_connected, self.log)
+        self._stop = threading.Event()
+        self._heartbeat = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+
+    def execute(self, call: Call) -> Outcome:
+        return execute(self.dispatcher, call)
+
+    def start(self) -> None:
+        self.registry.gateway_alive(self.gateway_id)
+        self.room.reload(self.registry.instances())
+        self._events.start()
+        self.hangups.start()
+        self.recorder.start()
+        self.runner.start()
+        self._heartbeat.start()
+        self.log.event("gateway_started", bind=self.settings.bind)
+
+    def stop(self) -> None:
+        """Behind the last request: write what is to be written, and let others have the rest."""
+        self._stop.set()
+        self.runner.stop()
+        self.blocking.stop()
+        self.recorder.stop(timeout_s=5.0)
+        self._events.stop()
+        self.hangups.stop()
+        self.pool.close()
+        try:
+            self.registry.forget_gateway(self.gateway_id)
+        except PlatformError as e:
+            self.log.event("gateway_not_forgotten", error=e.message)
+        self.log.event("gateway_stopped")
+
+    def _beat(self) -> None:
+        """Signs of life; and the deaths of others, whose work is taken over."""
+        while True:
+            try:
+                self.registry.gateway_alive(self.gateway_id)
+                self.runner.claim_dead()
+            except PlatformError as e:
+                self.log.event("heartbeat_missed", error=e.message)
+            if self._stop.wait(self.settings.heartbeat_s):
+                return
+
+    def _on_event(self, message: object) -> None:
+        if isinstance(message, InstanceChanged):
+            self.room.instance_changed(message.instance)
+        elif isinstance(message, StartFailed):
+            self.room.fail(message.action, message.activation_ids, from_info(message.error))
+        elif isinstance(message, ActionChanged):
+            self.actions.forget(message.action)
+            if message.deleted:
+                self._on_deleted(message.action)
+
+    def _on_deleted(self, action: ActionName) -> None:
+        self.room.retire(action)
+        try:
+            self.actions.get(action)  # deleted and made anew: whoever waits, waits for the new one
+        except NotFound:
+            self.room.fail_all(action, NotFound("The action was deleted while the request waited for it."))
+        except PlatformError as e:
+            self.log.event("deleted_action_unknown", action=action, error=e.message)
+
+    def _on_connected(self) -> None:
+        """Events may have been missed: the registry is the truth, and our demand may be gone with a server."""
+        self.actions.forget()
+        for ticket in self.room.reload(self.registry.instances()):
+            self.registry.add_demand(
+                DemandAdded(
+                    ticket.activation_id, ticket.action, namespace_of(ticket.action), self.gateway_id, wall_ms()
+                )
+            )

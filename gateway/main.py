@@ -1,0 +1,93 @@
+"""``thaw-gateway``: gunicorn (gthread), embedded, one worker process whose threads hold the requests."""
+
+from __future__ import annotations
+
+import ctypes
+import resource
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+from gunicorn.app.base import BaseApplication
+
+from gateway.app import create_app
+from gateway.core import Gateway
+from gateway.settings import GatewaySettings
+from thaw.errors import ThawError
+from thaw.logs import Log
+from thaw.settings import SettingError, load
+
+Wsgi = Callable[[dict[str, Any], Any], Iterable[bytes]]
+
+_STACK_BYTES: Final = 512 * 1024  # a thousand threads of the default 8 MiB frighten container memory limits
+_KEEP_ALIVE_S: Final = 75
+_PR_SET_PDEATHSIG: Final = 1
+_SWITCH_S: Final = 0.0005
+"""Python's 5 ms would let the thread that writes records hold a token back for as long."""
+_LOOPBACK: Final = ("127.0.0.1", "localhost", "[::1]", "unix")
+
+
+class _Server(BaseApplication):  # type: ignore[misc]
+    """gunicorn's settings, and our threads started in the worker: they would not survive its fork."""
+
+    def __init__(self, settings: GatewaySettings, log: Log) -> None:
+        self._settings, self._log = settings, log
+        self._gateway: Gateway | None = None
+        super().__init__()
+
+    def load_config(self) -> None:
+        settings = self._settings
+        values = {
+            "bind": settings.bind, "worker_class": "gthread", "workers": 1, "threads": settings.threads,
+            "worker_connections": settings.threads * 4, "backlog": 4096, "keepalive": _KEEP_ALIVE_S,
+            "timeout": 120, "graceful_timeout": settings.drain_s, "loglevel": "warning", "proc_name": "thaw-gateway",
+            "post_fork": _die_with_parent, "worker_exit": self._on_exit, "control_socket_disable": True,
+        }  # fmt: skip
+        for name, value in values.items():
+            if name in self.cfg.settings:
+                self.cfg.set(name, value)
+
+    def load(self) -> Wsgi:
+        """Runs in the worker."""
+        sys.setswitchinterval(_SWITCH_S)
+        self._gateway = Gateway(self._settings, self._log)
+        self._gateway.start()
+        return create_app(self._gateway)
+
+    def _on_exit(self, _arbiter: object, _worker: object) -> None:
+        if self._gateway is not None:
+            self._gateway.stop()
+
+
+def _die_with_parent(_arbiter: object, _worker: object) -> None:
+    """A killed master must not leave a worker that serves on alone."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def check(settings: GatewaySettings) -> None:
+    """Raises SettingError."""
+    host = settings.bind.rpartition(":")[0]
+    if settings.driver == "process" and host not in _LOOPBACK:
+        raise SettingError(
+            f"THAW_GATEWAY_BIND={settings.bind!r} is open to others, and THAW_DRIVER=process confines no function",
+            hint="bind to 127.0.0.1, or use THAW_DRIVER=docker",
+        )
+
+
+def main() -> None:
+    log = Log("gateway")
+    try:
+        settings = load(GatewaySettings)
+        check(settings)
+    except ThawError as e:
+        sys.exit(f"thaw-gateway: {e.message}\n  {e.hint}")
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    threading.stack_size(_STACK_BYTES)
+    _Server(settings, log).run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""How a call ended, as OpenWhisk's record of it."""
+
+from __future__ import annotations
+
+from gateway.calls import Call
+from gateway.hangup import ClientGone
+from gateway.runs import Outcome
+from thaw import wire
+from thaw.activation import Activation, ActivationStatus
+from thaw.clock import wall_ms
+from thaw.errors import DeveloperError, RequestError, ThawError, TimeLimitExceeded
+
+
+def outcome_of(error: ThawError) -> Outcome:
+    """The caller's fault, the function's, or ours."""
+    body = {"error": error.message}
+    if isinstance(error, (ClientGone, RequestError)):
+        return Outcome(ActivationStatus.APPLICATION_ERROR, body, error=error)
+    if isinstance(error, DeveloperError):
+        timed_out = isinstance(error, TimeLimitExceeded)
+        return Outcome(ActivationStatus.DEVELOPER_ERROR, body, timed_out=timed_out, error=error)
+    return Outcome(ActivationStatus.INTERNAL_ERROR, body, error=error)
+
+
+def activation_of(call: Call, outcome: Outcome, logs: tuple[str, ...] = ()) -> Activation:
+    """``start`` is where OpenWhisk puts it: before init for a cold run, else at the dispatch; the wait lies before."""
+    instance = call.instance if call.dispatched_ms is not None else None
+    init_ms = instance.init_ms if instance is not None and call.cold else None
+    dispatched_ms = call.received_ms if call.dispatched_ms is None else call.dispatched_ms
+    start_ms = max(call.received_ms, dispatched_ms - (init_ms or 0))
+    usage = {}
+    if outcome.finished is not None:
+        prompt, completion = outcome.finished.prompt_tokens, outcome.finished.completion_tokens
+        usage = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+    return Activation(
+        activation_id=call.activation_id,
+        namespace=call.subject.namespace,
+        action=call.action.name,
+        action_version=call.action.version,
+        subject=call.subject.subject,
+        kind=call.action.exec.kind,
+        start_ms=start_ms,
+        end_ms=max(start_ms, wall_ms()),
+        status=outcome.status,
+        result=outcome.result,
+        logs=logs,
+        wait_ms=start_ms - call.received_ms,
+        init_ms=init_ms,
+        start_mode=str(instance.start_mode) if instance is not None and call.cold else "warm",
+        group_id=instance.group_id if instance is not None and call.cold else "",
+        host=instance.host_id if instance is not None else "",
+        instance_id=instance.instance_id if instance is not None else "",
+        timed_out=outcome.timed_out,
+        limits=wire.to_plain(call.action.limits),
+        usage=usage,
+        seed=call.seed,
+    )

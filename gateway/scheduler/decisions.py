@@ -1,0 +1,123 @@
+"""What the policy may decide.  ``effects.py`` carries each out; nothing here does anything by itself."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from thaw.errors import ErrorInfo
+from thaw.ids import ActionName, ActivationId, CommandId, GroupId, HostId, InstanceId
+from thaw.instance import InstanceRecord
+from thaw.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class StageStart:
+    stage: int
+    host_id: HostId
+    instance_id: InstanceId
+    command_id: CommandId
+
+
+@dataclass(frozen=True, slots=True)
+class StartGroup:
+    """Write the plan, then command each stage's host."""
+
+    plan: Plan
+    stages: tuple[StageStart, ...]
+    activation_ids: tuple[ActivationId, ...]
+    attrs: Mapping[str, object] = field(default_factory=dict)  # why so: for the trace
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseInstance:
+    host_id: HostId
+    instance_id: InstanceId
+    command_id: CommandId
+    only_idle: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class CancelGroup:
+    host_id: HostId
+    group_id: GroupId
+    command_id: CommandId
+
+
+@dataclass(frozen=True, slots=True)
+class InspectModelOn:
+    host_id: HostId
+    uri: str
+    command_id: CommandId
+
+
+@dataclass(frozen=True, slots=True)
+class FailDemand:
+    """These held activations end with this error."""
+
+    action: ActionName
+    activation_ids: tuple[ActivationId, ...]
+    error: ErrorInfo
+    group_id: GroupId
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetInstance:
+    """Its host is lost and cannot say so itself: announce it GONE and remove it from the registry."""
+
+    record: InstanceRecord
+
+
+@dataclass(frozen=True, slots=True)
+class DropDemand:
+    """The gateway that held it is dead; nobody waits for an answer any more."""
+
+    action: ActionName
+    activation_id: ActivationId
+
+
+@dataclass(frozen=True, slots=True)
+class DropPlan:
+    group_id: GroupId
+
+
+@dataclass(frozen=True, slots=True)
+class LearnFrom:
+    """A start has ended well: read its trace and give the measured times to the history."""
+
+    group_id: GroupId
+    action: ActionName
+    device_kind: str
+
+
+class TimerKind(enum.StrEnum):
+    KEEP_ALIVE = "keep_alive"  # key: instance id
+    RELEASE = "release"  # key: instance id; a release that nobody answered
+    START = "start"  # key: group id
+    RESCALE = "rescale"  # key: action
+    INSPECT = "inspect"  # key: model uri
+
+
+@dataclass(frozen=True, slots=True)
+class Wake:
+    """Come back with Timer(kind, key) at ``at_s``.  A timer that is out of date by then does nothing."""
+
+    at_s: float
+    kind: TimerKind
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """One line in the log: something was clamped, or is worth an operator's attention."""
+
+    name: str
+    fields: Mapping[str, object] = field(default_factory=dict)
+
+
+Decision = (
+    StartGroup | ReleaseInstance | CancelGroup | InspectModelOn | FailDemand | ForgetInstance | DropDemand | DropPlan
+    | LearnFrom | Wake | Flag
+)  # fmt: skip

@@ -1,0 +1,134 @@
+"""Carries decisions out: plans, commands, events and traces in the state server.
+
+A command goes out only after its plan is written, so that a successor finds every start that may have begun.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from typing import Any
+
+import redis
+
+from gateway.scheduler.decisions import (
+    CancelGroup,
+    Decision,
+    DropDemand,
+    DropPlan,
+    FailDemand,
+    Flag,
+    ForgetInstance,
+    InspectModelOn,
+    ReleaseInstance,
+    StartGroup,
+)
+from gateway.scheduler.history import History, Learned, measure
+from relay import bus, keys, redis_link
+from relay.messages import Cancel, Command, InspectModel, Release, Start, StartFailed
+from relay.records import Records
+from relay.registry import Registry
+from thaw import trace, wire
+from thaw.errors import ProtocolError
+from thaw.ids import ActionName, CommandId, GroupId, HostId
+from thaw.logs import Log
+from thaw.trace import Phase, TraceEvent
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """When the loop took up the event that led to a decision: the begin of its ``planned`` phase."""
+
+    mono_ns: int
+    wall_ns: int
+
+    @staticmethod
+    def now() -> Arrival:
+        return Arrival(time.monotonic_ns(), time.time_ns())
+
+
+class Effects:
+    def __init__(self, client: redis.Redis, epoch: int, log: Log) -> None:
+        self._redis, self._epoch, self._log = client, epoch, log
+        self._registry, self._records = Registry(client), Records(client)
+
+    def apply(self, decision: Decision, arrival: Arrival) -> None:
+        """Raises PlatformError when the state server does not take it."""
+        match decision:
+            case StartGroup():
+                self._start(decision, arrival)
+            case ReleaseInstance():
+                self._log.event("release", instance_id=decision.instance_id, host_id=decision.host_id,
+                                reason=decision.reason)  # fmt: skip
+                body = Release(decision.instance_id, decision.only_idle)
+                self._send(decision.host_id, decision.command_id, body)
+            case CancelGroup():
+                self._log.event("cancel", group_id=decision.group_id, host_id=decision.host_id)
+                self._send(decision.host_id, decision.command_id, Cancel(decision.group_id))
+            case InspectModelOn():
+                self._send(decision.host_id, decision.command_id, InspectModel(decision.uri))
+            case FailDemand():
+                self._fail(decision)
+            case ForgetInstance():
+                self._registry.put_instance(decision.record)
+            case DropDemand():
+                self._log.event("demand_dropped", activation_id=decision.activation_id, action=decision.action)
+                self._registry.remove_demand(decision.activation_id, decision.action)
+            case DropPlan():
+                self._registry.drop_plan(decision.group_id)
+            case Flag():
+                self._log.event(decision.name, **decision.fields)
+            case _:
+                raise TypeError(f"not an effect: {decision!r}")
+
+    def _start(self, decision: StartGroup, arrival: Arrival) -> None:
+        plan = replace(decision.plan, created_wall_ns=time.time_ns())
+        self._registry.put_plan(plan)
+        for stage in decision.stages:
+            body = Start(plan, stage.stage, stage.instance_id, decision.activation_ids)
+            self._send(stage.host_id, stage.command_id, body)
+        begin = replace(
+            trace.event(Phase.PLANNED_BEGIN, group_id=plan.group_id),
+            mono_ns=arrival.mono_ns, wall_ns=arrival.wall_ns,
+        )  # fmt: skip
+        end = trace.event(Phase.PLANNED_END, group_id=plan.group_id, attrs=decision.attrs)
+        self._records.add_trace(plan.group_id, [begin, end])
+        self._log.event("start", group_id=plan.group_id, activation_ids=decision.activation_ids, **decision.attrs)
+
+    def _send(self, host_id: HostId, command_id: CommandId, body: Any) -> None:
+        bus.send_command(self._redis, host_id, Command(command_id, self._epoch, time.time_ns(), body))
+
+    def _fail(self, decision: FailDemand) -> None:
+        for activation_id in decision.activation_ids:
+            self._log.event("start_failed", activation_id=activation_id, action=decision.action,
+                            group_id=decision.group_id, code=decision.error.code,
+                            error=decision.error.message)  # fmt: skip
+        failed = StartFailed(decision.action, decision.activation_ids, decision.error, decision.group_id)
+        bus.publish(self._redis, failed)
+
+    # what was learned ----------------------------------------------------------------------------------------------
+
+    def learn(self, history: History, group_id: GroupId, action: ActionName, device_kind: str) -> None:
+        """Mix a start's measured times in and keep the means."""
+        try:
+            events: list[TraceEvent] = list(self._records.trace(group_id))
+        except ProtocolError as e:  # nothing to learn from what cannot be read
+            self._log.event("trace_refused", group_id=group_id, error=e.message)
+            return
+        learned = history.update(action, device_kind, measure(events))
+        with redis_link.translated("keep what starts took"):
+            self._redis.hset(keys.HISTORY, history.key(action, device_kind), wire.dumps(learned))
+
+
+def load_history(client: redis.Redis, log: Log) -> History:
+    with redis_link.translated("read what starts took"):
+        rows: Any = client.hgetall(keys.HISTORY)
+    learned: dict[str, Learned] = {}
+    for key, data in rows.items():
+        try:
+            learned[redis_link.text(key)] = wire.loads(Learned, data)
+        except ProtocolError as e:  # of another version: the defaults stand until a start is seen
+            log.event("history_entry_refused", key=redis_link.text(key), error=e.message)
+    return History(learned)
+
+

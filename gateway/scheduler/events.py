@@ -1,0 +1,111 @@
+"""What the policy is told besides the messages of the event stream.  The loop makes these; they carry no clock."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gateway.scheduler.decisions import TimerKind
+from relay.messages import (
+    CommandRefused,
+    DemandAdded,
+    DemandRemoved,
+    InstanceChanged,
+    ModelInspected,
+)
+from thaw.action import KIND_PYTHON, Action
+from thaw.host import HostReport
+from thaw.ids import ActionName, GatewayId
+from thaw.instance import InstanceRecord
+from thaw.model import ModelFacts
+from thaw.plan import Plan
+
+MIB = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ActionFacts:
+    """Of an action what scheduling needs: small, so that ten thousand of them are cheap (no code in here)."""
+
+    name: ActionName
+    version: str
+    kind: str
+    need_bytes: int  # device memory of a full worker: weights and all the rest
+    slots: int
+    max_instances: int
+    keep_alive_s: float
+    min_instances: int = 0
+    model_uri: str = ""  # empty: an ordinary function
+    max_stages: int = 1
+    forced_stages: int | None = None
+    slo_ttft_s: float = 7.5
+    slo_tpot_s: float = 0.2
+
+    @property
+    def is_llm(self) -> bool:
+        return bool(self.model_uri)
+
+
+def facts_of(action: Action) -> ActionFacts:
+    config = action.config
+    if not action.is_llm or config is None:
+        return ActionFacts(
+            action.name, action.version, action.exec.kind or KIND_PYTHON, action.limits.memory * MIB,
+            max(1, action.limits.concurrency), action.max_instances, action.keep_alive_s,
+        )  # fmt: skip
+    scaling = config.scaling
+    return ActionFacts(
+        action.name, action.version, action.exec.kind, config.reserve_bytes,
+        max(1, min(scaling.max_batch, config.limits.concurrency)), scaling.max_instances, scaling.keep_alive_s,
+        scaling.min_instances, config.model.uri, scaling.max_stages, scaling.stages, config.slo.ttft_ms / 1000,
+        config.slo.tpot_ms / 1000,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class ActionSeen:
+    """``changed``: created or updated just now (its model is looked at anew), not merely read for the first time."""
+
+    facts: ActionFacts
+    changed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ActionDeleted:
+    action: ActionName
+
+
+@dataclass(frozen=True, slots=True)
+class HostsSeen:
+    """Every host with a live lease.  One the view knows and this does not name is lost."""
+
+    reports: tuple[HostReport, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GatewaysLost:
+    gateways: frozenset[GatewayId]
+
+
+@dataclass(frozen=True, slots=True)
+class Timer:
+    kind: TimerKind
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rebuilt:
+    """The registry's content: at the start of a leadership, and after the event stream was away."""
+
+    wall_ms: int
+    hosts: tuple[HostReport, ...]
+    instances: tuple[InstanceRecord, ...]
+    demand: tuple[DemandAdded, ...]
+    plans: tuple[Plan, ...]
+    models: tuple[ModelFacts, ...]
+    actions: tuple[ActionFacts, ...]
+
+
+Event = (
+    DemandAdded | DemandRemoved | InstanceChanged | ModelInspected | CommandRefused | ActionSeen | ActionDeleted
+    | HostsSeen | GatewaysLost | Timer | Rebuilt
+)  # fmt: skip

@@ -1,0 +1,119 @@
+"""What starts have really taken: an exponentially weighted mean per (action, kind of device).
+
+The loop feeds it the traces of starts that ended well and keeps it in the registry; it does no I/O itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Final
+
+from gateway.scheduler.predict import Times
+from thaw.trace import Phase, TraceEvent
+
+ALPHA: Final = 0.2
+"""ServerlessLLM leaves it open; a fifth follows a change within ten starts and forgives one slow one."""
+_LONGEST_S: Final = 3_600.0  # what says more than an hour is a broken clock
+_DEFAULT_TIMES: Final = Times()
+
+_DIRECT: Final = {
+    "t_cc": (Phase.CONTAINER_BEGIN, Phase.CONTAINER_END),
+    "t_cu": (Phase.CONTEXT_BEGIN, Phase.CONTEXT_END),
+    "t_l": (Phase.LIBRARIES_BEGIN, Phase.LIBRARIES_END),
+    "t_p": (Phase.PREFILL_BEGIN, Phase.PREFILL_END),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Of one start; None: the trace does not say."""
+
+    t_c: float | None = None
+    t_cc: float | None = None
+    t_cu: float | None = None
+    t_l: float | None = None
+    t_p: float | None = None
+    t_d: float | None = None
+    t_n: float | None = None
+    t_tail: float | None = None
+    bandwidth: float | None = None  # bytes/s of the fetch
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """The means, and of which names there is a measurement at all (the first one replaces the default)."""
+
+    times: Times = _DEFAULT_TIMES
+    bandwidth: float = 0.0
+    known: tuple[str, ...] = ()
+
+
+class History:
+    def __init__(self, learned: Mapping[str, Learned] | None = None) -> None:
+        self._learned: dict[str, Learned] = dict(learned or {})
+
+    @staticmethod
+    def key(action: str, device_kind: str) -> str:
+        return f"{action}|{device_kind}"
+
+    def times(self, action: str, device_kind: str) -> Times:
+        return self.learned(action, device_kind).times
+
+    def learned(self, action: str, device_kind: str) -> Learned:
+        return self._learned.get(self.key(action, device_kind), Learned())
+
+    def update(self, action: str, device_kind: str, measured: Measured) -> Learned:
+        """Mix one start in; returns the new means, for the loop to keep."""
+        old = self.learned(action, device_kind)
+        values = {f.name: getattr(measured, f.name) for f in fields(measured)}
+        given = {n: v for n, v in values.items() if v is not None and math.isfinite(v) and v >= 0}
+        mixed = {n: _mix(old, n, v) for n, v in given.items()}
+        bandwidth = mixed.pop("bandwidth", old.bandwidth)
+        known = tuple(sorted({*old.known, *given}))
+        new = Learned(replace(old.times, **mixed), bandwidth, known)
+        self._learned[self.key(action, device_kind)] = new
+        return new
+
+
+def _mix(old: Learned, name: str, value: float) -> float:
+    if name not in old.known:
+        return value
+    before = old.bandwidth if name == "bandwidth" else float(getattr(old.times, name))
+    return (1 - ALPHA) * before + ALPHA * value
+
+
+def measure(events: Iterable[TraceEvent]) -> Measured:
+    """The times of one start (stage 0's) from its trace; phases that are absent or make no sense are None."""
+    mine = [e for e in events if e.stage == 0]
+    direct = {name: _phase_s(mine, *pair) for name, pair in _DIRECT.items()}
+    fetch_s, n_bytes = _phase_s(mine, Phase.FETCH_BEGIN, Phase.FETCH_END), _fetched(mine)
+    rate = n_bytes / fetch_s if fetch_s and n_bytes else None
+    container, libraries = direct["t_cc"], direct["t_l"]
+    t_c = None if container is None else container + (libraries or 0.0)
+    return Measured(t_c=t_c, t_tail=_tail_s(mine), bandwidth=rate, **direct)
+
+
+def _phase_s(events: Sequence[TraceEvent], begin: Phase, end: Phase) -> float | None:
+    first = next((e for e in events if e.name == begin), None)
+    last = next((e for e in reversed(events) if e.name == end), None)
+    if first is None or last is None or first.boot_id != last.boot_id:
+        return None
+    took = (last.mono_ns - first.mono_ns) / 1e9
+    return took if 0 <= took <= _LONGEST_S else None
+
+
+def _fetched(events: Sequence[TraceEvent]) -> int:
+    end = next((e for e in reversed(events) if e.name == Phase.FETCH_END), None)
+    return 0 if end is None or end.n_bytes is None else end.n_bytes
+
+
+def _tail_s(events: Sequence[TraceEvent]) -> float | None:
+    """From when Eq. 5 thinks all is there (bytes and libraries) to READY."""
+    ready = next((e for e in reversed(events) if e.name == Phase.READY), None)
+    there = [e for e in events if e.name in (Phase.FETCH_END, Phase.LIBRARIES_END)]
+    if ready is None or not there or any(e.boot_id != ready.boot_id for e in there):
+        return None
+    took = (ready.mono_ns - max(e.mono_ns for e in there)) / 1e9
+    return took if 0 <= took <= _LONGEST_S else None

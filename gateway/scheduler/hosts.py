@@ -1,0 +1,144 @@
+"""What the scheduler knows of one host: its report, its link's ledger, and the memory it may still promise.
+
+The host wins: what it reports as used and we cannot account for counts as used (``foreign``).  Reports lag behind
+decisions, so reserves of our own are counted from the moment they are decided, not when the host confirms them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from gateway.scheduler.ledger import Discipline, LinkLedger
+from gateway.scheduler.schemes import Gpu
+from thaw.host import Device, HostReport
+from thaw.ids import HostId, InstanceId
+
+ASSUMED_LINK: Final = 125e6
+"""1 Gbit/s, for a host that reports no link, a negative one or not a number."""
+LARGEST_LINK: Final = 1e12
+_LINK_CHANGE: Final = 0.05
+"""A measured link wobbles; less than this is no news to the ledger."""
+
+
+@dataclass(slots=True)
+class DeviceView:
+    device: Device
+    foreign: int = 0  # used by others than the instances we know
+    reserved: int = 0  # by instances we know, from decision to GONE
+    releasing: int = 0  # the part of ``reserved`` that a release was sent for
+    n_workers: int = 0
+
+    @property
+    def free(self) -> int:
+        return self.device.memory_bytes - self.foreign - self.reserved
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """The devices of a host that suit a kind of function, as placement looks at them.  Kept until something changes:
+    a start looks at every host, and few have changed since the last one."""
+
+    devices: tuple[DeviceView, ...]
+    gpus: tuple[Gpu, ...]
+    most_free: int
+    kind: str
+
+
+@dataclass(slots=True)
+class HostView:
+    host_id: HostId
+    ledger: LinkLedger
+    report: HostReport
+    devices: dict[str, DeviceView] = field(default_factory=dict)
+    draining: bool = False
+    departed: dict[InstanceId, tuple[str, int]] = field(default_factory=dict)
+    """Gone since the last report, with device and reserve: the host's ``free`` does not show it yet."""
+
+    strangers: dict[InstanceId, float] = field(default_factory=dict)
+    """Reported, but unknown to the registry, since when (of this clock)."""
+    n_workers: int = 0
+    _rooms: dict[bool, Room] = field(default_factory=dict)
+
+    def room(self, *, for_model: bool) -> Room:
+        """Models go to accelerators where a host has one, ordinary functions to its CPU slice where it has one."""
+        if (kept := self._rooms.get(for_model)) is None:
+            kept = self._rooms[for_model] = self._look(for_model)
+        return kept
+
+    def _look(self, for_model: bool) -> Room:
+        cpu = [d for d in self.devices.values() if d.device.kind == "cpu"]
+        other = [d for d in self.devices.values() if d.device.kind != "cpu"]
+        devices = tuple((other or cpu) if for_model else (cpu or other))
+        gpus = tuple(Gpu(d.free, d.n_workers) for d in devices)
+        kind = devices[0].device.kind if devices else ""
+        return Room(devices, gpus, max((g.free for g in gpus), default=-1), kind)
+
+    def _changed(self) -> None:
+        self._rooms.clear()
+        self.n_workers = sum(d.n_workers for d in self.devices.values())
+
+    def hold(self, device: str, n_bytes: int) -> None:
+        if (view := self.devices.get(device)) is not None:
+            view.reserved += n_bytes
+            view.n_workers += 1
+            self._changed()
+
+    def let_go(self, instance_id: InstanceId, device: str, n_bytes: int) -> None:
+        if (view := self.devices.get(device)) is not None:
+            view.reserved -= n_bytes
+            view.n_workers -= 1
+            self._changed()
+        self.departed[instance_id] = (device, n_bytes)
+
+    def take_report(self, report: HostReport, ours: Mapping[InstanceId, tuple[str, int]], now_s: float) -> list[str]:
+        """Refresh from a heartbeat; ``ours`` are the known instances here (device, reserve).  Returns what was odd."""
+        odd: list[str] = []
+        counted = dict(self.departed)
+        self.departed = {i: held for i, held in self.departed.items() if i in report.instances}
+        counted.update(ours)
+        self._take_link(report, now_s, odd)
+        fresh = {d.name: DeviceView(_sane(d, odd)) for d in report.devices}
+        for device, n_bytes in ours.values():
+            if device in fresh:
+                fresh[device].reserved += n_bytes
+                fresh[device].n_workers += 1
+        for name, view in fresh.items():
+            seen = sum(b for i, (d, b) in counted.items() if d == name and i in report.instances)
+            # stem cells are reported as free: a host gives them up before it refuses a start
+            view.foreign = max(0, view.device.memory_bytes - view.device.free_bytes - seen)
+            view.releasing = self.devices[name].releasing if name in self.devices else 0
+        self.devices, self.report, self.draining = fresh, report, report.draining
+        self._changed()
+        return odd
+
+    def _take_link(self, report: HostReport, now_s: float, odd: list[str]) -> None:
+        link, said = sane_link(report.network_bytes_per_s), report.network_bytes_per_s
+        if link != said:
+            odd.append(f"network_bytes_per_s {said!r} taken as {link:g}")
+        if abs(link - self.ledger.bytes_per_s) > _LINK_CHANGE * self.ledger.bytes_per_s:
+            self.ledger.set_bandwidth(link, now_s)
+        if report.boot_id == self.report.boot_id and report.seen_wall_ms < self.report.seen_wall_ms:
+            odd.append(f"its clock went back {self.report.seen_wall_ms - report.seen_wall_ms} ms")
+
+
+def sane_link(bytes_per_s: float) -> float:
+    if not math.isfinite(bytes_per_s) or bytes_per_s <= 0:
+        return ASSUMED_LINK
+    return min(bytes_per_s, LARGEST_LINK)
+
+
+def _sane(device: Device, odd: list[str]) -> Device:
+    total = max(0, device.memory_bytes)
+    free = min(max(0, device.free_bytes), total)
+    if (total, free) == (device.memory_bytes, device.free_bytes):
+        return device
+    odd.append(f"device {device.name}: {device.free_bytes} of {device.memory_bytes} bytes free taken as {free}")
+    return Device(device.name, device.kind, total, free)
+
+
+def new_host(report: HostReport, discipline: Discipline, now_s: float) -> HostView:
+    ledger = LinkLedger(sane_link(report.network_bytes_per_s), discipline, now_s)
+    return HostView(report.host_id, ledger, report)

@@ -1,0 +1,222 @@
+"""What follows from an instance's word (ready, idle, busy, gone), a failed start, and a lost host."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from gateway.scheduler.decisions import (
+    CancelGroup,
+    Decision,
+    DropPlan,
+    Flag,
+    ForgetInstance,
+    LearnFrom,
+    ReleaseInstance,
+    TimerKind,
+    Wake,
+)
+from gateway.scheduler.hosts import HostView
+from gateway.scheduler.placement import minimum, n_serving
+from gateway.scheduler.starts import RETRY_BASE_S, RETRY_CAP_S, ensure_model, fail, release, rescale, wake
+from gateway.scheduler.view import ClusterView, GroupView, InstanceView
+from thaw.errors import DeveloperError, ErrorInfo, WorkerLost, from_info
+from thaw.ids import ActionName, ActivationId, CommandId, GroupId, HostId
+from thaw.instance import InstanceRecord, InstanceState
+
+MIN_IDLE_S: Final = 1.0
+"""Even keep_alive_s = 0 leaves this long for the request that caused the start to arrive."""
+
+STRANGER_S: Final = 15.0
+"""Reports and events cross; what a host still names after this is no matter of crossing."""
+
+RELEASE_DEADLINE_S: Final = 60.0
+"""A release drains what runs; after this it is asked for again."""
+
+
+def changed(view: ClusterView, record: InstanceRecord, now_s: float) -> list[Decision]:
+    """An invoker's word on one instance."""
+    before = view.put_instance(record, now_s)
+    if record.state is InstanceState.GONE:
+        return _gone(view, record, before, now_s)
+    if (group := view.groups.get(record.group_id)) is not None:
+        group.progress_s = now_s
+    decided: list[Decision] = []
+    if record.state is InstanceState.READY:
+        if before is None or before.state is not InstanceState.READY:
+            decided += _ready(view, record, now_s)
+        decided += idle_check(view, view.instances[record.instance_id], now_s)
+    return decided
+
+
+def _ready(view: ClusterView, record: InstanceRecord, now_s: float) -> list[Decision]:
+    action = view.action(record.action)
+    action.failures, action.retry_at_s, action.broken_version = 0, 0.0, ""
+    group = view.groups.pop(record.group_id, None)
+    host = view.hosts.get(record.host_id)
+    if host is not None:
+        host.ledger.remove(record.group_id, now_s)
+    if group is None:
+        return []
+    device = host.devices.get(record.device) if host else None
+    kind = device.device.kind if device else ""
+    learn: list[Decision] = [LearnFrom(record.group_id, record.action, kind)] if kind else []
+    # what still waits in a second was not served by this instance
+    return [*learn, *wake(action, record.action, now_s + MIN_IDLE_S, now_s), *retry_blocked(view, now_s)]
+
+
+def idle_check(view: ClusterView, instance: InstanceView, now_s: float) -> list[Decision]:
+    """Release it if its time has come, else say when to look again.  Busy instances say so themselves when done."""
+    if not instance.is_idle or instance.idle_since_s is None:
+        return []
+    record, action = instance.record, view.action(instance.record.action)
+    facts = action.facts
+    outdated = action.deleted or (facts is not None and facts.version != record.action_version)
+    if outdated:
+        return _release(view, instance, now_s, "outdated")
+    due_s = instance.idle_since_s + max(record.keep_alive_s, MIN_IDLE_S)
+    if now_s < due_s:
+        return _look_again(instance, due_s, now_s)
+    if action.waiting:
+        return _look_again(instance, now_s + MIN_IDLE_S, now_s)
+    if n_serving(view, record.action) <= minimum(view, record.action):
+        return []
+    return _release(view, instance, now_s, "keep_alive")
+
+
+def _look_again(instance: InstanceView, at_s: float, now_s: float) -> list[Decision]:
+    """One timer an instance, however often it turns idle."""
+    if instance.wake_s is not None and now_s < instance.wake_s <= at_s:
+        return []
+    instance.wake_s = at_s
+    return [Wake(at_s, TimerKind.KEEP_ALIVE, instance.record.instance_id)]
+
+
+def _release(view: ClusterView, instance: InstanceView, now_s: float, reason: str) -> list[Decision]:
+    decision = release(view, instance, only_idle=True, reason=reason)
+    return [decision, Wake(now_s + RELEASE_DEADLINE_S, TimerKind.RELEASE, instance.record.instance_id)]
+
+
+def release_refused(view: ClusterView, instance: InstanceView, now_s: float) -> list[Decision]:
+    """It was busy after all (or never answered): it stays, and its idle time begins anew."""
+    view.set_releasing(instance, None)
+    if instance.idle_since_s is not None:
+        instance.idle_since_s = now_s
+    return idle_check(view, instance, now_s) + rescale(view, instance.record.action, now_s)
+
+
+def _gone(view: ClusterView, record: InstanceRecord, before: InstanceView | None, now_s: float) -> list[Decision]:
+    starting = before is not None and before.state is InstanceState.STARTING
+    group = view.groups.get(record.group_id)
+    decided: list[Decision] = [DropPlan(record.group_id)] if before is not None else []
+    if group is not None and starting:
+        error = record.error or WorkerLost("the instance left before it was ready").info()
+        decided += start_failed(view, group, error, now_s)
+    return [*decided, *rescale(view, record.action, now_s), *retry_blocked(view, now_s)]
+
+
+def start_failed(view: ClusterView, group: GroupView, error: ErrorInfo, now_s: float) -> list[Decision]:
+    """Give back all that the start held; then either its requests fail or the action is retried after a pause."""
+    plan = group.plan
+    view.groups.pop(plan.group_id, None)
+    decided: list[Decision] = [DropPlan(plan.group_id)]
+    for stage, instance_id in zip(plan.stages, group.instance_ids, strict=True):
+        if (host := view.hosts.get(stage.host)) is not None:
+            host.ledger.remove(plan.group_id, now_s)
+        if (left := view.instances.get(instance_id)) is not None:
+            view.put_instance(replace(left.record, state=InstanceState.GONE), now_s)
+    action = view.action(plan.action)
+    action.failures += 1
+    if isinstance(from_info(error), DeveloperError):
+        action.broken_version = plan.action_version
+        return [*decided, *fail(view, plan.action, tuple(action.waiting), error, plan.group_id)]
+    pause_s = min(RETRY_CAP_S, RETRY_BASE_S * 2 ** min(action.failures - 1, 16))
+    action.retry_at_s = now_s + pause_s
+    exhausted = _count_attempt(view, group)
+    decided += fail(view, plan.action, exhausted, error, plan.group_id)
+    return [*decided, *wake(action, plan.action, action.retry_at_s, now_s)]
+
+
+def _count_attempt(view: ClusterView, group: GroupView) -> tuple[ActivationId, ...]:
+    """One more failed start for each request it was to serve; returns those that have had enough."""
+    exhausted: list[ActivationId] = []
+    for activation_id in sorted(group.activation_ids):
+        if (demand := view.demand.get(activation_id)) is None:
+            continue
+        demand.attempts, demand.group_id = demand.attempts + 1, None
+        if demand.attempts >= view.settings.max_attempts:
+            exhausted.append(activation_id)
+    return tuple(exhausted)
+
+
+def start_overdue(view: ClusterView, group_id: GroupId, now_s: float) -> list[Decision]:
+    """The start's deadline: later while it makes progress, else it is cancelled and counts as failed."""
+    if (group := view.groups.get(group_id)) is None:
+        return []
+    due_s = group.progress_s + view.settings.start_deadline_s
+    if now_s < due_s:
+        return [Wake(due_s, TimerKind.START, group_id)]
+    error = WorkerLost(f"no progress for {view.settings.start_deadline_s:g} s").info()
+    return [
+        Flag("start_overdue", {"group_id": group_id, "action": group.plan.action}), *cancel(view, group),
+        *start_failed(view, group, error, now_s), *rescale(view, group.plan.action, now_s),
+    ]  # fmt: skip
+
+
+def cancel(view: ClusterView, group: GroupView) -> list[Decision]:
+    hosts = sorted({stage.host for stage in group.plan.stages})
+    return [CancelGroup(h, group.plan.group_id, CommandId(view.new_id())) for h in hosts]
+
+
+def host_lost(view: ClusterView, host_id: HostId, now_s: float) -> list[Decision]:
+    """Its lease ran out: what it had is gone, and who waited there is served elsewhere."""
+    error = WorkerLost(f"host {host_id} was lost", hint="look at the host's invoker and its network").info()
+    decided: list[Decision] = [Flag("host_lost", {"host_id": host_id})]
+    actions: dict[ActionName, None] = {}
+    for instance in view.drop_host(host_id):
+        record = replace(instance.record, state=InstanceState.GONE, error=error)
+        actions[record.action] = None
+        if (group := view.groups.get(record.group_id)) is not None:
+            decided += cancel(view, group)  # should the host come back, it must not go on with it
+            decided += start_failed(view, group, error, now_s)
+            view.action(record.action).retry_at_s = now_s  # elsewhere, so at once
+        view.put_instance(record, now_s)
+        decided += [ForgetInstance(record), DropPlan(record.group_id)]
+    decided += _ask_models_elsewhere(view, host_id, now_s)
+    for action in actions:
+        decided += rescale(view, action, now_s)
+    return decided
+
+
+def release_strangers(view: ClusterView, host: HostView, now_s: float) -> list[Decision]:
+    """A host that was lost and came back may hold instances nobody routes to: they would stay for ever."""
+    unknown = [i for i in host.report.instances if i not in view.instances]
+    host.strangers = {i: host.strangers.get(i, now_s) for i in unknown}
+    due = [i for i, since_s in host.strangers.items() if now_s - since_s >= STRANGER_S]
+    for instance_id in due:
+        host.strangers[instance_id] = now_s  # asked again, should it stay
+    return [ReleaseInstance(host.host_id, i, CommandId(view.new_id()), True, "unknown") for i in due]
+
+
+def _ask_models_elsewhere(view: ClusterView, host_id: HostId, now_s: float) -> list[Decision]:
+    asked: list[Decision] = []
+    for uri, model in view.models.items():
+        if model.asked is not None and model.asked[0] == host_id:
+            model.asked = None
+            asked += ensure_model(view, uri, now_s)
+    return asked
+
+
+def retry_blocked(view: ClusterView, now_s: float) -> list[Decision]:
+    """Memory or a link was freed: serve who waits for it, longest first; what is larger than a refused need is
+    not tried, as it would be refused too."""
+    decided: list[Decision] = []
+    refused: int | None = None
+    for name in list(view.blocked):
+        facts = view.action(name).facts
+        if facts is None or (refused is not None and facts.need_bytes >= refused):
+            continue
+        decided += rescale(view, name, now_s)
+        if name in view.blocked:
+            refused = facts.need_bytes if refused is None else min(refused, facts.need_bytes)
+    return decided

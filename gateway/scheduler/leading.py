@@ -1,0 +1,80 @@
+"""Who schedules: the lease, its renewal in a thread, and how a standby waits for it.
+
+A standby reads how long the lease still runs and sleeps on an Event until then, so it tries once a lease time while
+the holder lives and at the right moment when it died.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+from relay.lease import LEASE_MS, SchedulerLease
+from thaw.errors import PlatformError
+from thaw.logs import Log
+
+RENEW_S: Final = 0.6
+"""Three tries in a lease time."""
+_MARGIN_S: Final = 0.01  # the server expires a key at its next look, up to a few milliseconds late
+_RETRY_S: Final = 0.3  # between tries while the state server does not answer
+
+
+def wait_for_lease(lease: SchedulerLease, stop: threading.Event, log: Log) -> int | None:
+    """Block until this process leads; the epoch, or None when it is to stop."""
+    while not stop.is_set():
+        try:
+            if (epoch := lease.acquire()) is not None:
+                return epoch
+            pause_s = lease.remaining_s() + _MARGIN_S
+        except PlatformError as e:
+            log.event("lease_unavailable", error=e.message)
+            pause_s = _RETRY_S
+        stop.wait(pause_s)
+    return None
+
+
+class Leadership:
+    """Keeps the lease; ``on_lost`` is called once, from its thread, when it is lost.
+
+    ``is_held`` is what must be true before anything is sent: a process that was stopped for longer than the lease
+    sees it by its own clock, before the renewal has found out.
+    """
+
+    def __init__(self, lease: SchedulerLease, on_lost: Callable[[], None], log: Log) -> None:
+        self._lease, self._on_lost, self._log = lease, on_lost, log
+        self._stop = threading.Event()
+        self._valid_until_s = time.monotonic() + LEASE_MS / 1000
+        self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    @property
+    def is_held(self) -> bool:
+        return not self._stop.is_set() and time.monotonic() < self._valid_until_s
+
+    def end(self) -> None:
+        """Give the lease back, so that a standby need not wait for its expiry."""
+        self._stop.set()
+        try:
+            self._lease.release()
+        except PlatformError as e:
+            self._log.event("lease_not_released", error=e.message)
+
+    def _run(self) -> None:
+        while not self._stop.wait(RENEW_S):
+            asked_s = time.monotonic()
+            try:
+                kept = self._lease.renew()
+            except PlatformError as e:
+                self._log.event("lease_not_renewed", error=e.message)
+                kept = asked_s < self._valid_until_s
+                if kept:
+                    continue
+            if not kept:
+                self._stop.set()
+                self._on_lost()
+                return
+            self._valid_until_s = asked_s + LEASE_MS / 1000

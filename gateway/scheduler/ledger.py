@@ -1,0 +1,166 @@
+"""Algorithm 2: who gets how much of one host's link, and which new fetch it can still promise a deadline.
+
+Two disciplines, each with its own advance and admission, both exact for a link that really shares so (fluid):
+
+``equal``  deadline fetches share the link equally (ParaServe Eq. 3 and 4)
+``edf``    the earliest deadline is served first; admits all that ``equal`` admits, and more
+
+Fetches without a deadline (background, fallback) count in neither admission and get what is left over.
+Bytes, bytes/s and seconds of the scheduler's clock; time never runs backwards in here.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final, Literal
+
+Discipline = Literal["equal", "edf"]
+DISCIPLINES: Final[tuple[Discipline, ...]] = ("equal", "edf")
+
+_DONE: Final = 1e-3
+"""Less than a thousandth of a byte is float noise, not data."""
+_SLACK: Final = 1e-9
+"""Relative: ``share * time`` may round one ulp below the bytes it was computed from."""
+
+
+@dataclass(slots=True)
+class Fetch:
+    """``pending`` bytes at the ledger's time; ``deadline`` is absolute, infinite for background and fallback."""
+
+    pending: float
+    deadline: float
+
+    @property
+    def promised(self) -> bool:
+        return math.isfinite(self.deadline)
+
+
+class LinkLedger:
+    def __init__(self, bytes_per_s: float, discipline: Discipline = "edf", now_s: float = 0.0) -> None:
+        if discipline not in DISCIPLINES:
+            raise ValueError(f"no such discipline: {discipline}")
+        if not (math.isfinite(bytes_per_s) and bytes_per_s > 0):
+            raise ValueError(f"a link has a positive bandwidth, not {bytes_per_s!r}")
+        self.bytes_per_s, self.discipline, self.now_s = bytes_per_s, discipline, now_s
+        self._fetches: dict[str, Fetch] = {}
+
+    # state ---------------------------------------------------------------------------------------------------------
+
+    def pending(self, key: str) -> float:
+        fetch = self._fetches.get(key)
+        return 0.0 if fetch is None else fetch.pending
+
+    def fetches(self) -> dict[str, Fetch]:
+        return dict(self._fetches)
+
+    def advance(self, now_s: float) -> None:
+        """Let the link run until ``now_s``.  A clock that jumped back changes nothing."""
+        if not self._fetches:
+            self.now_s = max(self.now_s, now_s)
+            return
+        promised = {k: f for k, f in self._fetches.items() if f.promised}
+        left = max(0.0, now_s - self.now_s)
+        self.now_s = max(self.now_s, now_s)
+        if self.discipline == "equal":
+            left = self._run_equal(promised, left)
+        else:
+            left = self._run_earliest_first(promised, left)
+        self._run_equal({k: f for k, f in self._fetches.items() if not f.promised}, left)
+
+    def set_bandwidth(self, bytes_per_s: float, now_s: float) -> None:
+        """A link that was measured anew.  What was admitted stays admitted."""
+        self.advance(now_s)
+        self.bytes_per_s = bytes_per_s
+
+    # admission -----------------------------------------------------------------------------------------------------
+
+    def node_bandwidth(self, now_s: float) -> float:
+        """Algorithm 2 as printed (with B/(N+1)): what a new fetch gets, 0 when that would break a promise."""
+        self.advance(now_s)
+        promised = [f for f in self._fetches.values() if f.promised]
+        share = self.bytes_per_s / (len(promised) + 1)
+        kept = all(_fits(f.pending, share * (f.deadline - now_s)) for f in promised)
+        return share if kept else 0.0
+
+    def bandwidth(self, n_bytes: float, deadline: float, now_s: float) -> float:
+        """b_i of Eq. 5 for a fetch of ``n_bytes`` due at ``deadline``; 0 when it must not start."""
+        if not math.isfinite(deadline):
+            return self._leftover(n_bytes, now_s)
+        if self.discipline == "equal":
+            share = self.node_bandwidth(now_s)
+            return share if _fits(n_bytes, share * (deadline - now_s)) else 0.0
+        self.advance(now_s)
+        if not self._keeps_every_deadline(n_bytes, deadline):
+            return 0.0
+        ahead = sum(f.pending for f in self._fetches.values() if f.deadline <= deadline)
+        return n_bytes * self.bytes_per_s / (ahead + n_bytes) if n_bytes > 0 else self.bytes_per_s
+
+    def add(self, key: str, n_bytes: float, deadline: float, now_s: float) -> bool:
+        """Admit and book it; False, and nothing is booked, when a promise would break (its own included)."""
+        self.advance(now_s)
+        if key in self._fetches:
+            return True
+        if math.isfinite(deadline) and self.bandwidth(n_bytes, deadline, now_s) <= 0:
+            return False
+        if n_bytes > _DONE:
+            self._fetches[key] = Fetch(n_bytes, deadline)
+        return True
+
+    def remove(self, key: str, now_s: float) -> None:
+        """It completed, failed or was cancelled; unknown keys are those that the ledger already saw end."""
+        self.advance(now_s)
+        self._fetches.pop(key, None)
+
+    def next_end_s(self) -> float | None:
+        """A time by which some fetch has ended, if nothing changes: when to look again."""
+        if not self._fetches:
+            return None
+        smallest = min(f.pending for f in self._fetches.values())
+        return self.now_s + smallest * len(self._fetches) / self.bytes_per_s
+
+    def _keeps_every_deadline(self, n_bytes: float, deadline: float) -> bool:
+        jobs = [(f.deadline, f.pending) for f in self._fetches.values() if f.promised]
+        jobs.append((deadline, n_bytes))
+        due = 0.0
+        for at, pending in sorted(jobs):
+            due += pending
+            if not _fits(due, self.bytes_per_s * (at - self.now_s)):
+                return False
+        return True
+
+    def _leftover(self, n_bytes: float, now_s: float) -> float:
+        """Mean rate of a fetch that waits for all there is (an upper bound on the others, so pessimistic)."""
+        self.advance(now_s)
+        ahead = sum(f.pending for f in self._fetches.values())
+        return n_bytes * self.bytes_per_s / (ahead + n_bytes) if n_bytes > 0 else self.bytes_per_s
+
+    # the fluid model -----------------------------------------------------------------------------------------------
+
+    def _run_equal(self, fetches: dict[str, Fetch], left: float) -> float:
+        """Equal shares for ``left`` seconds; returns the seconds that remain when all have ended."""
+        while fetches and left > 0:
+            smallest = min(f.pending for f in fetches.values())
+            step = min(left, smallest * len(fetches) / self.bytes_per_s)
+            moved = smallest if step < left else step * self.bytes_per_s / len(fetches)
+            left -= step
+            for key in list(fetches):
+                fetches[key].pending -= moved
+                if fetches[key].pending <= _DONE:
+                    del fetches[key], self._fetches[key]
+        return left
+
+    def _run_earliest_first(self, fetches: dict[str, Fetch], left: float) -> float:
+        for key in sorted(fetches, key=lambda k: (fetches[k].deadline, k)):
+            if left <= 0:
+                break
+            step = min(left, fetches[key].pending / self.bytes_per_s)
+            left -= step
+            fetches[key].pending -= step * self.bytes_per_s
+            if fetches[key].pending <= _DONE:
+                del self._fetches[key]
+        return left
+
+
+def _fits(n_bytes: float, room: float) -> bool:
+    return n_bytes <= room * (1 + _SLACK) + _DONE

@@ -1,0 +1,222 @@
+"""decide(view, event, now_s) -> decisions.  The whole policy behind one function, without I/O or a clock."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gateway.scheduler import instances, models
+from gateway.scheduler.decisions import CancelGroup, Decision, DropDemand, DropPlan, Flag, TimerKind
+from gateway.scheduler.events import (
+    ActionDeleted,
+    ActionSeen,
+    Event,
+    GatewaysLost,
+    HostsSeen,
+    Rebuilt,
+    Timer,
+)
+from gateway.scheduler.starts import ensure_model, release, rescale
+from gateway.scheduler.view import ClusterView, DemandView
+from relay.messages import CommandRefused, DemandAdded, DemandRemoved, InstanceChanged, ModelInspected
+from thaw.errors import StaleEpoch
+from thaw.host import HostReport
+from thaw.ids import ActionName, CommandId, GroupId, HostId, InstanceId
+from thaw.instance import InstanceState
+
+_LONGEST_WAIT_S: Final = 3_600.0
+"""Wall clocks of other machines are believed up to this when a view is rebuilt."""
+
+
+HOST_GRACE_S: Final = 6.0
+"""After the state server was away every lease may have run out; healthy hosts report again within two heartbeats."""
+
+
+def decide(view: ClusterView, event: Event, now_s: float) -> list[Decision]:
+    """Take one event in and say what is to be done.  ``view`` already assumes that it will be done."""
+    match event:
+        case DemandAdded():
+            return _demand_added(view, event, now_s, now_s)
+        case DemandRemoved():
+            view.drop_demand(event.activation_id)
+            return []
+        case InstanceChanged():
+            return instances.changed(view, event.instance, now_s)
+        case ModelInspected():
+            return models.inspected(view, event, now_s)
+        case CommandRefused():
+            return _refused(view, event, now_s)
+        case ActionSeen():
+            return _action_seen(view, event, now_s)
+        case ActionDeleted():
+            return _action_deleted(view, event.action, now_s)
+        case HostsSeen():
+            return _hosts_seen(view, event.reports, now_s)
+        case GatewaysLost():
+            return _gateways_lost(view, event)
+        case Timer():
+            return _timer(view, event, now_s)
+        case Rebuilt():
+            return _rebuild(view, event, now_s)
+
+
+def _demand_added(view: ClusterView, demand: DemandAdded, queued_s: float, now_s: float) -> list[Decision]:
+    if not view.add_demand(demand, queued_s):
+        return []
+    decided = rescale(view, demand.action, now_s)
+    if (known := view.demand.get(demand.activation_id)) is not None and known.group_id is None:
+        _join_a_start(view, known)
+    return decided
+
+
+def _join_a_start(view: ClusterView, demand: DemandView) -> None:
+    """It needs no start of its own: it shares the fate of one in progress that has a slot left."""
+    for instance in view.of_action(demand.demand.action):
+        group = view.groups.get(instance.record.group_id)
+        if group is not None and len(group.activation_ids) < instance.record.slots:
+            demand.group_id = group.plan.group_id
+            group.activation_ids.add(demand.demand.activation_id)
+            return
+
+
+def _refused(view: ClusterView, event: CommandRefused, now_s: float) -> list[Decision]:
+    if event.error.code == StaleEpoch.__name__:
+        return [Flag("command_stale", {"host_id": event.host_id, "command_id": event.command_id})]
+    group = view.groups.get(event.group_id)
+    if group is not None and event.command_id in group.command_ids:
+        failed = instances.start_failed(view, group, event.error, now_s)
+        return [*failed, *rescale(view, group.plan.action, now_s)]
+    for instance_id in sorted(view.on_host.get(event.host_id, ())):
+        instance = view.instances[instance_id]
+        if instance.releasing == event.command_id:
+            return instances.release_refused(view, instance, now_s)
+    return models.refused(view, event, now_s)
+
+
+def _action_seen(view: ClusterView, event: ActionSeen, now_s: float) -> list[Decision]:
+    facts = event.facts
+    action = view.set_facts(facts)
+    decided: list[Decision] = []
+    if event.changed:
+        action.failures, action.retry_at_s, action.broken_version = 0, 0.0, ""
+        if facts.is_llm:
+            view.model(facts.model_uri).fresh = False  # the bytes at the URI may be others now
+            decided += ensure_model(view, facts.model_uri, now_s)
+    return [*decided, *_idle_check_all(view, facts.name, now_s), *rescale(view, facts.name, now_s)]
+
+
+def _action_deleted(view: ClusterView, name: ActionName, now_s: float) -> list[Decision]:
+    view.delete_action(name)
+    decided: list[Decision] = []
+    for instance in view.of_action(name):
+        # what starts is left to become ready: a half-loaded model helps nobody, and its release follows
+        if instance.state is InstanceState.READY and instance.releasing is None:
+            decided.append(release(view, instance, only_idle=False, reason="deleted"))
+    return [*decided, *rescale(view, name, now_s)]
+
+
+def _idle_check_all(view: ClusterView, name: ActionName, now_s: float) -> list[Decision]:
+    return [d for i in view.of_action(name) for d in instances.idle_check(view, i, now_s)]
+
+
+def _hosts_seen(view: ClusterView, reports: tuple[HostReport, ...], now_s: float) -> list[Decision]:
+    decided: list[Decision] = []
+    new = {r.host_id for r in reports} - view.hosts.keys()
+    for report in reports:
+        odd = view.put_host(report, now_s)
+        decided += [Flag("host_report_clamped", {"host_id": report.host_id, "what": text}) for text in odd]
+        decided += instances.release_strangers(view, view.hosts[report.host_id], now_s)
+    for host_id in _silent(view, reports) if now_s >= view.grace_until_s else ():
+        decided += instances.host_lost(view, host_id, now_s)
+    decided += instances.retry_blocked(view, now_s)
+    return decided + (_retry_everyone(view, now_s) if new else [])
+
+
+def _silent(view: ClusterView, reports: tuple[HostReport, ...]) -> list[HostId]:
+    known = view.hosts.keys() | {h for h, ids in view.on_host.items() if ids}
+    return sorted(known - {r.host_id for r in reports})
+
+
+def _retry_everyone(view: ClusterView, now_s: float) -> list[Decision]:
+    """A host has come: whoever waits, or is short of its minimum, may go there."""
+    return [d for name in list(view.actions) if _wants(view, name) for d in rescale(view, name, now_s)]
+
+
+def _wants(view: ClusterView, name: ActionName) -> bool:
+    action = view.actions[name]
+    return bool(action.waiting) or (action.facts is not None and action.facts.min_instances > 0)
+
+
+def _gateways_lost(view: ClusterView, event: GatewaysLost) -> list[Decision]:
+    lost = [d.demand for d in view.demand.values() if d.demand.gateway in event.gateways]
+    for demand in lost:
+        view.drop_demand(demand.activation_id)
+    return [DropDemand(d.action, d.activation_id) for d in lost]
+
+
+def _timer(view: ClusterView, event: Timer, now_s: float) -> list[Decision]:
+    match event.kind:
+        case TimerKind.RESCALE:
+            view.action(ActionName(event.key)).wake_s = None
+            return rescale(view, ActionName(event.key), now_s)
+        case TimerKind.START:
+            return instances.start_overdue(view, GroupId(event.key), now_s)
+        case TimerKind.INSPECT:
+            return models.overdue(view, event.key, now_s)
+        case TimerKind.KEEP_ALIVE | TimerKind.RELEASE:
+            instance = view.instances.get(InstanceId(event.key))
+            if instance is None:
+                return []
+            if event.kind is TimerKind.RELEASE and instance.releasing is not None:
+                return instances.release_refused(view, instance, now_s)
+            instance.wake_s = None
+            return instances.idle_check(view, instance, now_s)
+
+
+def _rebuild(view: ClusterView, event: Rebuilt, now_s: float) -> list[Decision]:
+    """Make the view of what the registry says.  Starts that were planned and never confirmed are taken back: whether
+    their command was sent is unknown, and a start anew is cheaper than a wait."""
+    for facts in event.actions:
+        view.set_facts(facts)
+    for model in event.models:
+        known = view.model(model.uri)
+        known.facts, known.fresh = model, True
+    for report in event.hosts:
+        view.put_host(report, now_s)
+    view.grace_until_s = now_s + HOST_GRACE_S
+    _rebuild_instances(view, event, now_s)
+    decided = _rebuild_plans(view, event, now_s)
+    for demand in sorted(event.demand, key=lambda d: (d.queued_wall_ms, d.activation_id)):
+        view.add_demand(demand, now_s - _age_s(event.wall_ms, demand.queued_wall_ms))
+    for name, action in list(view.actions.items()):
+        if action.facts is None:
+            decided += _action_deleted(view, name, now_s)
+        elif _wants(view, name):
+            decided += rescale(view, name, now_s)
+        decided += _idle_check_all(view, name, now_s)
+    return decided
+
+
+def _rebuild_instances(view: ClusterView, event: Rebuilt, now_s: float) -> None:
+    for record in event.instances:
+        view.put_instance(record, now_s)
+        if record.idle_since_wall_ms is not None:
+            idle_s = now_s - _age_s(event.wall_ms, record.idle_since_wall_ms)
+            view.instances[record.instance_id].idle_since_s = idle_s
+
+
+def _rebuild_plans(view: ClusterView, event: Rebuilt, now_s: float) -> list[Decision]:
+    decided: list[Decision] = []
+    by_group = {view.instances[i].record.group_id: view.instances[i] for i in sorted(view.instances)}
+    for plan in event.plans:
+        instance = by_group.get(plan.group_id)
+        if instance is None:
+            hosts = sorted({stage.host for stage in plan.stages})
+            decided += [CancelGroup(h, plan.group_id, CommandId(view.new_id())) for h in hosts]
+            decided.append(DropPlan(plan.group_id))
+        elif instance.state is InstanceState.STARTING:
+            decided.append(models.adopt_start(view, plan, instance, now_s))
+    return decided
+
+
+def _age_s(wall_ms: int, then_ms: int) -> float:
+    return min(max(0.0, (wall_ms - then_ms) / 1000), _LONGEST_WAIT_S)

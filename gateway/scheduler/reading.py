@@ -1,0 +1,85 @@
+"""From the registry and the event stream to the policy's events."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import redis
+
+from gateway.scheduler.events import (
+    ActionDeleted,
+    ActionSeen,
+    Event,
+    GatewaysLost,
+    HostsSeen,
+    Rebuilt,
+    Timer,
+    facts_of,
+)
+from gateway.scheduler.view import ClusterView
+from relay.messages import (
+    ActionChanged,
+    CommandRefused,
+    DemandAdded,
+    DemandRemoved,
+    HostChanged,
+    InstanceChanged,
+    ModelInspected,
+)
+from relay.records import Records
+from relay.registry import LEASE_MS, Registry
+from thaw.clock import wall_ms
+from thaw.errors import NotFound
+from thaw.ids import ActionName, Namespace
+
+_FOR_POLICY: Final = (DemandAdded, DemandRemoved, InstanceChanged, ModelInspected, CommandRefused, Timer)
+
+
+class Reading:
+    """Raises PlatformError when the state server does not answer."""
+
+    def __init__(self, client: redis.Redis) -> None:
+        self._registry, self._records = Registry(client), Records(client)
+
+    def rebuilt(self) -> Rebuilt:
+        # instances before demand: a request served in between is seen as waiting, and its removal is an event
+        return Rebuilt(
+            hosts=tuple(self._registry.live_hosts()),
+            instances=tuple(self._registry.instances()),
+            plans=tuple(self._registry.plans()),
+            models=tuple(self._registry.models()),
+            demand=tuple(self._registry.demand()),
+            # after demand: an action that a request names and this does not have is gone, not new
+            actions=tuple(facts_of(a) for a in self._records.all_actions()),
+            wall_ms=wall_ms(),
+        )
+
+    def heartbeats(self, view: ClusterView) -> Iterator[Event]:
+        yield HostsSeen(tuple(self._registry.live_hosts()))
+        now_ms = wall_ms()
+        # a gateway's first heartbeat may come after its first request
+        holders = {
+            d.demand.gateway for d in view.demand.values() if now_ms - d.demand.queued_wall_ms > LEASE_MS
+        }
+        lost = frozenset(g for g in holders if not self._registry.is_gateway_alive(g))
+        if lost:
+            yield GatewaysLost(lost)
+
+    def events_of(self, item: object, view: ClusterView) -> Iterator[Event]:
+        """What a message means to the policy; what it does not know yet of an action is read first."""
+        if isinstance(item, ActionChanged):
+            yield self._action(item.action, changed=True)
+        elif isinstance(item, HostChanged):
+            yield HostsSeen(tuple(self._registry.live_hosts()))
+        elif isinstance(item, _FOR_POLICY):
+            if isinstance(item, DemandAdded) and view.action(item.action).facts is None:
+                yield self._action(item.action, changed=False, namespace=item.namespace)
+            yield item
+
+    def _action(self, name: ActionName, *, changed: bool, namespace: Namespace | None = None) -> Event:
+        owner = namespace or Namespace(name.partition("/")[0])
+        try:
+            return ActionSeen(facts_of(self._records.action(owner, name)), changed)
+        except NotFound:
+            return ActionDeleted(name)

@@ -1,0 +1,40 @@
+"""How many workers, in which groups, and how many stay: the sliding window of ParaServe 6.1."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+
+
+class Window:
+    """Arrivals of the last ``window_s`` seconds: ``t - W < a <= t``."""
+
+    def __init__(self, window_s: float) -> None:
+        self.window_s = window_s
+        self._arrivals: deque[float] = deque()
+
+    def add(self, at_s: float) -> None:
+        self._arrivals.append(at_s)
+
+    def count(self, now_s: float) -> int:
+        while self._arrivals and self._arrivals[0] <= now_s - self.window_s:
+            self._arrivals.popleft()
+        return len(self._arrivals)
+
+
+def new_workers(waiting: int, arrivals: int, supply: int, slots: int) -> int:
+    """``max(0, ceil((Q + P - supply) / B))``; the queue and the window are added though they may overlap (the
+    paper's "combined with": a burst that queues now is a sign of more to come)."""
+    return max(0, math.ceil((waiting + arrivals - supply) / slots))
+
+
+def groups(n_workers: int, largest: int = 4) -> list[int]:
+    """As many groups of ``largest`` as fit, then one of the rest."""
+    whole, rest = divmod(n_workers, largest)
+    return [largest] * whole + [rest] * (rest > 0)
+
+
+def keep(inflight: int, waiting: int, arrivals: int, other_free_slots: int, slots: int, n_full: int) -> int:
+    """How many workers of a group outlive consolidation: 1 scales down, more scale up, never more than are full."""
+    needed = math.ceil((inflight + waiting + arrivals - other_free_slots) / slots)
+    return min(n_full, max(1, needed))

@@ -1,0 +1,190 @@
+"""What Algorithm 1 chooses among: servers as offers, a size (s, w), its candidates, and the scheme that results."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from gateway.scheduler import predict
+from gateway.scheduler.predict import Times
+
+Variant = Literal["paper", "slides", "min_sharing"]
+VARIANTS: Final[tuple[Variant, ...]] = ("paper", "slides", "min_sharing")
+_NOISE: Final = 1e-9
+"""An SLO that is met exactly counts as met; sums of floats miss it by ulps."""
+_DEFAULT_TIMES: Final = Times()
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    free: int
+    n_workers: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """``id`` breaks ties, so callers number servers by preference (least loaded first)."""
+
+    id: int
+    bandwidth: float
+    pcie: float
+    gpus: tuple[Gpu, ...]
+    times: Times | None = None  # of its own kind of device; None: the request's
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    n_bytes: float  # M
+    reserve: float = 0.0  # K
+    slo_ttft: float = math.inf
+    slo_tpot: float = math.inf
+    t_w: float = 0.0
+    times: Times = _DEFAULT_TIMES
+    overlap: bool = True  # Eq. 5; False: Eq. 1
+
+    @property
+    def need_full(self) -> float:
+        return self.n_bytes + self.reserve
+
+    def need_low(self, s: int) -> float:
+        return math.ceil(self.need_full / s)
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    server: int
+    gpu: int
+    shares: bool  # the device already hosts a worker
+
+
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    s: int
+    w: int
+    full: tuple[Placement, ...]
+    low: tuple[Placement, ...]
+    ttft: float
+    tpot: float
+    memory: float
+    fetch_within_s: float  # deadline of every fetch from now; infinite for a fallback
+    fallback: bool = False
+
+    @property
+    def sharing(self) -> int:
+        return sum(p.shares for p in (*self.full, *self.low))
+
+    @property
+    def full_ids(self) -> tuple[int, ...]:
+        return tuple(p.server for p in self.full)
+
+    @property
+    def low_ids(self) -> tuple[int, ...]:
+        return tuple(p.server for p in self.low)
+
+
+Bandwidth = Callable[[Server, float, float], float]
+"""b_i for (server, bytes, seconds until the deadline): the ledger's answer.  0 = must not start there."""
+
+
+def static_bandwidth(server: Server, n_bytes: float, within_s: float) -> float:
+    return server.bandwidth
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A server as one (s, w) sees it; placements are None where the need does not fit."""
+
+    server: Server
+    key: tuple[float, float, int]
+    full: Placement | None
+    low: Placement | None
+
+    @property
+    def kappa(self) -> float:
+        return self.key[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """One (s, w) under consideration and what follows from it alone."""
+
+    request: Request
+    s: int
+    w: int
+    factor: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "factor", predict.f_factor(self.s, self.w))
+
+    @property
+    def within_s(self) -> float:
+        r = self.request
+        left = predict.fetch_time_left(r.slo_ttft, r.t_w, self.s, self.factor, r.times)
+        return left if r.overlap else left - r.times.t_c
+
+    @property
+    def tpot(self) -> float:
+        return predict.tpot(self.s, self.factor, self.request.times)
+
+    @property
+    def memory(self) -> float:
+        return self.w * self.request.need_full + (self.s - self.w) * self.request.need_low(self.s)
+
+    def meets(self, kappa: float) -> bool:
+        ttft = self.request.t_w + kappa + predict.pass_s(self.s, self.factor, self.request.times)
+        return ttft <= self.request.slo_ttft + _NOISE and self.tpot <= self.request.slo_tpot + _NOISE
+
+    def scheme(self, full: Sequence[Candidate], low: Sequence[Candidate], *, fallback: bool = False) -> Scheme:
+        ttft = predict.ttft(self.request.t_w, [c.kappa for c in (*full, *low)], self.factor, self.request.times)
+        return Scheme(
+            self.s, self.w, tuple(c.full for c in full if c.full), tuple(c.low for c in low if c.low), ttft,
+            self.tpot, self.memory, math.inf if fallback else self.within_s, fallback,
+        )  # fmt: skip
+
+
+def sizes(request: Request, min_stages: int, max_stages: int, min_full: int) -> Iterator[Size]:
+    """Every (s, w) in order.  (1, 0) is (1, 1): one worker has everything."""
+    for s in range(max(1, min_stages), max_stages + 1):
+        for w in range(s + 1):
+            if (s, w) != (1, 0) and w >= min(min_full, s):
+                yield Size(request, s, w)
+
+
+def candidates(
+    servers: Sequence[Server], size: Size, variant: Variant, bandwidth: Bandwidth, *, fallback: bool = False
+) -> list[Candidate]:
+    """Servers that may take part, by (kappa, 1/b + 1/p, id)."""
+    part, within_s = size.request.n_bytes / size.s, math.inf if fallback else size.within_s
+    if within_s < 0:
+        return []
+    need_low = size.request.need_low(size.s)
+    found = []
+    for server in servers:
+        full = _gpu(server, size.request.need_full, variant)
+        low = full if size.s == 1 else _gpu(server, need_low, variant)
+        if full is None and low is None:
+            continue
+        b = bandwidth(server, part, within_s)
+        if b > 0:
+            found.append(Candidate(server, _key(server, part, b, size.request), full, low))
+    return sorted(found, key=lambda c: c.key)
+
+
+def _key(server: Server, part: float, b: float, request: Request) -> tuple[float, float, int]:
+    times = server.times or request.times
+    predictor = predict.kappa if request.overlap else predict.kappa_sequential
+    return predictor(part, b, server.pcie, times), 1 / b + 1 / server.pcie, server.id
+
+
+def _gpu(server: Server, need: float, variant: Variant) -> Placement | None:
+    """``paper``: best fit.  The others prefer an idle device, then best fit."""
+    best: tuple[bool, int] | None = None
+    index = -1
+    for i, gpu in enumerate(server.gpus):
+        if gpu.free >= need:
+            key = (gpu.n_workers > 0 and variant != "paper", gpu.free)
+            if best is None or key < best:
+                best, index = key, i
+    return None if best is None else Placement(server.id, index, server.gpus[index].n_workers > 0)

@@ -1,0 +1,34 @@
+"""What an operator may set of the scheduler, read once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gateway.scheduler.ledger import DISCIPLINES
+from gateway.scheduler.schemes import VARIANTS
+from thaw.settings import SettingError, setting
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerSettings:
+    state_url: str = setting("THAW_STATE_URL", "the state server, redis://host:port/0")
+    start_deadline_s: float = setting(
+        "THAW_START_DEADLINE_S", "a start that makes no progress for this long is given up, seconds", 600.0
+    )
+    max_attempts: int = setting("THAW_START_ATTEMPTS", "starts tried for one request before it fails", 3)
+    hosts_refresh_s: float = setting("THAW_HOSTS_REFRESH_S", "how often heartbeats and leases are read, seconds", 1.0)
+    window_s: float = setting("THAW_SCALING_WINDOW_S", "sliding window of arrivals for scaling out, seconds", 1.0)
+    discipline: str = setting("THAW_LEDGER_DISCIPLINE", "how fetches share a host's link: edf or equal", "edf")
+    variant: str = setting("THAW_SELECT_VARIANT", "objective of Algorithm 1: min_sharing, slides or paper",
+                           "min_sharing")  # fmt: skip
+
+    def __post_init__(self) -> None:
+        one_of("THAW_LEDGER_DISCIPLINE", self.discipline, DISCIPLINES)
+        one_of("THAW_SELECT_VARIANT", self.variant, VARIANTS)
+
+
+def one_of(variable: str, value: str, known: Sequence[str]) -> None:
+    """Raises SettingError."""
+    if value not in known:
+        raise SettingError(f"{variable}={value!r} is not known", hint=f"set it to one of {', '.join(known)}")

@@ -1,0 +1,247 @@
+"""ClusterView: all that the policy knows, indexed so that one event costs what it touches and no more.
+
+Only the reducers in here change it.  They are pure: an event and a time in, a changed view out.  Times are the
+scheduler's own monotonic seconds; wall times of others are used once, when a view is rebuilt, as differences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+from gateway.scheduler.events import ActionFacts
+from gateway.scheduler.history import History
+from gateway.scheduler.hosts import HostView, new_host
+from gateway.scheduler.ledger import Discipline
+from gateway.scheduler.scaling import Window
+from gateway.scheduler.settings import SchedulerSettings
+from relay.messages import DemandAdded
+from thaw.host import HostReport
+from thaw.ids import ActionName, ActivationId, CommandId, GroupId, HostId, InstanceId
+from thaw.instance import InstanceRecord, InstanceState
+from thaw.model import ModelFacts
+from thaw.plan import Plan
+
+
+@dataclass(slots=True)
+class InstanceView:
+    record: InstanceRecord
+    changed_s: float
+    idle_since_s: float | None = None
+    releasing: CommandId | None = None
+    confirmed: bool = True  # False: decided, its host has not spoken yet
+    wake_s: float | None = None  # when it is looked at again
+
+    @property
+    def state(self) -> InstanceState:
+        return self.record.state
+
+    @property
+    def is_idle(self) -> bool:
+        return self.state is InstanceState.READY and self.idle_since_s is not None and self.releasing is None
+
+
+@dataclass(slots=True)
+class DemandView:
+    demand: DemandAdded
+    queued_s: float
+    attempts: int = 0  # starts that were made for it and failed
+    group_id: GroupId | None = None  # the start that it waits for
+
+
+@dataclass(slots=True)
+class GroupView:
+    """A start in progress: from its decision until every stage is READY or one is GONE."""
+
+    plan: Plan
+    instance_ids: tuple[InstanceId, ...]
+    command_ids: tuple[CommandId, ...]
+    activation_ids: set[ActivationId]
+    started_s: float
+    progress_s: float
+    done_bytes: int = 0
+
+
+@dataclass(slots=True)
+class ModelView:
+    facts: ModelFacts | None = None
+    fresh: bool = False
+    asked: tuple[HostId, CommandId] | None = None
+    asked_s: float = 0.0
+    attempts: int = 0
+    actions: set[ActionName] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class ActionView:
+    window: Window
+    facts: ActionFacts | None = None
+    deleted: bool = False
+    waiting: dict[ActivationId, None] = field(default_factory=dict)  # in order of arrival
+    instances: set[InstanceId] = field(default_factory=set)
+    failures: int = 0  # starts failed since the last one that went well
+    retry_at_s: float = 0.0
+    wake_s: float | None = None  # when it is looked at again
+    broken_version: str = ""  # a DeveloperError: min_instances stops trying until the action changes
+
+
+class ClusterView:
+    def __init__(self, epoch: int, settings: SchedulerSettings, new_id: Callable[[], str], history: History) -> None:
+        self.epoch, self.settings, self.new_id, self.history = epoch, settings, new_id, history
+        self.discipline: Discipline = "equal" if settings.discipline == "equal" else "edf"
+        self.hosts: dict[HostId, HostView] = {}
+        self.instances: dict[InstanceId, InstanceView] = {}
+        self.on_host: dict[HostId, set[InstanceId]] = {}
+        self.demand: dict[ActivationId, DemandView] = {}
+        self.actions: dict[ActionName, ActionView] = {}
+        self.groups: dict[GroupId, GroupView] = {}
+        self.models: dict[str, ModelView] = {}
+        self.blocked: dict[ActionName, None] = {}  # wait for memory, longest first
+        self._largest: dict[bool, int | None] = {}
+        self.grace_until_s = 0.0  # until then a silent host is not yet lost
+
+    # actions and models --------------------------------------------------------------------------------------------
+
+    def action(self, name: ActionName) -> ActionView:
+        if name not in self.actions:
+            self.actions[name] = ActionView(Window(self.settings.window_s))
+        return self.actions[name]
+
+    def set_facts(self, facts: ActionFacts) -> ActionView:
+        action = self.action(facts.name)
+        if action.facts is not None and action.facts.model_uri in self.models:
+            self.models[action.facts.model_uri].actions.discard(facts.name)
+        action.facts, action.deleted = facts, False
+        if facts.is_llm:
+            self.model(facts.model_uri).actions.add(facts.name)
+        return action
+
+    def delete_action(self, name: ActionName) -> None:
+        """Its facts go too: an action of this name that comes later is read anew."""
+        action = self.action(name)
+        if action.facts is not None and action.facts.is_llm:
+            self.model(action.facts.model_uri).actions.discard(name)
+        action.facts, action.deleted = None, True
+
+    def model(self, uri: str) -> ModelView:
+        return self.models.setdefault(uri, ModelView())
+
+    # demand --------------------------------------------------------------------------------------------------------
+
+    def add_demand(self, demand: DemandAdded, queued_s: float) -> bool:
+        """False: it was known."""
+        if demand.activation_id in self.demand:
+            return False
+        self.demand[demand.activation_id] = DemandView(demand, queued_s)
+        action = self.action(demand.action)
+        action.waiting[demand.activation_id] = None
+        action.window.add(queued_s)
+        return True
+
+    def drop_demand(self, activation_id: ActivationId) -> None:
+        if (known := self.demand.pop(activation_id, None)) is None:
+            return
+        self.actions[known.demand.action].waiting.pop(activation_id, None)
+        if known.group_id is not None and (group := self.groups.get(known.group_id)) is not None:
+            group.activation_ids.discard(activation_id)
+
+    def waiting(self, name: ActionName) -> Iterator[DemandView]:
+        return (self.demand[a] for a in self.action(name).waiting)
+
+    # instances -----------------------------------------------------------------------------------------------------
+
+    def put_instance(self, record: InstanceRecord, now_s: float, *, confirmed: bool = True) -> InstanceView | None:
+        """Take over a record; returns what was known before.  Memory is held from the first sight to GONE."""
+        before = self.instances.get(record.instance_id)
+        if record.state is InstanceState.GONE:
+            self._forget_instance(before)
+            return before
+        # a release is refused by an instance that is busy after all, so a doubtful record counts as idle
+        idle = record.idle_since_wall_ms is not None or (record.state is InstanceState.READY and record.inflight == 0)
+        idle_s = now_s if idle else None
+        view = InstanceView(record, now_s, idle_s, None, confirmed)
+        if before is None:
+            self._hold(record)
+        else:
+            if _place(before.record) != _place(record):  # the host wins
+                self._forget_instance(before)
+                self._hold(record)
+            view.releasing, view.wake_s = before.releasing, before.wake_s
+            if idle and before.idle_since_s is not None and _same_idleness(before.record, record):
+                view.idle_since_s = before.idle_since_s
+        self.instances[record.instance_id] = view
+        return before
+
+    def _hold(self, record: InstanceRecord) -> None:
+        self.action(record.action).instances.add(record.instance_id)
+        self.on_host.setdefault(record.host_id, set()).add(record.instance_id)
+        if (host := self.hosts.get(record.host_id)) is not None:
+            host.hold(record.device, record.reserve_bytes)
+
+    def _forget_instance(self, view: InstanceView | None) -> None:
+        if view is None:
+            return
+        record = view.record
+        self.set_releasing(view, None)
+        del self.instances[record.instance_id]
+        self.action(record.action).instances.discard(record.instance_id)
+        self.on_host[record.host_id].discard(record.instance_id)
+        if (host := self.hosts.get(record.host_id)) is not None:
+            host.let_go(record.instance_id, record.device, record.reserve_bytes)
+
+    def set_releasing(self, view: InstanceView, command_id: CommandId | None) -> None:
+        """Note (or take back) that a release is on its way: its memory is free soon."""
+        was, view.releasing = view.releasing, command_id
+        host = self.hosts.get(view.record.host_id)
+        device = host.devices.get(view.record.device) if host else None
+        if device is not None and (was is None) != (command_id is None):
+            device.releasing += view.record.reserve_bytes if command_id else -view.record.reserve_bytes
+
+    def of_action(self, name: ActionName) -> list[InstanceView]:
+        return [self.instances[i] for i in sorted(self.action(name).instances)]
+
+    # hosts ---------------------------------------------------------------------------------------------------------
+
+    def put_host(self, report: HostReport, now_s: float) -> list[str]:
+        """Take over a heartbeat; returns what of it was nonsense and has been clamped."""
+        self._largest.clear()
+        host = self.hosts.get(report.host_id)
+        if host is None:
+            host = self.hosts[report.host_id] = new_host(report, self.discipline, now_s)
+        ours = {i: (self.instances[i].record.device, self.instances[i].record.reserve_bytes)
+                for i in self.on_host.get(report.host_id, ())}  # fmt: skip
+        odd = host.take_report(report, ours, now_s)
+        self._note_progress(report, now_s)
+        return odd
+
+    def _note_progress(self, report: HostReport, now_s: float) -> None:
+        for fetch in report.fetches:
+            group = self.groups.get(GroupId(fetch.group_id))
+            if group is not None and fetch.done_bytes > group.done_bytes:
+                group.done_bytes, group.progress_s = fetch.done_bytes, now_s
+
+    def drop_host(self, host_id: HostId) -> list[InstanceView]:
+        """Its instances, which the caller declares lost."""
+        self.hosts.pop(host_id, None)
+        self._largest.clear()
+        return [self.instances[i] for i in sorted(self.on_host.get(host_id, ()))]
+
+    def largest_device(self, *, for_model: bool) -> int | None:
+        """Bytes of the largest device any host has for such functions; None without hosts."""
+        if for_model not in self._largest:
+            rooms = (h.room(for_model=for_model) for h in self.hosts.values())
+            sizes = (d.device.memory_bytes for room in rooms for d in room.devices)
+            self._largest[for_model] = max(sizes, default=None)
+        return self._largest[for_model]
+
+    def live_hosts(self) -> Iterable[HostView]:
+        """Hosts that take new work."""
+        return (h for h in self.hosts.values() if not h.draining)
+
+
+def _same_idleness(before: InstanceRecord, after: InstanceRecord) -> bool:
+    return before.state is after.state and before.idle_since_wall_ms == after.idle_since_wall_ms
+
+
+def _place(record: InstanceRecord) -> tuple[HostId, str, int]:
+    return record.host_id, record.device, record.reserve_bytes

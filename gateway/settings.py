@@ -1,0 +1,27 @@
+"""The gateway's settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from thaw.settings import setting
+
+MIB = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class GatewaySettings:
+    state_url: str = setting("THAW_STATE_URL", "redis:// URL of the state server", "redis://127.0.0.1:6379/0")
+    bind: str = setting("THAW_GATEWAY_BIND", "host:port of the public API", "127.0.0.1:3233")
+    threads: int = setting("THAW_GATEWAY_THREADS", "requests held at once by this process", 1200)
+    drain_s: int = setting("THAW_GATEWAY_DRAIN_S", "seconds a stopping gateway gives its requests", 30)
+    driver: str = setting("THAW_DRIVER", "the hosts' container driver, if this machine runs them", "")
+    per_minute: int = setting("THAW_INVOCATIONS_PER_MINUTE", "per namespace; OpenWhisk's is 60", 100_000)
+    concurrent: int = setting("THAW_INVOCATIONS_CONCURRENT", "per namespace; OpenWhisk's is 30", 2_000)
+    async_threads: int = setting("THAW_GATEWAY_ASYNC_THREADS", "202s this gateway runs at once", 64)
+    payload_bytes: int = setting("THAW_PAYLOAD_BYTES", "largest argument of an ordinary function", MIB)
+    llm_payload_bytes: int = setting("THAW_LLM_PAYLOAD_BYTES", "largest request body of an LLM", 8 * MIB)
+    code_bytes: int = setting("THAW_CODE_BYTES", "largest code of an action", 48 * MIB)
+    parameters_bytes: int = setting("THAW_PARAMETERS_BYTES", "largest bound parameters of an action", MIB)
+    blocking_s: float = setting("THAW_BLOCKING_S", "a blocking invocation becomes a 202 after this", 60.0)
+    heartbeat_s: float = setting("THAW_GATEWAY_HEARTBEAT_S", "seconds between two signs of life", 3.0)

@@ -1,0 +1,63 @@
+"""OpenWhisk's two throttles per namespace, with its messages: invocations a minute, and at once."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from thaw.errors import Throttled
+from thaw.ids import Namespace
+
+WINDOW_S = 60.0
+
+
+@dataclass(slots=True)
+class _Use:
+    window: int = -1
+    count: int = 0
+    concurrent: int = 0
+
+
+class Throttle:
+    """Counts of this gateway; with several, each allows the settings' values (OpenWhisk's controllers divide them)."""
+
+    def __init__(self, per_minute: int, concurrent: int, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._per_minute, self._concurrent, self._now_s = per_minute, concurrent, now_s
+        self._lock = threading.Lock()
+        self._uses: dict[Namespace, _Use] = {}
+
+    def enter(self, namespace: Namespace) -> None:
+        """Count an invocation in; leave() counts it out.  Raises Throttled."""
+        now_s = self._now_s()
+        window = int(now_s // WINDOW_S)
+        with self._lock:
+            use = self._uses.setdefault(namespace, _Use())
+            if use.window != window:
+                use.window, use.count = window, 0
+            if use.count >= self._per_minute:
+                raise Throttled(
+                    f"Too many requests in the last minute (count: {use.count + 1}, allowed: {self._per_minute}).",
+                    retry_after_s=(window + 1) * WINDOW_S - now_s,
+                )
+            if use.concurrent >= self._concurrent:
+                raise Throttled(
+                    f"Too many concurrent requests in flight (count: {use.concurrent + 1}, "
+                    f"allowed: {self._concurrent}).",
+                )
+            use.count += 1
+            use.concurrent += 1
+
+    def leave(self, namespace: Namespace) -> None:
+        with self._lock:
+            self._uses[namespace].concurrent -= 1
+
+    @contextmanager
+    def counted(self, namespace: Namespace) -> Iterator[None]:
+        self.enter(namespace)
+        try:
+            yield
+        finally:
+            self.leave(namespace)

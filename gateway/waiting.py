@@ -1,0 +1,156 @@
+"""Requests that no route can take: first come, first served per action, each asleep on an event of its own.
+
+A slot that comes free (READY, a release) is handed straight to the request at the head of its action's queue, so a
+newcomer never overtakes and nobody wakes for nothing.  All state is behind one lock; nothing under it blocks.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+
+from gateway.routes import Route, RouteTable
+from thaw.errors import ThawError
+from thaw.ids import ActionName, ActivationId
+from thaw.instance import InstanceRecord, InstanceState
+
+
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """One request's place.  ``route`` or ``error`` settles it; ``notices`` tell a waiting client what goes on."""
+
+    activation_id: ActivationId
+    action: ActionName
+    version: str
+    event: threading.Event = field(default_factory=threading.Event)
+    route: Route | None = None
+    error: ThawError | None = None
+    notices: deque[str] = field(default_factory=deque)
+
+
+class WaitingRoom:
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._table = RouteTable()
+        self._queues: dict[ActionName, deque[Ticket]] = {}
+
+    # what requests do ----------------------------------------------------------------------------------------------
+
+    def enter(self, activation_id: ActivationId, action: ActionName, version: str, *, first: bool = False) -> Ticket:
+        """A ticket with a route, or one that waits (``first``: it had its turn and was refused).  leave() ends the
+        wait, release() the use of the route."""
+        ticket = Ticket(activation_id, action, version)
+        with self._lock:
+            # while others wait there is no free slot for this version: slots are handed on as they come
+            ticket.route = self._table.take(action, version)
+            if ticket.route is None:
+                queue = self._queues.setdefault(action, deque())
+                queue.appendleft(ticket) if first else queue.append(ticket)
+        return ticket
+
+    def leave(self, ticket: Ticket) -> None:
+        """Give the place up; a route that was handed over meanwhile goes to the next."""
+        with self._lock:
+            queue = self._queues.get(ticket.action)
+            if queue is not None and ticket in queue:
+                self._unqueue(ticket)
+            elif ticket.route is not None:
+                self._table.release(ticket.route, ran=False)
+                self._serve(ticket.action)
+
+    def release(self, route: Route) -> None:
+        """The request on ``route`` ended."""
+        with self._lock:
+            self._table.release(route)
+            self._serve(route.record.action)
+
+    def refused(self, route: Route, *, gone: bool) -> None:
+        """The instance did not take the request: it left, or other gateways use its slots."""
+        with self._lock:
+            self._table.release(route, ran=False)
+            if gone:
+                self._table.drop(route)
+            else:
+                route.full = True
+
+    def lost(self, route: Route) -> None:
+        with self._lock:
+            self._table.release(route)
+            self._table.drop(route)
+
+    def has_route(self, action: ActionName, version: str) -> bool:
+        with self._lock:
+            route = self._table.take(action, version)
+            if route is not None:
+                self._table.release(route, ran=False)
+            return route is not None
+
+    def retry(self, action: ActionName) -> None:
+        """Ask instances again that refused a while ago."""
+        with self._lock:
+            self._table.retry_full(action)
+            self._serve(action)
+
+    # what events do ------------------------------------------------------------------------------------------------
+
+    def instance_changed(self, record: InstanceRecord) -> None:
+        with self._lock:
+            if self._table.apply(record, time.monotonic()):
+                self._serve(record.action)
+            elif record.state is InstanceState.STARTING:
+                self._notify(record.action, f"starting on {record.host_id}")
+
+    def reload(self, records: Iterable[InstanceRecord]) -> list[Ticket]:
+        """The registry's truth after a (re)connection.  Returns who still waits."""
+        with self._lock:
+            for action in self._table.replace(records, time.monotonic()):
+                self._serve(action)
+            return [t for queue in self._queues.values() for t in queue]
+
+    def fail(self, action: ActionName, activation_ids: Collection[ActivationId], error: ThawError) -> None:
+        with self._lock:
+            for ticket in [t for t in self._queues.get(action, ()) if t.activation_id in activation_ids]:
+                self._unqueue(ticket)
+                ticket.error = error
+                ticket.event.set()
+
+    def fail_all(self, action: ActionName, error: ThawError) -> None:
+        with self._lock:
+            waiting = [t.activation_id for t in self._queues.get(action, ())]
+        self.fail(action, waiting, error)
+
+    def retire(self, action: ActionName) -> None:
+        """The action was deleted: its instances are no routes of what comes under its name."""
+        with self._lock:
+            self._table.retire(action)
+
+    # what metrics read ---------------------------------------------------------------------------------------------
+
+    def counts(self) -> tuple[int, int]:
+        """(requests waiting, routes)."""
+        with self._lock:
+            return sum(map(len, self._queues.values())), self._table.count()
+
+    def _serve(self, action: ActionName) -> None:
+        while queue := self._queues.get(action):
+            ticket = queue[0]
+            route = self._table.take(action, ticket.version)
+            if route is None:
+                return
+            self._unqueue(ticket)
+            ticket.route = route
+            ticket.event.set()
+
+    def _notify(self, action: ActionName, notice: str) -> None:
+        for ticket in self._queues.get(action, ()):
+            ticket.notices.append(notice)
+            ticket.event.set()
+
+    def _unqueue(self, ticket: Ticket) -> None:
+        queue = self._queues[ticket.action]
+        queue.remove(ticket)
+        if not queue:
+            del self._queues[ticket.action]

@@ -1,0 +1,73 @@
+"""Wait for a unix socket to take connections: inotify and a pidfd, so nothing is tried again and again."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import socket
+import time
+from pathlib import Path
+
+from thaw.errors import PlatformError, WorkerLost
+
+_IN_CREATE, _IN_MOVED_TO = 0x100, 0x80
+_BIND_TO_LISTEN_S = 0.005
+"""A server that binds in place has a moment between the file's appearance and listen; nothing announces its end."""
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def wait_socket(path: str, pid: int, deadline_s: float, cancelled: int) -> socket.socket:
+    """A connection to ``path``, as soon as it takes one.  ``cancelled`` is an eventfd that ends the wait.
+
+    Raises WorkerLost when the process ends first or the wait is cancelled, PlatformError at the deadline.
+    """
+    deadline = time.monotonic() + deadline_s
+    watch = _inotify(os.path.dirname(path))
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        os.close(watch)
+        raise WorkerLost("the container ended before it answered") from None
+    try:
+        return _wait(path, watch, pidfd, cancelled, deadline)
+    finally:
+        os.close(watch)
+        os.close(pidfd)
+
+
+def _wait(path: str, watch: int, pidfd: int, cancelled: int, deadline: float) -> socket.socket:
+    poll = select.poll()
+    for fd in (watch, pidfd, cancelled):
+        poll.register(fd, select.POLLIN)
+    while (sock := _connected(path)) is None:
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
+            raise PlatformError("the container did not answer in time", hint="see its stderr log")
+        bound = Path(path).exists()
+        ready = {fd for fd, _ in poll.poll(1000 * min(left_s, _BIND_TO_LISTEN_S if bound else left_s))}
+        if pidfd in ready:
+            raise WorkerLost("the container ended before it answered")
+        if cancelled in ready:
+            raise WorkerLost("the start was given up")
+        if watch in ready:
+            os.read(watch, 65536)
+    return sock
+
+
+def _connected(path: str) -> socket.socket | None:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.connect(path)
+    except OSError:
+        sock.close()
+        return None
+    return sock
+
+
+def _inotify(directory: str) -> int:
+    fd: int = _libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK)
+    if fd < 0 or _libc.inotify_add_watch(fd, os.fsencode(directory), _IN_CREATE | _IN_MOVED_TO) < 0:
+        raise PlatformError(f"cannot watch {directory}: {os.strerror(ctypes.get_errno())}")
+    return fd

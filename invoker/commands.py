@@ -1,0 +1,159 @@
+"""The scheduler's commands: fenced by epoch, idempotent by command id, and never waited for by the command stream."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from typing import Any, Final
+
+import redis
+
+from invoker import metrics
+from invoker.cells import StemCells
+from invoker.instance import Action, Event
+from invoker.start import Deps, Starting, new_live, stage_of
+from relay import bus
+from relay.messages import (
+    Cancel,
+    Command,
+    CommandRefused,
+    FetchStart,
+    InspectModel,
+    ModelInspected,
+    Prefetch,
+    Release,
+    SetStemCells,
+    Start,
+)
+from relay.registry import Registry
+from thaw.errors import BadRequest, InstanceBusy, PlatformError, StaleEpoch, ThawError, Unavailable, WorkerLost
+from thaw.ids import CommandId, GroupId, HostId
+
+_REMEMBERED: Final = 10_000
+"""Repeats come within seconds (a killed invoker's unacknowledged command); this is hours of starts."""
+
+
+class Commands:
+    def __init__(self, deps: Deps, cells: StemCells, registry: Registry, client: redis.Redis) -> None:
+        self._deps, self._cells, self._registry, self._redis = deps, cells, registry, client
+        self._fleet = deps.fleet
+        self._host_id = HostId(deps.settings.host_id)
+        self._seen: OrderedDict[CommandId, None] = OrderedDict()
+        self.draining = False
+
+    def handle(self, command: Any) -> None:
+        """Called by the command stream's one thread."""
+        if not isinstance(command, Command):
+            self._deps.log.event("not_a_command", got=type(command).__name__)
+            return
+        name = type(command.body).__name__
+        try:
+            self._check_epoch(command)
+            if command.command_id not in self._seen:
+                self._remember(command.command_id)
+                self._carry_out(command)
+            metrics.COMMANDS.labels(type=name, outcome="taken").inc()
+        except ThawError as e:
+            metrics.COMMANDS.labels(type=name, outcome=e.code).inc()
+            self._refuse(command, e)
+
+    def _check_epoch(self, command: Command) -> None:
+        if command.epoch < self._fleet.epoch:
+            raise StaleEpoch(f"command of epoch {command.epoch}; this host follows {self._fleet.epoch}",
+                             hint="a newer scheduler has taken over")  # fmt: skip
+        self._fleet.epoch = command.epoch
+
+    def _remember(self, command_id: CommandId) -> None:
+        self._seen[command_id] = None
+        while len(self._seen) > _REMEMBERED:
+            self._seen.popitem(last=False)
+
+    def _carry_out(self, command: Command) -> None:
+        body = command.body
+        match body:
+            case Start():
+                self._start(body)
+            case Prefetch():
+                self._in_background(command, lambda: self._prefetch(body))
+            case InspectModel():
+                self._in_background(command, lambda: self._inspect(body.uri))
+            case Release():
+                self._release(body)
+            case Cancel():
+                self._in_background(command, lambda: self._cancel(body.group_id))
+            case SetStemCells():
+                self._cells.set_target(body.kind, body.count)
+
+    def _start(self, body: Start) -> None:
+        if self.draining:
+            raise Unavailable("this host is draining", hint="the scheduler starts elsewhere")
+        stage = stage_of(body)
+        if stage.host != self._host_id:
+            raise BadRequest(f"stage {body.stage} of the plan is for {stage.host}, this is {self._host_id}")
+        live = new_live(body, self._deps)
+        if not self._fleet.add(live):
+            known = self._fleet.find(body.instance_id)
+            if known is not None:
+                self._fleet.publisher.put(known.record)  # a repeat: say again how it stands
+            return
+        self._fleet.publisher.put(live.record)
+        threading.Thread(target=Starting(body, live, self._deps).run, name="start", daemon=True).start()
+
+    def _prefetch(self, body: Prefetch) -> None:
+        plan = body.plan
+        stage = next((s for s in plan.stages if s.stage == body.stage), None)
+        if plan.model is None or stage is None:
+            raise BadRequest("a prefetch needs a model and a stage of its plan")
+        self._fleet.fetch.start(FetchStart(plan.group_id, stage.stage, plan.epoch, plan.model, stage.first_ranges,
+                                           stage.fetch_deadline_ms, stage.pace_bytes_per_s, True))  # fmt: skip
+
+    def _inspect(self, uri: str) -> None:
+        try:
+            facts = self._fleet.fetch.inspect(uri)
+        except ThawError as e:
+            bus.publish(self._redis, ModelInspected(uri, self._host_id, None, e.info()))
+            return
+        self._registry.put_model(facts)
+        bus.publish(self._redis, ModelInspected(uri, self._host_id, facts))
+
+    def _release(self, body: Release) -> None:
+        live = self._fleet.find(body.instance_id)
+        drain_s = live.timeout_s if live is not None else 0.0
+        try:
+            self._fleet.release(body.instance_id, only_idle=body.only_idle, drain_s=drain_s)
+        except InstanceBusy:
+            if live is not None:
+                self._fleet.publisher.put(live.record)  # the scheduler's view was old
+            raise
+
+    def _cancel(self, group_id: GroupId) -> None:
+        """End what is starting of the group, and its fetches; what serves goes on."""
+        for live in self._fleet.of_group(group_id):
+            live.blame(WorkerLost("the start was cancelled")) if not live.served else None
+            if live.apply(Event.CANCEL) is Action.STOP:
+                self._fleet.stop(live)
+        self._fleet.fetch.cancel(group_id, self._fleet.epoch)
+
+    def _in_background(self, command: Command, run: Any) -> None:
+        def guarded() -> None:
+            try:
+                run()
+            except ThawError as e:
+                self._refuse(command, e)
+
+        threading.Thread(target=guarded, name=type(command.body).__name__.lower(), daemon=True).start()
+
+    def _refuse(self, command: Command, error: ThawError) -> None:
+        group_id = _group_of(command)
+        self._deps.log.event("command_refused", command_id=command.command_id, group_id=group_id, error=error.message)
+        try:
+            bus.publish(self._redis, CommandRefused(command.command_id, self._host_id, group_id, error.info()))
+        except PlatformError as e:
+            self._deps.log.event("refusal_lost", command_id=command.command_id, error=e.message)
+
+
+def _group_of(command: Command) -> GroupId:
+    body = command.body
+    if isinstance(body, Start | Prefetch):
+        return body.plan.group_id
+    return body.group_id if isinstance(body, Cancel) else GroupId("")

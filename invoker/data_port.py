@@ -1,0 +1,207 @@
+"""The data port: where gateways send runs.  HTTP/1.1 keep-alive, one thread a connection, every request with the
+installation's bearer token.
+
+``POST /instances/{id}/run`` · ``GET /instances/{id}/logs?activation_id=`` · ``GET /metrics``.  A refusal before
+anything ran is a whole answer (401, 404, 410 InstanceGone, 429 InstanceBusy: route again); a container that is lost
+under a request cuts the connection, so an answer without its last chunk is never taken for whole.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import socketserver
+import threading
+import time
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler
+from typing import Any, Final
+from urllib.parse import parse_qs, urlsplit
+
+from invoker import metrics
+from invoker.fleet import Fleet
+from invoker.forward import Ending, Forwarded, forward
+from invoker.live import Live
+from thaw import wire
+from thaw.action import KIND_PYTHON
+from thaw.errors import (
+    BadRequest,
+    InstanceBusy,
+    InstanceGone,
+    NotFound,
+    ThawError,
+    TimeLimitExceeded,
+    TooLarge,
+    Unauthorized,
+)
+from thaw.ids import InstanceId
+
+MAX_BODY_BYTES: Final = 64 * 1024 * 1024
+STATUS: Final[dict[type[ThawError], int]] = {InstanceGone: 410, InstanceBusy: 429}
+"""On this port the two mean "route again", which is not what they mean to a client."""
+
+REFRESH_S: Final = 1.0
+IDLE_S: Final = 600.0
+"""A kept connection that is silent for longer is closed; gateways open another."""
+
+
+class DataPort(socketserver.ThreadingMixIn, socketserver.TCPServer):
+    daemon_threads = True
+    allow_reuse_address = True
+    request_queue_size = 1024
+
+    def __init__(self, bind: str, fleet: Fleet, token: Callable[[], str], refresh: Callable[[], str]) -> None:
+        host, _, port = bind.rpartition(":")
+        self.fleet, self.token, self._refresh = fleet, token, refresh
+        self._refreshed = 0.0
+        super().__init__((host, int(port)), Handler)
+        self._thread = threading.Thread(target=self._serve, name="data-port", daemon=True)
+
+    @property
+    def address(self) -> str:
+        host, port = self.server_address[:2]
+        return f"{host!s}:{port}"
+
+    def rotated_token(self) -> str:
+        """The state server's word, asked at most once a second: strangers must not make us ask at their pace."""
+        now = time.monotonic()
+        if now - self._refreshed < REFRESH_S:
+            return self.token()
+        self._refreshed = now
+        return self._refresh()
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self.shutdown()
+        self.server_close()
+        self._thread.join(5)
+
+    def _serve(self) -> None:
+        self.serve_forever(poll_interval=0.5)  # only bounds how long stop() takes
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A connection that broke is its handler's business; anything else is a bug and must be seen."""
+        import sys
+
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # a token must not wait for the next
+    timeout = IDLE_S
+    server: DataPort
+
+    def do_GET(self) -> None:
+        self._answer(self._get)
+
+    def do_POST(self) -> None:
+        self._answer(self._post)
+
+    def _answer(self, serve: Callable[[], None]) -> None:
+        try:
+            self._check_token()
+            serve()
+        except ThawError as e:
+            self._reply(STATUS.get(type(e), e.http_status), {"error": e.message, "info": wire.to_plain(e.info())})
+
+    def _check_token(self) -> None:
+        given = (self.headers.get("Authorization") or "").encode()
+        if _is_token(given, self.server.token()) or _is_token(given, self.server.rotated_token()):
+            return
+        self.close_connection = True  # whatever body follows stays unread
+        raise Unauthorized("this port takes requests of the platform only", hint="send the installation's token")
+
+    def _get(self) -> None:
+        url = urlsplit(self.path)
+        if url.path == "/metrics":
+            self._reply_bytes(200, metrics.page(), "text/plain; version=0.0.4")
+            return
+        live = self.server.fleet.find(self._instance_id(url.path, "logs"))
+        activation_id = parse_qs(url.query).get("activation_id", [""])[0]
+        if live is None or live.logs is None:
+            raise InstanceGone("the instance has left this host, and its logs with it")
+        self._reply(200, {"logs": live.logs.lines(activation_id)})
+
+    def _post(self) -> None:
+        length = self.headers.get("Content-Length") or ""
+        if not length.isdigit():
+            self.close_connection = True
+            raise BadRequest("a run needs Content-Length")
+        if int(length) > MAX_BODY_BYTES:
+            self.close_connection = True
+            raise TooLarge(f"Request larger than allowed: {length} > {MAX_BODY_BYTES} bytes.")
+        body = self.rfile.read(int(length))
+        fleet = self.server.fleet
+        live = fleet.begin_run(self._instance_id(self.path, "run"))
+        began = time.monotonic()
+        try:
+            result = self._run(live, body)
+        finally:
+            fleet.end_run(live)
+        metrics.RUNS.labels(outcome=result.ending.value).inc()
+        metrics.RUN_SECONDS.observe(time.monotonic() - began)
+
+    def _run(self, live: Live, body: bytes) -> Forwarded:
+        accept = self.headers.get("Accept") or "*/*"
+        head = (f"POST /run HTTP/1.1\r\nHost: container\r\nAccept: {accept}\r\nContent-Type: application/json\r\n"
+                f"Content-Length: {len(body)}\r\n\r\n").encode("latin-1")  # fmt: skip
+        assert live.handle is not None  # noqa: S101  a READY instance has one
+        self.wfile.flush()
+        deadline = time.monotonic() + live.timeout_s
+        result = forward(live, live.handle.socket_path, head, body, self.connection, deadline)
+        if live.logs is not None and result.ending is not Ending.CONTAINER_LOST:
+            live.logs.run_ended(_activation_id(body))
+        if result.ending is not Ending.DONE:
+            self._broken(live, result)
+        return result
+
+    def _broken(self, live: Live, result: Forwarded) -> None:
+        """Not the whole answer.  A function that still runs is ended with its container: nothing else stops it."""
+        limit_ms = round(live.timeout_s * 1000)
+        error = TimeLimitExceeded(f"The action exceeded its time limits of {limit_ms} milliseconds.")
+        if result.ending is Ending.TIMEOUT and not result.started:
+            self._reply(502, {"error": error.message, "info": wire.to_plain(error.info())})
+        else:
+            self.close_connection = True
+        if live.kind == KIND_PYTHON and result.ending in (Ending.TIMEOUT, Ending.CALLER_GONE):
+            threading.Thread(target=self.server.fleet.kill, args=(live, error), name="over-time", daemon=True).start()
+
+    def _instance_id(self, path: str, verb: str) -> InstanceId:
+        parts = path.split("/")
+        if len(parts) != 4 or parts[1] != "instances" or parts[3] != verb:
+            raise NotFound(f"no {path}")
+        return InstanceId(parts[2])
+
+    def _reply(self, status: int, value: object) -> None:
+        self._reply_bytes(status, json.dumps(value).encode(), "application/json")
+
+    def _reply_bytes(self, status: int, data: bytes, content_type: str) -> None:
+        try:
+            self.send_response(status)
+            self.send_header("Content-Type", content_type)
+            self.send_header("Content-Length", str(len(data)))
+            if self.close_connection:
+                self.send_header("Connection", "close")
+            self.end_headers()
+            self.wfile.write(data)
+        except OSError:
+            self.close_connection = True
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Runs are counted in metrics; the gateway logs them with their activation."""
+
+
+def _is_token(given: bytes, token: str) -> bool:
+    return bool(token) and hmac.compare_digest(given, f"Bearer {token}".encode())
+
+
+def _activation_id(body: bytes) -> str:
+    try:
+        plain = json.loads(body)
+    except ValueError:
+        return ""
+    return str(plain.get("activation_id") or "") if isinstance(plain, dict) else ""

@@ -1,0 +1,222 @@
+"""All instances of this host: who takes runs, how they end, and what is undone when they do."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from invoker import metrics
+from invoker.driver import Exit, Handle
+from invoker.instance import Action, Event, State
+from invoker.ledger import Ledger
+from invoker.live import Live
+from invoker.logs import LogCollector, last_lines
+from invoker.process_driver import ProcessDriver
+from invoker.publish import Publisher
+from relay.fetch_client import FetchClient
+from thaw.clock import wall_ms
+from thaw.errors import (
+    InitFailed,
+    InstanceBusy,
+    InstanceGone,
+    PlatformError,
+    ThawError,
+    WorkerLost,
+)
+from thaw.ids import GroupId, InstanceId
+from thaw.logs import Log
+
+STOP_S: Final = 3.0
+"""From SIGTERM to SIGKILL: a container has no state worth more."""
+
+MIB: Final = 1024 * 1024
+
+
+class Fleet:
+    def __init__(self, driver: ProcessDriver, fetch: FetchClient, publisher: Publisher, ledger: Ledger,
+                 log: Log) -> None:  # fmt: skip
+        self.driver, self.fetch, self.publisher, self.ledger, self.log = driver, fetch, publisher, ledger, log
+        self.epoch = 0
+        self.on_buried: Callable[[], None] = lambda: None
+        self._lock = threading.Lock()
+        self._instances: dict[InstanceId, Live] = {}
+        self._by_container: dict[str, Live] = {}
+        driver.on_exit(self._exited)
+
+    # who there is --------------------------------------------------------------------------------------------------
+
+    def add(self, live: Live) -> bool:
+        """False if the instance is known already."""
+        with self._lock:
+            if live.record.instance_id in self._instances:
+                return False
+            self._instances[live.record.instance_id] = live
+            return True
+
+    def find(self, instance_id: InstanceId) -> Live | None:
+        with self._lock:
+            return self._instances.get(instance_id)
+
+    def all(self) -> list[Live]:
+        with self._lock:
+            return list(self._instances.values())
+
+    def of_group(self, group_id: GroupId) -> Iterable[Live]:
+        return [live for live in self.all() if live.record.group_id == group_id]
+
+    def attach(self, live: Live, handle: Handle) -> bool:
+        """Give ``live`` its container.  False if its start was given up meanwhile."""
+        limit = (live.function.limits.logs if live.function else 10) * MIB
+        live.logs = LogCollector(handle, self.driver.logs, self.driver.truncate_logs, limit)
+        with self._lock:
+            if not live.attach(handle):
+                return False
+            self._by_container[handle.container_id] = live
+            return True
+
+    # runs ----------------------------------------------------------------------------------------------------------
+
+    def begin_run(self, instance_id: InstanceId) -> Live:
+        """Take a slot.  Raises InstanceGone, InstanceBusy; then nothing ran."""
+        live = self.find(instance_id)
+        if live is None:
+            raise InstanceGone(f"no instance {instance_id} on this host")
+        with live.lock:
+            if live.state not in (State.IDLE, State.BUSY):
+                raise InstanceGone(f"instance {instance_id} is {live.state}")
+            if live.inflight >= live.record.slots:
+                raise InstanceBusy(f"all {live.record.slots} slots of instance {instance_id} are taken")
+            live.inflight += 1
+            live.idle.clear()
+            action = live.apply(Event.RUN_BEGAN)
+        if action is Action.FLIP:
+            self.publisher.put(live.record, flip=True)
+        return live
+
+    def end_run(self, live: Live) -> None:
+        with live.lock:
+            live.inflight -= 1
+            action = Action.NONE
+            if live.inflight == 0:
+                live.idle.set()
+                action = live.apply(Event.LAST_RUN_ENDED)
+        if action is Action.FLIP:
+            self.publisher.put(live.record, flip=True)
+            self.ledger.wake()  # an idle instance may be evicted for a start that waits
+        elif action is Action.STOP:
+            self._in_background(lambda: self.stop(live))
+
+    # ends ----------------------------------------------------------------------------------------------------------
+
+    def release(self, instance_id: InstanceId, *, only_idle: bool, drain_s: float) -> None:
+        """Drain and remove.  Raises InstanceBusy when ``only_idle`` and a request is in flight."""
+        live = self.find(instance_id)
+        if live is None:
+            return  # a repeat: it has gone
+        if only_idle:
+            action = live.apply(Event.RELEASE)
+            if action is Action.REFUSE:
+                raise InstanceBusy(f"instance {instance_id} is {live.state}")
+        else:
+            action = live.apply(Event.DRAIN)
+        if action is Action.STOP:
+            self._in_background(lambda: self.stop(live))
+        elif action is Action.ANNOUNCE:
+            self.publisher.put(live.record)
+            self._in_background(lambda: self._drain(live, drain_s))
+
+    def kill(self, live: Live, error: ThawError) -> None:
+        """End it whatever it does: its run went over its time, or its group was given up."""
+        live.blame(error)
+        for event in (Event.CANCEL, Event.DRAIN, Event.DEADLINE):
+            if live.apply(event) is Action.STOP:
+                self.stop(live)
+                return
+
+    def stop(self, live: Live) -> None:
+        """STOPPING → GONE: end the process, then undo the rest."""
+        if live.served:
+            self.publisher.put(live.record)
+        if live.handle is not None:
+            try:
+                self.driver.stop(live.handle, deadline_s=STOP_S)
+            except PlatformError as e:
+                self.log.event("stop_failed", instance_id=live.record.instance_id, error=e.message)
+        if live.apply(Event.STOPPED) is Action.BURY:
+            self._bury(live)
+
+    def _drain(self, live: Live, drain_s: float) -> None:
+        if not live.idle.wait(drain_s) and live.apply(Event.DEADLINE) is Action.STOP:
+            self.stop(live)
+
+    def _exited(self, end: Exit) -> None:
+        with self._lock:
+            live = self._by_container.get(end.container_id)
+        if live is not None:
+            self._in_background(lambda: self._after_exit(live, end))
+
+    def _after_exit(self, live: Live, end: Exit) -> None:
+        with live.lock:
+            state = live.state
+            if state in (State.STARTING, State.INITIALISING):
+                live.blame(_start_error(live, end))
+            elif state in (State.IDLE, State.BUSY, State.DRAINING):
+                live.blame(WorkerLost(f"the container ended (status {end.status})", hint=_hint(live)))
+            action = live.apply(Event.EXITED)
+        if action is Action.BURY:
+            self._bury(live)
+
+    def _bury(self, live: Live) -> None:
+        """Announce first, so that nobody routes here; memory comes back last, when the process has none."""
+        record = live.record
+        self.publisher.put(record)
+        metrics.INSTANCES_ENDED.labels(reason=record.error.code if record.error else "released").inc()
+        self.log.event("instance_gone", instance_id=record.instance_id, group_id=record.group_id,
+                       error=record.error.message if record.error else "")  # fmt: skip
+        live.drop_connections()
+        self.close_fetches(live)
+        if live.handle is not None:
+            self.driver.remove(live.handle)
+        with self._lock:
+            self._instances.pop(record.instance_id, None)
+            if live.handle is not None:
+                self._by_container.pop(live.handle.container_id, None)
+        self.ledger.give_back(record.instance_id)
+        live.gone.set()
+        self.on_buried()
+
+    def close_fetches(self, live: Live) -> None:
+        """Door and fetch of ``live``; may be called twice."""
+        record = live.record
+        try:
+            if live.fetching:
+                live.fetching = False
+                self.fetch.cancel(record.group_id, self.epoch)
+            if live.has_door:
+                live.has_door = False
+                self.fetch.door_close(record.instance_id)
+        except ThawError as e:  # fetchd is away: its own clean-up and our next start close what is left
+            self.log.event("door_close_failed", instance_id=record.instance_id, error=e.message)
+
+    def _in_background(self, run: Callable[[], None]) -> None:
+        threading.Thread(target=run, name="ending", daemon=True).start()
+
+
+def _start_error(live: Live, end: Exit) -> ThawError:
+    """A kill from outside may be tried again elsewhere; a container that gave up by itself would do so again."""
+    if end.status is None or end.status < 0:
+        return WorkerLost(f"the container was killed while it started (status {end.status})", hint=_hint(live))
+    said = last_lines(live.handle) if live.handle is not None else ""
+    return InitFailed(f"the container ended while it started (status {end.status}): {said}".rstrip(": "),
+                      hint="see the end of its stderr")  # fmt: skip
+
+
+def _hint(live: Live) -> str:
+    said = last_lines(live.handle) if live.handle is not None else ""
+    return f"its last words: {said}" if said else "out of memory, or killed from outside"
+
+
+def idle_for_ms(live: Live) -> int:
+    since = live.record.idle_since_wall_ms
+    return 0 if since is None else wall_ms() - since

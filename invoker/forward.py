@@ -1,0 +1,107 @@
+"""One run on its way through: the gateway's connection on one side, the container's unix socket on the other.
+
+Nothing is buffered and nothing is decoded but the response's framing.  Both sockets are watched while the container
+works: a gateway that hangs up closes the container's connection at once (the engine then aborts the request), a
+container that dies cuts the gateway's connection before the last chunk.
+"""
+
+from __future__ import annotations
+
+import enum
+import select
+import socket
+import time
+from dataclasses import dataclass
+from typing import Final
+
+from invoker.http_body import ResponseParser
+from invoker.live import Live
+from relay.http_unix import UnixConnection
+from thaw.errors import ProtocolError
+
+_READ_BYTES: Final = 1 << 16
+_CONNECT_S: Final = 5.0
+_WRITE_S: Final = 30.0
+"""A peer that takes no byte for this long is lost."""
+
+
+class Ending(enum.StrEnum):
+    DONE = "done"
+    CALLER_GONE = "caller_gone"
+    CONTAINER_LOST = "container_lost"
+    TIMEOUT = "timeout"
+
+
+@dataclass(frozen=True, slots=True)
+class Forwarded:
+    ending: Ending
+    started: bool  # bytes of a response went to the caller
+    status: int = 0
+
+
+def forward(live: Live, path: str, head: bytes, body: bytes, caller: socket.socket, deadline: float) -> Forwarded:
+    """Send a request to ``live``'s container and its answer to ``caller``.  ``deadline`` is monotonic."""
+    connection = _connection(live, path)
+    if connection is None or connection.sock is None:
+        return Forwarded(Ending.CONTAINER_LOST, False)
+    container = connection.sock
+    parser = ResponseParser()
+    try:
+        container.settimeout(_WRITE_S)
+        container.sendall(head + body)
+        result = _pass_on(container, caller, parser, deadline)
+    except (OSError, ProtocolError):
+        result = Forwarded(Ending.CONTAINER_LOST, parser.status != 0, parser.status)
+    if result.ending is Ending.DONE and parser.keep_alive:
+        live.connections.append(connection)
+    else:
+        connection.close()
+    return result
+
+
+def _pass_on(container: socket.socket, caller: socket.socket, parser: ResponseParser, deadline: float) -> Forwarded:
+    poll = select.poll()
+    poll.register(container, select.POLLIN)
+    poll.register(caller, select.POLLRDHUP)
+    started = False
+    while not parser.done:
+        ready = {fd for fd, _ in poll.poll(max(0.0, 1000 * (deadline - time.monotonic())))}
+        if caller.fileno() in ready:
+            return Forwarded(Ending.CALLER_GONE, started, parser.status)
+        if not ready:
+            return Forwarded(Ending.TIMEOUT, started, parser.status)
+        data = container.recv(_READ_BYTES)
+        if not data:
+            return Forwarded(Ending.CONTAINER_LOST, started, parser.status)
+        n_bytes = parser.feed(data)
+        try:
+            caller.sendall(data[:n_bytes])
+        except OSError:
+            return Forwarded(Ending.CALLER_GONE, started, parser.status)
+        started = True
+    return Forwarded(Ending.DONE, started, parser.status)
+
+
+def _connection(live: Live, path: str) -> UnixConnection | None:
+    """A kept connection that is still open, or a new one; None when nobody listens."""
+    while live.connections:
+        try:
+            kept = live.connections.pop()
+        except IndexError:
+            break
+        if kept.sock is not None and not _closed(kept.sock):
+            return kept
+        kept.close()
+    connection = UnixConnection(path, _CONNECT_S)
+    try:
+        connection.connect()
+    except OSError:
+        return None
+    return connection
+
+
+def _closed(sock: socket.socket) -> bool:
+    """An idle connection has nothing to read, unless its end."""
+    poll = select.poll()
+    poll.register(sock, select.POLLIN | select.POLLRDHUP)
+    return bool(poll.poll(0))

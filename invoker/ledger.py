@@ -1,0 +1,59 @@
+"""Who holds how much of the memory that this host declares.  A wait for memory ends when somebody gives some back."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+
+
+class Ledger:
+    def __init__(self, total_bytes: int) -> None:
+        self.total_bytes = total_bytes
+        self._changed = threading.Condition()
+        self._held: dict[str, int] = {}
+
+    def take(self, owner: str, n_bytes: int) -> bool:
+        """Hold ``n_bytes`` for ``owner`` if they are free.  A second take by the same owner changes nothing."""
+        with self._changed:
+            if owner in self._held:
+                return True
+            if n_bytes > self._free():
+                return False
+            self._held[owner] = n_bytes
+            return True
+
+    def adopt(self, owner: str, n_bytes: int) -> None:
+        """What is in use already is held, whatever the total says (a restart with a smaller setting)."""
+        with self._changed:
+            self._held[owner] = n_bytes
+
+    def give_back(self, owner: str) -> None:
+        with self._changed:
+            self._held.pop(owner, None)
+            self._changed.notify_all()
+
+    def wait_change(self, ready: Callable[[], bool], deadline: float) -> bool:
+        """Until ``ready`` holds after some memory came back, or the monotonic ``deadline``."""
+        with self._changed:
+            while not ready():
+                left_s = deadline - time.monotonic()
+                if left_s <= 0 or not self._changed.wait(left_s):
+                    return ready()
+            return True
+
+    def wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    @property
+    def free_bytes(self) -> int:
+        with self._changed:
+            return self._free()
+
+    def holders(self) -> Mapping[str, int]:
+        with self._changed:
+            return dict(self._held)
+
+    def _free(self) -> int:
+        return self.total_bytes - sum(self._held.values())

@@ -1,0 +1,83 @@
+"""One instance as its invoker holds it: the table's state, the record that others see, and what must be undone."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from dataclasses import replace
+from typing import Any
+
+from invoker import instance
+from invoker.driver import Handle
+from invoker.instance import Action, Event, State
+from invoker.logs import LogCollector
+from relay.http_unix import UnixConnection
+from thaw.action import Action as FunctionAction
+from thaw.clock import wall_ms
+from thaw.errors import ThawError
+from thaw.instance import InstanceRecord, InstanceState
+
+
+class Live:
+    def __init__(self, record: InstanceRecord, kind: str, stage: int = 0) -> None:
+        self.lock = threading.RLock()
+        self.state = State.STARTING
+        self.record = record
+        self.kind = kind
+        self.stage = stage
+        self.function: FunctionAction | None = None
+        self.handle: Handle | None = None
+        self.logs: LogCollector | None = None
+        self.has_door = False
+        self.fetching = False
+        self.served = False  # it was READY once
+        self.error: ThawError | None = None  # the first reason to end; later ones follow from it
+        self.inflight = 0
+        self.gone = threading.Event()
+        self.idle = threading.Event()
+        self.idle.set()
+        self.connections: deque[UnixConnection] = deque()
+
+    @property
+    def timeout_s(self) -> float:
+        return self.function.limits.timeout / 1000 if self.function is not None else 300.0
+
+    def apply(self, event: Event) -> Action:
+        """Move by the table and bring the record up to date; the caller does what is returned."""
+        with self.lock:
+            step = instance.step(self.state, event)
+            self.state = step.state
+            self._update_record()
+            return step.action
+
+    def blame(self, error: ThawError) -> None:
+        with self.lock:
+            if self.error is None:
+                self.error = error
+
+    def amend(self, **fields: Any) -> None:
+        """Complete the record with what the start has learnt."""
+        with self.lock:
+            self.record = replace(self.record, **fields)
+
+    def attach(self, handle: Handle) -> bool:
+        """The container belongs to this instance from now on; False if the start was given up meanwhile."""
+        with self.lock:
+            if self.state is not State.STARTING:
+                return False
+            self.handle = handle
+            return True
+
+    def _update_record(self) -> None:
+        state = instance.PUBLIC[self.state]
+        was_idle = self.record.idle_since_wall_ms
+        idle_since = wall_ms() if self.state is State.IDLE and was_idle is None else was_idle
+        self.record = replace(
+            self.record, state=state, inflight=self.inflight,
+            idle_since_wall_ms=idle_since if self.state is State.IDLE else None,
+            error=self.error.info() if state is InstanceState.GONE and self.error is not None else None,
+        )  # fmt: skip
+
+    def drop_connections(self) -> None:
+        while self.connections:
+            self.connections.pop().close()

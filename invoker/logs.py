@@ -1,0 +1,126 @@
+"""Which lines belong to which activation: OpenWhisk's sentinel contract, read from a container's two log files.
+
+The k-th sentinel of a stream ends the lines of the k-th run that ended.  With a concurrency of 1 that is exact; an
+LLM instance answers many at once, and its lines go to the activation whose run ended there.  What a container prints
+is bounded per activation, and so is the number of activations whose lines are kept.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Final
+
+from invoker.driver import Handle, LogChunk
+
+SENTINEL: Final = "XXX_THE_END_OF_A_WHISK_ACTIVATION_XXX"
+KEPT_ACTIVATIONS: Final = 200
+FILE_LIMIT_BYTES: Final = 1 << 20
+"""A log file that was read to its end and is larger than this is emptied."""
+
+STREAMS: Final = ("stdout", "stderr")
+Read = Callable[[Handle, str, int], LogChunk]
+Truncate = Callable[[Handle, str], None]
+
+
+class SentinelSplitter:
+    """Pure: bytes of one stream in, the lines of each ended run out."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit = limit_bytes
+        self._part = b""
+        self._lines: list[str] = []
+        self._used = 0
+
+    def feed(self, data: bytes) -> list[list[str]]:
+        ended: list[list[str]] = []
+        *lines, self._part = (self._part + data).split(b"\n")
+        for line in lines:
+            text = line.decode("utf-8", "replace")
+            if text.endswith(SENTINEL):
+                self._add(text.removesuffix(SENTINEL))
+                ended.append(self._lines)
+                self._lines, self._used = [], 0
+            else:
+                self._add(text)
+        if len(self._part) > self._limit:
+            self._part = self._part[-len(SENTINEL) :]  # a line without end: only a sentinel still matters
+        return ended
+
+    def _add(self, text: str) -> None:
+        if not text or self._used > self._limit:
+            return
+        self._used += len(text) + 1
+        if self._used > self._limit:
+            text = f"Logs were truncated because the total bytes size exceeds the limit of {self._limit} bytes."
+        self._lines.append(text)
+
+
+class LogCollector:
+    """One container's."""
+
+    def __init__(self, handle: Handle, read: Read, truncate: Truncate, limit_bytes: int) -> None:
+        self._handle, self._read, self._truncate = handle, read, truncate
+        self._lock = threading.Lock()
+        self._cursors = dict.fromkeys(STREAMS, 0)
+        self._limit = limit_bytes
+        self._splitters = {name: SentinelSplitter(limit_bytes) for name in STREAMS}
+        self._unclaimed: dict[str, deque[list[str]]] = {name: deque() for name in STREAMS}
+        self._waiting: dict[str, deque[str]] = {name: deque() for name in STREAMS}
+        self._kept: OrderedDict[str, dict[str, list[str]]] = OrderedDict()
+
+    def skip(self) -> None:
+        """Start behind what is there: lines of an earlier invoker's runs, or an engine's talk while it starts."""
+        with self._lock:
+            for name in STREAMS:
+                self._drain(name)
+                self._unclaimed[name].clear()
+                self._splitters[name] = SentinelSplitter(self._limit)
+
+    def run_ended(self, activation_id: str) -> None:
+        """In the order in which runs end."""
+        with self._lock:
+            self._kept[activation_id] = {}
+            while len(self._kept) > KEPT_ACTIVATIONS:
+                self._kept.popitem(last=False)
+            for name in STREAMS:
+                self._waiting[name].append(activation_id)
+
+    def lines(self, activation_id: str) -> list[str]:
+        """``2026-01-01T00:00:00.000Z stdout: text``, stdout first; what has arrived so far."""
+        with self._lock:
+            for name in STREAMS:
+                self._drain(name)
+                self._assign(name)
+            streams = self._kept.get(activation_id, {})
+            return [line for name in STREAMS for line in streams.get(name, [])]
+
+    def _drain(self, name: str) -> None:
+        while (chunk := self._read(self._handle, name, self._cursors[name])).data:
+            self._cursors[name] = chunk.cursor
+            self._unclaimed[name].extend(self._splitters[name].feed(chunk.data))
+        if self._cursors[name] > FILE_LIMIT_BYTES:
+            self._truncate(self._handle, name)
+            self._cursors[name] = 0
+
+    def _assign(self, name: str) -> None:
+        stamp = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%f") + "Z"
+        while self._unclaimed[name] and self._waiting[name]:
+            activation_id, lines = self._waiting[name].popleft(), self._unclaimed[name].popleft()
+            if activation_id in self._kept:
+                self._kept[activation_id][name] = [f"{stamp} {name}: {line}" for line in lines]
+
+
+def last_lines(handle: Handle, n_lines: int = 5, n_bytes: int = 4096) -> str:
+    """The end of a container's stderr, for the error of a failed start."""
+    try:
+        with handle.stderr.open("rb") as file:
+            file.seek(0, 2)
+            file.seek(max(0, file.tell() - n_bytes))
+            text = file.read().decode("utf-8", "replace")
+    except OSError:
+        return ""
+    lines = [line for line in text.splitlines() if line.strip() and SENTINEL not in line]
+    return "\n".join(lines[-n_lines:])

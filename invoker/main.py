@@ -1,0 +1,154 @@
+"""thaw-invoker: one per host.  Registers the host, follows the scheduler's commands, serves runs on its data port."""
+
+from __future__ import annotations
+
+import secrets
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import Final
+
+from invoker import metrics
+from invoker.cells import StemCells
+from invoker.commands import Commands
+from invoker.data_port import DataPort
+from invoker.fleet import Fleet
+from invoker.instance import State
+from invoker.ledger import Ledger
+from invoker.placing import Placing
+from invoker.process_driver import ProcessDriver
+from invoker.publish import Publisher
+from invoker.recovery import recover
+from invoker.report import Reporter
+from invoker.settings import InvokerSettings
+from invoker.shares import CgroupShares, find_shares
+from invoker.start import Deps
+from relay import redis_link
+from relay.bus import CommandReader
+from relay.fetch_client import FetchClient
+from relay.records import Records
+from relay.registry import Registry
+from thaw.action import KIND_LLM, KIND_PYTHON
+from thaw.errors import PlatformError, Unavailable
+from thaw.ids import HostId
+from thaw.logs import Log
+from thaw.settings import SettingError, load
+
+STATE_WAIT_S: Final = 60.0
+"""The state server may come up after us; longer than this it is not coming."""
+
+
+class Agent:
+    """Everything of one host, wired together.  ``start`` returns when runs are served; ``stop`` leaves nothing."""
+
+    def __init__(self, settings: InvokerSettings) -> None:
+        if settings.driver != "process":
+            raise SettingError(f"THAW_DRIVER={settings.driver!r} is not a driver", hint="set it to process")
+        self._settings = settings
+        self._log = Log("invoker", host_id=settings.host_id)
+        self._redis = redis_link.connect(settings.state_url)
+        self._registry, records = Registry(self._redis), Records(self._redis)
+        run_dir = Path(settings.run_dir)
+        run_dir.mkdir(parents=True, exist_ok=True)
+        self._shares = find_shares(settings.host_id, enabled=settings.cpu_share == "on")
+        self.driver = ProcessDriver(run_dir, self._shares, settings.n_cores, self._log)
+        self._publisher = Publisher(self._registry, self._log)
+        ledger = Ledger(settings.memory_bytes)
+        fetch = FetchClient(settings.fetchd_socket)
+        self.fleet = Fleet(self.driver, fetch, self._publisher, ledger, self._log)
+        self.cells = StemCells(self.driver, ledger, settings.stem_cell_mb << 20, self._log)
+        self.fleet.on_buried = self.cells.refill
+        self._token = ""
+        self.port = DataPort(settings.bind, self.fleet, lambda: self._token, self._refresh_token)
+        self.address = settings.advertise or self.port.address
+        deps = Deps(settings, self.fleet, Placing(self.fleet, self.cells), records, self.address, self._log)
+        self._commands = Commands(deps, self.cells, self._registry, self._redis)
+        self._records = records
+        self.reporter = Reporter(settings, self.fleet, self.cells, self._registry, self.address, self._log)
+        self._reader = CommandReader(settings.state_url, HostId(settings.host_id), self._commands.handle,
+                                     self._state_is_up, self._log)  # fmt: skip
+
+    def start(self) -> None:
+        """Raises Unavailable when the state server stays away."""
+        self._await_state()
+        recover(self.fleet, self._registry, self._records, HostId(self._settings.host_id), self.address, self._log)
+        if isinstance(self._shares, CgroupShares):
+            self._shares.sweep(frozenset(o.handle.container_id for o in self.driver.list_owned()))
+        self.port.start()
+        self.reporter.start()
+        self._reader.start()
+        if self._settings.stem_cells == "on":
+            self.cells.set_target(KIND_PYTHON, 1)
+            self.cells.set_target(KIND_LLM, 1)
+        self._log.event("ready", address=self.address, share=self.driver.share)
+
+    def stop(self) -> None:
+        """Finish what runs (bounded), end every container, take the host out of the registry."""
+        self._commands.draining = True
+        self.reporter.drain()
+        self._reader.stop()
+        self._end_instances()
+        self.cells.close()
+        self._publisher.flush(5.0)
+        self.reporter.stop()
+        self.port.stop()
+        self._publisher.close()
+        self.driver.close()
+        if isinstance(self._shares, CgroupShares):
+            self._shares.close()
+        self._log.event("stopped")
+
+    def _end_instances(self) -> None:
+        lives = self.fleet.all()
+        for live in lives:
+            self.fleet.release(live.record.instance_id, only_idle=False, drain_s=self._settings.drain_s)
+        for live in lives:
+            if not live.gone.wait(self._settings.drain_s + 5.0):
+                self._log.event("instance_left", instance_id=live.record.instance_id)
+
+    def _await_state(self) -> None:
+        pause = threading.Event()
+        for left in range(int(STATE_WAIT_S), -1, -1):
+            try:
+                self._token = self._refresh_token()
+                return
+            except Unavailable:
+                if left == 0:
+                    raise
+                pause.wait(1.0)
+
+    def _refresh_token(self) -> str:
+        try:
+            self._token = self._registry.host_token(secrets.token_urlsafe(32))
+        except PlatformError:
+            if not self._token:
+                raise
+        return self._token
+
+    def _state_is_up(self) -> None:
+        """After every (re)connection: what the state server may have forgotten is said again."""
+        self._publisher.forget_sent()
+        for live in self.fleet.all():
+            if live.state is not State.GONE:
+                self._publisher.put(live.record)
+        metrics.MEMORY_HELD.set(sum(self.fleet.ledger.holders().values()))
+
+
+def main() -> None:
+    ended = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: ended.set())
+    try:
+        agent = Agent(load(InvokerSettings))
+        agent.start()
+    except (SettingError, PlatformError) as e:
+        sys.exit(f"thaw-invoker: {e.message}; {e.hint}")
+    except OSError as e:
+        sys.exit(f"thaw-invoker: cannot listen: {e}; set THAW_INVOKER_BIND to a free host:port")
+    ended.wait()
+    agent.stop()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""Owned containers on disk: what a restarted invoker adopts or ends.
+
+``<run_dir>/c/<12 hex of the container id>/`` holds the socket ``s``, both logs and ``owner.json``.  The short name
+keeps socket paths below the kernel's 107 bytes.  The file is written before the process exists (pid 0) and again with
+its pid, so a crash in between leaves a directory whose process is found by its environment.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from invoker import proc
+from invoker.driver import Handle, Owned
+from thaw import wire
+from thaw.errors import PlatformError, ProtocolError
+
+_MAX_SOCKET_PATH: Final = 107
+
+
+@dataclass(frozen=True, slots=True)
+class _Owner:
+    container_id: str
+    kind: str
+    pid: int
+    start_ticks: int
+    labels: Mapping[str, str]
+
+
+class OwnedContainers:
+    def __init__(self, run_dir: Path) -> None:
+        self._root = run_dir / "c"
+        self._root.mkdir(parents=True, exist_ok=True)
+
+    def handle(self, container_id: str, kind: str) -> Handle:
+        name = hashlib.sha256(container_id.encode()).hexdigest()[:12]
+        handle = Handle(container_id, kind, self._root / name)
+        if len(handle.socket_path.encode()) + len(".new") > _MAX_SOCKET_PATH:
+            raise PlatformError(f"{handle.socket_path} is too long for a socket", hint="set a shorter THAW_RUN_DIR")
+        return handle
+
+    def write(self, handle: Handle, labels: Mapping[str, str]) -> None:
+        handle.directory.mkdir(exist_ok=True)
+        data = wire.dumps(_Owner(handle.container_id, handle.kind, handle.pid, handle.start_ticks, labels))
+        part = handle.directory / "owner.json.part"
+        part.write_bytes(data)
+        part.rename(handle.directory / "owner.json")
+
+    def read(self, container_id: str, kind: str) -> Owned | None:
+        return self._owned(self.handle(container_id, kind).directory)
+
+    def all(self) -> Iterator[Owned]:
+        for directory in sorted(self._root.iterdir()):
+            owned = self._owned(directory)
+            if owned is not None:
+                yield owned
+            else:
+                shutil.rmtree(directory, ignore_errors=True)  # never became a container
+
+    def remove(self, handle: Handle) -> None:
+        shutil.rmtree(handle.directory, ignore_errors=True)
+
+    def _owned(self, directory: Path) -> Owned | None:
+        try:
+            owner = wire.loads(_Owner, (directory / "owner.json").read_bytes())
+        except (OSError, ProtocolError):
+            return None
+        pid, ticks = owner.pid, owner.start_ticks
+        if pid == 0:
+            pid, ticks = find_by_socket(str(directory / "s"))
+        handle = Handle(owner.container_id, owner.kind, directory, pid, ticks)
+        return Owned(handle, owner.labels, proc.is_alive(pid, ticks))
+
+
+def find_by_socket(socket_path: str) -> tuple[int, int]:
+    """The session leader that was started with THAW_SOCKET=``socket_path``: (pid, start ticks), or zeros."""
+    wanted = f"THAW_SOCKET={socket_path}".encode()
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            found = wanted in (entry / "environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        ticks = proc.start_ticks(int(entry.name)) if found else None
+        if ticks is not None:
+            return int(entry.name), ticks
+    return 0, 0

@@ -1,0 +1,53 @@
+"""Processes by pid and start time: a pid alone may be another process tomorrow."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+
+def start_ticks(pid: int) -> int | None:
+    """Clock ticks since boot at which ``pid`` started; None if there is no such process or it is a zombie."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    fields = stat[stat.rindex(")") + 2 :].split()  # the name before it may hold anything
+    return None if fields[0] in "ZX" else int(fields[19])
+
+
+def is_alive(pid: int, ticks: int) -> bool:
+    return pid > 0 and start_ticks(pid) == ticks
+
+
+def signal_tree(pid: int, ticks: int, sig: signal.Signals) -> None:
+    """Signal the process group that ``pid`` leads, or the process itself when it leads none."""
+    if not is_alive(pid, ticks):
+        return
+    try:
+        if os.getpgid(pid) == pid:
+            os.killpg(pid, sig)
+        else:
+            os.kill(pid, sig)
+    except ProcessLookupError:
+        return
+
+
+def kill_group(pgid: int) -> None:
+    """What is left of a group after its leader has ended.  A pid stays reserved while a group has its number."""
+    try:
+        os.killpg(pgid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        return
+
+
+def usage(pid: int) -> tuple[int, float]:
+    """Resident bytes and CPU seconds; zeros for a process that has ended."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return 0, 0.0
+    fields = stat[stat.rindex(")") + 2 :].split()
+    ticks = int(fields[11]) + int(fields[12])
+    return int(fields[21]) * os.sysconf("SC_PAGE_SIZE"), ticks / os.sysconf("SC_CLK_TCK")

@@ -1,0 +1,225 @@
+"""Containers as child processes, for one machine without Docker and for trusted code.
+
+Each container leads its own session, so it is ended as a whole, and it is not tied to the invoker's life: an invoker
+that is killed finds its containers again (owned.py).  Environment variables reach it by a list of what it may know,
+never by inheritance: the invoker's own hold credentials.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from invoker import proc
+from invoker.appears import wait_socket
+from invoker.driver import Exit, Handle, LogChunk, Owned, Spec, Stats
+from invoker.exits import ExitWatch
+from invoker.owned import OwnedContainers
+from invoker.shares import Shares
+from invoker.zygote import Zygote
+from thaw.action import KIND_LLM, KIND_PYTHON
+from thaw.errors import PlatformError
+from thaw.logs import Log
+
+PROGRAMS: Final = {
+    KIND_PYTHON: ("-m", "thaw_runtime.python_proxy"),
+    KIND_LLM: ("-m", "thaw_runtime.llm_container"),
+}
+KEPT_ENVIRONMENT: Final = (
+    "PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "PYTHONPATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "OMP_NUM_THREADS",
+    "HF_HUB_OFFLINE", "XDG_CACHE_HOME", "CUDA_VISIBLE_DEVICES", "VLLM_CONFIGURE_LOGGING", "PYTHONDONTWRITEBYTECODE",
+)  # fmt: skip
+_LOG_READ_BYTES: Final = 1 << 20
+_EXIT_STATUS_S: Final = 0.5  # between a process's end and its zygote's word on it
+
+
+class ProcessDriver:
+    name = "process"
+
+    def __init__(self, run_dir: Path, shares: Shares, n_cores: int, log: Log) -> None:
+        self._owned = OwnedContainers(run_dir)
+        self._shares, self._n_cores, self._log = shares, n_cores, log
+        self.share = shares.name
+        self._exits = ExitWatch()
+        self._callbacks: list[Callable[[Exit], None]] = []
+        self._lock = threading.Lock()
+        self._labels: dict[str, Mapping[str, str]] = {}
+        self._handles: dict[str, Handle] = {}
+        self._ended: dict[str, threading.Event] = {}
+        self._cancelled: dict[str, int] = {}
+        self.zygote = Zygote(run_dir, _kept_environment(), self._exits, log)
+
+    def on_exit(self, callback: Callable[[Exit], None]) -> None:
+        self._callbacks.append(callback)
+
+    def create(self, spec: Spec) -> Handle:
+        with self._lock:
+            known = self._handles.get(spec.container_id)
+        if known is not None:
+            return known
+        handle = self._owned.handle(spec.container_id, spec.kind)
+        self._owned.write(handle, spec.labels)
+        with self._lock:
+            self._handles[spec.container_id] = handle
+            self._labels[spec.container_id] = spec.labels
+            self._cancelled[spec.container_id] = os.eventfd(0, os.EFD_CLOEXEC)
+        return handle
+
+    def start(self, handle: Handle, spec: Spec) -> Handle:
+        with self._lock:
+            known = self._handles.get(handle.container_id, handle)
+        if known.pid:
+            return known
+        env = {"THAW_SOCKET": handle.socket_path, **spec.env}
+        pid = self._forked(handle, env) if spec.fork else self._spawned(handle, env)
+        started = Handle(handle.container_id, handle.kind, handle.directory, pid, proc.start_ticks(pid) or 0)
+        self._owned.write(started, spec.labels)
+        if spec.share < 1.0:
+            self._shares.apply(handle.container_id, pid, spec.share * self._n_cores)
+        self._watch(started, forked=spec.fork)
+        return started
+
+    def connect(self, handle: Handle, *, deadline_s: float) -> str:
+        wait_socket(handle.socket_path, handle.pid, deadline_s, self._cancelled[handle.container_id]).close()
+        return handle.socket_path
+
+    def relabel(self, handle: Handle, labels: Mapping[str, str]) -> None:
+        with self._lock:
+            self._labels[handle.container_id] = labels
+        self._owned.write(handle, labels)
+
+    def limit(self, handle: Handle, share: float) -> None:
+        """Bound a container that was started before its share was known (a stem cell)."""
+        if share < 1.0:
+            self._shares.apply(handle.container_id, handle.pid, share * self._n_cores)
+
+    def pause(self, handle: Handle) -> None:
+        proc.signal_tree(handle.pid, handle.start_ticks, signal.SIGSTOP)
+
+    def unpause(self, handle: Handle) -> None:
+        proc.signal_tree(handle.pid, handle.start_ticks, signal.SIGCONT)
+
+    def stop(self, handle: Handle, *, deadline_s: float) -> None:
+        with self._lock:
+            handle = self._handles.get(handle.container_id, handle)
+            ended = self._ended.get(handle.container_id)
+            if handle.container_id in self._cancelled:
+                os.eventfd_write(self._cancelled[handle.container_id], 1)
+        if ended is None or ended.is_set():
+            return
+        proc.signal_tree(handle.pid, handle.start_ticks, signal.SIGTERM)
+        proc.signal_tree(handle.pid, handle.start_ticks, signal.SIGCONT)  # a stopped process hears SIGTERM only then
+        if not ended.wait(deadline_s):
+            proc.signal_tree(handle.pid, handle.start_ticks, signal.SIGKILL)
+            if not ended.wait(10.0):
+                raise PlatformError(f"process {handle.pid} does not die", hint="it may hang in the kernel")
+
+    def remove(self, handle: Handle) -> None:
+        self._shares.remove(handle.container_id)
+        self._owned.remove(handle)
+        with self._lock:
+            self._handles.pop(handle.container_id, None)
+            self._labels.pop(handle.container_id, None)
+            self._ended.pop(handle.container_id, None)
+            cancelled = self._cancelled.pop(handle.container_id, None)
+        if cancelled is not None:
+            os.close(cancelled)
+
+    def logs(self, handle: Handle, stream: str, cursor: int) -> LogChunk:
+        path = handle.stdout if stream == "stdout" else handle.stderr
+        try:
+            with path.open("rb") as file:
+                file.seek(cursor)
+                data = file.read(_LOG_READ_BYTES)
+        except FileNotFoundError:
+            return LogChunk(b"", cursor)
+        return LogChunk(data, cursor + len(data))
+
+    def truncate_logs(self, handle: Handle, stream: str) -> None:
+        """Give the disk back.  Writers append, so they go on at the new end."""
+        path = handle.stdout if stream == "stdout" else handle.stderr
+        try:
+            os.truncate(path, 0)
+        except FileNotFoundError:
+            return
+
+    def stats(self, handle: Handle) -> Stats:
+        return Stats(*proc.usage(handle.pid))
+
+    def list_owned(self) -> Sequence[Owned]:
+        return tuple(self._owned.all())
+
+    def adopt(self, owned: Owned) -> None:
+        """Take over a container of an earlier invoker; its exit is reported from now on."""
+        handle = owned.handle
+        with self._lock:
+            self._labels[handle.container_id] = owned.labels
+            self._cancelled.setdefault(handle.container_id, os.eventfd(0, os.EFD_CLOEXEC))
+        self._owned.write(handle, owned.labels)
+        self._watch(handle, forked=False)
+
+    def close(self) -> None:
+        self._exits.close()
+
+    # processes -----------------------------------------------------------------------------------------------------
+
+    def _spawned(self, handle: Handle, env: Mapping[str, str]) -> int:
+        command = [sys.executable, *PROGRAMS[handle.kind]]
+        with handle.stdout.open("ab") as out, handle.stderr.open("ab") as err:
+            try:
+                process = subprocess.Popen(
+                    command, env={**_kept_environment(), **env}, cwd=handle.directory, stdin=subprocess.DEVNULL,
+                    stdout=out, stderr=err, start_new_session=True,
+                )  # fmt: skip
+            except OSError as e:
+                raise PlatformError(f"cannot start a container: {e}") from e
+        process.returncode = 0  # the exit watch reaps it; Popen must not look for it
+        return process.pid
+
+    def _forked(self, handle: Handle, env: Mapping[str, str]) -> int:
+        return self.zygote.fork(handle.container_id, env, handle.stdout, handle.stderr)
+
+    def _watch(self, handle: Handle, *, forked: bool) -> None:
+        ended = threading.Event()
+        with self._lock:
+            self._handles[handle.container_id] = handle
+            self._ended[handle.container_id] = ended
+
+        def exited(status: int | None) -> None:
+            proc.kill_group(handle.pid)
+            if status is None and forked:
+                status = self.zygote.status_of(handle.pid, _EXIT_STATUS_S)
+            ended.set()
+            for callback in self._callbacks:
+                callback(Exit(handle.container_id, status))
+
+        self._exits.watch(handle.pid, exited)
+
+
+def stop_unwatched(handle: Handle) -> None:
+    """End a container of an earlier invoker that nobody watches; returns when it is gone."""
+    if not proc.is_alive(handle.pid, handle.start_ticks):
+        return
+    try:
+        fd = os.pidfd_open(handle.pid)
+    except ProcessLookupError:
+        return
+    try:
+        proc.signal_tree(handle.pid, handle.start_ticks, signal.SIGKILL)
+        poll = select.poll()
+        poll.register(fd, select.POLLIN)
+        poll.poll(10_000)
+        proc.kill_group(handle.pid)
+    finally:
+        os.close(fd)
+
+
+def _kept_environment() -> dict[str, str]:
+    return {name: os.environ[name] for name in KEPT_ENVIRONMENT if name in os.environ}

@@ -1,0 +1,105 @@
+"""Instance records on their way to the registry: one thread, the newest record of each instance, in order.
+
+Serving never waits for the state server.  A change of state goes out at once; a flip between idle and busy may rest
+for a moment, so that a train of short requests is one announcement and not two for each.  While the state server is
+away the newest records are kept and sent when it is back.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import replace
+from typing import Final
+
+from relay.registry import Registry
+from thaw.errors import PlatformError
+from thaw.ids import InstanceId
+from thaw.instance import InstanceRecord, InstanceState
+from thaw.logs import Log
+
+FLIP_REST_S: Final = 0.1
+_RETRY_S: Final = 0.5
+
+
+class Publisher:
+    def __init__(self, registry: Registry, log: Log) -> None:
+        self._registry, self._log = registry, log
+        self._changed = threading.Condition()
+        self._due: dict[InstanceId, tuple[float, InstanceRecord]] = {}
+        self._sent: dict[InstanceId, InstanceRecord] = {}
+        self._closing = False
+        self._busy = False
+        self._thread = threading.Thread(target=self._run, name="publisher", daemon=True)
+        self._thread.start()
+
+    def put(self, record: InstanceRecord, *, flip: bool = False) -> None:
+        with self._changed:
+            now = time.monotonic()
+            earlier = self._due.pop(record.instance_id, None)
+            due = now + FLIP_REST_S if flip else now
+            if earlier is not None:
+                due = min(due, earlier[0])
+            self._due[record.instance_id] = (due, record)
+            self._changed.notify_all()
+
+    def flush(self, deadline_s: float) -> bool:
+        """Whether everything went out within ``deadline_s``."""
+        with self._changed:
+            self._due = {i: (0.0, r) for i, (_, r) in self._due.items()}
+            self._changed.notify_all()
+            return self._changed.wait_for(lambda: not self._due and not self._busy, deadline_s)
+
+    def close(self) -> None:
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        self._thread.join(5)
+
+    def _run(self) -> None:
+        while (record := self._next()) is not None:
+            try:
+                if not _same(self._sent.get(record.instance_id), record):
+                    self._registry.put_instance(record)
+                    self._remember(record)
+            except PlatformError as e:
+                self._log.event("publish_failed", instance_id=record.instance_id, error=e.message)
+                self._again(record)
+            finally:
+                with self._changed:
+                    self._busy = False
+                    self._changed.notify_all()
+
+    def _next(self) -> InstanceRecord | None:
+        with self._changed:
+            while not self._closing:
+                now = time.monotonic()
+                due = min(((at, i) for i, (at, _) in self._due.items()), default=None)
+                if due is not None and due[0] <= now:
+                    self._busy = True
+                    return self._due.pop(due[1])[1]
+                self._changed.wait(None if due is None else due[0] - now)
+            return None
+
+    def _remember(self, record: InstanceRecord) -> None:
+        if record.state is InstanceState.GONE:
+            self._sent.pop(record.instance_id, None)
+        else:
+            self._sent[record.instance_id] = record
+
+    def _again(self, record: InstanceRecord) -> None:
+        with self._changed:
+            if record.instance_id not in self._due:
+                self._due[record.instance_id] = (time.monotonic() + _RETRY_S, record)
+
+    def forget_sent(self) -> None:
+        """The state server may have lost what was sent: send it again when it comes by."""
+        with self._changed:
+            self._sent.clear()
+
+
+def _same(sent: InstanceRecord | None, record: InstanceRecord) -> bool:
+    """Whether ``record`` says nothing new.  Which instant an idle time began at is news only to keep-alive."""
+    if sent is None or record.state is InstanceState.GONE:
+        return False
+    return replace(sent, inflight=0) == replace(record, inflight=0)

@@ -1,0 +1,97 @@
+"""What an invoker does about its former self: adopt what serves, end what does not, tell the truth about both."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from dataclasses import replace
+from typing import Final
+
+from invoker.driver import Owned
+from invoker.fleet import Fleet
+from invoker.instance import State
+from invoker.live import Live
+from invoker.process_driver import ProcessDriver, stop_unwatched
+from relay.http_unix import UnixConnection
+from relay.records import Records
+from relay.registry import Registry
+from thaw import wire
+from thaw.clock import wall_ms
+from thaw.errors import NotFound, PlatformError, ProtocolError, WorkerLost
+from thaw.ids import HostId, InstanceId, Namespace
+from thaw.instance import InstanceRecord, InstanceState
+from thaw.logs import Log
+
+_HEALTH_S: Final = 2.0
+
+
+def recover(fleet: Fleet, registry: Registry, records: Records, host_id: HostId, address: str, log: Log) -> None:
+    """Before the first command is read.  Raises Unavailable when the state server is away."""
+    known = {r.instance_id: r for r in registry.instances() if r.host_id == host_id}
+    adopted: set[InstanceId] = set()
+    for owned in fleet.driver.list_owned():
+        live = _revived(owned, known, records, address)
+        if live is None:
+            _end(fleet.driver, owned)
+            continue
+        _adopt(fleet, owned, live)
+        adopted.add(live.record.instance_id)
+        log.event("instance_adopted", instance_id=live.record.instance_id)
+    _close_doors(fleet, adopted, log)
+    lost = WorkerLost("the host's invoker was restarted and the container is no more").info()
+    for instance_id, record in known.items():
+        if instance_id not in adopted:
+            fleet.publisher.put(replace(record, state=InstanceState.GONE, error=lost, inflight=0))
+
+
+def _revived(owned: Owned, known: dict[InstanceId, InstanceRecord], records: Records, address: str) -> Live | None:
+    """The instance of a container that was READY, still answers, and whose function still exists."""
+    if not owned.alive or owned.labels.get("role") != "instance":
+        return None
+    try:
+        record = wire.loads(InstanceRecord, owned.labels["record"])
+        if record.state is not InstanceState.READY or not _answers(owned.handle.socket_path):
+            return None
+        function = records.action(Namespace(record.action.partition("/")[0]), record.action)
+    except (ProtocolError, NotFound, KeyError):
+        return None
+    live = Live(replace(record, address=address, inflight=0, idle_since_wall_ms=wall_ms()), owned.labels["kind"])
+    live.function, live.served, live.has_door = function, True, owned.labels.get("kind") == "llm:vllm"
+    return live
+
+
+def _answers(path: str) -> bool:
+    connection = UnixConnection(path, _HEALTH_S)
+    try:
+        connection.request("GET", "/health")
+        response = connection.getresponse()
+        return bool(json.loads(response.read()).get("state") == "ready")
+    except (OSError, http.client.HTTPException, ValueError):
+        return False
+    finally:
+        connection.close()
+
+
+def _adopt(fleet: Fleet, owned: Owned, live: Live) -> None:
+    fleet.ledger.adopt(live.record.instance_id, live.record.reserve_bytes)
+    fleet.add(live)
+    fleet.attach(live, owned.handle)
+    if live.logs is not None:
+        live.logs.skip()
+    live.state = State.IDLE
+    fleet.driver.adopt(owned)
+    fleet.publisher.put(live.record)
+
+
+def _end(driver: ProcessDriver, owned: Owned) -> None:
+    stop_unwatched(owned.handle)
+    driver.remove(owned.handle)
+
+
+def _close_doors(fleet: Fleet, adopted: set[InstanceId], log: Log) -> None:
+    try:
+        for instance_id in fleet.fetch.doors():
+            if instance_id not in adopted:
+                fleet.fetch.door_close(instance_id)
+    except PlatformError as e:
+        log.event("doors_not_checked", error=e.message)  # fetchd is down or new: then it has no doors either

@@ -1,0 +1,105 @@
+"""The heartbeat: once a second this host says how it stands.  Silence for 10 s means the host is lost."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from typing import Final
+
+from invoker import metrics
+from invoker.cells import StemCells
+from invoker.fleet import Fleet
+from invoker.instance import State
+from invoker.settings import InvokerSettings
+from relay.messages import Status
+from relay.registry import Registry
+from thaw.clock import boot_id, wall_ms
+from thaw.errors import PlatformError, ThawError
+from thaw.host import Device, FetchReport, HostReport
+from thaw.ids import HostId
+from thaw.logs import Log
+
+INTERVAL_S: Final = 1.0
+_FETCHD_S: Final = 5.0
+
+
+class Reporter:
+    def __init__(self, settings: InvokerSettings, fleet: Fleet, cells: StemCells, registry: Registry, address: str,
+                 log: Log) -> None:  # fmt: skip
+        self._settings, self._fleet, self._cells, self._registry = settings, fleet, cells, registry
+        self._address, self._log = address, log
+        self._started_ms = wall_ms()
+        self._boot_id = boot_id()
+        self._draining = False
+        self._stop = threading.Event()
+        self._fetchd: Status | None = None
+        self._threads = [
+            threading.Thread(target=self._beat, name="heartbeat", daemon=True),
+            # apart, so that a fetchd that hangs does not make the host look lost
+            threading.Thread(target=self._watch_fetchd, name="fetchd-status", daemon=True),
+        ]
+
+    def start(self) -> None:
+        """The first report goes out before this returns: whoever sees an instance of this host finds the host."""
+        self._registry.report_host(self.report())
+        for thread in self._threads:
+            thread.start()
+
+    def drain(self) -> None:
+        self._draining = True
+        self._send()
+
+    def stop(self) -> None:
+        """The host leaves the registry."""
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(_FETCHD_S + INTERVAL_S)
+        try:
+            self._registry.forget_host(HostId(self._settings.host_id))
+        except PlatformError as e:
+            self._log.event("forget_failed", error=e.message)  # the lease ends by itself
+
+    def report(self) -> HostReport:
+        settings, ledger = self._settings, self._fleet.ledger
+        cells = self._cells.view()
+        held = ledger.holders()
+        cell_bytes = sum(n for owner, n in held.items() if owner == "zygote" or owner.startswith("cell-"))
+        free = ledger.free_bytes + cell_bytes  # stem cells are given up when an instance needs their memory
+        device = Device(settings.device, "cpu", ledger.total_bytes, free)
+        status = self._fetchd
+        metrics.MEMORY_HELD.set(sum(held.values()))
+        lives = self._fleet.all()
+        states = Counter(live.state for live in lives)
+        for state in State:
+            metrics.INSTANCES.labels(state=state.value).set(states[state])
+        return HostReport(
+            HostId(settings.host_id), self._boot_id, self._address, (device,), settings.n_cores,
+            status.link_bytes_per_s if status is not None and status.link_bytes_per_s else settings.link_bytes_per_s,
+            self._fleet.driver.share, self._fleet.driver.name, self._started_ms, wall_ms(),
+            len(cells), cell_bytes, self._draining, tuple(live.record.instance_id for live in lives),
+            _fetches(status), status.pool_bytes - status.free_bytes if status is not None else 0,
+            status.pool_bytes if status is not None else 0,
+        )  # fmt: skip
+
+    def _beat(self) -> None:
+        while not self._stop.wait(INTERVAL_S):
+            self._send()
+
+    def _send(self) -> None:
+        try:
+            self._registry.report_host(self.report())
+        except PlatformError as e:
+            self._log.event("heartbeat_failed", error=e.message)
+
+    def _watch_fetchd(self) -> None:
+        while not self._stop.wait(INTERVAL_S):
+            try:
+                self._fetchd = self._fleet.fetch.status(deadline_s=_FETCHD_S)
+            except ThawError:
+                self._fetchd = None  # reported as no segments and no fetches
+
+
+def _fetches(status: Status | None) -> tuple[FetchReport, ...]:
+    if status is None:
+        return ()
+    return tuple(FetchReport(f.group_id, f.n_bytes, f.done_bytes, f.bytes_per_s) for f in status.fetches)

@@ -1,0 +1,37 @@
+"""The invoker's settings."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from thaw.settings import setting
+
+MIB = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class InvokerSettings:
+    state_url: str = setting("THAW_STATE_URL", "the state server, redis://host:port/db")
+    host_id: str = setting("THAW_HOST_ID", "this host's name in the registry")
+    run_dir: str = setting("THAW_RUN_DIR", "directory of this host's sockets, logs and owned processes")
+    fetchd_socket: str = setting("THAW_FETCHD_SOCKET", "fetchd's control socket on this host")
+    bind: str = setting("THAW_INVOKER_BIND", "host:port of the data port; port 0 takes a free one", "127.0.0.1:0")
+    advertise: str = setting("THAW_INVOKER_ADVERTISE", "host:port at which gateways reach the data port", "")
+    memory_mb: int = setting("THAW_MEMORY_MB", "device memory this host declares, MiB", 4096)
+    device: str = setting("THAW_DEVICE", "name of the device", "cpu")
+    driver: str = setting("THAW_DRIVER", "container driver: process", "process")
+    stem_cells: str = setting("THAW_STEM_CELLS", "keep a pre-imported llm process to fork from: on or off", "on")
+    stem_cell_mb: int = setting("THAW_STEM_CELL_MB", "memory counted for the pre-imported llm process, MiB", 768)
+    link_bytes_per_s: float = setting("THAW_LINK_BYTES_PER_S", "this host's network link", 125_000_000.0)
+    start_timeout_s: float = setting("THAW_START_TIMEOUT_S", "longest wait for one /init", 900.0)
+    drain_s: float = setting("THAW_DRAIN_S", "how long running requests may finish at shutdown", 5.0)
+    cpu_share: str = setting("THAW_CPU_SHARE", "enforce compute shares by cgroup quota: on or off", "on")
+
+    @property
+    def memory_bytes(self) -> int:
+        return self.memory_mb * MIB
+
+    @property
+    def n_cores(self) -> int:
+        return len(os.sched_getaffinity(0))

@@ -1,0 +1,103 @@
+"""A container's share of the cores, as a cgroup CPU quota: controller ``cpu`` of v1, or v2.
+
+Where neither can be written (an unprivileged installation) the share is reported as ``none`` and the predictors
+count with the whole host.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Final, Protocol
+
+PERIOD_US: Final = 100_000  # the kernel's default
+
+
+class Shares(Protocol):
+    name: str
+
+    def apply(self, container_id: str, pid: int, cores: float) -> None: ...
+
+    def remove(self, container_id: str) -> None: ...
+
+
+class NoShares:
+    name = "none"
+
+    def apply(self, container_id: str, pid: int, cores: float) -> None:
+        """Nothing enforces it."""
+
+    def remove(self, container_id: str) -> None:
+        """There is nothing."""
+
+
+class CgroupShares:
+    """One directory per container under ``root``/thaw-<host>; the process is moved before it has threads of weight."""
+
+    name = "enforced"
+
+    def __init__(self, root: Path, host_id: str, version: int) -> None:
+        self._parent = root / f"thaw-{host_id}"
+        self._version = version
+        self._parent.mkdir(exist_ok=True)
+        if version == 2:
+            (self._parent / "cgroup.subtree_control").write_text("+cpu")
+
+    def path(self, container_id: str) -> Path:
+        return self._parent / container_id
+
+    def apply(self, container_id: str, pid: int, cores: float) -> None:
+        """Bound ``pid`` and what it starts to ``cores`` cores.  A process that has ended meanwhile is no error."""
+        directory = self.path(container_id)
+        quota_us = max(1000, int(cores * PERIOD_US))  # the kernel takes no less than 1 ms
+        directory.mkdir(exist_ok=True)
+        if self._version == 1:
+            (directory / "cpu.cfs_period_us").write_text(str(PERIOD_US))
+            (directory / "cpu.cfs_quota_us").write_text(str(quota_us))
+        else:
+            (directory / "cpu.max").write_text(f"{quota_us} {PERIOD_US}")
+        try:
+            (directory / "cgroup.procs").write_text(str(pid))
+        except ProcessLookupError:
+            return
+
+    def remove(self, container_id: str) -> None:
+        """A group that still holds a dying process stays, and goes with the next clean-up."""
+        try:
+            self.path(container_id).rmdir()
+        except OSError:
+            return
+
+    def sweep(self, alive: frozenset[str]) -> None:
+        """Remove what earlier lives left; the parent too, when nothing is left."""
+        for directory in self._parent.iterdir():
+            if directory.is_dir() and directory.name not in alive:
+                self.remove(directory.name)
+
+    def close(self) -> None:
+        self.sweep(frozenset())
+        try:
+            self._parent.rmdir()
+        except OSError:
+            return
+
+
+def find_shares(host_id: str, *, enabled: bool = True, base: Path = Path("/sys/fs/cgroup")) -> Shares:
+    """What this machine can enforce, tried by making the host's group."""
+    if enabled:
+        for root, version in ((base / "cpu", 1), (base, 2)):
+            if _has_cpu(root, version) and os.access(root, os.W_OK):
+                try:
+                    return CgroupShares(root, host_id, version)
+                except OSError:
+                    continue
+    return NoShares()
+
+
+def _has_cpu(root: Path, version: int) -> bool:
+    if version == 1:
+        return (root / "cpu.cfs_quota_us").exists()
+    try:
+        return "cpu" in (root / "cgroup.controllers").read_text().split()
+    except OSError:
+        return False

@@ -1,0 +1,332 @@
+"""A start, from the command to READY.
+
+::
+
+    fetchd:     FetchStart ─────────── bytes arrive ──────────────────▶ FetchDone
+    here:       place → door → container (or stem cell) → grant → /init ──────▶ READY
+                                                                  └ fails at once if the fetch does
+
+The bytes are asked for first: everything else hides behind them.  Whatever fails, the instance is ended by its table,
+which closes the door, gives the fetch up, ends the process and announces GONE with the first error.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any, Final
+
+from invoker import metrics
+from invoker.driver import Handle, Spec
+from invoker.fleet import Fleet
+from invoker.instance import Action, Event, State
+from invoker.live import Live
+from invoker.logs import last_lines
+from invoker.placing import Placement, Placing
+from invoker.settings import InvokerSettings
+from relay.http_unix import UnixConnection
+from relay.messages import FetchStart, InitReply, LlmInit, Start
+from relay.records import Records
+from thaw import wire
+from thaw.action import KIND_LLM, KIND_PYTHON
+from thaw.action import Action as FunctionAction
+from thaw.clock import wall_ms
+from thaw.errors import ErrorInfo, InitFailed, PlatformError, ThawError, Unavailable, WorkerLost, from_info
+from thaw.ids import HostId, Namespace
+from thaw.instance import InstanceRecord, InstanceState, StartMode
+from thaw.logs import Log
+from thaw.plan import Plan, PlanStage
+from thaw.trace import Phase, TraceEvent, event
+
+CONTAINER_ANSWERS_S: Final = 60.0
+FETCH_END_S: Final = 10.0
+"""The engine has taken every byte; fetchd's word on it is then on its way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deps:
+    settings: InvokerSettings
+    fleet: Fleet
+    placing: Placing
+    records: Records
+    address: str  # of the data port
+    log: Log
+
+
+def new_live(command: Start, deps: Deps) -> Live:
+    """The instance that ``command`` asks for, STARTING."""
+    plan, stage = command.plan, stage_of(command)
+    record = InstanceRecord(
+        command.instance_id, HostId(deps.settings.host_id), plan.action, plan.action_version, plan.group_id,
+        InstanceState.STARTING, deps.address, 1, stage.reserve_bytes, stage.device, StartMode.COLD,
+        created_wall_ms=wall_ms(),
+    )  # fmt: skip
+    return Live(record, KIND_LLM if plan.model is not None else KIND_PYTHON, stage.stage)
+
+
+def stage_of(command: Start) -> PlanStage:
+    """Raises Unavailable for a stage that the plan does not have."""
+    for stage in command.plan.stages:
+        if stage.stage == command.stage:
+            return stage
+    raise Unavailable(f"the plan has no stage {command.stage}")
+
+
+class Starting:
+    """One start on its own thread."""
+
+    def __init__(self, command: Start, live: Live, deps: Deps) -> None:
+        self._plan: Plan = command.plan
+        self._stage = stage_of(command)
+        self._live, self._deps, self._fleet = live, deps, deps.fleet
+        self._activation_ids = command.activation_ids
+        self._began = time.monotonic()
+        self._lock = threading.Lock()
+        self._events: list[TraceEvent] = []
+        self._connection: UnixConnection | None = None
+        self._fetch_ended = threading.Event()
+        self._segment_id = ""
+
+    def run(self) -> None:
+        self._mark(Phase.COMMAND)
+        try:
+            self._start()
+        except ThawError as e:
+            self._fail(e)
+        self._write_trace()
+
+    def _start(self) -> None:
+        live, record = self._live, self._live.record
+        if self._plan.model is not None:
+            self._begin_fetch()
+        live.function = self._function()
+        live.amend(slots=_slots(live.function), keep_alive_s=_keep_alive_s(live.function),
+                   reserve_bytes=record.reserve_bytes or live.function.limits.memory << 20)  # fmt: skip
+        placement = self._deps.placing.place(live)
+        mode = StartMode.PREWARMED if placement[0] is not None else StartMode.COLD
+        self._mark(Phase.CONTAINER_BEGIN, mode=mode.value)
+        path = self._container(placement)
+        self._mark(Phase.CONTAINER_END, mode=live.record.start_mode.value)
+        if live.apply(Event.UP) is not Action.INIT:
+            raise _given_up(live)
+        self._init(path)
+        self._ready()
+
+    # the bytes -----------------------------------------------------------------------------------------------------
+
+    def _begin_fetch(self) -> None:
+        plan, stage = self._plan, self._stage
+        assert plan.model is not None  # noqa: S101
+        self._live.fetching = True
+        request = FetchStart(plan.group_id, stage.stage, plan.epoch, plan.model, stage.first_ranges,
+                             stage.fetch_deadline_ms, stage.pace_bytes_per_s)  # fmt: skip
+        self._segment_id = self._fleet.fetch.start(request).segment_id
+        threading.Thread(target=self._await_fetch, name="fetch", daemon=True).start()
+
+    def _await_fetch(self) -> None:
+        deadline_s = self._deps.settings.start_timeout_s
+        try:
+            done = self._fleet.fetch.wait(self._plan.group_id, self._stage.stage, deadline_s=deadline_s)
+            with self._lock:
+                self._events += done.events
+            self._live.fetching = False
+        except ThawError as e:
+            self._fail(e)
+        finally:
+            self._fetch_ended.set()
+
+    # the container -------------------------------------------------------------------------------------------------
+
+    def _container(self, placement: Placement) -> str:
+        """The path of a socket that answers.  A zygote that fails is replaced by a cold start."""
+        cell, handle = placement
+        if handle is not None:
+            self._take(handle, StartMode.PREWARMED)
+            return self._fleet.driver.connect(handle, deadline_s=CONTAINER_ANSWERS_S)
+        env = self._door_env() if self._plan.model is not None else {}
+        if cell is not None:
+            try:
+                return self._create(env, fork=True)
+            except PlatformError as e:
+                if self._live.handle is not None:
+                    raise
+                self._deps.log.event("fork_failed", instance_id=self._live.record.instance_id, error=e.message)
+        return self._create(env, fork=False)
+
+    def _door_env(self) -> dict[str, str]:
+        instance_id = self._live.record.instance_id
+        self._live.has_door = True  # before the call: an answer that is lost may have opened it
+        path = self._fleet.fetch.door_open(instance_id)
+        self._fleet.fetch.door_grant(instance_id, self._segment_id)
+        return {"THAW_DOOR": path}
+
+    def _create(self, env: dict[str, str], *, fork: bool) -> str:
+        record, driver = self._live.record, self._fleet.driver
+        identity = {"THAW_INSTANCE_ID": record.instance_id, "THAW_HOST_ID": record.host_id}
+        spec = Spec(record.instance_id, self._live.kind, {**env, **identity}, self._labels(), self._stage.share, fork)
+        handle = driver.create(spec)
+        try:
+            handle = driver.start(handle, spec)
+        except PlatformError:
+            driver.remove(handle)
+            raise
+        self._take(handle, StartMode.PREWARMED if fork else StartMode.COLD)
+        return driver.connect(handle, deadline_s=CONTAINER_ANSWERS_S)
+
+    def _take(self, handle: Handle, mode: StartMode) -> None:
+        live = self._live
+        live.amend(start_mode=mode)
+        if not self._fleet.attach(live, handle):
+            self._fleet.driver.stop(handle, deadline_s=1.0)
+            self._fleet.driver.remove(handle)
+            raise _given_up(live)
+        self._fleet.driver.relabel(handle, self._labels())
+        self._fleet.driver.limit(handle, self._stage.share)
+
+    def _labels(self) -> dict[str, str]:
+        return {"role": "instance", "record": wire.dumps(self._live.record).decode(), "kind": self._live.kind}
+
+    # the function --------------------------------------------------------------------------------------------------
+
+    def _function(self) -> FunctionAction:
+        namespace = Namespace(self._plan.action.partition("/")[0])
+        function = self._deps.records.action(namespace, self._plan.action)
+        if function.version != self._plan.action_version:
+            raise Unavailable(f"{self._plan.action} is at version {function.version}, the plan at "
+                              f"{self._plan.action_version}", hint="the scheduler plans anew")  # fmt: skip
+        return function
+
+    def _init(self, path: str) -> None:
+        function = self._live.function
+        assert function is not None  # noqa: S101
+        began = time.monotonic()
+        if function.is_llm:
+            reply = wire.from_plain(InitReply, self._post_init(path, wire.to_plain(self._llm_init(function))))
+            with self._lock:
+                self._events += reply.events
+        else:
+            self._mark(Phase.INIT_BEGIN)
+            self._post_init(path, _python_init(function))
+            self._mark(Phase.INIT_END)
+        init_ms = max(1, round(1000 * (time.monotonic() - began)))
+        self._live.amend(init_ms=init_ms)
+
+    def _llm_init(self, function: FunctionAction) -> LlmInit:
+        plan, stage, settings = self._plan, self._stage, self._deps.settings
+        if function.config is None:
+            raise InitFailed(f"{function.name} has no config", hint="update the action with --config")
+        n_threads = max(1, round(stage.share * settings.n_cores))
+        return LlmInit(plan.action, plan.group_id, stage.stage, len(plan.stages), stage.layers, function.config,
+                       stage.reserve_bytes, stage.share, n_threads, HostId(settings.host_id))  # fmt: skip
+
+    def _post_init(self, path: str, value: Any) -> Any:
+        """The reply's JSON.  Raises what the container says, WorkerLost when it says nothing."""
+        connection = UnixConnection(path, self._deps.settings.start_timeout_s)
+        self._connection = connection
+        try:
+            connection.request("POST", "/init", json.dumps({"value": value}).encode(),
+                               {"Content-Type": "application/json"})  # fmt: skip
+            response = connection.getresponse()
+            status, plain = response.status, json.loads(response.read())
+        except TimeoutError as e:
+            raise InitFailed("the container did not finish its start in time", hint="raise THAW_START_TIMEOUT_S") from e
+        except (OSError, http.client.HTTPException, ValueError) as e:
+            raise self._lost() from e
+        finally:
+            self._connection = None
+            connection.close()
+        if status != 200:
+            raise self._init_error(plain)
+        return plain
+
+    def _init_error(self, plain: dict[str, Any]) -> ThawError:
+        """What the container says; a function that did not load has said why on its stderr."""
+        info = plain.get("info")
+        error = from_info(wire.from_plain(ErrorInfo, info)) if info else InitFailed(str(plain.get("error")))
+        if self._live.kind == KIND_PYTHON and self._live.handle is not None:
+            error.hint = last_lines(self._live.handle) or error.hint
+        return error
+
+    def _lost(self) -> ThawError:
+        """The connection broke: the exit that caused it says why, and it is on its way."""
+        self._live.gone.wait(5.0)
+        return self._live.error or WorkerLost("the container closed its connection while it started")
+
+    # the end -------------------------------------------------------------------------------------------------------
+
+    def _ready(self) -> None:
+        live = self._live
+        live.served = True
+        if live.logs is not None and live.kind == KIND_LLM:
+            live.logs.skip()  # what a function prints while it loads belongs to its first run, as in OpenWhisk
+        if live.apply(Event.INIT_DONE) is not Action.READY:
+            raise _given_up(live)
+        self._mark(Phase.READY)
+        self._fleet.publisher.put(live.record)
+        if live.handle is not None:
+            self._fleet.driver.relabel(live.handle, self._labels())  # READY: an invoker that comes back adopts it
+        mode = live.record.start_mode.value
+        metrics.STARTS.labels(mode=mode, outcome="ready").inc()
+        metrics.START_SECONDS.labels(mode=mode).observe(time.monotonic() - self._began)
+        self._write_trace()
+        if self._plan.model is not None:
+            self._fetch_ended.wait(FETCH_END_S)
+
+    def _fail(self, error: ThawError) -> None:
+        """End the instance for this reason; also called by the fetch's thread, which must wake the start's."""
+        live = self._live
+        live.blame(error)
+        if live.apply(Event.START_FAILED) is Action.STOP:
+            metrics.STARTS.labels(mode=live.record.start_mode.value, outcome=error.code).inc()
+            self._deps.log.event("start_failed", instance_id=live.record.instance_id, group_id=self._plan.group_id,
+                                 error=error.message)  # fmt: skip
+            connection = self._connection
+            if connection is not None and connection.sock is not None:
+                try:
+                    connection.sock.shutdown(socket.SHUT_RDWR)
+                except OSError:
+                    pass  # it has just ended
+            self._fleet.stop(live)
+        elif live.state in (State.STOPPING, State.GONE):
+            self._fleet.close_fetches(live)  # it ended while a door was being opened
+
+    def _mark(self, name: Phase, **attrs: object) -> None:
+        marked = event(name, group_id=self._plan.group_id, stage=self._stage.stage,
+                       host=self._deps.settings.host_id, attrs=attrs)  # fmt: skip
+        with self._lock:
+            self._events.append(marked)
+
+    def _write_trace(self) -> None:
+        """What has happened since the last call."""
+        with self._lock:
+            events, self._events = self._events, []
+        try:
+            self._deps.records.add_trace(self._plan.group_id, events)
+        except PlatformError as e:  # the start itself has ended; only its explanation is poorer
+            self._deps.log.event("trace_lost", group_id=self._plan.group_id, error=e.message)
+
+
+def _given_up(live: Live) -> ThawError:
+    return live.error or WorkerLost("the start was given up")
+
+
+def _slots(function: FunctionAction) -> int:
+    if function.config is not None:
+        return max(1, min(function.config.scaling.max_batch, function.config.limits.concurrency))
+    return max(1, function.limits.concurrency)
+
+
+def _keep_alive_s(function: FunctionAction) -> float:
+    return function.config.scaling.keep_alive_s if function.config is not None else function.keep_alive_s
+
+
+def _python_init(function: FunctionAction) -> dict[str, object]:
+    code = function.exec
+    env = {"__OW_ACTION_NAME": f"/{function.name}", "__OW_NAMESPACE": function.namespace,
+           "__OW_ACTION_VERSION": function.version}  # fmt: skip
+    return {"name": function.name.rpartition("/")[2], "main": code.main or "main", "code": code.code,
+            "binary": code.binary, "env": env, "concurrency": _slots(function)}  # fmt: skip

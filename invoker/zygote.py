@@ -1,0 +1,173 @@
+"""The client of the llm stem cell: starts the pre-imported process, orders forks, hears of their ends.
+
+The process outlives an invoker that is killed, as containers do: the next one connects to it again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from invoker import proc
+from invoker.appears import wait_socket
+from invoker.exits import ExitWatch
+from relay.channel import Channel
+from thaw.errors import PlatformError, ProtocolError
+from thaw.logs import Log
+
+WARM_UP_S: Final = 180.0
+"""Importing the engine takes 10 CPU seconds, on a host whose cores are busy several times as long."""
+
+_FORK_S: Final = 10.0
+_RESTART_S: Final = 1.0  # a process that dies at once must not be started in a loop without pause
+
+
+class Zygote:
+    def __init__(self, run_dir: Path, env: Mapping[str, str], exits: ExitWatch, log: Log) -> None:
+        self._path = str(run_dir / "zygote.s")
+        self._pid_file = run_dir / "zygote.pid"
+        self._log_file = run_dir / "zygote.log"
+        self._env, self._exits, self._log = env, exits, log
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._channel: Channel | None = None
+        self._wanted = False
+        self._running = False  # a keeper thread exists
+        self._pid, self._ticks = 0, 0
+        self._stopped = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._replies: dict[str, dict[str, Any]] = {}
+        self._statuses: dict[int, int] = {}
+
+    @property
+    def ready(self) -> bool:
+        return self._channel is not None
+
+    def want(self) -> None:
+        """Start it, and again whenever it dies; returns at once."""
+        with self._lock:
+            self._wanted = True
+            if self._running:
+                return
+            self._running = True
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._stopped)  # an earlier give_up must not end the new wait
+        threading.Thread(target=self._keep, name="zygote", daemon=True).start()
+
+    def give_up(self) -> None:
+        """End it; its containers go on.  Returns when its memory is free."""
+        with self._lock:
+            self._wanted = False
+            channel, pid, ticks = self._channel, self._pid, self._ticks
+        os.eventfd_write(self._stopped, 1)
+        proc.signal_tree(pid, ticks, signal.SIGKILL)
+        if channel is not None:
+            channel.close()
+        with self._lock:
+            self._changed.wait_for(lambda: not self._running, timeout=5.0)
+        self._pid_file.unlink(missing_ok=True)
+
+    def leave(self) -> None:
+        """Disconnect and leave it to the next invoker (tests play a crash with it)."""
+        with self._lock:
+            self._wanted = False
+            channel = self._channel
+        if channel is not None:
+            channel.close()
+
+    def fork(self, container_id: str, env: Mapping[str, str], stdout: Path, stderr: Path) -> int:
+        """The pid of a new container.  Raises PlatformError."""
+        with self._lock:
+            channel = self._channel
+        if channel is None:
+            raise PlatformError("the llm stem cell is not ready")
+        order = {"op": "fork", "instance_id": container_id, "env": dict(env), "stdout": str(stdout),
+                 "stderr": str(stderr)}  # fmt: skip
+        try:
+            channel.send(order)
+        except OSError as e:
+            raise PlatformError(f"the llm stem cell does not answer: {e}") from e
+        with self._lock:
+            self._changed.wait_for(lambda: container_id in self._replies or self._channel is not channel, _FORK_S)
+            reply = self._replies.pop(container_id, None)
+        if reply is None or reply["op"] != "forked":
+            raise PlatformError(f"the llm stem cell did not fork: {reply['error'] if reply else 'no answer'}")
+        return int(reply["pid"])
+
+    def status_of(self, pid: int, deadline_s: float) -> int | None:
+        """How its child ended, if it lived to tell."""
+        with self._lock:
+            self._changed.wait_for(lambda: pid in self._statuses or self._channel is None, deadline_s)
+            return self._statuses.pop(pid, None)
+
+    def _keep(self) -> None:
+        try:
+            while self._wanted:
+                began = time.monotonic()
+                try:
+                    self._live()
+                except (PlatformError, OSError) as e:
+                    if self._wanted:
+                        self._log.event("zygote_lost", error=str(e))
+                if self._wanted and time.monotonic() - began < _RESTART_S:
+                    threading.Event().wait(_RESTART_S)
+        finally:
+            with self._lock:
+                self._running = False
+                self._changed.notify_all()
+
+    def _live(self) -> None:
+        """One process: found or started, listened to until its connection ends."""
+        if not self._found():
+            self._start()
+        channel = Channel(wait_socket(self._path, self._pid, WARM_UP_S, self._stopped))
+        channel.receive()  # Ready
+        with self._lock:
+            self._channel = channel
+        self._log.event("zygote_ready", pid=self._pid)
+        try:
+            while True:
+                self._take(channel.receive()[0])
+        except (ProtocolError, OSError):
+            return
+        finally:
+            with self._lock:
+                self._channel = None
+                self._changed.notify_all()
+            channel.close()
+
+    def _take(self, message: dict[str, Any]) -> None:
+        with self._lock:
+            if message["op"] == "exited":
+                self._statuses[int(message["pid"])] = int(message["status"])
+                while len(self._statuses) > 64:
+                    self._statuses.pop(next(iter(self._statuses)))
+            else:
+                self._replies[message["instance_id"]] = message
+            self._changed.notify_all()
+
+    def _found(self) -> bool:
+        try:
+            pid, ticks = (int(n) for n in self._pid_file.read_text().split())
+        except (OSError, ValueError):
+            return False
+        self._pid, self._ticks = pid, ticks
+        return proc.is_alive(pid, ticks)
+
+    def _start(self) -> None:
+        Path(self._path).unlink(missing_ok=True)
+        command = [sys.executable, "-m", "thaw_runtime.zygote", "--socket", self._path]
+        with self._log_file.open("ab") as log:
+            process = subprocess.Popen(command, env=dict(self._env), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                                       start_new_session=True)  # fmt: skip
+        self._pid, self._ticks = process.pid, proc.start_ticks(process.pid) or 0
+        self._pid_file.write_text(f"{self._pid} {self._ticks}")
+        process.returncode = 0  # the exit watch reaps it; Popen must not look for it
+        self._exits.watch(process.pid, lambda _: None)

@@ -1,0 +1,75 @@
+"""Chat templates as checkpoints ship them: Jinja2, sandboxed, with the globals Hugging Face gives them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, NoReturn
+
+from jinja2 import TemplateError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.nodes import Node
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from thaw.errors import BadRequest, ModelUnsupported
+
+
+class _Generation(Extension):
+    """``{% generation %}…{% endgeneration %}`` marks the assistant's words for training; here it means nothing."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: Parser) -> Node | list[Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _raise(message: str) -> NoReturn:
+    raise TemplateError(message)
+
+
+def _tojson(value: object, indent: int | None = None) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=indent)  # Jinja's own escapes HTML
+
+
+def _now(form: str) -> str:
+    return datetime.now().strftime(form)
+
+
+class ChatTemplate:
+    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+        """Compile.  Raises ModelUnsupported when the checkpoint's template is no template."""
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+        )
+        environment.filters["tojson"] = _tojson
+        environment.globals |= {"raise_exception": _raise, "strftime_now": _now}
+        try:
+            self._template = environment.from_string(source)
+        except TemplateError as e:
+            raise ModelUnsupported(f"the chat template does not compile: {e}") from e
+        self._special_tokens = dict(special_tokens)
+
+    def render(self, messages: Sequence[Mapping[str, Any]], **kwargs: Any) -> str:
+        """The prompt, ending where the assistant speaks.  Raises BadRequest with what the template objects to."""
+        try:
+            return self._template.render(
+                messages=[{**m, "content": _text(m.get("content"))} for m in messages],
+                **{"add_generation_prompt": True, **self._special_tokens, **kwargs},
+            )
+        except (TemplateError, TypeError, AttributeError) as e:
+            raise BadRequest(f"the chat template refuses these messages: {e}") from e
+
+
+def _text(content: object) -> object:
+    """Text parts of a multi-part message become one string, a line each."""
+    if not isinstance(content, list):
+        return content
+    parts = []
+    for part in content:
+        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+            raise BadRequest("only text parts are supported in messages[].content")
+        parts.append(part["text"])
+    return "\n".join(parts)

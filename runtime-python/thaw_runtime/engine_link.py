@@ -1,0 +1,158 @@
+"""The proxy's side of its engine process: start it, submit, hand each request its own events."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from relay.channel import Channel
+from relay.messages import LlmInit
+from thaw.errors import (
+    ErrorInfo,
+    InitFailed,
+    InstanceGone,
+    ProtocolError,
+    ThawError,
+    TimeLimitExceeded,
+    WorkerLost,
+    from_info,
+)
+from thaw.logs import Log
+from thaw_runtime.engine import EngineRequest, EngineStarted, Event, Failed, Finished, Token, Usage
+from thaw_runtime.engine_wire import (
+    Abort,
+    EngineReady,
+    EngineStart,
+    EngineStartFailed,
+    Events,
+    Message,
+    Submit,
+    decode,
+    encode,
+)
+
+log = Log("runtime-proxy")
+
+
+@dataclass(slots=True)
+class Answer:
+    """One request's events, in order; ends with Finished or Failed."""
+
+    request_id: str
+    events: queue.SimpleQueue[Event] = field(default_factory=queue.SimpleQueue)
+
+    def next(self, timeout_s: float | None) -> list[Event]:
+        """At least one event and whatever else has come.  Raises TimeLimitExceeded."""
+        try:
+            events = [self.events.get(timeout=timeout_s)]
+            while not self.events.empty():
+                events.append(self.events.get_nowait())
+        except queue.Empty:
+            raise TimeLimitExceeded("the action ran longer than its time limit") from None
+        return events
+
+
+class EngineLink:
+    """One reader thread; any number of threads submit."""
+
+    def __init__(self, channel: Channel, pid: int, on_lost: Callable[[], None]) -> None:
+        """``on_lost`` is called once, on the reader thread, after every open request was failed."""
+        self._channel = channel
+        self._pid = pid
+        self._on_lost = on_lost
+        self._lock = threading.Lock()
+        self._answers: dict[str, Answer] = {}
+        self._outcome: queue.SimpleQueue[EngineStarted | ThawError] = queue.SimpleQueue()
+        self._lost: ErrorInfo | None = None
+        channel.set_timeout(None)
+        threading.Thread(target=self._read, name="engine-link", daemon=True).start()
+
+    def begin_start(self, init: LlmInit, door: str) -> None:
+        self._send(EngineStart(init, door))
+
+    def wait_started(self) -> EngineStarted:
+        """Raises what kept the engine from starting.  Not bounded: a start that makes progress is never cut off."""
+        outcome = self._outcome.get()
+        if isinstance(outcome, ThawError):
+            raise outcome
+        return outcome
+
+    def submit(self, request: EngineRequest) -> Answer:
+        answer = Answer(request.request_id)
+        with self._lock:
+            if self._lost is not None:
+                raise InstanceGone("the engine has died")
+            self._answers[request.request_id] = answer
+        self._send(Submit(request))
+        return answer
+
+    def abort(self, request_id: str) -> None:
+        """Stop computing; whoever reads the answer is woken by its end.  A request that has ended is ignored."""
+        with self._lock:
+            answer = self._answers.pop(request_id, None)
+        if answer is not None:
+            self._send(Abort(request_id))
+            answer.events.put(Finished("abort", Usage(0, 0)))
+
+    def inflight(self) -> int:
+        with self._lock:
+            return len(self._answers)
+
+    def kill(self) -> None:
+        os.kill(self._pid, signal.SIGKILL)
+
+    def _send(self, message: Message) -> None:
+        try:
+            self._channel.send(encode(message))
+        except OSError:
+            pass  # the reader thread sees the same end and fails the request
+
+    def _read(self) -> None:
+        try:
+            while True:
+                self._deliver(decode(self._channel.receive()[0]))
+        except (ProtocolError, OSError):  # closed, or damaged, which ends it as well
+            self._lose()
+
+    def _deliver(self, message: Message) -> None:
+        if isinstance(message, Events):
+            for request_id, event in message.events:
+                self._deliver_event(request_id, event)
+        elif isinstance(message, EngineReady):
+            self._outcome.put(message.started)
+        elif isinstance(message, EngineStartFailed):
+            self._outcome.put(from_info(message.error))
+        else:
+            raise ProtocolError(f"the engine sent {type(message).__name__}")
+
+    def _deliver_event(self, request_id: str, event: Event) -> None:
+        with self._lock:
+            answer = self._answers.get(request_id)
+            if answer is not None and not isinstance(event, Token):
+                del self._answers[request_id]
+        if answer is not None:
+            answer.events.put(event)
+
+    def _lose(self) -> None:
+        error = ErrorInfo(WorkerLost.__name__, f"the engine process {_describe_end(self._pid)}")
+        log.event("engine_lost", pid=self._pid, reason=error.message)
+        with self._lock:
+            self._lost = error
+            answers, self._answers = self._answers, {}
+        for answer in answers.values():
+            answer.events.put(Failed(error))
+        self._outcome.put(InitFailed(f"{error.message} while it started", hint="see the container's log"))
+        self._on_lost()
+
+
+def _describe_end(pid: int) -> str:
+    """Reap it (its socket is closed, so it is gone or about to be) and say how it ended."""
+    try:
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    except ChildProcessError:
+        return "has gone"
+    return f"was killed by signal {-code}" if code < 0 else f"ended with status {code}"

@@ -1,0 +1,151 @@
+"""From one process that has imported everything to a container: two forks, a clean slate in each child."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import ssl
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import NoReturn
+
+from relay.channel import Channel
+from thaw_runtime import engine_env, engine_main, proxy
+
+KEPT_ENVIRONMENT = ("PATH", "LANG", "LC_ALL", "TZ", "HOME", "PYTHONPATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "TMPDIR",
+                    "OMP_NUM_THREADS", *engine_env.FIXED)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """``netns`` is a path to enter before anything else, ``uid`` to drop to (group too)."""
+
+    op: str
+    instance_id: str
+    env: Mapping[str, str]
+    stdout: str
+    stderr: str
+    uid: int | None = None
+    netns: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    op: str
+    pid: int
+    children: int
+
+
+@dataclass(frozen=True, slots=True)
+class Forked:
+    op: str
+    instance_id: str
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class ForkFailed:
+    op: str
+    instance_id: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Exited:
+    """``status`` as a shell has it: the exit status, or minus the signal."""
+
+    op: str
+    instance_id: str
+    pid: int
+    status: int
+    extra: Mapping[str, object] = field(default_factory=dict)
+
+
+def fork_container(order: Fork, in_child: Callable[[], None]) -> int:
+    """The pid of a new container, which leads its own session.  ``in_child`` drops what belongs to the parent."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid:
+        return pid
+    _become(lambda: _container(order, in_child))
+
+
+def _become(run: Callable[[], None]) -> NoReturn:
+    """A forked child never returns into its parent's code."""
+    try:
+        run()
+        os._exit(0)
+    except BaseException:  # noqa: BLE001  the edge of a process
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(70)
+
+
+def _container(order: Fork, in_child: Callable[[], None]) -> None:
+    in_child()
+    os.setsid()
+    _redirect(order.stdout, 1)
+    _redirect(order.stderr, 2)
+    if order.netns is not None:
+        _enter(order.netns)
+    if order.uid is not None:
+        os.setgroups([])
+        os.setgid(order.uid)
+        os.setuid(order.uid)
+    kept = {k: os.environ[k] for k in KEPT_ENVIRONMENT if k in os.environ}
+    os.environ.clear()
+    os.environ.update(kept)
+    os.environ.update(order.env)
+    ours, theirs = socket.socketpair()
+    engine = os.fork()
+    if engine == 0:
+        ours.close()
+        _become(lambda: _engine(theirs))
+    theirs.close()
+    reseed()
+    proxy.serve(order.env["THAW_SOCKET"], order.env.get("THAW_DOOR", ""), Channel(ours), engine)
+
+
+def _engine(sock: socket.socket) -> None:
+    reseed()
+    status = engine_main.serve(Channel(sock), engine_main.vllm)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def _redirect(path: str, fd: int) -> None:
+    opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o640)
+    os.dup2(opened, fd)
+    os.close(opened)
+
+
+def _enter(netns: str) -> None:
+    setns = getattr(os, "setns", None)  # Python 3.12
+    fd = os.open(netns, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        if setns is not None:
+            setns(fd, 0)
+        else:
+            import ctypes
+
+            libc = ctypes.CDLL(None, use_errno=True)
+            if libc.setns(fd, 0) != 0:
+                number = ctypes.get_errno()
+                raise OSError(number, os.strerror(number), netns)
+    finally:
+        os.close(fd)
+
+
+def reseed() -> None:
+    """Two forks must not draw the same numbers.  (uuid4 and secrets ask the kernel each time.)"""
+    random.seed()
+    ssl.RAND_add(os.urandom(32), 32.0)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()
+    if "torch" in sys.modules:
+        sys.modules["torch"].seed()

@@ -1,0 +1,132 @@
+"""How much of a worker's reserve the KV cache gets.  The derivation is in docs/kv-memory.md.
+
+::
+
+    reserve ├── weights ──┼── intermediates of the worst batch ──┼── KV cache, whole blocks ──┤
+
+Nothing is measured: profiling runs a whole batch of dummy tokens through the model and would cost more than the rest
+of a start.  The worst batch has ``max_num_batched_tokens`` tokens of which ``max_num_seqs`` sample a token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from thaw.errors import MemoryTooSmall, ModelUnsupported
+
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+FLOAT32 = 4
+FIXED_BYTES = 32 * 1024 * 1024
+"""The step's own buffers (block tables, token ids, slot mappings), the allocator's slack and kernel workspaces."""
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """What of a model's config decides its memory.  ``layers`` are those of this stage."""
+
+    layers: int
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+    gated: bool = True  # a gated MLP holds gate and up at once
+    last_stage: bool = True  # computes logits
+
+
+def geometry(config: Mapping[str, Any], layers: int, *, last_stage: bool = True) -> Geometry:
+    """From a checkpoint's config.json, whatever the family calls the fields.  Raises ModelUnsupported."""
+    text = config.get("text_config", config)
+    hidden = _first(text, "hidden_size", "n_embd", "d_model")
+    heads = _first(text, "num_attention_heads", "n_head", "num_heads")
+    return Geometry(
+        layers=layers,
+        hidden=hidden,
+        intermediate=_first(text, "intermediate_size", "n_inner", "ffn_dim", default=4 * hidden),
+        heads=heads,
+        kv_heads=_first(text, "num_key_value_heads", "num_kv_heads", default=heads),
+        head_dim=_first(text, "head_dim", default=hidden // heads),
+        vocab=_first(text, "vocab_size"),
+        gated=text.get("model_type") not in ("gpt2", "opt", "gpt_neox", "phi", "falcon", "bloom", "gpt_bigcode"),
+        last_stage=last_stage,
+    )
+
+
+def layer_count(config: Mapping[str, Any]) -> int:
+    text = config.get("text_config", config)
+    return _first(text, "num_hidden_layers", "n_layer", "num_layers")
+
+
+def _first(config: Mapping[str, Any], *names: str, default: int | None = None) -> int:
+    for name in names:
+        if isinstance(config.get(name), int):
+            return int(config[name])
+    if default is None:
+        raise ModelUnsupported(f"config.json has none of {', '.join(names)}")
+    return default
+
+
+def kv_bytes_per_token(shape: Geometry, dtype: str) -> int:
+    """Key and value of one token in every layer."""
+    return 2 * shape.layers * shape.kv_heads * shape.head_dim * DTYPE_BYTES[dtype]
+
+
+def peak_intermediate_bytes(shape: Geometry, dtype: str, max_num_batched_tokens: int, max_num_seqs: int) -> int:
+    """The most that is alive at once outside weights and KV: the widest point of a layer, or the logits."""
+    size = DTYPE_BYTES[dtype]
+    # residual and hidden stream through every layer; a norm's output is the third
+    stream = 3 * shape.hidden
+    # qkv, the rotated ones, the attention's output
+    attention = 2 * (shape.heads + 2 * shape.kv_heads) * shape.head_dim + shape.heads * shape.head_dim
+    mlp = (3 if shape.gated else 2) * shape.intermediate  # gate and up fused, their product; or in and activated
+    layer = max_num_batched_tokens * (stream + max(attention, mlp)) * size
+    # sampling: logits in the model's dtype, float32 copy, the sorted or log-softmaxed copy
+    logits = max_num_seqs * shape.vocab * (size + 2 * FLOAT32) if shape.last_stage else 0
+    held = max_num_batched_tokens * shape.hidden * size  # the layers' output, alive while logits are computed
+    return max(layer, held + logits) + FIXED_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """The slices of a reserve, in bytes.  ``kv`` is a whole number of blocks."""
+
+    reserve: int
+    weights: int
+    intermediates: int
+    kv: int
+    kv_tokens: int
+
+
+def plan_memory(
+    *,
+    reserve: int,
+    weights: int,
+    shape: Geometry,
+    dtype: str,
+    max_num_batched_tokens: int,
+    max_num_seqs: int,
+    max_model_len: int,
+    block_size: int,
+) -> MemoryPlan:
+    """Divide ``reserve``.  Raises MemoryTooSmall unless one request of ``max_model_len`` tokens fits."""
+    intermediates = peak_intermediate_bytes(shape, dtype, max_num_batched_tokens, max_num_seqs)
+    block = block_size * kv_bytes_per_token(shape, dtype)
+    # one block is vLLM's null block: it is never handed to a request
+    needed_blocks = -(-max_model_len // block_size) + 1
+    blocks = (reserve - weights - intermediates) // block
+    if blocks < needed_blocks:
+        needed = weights + intermediates + needed_blocks * block
+        raise MemoryTooSmall(
+            f"the model needs {_mib(needed)} MiB ({_mib(weights)} weights, {_mib(intermediates)} intermediates, "
+            f"{_mib(needed_blocks * block)} for one request of {max_model_len} tokens) and the "
+            f"worker has {_mib(reserve)} MiB",
+            hint=f"set resources.gpu_memory_mb to at least {_mib(needed)}, or lower engine.max_model_len",
+        )  # fmt: skip
+    return MemoryPlan(reserve, weights, intermediates, blocks * block, (blocks - 1) * block_size)
+
+
+def _mib(n_bytes: int) -> int:
+    return -(-n_bytes // (1024 * 1024))

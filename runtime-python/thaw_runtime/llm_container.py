@@ -1,0 +1,51 @@
+"""``python -m thaw_runtime.llm_container``: the cold path.  The proxy answers at once while its engine imports.
+
+Environment: THAW_SOCKET (where to listen), THAW_DOOR (fetchd's socket for this container).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass
+
+from relay.channel import Channel
+from thaw.settings import SettingError, load, setting
+from thaw_runtime import engine_env, proxy
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerSettings:
+    socket: str = setting("THAW_SOCKET", "the unix socket to listen on")
+    door: str = setting("THAW_DOOR", "fetchd's socket of this container")
+
+
+def read_settings() -> ContainerSettings:
+    try:
+        return load(ContainerSettings)
+    except SettingError as e:
+        raise SystemExit(f"{e.message}; {e.hint}") from e
+
+
+def spawn_engine() -> tuple[Channel, int]:
+    """A fresh interpreter that imports the engine; its socket and pid.  It ends when the socket closes."""
+    ours, theirs = socket.socketpair()
+    engine_env.prepare()
+    command = [sys.executable, "-m", "thaw_runtime.engine_main", "--fd", str(theirs.fileno())]
+    process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+    theirs.close()
+    return Channel(ours), process.pid
+
+
+def main() -> None:
+    settings = read_settings()
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))  # the engine sees its socket close
+    channel, pid = spawn_engine()
+    proxy.serve(settings.socket, settings.door, channel, pid)
+
+
+if __name__ == "__main__":
+    main()

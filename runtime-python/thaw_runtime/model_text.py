@@ -1,0 +1,102 @@
+"""The text side of a model: its tokenizer, chat template, end-of-sequence tokens and default sampling."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from thaw.errors import BadRequest, ModelCorrupt, ModelUnsupported
+from thaw_runtime.chat_template import ChatTemplate
+from thaw_runtime.engine import Segment
+from thaw_runtime.sidecars import model_config, read_json, read_sidecar
+from thaw_runtime.text import TextStream
+
+DEFAULT_SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelText:
+    tokenizer: Any
+    template: ChatTemplate | None
+    eos_token_ids: tuple[int, ...]
+    vocab_size: int
+    default_sampling: Mapping[str, float]
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        return tuple(self.tokenizer.encode(text, add_special_tokens=True).ids)
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], **kwargs: Any) -> tuple[int, ...]:
+        """Raises BadRequest for a model without a chat template."""
+        if self.template is None:
+            raise BadRequest("this model has no chat template", hint="use /v1/completions")
+        # the template writes the special tokens itself
+        return tuple(self.tokenizer.encode(self.template.render(messages, **kwargs), add_special_tokens=False).ids)
+
+    def stream(self, prompt_token_ids: Sequence[int], stops: Sequence[str]) -> TextStream:
+        return TextStream(self.tokenizer, prompt_token_ids, stops)
+
+    def token_text(self, token_id: int) -> str:
+        """One token by itself, for logprobs; special tokens show."""
+        return str(self.tokenizer.decode([token_id], skip_special_tokens=False))
+
+
+def load_model_text(segment: Segment) -> ModelText:
+    """As soon as the sidecars have arrived.  Raises ModelUnsupported, ModelCorrupt."""
+    data = read_sidecar(segment, "tokenizer.json")
+    if data is None:
+        raise ModelUnsupported("the checkpoint has no tokenizer.json",
+                               hint="save the tokenizer with transformers' fast tokenizer")  # fmt: skip
+    try:
+        tokenizer = Tokenizer.from_buffer(data)
+    except Exception as e:  # tokenizers raises bare Exception
+        raise ModelCorrupt(f"tokenizer.json cannot be read: {e}") from e
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    config = model_config(segment)
+    generation = read_json(segment, "generation_config.json") or {}
+    return ModelText(
+        tokenizer=tokenizer,
+        template=_template(segment),
+        eos_token_ids=_eos(config, generation),
+        vocab_size=int(config.get("text_config", config).get("vocab_size", tokenizer.get_vocab_size())),
+        default_sampling={k: generation[k] for k in DEFAULT_SAMPLING_KEYS
+                          if isinstance(generation.get(k), int | float)},
+    )  # fmt: skip
+
+
+def _eos(config: Mapping[str, Any], generation: Mapping[str, Any]) -> tuple[int, ...]:
+    found: list[int] = []
+    for source in (config, generation):
+        ids = source.get("eos_token_id")
+        found.extend([ids] if isinstance(ids, int) else ids or [])
+    return tuple(dict.fromkeys(found))
+
+
+def _template(segment: Segment) -> ChatTemplate | None:
+    config = read_json(segment, "tokenizer_config.json") or {}
+    source = _template_source(segment, config)
+    if source is None:
+        return None
+    special = {name: _content(config[name]) for name in ("bos_token", "eos_token", "pad_token", "unk_token")
+               if config.get(name)}  # fmt: skip
+    return ChatTemplate(source, special)
+
+
+def _template_source(segment: Segment, config: Mapping[str, Any]) -> str | None:
+    data = read_sidecar(segment, "chat_template.jinja")
+    if data is not None:
+        return data.decode()
+    found = config.get("chat_template")
+    if isinstance(found, list):  # several named ones
+        found = next((t.get("template") for t in found if t.get("name") == "default"), None)
+    if found is None and (data := read_sidecar(segment, "chat_template.json")) is not None:
+        found = json.loads(data).get("chat_template")
+    return found if isinstance(found, str) else None
+
+
+def _content(token: str | Mapping[str, Any]) -> str:
+    return token if isinstance(token, str) else str(token.get("content", ""))

@@ -1,0 +1,130 @@
+"""An OpenAI request body becomes a prompt in token ids and sampling parameters.
+
+The gateway has validated the types; here is what needs the model: lengths, the template, what the engine can do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from relay.messages import LlmRun
+from thaw.errors import BadRequest
+from thaw_runtime.engine import EngineRequest, Sampling
+from thaw_runtime.model_text import ModelText
+
+DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's for /v1/completions; a chat may fill the context
+MAX_TOP_LOGPROBS = 20
+MAX_STOPS = 4
+CONTEXT_HINT = "context_length_exceeded"
+
+_ONLY: Mapping[str, Sequence[object]] = {
+    "n": (1,), "best_of": (1,), "echo": (False,), "suffix": ("",), "tools": ([],), "functions": ([],),
+    "tool_choice": ("none", "auto"), "response_format": ({"type": "text"},),
+}  # fmt: skip
+"""Parameters the engine has one value for; null counts as absent."""
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedRun:
+    engine: EngineRequest
+    stops: tuple[str, ...]
+    logprobs: bool
+
+
+def parse_run(run: LlmRun, request_id: str, text: ModelText, max_model_len: int) -> ParsedRun:
+    """Raises BadRequest; its hint is ``context_length_exceeded`` when the prompt leaves no room."""
+    body = run.body
+    for name, allowed in _ONLY.items():
+        if body.get(name) is not None and body[name] not in allowed:
+            raise BadRequest(f"{name}={body[name]!r:.60} is not supported", hint=f"leave {name} out")
+    prompt = _prompt(run.endpoint, body, text)
+    _check_ids(prompt, text)
+    output = run.resume.output_token_ids if run.resume else ()
+    sampling = _sampling(run.endpoint, body, text, _max_tokens(run.endpoint, body, len(prompt), max_model_len))
+    return ParsedRun(
+        EngineRequest(request_id, prompt, sampling, run.seed, len(output), tuple(output)),
+        stops=_stops(body),
+        logprobs=sampling.logprobs is not None,
+    )
+
+
+def _prompt(endpoint: str, body: Mapping[str, Any], text: ModelText) -> tuple[int, ...]:
+    if endpoint == "chat":
+        kwargs = body.get("chat_template_kwargs") or {}
+        return text.encode_chat(body["messages"], **kwargs)
+    if endpoint != "completions":
+        raise BadRequest(f"unknown endpoint {endpoint!r}", hint="chat or completions")
+    prompt = body.get("prompt")
+    if isinstance(prompt, list) and len(prompt) == 1 and not isinstance(prompt[0], int):
+        prompt = prompt[0]
+    if isinstance(prompt, str):
+        return text.encode(prompt)
+    if isinstance(prompt, list) and prompt and all(type(t) is int for t in prompt):
+        return tuple(prompt)
+    raise BadRequest("prompt must be one string or one list of token ids")
+
+
+def _check_ids(prompt: Sequence[int], text: ModelText) -> None:
+    if not prompt:
+        raise BadRequest("the prompt is empty")
+    worst = max(prompt) if min(prompt) >= 0 else min(prompt)
+    if not 0 <= worst < text.vocab_size:
+        raise BadRequest(f"token id {worst} is outside the vocabulary of {text.vocab_size}")
+
+
+def _max_tokens(endpoint: str, body: Mapping[str, Any], n_prompt: int, max_model_len: int) -> int:
+    room = max_model_len - n_prompt
+    wanted = body.get("max_completion_tokens") or body.get("max_tokens")
+    if wanted is None:
+        wanted = max(1, room) if endpoint == "chat" else DEFAULT_COMPLETION_TOKENS
+    if wanted > room:
+        raise BadRequest(
+            f"This model's maximum context length is {max_model_len} tokens. However, you requested "
+            f"{n_prompt + wanted} tokens ({n_prompt} in the prompt, {wanted} in the completion). Please reduce the "
+            "length of the prompt or completion.",
+            hint=CONTEXT_HINT,
+        )
+    return int(wanted)
+
+
+def _sampling(endpoint: str, body: Mapping[str, Any], text: ModelText, max_tokens: int) -> Sampling:
+    def number(name: str, fallback: float) -> float:
+        value = body.get(name)
+        return text.default_sampling.get(name, fallback) if value is None else value
+
+    ignore_eos = bool(body.get("ignore_eos"))
+    return Sampling(
+        max_tokens=max_tokens,
+        temperature=float(number("temperature", 1.0)),
+        top_p=float(number("top_p", 1.0)),
+        top_k=max(0, int(number("top_k", 0))),  # -1 also means all
+        min_p=float(number("min_p", 0.0)),
+        presence_penalty=float(body.get("presence_penalty") or 0.0),
+        frequency_penalty=float(body.get("frequency_penalty") or 0.0),
+        repetition_penalty=float(number("repetition_penalty", 1.0)),
+        stop_token_ids=(*(() if ignore_eos else text.eos_token_ids), *(body.get("stop_token_ids") or ())),
+        min_tokens=int(body.get("min_tokens") or 0),
+        logprobs=_logprobs(endpoint, body),
+        logit_bias={int(token): float(bias) for token, bias in (body.get("logit_bias") or {}).items()},
+    )
+
+
+def _logprobs(endpoint: str, body: Mapping[str, Any]) -> int | None:
+    """Chat has a switch and a number, completions a number alone."""
+    wanted = body.get("logprobs")
+    if wanted is None or wanted is False:
+        return None
+    count = (body.get("top_logprobs") or 0) if endpoint == "chat" else int(wanted)
+    if not 0 <= count <= MAX_TOP_LOGPROBS:
+        raise BadRequest(f"at most {MAX_TOP_LOGPROBS} logprobs a token can be had, not {count}")
+    return int(count)
+
+
+def _stops(body: Mapping[str, Any]) -> tuple[str, ...]:
+    stop = body.get("stop")
+    stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
+    if len(stops) > MAX_STOPS or not all(isinstance(s, str) and s for s in stops):
+        raise BadRequest(f"stop must be a string or up to {MAX_STOPS} non-empty strings")
+    return stops

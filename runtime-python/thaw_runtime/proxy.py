@@ -1,0 +1,182 @@
+"""The container's main process: HTTP/1.1 on a unix socket, text on this side, the engine process on the other.
+
+``POST /init`` {"value": LlmInit}, ``POST /run`` {"value": LlmRun, activation_id, deadline …}, ``GET /health``.  With
+``Accept: application/x-thaw-stream`` a run answers chunked frames (u32-LE length + one JSON message), else one OpenAI
+object.  Imports neither torch nor vLLM, so that it answers while those are being loaded elsewhere.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socketserver
+import struct
+import sys
+from collections.abc import Iterable
+from http.server import BaseHTTPRequestHandler
+from typing import Any
+
+from relay import messages
+from relay.channel import Channel
+from relay.messages import LlmInit, RunFailed, RunFinished, RunToken
+from thaw import wire
+from thaw.errors import BadRequest, NotFound, ProtocolError, ThawError, from_info
+from thaw.logs import Log
+from thaw_runtime.container import LlmContainer
+from thaw_runtime.engine_link import EngineLink
+from thaw_runtime.hangup import HangupWatch
+from thaw_runtime.openai_reply import aggregate
+from thaw_runtime.runs import RunMessage, RunStream
+
+STREAM_TYPE = "application/x-thaw-stream"
+SENTINEL = "XXX_THE_END_OF_A_WHISK_ACTIVATION_XXX"
+MAX_BODY_BYTES = 64 * 1024 * 1024  # the gateway's own limit is far below
+EXIT_ENGINE_LOST = 70
+TELL_DEADLINE_S = 2.0
+
+log = Log("runtime-proxy")
+
+
+class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
+    daemon_threads = True
+    request_queue_size = 1024
+    container: LlmContainer
+    hangups: HangupWatch
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: _Server
+
+    def do_GET(self) -> None:
+        if self.path == "/health":
+            self._reply(200, self.server.container.health())
+        else:
+            self._refuse(NotFound(f"no {self.path}"))
+
+    def do_POST(self) -> None:
+        try:
+            body = self._body()
+            if self.path == "/init":
+                self._init(body)
+            elif self.path == "/run":
+                self._run(body)
+            else:
+                raise NotFound(f"no {self.path}")
+        except ThawError as e:
+            self._refuse(e)
+        except OSError:
+            self.close_connection = True  # the client has gone; there is nobody to tell
+
+    def _body(self) -> dict[str, Any]:
+        length = int(self.headers.get("Content-Length") or 0)
+        if not 0 <= length <= MAX_BODY_BYTES:
+            self.close_connection = True
+            raise BadRequest(f"a body of {length} bytes; at most {MAX_BODY_BYTES}")
+        try:
+            body = json.loads(self.rfile.read(length))
+        except ValueError as e:
+            raise BadRequest(f"the body is not JSON: {e}") from e
+        if not isinstance(body, dict):
+            raise BadRequest("the body is not a JSON object")
+        return body
+
+    def _init(self, body: dict[str, Any]) -> None:
+        try:
+            init = wire.from_plain(LlmInit, body.get("value"), "$.value")
+        except ProtocolError as e:
+            raise BadRequest(e.message) from e
+        self._reply(200, self.server.container.init(init))
+
+    def _run(self, body: dict[str, Any]) -> None:
+        container = self.server.container
+        container.run_began()
+        try:
+            stream, deadline = container.run(body)
+            with self.server.hangups.watching(self.connection, stream.hang_up):
+                if STREAM_TYPE in (self.headers.get("Accept") or ""):
+                    self._stream(stream.messages(deadline))
+                else:
+                    self._aggregate(stream, deadline, body)
+        finally:
+            container.run_ended()
+            _print_sentinel()
+
+    def _stream(self, batches: Iterable[list[RunMessage]]) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", STREAM_TYPE)
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        try:
+            for batch in batches:
+                self._chunk(b"".join(map(_frame, batch)))
+        except ThawError as e:
+            self._chunk(_frame(RunFailed(e.info())))
+        self.wfile.write(b"0\r\n\r\n")
+
+    def _chunk(self, data: bytes) -> None:
+        if data:  # an empty chunk would end the body
+            self.wfile.write(b"%x\r\n%b\r\n" % (len(data), data))
+
+    def _aggregate(self, stream: RunStream, deadline: float | None, body: dict[str, Any]) -> None:
+        tokens: list[RunToken] = []
+        for batch in stream.messages(deadline):
+            tokens.extend(m for m in batch if isinstance(m, RunToken))
+            last = batch[-1] if batch else None
+            if isinstance(last, RunFailed):
+                raise from_info(last.error)
+            if isinstance(last, RunFinished):
+                endpoint = body["value"].get("endpoint", "chat")
+                model = self.server.container.model_name
+                self._reply(200, aggregate(endpoint, model, stream.request_id, tokens, last))
+
+    def _refuse(self, error: ThawError) -> None:
+        self._reply(error.http_status, {"error": error.message, "info": error.info()})
+
+    def _reply(self, status: int, value: object) -> None:
+        data = wire.dumps(value)
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def address_string(self) -> str:
+        return "unix"
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Requests are logged by who sends them."""
+
+
+def _frame(message: RunMessage) -> bytes:
+    data = json.dumps(messages.to_plain(message), separators=(",", ":"), ensure_ascii=False).encode()
+    return struct.pack("<I", len(data)) + data
+
+
+def _print_sentinel() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        stream.write(SENTINEL + "\n")
+        stream.flush()
+
+
+def serve(socket_path: str, door: str, channel: Channel, engine_pid: int) -> None:
+    """Serve until the engine is lost, which ends this process: a container without an engine is of no use."""
+
+    def lost() -> None:
+        container.wait_told(TELL_DEADLINE_S)
+        log.event("container_ends", reason="engine lost")
+        os._exit(EXIT_ENGINE_LOST)
+
+    server = _bind(socket_path)
+    container = LlmContainer(EngineLink(channel, engine_pid, lambda: lost()), door)
+    server.container = container
+    server.hangups = HangupWatch()
+    server.serve_forever(poll_interval=3600)  # shutdown() is never called; its poll would wake an idle container
+
+
+def _bind(socket_path: str) -> _Server:
+    try:
+        os.unlink(socket_path)
+    except FileNotFoundError:
+        pass
+    return _Server(socket_path, Handler)

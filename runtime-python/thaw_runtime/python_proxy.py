@@ -1,0 +1,225 @@
+"""OpenWhisk's action proxy for python:3.11 on the unix socket THAW_SOCKET: POST /init, POST /run, GET /health.
+
+::
+
+    invoker ──HTTP──▶ this process ──socket pair──▶ child (user code)
+                          └───◀── pipes (stdout, stderr), bounded ───┘
+
+The child is forked at once, so a container that waits for its action (a stem cell) has its interpreter ready.  Status
+codes and sentences are OpenWhisk's (openwhisk-runtime-go, initHandler.go and runHandler.go).  This process ends when
+its initialised child has: a container without its function is of no use.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import socketserver
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler
+from typing import Any, Final
+
+from thaw_runtime import python_child
+from thaw_runtime.python_child import NO_BINARY
+from thaw_runtime.python_host import CallerGone, Child, CommandExited
+from thaw_runtime.python_wire import MAX_MESSAGE_BYTES
+
+EXIT_CHILD_LOST: Final = 70
+EXIT_ABANDONED: Final = 71  # a run whose caller has gone cannot be stopped but by ending the process
+
+
+class Refused(Exception):
+    """An answer that is not the function's own."""
+
+    def __init__(self, status: int, error: str, code: str = "DeveloperError") -> None:
+        super().__init__(error)
+        self.status, self.error, self.code = status, error, code
+
+
+class Proxy(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
+    daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(self, path: str, child: Child) -> None:
+        self.child = child
+        self.lock = threading.Lock()
+        self.state = "new"
+        self.inflight = 0
+        super().__init__(path, Handler, bind_and_activate=False)
+        _bind_ready(self, path)
+
+    def end(self, status: int) -> None:
+        """Leave, after the answer on its way has been handed to the kernel."""
+        self.child.kill()
+        self.child.end_logs()
+        os._exit(status)
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = False  # a unix socket has none
+    server: Proxy
+
+    def do_GET(self) -> None:
+        if self.path == "/health":
+            self._reply(200, {"state": self.server.state, "inflight": self.server.inflight})
+        else:
+            self._reply(404, {"error": f"no {self.path}"})
+
+    def do_POST(self) -> None:
+        leave = 0
+        try:
+            body = self._body()
+            if self.path == "/init":
+                status, answer = self._init(body)
+            elif self.path == "/run":
+                status, answer, leave = self._run(body)
+            else:
+                raise Refused(404, f"no {self.path}", "NotFound")
+        except Refused as e:
+            status, answer = e.status, {"error": e.error, "info": {"code": e.code, "message": e.error, "hint": ""}}
+        except CallerGone:
+            self.server.end(EXIT_ABANDONED)
+        self._reply(status, answer)
+        if leave:
+            self.server.end(leave)
+
+    def _body(self) -> dict[str, Any]:
+        length = int(self.headers.get("Content-Length") or 0)
+        if not 0 <= length <= MAX_MESSAGE_BYTES:
+            self.close_connection = True
+            raise Refused(413, f"Request larger than allowed: {length} > {MAX_MESSAGE_BYTES} bytes.", "TooLarge")
+        try:
+            body = json.loads(self.rfile.read(length))
+        except ValueError as e:
+            raise Refused(400, f"Error unmarshaling request: {e}", "BadRequest") from e
+        if not isinstance(body, dict):
+            raise Refused(400, "Error unmarshaling request: not a JSON object", "BadRequest")
+        return body
+
+    def _init(self, body: dict[str, Any]) -> tuple[int, Any]:
+        """A container whose init failed is ended by who sent the init, after reading why."""
+        value = body.get("value")
+        if not isinstance(value, dict) or not value.get("code"):
+            raise Refused(403, "Missing main/no code to execute.", "InitFailed")
+        with self.server.lock:
+            if self.server.state != "new":
+                raise Refused(403, "Cannot initialize the action more than once.", "Conflict")
+            self.server.state = "starting"
+        try:
+            reply = self.server.child.init(value)
+        except CommandExited:
+            reply = {"status": 502, "body": {"error": NO_BINARY}}
+        if reply["status"] == 200:
+            self.server.state = "ready"
+            return 200, reply["body"]
+        self.server.state = "failed"
+        error = reply["body"]["error"]
+        info = {"code": "InitFailed", "message": error, "hint": "see the action's stderr"}
+        return reply["status"], {"error": error, "info": info}
+
+    def _run(self, body: dict[str, Any]) -> tuple[int, Any, int]:
+        if self.server.state != "ready":
+            raise Refused(500, "no action defined yet", "PlatformError")
+        if self.server.child.exited.is_set():
+            raise Refused(500, "command exited")
+        self._count(1)
+        try:
+            answer = self.server.child.run(body, self.connection)
+        except CommandExited:
+            return 400, _command_exited(), EXIT_CHILD_LOST
+        finally:
+            self._count(-1)
+        return answer["status"], answer["body"], 0
+
+    def _count(self, n: int) -> None:
+        with self.server.lock:
+            self.server.inflight += n
+
+    def _reply(self, status: int, value: Any) -> None:
+        data = json.dumps(value).encode()
+        try:
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+        except OSError:
+            self.close_connection = True  # the caller has gone; there is nobody to tell
+
+    def address_string(self) -> str:
+        return "unix"
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Requests are logged by who sends them; stderr is the function's."""
+
+
+def _command_exited() -> dict[str, Any]:
+    return {"error": "command exited", "info": {"code": "DeveloperError", "message": "command exited", "hint": ""}}
+
+
+def _bind_ready(server: Proxy, path: str) -> None:
+    """The path appears when connections are taken: who waits for the file need not try again."""
+    hidden = f"{path}.new"
+    for name in (path, hidden):
+        try:
+            os.unlink(name)
+        except FileNotFoundError:
+            pass
+    server.server_address = hidden
+    server.server_bind()
+    server.server_activate()
+    os.rename(hidden, path)
+
+
+def fork_child() -> Child:
+    """Called before any thread exists: a fork copies only the calling one."""
+    ours, theirs = socket.socketpair()
+    out_read, out_write = os.pipe()
+    err_read, err_write = os.pipe()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid == 0:
+        for fd in (out_read, err_read):
+            os.close(fd)
+        ours.close()
+        _become_child(theirs, out_write, err_write)
+    theirs.close()
+    os.close(out_write)
+    os.close(err_write)
+    return Child(pid, ours, out_read, err_read)
+
+
+def _become_child(sock: socket.socket, out: int, err: int) -> None:
+    status = 0
+    try:
+        os.dup2(out, 1)
+        os.dup2(err, 2)
+        os.close(out)
+        os.close(err)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for name in [n for n in os.environ if n.startswith("THAW_")]:
+            del os.environ[name]
+        python_child.serve(sock)
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except SystemExit as e:
+        status = e.code if isinstance(e.code, int) else 1
+    finally:
+        os._exit(status)  # never back into the proxy's code
+
+
+def main() -> None:
+    path = os.environ["THAW_SOCKET"]
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    child = fork_child()
+    with Proxy(path, child) as proxy:
+        proxy.serve_forever(poll_interval=3600)  # shutdown() is never called; its poll would wake an idle container
+
+
+if __name__ == "__main__":
+    main()

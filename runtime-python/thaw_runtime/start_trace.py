@@ -1,0 +1,57 @@
+"""The trace events of one start, collected where the work happens and sent with its outcome."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+from thaw.trace import Phase, TraceEvent, event
+
+
+@dataclass(slots=True)
+class PhaseNotes:
+    """What a phase learns while it runs; goes on its end event."""
+
+    n_bytes: int | None = None
+    attrs: dict[str, object] = field(default_factory=dict)
+
+
+class StartTrace:
+    """Thread-safe: the text side and the engine write side by side."""
+
+    def __init__(self, *, group_id: str = "", stage: int = 0, host: str = "", activation_id: str = "") -> None:
+        self._labels = {"group_id": group_id, "host": host, "activation_id": activation_id}
+        self._stage = stage
+        self._events: list[TraceEvent] = []
+        self._lock = threading.Lock()
+
+    def mark(self, name: Phase, *, n_bytes: int | None = None, attrs: dict[str, object] | None = None) -> None:
+        made = event(name, stage=self._stage, n_bytes=n_bytes, attrs=attrs, **self._labels)
+        with self._lock:
+            self._events.append(made)
+
+    @contextmanager
+    def phase(self, begin: Phase) -> Iterator[PhaseNotes]:
+        """Begin now; the matching end when the block is left, by an error too."""
+        notes = PhaseNotes()
+        self.mark(begin)
+        try:
+            yield notes
+        finally:
+            self.mark(Phase(begin.value.replace(".begin", ".end")), n_bytes=notes.n_bytes, attrs=notes.attrs)
+
+    def extend(self, events: tuple[TraceEvent, ...]) -> None:
+        with self._lock:
+            self._events.extend(events)
+
+    def adopt(self, events: tuple[TraceEvent, ...]) -> None:
+        """Events written before it was known what they belong to."""
+        group_id, host = self._labels["group_id"], self._labels["host"]
+        self.extend(tuple(replace(e, stage=self._stage, group_id=group_id, host=host) for e in events))
+
+    @property
+    def events(self) -> tuple[TraceEvent, ...]:
+        with self._lock:
+            return tuple(self._events)

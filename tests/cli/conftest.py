@@ -1,0 +1,52 @@
+"""The CLI as users have it: a process of its own, whose home is a temporary directory."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cli.fake_gateway import FakeGateway
+
+KEY = "23bc46b1-71f6-4ed5-8c54-816aa4f8c502:secret"
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def gateway() -> Iterator[FakeGateway]:
+    with FakeGateway() as served:
+        yield served
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    directory = tmp_path / "home"
+    directory.mkdir()
+    return directory
+
+
+@pytest.fixture
+def thaw(home: Path) -> Run:
+    """Run ``thaw`` with these words; ``env`` adds variables, ``stdin`` is what is typed."""
+
+    def run(*words: str, env: dict[str, str] | None = None, stdin: str = "") -> subprocess.CompletedProcess[str]:
+        kept = {k: os.environ[k] for k in ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH") if k in os.environ}
+        environ = kept | {"HOME": str(home), "COLUMNS": "140", "THAW_STATE_DIR": str(home / "dev")} | (env or {})
+        return subprocess.run([sys.executable, "-m", "thaw.cli.main", *words], env=environ, input=stdin, text=True,
+                              capture_output=True, timeout=60, check=False)  # fmt: skip
+
+    return run
+
+
+@pytest.fixture
+def at(thaw: Run, gateway: FakeGateway) -> Run:
+    """``thaw`` that talks to the fake gateway."""
+
+    def run(*words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+        return thaw(*words, "--apihost", gateway.url, "--auth", KEY, stdin=stdin)
+
+    return run

@@ -1,0 +1,68 @@
+"""A small real HTTP server that answers as a gateway does, and remembers what it was asked."""
+
+from __future__ import annotations
+
+import json
+import threading
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+
+@dataclass
+class Asked:
+    method: str
+    path: str
+    query: dict[str, str]
+    body: Any
+    authorization: str
+
+
+@dataclass
+class FakeGateway:
+    """``answers`` maps "METHOD path" to (status, body); a body of bytes is sent as server-sent events."""
+
+    answers: dict[str, tuple[int, Any]] = field(default_factory=dict)
+    asked: list[Asked] = field(default_factory=list)
+
+    def __enter__(self) -> FakeGateway:
+        gateway = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def _serve(self) -> None:
+                parts = urlsplit(self.path)
+                length = int(self.headers.get("Content-Length") or 0)
+                body = json.loads(self.rfile.read(length)) if length else None
+                query = {k: v[0] for k, v in parse_qs(parts.query).items()}
+                gateway.asked.append(Asked(self.command, parts.path, query, body, self.headers.get("Authorization", "")))
+                missing = (404, {"error": "The requested resource does not exist.", "code": "c1"})
+                status, answer = gateway.answers.get(f"{self.command} {parts.path}", missing)
+                data = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
+                self.send_response(status)
+                self.send_header("Content-Type", "text/event-stream" if answer is data else "application/json")
+                self.send_header("Content-Length", str(len(data)))
+                self.send_header("X-Openwhisk-Activation-Id", "a" * 32)
+                self.end_headers()
+                self.wfile.write(data)
+
+            do_GET = do_PUT = do_POST = do_DELETE = _serve
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05})
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._server.server_address[1]}"

@@ -1,0 +1,169 @@
+"""``thaw action``: what is sent, what is printed, and the exit code."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import KEY, Run
+from tests.cli.fake_gateway import FakeGateway
+
+ACTION = "PUT /api/v1/namespaces/_/actions/hello"
+CONFIG = {"kind": "llm:vllm", "model": {"uri": "s3://models/m"}}
+
+
+def _accept(gateway: FakeGateway) -> None:
+    gateway.answers[ACTION] = (200, {"name": "hello", "namespace": "guest", "version": "0.0.1"})
+
+
+def test_create_sends_source_text_parameters_limits_and_the_key(at: Run, gateway: FakeGateway, tmp_path: Path) -> None:
+    _accept(gateway)
+    source = tmp_path / "hello.py"
+    source.write_text("def main(args): return {}\n")
+    done = at("action", "create", "hello", str(source), "-p", "name", "Ada", "-p", "n", "3", "-t", "1000", "-m", "256")
+    assert (done.returncode, done.stdout) == (0, "ok: created action hello 0.0.1\n"), done.stderr
+    asked = gateway.asked[0]
+    assert asked.query == {"overwrite": "false"}
+    assert asked.authorization == "Basic " + base64.b64encode(KEY.encode()).decode()
+    assert asked.body == {
+        "exec": {"kind": "python:3.11", "code": "def main(args): return {}\n", "binary": False},
+        "parameters": [{"key": "name", "value": "Ada"}, {"key": "n", "value": 3}],
+        "limits": {"timeout": 1000, "memory": 256},
+    }
+
+
+def test_create_sends_a_zip_as_base64(at: Run, gateway: FakeGateway, tmp_path: Path) -> None:
+    _accept(gateway)
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        archive.writestr("__main__.py", "def main(args): return {}")
+    (tmp_path / "hello.zip").write_bytes(packed.getvalue())
+    assert at("action", "create", "hello", str(tmp_path / "hello.zip"), "--main", "other").returncode == 0
+    assert gateway.asked[0].body["exec"] == {
+        "kind": "python:3.11", "code": base64.b64encode(packed.getvalue()).decode(), "binary": True, "main": "other",
+    }  # fmt: skip
+
+
+def test_update_overwrites_and_sends_only_what_was_given(at: Run, gateway: FakeGateway) -> None:
+    _accept(gateway)
+    assert at("action", "update", "hello", "-c", "4").returncode == 0
+    assert gateway.asked[0].query == {"overwrite": "true"}
+    assert gateway.asked[0].body == {"limits": {"concurrency": 4}}
+
+
+def test_a_config_is_sent_with_the_forced_stages(at: Run, gateway: FakeGateway, tmp_path: Path) -> None:
+    _accept(gateway)
+    (tmp_path / "c.json").write_text(json.dumps(CONFIG))
+    assert at("action", "create", "hello", "--config", str(tmp_path / "c.json"), "--stages", "2").returncode == 0
+    body = gateway.asked[0].body
+    assert body["config"] == CONFIG | {"scaling": {"stages": 2}}
+    assert body["exec"]["kind"] == "llm:vllm"
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "hint"),
+    [
+        (["action", "create", "x"], "nothing to deploy", "thaw action create NAME FILE.py, or NAME --config FILE.json"),
+        (["action", "create", "x", "no.py"], "no.py cannot be read: No such file or directory",
+         "give the path of a .py or .zip file"),
+        (["action", "create", "x", "-p", "key"], "-p takes a key and a value", "write -p KEY VALUE"),
+        (["action", "create", "x", "bad.json", "--stages", "2"], "--stages is for LLM functions",
+         "give it together with --config FILE.json"),
+        (["activation", "get", "zz"], "'zz' is not an activation id", "32 hex digits: thaw activation list"),
+        (["activation", "get"], "which activation?", "give its id, or --last"),
+    ],
+)  # fmt: skip
+def test_a_mistake_on_the_line_is_one_line_a_hint_and_exit_code_144(
+    at: Run, words: list[str], error: str, hint: str
+) -> None:
+    done = at(*words)
+    assert done.stderr == f"error: {error}\nhint: {hint}\n"
+    assert done.returncode == 144  # 400 - 256
+
+
+def test_a_config_error_names_path_value_and_fix(at: Run, gateway: FakeGateway, tmp_path: Path) -> None:
+    (tmp_path / "c.json").write_text(json.dumps(CONFIG | {"scaling": {"max_batch": 0}}))
+    done = at("action", "create", "hello", "--config", str(tmp_path / "c.json"))
+    assert done.stderr == (
+        "error: $.scaling.max_batch: value is less than the minimum of 1 (got 0)\n"
+        "hint: requests one instance runs at once, 1 to 1024\n"
+    )
+    assert gateway.asked == []
+
+
+def test_an_answer_of_404_is_exit_code_148_as_wsk_has_it(at: Run) -> None:
+    done = at("action", "get", "nothing")
+    assert done.returncode == 148
+    assert done.stderr.splitlines()[0] == "error: The requested resource does not exist."
+    assert done.stderr.splitlines()[1].startswith("hint: ")
+
+
+def test_a_gateway_that_is_away_is_named_without_a_traceback(thaw: Run) -> None:
+    done = thaw("action", "list", "--apihost", "http://127.0.0.1:9", "--auth", KEY)
+    assert done.stderr.splitlines()[0] == "error: http://127.0.0.1:9 does not answer: connection refused"
+    assert done.returncode == (503 - 256) % 256
+
+
+def test_without_a_key_the_hint_says_how_to_get_one(thaw: Run) -> None:
+    done = thaw("action", "list")
+    assert done.stderr.startswith("error: no API key is set\nhint: ")
+    assert done.returncode == 145
+
+
+def test_invoke_without_waiting_prints_the_id(at: Run, gateway: FakeGateway) -> None:
+    gateway.answers["POST /api/v1/namespaces/_/actions/hello"] = (202, {"activationId": "b" * 32})
+    done = at("action", "invoke", "hello", "-p", "name", "Ada")
+    assert done.stdout == f"ok: invoked hello with id {'b' * 32}\n"
+    assert gateway.asked[0].query == {"blocking": "false", "result": "false"}
+    assert gateway.asked[0].body == {"name": "Ada"}
+
+
+def test_invoke_with_result_prints_the_result_alone(at: Run, gateway: FakeGateway) -> None:
+    gateway.answers["POST /api/v1/namespaces/_/actions/hello"] = (200, {"greeting": "Hello"})
+    done = at("action", "invoke", "hello", "--result")
+    assert json.loads(done.stdout) == {"greeting": "Hello"}
+    assert gateway.asked[0].query == {"blocking": "true", "result": "true"}
+
+
+def test_a_failed_run_prints_its_record_and_ends_with_wsk_s_code(at: Run, gateway: FakeGateway) -> None:
+    record = {"activationId": "b" * 32, "response": {"success": False, "result": {"error": "boom"}}}
+    gateway.answers["POST /api/v1/namespaces/_/actions/hello"] = (502, record)
+    done = at("action", "invoke", "hello", "--blocking")
+    assert done.returncode == 246
+    assert '"error": "boom"' in done.stdout
+    assert done.stderr == ""
+
+
+def test_parameters_of_a_file_are_overridden_by_those_on_the_line(at: Run, gateway: FakeGateway, tmp_path: Path) -> None:
+    gateway.answers["POST /api/v1/namespaces/_/actions/hello"] = (202, {"activationId": "b" * 32})
+    (tmp_path / "p.json").write_text('{"name": "Ada", "n": 1}')
+    at("action", "invoke", "hello", "-P", str(tmp_path / "p.json"), "-p", "name", "Bob", "-p", "list", "[1, 2]")
+    assert gateway.asked[0].body == {"name": "Bob", "n": 1, "list": [1, 2]}
+
+
+def test_a_name_with_package_and_namespace_becomes_a_path(at: Run, gateway: FakeGateway) -> None:
+    gateway.answers["DELETE /api/v1/namespaces/guest/actions/tools/say%20it"] = (200, {})
+    done = at("action", "delete", "/guest/tools/say it")
+    assert done.stdout == "ok: deleted action /guest/tools/say it\n", done.stderr
+
+
+def test_list_shows_kind_and_limits(at: Run, gateway: FakeGateway) -> None:
+    listed = {"namespace": "guest", "name": "chat", "version": "0.0.2", "updated": 1_700_000_000_000,
+              "annotations": [{"key": "exec", "value": "llm:vllm"}], "limits": {"timeout": 300000, "memory": 2048}}  # fmt: skip
+    gateway.answers["GET /api/v1/namespaces/_/actions"] = (200, [listed])
+    line = next(x for x in at("action", "list").stdout.splitlines() if "chat" in x)
+    assert line.split()[:5] == ["/guest/chat", "0.0.2", "llm:vllm", "300000", "ms"]
+
+
+def test_help_is_there_before_anything_heavy_is_imported(thaw: Run) -> None:
+    code = "import sys; import thaw.cli.main; print([m for m in ('requests', 'rich', 'redis', 'botocore') if m in sys.modules])"
+    import subprocess
+    import sys
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,175 @@
+"""A trace becomes intervals, leaves and gaps; and a picture."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import random
+from collections.abc import Sequence
+
+import pytest
+from rich.console import Console
+
+from thaw import wire
+from thaw.cli import explain
+from thaw.errors import NotFound
+from thaw.ids import ActionName, GroupId, HostId, PlanId
+from thaw.model import FileRange
+from thaw.plan import Plan, PlanModel, PlanStage, StageRole
+from thaw.timeline import analyse
+from thaw.trace import Phase, TraceEvent
+
+P = Phase
+COLD = [  # (ms, phase, host): a cold start as it is recorded
+    (0, P.RECEIVED, ""), (1, P.QUEUED_BEGIN, ""), (2, P.PLANNED_BEGIN, ""), (8, P.PLANNED_END, ""),
+    (9, P.FETCH_BEGIN, "h"), (9, P.COMMAND, "h"), (10, P.CONTAINER_BEGIN, "h"), (12, P.FETCH_FIRST_BYTE, "h"),
+    (60, P.CONTAINER_END, "h"), (60, P.INIT_BEGIN, "h"), (60, P.MODEL_BEGIN, "h"), (300, P.MODEL_END, "h"),
+    (300, P.LOAD_BEGIN, "h"), (2009, P.FETCH_END, "h"), (2050, P.LOAD_END, "h"), (2050, P.ENGINE_BEGIN, "h"),
+    (2200, P.ENGINE_END, "h"), (2201, P.INIT_END, "h"), (2201, P.READY, "h"), (2202, P.QUEUED_END, ""),
+    (2203, P.DISPATCHED, ""), (2204, P.PREFILL_BEGIN, "h"), (2390, P.PREFILL_END, "h"), (2392, P.FIRST_TOKEN, ""),
+    (3000, P.FINISHED, ""),
+]  # fmt: skip
+Line = Sequence[tuple[float, Phase, str]]
+
+
+def trace(line: Line, boots: dict[str, str] | None = None, wall_error_ms: float = 0.0) -> list[TraceEvent]:
+    """Events with monotonic times that start elsewhere on every boot."""
+    found = []
+    for at, name, host in line:
+        boot = (boots or {}).get(host, "boot")
+        foreign = boot != "boot"
+        mono = int(at * 1e6) + (777_000_000_000 if foreign else 5_000_000_000)
+        wall = int((at + (wall_error_ms if foreign else 0.0)) * 1e6) + 1_700_000_000_000_000_000
+        n_bytes = 50_000_000 if name is P.FETCH_END else None
+        found.append(TraceEvent(name, "a" * 32, "", 0, host, boot, mono, wall, n_bytes))
+    return found
+
+
+def shifted(line: Line, after_ms: float, by_ms: float) -> Line:
+    return [(at + (by_ms if at > after_ms else 0), name, host) for at, name, host in line]
+
+
+def test_a_cold_start_is_explained_by_the_union_of_its_leaves() -> None:
+    timeline = analyse(trace(COLD))
+    assert timeline is not None
+    assert timeline.end_s == pytest.approx(2.392)
+    assert timeline.end_name == "first_token"
+    # uncovered: 0 to 2, 8 to 9, 2200 to 2204, 2390 to 2392
+    assert timeline.unexplained_s == pytest.approx(0.009)
+    assert {i.phase for i in timeline.intervals if not i.is_leaf} == {"queued", "init"}
+    assert timeline.longest_leaf is not None
+    assert timeline.longest_leaf.phase == "fetch"
+
+
+@pytest.mark.parametrize(
+    ("after_ms", "after", "before"),
+    [(8, "planned", "fetch"), (2201, "engine", "prefill"), (2390, "prefill", "first_token"), (1, "received", "planned")],
+)
+def test_a_wait_of_300_ms_between_two_phases_is_the_longest_gap(after_ms: float, after: str, before: str) -> None:
+    timeline = analyse(trace(shifted(COLD, after_ms, 300)))
+    assert timeline is not None
+    gap = timeline.longest_gap
+    assert gap is not None
+    assert (gap.after, gap.before) == (after, before)
+    assert 0.300 <= gap.seconds <= 0.305
+    text = "\n".join(explain.verdict(timeline, None, {}))
+    assert f"longest gap: {gap.seconds * 1000:.0f} ms between {after} and {before}" in text
+
+
+def test_a_wait_below_a_running_fetch_is_no_gap() -> None:
+    before, after = analyse(trace(COLD)), analyse(trace(shifted(COLD, 60, 300)))
+    assert before is not None
+    assert after is not None
+    assert after.unexplained_s == pytest.approx(before.unexplained_s)
+
+
+def test_explained_and_gaps_add_up_to_the_whole_for_any_order_and_subset() -> None:
+    rng = random.Random(7)
+    for _ in range(200):
+        some = [e for e in trace(COLD) if e.name is P.RECEIVED or rng.random() < 0.7]
+        rng.shuffle(some)
+        timeline = analyse(some)
+        assert timeline is not None
+        assert timeline.explained_s + sum(g.seconds for g in timeline.gaps) == pytest.approx(timeline.end_s)
+        assert all(a.end_s <= b.begin_s for a, b in itertools.pairwise(timeline.gaps))
+
+
+def test_a_phase_that_never_ended_is_open_and_drawn_to_the_last_event() -> None:
+    timeline = analyse(trace([e for e in COLD if e[1] not in (P.FETCH_END, P.FIRST_TOKEN, P.FINISHED)]))
+    assert timeline is not None
+    fetch = next(i for i in timeline.intervals if i.phase == "fetch")
+    assert fetch.is_open
+    assert fetch.end_s == pytest.approx(2.390)
+
+
+def test_another_machine_s_clock_error_moves_its_phases_but_not_their_lengths() -> None:
+    events = trace(COLD, boots={"h": "other"}, wall_error_ms=25)
+    timeline = analyse(events)
+    assert timeline is not None
+    fetch = next(i for i in timeline.intervals if i.phase == "fetch")
+    assert (fetch.begin_s, fetch.seconds) == (pytest.approx(0.034), pytest.approx(2.0))
+    assert timeline.n_boots == 2
+
+
+def test_a_warm_request_does_not_count_the_start_of_its_container() -> None:
+    warm: Line = [(-5000, P.FETCH_BEGIN, "h"), (-3000, P.FETCH_END, "h"), (0, P.RECEIVED, ""), (1, P.DISPATCHED, ""),
+                  (2, P.PREFILL_BEGIN, "h"), (90, P.PREFILL_END, "h"), (92, P.FIRST_TOKEN, "")]  # fmt: skip
+    timeline = analyse(trace(warm))
+    assert timeline is not None
+    assert [i.phase for i in timeline.intervals] == ["prefill"]
+    assert timeline.end_s == pytest.approx(0.092)
+
+
+def test_an_ordinary_function_is_explained_by_its_init_and_run() -> None:
+    line: Line = [(0, P.RECEIVED, ""), (1, P.INIT_BEGIN, "h"), (80, P.INIT_END, "h"), (80, P.RUN_BEGIN, "h"),
+                  (100, P.RUN_END, "h"), (101, P.FINISHED, "")]  # fmt: skip
+    timeline = analyse(trace(line))
+    assert timeline is not None
+    assert timeline.end_name == "finished"
+    assert timeline.unexplained_s == pytest.approx(0.002)
+
+
+def _plan() -> Plan:
+    stage = PlanStage(0, HostId("h"), "cpu", StageRole.FULL, (0, 30), (FileRange("m", 0, 50_000_000),),
+                      pace_bytes_per_s=25_000_000)  # fmt: skip
+    return Plan(1, PlanId("p"), GroupId("g" * 32), 1, ActionName("guest/chat"), "0.0.1", (stage,),
+                PlanModel("s3://m/x", "", "", 50_000_000), bound_ttft_s=2.2, predicted_ttft_s=2.5)  # fmt: skip
+
+
+def _draw(events: list[TraceEvent], plan: Plan | None, width: int = 120) -> list[str]:
+    screen = io.StringIO()
+    reply = {"events": [wire.to_plain(e) for e in events], "plan": wire.to_plain(plan) if plan else None}
+    explain.show(Console(file=screen, width=width), reply, "a" * 32)
+    return screen.getvalue().splitlines()
+
+
+def test_the_picture_shows_rates_bound_and_overlap() -> None:
+    lines = _draw(trace(COLD), _plan())
+    assert lines[0] == f"activation {'a' * 32}  guest/chat, 1 stage"
+    fetch = next(x for x in lines if x.startswith("h fetch "))
+    load = next(x for x in lines if x.startswith("h load "))
+    assert "47.7 MiB 200 Mbit/s" in fetch
+    overlap = [a == b == "█" for a, b in zip(fetch, load, strict=False)]
+    assert sum(overlap) > 30, "fetch and load run at the same time, one above the other"
+    assert "first token after 2.39 s; bound (Eq. 5) 2.20 s, measured / bound = 1.09; predicted 2.50 s" in lines
+    assert "fetch on h: 47.7 MiB at 200 Mbit/s, 100% of the link's 200 Mbit/s" in lines
+    assert any(x.startswith("longest phase: fetch on h, 2.00 s") for x in lines)
+
+
+def test_several_machines_print_the_uncertainty_of_their_clocks() -> None:
+    events = trace(COLD, boots={"h": "other"})
+    assert "by an unknown amount" in "\n".join(_draw(events, None))
+    known = [*events, TraceEvent(P.COMMAND, host="h", boot_id="other", mono_ns=events[5].mono_ns,
+                                 wall_ns=events[5].wall_ns, attrs={"clock_uncertainty_ns": 1_500_000})]  # fmt: skip
+    assert "± 1.5 ms" in "\n".join(_draw(known, None))
+
+
+def test_a_narrow_terminal_still_gets_a_picture() -> None:
+    assert any("█" in line for line in _draw(trace(COLD), None, width=60))
+
+
+def test_events_of_a_newer_platform_are_left_out_and_no_trace_is_an_error() -> None:
+    screen = Console(file=io.StringIO(), width=100)
+    newer = wire.to_plain(trace(COLD)[0]) | {"name": "teleport.begin"}
+    with pytest.raises(NotFound, match="has no trace"):
+        explain.show(screen, {"events": [newer], "plan": None}, "a" * 32)

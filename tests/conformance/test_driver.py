@@ -1,0 +1,226 @@
+"""What every container driver promises.  One suite, each implementation once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from invoker import proc
+from invoker.driver import Exit, Handle, Spec
+from invoker.process_driver import ProcessDriver
+from invoker.shares import NoShares
+from relay.http_unix import UnixConnection
+from thaw.action import KIND_PYTHON
+from thaw.errors import PlatformError, WorkerLost
+from thaw.logs import Log
+
+WAIT_S = 20.0
+ROOT = Path(__file__).parents[2]
+
+
+class Exits:
+    def __init__(self) -> None:
+        self.seen: list[Exit] = []
+        self._changed = threading.Condition()
+
+    def take(self, end: Exit) -> None:
+        with self._changed:
+            self.seen.append(end)
+            self._changed.notify_all()
+
+    def wait(self, container_id: str) -> Exit:
+        with self._changed:
+            found = self._changed.wait_for(
+                lambda: next((e for e in self.seen if e.container_id == container_id), None), WAIT_S
+            )
+        assert found is not None
+        return found
+
+
+@pytest.fixture
+def run_dir() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="thaw-", dir="/tmp") as directory:
+        yield Path(directory)
+
+
+@pytest.fixture(params=["process"])
+def driver(request: pytest.FixtureRequest, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ProcessDriver]:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(ROOT / "runtime-python")]))
+    made = _make(run_dir)
+    yield made
+    for owned in made.list_owned():
+        made.stop(owned.handle, deadline_s=1.0)
+        made.remove(owned.handle)
+        assert not proc.is_alive(owned.handle.pid, owned.handle.start_ticks)
+    made.close()
+
+
+def _make(run_dir: Path) -> ProcessDriver:
+    return ProcessDriver(run_dir, NoShares(), 2, Log("test"))
+
+
+@pytest.fixture
+def exits(driver: ProcessDriver) -> Exits:
+    seen = Exits()
+    driver.on_exit(seen.take)
+    return seen
+
+
+def spec(container_id: str = "one", **labels: str) -> Spec:
+    return Spec(container_id, KIND_PYTHON, {}, labels)
+
+
+def up(driver: ProcessDriver, wanted: Spec) -> Handle:
+    handle = driver.start(driver.create(wanted), wanted)
+    driver.connect(handle, deadline_s=WAIT_S)
+    return handle
+
+
+def health(handle: Handle, deadline_s: float = WAIT_S) -> int:
+    connection = UnixConnection(handle.socket_path, deadline_s)
+    try:
+        connection.request("GET", "/health")
+        return connection.getresponse().status
+    finally:
+        connection.close()
+
+
+def test_a_started_container_answers_on_its_socket(driver: ProcessDriver) -> None:
+    assert health(up(driver, spec())) == 200
+
+
+def test_create_and_start_are_idempotent_by_container_id(driver: ProcessDriver) -> None:
+    first = up(driver, spec())
+    assert driver.create(spec()) == first
+    assert driver.start(first, spec()) == first
+
+
+def test_stop_ends_the_whole_tree_and_is_idempotent(driver: ProcessDriver, exits: Exits) -> None:
+    handle = up(driver, spec())
+    group = [int(p.name) for p in Path("/proc").iterdir() if p.name.isdigit() and _group(int(p.name)) == handle.pid]
+    assert len(group) >= 2  # the proxy and its child
+    driver.stop(handle, deadline_s=WAIT_S)
+    driver.stop(handle, deadline_s=WAIT_S)
+    exits.wait("one")
+    assert [pid for pid in group if proc.start_ticks(pid) is not None] == []
+
+
+def test_stop_kills_what_does_not_listen(driver: ProcessDriver, exits: Exits) -> None:
+    handle = up(driver, spec())
+    os.kill(handle.pid, signal.SIGSTOP)
+    driver.stop(handle, deadline_s=0.0)
+    assert exits.wait("one").killed or exits.wait("one").status == 0
+
+
+def test_a_killed_container_is_reported_once_with_its_signal(driver: ProcessDriver, exits: Exits) -> None:
+    handle = up(driver, spec())
+    os.kill(handle.pid, signal.SIGKILL)
+    assert exits.wait("one") == Exit("one", -9)
+    driver.stop(handle, deadline_s=1.0)
+    assert len(exits.seen) == 1
+
+
+def test_connect_ends_when_the_container_does(driver: ProcessDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(driver_programs(), KIND_PYTHON, ("-c", "raise SystemExit(5)"))
+    handle = driver.start(driver.create(spec()), spec())
+    with pytest.raises(WorkerLost):
+        driver.connect(handle, deadline_s=WAIT_S)
+
+
+def test_connect_keeps_its_deadline(driver: ProcessDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(driver_programs(), KIND_PYTHON, ("-c", "import signal; signal.pause()"))
+    handle = driver.start(driver.create(spec()), spec())
+    with pytest.raises(PlatformError, match="did not answer in time"):
+        driver.connect(handle, deadline_s=0.2)
+
+
+def test_a_stop_wakes_a_connect(driver: ProcessDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(driver_programs(), KIND_PYTHON, ("-c", "import signal; signal.pause()"))
+    handle = driver.start(driver.create(spec()), spec())
+    stopping = threading.Thread(target=driver.stop, args=(handle,), kwargs={"deadline_s": 1.0})
+    stopping.start()
+    with pytest.raises(WorkerLost):
+        driver.connect(handle, deadline_s=WAIT_S)
+    stopping.join(WAIT_S)
+
+
+def test_pause_and_unpause_hold_the_process(driver: ProcessDriver) -> None:
+    handle = up(driver, spec())
+    driver.pause(handle)
+    with pytest.raises(TimeoutError):
+        health(handle, 0.3)
+    driver.unpause(handle)
+    assert health(handle) == 200
+
+
+def test_logs_go_on_at_their_cursor(driver: ProcessDriver, monkeypatch: pytest.MonkeyPatch, exits: Exits) -> None:
+    monkeypatch.setitem(driver_programs(), KIND_PYTHON, ("-c", "print('first'); print('second')"))
+    handle = driver.start(driver.create(spec()), spec())
+    exits.wait("one")
+    whole = driver.logs(handle, "stdout", 0)
+    assert whole.data == b"first\nsecond\n"
+    assert driver.logs(handle, "stdout", 6).data == b"second\n"
+    assert driver.logs(handle, "stdout", whole.cursor).data == b""
+
+
+def test_stats_count_memory(driver: ProcessDriver) -> None:
+    assert driver.stats(up(driver, spec())).rss_bytes > 1 << 20
+
+
+def test_another_driver_finds_what_is_owned_and_adopts_it(driver: ProcessDriver, run_dir: Path, exits: Exits) -> None:
+    handle = up(driver, spec(role="instance"))
+    driver.relabel(handle, {"role": "instance", "record": "r"})
+    second = _make(run_dir)
+    adopted = Exits()
+    second.on_exit(adopted.take)
+    (owned,) = second.list_owned()
+    assert owned.handle == handle
+    assert owned.labels == {"role": "instance", "record": "r"}
+    assert owned.alive
+    second.adopt(owned)
+    second.stop(handle, deadline_s=WAIT_S)
+    assert adopted.wait("one").container_id == "one"
+    second.remove(handle)
+    assert second.list_owned() == ()
+    second.close()
+
+
+def test_a_pid_that_belongs_to_another_process_now_is_not_ours(driver: ProcessDriver) -> None:
+    handle = up(driver, spec())
+    stranger = Handle(handle.container_id, handle.kind, handle.directory, handle.pid, handle.start_ticks + 1)
+    proc.signal_tree(stranger.pid, stranger.start_ticks, signal.SIGKILL)
+    assert health(handle) == 200
+
+
+def test_a_crash_between_start_and_its_note_is_found_by_environment(driver: ProcessDriver) -> None:
+    handle = up(driver, spec())
+    driver._owned.write(Handle(handle.container_id, handle.kind, handle.directory), {})
+    (owned,) = driver.list_owned()
+    assert owned.handle.pid == handle.pid
+
+
+def test_remove_takes_the_files_away(driver: ProcessDriver) -> None:
+    handle = up(driver, spec())
+    driver.stop(handle, deadline_s=WAIT_S)
+    driver.remove(handle)
+    assert not handle.directory.exists()
+    assert driver.list_owned() == ()
+
+
+def driver_programs() -> dict[str, tuple[str, ...]]:
+    from invoker import process_driver
+
+    return process_driver.PROGRAMS
+
+
+def _group(pid: int) -> int:
+    try:
+        return os.getpgid(pid)
+    except ProcessLookupError:
+        return 0

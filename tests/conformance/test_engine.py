@@ -1,0 +1,187 @@
+"""One suite for every engine: the toy of the tests and vLLM with the real small model."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+from thaw_runtime import engine_main
+from thaw_runtime.engine import Engine, EngineRequest, Event, Failed, Finished, Sampling, Token
+
+from relay.messages import LlmInit
+from tests.thaw_runtime.doorway import Doorway
+from tests.thaw_runtime.models import read_segment, real_model, write_tiny_model
+from tests.toy_engine import ToyEngine
+from thaw.config import EngineConfig, LlmConfig, ModelConfig
+from thaw.errors import WorkerLost
+from thaw.ids import ActionName, GroupId, HostId
+
+PROMPT = (84, 104, 101, 32, 99)
+DEADLINE_S = 60.0
+
+
+class Listener:
+    """Collects events; a test waits for what it needs, never for time."""
+
+    def __init__(self) -> None:
+        self.events: dict[str, list[Event]] = {}
+        self.changed = threading.Condition()
+
+    def emit(self, events: object) -> None:
+        with self.changed:
+            for request_id, event in events:  # type: ignore[attr-defined]
+                self.events.setdefault(request_id, []).append(event)
+            self.changed.notify_all()
+
+    def wait(self, request_id: str, n_tokens: int | None = None) -> list[Event]:
+        """All events once it ended, or once ``n_tokens`` have come."""
+
+        def ready() -> bool:
+            have = self.events.get(request_id, [])
+            if n_tokens is not None and len(have) >= n_tokens:
+                return True
+            return bool(have) and not isinstance(have[-1], Token)
+
+        with self.changed:
+            assert self.changed.wait_for(ready, timeout=DEADLINE_S), f"{request_id} never ended"
+            return list(self.events[request_id])
+
+
+class Bench:
+    def __init__(self, engine: Engine, listener: Listener) -> None:
+        self.engine = engine
+        self.listener = listener
+        self._count = 0
+
+    def submit(self, sampling: Sampling, *, prompt: tuple[int, ...] = PROMPT, seed: int = 7,
+               output_so_far: tuple[int, ...] = ()) -> str:  # fmt: skip
+        self._count += 1
+        name = f"r{self._count}"
+        self.engine.submit(EngineRequest(name, prompt, sampling, seed, len(output_so_far), output_so_far))
+        return name
+
+    def run(self, sampling: Sampling, **kwargs: object) -> list[Event]:
+        return self.listener.wait(self.submit(sampling, **kwargs))  # type: ignore[arg-type]
+
+
+def plan(reserve: int = 1 << 30, dtype: str = "float32") -> LlmInit:
+    config = LlmConfig("llm:vllm", ModelConfig("test"), EngineConfig(dtype=dtype, max_model_len=512))
+    return LlmInit(ActionName("guest/chat"), GroupId("0" * 32), 0, 1, (0, 30), config, reserve, 1.0, 1, HostId("h1"))
+
+
+VLLM = pytest.param("vllm", marks=[pytest.mark.vllm, pytest.mark.filterwarnings("ignore")])  # the warnings are vLLM's
+
+
+@pytest.fixture(scope="module", params=["toy", VLLM])
+def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    listener = Listener()
+    directory = tmp_path_factory.mktemp("engine")
+    engine: Engine
+    if request.param == "toy":
+        engine, model = ToyEngine(listener.emit), write_tiny_model(directory / "model")
+    else:
+        engine, model = engine_main.vllm()(listener.emit), real_model()
+    door = Doorway(model, directory / "door")
+    client, segment = read_segment(door)
+    started = engine.start(plan(), segment)
+    assert started.max_model_len == 512
+    yield Bench(engine, listener)
+    engine.stop()
+    client.close()
+    door.close()
+
+
+def tokens(events: list[Event]) -> list[int]:
+    return [e.token_id for e in events if isinstance(e, Token)]
+
+
+def test_indices_count_from_zero_and_the_answer_ends_once(bench: Bench) -> None:
+    events = bench.run(Sampling(12, temperature=0))
+    assert [e.index for e in events if isinstance(e, Token)] == list(range(12))
+    assert [type(e) for e in events if not isinstance(e, Token)] == [Finished]
+    assert isinstance(events[-1], Finished)
+    assert events[-1].reason == "length"
+    assert (events[-1].usage.prompt_tokens, events[-1].usage.completion_tokens) == (5, 12)
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(24, temperature=0),
+        Sampling(24, temperature=1.0, top_p=0.9),
+        Sampling(24, temperature=0.8, top_k=50, presence_penalty=1.5, frequency_penalty=0.5),
+    ],
+    ids=["greedy", "seeded", "penalties"],
+)
+@pytest.mark.parametrize("cut", [1, 11, 23])
+def test_a_continued_answer_equals_an_uninterrupted_one(bench: Bench, sampling: Sampling, cut: int) -> None:
+    whole = tokens(bench.run(sampling))
+    rest = bench.run(sampling, output_so_far=tuple(whole[:cut]))
+    assert tokens(rest) == whole[cut:]
+    assert isinstance(rest[0], Token)
+    assert rest[0].index == cut
+    assert isinstance(rest[-1], Finished)
+    assert rest[-1].usage.completion_tokens == 24
+
+
+def test_the_same_seed_gives_the_same_answer_and_another_seed_another(bench: Bench) -> None:
+    sampling = Sampling(16, temperature=1.0)
+    first, again, other = (tokens(bench.run(sampling, seed=s)) for s in (1, 1, 2))
+    assert first == again
+    assert first != other
+
+
+def test_requests_run_side_by_side_without_mixing(bench: Bench) -> None:
+    sampling = Sampling(16, temperature=0)
+    alone = [tokens(bench.run(sampling, prompt=(*PROMPT, 100 + i))) for i in range(4)]
+    names = [bench.submit(sampling, prompt=(*PROMPT, 100 + i)) for i in range(4)]
+    assert [tokens(bench.listener.wait(name)) for name in names] == alone
+
+
+def test_a_stop_token_ends_the_answer_and_is_delivered(bench: Bench) -> None:
+    whole = tokens(bench.run(Sampling(12, temperature=0)))
+    stop = whole[5]
+    events = bench.run(Sampling(12, temperature=0, stop_token_ids=(stop,)))
+    assert tokens(events) == whole[: whole.index(stop) + 1]
+    assert isinstance(events[-1], Finished)
+    assert events[-1].reason == "stop"
+
+
+def test_an_aborted_request_ends_in_abort_and_leaves_nothing(bench: Bench) -> None:
+    name = bench.submit(Sampling(400, temperature=0))
+    bench.listener.wait(name, n_tokens=2)
+    bench.engine.abort(name)
+    last = bench.listener.wait(name)[-1]
+    assert isinstance(last, Finished)
+    assert last.reason == "abort"
+    assert bench.engine.drain(DEADLINE_S)
+    assert bench.engine.requests() == ()
+
+
+def test_logprobs_come_with_the_number_of_alternatives_asked_for(bench: Bench) -> None:
+    events = bench.run(Sampling(3, temperature=0, logprobs=2))
+    for event in events[:-1]:
+        assert isinstance(event, Token)
+        assert event.logprobs is not None
+        assert event.logprobs.logprob <= 0
+        assert len(event.logprobs.top) == 2
+
+
+def test_aborting_what_is_unknown_changes_nothing(bench: Bench) -> None:
+    bench.engine.abort("never seen")
+    assert tokens(bench.run(Sampling(2, temperature=0)))
+
+
+def test_a_stopped_engine_fails_its_requests_and_those_that_come_later(bench: Bench) -> None:
+    """Last in the file: the engine is gone afterwards."""
+    name = bench.submit(Sampling(400, temperature=0))
+    bench.listener.wait(name, n_tokens=1)
+    bench.engine.stop()
+    last = bench.listener.wait(name)[-1]
+    assert isinstance(last, Failed)
+    assert last.error.code == WorkerLost.__name__
+    late = bench.run(Sampling(2, temperature=0))
+    assert [type(e) for e in late] == [Failed]
+
+

@@ -1,0 +1,183 @@
+"""Starting, restarting and ending processes, with small programs in place of the components."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from thaw.dev.components import Component, base_env
+from thaw.dev.layout import Layout
+from thaw.dev.processes import belonging_to, identify, is_alive, send, wait_gone
+from thaw.dev.supervisor import Supervisor
+from thaw.dev.watch import LineReader, wait_for_line
+from thaw.errors import PlatformError
+
+READY = 'print("ready", flush=True);'
+IDLE = f"import signal; {READY} signal.pause()"
+STUBBORN = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {READY}\nwhile True: signal.pause()"
+
+
+@pytest.fixture
+def layout(tmp_path: Path) -> Iterator[Layout]:
+    made = Layout(tmp_path / "state")
+    made.make_run_dir()
+    yield made
+    left = belonging_to(made.run_dir)
+    send(left, signal.SIGKILL)
+    made.run_dir.rmdir()
+    assert left == set()
+
+
+def program(layout: Layout, name: str, code: str, tier: int = 0, grace_s: float = 5.0) -> Component:
+    return Component(name, (sys.executable, "-c", code), base_env(layout.run_dir), "ready", tier,
+                     stop_grace_s=grace_s, start_deadline_s=10.0)  # fmt: skip
+
+
+class Reports:
+    """Remembers what was reported and can do something when it is."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, str]] = []
+        self.on: dict[tuple[str, str, int], object] = {}
+
+    def __call__(self, component: str, event: str) -> None:
+        self.seen.append((component, event.partition(" ")[0]))
+        action = self.on.get((component, event.partition(" ")[0], self.seen.count(self.seen[-1])))
+        if callable(action):
+            action()
+
+
+def test_components_are_ready_when_their_log_says_so_and_end_by_tier(layout: Layout) -> None:
+    reports = Reports()
+    with Supervisor(layout, reports) as supervisor:
+        both = [program(layout, "first", IDLE, tier=1), program(layout, "second", IDLE, tier=0)]
+        supervisor.start(both)
+        supervisor.wait_ready(both)
+    assert sorted(reports.seen[2:4]) == [("first", "ready"), ("second", "ready")]
+    assert reports.seen[4:] == [("second", "stopped"), ("first", "stopped")]
+
+
+def test_a_killed_component_is_started_again_until_the_supervisor_is_asked_to_stop(layout: Layout) -> None:
+    reports = Reports()
+
+    def pid() -> int:
+        return int((layout.pids / "it").read_text().split()[0])
+
+    pids: list[int] = []
+
+    def kill() -> None:
+        pids.append(pid())
+        os.kill(pids[-1], signal.SIGKILL)
+
+    reports.on[("it", "ready", 2)] = kill
+    reports.on[("it", "ready", 3)] = lambda: os.kill(os.getpid(), signal.SIGTERM)
+    with Supervisor(layout, reports) as supervisor:
+        it = program(layout, "it", IDLE)
+        supervisor.start([it])
+        supervisor.wait_ready([it])
+        kill()
+        supervisor.run()
+    assert [event for _, event in reports.seen].count("crashed") == 2
+    assert len(set(pids)) == 2
+
+
+def test_a_component_that_ends_while_it_starts_is_an_error_with_its_last_words(layout: Layout) -> None:
+    with Supervisor(layout, Reports()) as supervisor:
+        broken = program(layout, "broken", "raise SystemExit('no such setting')")
+        supervisor.start([broken])
+        with pytest.raises(PlatformError, match=r"broken ended while it started \(exit status 1\): no such setting") as e:
+            supervisor.wait_ready([broken])
+    assert e.value.hint == f"its log: {layout.log('broken')}"
+
+
+def test_one_that_ignores_the_signal_is_killed_after_its_grace(layout: Layout) -> None:
+    with Supervisor(layout, Reports()) as supervisor:
+        stubborn = program(layout, "stubborn", STUBBORN, grace_s=0.2)
+        supervisor.start([stubborn])
+        supervisor.wait_ready([stubborn])
+    assert belonging_to(layout.run_dir) == set()
+
+
+def test_what_a_component_has_started_in_a_session_of_its_own_ends_with_it(layout: Layout) -> None:
+    child = "import subprocess, sys, signal\n" f"p = subprocess.Popen([sys.executable, '-c', {IDLE!r}], start_new_session=True)\n"
+    with Supervisor(layout, Reports()) as supervisor:
+        parent = program(layout, "parent", child + "signal.pause()")
+        supervisor.start([parent])
+        supervisor.wait_ready([parent])
+        assert len(belonging_to(layout.run_dir)) == 2
+    assert belonging_to(layout.run_dir) == set()
+
+
+def test_children_die_with_a_killed_supervisor(layout: Layout, tmp_path: Path) -> None:
+    code = f"""
+import sys
+from pathlib import Path
+from thaw.dev.components import Component, base_env
+from thaw.dev.layout import Layout
+from thaw.dev.supervisor import Supervisor
+layout = Layout(Path({str(layout.root)!r}))
+with Supervisor(layout, lambda *_: None) as s:
+    c = Component("it", (sys.executable, "-c", {IDLE!r}), base_env(layout.run_dir), "ready", 0)
+    s.start([c]); s.wait_ready([c]); print("up", flush=True); s.run()
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as supervisor:
+        assert supervisor.stdout is not None
+        assert supervisor.stdout.readline() == "up\n"
+        children = belonging_to(layout.run_dir)
+        assert len(children) == 1
+        supervisor.kill()
+    assert wait_gone(children, 5.0) == set()
+
+
+def test_a_pid_with_another_start_time_is_another_process() -> None:
+    me = identify(os.getpid())
+    assert me is not None
+    assert is_alive(me)
+    assert not is_alive(type(me)(me.pid, me.start_ticks + 1))
+
+
+def test_lines_are_given_whole_and_once(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    reader = LineReader(path)
+    assert reader.lines() == []
+    with path.open("a") as f:
+        f.write("one\ntw")
+        f.flush()
+        assert reader.lines() == ["one"]
+        f.write("o\n")
+        f.flush()
+        assert reader.lines() == ["two"]
+    path.write_text("new\n")
+    assert reader.lines() == ["new"]
+
+
+def test_waiting_for_a_line_ends_when_it_is_written_and_not_before(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.touch()
+    assert not wait_for_line(path, "ready", 0.05)
+
+    def write() -> None:
+        with path.open("a") as f:
+            f.write("not yet\nready\n")
+
+    timer = threading.Timer(0.05, write)
+    timer.start()
+    assert wait_for_line(path, "ready", 10)
+    timer.join()
+
+
+def test_a_run_directory_of_somebody_else_is_refused(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+    with tempfile.TemporaryDirectory() as foreign:
+        monkeypatch.setattr(tempfile, "tempdir", foreign)
+        os.symlink("/", layout.run_dir)
+        with pytest.raises(PlatformError, match="belongs to somebody else"):
+            layout.make_run_dir()
+        monkeypatch.undo()

@@ -1,0 +1,171 @@
+"""A whole platform comes up, recovers, and leaves nothing: real components, real servers, no model."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from thaw.dev import leftovers, sweep
+from thaw.dev.layout import Layout, Platform
+from thaw.dev.processes import ProcessId, belonging_to, is_alive, wait_gone
+from thaw.dev.watch import LineReader
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+SMALL = ("--port", "0", "--pool-mb", "128", "--stem-cells", "off", "--memory-mb", "1024")
+COMPONENTS = ["gateway", "host-0-fetchd", "host-0-invoker", "relay", "scheduler", "state"]
+
+
+@pytest.fixture
+def layout(tmp_path: Path) -> Iterator[Layout]:
+    made = Layout(tmp_path / "state")
+    yield made
+    platform = made.read_platform()
+    if platform is not None:  # a failed test must not leave its platform to the next
+        sweep.stop_supervisor(platform)
+    sweep.sweep(made, platform)
+    assert leftovers.find(made, platform) == []
+
+
+@pytest.fixture
+def thaw(layout: Layout, tmp_path: Path) -> Run:
+    environ = {k: os.environ[k] for k in ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH") if k in os.environ}
+    environ |= {"THAW_STATE_DIR": str(layout.root), "HOME": str(tmp_path), "COLUMNS": "140"}
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([sys.executable, "-m", "thaw.cli.main", *words], env=environ, capture_output=True,
+                              text=True, timeout=120, check=False)  # fmt: skip
+
+    return run
+
+
+@pytest.fixture
+def platform(thaw: Run, layout: Layout, tmp_path: Path) -> Platform:
+    done = thaw("dev", "up", *SMALL, "--store", str(tmp_path / "store"), "--detach")
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = layout.read_platform()
+    assert found is not None
+    return found
+
+
+def pid_of(layout: Layout, component: str) -> ProcessId:
+    pid, ticks = (layout.pids / component).read_text().split()
+    return ProcessId(int(pid), int(ticks))
+
+
+def nothing_is_left(layout: Layout, platform: Platform) -> None:
+    assert leftovers.find(layout, platform) == []
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", int(platform.apihost.rsplit(":", 1)[1])), timeout=5)
+
+
+def test_up_runs_a_function_and_down_leaves_nothing(
+    platform: Platform, thaw: Run, layout: Layout, tmp_path: Path
+) -> None:
+    assert layout.wskprops.stat().st_mode & 0o777 == 0o600
+    assert layout.platform_file.stat().st_mode & 0o777 == 0o600
+    status = thaw("dev", "status")
+    assert status.returncode == 0, status.stdout
+    assert [line.split()[0] for line in status.stdout.splitlines() if " running " in line][:7] == [
+        "supervisor", *COMPONENTS]  # fmt: skip
+    (tmp_path / "hello.py").write_text("def main(args): return {'text': 'Hello, ' + args['name']}")
+    assert thaw("action", "create", "hello", str(tmp_path / "hello.py")).returncode == 0
+    done = thaw("action", "invoke", "hello", "--result", "-p", "name", "Ada")
+    assert '"text": "Hello, Ada"' in done.stdout, done.stderr
+    assert "host-0" in thaw("host", "list").stdout
+    down = thaw("dev", "down")
+    assert (down.returncode, down.stdout) == (0, "ok: the platform is down\n")
+    nothing_is_left(layout, platform)
+    assert thaw("dev", "status").returncode == 1
+
+
+def test_a_second_up_says_that_it_is_up(platform: Platform, thaw: Run, layout: Layout) -> None:
+    again = thaw("dev", "up", *SMALL)
+    assert again.returncode == 0
+    assert again.stdout == f"ok: the platform is up already, at {platform.apihost} (thaw dev down ends it)\n"
+    assert is_alive(platform.supervisor)
+
+
+def test_every_component_that_is_killed_comes_back_and_deployed_functions_stay(
+    platform: Platform, thaw: Run, layout: Layout, tmp_path: Path
+) -> None:
+    (tmp_path / "f.py").write_text("def main(args): return {'ok': True}")
+    assert thaw("action", "create", "f", str(tmp_path / "f.py")).returncode == 0
+    before = {name: pid_of(layout, name) for name in COMPONENTS}
+    for process in before.values():
+        os.kill(process.pid, signal.SIGKILL)
+    done = thaw("action", "invoke", "f", "--result")
+    end = time.monotonic() + 60
+    while done.returncode != 0 and time.monotonic() < end:  # each try waits in the gateway, or is refused at once
+        done = thaw("action", "invoke", "f", "--result")
+    assert '"ok": true' in done.stdout, done.stderr
+    assert thaw("dev", "status").returncode == 0
+    assert all(pid_of(layout, name) != before[name] for name in COMPONENTS)
+
+
+def test_down_cleans_up_after_a_killed_supervisor(platform: Platform, thaw: Run, layout: Layout) -> None:
+    os.kill(platform.supervisor.pid, signal.SIGKILL)
+    wait_gone([platform.supervisor], 5.0)
+    down = thaw("dev", "down")
+    assert down.returncode == 0
+    assert down.stdout.startswith("ok: the platform is down"), down.stdout
+    nothing_is_left(layout, platform)
+
+
+def test_down_cleans_up_when_supervisor_and_invoker_were_both_killed(
+    platform: Platform, thaw: Run, layout: Layout, tmp_path: Path
+) -> None:
+    (tmp_path / "f.py").write_text("def main(args): return {'ok': True}")
+    thaw("action", "create", "f", str(tmp_path / "f.py"))
+    thaw("action", "invoke", "f", "--result")  # a container lives now
+    for process in (pid_of(layout, "host-0-invoker"), platform.supervisor):
+        os.kill(process.pid, signal.SIGKILL)
+    wait_gone([platform.supervisor], 5.0)
+    assert thaw("dev", "down").returncode == 0
+    nothing_is_left(layout, platform)
+
+
+def test_an_interrupt_ends_a_foreground_platform_with_exit_code_0(layout: Layout, tmp_path: Path) -> None:
+    environ = {k: v for k, v in os.environ.items() if k != "WSK_CONFIG_FILE"} | {"THAW_STATE_DIR": str(layout.root)}
+    words = ["dev", "up", *SMALL, "--store", str(tmp_path / "store")]
+    command = [sys.executable, "-m", "thaw.cli.main", *words]
+    with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith("Ctrl-C"):
+                break
+        children = belonging_to(layout.run_dir)
+        assert len(children) >= len(COMPONENTS)
+        os.killpg(process.pid, signal.SIGINT)
+        rest = process.stdout.read()
+        assert process.wait(60) == 0
+    assert all(f"stopped  {name}" in rest for name in ("gateway", "state", "host-0/fetchd"))
+    assert belonging_to(layout.run_dir) == set()
+    assert not layout.platform_file.exists()
+
+
+def test_a_port_that_is_taken_is_told_with_the_way_out(thaw: Run, layout: Layout, tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        done = thaw("dev", "up", "--port", port, "--store", str(tmp_path))
+    assert done.stderr == f"error: port {port} is taken\nhint: choose another: --port N, or --port 0 for any free one\n"
+    assert done.returncode == 244
+
+
+def test_logs_of_a_component_that_is_not_there_name_those_that_are(
+    platform: Platform, thaw: Run, layout: Layout
+) -> None:
+    missing = thaw("dev", "logs", "nobody")
+    assert missing.returncode == 148
+    assert "gateway, host-0-fetchd, host-0-invoker" in missing.stderr
+    assert thaw("dev", "logs", "host-0/fetchd", "-n", "1").stdout.startswith("{")
+    assert LineReader(layout.log("gateway")).lines()

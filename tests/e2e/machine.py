@@ -1,0 +1,124 @@
+"""A platform started as its users start it, and what it must not leave behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import requests
+
+ROOT = Path(__file__).parents[2]
+THAW = str(Path(sys.executable).with_name("thaw"))
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+class Machine:
+    """A state directory of its own, a free port, and every command run against it."""
+
+    def __init__(self, directory: Path, environ: Mapping[str, str]) -> None:
+        self.port = free_port()
+        self.state_dir = directory / "state"
+        kept = {k: v for k, v in environ.items() if not k.startswith(("THAW_", "WSK_", "AWS_"))}
+        home = directory / "home"
+        home.mkdir()
+        self.env = kept | {
+            "HOME": str(home), "THAW_STATE_DIR": str(self.state_dir), "HF_HUB_OFFLINE": "1",
+            "XDG_CACHE_HOME": environ.get("XDG_CACHE_HOME", str(Path(environ.get("HOME", "/root")) / ".cache")),
+            "PATH": f"{Path(sys.executable).parent}:{environ['PATH']}",
+        }  # fmt: skip
+        self._before = (processes(), listening())
+
+    @property
+    def api(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def thaw(self, *arguments: str, timeout_s: float = 300, check: bool = True) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run([THAW, *arguments], cwd=ROOT, env=self.env, capture_output=True, text=True, timeout=timeout_s)
+        if check and done.returncode != 0:
+            raise AssertionError(f"thaw {' '.join(arguments)} → {done.returncode}\n{done.stdout}\n{done.stderr}")
+        return done
+
+    def up(self, *arguments: str) -> None:
+        self.thaw("dev", "up", "--detach", "--port", str(self.port), *arguments)
+
+    def down(self) -> None:
+        self.thaw("dev", "down", check=False)
+
+    def auth(self) -> tuple[str, str]:
+        uuid, _, key = self.thaw("property", "get", "--auth", "--output", "raw").stdout.strip().partition(":")
+        return uuid, key
+
+    def request(self, method: str, path: str, **options: Any) -> requests.Response:
+        options.setdefault("timeout", 120)
+        return requests.request(method, self.api + path, auth=self.auth(), **options)
+
+    def chat(self, action: str, content: str, **body: Any) -> requests.Response:
+        message = {"model": action, "messages": [{"role": "user", "content": content}], "max_tokens": 24, **body}
+        return self.request("POST", "/v1/chat/completions", json=message, stream=bool(body.get("stream")))
+
+    def pid_of(self, component: str) -> int:
+        """A component's process, as the supervisor recorded it."""
+        return int((self.state_dir / "pids" / component.replace("/", "-")).read_text().split()[0])
+
+    def kill(self, component: str, sig: int = signal.SIGKILL) -> int:
+        pid = self.pid_of(component)
+        os.kill(pid, sig)
+        return pid
+
+    def leftovers(self) -> list[str]:
+        """Processes and listening ports that were not there before, and namespaces of ours."""
+        before_processes, before_ports = self._before
+        new = [f"process {pid}: {line}" for pid, line in processes().items() if pid not in before_processes and self._is_ours(pid)]
+        return new + [f"port {p}" for p in sorted(listening() - before_ports)]
+
+    def _is_ours(self, pid: int) -> bool:
+        try:
+            return str(self.state_dir).encode() in Path(f"/proc/{pid}/environ").read_bytes() or b"THAW_" in Path(
+                f"/proc/{pid}/environ"
+            ).read_bytes()
+        except OSError:
+            return False
+
+
+def processes() -> dict[int, str]:
+    found = {}
+    for path in Path("/proc").iterdir():
+        if path.name.isdigit():
+            try:
+                found[int(path.name)] = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")[:200]
+            except OSError:
+                continue
+    return found
+
+
+def listening() -> set[int]:
+    ports = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A":
+                ports.add(int(fields[1].rpartition(":")[2], 16))
+    return ports
+
+
+def events(response: requests.Response) -> list[dict[str, Any]]:
+    """The JSON of every SSE data line, the last one's [DONE] checked."""
+    lines = [line for line in response.iter_lines() if line.startswith(b"data: ")]
+    assert lines[-1] == b"data: [DONE]", lines[-1:]
+    return [json.loads(line.removeprefix(b"data: ")) for line in lines[:-1]]
+
+
+def text_of(response: requests.Response) -> str:
+    return "".join(e["choices"][0]["delta"].get("content") or "" for e in events(response) if e["choices"])

@@ -1,0 +1,126 @@
+"""kill -9 of each process, before and during a start and under a running answer."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+import requests
+
+from tests.e2e.machine import Machine, events
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
+COMPONENTS = ("gateway", "scheduler", "host-0/invoker", "host-0/fetchd")
+LONG = {"max_tokens": 120, "temperature": 0, "stream": True, "ignore_eos": True}
+
+
+def answered(machine: Machine, deadline_s: float = 120) -> None:
+    """The platform answers again by itself.  Bounded; a refused connection is the gateway coming back."""
+    until = time.monotonic() + deadline_s
+    while True:
+        try:
+            response = machine.chat("chat", "What is the capital of France?", temperature=0, timeout=60)
+            if response.status_code == 200 and "Paris" in response.text:
+                return
+            seen = response.text
+        except requests.ConnectionError as e:
+            seen = str(e)
+        assert time.monotonic() < until, seen
+        time.sleep(0.5)
+
+
+@pytest.mark.parametrize("component", COMPONENTS)
+def test_after_a_kill_while_idle_the_next_requests_are_answered(platform: Machine, component: str) -> None:
+    answered(platform)
+    platform.kill(component)
+    answered(platform)
+
+
+@pytest.mark.parametrize("component", [c for c in COMPONENTS if c != "gateway"])
+def test_a_held_request_survives_a_kill_during_its_cold_start(platform: Machine, component: str) -> None:
+    platform.thaw("action", "update", "chat", "--config", "examples/chat/chat.json")  # a new version: no warm instance
+    result: list[requests.Response] = []
+    asking = threading.Thread(target=lambda: result.append(platform.chat("chat", "What is the capital of France?", temperature=0)))
+    asking.start()
+    time.sleep(0.7)  # the start is under way; whether early or late in it does not matter
+    platform.kill(component)
+    asking.join(150)
+    assert not asking.is_alive(), "the held request got neither an answer nor an error"
+    assert result[0].status_code in (200, 500, 502, 503), result[0].text
+    if result[0].status_code != 200:
+        assert result[0].json()["error"]["message"]
+    answered(platform)
+
+
+def test_a_killed_worker_under_an_answer_costs_no_token_and_doubles_none(platform: Machine) -> None:
+    answered(platform)
+    uninterrupted = "".join(texts(platform.chat("chat", "Count from one to fifty.", **LONG)))
+    response = platform.chat("chat", "Count from one to fifty.", **LONG)
+    received: list[str] = []
+    for text in texts(response, after_each=once(lambda: kill_workers(platform), at=10)):
+        received.append(text)
+    assert "".join(received) == uninterrupted
+
+
+def test_a_202_ends_in_one_record_though_the_gateway_is_killed(platform: Machine) -> None:
+    answered(platform)
+    accepted = platform.request(
+        "POST", "/api/v1/namespaces/_/actions/chat", json={"prompt": "The capital of France is", "max_tokens": 4, "temperature": 0}
+    )
+    assert accepted.status_code == 202
+    platform.kill("gateway")
+    answered(platform)
+    activation_id = accepted.json()["activationId"]
+    record = platform.thaw("activation", "get", activation_id, "--wait").stdout
+    assert "Paris" in record
+    listed = platform.request("GET", "/api/v1/namespaces/_/activations?limit=0&docs=true").json()
+    assert [a["activationId"] for a in listed].count(activation_id) == 1
+
+
+def test_a_killed_state_server_loses_no_202(platform: Machine) -> None:
+    answered(platform)
+    accepted = platform.request("POST", "/api/v1/namespaces/_/actions/hello", json={"name": "Ada"})
+    assert accepted.status_code == 202
+    platform.kill("state")
+    answered(platform)
+    assert "Hello, Ada!" in platform.thaw("activation", "get", accepted.json()["activationId"], "--wait").stdout
+
+
+def texts(response: requests.Response, after_each: Callable[[int], None] = lambda _: None) -> list[str]:
+    found: list[str] = []
+    for line in response.iter_lines():
+        if line.startswith(b"data: {"):
+            found.append(line.decode())
+            after_each(len(found))
+    assert found
+    import json
+
+    return [json.loads(d.removeprefix("data: "))["choices"][0]["delta"].get("content") or "" for d in found]
+
+
+def once(action: Callable[[], None], *, at: int) -> Callable[[int], None]:
+    return lambda n: action() if n == at else None
+
+
+def kill_workers(machine: Machine) -> None:
+    """The container's processes, as the invoker recorded them."""
+    import os
+    import signal
+
+    from tests.e2e.machine import processes
+
+    killed = 0
+    for pid in processes():
+        try:
+            environ = open(f"/proc/{pid}/environ", "rb").read()
+        except OSError:
+            continue
+        if b"THAW_INSTANCE_ID=" in environ and str(machine.state_dir).encode() in environ:
+            os.kill(pid, signal.SIGKILL)
+            killed += 1
+    assert killed, "no container was found"
+
+
+__all__ = ["events"]

@@ -1,0 +1,49 @@
+"""Keep-alive, scale to zero, and a platform that leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.machine import Machine
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
+
+
+def wait_until_no_instance(machine: Machine, deadline_s: float) -> None:
+    """Follows the records of the hosts; bounded."""
+    until = time.monotonic() + deadline_s
+    while any(h["instances"] for h in machine.request("GET", "/api/v1/thaw/hosts").json()["hosts"]):
+        assert time.monotonic() < until, "an instance outlived its keep-alive"
+        time.sleep(0.5)
+
+
+def test_after_keep_alive_the_instance_is_gone_and_the_next_request_thaws_again(own_machine: Machine, tmp_path: Path) -> None:
+    config = json.loads(Path("examples/chat/chat.json").read_text())
+    config["scaling"] = {"keep_alive_s": 2}
+    (tmp_path / "chat.json").write_text(json.dumps(config))
+    own_machine.up()
+    own_machine.thaw("model", "demo")
+    own_machine.thaw("action", "create", "chat", "--config", str(tmp_path / "chat.json"))
+    for _ in range(2):
+        response = own_machine.chat("chat", "What is the capital of France?", temperature=0)
+        assert "Paris" in response.json()["choices"][0]["message"]["content"]
+        path = f"/api/v1/namespaces/_/activations/{response.headers['X-Openwhisk-Activation-Id']}"
+        assert "initTime" in {a["key"] for a in own_machine.request("GET", path).json()["annotations"]}
+        wait_until_no_instance(own_machine, 30)
+
+
+def test_down_after_a_killed_supervisor_leaves_nothing(own_machine: Machine) -> None:
+    own_machine.up()
+    own_machine.thaw("model", "demo")
+    own_machine.thaw("action", "create", "chat", "--config", "examples/chat/chat.json")
+    assert own_machine.chat("chat", "Hello", max_tokens=2).status_code == 200
+    supervisor = json.loads((own_machine.state_dir / "platform.json").read_text())["supervisor"]["pid"]
+    os.kill(supervisor, signal.SIGKILL)
+    own_machine.thaw("dev", "down")
+    assert own_machine.leftovers() == []

@@ -1,0 +1,123 @@
+"""A real gateway process, a key, and a fake invoker."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+import requests
+
+from relay.records import Records, Subject
+from tests.conftest import free_port
+from tests.gateway.fake_invoker import FakeInvoker
+from thaw.ids import Namespace
+
+KEY = "23bc46b1-71f6-4ed5-8c54-816aa4f8c502:secret"
+OTHER_KEY = "33bc46b1-71f6-4ed5-8c54-816aa4f8c502:other"
+LLM_CONFIG = {"kind": "llm:vllm", "model": {"uri": "s3://models/tiny", "served_name": "tiny"}}
+ROOT = Path(__file__).parents[2]
+
+
+class GatewayProcess:
+    """``thaw-gateway`` as an operator runs it."""
+
+    def __init__(self, state_url: str, **environ: str) -> None:
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        env = {**os.environ, "THAW_STATE_URL": state_url, "THAW_GATEWAY_BIND": f"127.0.0.1:{self.port}",
+               "PYTHONPATH": str(ROOT), **environ}  # fmt: skip
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "gateway.main"], env=env, stderr=subprocess.PIPE, text=True, start_new_session=True
+        )
+        self.lines: list[str] = []
+        self.wait_for_event("gateway_started")
+        self.session = requests.Session()
+        self.session.auth = tuple(KEY.split(":"))  # type: ignore[assignment]
+
+    def wait_for_event(self, name: str) -> dict[str, Any]:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.lines.append(line)
+            if line.startswith("{") and (event := json.loads(line)).get("event") == name:
+                return dict(event)
+        raise AssertionError(f"no {name}: {''.join(self.lines)}")
+
+    def kill(self) -> None:
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait(10)
+
+    def stop(self) -> None:
+        self.session.close()  # a kept connection would be waited for
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(15)
+            except subprocess.TimeoutExpired:
+                self.kill()
+        assert self.process.stderr is not None
+        self.process.stderr.close()
+
+    def call(self, method: str, path: str, **kwargs: Any) -> requests.Response:
+        kwargs.setdefault("timeout", 30)
+        return self.session.request(method, self.url + path, **kwargs)
+
+    def put_llm(self, name: str = "chat", **config: Any) -> None:
+        reply = self.call("PUT", f"/api/v1/namespaces/_/actions/{name}", json={"config": {**LLM_CONFIG, **config}})
+        assert reply.status_code == 200, reply.text
+
+    def put_python(self, name: str = "hello", **extra: Any) -> None:
+        body = {"exec": {"kind": "python:3.11", "code": "def main(args):\n    return args\n"}, **extra}
+        reply = self.call("PUT", f"/api/v1/namespaces/_/actions/{name}", json=body)
+        assert reply.status_code == 200, reply.text
+
+    def chat(self, **body: Any) -> requests.Response:
+        stream = bool(body.get("stream"))
+        plain = {"model": "chat", "messages": [{"role": "user", "content": "hi"}], **body}
+        return self.call("POST", "/v1/chat/completions", json=plain, stream=stream)
+
+    def record(self, activation_id: str) -> dict[str, Any]:
+        reply = self.call("GET", f"/api/v1/namespaces/_/activations/{activation_id}")
+        assert reply.status_code == 200, reply.text
+        return dict(reply.json())
+
+
+def add_key(url: str, key: str, namespace: str) -> None:
+    with redis.Redis.from_url(url) as client:
+        digest = hashlib.sha256(key.encode()).hexdigest()
+        Records(client).put_key(digest, Subject(Namespace(namespace), f"{namespace}-user"))
+
+
+@pytest.fixture
+def start_gateway(valkey_url: str) -> Iterator[Callable[..., GatewayProcess]]:
+    add_key(valkey_url, KEY, "guest")
+    add_key(valkey_url, OTHER_KEY, "other")
+    started: list[GatewayProcess] = []
+
+    def start(**environ: str) -> GatewayProcess:
+        started.append(GatewayProcess(valkey_url, **environ))
+        return started[-1]
+
+    yield start
+    for gateway in started:
+        gateway.stop()
+
+
+@pytest.fixture
+def gateway(start_gateway: Callable[..., GatewayProcess]) -> GatewayProcess:
+    return start_gateway()
+
+
+@pytest.fixture
+def invoker(valkey_url: str) -> Iterator[FakeInvoker]:
+    fake = FakeInvoker(valkey_url)
+    yield fake
+    fake.stop()

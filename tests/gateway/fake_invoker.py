@@ -1,0 +1,182 @@
+"""An invoker's data port with a deterministic container behind it: token i of an answer is id 100+i, text ``w{i} ``."""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import redis
+
+from relay import messages
+from relay.messages import RunFinished, RunToken, TokenLogprob
+from relay.registry import Registry
+from thaw.errors import ThawError
+from thaw.ids import ActionName, GroupId, HostId, InstanceId
+from thaw.instance import InstanceRecord, InstanceState, StartMode
+
+
+class FakeInvoker:
+    """Knobs are plain attributes; what was asked of it is in ``runs``."""
+
+    def __init__(self, url: str, host: str = "h0") -> None:
+        self.host = HostId(host)
+        self.client = redis.Redis.from_url(url)
+        self.registry = Registry(self.client)
+        self.runs: list[dict[str, Any]] = []
+        self.refusals: deque[ThawError] = deque()
+        self.cut_after: deque[int] = deque()  # the next run's connection is cut after so many tokens
+        self.pace: threading.Semaphore | None = None  # a token costs one release
+        self.function: Callable[[Any], tuple[int, Any]] = lambda value: (200, value)
+        self.log_lines: list[str] = []
+        self.closed = threading.Semaphore(0)  # one release a connection that broke under a run
+        self.entered = threading.Semaphore(0)  # one release a run that arrived
+        self.running = 0
+        self._token = ""
+        self._lock = threading.Lock()
+        self._server = _Server(("127.0.0.1", 0), _handler(self))
+        self.address = f"127.0.0.1:{self._server.server_port}"
+        threading.Thread(target=self._server.serve_forever, name="fake-invoker", daemon=True).start()
+
+    @property
+    def token(self) -> str:
+        """The gateway made it when it started."""
+        if not self._token:
+            self._token = self.registry.host_token("unused")
+        return self._token
+
+    def ready(self, action: str, *, slots: int = 8, instance: str = "i0", version: str = "0.0.1") -> InstanceRecord:
+        record = InstanceRecord(
+            InstanceId(instance), self.host, ActionName(action), version, GroupId("a" * 32), InstanceState.READY,
+            self.address, slots, 0, "cpu", StartMode.COLD, init_ms=40,
+        )  # fmt: skip
+        self.registry.put_instance(record)
+        return record
+
+    def gone(self, record: InstanceRecord) -> None:
+        self.registry.put_instance(replace(record, state=InstanceState.GONE))
+
+    def wait_for_demand(self, count: int = 1, timeout_s: float = 10) -> list[messages.DemandAdded]:
+        """Block on the event stream until so many requests are waiting."""
+        deadline, position = time.monotonic() + timeout_s, b"0-0"
+        while len(found := self.registry.demand()) != count:
+            assert time.monotonic() < deadline, f"{len(found)} requests wait, not {count}"
+            reply: Any = self.client.xread({"thaw:events": position}, block=200)
+            position = reply[0][1][-1][0] if reply else position
+        return found
+
+    def stop(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self.client.close()
+
+    def note(self, delta: int) -> None:
+        with self._lock:
+            self.running += delta
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 2048
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A broken connection is part of the tests."""
+
+
+def _handler(fake: FakeInvoker) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True
+
+        def log_message(self, *_: Any) -> None: ...
+
+        def do_GET(self) -> None:
+            self._json(200, {"logs": fake.log_lines})
+
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            if self.headers.get("Authorization") != f"Bearer {fake.token}":
+                self._json(401, {"error": "no"})
+                return
+            if fake.refusals:
+                error = fake.refusals.popleft()
+                info = {"code": error.code, "message": error.message, "hint": ""}
+                self._json(410 if error.code == "InstanceGone" else 429, {"error": error.message, "info": info})
+                return
+            fake.runs.append({**body, "path": self.path})
+            fake.entered.release()
+            fake.note(1)
+            try:
+                self._run(body["value"])
+            except OSError:
+                self.close_connection = True
+                fake.closed.release()
+            finally:
+                fake.note(-1)
+
+        def _run(self, value: Any) -> None:
+            if "application/x-thaw-stream" in self.headers.get("Accept", ""):
+                self._stream(value)
+            else:
+                self._wait_for_pace()
+                if fake.cut_after:
+                    fake.cut_after.popleft()
+                    self.connection.shutdown(socket.SHUT_RDWR)
+                    self.close_connection = True
+                    return
+                self._json(*fake.function(value))
+
+        def _stream(self, run: dict[str, Any]) -> None:
+            cut = fake.cut_after.popleft() if fake.cut_after else None
+            self.send_response(200)
+            self.send_header("Content-Type", "application/x-thaw-stream")
+            self.send_header("Transfer-Encoding", "chunked")
+            self.end_headers()
+            first = len((run.get("resume") or {}).get("output_token_ids", ()))
+            count = run["body"].get("max_tokens") or 5
+            for i in range(first, count):
+                if cut is not None and i - first >= cut:
+                    self.connection.shutdown(socket.SHUT_RDWR)
+                    self.close_connection = True
+                    return
+                self._wait_for_pace()
+                logprob = TokenLogprob(f"w{i} ", -0.5, ((f"w{i} ", -0.5),)) if run["body"].get("logprobs") else None
+                self._frame(RunToken(i, 100 + i, f"w{i} ", logprob))
+            self._frame(RunFinished("length", 3, count))
+            self.wfile.write(b"0\r\n\r\n")
+
+        def _wait_for_pace(self) -> None:
+            """The next token's turn; meanwhile the peer may close."""
+            while fake.pace is not None and not fake.pace.acquire(timeout=0.02):
+                self.connection.setblocking(False)
+                try:
+                    if self.connection.recv(1, socket.MSG_PEEK) == b"":
+                        raise ConnectionResetError
+                except BlockingIOError:
+                    pass
+                finally:
+                    self.connection.setblocking(True)
+
+        def _frame(self, message: Any) -> None:
+            data = json.dumps(messages.to_plain(message)).encode()
+            frame = struct.pack("<I", len(data)) + data
+            self.wfile.write(b"%x\r\n%s\r\n" % (len(frame), frame))
+
+        def _json(self, status: int, plain: Any) -> None:
+            data = json.dumps(plain).encode()
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+    return Handler
+
+

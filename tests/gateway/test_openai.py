@@ -1,0 +1,205 @@
+"""/v1 against a real gateway process."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import openai
+import pytest
+import requests
+
+from tests.gateway.conftest import KEY, GatewayProcess
+from tests.gateway.fake_invoker import FakeInvoker
+from thaw.errors import InstanceBusy, InstanceGone
+
+
+def data_lines(lines: Iterator[Any]) -> Iterator[str]:
+    return (line.decode().removeprefix("data: ") for line in lines if line.startswith(b"data: "))
+
+
+def texts(chunks: list[str]) -> str:
+    deltas = [json.loads(c)["choices"][0]["delta"] for c in chunks if c != "[DONE]"]
+    return "".join(d.get("content") or "" for d in deltas)
+
+
+def test_a_chat_is_answered_whole_with_usage_and_an_activation(gateway: GatewayProcess, invoker: FakeInvoker) -> None:
+    gateway.put_llm()
+    invoker.ready("guest/chat")
+    reply = gateway.chat(max_tokens=3, seed=7)
+    assert reply.status_code == 200, reply.text
+    body = reply.json()
+    assert body["choices"] == [
+        {"index": 0, "finish_reason": "length", "logprobs": None,
+         "message": {"role": "assistant", "content": "w0 w1 w2 "}}
+    ]  # fmt: skip
+    assert body["usage"] == {"prompt_tokens": 3, "completion_tokens": 3, "total_tokens": 6}
+    activation_id = reply.headers["X-Openwhisk-Activation-Id"]
+    assert body["id"] == f"chatcmpl-{activation_id}"
+    record = gateway.record(activation_id)
+    assert record["response"]["result"] == body
+    annotations = {a["key"]: a["value"] for a in record["annotations"]}
+    assert annotations["seed"] == 7
+    assert annotations["startMode"] == "warm"
+    assert invoker.runs[0]["value"]["seed"] == 7
+
+
+def test_the_first_token_reaches_the_client_before_the_second_is_made(
+    gateway: GatewayProcess, invoker: FakeInvoker
+) -> None:
+    gateway.put_llm()
+    invoker.ready("guest/chat")
+    invoker.pace = threading.Semaphore(1)
+    with gateway.chat(stream=True, max_tokens=3) as reply:
+        lines = data_lines(reply.iter_lines())
+        assert json.loads(next(lines))["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+        assert json.loads(next(lines))["choices"][0]["delta"] == {"content": "w0 "}
+        invoker.pace.release(2)
+        rest = list(lines)
+    assert texts(rest) == "w1 w2 "
+    assert rest[-1] == "[DONE]"
+
+
+def test_a_client_that_waits_for_a_cold_start_is_told_what_happens(
+    gateway: GatewayProcess, invoker: FakeInvoker
+) -> None:
+    gateway.put_llm()
+    with gateway.chat(stream=True, max_tokens=2) as reply:
+        lines = reply.iter_lines()
+        assert next(lines) == b": thaw queued"
+        (demand,) = invoker.wait_for_demand()
+        assert demand.activation_id == reply.headers["X-Openwhisk-Activation-Id"]
+        invoker.ready("guest/chat")
+        assert texts(list(data_lines(lines))) == "w0 w1 "
+    invoker.wait_for_demand(0)
+    activation_id = reply.headers["X-Openwhisk-Activation-Id"]
+    annotations = {a["key"]: a["value"] for a in gateway.record(activation_id)["annotations"]}
+    assert annotations["startMode"] == "cold"
+    assert annotations["initTime"] == 40
+    assert annotations["groupId"] == "a" * 32
+    trace = gateway.call("GET", f"/api/v1/namespaces/_/activations/{activation_id}/trace").json()
+    names = [e["name"] for e in trace["events"]]
+    assert names == ["received", "queued.begin", "queued.end", "dispatched", "first_token", "finished"]
+    assert trace["group_id"] == "a" * 32
+
+
+@pytest.mark.parametrize("error", [InstanceGone("left"), InstanceBusy("full")])
+def test_a_refused_request_is_routed_again(
+    gateway: GatewayProcess, invoker: FakeInvoker, error: InstanceGone | InstanceBusy
+) -> None:
+    gateway.put_llm()
+    invoker.ready("guest/chat")
+    invoker.refusals.append(error)
+    with ThreadPoolExecutor(1) as pool:
+        reply = pool.submit(gateway.chat, max_tokens=2)
+        if isinstance(error, InstanceGone):
+            invoker.wait_for_demand()
+            invoker.ready("guest/chat", instance="i1")
+        assert reply.result().json()["choices"][0]["message"]["content"] == "w0 w1 "
+
+
+def test_a_worker_lost_in_mid_stream_costs_no_token_and_doubles_none(
+    gateway: GatewayProcess, invoker: FakeInvoker
+) -> None:
+    gateway.put_llm()
+    invoker.ready("guest/chat", instance="i0")
+    invoker.cut_after.append(2)
+    with gateway.chat(stream=True, max_tokens=6) as reply:
+        lines = reply.iter_lines()
+        assert next(data_lines(lines))
+        invoker.wait_for_demand()
+        invoker.ready("guest/chat", instance="i1")
+        rest = list(data_lines(lines))
+    assert texts(rest) == "w0 w1 w2 w3 w4 w5 "
+    assert [r["value"]["resume"] for r in invoker.runs] == [None, {"output_token_ids": [100, 101]}]
+    assert {r["value"]["seed"] for r in invoker.runs} == {invoker.runs[0]["value"]["seed"]}
+
+
+def test_an_answer_is_given_up_after_its_fourth_lost_worker(gateway: GatewayProcess, invoker: FakeInvoker) -> None:
+    gateway.put_llm()
+    invoker.cut_after.extend([1, 1, 1, 1])
+    with ThreadPoolExecutor(1) as pool:
+        reply = pool.submit(gateway.chat, max_tokens=9)
+        for n in range(4):
+            invoker.wait_for_demand()
+            invoker.ready("guest/chat", instance=f"i{n}")
+            assert invoker.entered.acquire(timeout=10)
+        body = reply.result()
+    assert body.status_code == 500
+    assert body.json()["error"]["code"] == "WorkerLost"
+
+
+def test_the_openai_sdk_works_unmodified(gateway: GatewayProcess, invoker: FakeInvoker) -> None:
+    gateway.put_llm()
+    invoker.ready("guest/chat")
+    with openai.OpenAI(api_key=KEY, base_url=f"{gateway.url}/v1", max_retries=0) as client:
+        assert [m.id for m in client.models.list()] == ["chat"]
+        messages: Any = [{"role": "user", "content": "hi"}]
+        whole = client.chat.completions.create(model="chat", messages=messages, max_tokens=2, logprobs=True)
+        assert whole.choices[0].message.content == "w0 w1 "
+        assert whole.choices[0].logprobs is not None
+        assert [t.token for t in whole.choices[0].logprobs.content or []] == ["w0 ", "w1 "]
+        stream = client.chat.completions.create(
+            model="tiny", messages=messages, max_tokens=2, stream=True, stream_options={"include_usage": True}
+        )
+        chunks = list(stream)
+        assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == "w0 w1 "
+        assert chunks[-1].usage is not None
+        assert chunks[-1].usage.completion_tokens == 2
+        text = client.completions.create(model="chat", prompt="once", max_tokens=2, logprobs=1)
+        assert text.choices[0].text == "w0 w1 "
+        with pytest.raises(openai.NotFoundError) as missing:
+            client.chat.completions.create(model="nope", messages=messages)
+        assert missing.value.code == "model_not_found"
+    with (
+        openai.OpenAI(api_key="wrong", base_url=f"{gateway.url}/v1", max_retries=0) as stranger,
+        pytest.raises(openai.AuthenticationError),
+    ):
+        stranger.models.list()
+
+
+@pytest.mark.parametrize(
+    ("change", "param", "message"),
+    [
+        ({"n": 2}, "n", "n=2 is not supported: leave n out."),
+        ({"messages": []}, "messages", "messages must be a non-empty list of {role, content}."),
+        ({"temperature": 3}, "temperature", "temperature must be a number from 0 to 2, not 3."),
+        ({"max_tokens": 0}, "max_tokens", "max_tokens must be a whole number of at least 1, not 0."),
+        ({"stream_options": {}}, "stream_options", "stream_options is only allowed when stream is true."),
+        ({"tools": [{}]}, "tools", "tools=[{}] is not supported: leave tools out."),
+        ({"model": 3}, "model", "model must be the name of a deployed action."),
+    ],
+)
+def test_a_body_that_cannot_be_run_names_its_parameter(
+    gateway: GatewayProcess, change: dict[str, Any], param: str, message: str
+) -> None:
+    gateway.put_llm()
+    reply = gateway.chat(**change)
+    assert reply.status_code == 400
+    assert reply.json() == {
+        "error": {"message": message, "type": "invalid_request_error", "param": param, "code": None}
+    }
+
+
+def test_a_thousand_held_requests_are_all_answered_when_the_instance_comes(
+    start_gateway: Callable[..., GatewayProcess], invoker: FakeInvoker
+) -> None:
+    gateway = start_gateway()
+    gateway.put_llm()
+    count = 1000
+
+    def ask(_: int) -> str:
+        body = {"model": "chat", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+        headers = {"Authorization": f"Bearer {KEY}"}
+        reply = requests.post(f"{gateway.url}/v1/chat/completions", json=body, headers=headers, timeout=120)
+        return str(reply.json()["choices"][0]["message"]["content"])
+
+    with ThreadPoolExecutor(count) as pool:
+        answers = pool.map(ask, range(count))
+        invoker.wait_for_demand(count, timeout_s=60)
+        invoker.ready("guest/chat", slots=64)
+        assert list(answers) == ["w0 w1 "] * count
+    assert len({r["activation_id"] for r in invoker.runs}) == count

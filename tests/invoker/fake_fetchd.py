@@ -1,0 +1,65 @@
+"""fetchd as the invoker sees it, in this process: remembers what was asked, ends fetches when told."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+from relay.fetch_client import FetchClient
+from relay.messages import FetchDone, FetchStart, FetchStarted, Status
+from thaw.errors import ThawError, Unavailable
+from thaw.ids import GroupId, InstanceId
+from thaw.model import ModelFacts
+from thaw.trace import Phase, event
+
+
+class FakeFetchd(FetchClient):
+    def __init__(self, directory: Path) -> None:
+        super().__init__(str(directory / "none"))
+        self._directory = directory
+        self.calls: list[str] = []
+        self.open: set[str] = set()
+        self.failure: ThawError | None = None
+        self.ended = threading.Event()
+
+    def inspect(self, uri: str, *, deadline_s: float = 0) -> ModelFacts:
+        self.calls.append("inspect")
+        return ModelFacts(uri, 10, 8, 1, (4,), 4, "00", "", True, {"config.json": 2})
+
+    def start(self, request: FetchStart, *, deadline_s: float = 0) -> FetchStarted:
+        self.calls.append("start")
+        return FetchStarted("segment-1", 10, False)
+
+    def wait(self, group_id: GroupId, stage: int, *, deadline_s: float) -> FetchDone:
+        assert self.ended.wait(deadline_s)
+        if self.failure is not None:
+            raise self.failure
+        return FetchDone("segment-1", 10, 10, (event(Phase.FETCH_END, group_id=group_id),))
+
+    def cancel(self, group_id: GroupId, epoch: int, *, deadline_s: float = 0) -> None:
+        self.calls.append("cancel")
+        if not self.ended.is_set():
+            self.failure = Unavailable("the fetch was cancelled")
+            self.ended.set()
+
+    def door_open(self, instance_id: InstanceId, *, deadline_s: float = 0) -> str:
+        self.calls.append("door_open")
+        self.open.add(instance_id)
+        path = self._directory / f"door-{instance_id[:6]}"
+        for suffix in (".init", ".feed"):
+            os.mkfifo(f"{path}{suffix}")
+        return str(path)
+
+    def door_grant(self, instance_id: InstanceId, segment_id: str, *, deadline_s: float = 0) -> None:
+        self.calls.append(f"grant {segment_id}")
+
+    def door_close(self, instance_id: InstanceId, *, deadline_s: float = 0) -> None:
+        self.calls.append("door_close")
+        self.open.discard(instance_id)
+
+    def doors(self, *, deadline_s: float = 0) -> tuple[InstanceId, ...]:
+        return tuple(InstanceId(i) for i in self.open)
+
+    def status(self, *, deadline_s: float = 0) -> Status:
+        return Status(1 << 30, 1 << 29, (), (), 1e8)

@@ -1,0 +1,185 @@
+"""What a scheduler and a gateway do to an invoker, for tests: commands, waits for records, runs."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import redis
+
+from invoker.main import Agent
+from invoker.settings import InvokerSettings
+from relay import bus, redis_link
+from relay.bus import EventReader
+from relay.messages import Cancel, Command, CommandBody, CommandRefused, InstanceChanged, Release, Start
+from relay.records import Records
+from relay.registry import Registry
+from thaw.action import KIND_PYTHON, Action, Exec, Limits
+from thaw.ids import ActionName, ActivationId, CommandId, GroupId, HostId, InstanceId, Namespace, PlanId, random_hex_id
+from thaw.instance import InstanceRecord, InstanceState
+from thaw.logs import Log
+from thaw.plan import PLAN_VERSION, Plan, PlanModel, PlanStage, StageRole
+
+HOST = HostId("host-t")
+WAIT_S = 20.0
+
+
+def until(ready: Callable[[], bool]) -> None:
+    """For what nobody announces: look a few times."""
+    deadline = time.monotonic() + WAIT_S
+    while not ready():
+        assert time.monotonic() < deadline
+        threading.Event().wait(0.02)
+
+
+class Events:
+    """Everything that is published; tests wait for what they expect."""
+
+    def __init__(self, url: str) -> None:
+        self.seen: list[Any] = []
+        self._changed = threading.Condition()
+        up = threading.Event()
+        self._reader = EventReader(url, self._take, up.set, Log("test"))
+        self._reader.start()
+        assert up.wait(WAIT_S)
+
+    def _take(self, message: Any) -> None:
+        with self._changed:
+            self.seen.append(message)
+            self._changed.notify_all()
+
+    def wait(self, matches: Any, what: str = "event") -> Any:
+        with self._changed:
+            found = self._changed.wait_for(lambda: next((m for m in self.seen if matches(m)), None), WAIT_S)
+        assert found is not None, f"no {what}; seen: {self.seen}"
+        return found
+
+    def instance(self, instance_id: str, state: InstanceState) -> InstanceRecord:
+        def matches(m: Any) -> bool:
+            return (isinstance(m, InstanceChanged) and m.instance.instance_id == instance_id
+                    and m.instance.state in (state, InstanceState.GONE))  # fmt: skip
+
+        record: InstanceRecord = self.wait(matches, f"{instance_id} {state}").instance
+        assert record.state is state, f"{instance_id} is {record.state}: {record.error}"
+        return record
+
+    def refused(self, command_id: str) -> CommandRefused:
+        found: CommandRefused = self.wait(
+            lambda m: isinstance(m, CommandRefused) and m.command_id == command_id, "refusal"
+        )
+        return found
+
+    def close(self) -> None:
+        self._reader.stop()
+        self._reader.join(WAIT_S)
+
+
+class Host:
+    def __init__(self, url: str, run_dir: Path, **settings: Any) -> None:
+        self.url, self.run_dir = url, run_dir
+        self.client: redis.Redis = redis_link.connect(url)
+        self.registry, self.records = Registry(self.client), Records(self.client)
+        defaults: dict[str, Any] = {
+            "state_url": url, "host_id": HOST, "run_dir": str(run_dir), "memory_mb": 2048, "stem_cells": "off",
+            "fetchd_socket": str(run_dir / "fetchd.s"), "drain_s": 2.0,
+        }  # fmt: skip
+        self.settings = InvokerSettings(**{**defaults, **settings})
+        self.events = Events(url)
+        self.agent = Agent(self.settings)
+        self.epoch = 1
+
+    def start(self) -> None:
+        self.agent.start()
+
+    def stop(self) -> None:
+        self.agent.stop()
+        self.close()
+
+    def close(self) -> None:
+        self.events.close()
+        self.client.close()
+
+    def processes(self) -> list[str]:
+        """Command lines of processes that were started in our run directory."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            try:
+                if entry.name.isdigit() and str(self.run_dir).encode() in (entry / "environ").read_bytes():
+                    found.append((entry / "cmdline").read_text())
+            except OSError:
+                continue
+        return found
+
+    # what a scheduler does -----------------------------------------------------------------------------------------
+
+    def send(self, body: CommandBody, *, epoch: int | None = None, command_id: str = "") -> str:
+        sent = CommandId(command_id or random_hex_id())
+        bus.send_command(self.client, HOST, Command(sent, self.epoch if epoch is None else epoch, time.time_ns(), body))
+        return sent
+
+    def deploy(self, code: str, *, name: str = "guest/hello", timeout: int = 10_000, concurrency: int = 1,
+               binary: bool = False, main: str = "", memory: int = 128, version: str = "0.0.1") -> Action:  # fmt: skip
+        action = Action(ActionName(name), Namespace("guest"), version, Exec(KIND_PYTHON, code, binary, main),
+                        Limits(timeout, memory, 10, concurrency))  # fmt: skip
+        self.records.put_action(action, overwrite=True)
+        return action
+
+    def plan(self, action: str = "guest/hello", *, model: PlanModel | None = None, share: float = 1.0,
+             reserve_bytes: int = 0, epoch: int = 1, version: str = "0.0.1") -> Plan:  # fmt: skip
+        stage = PlanStage(0, HOST, "cpu", StageRole.FULL, (0, 0), (), (), reserve_bytes, share)
+        return Plan(PLAN_VERSION, PlanId(random_hex_id()), GroupId(random_hex_id()), epoch, ActionName(action), version,
+                    (stage,), model)  # fmt: skip
+
+    def launch(self, plan: Plan | None = None, *, instance_id: str = "") -> str:
+        chosen = InstanceId(instance_id or random_hex_id())
+        self.send(Start(plan or self.plan(), 0, chosen, (ActivationId(random_hex_id()),)))
+        return chosen
+
+    def ready(self, plan: Plan | None = None) -> InstanceRecord:
+        return self.events.instance(self.launch(plan), InstanceState.READY)
+
+    def release(self, instance_id: str, *, only_idle: bool = True) -> str:
+        return self.send(Release(InstanceId(instance_id), only_idle))
+
+    def cancel(self, group_id: str) -> str:
+        return self.send(Cancel(GroupId(group_id)))
+
+    # what a gateway does -------------------------------------------------------------------------------------------
+
+    def connection(self) -> http.client.HTTPConnection:
+        host, _, port = self.agent.address.rpartition(":")
+        return http.client.HTTPConnection(host, int(port), timeout=WAIT_S)
+
+    def headers(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self.registry.host_token('x')}"}
+
+    def run(self, instance_id: str, value: Any, *, activation_id: str = "") -> tuple[int, Any]:
+        connection = self.connection()
+        try:
+            body = json.dumps({"value": value, "activation_id": activation_id or random_hex_id()})
+            connection.request("POST", f"/instances/{instance_id}/run", body, self.headers())
+            response = connection.getresponse()
+            return response.status, json.loads(response.read())
+        finally:
+            connection.close()
+
+    def logs(self, instance_id: str, activation_id: str) -> list[str]:
+        connection = self.connection()
+        try:
+            path = f"/instances/{instance_id}/logs?activation_id={activation_id}"
+            connection.request("GET", path, headers=self.headers())
+            lines: list[str] = json.loads(connection.getresponse().read())["logs"]
+            return lines
+        finally:
+            connection.close()
+
+    def pid(self, instance_id: str) -> int:
+        live = self.agent.fleet.find(InstanceId(instance_id))
+        assert live is not None
+        assert live.handle is not None
+        return live.handle.pid

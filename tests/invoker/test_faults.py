@@ -1,0 +1,253 @@
+"""What is killed, repeated, cancelled, out of date or not ours."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from invoker.shares import CgroupShares
+from relay.messages import Cancel, InspectModel, InstanceChanged, Start
+from tests.invoker.platform import WAIT_S, Host, until
+from thaw.ids import GroupId, InstanceId, random_hex_id
+from thaw.instance import InstanceState, StartMode
+
+HELLO = "def main(args):\n    return {'ok': True}\n"
+PID = "import os\ndef main(args):\n    return {'pid': os.getpid()}\n"
+SLOW = "import time\ndef main(args):\n    time.sleep(args.get('s', 30))\n    return {'ok': True}\n"
+
+
+def test_an_older_scheduler_is_refused(host: Host) -> None:
+    host.deploy(HELLO)
+    host.epoch = 7
+    host.ready()
+    refused = host.events.refused(host.send(Cancel(GroupId("0" * 32)), epoch=6))
+    assert refused.error.code == "StaleEpoch"
+    assert refused.error.message == "command of epoch 6; this host follows 7"
+
+
+def test_a_command_that_comes_twice_is_carried_out_once(host: Host) -> None:
+    host.deploy(HELLO)
+    start = Start(host.plan(), 0, InstanceId(random_hex_id()))
+    host.send(start, command_id="c1")
+    record = host.events.instance(start.instance_id, InstanceState.READY)
+    pid = host.pid(record.instance_id)
+    host.send(start, command_id="c1")
+    host.send(start, command_id="c2")
+    host.send(InspectModel("file:///nowhere"), command_id="after")  # commands are read in order
+    host.events.wait(lambda m: type(m).__name__ == "ModelInspected")
+    assert host.pid(record.instance_id) == pid
+    assert len(host.agent.fleet.all()) == 1
+
+
+def test_a_killed_container_is_a_lost_worker_and_its_memory_comes_back(host: Host) -> None:
+    host.deploy(HELLO)
+    record = host.ready()
+    os.kill(host.pid(record.instance_id), signal.SIGKILL)
+    gone = host.events.instance(record.instance_id, InstanceState.GONE)
+    assert gone.error is not None
+    assert gone.error.code == "WorkerLost"
+    assert host.registry.instance(record.instance_id) is None
+    live = host.agent.fleet.find(record.instance_id)
+    assert live is None or live.gone.wait(WAIT_S)
+    assert host.agent.fleet.ledger.holders() == {}
+
+
+def test_a_container_killed_in_a_run_cuts_the_connection(host: Host) -> None:
+    host.deploy("import os\ndef main(args):\n    os.kill(os.getppid(), 9)\n    while True:\n        pass\n")
+    record = host.ready()
+    with pytest.raises((ConnectionError, OSError)):
+        host.run(record.instance_id, {})
+    gone = host.events.instance(record.instance_id, InstanceState.GONE)
+    assert gone.error is not None
+    assert gone.error.code == "WorkerLost"
+
+
+def test_a_caller_that_hangs_up_ends_the_function(host: Host) -> None:
+    host.deploy(SLOW, timeout=60_000)
+    record = host.ready()
+    connection = host.connection()
+    body = json.dumps({"value": {"s": 60}, "activation_id": random_hex_id()})
+    connection.request("POST", f"/instances/{record.instance_id}/run", body, host.headers())
+    host.events.wait(lambda m: isinstance(m, InstanceChanged) and m.instance.inflight == 1)
+    connection.sock.close()
+    connection.close()
+    host.events.instance(record.instance_id, InstanceState.GONE)
+
+
+def test_more_runs_than_slots_are_refused_before_they_run(host: Host) -> None:
+    host.deploy(SLOW, timeout=60_000)
+    record = host.ready()
+    first = threading.Thread(target=host.run, args=(record.instance_id, {"s": 1}))
+    first.start()
+    host.events.wait(lambda m: isinstance(m, InstanceChanged) and m.instance.inflight == 1)
+    status, body = host.run(record.instance_id, {})
+    assert (status, body["info"]["code"]) == (429, "InstanceBusy")
+    refused = host.events.refused(host.release(record.instance_id))
+    assert refused.error.code == "InstanceBusy"
+    first.join(WAIT_S)
+
+
+def test_an_unknown_instance_is_gone(host: Host) -> None:
+    status, body = host.run("nobody", {})
+    assert (status, body["info"]["code"]) == (410, "InstanceGone")
+
+
+def test_a_drain_lets_the_run_finish(host: Host) -> None:
+    host.deploy(SLOW, timeout=60_000)
+    record = host.ready()
+    answers: list[tuple[int, object]] = []
+    run = threading.Thread(target=lambda: answers.append(host.run(record.instance_id, {"s": 1})))
+    run.start()
+    host.events.wait(lambda m: isinstance(m, InstanceChanged) and m.instance.inflight == 1)
+    host.release(record.instance_id, only_idle=False)
+    host.events.instance(record.instance_id, InstanceState.DRAINING)
+    assert host.run(record.instance_id, {})[0] == 410
+    run.join(WAIT_S)
+    assert answers == [(200, {"ok": True})]
+    gone = host.events.instance(record.instance_id, InstanceState.GONE)
+    assert gone.error is None
+
+
+def test_a_cancelled_start_leaves_nothing(host: Host) -> None:
+    host.deploy("import time\ntime.sleep(60)\n" + HELLO)
+    plan = host.plan()
+    instance_id = host.launch(plan)
+    host.events.instance(instance_id, InstanceState.STARTING)
+    host.cancel(plan.group_id)
+    host.events.instance(instance_id, InstanceState.GONE)
+
+
+@pytest.mark.parametrize("path", ["/instances/x/run", "/instances/x/logs?activation_id=1", "/metrics", "/"])
+@pytest.mark.parametrize("authorization", [None, "Bearer wrong", "Basic eA==", "Bearer "])
+def test_the_data_port_refuses_strangers_before_anything_else(
+    host: Host, path: str, authorization: str | None
+) -> None:
+    connection = host.connection()
+    headers = {} if authorization is None else {"Authorization": authorization}
+    connection.request("POST" if path.endswith("/run") else "GET", path, headers=headers)
+    response = connection.getresponse()
+    assert response.status == 401
+    assert json.loads(response.read())["info"]["code"] == "Unauthorized"
+    connection.close()
+
+
+def test_metrics_are_served_to_the_platform(host: Host) -> None:
+    connection = host.connection()
+    connection.request("GET", "/metrics", headers=host.headers())
+    assert b"thaw_invoker_runs_total" in connection.getresponse().read()
+    connection.close()
+
+
+def test_one_connection_carries_many_runs(host: Host) -> None:
+    host.deploy(HELLO)
+    record = host.ready()
+    connection = host.connection()
+    for _ in range(5):
+        connection.request("POST", f"/instances/{record.instance_id}/run", b'{"value":{}}', host.headers())
+        assert json.loads(connection.getresponse().read()) == {"ok": True}
+    local = connection.sock.getsockname()
+    assert isinstance(local, tuple)
+    connection.close()
+
+
+def test_a_compute_share_is_a_quota_that_can_be_read_back(host: Host) -> None:
+    shares = host.agent.driver._shares
+    if not isinstance(shares, CgroupShares):
+        assert host.agent.reporter.report().share == "none"
+        return
+    host.deploy(HELLO)
+    record = host.ready(host.plan(share=0.25))
+    directory = shares.path(record.instance_id)
+    quota = int((directory / "cpu.cfs_quota_us").read_text())
+    assert quota == int(0.25 * host.settings.n_cores * 100_000)
+    assert str(host.pid(record.instance_id)) in (directory / "cgroup.procs").read_text().split()
+    host.release(record.instance_id)
+    host.events.instance(record.instance_id, InstanceState.GONE)
+    live = host.agent.fleet.find(record.instance_id)
+    assert live is None or live.gone.wait(WAIT_S)
+    assert not directory.exists()
+
+
+def test_a_stem_cell_is_taken_and_replaced(valkey_url: str, run_dir: Path) -> None:
+    host = Host(valkey_url, run_dir)
+    host.start()
+    host.deploy(HELLO)
+    host.agent.cells.set_target("python:3.11", 1)
+    cells = host.agent.cells
+    until(lambda: bool(cells.view()))
+    first = cells.view()[0].cell_id
+    record = host.ready()
+    assert record.start_mode is StartMode.PREWARMED
+    assert host.run(record.instance_id, {}) == (200, {"ok": True})
+    _release(host, record.instance_id)
+    until(lambda: bool(cells.view()))
+    assert cells.view()[0].cell_id != first
+    host.stop()
+    assert host.processes() == []
+
+
+def _release(host: Host, instance_id: str) -> None:
+    host.release(instance_id)
+    host.events.instance(instance_id, InstanceState.GONE)
+
+
+def _invoker(host: Host) -> subprocess.Popen[bytes]:
+    settings = host.settings
+    env = {**os.environ, "THAW_STATE_URL": settings.state_url, "THAW_HOST_ID": settings.host_id,
+           "THAW_RUN_DIR": settings.run_dir, "THAW_FETCHD_SOCKET": settings.fetchd_socket, "THAW_STEM_CELLS": "off",
+           "THAW_MEMORY_MB": "2048"}  # fmt: skip
+    with (host.run_dir / "invoker.log").open("ab") as log:
+        return subprocess.Popen([sys.executable, "-m", "invoker.main"], env=env, stderr=log)
+
+
+@pytest.mark.parametrize("serving", [True, False])
+def test_a_killed_invoker_finds_its_containers_again(valkey_url: str, run_dir: Path, serving: bool) -> None:
+    host = Host(valkey_url, run_dir)  # only its commands and eyes; the invoker is a process of its own
+    host.agent.port.server_close()
+    first = _invoker(host)
+    host.deploy(PID if serving else "import time\ntime.sleep(60)\n")
+    instance_id = host.launch()
+    record = host.events.instance(instance_id, InstanceState.READY if serving else InstanceState.STARTING)
+    before = _run_at(host, record.address, instance_id) if serving else None
+    first.kill()
+    first.wait()
+    host.events.seen.clear()
+    second = _invoker(host)
+    if serving:
+        again = host.events.instance(instance_id, InstanceState.READY)
+        assert _run_at(host, again.address, instance_id) == before
+    else:
+        gone = host.events.instance(instance_id, InstanceState.GONE)
+        assert gone.error is not None
+        assert gone.error.code == "WorkerLost"
+    second.terminate()
+    assert second.wait(WAIT_S) == 0
+    assert host.registry.instances() == []
+    assert host.registry.hosts() == []
+    assert host.processes() == []
+    host.agent._publisher.close()
+    host.agent.driver.close()
+    host.close()
+
+
+def _run_at(host: Host, address: str, instance_id: str) -> object:
+    host.agent.address = address
+    return host.run(instance_id, {})
+
+
+def test_the_heartbeat_says_what_the_host_is(host: Host) -> None:
+    (report,) = host.registry.live_hosts()
+    assert report.host_id == "host-t"
+    assert report.address == host.agent.address
+    assert report.devices[0].memory_bytes == 2048 << 20
+    assert report.driver == "process"
+    with socket.create_connection(tuple(report.address.rsplit(":", 1))):  # type: ignore[arg-type]
+        pass

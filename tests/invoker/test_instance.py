@@ -1,0 +1,55 @@
+"""The state table, every cell of it."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from invoker.instance import PUBLIC, TABLE, Action, Event, State, step
+from thaw.instance import InstanceState
+
+PAIRS = list(itertools.product(State, Event))
+
+
+def test_the_table_has_every_state_with_every_event() -> None:
+    assert set(TABLE) == set(PAIRS)
+    assert set(PUBLIC) == set(State)
+
+
+@pytest.mark.parametrize(("state", "event"), PAIRS)
+def test_no_step_goes_back_but_between_idle_and_busy(state: State, event: Event) -> None:
+    order = [State.STARTING, State.INITIALISING, State.IDLE, State.BUSY, State.DRAINING, State.STOPPING, State.GONE]
+    after = step(state, event)
+    if (state, after.state) != (State.BUSY, State.IDLE):
+        assert order.index(after.state) >= order.index(state)
+    if after.action in (Action.NONE, Action.REFUSE) and (state, event) != (State.BUSY, Event.RUN_BEGAN):
+        assert after.state is state
+
+
+@pytest.mark.parametrize("state", State)
+def test_a_dead_process_is_buried_once_from_any_state(state: State) -> None:
+    first = step(state, Event.EXITED)
+    assert first.state is State.GONE
+    assert first.action is (Action.NONE if state is State.GONE else Action.BURY)
+    assert step(first.state, Event.EXITED).action is Action.NONE
+    assert step(first.state, Event.STOPPED).action is Action.NONE
+
+
+@pytest.mark.parametrize("state", State)
+def test_only_what_serves_takes_runs(state: State) -> None:
+    after = step(state, Event.RUN_BEGAN)
+    assert (after.action is Action.REFUSE) is (PUBLIC[state] is not InstanceState.READY)
+
+
+@pytest.mark.parametrize("state", State)
+def test_a_release_of_idle_instances_never_ends_one_that_works(state: State) -> None:
+    after = step(state, Event.RELEASE)
+    assert (after.action is Action.STOP) is (state is State.IDLE)
+    if state in (State.STARTING, State.INITIALISING, State.BUSY):
+        assert after.action is Action.REFUSE
+
+
+@pytest.mark.parametrize("event", Event)
+def test_gone_is_final(event: Event) -> None:
+    assert step(State.GONE, event).state is State.GONE

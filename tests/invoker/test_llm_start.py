@@ -1,0 +1,203 @@
+"""The start of an LLM instance step by step, each step failing once; and its stream on the way through."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from invoker import process_driver
+from relay.messages import InspectModel, ModelInspected
+from tests.invoker import fake_llm
+from tests.invoker.fake_fetchd import FakeFetchd
+from tests.invoker.platform import WAIT_S, Host, until
+from thaw.action import KIND_LLM, Action, Exec, Limits
+from thaw.config import parse_llm_config
+from thaw.errors import ModelCorrupt
+from thaw.ids import ActionName, Namespace, random_hex_id
+from thaw.instance import InstanceRecord, InstanceState
+from thaw.plan import Plan, PlanModel
+from thaw.trace import Phase
+
+URI = "file:///m"
+
+
+class LlmHost(Host):
+    fetchd: FakeFetchd
+
+    def deploy_llm(self) -> None:
+        config = parse_llm_config({"kind": KIND_LLM, "model": {"uri": URI}, "scaling": {"max_batch": 3}})
+        action = Action(ActionName("guest/chat"), Namespace("guest"), "0.0.1", Exec(KIND_LLM),
+                        Limits(60_000, 256, 10, 3), config=config)  # fmt: skip
+        self.records.put_action(action, overwrite=True)
+
+    def llm_plan(self) -> Plan:
+        return self.plan("guest/chat", model=PlanModel(URI, "00", "", 10), reserve_bytes=1 << 30)
+
+    def tell_init(self, instance_id: str, reply: object) -> None:
+        """Opening the FIFO waits for the container to be in its /init."""
+        with (self.run_dir / f"door-{instance_id[:6]}.init").open("w") as fifo:
+            fifo.write(json.dumps(reply))
+
+    def ready_llm(self) -> InstanceRecord:
+        self.deploy_llm()
+        instance_id = self.launch(self.llm_plan())
+        self.fetchd.ended.set()
+        self.in_init(instance_id)
+        self.tell_init(instance_id, {"ok": True})
+        return self.events.instance(instance_id, InstanceState.READY)
+
+    def in_init(self, instance_id: str) -> None:
+        self.events.instance(instance_id, InstanceState.STARTING)
+        path = self.run_dir / f"door-{instance_id[:6]}.init"
+        from invoker.appears import _inotify
+
+        watch = _inotify(str(self.run_dir))
+        import select
+
+        poll = select.poll()
+        poll.register(watch, select.POLLIN)
+        while not path.exists():
+            assert poll.poll(1000 * WAIT_S)
+            os.set_blocking(watch, False)
+            os.read(watch, 4096)
+        os.close(watch)
+
+
+@pytest.fixture
+def host(valkey_url: str, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LlmHost]:
+    monkeypatch.setitem(process_driver.PROGRAMS, KIND_LLM, (fake_llm.__file__,))  # type: ignore[arg-type]
+    made = LlmHost(valkey_url, run_dir)
+    made.fetchd = made.agent.fleet.fetch = FakeFetchd(run_dir)
+    made.start()
+    yield made
+    made.stop()
+    assert made.fetchd.open == set(), "a door is left open"
+    assert made.processes() == []
+
+
+def test_bytes_are_asked_for_before_anything_else(host: LlmHost) -> None:
+    record = host.ready_llm()
+    assert host.fetchd.calls[:3] == ["start", "door_open", "grant segment-1"]
+    assert record.slots == 3
+    assert record.reserve_bytes == 1 << 30
+
+
+def test_the_trace_has_fetchds_events_too(host: LlmHost) -> None:
+    record = host.ready_llm()
+    host.release(record.instance_id)
+    host.events.instance(record.instance_id, InstanceState.GONE)
+    expected = {Phase.COMMAND, Phase.FETCH_END, Phase.CONTAINER_END, Phase.READY}
+    until(lambda: expected <= {e.name for e in host.records.trace(record.group_id)})
+    assert all(e.group_id == record.group_id for e in host.records.trace(record.group_id))
+
+
+def test_a_fetch_that_fails_ends_the_start_at_once_with_its_error(host: LlmHost) -> None:
+    host.deploy_llm()
+    instance_id = host.launch(host.llm_plan())
+    host.in_init(instance_id)
+    host.fetchd.failure = ModelCorrupt("chunk 3 failed its checksum")
+    host.fetchd.ended.set()
+    gone = host.events.instance(instance_id, InstanceState.GONE)
+    assert gone.error is not None
+    assert (gone.error.code, gone.error.message) == ("ModelCorrupt", "chunk 3 failed its checksum")
+
+
+def test_an_engine_that_refuses_ends_the_start_with_its_error_and_undoes_it(host: LlmHost) -> None:
+    host.deploy_llm()
+    instance_id = host.launch(host.llm_plan())
+    host.in_init(instance_id)
+    info = {"code": "ModelUnsupported", "message": "no such architecture", "hint": ""}
+    host.tell_init(instance_id, {"status": 502, "error": "x", "info": info})
+    gone = host.events.instance(instance_id, InstanceState.GONE)
+    assert gone.error is not None
+    assert gone.error.code == "ModelUnsupported"
+
+
+def test_a_container_killed_while_it_starts_may_be_started_again_elsewhere(host: LlmHost) -> None:
+    host.deploy_llm()
+    instance_id = host.launch(host.llm_plan())
+    host.in_init(instance_id)
+    live = host.agent.fleet.all()[0]
+    with (host.run_dir / f"door-{instance_id[:6]}.init").open("w"):  # its /init is waiting for us: it is up
+        assert live.handle is not None
+        os.kill(live.handle.pid, signal.SIGKILL)
+    gone = host.events.instance(instance_id, InstanceState.GONE)
+    assert gone.error is not None
+    assert gone.error.code == "WorkerLost"
+
+
+def test_a_cancelled_group_gives_its_fetch_up(host: LlmHost) -> None:
+    host.deploy_llm()
+    plan = host.llm_plan()
+    instance_id = host.launch(plan)
+    host.in_init(instance_id)
+    host.cancel(plan.group_id)
+    host.events.instance(instance_id, InstanceState.GONE)
+    assert "cancel" in host.fetchd.calls
+
+
+def _open_run(host: LlmHost, instance_id: str) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
+    connection = host.connection()
+    headers = {**host.headers(), "Accept": "application/x-thaw-stream"}
+    body = json.dumps({"value": {}, "activation_id": random_hex_id()})
+    connection.request("POST", f"/instances/{instance_id}/run", body, headers)
+    return connection, connection.getresponse()
+
+
+def test_each_token_passes_when_it_is_made(host: LlmHost) -> None:
+    record = host.ready_llm()
+    connection, response = _open_run(host, record.instance_id)
+    assert response.headers["Content-Type"] == "application/x-thaw-stream"
+    with (host.run_dir / f"door-{record.instance_id[:6]}.feed").open("w", buffering=1) as feed:
+        for word in ("one", "two", "three"):
+            feed.write(word + "\n")
+            n_bytes = int.from_bytes(response.read(4), "little")  # the next is not written before this arrived
+            assert json.loads(response.read(n_bytes))["text"] == word
+    assert response.read() == b""
+    connection.close()
+
+
+def test_a_container_that_dies_in_a_stream_leaves_it_without_an_end(host: LlmHost) -> None:
+    record = host.ready_llm()
+    connection, response = _open_run(host, record.instance_id)
+    with (host.run_dir / f"door-{record.instance_id[:6]}.feed").open("w", buffering=1) as feed:
+        feed.write("one\n")
+        response.read(4)
+        os.kill(host.pid(record.instance_id), signal.SIGKILL)
+        with pytest.raises((http.client.IncompleteRead, ConnectionError)):
+            response.read()
+    connection.close()
+    gone = host.events.instance(record.instance_id, InstanceState.GONE)
+    assert gone.error is not None
+    assert gone.error.code == "WorkerLost"
+
+
+def test_a_caller_that_hangs_up_closes_the_containers_connection_only(host: LlmHost) -> None:
+    record = host.ready_llm()
+    connection, response = _open_run(host, record.instance_id)
+    with (host.run_dir / f"door-{record.instance_id[:6]}.feed").open("w", buffering=1) as feed:
+        feed.write("one\n")
+        response.read(4)
+        live = host.agent.fleet.all()[0]
+        response.close()
+        connection.close()
+        assert live.idle.wait(WAIT_S)
+        feed.write("two\n")
+    host.release(record.instance_id)
+    gone = host.events.instance(record.instance_id, InstanceState.GONE)
+    assert gone.error is None
+
+
+def test_what_a_model_is_goes_to_the_registry_and_to_whoever_asked(host: LlmHost) -> None:
+    host.send(InspectModel(URI))
+    inspected = host.events.wait(lambda m: isinstance(m, ModelInspected))
+    assert inspected.facts == host.registry.model(URI)
+    assert inspected.error is None
+
+

@@ -1,0 +1,146 @@
+"""Ordinary functions, whole: a Start command, the record, runs through the data port, logs, the end."""
+
+from __future__ import annotations
+
+import base64
+import io
+import zipfile
+
+import pytest
+
+from tests.invoker.platform import Host, until
+from thaw.ids import random_hex_id
+from thaw.instance import InstanceState, StartMode
+from thaw.trace import Phase
+
+HELLO = "def main(args):\n    return {'greeting': 'Hello ' + args.get('name', 'stranger') + '!'}\n"
+
+
+def test_a_start_command_makes_a_function_answer(host: Host) -> None:
+    host.deploy(HELLO)
+    record = host.ready()
+    assert record.start_mode is StartMode.COLD
+    assert record.slots == 1
+    assert record.init_ms > 0
+    assert record.reserve_bytes == 128 << 20
+    assert host.run(record.instance_id, {"name": "Ada"}) == (200, {"greeting": "Hello Ada!"})
+    assert host.run(record.instance_id, {}) == (200, {"greeting": "Hello stranger!"})
+
+
+def test_a_start_explains_itself_under_its_group(host: Host) -> None:
+    host.deploy(HELLO)
+    plan = host.plan()
+    record = host.ready(plan)
+    host.release(record.instance_id)
+    host.events.instance(record.instance_id, InstanceState.GONE)
+    until(lambda: len(host.records.trace(plan.group_id)) >= 6)
+    names = [e.name for e in host.records.trace(plan.group_id)]
+    assert names == [Phase.COMMAND, Phase.CONTAINER_BEGIN, Phase.CONTAINER_END, Phase.INIT_BEGIN, Phase.INIT_END,
+                     Phase.READY]  # fmt: skip
+
+
+def test_a_zip_with_a_module_beside_main_runs(host: Host) -> None:
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w") as archive:
+        archive.writestr("__main__.py", "from helper import greet\ndef niam(args):\n    return greet(args)\n")
+        archive.writestr("helper.py", "def greet(args):\n    return {'hi': args['name']}\n")
+    host.deploy(base64.b64encode(data.getvalue()).decode(), binary=True, main="niam")
+    record = host.ready()
+    assert host.run(record.instance_id, {"name": "zip"}) == (200, {"hi": "zip"})
+
+
+def test_an_exception_is_an_application_error_with_its_traceback_in_the_logs(host: Host) -> None:
+    host.deploy("def main(args):\n    print('before')\n    raise ValueError('no such luck')\n")
+    record = host.ready()
+    activation_id = random_hex_id()
+    assert host.run(record.instance_id, {}, activation_id=activation_id) == (200, {"error": "no such luck"})
+    lines = host.logs(record.instance_id, activation_id)
+    assert [line.partition("Z ")[2] for line in lines if " stdout: " in line] == ["stdout: before"]
+    assert lines[-1].endswith("stderr: ValueError: no such luck")
+
+
+def test_a_result_that_is_no_dictionary_is_refused_with_openwhisks_sentence(host: Host) -> None:
+    host.deploy("def main(args):\n    return 'text'\n")
+    record = host.ready()
+    status, body = host.run(record.instance_id, {})
+    assert (status, body["error"]) == (502, "The action did not return a dictionary or array.")
+
+
+def test_code_that_does_not_load_ends_the_start_with_openwhisks_sentence(host: Host) -> None:
+    host.deploy("def main(args:\n")
+    gone = host.events.instance(host.launch(), InstanceState.GONE)
+    assert gone.error is not None
+    assert gone.error.code == "InitFailed"
+    assert gone.error.message == "The action failed to generate or locate a binary. See logs for details."
+    assert gone.error.hint.endswith("SyntaxError: '(' was never closed")
+
+
+def test_an_exit_in_a_run_is_command_exited_and_ends_the_instance(host: Host) -> None:
+    host.deploy("import sys\ndef main(args):\n    sys.exit(3)\n")
+    record = host.ready()
+    status, body = host.run(record.instance_id, {})
+    assert (status, body["error"]) == (400, "command exited")
+    gone = host.events.instance(record.instance_id, InstanceState.GONE)
+    assert gone.error is not None
+    assert gone.error.code == "WorkerLost"
+
+
+def test_logs_go_to_the_activation_that_printed_them(host: Host) -> None:
+    host.deploy("def main(args):\n    print('run', args['n'])\n    return {}\n")
+    record = host.ready()
+    ids = [random_hex_id() for _ in range(3)]
+    for n, activation_id in enumerate(ids):
+        host.run(record.instance_id, {"n": n}, activation_id=activation_id)
+    for n, activation_id in enumerate(ids):
+        assert [line.partition("Z ")[2] for line in host.logs(record.instance_id, activation_id)] == [
+            f"stdout: run {n}"
+        ]
+
+
+def test_a_hundred_megabytes_of_print_neither_stop_nor_fill_anything(host: Host) -> None:
+    host.deploy("def main(args):\n    for _ in range(100):\n        print('x' * 1000000)\n    return {'done': True}\n")
+    record = host.ready()
+    activation_id = random_hex_id()
+    assert host.run(record.instance_id, {}, activation_id=activation_id) == (200, {"done": True})
+    lines = host.logs(record.instance_id, activation_id)
+    assert sum(map(len, lines)) < 11 * 1024 * 1024
+    assert "Logs were truncated" in lines[-1]
+    assert host.run(record.instance_id, {}) == (200, {"done": True})
+    host.logs(record.instance_id, activation_id)
+    size = sum(f.stat().st_size for f in host.run_dir.rglob("stdout.log"))
+    assert size < 1024 * 1024
+
+
+def test_a_run_over_its_time_limit_is_answered_and_its_container_ended(host: Host) -> None:
+    host.deploy("import time\ndef main(args):\n    time.sleep(60)\n", timeout=300)
+    record = host.ready()
+    status, body = host.run(record.instance_id, {})
+    assert status == 502
+    assert body["error"] == "The action exceeded its time limits of 300 milliseconds."
+    assert body["info"]["code"] == "TimeLimitExceeded"
+    host.events.instance(record.instance_id, InstanceState.GONE)
+
+
+def test_the_platforms_environment_does_not_reach_user_code(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    host.deploy("import os\ndef main(args):\n    return dict(os.environ)\n")
+    record = host.ready()
+    _, environment = host.run(record.instance_id, {})
+    assert not [name for name in environment if name.startswith(("AWS_", "THAW_"))]
+    assert environment["__OW_ACTIVATION_ID"]
+
+
+def test_a_missing_action_ends_the_start_with_not_found(host: Host) -> None:
+    gone = host.events.instance(host.launch(host.plan("guest/none")), InstanceState.GONE)
+    assert gone.error is not None
+    assert gone.error.code == "NotFound"
+
+
+def test_memory_that_this_host_will_never_have_is_named(host: Host) -> None:
+    host.deploy(HELLO, memory=4096)
+    gone = host.events.instance(host.launch(), InstanceState.GONE)
+    assert gone.error is not None
+    assert gone.error.code == "MemoryTooSmall"
+    assert gone.error.message == "the function needs 4096 MiB, this host has 2048 MiB"

@@ -1,0 +1,49 @@
+"""CPU quotas, on the machine's own cgroups where they can be written, and on a directory that looks like v2."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from invoker.shares import CgroupShares, NoShares, find_shares
+
+
+def test_a_machine_without_cgroups_reports_none(tmp_path: Path) -> None:
+    assert find_shares("h", base=tmp_path).name == "none"
+    assert isinstance(find_shares("h", enabled=False), NoShares)
+
+
+def test_v2_writes_cpu_max(tmp_path: Path) -> None:
+    (tmp_path / "cgroup.controllers").write_text("cpuset cpu io")
+    shares = find_shares("h", base=tmp_path)
+    assert isinstance(shares, CgroupShares)
+    assert (tmp_path / "thaw-h" / "cgroup.subtree_control").read_text() == "+cpu"
+    shares.apply("c", 1, 0.5)
+    assert (shares.path("c") / "cpu.max").read_text() == "50000 100000"
+    assert (shares.path("c") / "cgroup.procs").read_text() == "1"
+
+
+def test_a_quota_is_enforced_and_removed() -> None:
+    shares = find_shares("test-shares")
+    if not isinstance(shares, CgroupShares):
+        pytest.skip("this machine's cgroups cannot be written")
+    spin = "import time\nt = time.monotonic()\nwhile time.monotonic() < t + 1.0: pass\nprint(time.process_time())"
+    process = subprocess.Popen([sys.executable, "-c", spin], stdout=subprocess.PIPE)
+    shares.apply("c", process.pid, 0.2)
+    out, _ = process.communicate(timeout=30)
+    assert float(out) < 0.5  # 0.2 of a second, and what it had before the quota
+    shares.close()
+    assert not shares.path("c").exists()
+
+
+def test_a_process_that_has_ended_is_no_error() -> None:
+    shares = find_shares("test-shares-2")
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    shares.apply("c", process.pid, 0.2)
+    shares.remove("c")
+    if isinstance(shares, CgroupShares):
+        shares.close()

@@ -1,0 +1,246 @@
+"""A host that speaks the real streams and starts nothing, and the scheduler as a real process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from relay import bus, redis_link
+from relay.messages import (
+    Cancel,
+    Command,
+    CommandRefused,
+    DemandAdded,
+    HostChanged,
+    InspectModel,
+    ModelInspected,
+    Release,
+    Start,
+)
+from relay.records import Records
+from relay.registry import Registry
+from thaw.action import KIND_LLM, KIND_PYTHON, Action, Exec, Limits
+from thaw.clock import wall_ms
+from thaw.config import LlmConfig, ModelConfig, ResourcesConfig, ScalingConfig
+from thaw.errors import ErrorInfo
+from thaw.host import Device, HostReport
+from thaw.ids import ActionName, ActivationId, GatewayId, HostId, Namespace, random_hex_id
+from thaw.instance import InstanceRecord, InstanceState, StartMode
+from thaw.logs import Log
+from thaw.model import ModelFacts
+
+MIB = 1024 * 1024
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def facts_of_model(uri: str) -> ModelFacts:
+    return ModelFacts(uri, 1_010, 1_000, 2, (400, 400), 200, "aa", "", True, {"config.json": 10, "w.safetensors": 1_000})
+
+
+class Recorder:
+    """Messages in order, and a way to wait for one without polling."""
+
+    def __init__(self) -> None:
+        self._all: list[Any] = []
+        self._changed = threading.Condition()
+
+    def add(self, message: Any) -> None:
+        with self._changed:
+            self._all.append(message)
+            self._changed.notify_all()
+
+    def of(self, kind: type[Any]) -> list[Any]:
+        with self._changed:
+            return [m for m in self._all if isinstance(m, kind)]
+
+    def wait(self, kind: type[Any], n: int = 1, timeout_s: float = 8.0) -> list[Any]:
+        """The first ``n`` of this kind."""
+        with self._changed:
+            enough = self._changed.wait_for(lambda: sum(isinstance(m, kind) for m in self._all) >= n, timeout_s)
+            found = [m for m in self._all if isinstance(m, kind)]
+        assert enough, f"waited for {n} {kind.__name__}, saw {self._all}"
+        return found[:n]
+
+
+class FakeInvoker:
+    """A host whose instances are records.  ``on_start`` may return an error, or None for READY, or False for never."""
+
+    def __init__(self, url: str, host_id: str, memory: int = 4096 * MIB) -> None:
+        self.host_id, self.memory = HostId(host_id), memory
+        self._client = redis_link.connect(url)
+        self.registry = Registry(self._client)
+        self.commands = Recorder()
+        self.epochs: list[int] = []
+        self.instances: dict[str, InstanceRecord] = {}
+        self.on_start: Callable[[Start], ErrorInfo | bool | None] = lambda start: None
+        self.on_inspect: Callable[[str], ModelFacts | ErrorInfo] = facts_of_model
+        self.busy = False
+        self._ended = threading.Event()
+        self._reader = bus.CommandReader(url, self.host_id, self._command, lambda: None, Log("fake-invoker"))
+        self._heart = threading.Thread(target=self._beat, daemon=True)
+
+    def start(self) -> FakeInvoker:
+        self.report()
+        bus.publish(self._client, HostChanged(self.host_id, True))
+        self._reader.start()
+        self._heart.start()
+        return self
+
+    def die(self) -> None:
+        """No more heartbeats or answers; its lease is taken away so that a test need not wait for 10 s."""
+        self._ended.set()
+        self._reader.stop()
+        self._heart.join(5)
+        self._client.delete(f"thaw:host-lease:{self.host_id}")
+
+    def close(self) -> None:
+        self._ended.set()
+        self._reader.stop()
+        self._client.close()
+
+    def report(self) -> None:
+        used = sum(r.reserve_bytes for r in self.instances.values())
+        self.registry.report_host(HostReport(
+            self.host_id, "boot", "127.0.0.1:1", (Device("cpu", "cpu", self.memory, self.memory - used),), 2, 1e8,
+            "none", "process", 0, wall_ms(), instances=tuple(r.instance_id for r in self.instances.values()),
+        ))  # fmt: skip
+
+    def _beat(self) -> None:
+        while not self._ended.wait(1.0):
+            self.report()
+
+    def _command(self, command: Command) -> None:
+        self.epochs.append(command.epoch)
+        body = command.body
+        self.commands.add(body)
+        if isinstance(body, InspectModel):
+            self._inspect(body.uri)
+        elif isinstance(body, Start):
+            self._start(body)
+        elif isinstance(body, Release):
+            self._release(command, body)
+        elif isinstance(body, Cancel):
+            for record in [r for r in self.instances.values() if r.group_id == body.group_id]:
+                self._gone(record)
+
+    def _inspect(self, uri: str) -> None:
+        found = self.on_inspect(uri)
+        known = isinstance(found, ModelFacts)
+        bus.publish(self._client, ModelInspected(uri, self.host_id, found if known else None, None if known else found))
+
+    def _start(self, body: Start) -> None:
+        stage = body.plan.stages[body.stage]
+        record = InstanceRecord(
+            body.instance_id, self.host_id, body.plan.action, body.plan.action_version, body.plan.group_id,
+            InstanceState.STARTING, "127.0.0.1:1", 2, stage.reserve_bytes, stage.device, StartMode.COLD,
+            created_wall_ms=wall_ms(), keep_alive_s=1.0,
+        )  # fmt: skip
+        self.put(record)
+        outcome = self.on_start(body)
+        if outcome is None:
+            self.put(replace(record, state=InstanceState.READY, idle_since_wall_ms=wall_ms()))
+        elif isinstance(outcome, ErrorInfo):
+            self._gone(record, outcome)
+
+    def _release(self, command: Command, body: Release) -> None:
+        record = self.instances.get(body.instance_id)
+        if record is None:
+            return
+        if self.busy and body.only_idle:
+            error = ErrorInfo("InstanceBusy", "a request is in flight")
+            bus.publish(self._client, CommandRefused(command.command_id, self.host_id, record.group_id, error))
+        else:
+            self._gone(record)
+
+    def put(self, record: InstanceRecord) -> None:
+        self.instances[record.instance_id] = record
+        self.registry.put_instance(record)
+
+    def _gone(self, record: InstanceRecord, error: ErrorInfo | None = None) -> None:
+        self.instances.pop(record.instance_id, None)
+        self.registry.put_instance(replace(record, state=InstanceState.GONE, error=error))
+
+
+class Platform:
+    """A state server with a scheduler process (or several), hosts, and a gateway's side of the conversation."""
+
+    def __init__(self, url: str, logs: Path) -> None:
+        self.url, self._logs = url, logs
+        self.client = redis_link.connect(url)
+        self.registry, self.records = Registry(self.client), Records(self.client)
+        self.events = Recorder()
+        self._up = threading.Event()
+        self._reader = bus.EventReader(url, self.events.add, self._up.set, Log("test"))
+        self._reader.start()
+        assert self._up.wait(5)
+        self.hosts: list[FakeInvoker] = []
+        self.schedulers: list[subprocess.Popen[bytes]] = []
+
+    def scheduler(self, **env: str) -> subprocess.Popen[bytes]:
+        log = (self._logs / f"scheduler-{len(self.schedulers)}.log").open("wb")
+        path = os.pathsep.join([str(ROOT), str(ROOT / "runtime-python")])
+        process = subprocess.Popen(
+            [sys.executable, "-m", "gateway.scheduler.loop"], stderr=log,
+            env={**os.environ, "PYTHONPATH": path, "THAW_STATE_URL": self.url, "THAW_HOSTS_REFRESH_S": "0.5", **env},
+        )  # fmt: skip
+        log.close()
+        self.schedulers.append(process)
+        return process
+
+    def host(self, host_id: str = "h0", memory: int = 4096 * MIB) -> FakeInvoker:
+        invoker = FakeInvoker(self.url, host_id, memory).start()
+        self.hosts.append(invoker)
+        return invoker
+
+    def action(self, name: str = "guest/hello", memory: int = 256, version: str = "0.0.1", **fields: Any) -> Action:
+        action = Action(ActionName(name), Namespace("guest"), version, Exec(KIND_PYTHON, "x"), Limits(memory=memory),
+                        **fields)  # fmt: skip
+        self.records.put_action(action, overwrite=True)
+        return action
+
+    def llm(self, name: str = "guest/chat", memory: int = 1024, **scaling: Any) -> Action:
+        config = LlmConfig(KIND_LLM, ModelConfig("file:///m"), resources=ResourcesConfig(gpu_memory_mb=memory),
+                           scaling=ScalingConfig(**scaling))  # fmt: skip
+        action = Action(ActionName(name), Namespace("guest"), "0.0.1", Exec(KIND_LLM), Limits(), config=config)
+        self.records.put_action(action, overwrite=True)
+        return action
+
+    def ask(self, action: str = "guest/hello", gateway: str = "g0") -> ActivationId:
+        self.registry.gateway_alive(GatewayId(gateway))
+        activation = ActivationId(random_hex_id())
+        self.registry.add_demand(
+            DemandAdded(activation, ActionName(action), Namespace("guest"), GatewayId(gateway), wall_ms())
+        )
+        return activation
+
+    def served(self, activation: ActivationId, action: str = "guest/hello") -> None:
+        self.registry.remove_demand(activation, ActionName(action))
+
+    def close(self) -> None:
+        for process in self.schedulers:
+            if process.poll() is None:
+                process.send_signal(signal.SIGCONT)
+                process.kill()
+            process.wait(10)
+        for host in self.hosts:
+            host.close()
+        self._reader.stop()
+        self.client.close()
+
+
+@pytest.fixture
+def platform(valkey_url: str, tmp_path: Path) -> Iterator[Platform]:
+    running = Platform(valkey_url, tmp_path)
+    yield running
+    running.close()
+
+

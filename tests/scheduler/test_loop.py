@@ -1,0 +1,156 @@
+"""The scheduler process against a real state server and hosts that speak the real streams."""
+
+from __future__ import annotations
+
+import signal
+import time
+from typing import Any
+
+from relay.messages import Cancel, InspectModel, InstanceChanged, Release, Start, StartFailed
+from thaw.errors import ErrorInfo
+from thaw.instance import InstanceState
+
+
+def test_demand_starts_an_instance_that_is_released_when_it_was_idle_for_its_keep_alive(platform: Any) -> None:
+    host = platform.host()
+    platform.action()
+    scheduler = platform.scheduler()
+    activation = platform.ask()
+    (start,) = host.commands.wait(Start)
+    assert start.activation_ids == (activation,)
+    assert start.plan.stages[0].host == "h0"
+    assert start.plan.stages[0].reserve_bytes == 256 * 1024 * 1024
+    platform.served(activation)
+    (release,) = host.commands.wait(Release)
+    assert (release.instance_id, release.only_idle) == (start.instance_id, True)
+    names = [e.name for e in platform.records.trace(start.plan.group_id)]
+    assert names == ["planned.begin", "planned.end"]
+    scheduler.send_signal(signal.SIGTERM)
+    assert scheduler.wait(5) == 0
+    assert len(host.commands.of(Start)) == 1
+
+
+def test_a_model_is_inspected_before_its_first_start_and_the_plan_names_every_file(platform: Any) -> None:
+    host = platform.host()
+    platform.llm()
+    platform.scheduler()
+    platform.ask("guest/chat")
+    (start,) = host.commands.wait(Start)
+    assert [c.uri for c in host.commands.of(InspectModel)] == ["file:///m"]
+    stage = start.plan.stages[0]
+    assert [(r.file, r.offset, r.n_bytes) for r in stage.first_ranges] == [
+        ("config.json", 0, 10), ("w.safetensors", 0, 1_000)]  # fmt: skip
+    assert (stage.layers, stage.role, start.plan.model.sha256) == ((0, 2), "full", "aa")
+    assert start.plan.bound_ttft_s is not None
+    assert start.plan.bound_ttft_s <= start.plan.predicted_ttft_s
+    assert platform.registry.plan(start.plan.group_id).group_id == start.plan.group_id
+
+
+def test_a_killed_scheduler_is_followed_by_its_standby_within_three_seconds(platform: Any) -> None:
+    host = platform.host()
+    platform.action()
+    first = platform.scheduler()
+    first_asked = platform.ask()
+    host.commands.wait(Start)
+    platform.served(first_asked)
+    platform.scheduler()
+    first.kill()
+    first.wait(5)
+    killed_s = time.monotonic()
+    host.busy = True
+    platform.ask()
+    platform.ask()
+    platform.ask()
+    host.commands.wait(Start, 2, timeout_s=4.0)
+    assert time.monotonic() - killed_s < 3.0
+    assert sorted(set(host.epochs)) == [1, 2]
+
+
+def test_the_instances_of_a_lost_host_are_gone_and_its_waiting_requests_start_elsewhere(platform: Any) -> None:
+    lost = platform.host("h0")
+    lost.on_start = lambda start: False
+    platform.action()
+    platform.scheduler(THAW_HOSTS_REFRESH_S="0.3")
+    activation = platform.ask()
+    (start,) = lost.commands.wait(Start)
+    platform.events.wait(InstanceChanged)
+    other = platform.host("h1")
+    time_to_lose = platform.client.pttl("thaw:host-lease:h0")
+    assert time_to_lose > 0
+    lost.die()
+    (again,) = other.commands.wait(Start, timeout_s=15.0)
+    assert again.activation_ids == (activation,)
+    gone = [e.instance for e in platform.events.of(InstanceChanged) if e.instance.state is InstanceState.GONE]
+    assert [(g.instance_id, g.error.code) for g in gone] == [(start.instance_id, "WorkerLost")]
+    assert [i.instance_id for i in platform.registry.instances()] == [again.instance_id]
+
+
+def test_a_scheduler_that_was_stopped_and_replaced_sends_nothing_more(platform: Any) -> None:
+    host = platform.host()
+    platform.action()
+    old = platform.scheduler()
+    first_asked = platform.ask()
+    host.commands.wait(Start)
+    platform.served(first_asked)
+    old.send_signal(signal.SIGSTOP)
+    platform.scheduler()
+    host.busy = True
+    for _ in range(3):
+        platform.ask()
+    host.commands.wait(Start, 2)
+    old.send_signal(signal.SIGCONT)
+    for _ in range(3):
+        platform.ask()
+    host.commands.wait(Start, 5)
+    assert sorted(host.epochs) == host.epochs
+    assert set(host.epochs) == {1, 2}
+
+
+def test_a_developer_error_fails_every_waiting_request_at_once(platform: Any) -> None:
+    host = platform.host()
+    host.on_start = lambda start: ErrorInfo("ModelCorrupt", "w.safetensors is truncated")
+    platform.llm()
+    platform.scheduler()
+    activation = platform.ask("guest/chat")
+    (failed,) = platform.events.wait(StartFailed)
+    assert (failed.activation_ids, failed.error.code) == ((activation,), "ModelCorrupt")
+    assert len(host.commands.of(Start)) == 1
+
+
+def test_a_platform_error_is_retried_three_times_before_the_request_fails(platform: Any) -> None:
+    host = platform.host()
+    host.on_start = lambda start: ErrorInfo("StoreUnavailable", "503")
+    platform.llm()
+    platform.scheduler()
+    platform.ask("guest/chat")
+    (failed,) = platform.events.wait(StartFailed)
+    assert failed.error.code == "StoreUnavailable"
+    assert len(host.commands.of(Start)) == 3
+
+
+def test_forced_stages_are_refused_with_a_sentence(platform: Any) -> None:
+    platform.host()
+    platform.llm(stages=2)
+    platform.scheduler()
+    platform.ask("guest/chat")
+    (failed,) = platform.events.wait(StartFailed)
+    assert failed.error.message == "scaling.stages is 2, and this version runs one stage"
+
+
+def test_a_start_that_was_planned_and_never_sent_is_taken_back_by_the_successor(platform: Any) -> None:
+    host = platform.host()
+    host.on_start = lambda start: False
+    platform.action()
+    first = platform.scheduler()
+    activation = platform.ask()
+    (start,) = host.commands.wait(Start)
+    first.kill()
+    first.wait(5)
+    platform.client.hdel("thaw:instances", start.instance_id)
+    host.instances.clear()
+    platform.scheduler()
+    (cancelled,) = host.commands.wait(Cancel)
+    assert cancelled.group_id == start.plan.group_id
+    again = host.commands.wait(Start, 2)[1]
+    assert again.activation_ids == (activation,)
+    assert platform.registry.plan(start.plan.group_id) is None

@@ -1,0 +1,548 @@
+"""decide() as a pure function: one event in, decisions out, no process and no clock."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.scheduler.decisions import (
+    CancelGroup,
+    Decision,
+    DropDemand,
+    FailDemand,
+    Flag,
+    ForgetInstance,
+    InspectModelOn,
+    ReleaseInstance,
+    StartGroup,
+    TimerKind,
+    Wake,
+)
+from gateway.scheduler.events import ActionDeleted, ActionFacts, ActionSeen, GatewaysLost, HostsSeen, Rebuilt, Timer
+from gateway.scheduler.history import History
+from gateway.scheduler.policy import decide
+from gateway.scheduler.settings import SchedulerSettings
+from gateway.scheduler.view import ClusterView
+from relay.messages import CommandRefused, DemandAdded, DemandRemoved, InstanceChanged, ModelInspected
+from thaw.errors import ErrorInfo
+from thaw.host import Device, FetchReport, HostReport
+from thaw.ids import ActionName, ActivationId, GatewayId, GroupId, HostId, InstanceId, Namespace
+from thaw.instance import InstanceRecord, InstanceState, StartMode
+from thaw.model import ModelFacts
+from thaw.plan import Plan
+
+MIB = 1024 * 1024
+D = TypeVar("D")
+CHAT, HELLO = ActionName("guest/chat"), ActionName("guest/hello")
+FACTS = ModelFacts("s3://m", 100 * MIB, 90 * MIB, 2, (40 * MIB,) * 2, 10 * MIB, "aa", "", True, {"w": 100 * MIB})
+
+
+def hello(**fields: Any) -> ActionFacts:
+    return replace(ActionFacts(HELLO, "1", "python:3.11", 256 * MIB, 1, 8, 60.0), **fields)
+
+
+def chat(**fields: Any) -> ActionFacts:
+    return replace(ActionFacts(CHAT, "1", "llm:vllm", 1024 * MIB, 8, 8, 60.0, model_uri="s3://m"), **fields)
+
+
+def report(host: str = "h0", memory_mb: int = 4096, used_mb: int = 0, **fields: Any) -> HostReport:
+    devices = (Device("cpu", "cpu", memory_mb * MIB, (memory_mb - used_mb) * MIB),)
+    plain = HostReport(HostId(host), "boot", "a:1", devices, 2, 1e9, "none", "process", 0, 1_000)
+    return replace(plain, **fields)
+
+
+class World:
+    """A view, a clock that the test moves, and every timer that was asked for."""
+
+    def __init__(self, *hosts: HostReport, **settings_: Any) -> None:
+        ids = itertools.count()
+        self.view = ClusterView(7, SchedulerSettings("redis://", **settings_), lambda: f"id{next(ids)}", History())
+        self.now = 100.0
+        self.timers: list[Wake] = []
+        self._asked = itertools.count()
+        self.reports = {h.host_id: h for h in hosts}
+        self.do(HostsSeen(tuple(hosts)))
+
+    def do(self, event: Any) -> list[Decision]:
+        decided = decide(self.view, event, self.now)
+        self.timers += [d for d in decided if isinstance(d, Wake)]
+        return decided
+
+    def ask(self, action: ActionName = HELLO, gateway: str = "g") -> list[Decision]:
+        activation = ActivationId(f"a{next(self._asked)}")
+        return self.do(DemandAdded(activation, action, Namespace("guest"), GatewayId(gateway), 0))
+
+    def said(self, start: StartGroup, state: InstanceState, **fields: Any) -> list[Decision]:
+        return self.do(InstanceChanged(record_of(start, state, **fields)))
+
+    def ready(self, start: StartGroup, *, idle: bool = True) -> list[Decision]:
+        decided = self.said(start, InstanceState.READY, idle_since_wall_ms=1 if idle else None, inflight=int(not idle))
+        for activation in start.activation_ids:
+            self.do(DemandRemoved(activation, start.plan.action))
+        return decided
+
+    def later(self, seconds: float) -> list[Decision]:
+        """Let time pass and fire every timer that falls due, in order."""
+        until, decided = self.now + seconds, list[Decision]()
+        while due := [t for t in self.timers if t.at_s <= until]:
+            first = min(due, key=lambda t: t.at_s)
+            self.timers.remove(first)
+            self.now = max(self.now, first.at_s)
+            decided += self.do(Timer(first.kind, first.key))
+        self.now = until
+        return decided
+
+
+def record_of(start: StartGroup, state: InstanceState, **fields: Any) -> InstanceRecord:
+    stage = start.plan.stages[0]
+    plain = InstanceRecord(
+        start.stages[0].instance_id, stage.host, start.plan.action, start.plan.action_version, start.plan.group_id,
+        state, "a:1", 1, stage.reserve_bytes, stage.device, StartMode.COLD, keep_alive_s=60.0,
+    )  # fmt: skip
+    return replace(plain, **fields)
+
+
+def of(decided: Iterable[Decision], kind: type[D]) -> list[D]:
+    return [d for d in decided if isinstance(d, kind)]
+
+
+def world(*hosts: HostReport, facts: ActionFacts | None = None, **settings_: Any) -> World:
+    made = World(*(hosts or (report(),)), **settings_)
+    made.do(ActionSeen(facts or hello()))
+    return made
+
+
+def llm_world(*hosts: HostReport, facts: ActionFacts | None = None, **settings_: Any) -> World:
+    made = world(*hosts, facts=facts or chat(), **settings_)
+    made.do(ModelInspected("s3://m", HostId("h0"), FACTS))
+    return made
+
+
+def test_one_request_starts_one_instance_and_a_second_look_starts_no_other() -> None:
+    w = world()
+    (start,) = of(w.ask(), StartGroup)
+    assert start.plan.epoch == 7
+    assert of(w.later(5.0), StartGroup) == []
+
+
+def test_every_request_beyond_the_slots_that_start_gets_its_own_instance() -> None:
+    w = world()
+    assert [len(of(w.ask(), StartGroup)) for _ in range(3)] == [1, 1, 1]
+
+
+def test_a_models_batch_slots_take_a_burst() -> None:
+    w = llm_world()
+    starts = [s for _ in range(4) for s in of(w.ask(CHAT), StartGroup)]
+    assert len(starts) == 1
+    starts += [s for _ in range(16) for s in of(w.ask(CHAT), StartGroup)]
+    assert len(starts) == 4  # on a host of 4 GiB; Q + P = 40 wants five
+
+
+def test_max_instances_is_never_passed() -> None:
+    w = world(facts=hello(max_instances=2))
+    starts = [s for _ in range(5) for s in of(w.ask(), StartGroup)]
+    assert len(starts) == 2
+
+
+def test_the_least_loaded_host_is_chosen() -> None:
+    w = world(report("h0"), report("h1"))
+    assert [of(w.ask(), StartGroup)[0].plan.stages[0].host for _ in range(4)] == ["h0", "h1", "h0", "h1"]
+
+
+def test_equal_hosts_share_models_by_load_too() -> None:
+    w = llm_world(report("h0"), report("h1"), facts=chat(slots=1))
+    starts = of(w.ask(CHAT), StartGroup)
+    assert sorted(s.plan.stages[0].host for s in starts) == ["h0", "h1"]
+
+
+def test_a_draining_host_gets_nothing_new() -> None:
+    w = world(report("h0", draining=True), report("h1"))
+    assert of(w.ask(), StartGroup)[0].plan.stages[0].host == "h1"
+
+
+def test_a_free_slot_counts_for_a_second_and_then_the_request_gets_an_instance() -> None:
+    w = world()
+    (start,) = of(w.ask(), StartGroup)
+    w.ready(start)
+    assert of(w.ask(), StartGroup) == []
+    assert len(of(w.later(1.1), StartGroup)) == 1
+
+
+def test_a_request_queued_well_after_an_instance_spoke_needs_one_of_its_own_at_once() -> None:
+    w = llm_world()
+    (start,) = of(w.ask(CHAT), StartGroup)
+    w.said(start, InstanceState.READY, slots=8, inflight=1)
+    w.now += 0.5
+    assert len(of(w.ask(CHAT), StartGroup)) == 1
+
+
+def test_an_instance_that_only_its_host_knows_is_released_in_the_end() -> None:
+    w = world()
+    orphan = report(instances=(InstanceId("orphan"),), used_mb=256)
+    assert of(w.do(HostsSeen((orphan,))), ReleaseInstance) == []
+    w.now += 16
+    assert [r.instance_id for r in of(w.do(HostsSeen((orphan,))), ReleaseInstance)] == ["orphan"]
+    w.now += 1
+    assert of(w.do(HostsSeen((orphan,))), ReleaseInstance) == []
+
+
+def test_an_idle_instance_is_released_after_its_keep_alive_and_not_before() -> None:
+    w = world()
+    (start,) = of(w.ask(), StartGroup)
+    w.ready(start)
+    assert of(w.later(59.0), ReleaseInstance) == []
+    (release,) = of(w.later(2.0), ReleaseInstance)
+    assert (release.instance_id, release.only_idle, release.reason) == (start.stages[0].instance_id, True, "keep_alive")
+
+
+def test_a_busy_instance_is_not_released() -> None:
+    w = world()
+    (start,) = of(w.ask(), StartGroup)
+    w.ready(start, idle=False)
+    assert of(w.later(600.0), ReleaseInstance) == []
+
+
+def test_a_refused_release_begins_the_idle_time_anew() -> None:
+    w = world()
+    (start,) = of(w.ask(), StartGroup)
+    w.ready(start)
+    (release,) = of(w.later(61.0), ReleaseInstance)
+    busy = ErrorInfo("InstanceBusy", "a request is in flight")
+    w.do(CommandRefused(release.command_id, HostId("h0"), start.plan.group_id, busy))
+    assert of(w.later(58.0), ReleaseInstance) == []
+    assert len(of(w.later(3.0), ReleaseInstance)) == 1
+
+
+def test_a_thousand_idle_reports_leave_one_timer() -> None:
+    w = world()
+    (start,) = of(w.ask(), StartGroup)
+    for i in range(1_000):
+        w.said(start, InstanceState.READY, idle_since_wall_ms=i or None)
+    assert len([t for t in w.timers if t.kind is TimerKind.KEEP_ALIVE]) == 1
+
+
+def test_min_instances_are_started_without_demand_and_outlive_their_keep_alive() -> None:
+    w = world(facts=hello())
+    starts = of(w.do(ActionSeen(chat(min_instances=1))), InspectModelOn)
+    assert len(starts) == 1
+    (start,) = of(w.do(ModelInspected("s3://m", HostId("h0"), FACTS)), StartGroup)
+    w.ready(start)
+    assert of(w.later(600.0), ReleaseInstance) == []
+
+
+def test_a_new_version_releases_idle_instances_of_the_old_one_and_starts_its_own() -> None:
+    w = world()
+    (start,) = of(w.ask(), StartGroup)
+    w.ready(start)
+    (release,) = of(w.do(ActionSeen(hello(version="2"), changed=True)), ReleaseInstance)
+    assert release.reason == "outdated"
+    (new,) = of(w.ask(), StartGroup)
+    assert new.plan.action_version == "2"
+
+
+def test_a_deleted_action_releases_all_and_its_requests_are_not_found() -> None:
+    w = world()
+    (first,) = of(w.ask(), StartGroup)
+    w.ready(first)
+    (second,) = of(w.ask() + w.later(1.1), StartGroup)
+    decided = w.do(ActionDeleted(HELLO))
+    assert [r.instance_id for r in of(decided, ReleaseInstance)] == [first.stages[0].instance_id]
+    assert [f.error.code for f in of(decided, FailDemand)] == ["NotFound"]
+    (release,) = of(w.ready(second), ReleaseInstance)
+    assert release.instance_id == second.stages[0].instance_id
+
+
+def test_a_start_that_makes_progress_is_never_given_up() -> None:
+    w = llm_world(start_deadline_s=10.0)
+    (start,) = of(w.ask(CHAT), StartGroup)
+    for done in range(1, 6):
+        w.do(HostsSeen((report(fetches=(FetchReport(start.plan.group_id, 10, done, 1.0),)),)))
+        assert of(w.later(9.0), CancelGroup) == []
+    decided = w.later(2.0)
+    assert [c.group_id for c in of(decided, CancelGroup)] == [start.plan.group_id]
+
+
+def test_a_developer_error_fails_all_that_wait_and_is_not_retried() -> None:
+    w = llm_world()
+    (start,) = of(w.ask(CHAT), StartGroup)
+    w.ask(CHAT)
+    decided = w.said(start, InstanceState.GONE, error=ErrorInfo("InitFailed", "boom"))
+    assert [f.activation_ids for f in of(decided, FailDemand)] == [("a0", "a1")]
+    assert of(w.later(100.0), StartGroup) == []
+
+
+def test_a_platform_error_is_retried_with_growing_pauses_three_times() -> None:
+    w = world()
+    starts, failed, at = of(w.ask(), StartGroup), list[FailDemand](), [w.now]
+    while not failed:
+        failed = of(w.said(starts[-1], InstanceState.GONE, error=ErrorInfo("WorkerLost", "x")), FailDemand)
+        while not failed and not (more := of(w.later(0.05), StartGroup)):
+            assert w.now < 200
+        if not failed:
+            starts += more
+            at.append(w.now)
+    assert len(starts) == 3
+    assert failed[0].activation_ids == ("a0",)
+    assert at[1] - at[0] < at[2] - at[1]
+
+
+def test_a_model_is_inspected_once_for_many_requests_and_again_after_an_update() -> None:
+    w = world(facts=chat())
+    assert len([i for _ in range(3) for i in of(w.ask(CHAT), InspectModelOn)]) == 1
+    assert len(of(w.do(ModelInspected("s3://m", HostId("h0"), FACTS)), StartGroup)) == 1
+    assert len(of(w.do(ActionSeen(chat(version="2"), changed=True)), InspectModelOn)) == 1
+
+
+def test_a_model_that_does_not_exist_fails_the_requests_and_is_looked_up_again_for_the_next() -> None:
+    w = world(facts=chat())
+    w.ask(CHAT)
+    error = ErrorInfo("ModelNotFound", "no such bucket")
+    assert [f.error for f in of(w.do(ModelInspected("s3://m", HostId("h0"), None, error)), FailDemand)] == [error]
+    assert len(of(w.ask(CHAT), InspectModelOn)) == 1
+
+
+def test_an_inspection_that_nobody_answers_is_asked_again_and_fails_after_three() -> None:
+    w = world(facts=chat())
+    w.ask(CHAT)
+    decided = w.later(200.0)
+    assert len(of(decided, InspectModelOn)) == 2
+    assert [f.error.code for f in of(decided, FailDemand)] == ["StoreUnavailable"]
+
+
+def test_what_is_larger_than_every_device_is_refused_with_both_numbers() -> None:
+    w = world(facts=hello(need_bytes=5000 * MIB))
+    (failed,) = of(w.ask(), FailDemand)
+    assert failed.error.code == "MemoryTooSmall"
+    assert "5000 MiB" in failed.error.message
+    assert "4096 MiB" in failed.error.message
+
+
+def test_without_any_host_a_request_waits_for_one() -> None:
+    w = World()
+    w.do(ActionSeen(hello()))
+    assert of(w.ask(), StartGroup) == []
+    assert len(of(w.do(HostsSeen((report(),))), StartGroup)) == 1
+
+
+def test_the_longest_idle_instance_of_another_action_is_evicted_for_room() -> None:
+    w = world(report(memory_mb=512), facts=hello())
+    first, second = of(w.ask(), StartGroup), of(w.ask(), StartGroup)
+    w.ready(first[0])
+    w.now += 1
+    w.ready(second[0])
+    other = replace(hello(), name=ActionName("guest/other"))
+    w.do(ActionSeen(other))
+    (release,) = of(w.ask(other.name), ReleaseInstance)
+    assert (release.instance_id, release.reason) == (first[0].stages[0].instance_id, "memory")
+    assert of(w.later(1.5), ReleaseInstance) == []
+    (start,) = of(w.said(first[0], InstanceState.GONE), StartGroup)
+    assert start.plan.action == other.name
+
+
+def test_busy_and_starting_instances_are_never_evicted() -> None:
+    w = world(report(memory_mb=512), facts=hello())
+    (busy,), (_starting,) = of(w.ask(), StartGroup), of(w.ask(), StartGroup)
+    w.ready(busy, idle=False)
+    other = replace(hello(), name=ActionName("guest/other"))
+    w.do(ActionSeen(other))
+    assert of(w.ask(other.name) + w.later(30.0), ReleaseInstance) == []
+
+
+def test_memory_that_a_host_says_is_used_by_others_is_not_promised() -> None:
+    w = world(report(memory_mb=512, used_mb=300))
+    assert of(w.ask(), StartGroup) == []
+    assert len(of(w.do(HostsSeen((report(memory_mb=512),))), StartGroup)) == 1
+
+
+def test_a_report_older_than_a_decision_does_not_free_what_was_just_promised() -> None:
+    w = world(report(memory_mb=512))
+    w.ask()
+    w.ask()
+    w.do(HostsSeen((report(memory_mb=512),)))
+    assert of(w.ask(), StartGroup) == []
+
+
+def test_a_lost_hosts_instances_are_forgotten_and_its_requests_go_elsewhere() -> None:
+    w = world(report("h0"), report("h1"))
+    (start,) = of(w.ask(), StartGroup)
+    decided = w.do(HostsSeen((report("h1"),)))
+    assert [f.record.error.code for f in of(decided, ForgetInstance) if f.record.error] == ["WorkerLost"]
+    (again,) = of(decided, StartGroup)
+    assert (again.plan.stages[0].host, again.activation_ids) == ("h1", start.activation_ids)
+
+
+def test_the_requests_of_a_dead_gateway_are_dropped() -> None:
+    w = World()
+    w.ask(gateway="dead")
+    w.ask(gateway="alive")
+    dropped = of(w.do(GatewaysLost(frozenset({GatewayId("dead")}))), DropDemand)
+    assert [d.activation_id for d in dropped] == ["a0"]
+
+
+@pytest.mark.parametrize("link", [0.0, -5.0, float("nan"), float("inf")])
+def test_a_host_that_reports_nonsense_is_clamped_and_flagged_and_still_used(link: float) -> None:
+    odd = report(network_bytes_per_s=link, devices=(Device("cpu", "cpu", 4096 * MIB, 9000 * MIB),))
+    w = World()
+    flags = of(w.do(HostsSeen((odd,))), Flag)
+    assert {f.name for f in flags} == {"host_report_clamped"}
+    w.do(ActionSeen(chat()))
+    w.do(ModelInspected("s3://m", HostId("h0"), FACTS))
+    assert len(of(w.ask(CHAT), StartGroup)) == 1
+
+
+def test_a_host_whose_clock_goes_back_is_flagged() -> None:
+    w = world(report(seen_wall_ms=5_000))
+    (flag,) = of(w.do(HostsSeen((report(seen_wall_ms=1_000),))), Flag)
+    assert "clock went back 4000 ms" in str(flag.fields["what"])
+
+
+def test_a_slow_link_gives_a_fallback_plan_without_a_deadline_and_a_fast_one_a_deadline() -> None:
+    slow = llm_world(report(network_bytes_per_s=1e6))
+    (start,) = of(slow.ask(CHAT), StartGroup)
+    assert start.plan.stages[0].fetch_deadline_ms is None
+    assert start.plan.predicted_ttft_s == pytest.approx(100 * MIB / 1e6 + 1.505)
+    fast = llm_world(report(network_bytes_per_s=1e9))
+    (start,) = of(fast.ask(CHAT), StartGroup)
+    assert start.plan.stages[0].fetch_deadline_ms == 7_500 - 1_505
+
+
+def _rebuilt(**fields: Any) -> Rebuilt:
+    plain: dict[str, Any] = {"wall_ms": 10_000, "hosts": (report(),), "instances": (), "demand": (), "plans": (),
+                             "models": (), "actions": (hello(),)}  # fmt: skip
+    return Rebuilt(**{**plain, **fields})
+
+
+def _plan_of(group: str) -> Plan:
+    (start,) = of(world().ask(), StartGroup)
+    return replace(start.plan, group_id=GroupId(group))
+
+
+def test_a_successor_adopts_what_is_ready_and_counts_its_idle_time_from_the_record() -> None:
+    (start,) = of(world().ask(), StartGroup)
+    w = World()
+    ready = record_of(start, InstanceState.READY, idle_since_wall_ms=0)
+    w.timers += of(w.do(_rebuilt(instances=(ready,))), Wake)
+    assert of(w.later(49.0), ReleaseInstance) == []
+    assert len(of(w.later(2.0), ReleaseInstance)) == 1
+
+
+def test_a_successor_takes_an_unconfirmed_start_back_and_serves_its_request_anew() -> None:
+    w = World()
+    demand = DemandAdded(ActivationId("a9"), HELLO, Namespace("guest"), GatewayId("g"), 9_000)
+    decided = w.do(_rebuilt(plans=(_plan_of("lost"),), demand=(demand,)))
+    assert [c.group_id for c in of(decided, CancelGroup)] == ["lost"]
+    assert [s.activation_ids for s in of(decided, StartGroup)] == [("a9",)]
+
+
+def test_a_successor_waits_for_silent_hosts_before_it_calls_them_lost() -> None:
+    (start,) = of(world().ask(), StartGroup)
+    ready = record_of(start, InstanceState.READY, idle_since_wall_ms=10_000)
+    w = World()
+    assert of(w.do(_rebuilt(hosts=(), instances=(ready,))), ForgetInstance) == []
+    w.now += 3
+    assert of(w.do(HostsSeen(())), ForgetInstance) == []
+    w.now += 4
+    assert len(of(w.do(HostsSeen(())), ForgetInstance)) == 1
+
+
+steps = st.lists(
+    st.tuples(st.sampled_from(["ask", "ask", "ask", "ready", "gone", "idle", "report", "wait", "lose", "join"]),
+              st.integers(0, 5)),
+    max_size=60,
+)  # fmt: skip
+SIZES = [100, 300, 700]
+
+
+def _play(plan: list[tuple[str, int]]) -> tuple[World, list[Decision]]:
+    """A random history on two hosts with three actions of different sizes."""
+    names = [ActionName(f"guest/f{i}") for i in range(3)]
+    w = World(report("h0", 1000), report("h1", 700))
+    for name, mb in zip(names, SIZES, strict=True):
+        w.do(ActionSeen(replace(hello(), name=name, need_bytes=mb * MIB)))
+    live, started, decided = {"h0", "h1"}, list[StartGroup](), list[Decision]()
+    for what, n in plan:
+        now: list[Decision] = []
+        known = [s for s in started if s.stages[0].instance_id in w.view.instances]
+        if what == "ask":
+            now = w.ask(names[n % 3])
+        elif what in ("ready", "idle", "gone") and known:
+            now = _tell(w, known[n % len(known)], what)
+        elif what == "wait":
+            now = w.later(n * 15.0)
+        elif what in ("lose", "join", "report"):
+            live = live - {f"h{n % 2}"} if what == "lose" else live | {f"h{n % 2}"} if what == "join" else live
+            now = w.do(HostsSeen(tuple(_report_now(w, h) for h in sorted(live))))
+        decided += now
+        started += of(now, StartGroup)
+        _never_overcommitted(w)
+    return w, decided
+
+
+def _tell(w: World, start: StartGroup, what: str) -> list[Decision]:
+    if what == "ready":
+        return w.ready(start)
+    if what == "idle":
+        return w.said(start, InstanceState.READY, idle_since_wall_ms=int(w.now * 1000))
+    return w.said(start, InstanceState.GONE, error=ErrorInfo("WorkerLost", "x"))
+
+
+def _report_now(w: World, host: str) -> HostReport:
+    ids = tuple(sorted(w.view.on_host.get(HostId(host), set())))
+    used = sum(w.view.instances[i].record.reserve_bytes for i in ids) // MIB
+    return report(host, {"h0": 1000, "h1": 700}[host], used, instances=tuple(InstanceId(i) for i in ids))
+
+
+def _never_overcommitted(w: World) -> None:
+    for host in w.view.hosts.values():
+        for device in host.devices.values():
+            held = [w.view.instances[i].record for i in w.view.on_host.get(host.host_id, ())]
+            assert device.reserved == sum(r.reserve_bytes for r in held)
+            assert device.n_workers == len(held)
+            assert device.reserved <= device.device.memory_bytes
+            assert 0 <= device.releasing <= device.reserved
+
+
+@settings(max_examples=150, deadline=None)
+@given(plan=steps)
+def test_no_device_is_ever_overcommitted(plan: list[tuple[str, int]]) -> None:
+    _play(plan)
+
+
+@settings(max_examples=50, deadline=None)
+@given(plan=steps)
+def test_the_same_events_give_the_same_decisions(plan: list[tuple[str, int]]) -> None:
+    assert _play(plan)[1] == _play(plan)[1]
+
+
+@settings(max_examples=100, deadline=None)
+@given(plan=steps)
+def test_whoever_waits_in_the_end_is_served_when_room_and_hosts_are_there(plan: list[tuple[str, int]]) -> None:
+    w, _ = _play(plan)
+    w.do(HostsSeen((_report_now(w, "h0"), _report_now(w, "h1"), report("h2", 10_000), report("h3", 10_000))))
+    w.later(40.0)
+    for name, action in w.view.actions.items():
+        slots = [i for i in w.view.of_action(name) if i.state is InstanceState.STARTING]
+        assert len(action.waiting) <= len(slots) or len(w.view.action(name).instances) >= 8
+
+
+def test_after_a_restart_what_is_left_of_a_deleted_action_is_released_and_its_requests_are_not_found() -> None:
+    (start,) = of(world().ask(), StartGroup)
+    ready = record_of(start, InstanceState.READY, inflight=1)
+    demand = DemandAdded(ActivationId("a9"), HELLO, Namespace("guest"), GatewayId("g"), 9_000)
+    decided = World().do(_rebuilt(instances=(ready,), demand=(demand,), actions=()))
+    assert [(r.instance_id, r.only_idle) for r in of(decided, ReleaseInstance)] == [(ready.instance_id, False)]
+    assert [f.error.code for f in of(decided, FailDemand)] == ["NotFound"]
+
+
+def test_models_go_to_an_accelerator_and_ordinary_functions_to_the_cpu_slice_beside_it() -> None:
+    both = (Device("cpu", "cpu", 4096 * MIB, 4096 * MIB), Device("cuda:0", "H200", 8192 * MIB, 8192 * MIB))
+    w = llm_world(report(devices=both))
+    w.do(ActionSeen(hello()))
+    assert of(w.ask(CHAT), StartGroup)[0].plan.stages[0].device == "cuda:0"
+    assert of(w.ask(HELLO), StartGroup)[0].plan.stages[0].device == "cpu"

@@ -1,0 +1,94 @@
+"""Worked example 1's formulas, one by one, and what a trace teaches."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.scheduler.history import History, measure
+from gateway.scheduler.predict import (
+    Times,
+    bound,
+    f_factor,
+    f_general,
+    fetch_time_left,
+    kappa,
+    kappa_sequential,
+    tpot,
+    ttft,
+)
+from thaw.trace import Phase, TraceEvent
+
+T = Times()
+M, P = 12e9, 12e9
+
+
+@pytest.mark.parametrize(
+    ("s", "w", "expected"), [(1, 1, 12.505), (2, 0, 10.51), (2, 1, 9.76), (2, 2, 9.01), (3, 3, 9.848), (4, 4, 8.77)]
+)
+def test_worked_example_1_eq_1_without_overlap(s: int, w: int, expected: float) -> None:
+    bandwidths = [2e9, 2e9, 1e9, 1e9][:s]
+    kappas = [kappa_sequential(M / s, b, P, T) for b in bandwidths]
+    assert ttft(0.0, kappas, f_factor(s, w), T) == pytest.approx(expected, abs=5e-4)
+
+
+@pytest.mark.parametrize(("s", "w", "expected"), [(1, 1, 7.505), (2, 0, 7.010), (2, 1, 6.260)])
+def test_worked_example_1_eq_5_with_overlap(s: int, w: int, expected: float) -> None:
+    assert ttft(0.0, [kappa(M / s, 2e9, P, T)] * s, f_factor(s, w), T) == pytest.approx(expected)
+
+
+def test_worked_example_1_eq_2_time_per_token() -> None:
+    assert tpot(2, f_factor(2, 0), T) == pytest.approx(0.094)
+    assert tpot(2, f_factor(2, 1), T) == pytest.approx(0.073)
+
+
+@pytest.mark.parametrize(("s", "w"), [(s, w) for s in range(1, 9) for w in range(s + 1)])
+def test_the_general_f_is_the_papers_when_low_workers_get_one_sth(s: int, w: int) -> None:
+    assert f_general([1.0] * w + [1 / s] * (s - w)) == pytest.approx(f_factor(s, w))
+
+
+def test_a_low_worker_alone_on_its_device_costs_nothing_when_shares_are_not_enforced() -> None:
+    assert f_general([1.0, 1.0, 1.0]) == pytest.approx(1.0)
+
+
+def test_the_bound_has_no_tail_and_the_prediction_has() -> None:
+    slow = Times(t_tail=2.0)
+    floor = bound(M, 2e9, P, 0.5, 1, 1.0, slow)
+    assert ttft(0.5, [kappa(M, 2e9, P, slow)], 1.0, slow) - floor == pytest.approx(2.0)
+
+
+def test_the_fetch_deadline_is_what_the_slo_leaves_after_waiting_prefill_hops_and_tail() -> None:
+    assert fetch_time_left(7.5, 1.0, 2, 1.5, T) == pytest.approx(4.24)
+
+
+def _event(name: Phase, at_s: float, n_bytes: int | None = None, boot: str = "b") -> TraceEvent:
+    return TraceEvent(name, boot_id=boot, mono_ns=int(at_s * 1e9), n_bytes=n_bytes)
+
+
+TRACE = [
+    _event(Phase.FETCH_BEGIN, 0.0), _event(Phase.CONTAINER_BEGIN, 0.0), _event(Phase.CONTAINER_END, 0.5),
+    _event(Phase.LIBRARIES_BEGIN, 0.6), _event(Phase.LIBRARIES_END, 2.6), _event(Phase.FETCH_END, 4.0, 8_000),
+    _event(Phase.READY, 5.0),
+]  # fmt: skip
+
+
+def test_a_trace_gives_the_phases_the_rate_and_the_tail() -> None:
+    measured = measure(TRACE)
+    assert (measured.t_cc, measured.t_l, measured.t_c) == pytest.approx((0.5, 2.0, 2.5))
+    assert (measured.bandwidth, measured.t_tail) == pytest.approx((2_000.0, 1.0))
+    assert measured.t_cu is None
+
+
+def test_events_of_two_boots_are_never_subtracted() -> None:
+    moved = [_event(Phase.CONTAINER_BEGIN, 9.0, boot="old"), _event(Phase.CONTAINER_END, 1.0, boot="new")]
+    assert measure(moved).t_cc is None
+
+
+def test_the_first_measurement_replaces_the_default_and_later_ones_are_mixed_in_by_a_fifth() -> None:
+    history = History()
+    history.update("guest/chat", "cpu", measure(TRACE))
+    slower = [_event(Phase.CONTAINER_BEGIN, 0.0), _event(Phase.CONTAINER_END, 1.5)]
+    learned = history.update("guest/chat", "cpu", measure(slower))
+    assert learned.times.t_cc == pytest.approx(0.8 * 0.5 + 0.2 * 1.5)
+    assert learned.bandwidth == pytest.approx(2_000.0)
+    assert history.times("guest/chat", "cpu").t_p == Times().t_p
+    assert history.times("guest/other", "cpu") == Times()

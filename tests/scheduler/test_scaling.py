@@ -1,0 +1,50 @@
+"""Worked example 4 and the window's edges."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.scheduler.scaling import Window, groups, keep, new_workers
+
+
+def test_worked_example_4_figure_7_thirty_requests_are_eight_groups() -> None:
+    assert new_workers(30, 0, 0, 1) == 30
+    assert groups(30) == [4, 4, 4, 4, 4, 4, 4, 2]
+
+
+def test_worked_example_4_starting_slots_count_as_supply() -> None:
+    assert new_workers(21, 19, 8, 8) == 4
+    assert groups(4) == [4]
+
+
+def test_worked_example_4_consolidation_keeps_two_of_four() -> None:
+    assert keep(9, 0, 3, 0, 8, 2) == 2
+
+
+def test_consolidation_keeps_one_when_idle_and_never_more_than_are_full() -> None:
+    assert keep(0, 0, 0, 0, 8, 2) == 1
+    assert keep(80, 0, 0, 0, 8, 2) == 2
+
+
+def test_the_window_is_open_at_its_old_end_and_closed_at_now() -> None:
+    window = Window(1.0)
+    for at_s in (0.0, 0.5, 1.0):
+        window.add(at_s)
+    assert window.count(1.0) == 2
+    assert window.count(1.5) == 1
+    assert window.count(2.0) == 0
+
+
+@given(st.integers(0, 200), st.integers(1, 8))
+def test_groups_cover_exactly_the_workers(n: int, largest: int) -> None:
+    made = groups(n, largest)
+    assert sum(made) == n
+    assert all(g == largest for g in made[:-1])
+
+
+@given(st.integers(0, 99), st.integers(0, 99), st.integers(0, 99), st.integers(1, 16))
+def test_new_workers_are_just_enough(waiting: int, arrivals: int, supply: int, slots: int) -> None:
+    new = new_workers(waiting, arrivals, supply, slots)
+    assert new * slots + supply >= waiting + arrivals
+    assert new == 0 or (new - 1) * slots + supply < waiting + arrivals

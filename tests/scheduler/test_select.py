@@ -1,0 +1,217 @@
+"""Worked examples 1, 2 and 6, and the search against trying every subset."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.scheduler.ledger import LinkLedger
+from gateway.scheduler.predict import Times, f_factor, kappa, pass_s, tpot
+from gateway.scheduler.schemes import Gpu, Request, Scheme, Server, Variant, candidates, sizes, static_bandwidth
+from gateway.scheduler.select import greedy, select
+
+G, FREE = 1e9, int(22e9)
+
+
+def idle(i: int, b: float) -> Server:
+    return Server(i, b * G, 12 * G, (Gpu(FREE),))
+
+
+FOUR = [idle(i, b) for i, b in enumerate([2, 2, 1, 1])]
+
+
+def chosen(scheme: Scheme | None) -> tuple[int, int, tuple[int, ...], tuple[int, ...]]:
+    assert scheme is not None
+    return scheme.s, scheme.w, scheme.full_ids, scheme.low_ids
+
+
+def test_worked_example_1_eq_1_misses_7_5_s_everywhere_and_falls_back() -> None:
+    scheme = select(FOUR, Request(12 * G, slo_ttft=7.5, slo_tpot=0.2, overlap=False), variant="paper")
+    assert chosen(scheme) == (1, 1, (0,), ())
+    assert scheme is not None
+    assert (scheme.ttft, scheme.fallback, scheme.fetch_within_s) == (pytest.approx(12.505), True, math.inf)
+
+
+def test_worked_example_1_eq_1_with_9_5_s_takes_two_full_workers() -> None:
+    scheme = select(FOUR, Request(12 * G, slo_ttft=9.5, slo_tpot=0.2, overlap=False), variant="paper")
+    assert chosen(scheme) == (2, 2, (0, 1), ())
+    assert scheme is not None
+    assert scheme.ttft == pytest.approx(9.010)
+
+
+def test_worked_example_1_eq_5_takes_two_low_workers() -> None:
+    scheme = select(FOUR, Request(12 * G, slo_ttft=7.5, slo_tpot=0.2), variant="paper")
+    assert chosen(scheme) == (2, 0, (), (0, 1))
+    assert scheme is not None
+    assert (scheme.ttft, scheme.tpot) == (pytest.approx(7.010), pytest.approx(0.094))
+
+
+def test_worked_example_1_eq_5_with_84_ms_a_token_needs_one_full_worker() -> None:
+    scheme = select(FOUR, Request(12 * G, slo_ttft=7.5, slo_tpot=0.084), variant="paper")
+    assert chosen(scheme) == (2, 1, (0,), (1,))
+    assert scheme is not None
+    assert (scheme.ttft, scheme.tpot) == (pytest.approx(6.260), pytest.approx(0.073))
+
+
+EXAMPLE_2 = [Server(0, 2 * G, 12 * G, (Gpu(int(10e9), 1),)), idle(1, 2), idle(2, 1.6)]
+
+
+@pytest.mark.parametrize(
+    ("variant", "expected", "ttft", "sharing", "memory"),
+    [
+        ("paper", (2, 1, (1,), (0,)), 6.26, 1, 24e9),
+        ("slides", (2, 2, (1, 2), ()), 6.51, 0, 32e9),
+        ("min_sharing", (2, 1, (1,), (2,)), 7.26, 0, 24e9),
+    ],
+)
+def test_worked_example_2_three_objectives_choose_three_schemes(
+    variant: Variant, expected: tuple[object, ...], ttft: float, sharing: int, memory: float
+) -> None:
+    scheme = select(EXAMPLE_2, Request(16 * G, slo_ttft=7.5, slo_tpot=0.084), variant=variant)
+    assert chosen(scheme) == expected
+    assert scheme is not None
+    assert (scheme.ttft, scheme.sharing, scheme.memory) == (pytest.approx(ttft), sharing, pytest.approx(memory))
+
+
+def _ledger(pending: float, left_s: float) -> LinkLedger:
+    ledger = LinkLedger(2 * G, "equal")
+    if pending:
+        ledger.add("old", pending, left_s, 0.0)
+    return ledger
+
+
+def test_worked_example_6_admission_feeds_selection() -> None:
+    ledgers = [_ledger(3 * G, 5.0), _ledger(3 * G, 2.5), _ledger(0, 0), _ledger(0, 0)]
+    offered = [ledger.node_bandwidth(0.0) for ledger in ledgers]
+    assert offered == [1 * G, 0.0, 2 * G, 2 * G]
+    request = Request(12 * G, slo_ttft=7.5, slo_tpot=0.2, t_w=1.0)
+    servers = [idle(i, b / G) for i, b in enumerate(offered)]
+    without = select(servers[:3], request, variant="paper")
+    assert chosen(without) == (1, 1, (2,), ())
+    assert without is not None
+    assert without.fallback
+    both = select(servers, request, variant="paper")
+    assert chosen(both) == (2, 1, (2,), (3,))
+    assert both is not None
+    assert (both.ttft, both.fetch_within_s) == (pytest.approx(7.26), pytest.approx(4.24))
+    assert all(ledgers[i].add("new", 6 * G, both.fetch_within_s, 0.0) for i in (2, 3))
+
+
+def test_when_no_server_fits_the_answer_is_wait() -> None:
+    assert select([Server(0, G, G, (Gpu(1),))], Request(2 * G)) is None
+    assert select([Server(0, 0.0, G, (Gpu(FREE),))], Request(2 * G)) is None
+    assert select([], Request(2 * G)) is None
+
+
+def test_production_never_takes_a_group_without_a_full_worker() -> None:
+    scheme = select(FOUR, Request(12 * G, slo_ttft=7.5, slo_tpot=0.2), variant="paper", min_full=1)
+    assert chosen(scheme) == (2, 1, (0,), (1,))
+
+
+def test_a_ledger_that_admits_nothing_in_time_leaves_the_fallback_at_its_leftover_rate() -> None:
+    request = Request(12 * G, slo_ttft=7.5)
+    scheme = select(FOUR[:1], request, max_stages=1, bandwidth=lambda s, n, within: 1 * G if within > 1e6 else 0.0)
+    assert scheme is not None
+    assert (scheme.fallback, scheme.ttft) == (True, pytest.approx(12 + 1.505))
+
+
+servers_st = st.lists(
+    st.tuples(
+        st.sampled_from([0.0, 0.5, 1.0, 1.5, 2.0]),
+        st.lists(st.tuples(st.sampled_from([3, 6, 12, 24]), st.integers(0, 1)), min_size=1, max_size=2),
+    ),
+    min_size=1, max_size=5,
+)  # fmt: skip
+
+
+def build(plain: list[tuple[float, list[tuple[int, int]]]]) -> list[Server]:
+    return [Server(i, b * G, 12 * G, tuple(Gpu(int(f * G), w) for f, w in gpus)) for i, (b, gpus) in enumerate(plain)]
+
+
+def every_placement(servers: list[Server], s: int, w: int) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    ids = range(len(servers))
+    return [
+        (full, low)
+        for full in itertools.combinations(ids, w)
+        for low in itertools.combinations([i for i in ids if i not in full], s - w)
+    ]
+
+
+def shares(server: Server, need: float) -> int | None:
+    """1 or 0, whether the device taken hosts a worker already; None: none fits."""
+    fitting = [g for g in server.gpus if g.free >= need]
+    return min(int(g.n_workers > 0) for g in fitting) if fitting else None
+
+
+def brute_force(servers: list[Server], request: Request, min_full: int) -> tuple[object, ...] | None:
+    found = []
+    for size in sizes(request, 1, 4, min_full):
+        s, w = size.s, size.w
+        for full, low in every_placement(servers, s, w):
+            shared = [shares(servers[i], request.need_full) for i in full]
+            shared += [shares(servers[i], request.need_low(s)) for i in low]
+            if None in shared or any(servers[i].bandwidth == 0 for i in full + low):
+                continue
+            worst = max(kappa(request.n_bytes / s, servers[i].bandwidth, 12 * G, request.times) for i in full + low)
+            ttft = request.t_w + worst + pass_s(s, f_factor(s, w), request.times)
+            if ttft > request.slo_ttft + 1e-9 or tpot(s, f_factor(s, w), request.times) > request.slo_tpot + 1e-9:
+                continue
+            memory = w * request.need_full + (s - w) * request.need_low(s)
+            found.append((sum(x or 0 for x in shared), memory, s, w, round(ttft, 9), full, low))
+    return min(found) if found else None
+
+
+@settings(max_examples=150)
+@given(plain=servers_st, slo=st.sampled_from([5.0, 7.5, 9.0, 15.0]), per_token=st.sampled_from([0.07, 0.1, 0.2]),
+       min_full=st.integers(0, 2))  # fmt: skip
+def test_min_sharing_equals_trying_every_subset(
+    plain: list[tuple[float, list[tuple[int, int]]]], slo: float, per_token: float, min_full: int
+) -> None:
+    servers, request = build(plain), Request(12 * G, slo_ttft=slo, slo_tpot=per_token)
+    best = brute_force(servers, request, min_full)
+    scheme = select(servers, request, variant="min_sharing", min_full=min_full)
+    if best is None:
+        assert scheme is None or scheme.fallback
+    else:
+        assert scheme is not None
+        assert not scheme.fallback
+        found = (scheme.sharing, scheme.memory, scheme.s, scheme.w, round(scheme.ttft, 9), scheme.full_ids,
+                 scheme.low_ids)  # fmt: skip
+        assert found == best
+
+
+@settings(max_examples=100)
+@given(plain=servers_st, s=st.integers(1, 4), w=st.integers(0, 4))
+def test_the_greedy_placement_has_the_least_worst_kappa_of_all_subsets(
+    plain: list[tuple[float, list[tuple[int, int]]]], s: int, w: int
+) -> None:
+    servers, request = build(plain), Request(12 * G)
+    for size in sizes(request, s, s, 0):
+        if size.w != min(w, s):
+            continue
+        times = Times()
+        worst = [
+            max(kappa(12 * G / s, servers[i].bandwidth, 12 * G, times) for i in full + low)
+            for full, low in every_placement(servers, size.s, size.w)
+            if all(servers[i].bandwidth for i in full + low)
+            and all(shares(servers[i], request.need_full) is not None for i in full)
+            and all(shares(servers[i], request.need_low(s)) is not None for i in low)
+        ]
+        scheme = greedy(size, candidates(servers, size, "paper", static_bandwidth))
+        assert (scheme is None) == (not worst)
+        if scheme is not None:
+            assert scheme.ttft == pytest.approx(min(worst) + pass_s(s, size.factor, times))
+
+
+@given(plain=servers_st)
+def test_the_order_in_which_servers_are_given_does_not_matter(
+    plain: list[tuple[float, list[tuple[int, int]]]],
+) -> None:
+    servers, request = build(plain), Request(12 * G, slo_ttft=9.0)
+    shuffled = sorted(servers, key=lambda s: hash((s.id * 7919) % 13))
+    for variant in ("paper", "slides", "min_sharing"):
+        assert select(servers, request, variant=variant) == select(shuffled, request, variant=variant)

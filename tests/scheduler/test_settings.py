@@ -1,0 +1,15 @@
+"""Settings that a typo must not change silently."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.scheduler.settings import SchedulerSettings
+from thaw import settings
+from thaw.errors import ThawError
+
+
+@pytest.mark.parametrize("variable", ["THAW_LEDGER_DISCIPLINE", "THAW_SELECT_VARIANT"])
+def test_a_misspelt_policy_is_refused_by_the_name_of_its_variable(variable: str) -> None:
+    with pytest.raises(ThawError, match=f"{variable}='fastest' is not known"):
+        settings.load(SchedulerSettings, {"THAW_STATE_URL": "redis://", variable: "fastest"})

@@ -1,0 +1,126 @@
+"""A container around the toy engine: the real proxy, the real wire, a door with a tiny model."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from relay.http_unix import UnixConnection
+from relay.messages import LlmInit
+from tests.thaw_runtime.doorway import Doorway
+from tests.thaw_runtime.models import write_tiny_model
+from thaw import wire
+from thaw.config import EngineConfig, LlmConfig, ModelConfig
+from thaw.ids import ActionName, GroupId, HostId
+
+ROOT = Path(__file__).parents[2]
+STREAM = {"Accept": "application/x-thaw-stream"}
+START = """
+import os, subprocess, sys, socket
+from relay.channel import Channel
+from thaw_runtime import proxy
+ours, theirs = socket.socketpair()
+engine = subprocess.Popen([sys.executable, "-m", "tests.toy_engine", "--fd", str(theirs.fileno())], pass_fds=[theirs.fileno()])
+theirs.close()
+print("engine", engine.pid, flush=True)
+proxy.serve(os.environ["THAW_SOCKET"], os.environ["THAW_DOOR"], Channel(ours), engine.pid)
+"""
+
+
+class Container:
+    """A container process and a keep-alive connection to it."""
+
+    def __init__(self, command: list[str], directory: Path, door: Doorway) -> None:
+        self.socket = str(directory / "c.sock")
+        self.door = door
+        env = dict(os.environ, THAW_SOCKET=self.socket, THAW_DOOR=door.path)
+        env["PYTHONPATH"] = f"{ROOT}:{ROOT / 'runtime-python'}"
+        self.out, self.err = directory / "out", directory / "err"
+        with self.out.open("wb") as out, self.err.open("wb") as err:
+            self.process = subprocess.Popen(command, env=env, stdout=out, stderr=err, cwd=ROOT)
+        self.http = UnixConnection(self.socket, timeout=120)
+
+    def wait_listening(self) -> None:
+        """Its socket appears by a bind, which tells nobody: look until the deadline."""
+        bell = threading.Event()
+        for _ in range(3000):
+            with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as sock:
+                sock.connect(self.socket)
+                return
+            assert self.process.poll() is None, self.err.read_text()
+            bell.wait(0.01)
+        raise AssertionError("the container never listened")
+
+    def ask(self, method: str, path: str, body: object = None, headers: Mapping[str, str] = {}) -> tuple[int, Any]:
+        self.http.request(method, path, wire.dumps(body) if body is not None else None, dict(headers))
+        reply = self.http.getresponse()
+        return reply.status, json.loads(reply.read())
+
+    def init(self, **changes: Any) -> tuple[int, Any]:
+        return self.ask("POST", "/init", {"value": llm_init(**changes)})
+
+    def run(self, body: Mapping[str, Any], endpoint: str = "completions", **value: Any) -> tuple[int, Any]:
+        return self.ask("POST", "/run", run_body(body, endpoint, **value))
+
+    def stream(self, body: Mapping[str, Any], endpoint: str = "completions", **value: Any) -> list[dict[str, Any]]:
+        self.http.request("POST", "/run", json.dumps(run_body(body, endpoint, **value)), STREAM)
+        reply = self.http.getresponse()
+        assert reply.status == 200, reply.read()
+        return list(frames(reply))
+
+    def close(self) -> None:
+        self.http.close()
+        self.process.kill()
+        self.process.wait(10)
+
+
+def run_body(body: Mapping[str, Any], endpoint: str, **value: Any) -> dict[str, Any]:
+    activation = value.pop("activation_id", "a" * 32)
+    deadline = value.pop("deadline", None)
+    run = {"endpoint": endpoint, "body": dict(body), "seed": 3, **value}
+    return {"value": run, "activation_id": activation, "deadline": deadline}
+
+
+def frames(reply: Any) -> Iterator[dict[str, Any]]:
+    while head := reply.read(4):
+        yield json.loads(reply.read(struct.unpack("<I", head)[0]))
+
+
+def llm_init(*, reserve: int = 1 << 30, n_threads: int = 1, dtype: str = "auto", args: Mapping[str, object] = {},
+             max_model_len: int = 512) -> LlmInit:  # fmt: skip
+    config = LlmConfig("llm:vllm", ModelConfig("test"), EngineConfig(dtype, max_model_len, args))
+    return LlmInit(ActionName("guest/chat"), GroupId("f" * 32), 0, 1, (0, 0), config, reserve, 1.0, n_threads, HostId("h1"))
+
+
+@pytest.fixture
+def door(tmp_path: Path) -> Iterator[Doorway]:
+    made = Doorway(write_tiny_model(tmp_path / "model"), tmp_path / "door", arrived=False)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def container(tmp_path: Path, door: Doorway) -> Iterator[Container]:
+    made = Container([sys.executable, "-c", START], tmp_path, door)
+    made.wait_listening()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def ready(container: Container) -> Container:
+    container.door.arrive(container.door.n_bytes)
+    status, reply = container.init()
+    assert (status, reply["ok"]) == (200, True)
+    return container

@@ -1,0 +1,115 @@
+"""A door with a segment behind it, without fetchd: real shared memory, a real control page, bytes arrive on command."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import socket
+import struct
+import threading
+from pathlib import Path
+
+from relay.channel import Channel
+from relay.messages import SegmentOffer, to_plain
+from relay.segment import ControlPage, lay_out, segment_bytes
+from thaw.errors import ErrorInfo
+from thaw.model import FileRange, TensorInfo
+
+SLAB_BYTES = 2 * 1024 * 1024
+WEIGHTS = "model.safetensors"
+
+
+class Doorway:
+    def __init__(self, model: Path, socket_path: Path, *, arrived: bool = True) -> None:
+        self.path = str(socket_path)
+        self._fill(model)
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind(self.path)
+        self._listener.listen(8)
+        self._channels: list[Channel] = []
+        self._lock = threading.Lock()
+        if arrived:
+            self.arrive(self.n_bytes)
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def arrive(self, end: int) -> None:
+        """The first ``end`` bytes are there."""
+        with self._lock:
+            if end >= self.n_bytes:
+                self._page.complete()
+            else:
+                self._page.advance(end)
+
+    def fail(self, error: ErrorInfo) -> None:
+        with self._lock:
+            self._page.fail(error)
+
+    def beat(self) -> None:
+        with self._lock:
+            self._page.beat()
+
+    @property
+    def sidecar_bytes(self) -> int:
+        """Where the weights begin."""
+        return next(p.segment_offset for p in self.offer.layout if p.file == WEIGHTS)
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._thread.join()
+        for channel in self._channels:
+            channel.close()
+        for fd in self._fds:
+            os.close(fd)
+
+    def _fill(self, model: Path) -> None:
+        blobs = {p.name: p.read_bytes() for p in sorted(model.glob("*.json"))}
+        weights = (model / WEIGHTS).read_bytes()
+        (n,) = struct.unpack("<Q", weights[:8])
+        data = 8 + n
+        ranges = [FileRange(name, 0, len(blob)) for name, blob in blobs.items()]
+        layout = lay_out([*ranges, FileRange(WEIGHTS, data, len(weights) - data)])
+        blobs[WEIGHTS] = weights
+        self.n_bytes = segment_bytes(layout)
+        n_slabs = -(-self.n_bytes // SLAB_BYTES)
+        # one memfd a slab; few large slabs would do, but several show that they are mapped in order
+        slab = SLAB_BYTES if n_slabs < 200 else -(-self.n_bytes // (100 * SLAB_BYTES)) * SLAB_BYTES
+        n_slabs = -(-self.n_bytes // slab)
+        memory = bytearray(n_slabs * slab)
+        for p in layout:
+            memory[p.segment_offset : p.segment_offset + p.n_bytes] = blobs[p.file][p.offset : p.offset + p.n_bytes]
+        page = os.memfd_create("page")
+        os.ftruncate(page, 4096)
+        self._page = ControlPage(mmap.mmap(page, 4096), self.n_bytes)
+        self._fds = [page]
+        for i in range(n_slabs):
+            fd = os.memfd_create(f"slab{i}")
+            view = memoryview(memory)[i * slab : (i + 1) * slab]
+            while view:
+                view = view[os.write(fd, view) :]
+            self._fds.append(fd)
+        self.offer = SegmentOffer("segment", self.n_bytes, slab, n_slabs, layout, _tensors(weights, data))
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                sock, _ = self._listener.accept()
+            except OSError:
+                return
+            channel = Channel(sock)
+            channel.receive()
+            channel.send(to_plain(self.offer), tuple(self._fds))
+            self._channels.append(channel)
+
+
+def _tensors(weights: bytes, data: int) -> tuple[TensorInfo, ...]:
+    header = json.loads(weights[8:data])
+    header.pop("__metadata__", None)
+    found = sorted(header.items(), key=lambda item: item[1]["data_offsets"][0])
+    return tuple(
+        TensorInfo(name, WEIGHTS, data + t["data_offsets"][0], t["data_offsets"][1] - t["data_offsets"][0],
+                   t["dtype"], tuple(t["shape"]))
+        for name, t in found
+    )  # fmt: skip

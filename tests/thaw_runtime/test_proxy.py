@@ -1,0 +1,162 @@
+"""The container's HTTP contract, over the real proxy and wire; the engine is the toy."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+
+from thaw_runtime.proxy import SENTINEL
+
+from relay.http_unix import UnixConnection
+from tests.thaw_runtime.conftest import STREAM, Container, frames, llm_init, run_body
+from thaw import wire
+from thaw.errors import ErrorInfo
+
+PROMPT = {"prompt": "hello", "max_tokens": 8, "temperature": 0}
+
+
+def test_health_answers_before_anything_was_started(container: Container) -> None:
+    assert container.ask("GET", "/health") == (200, {"state": "new", "inflight": 0})
+
+
+def test_a_run_before_init_is_sent_elsewhere(container: Container) -> None:
+    status, reply = container.run(PROMPT)
+    assert (status, reply["info"]["code"]) == (500, "InstanceGone")
+
+
+def test_a_container_is_initialised_once(ready: Container) -> None:
+    status, reply = ready.init()
+    assert (status, reply["error"]) == (409, "Cannot initialize the action more than once.")
+
+
+def test_init_waits_for_the_weights_but_not_with_the_tokenizer(container: Container) -> None:
+    done: list[tuple[int, dict[str, object]]] = []
+    thread = threading.Thread(target=lambda: done.append(container.init()))
+    thread.start()
+    container.door.arrive(container.door.sidecar_bytes)
+    other = UnixConnection(container.socket, timeout=10)
+    other.request("GET", "/health")
+    assert json.loads(other.getresponse().read())["state"] in ("new", "starting")
+    other.close()
+    assert not done
+    container.door.arrive(container.door.n_bytes)
+    thread.join(30)
+    status, reply = done[0]
+    assert status == 200
+    names = [e["name"] for e in reply["events"]]  # type: ignore[attr-defined]
+    assert {"tokenizer.begin", "tokenizer.end", "load.begin", "load.end", "init.begin", "init.end"} <= set(names)
+    assert names.index("tokenizer.end") < names.index("load.end")
+    assert {e["group_id"] for e in reply["events"]} == {"f" * 32}  # type: ignore[attr-defined]
+
+
+def test_a_failed_fetch_fails_the_init_with_its_own_error(container: Container) -> None:
+    container.door.arrive(container.door.sidecar_bytes)
+    container.door.fail(ErrorInfo("ModelCorrupt", "chunk 3 failed its checksum"))
+    status, reply = container.init()
+    assert (status, reply["info"]["code"], reply["error"]) == (502, "ModelCorrupt", "chunk 3 failed its checksum")
+
+
+def test_a_stream_counts_from_zero_and_ends_once(ready: Container) -> None:
+    messages = ready.stream(PROMPT)
+    assert [m["index"] for m in messages[:-1]] == list(range(8))
+    end = messages[-1]
+    assert (end["t"], end["reason"], end["prompt_tokens"], end["completion_tokens"]) == ("RunFinished", "length", 5, 8)
+    assert [e["name"] for e in end["events"]] == ["run.begin", "prefill.begin", "prefill.end", "run.end"]
+    assert {e["activation_id"] for e in end["events"]} == {"a" * 32}
+
+
+def test_a_resumed_stream_goes_on_where_the_other_stopped(ready: Container) -> None:
+    whole = ready.stream(PROMPT | {"temperature": 1.0})
+    first = [m["token_id"] for m in whole[:3]]
+    rest = ready.stream(PROMPT | {"temperature": 1.0}, resume={"output_token_ids": first})
+    assert rest[:-1] == whole[3:-1]
+    assert rest[-1]["completion_tokens"] == 8
+
+
+def test_without_the_stream_header_one_openai_object_comes(ready: Container) -> None:
+    streamed = ready.stream(PROMPT)
+    status, reply = ready.run(PROMPT)
+    assert status == 200
+    assert reply["object"] == "text_completion"
+    assert reply["choices"][0]["text"] == "".join(m["text"] for m in streamed)
+    assert reply["usage"] == {"prompt_tokens": 5, "completion_tokens": 8, "total_tokens": 13}
+
+
+def test_a_chat_goes_through_the_checkpoints_template(ready: Container) -> None:
+    chat = ready.stream({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}, "chat")
+    plain = ready.stream({"prompt": "<user>hi<assistant>", "max_tokens": 4})
+    assert chat[:-1] == plain[:-1]
+
+
+def test_what_the_engine_cannot_do_is_refused_by_name(ready: Container) -> None:
+    for change, wanted in (({"n": 2}, "n=2"), ({"echo": True}, "echo=True"), ({"best_of": 3}, "best_of=3")):
+        status, reply = ready.run(PROMPT | change)
+        assert (status, reply["info"]["code"]) == (400, "BadRequest")
+        assert wanted in reply["error"]
+
+
+def test_a_request_beyond_the_context_is_refused_in_openais_words(ready: Container) -> None:
+    status, reply = ready.run(PROMPT | {"max_tokens": 508})
+    assert status == 400
+    assert reply["error"].startswith("This model's maximum context length is 512 tokens. However, you requested 513")
+    assert reply["info"]["hint"] == "context_length_exceeded"
+
+
+def test_a_client_that_hangs_up_frees_its_slot_within_a_second(ready: Container) -> None:
+    other = UnixConnection(ready.socket, timeout=10)
+    other.request("POST", "/run", json.dumps(run_body({"prompt": "x", "max_tokens": 500}, "completions")), STREAM)
+    reply = other.getresponse()
+    next(frames(reply))
+    assert ready.ask("GET", "/health")[1]["inflight"] == 1
+    reply.close()
+    other.close()
+    began = time.monotonic()
+    while ready.ask("GET", "/health")[1]["inflight"]:
+        assert time.monotonic() - began < 1
+
+
+def test_a_run_past_its_deadline_fails_as_such(ready: Container) -> None:
+    messages = ready.stream({"prompt": "x", "max_tokens": 500}, deadline=str(int(time.time() * 1000) + 50))
+    assert messages[-1]["t"] == "RunFailed"
+    assert messages[-1]["error"]["code"] == "TimeLimitExceeded"
+
+
+def test_a_dead_engine_fails_its_runs_and_ends_the_container(ready: Container) -> None:
+    engine = int(ready.out.read_text().split()[1])
+    ready.http.request("POST", "/run", json.dumps(run_body({"prompt": "x", "max_tokens": 500}, "completions")), STREAM)
+    reply = ready.http.getresponse()
+    stream = frames(reply)
+    next(stream)
+    os.kill(engine, signal.SIGKILL)
+    last = list(stream)[-1]
+    assert (last["t"], last["error"]["code"]) == ("RunFailed", "WorkerLost")
+    assert "killed by signal 9" in last["error"]["message"]
+    assert ready.process.wait(10) == 70
+
+
+def test_an_engine_that_breaks_fails_its_runs_and_ends_the_container(ready: Container) -> None:
+    messages = ready.stream({"prompt": [0, 1], "max_tokens": 5})
+    assert messages[-1]["t"] == "RunFailed"
+    assert messages[-1]["error"]["code"] == "WorkerLost"
+    assert ready.process.wait(10) == 70
+
+
+def test_each_run_ends_with_the_sentinel_on_both_logs(ready: Container) -> None:
+    ready.run(PROMPT)
+    ready.run(PROMPT | {"n": 2})
+    ready.ask("GET", "/health")
+    for log in (ready.out, ready.err):
+        assert log.read_text().count(SENTINEL) == 2
+
+
+def test_a_body_that_is_no_json_or_no_init_is_a_bad_request(container: Container) -> None:
+    container.http.request("POST", "/init", b"{")
+    reply = container.http.getresponse()
+    assert (reply.status, json.loads(reply.read())["info"]["code"]) == (400, "BadRequest")
+    broken = wire.to_plain(llm_init())
+    del broken["layers"]
+    status, answer = container.ask("POST", "/init", {"value": broken})
+    assert (status, answer["error"]) == (400, "$.value.layers: missing in LlmInit")

@@ -1,0 +1,240 @@
+"""The real engine with the real small model: containers from scratch and from a zygote, equality with plain vLLM."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer
+
+from relay.channel import Channel
+from relay.http_unix import UnixConnection
+from tests.thaw_runtime.conftest import ROOT, Container
+from tests.thaw_runtime.doorway import Doorway
+from tests.thaw_runtime.models import real_model
+
+pytestmark = pytest.mark.vllm
+
+N_TOKENS = 64
+TEXTS = (
+    "The history of the city of Rome begins", "Once upon a time there was a fox who", "To bake bread you need",
+    "In mathematics, a prime number is", "Dear Sir or Madam, I am writing to", "The three laws of motion are",
+    "def fibonacci(n):\n", "Yesterday the weather was",
+)  # fmt: skip
+CAPITAL = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0, "max_tokens": 32}
+
+
+class Zygote:
+    """Forks containers; ``command`` for Container runs a relay process that is killed with it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.path = str(directory / "z.sock")
+        env = dict(os.environ, PYTHONPATH=f"{ROOT}:{ROOT / 'runtime-python'}")
+        self.log = directory / "zygote.log"
+        with self.log.open("wb") as log:
+            command = [sys.executable, "-m", "thaw_runtime.zygote", "--socket", self.path]
+            self.process = subprocess.Popen(command, env=env, stderr=log)
+        self.channel = self._connect()
+        assert self.receive()["op"] == "ready"
+
+    def receive(self) -> dict[str, Any]:
+        plain, _ = self.channel.receive()
+        assert isinstance(plain, dict)
+        return plain
+
+    def fork(self, instance_id: str, directory: Path, door: Doorway) -> dict[str, Any]:
+        env = {"THAW_SOCKET": str(directory / "c.sock"), "THAW_DOOR": door.path, "THAW_INSTANCE_ID": instance_id}
+        self.channel.send({"op": "fork", "instance_id": instance_id, "env": env, "stdout": str(directory / "out"),
+                           "stderr": str(directory / "err")})  # fmt: skip
+        return self.receive()
+
+    def close(self) -> None:
+        self.channel.close()
+        self.process.kill()
+        self.process.wait(10)
+
+    def _connect(self) -> Channel:
+        bell = threading.Event()
+        for _ in range(6000):
+            try:
+                return Channel.connect(self.path, timeout_s=60)
+            except OSError:
+                assert self.process.poll() is None, self.log.read_text()
+                bell.wait(0.02)
+        raise AssertionError("the zygote was never ready")
+
+
+@pytest.fixture(scope="module")
+def model() -> Path:
+    return real_model()
+
+
+@pytest.fixture(scope="module")
+def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
+    made = Zygote(tmp_path_factory.mktemp("zygote"))
+    yield made
+    made.close()
+
+
+class Forked(Container):
+    """A container whose parent is the zygote."""
+
+    def __init__(self, zygote: Zygote, directory: Path, door: Doorway) -> None:
+        self.forked = zygote.fork(directory.name, directory, door)
+        self.socket, self.door = str(directory / "c.sock"), door
+        self.out, self.err = directory / "out", directory / "err"
+        self.process = subprocess.Popen(["sleep", "infinity"])  # stands for the process in what Container does with it
+        self.http = UnixConnection(self.socket, timeout=120)
+
+
+@pytest.fixture
+def fork(zygote: Zygote, tmp_path: Path) -> Iterator[Callable[[Path], Forked]]:
+    made: list[tuple[Forked, Doorway]] = []
+
+    def build(model: Path) -> Forked:
+        directory = tmp_path / f"c{len(made)}"
+        directory.mkdir()
+        door = Doorway(model, directory / "door")
+        container = Forked(zygote, directory, door)
+        container.wait_listening()
+        made.append((container, door))
+        return container
+
+    yield build
+    for container, door in made:
+        os.kill(container.forked["pid"], 9)
+        assert zygote.receive()["op"] == "exited"
+        container.close()
+        door.close()
+
+
+def answer(container: Container, body: dict[str, Any], endpoint: str = "chat", **value: Any) -> str:
+    messages = container.stream(body, endpoint, **value)
+    assert messages[-1]["t"] == "RunFinished", messages[-1]
+    return "".join(m["text"] for m in messages)
+
+
+def test_a_container_from_scratch_knows_the_capital_of_france(model: Path, tmp_path: Path) -> None:
+    door = Doorway(model, tmp_path / "door")
+    container = Container([sys.executable, "-m", "thaw_runtime.llm_container"], tmp_path, door)
+    container.wait_listening()
+    try:
+        status, reply = container.init()
+        assert status == 200, reply
+        names = {e["name"] for e in reply["events"]}
+        assert {f"{p}.{edge}" for p in ("libraries", "context", "model", "load", "kv", "engine", "tokenizer")
+                for edge in ("begin", "end")} <= names  # fmt: skip
+        assert answer(container, CAPITAL) == "The capital of France is Paris."
+    finally:
+        container.close()
+        door.close()
+
+
+def test_a_forked_container_answers_the_same_and_reports_no_import(fork: Callable[[Path], Forked], model: Path) -> None:
+    container = fork(model)
+    status, reply = container.init()
+    assert status == 200, reply
+    assert "libraries.begin" not in {e["name"] for e in reply["events"]}
+    assert answer(container, CAPITAL) == "The capital of France is Paris."
+    assert answer(container, CAPITAL | {"stop": [" Paris"]}) == "The capital of France is"
+
+
+def test_a_zygote_has_one_thread(zygote: Zygote) -> None:
+    assert len(os.listdir(f"/proc/{zygote.process.pid}/task")) == 1
+
+
+def test_two_forks_do_not_draw_the_same_numbers(fork: Callable[[Path], Forked], model: Path) -> None:
+    first, second = fork(model), fork(model)
+    assert first.forked["pid"] != second.forked["pid"]
+    assert first.ask("GET", "/health") == second.ask("GET", "/health") == (200, {"state": "new", "inflight": 0})
+
+
+def test_a_killed_engine_is_reported_with_the_containers_exit_status(
+    zygote: Zygote, model: Path, tmp_path: Path
+) -> None:
+    door = Doorway(model, tmp_path / "door")
+    container = Forked(zygote, tmp_path, door)
+    container.wait_listening()
+    pid = container.forked["pid"]
+    engine = int(Path(f"/proc/{pid}/task/{pid}/children").read_text())
+    os.kill(engine, 9)
+    exited = zygote.receive()
+    assert (exited["op"], exited["pid"], exited["status"]) == ("exited", pid, 70)
+    container.close()
+    door.close()
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "words"),
+    [
+        ({"reserve": 200 << 20}, "MemoryTooSmall", "the worker has 200 MiB"),
+        ({"args": {"tensor_parallel_size": 2}}, "InitFailed", "tensor_parallel_size cannot be set"),
+    ],
+)
+def test_a_start_that_cannot_be_says_why(
+    fork: Callable[[Path], Forked], model: Path, changes: dict[str, Any], code: str, words: str
+) -> None:
+    status, reply = fork(model).init(**changes)
+    assert (status, reply["info"]["code"]) == (502, code)
+    assert words in reply["error"]
+
+
+def test_an_architecture_the_engine_lacks_is_named(fork: Callable[[Path], Forked], model: Path, tmp_path: Path) -> None:
+    strange = copy_with_config(model, tmp_path / "strange", architectures=["StrangeForCausalLM"])
+    status, reply = fork(strange).init()
+    assert (status, reply["info"]["code"]) == (502, "ModelUnsupported")
+    assert "StrangeForCausalLM" in reply["error"]
+
+
+def test_greedy_tokens_equal_plain_vllms_and_swapped_layers_do_not(
+    fork: Callable[[Path], Forked], model: Path, tmp_path: Path
+) -> None:
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    prompts = [tokenizer.encode(text).ids for text in TEXTS]
+    reference = vanilla(model, prompts)
+    assert all(len(set(tokens)) >= 20 for tokens in reference), "a degenerate reference proves nothing"
+    assert ours(fork(model), prompts) == reference
+    assert ours(fork(swap_two_layers(model, tmp_path / "swapped")), prompts) != reference
+
+
+def ours(container: Container, prompts: list[list[int]]) -> list[list[int]]:
+    status, reply = container.init(dtype="float32")
+    assert status == 200, reply
+    body = {"max_tokens": N_TOKENS, "temperature": 0, "ignore_eos": True}
+    return [[m["token_id"] for m in container.stream(body | {"prompt": p})[:-1]] for p in prompts]
+
+
+def vanilla(model: Path, prompts: list[list[int]]) -> list[list[int]]:
+    command = [sys.executable, str(Path(__file__).parent / "vanilla.py"), str(model), "float32", str(N_TOKENS)]
+    done = subprocess.run(command, input=json.dumps(prompts), capture_output=True, text=True, timeout=280, check=False)
+    line = next((line for line in done.stdout.splitlines() if line.startswith("REFERENCE ")), None)
+    assert line is not None, done.stderr[-2000:]
+    answers = json.loads(line.removeprefix("REFERENCE "))
+    assert isinstance(answers, list)
+    return answers
+
+
+def copy_with_config(model: Path, target: Path, **changes: Any) -> Path:
+    shutil.copytree(model, target)
+    config = json.loads((target / "config.json").read_text())
+    (target / "config.json").write_text(json.dumps(config | changes))
+    return target
+
+
+def swap_two_layers(model: Path, target: Path) -> Path:
+    """The same bytes under other names: layers 10 and 11 change places."""
+    shutil.copytree(model, target)
+    path = target / "model.safetensors"
+    data = path.read_bytes()
+    n = int.from_bytes(data[:8], "little")
+    header = data[8 : 8 + n].replace(b"layers.10.", b"layers.@@.").replace(b"layers.11.", b"layers.10.")
+    path.write_bytes(data[:8] + header.replace(b"layers.@@.", b"layers.11.") + data[8 + n :])
+    return target

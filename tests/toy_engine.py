@@ -1,0 +1,142 @@
+"""A deterministic engine for tests of everything around engines.  Never part of a demo or a benchmark.
+
+The next token is a hash of (seed, prompt, output so far), so a continued answer equals an uninterrupted one exactly if
+prompt, seed and tokens arrived unchanged.  ``python toy_engine.py --fd N`` serves it as an engine process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import socket
+import threading
+from collections.abc import Mapping, Sequence
+
+from thaw_runtime import engine_main
+from thaw_runtime.engine import (
+    ARRIVAL_DEADLINE_S,
+    Emit,
+    EngineRequest,
+    EngineStarted,
+    Event,
+    Failed,
+    Finished,
+    Logprobs,
+    Segment,
+    Token,
+    Usage,
+)
+from thaw_runtime.start_trace import StartTrace
+
+from relay.channel import Channel
+from relay.messages import LlmInit
+from thaw.errors import ErrorInfo, WorkerLost
+from thaw.trace import Phase
+
+VOCAB = 256
+STEP_S = 0.002  # a step takes a while in any engine; an abort must find something to abort
+POISON = 0
+"""A prompt that begins with this token breaks the engine."""
+
+
+class ToyEngine:
+    def __init__(self, emit: Emit) -> None:
+        self._emit = emit
+        self._changed = threading.Condition()
+        self._open: dict[str, tuple[EngineRequest, list[int]]] = {}
+        self._aborted: set[str] = set()
+        self._dead: ErrorInfo | None = None
+        self._stopping = False
+
+    def start(self, stage_plan: LlmInit, segment: Segment) -> EngineStarted:
+        trace = StartTrace(group_id=stage_plan.group_id, stage=stage_plan.stage, host=stage_plan.host)
+        with trace.phase(Phase.LOAD_BEGIN) as notes:
+            segment.wait(segment.n_bytes, ARRIVAL_DEADLINE_S)
+            notes.n_bytes = segment.n_bytes
+        self._thread = threading.Thread(target=self._loop, name="toy-engine", daemon=True)
+        self._thread.start()
+        return EngineStarted(trace.events, self.memory(), stage_plan.config.engine.max_model_len)
+
+    def submit(self, request: EngineRequest) -> None:
+        with self._changed:
+            dead = self._dead
+            if dead is None:
+                self._open[request.request_id] = (request, list(request.output_so_far))
+                self._changed.notify_all()
+        if dead is not None:
+            self._emit([(request.request_id, Failed(dead))])
+
+    def abort(self, request_id: str) -> None:
+        with self._changed:
+            if request_id in self._open:
+                self._aborted.add(request_id)
+                self._changed.notify_all()
+
+    def requests(self) -> tuple[str, ...]:
+        with self._changed:
+            return tuple(self._open)
+
+    def drain(self, deadline_s: float) -> bool:
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._open, timeout=deadline_s)
+
+    def memory(self) -> Mapping[str, int]:
+        return {"reserve": 0, "weights": 0, "intermediates": 0, "kv": 0, "kv_tokens": 0}
+
+    def stop(self) -> None:
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+
+    def join(self) -> None:
+        self._thread.join()
+
+    def _loop(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._open or self._stopping)
+                self._changed.wait_for(lambda: self._stopping, timeout=STEP_S)
+                events = [e for entry in list(self._open.values()) for e in self._advance(*entry)]
+                broken = self._stopping or any(r.prompt_token_ids[0] == POISON for r, _ in self._open.values())
+                if broken:
+                    self._dead = ErrorInfo(WorkerLost.__name__, "the engine failed")
+                    events = [(request_id, Failed(self._dead)) for request_id in self._open]
+                for request_id, event in events:
+                    if not isinstance(event, Token):
+                        del self._open[request_id]
+                        self._aborted.discard(request_id)
+                self._changed.notify_all()
+            self._emit(events)
+            if broken:
+                return
+
+    def _advance(self, request: EngineRequest, output: list[int]) -> Sequence[tuple[str, Event]]:
+        name, sampling = request.request_id, request.sampling
+        if name in self._aborted:
+            return [(name, Finished("abort", self._usage(request, output)))]
+        token = _next_token(request, output)
+        output.append(token)
+        logprobs = None if sampling.logprobs is None else Logprobs(-0.5, ((token, -0.5),) * sampling.logprobs)
+        events: list[tuple[str, Event]] = [(name, Token(len(output) - 1, token, logprobs))]
+        if token in sampling.stop_token_ids:
+            events.append((name, Finished("stop", self._usage(request, output))))
+        elif len(output) >= sampling.max_tokens:
+            events.append((name, Finished("length", self._usage(request, output))))
+        return events
+
+    @staticmethod
+    def _usage(request: EngineRequest, output: list[int]) -> Usage:
+        return Usage(len(request.prompt_token_ids), len(output))
+
+
+def _next_token(request: EngineRequest, output: list[int]) -> int:
+    seed = 0 if request.sampling.temperature == 0 else request.seed
+    text = repr((seed, list(request.prompt_token_ids), output)).encode()
+    return int.from_bytes(hashlib.sha256(text).digest()[:4], "little") % VOCAB
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--fd", type=int, required=True)
+    os._exit(engine_main.serve(Channel(socket.socket(fileno=parser.parse_args().fd)), lambda: ToyEngine))

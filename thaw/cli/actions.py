@@ -1,0 +1,130 @@
+"""``thaw action create|update|get|list|delete|invoke``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from thaw.cli.context import client, out, print_json, say_ok
+
+app = typer.Typer(no_args_is_help=True, help="Deploy functions and call them.")
+
+Name = Annotated[str, typer.Argument(help="NAME, PACKAGE/NAME or /NAMESPACE/NAME")]
+File = Annotated[Path | None, typer.Argument(help="the function: FILE.py or a .zip with __main__.py")]
+Config = Annotated[Path | None, typer.Option("--config", help="FILE.json of an LLM function, instead of FILE")]
+Kind = Annotated[str | None, typer.Option(help="runtime, e.g. python:3.11")]
+Main = Annotated[str | None, typer.Option(help="name of the entry function, if not main")]
+Params = Annotated[list[str] | None, typer.Option("--param", "-p", help="KEY VALUE; may be given many times")]
+ParamFile = Annotated[list[Path] | None, typer.Option("--param-file", "-P", help="a JSON object in a file")]
+Notes = Annotated[list[str] | None, typer.Option("--annotation", "-a", help="KEY VALUE; may be given many times")]
+Timeout = Annotated[int | None, typer.Option("--timeout", "-t", help="time limit, milliseconds")]
+Memory = Annotated[int | None, typer.Option("--memory", "-m", help="memory limit, MB")]
+Concurrency = Annotated[int | None, typer.Option("--concurrency", "-c", help="requests at once in one container")]
+Stages = Annotated[int | None, typer.Option(help="force the number of pipeline stages (LLM functions)")]
+
+
+@app.command()
+def create(
+    name: Name, file: File = None, config: Config = None, kind: Kind = None, main: Main = None, param: Params = None,
+    param_file: ParamFile = None, annotation: Notes = None, timeout: Timeout = None, memory: Memory = None,
+    concurrency: Concurrency = None, stages: Stages = None,
+) -> None:  # fmt: skip
+    """Deploy a new function."""
+    from thaw.cli.deploy import Deployment, action_body
+    from thaw.errors import BadRequest
+
+    if file is None and config is None:
+        raise BadRequest("nothing to deploy", hint="thaw action create NAME FILE.py, or NAME --config FILE.json")
+    body = action_body(Deployment(file, config, kind, main, param, param_file, annotation, timeout, memory,
+                                  concurrency, stages))  # fmt: skip
+    _put(name, body, overwrite=False, done="created")
+
+
+@app.command()
+def update(
+    name: Name, file: File = None, config: Config = None, kind: Kind = None, main: Main = None, param: Params = None,
+    param_file: ParamFile = None, annotation: Notes = None, timeout: Timeout = None, memory: Memory = None,
+    concurrency: Concurrency = None, stages: Stages = None,
+) -> None:  # fmt: skip
+    """Change a function, or deploy it if it is new.  What is not given stays as it is."""
+    from thaw.cli.deploy import Deployment, action_body
+
+    body = action_body(Deployment(file, config, kind, main, param, param_file, annotation, timeout, memory,
+                                  concurrency, stages))  # fmt: skip
+    _put(name, body, overwrite=True, done="updated")
+
+
+def _put(name: str, body: dict[str, Any], *, overwrite: bool, done: str) -> None:
+    from thaw.cli.client import action_path
+
+    made = client().put(action_path(name), body, overwrite=overwrite)
+    say_ok(f"{done} action {made.get('name', name)} {made.get('version', '')}".rstrip())
+
+
+@app.command()
+def get(name: Name, save: Annotated[bool, typer.Option(help="print the code only")] = False) -> None:
+    """Print a function as JSON (--save: its code alone)."""
+    from thaw.cli.client import action_path
+
+    found = client().get(action_path(name), code=save)
+    if save:
+        print(found.get("exec", {}).get("code", ""), end="")
+        return
+    say_ok(f"got action {found.get('name', name)}")
+    print_json(found)
+
+
+@app.command("list")
+def list_(
+    limit: Annotated[int, typer.Option("--limit", "-l", help="at most; 0 means 200")] = 30,
+    skip: Annotated[int, typer.Option("--skip", "-s", help="leave out the first")] = 0,
+) -> None:
+    """The functions of this namespace, last changed first."""
+    from thaw.cli.tables import moment, table
+
+    rows = table("action", "version", "kind", "timeout", "memory", "updated")
+    for action in client().get("actions", limit=limit, skip=skip):
+        kind = next((a["value"] for a in action.get("annotations", []) if a["key"] == "exec"), "")
+        limits = action.get("limits", {})
+        rows.add_row(f"/{action['namespace']}/{action['name']}", action.get("version", ""), str(kind),
+                     f"{limits.get('timeout', '')} ms", f"{limits.get('memory', '')} MB",
+                     moment(action.get("updated")))  # fmt: skip
+    out().print(rows)
+
+
+@app.command()
+def delete(name: Name) -> None:
+    """Remove a function."""
+    from thaw.cli.client import action_path
+
+    client().delete(action_path(name))
+    say_ok(f"deleted action {name}")
+
+
+@app.command()
+def invoke(
+    name: Name,
+    param: Params = None,
+    param_file: ParamFile = None,
+    blocking: Annotated[bool, typer.Option("--blocking", "-b", help="wait for the end and print the record")] = False,
+    result: Annotated[bool, typer.Option("--result", "-r", help="wait and print the result alone")] = False,
+) -> None:
+    """Call a function.  Without --blocking or --result it is queued, and its activation id is printed."""
+    from thaw.cli.client import action_path
+    from thaw.cli.params import parameters
+
+    api = client()
+    status, body = api.invoke(action_path(name), parameters(param, param_file),
+                              blocking=blocking or result, result=result)  # fmt: skip
+    activation = body.get("activationId", "") if isinstance(body, dict) else ""
+    if status == 202:
+        waited = " is still running" if blocking or result else ""
+        say_ok(f"invoked {name}{waited} with id {activation}")
+        return
+    if not result:
+        say_ok(f"invoked {name} with id {activation}")
+    print_json(body)
+    if status >= 400:
+        raise typer.Exit((status - 256) % 256)

@@ -1,0 +1,69 @@
+"""``thaw chat NAME``: talk to a deployed model."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from thaw.cli.context import client, err
+
+if TYPE_CHECKING:
+    from thaw.cli.answers import Answer
+
+
+def chat(
+    name: Annotated[str, typer.Argument(help="an action of kind llm:vllm")],
+    message: Annotated[str | None, typer.Option("--message", help="ask this and end; otherwise a conversation")] = None,
+    system: Annotated[str | None, typer.Option(help="what the model is told first")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="end an answer after so many tokens")] = None,
+    temperature: Annotated[float | None, typer.Option(help="0 is greedy")] = None,
+    seed: Annotated[int | None, typer.Option(help="the same seed gives the same answer")] = None,
+) -> None:
+    """Talk to a deployed model; the answer appears as it is made."""
+    from thaw.cli.answers import ask
+
+    api = client()
+    options = {k: v for k, v in (("max_tokens", max_tokens), ("temperature", temperature), ("seed", seed))
+               if v is not None}  # fmt: skip
+    messages = [{"role": "system", "content": system}] if system else []
+    for text in [message] if message is not None else _lines(name):
+        messages.append({"role": "user", "content": text})
+        answer = ask(api, name, messages, _write, **options)
+        print(flush=True)
+        messages.append({"role": "assistant", "content": answer.text})
+        err().print(f"[dim]{_summary(answer)}[/dim]", soft_wrap=True)
+
+
+def _lines(name: str) -> Iterator[str]:
+    """What is typed, until the end of input (Ctrl-D) or /bye."""
+    if sys.stdin.isatty():
+        err().print(f"[dim]{name}: type a message; Ctrl-D or /bye ends[/dim]")
+    while True:
+        try:
+            line = input("> " if sys.stdin.isatty() else "")
+        except EOFError:
+            return
+        if line.strip() == "/bye":
+            return
+        if line.strip():
+            yield line
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def _summary(answer: Answer) -> str:
+    from thaw.cli.tables import duration
+
+    n_tokens = answer.completion_tokens if answer.completion_tokens is not None else len(answer.arrivals_s)
+    parts = [f"first token {duration(answer.ttft_s)}", f"{n_tokens} tokens"]
+    if answer.tpot_s is not None:
+        parts.append(f"{duration(answer.tpot_s)} a token")
+    if answer.activation_id:
+        parts.append(f"thaw activation explain {answer.activation_id}")
+    return " · ".join(parts)

@@ -1,0 +1,131 @@
+"""The platform's HTTP API as the commands use it.  What the API refuses becomes an :class:`ApiError`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import quote
+
+import requests
+
+from thaw.cli.properties import Target
+from thaw.errors import ThawError, Unavailable
+
+CONNECT_TIMEOUT_S = 5.0
+READ_TIMEOUT_S = 3700.0
+"""Above the longest time limit of a function: the server decides when a call is over."""
+
+
+class ApiError(ThawError):
+    """The API's refusal, with its HTTP status: wsk's exit code is made of it."""
+
+    def __init__(self, status: int, message: str, *, body: object = None, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.http_status = status
+        self.body = body
+
+
+_HINTS = {
+    401: "check the key: thaw property get --auth",
+    403: "this key's namespace may not do that: thaw namespace list",
+    404: "what there is: thaw action list, thaw activation list",
+    409: "thaw action update changes what exists",
+    429: "wait a moment and try again",
+    503: "is a host up?  thaw host list, thaw dev status",
+}
+
+
+class Client:
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._session = requests.Session()
+        user, _, key = target.require_auth().partition(":")
+        self._session.auth = (user, key)
+        self._session.trust_env = False  # no proxy between a laptop and its own platform, no .netrc instead of the key
+
+    @property
+    def apihost(self) -> str:
+        return self._target.apihost
+
+    def get(self, path: str, **params: object) -> Any:
+        return self._json("GET", path, params)
+
+    def put(self, path: str, body: object, **params: object) -> Any:
+        return self._json("PUT", path, params, body)
+
+    def delete(self, path: str) -> Any:
+        return self._json("DELETE", path, {})
+
+    def invoke(self, path: str, body: object, **params: object) -> tuple[int, Any]:
+        """Status and body.  A record of a failed run is an answer here, not an error."""
+        response = self._request("POST", path, params, body)
+        content = _decode(response)
+        if response.ok or (response.status_code in (500, 502) and not _is_api_error(content)):
+            return response.status_code, content
+        raise _error(response.status_code, content)
+
+    @contextmanager
+    def stream(self, path: str, body: object) -> Iterator[requests.Response]:
+        response = self._request("POST", path, {}, body, stream=True)
+        try:
+            if not response.ok:
+                raise _error(response.status_code, _decode(response))
+            yield response
+        except requests.RequestException as e:
+            raise Unavailable(f"the answer broke off: {e}", hint="thaw activation list says how it ended") from e
+        finally:
+            response.close()
+
+    def _json(self, method: str, path: str, params: Mapping[str, object], body: object = None) -> Any:
+        response = self._request(method, path, params, body)
+        content = _decode(response)
+        if not response.ok:
+            raise _error(response.status_code, content)
+        return content
+
+    def _request(
+        self, method: str, path: str, params: Mapping[str, object], body: object = None, *, stream: bool = False
+    ) -> requests.Response:
+        url = self._target.apihost + (path if path.startswith("/") else f"/api/v1/namespaces/_/{path}")
+        query = {k: str(v).lower() if isinstance(v, bool) else str(v) for k, v in params.items() if v is not None}
+        try:
+            return self._session.request(method, url, params=query, json=body, stream=stream,
+                                         timeout=(CONNECT_TIMEOUT_S, READ_TIMEOUT_S))  # fmt: skip
+        except requests.RequestException as e:
+            raise Unavailable(f"{self._target.apihost} does not answer: {_reason(e)}",
+                              hint="is the platform up?  thaw dev status; thaw property get") from e  # fmt: skip
+
+
+def action_path(name: str) -> str:
+    """``chat``, ``pkg/chat``, ``/ns/chat`` or ``/ns/pkg/chat`` → the path of the action."""
+    if name.startswith("/"):
+        namespace, _, rest = name[1:].partition("/")
+        return f"/api/v1/namespaces/{quote(namespace, safe='')}/actions/{quote(rest)}"
+    return f"actions/{quote(name)}"
+
+
+def _decode(response: requests.Response) -> Any:
+    try:
+        return response.json()
+    except ValueError:
+        return response.text
+
+
+def _is_api_error(content: object) -> bool:
+    """``{"error":…,"code":…}``: a record of a failed run never carries ``code`` beside ``error``."""
+    return not isinstance(content, dict) or ("error" in content and "code" in content)
+
+
+def _error(status: int, content: Any) -> ApiError:
+    message, hint = f"HTTP {status}", ""
+    if isinstance(content, dict):
+        inner = content.get("error", message)
+        message = str(inner.get("message", inner)) if isinstance(inner, dict) else str(inner)
+        hint = str(content.get("hint") or "")
+    return ApiError(status, message.strip(), body=content, hint=hint or _HINTS.get(status, ""))
+
+
+def _reason(error: requests.RequestException) -> str:
+    text = str(error)
+    return "connection refused" if "Connection refused" in text else text.splitlines()[0][:200]

@@ -1,0 +1,103 @@
+"""From the command line to the body of ``PUT …/actions/NAME``."""
+
+from __future__ import annotations
+
+import base64
+import io
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from thaw.action import DEFAULT_KINDS, KIND_LLM, KIND_PYTHON, KINDS
+from thaw.cli.params import pairs, parameters, read_object
+from thaw.errors import BadRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """What was given; None where nothing was."""
+
+    file: Path | None = None
+    config: Path | None = None
+    kind: str | None = None
+    main: str | None = None
+    param: list[str] | None = None
+    param_file: list[Path] | None = None
+    annotation: list[str] | None = None
+    timeout: int | None = None
+    memory: int | None = None
+    concurrency: int | None = None
+    stages: int | None = None
+
+
+def action_body(given: Deployment) -> dict[str, Any]:
+    """Only what was given: an update keeps what its body leaves out.  Raises BadRequest, ConfigError."""
+    body: dict[str, Any] = {}
+    if given.config is not None:
+        if given.file is not None:
+            raise BadRequest("FILE and --config exclude each other", hint="an LLM function is its config alone")
+        body["config"] = _llm_config(given)
+        body["exec"] = {"kind": KIND_LLM, "code": "", "binary": False}
+    elif given.stages is not None:
+        raise BadRequest("--stages is for LLM functions", hint="give it together with --config FILE.json")
+    elif given.file is not None:
+        body["exec"] = _exec(given, given.file)
+    if given.param is not None or given.param_file is not None:
+        body["parameters"] = _key_values(parameters(given.param, given.param_file))
+    if given.annotation is not None:
+        body["annotations"] = _key_values(pairs(given.annotation))
+    limits = {"timeout": given.timeout, "memory": given.memory, "concurrency": given.concurrency}
+    if any(v is not None for v in limits.values()):
+        body["limits"] = {k: v for k, v in limits.items() if v is not None}
+    return body
+
+
+def _llm_config(given: Deployment) -> dict[str, Any]:
+    """Checked here already: an error names the path in the file without a round trip."""
+    from thaw.config import parse_llm_config
+
+    assert given.config is not None  # noqa: S101  the caller looked
+    config = read_object(given.config)
+    if given.stages is not None:
+        config["scaling"] = {**config.get("scaling", {}), "stages": given.stages}
+    parse_llm_config(config)
+    return config
+
+
+def _exec(given: Deployment, file: Path) -> dict[str, Any]:
+    try:
+        data = file.read_bytes()
+    except OSError as e:
+        raise BadRequest(f"{file} cannot be read: {e.strerror}", hint="give the path of a .py or .zip file") from e
+    kind = _kind(given.kind, file)
+    if zipfile.is_zipfile(io.BytesIO(data)):
+        code, binary = base64.b64encode(data).decode(), True
+    else:
+        code, binary = _text(file, data), False
+    found: dict[str, Any] = {"kind": kind, "code": code, "binary": binary}
+    return found | ({"main": given.main} if given.main else {})
+
+
+def _kind(kind: str | None, file: Path) -> str:
+    if kind is None:
+        if file.suffix not in (".py", ".zip"):
+            raise BadRequest(f"{file.name}: no runtime is known for {file.suffix or 'a file without a suffix'}",
+                             hint=f"say it: --kind {KIND_PYTHON}")  # fmt: skip
+        return KIND_PYTHON
+    if kind not in KINDS and kind not in DEFAULT_KINDS:
+        raise BadRequest(f"the kind {kind!r} is not supported", hint=f"kinds: {', '.join(KINDS)}")
+    if DEFAULT_KINDS.get(kind, kind) == KIND_LLM:
+        raise BadRequest(f"the kind {KIND_LLM} has no code", hint="deploy it with --config FILE.json")
+    return kind
+
+
+def _text(file: Path, data: bytes) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError as e:
+        raise BadRequest(f"{file} is neither text nor a zip: {e}", hint="give a .py or a .zip file") from e
+
+
+def _key_values(values: dict[str, Any]) -> list[dict[str, Any]]:
+    return [{"key": k, "value": v} for k, v in values.items()]

@@ -1,0 +1,178 @@
+"""``thaw dev up|down|status|logs``: the platform on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from thaw.cli.context import err, out, say_ok
+
+if TYPE_CHECKING:
+    from thaw.dev.layout import Platform
+
+app = typer.Typer(no_args_is_help=True, help="A whole platform on this machine.")
+
+
+@app.command()
+def up(
+    hosts: Annotated[int, typer.Option(help="how many hosts, each with fetchd and invoker")] = 1,
+    link: Annotated[str, typer.Option(help="each host's link to the model store, e.g. 200mbit (paced by fetchd)")] = "",
+    driver: Annotated[str, typer.Option(help="how containers are made: process")] = "process",
+    port: Annotated[int, typer.Option(help="of the API on loopback; 0 picks a free one")] = 3233,
+    store: Annotated[Path | None, typer.Option(help="a directory as model store, instead of S3 on loopback")] = None,
+    memory_mb: Annotated[int | None, typer.Option(help="declared device memory of a host, MiB")] = None,
+    pool_mb: Annotated[int, typer.Option(help="shared memory a host holds for models on arrival, MiB")] = 1024,
+    stem_cells: Annotated[str, typer.Option(help="on: keep a process that has imported the engine already")] = "on",
+    detach: Annotated[bool, typer.Option("--detach", "-d", help="come back when it is ready")] = False,
+) -> None:
+    """Start the platform.  In the foreground Ctrl-C ends it; a second up says that it is up."""
+    from thaw.dev import up as starting
+    from thaw.dev.layout import default_layout
+    from thaw.dev.options import Options
+    from thaw.errors import BadRequest
+
+    if stem_cells not in ("on", "off"):
+        raise BadRequest(f"--stem-cells {stem_cells} is neither on nor off", hint="use --stem-cells on|off")
+    options = Options(hosts, link, port, store, memory_mb, pool_mb, stem_cells == "on", driver)
+    layout = default_layout()
+    screen = _Screen()
+    if detach:
+        with screen:
+            platform = starting.detach(layout, options, screen.report)
+        _welcome(platform, already=screen.n_started == 0)
+        return
+    with screen:
+        already = starting.run(layout, options, screen.report, lambda p: screen.ready(p))
+    if already is not None:
+        _welcome(already, already=True)
+
+
+class _Screen:
+    """Says what starts and how long it took; after that, what crashes and stops."""
+
+    def __init__(self) -> None:
+        self._console = out()
+        self._status = self._console.status("starting") if self._console.is_terminal else None
+        self._begun: dict[str, float] = {}
+        self.n_started = 0
+
+    def __enter__(self) -> _Screen:
+        if self._status is not None:
+            self._status.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._status is not None:
+            self._status.stop()
+
+    def report(self, component: str, event: str) -> None:
+        import time
+
+        if event == "starting":
+            self._begun[component] = time.monotonic()
+        elif event == "ready":
+            self.n_started += 1
+            took = time.monotonic() - self._begun.pop(component, time.monotonic())
+            self._console.print(f"  [green]ready[/green]    {component:<18} {took:5.1f} s")
+        elif event == "stopped":
+            self._console.print(f"  stopped  {component}")
+        else:
+            self._console.print(f"  [red]{event}[/red]  {component}; it is started again")
+        if self._status is not None and self._begun:
+            self._status.update("starting " + ", ".join(self._begun))
+
+    def ready(self, platform: Platform) -> None:
+        if self._status is not None:
+            self._status.stop()
+        _welcome(platform, already=False)
+        self._console.print("Ctrl-C ends it.", style="dim")
+
+
+def _welcome(platform: Platform, *, already: bool) -> None:
+    from thaw.cli.properties import user_file
+    from thaw.dev.layout import default_layout
+
+    if already:
+        say_ok(f"the platform is up already, at {platform.apihost} (thaw dev down ends it)")
+        return
+    n = platform.hosts
+    say_ok(f"the platform is up at {platform.apihost}: {n} host{'s' if n != 1 else ''}")
+    if platform.link:
+        out().print(f"links: {platform.link} for each host, paced by its fetchd (not a shaped network)")
+    out().print("containers are plain processes (driver process): deploy only code that you trust")
+    if user_file().exists():
+        out().print(f"[yellow]note:[/yellow] {user_file()} exists, so thaw talks to the platform named there; this "
+                    f"one's key: export WSK_CONFIG_FILE={default_layout().wskprops}", soft_wrap=True)  # fmt: skip
+    out().print("next: thaw model demo; thaw action create chat --config examples/chat/chat.json; thaw chat chat",
+                soft_wrap=True)  # fmt: skip
+
+
+@app.command()
+def down(
+    purge: Annotated[bool, typer.Option(help="also delete what was deployed, stored and logged")] = False,
+) -> None:
+    """End the platform, also after its supervisor was killed; nothing of it stays behind."""
+    import shutil
+
+    from thaw.dev import sweep
+    from thaw.dev.layout import default_layout
+
+    layout = default_layout()
+    platform = layout.read_platform()
+    with err().status("stopping"):
+        supervised = platform is not None and sweep.stop_supervisor(platform)
+        left = sweep.sweep(layout, platform)
+    if purge:
+        shutil.rmtree(layout.root, ignore_errors=True)
+    if platform is None and not left:
+        say_ok("no platform was up" + ("; its state is deleted" if purge else ""))
+        return
+    orphans = f" ({left} processes had lost their supervisor)" if left and not supervised else ""
+    say_ok(f"the platform is down{orphans}" + ("; its state is deleted" if purge else ""))
+
+
+@app.command()
+def status() -> None:
+    """What runs, since when, with how much memory.  Exit code 1 when the platform is not up."""
+    from thaw.cli.tables import duration, size, table
+    from thaw.dev.layout import default_layout
+    from thaw.dev.status import components
+
+    layout = default_layout()
+    platform = layout.read_platform()
+    if platform is None:
+        out().print("no platform is up on this machine (thaw dev up)")
+        raise typer.Exit(1)
+    rows = table("component", "state", "pid", "up", "memory", "cpu")
+    found = components(layout, platform)
+    for c in found:
+        state = "[green]running[/green]" if c.running else "[red]not running[/red]"
+        rows.add_row(c.name, state, str(c.pid), duration(c.up_s) if c.running else "", size(c.rss_bytes),
+                     duration(c.cpu_s) if c.running else "")  # fmt: skip
+    out().print(rows)
+    where = platform.store_dir or platform.s3_endpoint
+    out().print(f"api {platform.apihost} · store {where} · logs {layout.logs}", soft_wrap=True)
+    if not all(c.running for c in found):
+        raise typer.Exit(1)
+
+
+@app.command()
+def logs(
+    component: Annotated[str | None, typer.Argument(help="one component (host-0/fetchd); otherwise all")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="go on with what is written from now on")] = False,
+    lines: Annotated[int, typer.Option("--lines", "-n", help="the last lines of each")] = 20,
+) -> None:
+    """What the components wrote."""
+    from thaw.dev.layout import default_layout
+    from thaw.dev.watch import follow as following
+    from thaw.errors import NotFound
+
+    layout = default_layout()
+    paths = sorted(layout.logs.glob("*.log")) if component is None else [layout.log(component)]
+    if not paths or not all(p.exists() for p in paths):
+        known = ", ".join(p.stem for p in sorted(layout.logs.glob("*.log"))) or "none: thaw dev up"
+        raise NotFound(f"there is no log of {component or 'a platform'}", hint=f"logs there are: {known}")
+    for path, line in following(paths, lines, forever=follow):
+        print(line if component is not None else f"{path.stem}: {line}", flush=follow)

@@ -1,0 +1,145 @@
+"""Draw a timeline in the terminal: one row an interval, time from left to right, overlap one above the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from thaw import wire
+from thaw.cli.tables import duration, size
+from thaw.errors import NotFound, ProtocolError
+from thaw.plan import Plan
+from thaw.timeline import Interval, Timeline, analyse
+from thaw.trace import TraceEvent
+
+_COLOURS = {"fetch": "cyan", "load": "blue", "container": "magenta", "libraries": "magenta", "context": "magenta",
+            "model": "yellow", "kv": "yellow", "engine": "yellow", "tokenizer": "yellow", "prefill": "green",
+            "planned": "white", "init": "bright_black", "queued": "bright_black", "run": "bright_black"}  # fmt: skip
+_NOTED = ("cpu_s", "waited_for", "wait_s", "source", "error", "resident")
+_MIN_BAR, _TEXT_COLUMNS = 20, 62
+
+
+def show(
+    console: Console, reply: Mapping[str, Any], activation_id: str, links: Mapping[str, float] | None = None
+) -> None:
+    """``links``: bytes per second of each host's link, where they are known.
+
+    Raises NotFound when the activation has no trace, ProtocolError when it cannot be read."""
+    events = tuple(wire.from_plain(TraceEvent, e) for e in _known(reply.get("events", [])))
+    plan = wire.from_plain(Plan, reply["plan"]) if reply.get("plan") else None
+    timeline = analyse(events, plan)
+    if timeline is None:
+        raise NotFound(f"activation {activation_id} has no trace", hint="traces are kept for seven days")
+    _head(console, timeline, plan, activation_id, str(reply.get("group_id") or ""))
+    _bars(console, timeline)
+    for line in verdict(timeline, plan, links or {}):
+        console.print(Text(line), soft_wrap=True)
+
+
+def _known(events: Any) -> Iterator[Any]:
+    """Events of phases that a newer platform has and this command line does not are left out."""
+    for event in events:
+        try:
+            wire.from_plain(TraceEvent, event)
+        except ProtocolError:
+            continue
+        yield event
+
+
+def _head(console: Console, timeline: Timeline, plan: Plan | None, activation_id: str, group_id: str) -> None:
+    line = Text(f"activation {activation_id}", style="bold")
+    if plan is not None:
+        n = len(plan.stages)
+        line.append(f"  {plan.action}, {n} stage{'s' if n != 1 else ''}", style="not bold")
+    elif group_id:
+        line.append(f"  group {group_id}", style="not bold")
+    console.print(line, soft_wrap=True)
+    if timeline.n_boots > 1:
+        known = timeline.clock_uncertainty_s
+        text = f"± {duration(known)}" if known is not None else "by an unknown amount: no clock offsets were reported"
+        console.print(f"{timeline.n_boots} machines: times of one against another may be off {text}; lengths are exact")
+
+
+def _bars(console: Console, timeline: Timeline) -> None:
+    width = max(_MIN_BAR, console.width - _TEXT_COLUMNS)
+    total = max([timeline.end_s, *(i.end_s for i in timeline.intervals if i.is_leaf)]) or 1e-9
+    names = {id(i): _label(i, timeline) for i in timeline.intervals}
+    longest = max((len(n) for n in names.values()), default=0)
+    for interval in timeline.intervals:
+        row = Text(f"{names[id(interval)]:<{longest}} ")
+        row.append(_bar(interval, total, width), style=_COLOURS.get(interval.phase, "white"))
+        row.append(f" {duration(max(0.0, interval.begin_s)):>8} +{duration(interval.seconds):<8}")
+        row.append(_note(interval), style="dim")
+        console.print(row, soft_wrap=True)
+    mark = min(width - 1, int(timeline.end_s / total * width))
+    pointer = f"{'':<{longest}} {' ' * mark}^ {timeline.end_name} at {duration(timeline.end_s)}"
+    console.print(Text(pointer), soft_wrap=True)
+
+
+def _label(interval: Interval, timeline: Timeline) -> str:
+    several = len({i.stage for i in timeline.intervals}) > 1
+    where = "/".join([interval.host or "gateway", *([f"stage {interval.stage}"] if several and interval.host else [])])
+    return f"{where} {interval.phase}"
+
+
+def _bar(interval: Interval, total: float, width: int) -> str:
+    """At least one cell; thin for what only holds others; open ends point on."""
+    begin = min(width - 1, max(0, int(interval.begin_s / total * width)))
+    end = min(width, max(begin + 1, round(interval.end_s / total * width)))
+    cell = "█" if interval.is_leaf else "─"
+    bar = cell * (end - begin)
+    if interval.is_open:
+        bar = bar[:-1] + "▶"
+    return " " * begin + bar + " " * (width - end)
+
+
+def _note(interval: Interval) -> str:
+    parts = []
+    if interval.n_bytes:
+        parts.append(size(interval.n_bytes))
+    if interval.n_bytes and interval.bytes_per_s and interval.phase in ("fetch", "load"):
+        parts.append(f"{interval.bytes_per_s * 8 / 1e6:.0f} Mbit/s")
+    attrs = dict(interval.attrs)
+    parts += [f"{key}={attrs[key]:.3g}" if isinstance(attrs[key], float) else f"{key}={attrs[key]}"
+              for key in _NOTED if key in attrs]  # fmt: skip
+    if interval.is_open:
+        parts.append("never ended")
+    return " ".join(parts)
+
+
+def verdict(timeline: Timeline, plan: Plan | None, links: Mapping[str, float]) -> Iterator[str]:
+    """What the picture says, in sentences."""
+    yield ""
+    measured = f"{timeline.end_name.replace('_', ' ')} after {duration(timeline.end_s)}"
+    if timeline.bound_s is not None:
+        ratio = timeline.end_s / timeline.bound_s
+        measured += f"; bound (Eq. 5) {duration(timeline.bound_s)}, measured / bound = {ratio:.2f}"
+    if timeline.predicted_s is not None:
+        measured += f"; predicted {duration(timeline.predicted_s)}"
+    yield measured
+    yield from (_fetch_line(i, plan, links) for i in timeline.intervals if i.phase == "fetch" and i.bytes_per_s)
+    leaf, gap = timeline.longest_leaf, timeline.longest_gap
+    if leaf is not None:
+        yield f"longest phase: {leaf.phase}{f' on {leaf.host}' if leaf.host else ''}, {duration(leaf.seconds)}"
+    if gap is not None:
+        yield f"longest gap: {duration(gap.seconds)} between {gap.after} and {gap.before}, at {duration(gap.begin_s)}"
+    yield f"explained by phases: {duration(timeline.explained_s)}; unexplained: {duration(timeline.unexplained_s)}"
+
+
+def _fetch_line(fetch: Interval, plan: Plan | None, links: Mapping[str, float]) -> str:
+    rate, where = fetch.bytes_per_s or 0.0, f" on {fetch.host}" if fetch.host else ""
+    line = f"fetch{where}: {size(fetch.n_bytes or 0)} at {rate * 8 / 1e6:.0f} Mbit/s"
+    link = _link(fetch, plan) or links.get(fetch.host)
+    return line + (f", {rate / link:.0%} of the link's {link * 8 / 1e6:.0f} Mbit/s" if link else "")
+
+
+def _link(fetch: Interval, plan: Plan | None) -> float | None:
+    """As fetchd reported it, else what the plan paced the stage to."""
+    reported = dict(fetch.attrs).get("link_bytes_per_s")
+    if isinstance(reported, (int, float)) and reported > 0:
+        return float(reported)
+    stages = [s for s in plan.stages if s.stage == fetch.stage] if plan is not None else []
+    return float(stages[0].pace_bytes_per_s) if stages and stages[0].pace_bytes_per_s else None

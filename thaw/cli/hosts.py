@@ -1,0 +1,35 @@
+"""``thaw host list`` and ``thaw namespace list``."""
+
+from __future__ import annotations
+
+import typer
+
+from thaw.cli.context import client, out
+from thaw.cli.tables import age, size, table
+
+host_app = typer.Typer(no_args_is_help=True, help="The hosts that functions run on.")
+namespace_app = typer.Typer(no_args_is_help=True, help="What this key may use.")
+
+@namespace_app.command("list")
+def namespaces() -> None:
+    """The namespaces of this key."""
+    print("namespaces")
+    for name in client().get("/api/v1/namespaces"):
+        print(name)
+
+
+@host_app.command("list")
+def hosts() -> None:
+    """Hosts with their devices, memory and what runs there."""
+    from thaw.cli.host_reports import reports
+
+    rows = table("host", "devices", "free / memory", "link", "share", "stem cells", "instances", "seen")
+    for host in reports(client()):
+        free, memory = sum(d.free_bytes for d in host.devices), sum(d.memory_bytes for d in host.devices)
+        link = f"{host.network_bytes_per_s * 8 / 1e6:.0f} Mbit/s" if host.network_bytes_per_s else "unlimited"
+        rows.add_row(
+            host.host_id + (" (draining)" if host.draining else ""), ", ".join(d.name for d in host.devices),
+            f"{size(free)} / {size(memory)}", link, host.share, str(host.stem_cells), str(len(host.instances)),
+            age(host.seen_wall_ms),
+        )  # fmt: skip
+    out().print(rows)

@@ -1,0 +1,115 @@
+"""``thaw model push|list|inspect|verify|demo``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from thaw.cli.context import out, say_ok
+
+app = typer.Typer(no_args_is_help=True, help="Checkpoints in the model store.")
+
+Uri = Annotated[str, typer.Argument(help="s3://bucket/prefix, file:///absolute/path or http(s)://host/path")]
+
+DEMO_NAME = "smollm2-135m"
+
+
+@app.command()
+def push(directory: Annotated[Path, typer.Argument(help="what save_pretrained wrote")], uri: Uri) -> None:
+    """Check a checkpoint, upload it, and write its index of checksums beside it."""
+    _push(directory, uri)
+
+
+def _push(directory: Path, uri: str) -> None:
+    from thaw.cli import checkpoints
+    from thaw.cli.stores import open_store
+    from thaw.cli.tables import size
+
+    store = open_store(uri)
+    total = sum(p.stat().st_size for p in checkpoints.files_of(directory))
+    with _progress("pushing", total) as advance:
+        index = checkpoints.push(directory, store, advance)
+    say_ok(f"pushed {len(index.files)} files, {size(index.n_bytes)} ({index.n_bytes} bytes) to {uri}")
+    out().print(f"sha256 {index.sha256}", soft_wrap=True)
+
+
+@app.command("list")
+def list_() -> None:
+    """The models in the store of the platform that runs here (or of THAW_S3_ENDPOINT)."""
+    from thaw.cli.listing import models
+    from thaw.cli.tables import size, table
+
+    rows = table("model", "bytes", "tensors", "sha256")
+    for uri, index in models():
+        if index is None:
+            rows.add_row(uri, "?", "?", "(not indexed: push it again)")
+        else:
+            rows.add_row(uri, size(index.n_bytes), str(len(index.tensors)), index.sha256[:16])
+    out().print(rows)
+
+
+@app.command()
+def inspect(uri: Uri) -> None:
+    """What the platform knows of a model: layers, bytes, files."""
+    from thaw.cli import checkpoints
+    from thaw.cli.stores import open_store
+    from thaw.cli.tables import size, table
+
+    store = open_store(uri)
+    index = checkpoints.read_index(store)
+    facts = checkpoints.read_facts(store, index)
+    out().print(f"[bold]{uri}[/bold]  {facts.architecture}", soft_wrap=True)
+    out().print(f"sha256   {facts.sha256}", soft_wrap=True)
+    out().print(f"bytes    {facts.n_bytes} ({size(facts.n_bytes)}), weights {size(facts.weight_bytes)}")
+    per_layer = f", {size(max(facts.layer_bytes))} the largest" if facts.layer_bytes else ""
+    out().print(f"layers   {facts.n_layers}{per_layer}; outside of layers {size(facts.outer_bytes)}")
+    rows = table("file", "bytes", "sha256")
+    for file in index.files:
+        rows.add_row(file.name, str(file.n_bytes), file.sha256[:16])
+    out().print(rows)
+
+
+@app.command()
+def verify(uri: Uri) -> None:
+    """Read a model again and compare every chunk with its index."""
+    from thaw.cli import checkpoints
+    from thaw.cli.stores import open_store
+
+    store = open_store(uri)
+    expected = checkpoints.read_index(store)
+    with _progress("verifying", expected.n_bytes) as advance:
+        index = checkpoints.verify(store, advance)
+    n_chunks = sum(len(f.chunks_xxh3) for f in index.files)
+    say_ok(f"{n_chunks} chunks of {len(index.files)} files are what was pushed ({index.n_bytes} bytes)")
+
+
+@app.command()
+def demo() -> None:
+    """Obtain the small real model (SmolLM2-135M-Instruct) and push it to the platform that runs here."""
+    from thaw.cli.demo_model import cache_dir, obtain_quietly
+    from thaw.dev.layout import default_layout
+    from thaw.errors import Unavailable
+
+    platform = default_layout().read_platform()
+    if platform is None:
+        raise Unavailable("no platform runs on this machine", hint="start one: thaw dev up")
+    uri = platform.model_uri(DEMO_NAME)
+    with out().status("obtaining SmolLM2-135M-Instruct") as status:
+        directory = obtain_quietly(cache_dir(), lambda text: status.update(text))
+    _push(directory, uri)
+    out().print(f"deploy it: put {uri} into a config as model.uri, then thaw action create NAME --config FILE.json",
+                soft_wrap=True)  # fmt: skip
+
+
+@contextmanager
+def _progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    columns = (TextColumn(what), BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn())
+    with Progress(*columns, console=out(), transient=True) as progress:
+        task = progress.add_task(what, total=total)
+        yield lambda n: progress.advance(task, n)

@@ -1,0 +1,67 @@
+"""``-p KEY VALUE`` and ``-P FILE``, as wsk reads them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from thaw.errors import BadRequest
+
+PAIRED = ("--param", "-p", "--annotation", "-a")
+SEPARATOR = "\x1f"  # a control character that no shell line contains
+
+
+def join_pairs(argv: list[str]) -> list[str]:
+    """``-p KEY VALUE`` → ``-p KEY<sep>VALUE``: typer's list options take one word each.
+
+    ``-p`` means a pair below ``action`` only.
+    """
+    if argv[:1] != ["action"]:
+        return argv
+    rest: list[str] = []
+    words = iter(argv)
+    for word in words:
+        rest.append(word)
+        if word in PAIRED:
+            pair = [w for _, w in zip(range(2), words, strict=False)]
+            if len(pair) < 2:
+                raise BadRequest(f"{word} takes a key and a value", hint=f"write {word} KEY VALUE")
+            rest.append(SEPARATOR.join(pair))
+    return rest
+
+
+def pairs(words: Sequence[str] | None) -> dict[str, Any]:
+    """A value that is JSON is taken as JSON, everything else as text."""
+    found: dict[str, Any] = {}
+    for word in words or ():
+        key, separator, value = word.partition(SEPARATOR)
+        if not separator:
+            raise BadRequest(f"the parameter {word!r} has no value", hint="write -p KEY VALUE")
+        try:
+            found[key] = json.loads(value)
+        except ValueError:
+            found[key] = value
+    return found
+
+
+def parameters(words: Sequence[str] | None, files: Sequence[Path] | None) -> dict[str, Any]:
+    """Files first, in order; what is on the line wins."""
+    merged: dict[str, Any] = {}
+    for path in files or ():
+        merged |= read_object(path)
+    return merged | pairs(words)
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file.  Raises BadRequest."""
+    try:
+        plain = json.loads(path.read_text())
+    except OSError as e:
+        raise BadRequest(f"{path} cannot be read: {e.strerror}", hint="give the path of a JSON file") from e
+    except ValueError as e:
+        raise BadRequest(f"{path} is not JSON: {e}", hint="it must hold one JSON object") from e
+    if not isinstance(plain, dict):
+        raise BadRequest(f"{path} holds no JSON object", hint="it must look like {...}")
+    return plain

@@ -1,0 +1,77 @@
+"""wsk's property file: ``NAME=value`` lines.  Found by WSK_CONFIG_FILE, else ~/.wskprops, else the dev platform's."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from thaw.errors import BadRequest, Unauthorized
+
+NAMES = ("APIHOST", "AUTH", "NAMESPACE", "APIVERSION", "CERT", "KEY")
+_DEFAULT_APIHOST = "http://127.0.0.1:3233"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Whom the CLI talks to, and as who."""
+
+    apihost: str
+    auth: str
+    source: str  # where that was read, for messages
+
+    def require_auth(self) -> str:
+        if not self.auth:
+            raise Unauthorized("no API key is set", hint="thaw dev up starts a platform; thaw property set --auth KEY")
+        return self.auth
+
+
+def read_properties(path: Path) -> dict[str, str]:
+    """Empty when there is no such file.  Blank lines, comments and lines without = are skipped, as wsk does."""
+    try:
+        text = path.read_text()
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    pairs = (line.partition("=") for line in text.splitlines() if not line.lstrip().startswith("#"))
+    return {name.strip().upper(): value.strip() for name, equals, value in pairs if equals}
+
+
+def write_properties(path: Path, properties: Mapping[str, str]) -> None:
+    from thaw.dev.layout import write_private
+
+    write_private(path, "".join(f"{name}={value}\n" for name, value in properties.items()).encode())
+
+
+def user_file() -> Path:
+    """The file that ``property set`` writes."""
+    override = os.environ.get("WSK_CONFIG_FILE")
+    return Path(override) if override else Path.home() / ".wskprops"
+
+
+def effective_file() -> Path:
+    path = user_file()
+    if path.exists() or "WSK_CONFIG_FILE" in os.environ:
+        return path
+    from thaw.dev.layout import default_layout
+
+    dev = default_layout().wskprops
+    return dev if dev.exists() else path
+
+
+def resolve(apihost: str | None, auth: str | None) -> Target:
+    """Options win over the file, the file over the default."""
+    path = effective_file()
+    found = read_properties(path)
+    return Target(normal_apihost(apihost or found.get("APIHOST") or _DEFAULT_APIHOST), auth or found.get("AUTH", ""),
+                  str(path))  # fmt: skip
+
+
+def normal_apihost(text: str) -> str:
+    """``host[:port]`` or a URL; without a scheme https as wsk does, except for this machine."""
+    if "://" not in text:
+        host = text.partition("/")[0].rsplit(":", 1)[0]
+        text = ("http://" if host in ("localhost", "127.0.0.1", "[::1]") else "https://") + text
+    if not text.startswith(("http://", "https://")):
+        raise BadRequest(f"APIHOST {text!r} is not http or https", hint="thaw property set --apihost http://HOST:PORT")
+    return text.rstrip("/")

@@ -1,0 +1,77 @@
+"""``thaw property get|set|unset``: wsk's property file."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from thaw.cli.context import say_ok
+
+app = typer.Typer(no_args_is_help=True, help="Whom this command line talks to, and with which key.")
+
+Flag = Annotated[bool, typer.Option(help="this one")]
+Value = Annotated[str | None, typer.Option(help="the new value")]
+
+
+@app.command()
+def get(
+    apihost: Flag = False,
+    auth: Annotated[bool, typer.Option("--auth", "-u", help="this one")] = False,
+    namespace: Flag = False,
+    all_: Annotated[bool, typer.Option("--all", help="every property (the default)")] = False,
+) -> None:
+    """Print properties, tab-separated as wsk does; the API key only when it is asked for by name."""
+    from thaw.cli.properties import effective_file, read_properties, resolve
+
+    target = resolve(None, None)
+    found = {"apihost": target.apihost, "auth": target.auth,
+             "namespace": read_properties(effective_file()).get("NAMESPACE", "_")}  # fmt: skip
+    wanted = {"apihost": apihost, "auth": auth, "namespace": namespace}
+    chosen = [] if all_ else [name for name, asked in wanted.items() if asked]
+    for name in chosen or found:
+        hidden = name == "auth" and not chosen and found[name]
+        label = {"apihost": "whisk API host", "auth": "whisk auth", "namespace": "whisk namespace"}[name]
+        print(f"{label}\t{'(set; --auth prints it)' if hidden else found[name]}")
+    if not chosen:
+        print(f"read from\t{target.source}")
+
+
+@app.command("set")
+def set_(
+    apihost: Value = None,
+    auth: Annotated[str | None, typer.Option("--auth", "-u", help="the new value")] = None,
+    namespace: Value = None,
+) -> None:
+    """Write properties to WSK_CONFIG_FILE or ~/.wskprops (mode 0600)."""
+    from thaw.cli.properties import normal_apihost, read_properties, user_file, write_properties
+    from thaw.errors import BadRequest
+
+    given = {n: v for n, v in (("APIHOST", apihost), ("AUTH", auth), ("NAMESPACE", namespace)) if v is not None}
+    if not given:
+        raise BadRequest("nothing to set", hint="thaw property set --apihost HOST --auth UUID:KEY")
+    if auth is not None and ":" not in auth:
+        raise BadRequest("an API key is UUID:KEY", hint="copy the whole key, the colon included")
+    if apihost is not None:
+        normal_apihost(apihost)
+    write_properties(user_file(), read_properties(user_file()) | given)
+    for name in given:
+        say_ok(f"{name.lower()} is set in {user_file()}")
+
+
+@app.command()
+def unset(
+    apihost: Flag = False,
+    auth: Annotated[bool, typer.Option("--auth", "-u", help="this one")] = False,
+    namespace: Flag = False,
+) -> None:
+    """Remove properties from the file."""
+    from thaw.cli.properties import read_properties, user_file, write_properties
+    from thaw.errors import BadRequest
+
+    names = {n for n, wanted in (("APIHOST", apihost), ("AUTH", auth), ("NAMESPACE", namespace)) if wanted}
+    if not names:
+        raise BadRequest("nothing to unset", hint="thaw property unset --apihost --auth --namespace")
+    write_properties(user_file(), {k: v for k, v in read_properties(user_file()).items() if k not in names})
+    for name in sorted(names):
+        say_ok(f"{name.lower()} is unset in {user_file()}")

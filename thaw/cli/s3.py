@@ -1,0 +1,53 @@
+"""A botocore client for the S3 store: the platform's own, or the one that the environment names.
+
+botocore alone (no boto3): it signs, retries and speaks the protocol; what goes beyond single calls is in stores.py.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from thaw.dev.layout import Platform, default_layout
+from thaw.errors import PlatformError, StoreUnavailable
+
+
+def client(environ: dict[str, str] | None = None) -> Any:
+    """From THAW_S3_ENDPOINT and AWS_* in the environment, else of the running dev platform, else AWS itself."""
+    import botocore.config
+    import botocore.session
+
+    env = environ if environ is not None else _environment()
+    config = botocore.config.Config(
+        retries={"mode": "standard", "max_attempts": 3}, s3={"addressing_style": "path"}, max_pool_connections=8,
+        request_checksum_calculation="when_required", response_checksum_validation="when_required",
+    )  # fmt: skip
+    session = botocore.session.get_session()
+    return session.create_client(
+        "s3", region_name=env.get("AWS_REGION") or "us-east-1", endpoint_url=env.get("THAW_S3_ENDPOINT"),
+        aws_access_key_id=env.get("AWS_ACCESS_KEY_ID"), aws_secret_access_key=env.get("AWS_SECRET_ACCESS_KEY"),
+        config=config,
+    )  # fmt: skip
+
+
+def _environment() -> dict[str, str]:
+    if "THAW_S3_ENDPOINT" in os.environ or "AWS_ACCESS_KEY_ID" in os.environ:
+        return dict(os.environ)
+    platform = default_layout().read_platform()
+    return dict(os.environ) | (platform.store_env() if platform is not None else {})
+
+
+def make_bucket(platform: Platform, name: str) -> None:
+    """Make the bucket if it is not there.  Raises StoreUnavailable."""
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    s3 = client(platform.store_env())
+    try:
+        s3.create_bucket(Bucket=name)
+    except ClientError as e:
+        if e.response["Error"]["Code"] not in ("BucketAlreadyOwnedByYou", "BucketAlreadyExists"):
+            raise PlatformError(f"the store refused to make the bucket {name}: {e}") from e
+    except BotoCoreError as e:
+        raise StoreUnavailable(f"the store does not answer: {e}") from e
+    finally:
+        s3.close()

@@ -1,0 +1,196 @@
+"""Where models are kept, as the CLI writes and reads it: S3, a directory, or (read only) a web server.
+
+fetchd has its own sources, made for speed and resuming; these are made for being simple.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import quote, urlsplit
+
+from thaw.errors import BadRequest, ModelNotFound, PlatformError, StoreUnavailable
+from thaw.model import CHUNK_BYTES
+
+_PARTS_AT_MOST = 9_000  # S3 ends at 10,000
+
+
+class Store(Protocol):
+    """One model's place.  Names are plain file names."""
+
+    uri: str
+
+    def write(self, name: str, chunks: Iterator[bytes], n_bytes: int) -> None: ...
+
+    def read(self, name: str) -> Iterator[bytes]:
+        """Pieces of CHUNK_BYTES, the last may be shorter.  Raises ModelNotFound."""
+        ...
+
+    def delete(self, name: str) -> None: ...
+
+    def check_writable(self) -> None: ...
+
+
+def open_store(uri: str) -> Store:
+    """Raises BadRequest for a URI that names no store."""
+    parts = urlsplit(uri)
+    if parts.scheme == "s3" and parts.netloc and parts.path.strip("/"):
+        return S3Store(uri, parts.netloc, parts.path.strip("/"))
+    if parts.scheme == "file" and parts.path.startswith("/") and not parts.netloc:
+        return DirectoryStore(uri, Path(parts.path))
+    if parts.scheme in ("http", "https") and parts.netloc:
+        return HttpStore(uri)
+    raise BadRequest(f"{uri!r} is not the URI of a model", hint="s3://bucket/prefix, file:///absolute/path or http://host/path")
+
+
+class DirectoryStore:
+    def __init__(self, uri: str, directory: Path) -> None:
+        self.uri, self._directory = uri, directory
+
+    def write(self, name: str, chunks: Iterator[bytes], n_bytes: int) -> None:
+        """Through a temporary name, so that a reader never sees half a file."""
+        temporary = self._directory / f".{name}.{os.getpid()}"
+        with _os_errors(self.uri):
+            self._directory.mkdir(parents=True, exist_ok=True)
+            try:
+                with temporary.open("wb") as f:
+                    f.writelines(chunks)
+                temporary.replace(self._directory / name)
+            finally:
+                temporary.unlink(missing_ok=True)
+
+    def read(self, name: str) -> Iterator[bytes]:
+        try:
+            with (self._directory / name).open("rb") as f:
+                while chunk := f.read(CHUNK_BYTES):
+                    yield chunk
+        except FileNotFoundError:
+            raise ModelNotFound(f"there is no {name} in {self._directory}") from None
+
+    def delete(self, name: str) -> None:
+        (self._directory / name).unlink(missing_ok=True)
+
+    def check_writable(self) -> None:
+        with _os_errors(self.uri):
+            self._directory.mkdir(parents=True, exist_ok=True)
+            if shutil.disk_usage(self._directory).free < CHUNK_BYTES:
+                raise StoreUnavailable(f"no room is left in {self._directory}")
+
+
+class HttpStore:
+    """Any web server with the files below one path."""
+
+    def __init__(self, uri: str) -> None:
+        self.uri = uri.rstrip("/")
+
+    def write(self, name: str, chunks: Iterator[bytes], n_bytes: int) -> None:
+        self.check_writable()
+
+    def delete(self, name: str) -> None:
+        self.check_writable()
+
+    def check_writable(self) -> None:
+        raise BadRequest(f"{self.uri} is read only", hint="push to s3:// or file:// instead")
+
+    def read(self, name: str) -> Iterator[bytes]:
+        import requests
+
+        try:
+            with requests.get(f"{self.uri}/{quote(name)}", stream=True, timeout=(5, 60)) as response:
+                if response.status_code == 404:
+                    raise ModelNotFound(f"there is no {name} at {self.uri}")
+                if not response.ok:
+                    raise StoreUnavailable(f"{self.uri}/{name}: HTTP {response.status_code}")
+                yield from _in_chunks(response.raw)
+        except requests.RequestException as e:
+            raise StoreUnavailable(f"{self.uri} does not answer: {e}") from e
+
+
+class S3Store:
+    def __init__(self, uri: str, bucket: str, prefix: str) -> None:
+        from thaw.cli.s3 import client
+
+        self.uri, self._bucket, self._prefix = uri, bucket, prefix
+        self._s3 = client()
+
+    def write(self, name: str, chunks: Iterator[bytes], n_bytes: int) -> None:
+        with self._errors(name):
+            if n_bytes <= CHUNK_BYTES:
+                self._s3.put_object(**self._at(name), Body=b"".join(chunks))
+            else:
+                self._write_parts(name, chunks, n_bytes)
+
+    def _write_parts(self, name: str, chunks: Iterator[bytes], n_bytes: int) -> None:
+        per_part = -(-n_bytes // (CHUNK_BYTES * _PARTS_AT_MOST))  # chunks
+        upload = self._s3.create_multipart_upload(**self._at(name))["UploadId"]
+        parts: list[dict[str, Any]] = []
+        try:
+            while part := b"".join(chunk for _, chunk in zip(range(per_part), chunks, strict=False)):
+                number = len(parts) + 1
+                answer = self._s3.upload_part(**self._at(name), UploadId=upload, PartNumber=number, Body=part)
+                parts.append({"PartNumber": number, "ETag": answer["ETag"]})
+            self._s3.complete_multipart_upload(**self._at(name), UploadId=upload, MultipartUpload={"Parts": parts})
+        except BaseException:
+            self._s3.abort_multipart_upload(**self._at(name), UploadId=upload)  # else its parts are kept, and paid for
+            raise
+
+    def read(self, name: str) -> Iterator[bytes]:
+        with self._errors(name):
+            body = self._s3.get_object(**self._at(name))["Body"]
+            try:
+                yield from _in_chunks(body)
+            finally:
+                body.close()
+
+    def delete(self, name: str) -> None:
+        with self._errors(name):
+            self._s3.delete_object(**self._at(name))
+
+    def check_writable(self) -> None:
+        with self._errors(""):
+            self._s3.head_bucket(Bucket=self._bucket)
+
+    def _at(self, name: str) -> dict[str, str]:
+        return {"Bucket": self._bucket, "Key": f"{self._prefix}/{name}"}
+
+    @contextmanager
+    def _errors(self, name: str) -> Iterator[None]:
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        where = f"{self.uri}/{name}".rstrip("/")
+        try:
+            yield
+        except ClientError as e:
+            code = str(e.response.get("Error", {}).get("Code", ""))
+            if code in ("NoSuchKey", "NoSuchBucket", "404"):
+                raise ModelNotFound(f"{where}: there is no such {'bucket' if not name else 'object'}",
+                                    hint="thaw model list; the store's owner makes buckets") from e  # fmt: skip
+            raise PlatformError(f"{where}: the store refused: {code or e}",
+                                hint="check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY") from e  # fmt: skip
+        except BotoCoreError as e:
+            raise StoreUnavailable(f"{where}: the store does not answer: {e}",
+                                   hint="is THAW_S3_ENDPOINT right?  thaw dev status") from e  # fmt: skip
+
+
+def _in_chunks(body: Any) -> Iterator[bytes]:
+    """Regroup what a network stream gives into pieces of exactly CHUNK_BYTES."""
+    pending = bytearray()
+    while piece := body.read(1 << 20):
+        pending += piece
+        while len(pending) >= CHUNK_BYTES:
+            yield bytes(pending[:CHUNK_BYTES])
+            del pending[:CHUNK_BYTES]
+    if pending:
+        yield bytes(pending)
+
+
+@contextmanager
+def _os_errors(uri: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as e:
+        raise StoreUnavailable(f"{uri} cannot be written: {e.strerror or e}", hint="check its owner and space") from e

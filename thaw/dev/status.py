@@ -1,0 +1,50 @@
+"""What of the platform runs, read from its pid files and /proc."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from thaw.dev.layout import Layout, Platform
+from thaw.dev.processes import ProcessId, belonging_to, is_alive
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    name: str
+    pid: int
+    running: bool
+    up_s: float = 0.0
+    rss_bytes: int = 0
+    cpu_s: float = 0.0
+
+
+def components(layout: Layout, platform: Platform) -> list[Running]:
+    """The supervisor, every component, and the rest (containers) as one row."""
+    named = {"supervisor": platform.supervisor}
+    for path in sorted(layout.pids.glob("*")):
+        pid, _, ticks = path.read_text().partition(" ")
+        named[path.name] = ProcessId(int(pid), int(ticks))
+    rows = [_look(name, process) for name, process in named.items()]
+    others = belonging_to(layout.run_dir, named.values()) - set(named.values())
+    looked = [_look("", process) for process in others]
+    if looked:
+        rows.append(Running(f"{len(looked)} containers and helpers", looked[0].pid, True, max(r.up_s for r in looked),
+                            sum(r.rss_bytes for r in looked), sum(r.cpu_s for r in looked)))  # fmt: skip
+    return rows
+
+
+def _look(name: str, process: ProcessId) -> Running:
+    if not is_alive(process):
+        return Running(name, process.pid, False)
+    try:
+        fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return Running(name, process.pid, False)
+    uptime = float(Path("/proc/uptime").read_text().split()[0])
+    return Running(name, process.pid, True, uptime - int(fields[19]) / _TICKS, int(fields[21]) * _PAGE,
+                   (int(fields[11]) + int(fields[12])) / _TICKS)  # fmt: skip

@@ -1,0 +1,228 @@
+"""Starts components, waits until each says it is ready, starts crashed ones again, stops all of them.
+
+One thread, one selector: ends of processes (pidfds), growing logs (inotify), signals (a socket pair) and the due times
+of restarts.  Processes are started by this thread alone, because the kernel's parent-death signal is bound to the
+*thread* that forked.  A child's output goes straight into its log file: with a pipe through here, the death of the
+supervisor would break the children's orderly end.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import heapq
+import os
+import re
+import selectors
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
+
+from thaw.dev.components import Component
+from thaw.dev.layout import Layout
+from thaw.dev.processes import ProcessId, belonging_to, identify, send, wait_gone
+from thaw.dev.watch import DirectoryWatch, LineReader
+from thaw.errors import PlatformError
+
+_PR_SET_PDEATHSIG = 1
+_FIRST_DELAY_S, _LONGEST_DELAY_S = 0.2, 10.0
+_STEADY_S = 30.0  # a component that lived this long was well: its next crash counts as the first
+_libc = ctypes.CDLL(None)
+
+Report = Callable[[str, str], None]
+"""(component, what happened to it: starting | ready | crashed | stopped)"""
+
+
+@dataclass(slots=True)
+class _Child:
+    component: Component
+    process: subprocess.Popen[bytes]
+    identity: ProcessId
+    pidfd: int
+    log: LineReader
+    started: float
+    ready: bool = False
+
+
+@dataclass(slots=True)
+class Supervisor:
+    layout: Layout
+    report: Report
+    _children: dict[str, _Child] = field(default_factory=dict)
+    _crashes: dict[str, int] = field(default_factory=dict)
+    _due: list[tuple[float, str]] = field(default_factory=list)  # heap of restarts
+    _components: dict[str, Component] = field(default_factory=dict)
+    _selector: selectors.DefaultSelector = field(default_factory=selectors.DefaultSelector)
+    _watch: DirectoryWatch | None = None
+    _wake: tuple[socket.socket, ...] = ()
+    _handlers: dict[int, Any] = field(default_factory=dict)
+    _stopping: bool = False
+
+    def __enter__(self) -> Supervisor:
+        self.layout.make()
+        self._watch = DirectoryWatch(self.layout.logs)
+        self._selector.register(self._watch, selectors.EVENT_READ)
+        self._wake_on_signals()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+        signal.set_wakeup_fd(-1)
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        self._selector.close()
+        for end in self._wake:
+            end.close()
+        if self._watch is not None:
+            self._watch.close()
+
+    # starting ------------------------------------------------------------------------------------------------------
+
+    def start(self, components: list[Component]) -> None:
+        """Start them all at once.  Wait for them with :meth:`wait_ready`."""
+        for component in components:
+            self._components[component.name] = component
+            self._spawn(component)
+
+    def wait_ready(self, components: list[Component]) -> None:
+        """Raises PlatformError when one of them ends first, or is silent beyond its deadline."""
+        begun = time.monotonic()
+        for component in components:
+            while not self._children[component.name].ready:
+                remaining = begun + component.start_deadline_s - time.monotonic()
+                if remaining <= 0:
+                    raise self._failure(component, f"was not ready after {component.start_deadline_s:.0f} s")
+                ended = self._turn(remaining)
+                if self._stopping:
+                    raise KeyboardInterrupt
+                for name in ended:
+                    code = self._children[name].process.returncode
+                    raise self._failure(self._components[name], f"ended while it started ({_describe(code)})")
+
+    def _failure(self, component: Component, what: str) -> PlatformError:
+        path = self.layout.log(component.name)
+        lines = [line for line in LineReader(path).lines() if line.strip()] or ["(it wrote nothing)"]
+        return PlatformError(f"{component.name} {what}: {lines[-1][:400]}", hint=f"its log: {path}")
+
+    def _spawn(self, component: Component) -> None:
+        self.report(component.name, "starting")
+        path = self.layout.log(component.name)
+        with path.open("ab") as log:
+            end = log.tell()
+            process = subprocess.Popen(
+                component.argv, env=dict(component.env), cwd=self.layout.root, stdin=subprocess.DEVNULL, stdout=log,
+                stderr=log, start_new_session=True, preexec_fn=_die_with(os.getpid(), component.stop_signal),
+            )  # fmt: skip
+        identity = identify(process.pid) or ProcessId(process.pid, 0)
+        pidfd = os.pidfd_open(process.pid)
+        reader = LineReader(path)
+        reader.skip_to(end)
+        child = _Child(component, process, identity, pidfd, reader, time.monotonic())
+        self._children[component.name] = child
+        self._selector.register(pidfd, selectors.EVENT_READ, child)
+        pid_file = self.layout.pids / component.name.replace("/", "-")
+        pid_file.write_text(f"{identity.pid} {identity.start_ticks}\n")
+
+    # running -------------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Until SIGINT or SIGTERM.  A component that ends is started again, later each time."""
+        while not self._stopping:
+            now = time.monotonic()
+            while self._due and self._due[0][0] <= now:
+                self._spawn(self._components[heapq.heappop(self._due)[1]])
+            for name in self._turn(self._due[0][0] - now if self._due else None):
+                self._plan_restart(name)
+
+    def _plan_restart(self, name: str) -> None:
+        child = self._children[name]
+        if self._stopping:
+            return
+        self.report(name, f"crashed ({_describe(child.process.returncode)})")
+        lived = time.monotonic() - child.started
+        crashes = 0 if lived > _STEADY_S else self._crashes.get(name, 0)
+        self._crashes[name] = crashes + 1
+        heapq.heappush(self._due, (time.monotonic() + min(_LONGEST_DELAY_S, _FIRST_DELAY_S * 2**crashes), name))
+
+    def _turn(self, timeout_s: float | None) -> list[str]:
+        """Handle what happened; returns the names of components that have ended."""
+        ended = []
+        for key, _ in self._selector.select(timeout_s):
+            if isinstance(key.data, _Child):
+                self._reap(key.data)
+                ended.append(key.data.component.name)
+            elif key.fileobj is self._watch:
+                self._watch.drain()
+                self._look_for_ready()
+            elif isinstance(key.fileobj, socket.socket):
+                key.fileobj.recv(64)
+        return ended
+
+    def _look_for_ready(self) -> None:
+        for name, child in self._children.items():
+            if not child.ready and any(re.search(child.component.ready, line) for line in child.log.lines()):
+                child.ready = True
+                self.report(name, "ready")
+
+    def _reap(self, child: _Child) -> None:
+        self._selector.unregister(child.pidfd)
+        os.close(child.pidfd)
+        child.process.wait()
+
+    def _wake_on_signals(self) -> None:
+        reader, writer = socket.socketpair()
+        reader.setblocking(False)
+        writer.setblocking(False)
+        self._selector.register(reader, selectors.EVENT_READ)
+        self._wake = (reader, writer)
+        signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            self._handlers[number] = signal.signal(number, self._on_signal)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._stopping = True
+
+    # stopping ------------------------------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """End every component, tier by tier, and whatever they have started."""
+        self._stopping = True
+        run_dir = self.layout.run_dir
+        everything = belonging_to(run_dir, [c.identity for c in self._children.values()])
+        for tier in sorted({c.component.tier for c in self._children.values()}):
+            self._stop_tier([c for c in self._children.values() if c.component.tier == tier])
+        everything |= belonging_to(run_dir, everything)
+        send(everything, signal.SIGKILL)
+        wait_gone(everything, 5.0)
+        for child in self._children.values():
+            if child.process.returncode is None:
+                child.process.wait()
+        self._children.clear()
+
+    def _stop_tier(self, children: list[_Child]) -> None:
+        for child in children:
+            send([child.identity], child.component.stop_signal)
+        grace = max((c.component.stop_grace_s for c in children), default=0.0)
+        send(wait_gone([c.identity for c in children], grace), signal.SIGKILL)
+        for child in children:
+            child.process.wait()
+            self.report(child.component.name, "stopped")
+
+
+def _die_with(parent: int, sig: signal.Signals) -> Callable[[], None]:
+    """Runs between fork and exec: the child gets ``sig`` when its parent dies, also if that was a moment ago."""
+
+    def prepare() -> None:
+        _libc.prctl(_PR_SET_PDEATHSIG, int(sig))
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return prepare
+
+
+def _describe(code: int) -> str:
+    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"

@@ -1,0 +1,65 @@
+"""Take away what a platform leaves behind, whoever died and however: processes, sockets, cgroups, directories."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+from pathlib import Path
+
+from thaw.dev.components import host_name, weed_sockets
+from thaw.dev.layout import Layout, Platform
+from thaw.dev.processes import ProcessId, belonging_to, is_alive, send, wait_gone
+
+_ORDERLY_S = 15.0  # components that saw their supervisor die are ending already
+_SUPERVISOR_S = 60.0
+_CGROUP_ROOT = Path("/sys/fs/cgroup")
+
+
+def stop_supervisor(platform: Platform) -> bool:
+    """Ask the supervisor to end everything, and wait.  False: there was none."""
+    if not is_alive(platform.supervisor):
+        return False
+    send([platform.supervisor], signal.SIGTERM)
+    for left in wait_gone([platform.supervisor], _SUPERVISOR_S):
+        send([left], signal.SIGKILL)
+        wait_gone([left], 5.0)
+    return True
+
+
+def sweep(layout: Layout, platform: Platform | None) -> int:
+    """End every process of the platform and remove its traces; returns how many processes were left."""
+    seeds = _recorded(layout)
+    left = belonging_to(layout.run_dir, seeds)
+    send(left, signal.SIGTERM)
+    still = wait_gone(left, _ORDERLY_S) | belonging_to(layout.run_dir, seeds)
+    send(still, signal.SIGKILL)
+    wait_gone(still, 5.0)
+    _remove_cgroups(platform.hosts if platform is not None else 1)
+    for path in weed_sockets(platform) if platform is not None and not platform.store_dir else []:
+        path.unlink(missing_ok=True)
+    shutil.rmtree(layout.run_dir, ignore_errors=True)
+    shutil.rmtree(layout.pids, ignore_errors=True)
+    layout.platform_file.unlink(missing_ok=True)
+    return len(left)
+
+
+def _recorded(layout: Layout) -> list[ProcessId]:
+    found = []
+    for path in layout.pids.glob("*"):
+        pid, _, ticks = path.read_text().partition(" ")
+        if pid.isdigit() and ticks.strip().isdigit():
+            found.append(ProcessId(int(pid), int(ticks)))
+    return found
+
+
+def _remove_cgroups(n_hosts: int) -> None:
+    """The invoker keeps a host's containers below one group.  Only empty ones can be removed, so nobody is hurt."""
+    for number in range(n_hosts):
+        for root in (_CGROUP_ROOT / "cpu", _CGROUP_ROOT):  # version 1, version 2
+            path = root / f"thaw-{host_name(number)}"
+            groups = sorted((p for p in path.glob("**/") if p.is_dir()), reverse=True) if path.is_dir() else []
+            for group in groups:
+                try:
+                    group.rmdir()
+                except OSError:
+                    continue  # somebody's processes are in it
