@@ -7,12 +7,14 @@ The data port forwards a container's answer unbuffered and must know its end, to
 from __future__ import annotations
 
 import enum
+import re
 from typing import Final
 
 from thaw.errors import ProtocolError
 
 MAX_HEAD_BYTES: Final = 64 * 1024
 _MAX_SIZE_LINE: Final = 1024
+_HEX: Final = re.compile(rb"[0-9A-Fa-f]{1,15}")
 
 
 class Part(enum.Enum):
@@ -92,9 +94,9 @@ class ResponseParser:
         self.part = Part.LENGTH if self._left else Part.DONE
 
     def _size(self, line: bytes) -> None:
-        try:
-            size = int(line.partition(b";")[0], 16)
-        except ValueError:
-            raise ProtocolError(f"not a chunk size: {line!r:.40}") from None
+        digits = line.partition(b";")[0].strip()
+        if not _HEX.fullmatch(digits):  # int() would also take a sign, 0x and underscores
+            raise ProtocolError(f"not a chunk size: {line!r:.40}")
+        size = int(digits, 16)
         self._left = size + 2
         self.part = Part.CHUNK if size else Part.TRAILER

@@ -38,7 +38,7 @@ def two_hosts() -> Iterator[Links]:
 
 
 def test_a_host_receives_no_faster_than_its_link(two_hosts: Links) -> None:
-    command = links.inside(two_hosts.host(0), [sys.executable, "-c", RECEIVE, two_hosts.host_address(0)])
+    command = links.inside(two_hosts.host(0), (sys.executable, "-c", RECEIVE, two_hosts.host_address(0)))
     n_bytes = 6_000_000
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as receiver:
         assert receiver.stdout is not None

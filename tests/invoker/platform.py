@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import redis
 
@@ -99,6 +99,14 @@ class Host:
     def stop(self) -> None:
         self.agent.stop()
         self.close()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+        assert self.processes() == [], "the invoker left processes behind"
 
     def close(self) -> None:
         self.events.close()

@@ -177,26 +177,19 @@ def test_a_compute_share_is_a_quota_that_can_be_read_back(host: Host) -> None:
 
 
 def test_a_stem_cell_is_taken_and_replaced(valkey_url: str, run_dir: Path) -> None:
-    host = Host(valkey_url, run_dir)
-    host.start()
-    host.deploy(HELLO)
-    host.agent.cells.set_target("python:3.11", 1)
-    cells = host.agent.cells
-    until(lambda: bool(cells.view()))
-    first = cells.view()[0].cell_id
-    record = host.ready()
-    assert record.start_mode is StartMode.PREWARMED
-    assert host.run(record.instance_id, {}) == (200, {"ok": True})
-    _release(host, record.instance_id)
-    until(lambda: bool(cells.view()))
-    assert cells.view()[0].cell_id != first
-    host.stop()
-    assert host.processes() == []
-
-
-def _release(host: Host, instance_id: str) -> None:
-    host.release(instance_id)
-    host.events.instance(instance_id, InstanceState.GONE)
+    with Host(valkey_url, run_dir) as host:
+        host.deploy(HELLO)
+        cells = host.agent.cells
+        cells.set_target("python:3.11", 1)
+        until(lambda: bool(cells.view()))
+        first = cells.view()[0].cell_id
+        record = host.ready()
+        assert record.start_mode is StartMode.PREWARMED
+        assert host.run(record.instance_id, {}) == (200, {"ok": True})
+        host.release(record.instance_id)
+        host.events.instance(record.instance_id, InstanceState.GONE)
+        until(lambda: bool(cells.view()))
+        assert cells.view()[0].cell_id != first
 
 
 def _invoker(host: Host) -> subprocess.Popen[bytes]:

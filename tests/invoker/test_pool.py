@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
 
 from invoker.ledger import Ledger
 from invoker.pool import IdleInstance, Need, Place, PoolView, StemCell, Wait, Warm, choose
+from relay.messages import InstanceChanged
 from tests.invoker.platform import Host
 from thaw.action import KIND_LLM, KIND_PYTHON
 from thaw.errors import MemoryTooSmall
@@ -79,30 +81,24 @@ def test_a_ledger_never_promises_twice_and_repeats_are_free() -> None:
 
 
 def test_a_start_without_room_evicts_the_longest_idle_instance(valkey_url: str, run_dir: Path) -> None:
-    host = Host(valkey_url, run_dir, memory_mb=256)
-    host.start()
-    host.deploy("def main(args):\n    return {}\n", memory=128)
-    first, second = host.ready(), host.ready()
-    host.run(first.instance_id, {})
-    third = host.ready()
-    gone = host.events.instance(second.instance_id, InstanceState.GONE)
-    assert gone.error is None
-    assert host.run(first.instance_id, {})[0] == 200
-    assert host.run(third.instance_id, {})[0] == 200
-    host.stop()
+    with Host(valkey_url, run_dir, memory_mb=256) as host:
+        host.deploy("def main(args):\n    return {}\n", memory=128)
+        first, second = host.ready(), host.ready()
+        host.run(first.instance_id, {})
+        third = host.ready()
+        gone = host.events.instance(second.instance_id, InstanceState.GONE)
+        assert gone.error is None
+        assert host.run(first.instance_id, {})[0] == 200
+        assert host.run(third.instance_id, {})[0] == 200
 
 
 def test_a_start_waits_for_an_instance_that_works(valkey_url: str, run_dir: Path) -> None:
-    import threading
-
-    host = Host(valkey_url, run_dir, memory_mb=128)
-    host.start()
-    host.deploy("import time\ndef main(args):\n    time.sleep(0.5)\n    return {}\n", memory=128)
-    first = host.ready()
-    run = threading.Thread(target=host.run, args=(first.instance_id, {}))
-    run.start()
-    host.events.wait(lambda m: type(m).__name__ == "InstanceChanged" and m.instance.inflight == 1)
-    second = host.ready()
-    assert host.run(second.instance_id, {})[0] == 200
-    run.join(10)
-    host.stop()
+    with Host(valkey_url, run_dir, memory_mb=128) as host:
+        host.deploy("import time\ndef main(args):\n    time.sleep(0.5)\n    return {}\n", memory=128)
+        first = host.ready()
+        run = threading.Thread(target=host.run, args=(first.instance_id, {}))
+        run.start()
+        host.events.wait(lambda m: isinstance(m, InstanceChanged) and m.instance.inflight == 1)
+        second = host.ready()
+        assert host.run(second.instance_id, {})[0] == 200
+        run.join(10)

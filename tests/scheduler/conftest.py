@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -31,7 +32,7 @@ from relay.registry import Registry
 from thaw.action import KIND_LLM, KIND_PYTHON, Action, Exec, Limits
 from thaw.clock import wall_ms
 from thaw.config import LlmConfig, ModelConfig, ResourcesConfig, ScalingConfig
-from thaw.errors import ErrorInfo
+from thaw.errors import ErrorInfo, PlatformError
 from thaw.host import Device, HostReport
 from thaw.ids import ActionName, ActivationId, GatewayId, HostId, Namespace, random_hex_id
 from thaw.instance import InstanceRecord, InstanceState, StartMode
@@ -116,7 +117,8 @@ class FakeInvoker:
 
     def _beat(self) -> None:
         while not self._ended.wait(1.0):
-            self.report()
+            with contextlib.suppress(PlatformError):  # a state server that a test has killed
+                self.report()
 
     def _command(self, command: Command) -> None:
         self.epochs.append(command.epoch)
@@ -235,6 +237,20 @@ class Platform:
             host.close()
         self._reader.stop()
         self.client.close()
+
+
+@pytest.fixture
+def platform_on(tmp_path: Path) -> Iterator[Callable[[str], Platform]]:
+    """A platform on a state server that the test brings."""
+    made: list[Platform] = []
+
+    def make(url: str) -> Platform:
+        made.append(Platform(url, tmp_path))
+        return made[-1]
+
+    yield make
+    for running in made:
+        running.close()
 
 
 @pytest.fixture

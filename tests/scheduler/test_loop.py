@@ -80,6 +80,7 @@ def test_the_instances_of_a_lost_host_are_gone_and_its_waiting_requests_start_el
     lost.die()
     (again,) = other.commands.wait(Start, timeout_s=15.0)
     assert again.activation_ids == (activation,)
+    platform.events.wait(InstanceChanged, 4)  # starting and gone there, starting and ready here
     gone = [e.instance for e in platform.events.of(InstanceChanged) if e.instance.state is InstanceState.GONE]
     assert [(g.instance_id, g.error.code) for g in gone] == [(start.instance_id, "WorkerLost")]
     assert [i.instance_id for i in platform.registry.instances()] == [again.instance_id]
@@ -154,3 +155,26 @@ def test_a_start_that_was_planned_and_never_sent_is_taken_back_by_the_successor(
     again = host.commands.wait(Start, 2)[1]
     assert again.activation_ids == (activation,)
     assert platform.registry.plan(start.plan.group_id) is None
+
+
+def test_the_scheduler_goes_on_after_the_state_server_was_killed(
+    own_valkey: Any, platform_on: Any
+) -> None:
+    platform = platform_on(own_valkey.url)
+    host = platform.host()
+    platform.action()
+    scheduler = platform.scheduler()
+    first = platform.ask()
+    (start,) = host.commands.wait(Start)
+    platform.events.wait(InstanceChanged, 2)
+    own_valkey.kill()
+    own_valkey.start()
+    platform.served(first)
+    host.busy = True
+    platform.ask()
+    platform.ask()
+    again = host.commands.wait(Start, 2, timeout_s=20.0)[1]
+    assert again.instance_id != start.instance_id
+    assert scheduler.poll() is None
+    gone = [e.instance for e in platform.events.of(InstanceChanged) if e.instance.state is InstanceState.GONE]
+    assert gone == []

@@ -18,7 +18,12 @@ app = typer.Typer(no_args_is_help=True, help="A whole platform on this machine."
 @app.command()
 def up(
     hosts: Annotated[int, typer.Option(help="how many hosts, each with fetchd and invoker")] = 1,
-    link: Annotated[str, typer.Option(help="each host's link to the model store, e.g. 200mbit (paced by fetchd)")] = "",
+    link: Annotated[
+        str,
+        typer.Option(
+            help="each host's link to the model store, e.g. 200mbit (shaped namespaces for root, else paced by fetchd)"
+        ),
+    ] = "",
     driver: Annotated[str, typer.Option(help="how containers are made: process")] = "process",
     port: Annotated[int, typer.Option(help="of the API on loopback; 0 picks a free one")] = 3233,
     store: Annotated[Path | None, typer.Option(help="a directory as model store, instead of S3 on loopback")] = None,
@@ -100,13 +105,21 @@ def _welcome(platform: Platform, *, already: bool) -> None:
     n = platform.hosts
     say_ok(f"the platform is up at {platform.apihost}: {n} host{'s' if n != 1 else ''}")
     if platform.link:
-        out().print(f"links: {platform.link} for each host, paced by its fetchd (not a shaped network)")
+        out().print(f"links: {platform.link} for each host, {_kind_of_link(platform)}")
     out().print("containers are plain processes (driver process): deploy only code that you trust")
     if user_file().exists():
         out().print(f"[yellow]note:[/yellow] {user_file()} exists, so thaw talks to the platform named there; this "
                     f"one's key: export WSK_CONFIG_FILE={default_layout().wskprops}", soft_wrap=True)  # fmt: skip
     out().print("next: thaw model demo; thaw action create chat --config examples/chat/chat.json; thaw chat chat",
                 soft_wrap=True)  # fmt: skip
+
+
+def _kind_of_link(platform: Platform) -> str:
+    from thaw.dev.links import available
+
+    if platform.network is not None:
+        return "shaped: each host is a network namespace"
+    return f"paced by its fetchd, not a shaped network ({available()})"
 
 
 @app.command()

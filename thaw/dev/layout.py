@@ -19,6 +19,7 @@ from pathlib import Path
 import platformdirs
 
 from thaw import wire
+from thaw.dev.links import Links, inside
 from thaw.dev.processes import ProcessId
 from thaw.errors import PlatformError
 
@@ -41,6 +42,23 @@ class Platform:
     link: str
     driver: str
     started_wall_ms: int
+    network: Links | None = None  # namespaces with shaped links; None: everything on loopback
+
+    @property
+    def address(self) -> str:
+        """Where the servers listen."""
+        return "127.0.0.1" if self.network is None else self.network.hub_address
+
+    def in_hub(self, argv: tuple[str, ...]) -> tuple[str, ...]:
+        """``argv``, run where the servers are."""
+        return argv if self.network is None else inside(self.network.hub, argv)
+
+    def in_host(self, number: int, argv: tuple[str, ...]) -> tuple[str, ...]:
+        """``argv``, run behind the link of host ``number``."""
+        return argv if self.network is None else inside(self.network.host(number), argv)
+
+    def host_address(self, number: int) -> str:
+        return "127.0.0.1" if self.network is None else self.network.host_address(number)
 
     def model_uri(self, name: str) -> str:
         return f"file://{self.store_dir}/{name}" if self.store_dir else f"s3://models/{name}"
@@ -78,10 +96,18 @@ class Layout:
         return self.root / "data"
 
     @property
+    def namespace_prefix(self) -> str:
+        """Of the network namespaces: the same for every run from this state directory, as the run directory is."""
+        return f"thaw{self._digest}"
+
+    @property
     def run_dir(self) -> Path:
         """The same for every run from this state directory, so that ``down`` finds what a crashed run has left."""
-        digest = hashlib.sha256(str(self.root).encode()).hexdigest()[:8]
-        return Path(tempfile.gettempdir()) / f"thaw-{os.getuid()}-{digest}"
+        return Path(tempfile.gettempdir()) / f"thaw-{os.getuid()}-{self._digest}"
+
+    @property
+    def _digest(self) -> str:
+        return hashlib.sha256(str(self.root).encode()).hexdigest()[:8]
 
     def log(self, component: str) -> Path:
         return self.logs / (component.replace("/", "-") + ".log")

@@ -84,9 +84,9 @@ def names(prefix: str) -> list[str]:
     return sorted(p.name for p in _NETNS.glob(f"{prefix}-*")) if _NETNS.is_dir() else []
 
 
-def inside(namespace: str, command: list[str]) -> list[str]:
+def inside(namespace: str, command: tuple[str, ...]) -> tuple[str, ...]:
     """``command``, run in ``namespace``: the same process, so signals and exit codes are its own."""
-    return ["nsenter", f"--net={_NETNS / namespace}", *command]
+    return ("nsenter", f"--net={_NETNS / namespace}", *command)
 
 
 def _create_hub(links: Links) -> None:
@@ -130,7 +130,7 @@ def _free_network() -> int:
 
 
 def _in(namespace: str, *command: str) -> None:
-    _run(*inside(namespace, list(command)))
+    _run(*inside(namespace, command))
 
 
 def _run(*command: str) -> None:

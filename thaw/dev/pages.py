@@ -42,8 +42,10 @@ An error is one line and a hint on stderr. The exit code is wsk's: the HTTP stat
 object of them. Model URIs: `s3://bucket/prefix` (`THAW_S3_ENDPOINT` and `AWS_*`, else the dev platform's store),
 `file:///absolute/path`, and `http(s)://host/path` to read.
 
-`thaw dev up --link 200mbit` paces what each host's fetchd reads from the store; it does not shape a network. The state
-of the dev platform (what was deployed, models, logs, its key) is kept under the XDG state directory, or where
+`thaw dev up --link 200mbit` puts each host into a network namespace with a link of that rate when it runs as root;
+otherwise each host's fetchd paces what it reads from the store. It says which.
+
+The state of the dev platform (what was deployed, models, logs, its key) is kept under the XDG state directory, or where
 `THAW_STATE_DIR` says, until `thaw dev down --purge`.
 """
 

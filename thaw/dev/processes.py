@@ -25,6 +25,7 @@ class _Row:
     identity: ProcessId
     parent: int
     session: int
+    tty: int
     state: str
 
 
@@ -41,12 +42,12 @@ def is_alive(process: ProcessId) -> bool:
 def belonging_to(run_dir: Path, seeds: Iterable[ProcessId] = ()) -> set[ProcessId]:
     """Every process of the platform with this run directory, except the caller.
 
-    Those that carry the mark or a path below the run directory in their environment, the given ones, and whoever
+    Those that work in it, that carry the mark or a path below it in their environment, the given ones, and whoever
     descends from them or shares a session that one of them leads (a function may start anything).
     """
     rows = _table()
     wanted = {p.pid for p in seeds if p.pid in rows and rows[p.pid].identity == p}
-    wanted |= {pid for pid in rows if _is_marked(pid, run_dir)}
+    wanted |= {pid for pid, row in rows.items() if _is_marked(row, run_dir)}
     while True:
         grown = wanted | {pid for pid, row in rows.items() if row.parent in wanted or row.session in wanted}
         if grown == wanted:
@@ -108,16 +109,21 @@ def _row(pid: int) -> _Row | None:
     except (FileNotFoundError, ProcessLookupError):
         return None
     fields = text.rpartition(")")[2].split()  # the name before it may hold anything, blanks and brackets too
-    return _Row(ProcessId(pid, int(fields[19])), int(fields[1]), int(fields[3]), fields[0])
+    return _Row(ProcessId(pid, int(fields[19])), int(fields[1]), int(fields[3]), int(fields[4]), fields[0])
 
 
-def _is_marked(pid: int, run_dir: Path) -> bool:
+def _is_marked(row: _Row, run_dir: Path) -> bool:
+    pid = row.identity.pid
     try:
+        cwd = os.readlink(f"/proc/{pid}/cwd")
         environ = Path(f"/proc/{pid}/environ").read_bytes()
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
     except (FileNotFoundError, ProcessLookupError, PermissionError):
         return False
     text = os.fsencode(run_dir)
+    # valkey and gunicorn write their title over their environment, so they are known by where they work; a person's
+    # shell that was left in the run directory has a terminal
+    works_here = row.tty == 0 and (cwd + "/").startswith(f"{run_dir}/")
     # a zygote's environment is bare, so that no credential is forked; somebody's `tail -f` of a log is not ours
     is_zygote = b"thaw_runtime" in command and text + b"/" in command
-    return is_zygote or text + b"\0" in environ or text + b"/" in environ
+    return works_here or is_zygote or text + b"\0" in environ or text + b"/" in environ

@@ -114,7 +114,7 @@ class Supervisor:
         with path.open("ab") as log:
             end = log.tell()
             process = subprocess.Popen(
-                component.argv, env=dict(component.env), cwd=self.layout.root, stdin=subprocess.DEVNULL, stdout=log,
+                component.argv, env=dict(component.env), cwd=self.layout.run_dir, stdin=subprocess.DEVNULL, stdout=log,
                 stderr=log, start_new_session=True, preexec_fn=_die_with(os.getpid(), component.stop_signal),
             )  # fmt: skip
         identity = identify(process.pid) or ProcessId(process.pid, 0)

@@ -1,4 +1,5 @@
-"""Take away what a platform leaves behind, whoever died and however: processes, sockets, cgroups, directories."""
+"""Take away what a platform leaves behind, whoever died and however: processes, sockets, cgroups,
+network namespaces, directories."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import shutil
 import signal
 from pathlib import Path
 
+from thaw.dev import links
 from thaw.dev.components import host_name, weed_sockets
 from thaw.dev.layout import Layout, Platform
 from thaw.dev.processes import ProcessId, belonging_to, is_alive, send, wait_gone
@@ -37,6 +39,7 @@ def sweep(layout: Layout, platform: Platform | None) -> int:
     _remove_cgroups(platform.hosts if platform is not None else 1)
     for path in weed_sockets(platform) if platform is not None and not platform.store_dir else []:
         path.unlink(missing_ok=True)
+    links.destroy(layout.namespace_prefix)
     shutil.rmtree(layout.run_dir, ignore_errors=True)
     shutil.rmtree(layout.pids, ignore_errors=True)
     layout.platform_file.unlink(missing_ok=True)

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from thaw import wire
 from thaw.clock import wall_ms
-from thaw.dev import components, ports, sweep
+from thaw.dev import components, links, ports, sweep
 from thaw.dev.layout import Layout, Platform, write_private
-from thaw.dev.options import Options
+from thaw.dev.options import Options, parse_rate
 from thaw.dev.processes import ProcessId, identify
 from thaw.dev.supervisor import Report, Supervisor
 from thaw.errors import ErrorInfo, PlatformError, ThawError, from_info
@@ -93,15 +93,26 @@ def _prepare(layout: Layout, options: Options) -> Platform:
         options.store.mkdir(parents=True, exist_ok=True)
     me = identify(os.getpid()) or ProcessId(os.getpid(), 0)
     secret = _secret(layout)
+    network = _network(layout, options)
+    address = "127.0.0.1" if network is None else network.hub_address
     platform = Platform(
         supervisor=me, apihost=f"http://127.0.0.1:{port}",
-        state_url=f"redis://:{secret}@127.0.0.1:{chosen[0]}/0", relay_url=f"redis://:{secret}@127.0.0.1:{chosen[1]}/0",
+        state_url=f"redis://:{secret}@{address}:{chosen[0]}/0", relay_url=f"redis://:{secret}@{address}:{chosen[1]}/0",
         run_dir=str(run_dir), store_dir=str(options.store.absolute()) if options.store else "",
-        s3_endpoint=f"http://127.0.0.1:{chosen[2]}", s3_access_key="thaw", s3_secret_key=secret, ports=chosen,
+        s3_endpoint=f"http://{address}:{chosen[2]}", s3_access_key="thaw", s3_secret_key=secret, ports=chosen,
         hosts=options.hosts, link=options.link, driver=options.driver, started_wall_ms=wall_ms(),
+        network=network,
     )  # fmt: skip
     layout.write_platform(platform)
     return platform
+
+
+def _network(layout: Layout, options: Options) -> links.Links | None:
+    """Shaped namespaces where they can be had; otherwise fetchd paces itself to the link's rate."""
+    rate = parse_rate(options.link)
+    if rate is None or links.available():
+        return None
+    return links.create(layout.namespace_prefix, options.hosts, max(1, round(rate * 8 / 1e6)))
 
 
 def _secret(layout: Layout) -> str:
