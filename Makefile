@@ -41,8 +41,9 @@ bench-quick: setup-dev ## Every benchmark, small; the last line of each is JSON
 	@set -e; for bench in $(filter-out bench/_%,$(wildcard bench/*.py)); do \
 	    echo "== $$bench"; $(VENV)/python $$bench --quick; done
 
-docs: setup ## Write the generated pages again (docs/config.md)
+docs: setup ## Write the generated pages again
 	@$(VENV)/python -m thaw.dev.pages
+	@$(VENV)/python -m tests.reference_pages
 
 # The locks: what each is made from is beside it.  torch must be the CPU build, so its wheel has to be in reach.
 UV_COMPILE := $(VENV)/uv pip compile --python-version 3.11 --generate-hashes $(if $(PIP_FIND_LINKS),--find-links "$(PIP_FIND_LINKS)")

@@ -73,7 +73,7 @@ def machine() -> dict[str, Any]:
     model = re.search(r"model name\s*:\s*(.+)", cpuinfo)
     commit = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
     return {
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": os.cpu_count(),
         "cpu": model.group(1).strip() if model else platform.machine(),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "kernel": platform.release(),

@@ -42,7 +42,7 @@ class Fetchd:
             THAW_FETCHD_RETAIN="false", THAW_FETCHD_CONNECTIONS=str(connections), **env,
         )  # fmt: skip
         command = [PYTHON, "-m", "fetchd.main"]
-        self._program: Program = start(inside(namespace, command) if namespace else command,
+        self._program: Program = start([*inside(namespace, tuple(command))] if namespace else command,
                                        work / "fetchd.log", '"event": "ready"', env=settings)  # fmt: skip
         self._channel = Channel.connect(str(socket), timeout_s=_DEADLINE_S)
         self._groups = (GroupId(f"bench-{i}") for i in itertools.count())

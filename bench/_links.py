@@ -1,57 +1,78 @@
-"""The way from the store to the host: loopback, or a rate; each with a store of its own at the far end.
+"""The way from the store to a host: loopback without a limit, or a shaped link of the platform's own namespaces.
 
-While the platform's hosts have no network namespace, a rate is only paced by fetchd itself (and by curl for vLLM):
-that is marked, and satisfies no goal.
+Where namespaces cannot be made, fetchd paces itself to the rate instead: that is marked, and satisfies no goal.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
 import subprocess
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from bench._common import median
+from bench._common import median, say
 from bench._origin import Origin
+from bench._platform import BenchPlatform
 from bench.fetch import build_receiver
-from thaw.model import ModelIndex
+from thaw.dev import links
 
 _ROUNDS = 5
+_SHAPED_BYTES = 64_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """``option`` is for ``thaw dev up --link``; ``inside`` goes before a client's command."""
+    """``option`` is for ``thaw dev up --link``; ``bytes_per_s`` is what a raw receiver gets over it."""
 
     name: str
     option: str
     bytes_per_s: float
     paced: bool
-    origin: Origin
-    inside: list[str] = field(default_factory=list)
+    work: Path
+    loopback: Origin
 
-    @property
-    def curl_limit(self) -> str:
-        return str(round(self.bytes_per_s)) if self.paced else ""
+    @contextlib.contextmanager
+    def store(self, platform: BenchPlatform) -> Iterator[str]:
+        """The URL of a static store at the far end of the platform's link."""
+        network = platform.platform.network
+        if network is None:
+            yield self.loopback.url
+            return
+        with Origin(self.work, self.work, address=network.hub_address, namespace=network.hub) as origin:
+            yield origin.url
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, object]:
         return {"name": self.name, "bytes_per_s": round(self.bytes_per_s), "paced": self.paced,
-                "store": self.origin.kind}  # fmt: skip
+                "store": self.loopback.kind}  # fmt: skip
 
 
-def unlimited(work: Path, stack: contextlib.ExitStack, index: ModelIndex) -> Link:
-    """Its rate is what the raw receiver gets."""
-    origin = stack.enter_context(Origin(work, work))
-    weights = max(index.files, key=lambda f: f.n_bytes)
+def unlimited(work: Path, loopback: Origin) -> Link:
     receiver = build_receiver(work)
-    command = [str(receiver), origin.address, str(origin.port), f"/models/smollm2/{weights.name}",
-               str(weights.n_bytes), "4"]  # fmt: skip
-    seconds = [json.loads(subprocess.check_output(command))["seconds"] for _ in range(_ROUNDS)]
-    return Link("unlimited", "", weights.n_bytes / median(seconds), False, origin)
+    return Link("unlimited", "", _rate(work, receiver, loopback, ()), False, work, loopback)
 
 
-def shaped(work: Path, stack: contextlib.ExitStack, rate_mbit: int) -> Link:
-    origin = stack.enter_context(Origin(work, work))
-    return Link(f"{rate_mbit}m", f"{rate_mbit}mbit", rate_mbit * 125_000, True, origin)
+def shaped(work: Path, loopback: Origin, rate_mbit: int) -> Link:
+    name, option, nominal = f"{rate_mbit}m", f"{rate_mbit}mbit", rate_mbit * 125_000.0
+    if reason := links.available():
+        say(f"links are paced, not shaped: {reason}")
+        return Link(name, option, nominal, True, work, loopback)
+    prefix = f"bench{os.getpid() % 10000}"
+    made = links.create(prefix, 1, rate_mbit)
+    try:
+        with Origin(work, work, address=made.hub_address, namespace=made.hub) as origin:
+            rate = _rate(work, work / "receiver", origin, links.inside(made.host(0), ()), _SHAPED_BYTES)
+    finally:
+        links.destroy(prefix)
+    return Link(name, option, rate, False, work, loopback)
+
+
+def _rate(work: Path, receiver: Path, origin: Origin, inside: tuple[str, ...], most: int = 1 << 40) -> float:
+    """By a raw receiver; of a shaped link the burst at its start counts too, as it does in a start."""
+    weights = max((work / "models" / "smollm2").iterdir(), key=lambda p: p.stat().st_size)
+    n_bytes = min(most, weights.stat().st_size)
+    command = [*inside, str(receiver), origin.address, str(origin.port), f"/models/smollm2/{weights.name}",
+               str(n_bytes), "4"]  # fmt: skip
+    return n_bytes / median([json.loads(subprocess.check_output(command))["seconds"] for _ in range(_ROUNDS)])

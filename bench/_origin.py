@@ -58,7 +58,7 @@ class Origin:
             command = [PYTHON, "-m", "bench._origin", str(root), address, str(self.port)]
             ready = "listening"
         if namespace:
-            command = inside(namespace, command)
+            command = [*inside(namespace, tuple(command))]
         self._program: Program = start(command, work / "origin.log", ready, env=python_env())
 
     def __enter__(self) -> Origin:

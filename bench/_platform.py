@@ -71,7 +71,7 @@ class BenchPlatform:
 
     def pids(self) -> dict[int, str]:
         """Every process of the platform and its command line."""
-        return {p.pid: command(p.pid) for p in belonging_to(self.layout.run_dir)}
+        return {p.pid: command(p.pid) for p in belonging_to(self.layout.homes)}
 
     def pid_of(self, module: str) -> int:
         return next(pid for pid, line in self.pids().items() if f"-m {module}" in line)

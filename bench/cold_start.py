@@ -32,6 +32,7 @@ from bench._calibrate import Constants, calibrate
 from bench._common import PYTHON, Goal, interleave, judge, median, python_env, say
 from bench._explained import Start, read_start
 from bench._links import Link, shaped, unlimited
+from bench._origin import Origin
 from bench._platform import BenchPlatform, llm_config
 from bench._prewarmed_vllm import copy
 from bench._sse import Caller
@@ -45,6 +46,8 @@ PROMPT = ("A cook has three baskets. The first holds twelve apples, the second h
 """About 60 tokens: less than one KV block of vLLM on a CPU (128), so no run finds a cached prefix."""
 
 _WARM = 5
+_SETTLE_S = 3.0
+"""A platform that has been up for a while: the scheduler has seen its hosts and what the model consists of."""
 _MIB = 1024 * 1024
 
 
@@ -85,8 +88,9 @@ class ColdStart:
 
     def thaw(self, link: Link, *, stem_cells: bool) -> ColdRun:
         with BenchPlatform(self.work / f"state-{link.name}", stem_cells=stem_cells, link=link.option,
-                           store=self.work / "empty") as platform:  # fmt: skip
-            platform.deploy("chat", llm_config(f"{link.origin.url}/models/smollm2"))
+                           store=self.work / "empty") as platform, link.store(platform) as url:  # fmt: skip
+            platform.deploy("chat", llm_config(f"{url}/models/smollm2"))
+            time.sleep(_SETTLE_S)
             cell = platform.stem_cell() if stem_cells else {}
             caller = platform.caller("chat")
             with self._delay(platform):
@@ -99,7 +103,7 @@ class ColdStart:
     def vllm(self, link: Link) -> VllmRun:
         with self._target() as target:
             began = time.monotonic()
-            copied = copy(f"{link.origin.url}/models/smollm2", self.names, target, link.curl_limit, link.inside)
+            copied = copy(f"{link.loopback.url}/models/smollm2", self.names, target)
             with VllmServer(target, self.work, threads=self.threads) as server:
                 self.vllm_command = server.command
                 asked = time.monotonic()
@@ -110,9 +114,8 @@ class ColdStart:
         assert process.stdin is not None
         assert process.stdout is not None
         with self._target() as target:
-            order = {"origin": f"{link.origin.url}/models/smollm2", "names": self.names, "target": str(target),
-                     "limit": link.curl_limit, "inside": link.inside, "max_model_len": 2048,
-                     "prompt": PROMPT}  # fmt: skip
+            order = {"origin": f"{link.loopback.url}/models/smollm2", "names": self.names, "target": str(target),
+                     "max_model_len": 2048, "prompt": PROMPT}  # fmt: skip
             process.stdin.write(json.dumps(order) + "\n")
             process.stdin.flush()
             line = process.stdout.readline()
@@ -159,7 +162,8 @@ def main() -> int:
         say("constants of the bound")
         constants = calibrate(work)
         say(f"  {constants}")
-        free, slow = unlimited(work, stack, bench.index), shaped(work, stack, 200)
+        loopback = stack.enter_context(Origin(work, work))
+        free, slow = unlimited(work, loopback), shaped(work, loopback, 200)
         runs: dict[str, Callable[[], ColdRun | VllmRun]] = {
             "stem_unlimited": partial(bench.thaw, free, stem_cells=True),
             "stem_200m": partial(bench.thaw, slow, stem_cells=True),

@@ -106,7 +106,7 @@ class FetchBench:
         host = made.host(0)
         with origin, Fetchd(self.work, self.pool_mb, connections=8 if made.rate_mbit > 1000 else 4,
                             namespace=host) as fetchd:  # fmt: skip
-            server = _common.start(links.inside(made.hub, ["iperf3", "-s", "--forceflush"]), self.work / "iperf.log",
+            server = _common.start(links.inside(made.hub, ("iperf3", "-s", "--forceflush")), self.work / "iperf.log",
                                    "Server listening")  # fmt: skip
             facts = fetchd.inspect(f"{origin.url}/models/random")
             try:
@@ -127,7 +127,7 @@ class FetchBench:
         n_bytes = self.weights.n_bytes
         command = [str(self.receiver), origin.address, str(origin.port), f"/models/random/{self.weights.name}",
                    str(n_bytes), str(_CONNECTIONS)]  # fmt: skip
-        plain = json.loads(_output(links.inside(namespace, command) if namespace else command))
+        plain = json.loads(_output([*links.inside(namespace, tuple(command))] if namespace else command))
         return Sample(plain["seconds"], plain["cpu_s"], n_bytes)
 
 
@@ -150,8 +150,8 @@ def _floor(ours: list[Sample], theirs: list[Sample]) -> str:
 
 def _iperf(made: links.Links, n_bytes: int) -> Sample:
     """As much as the model has, in the direction of a fetch, one stream."""
-    command = ["iperf3", "-c", made.hub_address, "-R", "-n", str(n_bytes), "-J"]
-    end = json.loads(_output(links.inside(made.host(0), command)))["end"]
+    command = ("iperf3", "-c", made.hub_address, "-R", "-n", str(n_bytes), "-J")
+    end = json.loads(_output([*links.inside(made.host(0), command)]))["end"]
     received = end["sum_received"]
     return Sample(8 * received["bytes"] / received["bits_per_second"], 0.0, received["bytes"])
 

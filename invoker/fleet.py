@@ -30,6 +30,8 @@ from thaw.logs import Log
 STOP_S: Final = 3.0
 """From SIGTERM to SIGKILL: a container has no state worth more."""
 
+BURY_S: Final = 60.0  # calls to fetchd are bounded by half of it
+
 MIB: Final = 1024 * 1024
 
 
@@ -135,7 +137,7 @@ class Fleet:
                 return
 
     def stop(self, live: Live) -> None:
-        """STOPPING → GONE: end the process, then undo the rest."""
+        """STOPPING → GONE: end the process, then undo the rest.  Its memory is free when this returns."""
         if live.served:
             self.publisher.put(live.record)
         if live.handle is not None:
@@ -145,6 +147,8 @@ class Fleet:
                 self.log.event("stop_failed", instance_id=live.record.instance_id, error=e.message)
         if live.apply(Event.STOPPED) is Action.BURY:
             self._bury(live)
+        else:
+            live.gone.wait(BURY_S)  # the exit was seen first, and its thread buries
 
     def _drain(self, live: Live, drain_s: float) -> None:
         if not live.idle.wait(drain_s) and live.apply(Event.DEADLINE) is Action.STOP:

@@ -140,16 +140,16 @@ class Records:
         """Write the record, once.  False: the activation had ended before, and its record stands."""
         key = keys.activation(record.activation_id)
         with redis_link.translated("write a record"):
-            written = bool(self._redis.set(key, wire.dumps(record), nx=True, ex=RECORD_TTL_S))
             pipe = self._redis.pipeline(transaction=True)
+            pipe.set(key, wire.dumps(record), nx=True, ex=RECORD_TTL_S)
             index = keys.activations(record.namespace)
             pipe.zadd(index, {record.activation_id: record.start_ms})
             pipe.expire(index, RECORD_TTL_S)
             if pending_entry is not None:
                 pipe.xack(keys.PENDING, keys.PENDING_GROUP, pending_entry)
                 pipe.xdel(keys.PENDING, pending_entry)
-            pipe.execute()
-        return written
+            written = pipe.execute()[0]
+        return bool(written)
 
     def activation(self, activation_id: ActivationId) -> Activation | None:
         with redis_link.translated("read a record"):

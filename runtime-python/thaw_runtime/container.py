@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from relay.fetch_client import DoorClient
@@ -26,7 +27,7 @@ class LlmContainer:
         self._lock = threading.Lock()
         self._idle = threading.Condition(self._lock)
         self._state = "new"
-        self._runs = 0
+        self._owed = 0
         self._text: ModelText | None = None
         self._init: LlmInit | None = None
         self._max_model_len = 0
@@ -90,19 +91,22 @@ class LlmContainer:
     def health(self) -> dict[str, object]:
         return {"state": self._state, "inflight": self._link.inflight()}
 
-    def run_began(self) -> None:
-        with self._lock:
-            self._runs += 1
-
-    def run_ended(self) -> None:
+    @contextmanager
+    def answering(self) -> Iterator[None]:
+        """While the block runs, the process owes a client an answer and must not end."""
         with self._idle:
-            self._runs -= 1
-            self._idle.notify_all()
+            self._owed += 1
+        try:
+            yield
+        finally:
+            with self._idle:
+                self._owed -= 1
+                self._idle.notify_all()
 
     def wait_told(self, deadline_s: float) -> None:
-        """Until every open request's client has been answered; after the engine was lost."""
+        """Until every client has been answered, /init's included; after the engine was lost."""
         with self._idle:
-            self._idle.wait_for(lambda: self._runs == 0, timeout=deadline_s)
+            self._idle.wait_for(lambda: self._owed == 0, timeout=deadline_s)
 
     def _set_state(self, state: str) -> None:
         with self._lock:

@@ -55,18 +55,21 @@ class Handler(BaseHTTPRequestHandler):
             self._refuse(NotFound(f"no {self.path}"))
 
     def do_POST(self) -> None:
-        try:
-            body = self._body()
-            if self.path == "/init":
-                self._init(body)
-            elif self.path == "/run":
-                self._run(body)
-            else:
-                raise NotFound(f"no {self.path}")
-        except ThawError as e:
-            self._refuse(e)
-        except OSError:
-            self.close_connection = True  # the client has gone; there is nobody to tell
+        with self.server.container.answering():
+            try:
+                self._post(self._body())
+            except ThawError as e:
+                self._refuse(e)
+            except OSError:
+                self.close_connection = True  # the client has gone; there is nobody to tell
+
+    def _post(self, body: dict[str, Any]) -> None:
+        if self.path == "/init":
+            self._init(body)
+        elif self.path == "/run":
+            self._run(body)
+        else:
+            raise NotFound(f"no {self.path}")
 
     def _body(self) -> dict[str, Any]:
         length = int(self.headers.get("Content-Length") or 0)
@@ -90,7 +93,6 @@ class Handler(BaseHTTPRequestHandler):
 
     def _run(self, body: dict[str, Any]) -> None:
         container = self.server.container
-        container.run_began()
         try:
             stream, deadline = container.run(body)
             with self.server.hangups.watching(self.connection, stream.hang_up):
@@ -99,7 +101,6 @@ class Handler(BaseHTTPRequestHandler):
                 else:
                     self._aggregate(stream, deadline, body)
         finally:
-            container.run_ended()
             _print_sentinel()
 
     def _stream(self, batches: Iterable[list[RunMessage]]) -> None:

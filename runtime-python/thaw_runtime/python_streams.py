@@ -16,9 +16,9 @@ from thaw_runtime.python_wire import SENTINEL
 LIMIT_BYTES: Final = 10 * 1024 * 1024
 """OpenWhisk's largest log limit; the invoker applies the action's own."""
 
-_MARK: Final = SENTINEL.encode()
+_MARK: Final = SENTINEL.encode() + b"\n"
 _READ_BYTES: Final = 1 << 16
-_TRUNCATED: Final = b"Logs were truncated because the total bytes size exceeds the limit of 10485760 bytes.\n"
+_TRUNCATED: Final = "Logs were truncated because the total bytes size exceeds the limit of {} bytes.\n"
 
 
 class LineLimiter:
@@ -28,6 +28,7 @@ class LineLimiter:
         self._limit = limit_bytes
         self._used = 0
         self._dropping = False
+        self._ended_line = True
         self._tail = b""  # what may be the beginning of a sentinel
 
     def feed(self, data: bytes) -> tuple[bytes, int]:
@@ -37,10 +38,9 @@ class LineLimiter:
         passed = 0
         while (at := data.find(_MARK)) >= 0:
             out.append(self._kept(data[:at]))
-            out.append(b"" if not self._used or self._at_line_start(data[:at]) else b"\n")
-            out.append(_MARK + b"\n")
-            data = data[at + len(_MARK) :].removeprefix(b"\n")
-            self._used, self._dropping = 0, False
+            out.append(_MARK if self._ended_line else b"\n" + _MARK)
+            data = data[at + len(_MARK) :]
+            self._used, self._dropping, self._ended_line = 0, False, True
             passed += 1
         held = self._held(data)
         self._tail = data[len(data) - held :] if held else b""
@@ -55,13 +55,8 @@ class LineLimiter:
         self._ended_line = kept.endswith(b"\n")
         if len(kept) < len(data):
             self._dropping = self._ended_line = True
-            return kept + b"\n" + _TRUNCATED
+            return kept + b"\n" + _TRUNCATED.format(self._limit).encode()
         return kept
-
-    _ended_line = True
-
-    def _at_line_start(self, data: bytes) -> bool:
-        return self._ended_line
 
     @staticmethod
     def _held(data: bytes) -> int:

@@ -30,7 +30,7 @@ def layout(tmp_path: Path) -> Iterator[Layout]:
     made = Layout(tmp_path / "state")
     made.make_run_dir()
     yield made
-    left = belonging_to(made.run_dir)
+    left = belonging_to(made.homes)
     send(left, signal.SIGKILL)
     made.run_dir.rmdir()
     assert left == set()
@@ -103,7 +103,7 @@ def test_one_that_ignores_the_signal_is_killed_after_its_grace(layout: Layout) -
         stubborn = program(layout, "stubborn", STUBBORN, grace_s=0.2)
         supervisor.start([stubborn])
         supervisor.wait_ready([stubborn])
-    assert belonging_to(layout.run_dir) == set()
+    assert belonging_to(layout.homes) == set()
 
 
 def test_what_a_component_has_started_in_a_session_of_its_own_ends_with_it(layout: Layout) -> None:
@@ -112,8 +112,8 @@ def test_what_a_component_has_started_in_a_session_of_its_own_ends_with_it(layou
         parent = program(layout, "parent", child + "signal.pause()")
         supervisor.start([parent])
         supervisor.wait_ready([parent])
-        assert len(belonging_to(layout.run_dir)) == 2
-    assert belonging_to(layout.run_dir) == set()
+        assert len(belonging_to(layout.homes)) == 2
+    assert belonging_to(layout.homes) == set()
 
 
 def test_children_die_with_a_killed_supervisor(layout: Layout, tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ with Supervisor(layout, lambda *_: None) as s:
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as supervisor:
         assert supervisor.stdout is not None
         assert supervisor.stdout.readline() == "up\n"
-        children = belonging_to(layout.run_dir)
+        children = belonging_to(layout.homes)
         assert len(children) == 1
         supervisor.kill()
     assert wait_gone(children, 5.0) == set()

@@ -141,13 +141,13 @@ def test_an_interrupt_ends_a_foreground_platform_with_exit_code_0(layout: Layout
         for line in process.stdout:
             if line.startswith("Ctrl-C"):
                 break
-        n_children = len(belonging_to(layout.run_dir))
+        n_children = len(belonging_to(layout.homes))
         os.killpg(process.pid, signal.SIGINT)
         rest = process.stdout.read()
     assert process.returncode == 0
     assert n_children >= len(COMPONENTS)
     assert all(f"stopped  {name}" in rest for name in ("gateway", "state", "host-0/fetchd"))
-    assert belonging_to(layout.run_dir) == set()
+    assert belonging_to(layout.homes) == set()
     assert not layout.platform_file.exists()
 
 

@@ -16,10 +16,12 @@ import pytest
 import redis
 import requests
 
+from relay import keys
 from relay.records import Records, Subject
 from tests.conftest import free_port
 from tests.gateway.fake_invoker import FakeInvoker
-from thaw.ids import Namespace
+from thaw.activation import Activation
+from thaw.ids import ActivationId, Namespace
 
 KEY = "23bc46b1-71f6-4ed5-8c54-816aa4f8c502:secret"
 OTHER_KEY = "33bc46b1-71f6-4ed5-8c54-816aa4f8c502:other"
@@ -94,6 +96,23 @@ def add_key(url: str, key: str, namespace: str) -> None:
     with redis.Redis.from_url(url) as client:
         digest = hashlib.sha256(key.encode()).hexdigest()
         Records(client).put_key(digest, Subject(Namespace(namespace), f"{namespace}-user"))
+
+
+def wait_for_record(url: str, activation_id: str, timeout_s: float = 20) -> Activation:
+    """Blocks until the record's key is written, told by a keyspace event."""
+    with redis.Redis.from_url(url) as client:
+        client.config_set("notify-keyspace-events", "K$")
+        watch = client.pubsub()
+        watch.subscribe(f"__keyspace@0__:{keys.activation(activation_id)}")
+        records = Records(client)
+        watch.get_message(timeout=5)
+        record = records.activation(ActivationId(activation_id))
+        if record is None:
+            assert watch.get_message(timeout=timeout_s) is not None, "no record"
+            record = records.activation(ActivationId(activation_id))
+        watch.close()
+    assert record is not None
+    return record
 
 
 @pytest.fixture

@@ -1,9 +1,7 @@
-"""Invocations through /api/v1: blocking, 202s, records, throttles, clients that hang up."""
+"""Blocking invocations through /api/v1, their records, and throttles."""
 
 from __future__ import annotations
 
-import json
-import socket
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -12,48 +10,15 @@ from typing import Any
 import pytest
 import redis
 
-from relay import bus, keys
+from relay import bus
 from relay.messages import StartFailed
 from relay.records import Records
-from tests.conftest import ValkeyServer
-from tests.gateway.conftest import KEY, GatewayProcess, add_key
+from tests.gateway.conftest import GatewayProcess
 from tests.gateway.fake_invoker import FakeInvoker
-from thaw.activation import Activation
 from thaw.errors import InitFailed, ModelNotFound
-from thaw.ids import ActionName, ActivationId, GroupId, Namespace
+from thaw.ids import ActionName, GroupId, Namespace
 
 HELLO = "/api/v1/namespaces/_/actions/hello"
-
-
-def wait_for_record(url: str, activation_id: str, timeout_s: float = 20) -> Activation:
-    """Blocks on the pending stream's end, told by keyspace: the record is one key."""
-    with redis.Redis.from_url(url) as client:
-        client.config_set("notify-keyspace-events", "K$")
-        watch = client.pubsub()
-        watch.subscribe(f"__keyspace@0__:{keys.activation(activation_id)}")
-        records = Records(client)
-        watch.get_message(timeout=5)
-        record = records.activation(ActivationId(activation_id))
-        if record is None:
-            assert watch.get_message(timeout=timeout_s) is not None, "no record"
-            record = records.activation(ActivationId(activation_id))
-        watch.close()
-    assert record is not None
-    return record
-
-
-def pending(url: str) -> int:
-    with redis.Redis.from_url(url) as client:
-        return int(client.xlen(keys.PENDING))
-
-
-def raw_post(gateway: GatewayProcess, path: str, body: dict[str, Any]) -> socket.socket:
-    """A client that can be hung up at will."""
-    data = json.dumps(body).encode()
-    sock = socket.create_connection(("127.0.0.1", gateway.port), timeout=10)
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\nContent-Length: {len(data)}\r\n\r\n"
-    sock.sendall(head.encode() + data)
-    return sock
 
 
 def test_a_blocking_call_answers_with_the_record_and_result_alone_with_the_result(
@@ -162,109 +127,6 @@ def test_a_failed_start_ends_those_who_waited_for_it_with_its_reason(
         assert chat.result().json()["error"]["code"] == "ModelNotFound"
         assert hello.result().json()["response"]["result"] == {"error": "main is missing"}
     invoker.wait_for_demand(0)
-
-
-def test_a_202_ends_in_its_record(gateway: GatewayProcess, invoker: FakeInvoker, valkey_url: str) -> None:
-    gateway.put_python()
-    reply = gateway.call("POST", HELLO, json={"n": 1})
-    assert reply.status_code == 202
-    activation_id = reply.json()["activationId"]
-    assert reply.json() == {"activationId": reply.headers["X-Openwhisk-Activation-Id"]}
-    assert gateway.call("GET", f"/api/v1/namespaces/_/activations/{activation_id}").status_code == 404
-    invoker.wait_for_demand()
-    invoker.ready("guest/hello")
-    record = wait_for_record(valkey_url, activation_id)
-    assert record.result == {"n": 1}
-    assert record.start_mode == "cold"
-
-
-def test_a_blocking_call_that_waits_too_long_becomes_a_202_and_still_ends(
-    gateway: GatewayProcess, invoker: FakeInvoker, valkey_url: str
-) -> None:
-    gateway.put_python()
-    reply = gateway.call("POST", f"{HELLO}?blocking=true&timeout=200", json={"n": 1})
-    assert reply.status_code == 202
-    assert pending(valkey_url) == 1
-    invoker.ready("guest/hello")
-    assert wait_for_record(valkey_url, reply.json()["activationId"]).result == {"n": 1}
-    assert len(invoker.runs) == 1
-
-
-@pytest.mark.parametrize("kind", ["python", "llm"])
-def test_a_202_of_a_killed_gateway_ends_in_exactly_one_record(
-    start_gateway: Callable[..., GatewayProcess], invoker: FakeInvoker, valkey_url: str, kind: str
-) -> None:
-    """Killed before anything ran: another gateway runs it.  Killed under a run: an LLM is run again, user code is not."""
-    first = start_gateway()
-    first.put_llm() if kind == "llm" else first.put_python()
-    name, body = ("chat", {"prompt": "x", "max_tokens": 2}) if kind == "llm" else ("hello", {"n": 1})
-    path = f"/api/v1/namespaces/_/actions/{name}"
-    running = first.call("POST", path, json=body).json()["activationId"]
-    invoker.wait_for_demand()
-    invoker.pace = threading.Semaphore(0)
-    invoker.ready(f"guest/{name}", slots=1)
-    assert invoker.entered.acquire(timeout=10)
-    waiting = first.call("POST", path, json=body).json()["activationId"]
-    invoker.wait_for_demand()
-    first.kill()
-    invoker.pace = None
-    second = start_gateway(THAW_GATEWAY_HEARTBEAT_S="0.5")
-    ended = {i: wait_for_record(valkey_url, i) for i in (running, waiting)}
-    assert ended[waiting].status.value == 0
-    assert ended[running].status.value == (0 if kind == "llm" else 3)
-    assert sum(r["activation_id"] == running for r in invoker.runs) == (2 if kind == "llm" else 1)
-    listed = second.call("GET", "/api/v1/namespaces/_/activations").json()
-    assert sorted(r["activationId"] for r in listed) == sorted(ended)
-
-
-def test_a_202_outlives_a_state_server_killed_right_after_it(own_valkey: ValkeyServer) -> None:
-    add_key(own_valkey.url, KEY, "guest")
-    gateway, invoker = GatewayProcess(own_valkey.url), FakeInvoker(own_valkey.url)
-    try:
-        gateway.put_python()
-        activation_id = gateway.call("POST", HELLO, json={"n": 1}).json()["activationId"]
-        own_valkey.kill()
-        own_valkey.start()
-        invoker.ready("guest/hello")
-        assert wait_for_record(own_valkey.url, activation_id).result == {"n": 1}
-        assert len(invoker.runs) == 1
-    finally:
-        invoker.stop()
-        gateway.stop()
-
-
-def test_a_client_that_hangs_up_before_its_first_token_leaves_nothing_waiting(
-    gateway: GatewayProcess, invoker: FakeInvoker, valkey_url: str
-) -> None:
-    gateway.put_llm()
-    for body in ({"stream": True}, {}):
-        chat = {"model": "chat", "messages": [{"role": "user", "content": "x"}], **body}
-        client = raw_post(gateway, "/v1/chat/completions", chat)
-        (demand,) = invoker.wait_for_demand()
-        client.close()
-        invoker.wait_for_demand(0, timeout_s=2)
-        record = wait_for_record(valkey_url, demand.activation_id)
-        assert record.status.value == 1
-
-
-def test_a_client_that_hangs_up_in_mid_stream_frees_its_slot_within_a_second(
-    gateway: GatewayProcess, invoker: FakeInvoker, valkey_url: str
-) -> None:
-    gateway.put_llm()
-    invoker.ready("guest/chat", slots=1)
-    for body in ({"stream": True}, {}):
-        invoker.pace = threading.Semaphore(1)
-        chat = {"model": "chat", "messages": [{"role": "user", "content": "x"}], **body}
-        client = raw_post(gateway, "/v1/chat/completions", chat)
-        assert invoker.entered.acquire(timeout=10)
-        if body:
-            assert client.recv(1)
-        client.close()
-        assert invoker.closed.acquire(timeout=1)
-        record = wait_for_record(valkey_url, invoker.runs[-1]["activation_id"])
-        assert record.status.value == 1
-    invoker.pace = None
-    assert gateway.chat(max_tokens=1).status_code == 200
 
 
 def test_throttles_answer_429_in_openwhisks_words(

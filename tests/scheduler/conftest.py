@@ -81,6 +81,7 @@ class FakeInvoker:
         self.registry = Registry(self._client)
         self.commands = Recorder()
         self.epochs: list[int] = []
+        self._seen: set[str] = set()
         self.instances: dict[str, InstanceRecord] = {}
         self.on_start: Callable[[Start], ErrorInfo | bool | None] = lambda start: None
         self.on_inspect: Callable[[str], ModelFacts | ErrorInfo] = facts_of_model
@@ -121,6 +122,9 @@ class FakeInvoker:
                 self.report()
 
     def _command(self, command: Command) -> None:
+        if command.command_id in self._seen:
+            return  # what was not acknowledged before the state server died comes again
+        self._seen.add(command.command_id)
         self.epochs.append(command.epoch)
         body = command.body
         self.commands.add(body)

@@ -10,7 +10,7 @@ import struct
 import threading
 from pathlib import Path
 
-from relay.channel import Channel
+from relay.channel import Channel, ChannelClosed
 from relay.messages import SegmentOffer, to_plain
 from relay.segment import ControlPage, lay_out, segment_bytes
 from thaw.errors import ErrorInfo
@@ -58,9 +58,9 @@ class Doorway:
     def close(self) -> None:
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
-        self._thread.join()
         for channel in self._channels:
             channel.close()
+        self._thread.join()
         for fd in self._fds:
             os.close(fd)
 
@@ -99,9 +99,12 @@ class Doorway:
             except OSError:
                 return
             channel = Channel(sock)
-            channel.receive()
-            channel.send(to_plain(self.offer), tuple(self._fds))
             self._channels.append(channel)
+            try:
+                channel.receive()
+                channel.send(to_plain(self.offer), tuple(self._fds))
+            except (ChannelClosed, OSError):
+                continue  # a container that was killed at the door
 
 
 def _tensors(weights: bytes, data: int) -> tuple[TensorInfo, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -110,7 +111,8 @@ def fork(zygote: Zygote, tmp_path: Path) -> Iterator[Callable[[Path], Forked]]:
 
     yield build
     for container, door in made:
-        os.kill(container.forked["pid"], 9)
+        with contextlib.suppress(ProcessLookupError):  # a failed start has ended it
+            os.kill(container.forked["pid"], 9)
         assert zygote.receive()["op"] == "exited"
         container.close()
         door.close()

@@ -109,6 +109,11 @@ class Layout:
     def _digest(self) -> str:
         return hashlib.sha256(str(self.root).encode()).hexdigest()[:8]
 
+    @property
+    def homes(self) -> tuple[Path, Path]:
+        """Where the platform's processes work: whoever does is one of them."""
+        return self.run_dir, self.data
+
     def log(self, component: str) -> Path:
         return self.logs / (component.replace("/", "-") + ".log")
 

@@ -17,7 +17,7 @@ _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  looked at, never written
 
 def find(layout: Layout, platform: Platform | None) -> list[str]:
     """One sentence for each thing that is left; empty is what it should be."""
-    found = [f"process {p.pid}: {_command(p.pid)}" for p in sorted(belonging_to(layout.run_dir), key=lambda p: p.pid)]
+    found = [f"process {p.pid}: {_command(p.pid)}" for p in sorted(belonging_to(layout.homes), key=lambda p: p.pid)]
     found += [f"shared memory {path}" for path in _SHARED_MEMORY.glob(f"*{layout.run_dir.name}*")]
     if layout.run_dir.exists():
         found.append(f"the run directory {layout.run_dir}")

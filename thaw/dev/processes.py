@@ -39,15 +39,15 @@ def is_alive(process: ProcessId) -> bool:
     return row is not None and row.identity == process and row.state != "Z"
 
 
-def belonging_to(run_dir: Path, seeds: Iterable[ProcessId] = ()) -> set[ProcessId]:
-    """Every process of the platform with this run directory, except the caller.
+def belonging_to(directories: Iterable[Path], seeds: Iterable[ProcessId] = ()) -> set[ProcessId]:
+    """Every process of the platform with these directories, except the caller.
 
-    Those that work in it, that carry the mark or a path below it in their environment, the given ones, and whoever
+    Those that work in one, or carry one (the mark, a path below it) in their environment, the given ones, and whoever
     descends from them or shares a session that one of them leads (a function may start anything).
     """
     rows = _table()
     wanted = {p.pid for p in seeds if p.pid in rows and rows[p.pid].identity == p}
-    wanted |= {pid for pid, row in rows.items() if _is_marked(row, run_dir)}
+    wanted |= {pid for pid, row in rows.items() if any(_is_marked(row, d) for d in directories)}
     while True:
         grown = wanted | {pid for pid, row in rows.items() if row.parent in wanted or row.session in wanted}
         if grown == wanted:
@@ -112,7 +112,7 @@ def _row(pid: int) -> _Row | None:
     return _Row(ProcessId(pid, int(fields[19])), int(fields[1]), int(fields[3]), int(fields[4]), fields[0])
 
 
-def _is_marked(row: _Row, run_dir: Path) -> bool:
+def _is_marked(row: _Row, directory: Path) -> bool:
     pid = row.identity.pid
     try:
         cwd = os.readlink(f"/proc/{pid}/cwd")
@@ -120,10 +120,10 @@ def _is_marked(row: _Row, run_dir: Path) -> bool:
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
     except (FileNotFoundError, ProcessLookupError, PermissionError):
         return False
-    text = os.fsencode(run_dir)
+    text = os.fsencode(directory)
     # valkey and gunicorn write their title over their environment, so they are known by where they work; a person's
-    # shell that was left in the run directory has a terminal
-    works_here = row.tty == 0 and (cwd + "/").startswith(f"{run_dir}/")
+    # shell that was left there has a terminal
+    works_here = row.tty == 0 and (cwd + "/").startswith(f"{directory}/")
     # a zygote's environment is bare, so that no credential is forked; somebody's `tail -f` of a log is not ours
     is_zygote = b"thaw_runtime" in command and text + b"/" in command
     return works_here or is_zygote or text + b"\0" in environ or text + b"/" in environ

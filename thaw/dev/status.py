@@ -30,7 +30,7 @@ def components(layout: Layout, platform: Platform) -> list[Running]:
         pid, _, ticks = path.read_text().partition(" ")
         named[path.name] = ProcessId(int(pid), int(ticks))
     rows = [_look(name, process) for name, process in named.items()]
-    others = belonging_to(layout.run_dir, named.values()) - set(named.values())
+    others = belonging_to(layout.homes, named.values()) - set(named.values())
     looked = [_look("", process) for process in others]
     if looked:
         rows.append(Running(f"{len(looked)} containers and helpers", looked[0].pid, True, max(r.up_s for r in looked),

@@ -191,11 +191,11 @@ class Supervisor:
     def stop(self) -> None:
         """End every component, tier by tier, and whatever they have started."""
         self._stopping = True
-        run_dir = self.layout.run_dir
-        everything = belonging_to(run_dir, [c.identity for c in self._children.values()])
+        homes = self.layout.homes
+        everything = belonging_to(homes, [c.identity for c in self._children.values()])
         for tier in sorted({c.component.tier for c in self._children.values()}):
             self._stop_tier([c for c in self._children.values() if c.component.tier == tier])
-        everything |= belonging_to(run_dir, everything)
+        everything |= belonging_to(homes, everything)
         send(everything, signal.SIGKILL)
         wait_gone(everything, 5.0)
         for child in self._children.values():

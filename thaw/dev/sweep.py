@@ -31,9 +31,9 @@ def stop_supervisor(platform: Platform) -> bool:
 def sweep(layout: Layout, platform: Platform | None) -> int:
     """End every process of the platform and remove its traces; returns how many processes were left."""
     seeds = _recorded(layout)
-    left = belonging_to(layout.run_dir, seeds)
+    left = belonging_to(layout.homes, seeds)
     send(left, signal.SIGTERM)
-    still = wait_gone(left, _ORDERLY_S) | belonging_to(layout.run_dir, seeds)
+    still = wait_gone(left, _ORDERLY_S) | belonging_to(layout.homes, seeds)
     send(still, signal.SIGKILL)
     wait_gone(still, 5.0)
     _remove_cgroups(platform.hosts if platform is not None else 1)

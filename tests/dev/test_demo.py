@@ -1,0 +1,27 @@
+"""``make demo`` as users run it: the real engine, the real small model, the real store."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+@pytest.mark.vllm
+@pytest.mark.timeout(600)
+def test_the_demo_streams_paris_explains_the_cold_start_and_leaves_nothing(tmp_path: Path) -> None:
+    environ = {k: v for k, v in os.environ.items() if k not in ("THAW_STATE_DIR", "WSK_CONFIG_FILE")}
+    done = subprocess.run([sys.executable, "-m", "thaw.dev.demo"], env=environ | {"TMPDIR": str(tmp_path)}, text=True,
+                          capture_output=True, timeout=580, check=False)  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "The capital of France is Paris." in done.stdout
+    fetched = re.search(r"bytes fetched  (\d+) of the model's (\d+)", done.stdout)
+    assert fetched is not None
+    assert fetched[1] == fetched[2]
+    assert "bound (Eq. 5)" in done.stdout
+    assert "the demo passed" in done.stdout
+    assert list(tmp_path.iterdir()) == []

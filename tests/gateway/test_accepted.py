@@ -1,0 +1,129 @@
+"""202s: each ends in exactly one record, whatever dies."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+import redis
+
+from relay import keys
+from tests.conftest import ValkeyServer
+from tests.gateway.conftest import KEY, GatewayProcess, add_key, wait_for_record
+from tests.gateway.fake_invoker import FakeInvoker
+
+HELLO = "/api/v1/namespaces/_/actions/hello"
+
+
+def pending(url: str) -> int:
+    with redis.Redis.from_url(url) as client:
+        return int(client.xlen(keys.PENDING))
+
+
+def test_a_202_ends_in_its_record(gateway: GatewayProcess, invoker: FakeInvoker, valkey_url: str) -> None:
+    gateway.put_python()
+    reply = gateway.call("POST", HELLO, json={"n": 1})
+    assert reply.status_code == 202
+    activation_id = reply.json()["activationId"]
+    assert reply.json() == {"activationId": reply.headers["X-Openwhisk-Activation-Id"]}
+    assert gateway.call("GET", f"/api/v1/namespaces/_/activations/{activation_id}").status_code == 404
+    invoker.wait_for_demand()
+    invoker.ready("guest/hello")
+    record = wait_for_record(valkey_url, activation_id)
+    assert record.result == {"n": 1}
+    assert record.start_mode == "cold"
+
+
+def test_a_blocking_call_that_waits_too_long_becomes_a_202_and_still_ends(
+    gateway: GatewayProcess, invoker: FakeInvoker, valkey_url: str
+) -> None:
+    gateway.put_python()
+    reply = gateway.call("POST", f"{HELLO}?blocking=true&timeout=200", json={"n": 1})
+    assert reply.status_code == 202
+    assert pending(valkey_url) == 1
+    invoker.ready("guest/hello")
+    assert wait_for_record(valkey_url, reply.json()["activationId"]).result == {"n": 1}
+    assert len(invoker.runs) == 1
+
+
+@pytest.mark.parametrize("kind", ["python", "llm"])
+def test_a_202_of_a_killed_gateway_ends_in_exactly_one_record(
+    start_gateway: Callable[..., GatewayProcess], invoker: FakeInvoker, valkey_url: str, kind: str
+) -> None:
+    """Killed before anything ran: another gateway runs it.  Killed under a run: an LLM is run again, user code is not."""
+    first = start_gateway()
+    first.put_llm() if kind == "llm" else first.put_python()
+    name, body = ("chat", {"prompt": "x", "max_tokens": 2}) if kind == "llm" else ("hello", {"n": 1})
+    path = f"/api/v1/namespaces/_/actions/{name}"
+    running = first.call("POST", path, json=body).json()["activationId"]
+    invoker.wait_for_demand()
+    invoker.pace = threading.Semaphore(0)
+    invoker.ready(f"guest/{name}", slots=1)
+    assert invoker.entered.acquire(timeout=10)
+    waiting = first.call("POST", path, json=body).json()["activationId"]
+    invoker.wait_for_demand()
+    first.kill()
+    invoker.pace = None
+    second = start_gateway(THAW_GATEWAY_HEARTBEAT_S="0.5")
+    ended = {i: wait_for_record(valkey_url, i) for i in (running, waiting)}
+    assert ended[waiting].status.value == 0
+    assert ended[running].status.value == (0 if kind == "llm" else 3)
+    assert sum(r["activation_id"] == running for r in invoker.runs) == (2 if kind == "llm" else 1)
+    listed = second.call("GET", "/api/v1/namespaces/_/activations").json()
+    assert sorted(r["activationId"] for r in listed) == sorted(ended)
+
+
+def test_a_202_outlives_a_state_server_killed_right_after_it(own_valkey: ValkeyServer) -> None:
+    add_key(own_valkey.url, KEY, "guest")
+    gateway, invoker = GatewayProcess(own_valkey.url), FakeInvoker(own_valkey.url)
+    try:
+        gateway.put_python()
+        activation_id = gateway.call("POST", HELLO, json={"n": 1}).json()["activationId"]
+        own_valkey.kill()
+        own_valkey.start()
+        invoker.ready("guest/hello")
+        assert wait_for_record(own_valkey.url, activation_id).result == {"n": 1}
+        assert len(invoker.runs) == 1
+    finally:
+        invoker.stop()
+        gateway.stop()
+
+
+def test_a_function_marked_idempotent_is_run_again_when_its_worker_dies(
+    gateway: GatewayProcess, invoker: FakeInvoker, valkey_url: str
+) -> None:
+    gateway.put_python(annotations=[{"key": "idempotent", "value": True}])
+    invoker.ready("guest/hello", instance="i0")
+    invoker.cut_after.append(0)
+    activation_id = gateway.call("POST", HELLO, json={"n": 1}).json()["activationId"]
+    invoker.wait_for_demand()
+    invoker.ready("guest/hello", instance="i1")
+    assert wait_for_record(valkey_url, activation_id).result == {"n": 1}
+    assert len(invoker.runs) == 2
+
+
+def test_a_202_of_an_action_deleted_meanwhile_ends_and_says_so(
+    gateway: GatewayProcess, invoker: FakeInvoker, valkey_url: str
+) -> None:
+    gateway.put_python()
+    activation_id = gateway.call("POST", HELLO, json={}).json()["activationId"]
+    invoker.wait_for_demand()
+    gateway.call("DELETE", HELLO)
+    record = wait_for_record(valkey_url, activation_id)
+    assert record.status.value != 0
+    assert "was deleted" in str(record.result)
+
+
+def test_more_202s_than_runners_announce_their_demand_and_all_end(
+    start_gateway: Callable[..., GatewayProcess], invoker: FakeInvoker, valkey_url: str
+) -> None:
+    gateway = start_gateway(THAW_GATEWAY_ASYNC_THREADS="2")
+    gateway.put_python()
+    ids = [gateway.call("POST", HELLO, json={"n": n}).json()["activationId"] for n in range(8)]
+    invoker.wait_for_demand(8)
+    invoker.ready("guest/hello", slots=1)
+    assert [wait_for_record(valkey_url, i).result for i in ids] == [{"n": n} for n in range(8)]
+    assert len(invoker.runs) == 8
+    assert pending(valkey_url) == 0
+    invoker.wait_for_demand(0)

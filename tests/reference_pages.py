@@ -1,0 +1,55 @@
+"""The settings and metrics pages, written from the code: ``python -m tests.reference_pages`` renews them.
+
+It lives with the tests because it looks into every component, which no component may.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from pathlib import Path
+
+import fetchd.settings
+import gateway.metrics
+import gateway.scheduler.settings
+import gateway.settings
+import invoker.metrics
+import invoker.settings
+
+DOCS = Path(__file__).parents[1] / "docs"
+_SETTINGS = {"gateway": gateway.settings, "scheduler": gateway.scheduler.settings, "invoker": invoker.settings,
+             "fetchd": fetchd.settings}  # fmt: skip
+_METRICS = {"gateway": gateway.metrics, "invoker": invoker.metrics}
+
+
+def settings_page() -> str:
+    parts = ["# Settings\n\nEnvironment variables, read once at start; a bad value is refused by name. Written from the code.\n"]
+    for component, module in _SETTINGS.items():
+        (cls,) = {c for c in vars(module).values() if dataclasses.is_dataclass(c) and c.__module__ == module.__name__}
+        hints = typing.get_type_hints(cls)
+        parts.append(f"\n## {component}\n\n| variable | type | default | what it is |\n|---|---|---|---|\n")
+        for field in dataclasses.fields(cls):
+            default = "required" if field.default is dataclasses.MISSING else f"`{field.default!r}`"
+            name = getattr(hints[field.name], "__name__", str(hints[field.name]))
+            parts.append(f"| `{field.metadata['variable']}` | {name.replace('|', 'or')} | {default} | {field.metadata['help']} |\n")
+    return "".join(parts)
+
+
+def metrics_page() -> str:
+    parts = ["# Metrics\n\nPrometheus text at `/metrics`: the gateway's on its port, an invoker's on its data port (with the\n"
+             "installation's token). Labels come from bounded sets. Written from the code.\n"]  # fmt: skip
+    for component, module in _METRICS.items():
+        parts.append(f"\n## {component}\n\n| metric | type | labels | what it counts |\n|---|---|---|---|\n")
+        for collector in module.REGISTRY._collector_to_names:
+            for metric in collector.describe():
+                suffix = "_total" if metric.type == "counter" else ""
+                labels = ", ".join(getattr(collector, "_labelnames", ())) or "–"
+                parts.append(f"| `{metric.name}{suffix}` | {metric.type} | {labels} | {metric.documentation} |\n")
+    return "".join(parts)
+
+
+PAGES = {"settings.md": settings_page, "metrics.md": metrics_page}
+
+if __name__ == "__main__":
+    for name, write in PAGES.items():
+        (DOCS / name).write_text(write())

@@ -1,0 +1,66 @@
+"""The action proxy as a process of its own, as a container runs it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from invoker.appears import wait_socket
+from relay.http_unix import UnixConnection
+
+ROOT = Path(__file__).parents[2]
+WAIT_S = 20.0
+
+
+class Proxy:
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.socket = str(directory / "s")
+        never = os.eventfd(0)
+        with (directory / "out").open("ab") as out, (directory / "err").open("ab") as err:
+            self.process = subprocess.Popen([sys.executable, str(ROOT / "runtime-python" / "launcher.py")],
+                                            env={"PATH": os.environ["PATH"], "THAW_SOCKET": self.socket, "THAW_X": "1"},
+                                            stdout=out, stderr=err, start_new_session=True)  # fmt: skip
+        wait_socket(self.socket, self.process.pid, WAIT_S, never).close()
+        os.close(never)
+
+    def post(self, path: str, body: object) -> tuple[int, Any]:
+        connection = UnixConnection(self.socket, WAIT_S)
+        try:
+            data = body if isinstance(body, bytes) else json.dumps(body).encode()
+            connection.request("POST", path, data)
+            response = connection.getresponse()
+            return response.status, json.loads(response.read())
+        finally:
+            connection.close()
+
+    def init(self, code: str, **value: Any) -> tuple[int, Any]:
+        return self.post("/init", {"value": {"name": "f", "main": "main", "code": code, **value}})
+
+    def run(self, value: Any = None, **more: Any) -> tuple[int, Any]:
+        return self.post("/run", {"value": value or {}, **more})
+
+    @property
+    def out(self) -> str:
+        return (self.directory / "out").read_text()
+
+    @property
+    def err(self) -> str:
+        return (self.directory / "err").read_text()
+
+
+@pytest.fixture
+def proxy() -> Iterator[Proxy]:
+    with tempfile.TemporaryDirectory(prefix="thaw-", dir="/tmp") as directory:
+        made = Proxy(Path(directory))
+        yield made
+        made.process.terminate()
+        made.process.wait(WAIT_S)

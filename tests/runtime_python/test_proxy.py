@@ -1,0 +1,200 @@
+"""OpenWhisk's contract of an action container, sentence by sentence (BasicActionRunnerTests)."""
+
+from __future__ import annotations
+
+import base64
+import concurrent.futures
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import zipfile
+
+import pytest
+
+from relay.http_unix import UnixConnection
+from tests.runtime_python.conftest import ROOT, WAIT_S, Proxy
+
+SENTINEL = "XXX_THE_END_OF_A_WHISK_ACTIVATION_XXX\n"
+ECHO = "def main(args):\n    return args\n"
+
+
+def test_a_container_without_code_runs_nothing(proxy: Proxy) -> None:
+    status, body = proxy.run()
+    assert (status, body["error"]) == (500, "no action defined yet")
+
+
+def test_init_then_run(proxy: Proxy) -> None:
+    assert proxy.init(ECHO) == (200, {"ok": True})
+    for value in ({}, {"a": [1, None, "ü"]}, {"nested": {"x": 1.5}}):
+        assert proxy.run(value) == (200, value)
+
+
+def test_a_list_is_a_result(proxy: Proxy) -> None:
+    proxy.init("def main(args):\n    return [1, 2]\n")
+    assert proxy.run() == (200, [1, 2])
+
+
+def test_a_second_init_is_refused(proxy: Proxy) -> None:
+    proxy.init(ECHO)
+    status, body = proxy.init(ECHO)
+    assert (status, body["error"]) == (403, "Cannot initialize the action more than once.")
+
+
+@pytest.mark.parametrize("value", [{}, {"code": ""}, {"name": "f"}])
+def test_an_init_without_code_is_refused_and_may_be_repeated(proxy: Proxy, value: object) -> None:
+    status, body = proxy.post("/init", {"value": value})
+    assert (status, body["error"]) == (403, "Missing main/no code to execute.")
+    assert proxy.init(ECHO)[0] == 200
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"\xff"])
+def test_a_body_that_is_no_object_is_400(proxy: Proxy, body: bytes) -> None:
+    assert proxy.post("/init", body)[0] == 400
+
+
+@pytest.mark.parametrize(
+    "code", ["def main(args:", "raise RuntimeError('at load')", "x = 1", "import no_such_module", "import os; os._exit(3)"]
+)
+def test_code_that_does_not_load_is_502(proxy: Proxy, code: str) -> None:
+    status, body = proxy.init(code)
+    assert status == 502
+    assert body["error"] == "The action failed to generate or locate a binary. See logs for details."
+    assert body["info"]["code"] == "InitFailed"
+
+
+def test_another_main_is_called_by_name(proxy: Proxy) -> None:
+    proxy.init("def niam(args):\n    return {'niam': True}\n", main="niam")
+    assert proxy.run() == (200, {"niam": True})
+
+
+def test_env_is_exported_before_the_code_is_loaded(proxy: Proxy) -> None:
+    code = "import os\nSEEN = os.environ['KEY'], os.environ['N']\ndef main(args):\n    return {'seen': SEEN}\n"
+    proxy.init(code, env={"KEY": "value", "N": 5})
+    assert proxy.run() == (200, {"seen": ["value", "5"]})
+
+
+def test_the_runs_context_is_fresh_each_time(proxy: Proxy) -> None:
+    code = "import os\ndef main(args):\n    return {k: v for k, v in os.environ.items() if k.startswith(('__OW', 'THAW'))}\n"
+    proxy.init(code, env={"__OW_API_HOST": "h"})
+    _, first = proxy.run(activation_id="1", namespace="guest", deadline="99", extra={"a": 1})
+    assert first == {"__OW_API_HOST": "h", "__OW_ACTIVATION_ID": "1", "__OW_NAMESPACE": "guest", "__OW_DEADLINE": "99",
+                     "__OW_EXTRA": "{'a': 1}"}  # fmt: skip
+    assert proxy.run(activation_id="2")[1] == {"__OW_API_HOST": "h", "__OW_ACTIVATION_ID": "2"}
+
+
+def test_an_exception_is_the_result_and_its_traceback_is_on_stderr(proxy: Proxy) -> None:
+    proxy.init("def main(args):\n    raise KeyError('k')\n")
+    assert proxy.run() == (200, {"error": "'k'"})
+    assert "KeyError: 'k'" in proxy.err
+    assert proxy.err.endswith(SENTINEL)
+    assert proxy.out == SENTINEL
+
+
+@pytest.mark.parametrize("result", ["'x'", "1", "None", "True", "{'a': object()}", "{1, 2}"])
+def test_what_is_no_json_object_or_array_is_502(proxy: Proxy, result: str) -> None:
+    proxy.init(f"def main(args):\n    return {result}\n")
+    assert proxy.run() == (502, {"error": "The action did not return a dictionary or array."})
+    assert proxy.run()[0] == 502  # and the container goes on
+
+
+def test_the_sentinel_follows_every_run_on_both_streams(proxy: Proxy) -> None:
+    code = "import sys\ndef main(args):\n    print('out', end='')\n    print('err', file=sys.stderr)\n    return {}\n"
+    proxy.init(code)
+    proxy.run()
+    proxy.run()
+    assert proxy.out == f"out\n{SENTINEL}" * 2
+    assert proxy.err == f"err\n{SENTINEL}" * 2
+
+
+@pytest.mark.parametrize("how", ["sys.exit(0)", "os._exit(1)", "os.kill(os.getpid(), 9)"])
+def test_a_child_that_ends_is_command_exited(proxy: Proxy, how: str) -> None:
+    proxy.init(f"import os, sys\ndef main(args):\n    print('last words', flush=True)\n    {how}\n")
+    status, body = proxy.run()
+    assert (status, body["error"]) == (400, "command exited")
+    assert proxy.process.wait(WAIT_S) == 70
+    assert proxy.out == f"last words\n{SENTINEL}"
+
+
+def test_a_hundred_megabytes_are_cut_and_the_next_run_is_whole(proxy: Proxy) -> None:
+    proxy.init("def main(a):\n    for _ in range(a['n']):\n        print('x' * 999999)\n    return {}\n")
+    assert proxy.run({"n": 100}) == (200, {})
+    assert len(proxy.out) < 11 * 1024 * 1024
+    assert proxy.out.endswith("exceeds the limit of 10485760 bytes.\n" + SENTINEL)
+    assert proxy.run({"n": 1}) == (200, {})
+    assert proxy.out.endswith("x" * 999999 + "\n" + SENTINEL)
+
+
+def test_a_large_result_comes_whole(proxy: Proxy) -> None:
+    proxy.init("def main(args):\n    return {'x': 'y' * args['n']}\n")
+    assert proxy.run({"n": 20_000_000}) == (200, {"x": "y" * 20_000_000})
+
+
+def test_a_caller_that_hangs_up_ends_the_run_with_its_container(proxy: Proxy) -> None:
+    proxy.init("import time\ndef main(args):\n    print('began', flush=True)\n    time.sleep(60)\n")
+    connection = UnixConnection(proxy.socket, WAIT_S)
+    connection.request("POST", "/run", b'{"value": {}}')
+    assert connection.sock is not None
+    connection.sock.shutdown(2)
+    connection.close()
+    assert proxy.process.wait(WAIT_S) == 71
+
+
+def test_runs_overlap_when_the_action_allows_it(proxy: Proxy) -> None:
+    code = ("import threading\nb = threading.Barrier(3, timeout=10)\n"
+            "def main(args):\n    b.wait()\n    return args\n")  # fmt: skip
+    proxy.init(code, concurrency=3)
+    with concurrent.futures.ThreadPoolExecutor(3) as pool:
+        results = list(pool.map(proxy.run, [{"n": n} for n in range(1, 4)]))
+    assert results == [(200, {"n": n}) for n in range(1, 4)]
+
+
+def test_a_zip_brings_its_modules_and_files(proxy: Proxy) -> None:
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w") as archive:
+        archive.writestr("__main__.py", "import m\ndef main(args):\n    return {'m': m.X, 'f': open('data.txt').read()}\n")
+        archive.writestr("m.py", "X = 1\n")
+        archive.writestr("data.txt", "text")
+    assert proxy.init(base64.b64encode(data.getvalue()).decode(), binary=True) == (200, {"ok": True})
+    assert proxy.run() == (200, {"m": 1, "f": "text"})
+
+
+@pytest.mark.parametrize("code", ["not base64 at all", base64.b64encode(b"not a zip").decode()])
+def test_a_broken_zip_is_502(proxy: Proxy, code: str) -> None:
+    assert proxy.init(code, binary=True)[0] == 502
+
+
+def test_health_says_where_it_stands(proxy: Proxy) -> None:
+    def health() -> object:
+        connection = UnixConnection(proxy.socket, WAIT_S)
+        connection.request("GET", "/health")
+        plain = json.loads(connection.getresponse().read())
+        connection.close()
+        return plain
+
+    assert health() == {"state": "new", "inflight": 0}
+    proxy.init(ECHO)
+    assert health() == {"state": "ready", "inflight": 0}
+
+
+def test_sigterm_ends_proxy_and_child(proxy: Proxy) -> None:
+    proxy.init("import os\ndef main(args):\n    return {'pid': os.getpid()}\n")
+    child = proxy.run()[1]["pid"]
+    watched = os.pidfd_open(child)
+    proxy.process.send_signal(signal.SIGTERM)
+    assert proxy.process.wait(WAIT_S) == 0
+    import select
+
+    poll = select.poll()
+    poll.register(watched, select.POLLIN)
+    assert poll.poll(1000 * WAIT_S)  # its socket closed: it leaves by itself
+    os.close(watched)
+
+
+def test_the_launcher_needs_the_standard_library_only() -> None:
+    code = (f"import sys; sys.path.insert(0, {str(ROOT / 'runtime-python')!r}); import thaw_runtime.python_proxy; "
+            "print([m for m in sys.modules if m.partition('.')[0] in ('thaw', 'relay', 'torch', 'vllm', 'redis')])")
+    out = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=True).stdout
+    assert out == "[]\n"

@@ -1,0 +1,53 @@
+"""Promises of the repository as a whole."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.reference_pages import DOCS, PAGES
+
+ROOT = Path(__file__).parents[1]
+
+
+def tracked() -> list[Path]:
+    done = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
+    return [ROOT / name for name in done.stdout.split("\0") if name and (ROOT / name).exists()]
+
+
+@pytest.mark.parametrize(("name", "write"), PAGES.items())
+def test_a_reference_page_says_what_the_code_says(name: str, write: Callable[[], str]) -> None:
+    assert (DOCS / name).read_text() == write(), "renew it: python -m tests.reference_pages"
+
+
+def test_every_metric_name_has_component_and_unit_or_noun() -> None:
+    names = re.findall(r"^\| `(\w+)`", (DOCS / "metrics.md").read_text(), re.M)
+    assert names
+    assert all(re.fullmatch(r"thaw_(gateway|invoker|fetchd|scheduler)(_[a-z]+)+", name) for name in names), names
+
+
+def test_every_link_in_the_pages_leads_somewhere() -> None:
+    broken = []
+    for page in [p for p in tracked() if p.suffix == ".md"]:
+        for target in re.findall(r"\]\(([^)#\s]+)", page.read_text()):
+            if not target.startswith("http") and not (page.parent / target).exists():
+                broken.append(f"{page.relative_to(ROOT)} → {target}")
+    assert broken == []
+
+
+def test_every_direct_dependency_has_its_line() -> None:
+    listed = (DOCS / "dependencies.md").read_text().lower()
+    for name in ("cpu.in", "dev.in", "bench.in"):
+        for line in (ROOT / "deps" / name).read_text().splitlines():
+            if line and not line.startswith(("#", "-")):
+                package = re.split(r"[=<>;\s]", line)[0].removeprefix("types-")
+                assert package in listed, package
+
+
+def test_no_file_grew_past_one_idea() -> None:
+    sizes = {p.relative_to(ROOT): len(p.read_text().splitlines()) for p in tracked() if p.suffix == ".py"}
+    assert {str(p): n for p, n in sizes.items() if n > 450 and p.parts[0] != "tests"} == {}
