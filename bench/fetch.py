@@ -7,6 +7,7 @@ as many connections.  Shaped links are network namespaces (root); iperf3 in the 
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shutil
@@ -92,8 +93,8 @@ class FetchBench:
         return {
             "fetchd": partial(fetchd.fetch, facts, _model.whole(self.index)),
             "receiver": partial(self._receive, origin),
-            "obstore": partial(_clients.run_python, "obstore", origin.url, "models", key, n_bytes),
-            "boto3": partial(_clients.run_python, "boto3", origin.url, "models", key, n_bytes),
+            **{name: partial(_clients.run_python, name, origin.url, "models", key, n_bytes)
+               for name in ("obstore", "boto3") if importlib.util.find_spec(name)},
             **({"curl": partial(_clients.run_program, ["curl", "-sSf", "-o", str(made), url], made, n_bytes)}
                if shutil.which("curl") else {}),
             **({"s5cmd": partial(_clients.run_program, [s5cmd, "--no-sign-request", "--endpoint-url", origin.url, "cp",
@@ -136,7 +137,7 @@ _COMPETITORS = {"obstore": 1.7, "curl": 3.0, "s5cmd": 4.0, "boto3": 5.0}
 
 def _against(name: str, found: dict[str, list[Sample]], goal: float) -> Goal:
     if name not in found:
-        return judge(f"vs_{name}", None, ">=", goal, floor=f"{name} is not installed")
+        return judge(f"vs_{name}", None, ">=", goal, floor=f"{name} is not installed (deps/bench.lock)")
     ratio = gb_s(found["fetchd"]) / gb_s(found[name])
     most = gb_s(found["receiver"]) / gb_s(found[name])
     floor = f"{_floor(found['fetchd'], found[name])}; the C++ receiver without checks is {most:.2f} times as fast"

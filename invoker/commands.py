@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import traceback
 from collections import OrderedDict
 from typing import Any, Final
 
@@ -11,6 +12,7 @@ import redis
 from invoker import metrics
 from invoker.cells import StemCells
 from invoker.instance import Action, Event
+from invoker.plans import check_plan
 from invoker.start import Deps, Starting, new_live, stage_of
 from relay import bus
 from relay.messages import (
@@ -56,6 +58,9 @@ class Commands:
         except ThawError as e:
             metrics.COMMANDS.labels(type=name, outcome=e.code).inc()
             self._refuse(command, e)
+        except Exception as e:  # noqa: BLE001  the edge of a thread: a bug must not make this host deaf
+            self._deps.log.event("command_crashed", command=name, traceback=traceback.format_exc())
+            self._refuse(command, PlatformError(f"the command failed on a bug: {type(e).__name__}: {e}"))
 
     def _check_epoch(self, command: Command) -> None:
         if command.epoch < self._fleet.epoch:
@@ -87,6 +92,7 @@ class Commands:
     def _start(self, body: Start) -> None:
         if self.draining:
             raise Unavailable("this host is draining", hint="the scheduler starts elsewhere")
+        check_plan(body.plan)
         stage = stage_of(body)
         if stage.host != self._host_id:
             raise BadRequest(f"stage {body.stage} of the plan is for {stage.host}, this is {self._host_id}")
@@ -101,6 +107,7 @@ class Commands:
 
     def _prefetch(self, body: Prefetch) -> None:
         plan = body.plan
+        check_plan(plan)
         stage = next((s for s in plan.stages if s.stage == body.stage), None)
         if plan.model is None or stage is None:
             raise BadRequest("a prefetch needs a model and a stage of its plan")

@@ -78,9 +78,9 @@ class Agent:
         self.port.start()
         self.reporter.start()
         self._reader.start()
-        if self._settings.stem_cells == "on":
-            self.cells.set_target(KIND_PYTHON, 1)
-            self.cells.set_target(KIND_LLM, 1)
+        count = 1 if self._settings.stem_cells == "on" else 0
+        self.cells.set_target(KIND_PYTHON, count)
+        self.cells.set_target(KIND_LLM, count)  # 0 also ends one that an earlier invoker left
         self._log.event("ready", address=self.address, share=self.driver.share)
 
     def stop(self) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
+import time
 from pathlib import Path
 
 
@@ -40,6 +42,44 @@ def kill_group(pgid: int) -> None:
         os.killpg(pgid, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
         return
+
+
+def wait_gone(pid: int, ticks: int, deadline_s: float) -> bool:
+    """Whether a process, ours or not, has ended within ``deadline_s``."""
+    if not is_alive(pid, ticks):
+        return True
+    try:
+        fd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        poll = select.poll()
+        poll.register(fd, select.POLLIN)
+        return bool(poll.poll(1000 * deadline_s))
+    finally:
+        os.close(fd)
+
+
+def end_group(pgid: int, deadline_s: float) -> None:
+    """Kill what is left of a group whose leader has ended, and return when its memory is free."""
+    deadline = time.monotonic() + deadline_s
+    members = _members(pgid)
+    if members:
+        kill_group(pgid)
+    for pid, ticks in members:
+        wait_gone(pid, ticks, max(0.0, deadline - time.monotonic()))
+
+
+def _members(pgid: int) -> list[tuple[int, int]]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and (ticks := start_ticks(int(entry.name))) is not None:
+            try:
+                if os.getpgid(int(entry.name)) == pgid:
+                    found.append((int(entry.name), ticks))
+            except ProcessLookupError:
+                continue
+    return found
 
 
 def usage(pid: int) -> tuple[int, float]:

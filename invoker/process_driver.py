@@ -8,7 +8,6 @@ never by inheritance: the invoker's own hold credentials.
 from __future__ import annotations
 
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -37,6 +36,7 @@ KEPT_ENVIRONMENT: Final = (
     "HF_HUB_OFFLINE", "XDG_CACHE_HOME", "CUDA_VISIBLE_DEVICES", "VLLM_CONFIGURE_LOGGING", "PYTHONDONTWRITEBYTECODE",
 )  # fmt: skip
 _LOG_READ_BYTES: Final = 1 << 20
+_KILLED_S: Final = 10.0  # from SIGKILL to the end, memory of gigabytes included
 _EXIT_STATUS_S: Final = 0.5  # between a process's end and its zygote's word on it
 
 
@@ -118,10 +118,16 @@ class ProcessDriver:
         proc.signal_tree(handle.pid, handle.start_ticks, signal.SIGCONT)  # a stopped process hears SIGTERM only then
         if not ended.wait(deadline_s):
             proc.signal_tree(handle.pid, handle.start_ticks, signal.SIGKILL)
-            if not ended.wait(10.0):
+            if not ended.wait(_KILLED_S):
                 raise PlatformError(f"process {handle.pid} does not die", hint="it may hang in the kernel")
 
     def remove(self, handle: Handle) -> None:
+        """Returns when nothing of the container is left: processes, files, cgroup."""
+        with self._lock:
+            handle = self._handles.get(handle.container_id, handle)
+            watched = handle.container_id in self._ended
+        if watched:  # else its pid may be a stranger's by now
+            proc.end_group(handle.pid, _KILLED_S)
         self._shares.remove(handle.container_id)
         self._owned.remove(handle)
         with self._lock:
@@ -207,18 +213,9 @@ def stop_unwatched(handle: Handle) -> None:
     """End a container of an earlier invoker that nobody watches; returns when it is gone."""
     if not proc.is_alive(handle.pid, handle.start_ticks):
         return
-    try:
-        fd = os.pidfd_open(handle.pid)
-    except ProcessLookupError:
-        return
-    try:
-        proc.signal_tree(handle.pid, handle.start_ticks, signal.SIGKILL)
-        poll = select.poll()
-        poll.register(fd, select.POLLIN)
-        poll.poll(10_000)
-        proc.kill_group(handle.pid)
-    finally:
-        os.close(fd)
+    proc.signal_tree(handle.pid, handle.start_ticks, signal.SIGKILL)
+    if proc.wait_gone(handle.pid, handle.start_ticks, _KILLED_S):
+        proc.end_group(handle.pid, _KILLED_S)
 
 
 def _kept_environment() -> dict[str, str]:

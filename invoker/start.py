@@ -12,30 +12,28 @@ which closes the door, gives the fetch up, ends the process and announces GONE w
 
 from __future__ import annotations
 
-import http.client
-import json
-import socket
 import threading
 import time
+import traceback
 from dataclasses import dataclass
 from typing import Any, Final
 
 from invoker import metrics
 from invoker.driver import Handle, Spec
 from invoker.fleet import Fleet
+from invoker.initialise import InitCall, keep_alive_s_of, llm_init, python_init, slots_of
 from invoker.instance import Action, Event, State
 from invoker.live import Live
 from invoker.logs import last_lines
 from invoker.placing import Placement, Placing
 from invoker.settings import InvokerSettings
-from relay.http_unix import UnixConnection
-from relay.messages import FetchStart, InitReply, LlmInit, Start
+from relay.messages import FetchStart, InitReply, Start
 from relay.records import Records
 from thaw import wire
 from thaw.action import KIND_LLM, KIND_PYTHON
 from thaw.action import Action as FunctionAction
 from thaw.clock import wall_ms
-from thaw.errors import ErrorInfo, InitFailed, PlatformError, ThawError, Unavailable, WorkerLost, from_info
+from thaw.errors import InitFailed, PlatformError, ThawError, Unavailable, WorkerLost
 from thaw.ids import HostId, Namespace
 from thaw.instance import InstanceRecord, InstanceState, StartMode
 from thaw.logs import Log
@@ -43,6 +41,7 @@ from thaw.plan import Plan, PlanStage
 from thaw.trace import Phase, TraceEvent, event
 
 CONTAINER_ANSWERS_S: Final = 60.0
+EXIT_SEEN_S: Final = 5.0
 FETCH_END_S: Final = 10.0
 """The engine has taken every byte; fetchd's word on it is then on its way."""
 
@@ -87,7 +86,7 @@ class Starting:
         self._began = time.monotonic()
         self._lock = threading.Lock()
         self._events: list[TraceEvent] = []
-        self._connection: UnixConnection | None = None
+        self._init_call: InitCall | None = None
         self._fetch_ended = threading.Event()
         self._segment_id = ""
 
@@ -97,6 +96,9 @@ class Starting:
             self._start()
         except ThawError as e:
             self._fail(e)
+        except Exception as e:  # noqa: BLE001  the edge of a thread: a bug must not leave an instance STARTING for ever
+            self._deps.log.event("start_crashed", traceback=traceback.format_exc())
+            self._fail(PlatformError(f"the start failed on a bug: {e!r}", hint="see the invoker's log"))
         self._write_trace()
 
     def _start(self) -> None:
@@ -104,7 +106,7 @@ class Starting:
         if self._plan.model is not None:
             self._begin_fetch()
         live.function = self._function()
-        live.amend(slots=_slots(live.function), keep_alive_s=_keep_alive_s(live.function),
+        live.amend(slots=slots_of(live.function), keep_alive_s=keep_alive_s_of(live.function),
                    reserve_bytes=record.reserve_bytes or live.function.limits.memory << 20)  # fmt: skip
         placement = self._deps.placing.place(live)
         mode = StartMode.PREWARMED if placement[0] is not None else StartMode.COLD
@@ -205,56 +207,30 @@ class Starting:
         assert function is not None  # noqa: S101
         began = time.monotonic()
         if function.is_llm:
-            reply = wire.from_plain(InitReply, self._post_init(path, wire.to_plain(self._llm_init(function))))
+            reply = wire.from_plain(InitReply, self._post_init(path, wire.to_plain(llm_init(self._plan, self._stage, function, self._deps.settings))))
             with self._lock:
                 self._events += reply.events
         else:
             self._mark(Phase.INIT_BEGIN)
-            self._post_init(path, _python_init(function))
+            self._post_init(path, python_init(function))
             self._mark(Phase.INIT_END)
         init_ms = max(1, round(1000 * (time.monotonic() - began)))
         self._live.amend(init_ms=init_ms)
 
-    def _llm_init(self, function: FunctionAction) -> LlmInit:
-        plan, stage, settings = self._plan, self._stage, self._deps.settings
-        if function.config is None:
-            raise InitFailed(f"{function.name} has no config", hint="update the action with --config")
-        n_threads = max(1, round(stage.share * settings.n_cores))
-        return LlmInit(plan.action, plan.group_id, stage.stage, len(plan.stages), stage.layers, function.config,
-                       stage.reserve_bytes, stage.share, n_threads, HostId(settings.host_id))  # fmt: skip
-
     def _post_init(self, path: str, value: Any) -> Any:
-        """The reply's JSON.  Raises what the container says, WorkerLost when it says nothing."""
-        connection = UnixConnection(path, self._deps.settings.start_timeout_s)
-        self._connection = connection
+        live, call = self._live, InitCall(path, self._deps.settings.start_timeout_s)
+        self._init_call = call
         try:
-            connection.request("POST", "/init", json.dumps({"value": value}).encode(),
-                               {"Content-Type": "application/json"})  # fmt: skip
-            response = connection.getresponse()
-            status, plain = response.status, json.loads(response.read())
-        except TimeoutError as e:
-            raise InitFailed("the container did not finish its start in time", hint="raise THAW_START_TIMEOUT_S") from e
-        except (OSError, http.client.HTTPException, ValueError) as e:
-            raise self._lost() from e
+            return call.post(value)
+        except InitFailed as e:
+            if live.kind == KIND_PYTHON and live.handle is not None:
+                e.hint = last_lines(live.handle) or e.hint  # why a function did not load is on its stderr
+            raise
+        except WorkerLost as e:
+            live.gone.wait(EXIT_SEEN_S)  # the exit that broke the connection says why, and is on its way
+            raise (live.error or e) from e
         finally:
-            self._connection = None
-            connection.close()
-        if status != 200:
-            raise self._init_error(plain)
-        return plain
-
-    def _init_error(self, plain: dict[str, Any]) -> ThawError:
-        """What the container says; a function that did not load has said why on its stderr."""
-        info = plain.get("info")
-        error = from_info(wire.from_plain(ErrorInfo, info)) if info else InitFailed(str(plain.get("error")))
-        if self._live.kind == KIND_PYTHON and self._live.handle is not None:
-            error.hint = last_lines(self._live.handle) or error.hint
-        return error
-
-    def _lost(self) -> ThawError:
-        """The connection broke: the exit that caused it says why, and it is on its way."""
-        self._live.gone.wait(5.0)
-        return self._live.error or WorkerLost("the container closed its connection while it started")
+            self._init_call = None
 
     # the end -------------------------------------------------------------------------------------------------------
 
@@ -284,12 +260,9 @@ class Starting:
             metrics.STARTS.labels(mode=live.record.start_mode.value, outcome=error.code).inc()
             self._deps.log.event("start_failed", instance_id=live.record.instance_id, group_id=self._plan.group_id,
                                  error=error.message)  # fmt: skip
-            connection = self._connection
-            if connection is not None and connection.sock is not None:
-                try:
-                    connection.sock.shutdown(socket.SHUT_RDWR)
-                except OSError:
-                    pass  # it has just ended
+            call = self._init_call
+            if call is not None:
+                call.abort()
             self._fleet.stop(live)
         elif live.state in (State.STOPPING, State.GONE):
             self._fleet.close_fetches(live)  # it ended while a door was being opened
@@ -312,21 +285,3 @@ class Starting:
 
 def _given_up(live: Live) -> ThawError:
     return live.error or WorkerLost("the start was given up")
-
-
-def _slots(function: FunctionAction) -> int:
-    if function.config is not None:
-        return max(1, min(function.config.scaling.max_batch, function.config.limits.concurrency))
-    return max(1, function.limits.concurrency)
-
-
-def _keep_alive_s(function: FunctionAction) -> float:
-    return function.config.scaling.keep_alive_s if function.config is not None else function.keep_alive_s
-
-
-def _python_init(function: FunctionAction) -> dict[str, object]:
-    code = function.exec
-    env = {"__OW_ACTION_NAME": f"/{function.name}", "__OW_NAMESPACE": function.namespace,
-           "__OW_ACTION_VERSION": function.version}  # fmt: skip
-    return {"name": function.name.rpartition("/")[2], "main": code.main or "main", "code": code.code,
-            "binary": code.binary, "env": env, "concurrency": _slots(function)}  # fmt: skip

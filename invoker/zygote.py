@@ -23,9 +23,11 @@ from relay.channel import Channel
 from thaw.errors import PlatformError, ProtocolError
 from thaw.logs import Log
 
+PROGRAM: list[str] = ["-m", "thaw_runtime.zygote"]
 WARM_UP_S: Final = 180.0
 """Importing the engine takes 10 CPU seconds, on a host whose cores are busy several times as long."""
 
+_ENDED_S: Final = 5.0
 _FORK_S: Final = 10.0
 _RESTART_S: Final = 1.0  # a process that dies at once must not be started in a loop without pause
 
@@ -65,13 +67,16 @@ class Zygote:
         """End it; its containers go on.  Returns when its memory is free."""
         with self._lock:
             self._wanted = False
+            if not self._running:
+                self._found()  # one of an earlier invoker's
             channel, pid, ticks = self._channel, self._pid, self._ticks
         os.eventfd_write(self._stopped, 1)
         proc.signal_tree(pid, ticks, signal.SIGKILL)
+        proc.wait_gone(pid, ticks, _ENDED_S)
         if channel is not None:
             channel.close()
         with self._lock:
-            self._changed.wait_for(lambda: not self._running, timeout=5.0)
+            self._changed.wait_for(lambda: not self._running, timeout=_ENDED_S)
         self._pid_file.unlink(missing_ok=True)
 
     def leave(self) -> None:
@@ -163,7 +168,7 @@ class Zygote:
 
     def _start(self) -> None:
         Path(self._path).unlink(missing_ok=True)
-        command = [sys.executable, "-m", "thaw_runtime.zygote", "--socket", self._path]
+        command = [sys.executable, *PROGRAM, "--socket", self._path]
         with self._log_file.open("ab") as log:
             process = subprocess.Popen(command, env=dict(self._env), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                                        start_new_session=True)  # fmt: skip

@@ -40,6 +40,7 @@ class HostReport:
     started_wall_ms: int
     seen_wall_ms: int
     stem_cells: int = 0
+    stem_kinds: tuple[str, ...] = ()  # of which kinds one is waiting
     stem_cell_bytes: int = 0
     draining: bool = False
     instances: tuple[InstanceId, ...] = ()

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from thaw.errors import ErrorInfo
 from thaw.ids import ActionName, ActivationId, CommandId, GroupId, HostId, InstanceId
-from thaw.instance import InstanceRecord
+from thaw.instance import InstanceRecord, StartMode
 from thaw.plan import Plan
 
 
@@ -90,6 +90,7 @@ class LearnFrom:
     group_id: GroupId
     action: ActionName
     device_kind: str
+    mode: StartMode
 
 
 class TimerKind(enum.StrEnum):

@@ -20,6 +20,7 @@ from gateway.scheduler.decisions import (
     Flag,
     ForgetInstance,
     InspectModelOn,
+    LearnFrom,
     ReleaseInstance,
     StartGroup,
 )
@@ -30,7 +31,7 @@ from relay.records import Records
 from relay.registry import Registry
 from thaw import trace, wire
 from thaw.errors import ProtocolError
-from thaw.ids import ActionName, CommandId, GroupId, HostId
+from thaw.ids import CommandId, HostId
 from thaw.logs import Log
 from thaw.trace import Phase, TraceEvent
 
@@ -108,16 +109,18 @@ class Effects:
 
     # what was learned ----------------------------------------------------------------------------------------------
 
-    def learn(self, history: History, group_id: GroupId, action: ActionName, device_kind: str) -> None:
+    def learn(self, history: History, start: LearnFrom) -> None:
         """Mix a start's measured times in and keep the means."""
         try:
-            events: list[TraceEvent] = list(self._records.trace(group_id))
+            events: list[TraceEvent] = list(self._records.trace(start.group_id))
         except ProtocolError as e:  # nothing to learn from what cannot be read
-            self._log.event("trace_refused", group_id=group_id, error=e.message)
+            self._log.event("trace_refused", group_id=start.group_id, error=e.message)
             return
-        learned = history.update(action, device_kind, measure(events))
+        learned = history.update(start.action, start.device_kind, start.mode, measure(events))
         with redis_link.translated("keep what starts took"):
-            self._redis.hset(keys.HISTORY, history.key(action, device_kind), wire.dumps(learned))
+            self._redis.hset(
+                keys.HISTORY, history.key(start.action, start.device_kind, start.mode), wire.dumps(learned)
+            )
 
 
 def load_history(client: redis.Redis, log: Log) -> History:
@@ -130,5 +133,3 @@ def load_history(client: redis.Redis, log: Log) -> History:
         except ProtocolError as e:  # of another version: the defaults stand until a start is seen
             log.event("history_entry_refused", key=redis_link.text(key), error=e.message)
     return History(learned)
-
-

@@ -1,4 +1,6 @@
-"""What starts have really taken: an exponentially weighted mean per (action, kind of device).
+"""What starts have really taken: an exponentially weighted mean per (action, kind of device, start mode).
+
+A start from a stem cell has no imports to wait for, so it is another thing than a cold one and learned apart.
 
 The loop feeds it the traces of starts that ended well and keeps it in the registry; it does no I/O itself.
 """
@@ -11,12 +13,16 @@ from dataclasses import dataclass, fields, replace
 from typing import Final
 
 from gateway.scheduler.predict import Times
+from thaw.instance import StartMode
 from thaw.trace import Phase, TraceEvent
 
 ALPHA: Final = 0.2
 """ServerlessLLM leaves it open; a fifth follows a change within ten starts and forgives one slow one."""
 _LONGEST_S: Final = 3_600.0  # what says more than an hour is a broken clock
 _DEFAULT_TIMES: Final = Times()
+_PAPER_WEIGHT_BYTES: Final = 13_476_839_424  # Llama2-7B, whose times are the defaults
+_STEM_CELL_TIMES: Final = {"t_cc": 0.2, "t_l": 0.0}
+"""A fork or a waiting container, imports done; until one start from a stem cell was seen."""
 
 _DIRECT: Final = {
     "t_cc": (Phase.CONTAINER_BEGIN, Phase.CONTAINER_END),
@@ -55,25 +61,31 @@ class History:
         self._learned: dict[str, Learned] = dict(learned or {})
 
     @staticmethod
-    def key(action: str, device_kind: str) -> str:
-        return f"{action}|{device_kind}"
+    def key(action: str, device_kind: str, mode: StartMode) -> str:
+        return f"{action}|{device_kind}|{mode}"
 
-    def times(self, action: str, device_kind: str) -> Times:
-        return self.learned(action, device_kind).times
+    def times(self, action: str, device_kind: str, mode: StartMode, weight_bytes: int) -> Times:
+        """What is known; where nothing is, the paper's times, prefill and token scaled by the bytes they read."""
+        learned = self.learned(action, device_kind, mode)
+        scale = weight_bytes / _PAPER_WEIGHT_BYTES
+        guessed = {"t_p": _DEFAULT_TIMES.t_p * scale, "t_d": _DEFAULT_TIMES.t_d * scale}
+        if mode is StartMode.PREWARMED:
+            guessed |= _STEM_CELL_TIMES
+        return replace(learned.times, **{n: v for n, v in guessed.items() if n not in learned.known})
 
-    def learned(self, action: str, device_kind: str) -> Learned:
-        return self._learned.get(self.key(action, device_kind), Learned())
+    def learned(self, action: str, device_kind: str, mode: StartMode) -> Learned:
+        return self._learned.get(self.key(action, device_kind, mode), Learned())
 
-    def update(self, action: str, device_kind: str, measured: Measured) -> Learned:
+    def update(self, action: str, device_kind: str, mode: StartMode, measured: Measured) -> Learned:
         """Mix one start in; returns the new means, for the loop to keep."""
-        old = self.learned(action, device_kind)
+        old = self.learned(action, device_kind, mode)
         values = {f.name: getattr(measured, f.name) for f in fields(measured)}
         given = {n: v for n, v in values.items() if v is not None and math.isfinite(v) and v >= 0}
         mixed = {n: _mix(old, n, v) for n, v in given.items()}
         bandwidth = mixed.pop("bandwidth", old.bandwidth)
         known = tuple(sorted({*old.known, *given}))
         new = Learned(replace(old.times, **mixed), bandwidth, known)
-        self._learned[self.key(action, device_kind)] = new
+        self._learned[self.key(action, device_kind, mode)] = new
         return new
 
 

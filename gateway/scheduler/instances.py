@@ -60,7 +60,7 @@ def _ready(view: ClusterView, record: InstanceRecord, now_s: float) -> list[Deci
         return []
     device = host.devices.get(record.device) if host else None
     kind = device.device.kind if device else ""
-    learn: list[Decision] = [LearnFrom(record.group_id, record.action, kind)] if kind else []
+    learn: list[Decision] = [LearnFrom(record.group_id, record.action, kind, record.start_mode)] if kind else []
     # what still waits in a second was not served by this instance
     return [*learn, *wake(action, record.action, now_s + MIN_IDLE_S, now_s), *retry_blocked(view, now_s)]
 

@@ -149,7 +149,7 @@ class Scheduler:
 
     def _learn(self, item: LearnFrom) -> None:
         if self._view is not None:
-            self._effects.learn(self._view.history, item.group_id, item.action, item.device_kind)
+            self._effects.learn(self._view.history, item)
 
     def _at(self, at_s: float, item: object) -> None:
         heapq.heappush(self._timers, (at_s, next(self._order), item))

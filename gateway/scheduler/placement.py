@@ -12,8 +12,9 @@ from gateway.scheduler.predict import Times
 from gateway.scheduler.schemes import VARIANTS, Request, Scheme, Server, Variant
 from gateway.scheduler.select import select
 from gateway.scheduler.view import ClusterView, InstanceView
+from thaw.action import KIND_LLM
 from thaw.ids import ActionName
-from thaw.instance import InstanceState
+from thaw.instance import InstanceState, StartMode
 from thaw.model import ModelFacts
 
 PLATFORM_MAX_STAGES = 1
@@ -29,10 +30,10 @@ def place(view: ClusterView, facts: ActionFacts, model: ModelFacts | None, t_w: 
     """The best host with room now, or None."""
     if model is None:
         return _least_loaded(view, facts)
-    offers = _Offers(view, facts, now_s)
+    offers = _Offers(view, facts, model, now_s)
     request = Request(
         model.n_bytes, facts.need_bytes - model.n_bytes, facts.slo_ttft_s, facts.slo_tpot_s, max(0.0, t_w),
-        view.history.times(facts.name, offers.kind),
+        offers.times(offers.kind, StartMode.COLD),
     )  # fmt: skip
     scheme = select(
         offers.servers, request, variant=_variant(view), max_stages=min(facts.max_stages, PLATFORM_MAX_STAGES),
@@ -65,19 +66,23 @@ def usable(host: HostView, facts: ActionFacts) -> tuple[DeviceView, ...]:
 class _Offers:
     """The hosts as Algorithm 1's servers, numbered so that a tie goes to the least loaded."""
 
-    def __init__(self, view: ClusterView, facts: ActionFacts, now_s: float) -> None:
-        self._now_s = now_s
+    def __init__(self, view: ClusterView, facts: ActionFacts, model: ModelFacts, now_s: float) -> None:
+        self._view, self._name, self._model, self._now_s = view, facts.name, model, now_s
         fitting = [h for h in view.live_hosts() if h.room(for_model=True).most_free >= facts.need_bytes]
         self._hosts = sorted(fitting, key=lambda h: (h.n_workers, h.host_id))
         kinds = sorted({h.room(for_model=True).kind for h in self._hosts})
         self.kind = kinds[0] if kinds else "cpu"
-        times = {k: view.history.times(facts.name, k) for k in kinds}
+        times = {(k, m): self.times(k, m) for k in kinds for m in (StartMode.COLD, StartMode.PREWARMED)}
         self.servers = [self._server(i, times) for i in range(len(self._hosts))]
 
-    def _server(self, i: int, times: Mapping[str, Times]) -> Server:
+    def times(self, kind: str, mode: StartMode) -> Times:
+        return self._view.history.times(self._name, kind, mode, self._model.weight_bytes)
+
+    def _server(self, i: int, times: Mapping[tuple[str, StartMode], Times]) -> Server:
         room = self._hosts[i].room(for_model=True)
+        mode = StartMode.PREWARMED if KIND_LLM in self._hosts[i].report.stem_kinds else StartMode.COLD
         pcie = PCIE_BYTES_PER_S.get(room.kind, _PCIE_DEFAULT)
-        return Server(i, self._hosts[i].ledger.bytes_per_s, pcie, room.gpus, times[room.kind])
+        return Server(i, self._hosts[i].ledger.bytes_per_s, pcie, room.gpus, times[room.kind, mode])
 
     def bandwidth(self, server: Server, n_bytes: float, within_s: float) -> float:
         return self._hosts[server.id].ledger.bandwidth(n_bytes, self._now_s + within_s, self._now_s)

@@ -59,9 +59,7 @@ class Reading:
         yield HostsSeen(tuple(self._registry.live_hosts()))
         now_ms = wall_ms()
         # a gateway's first heartbeat may come after its first request
-        holders = {
-            d.demand.gateway for d in view.demand.values() if now_ms - d.demand.queued_wall_ms > LEASE_MS
-        }
+        holders = {d.demand.gateway for d in view.demand.values() if now_ms - d.demand.queued_wall_ms > LEASE_MS}
         lost = frozenset(g for g in holders if not self._registry.is_gateway_alive(g))
         if lost:
             yield GatewaysLost(lost)

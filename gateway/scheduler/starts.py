@@ -162,9 +162,7 @@ def _start_one(view: ClusterView, facts: ActionFacts, model: ModelFacts | None, 
     stage = StageStart(0, choice.host_id, InstanceId(view.new_id()), CommandId(view.new_id()))
     view.put_instance(starting_record(plan, 0, stage.instance_id, facts), now_s, confirmed=False)
     served = _assign(view, facts, group_id)
-    view.groups[group_id] = GroupView(
-        plan, (stage.instance_id,), (stage.command_id,), set(served), now_s, now_s
-    )
+    view.groups[group_id] = GroupView(plan, (stage.instance_id,), (stage.command_id,), set(served), now_s, now_s)
     if model is not None:
         ledger = view.hosts[choice.host_id].ledger
         ledger.add(group_id, model.n_bytes, now_s + choice.fetch_within_s, now_s)

@@ -101,13 +101,14 @@ def test_create_and_start_are_idempotent_by_container_id(driver: ProcessDriver) 
     assert driver.start(first, spec()) == first
 
 
-def test_stop_ends_the_whole_tree_and_is_idempotent(driver: ProcessDriver, exits: Exits) -> None:
+def test_stop_and_remove_end_the_whole_tree_and_stop_is_idempotent(driver: ProcessDriver, exits: Exits) -> None:
     handle = up(driver, spec())
     group = [int(p.name) for p in Path("/proc").iterdir() if p.name.isdigit() and _group(int(p.name)) == handle.pid]
     assert len(group) >= 2  # the proxy and its child
     driver.stop(handle, deadline_s=WAIT_S)
     driver.stop(handle, deadline_s=WAIT_S)
     exits.wait("one")
+    driver.remove(handle)
     assert [pid for pid in group if proc.start_ticks(pid) is not None] == []
 
 

@@ -44,7 +44,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def facts_of_model(uri: str) -> ModelFacts:
-    return ModelFacts(uri, 1_010, 1_000, 2, (400, 400), 200, "aa", "", True, {"config.json": 10, "w.safetensors": 1_000})
+    return ModelFacts(
+        uri, 1_010, 1_000, 2, (400, 400), 200, "aa", "", True, {"config.json": 10, "w.safetensors": 1_000}
+    )
 
 
 class Recorder:
@@ -262,5 +264,3 @@ def platform(valkey_url: str, tmp_path: Path) -> Iterator[Platform]:
     running = Platform(valkey_url, tmp_path)
     yield running
     running.close()
-
-

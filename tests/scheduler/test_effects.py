@@ -7,11 +7,13 @@ from collections.abc import Iterator
 import pytest
 import redis
 
+from gateway.scheduler.decisions import LearnFrom
 from gateway.scheduler.effects import Effects, load_history
 from gateway.scheduler.history import History
 from relay import redis_link
 from relay.records import Records
 from thaw.ids import ActionName, GroupId
+from thaw.instance import StartMode
 from thaw.logs import Log
 from thaw.trace import Phase, TraceEvent
 
@@ -28,19 +30,19 @@ def test_what_a_start_took_is_kept_for_the_next_scheduler(client: redis.Redis) -
     events = [TraceEvent(Phase.CONTAINER_BEGIN, boot_id="b"), TraceEvent(Phase.CONTAINER_END, boot_id="b",
                                                                          mono_ns=250_000_000)]  # fmt: skip
     Records(client).add_trace("g1", events)
-    Effects(client, 1, Log("test")).learn(History(), GroupId("g1"), CHAT, "cpu")
-    assert load_history(client, Log("test")).times(CHAT, "cpu").t_cc == pytest.approx(0.25)
+    Effects(client, 1, Log("test")).learn(History(), LearnFrom(GroupId("g1"), CHAT, "cpu", StartMode.COLD))
+    assert load_history(client, Log("test")).times(CHAT, "cpu", StartMode.COLD, 1).t_cc == pytest.approx(0.25)
 
 
 def test_a_trace_that_cannot_be_read_teaches_nothing_and_stops_nothing(
     client: redis.Redis, capsys: pytest.CaptureFixture[str]
 ) -> None:
     client.rpush("thaw:trace:g1", b"{")
-    Effects(client, 1, Log("test")).learn(History(), GroupId("g1"), CHAT, "cpu")
+    Effects(client, 1, Log("test")).learn(History(), LearnFrom(GroupId("g1"), CHAT, "cpu", StartMode.COLD))
     assert client.hgetall("thaw:history") == {}
     assert '"event": "trace_refused"' in capsys.readouterr().err
 
 
 def test_a_history_entry_of_another_version_is_passed_over(client: redis.Redis) -> None:
     client.hset("thaw:history", "guest/chat|cpu", b'{"times": 3}')
-    assert load_history(client, Log("test")).times(CHAT, "cpu") == History().times(CHAT, "cpu")
+    assert load_history(client, Log("test")).times(CHAT, "cpu", StartMode.COLD, 1) == History().times(CHAT, "cpu", StartMode.COLD, 1)

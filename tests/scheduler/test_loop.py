@@ -157,9 +157,7 @@ def test_a_start_that_was_planned_and_never_sent_is_taken_back_by_the_successor(
     assert platform.registry.plan(start.plan.group_id) is None
 
 
-def test_the_scheduler_goes_on_after_the_state_server_was_killed(
-    own_valkey: Any, platform_on: Any
-) -> None:
+def test_the_scheduler_goes_on_after_the_state_server_was_killed(own_valkey: Any, platform_on: Any) -> None:
     platform = platform_on(own_valkey.url)
     host = platform.host()
     platform.action()

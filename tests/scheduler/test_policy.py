@@ -403,13 +403,14 @@ def test_a_host_whose_clock_goes_back_is_flagged() -> None:
 
 
 def test_a_slow_link_gives_a_fallback_plan_without_a_deadline_and_a_fast_one_a_deadline() -> None:
+    t_p = 1.5 * FACTS.weight_bytes / 13_476_839_424  # the paper's prefill, by the bytes it reads
     slow = llm_world(report(network_bytes_per_s=1e6))
     (start,) = of(slow.ask(CHAT), StartGroup)
     assert start.plan.stages[0].fetch_deadline_ms is None
-    assert start.plan.predicted_ttft_s == pytest.approx(100 * MIB / 1e6 + 1.505)
+    assert start.plan.predicted_ttft_s == pytest.approx(100 * MIB / 1e6 + t_p + 0.005)
     fast = llm_world(report(network_bytes_per_s=1e9))
     (start,) = of(fast.ask(CHAT), StartGroup)
-    assert start.plan.stages[0].fetch_deadline_ms == 7_500 - 1_505
+    assert start.plan.stages[0].fetch_deadline_ms == int(7_500 - (t_p + 0.005) * 1000)
 
 
 def _rebuilt(**fields: Any) -> Rebuilt:

@@ -16,8 +16,10 @@ from gateway.scheduler.predict import (
     tpot,
     ttft,
 )
+from thaw.instance import StartMode
 from thaw.trace import Phase, TraceEvent
 
+COLD, LLAMA2_7B = StartMode.COLD, 13_476_839_424
 T = Times()
 M, P = 12e9, 12e9
 
@@ -85,10 +87,24 @@ def test_events_of_two_boots_are_never_subtracted() -> None:
 
 def test_the_first_measurement_replaces_the_default_and_later_ones_are_mixed_in_by_a_fifth() -> None:
     history = History()
-    history.update("guest/chat", "cpu", measure(TRACE))
+    history.update("guest/chat", "cpu", COLD, measure(TRACE))
     slower = [_event(Phase.CONTAINER_BEGIN, 0.0), _event(Phase.CONTAINER_END, 1.5)]
-    learned = history.update("guest/chat", "cpu", measure(slower))
+    learned = history.update("guest/chat", "cpu", COLD, measure(slower))
     assert learned.times.t_cc == pytest.approx(0.8 * 0.5 + 0.2 * 1.5)
     assert learned.bandwidth == pytest.approx(2_000.0)
-    assert history.times("guest/chat", "cpu").t_p == Times().t_p
-    assert history.times("guest/other", "cpu") == Times()
+    assert history.times("guest/chat", "cpu", COLD, LLAMA2_7B).t_p == Times().t_p
+    assert history.times("guest/other", "cpu", COLD, LLAMA2_7B) == Times()
+
+
+def test_a_start_from_a_stem_cell_waits_for_no_imports_and_is_learned_apart() -> None:
+    history = History()
+    prewarmed = history.times("guest/chat", "cpu", StartMode.PREWARMED, LLAMA2_7B)
+    assert (prewarmed.t_l, prewarmed.t_cc) == (0.0, 0.2)
+    history.update("guest/chat", "cpu", COLD, measure(TRACE))
+    assert history.times("guest/chat", "cpu", StartMode.PREWARMED, LLAMA2_7B) == prewarmed
+
+
+def test_what_is_not_known_of_a_small_model_is_guessed_from_its_bytes() -> None:
+    small = History().times("guest/chat", "cpu", COLD, LLAMA2_7B // 100)
+    assert small.t_p == pytest.approx(T.t_p / 100)
+    assert small.t_cc == T.t_cc

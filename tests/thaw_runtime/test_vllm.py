@@ -196,6 +196,7 @@ def test_an_architecture_the_engine_lacks_is_named(fork: Callable[[Path], Forked
     assert "StrangeForCausalLM" in reply["error"]
 
 
+@pytest.mark.timeout(900)
 def test_greedy_tokens_equal_plain_vllms_and_swapped_layers_do_not(
     fork: Callable[[Path], Forked], model: Path, tmp_path: Path
 ) -> None:

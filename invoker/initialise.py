@@ -1,0 +1,79 @@
+"""``/init``: what each kind is told, and the one call that says it.
+
+The call may take minutes (an engine loads), so it can be given up from another thread at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import socket
+from typing import Any
+
+from invoker.settings import InvokerSettings
+from relay.http_unix import UnixConnection
+from relay.messages import LlmInit
+from thaw import wire
+from thaw.action import Action
+from thaw.errors import ErrorInfo, InitFailed, WorkerLost, from_info
+from thaw.ids import HostId
+from thaw.plan import Plan, PlanStage
+
+
+class InitCall:
+    def __init__(self, path: str, deadline_s: float) -> None:
+        self._connection = UnixConnection(path, deadline_s)
+
+    def post(self, value: Any) -> Any:
+        """The reply's JSON.  Raises what the container says, WorkerLost when it says nothing."""
+        try:
+            body = json.dumps({"value": value}).encode()
+            self._connection.request("POST", "/init", body, {"Content-Type": "application/json"})
+            response = self._connection.getresponse()
+            plain = json.loads(response.read())
+        except TimeoutError as e:
+            raise InitFailed("the container did not finish its start in time", hint="raise THAW_START_TIMEOUT_S") from e
+        except (OSError, http.client.HTTPException, ValueError) as e:
+            raise WorkerLost("the container closed its connection while it started") from e
+        finally:
+            self._connection.close()
+        if response.status != 200:
+            info = plain.get("info")
+            raise from_info(wire.from_plain(ErrorInfo, info)) if info else InitFailed(str(plain.get("error")))
+        return plain
+
+    def abort(self) -> None:
+        """Make :meth:`post` raise WorkerLost now."""
+        sock = self._connection.sock
+        if sock is not None:
+            with contextlib.suppress(OSError):  # it has just ended
+                sock.shutdown(socket.SHUT_RDWR)
+
+
+def llm_init(plan: Plan, stage: PlanStage, function: Action, settings: InvokerSettings) -> LlmInit:
+    """Threads by share: more of them than the quota allows would only be throttled."""
+    if function.config is None:
+        raise InitFailed(f"{function.name} has no config", hint="update the action with --config")
+    n_threads = max(1, round(stage.share * settings.n_cores))
+    return LlmInit(plan.action, plan.group_id, stage.stage, len(plan.stages), stage.layers, function.config,
+                   stage.reserve_bytes, stage.share, n_threads, HostId(settings.host_id))  # fmt: skip
+
+
+def python_init(function: Action) -> dict[str, object]:
+    """OpenWhisk's init value; ``concurrency`` is ours and ignored by other runtimes."""
+    code = function.exec
+    env = {"__OW_ACTION_NAME": f"/{function.name}", "__OW_NAMESPACE": function.namespace,
+           "__OW_ACTION_VERSION": function.version}  # fmt: skip
+    return {"name": function.name.rpartition("/")[2], "main": code.main or "main", "code": code.code,
+            "binary": code.binary, "env": env, "concurrency": slots_of(function)}  # fmt: skip
+
+
+def slots_of(function: Action) -> int:
+    if function.config is not None:
+        return max(1, min(function.config.scaling.max_batch, function.config.limits.concurrency))
+    return max(1, function.limits.concurrency)
+
+
+def keep_alive_s_of(function: Action) -> float:
+    return function.config.scaling.keep_alive_s if function.config is not None else function.keep_alive_s

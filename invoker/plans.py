@@ -1,0 +1,36 @@
+"""What a host checks of a plan before it acts on it.  docs/formats/plan.md; vectors in tests/vectors/plan.json."""
+
+from __future__ import annotations
+
+from thaw.errors import ProtocolError
+from thaw.plan import PLAN_VERSION, Plan, PlanStage
+
+
+def check_plan(plan: Plan) -> None:
+    """Raises ProtocolError for another version or a plan that contradicts itself."""
+    if plan.version != PLAN_VERSION:
+        raise ProtocolError(f"plan version {plan.version}; this host reads {PLAN_VERSION}")
+    if len(plan.group_id) != 32 or set(plan.group_id) - set("0123456789abcdef"):
+        raise ProtocolError(f"group id {plan.group_id!r} is not 32 hex digits")
+    if not plan.stages or [s.stage for s in plan.stages] != list(range(len(plan.stages))):
+        raise ProtocolError("the stages of a plan are numbered from 0 without a gap")
+    for stage in plan.stages:
+        _check_stage(stage)
+    ends = [0, *(s.layers[1] for s in plan.stages)]
+    if any(stage.layers[0] != end for stage, end in zip(plan.stages, ends, strict=False)):
+        raise ProtocolError("the layers of a plan's stages do not join")
+    if not 1 <= plan.keep <= len(plan.stages):
+        raise ProtocolError(f"keep is {plan.keep} of {len(plan.stages)} stages")
+
+
+def _check_stage(stage: PlanStage) -> None:
+    first, last = stage.layers
+    if first < 0 or last < first:
+        raise ProtocolError(f"stage {stage.stage} has layers [{first}, {last})")
+    if not 0.0 < stage.share <= 1.0:
+        raise ProtocolError(f"stage {stage.stage} has a share of {stage.share}")
+    if stage.reserve_bytes < 0:
+        raise ProtocolError(f"stage {stage.stage} reserves {stage.reserve_bytes} bytes")
+    for part in (*stage.first_ranges, *stage.later_ranges):
+        if part.offset < 0 or part.n_bytes <= 0:
+            raise ProtocolError(f"stage {stage.stage} wants {part.n_bytes} bytes of {part.file} from {part.offset}")

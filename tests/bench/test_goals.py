@@ -1,0 +1,119 @@
+"""What a benchmark calls met: nothing that was not measured, nothing on a paced link, no time that nobody explains."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from bench._calibrate import Constants
+from bench._common import interleave, judge, report
+from bench._explained import read_start
+from bench._links import Link
+from bench.cold_start import ColdRun, VllmRun, judge_all
+from thaw.trace import Phase, TraceEvent
+
+N_BYTES = 270_000_000
+LINK = 1e9
+MS = 1_000_000
+
+
+def at(name: Phase, ms: float, n_bytes: int | None = None, **attrs: object) -> TraceEvent:
+    ns = round(ms * MS)
+    return TraceEvent(name, boot_id="one", mono_ns=ns, wall_ns=ns, n_bytes=n_bytes, attrs=attrs)
+
+
+def start_events(before_fetch_ms: float = 0.0, fetch_ms: float = 270.0) -> list[TraceEvent]:
+    """A good start: everything beside the fetch or shortly behind it."""
+    t = before_fetch_ms
+    last = t + 5 + fetch_ms
+    return [
+        at(Phase.RECEIVED, 0), at(Phase.QUEUED_BEGIN, 1), at(Phase.PLANNED_BEGIN, 1), at(Phase.PLANNED_END, 4),
+        at(Phase.FETCH_BEGIN, 5 + t), at(Phase.FETCH_FIRST_BYTE, 8 + t), at(Phase.CONTAINER_BEGIN, 5 + t),
+        at(Phase.CONTAINER_END, 45 + t), at(Phase.LOAD_BEGIN, 60 + t),
+        at(Phase.FETCH_END, last, N_BYTES, fetched_bytes=N_BYTES),
+        at(Phase.LOAD_END, last + 25, wait_s=(fetch_ms - 120) / 1e3, cpu_s=0.09), at(Phase.ENGINE_BEGIN, last + 25),
+        at(Phase.ENGINE_END, last + 55), at(Phase.QUEUED_END, last + 56), at(Phase.PREFILL_BEGIN, last + 57),
+        at(Phase.PREFILL_END, last + 115), at(Phase.FIRST_TOKEN, last + 117), at(Phase.FINISHED, last + 225),
+    ]  # fmt: skip
+
+
+def cold_run(before_fetch_ms: float = 0.0, fetch_ms: float = 270.0) -> ColdRun:
+    start = read_start(start_events(before_fetch_ms, fetch_ms), None, N_BYTES / fetch_ms * 1e3)
+    return ColdRun(start.ttft_s, start, 0.06, {})
+
+
+def goals_of(before_fetch_ms: float = 0.0, *, paced: bool = False) -> dict[str, bool]:
+    constants = Constants(t_cc=0.04, t_l=7.0, t_l_cpu_s=7.0, copy_bytes_per_s=8e9)
+    free, slow = (Link("any", "", rate, paced, None, None) for rate in (LINK, LINK / 40))  # type: ignore[arg-type]
+    found: dict[str, list[ColdRun | VllmRun]] = {
+        "stem_unlimited": [cold_run(before_fetch_ms)], "stem_200m": [cold_run(before_fetch_ms, 10_800)],
+    }  # fmt: skip
+    return {g.name: g.ok for g in judge_all(found, constants, N_BYTES, free, slow)}
+
+
+def test_a_good_start_meets_every_goal() -> None:
+    assert all(goals_of().values())
+
+
+def test_two_seconds_before_the_fetch_fail_every_goal_but_the_tail() -> None:
+    assert goals_of(2000) == {
+        "tail_ratio": True, "first_byte_ms": False, "ttft_vs_bound_200m": False, "ttft_vs_bound_unlimited": False,
+        "unexplained_ms": False,
+    }  # fmt: skip
+
+
+def test_a_paced_link_satisfies_no_goal_about_the_link() -> None:
+    goals = goals_of(paced=True)
+    assert not goals["tail_ratio"]
+    assert not goals["ttft_vs_bound_200m"]
+
+
+def test_time_that_no_leaf_covers_is_unexplained() -> None:
+    assert read_start(start_events(2000), None, LINK).unexplained_s == pytest.approx(2.0, abs=0.01)
+
+
+def test_a_long_leaf_explains_only_what_its_evidence_does() -> None:
+    events = [replace(e, attrs={}) if e.name is Phase.LOAD_END else e for e in start_events()]
+    events = [replace(e, mono_ns=e.mono_ns + 500 * MS, wall_ns=e.wall_ns + 500 * MS)
+              if e.mono_ns >= 300 * MS else e for e in events]  # fmt: skip
+    # load now lasts 740 ms and says neither what it waited for nor what it computed; the fetch covers until 275 ms
+    assert read_start(events, None, LINK).unexplained_s == pytest.approx(0.525, abs=0.01)
+
+
+def test_bytes_explain_a_fetch_only_at_the_rate_of_the_link() -> None:
+    slow = read_start(start_events(), None, LINK)
+    fast = read_start([e for e in start_events() if e.name not in (Phase.LOAD_BEGIN, Phase.LOAD_END)], None, 10 * LINK)
+    assert slow.unexplained_s < 0.02
+    assert fast.unexplained_s > 0.15
+
+
+def test_what_was_not_measured_is_missed() -> None:
+    goal = judge("vs_iperf_1g", None, ">=", 0.98, floor="network namespaces need root")
+    assert not goal.ok
+    assert goal.floor == "network namespaces need root"
+
+
+@pytest.mark.parametrize(("value", "op", "goal", "ok"), [(2, "<=", 2, True), (2.1, "<=", 2, False), (1, "==", 1, True),
+                                                         (0.84, ">=", 0.85, False)])  # fmt: skip
+def test_a_goal_is_compared_as_it_says(value: float, op: str, goal: float, ok: bool) -> None:
+    assert judge("any", value, op, goal).ok is ok
+    assert not judge("any", value, op, goal, paced=True).ok
+
+
+def test_the_last_line_is_json_that_tells_goals_and_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    report("fetch", [judge("vs_curl", 3.5, ">=", 3), judge("vs_boto3", 4, ">=", 5, floor="busy")], rounds=7)
+    plain = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert plain["bench"] == "fetch"
+    assert plain["goals"] == [
+        {"name": "vs_curl", "value": 3.5, "op": ">=", "goal": 3, "ok": True},
+        {"name": "vs_boto3", "value": 4.0, "op": ">=", "goal": 5, "ok": False, "floor": "busy"},
+    ]
+    assert plain["machine"]["cores"] >= 1
+
+
+def test_competitors_alternate_and_each_round_begins_with_another() -> None:
+    order: list[str] = []
+    interleave({name: lambda name=name: order.append(name) for name in "abc"}, 3)  # type: ignore[misc]
+    assert "".join(order) == "abcbcacab"

@@ -1,0 +1,73 @@
+"""The programs themselves, run as anybody would run them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench import _model
+from bench._common import ROOT, python_env, start
+from thaw import checkpoint
+from thaw.dev.ports import free_ports
+
+
+def run(*arguments: str, timeout_s: float) -> dict[str, Any]:
+    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, cwd=ROOT, timeout=timeout_s,
+                          env=python_env())  # fmt: skip
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    plain: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return plain
+
+
+def test_the_random_model_is_one_that_fetchd_accepts(tmp_path: Path) -> None:
+    made = _model.write_random(tmp_path, 20_000_000)
+    read = checkpoint.read_index((tmp_path / "thaw-index.json").read_bytes())
+    assert read == made
+    assert [(r.file, r.n_bytes) for r in _model.whole(read)] == [(f.name, f.n_bytes) for f in read.files]
+    assert sum(f.n_bytes for f in read.files) == pytest.approx(20_000_000, rel=0.01)
+
+
+def test_the_stand_in_for_nginx_serves_ranges(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(bytes(range(256)))
+    port = free_ports(1)[0]
+    server = start([sys.executable, "-m", "bench._origin", str(tmp_path), "127.0.0.1", str(port)],
+                   tmp_path / "log", "listening", env=python_env())  # fmt: skip
+    try:
+        url = f"http://127.0.0.1:{port}/file"
+        with urllib.request.urlopen(urllib.request.Request(url, headers={"Range": "bytes=10-19"})) as answer:
+            assert answer.status == 206
+            assert answer.read() == bytes(range(10, 20))
+            assert answer.headers["Content-Range"] == "bytes 10-19/256"
+        with urllib.request.urlopen(url) as answer:
+            assert answer.read() == bytes(range(256))
+        with pytest.raises(urllib.error.HTTPError, match="404") as missing:
+            urllib.request.urlopen(url + "-not")
+        missing.value.close()
+    finally:
+        server.stop()
+
+
+def test_fetch_measures_fetchd_against_the_receiver() -> None:
+    plain = run("bench/fetch.py", "--quick", "-n", "1", "--mb", "64", "--only", "unlimited", timeout_s=120)
+    values = {g["name"]: g["value"] for g in plain["goals"]}
+    assert {"vs_receiver", "cpu_vs_receiver", "vs_obstore", "vs_curl", "vs_s5cmd", "vs_boto3"} == set(values)
+    assert 0.05 < values["vs_receiver"] < 5
+
+
+@pytest.mark.vllm
+@pytest.mark.full
+def test_a_start_held_up_for_two_seconds_before_fetching_misses_its_goals() -> None:
+    plain = run("bench/cold_start.py", "-n", "1", "--only", "stem_unlimited", "--delay-s", "2", timeout_s=280)
+    goals = {g["name"]: g for g in plain["goals"]}
+    assert goals["first_byte_ms"]["value"] > 1900
+    assert goals["unexplained_ms"]["value"] > 1900
+    assert not goals["first_byte_ms"]["ok"]
+    assert not goals["unexplained_ms"]["ok"]
+    assert not goals["ttft_vs_bound_unlimited"]["ok"]

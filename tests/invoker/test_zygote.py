@@ -1,0 +1,94 @@
+"""The llm stem cell: forked from, restarted when it dies, given up for memory, found again after a crash."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from invoker import proc, zygote
+from invoker.exits import ExitWatch
+from invoker.zygote import Zygote
+from tests.invoker import fake_zygote
+from tests.invoker.platform import until
+from thaw.errors import PlatformError
+from thaw.logs import Log
+
+
+@pytest.fixture
+def exits() -> Iterator[ExitWatch]:
+    made = ExitWatch()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def cell(run_dir: Path, exits: ExitWatch, monkeypatch: pytest.MonkeyPatch) -> Iterator[Zygote]:
+    monkeypatch.setattr(zygote, "PROGRAM", [fake_zygote.__file__])
+    made = _make(run_dir, exits)
+    made.want()
+    until(lambda: made.ready)
+    yield made
+    made.give_up()
+    assert not (run_dir / "zygote.pid").exists()
+
+
+def _make(run_dir: Path, exits: ExitWatch) -> Zygote:
+    return Zygote(run_dir, dict(os.environ), exits, Log("test"))
+
+
+def _fork(cell: Zygote, run_dir: Path) -> int:
+    env = {"THAW_SOCKET": str(run_dir / "s"), "THAW_DOOR": str(run_dir / "d")}
+    return cell.fork("one", env, run_dir / "out", run_dir / "err")
+
+
+def _pid(run_dir: Path) -> int:
+    return int((run_dir / "zygote.pid").read_text().split()[0])
+
+
+def test_a_fork_is_a_container_and_its_end_has_a_status(cell: Zygote, run_dir: Path) -> None:
+    pid = _fork(cell, run_dir)
+    assert os.getsid(pid) == pid
+    os.kill(pid, signal.SIGKILL)
+    assert cell.status_of(pid, 10.0) == -9
+
+
+def test_one_that_dies_is_started_again(cell: Zygote, run_dir: Path) -> None:
+    first = _pid(run_dir)
+    os.kill(first, signal.SIGKILL)
+    until(lambda: cell.ready and _pid(run_dir) != first)
+
+
+def test_without_one_a_fork_is_refused(run_dir: Path, exits: ExitWatch) -> None:
+    with pytest.raises(PlatformError, match="not ready"):
+        _fork(_make(run_dir, exits), run_dir)
+
+
+def test_one_that_was_given_up_can_be_wanted_again(cell: Zygote, run_dir: Path) -> None:
+    first = _pid(run_dir)
+    cell.give_up()
+    assert not cell.ready
+    assert proc.start_ticks(first) is None
+    cell.want()
+    until(lambda: cell.ready)
+    assert _pid(run_dir) != first
+
+
+def test_the_next_invoker_connects_to_it(cell: Zygote, run_dir: Path, exits: ExitWatch) -> None:
+    first = _pid(run_dir)
+    cell.leave()
+    second = _make(run_dir, exits)
+    second.want()
+    until(lambda: second.ready)
+    assert _pid(run_dir) == first
+    second.give_up()
+
+
+def test_the_next_invoker_may_not_want_it(cell: Zygote, run_dir: Path, exits: ExitWatch) -> None:
+    first = _pid(run_dir)
+    cell.leave()
+    _make(run_dir, exits).give_up()
+    assert proc.start_ticks(first) is None
