@@ -38,7 +38,7 @@ class Member:
         request, statistics = self.request, self.fetch.describe(self.resident)
         self.error = self.fetch.error
         self.end = event(Phase.FETCH_END, group_id=request.group_id, stage=request.stage, host=host,
-                         n_bytes=self.fetch.segment.n_bytes, attrs=statistics)  # fmt: skip
+                         n_bytes=sum(r.n_bytes for r in request.ranges), attrs=statistics)  # fmt: skip
         self.done.set()
 
     def report(self) -> FetchDone:

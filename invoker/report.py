@@ -76,7 +76,8 @@ class Reporter:
             HostId(settings.host_id), self._boot_id, self._address, (device,), settings.n_cores,
             status.link_bytes_per_s if status is not None and status.link_bytes_per_s else settings.link_bytes_per_s,
             self._fleet.driver.share, self._fleet.driver.name, self._started_ms, wall_ms(),
-            len(cells), tuple(sorted({c.kind for c in cells})), cell_bytes, self._draining, tuple(live.record.instance_id for live in lives),
+            len(cells), tuple(sorted({c.kind for c in cells})), cell_bytes, self._draining,
+            tuple(live.record.instance_id for live in lives),
             _fetches(status), status.pool_bytes - status.free_bytes if status is not None else 0,
             status.pool_bytes if status is not None else 0,
         )  # fmt: skip

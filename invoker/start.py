@@ -207,7 +207,8 @@ class Starting:
         assert function is not None  # noqa: S101
         began = time.monotonic()
         if function.is_llm:
-            reply = wire.from_plain(InitReply, self._post_init(path, wire.to_plain(llm_init(self._plan, self._stage, function, self._deps.settings))))
+            value = wire.to_plain(llm_init(self._plan, self._stage, function, self._deps.settings))
+            reply = wire.from_plain(InitReply, self._post_init(path, value))
             with self._lock:
                 self._events += reply.events
         else:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -38,14 +40,18 @@ class Machine:
             "XDG_CACHE_HOME": environ.get("XDG_CACHE_HOME", str(Path(environ.get("HOME", "/root")) / ".cache")),
             "PATH": f"{Path(sys.executable).parent}:{environ['PATH']}",
         }  # fmt: skip
-        self._before = (processes(), listening())
+        self._before = set(processes())
+        self._namespaces = namespaces()
+        self._ports: set[int] = set()
 
     @property
     def api(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
     def thaw(self, *arguments: str, timeout_s: float = 300, check: bool = True) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run([THAW, *arguments], cwd=ROOT, env=self.env, capture_output=True, text=True, timeout=timeout_s)
+        done = subprocess.run(
+            [THAW, *arguments], cwd=ROOT, env=self.env, capture_output=True, text=True, timeout=timeout_s
+        )
         if check and done.returncode != 0:
             raise AssertionError(f"thaw {' '.join(arguments)} → {done.returncode}\n{done.stdout}\n{done.stderr}")
         return done
@@ -54,6 +60,7 @@ class Machine:
         self.thaw("dev", "up", "--detach", "--port", str(self.port), *arguments)
 
     def down(self) -> None:
+        self.note_ports()
         self.thaw("dev", "down", check=False)
 
     def auth(self) -> tuple[str, str]:
@@ -79,17 +86,34 @@ class Machine:
 
     def leftovers(self) -> list[str]:
         """Processes and listening ports that were not there before, and namespaces of ours."""
-        before_processes, before_ports = self._before
-        new = [f"process {pid}: {line}" for pid, line in processes().items() if pid not in before_processes and self._is_ours(pid)]
-        return new + [f"port {p}" for p in sorted(listening() - before_ports)]
+        left = [
+            f"process {pid}: {line}"
+            for pid, line in processes().items()
+            if pid not in self._before and self._is_ours(pid)
+        ]
+        left += [f"port {p}" for p in sorted(self._ports & set(listening().values()))]
+        left += [f"namespace {n}" for n in sorted(namespaces() - self._namespaces) if n.startswith("thaw")]
+        return left + [f"directory {d}" for d in self._run_dirs()]
+
+    def note_ports(self) -> None:
+        """The ports that this platform's processes listen on, now."""
+        by_inode = listening()
+        for pid in processes():
+            if pid not in self._before and self._is_ours(pid):
+                self._ports |= {by_inode[i] for i in socket_inodes(pid) if i in by_inode}
+
+    def _run_dirs(self) -> list[Path]:
+        digest = hashlib.sha256(str(self.state_dir).encode()).hexdigest()[:8]
+        return list(Path(tempfile.gettempdir()).glob(f"thaw-*-{digest}"))
 
     def _is_ours(self, pid: int) -> bool:
+        """By its environment or its working directory: some servers overwrite the one, some change the other."""
+        digest = hashlib.sha256(str(self.state_dir).encode()).hexdigest()[:8].encode()
         try:
-            return str(self.state_dir).encode() in Path(f"/proc/{pid}/environ").read_bytes() or b"THAW_" in Path(
-                f"/proc/{pid}/environ"
-            ).read_bytes()
+            environ, cwd = Path(f"/proc/{pid}/environ").read_bytes(), os.readlink(f"/proc/{pid}/cwd")
         except OSError:
             return False
+        return digest in environ or str(self.state_dir).encode() in environ or str(self.state_dir) in cwd
 
 
 def processes() -> dict[int, str]:
@@ -97,19 +121,38 @@ def processes() -> dict[int, str]:
     for path in Path("/proc").iterdir():
         if path.name.isdigit():
             try:
-                found[int(path.name)] = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")[:200]
+                found[int(path.name)] = (
+                    (path / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")[:200]
+                )
             except OSError:
                 continue
     return found
 
 
-def listening() -> set[int]:
-    ports = set()
+def socket_inodes(pid: int) -> set[str]:
+    found = set()
+    try:
+        for fd in Path(f"/proc/{pid}/fd").iterdir():
+            target = os.readlink(fd)
+            if target.startswith("socket:["):
+                found.add(target[8:-1])
+    except OSError:
+        pass  # it ended meanwhile
+    return found
+
+
+def namespaces() -> set[str]:
+    return {p.name for p in Path("/run/netns").glob("*")}
+
+
+def listening() -> dict[str, int]:
+    """Listening ports by the inode of their socket."""
+    ports = {}
     for table in ("tcp", "tcp6"):
         for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
             fields = line.split()
             if fields[3] == "0A":
-                ports.add(int(fields[1].rpartition(":")[2], 16))
+                ports[fields[9]] = int(fields[1].rpartition(":")[2], 16)
     return ports
 
 

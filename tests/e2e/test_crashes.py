@@ -42,7 +42,9 @@ def test_after_a_kill_while_idle_the_next_requests_are_answered(platform: Machin
 def test_a_held_request_survives_a_kill_during_its_cold_start(platform: Machine, component: str) -> None:
     platform.thaw("action", "update", "chat", "--config", "examples/chat/chat.json")  # a new version: no warm instance
     result: list[requests.Response] = []
-    asking = threading.Thread(target=lambda: result.append(platform.chat("chat", "What is the capital of France?", temperature=0)))
+    asking = threading.Thread(
+        target=lambda: result.append(platform.chat("chat", "What is the capital of France?", temperature=0))
+    )
     asking.start()
     time.sleep(0.7)  # the start is under way; whether early or late in it does not matter
     platform.kill(component)
@@ -67,13 +69,15 @@ def test_a_killed_worker_under_an_answer_costs_no_token_and_doubles_none(platfor
 def test_a_202_ends_in_one_record_though_the_gateway_is_killed(platform: Machine) -> None:
     answered(platform)
     accepted = platform.request(
-        "POST", "/api/v1/namespaces/_/actions/chat", json={"prompt": "The capital of France is", "max_tokens": 4, "temperature": 0}
+        "POST",
+        "/api/v1/namespaces/_/actions/chat",
+        json={"prompt": "The capital of France is", "max_tokens": 4, "temperature": 0},
     )
     assert accepted.status_code == 202
     platform.kill("gateway")
     answered(platform)
     activation_id = accepted.json()["activationId"]
-    record = platform.thaw("activation", "get", activation_id, "--wait").stdout
+    record = platform.thaw("activation", "get", activation_id, "--wait", "60").stdout
     assert "Paris" in record
     listed = platform.request("GET", "/api/v1/namespaces/_/activations?limit=0&docs=true").json()
     assert [a["activationId"] for a in listed].count(activation_id) == 1
@@ -85,7 +89,7 @@ def test_a_killed_state_server_loses_no_202(platform: Machine) -> None:
     assert accepted.status_code == 202
     platform.kill("state")
     answered(platform)
-    assert "Hello, Ada!" in platform.thaw("activation", "get", accepted.json()["activationId"], "--wait").stdout
+    assert "Hello, Ada!" in platform.thaw("activation", "get", accepted.json()["activationId"], "--wait", "60").stdout
 
 
 def texts(response: requests.Response, after_each: Callable[[int], None] = lambda _: None) -> list[str]:

@@ -23,7 +23,9 @@ def wait_until_no_instance(machine: Machine, deadline_s: float) -> None:
         time.sleep(0.5)
 
 
-def test_after_keep_alive_the_instance_is_gone_and_the_next_request_thaws_again(own_machine: Machine, tmp_path: Path) -> None:
+def test_after_keep_alive_the_instance_is_gone_and_the_next_request_thaws_again(
+    own_machine: Machine, tmp_path: Path
+) -> None:
     config = json.loads(Path("examples/chat/chat.json").read_text())
     config["scaling"] = {"keep_alive_s": 2}
     (tmp_path / "chat.json").write_text(json.dumps(config))
@@ -44,6 +46,7 @@ def test_down_after_a_killed_supervisor_leaves_nothing(own_machine: Machine) -> 
     own_machine.thaw("action", "create", "chat", "--config", "examples/chat/chat.json")
     assert own_machine.chat("chat", "Hello", max_tokens=2).status_code == 200
     supervisor = json.loads((own_machine.state_dir / "platform.json").read_text())["supervisor"]["pid"]
+    own_machine.note_ports()
     os.kill(supervisor, signal.SIGKILL)
     own_machine.thaw("dev", "down")
     assert own_machine.leftovers() == []

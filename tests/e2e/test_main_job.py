@@ -42,7 +42,9 @@ def test_a_model_that_was_not_there_answers_and_its_trace_explains_the_start(pla
 def test_a_warm_request_has_no_init_time(platform: Machine) -> None:
     platform.chat("chat", FRANCE)
     response = platform.chat("chat", "Name a colour.", temperature=0)
-    record = platform.request("GET", f"/api/v1/namespaces/_/activations/{response.headers['X-Openwhisk-Activation-Id']}").json()
+    record = platform.request(
+        "GET", f"/api/v1/namespaces/_/activations/{response.headers['X-Openwhisk-Activation-Id']}"
+    ).json()
     assert "initTime" not in {a["key"] for a in record["annotations"]}
 
 
@@ -78,7 +80,9 @@ def test_seeded_sampling_repeats(platform: Machine) -> None:
 
 def test_many_requests_at_once_are_all_answered(platform: Machine) -> None:
     def ask(n: int) -> str:
-        content: str = platform.chat("chat", f"What is {n} plus {n}?", max_tokens=8).json()["choices"][0]["message"]["content"]
+        content: str = platform.chat("chat", f"What is {n} plus {n}?", max_tokens=8).json()["choices"][0]["message"][
+            "content"
+        ]
         return content
 
     with ThreadPoolExecutor(16) as pool:
@@ -87,10 +91,12 @@ def test_many_requests_at_once_are_all_answered(platform: Machine) -> None:
 
 def test_a_python_action_answers_blocking_result_and_202(platform: Machine) -> None:
     path = "/api/v1/namespaces/_/actions/hello"
-    assert platform.request("POST", path + "?blocking=true&result=true", json={"name": "Ada"}).json() == {"greeting": "Hello, Ada!"}
+    assert platform.request("POST", path + "?blocking=true&result=true", json={"name": "Ada"}).json() == {
+        "greeting": "Hello, Ada!"
+    }
     accepted = platform.request("POST", path, json={"name": "Ida"})
     assert accepted.status_code == 202
-    record = platform.thaw("activation", "get", accepted.json()["activationId"], "--wait").stdout
+    record = platform.thaw("activation", "get", accepted.json()["activationId"], "--wait", "60").stdout
     assert "Hello, Ida!" in record
 
 

@@ -18,7 +18,9 @@ import pytest
 from tests.e2e.machine import Machine
 
 ROOT = Path(__file__).parents[2]
-_BLOCK = re.compile(r"(?:<!-- test: skip: (?P<reason>[^\n]+?) -->\n)?^```(?:bash|sh|console)\n(?P<code>.*?)^```$", re.M | re.S)
+_BLOCK = re.compile(
+    r"(?:<!-- test: skip: (?P<reason>[^\n]+?) -->\n)?^```(?:bash|sh|console)\n(?P<code>.*?)^```$", re.M | re.S
+)
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,9 @@ def test_every_block_of_the_readme_runs(machine: Machine) -> None:
     script = "set -euo pipefail\n" + "\n".join(f"echo '### block {b.number}'\n{b.code}" for b in README if not b.reason)
     script = script.replace("127.0.0.1:3233", f"127.0.0.1:{machine.port}")
     script = script.replace("thaw dev up --detach", f"thaw dev up --detach --port {machine.port}")
-    done = subprocess.run(["bash", "-c", script], cwd=ROOT, env=machine.env, capture_output=True, text=True, timeout=580)
+    done = subprocess.run(
+        ["bash", "-c", script], cwd=ROOT, env=machine.env, capture_output=True, text=True, timeout=580
+    )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     assert done.stdout.count("### block") == 7
     by_block = re.split(r"### block \d+\n", done.stdout)[1:]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Annotated, Any
 
 import typer
@@ -45,11 +46,30 @@ def _status(record: dict[str, Any]) -> str:
 
 
 @app.command()
-def get(activation_id: Id = None, last: Last = False) -> None:
+def get(
+    activation_id: Id = None,
+    last: Last = False,
+    wait: Annotated[float, typer.Option("--wait", "-w", help="seconds to wait while it still runs")] = 0.0,
+) -> None:
     """The whole record as JSON."""
-    found = client().get(f"activations/{_chosen(activation_id, last)}")
+    found = _ended(_chosen(activation_id, last), wait)
     say_ok(f"got activation {found['activationId']}")
     print_json(found)
+
+
+def _ended(activation_id: str, wait_s: float) -> dict[str, Any]:
+    """The record; it exists once the activation has ended.  The API has no call that waits, so this asks again."""
+    from thaw.errors import NotFound
+
+    until = time.monotonic() + wait_s
+    while True:
+        try:
+            found: dict[str, Any] = client().get(f"activations/{activation_id}")
+            return found
+        except NotFound:
+            if time.monotonic() >= until:
+                raise
+            time.sleep(0.25)
 
 
 @app.command()

@@ -18,16 +18,17 @@ def chat(
     name: Annotated[str, typer.Argument(help="an action of kind llm:vllm")],
     message: Annotated[str | None, typer.Option("--message", help="ask this and end; otherwise a conversation")] = None,
     system: Annotated[str | None, typer.Option(help="what the model is told first")] = None,
-    max_tokens: Annotated[int | None, typer.Option(help="end an answer after so many tokens")] = None,
-    temperature: Annotated[float | None, typer.Option(help="0 is greedy")] = None,
+    max_tokens: Annotated[int, typer.Option(help="end an answer after so many tokens")] = 256,
+    temperature: Annotated[float, typer.Option(help="0 is greedy: the same question gets the same answer")] = 0.0,
     seed: Annotated[int | None, typer.Option(help="the same seed gives the same answer")] = None,
 ) -> None:
     """Talk to a deployed model; the answer appears as it is made."""
     from thaw.cli.answers import ask
 
     api = client()
-    options = {k: v for k, v in (("max_tokens", max_tokens), ("temperature", temperature), ("seed", seed))
-               if v is not None}  # fmt: skip
+    options: dict[str, int | float] = {"max_tokens": max_tokens, "temperature": temperature}
+    if seed is not None:
+        options["seed"] = seed
     messages = [{"role": "system", "content": system}] if system else []
     for text in [message] if message is not None else _lines(name):
         messages.append({"role": "user", "content": text})

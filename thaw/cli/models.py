@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from thaw.cli.context import out, say_ok
+from thaw.cli.context import err, out, say_ok
 
 app = typer.Typer(no_args_is_help=True, help="Checkpoints in the model store.")
 
@@ -88,12 +88,17 @@ def verify(uri: Uri) -> None:
 
 
 @app.command()
-def demo() -> None:
+def demo(
+    path_only: Annotated[bool, typer.Option("--path-only", help="push nothing, print the model's directory")] = False,
+) -> None:
     """Obtain the small real model (SmolLM2-135M-Instruct) and push it to the platform that runs here."""
     from thaw.cli.demo_model import cache_dir, obtain_quietly
     from thaw.dev.layout import default_layout
     from thaw.errors import Unavailable
 
+    if path_only:
+        print(obtain_quietly(cache_dir(), lambda text: err().print(text, style="dim")))
+        return
     platform = default_layout().read_platform()
     if platform is None:
         raise Unavailable("no platform runs on this machine", hint="start one: thaw dev up")

@@ -20,15 +20,22 @@ def get(
     auth: Annotated[bool, typer.Option("--auth", "-u", help="this one")] = False,
     namespace: Flag = False,
     all_: Annotated[bool, typer.Option("--all", help="every property (the default)")] = False,
+    output: Annotated[str, typer.Option("--output", "-o", help="std, or raw: the value alone")] = "std",
 ) -> None:
     """Print properties, tab-separated as wsk does; the API key only when it is asked for by name."""
     from thaw.cli.properties import effective_file, read_properties, resolve
+    from thaw.errors import BadRequest
 
+    wanted = {"apihost": apihost, "auth": auth, "namespace": namespace}
+    chosen = [] if all_ else [name for name, asked in wanted.items() if asked]
+    if output not in ("std", "raw") or (output == "raw" and len(chosen) != 1):
+        raise BadRequest(f"--output {output} cannot be printed", hint="raw goes with one of --apihost --auth")
     target = resolve(None, None)
     found = {"apihost": target.apihost, "auth": target.auth,
              "namespace": read_properties(effective_file()).get("NAMESPACE", "_")}  # fmt: skip
-    wanted = {"apihost": apihost, "auth": auth, "namespace": namespace}
-    chosen = [] if all_ else [name for name, asked in wanted.items() if asked]
+    if output == "raw":
+        print(found[chosen[0]])
+        return
     for name in chosen or found:
         hidden = name == "auth" and not chosen and found[name]
         label = {"apihost": "whisk API host", "auth": "whisk auth", "namespace": "whisk namespace"}[name]
