@@ -59,17 +59,18 @@ class Answer:
 class EngineLink:
     """One reader thread; any number of threads submit."""
 
-    def __init__(self, channel: Channel, pid: int, on_lost: Callable[[], None]) -> None:
-        """``on_lost`` is called once, on the reader thread, after every open request was failed."""
+    def __init__(self, channel: Channel, pid: int) -> None:
         self._channel = channel
         self._pid = pid
-        self._on_lost = on_lost
         self._lock = threading.Lock()
         self._answers: dict[str, Answer] = {}
         self._outcome: queue.SimpleQueue[EngineStarted | ThawError] = queue.SimpleQueue()
         self._lost: ErrorInfo | None = None
         channel.set_timeout(None)
-        threading.Thread(target=self._read, name="engine-link", daemon=True).start()
+
+    def listen(self, on_lost: Callable[[], None]) -> None:
+        """Begin to hear the engine.  ``on_lost`` is called once, on the reader thread, after open requests failed."""
+        threading.Thread(target=self._read, args=(on_lost,), name="engine-link", daemon=True).start()
 
     def begin_start(self, init: LlmInit, door: str) -> None:
         self._send(EngineStart(init, door))
@@ -102,21 +103,19 @@ class EngineLink:
         with self._lock:
             return len(self._answers)
 
-    def kill(self) -> None:
-        os.kill(self._pid, signal.SIGKILL)
-
     def _send(self, message: Message) -> None:
         try:
             self._channel.send(encode(message))
         except OSError:
             pass  # the reader thread sees the same end and fails the request
 
-    def _read(self) -> None:
+    def _read(self, on_lost: Callable[[], None]) -> None:
         try:
             while True:
                 self._deliver(decode(self._channel.receive()[0]))
         except (ProtocolError, OSError):  # closed, or damaged, which ends it as well
             self._lose()
+            on_lost()
 
     def _deliver(self, message: Message) -> None:
         if isinstance(message, Events):
@@ -146,13 +145,13 @@ class EngineLink:
         for answer in answers.values():
             answer.events.put(Failed(error))
         self._outcome.put(InitFailed(f"{error.message} while it started", hint="see the container's log"))
-        self._on_lost()
 
 
 def _describe_end(pid: int) -> str:
-    """Reap it (its socket is closed, so it is gone or about to be) and say how it ended."""
+    """Reap it and say how it ended.  Its socket is closed, so it has gone; one that sent damage is made to."""
     try:
+        os.kill(pid, signal.SIGKILL)  # changes nothing for one that is ending
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    except ChildProcessError:
+    except (ChildProcessError, ProcessLookupError):
         return "has gone"
     return f"was killed by signal {-code}" if code < 0 else f"ended with status {code}"

@@ -42,24 +42,26 @@ MakeEngine = Callable[[Emit], Engine]
 
 
 def serve(channel: Channel, make_engine: Callable[[], MakeEngine]) -> int:
-    """Obey the proxy until it closes.  ``make_engine`` does the heavy import, while the start command is awaited."""
+    """Obey the proxy until it closes.  ``make_engine`` does the heavy import, while the start command is awaited.
+
+    A start runs on a thread of its own: a proxy that dies in the middle of one is seen at once, not when the last
+    byte has come.  The caller ends the process, with whatever the start is waiting for.
+    """
     libraries = _Importing(make_engine)
     channel.set_timeout(None)
-    engine: Engine | None = None
+    start = _Start(channel, libraries)
     try:
         while True:
             message = decode(channel.receive()[0])
             if isinstance(message, EngineStart):
-                engine = _start(channel, message, libraries)
-                if engine is None:
-                    return EXIT_BROKEN
-            elif engine is None:
+                start.begin(message)
+            elif start.engine is None:
                 raise PlatformError(f"{type(message).__name__} before the engine was started")
             elif isinstance(message, Submit):
-                engine.submit(message.request)
+                start.engine.submit(message.request)
             elif isinstance(message, Abort):
-                engine.abort(message.request_id)
-    except ChannelClosed:
+                start.engine.abort(message.request_id)
+    except (ChannelClosed, OSError):
         return EXIT_LOST_PROXY
 
 
@@ -94,29 +96,41 @@ class _Importing:
         return self._made
 
 
-def _start(channel: Channel, command: EngineStart, libraries: _Importing) -> Engine | None:
-    trace = StartTrace(group_id=command.init.group_id, stage=command.init.stage, host=command.init.host)
+class _Start:
+    """From the command to an engine that accepts requests; the process ends when it fails, and with the engine."""
 
-    def emit(events: Sequence[tuple[str, Event]]) -> None:
-        _tell(channel, Events(tuple(events)))
+    def __init__(self, channel: Channel, libraries: _Importing) -> None:
+        self.engine: Engine | None = None
+        self._channel = channel
+        self._libraries = libraries
 
-    try:
-        door = DoorClient.connect(command.door)  # open for as long as the process maps the segment: its life
-        segment = door.segment(deadline_s=GRANT_DEADLINE_S)
-        engine = libraries.result(trace)(emit)
-        started = engine.start(command.init, segment)
-    except ThawError as e:
-        _tell(channel, EngineStartFailed(e.info()))
-        return None
-    trace.extend(started.events)
-    _tell(channel, EngineReady(EngineStarted(trace.events, started.memory, started.max_model_len)))
-    threading.Thread(target=_end_with, args=(engine,), name="engine-end", daemon=True).start()
-    return engine
+    def begin(self, command: EngineStart) -> None:
+        threading.Thread(target=self._run, args=(command,), name="start", daemon=True).start()
 
+    def _run(self, command: EngineStart) -> None:
+        trace = StartTrace(group_id=command.init.group_id, stage=command.init.stage, host=command.init.host)
+        try:
+            engine, started = self._engine(command, trace)
+        except ThawError as e:
+            _tell(self._channel, EngineStartFailed(e.info()))
+            _exit(EXIT_BROKEN)
+        except Exception:  # noqa: BLE001  the edge of a thread: without it the proxy would wait for ever
+            traceback.print_exc()
+            _exit(EXIT_BROKEN)
+        trace.extend(started.events)
+        self.engine = engine
+        _tell(self._channel, EngineReady(EngineStarted(trace.events, started.memory, started.max_model_len)))
+        engine.join()
+        _exit(EXIT_BROKEN)
 
-def _end_with(engine: Engine) -> None:
-    engine.join()
-    _exit(EXIT_BROKEN)
+    def _engine(self, command: EngineStart, trace: StartTrace) -> tuple[Engine, EngineStarted]:
+        def emit(events: Sequence[tuple[str, Event]]) -> None:
+            _tell(self._channel, Events(tuple(events)))
+
+        self._door = DoorClient.connect(command.door)  # open for as long as the process maps the segment: its life
+        segment = self._door.segment(deadline_s=GRANT_DEADLINE_S)
+        engine = self._libraries.result(trace)(emit)
+        return engine, engine.start(command.init, segment)
 
 
 def _exit(status: int) -> NoReturn:

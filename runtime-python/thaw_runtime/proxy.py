@@ -169,9 +169,10 @@ def serve(socket_path: str, door: str, channel: Channel, engine_pid: int) -> Non
         os._exit(EXIT_ENGINE_LOST)
 
     server = _bind(socket_path)
-    container = LlmContainer(EngineLink(channel, engine_pid, lambda: lost()), door)
-    server.container = container
+    link = EngineLink(channel, engine_pid)
+    server.container = container = LlmContainer(link, door)
     server.hangups = HangupWatch()
+    link.listen(lost)
     server.serve_forever(poll_interval=3600)  # shutdown() is never called; its poll would wake an idle container
 
 

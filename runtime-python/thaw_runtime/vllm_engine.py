@@ -41,9 +41,17 @@ from thaw_runtime.engine import (
 from thaw_runtime.kv_memory import MemoryPlan, geometry, layer_count, plan_memory
 from thaw_runtime.sidecars import materialised, model_config
 from thaw_runtime.start_trace import StartTrace
-from thaw_runtime.vllm_loader import CPU_WORKER, LOAD_FORMAT, Continuation, SegmentExecutor, starting_from
+from thaw_runtime.vllm_loader import (
+    CPU_WORKER,
+    LOAD_FORMAT,
+    Continuation,
+    SegmentExecutor,
+    load_postponed,
+    starting_from,
+)
 
 MAX_BATCHED_TOKENS = 2048  # vLLM's own default for a server on a CPU
+REHEARSED_TOKENS = 64  # the length of a short prompt: kernels are made for the number of rows they see
 ALLOWED_ARGS = frozenset({"block_size", "max_num_batched_tokens", "max_num_seqs", "enable_prefix_caching",
                           "enable_chunked_prefill", "seed", "quantization", "kv_cache_dtype",
                           "hf_overrides"})  # fmt: skip
@@ -217,8 +225,19 @@ class VllmEngine:
                 config.cache_config.kv_cache_memory_bytes = self._memory.kv
             stack.enter_context(starting_from(segment, trace))
             self._core = EngineCore(config, SegmentExecutor, log_stats=False)
+            trace.mark(Phase.KV_END, n_bytes=self._memory.kv)
+            load_postponed(self._rehearse)
         trace.mark(Phase.ENGINE_END)
         return EngineStarted(trace.events, self.memory(), config.model_config.max_model_len)
+
+    def _rehearse(self) -> None:
+        """A prompt and a decode step of two requests, one greedy; nothing of them is kept."""
+        for name, temperature in (("greedy", 0.0), ("sampled", 0.7)):
+            prompt = (0,) * min(REHEARSED_TOKENS, self._core.vllm_config.model_config.max_model_len - 2)
+            self._add(EngineRequest(f"rehearsal-{name}", prompt, Sampling(2, temperature, top_p=0.9), 0))
+        while self._core.scheduler.has_requests():
+            self._core.step_fn()
+        self._core.reset_prefix_cache()
 
     def _engine_config(self, init: LlmInit, segment: Segment, directory: str) -> Any:
         _register_architecture(model_config(segment))

@@ -12,9 +12,10 @@ import re
 import time
 import warnings
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,7 +24,9 @@ from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
 from vllm.model_executor.model_loader import register_model_loader
 from vllm.model_executor.model_loader.base_loader import BaseModelLoader
+from vllm.model_executor.model_loader.utils import process_weights_after_loading
 from vllm.platforms import current_platform
+from vllm.utils.torch_utils import set_default_torch_dtype
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 from vllm.v1.worker.cpu_worker import CPUWorker
 
@@ -50,6 +53,7 @@ class _Start:
 
     segment: Segment
     trace: StartTrace
+    load: Callable[[Callable[[], None]], None] | None = None  # set by a loader that left the weights for later
 
 
 _current: _Start | None = None
@@ -72,16 +76,27 @@ def _start() -> _Start:
     return _current
 
 
+def load_postponed(rehearse: Callable[[], None]) -> None:
+    """Fill the model that the engine was built around.  ``rehearse`` runs a batch; see Rehearsal."""
+    load = _start().load
+    if load is not None:
+        load(rehearse)
+
+
 # ── weights ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def arriving_tensors(segment: Segment, waited: list[float], finisher: Finisher | None = None) -> _Tensors:
+def arriving_tensors(
+    segment: Segment, waited: list[float], finisher: Finisher | None = None, rehearsal: Rehearsal | None = None
+) -> _Tensors:
     """Every tensor of the segment in load order, each as soon as its last byte is below the watermark.
 
     Views, not copies: valid while the segment is.  The seconds slept are added to ``waited[0]``.
     """
     for info in segment.offer.tensors:
         offset = segment.locate(info.file, info.offset)
+        if rehearsal is not None:
+            rehearsal.hold_if_due()
         began = time.perf_counter()
         segment.wait(offset + info.n_bytes, ARRIVAL_DEADLINE_S)
         waited[0] += time.perf_counter() - began
@@ -117,6 +132,7 @@ class Finisher:
     """
 
     def __init__(self, model: torch.nn.Module, names: Sequence[str]) -> None:
+        self._model = model
         self._modules: dict[str, list[Any]] = {}
         self._left: dict[str, int] = {}
         self._taken: dict[str, list[weakref.ref[torch.Tensor]]] = {}
@@ -130,10 +146,12 @@ class Finisher:
                 self._modules.setdefault(_group(path + "."), []).append(module)
         for name in names:
             self._left[_group(name)] = self._left.get(_group(name), 0) + 1
+        self._untouched = set(self._left)
 
     def handing_out(self, name: str, tensor: torch.Tensor) -> None:
         group = _group(name)
         self._left[group] -= 1
+        self._untouched.discard(group)
         self._taken.setdefault(group, []).append(weakref.ref(tensor))
 
     def finish_complete(self) -> None:
@@ -152,6 +170,67 @@ class Finisher:
         for module, method in self._finished:
             module.quant_method = method
 
+    def playable(self) -> bool:
+        """Some layer is finished and each of the others has either been filled or not been begun."""
+        return bool(self._finished) and all(n == 0 or group in self._untouched for group, n in self._left.items())
+
+    @contextmanager
+    def played(self) -> Iterator[None]:
+        """While the block runs, the model computes: what has not arrived counts as zeros and is multiplied plainly.
+
+        Zeros, because what the memory held before might be NaN, and the batch leaves its keys and values in the cache.
+        """
+        for name, parameter in self._model.named_parameters():
+            if _group(name) in self._untouched:
+                parameter.data.zero_()
+        plain = [m for m in self._model.modules() if getattr(m, "weight", None) is not None
+                 and getattr(m, "quant_method", None) is not None and not hasattr(m, "cpu_linear")]  # fmt: skip
+        for module in plain:
+            module.cpu_linear = torch.nn.functional.linear
+        self.restore()
+        try:
+            yield
+        finally:
+            for module, _ in self._finished:
+                module.quant_method = None
+            for module in plain:
+                del module.cpu_linear
+
+
+class Rehearsal:
+    """One batch through the engine while the weights arrive, so that the first request finds everything used before.
+
+    The first step of a process costs more than a later one: lazy imports and initialisations on its path, kernels
+    generated for the shapes, pages of the libraries and of the heap.  It is held when the rest of the bytes takes
+    longer than it does; else it would delay what it is for.
+    """
+
+    MIN_LEFT_S = 0.8  # it takes 0.1–0.3 s, on a busy host more
+
+    def __init__(self, segment: Segment, finisher: Finisher, run: Callable[[], None]) -> None:
+        self._segment = segment
+        self._finisher = finisher
+        self._run = run
+        self._held = False
+        self._first = segment.wait(0, 0.0)
+        self._began = time.monotonic()
+        self.took_s = 0.0
+
+    def hold_if_due(self) -> None:
+        if self._held or not self._finisher.playable() or self._left_s() < self.MIN_LEFT_S:
+            return
+        self._held = True
+        began = time.monotonic()
+        with self._finisher.played(), set_default_torch_dtype(torch.float32):
+            self._run()
+        self.took_s = time.monotonic() - began
+
+    def _left_s(self) -> float:
+        """Until the last byte, at the rate so far."""
+        have = self._segment.wait(0, 0.0)
+        arrived, elapsed = have - self._first, time.monotonic() - self._began
+        return (self._segment.n_bytes - have) * elapsed / arrived if arrived else 0.0
+
 
 def _group(name: str) -> str:
     """A layer (``model.layers.3``), or for a tensor outside the layers its module (``model.embed_tokens``)."""
@@ -161,9 +240,12 @@ def _group(name: str) -> str:
 
 @register_model_loader(LOAD_FORMAT)
 class SegmentLoader(BaseModelLoader):
-    """Copies (and fuses) each tensor into the model's parameters while the next ones arrive."""
+    """Copies (and fuses) each tensor into the model's parameters while the next ones arrive.
 
-    _finisher: Finisher | None = None
+    On a CPU the engine is first built around the empty model, so that only a layer's packing is left to do after the
+    last byte: ``load_model`` returns at once and the weights come with load_postponed.  Otherwise (a GPU, quantised
+    weights, whose methods replace parameters) they come before anything else is built, as in vLLM.
+    """
 
     def download_model(self, model_config: Any) -> None:
         """Nothing to do: the bytes come to us."""
@@ -174,27 +256,45 @@ class SegmentLoader(BaseModelLoader):
             return model
 
     def load_weights(self, model: torch.nn.Module, model_config: Any) -> None:
-        start = _start()
-        tensors = start.segment.offer.tensors
-        if current_platform.is_cpu() and model_config.quantization is None:
-            self._finisher = Finisher(model, [t.name for t in tensors])
-        waited = [0.0]
-        with start.trace.phase(Phase.LOAD_BEGIN) as notes, warnings.catch_warnings():
-            # the views are read-only on purpose; nothing writes through them
-            warnings.filterwarnings("ignore", message="The given buffer is not writable")
-            cpu, parameters = time.thread_time(), {name for name, _ in model.named_parameters()}
-            loaded = model.load_weights(arriving_tensors(start.segment, waited, self._finisher))
-            notes.n_bytes = sum(t.n_bytes for t in tensors)
-            notes.attrs |= {"wait_s": round(waited[0], 4), "cpu_s": round(time.thread_time() - cpu, 4),
-                            "waits_for": "fetch"}  # fmt: skip
-        start.trace.mark(Phase.ENGINE_BEGIN)
-        _check_complete(parameters, model_config, loaded)
+        _take_weights(model, model_config, None, None)
 
     def load_model(self, vllm_config: Any, model_config: Any, prefix: str = "") -> torch.nn.Module:
-        model: torch.nn.Module = super().load_model(vllm_config, model_config, prefix)
-        if self._finisher is not None:
-            self._finisher.restore()
-        return model
+        if not current_platform.is_cpu() or model_config.quantization is not None:
+            whole: torch.nn.Module = super().load_model(vllm_config, model_config, prefix)
+            return whole
+        with set_default_torch_dtype(model_config.dtype), torch.device("cpu"):
+            model = self.create_model(vllm_config, model_config, prefix)
+        _start().load = partial(_load_layer_by_layer, model, model_config)
+        return model.eval()
+
+
+def _load_layer_by_layer(model: torch.nn.Module, model_config: Any, rehearse: Callable[[], None]) -> None:
+    segment = _start().segment
+    finisher = Finisher(model, [t.name for t in segment.offer.tensors])
+    device = torch.device("cpu")
+    with set_default_torch_dtype(model_config.dtype), device:
+        _take_weights(model, model_config, finisher, Rehearsal(segment, finisher, rehearse))
+        process_weights_after_loading(model, model_config, device)
+    finisher.restore()
+
+
+def _take_weights(
+    model: torch.nn.Module, model_config: Any, finisher: Finisher | None, rehearsal: Rehearsal | None
+) -> None:
+    start = _start()
+    waited = [0.0]
+    with start.trace.phase(Phase.LOAD_BEGIN) as notes, warnings.catch_warnings():
+        # the views are read-only on purpose; nothing writes through them
+        warnings.filterwarnings("ignore", message="The given buffer is not writable")
+        cpu, parameters = time.thread_time(), {name for name, _ in model.named_parameters()}
+        loaded = model.load_weights(arriving_tensors(start.segment, waited, finisher, rehearsal))
+        notes.n_bytes = sum(t.n_bytes for t in start.segment.offer.tensors)
+        notes.attrs |= {"wait_s": round(waited[0], 4), "cpu_s": round(time.thread_time() - cpu, 4),
+                        "waits_for": "fetch"}  # fmt: skip
+        if rehearsal is not None:
+            notes.attrs |= {"rehearsal_s": round(rehearsal.took_s, 4)}
+    start.trace.mark(Phase.ENGINE_BEGIN)
+    _check_complete(parameters, model_config, loaded)
 
 
 def _check_complete(parameters: set[str], model_config: Any, loaded: set[str] | None) -> None:
@@ -249,11 +349,7 @@ class SegmentExecutor(UniProcExecutor):
     def _init_executor(self) -> None:
         self.continuations: dict[str, Continuation] = {}
         super()._init_executor()
-
-    def initialize_from_config(self, kv_cache_configs: list[Any]) -> None:
-        with _start().trace.phase(Phase.KV_BEGIN) as notes:
-            super().initialize_from_config(kv_cache_configs)
-            notes.n_bytes = sum(t.size for c in kv_cache_configs for t in c.kv_cache_tensors[:1])
+        _start().trace.mark(Phase.KV_BEGIN)  # the engine marks its end, when the scheduler over it stands
 
     def sample_tokens(self, grammar_output: Any, non_block: bool = False) -> Any:
         runner = self.driver_worker.worker.model_runner

@@ -41,7 +41,6 @@ class Machine:
             "PATH": f"{Path(sys.executable).parent}:{environ['PATH']}",
         }  # fmt: skip
         self._before = set(processes())
-        self._namespaces = namespaces()
         self._ports: set[int] = set()
 
     @property
@@ -89,26 +88,38 @@ class Machine:
         left = [
             f"process {pid}: {line}"
             for pid, line in processes().items()
-            if pid not in self._before and self._is_ours(pid)
+            if pid not in self._before and self.is_ours(pid)
         ]
         left += [f"port {p}" for p in sorted(self._ports & set(listening().values()))]
-        left += [f"namespace {n}" for n in sorted(namespaces() - self._namespaces) if n.startswith("thaw")]
+        left += [f"namespace {p.name}" for p in Path("/run/netns").glob(f"thaw{self._digest}*")]
         return left + [f"directory {d}" for d in self._run_dirs()]
 
     def note_ports(self) -> None:
         """The ports that this platform's processes listen on, now."""
         by_inode = listening()
         for pid in processes():
-            if pid not in self._before and self._is_ours(pid):
+            if pid not in self._before and self.is_ours(pid):
                 self._ports |= {by_inode[i] for i in socket_inodes(pid) if i in by_inode}
 
     def _run_dirs(self) -> list[Path]:
-        digest = hashlib.sha256(str(self.state_dir).encode()).hexdigest()[:8]
-        return list(Path(tempfile.gettempdir()).glob(f"thaw-*-{digest}"))
+        return list(Path(tempfile.gettempdir()).glob(f"thaw-*-{self._digest}"))
 
-    def _is_ours(self, pid: int) -> bool:
+    @property
+    def _digest(self) -> str:
+        """Of the state directory: the platform's run directory and namespaces are named by it."""
+        return hashlib.sha256(str(self.state_dir).encode()).hexdigest()[:8]
+
+    def containers(self) -> list[int]:
+        """The processes of every container, as the invokers keep them on disk."""
+        found = []
+        for owner in [f for d in self._run_dirs() for f in d.glob("host-*/c/*/owner.json")]:
+            main = json.loads(owner.read_text())["pid"]
+            found += [pid for pid in processes() if session_of(pid) == main]
+        return found
+
+    def is_ours(self, pid: int) -> bool:
         """By its environment or its working directory: some servers overwrite the one, some change the other."""
-        digest = hashlib.sha256(str(self.state_dir).encode()).hexdigest()[:8].encode()
+        digest = self._digest.encode()
         try:
             environ, cwd = Path(f"/proc/{pid}/environ").read_bytes(), os.readlink(f"/proc/{pid}/cwd")
         except OSError:
@@ -129,6 +140,13 @@ def processes() -> dict[int, str]:
     return found
 
 
+def session_of(pid: int) -> int:
+    try:
+        return os.getsid(pid)
+    except ProcessLookupError:
+        return 0  # it ended meanwhile
+
+
 def socket_inodes(pid: int) -> set[str]:
     found = set()
     try:
@@ -139,10 +157,6 @@ def socket_inodes(pid: int) -> set[str]:
     except OSError:
         pass  # it ended meanwhile
     return found
-
-
-def namespaces() -> set[str]:
-    return {p.name for p in Path("/run/netns").glob("*")}
 
 
 def listening() -> dict[str, int]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -9,7 +12,7 @@ from collections.abc import Callable
 import pytest
 import requests
 
-from tests.e2e.machine import Machine, events
+from tests.e2e.machine import Machine
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 COMPONENTS = ("gateway", "scheduler", "host-0/invoker", "host-0/fetchd")
@@ -99,8 +102,6 @@ def texts(response: requests.Response, after_each: Callable[[int], None] = lambd
             found.append(line.decode())
             after_each(len(found))
     assert found
-    import json
-
     return [json.loads(d.removeprefix("data: "))["choices"][0]["delta"].get("content") or "" for d in found]
 
 
@@ -110,21 +111,7 @@ def once(action: Callable[[], None], *, at: int) -> Callable[[int], None]:
 
 def kill_workers(machine: Machine) -> None:
     """The container's processes, as the invoker recorded them."""
-    import os
-    import signal
-
-    from tests.e2e.machine import processes
-
-    killed = 0
-    for pid in processes():
-        try:
-            environ = open(f"/proc/{pid}/environ", "rb").read()
-        except OSError:
-            continue
-        if b"THAW_INSTANCE_ID=" in environ and str(machine.state_dir).encode() in environ:
-            os.kill(pid, signal.SIGKILL)
-            killed += 1
-    assert killed, "no container was found"
-
-
-__all__ = ["events"]
+    containers = machine.containers()
+    assert containers, "no container was found"
+    for pid in containers:
+        os.kill(pid, signal.SIGKILL)

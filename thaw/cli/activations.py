@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from http import HTTPStatus
 from typing import Annotated, Any
 
 import typer
@@ -59,15 +60,15 @@ def get(
 
 def _ended(activation_id: str, wait_s: float) -> dict[str, Any]:
     """The record; it exists once the activation has ended.  The API has no call that waits, so this asks again."""
-    from thaw.errors import NotFound
+    from thaw.cli.client import ApiError
 
     until = time.monotonic() + wait_s
     while True:
         try:
             found: dict[str, Any] = client().get(f"activations/{activation_id}")
             return found
-        except NotFound:
-            if time.monotonic() >= until:
+        except ApiError as e:
+            if e.http_status != HTTPStatus.NOT_FOUND or time.monotonic() >= until:
                 raise
             time.sleep(0.25)
 

@@ -1,0 +1,83 @@
+"""A server's link as it really behaves: a fluid shared by the fetches in progress.
+
+Independent of the scheduler's ledger on purpose (the ledger is a belief, this is what happens), but of the same two
+disciplines, which fetchd is to enforce: deadline fetches first, equally or earliest first; the rest shares what is left.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from bench.simulation.engine import Engine
+from gateway.scheduler.ledger import Discipline
+
+_DONE = 1e-3  # bytes
+
+
+class Transfer:
+    __slots__ = ("deadline", "done", "order", "pending", "rate")
+
+    def __init__(self, order: int, pending: float, deadline: float, done: Callable[[], None]) -> None:
+        self.order, self.pending, self.deadline, self.done, self.rate = order, pending, deadline, done, 0.0
+
+
+class Link:
+    def __init__(self, engine: Engine, bytes_per_s: float, discipline: Discipline) -> None:
+        self._engine, self.bytes_per_s, self.discipline = engine, bytes_per_s, discipline
+        self.transfers: list[Transfer] = []
+        self._at = 0.0
+        self._order = 0
+        self._plan = 0
+
+    def start(self, n_bytes: float, deadline: float, done: Callable[[], None]) -> Transfer:
+        self._advance()
+        self._order += 1
+        transfer = Transfer(self._order, n_bytes, deadline, done)
+        self.transfers.append(transfer)
+        self._replan()
+        return transfer
+
+    def cancel(self, transfer: Transfer) -> None:
+        self._advance()
+        if transfer in self.transfers:
+            self.transfers.remove(transfer)
+            self._replan()
+
+    def pending(self) -> list[float]:
+        self._advance()
+        return [t.pending for t in self.transfers]
+
+    def _advance(self) -> None:
+        now = self._engine.now
+        passed, self._at = now - self._at, now
+        if passed > 0:
+            for transfer in self.transfers:
+                transfer.pending -= transfer.rate * passed
+
+    def _replan(self) -> None:
+        """Rates hold until something starts or ends; ask to be called when the first one ends."""
+        self._plan += 1
+        if not self.transfers:
+            return
+        favoured = [t for t in self.transfers if t.deadline < math.inf]
+        if favoured and self.discipline == "edf":
+            favoured = [min(favoured, key=lambda t: (t.deadline, t.order))]
+        for transfer in self.transfers:
+            transfer.rate = 0.0
+        favoured = favoured or self.transfers
+        for transfer in favoured:
+            transfer.rate = self.bytes_per_s / len(favoured)
+        first = min(t.pending / t.rate for t in favoured)
+        self._engine.after(max(0.0, first), self._due, self._plan)
+
+    def _due(self, plan: int) -> None:
+        if plan != self._plan:
+            return
+        self._advance()
+        slack = max(_DONE, self.bytes_per_s * 1e-9)  # a nanosecond of the link
+        ended = [t for t in self.transfers if t.pending <= slack]
+        self.transfers = [t for t in self.transfers if t.pending > slack]
+        self._replan()
+        for transfer in ended:
+            transfer.done()

@@ -1,0 +1,187 @@
+"""Small checkpoints, what can be wrong with one, and a picture of a platform in which nothing may be left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import requests
+from safetensors.numpy import save_file
+
+from fetchd.settings import FetchdSettings
+from relay import redis_link
+from relay.fetch_client import FetchClient
+from relay.messages import Status
+from relay.registry import Registry
+from tests.e2e.machine import Machine, processes
+from thaw.dev import smollm2
+from thaw.dev.layout import Layout
+
+WEIGHTS = "model.safetensors"
+HIDDEN, INNER, LAYERS, HEADS, KV_HEADS, HEAD_DIM, VOCAB = 64, 128, 2, 2, 1, 32, 49_152
+SLAB_BYTES = 64 << 20  # fetchd's default, which a development platform keeps
+
+
+def tiny_checkpoint(directory: Path, cache: Path) -> Path:
+    """A llama of two layers and 6 MB with random weights, behind the demo model's tokenizer."""
+    demo = smollm2.obtain(cache)
+    directory.mkdir()
+    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        shutil.copy(demo / name, directory)
+    config = json.loads((demo / "config.json").read_text()) | {
+        "hidden_size": HIDDEN, "intermediate_size": INNER, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS, "head_dim": HEAD_DIM, "max_position_embeddings": 512,
+    }  # fmt: skip
+    (directory / "config.json").write_text(json.dumps(config))
+    draw = np.random.default_rng(0)
+    tensors = {n: (0.05 * draw.standard_normal(shape)).astype(np.float16) for n, shape in _shapes().items()}
+    save_file(tensors, directory / WEIGHTS, {"format": "pt"})
+    return directory
+
+
+def _shapes() -> dict[str, tuple[int, ...]]:
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (VOCAB, HIDDEN), "model.norm.weight": (HIDDEN,)}
+    for i in range(LAYERS):
+        shapes |= {
+            f"model.layers.{i}.{name}.weight": shape
+            for name, shape in {
+                "self_attn.q_proj": (HEADS * HEAD_DIM, HIDDEN), "self_attn.k_proj": (KV_HEADS * HEAD_DIM, HIDDEN),
+                "self_attn.v_proj": (KV_HEADS * HEAD_DIM, HIDDEN), "self_attn.o_proj": (HIDDEN, HEADS * HEAD_DIM),
+                "mlp.gate_proj": (INNER, HIDDEN), "mlp.up_proj": (INNER, HIDDEN), "mlp.down_proj": (HIDDEN, INNER),
+                "input_layernorm": (HIDDEN,), "post_attention_layernorm": (HIDDEN,),
+            }.items()
+        }  # fmt: skip
+    return shapes
+
+
+# ── damage, in place ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def cut(path: Path, n_bytes: int) -> None:
+    """Take the last ``n_bytes`` away."""
+    os.truncate(path, path.stat().st_size - n_bytes)
+
+
+def flip_a_bit(path: Path, offset: int) -> None:
+    """``offset`` counts from the end when negative."""
+    with path.open("r+b") as f:
+        f.seek(offset, os.SEEK_END if offset < 0 else os.SEEK_SET)
+        byte = f.read(1)[0]
+        f.seek(-1, os.SEEK_CUR)
+        f.write(bytes([byte ^ 1]))
+
+
+def change_header(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    """Rewrite the JSON of a safetensors file; the data behind it stays as it is."""
+    data = path.read_bytes()
+    end = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:end])
+    change(header)
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data[end:])
+
+
+def change_config(directory: Path, **changes: object) -> None:
+    path = directory / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+# ── a platform, looked at from all sides ──────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """What a failed start could leave behind.  Two pictures with the same work in progress are equal."""
+
+    processes: dict[str, int]  # how many of each program
+    instances: tuple[str, ...]  # in the registry
+    reported: tuple[str, ...]  # by the hosts
+    free_bytes: tuple[int, ...]  # of the hosts' devices, as reported
+    plans: tuple[str, ...]
+    demand: tuple[str, ...]
+    segments: tuple[tuple[str, tuple[str, ...]], ...]  # (uri, holders) of those that are held or not whole
+    doors: tuple[str, ...]
+    fetches: tuple[str, ...]
+    lost_bytes: int  # of fetchd's pool: neither free nor in a segment
+
+
+class Shop:
+    """A platform with ``chat`` deployed and warm, and the tools to try bad models on it."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self.known = Layout(machine.state_dir).read_platform()
+        assert self.known is not None
+        self.fetchd = FetchClient(str(Path(self.known.run_dir) / "host-0" / "fetchd.sock"))
+        self.registry = Registry(redis_link.connect(self.known.state_url))
+        self.http = requests.Session()
+        self.http.auth = machine.auth()
+
+    def deploy(self, name: str, uri: str, **config: object) -> None:
+        body = {"exec": {"kind": "llm:vllm", "code": "", "binary": False},
+                "config": {"kind": "llm:vllm", "model": {"uri": uri}, "engine": {"max_model_len": 128},
+                           "resources": {"gpu_memory_mb": 256}, **config}}  # fmt: skip
+        put = self.http.put(f"{self.machine.api}/api/v1/namespaces/_/actions/{name}", json=body, timeout=30)
+        assert put.status_code == 200, put.text
+
+    def delete(self, name: str) -> None:
+        assert self.http.delete(f"{self.machine.api}/api/v1/namespaces/_/actions/{name}", timeout=30).ok
+
+    def ask(self, name: str, content: str = "Hi", **body: Any) -> requests.Response:
+        message = {"model": name, "messages": [{"role": "user", "content": content}], "max_tokens": 2, **body}
+        return self.http.post(
+            f"{self.machine.api}/v1/chat/completions", json=message, timeout=90, stream=bool(body.get("stream"))
+        )
+
+    def record(self, activation_id: str) -> dict[str, Any]:
+        """As ``thaw activation get`` prints it."""
+        printed = self.machine.thaw("activation", "get", activation_id, "--wait", "20").stdout
+        found: dict[str, Any] = json.loads(printed[printed.index("{") :])
+        return found
+
+    def picture(self) -> Picture:
+        status, reports = self.fetchd.status(), self.registry.live_hosts()
+        programs = Counter(_program(line) for pid, line in processes().items() if self.machine.is_ours(pid))
+        return Picture(
+            processes=dict(programs),
+            instances=tuple(sorted(i.instance_id for i in self.registry.instances())),
+            reported=tuple(sorted(i for r in reports for i in r.instances)),
+            free_bytes=tuple(d.free_bytes for r in reports for d in r.devices),
+            plans=tuple(sorted(p.group_id for p in self.registry.plans())),
+            demand=tuple(d.activation_id for d in self.registry.demand()),
+            segments=tuple(sorted((s.uri, s.holders) for s in status.segments if s.holders or s.end < s.n_bytes)),
+            doors=tuple(sorted(self.fetchd.doors())),
+            fetches=tuple(f.group_id for f in status.fetches),
+            lost_bytes=_lost(status),
+        )
+
+    @contextmanager
+    def nothing_left_behind(self, deadline_s: float = 20) -> Iterator[None]:
+        """After the block the platform soon looks as before it."""
+        before = self.picture()
+        yield
+        until = time.monotonic() + deadline_s
+        while (after := self.picture()) != before:
+            assert time.monotonic() < until, f"left behind:\nbefore {before}\nafter  {after}"
+            time.sleep(0.1)
+
+
+def _program(line: str) -> str:
+    """The module or program, without arguments that hold paths."""
+    words = line.split()
+    return " ".join(words[:3]) if words[1:2] == ["-m"] else "".join(words[:1])
+
+
+def _lost(status: Status) -> int:
+    assert FetchdSettings.__dataclass_fields__["slab_mb"]
+    in_segments = sum(-(-s.n_bytes // SLAB_BYTES) * SLAB_BYTES for s in status.segments)
+    return status.pool_bytes - status.free_bytes - in_segments
