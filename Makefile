@@ -11,7 +11,7 @@ help: ## What there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: ## .venv with what runs
-	@scripts/setup.sh cpu
+	@scripts/setup.sh run
 
 setup-dev: ## .venv with what runs and what tests need
 	@scripts/setup.sh dev

@@ -17,7 +17,7 @@ from typing import Any, Final, TypeVar
 from fetchd.backoff import backoff_s
 from fetchd.sources.base import AccessRefused, Connection, ObjectInfo, Source, SourceOpener, read_bytes
 from thaw import checkpoint
-from thaw.errors import ModelCorrupt, ModelNotFound, ModelUnsupported, StoreUnavailable
+from thaw.errors import ModelChanged, ModelCorrupt, ModelNotFound, ModelUnsupported, StoreUnavailable
 from thaw.model import INDEX_NAME, ModelFacts, ModelFile, ModelIndex, TensorInfo
 
 T = TypeVar("T")
@@ -65,20 +65,22 @@ class Catalog:
             return entry.facts
 
     def planned(self, uri: str, version: str) -> Entry:
-        """The version that was planned.  Raises ModelCorrupt when the store has another one by now."""
+        """The version that was planned.  Raises ModelChanged when the store has another one by now."""
         with self._one_at_a_time(uri):
             known = self._entries.get(uri)
             entry = known if known is not None and known.version == version else self._load(uri)
         if entry.version != version:
-            raise ModelCorrupt(
+            raise ModelChanged(
                 f"{uri} has changed: version {version[:12]} was planned, the store has {entry.version[:12]}",
                 hint="nothing to do: the next start plans with the new version",
             )
         return entry
 
-    def forget(self, uri: str) -> None:
+    def check_unchanged(self, uri: str, version: str) -> None:
+        """Bytes did not fit what was known of them: raises ModelChanged when that is because they were replaced."""
         with self._lock:
             self._entries.pop(uri, None)
+        self.planned(uri, version)
 
     def _one_at_a_time(self, uri: str) -> threading.Lock:
         with self._lock:

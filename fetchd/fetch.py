@@ -13,7 +13,7 @@ from fetchd.pipeline import FetchCancelled, Transfer
 from fetchd.segments import Segment
 from fetchd.settings import FetchdSettings
 from relay.messages import FetchDone, FetchStart, FetchStatus
-from thaw.errors import ErrorInfo, ModelCorrupt, PlatformError, ThawError
+from thaw.errors import ErrorInfo, ModelChanged, ModelCorrupt, PlatformError, ThawError
 from thaw.trace import Phase, TraceEvent, event
 
 
@@ -98,14 +98,24 @@ class Fetch:
             self._make_transfer(entry).run()
             self.segment.finish()
         except ThawError as e:
-            if isinstance(e, ModelCorrupt):
-                self._catalog.forget(uri)  # it may have been replaced: look again next time
-            self.error = e.info()
+            self.error = self._reason(e).info()
         except Exception as e:  # noqa: BLE001 - edge of a thread: readers must hear of a defect
             self.error = PlatformError(f"fetch failed: {type(e).__name__}: {e}").info()
         self._seconds = time.monotonic() - self._began_s
         if self.error is not None:
             self.segment.fail(self.error)
+
+    def _reason(self, error: ThawError) -> ThawError:
+        """A model that was pushed anew under a start looks damaged; what the store has now tells the two apart."""
+        uri, version, _ = self.segment.key
+        if isinstance(error, ModelCorrupt):
+            try:
+                self._catalog.check_unchanged(uri, version)
+            except ModelChanged as changed:
+                return changed
+            except ThawError:
+                return error  # the store's description is damaged too, or gone: the first reason is the reason
+        return error
 
     def cancel(self) -> None:
         with self._lock:

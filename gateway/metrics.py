@@ -8,6 +8,7 @@ from typing import Final
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from gateway.calls import Call
+from gateway.outcome import start_mode
 from gateway.runs import Outcome
 from thaw.trace import Phase
 
@@ -26,7 +27,7 @@ ROUTES = Gauge("thaw_gateway_route_count", "Ready instances this gateway knows."
 
 
 def ended(call: Call, outcome: Outcome) -> None:
-    start = str(call.instance.start_mode) if call.instance is not None and call.cold else "warm"
+    start = start_mode(call)
     ACTIVATIONS.labels(call.action.exec.kind, outcome.status.text, start).inc()
     TOKENS.inc(len(call.emitted))
     first = next((e for e in call.events if e.name is Phase.FIRST_TOKEN), None)

@@ -9,17 +9,27 @@ from thaw import wire
 from thaw.activation import Activation, ActivationStatus
 from thaw.clock import wall_ms
 from thaw.errors import DeveloperError, RequestError, ThawError, TimeLimitExceeded
+from thaw.instance import StartMode
 
 
 def outcome_of(error: ThawError) -> Outcome:
     """The caller's fault, the function's, or ours."""
     body = {"error": error.message}
+    if error.hint and not isinstance(error, (ClientGone, RequestError)):
+        body["hint"] = error.hint
     if isinstance(error, (ClientGone, RequestError)):
         return Outcome(ActivationStatus.APPLICATION_ERROR, body, error=error)
     if isinstance(error, DeveloperError):
         timed_out = isinstance(error, TimeLimitExceeded)
         return Outcome(ActivationStatus.DEVELOPER_ERROR, body, timed_out=timed_out, error=error)
     return Outcome(ActivationStatus.INTERNAL_ERROR, body, error=error)
+
+
+def start_mode(call: Call) -> str:
+    """Of what the call ran on; one that reached no instance waited for a start."""
+    if call.instance is None:
+        return str(StartMode.COLD)
+    return str(call.instance.start_mode if call.cold else StartMode.WARM)
 
 
 def activation_of(call: Call, outcome: Outcome, logs: tuple[str, ...] = ()) -> Activation:
@@ -46,7 +56,7 @@ def activation_of(call: Call, outcome: Outcome, logs: tuple[str, ...] = ()) -> A
         logs=logs,
         wait_ms=start_ms - call.received_ms,
         init_ms=init_ms,
-        start_mode=str(instance.start_mode) if instance is not None and call.cold else "warm",
+        start_mode=start_mode(call),
         group_id=instance.group_id if instance is not None and call.cold else "",
         host=instance.host_id if instance is not None else "",
         instance_id=instance.instance_id if instance is not None else "",

@@ -53,6 +53,11 @@ class StemCells:
             cells.append(StemCell(ZYGOTE, KIND_LLM, self._zygote_bytes, shared=True))
         return tuple(cells)
 
+    def wait_warm(self, kind: str, deadline_s: float) -> None:
+        """An llm cell that is importing is ready before a container that begins to import now: wait for it."""
+        if kind == KIND_LLM:
+            self._driver.zygote.wait_warm(deadline_s)
+
     def take(self, cell: StemCell) -> Handle | None:
         """The waiting container, which is the caller's now; its memory is free for the instance to hold."""
         with self._lock:

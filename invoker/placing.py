@@ -17,6 +17,9 @@ from thaw.errors import MemoryTooSmall, Unavailable
 WAIT_S: Final = 30.0
 """How long a start waits for instances that are draining; the scheduler then tries another host."""
 
+WARMING_S: Final = 60.0
+"""The longest wait for a stem cell that is importing: several times what it takes on a busy host."""
+
 Placement = tuple[StemCell | None, Handle | None]
 
 
@@ -27,6 +30,7 @@ class Placing:
 
     def place(self, live: Live) -> Placement:
         """The stem cell to use, if any.  Raises MemoryTooSmall (never fits), Unavailable (not now)."""
+        self._cells.wait_warm(live.kind, WARMING_S)
         deadline = time.monotonic() + WAIT_S
         while True:
             with self._lock:

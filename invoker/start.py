@@ -108,10 +108,8 @@ class Starting:
         live.function = self._function()
         live.amend(slots=slots_of(live.function), keep_alive_s=keep_alive_s_of(live.function),
                    reserve_bytes=record.reserve_bytes or live.function.limits.memory << 20)  # fmt: skip
-        placement = self._deps.placing.place(live)
-        mode = StartMode.PREWARMED if placement[0] is not None else StartMode.COLD
-        self._mark(Phase.CONTAINER_BEGIN, mode=mode.value)
-        path = self._container(placement)
+        self._mark(Phase.CONTAINER_BEGIN)
+        path = self._container(self._deps.placing.place(live))
         self._mark(Phase.CONTAINER_END, mode=live.record.start_mode.value)
         if live.apply(Event.UP) is not Action.INIT:
             raise _given_up(live)

@@ -43,6 +43,7 @@ class Zygote:
         self._channel: Channel | None = None
         self._wanted = False
         self._running = False  # a keeper thread exists
+        self._warming = False  # a process imports, and is not ready yet
         self._pid, self._ticks = 0, 0
         self._stopped = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._replies: dict[str, dict[str, Any]] = {}
@@ -51,6 +52,11 @@ class Zygote:
     @property
     def ready(self) -> bool:
         return self._channel is not None
+
+    def wait_warm(self, deadline_s: float) -> None:
+        """Return when the process that is importing now is ready or gone; at once when there is none."""
+        with self._lock:
+            self._changed.wait_for(lambda: not self._warming, deadline_s)
 
     def want(self) -> None:
         """Start it, and again whenever it dies; returns at once."""
@@ -130,12 +136,7 @@ class Zygote:
 
     def _live(self) -> None:
         """One process: found or started, listened to until its connection ends."""
-        if not self._found():
-            self._start()
-        channel = Channel(wait_socket(self._path, self._pid, WARM_UP_S, self._stopped))
-        channel.receive()  # Ready
-        with self._lock:
-            self._channel = channel
+        channel = self._warm_up()
         self._log.event("zygote_ready", pid=self._pid)
         try:
             while True:
@@ -147,6 +148,21 @@ class Zygote:
                 self._channel = None
                 self._changed.notify_all()
             channel.close()
+
+    def _warm_up(self) -> Channel:
+        with self._lock:
+            self._warming = True
+        try:
+            if not self._found():
+                self._start()
+            channel = Channel(wait_socket(self._path, self._pid, WARM_UP_S, self._stopped))
+            channel.receive()  # Ready
+            self._channel = channel
+            return channel
+        finally:
+            with self._lock:
+                self._warming = False
+                self._changed.notify_all()
 
     def _take(self, message: dict[str, Any]) -> None:
         with self._lock:

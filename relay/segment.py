@@ -28,6 +28,7 @@ from relay.messages import PlacedRange, SegmentOffer
 from thaw.errors import (
     ErrorInfo,
     MemoryTooSmall,
+    ModelChanged,
     ModelCorrupt,
     ModelNotFound,
     ModelUnsupported,
@@ -66,7 +67,7 @@ class SegmentState(enum.IntEnum):
 
 
 _ERROR_CODES: Final[tuple[type[ThawError], ...]] = (
-    PlatformError, ModelNotFound, ModelCorrupt, ModelUnsupported, MemoryTooSmall, StoreUnavailable,
+    PlatformError, ModelNotFound, ModelCorrupt, ModelUnsupported, MemoryTooSmall, StoreUnavailable, ModelChanged,
 )  # fmt: skip
 """The number on the page is the place in this tuple plus one; append only."""
 

@@ -1,23 +1,25 @@
 #!/usr/bin/env bash
 # Make .venv: everything Thaw needs on this machine, from the locks in deps/.
 #
-#   scripts/setup.sh cpu    what runs (make demo, make dev)
+#   scripts/setup.sh run    what runs (make demo, make dev)
 #   scripts/setup.sh dev    that and what tests, lints and type checks need
 #
+# The engine is vLLM's CPU build, or its CUDA build where nvidia-smi finds a GPU; THAW_ENGINE=cpu|gpu decides otherwise.
 # It can be run again at any time: when the stamp (a hash of the locks, the interpreter and the platform; written
 # last) still fits, it ends at once.  Nothing is installed outside .venv.  Variables: PYTHON picks the interpreter;
 # pip's own settings (PIP_INDEX_URL, PIP_FIND_LINKS, pip.conf …) are passed on to uv, which does not read them.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-profile=${1:-cpu}
+profile=${1:-run}
+engine=${THAW_ENGINE:-$(nvidia-smi -L >/dev/null 2>&1 && echo gpu || echo cpu)}
 venv=$PWD/.venv
-needed_mb=6000            # 3.1 GB installed, the rest is uv's cache of the downloads
+declare -A needed_mb=([cpu]=6000 [gpu]=24000)     # 3.1 and 11 GB installed; the rest is uv's cache of the downloads
 pytorch_index=https://download.pytorch.org/whl/cpu
-case $profile in
-    cpu) locks=(deps/cpu.lock) ;;
-    dev) locks=(deps/cpu.lock deps/dev.lock) ;;
-    *) echo "usage: scripts/setup.sh cpu|dev" >&2; exit 2 ;;
+case $engine-$profile in
+    cpu-run|gpu-run) locks=("deps/$engine.lock") ;;
+    cpu-dev|gpu-dev) locks=("deps/$engine.lock" deps/dev.lock) ;;
+    *) echo "usage: [THAW_ENGINE=cpu|gpu] scripts/setup.sh run|dev" >&2; exit 2 ;;
 esac
 
 say() { printf 'setup: %s\n' "$*"; }
@@ -37,13 +39,14 @@ find_python() {
 stamp_of() {
     { cat "${locks[@]}" deps/tools.lock pyproject.toml scripts/setup.sh
       "$1" -c 'import platform, sys; print(sys.version, sys.base_prefix, platform.platform())'
-      echo "$profile $venv"; } | sha256sum | cut -d' ' -f1
+      echo "$engine $profile $venv"; } | sha256sum | cut -d' ' -f1
 }
 
 check_disk() {
     local free_mb
     free_mb=$(df -Pm . | awk 'NR == 2 { print $4 }')
-    [ "$free_mb" -ge "$needed_mb" ] || fail "only $free_mb MB free here, $needed_mb MB needed" "hint: make room, or move the checkout"
+    local needed=${needed_mb[$engine]}
+    [ "$free_mb" -ge "$needed" ] || fail "only $free_mb MB free here, $needed MB needed" "hint: make room, or move the checkout"
 }
 
 make_venv() {
@@ -76,6 +79,7 @@ install_locked() {
 }
 
 refuse_gpu_builds() {
+    [ "$engine" = cpu ] || return 0
     "$venv/bin/python" - <<'PY' || fail "a package of the GPU build is installed" "hint: rm -rf .venv and run this again"
 import sys
 from importlib.metadata import distributions
@@ -89,7 +93,7 @@ python=$(find_python)
 mkdir -p .cache
 exec 9>.cache/setup.lock            # two makes at once: the second waits, then finds the stamp
 flock -n 9 || { say "another setup is running here; waiting for it"; flock 9; }
-stamp_file=$venv/.thaw-stamp-$profile
+stamp_file=$venv/.thaw-stamp-$engine-$profile
 stamp=$(stamp_of "$python")
 if [ "$(cat "$stamp_file" 2>/dev/null)" = "$stamp" ]; then exit 0; fi
 
@@ -101,7 +105,7 @@ if [ "$("$venv/bin/uv" --version 2>/dev/null | cut -d' ' -f2)" != "0.13.8" ]; th
     say "fetching uv 0.13.8 (20 MB) from the package index"
     "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r deps/tools.lock
 fi
-say "fetching and installing $(cat "${locks[@]}" | grep -c '^[a-z0-9].*==') locked packages (CPU torch and vLLM: about 1 GB to download, 3.1 GB on disk)"
+say "fetching and installing $(cat "${locks[@]}" | grep -c '^[a-z0-9].*==') locked packages (torch and vLLM, $engine build; CPU: about 1 GB to download, 3.1 GB on disk)"
 if ! install_locked; then
     say "that did not resolve; trying again with PyTorch's public CPU index ($pytorch_index)"
     install_locked --index "$pytorch_index" || fail "the locked packages could not be installed" \

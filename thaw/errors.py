@@ -24,6 +24,7 @@
         ├── InstanceGone          500    the instance left between routing and arrival; nothing ran: route again
         ├── InstanceBusy          500    all its slots are taken; nothing ran: route again
         ├── StoreUnavailable      500    the model store answered 5xx or not at all; a retry may help
+        ├── ModelChanged          500    the store has another version than was planned: look again, plan again
         ├── Unavailable           503    no host, no state server
         └── ProtocolError         500    bytes between components broke a format
             └── StaleEpoch        500    a command of an older scheduler
@@ -153,6 +154,10 @@ class InstanceBusy(PlatformError):
 
 
 class StoreUnavailable(PlatformError):
+    pass
+
+
+class ModelChanged(PlatformError):
     pass
 
 

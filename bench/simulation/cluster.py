@@ -69,7 +69,7 @@ class SimServer:
             raise OverCommitted(f"server {self.index} device {device}: {n_bytes} of {at.free} free bytes")
         at.used += n_bytes
         at.n_workers += 1
-        self._account(n_bytes, now)
+        self.account(n_bytes, now)
 
     def let_go(self, device: int, n_bytes: int, now: float) -> None:
         at = self.devices[device]
@@ -77,9 +77,9 @@ class SimServer:
         at.n_workers -= 1
         if at.used < 0 or at.n_workers < 0:
             raise OverCommitted(f"server {self.index} device {device}: more given back than taken")
-        self._account(-n_bytes, now)
+        self.account(-n_bytes, now)
 
-    def _account(self, change: int, now: float) -> None:
+    def account(self, change: int, now: float) -> None:
         self.held_byte_s += self._held * (now - self._held_at)
         self._held, self._held_at = self._held + change, now
         self._offer = None

@@ -72,7 +72,8 @@ class FileConnection:
                 throttle.before_read(len(piece))
                 count = self._read(piece, offset + target.done)
                 if count == 0:
-                    raise ModelCorrupt(f"{path} ends at byte {offset + target.done}, {target.left} bytes too early")
+                    raise ModelCorrupt(f"{path} ends at byte {offset + target.done}, {target.left} bytes too early",
+                                       hint="the file is truncated: push the model again")  # fmt: skip
                 target.advance(count)
                 throttle.after_read(count)
         except OSError as e:

@@ -99,7 +99,7 @@ def json_object(max_bytes: int, *, optional: bool = False) -> dict[str, Any]:
 
 
 def openai_error(error: ThawError) -> dict[str, Any]:
-    """OpenAI's error object."""
+    """OpenAI's error object; what failed on this side also says what to do (``hint``)."""
     status = error.http_status
     kind = _OPENAI_TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     code: str | None = getattr(error, "openai_code", None)
@@ -112,7 +112,8 @@ def openai_error(error: ThawError) -> dict[str, Any]:
     elif status >= 500:
         code = error.code
     param = getattr(error, "param", None)
-    return {"error": {"message": error.message, "type": kind, "param": param, "code": code}}
+    fields = {"message": error.message, "type": kind, "param": param, "code": code}
+    return {"error": {**fields, "hint": error.hint} if status >= 500 and error.hint else fields}
 
 
 def error_body(error: ThawError) -> dict[str, Any]:

@@ -20,7 +20,17 @@ from gateway.scheduler.hosts import HostView
 from gateway.scheduler.placement import minimum, n_serving
 from gateway.scheduler.starts import RETRY_BASE_S, RETRY_CAP_S, ensure_model, fail, release, rescale, wake
 from gateway.scheduler.view import ClusterView, GroupView, InstanceView
-from thaw.errors import DeveloperError, ErrorInfo, WorkerLost, from_info
+from thaw.errors import (
+    DeveloperError,
+    ErrorInfo,
+    ModelChanged,
+    ModelCorrupt,
+    ModelNotFound,
+    ModelUnsupported,
+    StoreUnavailable,
+    WorkerLost,
+    from_info,
+)
 from thaw.ids import ActionName, ActivationId, CommandId, GroupId, HostId
 from thaw.instance import InstanceRecord, InstanceState
 
@@ -29,6 +39,11 @@ MIN_IDLE_S: Final = 1.0
 
 STRANGER_S: Final = 15.0
 """Reports and events cross; what a host still names after this is no matter of crossing."""
+
+ABOUT_THE_MODEL: Final = frozenset(
+    e.__name__ for e in (ModelChanged, ModelCorrupt, ModelNotFound, ModelUnsupported, StoreUnavailable)
+)
+"""A start that ended with one of these says nothing of the bytes that the next will find: look at the model again."""
 
 RELEASE_DEADLINE_S: Final = 60.0
 """A release drains what runs; after this it is asked for again."""
@@ -125,6 +140,8 @@ def start_failed(view: ClusterView, group: GroupView, error: ErrorInfo, now_s: f
             host.ledger.remove(plan.group_id, now_s)
         if (left := view.instances.get(instance_id)) is not None:
             view.put_instance(replace(left.record, state=InstanceState.GONE), now_s)
+    if plan.model is not None and error.code in ABOUT_THE_MODEL:
+        view.model(plan.model.uri).fresh = False
     action = view.action(plan.action)
     action.failures += 1
     if isinstance(from_info(error), DeveloperError):

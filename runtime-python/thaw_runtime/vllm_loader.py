@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 from vllm.model_executor.layers.linear import UnquantizedLinearMethod
-from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, UnquantizedEmbeddingMethod
 from vllm.model_executor.model_loader import register_model_loader
 from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 from vllm.model_executor.model_loader.utils import process_weights_after_loading
@@ -137,13 +137,15 @@ class Finisher:
         self._left: dict[str, int] = {}
         self._taken: dict[str, list[weakref.ref[torch.Tensor]]] = {}
         self._finished: list[tuple[Any, Any]] = []
-        tied = not any(name.startswith("lm_head.") for name in names)
+        self._spared = _spare_embeddings(model)
         groups = {_group(name) for name in names}
+        arriving = {id(m.weight): path for path, m in model.named_modules() if path in groups and hasattr(m, "weight")}
         for path, module in model.named_modules():
-            method = getattr(module, "quant_method", None)
-            whole = type(method) is UnquantizedEmbeddingMethod and tied and path in groups
-            if type(method) is UnquantizedLinearMethod or whole:
+            kind = type(getattr(module, "quant_method", None))
+            if kind is UnquantizedLinearMethod:
                 self._modules.setdefault(_group(path + "."), []).append(module)
+            elif kind is UnquantizedEmbeddingMethod and id(module.weight) in arriving:  # a tied head with the embedding
+                self._modules.setdefault(arriving[id(module.weight)], []).append(module)
         for name in names:
             self._left[_group(name)] = self._left.get(_group(name), 0) + 1
         self._untouched = set(self._left)
@@ -167,7 +169,7 @@ class Finisher:
                 self._finished.append((module, method))
 
     def restore(self) -> None:
-        for module, method in self._finished:
+        for module, method in (*self._finished, *self._spared):
             module.quant_method = method
 
     def playable(self) -> bool:
@@ -191,7 +193,7 @@ class Finisher:
         try:
             yield
         finally:
-            for module, _ in self._finished:
+            for module, _ in (*self._finished, *self._spared):
                 module.quant_method = None
             for module in plain:
                 del module.cpu_linear
@@ -230,6 +232,19 @@ class Rehearsal:
         have = self._segment.wait(0, 0.0)
         arrived, elapsed = have - self._first, time.monotonic() - self._began
         return (self._segment.n_bytes - have) * elapsed / arrived if arrived else 0.0
+
+
+def _spare_embeddings(model: torch.nn.Module) -> list[tuple[Any, Any]]:
+    """Keep vLLM from packing the input embedding too where a head does the multiplying: it holds all of it again."""
+    modules = list(model.modules())
+    if not any(type(m) is ParallelLMHead for m in modules):
+        return []
+    spared = [(m, m.quant_method) for m in modules if type(m) is not ParallelLMHead
+              and type(getattr(m, "quant_method", None)) is UnquantizedEmbeddingMethod]  # fmt: skip
+    for module, _ in spared:
+        module.cpu_linear = torch.nn.functional.linear
+        module.quant_method = None
+    return spared
 
 
 def _group(name: str) -> str:

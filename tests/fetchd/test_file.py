@@ -15,6 +15,7 @@ from tests.fetchd.harness import Fetchd, file_bytes, wait_until, write_index, wr
 from thaw.errors import (
     BadRequest,
     MemoryTooSmall,
+    ModelChanged,
     ModelCorrupt,
     ModelNotFound,
     ModelUnsupported,
@@ -219,7 +220,18 @@ def test_a_model_that_changed_since_it_was_planned_is_not_mixed_with_the_old_one
     write_model(model, seed=71)
     assert inspect(fetchd, model).etag != facts.etag
     fetchd.start(facts, "stale")
-    with pytest.raises(ModelCorrupt, match="has changed: version .* was planned"):
+    with pytest.raises(ModelChanged, match="has changed: version .* was planned"):
+        fetchd.client.wait(GroupId("stale"), 0, deadline_s=10)
+
+
+def test_a_model_that_is_replaced_after_it_was_planned_counts_as_changed_and_not_as_damaged(
+    fetchd: Fetchd, tmp_path: Path
+) -> None:
+    model = write_model(tmp_path / "m", seed=70)
+    facts = inspect(fetchd, model)
+    write_model(model, seed=71)  # fetchd knows the old version only
+    fetchd.start(facts, "stale")
+    with pytest.raises(ModelChanged, match="has changed: version .* was planned"):
         fetchd.client.wait(GroupId("stale"), 0, deadline_s=10)
 
 

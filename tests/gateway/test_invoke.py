@@ -119,13 +119,16 @@ def test_a_failed_start_ends_those_who_waited_for_it_with_its_reason(
         hello = pool.submit(gateway.call, "POST", f"{HELLO}?blocking=true")
         for demand in invoker.wait_for_demand(2):
             llm = demand.action == "guest/chat"
-            error = ModelNotFound("no bucket 'models'") if llm else InitFailed("main is missing")
+            error = ModelNotFound("no bucket 'models'", hint="make it") if llm else InitFailed("no main", hint="add it")
             failed = StartFailed(demand.action, (demand.activation_id,), error.info(), GroupId("b" * 32))
             bus.publish(invoker.client, failed)
         assert chat.result().status_code == 502
         assert chat.result().json()["error"]["message"] == "no bucket 'models'"
         assert chat.result().json()["error"]["code"] == "ModelNotFound"
-        assert hello.result().json()["response"]["result"] == {"error": "main is missing"}
+        assert chat.result().json()["error"]["hint"] == "make it"
+        record = hello.result().json()
+        assert record["response"]["result"] == {"error": "no main", "hint": "add it"}
+        assert {"key": "startMode", "value": "cold"} in record["annotations"]
     invoker.wait_for_demand(0)
 
 

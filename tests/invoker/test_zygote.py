@@ -62,6 +62,17 @@ def test_one_that_dies_is_started_again(cell: Zygote, run_dir: Path) -> None:
     until(lambda: cell.ready and _pid(run_dir) != first)
 
 
+def test_who_waits_for_one_that_warms_up_goes_on_when_it_is_ready(run_dir: Path, exits: ExitWatch) -> None:
+    cell = _make(run_dir, exits)
+    cell.wait_warm(30.0)  # none is on its way: no wait
+    assert not cell.ready
+    cell.want()
+    until(lambda: cell.ready or cell._warming)
+    cell.wait_warm(30.0)
+    assert cell.ready
+    cell.give_up()
+
+
 def test_without_one_a_fork_is_refused(run_dir: Path, exits: ExitWatch) -> None:
     with pytest.raises(PlatformError, match="not ready"):
         _fork(_make(run_dir, exits), run_dir)

@@ -277,6 +277,25 @@ def test_a_developer_error_fails_all_that_wait_and_is_not_retried() -> None:
     assert of(w.later(100.0), StartGroup) == []
 
 
+@pytest.mark.parametrize("code", ["ModelCorrupt", "ModelNotFound", "ModelUnsupported"])
+def test_after_a_start_that_failed_for_its_model_the_next_request_looks_at_the_model_again(code: str) -> None:
+    w = llm_world()
+    (start,) = of(w.ask(CHAT), StartGroup)
+    assert of(w.said(start, InstanceState.GONE, error=ErrorInfo(code, "damaged")), FailDemand)
+    assert [i.uri for i in of(w.ask(CHAT), InspectModelOn)] == ["s3://m"]
+
+
+def test_a_model_that_changed_under_a_start_is_looked_at_and_started_anew_for_the_same_request() -> None:
+    w = llm_world()
+    (start,) = of(w.ask(CHAT), StartGroup)
+    assert of(w.said(start, InstanceState.GONE, error=ErrorInfo("ModelChanged", "another version")), FailDemand) == []
+    assert [i.uri for i in of(w.later(1.0), InspectModelOn)] == ["s3://m"]
+    (again,) = of(w.do(ModelInspected("s3://m", HostId("h0"), replace(FACTS, sha256="bb"))), StartGroup)
+    assert again.plan.model is not None
+    assert again.plan.model.sha256 == "bb"
+    assert again.activation_ids == ("a0",)
+
+
 def test_a_platform_error_is_retried_with_growing_pauses_three_times() -> None:
     w = world()
     starts, failed, at = of(w.ask(), StartGroup), list[FailDemand](), [w.now]

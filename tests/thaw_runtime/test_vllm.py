@@ -153,12 +153,6 @@ def test_a_zygote_has_one_thread(zygote: Zygote) -> None:
     assert len(os.listdir(f"/proc/{zygote.process.pid}/task")) == 1
 
 
-def test_two_forks_do_not_draw_the_same_numbers(fork: Callable[[Path], Forked], model: Path) -> None:
-    first, second = fork(model), fork(model)
-    assert first.forked["pid"] != second.forked["pid"]
-    assert first.ask("GET", "/health") == second.ask("GET", "/health") == (200, {"state": "new", "inflight": 0})
-
-
 def test_a_killed_engine_is_reported_with_the_containers_exit_status(
     zygote: Zygote, model: Path, tmp_path: Path
 ) -> None:

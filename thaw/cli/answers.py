@@ -77,4 +77,5 @@ def events(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
 
 def _stream_error(error: Any) -> ApiError:
     message = error.get("message", "the answer failed") if isinstance(error, dict) else str(error)
-    return ApiError(502, str(message), body=error, hint="thaw activation logs --last")
+    hint = error.get("hint") if isinstance(error, dict) else None
+    return ApiError(502, str(message), body=error, hint=str(hint or "thaw activation logs --last"))

@@ -122,7 +122,7 @@ def _error(status: int, content: Any) -> ApiError:
     if isinstance(content, dict):
         inner = content.get("error", message)
         message = str(inner.get("message", inner)) if isinstance(inner, dict) else str(inner)
-        hint = str(content.get("hint") or "")
+        hint = str((inner if isinstance(inner, dict) else content).get("hint") or "")
     return ApiError(status, message.strip(), body=content, hint=hint or _HINTS.get(status, ""))
 
 

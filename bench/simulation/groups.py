@@ -1,0 +1,166 @@
+"""ParaServe and the planned Thaw: groups placed by the production Algorithm 1 and ledger, consolidated once ready.
+
+The predictor's tail follows the last byte.  Algorithm 1 knows only a bandwidth, so the offer is what part / (part / b +
+tail) gives: Eq. 5 then says max(runtime, fetch + tail), and the fetch is due that much earlier.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+from bench.simulation.cluster import SimServer
+from bench.simulation.constants import A_TAIL_S, HOP_S, KV_RESERVE, SLOTS, STEM_FORK_S
+from bench.simulation.serving import Endpoint
+from bench.simulation.starting import Worker
+from bench.simulation.system import Function, System, Unit
+from gateway.scheduler.predict import Times, f_factor
+from gateway.scheduler.scaling import keep
+from gateway.scheduler.schemes import Request as Wanted
+from gateway.scheduler.schemes import Scheme, Server
+from gateway.scheduler.select import select
+
+
+class Groups(System):
+    def place(self, function: Function, n_workers: int) -> bool:
+        if n_workers == 1 and self.spec.cache and self._place_cached(function):
+            return True
+        if self.spec.max_stages == 1:
+            return all(self._place_group(function, 1) for _ in range(n_workers))
+        return self._place_group(function, n_workers)
+
+    def _place_cached(self, function: Function) -> bool:
+        """A: a hit bypasses the algorithm."""
+        need = function.model.n_bytes + KV_RESERVE
+        for server in self.servers:
+            device = server.best_fit(need) if function.index in server.cache else None
+            if device is not None:
+                server.cache.use(function.index)
+                worker = self.hold(server, device, need, function.model.n_bytes)
+                unit = self.begin(function, [worker], 1, SLOTS)
+                self.starter.overlapped(worker, 0.0, math.inf, self.spec.stem_cells, partial(self._ready, unit, [1]))
+                return True
+        return False
+
+    def _place_group(self, function: Function, n_workers: int) -> bool:
+        if not self._room(function):
+            return False
+        scheme = self._select(function, n_workers)
+        if scheme is None and n_workers > 1:  # too few servers for so many at once: as many as there are, one by one
+            return all(self._place_group(function, 1) for _ in range(n_workers))
+        if scheme is None:
+            return False
+        self._start(function, scheme, n_workers)
+        return True
+
+    def _room(self, function: Function) -> bool:
+        """Every scheme has a full worker, the fallback too: without room for one, Algorithm 1 need not be asked."""
+        need = function.model.n_bytes + KV_RESERVE
+        return any(gpu.free >= need for server in self.servers for gpu in server.offer())
+
+    # Algorithm 1 ---------------------------------------------------------------------------------------------------
+
+    def _select(self, function: Function, n_workers: int) -> Scheme | None:
+        now, spec, model = self.engine.now, self.spec, function.model
+        waited = now - function.queue[0].arrival_s if function.queue else 0.0
+        wanted = Wanted(model.n_bytes, KV_RESERVE, function.slo_ttft, function.slo_tpot, waited,
+                        self._times(function, self.servers[0]))  # fmt: skip
+        offers = [Server(s.index, s.spec.link, s.kind.pcie, s.offer(), self._times(function, s)) for s in self.servers]
+
+        def bandwidth(server: Server, n_bytes: float, within_s: float) -> float:
+            tail = self._tail(self.servers[server.id], n_bytes)
+            b = self.servers[server.id].ledger.bandwidth(n_bytes, now + within_s - tail, now)
+            return n_bytes / (n_bytes / b + tail) if b > 0 else 0.0
+
+        least = min(max(n_workers, spec.min_stages), spec.max_stages)
+        return select(offers, wanted, variant=spec.variant, min_stages=least, max_stages=spec.max_stages,
+                      min_full=max(1, n_workers), bandwidth=bandwidth)  # fmt: skip
+
+    def _times(self, function: Function, server: SimServer) -> Times:
+        kind, stem = server.kind, self.spec.stem_cells
+        return Times(kind.t_cc + kind.t_l, STEM_FORK_S if stem else kind.t_cc, kind.t_cu, 0.0 if stem else kind.t_l,
+                     function.model.t_p, function.model.t_d, HOP_S)  # fmt: skip
+
+    def _tail(self, server: SimServer, part: float) -> float:
+        return server.kind.tail + server.kind.tail_per_byte * part if self.spec.learned_tail else A_TAIL_S
+
+    # a group's life ------------------------------------------------------------------------------------------------
+
+    def _start(self, function: Function, scheme: Scheme, n_workers: int) -> None:
+        need, part, now = function.model.n_bytes + KV_RESERVE, function.model.n_bytes / scheme.s, self.engine.now
+        low = math.ceil(need / scheme.s)
+        workers = [self.hold(self.servers[p.server], p.gpu, need, part) for p in scheme.full]
+        workers += [self.hold(self.servers[p.server], p.gpu, low, part, full=False) for p in scheme.low]
+        unit = self.begin(function, workers, n_workers, SLOTS * scheme.s)
+        waiting = [scheme.s]
+        for worker in workers:
+            deadline = now + scheme.fetch_within_s - self._tail(worker.server, part)
+            worker.server.ledger.add(str(worker.index), part, deadline, now)
+            ready = partial(self._worker_ready, unit, worker, waiting)
+            self.starter.overlapped(worker, part, deadline, self.spec.stem_cells, ready)
+
+    def _worker_ready(self, unit: Unit, worker: Worker, waiting: list[int]) -> None:
+        worker.server.ledger.remove(str(worker.index), self.engine.now)
+        self._ready(unit, waiting)
+        self.retry_blocked()
+
+    def _ready(self, unit: Unit, waiting: list[int]) -> None:
+        waiting[0] -= 1
+        if waiting[0] > 0:
+            return
+        s, n_full = len(unit.workers), sum(w.full for w in unit.workers)
+        link = min(w.server.spec.link for w in unit.workers)
+        endpoint = Endpoint(self.engine, unit.function.model, SLOTS * s, s=s, factor=f_factor(s, n_full), hops=s,
+                            link=link, done=lambda _: self.completed(unit))  # fmt: skip
+        self.serve(unit, endpoint)
+        if s == 1:
+            unit.workers[0].server.cache.put(unit.function.index, unit.function.model.n_bytes)
+        elif self.spec.consolidate and unit.endpoint is not None:
+            self._consolidate(unit)
+
+    def _consolidate(self, unit: Unit) -> None:
+        """The kept workers fetch what they lack, in the background."""
+        function, endpoint = unit.function, unit.endpoint
+        inflight = endpoint.inflight if endpoint else 0
+        others = sum(u.endpoint.free for u in function.ready if u is not unit and u.endpoint)
+        n_full = sum(w.full for w in unit.workers)
+        n_kept = keep(inflight, len(function.queue), function.window.count(self.engine.now), others, SLOTS, n_full)
+        kept, missing = unit.workers[:n_kept], function.model.n_bytes * (1 - 1 / len(unit.workers))
+        unit.consolidating = True
+        for worker in kept:
+            worker.server.ledger.add(f"{worker.index}b", missing, math.inf, self.engine.now)
+            self.starter.fetch(worker, missing, math.inf, partial(self._whole, unit, worker, kept))
+
+    def _whole(self, unit: Unit, worker: Worker, kept: list[Worker]) -> None:
+        """One kept worker has everything.  The first takes the runs over; a later one serves on its own."""
+        worker.server.ledger.remove(f"{worker.index}b", self.engine.now)
+        worker.server.cache.put(unit.function.index, unit.function.model.n_bytes)
+        if unit.consolidating:
+            unit.consolidating = False
+            self._take_over(unit, worker, kept)
+        else:
+            self._alone(unit, worker)
+        self.retry_blocked()
+
+    def _take_over(self, unit: Unit, worker: Worker, kept: list[Worker]) -> None:
+        s, endpoint = len(unit.workers), unit.endpoint
+        if endpoint is None or unit not in unit.function.ready:
+            return
+        self.release([w for w in unit.workers if w not in kept])
+        for other in kept:
+            if other is not worker:
+                unit.function.starting.append(self._promise(unit, other))
+        unit.workers = [worker]
+        moved = endpoint.context * unit.function.model.kv_bytes * (s - 1) / s
+        endpoint.reshape(s=1, factor=1.0, hops=1, slots=SLOTS)
+        endpoint.stall(moved / worker.server.spec.link)
+
+    def _promise(self, unit: Unit, worker: Worker) -> Unit:
+        """A kept worker that still fetches counts as a start."""
+        return Unit(unit.index, unit.function, [worker], 1, SLOTS, self.engine.now)
+
+    def _alone(self, unit: Unit, worker: Worker) -> None:
+        mine = next((u for u in unit.function.starting if u.workers == [worker]), None)
+        if mine is not None:
+            self.serve(mine, Endpoint(self.engine, unit.function.model, SLOTS, hops=1,
+                                      done=lambda _: self.completed(mine)))  # fmt: skip
