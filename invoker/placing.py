@@ -28,9 +28,14 @@ class Placing:
         self._fleet, self._cells = fleet, cells
         self._lock = threading.Lock()
 
+    def wait_warm(self, live: Live) -> float:
+        """Wait for a stem cell that is importing; returns for how many seconds."""
+        began = time.monotonic()
+        self._cells.wait_warm(live.kind, WARMING_S)
+        return time.monotonic() - began
+
     def place(self, live: Live) -> Placement:
         """The stem cell to use, if any.  Raises MemoryTooSmall (never fits), Unavailable (not now)."""
-        self._cells.wait_warm(live.kind, WARMING_S)
         deadline = time.monotonic() + WAIT_S
         while True:
             with self._lock:

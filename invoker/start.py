@@ -109,8 +109,10 @@ class Starting:
         live.amend(slots=slots_of(live.function), keep_alive_s=keep_alive_s_of(live.function),
                    reserve_bytes=record.reserve_bytes or live.function.limits.memory << 20)  # fmt: skip
         self._mark(Phase.CONTAINER_BEGIN)
+        importing_s = self._deps.placing.wait_warm(live)
         path = self._container(self._deps.placing.place(live))
-        self._mark(Phase.CONTAINER_END, mode=live.record.start_mode.value)
+        waited = {"stem_cell_wait_s": round(importing_s, 3)} if importing_s > 0.001 else {}
+        self._mark(Phase.CONTAINER_END, mode=live.record.start_mode.value, **waited)
         if live.apply(Event.UP) is not Action.INIT:
             raise _given_up(live)
         self._init(path)

@@ -11,6 +11,7 @@ from functools import partial
 
 from bench.simulation.cluster import SimServer
 from bench.simulation.constants import A_TAIL_S, HOP_S, KV_RESERVE, SLOTS, STEM_FORK_S
+from bench.simulation.engine import Kind
 from bench.simulation.serving import Endpoint
 from bench.simulation.starting import Worker
 from bench.simulation.system import Function, System, Unit
@@ -43,7 +44,7 @@ class Groups(System):
         return False
 
     def _place_group(self, function: Function, n_workers: int) -> bool:
-        if not self._room(function):
+        if not self._room(function) and not (self.spec.evict and self._make_room(function)):
             return False
         scheme = self._select(function, n_workers)
         if scheme is None and n_workers > 1:  # too few servers for so many at once: as many as there are, one by one
@@ -57,6 +58,29 @@ class Groups(System):
         """Every scheme has a full worker, the fallback too: without room for one, Algorithm 1 need not be asked."""
         need = function.model.n_bytes + KV_RESERVE
         return any(gpu.free >= need for server in self.servers for gpu in server.offer())
+
+    def _make_room(self, function: Function) -> bool:
+        """Idle workers of one device go, the device whose idlest ones suffice; as production's ``evictions``."""
+        need = function.model.n_bytes + KV_RESERVE
+        idle: dict[tuple[int, int], list[Unit]] = {}
+        for unit in (u for f in self.functions.values() if not f.queue for u in f.ready):
+            if unit.endpoint is not None and unit.endpoint.inflight == 0 and len(unit.workers) == 1:
+                at = unit.workers[0]
+                idle.setdefault((at.server.index, at.device), []).append(unit)
+        best: tuple[float, tuple[int, int], list[Unit]] | None = None
+        for (server, device), units in idle.items():
+            units.sort(key=_idle_since)
+            free, victims = self.servers[server].devices[device].free, list[Unit]()
+            while free < need and len(victims) < len(units):
+                free += units[len(victims)].workers[0].reserve
+                victims.append(units[len(victims)])
+            if free >= need and (best is None or (_idle_since(victims[-1]), (server, device)) < best[:2]):
+                best = _idle_since(victims[-1]), (server, device), victims
+        for victim in best[2] if best else ():
+            self.engine.note(Kind.EXPIRY, victim.index)
+            victim.function.ready.remove(victim)
+            self.release(victim.workers)
+        return best is not None
 
     # Algorithm 1 ---------------------------------------------------------------------------------------------------
 
@@ -164,3 +188,7 @@ class Groups(System):
         if mine is not None:
             self.serve(mine, Endpoint(self.engine, unit.function.model, SLOTS, hops=1,
                                       done=lambda _: self.completed(mine)))  # fmt: skip
+
+
+def _idle_since(unit: Unit) -> float:
+    return unit.endpoint.idle_since if unit.endpoint is not None else math.inf

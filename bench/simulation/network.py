@@ -1,7 +1,7 @@
 """A server's link as it really behaves: a fluid shared by the fetches in progress.
 
 Independent of the scheduler's ledger on purpose (the ledger is a belief, this is what happens), but of the same two
-disciplines, which fetchd is to enforce: deadline fetches first, equally or earliest first; the rest shares what is left.
+disciplines, which fetchd is to enforce: deadline fetches first (equally, or the earliest alone), then the rest.
 """
 
 from __future__ import annotations

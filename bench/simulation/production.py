@@ -15,12 +15,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from bench.simulation.cluster import SimServer
-from bench.simulation.constants import HEARTBEAT_S, HOP_S, KEEP_ALIVE_S, KV_RESERVE, SLOTS, prefill_s
+from bench.simulation.constants import HEARTBEAT_S, HOP_S, KEEP_ALIVE_S, SLOTS, prefill_s
 from bench.simulation.engine import Engine, Kind
+from bench.simulation.naming import action, activation, function_of, host, name
 from bench.simulation.serving import Endpoint
 from bench.simulation.specs import Objectives, SystemSpec
-from bench.simulation.starting import Worker
-from bench.simulation.system import Function, System, Unit, free_unit
+from bench.simulation.system import System, Unit, free_unit
 from bench.simulation.workload import Request
 from gateway.scheduler.decisions import (
     Decision,
@@ -31,7 +31,7 @@ from gateway.scheduler.decisions import (
     StartGroup,
     Wake,
 )
-from gateway.scheduler.events import ActionFacts, ActionSeen, Event, HostsSeen, Timer
+from gateway.scheduler.events import ActionSeen, Event, HostsSeen, Timer
 from gateway.scheduler.history import History, Measured
 from gateway.scheduler.policy import decide
 from gateway.scheduler.settings import SchedulerSettings
@@ -40,10 +40,9 @@ from relay.messages import CommandRefused, DemandAdded, DemandRemoved, InstanceC
 from thaw.action import KIND_LLM
 from thaw.errors import InstanceBusy
 from thaw.host import Device, HostReport
-from thaw.ids import ActionName, ActivationId, GatewayId, HostId, InstanceId, Namespace
+from thaw.ids import GatewayId, InstanceId, Namespace
 from thaw.instance import InstanceRecord, InstanceState, StartMode
 from thaw.model import ModelFacts
-from thaw.plan import Plan
 
 _GATEWAY, _NAMESPACE = GatewayId("gateway"), Namespace("guest")
 
@@ -105,12 +104,12 @@ class Production(System):
         self.engine.after(HEARTBEAT_S, self._heartbeat)
 
     def _report(self, server: SimServer) -> HostReport:
-        host = _host(server)
+        host_id = host(server)
         devices = tuple(Device(f"cuda:{i}", server.kind.name, d.memory, d.free) for i, d in enumerate(server.devices))
         kinds = (KIND_LLM,) if self._stem_cells[server.index] else ()
-        mine = tuple(InstanceId(k) for k, v in self._instances.items() if v.record.host_id == host)
+        mine = tuple(InstanceId(k) for k, v in self._instances.items() if v.record.host_id == host_id)
         now_ms = int(self.engine.now * 1000)
-        return HostReport(host, "boot", "simulated:0", devices, 16, server.spec.link, "none", "process", 0, now_ms,
+        return HostReport(host_id, "boot", "simulated:0", devices, 16, server.spec.link, "none", "process", 0, now_ms,
                           self._stem_cells[server.index], kinds, 0, False, mine)  # fmt: skip
 
     def _facts(self, uri: str) -> ModelFacts:
@@ -138,22 +137,22 @@ class Production(System):
         new = request.function not in self.functions
         function = self.function(request)
         if new:
-            self.tell(ActionSeen(_action(function)))
+            self.tell(ActionSeen(action(function)))
         if (unit := free_unit(function)) is not None and unit.endpoint is not None:
             unit.endpoint.submit(request)
             self._say(unit)
             return
         request.cold = True
         function.queue.append(request)
-        self._requests[_activation(request)] = request
-        self.tell(DemandAdded(_activation(request), _name(function), _NAMESPACE, _GATEWAY, int(self.engine.now * 1e3)))
+        self._requests[activation(request)] = request
+        self.tell(DemandAdded(activation(request), name(function), _NAMESPACE, _GATEWAY, int(self.engine.now * 1e3)))
 
     def dispatch(self, unit: Unit) -> None:
         function, endpoint = unit.function, unit.endpoint
         while endpoint is not None and function.queue and endpoint.free:
             request = function.queue.popleft()
             endpoint.submit(request)
-            self.tell(DemandRemoved(_activation(request), _name(function)))
+            self.tell(DemandRemoved(activation(request), name(function)))
 
     def _fail(self, request: Request) -> None:
         self.functions[request.function].queue.remove(request)
@@ -173,7 +172,7 @@ class Production(System):
 
     def _start(self, decision: StartGroup) -> None:
         plan, stage, at = decision.plan, decision.stages[0], decision.plan.stages[0]
-        function = self.functions[_function_of(plan)]
+        function = self.functions[function_of(plan)]
         server = self.servers[int(stage.host_id.removeprefix("host-"))]
         stem_cell = self._stem_cells[server.index] > 0
         device, part = int(at.device.removeprefix("cuda:")), float(function.model.n_bytes)
@@ -235,27 +234,3 @@ class Production(System):
         unit.function.ready.remove(unit)
         self.release(unit.workers)
         self.tell(InstanceChanged(replace(record, state=InstanceState.GONE)))
-
-
-def _host(server: SimServer) -> HostId:
-    return HostId(f"host-{server.index:04d}")
-
-
-def _name(function: Function) -> ActionName:
-    return ActionName(f"guest/f{function.index}")
-
-
-def _function_of(plan: Plan) -> int:
-    return int(plan.action.removeprefix("guest/f"))
-
-
-def _activation(request: Request) -> ActivationId:
-    return ActivationId(f"{request.index:032x}")
-
-
-def _action(function: Function) -> ActionFacts:
-    need = function.model.n_bytes + KV_RESERVE
-    return ActionFacts(
-        _name(function), "0.0.1", KIND_LLM, need, SLOTS, 1000, KEEP_ALIVE_S,
-        model_uri=f"s3://models/{function.index}", slo_ttft_s=function.slo_ttft, slo_tpot_s=function.slo_tpot,
-    )  # fmt: skip

@@ -38,21 +38,24 @@ class Outcome:
     n_starts: int
     simulated_s: float
     wall_s: float
+    cpu_s: float
     held_byte_s: float
 
 
-def simulate(workload: Workload, spec: SystemSpec, testbed: str = "ii", objectives: Objectives | None = None) -> Outcome:
+def simulate(
+    workload: Workload, spec: SystemSpec, testbed: str = "ii", objectives: Objectives | None = None
+) -> Outcome:
     engine = Engine()
     servers = build(TESTBEDS[testbed], engine, spec.discipline, cache=spec.cache)
     system = _CLASSES[spec.placing](engine, servers, spec, objectives or Objectives())
     requests = workload.fresh()
-    began = time.perf_counter()
+    began, cpu = time.perf_counter(), time.process_time()
     for request in requests:
         engine.at(request.arrival_s, system.arrive, request)
     engine.run(alive=lambda: system.n_ended < len(requests))
-    took = time.perf_counter() - began
+    took, cpu = time.perf_counter() - began, time.process_time() - cpu
     _check(requests)
-    return Outcome(requests, engine.log_hash(), engine.n_events, system.n_starts, engine.now, took,
+    return Outcome(requests, engine.log_hash(), engine.n_events, system.n_starts, engine.now, took, cpu,
                    _held(servers, engine.now))  # fmt: skip
 
 

@@ -30,6 +30,7 @@ class SystemSpec:
     discipline: Discipline = "equal"
     consolidate: bool = True
     stem_cells: bool = False
+    evict: bool = False  # idle units make room for who waits (decide() does so by itself)
     learned_tail: bool = False  # else what A's scheduler hard-codes
     largest_group: int = LARGEST_GROUP
 
@@ -37,7 +38,7 @@ class SystemSpec:
 _PARASERVE = SystemSpec("paraserve", "ParaServe", Placing.SELECT, max_stages=4)
 _PLANNED = replace(
     _PARASERVE, name="thaw-planned", label="Thaw (planned: 4 stages)", cache=True, variant="min_sharing",
-    discipline="edf", stem_cells=True, learned_tail=True,
+    discipline="edf", stem_cells=True, evict=True, learned_tail=True,
 )  # fmt: skip
 SYSTEMS: Final = {
     s.name: s

@@ -41,6 +41,7 @@ class Function:
     model: Model
     slo_ttft: float
     slo_tpot: float
+    scaling: bool = False
     queue: deque[Request] = field(default_factory=deque)
     ready: list[Unit] = field(default_factory=list)
     starting: list[Unit] = field(default_factory=list)
@@ -86,6 +87,12 @@ class System:
             return
         request.cold = True
         function.queue.append(request)
+        if not function.scaling:  # what arrives at the same instant is looked at together
+            function.scaling = True
+            self.engine.after(0.0, self._scale_once, function)
+
+    def _scale_once(self, function: Function) -> None:
+        function.scaling = False
         self.scale(function)
 
     def scale(self, function: Function) -> None:

@@ -68,7 +68,7 @@ class Workload:
 
 
 def generate(cv: float, rps: float, seed: int, seconds: float = HOUR_S) -> Workload:
-    rng = random.Random(f"thaw {cv} {seed}")  # noqa: S311 - not a secret; the same arrivals for every rate
+    rng = random.Random(f"thaw {cv:g} {seed}")
     arrivals: list[tuple[float, int]] = []
     for block, (app, _) in enumerate(BLOCKS):
         weights = [rng.lognormvariate(0.0, POPULARITY_SIGMA) for _ in range(FUNCTIONS_PER_BLOCK)]
@@ -83,7 +83,7 @@ def generate(cv: float, rps: float, seed: int, seconds: float = HOUR_S) -> Workl
 
 
 def _renewals(rng: random.Random, rate: float, cv: float, seconds: float) -> list[float]:
-    """Gaps of mean 1/rate and this CV, begun anew in every window (which favours rare functions, as in the original)."""
+    """Gaps of mean 1/rate and this CV, begun anew in every window."""
     spread = math.log(1 + WINDOW_CV**2)
     shape, found, start = 1 / cv**2, list[float](), 0.0
     while start < seconds:

@@ -17,9 +17,26 @@ from typing import Any
 from thaw.errors import MemoryTooSmall, ModelUnsupported
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-FLOAT32 = 4
-FIXED_BYTES = 32 * 1024 * 1024
-"""The step's own buffers (block tables, token ids, slot mappings), the allocator's slack and kernel workspaces."""
+MIB = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Overheads:
+    """What a device adds to what is alive.  docs/kv-memory.md has the measurements."""
+
+    heap: float
+    """Memory held for a byte alive in a layer: an allocator keeps what was freed, in pieces."""
+    per_logit: int
+    """Bytes for one logit of one sampling request, whatever it asks for."""
+    packs_head: bool
+    """The output head is held twice, as it came (the embedding may be the same tensor) and packed for the kernel."""
+    fixed: int = 16 * MIB
+    """The step's own buffers (block tables, token ids, slot mappings) and kernel workspaces."""
+
+
+CPU = Overheads(heap=3.0, per_logit=56, packs_head=True)
+GPU = Overheads(heap=1.0, per_logit=12, packs_head=False, fixed=32 * MIB)
+"""Not measured: logits, a float32 copy and a sorted one, and an allocator that splits and joins its blocks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +50,6 @@ class Geometry:
     kv_heads: int
     head_dim: int
     vocab: int
-    gated: bool = True  # a gated MLP holds gate and up at once
     last_stage: bool = True  # computes logits
 
 
@@ -50,7 +66,6 @@ def geometry(config: Mapping[str, Any], layers: int, *, last_stage: bool = True)
         kv_heads=_first(text, "num_key_value_heads", "num_kv_heads", default=heads),
         head_dim=_first(text, "head_dim", default=hidden // heads),
         vocab=_first(text, "vocab_size"),
-        gated=text.get("model_type") not in ("gpt2", "opt", "gpt_neox", "phi", "falcon", "bloom", "gpt_bigcode"),
         last_stage=last_stage,
     )
 
@@ -74,19 +89,26 @@ def kv_bytes_per_token(shape: Geometry, dtype: str) -> int:
     return 2 * shape.layers * shape.kv_heads * shape.head_dim * DTYPE_BYTES[dtype]
 
 
-def peak_intermediate_bytes(shape: Geometry, dtype: str, max_num_batched_tokens: int, max_num_seqs: int) -> int:
-    """The most that is alive at once outside weights and KV: the widest point of a layer, or the logits."""
-    size = DTYPE_BYTES[dtype]
+def packed_head_bytes(shape: Geometry, dtype: str, device: Overheads = CPU) -> int:
+    """Held beside the weights once they are loaded."""
+    return shape.vocab * shape.hidden * DTYPE_BYTES[dtype] if device.packs_head and shape.last_stage else 0
+
+
+def peak_intermediate_bytes(
+    shape: Geometry, dtype: str, max_num_batched_tokens: int, max_num_seqs: int, device: Overheads = CPU
+) -> int:
+    """The most that a step holds outside weights and KV: the widest point of a layer, and the logits after it.
+
+    The two are not alive together, but what the layers had is kept for the next step and of other sizes.
+    """
     # residual and hidden stream through every layer; a norm's output is the third
     stream = 3 * shape.hidden
     # qkv, the rotated ones, the attention's output
     attention = 2 * (shape.heads + 2 * shape.kv_heads) * shape.head_dim + shape.heads * shape.head_dim
-    mlp = (3 if shape.gated else 2) * shape.intermediate  # gate and up fused, their product; or in and activated
-    layer = max_num_batched_tokens * (stream + max(attention, mlp)) * size
-    # sampling: logits in the model's dtype, float32 copy, the sorted or log-softmaxed copy
-    logits = max_num_seqs * shape.vocab * (size + 2 * FLOAT32) if shape.last_stage else 0
-    held = max_num_batched_tokens * shape.hidden * size  # the layers' output, alive while logits are computed
-    return max(layer, held + logits) + FIXED_BYTES
+    mlp = 3 * shape.intermediate  # gate and up fused, their product; or in, activated, the activation's own
+    layer = max_num_batched_tokens * (stream + max(attention, mlp)) * DTYPE_BYTES[dtype]
+    logits = max_num_seqs * shape.vocab * device.per_logit if shape.last_stage else 0
+    return int(layer * device.heap) + logits + device.fixed
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +132,14 @@ def plan_memory(
     max_num_seqs: int,
     max_model_len: int,
     block_size: int,
+    device: Overheads = CPU,
 ) -> MemoryPlan:
-    """Divide ``reserve``.  Raises MemoryTooSmall unless one request of ``max_model_len`` tokens fits."""
-    intermediates = peak_intermediate_bytes(shape, dtype, max_num_batched_tokens, max_num_seqs)
+    """Divide ``reserve``; ``weights`` are the tensors' own.
+
+    Raises MemoryTooSmall unless one request of ``max_model_len`` tokens fits.
+    """
+    weights += packed_head_bytes(shape, dtype, device)
+    intermediates = peak_intermediate_bytes(shape, dtype, max_num_batched_tokens, max_num_seqs, device)
     block = block_size * kv_bytes_per_token(shape, dtype)
     # one block is vLLM's null block: it is never handed to a request
     needed_blocks = -(-max_model_len // block_size) + 1

@@ -15,7 +15,10 @@ from thaw_runtime.engine import Segment
 from thaw_runtime.sidecars import model_config, read_json, read_sidecar
 from thaw_runtime.text import TextStream
 
-DEFAULT_SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+DEFAULT_SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty",
+                         "frequency_penalty", "max_new_tokens")  # fmt: skip
+"""What of generation_config.json holds for a request that does not say, as with vLLM's ``--generation-config auto``.
+Like there, ``do_sample`` is none of them: a checkpoint saved without a thought has it false."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +66,12 @@ def load_model_text(segment: Segment) -> ModelText:
         template=_template(segment),
         eos_token_ids=_eos(config, generation),
         vocab_size=int(config.get("text_config", config).get("vocab_size", tokenizer.get_vocab_size())),
-        default_sampling={k: generation[k] for k in DEFAULT_SAMPLING_KEYS
-                          if isinstance(generation.get(k), int | float)},
+        default_sampling={k: generation[k] for k in DEFAULT_SAMPLING_KEYS if _is_number(generation.get(k))},
     )  # fmt: skip
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _eos(config: Mapping[str, Any], generation: Mapping[str, Any]) -> tuple[int, ...]:

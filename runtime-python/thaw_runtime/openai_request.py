@@ -42,7 +42,9 @@ def parse_run(run: LlmRun, request_id: str, text: ModelText, max_model_len: int)
     prompt = _prompt(run.endpoint, body, text)
     _check_ids(prompt, text)
     output = run.resume.output_token_ids if run.resume else ()
-    sampling = _sampling(run.endpoint, body, text, _max_tokens(run.endpoint, body, len(prompt), max_model_len))
+    usual = text.default_sampling.get("max_new_tokens")
+    max_tokens = _max_tokens(run.endpoint, body, len(prompt), max_model_len, None if usual is None else int(usual))
+    sampling = _sampling(run.endpoint, body, text, max_tokens)
     return ParsedRun(
         EngineRequest(request_id, prompt, sampling, run.seed, len(output), tuple(output)),
         stops=_stops(body),
@@ -74,11 +76,14 @@ def _check_ids(prompt: Sequence[int], text: ModelText) -> None:
         raise BadRequest(f"token id {worst} is outside the vocabulary of {text.vocab_size}")
 
 
-def _max_tokens(endpoint: str, body: Mapping[str, Any], n_prompt: int, max_model_len: int) -> int:
+def _max_tokens(
+    endpoint: str, body: Mapping[str, Any], n_prompt: int, max_model_len: int, usual: int | None
+) -> int:
+    """``usual`` is the checkpoint's own limit for a chat that names none."""
     room = max_model_len - n_prompt
     wanted = body.get("max_completion_tokens") or body.get("max_tokens")
     if wanted is None:
-        wanted = max(1, room) if endpoint == "chat" else DEFAULT_COMPLETION_TOKENS
+        wanted = max(1, min(room, usual or room)) if endpoint == "chat" else DEFAULT_COMPLETION_TOKENS
     if wanted > room:
         raise BadRequest(
             f"This model's maximum context length is {max_model_len} tokens. However, you requested "
@@ -91,6 +96,7 @@ def _max_tokens(endpoint: str, body: Mapping[str, Any], n_prompt: int, max_model
 
 def _sampling(endpoint: str, body: Mapping[str, Any], text: ModelText, max_tokens: int) -> Sampling:
     def number(name: str, fallback: float) -> float:
+        """The request's, else the checkpoint's, else OpenAI's."""
         value = body.get(name)
         return text.default_sampling.get(name, fallback) if value is None else value
 
@@ -101,8 +107,8 @@ def _sampling(endpoint: str, body: Mapping[str, Any], text: ModelText, max_token
         top_p=float(number("top_p", 1.0)),
         top_k=max(0, int(number("top_k", 0))),  # -1 also means all
         min_p=float(number("min_p", 0.0)),
-        presence_penalty=float(body.get("presence_penalty") or 0.0),
-        frequency_penalty=float(body.get("frequency_penalty") or 0.0),
+        presence_penalty=float(number("presence_penalty", 0.0)),
+        frequency_penalty=float(number("frequency_penalty", 0.0)),
         repetition_penalty=float(number("repetition_penalty", 1.0)),
         stop_token_ids=(*(() if ignore_eos else text.eos_token_ids), *(body.get("stop_token_ids") or ())),
         min_tokens=int(body.get("min_tokens") or 0),

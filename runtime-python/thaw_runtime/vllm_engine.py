@@ -38,7 +38,7 @@ from thaw_runtime.engine import (
     Token,
     Usage,
 )
-from thaw_runtime.kv_memory import MemoryPlan, geometry, layer_count, plan_memory
+from thaw_runtime.kv_memory import CPU, GPU, MemoryPlan, geometry, layer_count, plan_memory
 from thaw_runtime.sidecars import materialised, model_config
 from thaw_runtime.start_trace import StartTrace
 from thaw_runtime.vllm_loader import (
@@ -46,6 +46,7 @@ from thaw_runtime.vllm_loader import (
     LOAD_FORMAT,
     Continuation,
     SegmentExecutor,
+    give_back_freed,
     load_postponed,
     starting_from,
 )
@@ -135,6 +136,7 @@ class VllmEngine:
             outcome.append(_translate(e))
         ready.set()
         if isinstance(outcome[0], EngineStarted):
+            give_back_freed()
             self._loop()
 
     def _loop(self) -> None:
@@ -343,6 +345,7 @@ def _memory_plan(init: LlmInit, segment: Segment, config: Any) -> MemoryPlan:
         max_num_seqs=config.scheduler_config.max_num_seqs,
         max_model_len=config.model_config.max_model_len,
         block_size=config.cache_config.block_size,
+        device=CPU if current_platform.is_cpu() else GPU,
     )
 
 

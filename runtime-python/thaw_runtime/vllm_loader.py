@@ -6,6 +6,7 @@ One of the two files that import vLLM.  Extension points used: ``register_model_
 
 from __future__ import annotations
 
+import ctypes
 import math
 import mmap
 import re
@@ -291,6 +292,16 @@ def _load_layer_by_layer(model: torch.nn.Module, model_config: Any, rehearse: Ca
         _take_weights(model, model_config, finisher, Rehearsal(segment, finisher, rehearse))
         process_weights_after_loading(model, model_config, device)
     finisher.restore()
+
+
+def give_back_freed() -> None:
+    """Packing replaces every weight by another of its size; the heap keeps a fifth of the model in what was freed.
+
+    Takes some 7 ms, so it is called when the first request is already on its way and not before.
+    """
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "malloc_trim"):  # glibc
+        libc.malloc_trim(0)
 
 
 def _take_weights(

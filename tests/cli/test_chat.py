@@ -55,6 +55,25 @@ def test_an_unknown_model_is_an_error_in_openai_s_form(at: Run, gateway: FakeGat
     assert done.returncode == 148
 
 
+def test_what_to_do_about_a_failed_start_is_printed_as_its_hint(at: Run, gateway: FakeGateway) -> None:
+    body = {"error": {"message": "no such bucket", "code": "ModelNotFound", "hint": "check the model's uri"}}
+    gateway.answers[CHAT] = (502, body)
+    assert at("chat", "x", "--message", "hi").stderr == "error: no such bucket\nhint: check the model's uri\n"
+    gateway.answers[CHAT] = (200, b"data: " + json.dumps(body).encode() + b"\n\n")
+    assert "hint: check the model's uri\n" in at("chat", "x", "--message", "hi").stderr
+
+
+def test_the_hosts_that_are_there_are_listed(at: Run, gateway: FakeGateway) -> None:
+    device = {"name": "cpu", "kind": "cpu", "memory_bytes": 8 << 30, "free_bytes": 6 << 30}
+    report = {"boot_id": "b", "address": "a:1", "devices": [device], "n_cores": 2, "network_bytes_per_s": 0.0,
+              "share": "none", "driver": "process", "started_wall_ms": 0, "seen_wall_ms": 0}  # fmt: skip
+    hosts = [{**report, "host_id": "here", "live": True}, {**report, "host_id": "lost", "live": False}]
+    gateway.answers["GET /api/v1/thaw/hosts"] = (200, {"hosts": hosts, "now_wall_ms": 1})
+    listed = at("host", "list").stdout
+    assert "here" in listed
+    assert "lost" not in listed
+
+
 def test_a_stream_without_its_end_is_not_taken_for_an_answer() -> None:
     with pytest.raises(Unavailable, match="broke off"):
         list(events([b'data: {"choices": []}', b""]))

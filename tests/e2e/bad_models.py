@@ -17,7 +17,6 @@ import numpy as np
 import requests
 from safetensors.numpy import save_file
 
-from fetchd.settings import FetchdSettings
 from relay import redis_link
 from relay.fetch_client import FetchClient
 from relay.messages import Status
@@ -29,6 +28,7 @@ from thaw.dev.layout import Layout
 WEIGHTS = "model.safetensors"
 HIDDEN, INNER, LAYERS, HEADS, KV_HEADS, HEAD_DIM, VOCAB = 64, 128, 2, 2, 1, 32, 49_152
 SLAB_BYTES = 64 << 20  # fetchd's default, which a development platform keeps
+HEARTBEAT_S = 2.5  # hosts report more often than this
 
 
 def tiny_checkpoint(directory: Path, cache: Path) -> Path:
@@ -115,7 +115,10 @@ class Picture:
 
 
 class Shop:
-    """A platform with ``chat`` deployed and warm, and the tools to try bad models on it."""
+    """A platform with ``chat`` deployed and warm, and the tools to try bad models on it.
+
+    ``at_rest`` is its picture with nothing else going on: what every test has to come back to.
+    """
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
@@ -124,7 +127,12 @@ class Shop:
         self.fetchd = FetchClient(str(Path(self.known.run_dir) / "host-0" / "fetchd.sock"))
         self.registry = Registry(redis_link.connect(self.known.state_url))
         self.http = requests.Session()
-        self.http.auth = machine.auth()
+        self.http.auth = self.key = machine.auth()
+        assert self.ask("chat").status_code == 200
+        self.at_rest = self._settled()
+
+    def close(self) -> None:
+        self.http.close()
 
     def deploy(self, name: str, uri: str, **config: object) -> None:
         body = {"exec": {"kind": "llm:vllm", "code": "", "binary": False},
@@ -166,13 +174,22 @@ class Shop:
 
     @contextmanager
     def nothing_left_behind(self, deadline_s: float = 20) -> Iterator[None]:
-        """After the block the platform soon looks as before it."""
-        before = self.picture()
+        """After the block the platform soon looks as it does at rest."""
         yield
         until = time.monotonic() + deadline_s
-        while (after := self.picture()) != before:
-            assert time.monotonic() < until, f"left behind:\nbefore {before}\nafter  {after}"
+        while (now := self.picture()) != self.at_rest:
+            assert time.monotonic() < until, f"left behind:\nat rest {self.at_rest}\nnow     {now}"
             time.sleep(0.1)
+
+    def _settled(self) -> Picture:
+        """Once ``chat`` is reported and stem cells have come up: the same twice, further apart than heartbeats."""
+        until = time.monotonic() + 60
+        before, now = None, self.picture()
+        while now != before or len(now.reported) != 1 or now.instances != now.reported or now.demand:
+            assert time.monotonic() < until, f"does not settle:\n{before}\n{now}"
+            time.sleep(HEARTBEAT_S)
+            before, now = now, self.picture()
+        return now
 
 
 def _program(line: str) -> str:
@@ -182,6 +199,5 @@ def _program(line: str) -> str:
 
 
 def _lost(status: Status) -> int:
-    assert FetchdSettings.__dataclass_fields__["slab_mb"]
     in_segments = sum(-(-s.n_bytes // SLAB_BYTES) * SLAB_BYTES for s in status.segments)
     return status.pool_bytes - status.free_bytes - in_segments

@@ -105,7 +105,7 @@ def test_a_fetch_reports_where_its_time_went(fetchd: Fetchd, tmp_path: Path) -> 
     assert [e.name for e in done.events] == [Phase.FETCH_BEGIN, Phase.FETCH_FIRST_BYTE, Phase.FETCH_END]
     assert begin.mono_ns <= first.mono_ns <= end.mono_ns
     assert {(e.group_id, e.stage, e.host) for e in done.events} == {("report", 0, "host-1")}
-    assert end.n_bytes == done.n_bytes
+    assert end.n_bytes == facts.n_bytes
     assert done.fetched_bytes == sum(facts.files.values())
     assert end.attrs["source"] == "file"
     assert end.attrs["resident"] is False

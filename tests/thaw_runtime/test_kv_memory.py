@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 from thaw_runtime.kv_memory import (
+    GPU,
     Geometry,
     geometry,
     kv_bytes_per_token,
     layer_count,
+    packed_head_bytes,
     peak_intermediate_bytes,
     plan_memory,
 )
@@ -49,10 +51,10 @@ def test_the_slices_add_up_to_the_reserve_but_for_less_than_a_block() -> None:
 def test_a_reserve_that_is_too_small_says_what_is_needed_and_what_there_is() -> None:
     with pytest.raises(MemoryTooSmall) as caught:
         plan(300 << 20)
-    assert "needs 362 MiB (257 weights, " in caught.value.message
+    assert "needs 470 MiB (311 weights, " in caught.value.message
     assert "the worker has 300 MiB" in caught.value.message
-    assert "gpu_memory_mb to at least 362" in caught.value.hint
-    assert plan(362 << 20).kv_tokens >= 2048
+    assert "gpu_memory_mb to at least 470" in caught.value.hint
+    assert plan(470 << 20).kv_tokens >= 2048
 
 
 def test_a_larger_batch_never_leaves_more() -> None:
@@ -66,9 +68,16 @@ def test_a_stage_without_the_head_needs_no_room_for_logits() -> None:
     assert peak_intermediate_bytes(middle, "bfloat16", 64, 256) < peak_intermediate_bytes(shape(), "bfloat16", 64, 256)
 
 
+def test_a_cpu_holds_the_head_twice() -> None:
+    head = 49152 * 576 * 2
+    assert packed_head_bytes(shape(), "bfloat16") == head
+    assert plan(1 << 30).weights == 269_030_016 + head
+    assert plan(1 << 30, device=GPU).weights == 269_030_016
+
+
 def test_other_families_names_are_understood() -> None:
     found = geometry(GPT2, 12)
-    assert (found.hidden, found.intermediate, found.kv_heads, found.head_dim, found.gated) == (768, 3072, 12, 64, False)
+    assert (found.hidden, found.intermediate, found.kv_heads, found.head_dim) == (768, 3072, 12, 64)
     assert layer_count(GPT2) == 12
 
 

@@ -12,7 +12,8 @@ _PATH = "/api/v1/thaw/hosts"
 
 def reports(api: Client) -> list[HostReport]:
     """Of the hosts that are there, by name."""
-    return sorted((wire.from_plain(HostReport, h) for h in api.get(_PATH)["hosts"] if h["live"]), key=lambda h: h.host_id)
+    live = (wire.from_plain(HostReport, h) for h in api.get(_PATH)["hosts"] if h["live"])
+    return sorted(live, key=lambda h: h.host_id)
 
 
 def links(api: Client) -> dict[str, float]:

@@ -1,0 +1,143 @@
+"""How often would each system answer in time on the paper's cluster?  The production policy on simulated time.
+
+``--quick`` the centre point; nothing: the nine published points; ``--all``: every rate.  ``--traces DIR`` adds files.
+Runs are kept under --out and resumed; the report goes to --docs.  docs/simulation.md says what is modelled.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from rich.console import Console
+from rich.progress import track
+
+from bench import _common
+from bench.simulation import charts, experiments, report
+from bench.simulation.bands import Band, EndToEnd, cold_start_bands, scenario_bands
+from bench.simulation.constants import HASH
+from bench.simulation.matrix import Checkpoints, Run, code_hash, generated, sweep
+from bench.simulation.metrics import Summary
+from bench.simulation.run import simulate
+from bench.simulation.specs import SYSTEMS
+from bench.simulation.tracefile import BadWorkload, read_traces
+from bench.simulation.workload import generate
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    size = parser.add_mutually_exclusive_group()
+    size.add_argument("--quick", action="store_true", help="the centre point only")
+    size.add_argument("--all", action="store_true", help="every CV and rate")
+    parser.add_argument("--seed", type=int, default=0, help="the first seed")
+    parser.add_argument("--seeds", type=int, default=1, help="how many")
+    parser.add_argument("--traces", type=Path, help="a directory of workload files, simulated too")
+    parser.add_argument("--out", type=Path, default=Path("build/simulation"), help="checkpoints and results")
+    parser.add_argument("--docs", type=Path, help="write simulation.md and simulation/ there")
+    return parser.parse_args()
+
+
+def _runs(options: argparse.Namespace) -> list[Run]:
+    size = "quick" if options.quick else "all" if options.all else "paper"
+    seeds = range(options.seed, options.seed + options.seeds)
+    runs = list(sweep("generated", generated(seeds, size), scales=not options.quick))
+    if options.traces is not None:
+        runs += sweep("files", read_traces(options.traces), scales=True)
+    return runs
+
+
+def _make(runs: Sequence[Run], checkpoints: Checkpoints, console: Console) -> list[Summary]:
+    made: list[Summary] = []
+    n_kept = 0
+    for run in track(runs, "runs", console=console, transient=True):
+        summary, kept = checkpoints.get_or_make(run)
+        n_kept += kept
+        made.append(summary)
+    console.print(f"{len(runs)} runs, {n_kept} of them resumed")
+    return made
+
+
+def _speed(seed: int, rounds: int) -> list[float]:
+    """Events per CPU second: a shared machine's wall clock says how busy others are."""
+    workload = generate(8, 1.0, seed)
+    found = [simulate(workload, SYSTEMS["paraserve"]) for _ in range(rounds)]
+    return [o.n_events / o.cpu_s for o in found]
+
+
+def _deterministic(seed: int) -> tuple[bool, dict[str, str]]:
+    """Each system twice from generation on: the same log of events?"""
+    first, second = (
+        {name: simulate(generate(8, 0.2, seed), spec).log_hash for name, spec in SYSTEMS.items()} for _ in range(2)
+    )
+    return first == second, first
+
+
+def main() -> int:
+    options = _arguments()
+    console = Console(stderr=True)
+    options.out.mkdir(parents=True, exist_ok=True)
+    try:
+        runs = _runs(options)
+    except BadWorkload as e:
+        console.print(f"error: {e}", style="red", markup=False)
+        return 2
+    summaries = _make(runs, Checkpoints(options.out / "runs"), console)
+    cold = experiments.cold_starts()
+    bands = [*cold_start_bands(cold), *scenario_bands(experiments.scenarios())]
+    for source in dict.fromkeys(r.source for r in summaries):
+        bands += EndToEnd(source, summaries).bands()
+    bands.append(Band("scenario", "L scheduler: P99 against random", "1.95", "1.3–2.5", "", None))
+    speeds = _speed(options.seed, 3 if options.quick else 7)
+    same, hashes = _deterministic(options.seed)
+    _print(summaries, bands)
+    _write(options, summaries, bands, cold)
+    goals = [
+        _common.judge("events_per_s", statistics.median(speeds), ">=", 50_000, floor="per CPU second",
+                      samples={"per_cpu_s": [round(s) for s in speeds]}),
+        _common.judge("deterministic", float(same), "==", 1.0, floor="two runs of one seed differ"),
+    ]  # fmt: skip
+    return _common.report("simulate", goals, constants=HASH, code=code_hash(), log_hashes=hashes, runs=len(summaries),
+                          bands_met=sum(b.met is True for b in bands), bands=len(bands))  # fmt: skip
+
+
+def _print(summaries: Sequence[Summary], bands: Sequence[Band]) -> None:
+    for s in summaries:
+        _common.say(f"  {s.source} {s.workload:24} ×{s.scale:<4g} {SYSTEMS[s.system].label:26} "
+                    f"{s.ttft_pct:5.1f} % in time, TTFT {s.ttft_mean_s:6.2f} s, TPOT {s.tpot_pct:5.1f} %, "
+                    f"{s.cost_gb_h:6.0f} GB·h")  # fmt: skip
+    for b in bands:
+        mark = "not run" if b.met is None else "met" if b.met else "MISSED"
+        _common.say(f"  {mark:7} [{b.source}] {b.name}: {b.value} (published {b.published}; band {b.band})")
+
+
+def _write(
+    options: argparse.Namespace, summaries: Sequence[Summary], bands: Sequence[Band],
+    cold: Sequence[experiments.ColdStart],
+) -> None:  # fmt: skip
+    plain = {"constants": HASH, "code": code_hash(), "runs": [asdict(s) for s in summaries],
+             "cold_starts": [asdict(c) for c in cold], "bands": [asdict(b) for b in bands]}  # fmt: skip
+    results = json.dumps(plain, indent=1)
+    (options.out / "results.json").write_text(results + "\n")
+    directory = (options.docs or options.out) / "simulation"
+    directory.mkdir(parents=True, exist_ok=True)
+    pictures = [p for source in ("generated", "files") for p in charts.write(directory, source, summaries)]
+    (directory / "results.json").write_text(results + "\n")
+    size = "quick" if options.quick else "all" if options.all else "the nine published points"
+    facts = {
+        "size": f"{size}; {options.seeds} seed(s) from {options.seed}; testbed (ii): 24 devices on 6 servers",
+        "code": f"`{code_hash()}`",
+        "numbers": "[simulation/results.json](simulation/results.json)",
+    }
+    text = report.page(summaries, cold, bands, facts, pictures)
+    ((options.docs or options.out) / "simulation.md").write_text(text)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

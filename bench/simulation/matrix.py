@@ -1,0 +1,97 @@
+"""Which runs there are, each with its key; a run that has a checkpoint is not made again.
+
+A checkpoint's key holds the hash of the constants and of all code that could change its result, so a stale one is
+never read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.simulation.metrics import Summary, parameters, summarise
+from bench.simulation.run import simulate
+from bench.simulation.specs import SYSTEMS, Objectives
+from bench.simulation.workload import Workload, generate
+
+_HERE = Path(__file__).resolve().parent
+_SHOWING = ("bands", "charts", "experiments", "reference", "report", "svg", "why")  # show results, do not make them
+_POLICY = _HERE.parents[1] / "gateway" / "scheduler"
+CVS = (2.0, 4.0, 8.0)
+ALL_RPS = (0.2, 0.4, 0.6, 0.7, 0.8, 1.0)
+SCALES = (0.5, 0.75, 1.0, 1.5, 2.0)
+CENTRE = (8.0, 0.6)
+"""Where SLO scales are swept."""
+
+
+def code_hash() -> str:
+    """Of every source a result depends on."""
+    digest = hashlib.blake2b(digest_size=8)
+    mine = [p for p in sorted(_HERE.glob("*.py")) if p.stem not in _SHOWING]
+    for path in [*mine, *sorted(_POLICY.glob("*.py"))]:
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    source: str
+    workload: Workload
+    system: str
+    scale: float = 1.0
+
+    @property
+    def name(self) -> str:
+        return f"{self.source} {self.workload.name} {self.system} ×{self.scale:g}"
+
+    def key(self, code: str) -> str:
+        rows = repr([(r.arrival_s, r.function, r.app, r.model, r.input_tokens, r.output_tokens)
+                     for r in self.workload.requests])  # fmt: skip
+        text = f"{code} {self.source} {self.workload.name} {rows} {self.system} {self.scale}"
+        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+    def make(self) -> Summary:
+        objectives = Objectives(self.scale)
+        outcome = simulate(self.workload, SYSTEMS[self.system], "ii", objectives)
+        return summarise(self.source, self.workload.name, self.system, outcome, objectives)
+
+
+def sweep(source: str, workloads: Sequence[Workload], *, scales: bool) -> Iterator[Run]:
+    for workload in workloads:
+        centre = scales and parameters(workload.name)[:2] == CENTRE
+        for scale in SCALES if centre else (1.0,):
+            for system in SYSTEMS:
+                yield Run(source, workload, system, scale)
+
+
+def generated(seeds: Sequence[int], size: str) -> list[Workload]:
+    """``quick``: the centre; ``paper``: the published points; ``all``: every rate."""
+    cvs, rates = {
+        "quick": ((CENTRE[0],), (CENTRE[1],)),
+        "paper": (CVS, (0.6, 0.7, 0.8)),
+        "all": (CVS, ALL_RPS),
+    }[size]
+    return [generate(cv, rps, seed) for seed in seeds for cv in cvs for rps in rates]
+
+
+class Checkpoints:
+    def __init__(self, directory: Path) -> None:
+        self._directory, self._code = directory, code_hash()
+        directory.mkdir(parents=True, exist_ok=True)
+
+    def get_or_make(self, run: Run) -> tuple[Summary, bool]:
+        """The result, and whether it was there already.  A torn file is made anew."""
+        path = self._directory / f"{run.key(self._code)}.json"
+        try:
+            plain: dict[str, Any] = json.loads(path.read_text())
+            return Summary(**plain), True
+        except (FileNotFoundError, json.JSONDecodeError, TypeError):
+            summary = run.make()
+        part = path.with_suffix(".part")
+        part.write_text(json.dumps(asdict(summary)))
+        part.replace(path)
+        return summary, False

@@ -1,0 +1,73 @@
+"""Of a run's requests: attainment, times and cost.  A request that failed or never answered misses its objective."""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from bench.simulation.constants import APPS
+from bench.simulation.run import Outcome
+from bench.simulation.specs import Objectives
+from bench.simulation.workload import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """One run in numbers; attainments in percent, cost in GB·h of device memory held."""
+
+    source: str  # "generated" or "files"
+    workload: str
+    cv: float
+    rps: float
+    seed: int
+    system: str
+    scale: float
+    n_requests: int
+    n_failed: int
+    ttft_pct: float
+    tpot_pct: float
+    app_pct: dict[str, float]
+    ttft_mean_s: float
+    ttft_p50_s: float
+    ttft_p99_s: float
+    tpot_mean_ms: float
+    cost_gb_h: float
+    cold_pct: float
+    n_starts: int
+    n_events: int
+    cpu_s: float
+    log_hash: str
+
+
+def summarise(source: str, workload: str, system: str, outcome: Outcome, objectives: Objectives) -> Summary:
+    requests = outcome.requests
+    cv, rps, seed = parameters(workload)
+    answered = [r for r in requests if not r.failed]
+    ttfts = sorted(r.ttft for r in answered)
+    apps = [a for a in APPS if any(r.app == a for r in requests)]
+
+    def in_time(r: Request) -> bool:
+        return r.ttft <= objectives.ttft(r.app, r.model)
+
+    return Summary(
+        source, workload, cv, rps, seed, system, objectives.scale, len(requests), len(requests) - len(answered),
+        percent(requests, in_time),
+        percent(answered, lambda r: r.tpot <= objectives.tpot(r.app, r.model)),
+        {a: percent([r for r in requests if r.app == a], in_time) for a in apps},
+        statistics.fmean(ttfts), ttfts[len(ttfts) // 2], ttfts[min(len(ttfts) - 1, math.ceil(0.99 * len(ttfts)) - 1)],
+        1000 * statistics.fmean(r.tpot for r in answered), outcome.held_byte_s / 1e9 / 3600,
+        percent(requests, lambda r: r.cold), outcome.n_starts, outcome.n_events, outcome.cpu_s, outcome.log_hash,
+    )  # fmt: skip
+
+
+def percent(requests: Sequence[Request], good: Callable[[Request], bool]) -> float:
+    return 100 * sum(map(good, requests)) / len(requests) if requests else math.nan
+
+
+def parameters(name: str) -> tuple[float, float, int]:
+    """CV, RPS and seed as a workload's name says; 0 where it does not."""
+    found = {k: float(m[1]) for k in ("cv", "rps", "seed") if (m := re.search(rf"{k}([\d.]+)", name))}
+    return found.get("cv", 0.0), found.get("rps", 0.0), int(found.get("seed", 0))

@@ -1,0 +1,335 @@
+"""A model that cannot run fails the activation with its reason, soon, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+
+from tests.e2e import bad_models
+from tests.e2e.bad_models import WEIGHTS, Shop
+from tests.e2e.machine import Machine, free_port
+from thaw.cli import s3
+from thaw.model import INDEX_NAME
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+SOON_S = 30.0
+"""Bounds a failure that needs an engine start on a busy machine; most take a tenth of a second."""
+
+Refused = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def shop(platform: Machine) -> Iterator[Shop]:
+    made = Shop(platform)
+    with made.nothing_left_behind():
+        yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def pushed(shop: Shop, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A good model with its index, as ``thaw model push`` leaves it in a directory."""
+    base = tmp_path_factory.mktemp("models")
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "thaw" / "models"
+    made = bad_models.tiny_checkpoint(base / "made", cache)
+    shop.machine.thaw("model", "push", str(made), f"file://{base}/pushed")
+    return base / "pushed"
+
+
+@pytest.fixture
+def model(pushed: Path, tmp_path: Path) -> Path:
+    """A copy to damage, with its index."""
+    return Path(shutil.copytree(pushed, tmp_path / "model"))
+
+
+@pytest.fixture
+def bare(model: Path) -> Path:
+    """A copy that nobody has checked: no index beside it."""
+    (model / INDEX_NAME).unlink()
+    return model
+
+
+@pytest.fixture
+def name(request: pytest.FixtureRequest) -> str:
+    return request.node.originalname.removeprefix("test_")[:60]  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def refused(shop: Shop, name: str) -> Iterator[Refused]:
+    """Deploy a uri, ask, and check everything that holds for every model that cannot run.  Returns the error body."""
+
+    def check(uri: str, code: str, *words: str, hint: str = "", **config: object) -> dict[str, Any]:
+        shop.deploy(name, uri, **config)
+        began = time.monotonic()
+        with shop.nothing_left_behind():
+            response = shop.ask(name)
+        assert time.monotonic() - began < SOON_S
+        error: dict[str, Any] = response.json()["error"]
+        assert response.status_code == (500 if code == "StoreUnavailable" else 502), response.text
+        assert error["code"] == code, error
+        assert all(w in error["message"] for w in words), error
+        assert hint in error.get("hint", ""), error
+        assert error_in_record(shop, response) == (error["message"], error.get("hint"))
+        assert shop.ask("chat", max_tokens=1).status_code == 200
+        return error
+
+    yield check
+    shop.delete(name)
+
+
+def error_in_record(shop: Shop, response: requests.Response) -> tuple[str, str | None]:
+    """As ``thaw activation get`` shows it."""
+    record = shop.record(response.headers["X-Openwhisk-Activation-Id"])
+    assert record["response"]["success"] is False
+    assert record["statusCode"] in (2, 3)
+    return record["response"]["result"]["error"], record["response"]["result"].get("hint")
+
+
+def test_the_undamaged_model_answers(shop: Shop, pushed: Path) -> None:
+    """Else every other test here would pass for a reason of its own."""
+    with shop.nothing_left_behind():
+        shop.deploy("undamaged", f"file://{pushed}", scaling={"keep_alive_s": 0})
+        assert shop.ask("undamaged").status_code == 200
+        shop.delete("undamaged")
+
+
+# ── not there ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_an_unknown_model_uri(refused: Refused) -> None:
+    refused("s3://models/nobody-pushed-this", "ModelNotFound", "s3://models/nobody-pushed-this", hint="thaw model push")
+
+
+def test_a_missing_bucket(refused: Refused) -> None:
+    refused("s3://no-such-bucket/m", "ModelNotFound", "s3://no-such-bucket/m", hint="check the uri")
+
+
+def test_a_uri_that_no_source_serves(refused: Refused) -> None:
+    refused("file://elsewhere/m", "ModelNotFound", "not a model uri", hint="s3://bucket/prefix")
+
+
+def test_an_object_that_the_index_names_and_s3_does_not_have(refused: Refused, shop: Shop, model: Path) -> None:
+    shop.machine.thaw("model", "push", str(model), "s3://models/incomplete")
+    assert shop.known is not None
+    client = s3.client(shop.known.store_env())
+    client.delete_object(Bucket="models", Key=f"incomplete/{WEIGHTS}")
+    client.close()
+    refused("s3://models/incomplete", "ModelNotFound", WEIGHTS, hint="uri")
+
+
+def test_a_shard_that_is_named_and_not_there(refused: Refused, bare: Path) -> None:
+    shards = {"weight_map": {"model.norm.weight": "model-00001-of-00002.safetensors"}}
+    (bare / "model.safetensors.index.json").write_text(json.dumps(shards))
+    refused(f"file://{bare}", "ModelNotFound", "model-00001-of-00002.safetensors", hint="whole checkpoint")
+
+
+def test_an_http_store_that_is_down(refused: Refused) -> None:
+    refused(f"http://127.0.0.1:{free_port()}/m", "StoreUnavailable", "Connection refused", hint="is the store up")
+
+
+# ── damaged ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_truncated_weights_of_which_the_index_says_more(refused: Refused, model: Path) -> None:
+    bad_models.cut(model / WEIGHTS, 1000)
+    refused(f"file://{model}", "ModelCorrupt", WEIGHTS, "1000 bytes too early", hint="truncated")
+
+
+def test_truncated_weights_without_an_index(refused: Refused, bare: Path) -> None:
+    bad_models.cut(bare / WEIGHTS, 1)
+    refused(f"file://{bare}", "ModelCorrupt", WEIGHTS, "its tensors end at byte", hint="upload it again")
+
+
+def test_one_wrong_bit_is_caught_by_its_checksum_before_the_engine_sees_it(
+    refused: Refused, shop: Shop, model: Path
+) -> None:
+    bad_models.flip_a_bit(model / WEIGHTS, -5000)
+    refused(f"file://{model}", "ModelCorrupt", WEIGHTS, "failed its checksum", hint="push the model again")
+    assert str(model) not in {s.uri.removeprefix("file://") for s in shop.fetchd.status().segments}
+
+
+def test_one_wrong_bit_in_s3_is_caught_too(refused: Refused, shop: Shop, model: Path) -> None:
+    shop.machine.thaw("model", "push", str(model), "s3://models/damaged")
+    bad_models.flip_a_bit(model / WEIGHTS, 100_000)
+    assert shop.known is not None
+    client = s3.client(shop.known.store_env())
+    client.put_object(Bucket="models", Key=f"damaged/{WEIGHTS}", Body=(model / WEIGHTS).read_bytes())
+    client.close()
+    refused("s3://models/damaged", "ModelCorrupt", WEIGHTS, "failed its checksum", hint="push the model again")
+
+
+def test_a_header_whose_offsets_lie_beyond_the_file(refused: Refused, bare: Path) -> None:
+    def lie(header: dict[str, Any]) -> None:
+        norm = header["model.norm.weight"]
+        norm["data_offsets"][1] += 2 * 10**9
+        norm["shape"] = [norm["shape"][0] + 10**9]
+
+    bad_models.change_header(bare / WEIGHTS, lie)
+    refused(f"file://{bare}", "ModelCorrupt", WEIGHTS)
+
+
+def test_a_header_whose_shape_is_not_that_of_its_bytes(refused: Refused, bare: Path) -> None:
+    bad_models.change_header(bare / WEIGHTS, lambda header: header["model.norm.weight"].update(shape=[63]))
+    refused(f"file://{bare}", "ModelCorrupt", "model.norm.weight", "[63]")
+
+
+def test_a_header_that_claims_to_be_endless(refused: Refused, bare: Path) -> None:
+    with (bare / WEIGHTS).open("r+b") as f:
+        f.write((2**62).to_bytes(8, "little"))
+    refused(f"file://{bare}", "ModelCorrupt", "its header claims", hint="not a safetensors file")
+
+
+def test_weights_that_are_not_those_of_config_json(refused: Refused, bare: Path) -> None:
+    bad_models.change_config(bare, num_hidden_layers=bad_models.LAYERS + 1)
+    refused(f"file://{bare}", "ModelCorrupt", "lacks 6", "model.layers.2.")
+
+
+def test_a_config_json_that_is_not_json(refused: Refused, bare: Path) -> None:
+    (bare / "config.json").write_text("{")
+    refused(f"file://{bare}", "ModelCorrupt", "config.json is not JSON")
+
+
+def test_a_tokenizer_that_cannot_be_read(refused: Refused, bare: Path) -> None:
+    (bare / "tokenizer.json").write_text("{}")
+    refused(f"file://{bare}", "ModelCorrupt", "tokenizer.json")
+
+
+# ── cannot run here ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_device_memory_that_is_smaller_than_the_weights(refused: Refused) -> None:
+    few = {"gpu_memory_mb": 100}
+    refused("s3://models/smollm2-135m", "MemoryTooSmall", "257 weights", "100 MiB", hint="gpu_memory_mb", resources=few)
+
+
+def test_device_memory_that_no_host_has(refused: Refused, pushed: Path) -> None:
+    much = {"gpu_memory_mb": 10_000_000}
+    refused(
+        f"file://{pushed}", "MemoryTooSmall", "10000000 MiB", "largest device", hint="gpu_memory_mb", resources=much
+    )
+
+
+def test_a_checkpoint_that_is_not_safetensors(refused: Refused, bare: Path) -> None:
+    (bare / WEIGHTS).rename(bare / "pytorch_model.bin")
+    refused(f"file://{bare}", "ModelUnsupported", "pytorch_model.bin", hint="safe_serialization")
+
+
+def test_an_architecture_that_the_engine_does_not_have(refused: Refused, bare: Path) -> None:
+    bad_models.change_config(bare, architectures=["NobodyWroteThisForCausalLM"])
+    refused(f"file://{bare}", "ModelUnsupported", "NobodyWroteThisForCausalLM", hint="supported models")
+
+
+def test_an_engine_argument_that_does_not_exist(refused: Refused, pushed: Path) -> None:
+    refused(f"file://{pushed}", "InitFailed", "no_such_argument",
+            engine={"max_model_len": 128, "args": {"no_such_argument": 1}})  # fmt: skip
+
+
+# ── however it is asked ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def damaged(shop: Shop, model: Path, name: str) -> Iterator[str]:
+    bad_models.flip_a_bit(model / WEIGHTS, -5000)
+    shop.deploy(name, f"file://{model}")
+    yield name
+    with shop.nothing_left_behind():
+        shop.delete(name)
+
+
+def test_a_stream_ends_with_the_reason(shop: Shop, damaged: str) -> None:
+    response = shop.ask(damaged, stream=True)
+    body = response.content.decode()
+    error = json.loads(body[body.index('{"error"') :].splitlines()[0])["error"]
+    assert error["code"] == "ModelCorrupt"
+    assert "checksum" in error["message"]
+    assert error_in_record(shop, response) == (error["message"], error["hint"])
+
+
+def test_a_202_ends_in_a_record_with_the_reason(shop: Shop, damaged: str) -> None:
+    accepted = shop.http.post(
+        f"{shop.machine.api}/api/v1/namespaces/_/actions/{damaged}", json={"prompt": "x"}, timeout=30
+    )
+    assert accepted.status_code == 202
+    result = shop.record(accepted.json()["activationId"])["response"]["result"]
+    assert "checksum" in result["error"]
+    assert result["hint"]
+
+
+def test_everybody_who_waits_for_the_same_bad_model_hears_of_it(shop: Shop, damaged: str) -> None:
+    with ThreadPoolExecutor(6) as pool:
+        answers = list(pool.map(shop.ask, [damaged] * 6))
+    assert [a.json()["error"]["code"] for a in answers] == ["ModelCorrupt"] * 6
+
+
+def test_a_model_that_is_pushed_again_answers_without_a_new_deployment(
+    shop: Shop, damaged: str, model: Path, pushed: Path, tmp_path: Path
+) -> None:
+    assert shop.ask(damaged).status_code == 502
+    other = Path(shutil.copytree(pushed, tmp_path / "other"))
+    bad_models.change_config(other, rms_norm_eps=1e-6)
+    shop.machine.thaw("model", "push", str(other), f"file://{model}")
+    assert shop.ask(damaged).status_code == 200
+
+
+def test_a_model_that_is_replaced_after_it_was_inspected_answers_the_very_first_request(
+    shop: Shop, name: str, model: Path, pushed: Path, tmp_path: Path
+) -> None:
+    with shop.nothing_left_behind():
+        shop.deploy(name, f"file://{model}", scaling={"keep_alive_s": 0})
+        assert shop.ask(name).status_code == 200
+        shop.machine.thaw("action", "delete", name)
+    other = Path(shutil.copytree(pushed, tmp_path / "other"))
+    bad_models.change_config(other, rms_norm_eps=1e-6)
+    with shop.nothing_left_behind():
+        shop.deploy(name, f"file://{model}", scaling={"keep_alive_s": 0})
+        shop.machine.thaw("model", "push", str(other), f"file://{model}")
+        assert shop.ask(name).status_code == 200
+        shop.delete(name)
+
+
+# ── before anything is deployed ───────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("section", "line"),
+    [
+        ({"scaling": {"max_batch": 0}}, "$.scaling.max_batch: value is less than the minimum of 1 (got 0)"),
+        ({"resources": {"gpu_mem": 1}}, "$.resources.gpu_mem: unknown key (got 1)"),
+        ({"model": {}}, "$.model.uri: required but missing (got None)"),
+        ({"model": {"uri": "ftp://x"}}, "$.model.uri: value does not match '^(s3|https?|file)://.+' (got 'ftp://x')"),
+        ({"engine": {"dtype": "int3"}}, "$.engine.dtype: value is not one of"),
+    ],
+)
+def test_a_config_error_names_path_value_and_fix_and_deploys_nothing(
+    shop: Shop, tmp_path: Path, section: dict[str, Any], line: str
+) -> None:
+    config = tmp_path / "bad.json"
+    config.write_text(json.dumps({"kind": "llm:vllm", "model": {"uri": "s3://models/smollm2-135m"}, **section}))
+    done = shop.machine.thaw("action", "create", "misconfigured", "--config", str(config), check=False)
+    error, hint = done.stderr.splitlines()
+    assert error.startswith(f"error: {line}")
+    assert hint.startswith("hint: ")
+    assert len(hint) > len("hint: ")
+    assert done.returncode == 144  # wsk's: 400 modulo 256
+    assert shop.http.get(f"{shop.machine.api}/api/v1/namespaces/_/actions/misconfigured", timeout=30).status_code == 404
+
+
+def test_what_is_wrong_without_our_cli_is_refused_by_the_gateway_in_the_same_words(shop: Shop) -> None:
+    config = {"kind": "llm:vllm", "model": {"uri": "s3://m/m"}, "scaling": {"max_batch": 0}}
+    body = {"exec": {"kind": "llm:vllm", "code": "", "binary": False}, "config": config}
+    answer = shop.http.put(f"{shop.machine.api}/api/v1/namespaces/_/actions/misconfigured", json=body, timeout=30)
+    assert answer.status_code == 400
+    assert "$.scaling.max_batch: value is less than the minimum of 1 (got 0): requests" in answer.json()["error"]
+
+
+def test_hosts_are_listed_while_all_this_goes_on(shop: Shop) -> None:
+    assert "host-0" in shop.machine.thaw("host", "list").stdout

@@ -1,0 +1,158 @@
+"""A client that hangs up: the engine stops for it within a second, and the next request is answered."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import socket
+import time
+from base64 import b64encode
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from relay.http_unix import UnixConnection
+from tests.e2e import bad_models
+from tests.e2e.bad_models import Shop
+from tests.e2e.machine import Machine
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+LONG = {"max_tokens": 1900, "min_tokens": 1900, "ignore_eos": True, "temperature": 0}
+"""Runs for many seconds, whatever the machine: that nothing works any more is never because the answer was done."""
+ABORTED_S = 1.0
+
+
+@pytest.fixture(scope="module")
+def shop(platform: Machine) -> Iterator[Shop]:
+    made = Shop(platform)
+    with made.nothing_left_behind():
+        yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def small_model(shop: Shop, tmp_path_factory: pytest.TempPathFactory) -> str:
+    base = tmp_path_factory.mktemp("models")
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "thaw" / "models"
+    shop.machine.thaw("model", "push", str(bad_models.tiny_checkpoint(base / "made", cache)), f"file://{base}/pushed")
+    return f"file://{base}/pushed"
+
+
+class Client:
+    """One request on a connection of its own, which can be closed at any moment."""
+
+    def __init__(self, shop: Shop, action: str, **body: Any) -> None:
+        self._socket = socket.create_connection(("127.0.0.1", shop.machine.port), timeout=60)
+        message = {"model": action, "messages": [{"role": "user", "content": "Count."}], **LONG, **body}
+        data, key = json.dumps(message).encode(), b64encode(":".join(shop.key).encode())
+        head = (
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: thaw\r\nAuthorization: Basic %b\r\nContent-Length: %d\r\n\r\n"
+        )
+        self._socket.sendall(head % (key, len(data)) + data)
+
+    def read_until(self, wanted: bytes) -> bytes:
+        seen = b""
+        while wanted not in seen:
+            more = self._socket.recv(65536)
+            assert more, seen
+            seen += more
+        return seen
+
+    def hang_up(self) -> float:
+        """When."""
+        self._socket.close()
+        return time.monotonic()
+
+
+def inflight(shop: Shop) -> int:
+    """How many requests the engines of this platform work on, in their containers' own words."""
+    assert shop.known is not None
+    total = 0
+    for owner in (Path(shop.known.run_dir) / "host-0" / "c").glob("*/owner.json"):
+        try:
+            if json.loads(owner.read_bytes())["kind"] != "llm:vllm":
+                continue
+            with closing(UnixConnection(str(owner.parent / "s"), timeout=10)) as connection:
+                connection.request("GET", "/health")
+                total += json.loads(connection.getresponse().read())["inflight"]
+        except (OSError, http.client.HTTPException, ValueError):
+            continue  # it has just ended, or does not answer yet: nothing runs there
+    return total
+
+
+def wait_until(condition: Callable[[], bool], deadline_s: float = 30) -> float:
+    """When it became true; fails after ``deadline_s``."""
+    until = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < until, "it did not come"
+        time.sleep(0.01)
+    return time.monotonic()
+
+
+def given_up(shop: Shop, action: str) -> int:
+    """How many of the action's records say that the client hung up."""
+    url = f"{shop.machine.api}/api/v1/namespaces/_/activations"
+    records = shop.http.get(url, params={"name": action, "docs": "true", "limit": "0"}, timeout=30).json()
+    results = [r["response"]["result"] for r in records if not r["response"]["success"]]
+    return sum(str(r.get("error")).startswith("The client closed the connection") for r in results)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_an_answer_nobody_reads_any_more_is_aborted_in_the_engine_within_a_second(shop: Shop, stream: bool) -> None:
+    before = given_up(shop, "chat")
+    client = Client(shop, "chat", stream=stream)
+    if stream:
+        client.read_until(b'"content"')
+    wait_until(lambda: inflight(shop) == 1)
+    hung_up = client.hang_up()
+    assert wait_until(lambda: inflight(shop) == 0) - hung_up < ABORTED_S
+    wait_until(lambda: given_up(shop, "chat") == before + 1)
+    assert shop.ask("chat").status_code == 200
+
+
+def test_all_slots_are_free_again_after_a_full_batch_has_hung_up(shop: Shop) -> None:
+    clients = [Client(shop, "chat", stream=True) for _ in range(8)]
+    wait_until(lambda: inflight(shop) == 8)
+    for client in clients:
+        hung_up = client.hang_up()
+    assert wait_until(lambda: inflight(shop) == 0) - hung_up < ABORTED_S
+    assert shop.ask("chat").status_code == 200
+    assert given_up(shop, "chat") >= 8
+    assert len(shop.picture().instances) == 1  # the eight left nothing that would have called for another
+
+
+def test_who_hangs_up_does_not_disturb_who_stays(shop: Shop) -> None:
+    whole = shop.ask("chat", "Count.", **(LONG | {"max_tokens": 60, "min_tokens": 60})).json()
+    leaving = Client(shop, "chat", stream=True)
+    leaving.read_until(b'"content"')
+    staying = Client(shop, "chat", stream=False, max_tokens=60, min_tokens=60)
+    wait_until(lambda: inflight(shop) == 2)
+    leaving.hang_up()
+    said = whole["choices"][0]["message"]["content"]
+    assert json.dumps(said, ensure_ascii=False).encode() in staying.read_until(b'"usage"')
+    staying.hang_up()
+    wait_until(lambda: inflight(shop) == 0, ABORTED_S)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_request_that_is_given_up_during_a_cold_start_is_forgotten_at_once(
+    shop: Shop, small_model: str, stream: bool
+) -> None:
+    name = f"given_up_{stream}"
+    shop.deploy(name, small_model, scaling={"keep_alive_s": 5}, engine={"max_model_len": 512})
+    asked = Client(shop, name, stream=stream, max_tokens=400, min_tokens=400)
+    wait_until(lambda: any(d.action.endswith(name) for d in shop.registry.demand()), 10)
+    assert inflight(shop) == 0  # before the first token, and before there is an engine
+    hung_up = asked.hang_up()
+    assert wait_until(lambda: not shop.registry.demand()) - hung_up < ABORTED_S
+    wait_until(lambda: given_up(shop, name) == 1)
+    with ExitStack() as cleanup:
+        cleanup.enter_context(shop.nothing_left_behind(30))
+        cleanup.callback(shop.delete, name)
+        answer = shop.ask(name)  # by the instance that was started for nobody
+        assert answer.status_code == 200
+        assert inflight(shop) == 0

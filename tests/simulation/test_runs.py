@@ -1,0 +1,120 @@
+"""What holds in every run: the same log from the same inputs, no request lost, no memory promised twice."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from bench.simulation import cluster, run
+from bench.simulation.cluster import Device, OverCommitted
+from bench.simulation.constants import TESTBEDS
+from bench.simulation.engine import Engine
+from bench.simulation.network import Link
+from bench.simulation.run import simulate
+from bench.simulation.specs import SYSTEMS
+from bench.simulation.workload import Workload, generate
+from gateway.scheduler.ledger import DISCIPLINES, Discipline, LinkLedger
+
+ALL = sorted(SYSTEMS)
+
+
+@pytest.fixture(scope="module")
+def hour() -> Workload:
+    return generate(8, 0.2, 3)
+
+
+@pytest.mark.parametrize("system", ALL)
+def test_the_same_seed_gives_the_same_log(system: str, hour: Workload) -> None:
+    again = generate(8, 0.2, 3)
+    assert again.requests == hour.requests
+    logs = {simulate(w, SYSTEMS[system]).log_hash for w in (hour, again)}
+    assert len(logs) == 1
+    assert simulate(generate(8, 0.2, 4), SYSTEMS[system]).log_hash not in logs
+
+
+@pytest.mark.parametrize("system", ALL)
+def test_every_request_ends_exactly_once_and_in_order(system: str, hour: Workload) -> None:
+    outcome = simulate(hour, SYSTEMS[system])
+    assert len(outcome.requests) == len(hour.requests)
+    for r in outcome.requests:
+        assert r.n_ends == 1
+        assert not r.failed
+        assert r.arrival_s < r.first_token_s <= r.end_s
+
+
+def test_a_request_that_never_ends_is_noticed(hour: Workload) -> None:
+    requests = hour.fresh()
+    for r in requests[1:]:
+        r.end(1.0)
+    with pytest.raises(run.Lost, match="1 request"):
+        run._check(requests)
+
+
+@pytest.mark.parametrize("system", ALL)
+def test_a_busy_hour_never_over_commits_a_device(system: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each time something is taken every device is looked at, by other means than the code that takes it."""
+    seen = 0
+    true_hold = cluster.SimServer.hold
+
+    def hold(self: cluster.SimServer, device: int, n_bytes: int, now: float) -> None:
+        nonlocal seen
+        true_hold(self, device, n_bytes, now)
+        assert all(0 <= d.used <= self.kind.memory for d in self.devices)
+        seen += 1
+
+    monkeypatch.setattr(cluster.SimServer, "hold", hold)
+    simulate(generate(2, 0.4, 0), SYSTEMS[system])
+    assert seen > 100
+
+
+def test_holding_more_than_is_free_is_refused() -> None:
+    server = cluster.build(TESTBEDS["i-a10"], Engine(), "edf", cache=False)[0]
+    server.hold(0, 20 * 10**9, 0.0)
+    with pytest.raises(OverCommitted):
+        server.hold(0, 3 * 10**9, 0.0)
+    assert server.devices[0].free == 2 * 10**9
+    assert Device(5).free == 5
+
+
+@pytest.mark.parametrize("discipline", DISCIPLINES)
+def test_the_link_and_the_schedulers_ledger_tell_the_same_story(discipline: Discipline) -> None:
+    """Two independent fluids: what the scheduler believes is what happens, and promises are kept."""
+    engine, ledger = Engine(), LinkLedger(2e9, discipline)
+    link = Link(engine, 2e9, discipline)
+    late: list[str] = []
+
+    def begin(name: str, n_bytes: float, within_s: float) -> None:
+        deadline = engine.now + within_s
+        if ledger.add(name, n_bytes, deadline, engine.now):
+            link.start(n_bytes, deadline, lambda: late.append(name) if engine.now > deadline + 1e-6 else None)
+
+    def compare() -> None:
+        ledger.advance(engine.now)
+        believed = sorted(f.pending for f in ledger.fetches().values())
+        assert believed == pytest.approx([p for p in sorted(link.pending()) if p > 10], abs=10)
+
+    for i in range(60):
+        engine.at(i * 0.7, begin, f"f{i}", 1e9 + (i * 7919 % 13) * 3e8, 2.0 + i * 31 % 11)
+        if i % 10 == 0:
+            engine.at(i * 0.7, begin, f"background{i}", 2e9, float("inf"))
+    for i in range(200):
+        engine.at(i * 0.31 + 0.05, compare)
+    engine.run()
+    assert late == []
+
+
+def test_consolidation_shortens_a_long_answer() -> None:
+    from bench.simulation.experiments import brownfield, scale_down
+
+    assert scale_down().value > 1.5
+    assert brownfield().value > 1.5
+
+
+def test_a_looser_objective_is_not_worse_for_a_system_that_ignores_it(hour: Workload) -> None:
+    from bench.simulation.specs import Objectives
+
+    one, two = (simulate(hour, SYSTEMS["vllm"], "ii", Objectives(s)).log_hash for s in (1.0, 2.0))
+    assert one == two
+    no_eviction = replace(SYSTEMS["thaw-planned"], evict=False)
+    assert simulate(hour, no_eviction).n_starts > 0

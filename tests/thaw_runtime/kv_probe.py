@@ -1,0 +1,187 @@
+"""Measures what one engine of each model family really holds.  Prints one JSON object, family → Measured.
+
+One process imports vLLM and forks a child for each family, as a zygote does.  What a child holds is its anonymous
+memory (libraries are files, the segment is shared memory) above what it had when it was forked.  The kernel keeps
+the peak: VmHWM, reset before each thing that is measured.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import threading
+import traceback
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from thaw_runtime import engine_env, engine_main
+from thaw_runtime.engine import EngineRequest, Event, Failed, Sampling, Token
+from thaw_runtime.warm import warm_up
+
+from tests.thaw_runtime.conftest import llm_init
+from tests.thaw_runtime.doorway import Doorway
+from tests.thaw_runtime.models import read_segment, real_model
+
+MIB = 1 << 20
+ROOM = 1024 * MIB
+"""The reserve is what the checkpoint's tensors take and this much."""
+SEQS, TOKENS = 16, 2048
+WAIT_S = 60.0
+
+_SMALL = {"vocab_size": 32000, "hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 4,
+          "num_attention_heads": 8, "max_position_embeddings": 1024}  # fmt: skip
+FAMILIES: dict[str, dict[str, Any] | None] = {
+    "smollm2": None,  # the real one
+    "qwen2": {"model_type": "qwen2", **_SMALL, "num_key_value_heads": 2, "tie_word_embeddings": True},
+    "qwen3": {"model_type": "qwen3", **_SMALL, "num_key_value_heads": 4, "head_dim": 128},
+    "mistral": {"model_type": "mistral", **_SMALL, "num_key_value_heads": 2, "sliding_window": None},
+    "gemma": {"model_type": "gemma", **_SMALL, "num_key_value_heads": 1, "head_dim": 64},
+    "opt": {"model_type": "opt", "vocab_size": 32000, "hidden_size": 512, "ffn_dim": 2048, "num_hidden_layers": 4,
+            "num_attention_heads": 8, "max_position_embeddings": 1024, "word_embed_proj_dim": 512},
+    "gpt2": {"model_type": "gpt2", "vocab_size": 32000, "n_embd": 512, "n_head": 8, "n_layer": 4, "n_positions": 1024},
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Bytes.  ``peak``: with every page of the KV cache touched, in the worst batches.  ``vllm_kv``: what vLLM's CPU
+    worker grants on the same slice; ``profiled_kv``: what is left of it by the peak of vLLM's own profiling batch."""
+
+    reserve: int
+    weights: int
+    intermediates: int
+    kv: int
+    loaded: int
+    profiled: int
+    peak: int
+    vllm_kv: int
+    profiled_kv: int
+
+
+def anonymous(field: str) -> int:
+    """Of this process: VmRSS now or VmHWM at its peak, without files and shared memory."""
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return 1024 * (int(status[field].split()[0]) - sum(int(status[f].split()[0]) for f in ("RssFile", "RssShmem")))
+
+
+def peak_of(run: Callable[[], object]) -> int:
+    Path("/proc/self/clear_refs").write_text("5")
+    run()
+    return anonymous("VmHWM")
+
+
+def make_checkpoint(config: dict[str, Any], directory: Path) -> None:
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    made = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config)).to(torch.bfloat16)
+    made.save_pretrained(directory)
+
+
+class Probe:
+    """An engine in this process and its answers."""
+
+    def __init__(self, model: Path, directory: Path) -> None:
+        self._ended = threading.Semaphore(0)
+        self._failed: list[Failed] = []
+        engine = engine_main.vllm()(self._emit)
+        door = Doorway(model, directory / "door")
+        client, segment = read_segment(door)
+        tensors = sum(t.n_bytes for t in segment.offer.tensors)
+        self.base = anonymous("VmRSS")
+        init = llm_init(reserve=tensors + ROOM, dtype="bfloat16", max_model_len=512,
+                        args={"max_num_seqs": SEQS, "max_num_batched_tokens": TOKENS})  # fmt: skip
+        engine.start(init, segment)
+        for closing in (segment, client, door):
+            closing.close()
+        self.engine: Any = engine
+        self.worker = self.engine._core.model_executor.driver_worker.worker
+
+    def measure(self) -> Measured:
+        import torch
+        from thaw_runtime.vllm_loader import give_back_freed
+
+        plan = self.engine.memory()
+        give_back_freed()  # the engine's own thread may not be through with it
+        loaded = anonymous("VmRSS") - self.base
+        with torch.inference_mode():
+            profiled = peak_of(self.worker.model_runner.profile_run) - self.base
+        vllm_kv = self._granted_by_vllm(plan["reserve"])
+        give_back_freed()  # the next batches run in another thread, whose heap is another
+        for cache in self.worker.model_runner.kv_caches:
+            cache.zero_()
+        peak = peak_of(self._worst_batches) - self.base
+        return Measured(plan["reserve"], plan["weights"], plan["intermediates"], plan["kv"], loaded, profiled, peak,
+                        vllm_kv, plan["reserve"] - profiled)  # fmt: skip
+
+    def _granted_by_vllm(self, reserve: int) -> int:
+        """CPUWorker.determine_available_memory as it is, told that the machine's share is ``reserve`` more than what
+        the process took before it started the engine."""
+        import psutil
+
+        process = psutil.Process()
+        self.worker.cache_config.kv_cache_memory_bytes = None
+        before = process.memory_info().rss - (anonymous("VmRSS") - self.base)
+        self.worker.requested_cpu_memory = before + reserve
+        return int(self.worker.determine_available_memory())
+
+    def _worst_batches(self) -> None:
+        """A step of TOKENS prompt tokens in which SEQS sample with every option, then steps of SEQS decodes."""
+        sampling = Sampling(4, temperature=0.9, top_p=0.9, top_k=50, min_p=0.01, presence_penalty=0.5,
+                            frequency_penalty=0.5, repetition_penalty=1.1, logprobs=20)  # fmt: skip
+        for i in range(SEQS):
+            prompt = tuple((i * 131 + j * 7) % 30000 for j in range(TOKENS // SEQS))
+            self.engine.submit(EngineRequest(f"r{i}", prompt, sampling, i))
+        for _ in range(SEQS):
+            assert self._ended.acquire(timeout=WAIT_S), "a request never ended"
+        assert not self._failed, self._failed
+
+    def _emit(self, events: Iterable[tuple[str, Event]]) -> None:
+        for _, event in events:
+            if isinstance(event, Failed):
+                self._failed.append(event)
+            if not isinstance(event, Token):
+                self._ended.release()
+
+
+def in_child(run: Callable[[], object]) -> None:
+    """Wait for a forked child that runs this.  Its failure is ours."""
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            run()
+            status = 0
+        except BaseException:  # noqa: BLE001  the edge of a process
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            os._exit(status)
+    if os.waitpid(pid, 0)[1] != 0:
+        raise SystemExit("a measurement failed; see above")
+
+
+def main() -> None:
+    engine_env.prepare(2)
+    warm_up()
+    found = {}
+    with tempfile.TemporaryDirectory() as scratch:
+        for name, config in FAMILIES.items():
+            directory = Path(scratch) / name
+            directory.mkdir()
+            model = real_model() if config is None else directory / "model"
+            if config is not None:
+                in_child(lambda config=config, model=model: make_checkpoint(config, model))
+            answer = directory / "answer"
+            in_child(lambda: answer.write_text(json.dumps(asdict(Probe(model, directory).measure()))))  # noqa: B023
+            found[name] = json.loads(answer.read_text())
+    print("MEASURED " + json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+"""How a token is chosen when the request does not say: as the checkpoint wants, else as OpenAI does."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from thaw_runtime.engine import Sampling
+from thaw_runtime.model_text import load_model_text
+from thaw_runtime.openai_request import parse_run
+
+from relay.messages import LlmRun
+from tests.thaw_runtime.doorway import Doorway
+from tests.thaw_runtime.models import read_segment, write_tiny_model
+from thaw import wire
+
+Choose = Callable[..., Sampling]
+
+
+@pytest.fixture
+def choose(tmp_path: Path) -> Iterator[Choose]:
+    """The sampling of a request to a model with this generation_config.json."""
+    doors: list[Doorway] = []
+
+    def sampling(generation: dict[str, Any] | None, endpoint: str = "chat", **body: Any) -> Sampling:
+        model = write_tiny_model(tmp_path / str(len(doors)))
+        if generation is not None:
+            (model / "generation_config.json").write_text(json.dumps(generation))
+        doors.append(Doorway(model, tmp_path / f"door{len(doors)}"))
+        client, segment = read_segment(doors[-1])
+        text = load_model_text(segment)
+        segment.close()
+        client.close()
+        prompt = {"messages": [{"role": "user", "content": "hi"}]} if endpoint == "chat" else {"prompt": "hi"}
+        run = wire.from_plain(LlmRun, {"endpoint": endpoint, "seed": 0, "body": prompt | body})
+        return parse_run(run, "r", text, 512).engine.sampling
+
+    yield sampling
+    for door in doors:
+        door.close()
+
+
+def test_without_any_word_openais_defaults_hold(choose: Choose) -> None:
+    for generation in (None, {}, {"do_sample": False, "eos_token_id": 256}):
+        found = choose(generation)
+        assert (found.temperature, found.top_p, found.top_k, found.min_p) == (1.0, 1.0, 0, 0.0)
+        assert (found.presence_penalty, found.frequency_penalty, found.repetition_penalty) == (0.0, 0.0, 1.0)
+
+
+def test_the_checkpoints_defaults_hold_where_the_request_is_silent(choose: Choose) -> None:
+    generation = {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": 0.05, "repetition_penalty": 1.05,
+                  "presence_penalty": 0.5, "frequency_penalty": 0.25}  # fmt: skip
+    found = choose(generation)
+    for name, value in generation.items():
+        assert getattr(found, name) == value, name
+
+
+def test_the_requests_own_word_goes_before_the_checkpoints_even_if_it_is_zero(choose: Choose) -> None:
+    generation = {"temperature": 0.6, "top_p": 0.95, "presence_penalty": 0.5, "max_new_tokens": 9}
+    found = choose(generation, temperature=0, top_p=1, presence_penalty=0, max_tokens=100)
+    assert (found.temperature, found.top_p, found.presence_penalty, found.max_tokens) == (0.0, 1.0, 0.0, 100)
+    assert choose(generation, temperature=None).temperature == 0.6
+
+
+def test_a_chat_is_as_long_as_the_checkpoint_says_or_as_there_is_room(choose: Choose) -> None:
+    room = choose(None).max_tokens
+    assert 400 < room < 512
+    assert choose({"max_new_tokens": 9}).max_tokens == 9
+    assert choose({"max_new_tokens": 9999}).max_tokens == room
+    assert choose({"max_new_tokens": 9}, "completions").max_tokens == 16
+
+
+def test_what_is_no_number_in_generation_config_is_left_alone(choose: Choose) -> None:
+    assert choose({"temperature": None, "top_p": "0.5", "top_k": True}) == choose(None)
