@@ -10,12 +10,14 @@ import argparse
 import json
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from platformdirs import user_cache_path
 from rich.console import Console
 from rich.progress import track
 
@@ -23,12 +25,12 @@ from bench import _common
 from bench.simulation import charts, experiments, report
 from bench.simulation.bands import Band, EndToEnd, cold_start_bands, scenario_bands
 from bench.simulation.constants import HASH
-from bench.simulation.matrix import Checkpoints, Run, code_hash, generated, sweep
-from bench.simulation.metrics import Summary
+from bench.simulation.matrix import CENTRE, Checkpoints, Run, code_hash, generated, sweep
+from bench.simulation.metrics import Summary, parameters
 from bench.simulation.run import simulate
 from bench.simulation.specs import SYSTEMS
 from bench.simulation.tracefile import BadWorkload, read_traces
-from bench.simulation.workload import generate
+from bench.simulation.workload import Workload, generate
 
 
 def _arguments() -> argparse.Namespace:
@@ -39,7 +41,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="the first seed")
     parser.add_argument("--seeds", type=int, default=1, help="how many")
     parser.add_argument("--traces", type=Path, help="a directory of workload files, simulated too")
-    parser.add_argument("--out", type=Path, default=Path("build/simulation"), help="checkpoints and results")
+    parser.add_argument("--out", type=Path, default=user_cache_path("thaw") / "simulation",
+                        help="checkpoints and results")  # fmt: skip
     parser.add_argument("--docs", type=Path, help="write simulation.md and simulation/ there")
     return parser.parse_args()
 
@@ -64,6 +67,12 @@ def _make(runs: Sequence[Run], checkpoints: Checkpoints, console: Console) -> li
     return made
 
 
+def _centre(runs: Sequence[Run]) -> Workload:
+    """Of a file where there is one."""
+    found = [r.workload for r in runs if parameters(r.workload.name)[:2] == CENTRE]
+    return found[-1] if found else runs[-1].workload
+
+
 def _speed(seed: int, rounds: int) -> list[float]:
     """Events per CPU second: a shared machine's wall clock says how busy others are."""
     workload = generate(8, 1.0, seed)
@@ -73,10 +82,11 @@ def _speed(seed: int, rounds: int) -> list[float]:
 
 def _deterministic(seed: int) -> tuple[bool, dict[str, str]]:
     """Each system twice from generation on: the same log of events?"""
-    first, second = (
-        {name: simulate(generate(8, 0.2, seed), spec).log_hash for name, spec in SYSTEMS.items()} for _ in range(2)
-    )
-    return first == second, first
+    rounds = []
+    for _ in range(2):
+        workload = generate(8, 0.2, seed)
+        rounds.append({name: simulate(workload, spec).log_hash for name, spec in SYSTEMS.items()})
+    return rounds[0] == rounds[1], rounds[0]
 
 
 def main() -> int:
@@ -97,7 +107,7 @@ def main() -> int:
     speeds = _speed(options.seed, 3 if options.quick else 7)
     same, hashes = _deterministic(options.seed)
     _print(summaries, bands)
-    _write(options, summaries, bands, cold)
+    _write(options, summaries, bands, cold, _centre(runs))
     goals = [
         _common.judge("events_per_s", statistics.median(speeds), ">=", 50_000, floor="per CPU second",
                       samples={"per_cpu_s": [round(s) for s in speeds]}),
@@ -119,11 +129,11 @@ def _print(summaries: Sequence[Summary], bands: Sequence[Band]) -> None:
 
 def _write(
     options: argparse.Namespace, summaries: Sequence[Summary], bands: Sequence[Band],
-    cold: Sequence[experiments.ColdStart],
+    cold: Sequence[experiments.ColdStart], centre: Workload,
 ) -> None:  # fmt: skip
-    plain = {"constants": HASH, "code": code_hash(), "runs": [asdict(s) for s in summaries],
-             "cold_starts": [asdict(c) for c in cold], "bands": [asdict(b) for b in bands]}  # fmt: skip
-    results = json.dumps(plain, indent=1)
+    results = _lines({"constants": HASH, "code": code_hash()}, {
+        "runs": [asdict(s) for s in summaries], "cold_starts": [asdict(c) for c in cold],
+        "bands": [asdict(b) for b in bands]})  # fmt: skip
     (options.out / "results.json").write_text(results + "\n")
     directory = (options.docs or options.out) / "simulation"
     directory.mkdir(parents=True, exist_ok=True)
@@ -135,8 +145,24 @@ def _write(
         "code": f"`{code_hash()}`",
         "numbers": "[simulation/results.json](simulation/results.json)",
     }
-    text = report.page(summaries, cold, bands, facts, pictures)
+    ablations = (centre.name, experiments.ablations(centre))
+    text = report.page(summaries, cold, bands, facts, pictures, ablations)
     ((options.docs or options.out) / "simulation.md").write_text(text)
+
+
+def _lines(facts: Mapping[str, str], tables: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
+    """JSON with one row a line, numbers to five digits."""
+    parts = [f'"{k}": {json.dumps(v)}' for k, v in facts.items()]
+    for name, rows in tables.items():
+        plain = ",\n  ".join(json.dumps({k: _short(v) for k, v in row.items()}, ensure_ascii=False) for row in rows)
+        parts.append(f'"{name}": [\n  {plain}\n ]')
+    return "{" + ",\n ".join(parts) + "}"
+
+
+def _short(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _short(v) for k, v in value.items()}
+    return float(f"{value:.5g}") if isinstance(value, float) else value
 
 
 if __name__ == "__main__":

@@ -87,5 +87,30 @@ def brownfield() -> Scenario:
     return Scenario("brownfield", slow / fast, f"{slow:.1f} s against {fast:.1f} s")
 
 
+def ablations(workload: Workload) -> list[tuple[str, float, float, float]]:
+    """(name, TTFT attainment in percent, its mean in seconds, GB·h) of the planned Thaw with one thing taken away."""
+    planned = SYSTEMS["thaw-planned"]
+    cases = {
+        "Thaw (planned: 4 stages)": planned,
+        "without stem cells": replace(planned, stem_cells=False),
+        "without eviction of idle workers": replace(planned, evict=False),
+        "without the cache": replace(planned, cache=False),
+        "without consolidation": replace(planned, consolidate=False),
+        "one stage only": replace(planned, max_stages=1),
+        "two stages at most": replace(planned, max_stages=2),
+        "`paper` instead of `min_sharing`": replace(planned, variant="paper"),
+        "equal shares instead of EDF": replace(planned, discipline="equal"),
+        "no stem cells, no eviction": replace(planned, stem_cells=False, evict=False),
+    }
+    objectives = Objectives()
+    rows = []
+    for name, spec in cases.items():
+        outcome = simulate(workload, spec)
+        met = [r.ttft <= objectives.ttft(r.app, r.model) for r in outcome.requests]
+        mean_s = statistics.fmean(r.ttft for r in outcome.requests)
+        rows.append((name, 100 * sum(met) / len(met), mean_s, outcome.held_byte_s / 1e9 / 3600))
+    return rows
+
+
 def scenarios() -> list[Scenario]:
     return [*scale_up(), scale_down(), brownfield()]

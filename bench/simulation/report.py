@@ -29,7 +29,7 @@ _CAVEATS = {
 
 def page(
     runs: Sequence[Summary], cold: Sequence[ColdStart], bands: Sequence[Band], facts: Mapping[str, str],
-    pictures: Sequence[Path],
+    pictures: Sequence[Path], ablations: tuple[str, Sequence[tuple[str, float, float, float]]],
 ) -> str:  # fmt: skip
     parts = [Path(__file__).with_name("preface.md").read_text(), _facts(facts)]
     for source, title in _SOURCES.items():
@@ -38,6 +38,7 @@ def page(
             shown = [p for p in pictures if p.name.startswith(source)]
             parts += [f"## {title}", _CAVEATS[source], _centre(mine), _points(source, mine), _scales(source, mine)]
             parts.append("\n\n".join(f"![{p.stem}](simulation/{p.name})" for p in shown))
+    parts += ["## What each part is worth", _ablations(*ablations)]
     parts += ["## Calibration: cold starts", _cold(cold), "## Bands", _bands(bands)]
     return "\n\n".join(p for p in parts if p).rstrip() + "\n"
 
@@ -94,6 +95,12 @@ def _scales(source: str, runs: Sequence[Summary]) -> str:
 
 def _pct(value: float | None) -> str:
     return "–" if value is None else f"{value:.1f}"
+
+
+def _ablations(workload: str, rows: Sequence[tuple[str, float, float, float]]) -> str:
+    head = ("", "TTFT in time %", "mean TTFT s", "GB·h")
+    shown = [(name, f"{pct:.1f}", f"{mean_s:.2f}", f"{cost:.0f}") for name, pct, mean_s, cost in rows]
+    return f"The planned system with one thing changed, `{workload}`, one run each:\n\n" + _table(head, shown)
 
 
 def _cold(found: Sequence[ColdStart]) -> str:

@@ -31,8 +31,9 @@ from relay.records import Records
 from relay.registry import Registry
 from thaw import trace, wire
 from thaw.errors import ProtocolError
-from thaw.ids import CommandId, HostId
+from thaw.ids import ActivationId, CommandId, HostId
 from thaw.logs import Log
+from thaw.plan import Plan
 from thaw.trace import Phase, TraceEvent
 
 
@@ -52,6 +53,15 @@ class Effects:
     def __init__(self, client: redis.Redis, epoch: int, log: Log) -> None:
         self._redis, self._epoch, self._log = client, epoch, log
         self._registry, self._records = Registry(client), Records(client)
+        self._seen: dict[ActivationId, Arrival] = {}
+        self._inspected: dict[str, Arrival] = {}
+
+    def seen(self, activation_id: ActivationId, arrival: Arrival) -> None:
+        """Its demand was taken up now; what it then waits for belongs to its ``planned`` phase."""
+        self._seen.setdefault(activation_id, arrival)
+
+    def gone(self, activation_id: ActivationId) -> None:
+        self._seen.pop(activation_id, None)
 
     def apply(self, decision: Decision, arrival: Arrival) -> None:
         """Raises PlatformError when the state server does not take it."""
@@ -67,12 +77,16 @@ class Effects:
                 self._log.event("cancel", group_id=decision.group_id, host_id=decision.host_id)
                 self._send(decision.host_id, decision.command_id, Cancel(decision.group_id))
             case InspectModelOn():
+                self._inspected[decision.uri] = arrival
                 self._send(decision.host_id, decision.command_id, InspectModel(decision.uri))
             case FailDemand():
+                for activation_id in decision.activation_ids:
+                    self.gone(activation_id)
                 self._fail(decision)
             case ForgetInstance():
                 self._registry.put_instance(decision.record)
             case DropDemand():
+                self.gone(decision.activation_id)
                 self._log.event("demand_dropped", activation_id=decision.activation_id, action=decision.action)
                 self._registry.remove_demand(decision.activation_id, decision.action)
             case DropPlan():
@@ -88,13 +102,20 @@ class Effects:
         for stage in decision.stages:
             body = Start(plan, stage.stage, stage.instance_id, decision.activation_ids)
             self._send(stage.host_id, stage.command_id, body)
+        demands = [self._seen.pop(a, arrival) for a in decision.activation_ids]
+        first = min(demands, key=lambda a: a.mono_ns, default=arrival)
         begin = replace(
-            trace.event(Phase.PLANNED_BEGIN, group_id=plan.group_id),
-            mono_ns=arrival.mono_ns, wall_ns=arrival.wall_ns,
-        )  # fmt: skip
-        end = trace.event(Phase.PLANNED_END, group_id=plan.group_id, attrs=decision.attrs)
+            trace.event(Phase.PLANNED_BEGIN, group_id=plan.group_id), mono_ns=first.mono_ns, wall_ns=first.wall_ns
+        )
+        waited = {} if first is arrival else {"waited_for": self._reason(plan)}
+        end = trace.event(Phase.PLANNED_END, group_id=plan.group_id, attrs={**decision.attrs, **waited})
         self._records.add_trace(plan.group_id, [begin, end])
         self._log.event("start", group_id=plan.group_id, activation_ids=decision.activation_ids, **decision.attrs)
+
+    def _reason(self, plan: Plan) -> str:
+        """Why a demand was not planned when it came: its model was being looked at, or no host had room."""
+        inspected = self._inspected.pop(plan.model.uri, None) if plan.model is not None else None
+        return "room on a host" if inspected is None else "a look at the model's index"
 
     def _send(self, host_id: HostId, command_id: CommandId, body: Any) -> None:
         bus.send_command(self._redis, host_id, Command(command_id, self._epoch, time.time_ns(), body))

@@ -31,6 +31,7 @@ from gateway.scheduler.view import ClusterView
 from relay import redis_link
 from relay.bus import EventReader
 from relay.lease import SchedulerLease
+from relay.messages import DemandAdded, DemandRemoved
 from thaw import settings as thaw_settings
 from thaw.errors import PlatformError
 from thaw.ids import random_hex_id
@@ -110,6 +111,7 @@ class Scheduler:
             elif isinstance(item, LearnFrom):
                 self._learn(item)
             elif self._view is not None:
+                self._note_demand(item, arrival)
                 for event in self._reading.events_of(item, self._view):
                     self._decide(event, arrival)
         except PlatformError as e:
@@ -117,6 +119,12 @@ class Scheduler:
             self._log.event("state_server_lost", error=e.message)
             self._view = None
             self._at(time.monotonic() + _RELOAD_RETRY_S, Reload())
+
+    def _note_demand(self, item: object, arrival: Arrival) -> None:
+        if isinstance(item, DemandAdded):
+            self._effects.seen(item.activation_id, arrival)
+        elif isinstance(item, DemandRemoved):
+            self._effects.gone(item.activation_id)
 
     def _reload(self, arrival: Arrival) -> None:
         history = load_history(self._client, self._log)

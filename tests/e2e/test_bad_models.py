@@ -208,7 +208,7 @@ def test_a_tokenizer_that_cannot_be_read(refused: Refused, bare: Path) -> None:
 
 def test_device_memory_that_is_smaller_than_the_weights(refused: Refused) -> None:
     few = {"gpu_memory_mb": 100}
-    refused("s3://models/smollm2-135m", "MemoryTooSmall", "257 weights", "100 MiB", hint="gpu_memory_mb", resources=few)
+    refused("s3://models/smollm2-135m", "MemoryTooSmall", " weights", "100 MiB", hint="gpu_memory_mb", resources=few)
 
 
 def test_device_memory_that_no_host_has(refused: Refused, pushed: Path) -> None:

@@ -29,6 +29,7 @@ class Doorway:
         self._listener.listen(8)
         self._channels: list[Channel] = []
         self._lock = threading.Lock()
+        self._served = threading.Semaphore(0)
         if arrived:
             self.arrive(self.n_bytes)
         self._thread = threading.Thread(target=self._serve, daemon=True)
@@ -41,6 +42,11 @@ class Doorway:
                 self._page.complete()
             else:
                 self._page.advance(end)
+
+    def wait_served(self, n_clients: int) -> None:
+        """Until so many more have been given the segment."""
+        for _ in range(n_clients):
+            assert self._served.acquire(timeout=20), "nobody came to the door"
 
     def fail(self, error: ErrorInfo) -> None:
         with self._lock:
@@ -103,6 +109,7 @@ class Doorway:
             try:
                 channel.receive()
                 channel.send(to_plain(self.offer), tuple(self._fds))
+                self._served.release()
             except (ChannelClosed, OSError):
                 continue  # a container that was killed at the door
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import threading
 import time
@@ -57,6 +58,16 @@ def test_a_failed_fetch_fails_the_init_with_its_own_error(container: Container) 
     container.door.fail(ErrorInfo("ModelCorrupt", "chunk 3 failed its checksum"))
     status, reply = container.init()
     assert (status, reply["info"]["code"], reply["error"]) == (502, "ModelCorrupt", "chunk 3 failed its checksum")
+
+
+def test_a_container_killed_in_the_middle_of_a_start_takes_its_engine_along(container: Container) -> None:
+    engine = os.pidfd_open(int(container.out.read_text().split()[1]))
+    container.http.request("POST", "/init", wire.dumps({"value": llm_init()}))
+    container.door.wait_served(2)  # to the engine and to the text side: both now wait for bytes
+    container.door.beat()  # else the engine would soon end by itself: fetchd looks dead
+    container.process.kill()
+    assert select.select([engine], [], [], 1.5)[0], "the engine is still there"
+    os.close(engine)
 
 
 def test_a_stream_counts_from_zero_and_ends_once(ready: Container) -> None:

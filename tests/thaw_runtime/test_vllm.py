@@ -88,6 +88,8 @@ def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
 class Forked(Container):
     """A container whose parent is the zygote."""
 
+    rehearsal_s = 0.0
+
     def __init__(self, zygote: Zygote, directory: Path, door: Doorway) -> None:
         self.forked = zygote.fork(directory.name, directory, door)
         self.socket, self.door = str(directory / "c.sock"), door
@@ -97,13 +99,13 @@ class Forked(Container):
 
 
 @pytest.fixture
-def fork(zygote: Zygote, tmp_path: Path) -> Iterator[Callable[[Path], Forked]]:
+def fork(zygote: Zygote, tmp_path: Path) -> Iterator[Callable[..., Forked]]:
     made: list[tuple[Forked, Doorway]] = []
 
-    def build(model: Path) -> Forked:
+    def build(model: Path, *, arrived: bool = True) -> Forked:
         directory = tmp_path / f"c{len(made)}"
         directory.mkdir()
-        door = Doorway(model, directory / "door")
+        door = Doorway(model, directory / "door", arrived=arrived)
         container = Forked(zygote, directory, door)
         container.wait_listening()
         made.append((container, door))
@@ -140,7 +142,7 @@ def test_a_container_from_scratch_knows_the_capital_of_france(model: Path, tmp_p
         door.close()
 
 
-def test_a_forked_container_answers_the_same_and_reports_no_import(fork: Callable[[Path], Forked], model: Path) -> None:
+def test_a_forked_container_answers_the_same_and_reports_no_import(fork: Callable[..., Forked], model: Path) -> None:
     container = fork(model)
     status, reply = container.init()
     assert status == 200, reply
@@ -176,14 +178,14 @@ def test_a_killed_engine_is_reported_with_the_containers_exit_status(
     ],
 )
 def test_a_start_that_cannot_be_says_why(
-    fork: Callable[[Path], Forked], model: Path, changes: dict[str, Any], code: str, words: str
+    fork: Callable[..., Forked], model: Path, changes: dict[str, Any], code: str, words: str
 ) -> None:
     status, reply = fork(model).init(**changes)
     assert (status, reply["info"]["code"]) == (502, code)
     assert words in reply["error"]
 
 
-def test_an_architecture_the_engine_lacks_is_named(fork: Callable[[Path], Forked], model: Path, tmp_path: Path) -> None:
+def test_an_architecture_the_engine_lacks_is_named(fork: Callable[..., Forked], model: Path, tmp_path: Path) -> None:
     strange = copy_with_config(model, tmp_path / "strange", architectures=["StrangeForCausalLM"])
     status, reply = fork(strange).init()
     assert (status, reply["info"]["code"]) == (502, "ModelUnsupported")
@@ -192,7 +194,7 @@ def test_an_architecture_the_engine_lacks_is_named(fork: Callable[[Path], Forked
 
 @pytest.mark.timeout(900)
 def test_greedy_tokens_equal_plain_vllms_and_swapped_layers_do_not(
-    fork: Callable[[Path], Forked], model: Path, tmp_path: Path
+    fork: Callable[..., Forked], model: Path, tmp_path: Path
 ) -> None:
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
     prompts = [tokenizer.encode(text).ids for text in TEXTS]
@@ -202,9 +204,34 @@ def test_greedy_tokens_equal_plain_vllms_and_swapped_layers_do_not(
     assert ours(fork(swap_two_layers(model, tmp_path / "swapped")), prompts) != reference
 
 
-def ours(container: Container, prompts: list[list[int]]) -> list[list[int]]:
+def test_an_engine_that_computed_before_its_weights_were_there_answers_the_same(
+    fork: Callable[..., Forked], model: Path
+) -> None:
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    prompts = [tokenizer.encode(text).ids for text in TEXTS[:2]]
+    slow = fork(model, arrived=False)
+    feeder = threading.Thread(target=trickle, args=(slow.door,))
+    feeder.start()
+    tokens = ours(slow, prompts)
+    feeder.join()
+    assert slow.rehearsal_s > 0
+    at_once = fork(model)
+    assert ours(at_once, prompts) == tokens
+    assert at_once.rehearsal_s == 0
+
+
+def trickle(door: Doorway) -> None:
+    """All bytes in two seconds, as over a slow link."""
+    bell = threading.Event()
+    for i in range(1, 41):
+        door.arrive(door.n_bytes * i // 40)
+        bell.wait(0.05)
+
+
+def ours(container: Forked, prompts: list[list[int]]) -> list[list[int]]:
     status, reply = container.init(dtype="float32")
     assert status == 200, reply
+    container.rehearsal_s = next(e["attrs"]["rehearsal_s"] for e in reply["events"] if e["name"] == "load.end")
     body = {"max_tokens": N_TOKENS, "temperature": 0, "ignore_eos": True}
     return [[m["token_id"] for m in container.stream(body | {"prompt": p})[:-1]] for p in prompts]
 
