@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -80,7 +81,8 @@ class Machine:
 
     def kill(self, component: str, sig: int = signal.SIGKILL) -> int:
         pid = self.pid_of(component)
-        os.kill(pid, sig)
+        with contextlib.suppress(ProcessLookupError):  # it is dead already, and on its way back
+            os.kill(pid, sig)
         return pid
 
     def leftovers(self) -> list[str]:

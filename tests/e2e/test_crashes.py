@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import requests
+from _pytest.mark import ParameterSet
 
 from tests.e2e.machine import Machine
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 COMPONENTS = ("gateway", "scheduler", "host-0/invoker", "host-0/fetchd")
+MOMENTS_S = (0.0, 0.1, 0.3, 0.7, 1.5)
+"""Of a start that takes one to three seconds from a stem cell, and ten without one."""
+SAMPLE = {("scheduler", 0.1), ("host-0/invoker", 0.3), ("host-0/fetchd", 0.1), ("host-0/invoker", 0.7)}
 LONG = {"max_tokens": 120, "temperature": 0, "stream": True, "ignore_eos": True}
+
+
+def matrix(sample: set[tuple[str, float]]) -> Iterator[ParameterSet]:
+    """Every component at every moment; outside of the sample only in the full run."""
+    for pair in itertools.product([c for c in COMPONENTS if c != "gateway"], MOMENTS_S):
+        yield pytest.param(*pair, marks=() if pair in sample else pytest.mark.full)
 
 
 def answered(machine: Machine, deadline_s: float = 120) -> None:
@@ -41,15 +52,17 @@ def test_after_a_kill_while_idle_the_next_requests_are_answered(platform: Machin
     answered(platform)
 
 
-@pytest.mark.parametrize("component", [c for c in COMPONENTS if c != "gateway"])
-def test_a_held_request_survives_a_kill_during_its_cold_start(platform: Machine, component: str) -> None:
+@pytest.mark.parametrize(("component", "after_s"), matrix(SAMPLE))
+def test_a_held_request_survives_a_kill_during_its_cold_start(
+    platform: Machine, component: str, after_s: float
+) -> None:
     platform.thaw("action", "update", "chat", "--config", "examples/chat/chat.json")  # a new version: no warm instance
     result: list[requests.Response] = []
     asking = threading.Thread(
         target=lambda: result.append(platform.chat("chat", "What is the capital of France?", temperature=0))
     )
     asking.start()
-    time.sleep(0.7)  # the start is under way; whether early or late in it does not matter
+    time.sleep(after_s)  # a moment of the start, not a wait for anything
     platform.kill(component)
     asking.join(150)
     assert not asking.is_alive(), "the held request got neither an answer nor an error"
