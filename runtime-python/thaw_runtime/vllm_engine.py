@@ -1,6 +1,6 @@
 """The engine protocol on vLLM: EngineCore in a thread of this process, without API server, tokenizer or profiling.
 
-One of the two files that import vLLM.  Everything a start can leave out is left out: no second process, no profiling
+One of the three files that import vLLM.  Everything a start can leave out is left out: no second process, no profiling
 run (the KV size is computed), no dummy weights, no compilation, no tokenizer.
 """
 
@@ -219,14 +219,14 @@ class VllmEngine:
     def _start(self, init: LlmInit, segment: Segment) -> EngineStarted:
         trace = StartTrace(group_id=init.group_id, stage=init.stage, host=init.host)
         torch.set_num_threads(max(1, init.n_threads))
-        with ExitStack() as stack:
-            with trace.phase(Phase.CONTEXT_BEGIN):
-                directory = stack.enter_context(materialised(segment))
-                config = self._engine_config(init, segment, str(directory))
-                self._memory = _memory_plan(init, segment, config)
-                config.cache_config.kv_cache_memory_bytes = self._memory.kv
-            stack.enter_context(starting_from(segment, trace))
-            self._core = EngineCore(config, SegmentExecutor, log_stats=False)
+        with starting_from(segment, trace):
+            with ExitStack() as stack:
+                with trace.phase(Phase.CONTEXT_BEGIN):
+                    directory = stack.enter_context(materialised(segment))  # nothing reads it once the engine stands
+                    config = self._engine_config(init, segment, str(directory))
+                    self._memory = _memory_plan(init, segment, config)
+                    config.cache_config.kv_cache_memory_bytes = self._memory.kv
+                self._core = EngineCore(config, SegmentExecutor, log_stats=False)
             trace.mark(Phase.KV_END, n_bytes=self._memory.kv)
             load_postponed(self._rehearse)
         trace.mark(Phase.ENGINE_END)

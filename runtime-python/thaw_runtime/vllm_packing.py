@@ -1,0 +1,151 @@
+"""What is done to a model while its weights are still on their way: layers are packed, and one batch is rehearsed.
+
+One of the three files that import vLLM.  Only for a CPU and unquantised weights; see SegmentLoader.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from vllm.model_executor.layers.linear import UnquantizedLinearMethod
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, UnquantizedEmbeddingMethod
+from vllm.utils.torch_utils import set_default_torch_dtype
+
+from thaw_runtime.engine import Segment
+
+_LAYER = re.compile(r"\A(.*?\.\d+)\.")
+
+
+class Finisher:
+    """Packs a layer's weights for the CPU kernels while the next layer's bytes are still on their way.
+
+    vLLM does this for the whole model after the last byte.  A layer is finished once all its tensors were taken *and
+    let go of* by the model: one that collects tensors before it copies them is left to vLLM's own pass.
+    """
+
+    def __init__(self, model: torch.nn.Module, names: Sequence[str]) -> None:
+        self._model = model
+        self._modules: dict[str, list[Any]] = {}
+        self._left: dict[str, int] = {}
+        self._taken: dict[str, list[weakref.ref[torch.Tensor]]] = {}
+        self._finished: list[tuple[Any, Any]] = []
+        self._spared = _spare_embeddings(model)
+        groups = {_group(name) for name in names}
+        arriving = {id(m.weight): path for path, m in model.named_modules() if path in groups and hasattr(m, "weight")}
+        for path, module in model.named_modules():
+            kind = type(getattr(module, "quant_method", None))
+            if kind is UnquantizedLinearMethod:
+                self._modules.setdefault(_group(path + "."), []).append(module)
+            elif kind is UnquantizedEmbeddingMethod and id(module.weight) in arriving:  # a tied head with the embedding
+                self._modules.setdefault(arriving[id(module.weight)], []).append(module)
+        for name in names:
+            self._left[_group(name)] = self._left.get(_group(name), 0) + 1
+        self._untouched = set(self._left)
+
+    def handing_out(self, name: str, tensor: torch.Tensor) -> None:
+        group = _group(name)
+        self._left[group] -= 1
+        self._untouched.discard(group)
+        self._taken.setdefault(group, []).append(weakref.ref(tensor))
+
+    def finish_complete(self) -> None:
+        """The model has come back for its next tensor."""
+        for group in [g for g in self._taken if self._left[g] == 0]:
+            if any(ref() is not None for ref in self._taken[group]):
+                continue  # the last one is still in the model's hand; or it collects them
+            del self._taken[group]
+            for module in self._modules.get(group, ()):
+                method = module.quant_method
+                method.process_weights_after_loading(module)
+                module.quant_method = None  # vLLM's own pass skips what has no method
+                self._finished.append((module, method))
+
+    def restore(self) -> None:
+        for module, method in (*self._finished, *self._spared):
+            module.quant_method = method
+
+    def playable(self) -> bool:
+        """Some layer is finished and each of the others has either been filled or not been begun."""
+        return bool(self._finished) and all(n == 0 or group in self._untouched for group, n in self._left.items())
+
+    @contextmanager
+    def played(self) -> Iterator[None]:
+        """While the block runs, the model computes: what has not arrived counts as zeros and is multiplied plainly.
+
+        Zeros, because what the memory held before might be NaN, and the batch leaves its keys and values in the cache.
+        """
+        for name, parameter in self._model.named_parameters():
+            if _group(name) in self._untouched:
+                parameter.data.zero_()
+        plain = [m for m in self._model.modules() if getattr(m, "weight", None) is not None
+                 and getattr(m, "quant_method", None) is not None and not hasattr(m, "cpu_linear")]  # fmt: skip
+        for module in plain:
+            module.cpu_linear = torch.nn.functional.linear
+        self.restore()
+        try:
+            yield
+        finally:
+            for module, _ in (*self._finished, *self._spared):
+                module.quant_method = None
+            for module in plain:
+                del module.cpu_linear
+
+
+class Rehearsal:
+    """One batch through the engine while the weights arrive, so that the first request finds everything used before.
+
+    The first step of a process costs more than a later one: lazy imports and initialisations on its path, kernels
+    generated for the shapes, pages of the libraries and of the heap.  It is held when the rest of the bytes takes
+    longer than it does; else it would delay what it is for.
+    """
+
+    MIN_LEFT_S = 0.8  # it takes 0.1–0.3 s, on a busy host more
+
+    def __init__(self, segment: Segment, finisher: Finisher, run: Callable[[], None]) -> None:
+        self._segment = segment
+        self._finisher = finisher
+        self._run = run
+        self._held = False
+        self._first = segment.wait(0, 0.0)
+        self._began = time.monotonic()
+        self.took_s = 0.0
+
+    def hold_if_due(self) -> None:
+        if self._held or not self._finisher.playable() or self._left_s() < self.MIN_LEFT_S:
+            return
+        self._held = True
+        began = time.monotonic()
+        with self._finisher.played(), set_default_torch_dtype(torch.float32):
+            self._run()
+        self.took_s = time.monotonic() - began
+
+    def _left_s(self) -> float:
+        """Until the last byte, at the rate so far."""
+        have = self._segment.wait(0, 0.0)
+        arrived, elapsed = have - self._first, time.monotonic() - self._began
+        return (self._segment.n_bytes - have) * elapsed / arrived if arrived else 0.0
+
+
+def _spare_embeddings(model: torch.nn.Module) -> list[tuple[Any, Any]]:
+    """Keep vLLM from packing the input embedding too where a head does the multiplying: it holds all of it again."""
+    modules = list(model.modules())
+    if not any(type(m) is ParallelLMHead for m in modules):
+        return []
+    spared = [(m, m.quant_method) for m in modules if type(m) is not ParallelLMHead
+              and type(getattr(m, "quant_method", None)) is UnquantizedEmbeddingMethod]  # fmt: skip
+    for module, _ in spared:
+        module.cpu_linear = torch.nn.functional.linear
+        module.quant_method = None
+    return spared
+
+
+def _group(name: str) -> str:
+    """A layer (``model.layers.3``), or for a tensor outside the layers its module (``model.embed_tokens``)."""
+    layer = _LAYER.match(name)
+    return layer[1] if layer else name.rpartition(".")[0]
