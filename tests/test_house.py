@@ -51,3 +51,12 @@ def test_every_direct_dependency_has_its_line() -> None:
 def test_no_file_grew_past_one_idea() -> None:
     sizes = {p.relative_to(ROOT): len(p.read_text().splitlines()) for p in tracked() if p.suffix == ".py"}
     assert {str(p): n for p, n in sizes.items() if n > 450 and p.parts[0] != "tests"} == {}
+
+
+def test_the_engine_is_known_to_two_files() -> None:
+    known = [
+        p.name
+        for p in sorted((ROOT / "runtime-python").rglob("*.py"))
+        if re.search(r"^\s*(from|import) vllm", p.read_text(), re.M)
+    ]
+    assert known == ["vllm_engine.py", "vllm_loader.py"]

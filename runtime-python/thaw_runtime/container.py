@@ -77,7 +77,7 @@ class LlmContainer:
         """A stream that is ready to go, and its monotonic deadline.  Raises BadRequest, InstanceGone."""
         value = body.get("value")
         if not isinstance(value, dict):
-            raise BadRequest("/run wants {\"value\": {endpoint, body, seed, …}}")
+            raise BadRequest('/run wants {"value": {endpoint, body, seed, …}}')
         if self._state != "ready" or self._text is None or self._init is None:
             raise InstanceGone(f"this container is {self._state} and cannot run requests")
         run = wire.from_plain(LlmRun, {"endpoint": "chat", "seed": 0, **value})

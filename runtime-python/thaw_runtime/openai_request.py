@@ -76,9 +76,7 @@ def _check_ids(prompt: Sequence[int], text: ModelText) -> None:
         raise BadRequest(f"token id {worst} is outside the vocabulary of {text.vocab_size}")
 
 
-def _max_tokens(
-    endpoint: str, body: Mapping[str, Any], n_prompt: int, max_model_len: int, usual: int | None
-) -> int:
+def _max_tokens(endpoint: str, body: Mapping[str, Any], n_prompt: int, max_model_len: int, usual: int | None) -> int:
     """``usual`` is the checkpoint's own limit for a chat that names none."""
     room = max_model_len - n_prompt
     wanted = body.get("max_completion_tokens") or body.get("max_tokens")

@@ -93,4 +93,3 @@ class RunStream:
         found: Logprobs = event.logprobs
         name = self._text.token_text
         return TokenLogprob(name(event.token_id), found.logprob, tuple((name(i), p) for i, p in found.top))
-

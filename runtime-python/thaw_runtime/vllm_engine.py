@@ -1,6 +1,6 @@
 """The engine protocol on vLLM: EngineCore in a thread of this process, without API server, tokenizer or profiling.
 
-One of the three files that import vLLM.  Everything a start can leave out is left out: no second process, no profiling
+One of the two files that import vLLM.  Everything a start can leave out is left out: no second process, no profiling
 run (the KV size is computed), no dummy weights, no compilation, no tokenizer.
 """
 

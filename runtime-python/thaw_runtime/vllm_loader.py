@@ -1,6 +1,6 @@
 """vLLM takes its weights from a segment while they arrive, and its KV cache from memory nobody has touched yet.
 
-One of the three files that import vLLM.  Extension points used: ``register_model_loader`` for the weights,
+One of the two files that import vLLM.  Extension points used: ``register_model_loader`` for the weights,
 ``worker_cls`` for the KV allocation, an Executor subclass for what happens between forward pass and sampling.
 """
 
@@ -19,6 +19,8 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
+from vllm.model_executor.layers.linear import UnquantizedLinearMethod
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, UnquantizedEmbeddingMethod
 from vllm.model_executor.model_loader import register_model_loader
 from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 from vllm.model_executor.model_loader.utils import process_weights_after_loading
@@ -31,11 +33,12 @@ from thaw.errors import ModelCorrupt, ModelUnsupported
 from thaw.model import TensorInfo
 from thaw.trace import Phase
 from thaw_runtime.engine import ARRIVAL_DEADLINE_S, Segment
+from thaw_runtime.packing import Finisher, Kinds, Rehearsal
 from thaw_runtime.start_trace import StartTrace
-from thaw_runtime.vllm_packing import Finisher, Rehearsal
 
 LOAD_FORMAT = "thaw_segment"
 _Tensors = Iterator[tuple[str, torch.Tensor]]
+_KINDS = Kinds(UnquantizedLinearMethod, UnquantizedEmbeddingMethod, ParallelLMHead, set_default_torch_dtype)
 CPU_WORKER = "thaw_runtime.vllm_loader.LazyKvCpuWorker"
 
 _DTYPES: Mapping[str, torch.dtype] = {
@@ -151,7 +154,7 @@ class SegmentLoader(BaseModelLoader):
 
 def _load_layer_by_layer(model: torch.nn.Module, model_config: Any, rehearse: Callable[[], None]) -> None:
     segment = _start().segment
-    finisher = Finisher(model, [t.name for t in segment.offer.tensors])
+    finisher = Finisher(model, [t.name for t in segment.offer.tensors], _KINDS)
     device = torch.device("cpu")
     with set_default_torch_dtype(model_config.dtype), device:
         _take_weights(model, model_config, finisher, Rehearsal(segment, finisher, rehearse))

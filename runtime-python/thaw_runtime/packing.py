@@ -1,6 +1,6 @@
 """What is done to a model while its weights are still on their way: layers are packed, and one batch is rehearsed.
 
-One of the three files that import vLLM.  Only for a CPU and unquantised weights; see SegmentLoader.
+Only for a CPU and unquantised weights; see SegmentLoader, which says what vLLM calls the things named here.
 """
 
 from __future__ import annotations
@@ -9,17 +9,25 @@ import re
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from vllm.model_executor.layers.linear import UnquantizedLinearMethod
-from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, UnquantizedEmbeddingMethod
-from vllm.utils.torch_utils import set_default_torch_dtype
 
 from thaw_runtime.engine import Segment
 
 _LAYER = re.compile(r"\A(.*?\.\d+)\.")
+
+
+@dataclass(frozen=True, slots=True)
+class Kinds:
+    """The engine's classes that packing tells apart; given by the adapter, so that this file imports no engine."""
+
+    linear: type[Any]  # the quant_method of a plain linear layer
+    embedding: type[Any]  # and of an embedding or a head
+    head: type[Any]  # the module that turns hidden states into logits
+    default_dtype: Callable[[torch.dtype], AbstractContextManager[None]]
 
 
 class Finisher:
@@ -29,20 +37,20 @@ class Finisher:
     let go of* by the model: one that collects tensors before it copies them is left to vLLM's own pass.
     """
 
-    def __init__(self, model: torch.nn.Module, names: Sequence[str]) -> None:
-        self._model = model
+    def __init__(self, model: torch.nn.Module, names: Sequence[str], kinds: Kinds) -> None:
+        self._model, self.kinds = model, kinds
         self._modules: dict[str, list[Any]] = {}
         self._left: dict[str, int] = {}
         self._taken: dict[str, list[weakref.ref[torch.Tensor]]] = {}
         self._finished: list[tuple[Any, Any]] = []
-        self._spared = _spare_embeddings(model)
+        self._spared = _spare_embeddings(model, kinds)
         groups = {_group(name) for name in names}
         arriving = {id(m.weight): path for path, m in model.named_modules() if path in groups and hasattr(m, "weight")}
         for path, module in model.named_modules():
             kind = type(getattr(module, "quant_method", None))
-            if kind is UnquantizedLinearMethod:
+            if kind is kinds.linear:
                 self._modules.setdefault(_group(path + "."), []).append(module)
-            elif kind is UnquantizedEmbeddingMethod and id(module.weight) in arriving:  # a tied head with the embedding
+            elif kind is kinds.embedding and id(module.weight) in arriving:  # a tied head with the embedding
                 self._modules.setdefault(arriving[id(module.weight)], []).append(module)
         for name in names:
             self._left[_group(name)] = self._left.get(_group(name), 0) + 1
@@ -121,7 +129,7 @@ class Rehearsal:
             return
         self._held = True
         began = time.monotonic()
-        with self._finisher.played(), set_default_torch_dtype(torch.float32):
+        with self._finisher.played(), self._finisher.kinds.default_dtype(torch.float32):
             self._run()
         self.took_s = time.monotonic() - began
 
@@ -132,13 +140,13 @@ class Rehearsal:
         return (self._segment.n_bytes - have) * elapsed / arrived if arrived else 0.0
 
 
-def _spare_embeddings(model: torch.nn.Module) -> list[tuple[Any, Any]]:
+def _spare_embeddings(model: torch.nn.Module, kinds: Kinds) -> list[tuple[Any, Any]]:
     """Keep vLLM from packing the input embedding too where a head does the multiplying: it holds all of it again."""
     modules = list(model.modules())
-    if not any(type(m) is ParallelLMHead for m in modules):
+    if not any(type(m) is kinds.head for m in modules):
         return []
-    spared = [(m, m.quant_method) for m in modules if type(m) is not ParallelLMHead
-              and type(getattr(m, "quant_method", None)) is UnquantizedEmbeddingMethod]  # fmt: skip
+    spared = [(m, m.quant_method) for m in modules if type(m) is not kinds.head
+              and type(getattr(m, "quant_method", None)) is kinds.embedding]  # fmt: skip
     for module, _ in spared:
         module.cpu_linear = torch.nn.functional.linear
         module.quant_method = None
