@@ -1,7 +1,7 @@
 """``http(s)://host/dir``: ranged GETs on kept-alive connections, received straight into the slabs.
 
-The same reader serves S3, which only adds a signature.  http.client's ``readinto`` hands large reads to ``recv_into``
-of the target memory: no copy is made in between.
+The same reader serves S3, which only adds a signature.  http.client reads an answer's head; the body of a plain
+connection is received past it, because its ``readinto`` runs Python code for every 100 KB (docs/lab-log.md).
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import http.client
 import re
 import socket
 import ssl
+import struct
 from collections.abc import Callable
 from typing import Final
 from urllib.parse import quote, unquote, urlsplit
@@ -19,7 +20,8 @@ from thaw.errors import ModelCorrupt, ModelNotFound, ModelUnsupported, StoreUnav
 
 _FIRST_READ_BYTES: Final = 16 * 1024
 """The first read of an answer is short, so that the first byte is seen when it comes and not a megabyte later."""
-_READ_BYTES: Final = 1024 * 1024
+_READ_BYTES: Final = 8 * 1024 * 1024
+"""Each read hands the interpreter lock over once: fewer, larger reads disturb the other connections less."""
 _CONTENT_RANGE: Final = re.compile(r"\Abytes (\d+)-(\d+)/(\d+)\Z")
 _BUSY: Final = (408, 425, 429)
 _HIDDEN: Final = (401, 403)
@@ -131,12 +133,12 @@ class HttpConnection:
         return self._http.getresponse()
 
     def _receive(self, name: str, response: http.client.HTTPResponse, target: Target, throttle: Throttle) -> None:
-        most = _FIRST_READ_BYTES
+        body, most = _Body(response, self._socket, self._source.timeout_s), _FIRST_READ_BYTES
         while target.left:
             piece = target.next(throttle.quantum(most))
             throttle.before_read(len(piece))
             try:
-                count = response.readinto(piece)
+                count = body.read_into(piece)
             except (OSError, http.client.HTTPException, ValueError) as e:  # ValueError: interrupted, file closed
                 raise self._unavailable(name, e) from e
             if count == 0:
@@ -181,6 +183,42 @@ class HttpConnection:
         if isinstance(e, TimeoutError):
             return StoreUnavailable(f"{self._url(name)}: the store was silent for {self._source.timeout_s:g} s")
         return StoreUnavailable(f"{self._url(name)}: {type(e).__name__}: {e}", hint="is the store up and reachable?")
+
+
+class _Body:
+    """The bytes of an answer: first what http.client has buffered behind the head, then the socket itself."""
+
+    def __init__(self, response: http.client.HTTPResponse, sock: socket.socket | None, timeout_s: float) -> None:
+        self._response, self._timeout_s = response, timeout_s
+        self._sock = None if sock is None or isinstance(sock, ssl.SSLSocket) else sock  # TLS has its own buffers
+        self._buffered: int | None = None  # not looked yet
+
+    def read_into(self, piece: memoryview) -> int:
+        """0 at the end of the stream.  Raises OSError, TimeoutError when no byte came in time."""
+        if self._sock is None:
+            return self._response.readinto(piece)
+        if self._buffered is None:
+            self._buffered = len(self._response.fp.peek(1))
+        if not self._buffered:
+            return self._receive(self._sock, piece)
+        count = self._response.readinto(piece[: self._buffered])
+        self._buffered -= count
+        return count
+
+    def _receive(self, sock: socket.socket, piece: memoryview) -> int:
+        """Fill ``piece``, or as much as comes before the end or the time limit.
+
+        Python polls before every read of a socket with a timeout; a blocking one with the kernel's limit needs none.
+        """
+        seconds, rest = divmod(self._timeout_s, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", int(seconds), int(rest * 1e6)))
+        sock.settimeout(None)
+        try:
+            return sock.recv_into(piece, len(piece), socket.MSG_WAITALL)
+        except BlockingIOError:  # how the kernel says that its limit has passed
+            raise TimeoutError from None
+        finally:
+            sock.settimeout(self._timeout_s)
 
 
 def _etag(response: http.client.HTTPResponse) -> str:
