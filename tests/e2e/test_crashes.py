@@ -52,7 +52,7 @@ def test_after_a_kill_while_idle_the_next_requests_are_answered(platform: Machin
     answered(platform)
 
 
-@pytest.mark.parametrize(("component", "after_s"), matrix(SAMPLE))
+@pytest.mark.parametrize(("component", "after_s"), list(matrix(SAMPLE)))
 def test_a_held_request_survives_a_kill_during_its_cold_start(
     platform: Machine, component: str, after_s: float
 ) -> None:
