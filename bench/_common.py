@@ -86,6 +86,7 @@ def machine() -> dict[str, Any]:
 
 def options(question: str, **further: Any) -> argparse.Namespace:
     """``--quick`` and ``-n``; ``further`` are ``name=(default, help)``."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # `timeout` must not leave namespaces and servers behind
     parser = argparse.ArgumentParser(description=question)
     parser.add_argument("--quick", action="store_true", help="a smaller run of the same thing, under two minutes")
     parser.add_argument("-n", type=int, default=None, help="rounds")
