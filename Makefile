@@ -32,7 +32,7 @@ test-full: setup-dev ## Every test
 	@$(PYTEST)
 
 check: setup-dev ## Lint, types, layers, unit tests
-	@$(VENV)/ruff check .
+	@$(VENV)/ruff check . && $(VENV)/ruff format --check .
 	@$(VENV)/mypy
 	@$(VENV)/lint-imports
 	@$(PYTEST) -q -m "not vllm and not full" $(UNIT)

@@ -178,5 +178,3 @@ def run_body(call: Call, deadline_s: float) -> bytes:
 def time_limit(call: Call, *, waiting: bool = False) -> TimeLimitExceeded:
     when = " during initialization." if waiting else "."
     return TimeLimitExceeded(f"The action exceeded its time limits of {call.action.limits.timeout} milliseconds{when}")
-
-

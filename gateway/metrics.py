@@ -15,9 +15,7 @@ from thaw.trace import Phase
 REGISTRY: Final = CollectorRegistry()
 _BUCKETS: Final = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
 
-ACTIVATIONS = Counter(
-    "thaw_gateway_activations", "Activations ended.", ("kind", "status", "start"), registry=REGISTRY
-)
+ACTIVATIONS = Counter("thaw_gateway_activations", "Activations ended.", ("kind", "status", "start"), registry=REGISTRY)
 TTFT = Histogram(
     "thaw_gateway_first_token_seconds", "Request read to first token.", ("start",), buckets=_BUCKETS, registry=REGISTRY
 )

@@ -115,9 +115,7 @@ def _function_outcome(status: int, body: object) -> Outcome:
     if status == 200 and isinstance(body, (dict, list)):
         return Outcome(ActivationStatus.SUCCESS, body)
     if status == 200:
-        return Outcome(
-            ActivationStatus.DEVELOPER_ERROR, {"error": "The action did not return a dictionary or array."}
-        )
+        return Outcome(ActivationStatus.DEVELOPER_ERROR, {"error": "The action did not return a dictionary or array."})
     named = body.get("error") if isinstance(body, dict) else None
     text = named or "The action did not produce a valid response and exited unexpectedly."
     return Outcome(ActivationStatus.DEVELOPER_ERROR, {"error": text})

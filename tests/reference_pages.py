@@ -23,7 +23,9 @@ _METRICS = {"gateway": gateway.metrics, "invoker": invoker.metrics}
 
 
 def settings_page() -> str:
-    parts = ["# Settings\n\nEnvironment variables, read once at start; a bad value is refused by name. Written from the code.\n"]
+    parts = [
+        "# Settings\n\nEnvironment variables, read once at start; a bad value is refused by name. Written from the code.\n"
+    ]
     for component, module in _SETTINGS.items():
         (cls,) = {c for c in vars(module).values() if dataclasses.is_dataclass(c) and c.__module__ == module.__name__}
         hints = typing.get_type_hints(cls)
@@ -31,7 +33,9 @@ def settings_page() -> str:
         for field in dataclasses.fields(cls):
             default = "required" if field.default is dataclasses.MISSING else f"`{field.default!r}`"
             name = getattr(hints[field.name], "__name__", str(hints[field.name]))
-            parts.append(f"| `{field.metadata['variable']}` | {name.replace('|', 'or')} | {default} | {field.metadata['help']} |\n")
+            parts.append(
+                f"| `{field.metadata['variable']}` | {name.replace('|', 'or')} | {default} | {field.metadata['help']} |\n"
+            )
     return "".join(parts)
 
 

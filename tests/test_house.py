@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -60,3 +61,12 @@ def test_the_engine_is_known_to_two_files() -> None:
         if re.search(r"^\s*(from|import) vllm", p.read_text(), re.M)
     ]
     assert known == ["vllm_engine.py", "vllm_loader.py"]
+
+
+@pytest.mark.parametrize(
+    "command", [("ruff", "check", "."), ("ruff", "format", "--check", "."), ("mypy",), ("lint-imports",)], ids=" ".join
+)
+def test_lint_types_and_layers_are_clean(command: tuple[str, ...]) -> None:
+    program = Path(sys.executable).with_name(command[0])
+    done = subprocess.run([program, *command[1:]], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]

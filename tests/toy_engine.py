@@ -13,6 +13,10 @@ import socket
 import threading
 from collections.abc import Mapping, Sequence
 
+from relay.channel import Channel
+from relay.messages import LlmInit
+from thaw.errors import ErrorInfo, WorkerLost
+from thaw.trace import Phase
 from thaw_runtime import engine_main
 from thaw_runtime.engine import (
     ARRIVAL_DEADLINE_S,
@@ -28,11 +32,6 @@ from thaw_runtime.engine import (
     Usage,
 )
 from thaw_runtime.start_trace import StartTrace
-
-from relay.channel import Channel
-from relay.messages import LlmInit
-from thaw.errors import ErrorInfo, WorkerLost
-from thaw.trace import Phase
 
 VOCAB = 256
 STEP_S = 0.002  # a step takes a while in any engine; an abort must find something to abort

@@ -55,9 +55,7 @@ class Instance:
 
 
 class Production(System):
-    def __init__(
-        self, engine: Engine, servers: Sequence[SimServer], spec: SystemSpec, objectives: Objectives
-    ) -> None:
+    def __init__(self, engine: Engine, servers: Sequence[SimServer], spec: SystemSpec, objectives: Objectives) -> None:
         super().__init__(engine, servers, spec, objectives)
         settings = SchedulerSettings("redis://simulated:0/0", discipline=spec.discipline, variant=spec.variant)
         numbers = itertools.count(1)

@@ -49,9 +49,7 @@ class Function:
 
 
 class System:
-    def __init__(
-        self, engine: Engine, servers: Sequence[SimServer], spec: SystemSpec, objectives: Objectives
-    ) -> None:
+    def __init__(self, engine: Engine, servers: Sequence[SimServer], spec: SystemSpec, objectives: Objectives) -> None:
         self.engine, self.servers, self.spec, self.objectives = engine, list(servers), spec, objectives
         self.starter = Starter(engine)
         self.functions: dict[int, Function] = {}

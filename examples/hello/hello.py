@@ -1,7 +1,7 @@
 """An ordinary function: a dictionary in, a dictionary out.
 
-    thaw action create hello examples/hello/hello.py
-    thaw action invoke hello --result -p name Ada
+thaw action create hello examples/hello/hello.py
+thaw action invoke hello --result -p name Ada
 """
 
 

@@ -77,11 +77,10 @@ class _Importing:
         self._thread.start()
 
     def _run(self) -> None:
-        began, cpu = time.monotonic(), time.thread_time()
+        began = time.monotonic()
         try:
-            with self._trace.phase(Phase.LIBRARIES_BEGIN) as notes:
+            with self._trace.phase(Phase.LIBRARIES_BEGIN):
                 self._made = self._make()
-                notes.attrs |= {"cpu_s": round(time.thread_time() - cpu, 3)}
         except Exception as e:  # noqa: BLE001  whatever an import raises is told to the proxy
             traceback.print_exc()
             self._error = e

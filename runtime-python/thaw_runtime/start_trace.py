@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final
 
 from thaw.trace import Phase, TraceEvent, event
+
+_SCHEDSTAT: Final = Path("/proc/thread-self/schedstat")  # ns on a core, ns waiting for one, time slices
+_WORTH_SAYING_S: Final = 0.001
 
 
 @dataclass(slots=True)
@@ -34,12 +40,20 @@ class StartTrace:
 
     @contextmanager
     def phase(self, begin: Phase) -> Iterator[PhaseNotes]:
-        """Begin now; the matching end when the block is left, by an error too."""
+        """Begin now; the matching end when the block is left, by an error too.
+
+        The end says what this thread's time went into: CPU seconds, and seconds it waited for a core.
+        """
         notes = PhaseNotes()
         self.mark(begin)
+        cpu_s, core_wait_s = time.thread_time(), _core_wait_s()
         try:
             yield notes
         finally:
+            notes.attrs.setdefault("cpu_s", round(time.thread_time() - cpu_s, 4))
+            waited_s = _core_wait_s() - core_wait_s
+            if waited_s > _WORTH_SAYING_S:
+                notes.attrs["core_wait_s"] = round(waited_s, 4)
             self.mark(Phase(begin.value.replace(".begin", ".end")), n_bytes=notes.n_bytes, attrs=notes.attrs)
 
     def extend(self, events: tuple[TraceEvent, ...]) -> None:
@@ -55,3 +69,11 @@ class StartTrace:
     def events(self) -> tuple[TraceEvent, ...]:
         with self._lock:
             return tuple(self._events)
+
+
+def _core_wait_s() -> float:
+    """How long this thread was ready to run and another ran; 0 where the kernel does not count it."""
+    try:
+        return int(_SCHEDSTAT.read_text().split()[1]) / 1e9
+    except (OSError, IndexError, ValueError):
+        return 0.0

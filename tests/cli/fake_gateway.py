@@ -37,7 +37,9 @@ class FakeGateway:
                 length = int(self.headers.get("Content-Length") or 0)
                 body = json.loads(self.rfile.read(length)) if length else None
                 query = {k: v[0] for k, v in parse_qs(parts.query).items()}
-                gateway.asked.append(Asked(self.command, parts.path, query, body, self.headers.get("Authorization", "")))
+                gateway.asked.append(
+                    Asked(self.command, parts.path, query, body, self.headers.get("Authorization", ""))
+                )
                 missing = (404, {"error": "The requested resource does not exist.", "code": "c1"})
                 status, answer = gateway.answers.get(f"{self.command} {parts.path}", missing)
                 data = answer if isinstance(answer, bytes) else json.dumps(answer).encode()

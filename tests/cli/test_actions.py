@@ -139,7 +139,9 @@ def test_a_failed_run_prints_its_record_and_ends_with_wsk_s_code(at: Run, gatewa
     assert done.stderr == ""
 
 
-def test_parameters_of_a_file_are_overridden_by_those_on_the_line(at: Run, gateway: FakeGateway, tmp_path: Path) -> None:
+def test_parameters_of_a_file_are_overridden_by_those_on_the_line(
+    at: Run, gateway: FakeGateway, tmp_path: Path
+) -> None:
     gateway.answers["POST /api/v1/namespaces/_/actions/hello"] = (202, {"activationId": "b" * 32})
     (tmp_path / "p.json").write_text('{"name": "Ada", "n": 1}')
     at("action", "invoke", "hello", "-P", str(tmp_path / "p.json"), "-p", "name", "Bob", "-p", "list", "[1, 2]")

@@ -63,7 +63,12 @@ def test_a_cold_start_is_explained_by_the_union_of_its_leaves() -> None:
 
 @pytest.mark.parametrize(
     ("after_ms", "after", "before"),
-    [(8, "planned", "fetch"), (2201, "engine", "prefill"), (2390, "prefill", "first_token"), (1, "received", "planned")],
+    [
+        (8, "planned", "fetch"),
+        (2201, "engine", "prefill"),
+        (2390, "prefill", "first_token"),
+        (1, "received", "planned"),
+    ],
 )
 def test_a_wait_of_300_ms_between_two_phases_is_the_longest_gap(after_ms: float, after: str, before: str) -> None:
     timeline = analyse(trace(shifted(COLD, after_ms, 300)))

@@ -6,8 +6,6 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from thaw_runtime import engine_main
-from thaw_runtime.engine import Engine, EngineRequest, Event, Failed, Finished, Sampling, Token
 
 from relay.messages import LlmInit
 from tests.thaw_runtime.doorway import Doorway
@@ -16,6 +14,8 @@ from tests.toy_engine import ToyEngine
 from thaw.config import EngineConfig, LlmConfig, ModelConfig
 from thaw.errors import WorkerLost
 from thaw.ids import ActionName, GroupId, HostId
+from thaw_runtime import engine_main
+from thaw_runtime.engine import Engine, EngineRequest, Event, Failed, Finished, Sampling, Token
 
 PROMPT = (84, 104, 101, 32, 99)
 DEADLINE_S = 60.0
@@ -183,5 +183,3 @@ def test_a_stopped_engine_fails_its_requests_and_those_that_come_later(bench: Be
     assert last.error.code == WorkerLost.__name__
     late = bench.run(Sampling(2, temperature=0))
     assert [type(e) for e in late] == [Failed]
-
-

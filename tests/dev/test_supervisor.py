@@ -93,7 +93,9 @@ def test_a_component_that_ends_while_it_starts_is_an_error_with_its_last_words(l
     with Supervisor(layout, Reports()) as supervisor:
         broken = program(layout, "broken", "raise SystemExit('no such setting')")
         supervisor.start([broken])
-        with pytest.raises(PlatformError, match=r"broken ended while it started \(exit status 1\): no such setting") as e:
+        with pytest.raises(
+            PlatformError, match=r"broken ended while it started \(exit status 1\): no such setting"
+        ) as e:
             supervisor.wait_ready([broken])
     assert e.value.hint == f"its log: {layout.log('broken')}"
 
@@ -107,7 +109,10 @@ def test_one_that_ignores_the_signal_is_killed_after_its_grace(layout: Layout) -
 
 
 def test_what_a_component_has_started_in_a_session_of_its_own_ends_with_it(layout: Layout) -> None:
-    child = "import subprocess, sys, signal\n" f"p = subprocess.Popen([sys.executable, '-c', {IDLE!r}], start_new_session=True)\n"
+    child = (
+        "import subprocess, sys, signal\n"
+        f"p = subprocess.Popen([sys.executable, '-c', {IDLE!r}], start_new_session=True)\n"
+    )
     with Supervisor(layout, Reports()) as supervisor:
         parent = program(layout, "parent", child + "signal.pause()")
         supervisor.start([parent])

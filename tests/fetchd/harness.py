@@ -117,7 +117,9 @@ class Fetchd:
         self.process.kill()
         self.process.wait(5)
 
-    def start(self, facts: ModelFacts, group: str = "g", ranges: tuple[FileRange, ...] = (), **more: Any) -> FetchStarted:
+    def start(
+        self, facts: ModelFacts, group: str = "g", ranges: tuple[FileRange, ...] = (), **more: Any
+    ) -> FetchStarted:
         """Fetch the whole model unless ``ranges`` says otherwise."""
         model = PlanModel(facts.uri, facts.sha256, facts.etag, facts.n_bytes)
         whole = tuple(FileRange(name, 0, n) for name, n in facts.files.items())

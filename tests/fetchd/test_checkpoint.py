@@ -94,7 +94,18 @@ def test_an_unknown_dtype_is_unsupported(dtype: object) -> None:
 
 @pytest.mark.parametrize(
     "header",
-    [b"[]", b"{", b"nul", b'"x"', b"\xff\xfe", b"[" * 100_000, b'{"t": 1, "t": 2}', b'{"t": []}', b'{"t": null}', b"  "],
+    [
+        b"[]",
+        b"{",
+        b"nul",
+        b'"x"',
+        b"\xff\xfe",
+        b"[" * 100_000,
+        b'{"t": 1, "t": 2}',
+        b'{"t": []}',
+        b'{"t": null}',
+        b"  ",
+    ],
 )
 def test_a_header_that_is_not_an_object_of_tensors_is_corrupt(header: bytes) -> None:
     with pytest.raises(ModelCorrupt):

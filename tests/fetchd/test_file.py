@@ -48,7 +48,9 @@ def read_all(fetchd: Fetchd, segment_id: str, instance: str) -> tuple[DoorClient
     return door, reader
 
 
-def test_a_model_arrives_in_the_reader_byte_for_byte_with_its_tensors_in_load_order(fetchd: Fetchd, tmp_path: Path) -> None:
+def test_a_model_arrives_in_the_reader_byte_for_byte_with_its_tensors_in_load_order(
+    fetchd: Fetchd, tmp_path: Path
+) -> None:
     model = write_model(tmp_path / "m", seed=10)
     facts = inspect(fetchd, model)
     started = fetchd.start(facts, "whole")
@@ -214,7 +216,9 @@ def test_a_prefetched_segment_nobody_took_is_let_go_after_its_time(tmp_path: Pat
             fetchd.client.wait(G, 0, deadline_s=5)
 
 
-def test_a_model_that_changed_since_it_was_planned_is_not_mixed_with_the_old_one(fetchd: Fetchd, tmp_path: Path) -> None:
+def test_a_model_that_changed_since_it_was_planned_is_not_mixed_with_the_old_one(
+    fetchd: Fetchd, tmp_path: Path
+) -> None:
     model = write_model(tmp_path / "m", seed=70)
     facts = inspect(fetchd, model)
     write_model(model, seed=71)
@@ -235,7 +239,9 @@ def test_a_model_that_is_replaced_after_it_was_planned_counts_as_changed_and_not
         fetchd.client.wait(GroupId("stale"), 0, deadline_s=10)
 
 
-@pytest.mark.parametrize("name", ["../secret.safetensors", "/etc/passwd", "modeling.py", "model.bin", "", "a/b.safetensors"])
+@pytest.mark.parametrize(
+    "name", ["../secret.safetensors", "/etc/passwd", "modeling.py", "model.bin", "", "a/b.safetensors"]
+)
 def test_only_known_plain_names_are_fetched(fetchd: Fetchd, tmp_path: Path, name: str) -> None:
     facts = inspect(fetchd, write_model(tmp_path / "m", layer_bytes=10))
     with pytest.raises(BadRequest, match="cannot be fetched"):

@@ -28,7 +28,9 @@ plain, fds = channel.receive()
 offer = from_plain(plain)
 """
 
-ATTACK = PRELUDE + """
+ATTACK = (
+    PRELUDE
+    + """
 def attempt(name, call):
     try:
         call()
@@ -69,11 +71,14 @@ for what, fd in (("control", fds[0]), ("slab", fds[1])):
     attempt(what + " seal", lambda: reopen_and(fd, lambda again: fcntl.fcntl(again, fcntl.F_ADD_SEALS, 1)))
 print("n_fds", len(fds), "n_slabs", offer.n_slabs)
 """
+)
 
 
 def run_child(code: str, path: str) -> str:
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", code, path], env=environ, capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code, path], env=environ, capture_output=True, text=True, timeout=30, check=False
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 

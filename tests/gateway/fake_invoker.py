@@ -178,5 +178,3 @@ def _handler(fake: FakeInvoker) -> type[BaseHTTPRequestHandler]:
             self.wfile.write(data)
 
     return Handler
-
-

@@ -42,7 +42,10 @@ def test_a_key_works_as_basic_and_as_bearer_and_no_other_does(gateway: GatewayPr
         assert reply.headers["X-Request-ID"] == "tid-1"
         assert reply.json()["code"] == "tid-1"
     text = requests.get(url, headers={"X-Request-ID": "t"}, timeout=10).text
-    assert text == '{"error": "The resource requires authentication, which was not supplied with the request.", "code": "t"}'
+    assert (
+        text
+        == '{"error": "The resource requires authentication, which was not supplied with the request.", "code": "t"}'
+    )
 
 
 def test_every_answer_carries_cors_and_a_transaction_id(gateway: GatewayProcess) -> None:
@@ -91,7 +94,9 @@ def test_an_action_is_created_read_updated_listed_and_deleted(gateway: GatewayPr
 
 def test_an_llm_is_created_from_a_config_object_or_from_its_text(gateway: GatewayProcess) -> None:
     by_object = gateway.call("PUT", f"{ACTIONS}/a", json={"config": LLM_CONFIG}).json()
-    by_text = gateway.call("PUT", f"{ACTIONS}/b", json={"exec": {"kind": "llm:default", "code": json.dumps(LLM_CONFIG)}})
+    by_text = gateway.call(
+        "PUT", f"{ACTIONS}/b", json={"exec": {"kind": "llm:default", "code": json.dumps(LLM_CONFIG)}}
+    )
     assert by_object["config"] == by_text.json()["config"]
     assert by_object["exec"]["kind"] == "llm:vllm"
     assert by_object["limits"]["timeout"] == 300_000

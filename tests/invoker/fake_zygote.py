@@ -44,7 +44,9 @@ def _serve(channel: Channel, wake: int, children: dict[int, tuple[str, subproces
             os.read(wake, 100)
             for pid in [p for p, (_, process) in children.items() if process.poll() is not None]:
                 name, process = children.pop(pid)
-                channel.send({"op": "exited", "instance_id": name, "pid": pid, "status": process.returncode, "extra": {}})
+                channel.send(
+                    {"op": "exited", "instance_id": name, "pid": pid, "status": process.returncode, "extra": {}}
+                )
         if channel.sock.fileno() in ready:
             order, _ = channel.receive()
             with open(order["stdout"], "ab") as out, open(order["stderr"], "ab") as err:

@@ -127,9 +127,7 @@ def test_a_cancelled_start_leaves_nothing(host: Host) -> None:
 
 @pytest.mark.parametrize("path", ["/instances/x/run", "/instances/x/logs?activation_id=1", "/metrics", "/"])
 @pytest.mark.parametrize("authorization", [None, "Bearer wrong", "Basic eA==", "Bearer "])
-def test_the_data_port_refuses_strangers_before_anything_else(
-    host: Host, path: str, authorization: str | None
-) -> None:
+def test_the_data_port_refuses_strangers_before_anything_else(host: Host, path: str, authorization: str | None) -> None:
     connection = host.connection()
     headers = {} if authorization is None else {"Authorization": authorization}
     connection.request("POST" if path.endswith("/run") else "GET", path, headers=headers)

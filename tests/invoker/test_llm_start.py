@@ -199,5 +199,3 @@ def test_what_a_model_is_goes_to_the_registry_and_to_whoever_asked(host: LlmHost
     inspected = host.events.wait(lambda m: isinstance(m, ModelInspected))
     assert inspected.facts == host.registry.model(URI)
     assert inspected.error is None
-
-

@@ -64,7 +64,9 @@ def make(n_bytes: int, n_slabs: int = 1) -> Made:
         os.ftruncate(fds[-1], SLAB_BYTES if i else PAGE_BYTES)
     page_bytes = mmap.mmap(fds[0], PAGE_BYTES)
     layout = (PlacedRange("model.safetensors", 0, n_bytes, 0),)
-    return Made(ControlPage(page_bytes, n_bytes), page_bytes, fds, SegmentOffer("s", n_bytes, SLAB_BYTES, n_slabs, layout, ()))
+    return Made(
+        ControlPage(page_bytes, n_bytes), page_bytes, fds, SegmentOffer("s", n_bytes, SLAB_BYTES, n_slabs, layout, ())
+    )
 
 
 @pytest.fixture
@@ -167,8 +169,12 @@ def test_a_waiter_in_another_process_is_woken(made: Made) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
-@pytest.mark.parametrize("cls", [ModelNotFound, ModelCorrupt, ModelUnsupported, MemoryTooSmall, StoreUnavailable, PlatformError])
-def test_a_failed_fetch_is_raised_as_its_own_error_but_what_arrived_stays_good(made: Made, cls: type[ThawError]) -> None:
+@pytest.mark.parametrize(
+    "cls", [ModelNotFound, ModelCorrupt, ModelUnsupported, MemoryTooSmall, StoreUnavailable, PlatformError]
+)
+def test_a_failed_fetch_is_raised_as_its_own_error_but_what_arrived_stays_good(
+    made: Made, cls: type[ThawError]
+) -> None:
     reader = made.reader()
     made.page.advance(100)
     made.page.fail(ErrorInfo(cls.__name__, "what happened", "what to do"))

@@ -56,7 +56,8 @@ def test_a_body_that_is_no_object_is_400(proxy: Proxy, body: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    "code", ["def main(args:", "raise RuntimeError('at load')", "x = 1", "import no_such_module", "import os; os._exit(3)"]
+    "code",
+    ["def main(args:", "raise RuntimeError('at load')", "x = 1", "import no_such_module", "import os; os._exit(3)"],
 )
 def test_code_that_does_not_load_is_502(proxy: Proxy, code: str) -> None:
     status, body = proxy.init(code)
@@ -154,7 +155,9 @@ def test_runs_overlap_when_the_action_allows_it(proxy: Proxy) -> None:
 def test_a_zip_brings_its_modules_and_files(proxy: Proxy) -> None:
     data = io.BytesIO()
     with zipfile.ZipFile(data, "w") as archive:
-        archive.writestr("__main__.py", "import m\ndef main(args):\n    return {'m': m.X, 'f': open('data.txt').read()}\n")
+        archive.writestr(
+            "__main__.py", "import m\ndef main(args):\n    return {'m': m.X, 'f': open('data.txt').read()}\n"
+        )
         archive.writestr("m.py", "X = 1\n")
         archive.writestr("data.txt", "text")
     assert proxy.init(base64.b64encode(data.getvalue()).decode(), binary=True) == (200, {"ok": True})
@@ -194,7 +197,9 @@ def test_sigterm_ends_proxy_and_child(proxy: Proxy) -> None:
 
 
 def test_the_launcher_needs_the_standard_library_only() -> None:
-    code = (f"import sys; sys.path.insert(0, {str(ROOT / 'runtime-python')!r}); import thaw_runtime.python_proxy; "
-            "print([m for m in sys.modules if m.partition('.')[0] in ('thaw', 'relay', 'torch', 'vllm', 'redis')])")
+    code = (
+        f"import sys; sys.path.insert(0, {str(ROOT / 'runtime-python')!r}); import thaw_runtime.python_proxy; "
+        "print([m for m in sys.modules if m.partition('.')[0] in ('thaw', 'relay', 'torch', 'vllm', 'redis')])"
+    )
     out = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=True).stdout
     assert out == "[]\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from thaw_runtime.python_streams import LineLimiter
 from thaw_runtime.python_wire import SENTINEL
 

@@ -46,7 +46,9 @@ def test_a_trace_that_cannot_be_read_teaches_nothing_and_stops_nothing(
 
 def test_a_history_entry_of_another_version_is_passed_over(client: redis.Redis) -> None:
     client.hset("thaw:history", "guest/chat|cpu", b'{"times": 3}')
-    assert load_history(client, Log("test")).times(CHAT, "cpu", StartMode.COLD, 1) == History().times(CHAT, "cpu", StartMode.COLD, 1)
+    assert load_history(client, Log("test")).times(CHAT, "cpu", StartMode.COLD, 1) == History().times(
+        CHAT, "cpu", StartMode.COLD, 1
+    )
 
 
 def test_a_demand_that_waited_for_a_look_at_its_model_is_planned_from_when_it_came(client: redis.Redis) -> None:

@@ -91,7 +91,15 @@ def test_charts_are_well_formed() -> None:
 
 def test_the_program_says_where_a_file_is_bad(tmp_path: Path) -> None:
     (tmp_path / "w.csv").write_text(HEAD + "oops\n")
-    command = [sys.executable, "bench/simulate.py", "--quick", "--traces", str(tmp_path), "--out", str(tmp_path / "out")]
+    command = [
+        sys.executable,
+        "bench/simulate.py",
+        "--quick",
+        "--traces",
+        str(tmp_path),
+        "--out",
+        str(tmp_path / "out"),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=python_env(COLUMNS="300"), timeout=120)
     assert done.returncode == 2
     assert "w.csv:2: 1 fields, not 6" in done.stderr

@@ -100,7 +100,9 @@ def frames(reply: Any) -> Iterator[dict[str, Any]]:
 def llm_init(*, reserve: int = 1 << 30, n_threads: int = 1, dtype: str = "auto", args: Mapping[str, object] = {},
              max_model_len: int = 512) -> LlmInit:  # fmt: skip
     config = LlmConfig("llm:vllm", ModelConfig("test"), EngineConfig(dtype, max_model_len, args))
-    return LlmInit(ActionName("guest/chat"), GroupId("f" * 32), 0, 1, (0, 0), config, reserve, 1.0, n_threads, HostId("h1"))
+    return LlmInit(
+        ActionName("guest/chat"), GroupId("f" * 32), 0, 1, (0, 0), config, reserve, 1.0, n_threads, HostId("h1")
+    )
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy
 import torch
+
 from thaw_runtime import engine_main, fork, proxy
 
 

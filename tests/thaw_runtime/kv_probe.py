@@ -18,13 +18,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from thaw_runtime import engine_env, engine_main
-from thaw_runtime.engine import EngineRequest, Event, Failed, Sampling, Token
-from thaw_runtime.warm import warm_up
-
 from tests.thaw_runtime.conftest import llm_init
 from tests.thaw_runtime.doorway import Doorway
 from tests.thaw_runtime.models import read_segment, real_model
+from thaw_runtime import engine_env, engine_main
+from thaw_runtime.engine import EngineRequest, Event, Failed, Sampling, Token
+from thaw_runtime.warm import warm_up
 
 MIB = 1 << 20
 ROOM = 1024 * MIB
@@ -104,6 +103,7 @@ class Probe:
 
     def measure(self) -> Measured:
         import torch
+
         from thaw_runtime.vllm_loader import give_back_freed
 
         plan = self.engine.memory()

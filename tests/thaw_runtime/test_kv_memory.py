@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+
+from thaw.errors import MemoryTooSmall, ModelUnsupported
 from thaw_runtime.kv_memory import (
     GPU,
     Geometry,
@@ -15,8 +17,6 @@ from thaw_runtime.kv_memory import (
     peak_intermediate_bytes,
     plan_memory,
 )
-
-from thaw.errors import MemoryTooSmall, ModelUnsupported
 
 SMOLLM2: dict[str, Any] = {
     "model_type": "llama", "hidden_size": 576, "intermediate_size": 1536, "num_attention_heads": 9,

@@ -9,12 +9,11 @@ import signal
 import threading
 import time
 
-from thaw_runtime.proxy import SENTINEL
-
 from relay.http_unix import UnixConnection
 from tests.thaw_runtime.conftest import STREAM, Container, frames, llm_init, run_body
 from thaw import wire
 from thaw.errors import ErrorInfo
+from thaw_runtime.proxy import SENTINEL
 
 PROMPT = {"prompt": "hello", "max_tokens": 8, "temperature": 0}
 

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from thaw_runtime.engine import Sampling
-from thaw_runtime.model_text import load_model_text
-from thaw_runtime.openai_request import parse_run
 
 from relay.messages import LlmRun
 from tests.thaw_runtime.doorway import Doorway
 from tests.thaw_runtime.models import read_segment, write_tiny_model
 from thaw import wire
+from thaw_runtime.engine import Sampling
+from thaw_runtime.model_text import load_model_text
+from thaw_runtime.openai_request import parse_run
 
 Choose = Callable[..., Sampling]
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from thaw_runtime.text import Detokenizer, StopStrings, TextStream
 from tokenizers import Tokenizer
 
 from tests.thaw_runtime.models import write_tiny_model
+from thaw_runtime.text import Detokenizer, StopStrings, TextStream
 
 
 @pytest.fixture(scope="module")

@@ -30,7 +30,11 @@ TEXTS = (
     "In mathematics, a prime number is", "Dear Sir or Madam, I am writing to", "The three laws of motion are",
     "def fibonacci(n):\n", "Yesterday the weather was",
 )  # fmt: skip
-CAPITAL = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0, "max_tokens": 32}
+CAPITAL = {
+    "messages": [{"role": "user", "content": "What is the capital of France?"}],
+    "temperature": 0,
+    "max_tokens": 32,
+}
 
 
 class Zygote:
