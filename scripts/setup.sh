@@ -14,7 +14,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 profile=${1:-run}
 engine=${THAW_ENGINE:-$(nvidia-smi -L >/dev/null 2>&1 && echo gpu || echo cpu)}
 venv=$PWD/.venv
-declare -A needed_mb=([cpu]=6000 [gpu]=24000)     # 3.1 and 11 GB installed; the rest is uv's cache of the downloads
+declare -A needed_mb=([cpu]=6000 [gpu]=24000)     # with uv's cache; gpu is an estimate, never installed
 pytorch_index=https://download.pytorch.org/whl/cpu
 case $engine-$profile in
     cpu-run|gpu-run) locks=("deps/$engine.lock") ;;
