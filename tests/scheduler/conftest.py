@@ -128,8 +128,11 @@ class FakeInvoker:
             return  # what was not acknowledged before the state server died comes again
         self._seen.add(command.command_id)
         self.epochs.append(command.epoch)
+        self._obey(command)
+        self.commands.add(command.body)  # last: a test that waited for it sees what it did
+
+    def _obey(self, command: Command) -> None:
         body = command.body
-        self.commands.add(body)
         if isinstance(body, InspectModel):
             self._inspect(body.uri)
         elif isinstance(body, Start):
