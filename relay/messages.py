@@ -16,7 +16,7 @@ from thaw.errors import ErrorInfo, ProtocolError
 from thaw.ids import ActionName, ActivationId, CommandId, GatewayId, GroupId, HostId, InstanceId, Namespace
 from thaw.instance import InstanceRecord, StartMode
 from thaw.model import FileRange, ModelFacts, TensorInfo
-from thaw.plan import Plan, PlanModel
+from thaw.plan import Plan, PlanModel, StageRole, TransportKind
 from thaw.trace import TraceEvent
 
 # ── events: the stream thaw:events ────────────────────────────────────────────────────────────────────────────────
@@ -175,6 +175,7 @@ class FetchStart:
     deadline_ms: int | None = None
     pace_bytes_per_s: int | None = None
     background: bool = False
+    later_ranges: tuple[FileRange, ...] = ()  # behind ``ranges`` in the same segment, once those have come
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +195,7 @@ class FetchUpdate:
 
 @dataclass(frozen=True, slots=True)
 class FetchWait:
-    """Answered when the fetch ends: FetchDone, or an Refused with the reason."""
+    """Answered when every byte of ``ranges`` has come (later ones may follow): FetchDone, or Refused with why not."""
 
     group_id: GroupId
     stage: int
@@ -333,8 +334,42 @@ class MoreSlabs:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupCredential:
+    """What lets a stage into its group's part of the relay, and nothing else.  Dies with the group."""
+
+    username: str
+    secret: str
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLink:
+    """How the stages of a group reach one another.
+
+    ``address`` is the relay's: a redis URL without credential, an object URI (``s3://…``, ``file://…``).  ``tcp``
+    meets at the redis relay of ``address`` too.  ``host_address`` is where a stage listens, if it may be reached.
+    """
+
+    kind: TransportKind
+    address: str
+    credential: GroupCredential
+    host_address: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StageShape:
+    """What every stage knows of every other, so that all compute the same number of KV blocks without asking."""
+
+    layers: tuple[int, int]
+    reserve_bytes: int
+    weight_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class LlmInit:
-    """The value of ``/init`` for kind llm:vllm: one stage of a plan."""
+    """The value of ``/init`` for kind llm:vllm: one stage of a plan.
+
+    ``link`` and ``stages`` are None and () for a plan of one stage.
+    """
 
     action: ActionName
     group_id: GroupId
@@ -346,6 +381,9 @@ class LlmInit:
     share: float
     n_threads: int
     host: HostId
+    role: StageRole = StageRole.FULL
+    link: GroupLink | None = None
+    stages: tuple[StageShape, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

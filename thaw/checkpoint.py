@@ -17,7 +17,16 @@ from typing import Any, Final
 
 from thaw import wire
 from thaw.errors import ModelCorrupt, ModelUnsupported, ProtocolError
-from thaw.model import CHUNK_BYTES, INDEX_VERSION, ModelFacts, ModelFile, ModelIndex, TensorInfo
+from thaw.model import (
+    CHUNK_BYTES,
+    INDEX_VERSION,
+    FileRange,
+    ModelFacts,
+    ModelFile,
+    ModelIndex,
+    ModelParts,
+    TensorInfo,
+)
 
 MAX_HEADER_BYTES: Final = 100 * 1024 * 1024
 """safetensors' own limit; the largest published checkpoints stay under 1 MiB a file."""
@@ -38,6 +47,9 @@ _DTYPE_BITS: Final = {
 }  # fmt: skip
 _SAFE_NAME: Final = re.compile(r"\A[A-Za-z0-9_][A-Za-z0-9._-]{0,199}\Z")
 _LAYER: Final = re.compile(r"(?:\A|\.)(?:layers|h|blocks)\.(\d{1,4})\.")
+_ENTRY: Final = re.compile(r"(?:embed|wte|wpe|project_in)")
+_TOKEN_EMBEDDING: Final = re.compile(r"(?:embed_tokens|wte|word_embeddings|embed_in)\.weight\Z")
+_HEAD: Final = re.compile(r"(?:lm_head|embed_out|output)\.")
 _MAX_DIMENSIONS: Final = 16
 
 
@@ -249,11 +261,43 @@ def facts_of(uri: str, index: ModelIndex, config: Mapping[str, Any]) -> ModelFac
         outer += sum(n for layer, n in by_layer.items() if layer >= n_layers)
     architectures = config.get("architectures")
     known = isinstance(architectures, list) and bool(architectures)
+    whole = n_layers > 0 and all(i in by_layer for i in range(n_layers))
     return ModelFacts(
         uri, index.n_bytes, index.weight_bytes, n_layers, tuple(by_layer.get(i, 0) for i in range(n_layers)), outer,
         index.sha256, index.etag, index.verified, {f.name: f.n_bytes for f in index.files},
         str(architectures[0]) if known and architectures is not None else "",
+        parts_of(index.tensors, n_layers) if whole else None,
     )  # fmt: skip
+
+
+def parts_of(tensors: Sequence[TensorInfo], n_layers: int) -> ModelParts:
+    """Which bytes each part of a pipeline needs; ``tensors`` in load order.
+
+    A tensor outside the layers belongs to the entry when its name speaks of an embedding, else to the exit, so one
+    nobody has foreseen is fetched by the last stage and not lost.
+    """
+    entry: list[TensorInfo] = []
+    layers: list[list[TensorInfo]] = [[] for _ in range(n_layers)]
+    exit_: list[TensorInfo] = []
+    for t in tensors:
+        layer = layer_of(t.name)
+        if layer is not None and layer < n_layers:
+            layers[layer].append(t)
+        else:
+            (entry if _ENTRY.search(t.name) else exit_).append(t)
+    tied = [] if any(_HEAD.search(t.name) for t in exit_) else [t for t in entry if _TOKEN_EMBEDDING.search(t.name)]
+    return ModelParts(_joined(entry), tuple(map(_joined, layers)), _joined(exit_), _joined(tied))
+
+
+def _joined(tensors: Iterable[TensorInfo]) -> tuple[FileRange, ...]:
+    ranges: list[FileRange] = []
+    for t in tensors:
+        last = ranges[-1] if ranges else None
+        if last is not None and last.file == t.file and last.offset + last.n_bytes == t.offset:
+            ranges[-1] = FileRange(t.file, last.offset, last.n_bytes + t.n_bytes)
+        else:
+            ranges.append(FileRange(t.file, t.offset, t.n_bytes))
+    return tuple(ranges)
 
 
 def _configured_layers(config: Mapping[str, Any]) -> int:

@@ -52,3 +52,9 @@ class InstanceRecord:
     init_ms: int = 0
     error: ErrorInfo | None = None  # why it is GONE, if it failed
     keep_alive_s: float = 300.0
+    stage: int = 0  # of its group; requests go to stage 0, the others are reached through the relay
+    n_stages: int = 1
+
+    @property
+    def takes_requests(self) -> bool:
+        return self.stage == 0

@@ -60,6 +60,29 @@ class ModelIndex:
 
 
 @dataclass(frozen=True, slots=True)
+class FileRange:
+    """``[offset, offset + n_bytes)`` of a file."""
+
+    file: str
+    offset: int
+    n_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelParts:
+    """Where the bytes of a model's parts lie: ranges in load order, neighbours joined.
+
+    ``tied`` is what the head shares with the embedding when the checkpoint has no head of its own: the last stage of
+    a pipeline needs it as well as the first.
+    """
+
+    entry: tuple[FileRange, ...]  # embeddings: the first stage
+    layers: tuple[tuple[FileRange, ...], ...]
+    exit: tuple[FileRange, ...]  # final norm and head: the last stage
+    tied: tuple[FileRange, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class ModelFacts:
     """What the scheduler keeps of a model (the tensors stay with fetchd)."""
 
@@ -74,10 +97,4 @@ class ModelFacts:
     verified: bool
     files: Mapping[str, int]  # name → n_bytes, sidecars first, in fetch order
     architecture: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class FileRange:
-    file: str
-    offset: int
-    n_bytes: int
+    parts: ModelParts | None = None  # None: the model cannot be divided into stages

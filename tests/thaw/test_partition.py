@@ -1,0 +1,55 @@
+"""The partition against every contiguous division, and the ranges it leads to."""
+
+from __future__ import annotations
+
+from itertools import combinations, pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from thaw.errors import ModelUnsupported
+from thaw.model import FileRange, ModelParts
+from thaw.partition import ranges, size, split
+
+SIZES = st.lists(st.integers(1, 50), min_size=1, max_size=9)
+
+
+def model(layers: list[int], entry: int = 0, exit_: int = 0, *, tied: bool = False) -> ModelParts:
+    at, placed = 0, []
+    for n_bytes in (entry, *layers, exit_):
+        placed.append((FileRange("w", at, n_bytes),) if n_bytes else ())
+        at += n_bytes
+    return ModelParts(placed[0], tuple(placed[1:-1]), placed[-1], placed[0] if tied else ())
+
+
+def largest(parts: ModelParts, bounds: tuple[tuple[int, int], ...]) -> int:
+    return max(size(ranges(parts, b)) for b in bounds)
+
+
+@given(SIZES, st.integers(0, 80), st.integers(0, 80), st.booleans(), st.integers(1, 8))
+def test_no_contiguous_division_has_a_smaller_largest_stage(
+    layers: list[int], entry: int, exit_: int, tied: bool, n_stages: int
+) -> None:
+    n_stages = min(n_stages, len(layers))
+    parts = model(layers, entry, exit_, tied=tied)
+    bounds = split(parts, n_stages)
+    assert [a for a, _ in bounds] == [0, *[b for _, b in bounds[:-1]]]
+    assert bounds[-1][1] == len(layers)
+    cuts = combinations(range(1, len(layers)), n_stages - 1)
+    assert largest(parts, bounds) == min(largest(parts, tuple(pairwise((0, *c, len(layers))))) for c in cuts)
+
+
+@given(SIZES, st.booleans(), st.integers(1, 8))
+def test_the_stages_have_every_byte_once_and_a_tied_embedding_twice(
+    layers: list[int], tied: bool, n_stages: int
+) -> None:
+    n_stages = min(n_stages, len(layers))
+    parts = model(layers, 7, 3, tied=tied)
+    fetched = sum(size(ranges(parts, b)) for b in split(parts, n_stages))
+    assert fetched == 7 + sum(layers) + 3 + (7 if tied and n_stages > 1 else 0)
+
+
+def test_more_stages_than_layers_are_refused_with_the_number_of_layers() -> None:
+    with pytest.raises(ModelUnsupported, match="2 layers cannot be divided into 3"):
+        split(model([1, 1]), 3)
