@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from gateway.hangup import Hangup
 from relay import messages
+from relay.messages import LogsFound, LogsWanted
 from thaw import wire
 from thaw.errors import ErrorInfo, InstanceGone, ProtocolError, ThawError, TimeLimitExceeded, WorkerLost, from_info
 
@@ -45,12 +46,11 @@ class InvokerPool:
         reply.send("POST", path, body, headers)
         return reply
 
-    def get_json(self, address: str, path: str, *, timeout_s: float) -> Any:
-        """A small question to an invoker, on a connection of the pool.  Raises as post() does."""
+    def logs(self, address: str, wanted: LogsWanted, *, timeout_s: float) -> LogsFound:
+        """What these runs printed.  Raises as post() does."""
         deadline_s = time.monotonic() + timeout_s
-        reply = Reply(self, address, self._connect(address), deadline_s, Hangup())
-        reply.send("GET", path, b"", {"Authorization": f"Bearer {self._token}"})
-        return reply.read_json()
+        reply = self.post(address, "/logs", wire.dumps(wanted), stream=False, deadline_s=deadline_s, hangup=Hangup())
+        return wire.from_plain(LogsFound, reply.read_json())
 
     def give_back(self, address: str, connection: http.client.HTTPConnection) -> None:
         with self._lock:

@@ -9,46 +9,56 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from typing import Any, Final
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
 
 from gateway.calls import Call
 from gateway.hangup import ClientGone
 from gateway.link import InvokerPool
 from gateway.outcome import activation_of
 from gateway.runs import Outcome
-from relay.records import Records
-from thaw.activation import Activation
+from relay.messages import LogsWanted, RunRef
+from relay.records import Ended, Records
 from thaw.errors import PlatformError, ThawError
 from thaw.logs import Log
 from thaw.trace import Phase
 
-_WRITERS: Final = 2
+_BATCH: Final = 64
+"""Records in one transaction at most.  Under load they are written together; a lone one waits for nobody."""
 _BACKLOG: Final = 20_000
 """Records held while the state server is away; those beyond it are dropped and said so."""
 _RETRY_S: Final = 0.5
 _KEPT_S: Final = 60.0
-_LOGS_S: Final = 2.0
+_LOGS_S: Final = 3.0
+"""An invoker waits up to two seconds for the end of an output."""
+_NO_LOGS: Final = ("The logs of this activation could not be collected.",)
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    call: Call
+    outcome: Outcome
+    pending_entry: bytes | None = None
 
 
 class Recorder:
     def __init__(self, records: Records, pool: InvokerPool, log: Log) -> None:
         self._records, self._pool, self._log = records, pool, log
-        self._queue: queue.Queue[tuple[Call, Outcome, bytes | None] | None] = queue.Queue(_BACKLOG)
+        self._queue: queue.Queue[_Item | None] = queue.Queue(_BACKLOG)
         self._unwritten = 0
         self._settled = threading.Condition()
         self._stop = threading.Event()
-        self._threads = [threading.Thread(target=self._run, name="recorder", daemon=True) for _ in range(_WRITERS)]
+        self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
 
     def start(self) -> None:
-        for thread in self._threads:
-            thread.start()
+        self._thread.start()
 
     def stop(self, timeout_s: float) -> None:
         """Write what is queued, within the time given."""
         self.settle(timeout_s)
         self._stop.set()
-        for _ in self._threads:
-            self._queue.put(None)
+        self._queue.put(None)
 
     def submit(self, call: Call, outcome: Outcome, pending_entry: bytes | None = None) -> None:
         """Queue the record; it is written over a restart of the state server."""
@@ -56,9 +66,9 @@ class Recorder:
         with self._settled:
             self._unwritten += 1
         try:
-            self._queue.put_nowait((call, outcome, pending_entry))
+            self._queue.put_nowait(_Item(call, outcome, pending_entry))
         except queue.Full:
-            self._done()
+            self._done(1)
             self._log.event("record_dropped", activation_id=call.activation_id)
 
     def settle(self, timeout_s: float) -> None:
@@ -66,56 +76,83 @@ class Recorder:
         with self._settled:
             self._settled.wait_for(lambda: self._unwritten == 0, timeout_s)
 
-    def write(self, call: Call, outcome: Outcome, pending_entry: bytes | None = None) -> Activation:
-        """Trace, then record (whoever sees the record finds its trace).  Raises Unavailable, PlatformError."""
-        record = activation_of(call, outcome, self._logs(call))
-        self._records.add_trace(call.activation_id, call.events)
-        self._records.end(record, pending_entry=pending_entry)
-        return record
-
     def end_pending(self, call: Call, outcome: Outcome, pending_entry: bytes) -> None:
         """The record of a 202, written before this returns.  Raises Unavailable, PlatformError."""
         _complete(call, outcome)
-        self.write(call, outcome, pending_entry)
+        self._write([_Item(call, outcome, pending_entry)])
 
-    def _logs(self, call: Call) -> tuple[str, ...]:
-        """The lines an ordinary function printed; an LLM container's are the host's own."""
-        if call.action.is_llm or call.instance is None or call.dispatched_ms is None:
-            return ()
-        path = f"/instances/{call.instance.instance_id}/logs?activation_id={call.activation_id}"
+    def _write(self, items: Sequence[_Item]) -> None:
+        logs = self._logs([item.call for item in items])
+        ended = [Ended(activation_of(i.call, i.outcome, lines), i.call.events, i.pending_entry)
+                 for i, lines in zip(items, logs, strict=True)]  # fmt: skip
+        self._records.end_all(ended)
+
+    def _logs(self, calls: Sequence[Call]) -> list[tuple[str, ...]]:
+        """The lines ordinary functions printed; an LLM container's are the host's own."""
+        lines: list[tuple[str, ...]] = [()] * len(calls)
+        asked: dict[str, list[tuple[int, RunRef]]] = {}
+        for i, call in enumerate(calls):
+            if not call.action.is_llm and call.instance is not None and call.dispatched_ms is not None:
+                ref = RunRef(call.instance.instance_id, call.activation_id)
+                asked.setdefault(call.instance.address, []).append((i, ref))
+        for address, refs in asked.items():
+            found = self._ask(address, [ref for _, ref in refs])
+            for (i, _), of_run in zip(refs, found, strict=True):
+                lines[i] = _NO_LOGS if of_run is None else of_run
+        return lines
+
+    def _ask(self, address: str, refs: Sequence[RunRef]) -> Sequence[tuple[str, ...] | None]:
         try:
-            plain: Any = self._pool.get_json(call.instance.address, path, timeout_s=_LOGS_S)
-            return tuple(map(str, plain.get("logs", ()))) if isinstance(plain, dict) else ()
+            found = self._pool.logs(address, LogsWanted(tuple(refs)), timeout_s=_LOGS_S).logs
+            if len(found) == len(refs):
+                return found
+            error = f"{len(found)} answers for {len(refs)} runs"
         except (ThawError, ClientGone) as e:
-            self._log.event("logs_lost", activation_id=call.activation_id, error=e.message)
-            return ("The logs of this activation could not be collected.",)
+            error = e.message
+        self._log.event("logs_lost", address=address, runs=len(refs), error=error)
+        return [None] * len(refs)
 
     def _run(self) -> None:
         while (item := self._queue.get()) is not None:
-            deadline_s = time.monotonic() + _KEPT_S
+            batch = [item, *self._more()]
             try:
-                self._write_until(*item, deadline_s)
+                self._write_until(batch, time.monotonic() + _KEPT_S)
             finally:
-                self._done()
+                self._done(len(batch))
 
-    def _write_until(self, call: Call, outcome: Outcome, entry: bytes | None, deadline_s: float) -> None:
+    def _more(self) -> list[_Item]:
+        """What else is waiting now."""
+        found: list[_Item] = []
+        while len(found) < _BATCH - 1:
+            try:
+                item = self._queue.get_nowait()
+            except queue.Empty:
+                break
+            if item is None:  # the end is for the loop to see
+                self._queue.put(None)
+                break
+            found.append(item)
+        return found
+
+    def _write_until(self, batch: Sequence[_Item], deadline_s: float) -> None:
         """Over a restart of the state server."""
+        ids = [item.call.activation_id for item in batch]
         late = False
         while True:
             try:
-                self.write(call, outcome, entry)
+                self._write(batch)
                 if late:
-                    self._log.event("recorded_late", activation_id=call.activation_id)
+                    self._log.event("recorded_late", activation_ids=ids)
                 return
             except PlatformError as e:
                 late = True
                 if self._stop.wait(_RETRY_S) or time.monotonic() > deadline_s:
-                    self._log.event("record_lost", activation_id=call.activation_id, error=e.message)
+                    self._log.event("record_lost", activation_ids=ids, error=e.message)
                     return
 
-    def _done(self) -> None:
+    def _done(self, n: int) -> None:
         with self._settled:
-            self._unwritten -= 1
+            self._unwritten -= n
             if self._unwritten == 0:
                 self._settled.notify_all()
 

@@ -1,7 +1,7 @@
 """The data port: where gateways send runs.  HTTP/1.1 keep-alive, one thread a connection, every request with the
 installation's bearer token.
 
-``POST /instances/{id}/run`` · ``GET /instances/{id}/logs?activation_id=`` · ``GET /metrics``.  A refusal before
+``POST /instances/{id}/run`` · ``POST /logs`` · ``GET /metrics``.  A refusal before
 anything ran is a whole answer (401, 404, 410 InstanceGone, 429 InstanceBusy: route again); a container that is lost
 under a request cuts the connection, so an answer without its last chunk is never taken for whole.
 """
@@ -16,12 +16,13 @@ import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler
 from typing import Any, Final
-from urllib.parse import parse_qs, urlsplit
 
 from invoker import metrics
 from invoker.fleet import Fleet
 from invoker.forward import Ending, Forwarded, forward
 from invoker.live import Live
+from invoker.logs import LATE_S
+from relay.messages import LogsFound, LogsWanted
 from thaw import wire
 from thaw.action import KIND_PYTHON
 from thaw.errors import (
@@ -41,6 +42,7 @@ STATUS: Final[dict[type[ThawError], int]] = {InstanceGone: 410, InstanceBusy: 42
 """On this port the two mean "route again", which is not what they mean to a client."""
 
 REFRESH_S: Final = 1.0
+_FETCHD_S: Final = 5.0
 IDLE_S: Final = 600.0
 """A kept connection that is silent for longer is closed; gateways open another."""
 
@@ -116,15 +118,16 @@ class Handler(BaseHTTPRequestHandler):
         raise Unauthorized("this port takes requests of the platform only", hint="send the installation's token")
 
     def _get(self) -> None:
-        url = urlsplit(self.path)
-        if url.path == "/metrics":
-            self._reply_bytes(200, metrics.page(), "text/plain; version=0.0.4")
-            return
-        live = self.server.fleet.find(self._instance_id(url.path, "logs"))
-        activation_id = parse_qs(url.query).get("activation_id", [""])[0]
-        if live is None or live.logs is None:
-            raise InstanceGone("the instance has left this host, and its logs with it")
-        self._reply(200, {"logs": live.logs.lines(activation_id)})
+        if self.path != "/metrics":
+            raise NotFound(f"no {self.path}")
+        self._reply_bytes(200, metrics.page() + self._fetchd_metrics(), "text/plain; version=0.0.4")
+
+    def _fetchd_metrics(self) -> bytes:
+        """fetchd listens on no network; while it is away its page is missing, and ours is not."""
+        try:
+            return self.server.fleet.fetch.metrics(deadline_s=_FETCHD_S).encode()
+        except ThawError:
+            return b""
 
     def _post(self) -> None:
         length = self.headers.get("Content-Length") or ""
@@ -135,6 +138,22 @@ class Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             raise TooLarge(f"Request larger than allowed: {length} > {MAX_BODY_BYTES} bytes.")
         body = self.rfile.read(int(length))
+        if self.path == "/logs":
+            self._reply(200, wire.to_plain(self._logs(wire.loads(LogsWanted, body))))
+        else:
+            self._serve_run(body)
+
+    def _logs(self, wanted: LogsWanted) -> LogsFound:
+        """One deadline for all of them: a container that never ends its output delays nobody else's twice."""
+        deadline = time.monotonic() + LATE_S
+        found: list[tuple[str, ...] | None] = []
+        for run in wanted.runs:
+            live = self.server.fleet.find(run.instance_id)
+            logs = None if live is None else live.logs
+            found.append(None if logs is None else tuple(logs.lines(run.activation_id, deadline)))
+        return LogsFound(tuple(found))
+
+    def _serve_run(self, body: bytes) -> None:
         fleet = self.server.fleet
         live = fleet.begin_run(self._instance_id(self.path, "run"))
         began = time.monotonic()

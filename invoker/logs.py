@@ -8,6 +8,7 @@ is bounded per activation, and so is the number of activations whose lines are k
 from __future__ import annotations
 
 import threading
+import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -21,8 +22,12 @@ FILE_LIMIT_BYTES: Final = 1 << 20
 """A log file that was read to its end and is larger than this is emptied."""
 
 STREAMS: Final = ("stdout", "stderr")
+LATE_S: Final = 2.0
+"""How long the lines of a run that has ended may still be on their way, where a driver copies them."""
+
 Read = Callable[[Handle, str, int], LogChunk]
 Truncate = Callable[[Handle, str], None]
+More = Callable[[Handle, tuple[int, int], float], bool]
 
 
 class SentinelSplitter:
@@ -61,8 +66,9 @@ class SentinelSplitter:
 class LogCollector:
     """One container's."""
 
-    def __init__(self, handle: Handle, read: Read, truncate: Truncate, limit_bytes: int) -> None:
-        self._handle, self._read, self._truncate = handle, read, truncate
+    def __init__(self, handle: Handle, read: Read, truncate: Truncate, limit_bytes: int,
+                 more: More = lambda *_: False) -> None:  # fmt: skip
+        self._handle, self._read, self._truncate, self._more = handle, read, truncate, more
         self._lock = threading.Lock()
         self._cursors = dict.fromkeys(STREAMS, 0)
         self._limit = limit_bytes
@@ -88,14 +94,20 @@ class LogCollector:
             for name in STREAMS:
                 self._waiting[name].append(activation_id)
 
-    def lines(self, activation_id: str) -> list[str]:
-        """``2026-01-01T00:00:00.000Z stdout: text``, stdout first; what has arrived so far."""
-        with self._lock:
-            for name in STREAMS:
-                self._drain(name)
-                self._assign(name)
-            streams = self._kept.get(activation_id, {})
-            return [line for name in STREAMS for line in streams.get(name, [])]
+    def lines(self, activation_id: str, deadline: float | None = None) -> list[str]:
+        """``2026-01-01T00:00:00.000Z stdout: text``, stdout first; what has arrived, or does until ``deadline`` of the
+        monotonic clock (LATE_S from now)."""
+        deadline = time.monotonic() + LATE_S if deadline is None else deadline
+        while True:
+            with self._lock:
+                for name in STREAMS:
+                    self._drain(name)
+                    self._assign(name)
+                streams = dict(self._kept.get(activation_id, {}))
+                cursors = (self._cursors["stdout"], self._cursors["stderr"])
+                whole = len(streams) == len(STREAMS) or activation_id not in self._kept
+            if whole or not self._more(self._handle, cursors, deadline - time.monotonic()):
+                return [line for name in STREAMS for line in streams.get(name, [])]
 
     def _drain(self, name: str) -> None:
         while (chunk := self._read(self._handle, name, self._cursors[name])).data:

@@ -49,6 +49,15 @@ class Subject:
     subject: str
 
 
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """An activation's record, with the part of its trace that was seen where it is written."""
+
+    record: Activation
+    events: Sequence[TraceEvent] = ()
+    pending_entry: bytes | None = None
+
+
 class Records:
     def __init__(self, client: redis.Redis) -> None:
         self._redis = client
@@ -138,18 +147,28 @@ class Records:
 
     def end(self, record: Activation, *, pending_entry: bytes | None = None) -> bool:
         """Write the record, once.  False: the activation had ended before, and its record stands."""
-        key = keys.activation(record.activation_id)
-        with redis_link.translated("write a record"):
+        return self.end_all([Ended(record, pending_entry=pending_entry)])[0]
+
+    def end_all(self, ended: Sequence[Ended]) -> list[bool]:
+        """Traces and records in one transaction: whoever sees a record finds its trace.  See end()."""
+        with redis_link.translated("write records"):
             pipe = self._redis.pipeline(transaction=True)
-            pipe.set(key, wire.dumps(record), nx=True, ex=RECORD_TTL_S)
-            index = keys.activations(record.namespace)
-            pipe.zadd(index, {record.activation_id: record.start_ms})
-            pipe.expire(index, RECORD_TTL_S)
-            if pending_entry is not None:
-                pipe.xack(keys.PENDING, keys.PENDING_GROUP, pending_entry)
-                pipe.xdel(keys.PENDING, pending_entry)
-            written = pipe.execute()[0]
-        return bool(written)
+            for one in ended:
+                self._push_trace(pipe, one.record.activation_id, one.events)
+            at = len(pipe.command_stack)
+            for one in ended:
+                key = keys.activation(one.record.activation_id)
+                pipe.set(key, wire.dumps(one.record), nx=True, ex=RECORD_TTL_S)
+            for namespace in {one.record.namespace for one in ended}:
+                index = keys.activations(namespace)
+                of_it = (one.record for one in ended if one.record.namespace == namespace)
+                pipe.zadd(index, {record.activation_id: record.start_ms for record in of_it})
+                pipe.expire(index, RECORD_TTL_S)
+            if entries := [one.pending_entry for one in ended if one.pending_entry is not None]:
+                pipe.xack(keys.PENDING, keys.PENDING_GROUP, *entries)
+                pipe.xdel(keys.PENDING, *entries)
+            written = pipe.execute()[at : at + len(ended)]
+        return [bool(w) for w in written]
 
     def activation(self, activation_id: ActivationId) -> Activation | None:
         with redis_link.translated("read a record"):
@@ -178,14 +197,16 @@ class Records:
     # traces --------------------------------------------------------------------------------------------------------
 
     def add_trace(self, trace_id: str, events: Iterable[TraceEvent]) -> None:
-        data = [wire.dumps(e) for e in events]
-        if not data:
-            return
         with redis_link.translated("write a trace"):
             pipe = self._redis.pipeline(transaction=False)
+            self._push_trace(pipe, trace_id, events)
+            pipe.execute()
+
+    @staticmethod
+    def _push_trace(pipe: Any, trace_id: str, events: Iterable[TraceEvent]) -> None:
+        if data := [wire.dumps(e) for e in events]:
             pipe.rpush(keys.trace(trace_id), *data)
             pipe.expire(keys.trace(trace_id), TRACE_TTL_S)
-            pipe.execute()
 
     def trace(self, *trace_ids: str) -> Sequence[TraceEvent]:
         """The events under these ids (an activation's, its group's), by wall time."""

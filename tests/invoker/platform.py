@@ -179,9 +179,9 @@ class Host:
     def logs(self, instance_id: str, activation_id: str) -> list[str]:
         connection = self.connection()
         try:
-            path = f"/instances/{instance_id}/logs?activation_id={activation_id}"
-            connection.request("GET", path, headers=self.headers())
-            lines: list[str] = json.loads(connection.getresponse().read())["logs"]
+            wanted = json.dumps({"runs": [{"instance_id": instance_id, "activation_id": activation_id}]})
+            connection.request("POST", "/logs", wanted, self.headers())
+            lines: list[str] = json.loads(connection.getresponse().read())["logs"][0]
             return lines
         finally:
             connection.close()

@@ -125,12 +125,12 @@ def test_a_cancelled_start_leaves_nothing(host: Host) -> None:
     host.events.instance(instance_id, InstanceState.GONE)
 
 
-@pytest.mark.parametrize("path", ["/instances/x/run", "/instances/x/logs?activation_id=1", "/metrics", "/"])
+@pytest.mark.parametrize("path", ["/instances/x/run", "/logs", "/metrics", "/"])
 @pytest.mark.parametrize("authorization", [None, "Bearer wrong", "Basic eA==", "Bearer "])
 def test_the_data_port_refuses_strangers_before_anything_else(host: Host, path: str, authorization: str | None) -> None:
     connection = host.connection()
     headers = {} if authorization is None else {"Authorization": authorization}
-    connection.request("POST" if path.endswith("/run") else "GET", path, headers=headers)
+    connection.request("POST" if path.endswith(("/run", "/logs")) else "GET", path, headers=headers)
     response = connection.getresponse()
     assert response.status == 401
     assert json.loads(response.read())["info"]["code"] == "Unauthorized"
