@@ -1,0 +1,12 @@
+#pragma once
+
+#include "cuda_device.h"
+#include "load.h"
+
+namespace thaw {
+
+// Tensors on the device: a buffer, an event and a ticket a group.  A follower thread walks behind the watermark.
+std::unique_ptr<Load> open_cuda_load(std::shared_ptr<CudaDevice> device, std::shared_ptr<Segment> segment,
+                                     std::vector<thaw_tensor> tensors, uint64_t window_bytes);
+
+}  // namespace thaw

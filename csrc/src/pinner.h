@@ -1,0 +1,43 @@
+// Pins a segment piece by piece, one ahead of the copy, and only what has arrived.
+//
+// Pinning 64 MiB costs about as much as copying it through the bounce ring, but on another thread: it pays when the
+// bytes are there already (a resident model) and not when the copy waits for them, so the copy never waits for bytes
+// in order to pin them.
+#pragma once
+
+#include <thread>
+#include <vector>
+
+#include "cuda_device.h"
+#include "segment.h"
+
+namespace thaw {
+
+class Pinner {
+   public:
+    Pinner(std::shared_ptr<CudaDevice> device, std::shared_ptr<Segment> segment);
+    // Nothing may be copied from the segment any more.
+    ~Pinner();
+
+    // How many of the n bytes from `offset` on lie in one piece, and whether that piece is pinned.  The copy is at
+    // `offset` now: what lies before is not worth pinning.
+    size_t reach(uint64_t offset, size_t n_bytes, bool *pinned);
+    void stop();
+
+   private:
+    enum class State : uint8_t { kWaiting, kPinned, kNot };
+
+    void run();
+    uint64_t end_of(size_t piece) const;
+
+    const std::shared_ptr<CudaDevice> device_;
+    const std::shared_ptr<Segment> segment_;
+    std::mutex mutex_;
+    std::condition_variable changed_;
+    std::vector<State> pieces_;
+    size_t current_ = 0;
+    Bell stopped_;
+    std::thread thread_;
+};
+
+}  // namespace thaw

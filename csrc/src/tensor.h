@@ -1,0 +1,17 @@
+// One row of a load's table, checked once, and the DLPack tensors made of it.
+#pragma once
+
+#include <memory>
+
+#include "thaw/dlpack.h"
+#include "thaw/params.h"
+
+namespace thaw {
+
+// Throws Fault for a row that does not fit the segment or itself.
+void check_tensor(const thaw_tensor &tensor, uint64_t segment_bytes);
+
+// The tensor's deleter lets go of `keep`, which owns the memory at `data`.
+DLManagedTensor *export_tensor(const thaw_tensor &tensor, void *data, DLDevice device, std::shared_ptr<void> keep);
+
+}  // namespace thaw
