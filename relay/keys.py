@@ -12,6 +12,7 @@ GATEWAYS: Final = "thaw:gateways"  # hash: gateway id → wall ms of the last he
 PENDING: Final = "thaw:pending"  # stream: 202s not yet ended
 PENDING_GROUP: Final = "gateways"
 HOSTS: Final = "thaw:hosts"  # hash: host id → HostReport
+DRAINED: Final = "thaw:drained"  # set: hosts that an operator drains
 INSTANCES: Final = "thaw:instances"  # hash: instance id → InstanceRecord
 PLANS: Final = "thaw:plans"  # hash: group id → Plan
 MODELS: Final = "thaw:models"  # hash: uri → ModelFacts

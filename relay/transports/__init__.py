@@ -1,1 +1,1 @@
-"""Transports between the stages of a group.  One protocol (base.py), one conformance suite; here so far: redis."""
+"""Transports between the stages of a group: redis, tcp, object.  One protocol (base.py), one conformance suite."""

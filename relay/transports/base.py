@@ -1,8 +1,8 @@
 """What a transport does: ordered messages between the stages of one group, in chunks of bounded frames.
 
 A message is any number of bytes; it travels as chunks of at most ``chunk_bytes``, each one frame.  Order holds per
-(sender, receiver, priority); an inference message overtakes a KV message, a KV message overtakes bulk.  A sender that
-is ``window_bytes`` ahead of its receiver waits: memory between the two is bounded.
+(sender, receiver, priority); an inference message overtakes a KV message, a KV message overtakes bulk, also one that
+is half sent.  A sender that is ``window_bytes`` ahead of its receiver waits: memory between the two is bounded.
 """
 
 from __future__ import annotations
@@ -11,14 +11,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from relay.frames import FrameHeader, FrameKind, Priority, encode
-from thaw.errors import ProtocolError
+from relay.frames import MAX_PAYLOAD_BYTES, FrameHeader, FrameKind, Priority, encode_chunk
+from thaw.errors import ProtocolError, Unavailable
 
 CHUNK_BYTES: Final = 1024 * 1024
 """Redis moves 1 MB in 2 to 4 ms: small enough to overlap the copies of two, large enough to fill the wire."""
 
 WINDOW_BYTES: Final = 64 * 1024 * 1024
 MAX_MESSAGE_BYTES: Final = 1024 * 1024 * 1024
+MAX_STAGES: Final = 256
+"""Stage numbers are one byte in names and handshakes; plans today have at most eight."""
+
+RESUME_S: Final = 10.0
+"""How long a lost relay or peer is looked for before the call in progress fails."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,54 +40,73 @@ class Message:
     payload: memoryview
 
 
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """How much may be on its way.  Both ends of a link have the same."""
+
+    chunk_bytes: int = CHUNK_BYTES
+    window_bytes: int = WINDOW_BYTES
+    max_message_bytes: int = MAX_MESSAGE_BYTES
+    resume_s: float = RESUME_S
+
+    def __post_init__(self) -> None:
+        if not 0 < self.chunk_bytes <= MAX_PAYLOAD_BYTES:
+            raise ProtocolError(f"chunks of {self.chunk_bytes} bytes; a frame carries 1 to {MAX_PAYLOAD_BYTES}")
+
+    @property
+    def credit_bytes(self) -> int:
+        """A receiver reports what it has taken every so many bytes: often enough that a sender never stands still."""
+        return max(1, self.window_bytes // 4)
+
+    @property
+    def at_once_bytes(self) -> int:
+        """What a sender may count on, though the receiver has not reported the last it took: a message up to this
+        size is sent whole or not at all."""
+        return self.window_bytes - self.credit_bytes
+
+
 class Transport(Protocol):
-    """One stage's end of its group's links."""
+    """One stage's end of its group's links.
+
+    One thread receives.  Any thread may send; messages of one (receiver, priority) leave one after the other, and a
+    message never waits for another of lower priority.  ``close`` may be called by any thread, and twice: a waiting
+    ``receive`` or ``send`` ends at once with Unavailable.
+    """
 
     def send(self, receiver: int, message: FrameHeader, payload: bytes | memoryview, *, deadline_s: float) -> None:
-        """Queue ``payload`` for stage ``receiver``.  ``message`` gives kind, priority, flags, stream_id, step.
+        """Hand ``payload`` over for stage ``receiver``.  ``message`` gives kind, priority, flags, stream_id, step.
 
-        Raises Unavailable when the window stays full or the relay does not answer until the deadline.
+        The caller may reuse ``payload`` afterwards.  Raises Unavailable when the window stays full or the relay does
+        not answer until the deadline; nothing of a message up to ``Flow.at_once_bytes`` was sent then.  Raises
+        WorkerLost when the link cannot be continued: its group has ended, or the relay has lost what it held.
         """
 
     def receive(self, *, deadline_s: float) -> Message:
-        """The next message, highest priority first.  Raises TimeoutError at the deadline, ProtocolError for damage."""
+        """The next message, highest priority first.
+
+        Raises TimeoutError at the deadline, ProtocolError for damage, WorkerLost as ``send``, Unavailable when the
+        relay cannot be reached for ``Flow.resume_s``.
+        """
 
     def close(self) -> None: ...
 
 
-def split(header: FrameHeader, payload: memoryview, chunk_bytes: int) -> Iterator[bytes]:
-    """The frames of one message."""
-    n_chunks = max(1, -(-len(payload) // chunk_bytes))
+def closed(stage: int) -> Unavailable:
+    """What a call raises that waits while its transport is closed, or comes after."""
+    return Unavailable(f"stage {stage}: its transport was closed")
+
+
+Chunk = tuple[int, bytes, memoryview]
+"""(number, the frame's 64 bytes, what follows them)."""
+
+
+def split(message: FrameHeader, group_id: bytes, seq: int, payload: bytes | memoryview, flow: Flow) -> Iterator[Chunk]:
+    """The frames of one message, each made when it is asked for; the payload is not copied."""
+    view = memoryview(payload).cast("B")
+    n_bytes = len(view)
+    if n_bytes > flow.max_message_bytes:
+        raise ProtocolError(f"a message of {n_bytes} bytes; the limit is {flow.max_message_bytes}")
+    n_chunks = max(1, -(-n_bytes // flow.chunk_bytes))
     for chunk in range(n_chunks):
-        part = payload[chunk * chunk_bytes : (chunk + 1) * chunk_bytes]
-        yield encode(
-            FrameHeader(header.kind, header.priority, header.flags, header.group_id, header.stream_id, header.seq,
-                        chunk, n_chunks, step=header.step),
-            bytes(part),
-        )  # fmt: skip
-
-
-class Assembly:
-    """Chunks of one sender and priority → messages.  A repeated chunk is dropped, a gap is a ProtocolError."""
-
-    def __init__(self) -> None:
-        self._next_seq = 0
-        self._parts: list[bytes | memoryview] = []
-        self._n_bytes = 0
-
-    def add(self, sender: int, header: FrameHeader, payload: bytes | memoryview) -> Message | None:
-        expected = (self._next_seq, len(self._parts))
-        if (header.seq, header.chunk) < expected:
-            return None
-        if (header.seq, header.chunk) != expected:
-            raise ProtocolError(f"stage {sender}: message {header.seq} chunk {header.chunk} came, expected {expected}")
-        self._n_bytes += len(payload)
-        if self._n_bytes > MAX_MESSAGE_BYTES:
-            raise ProtocolError(f"stage {sender}: a message of more than {MAX_MESSAGE_BYTES} bytes")
-        self._parts.append(payload)
-        if len(self._parts) < header.n_chunks:
-            return None
-        body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
-        self._next_seq, self._parts, self._n_bytes = self._next_seq + 1, [], 0
-        return Message(sender, header.kind, header.priority, header.flags, header.stream_id, header.seq, header.step,
-                       memoryview(body))  # fmt: skip
+        part = view[chunk * flow.chunk_bytes : (chunk + 1) * flow.chunk_bytes]
+        yield chunk, encode_chunk(message, group_id, seq, chunk, n_chunks, part), part

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
 from dataclasses import replace
 from pathlib import Path
@@ -16,11 +17,11 @@ from relay import frames
 from relay.frames import HEADER_BYTES, MAX_PAYLOAD_BYTES, Frame, FrameHeader, FrameKind, Priority
 from thaw.errors import ProtocolError
 
-VECTORS: list[dict[str, Any]] = json.loads((Path(__file__).parents[1] / "vectors/frames.json").read_text())
+VECTORS: dict[str, Any] = json.loads((Path(__file__).parents[1] / "vectors/frames.json").read_text())
 HEADER = FrameHeader(FrameKind.HIDDEN_STATES, Priority.KV, 0, bytes(range(16)), 7, 8, 1, 3, step=9)
 
 
-@pytest.mark.parametrize("vector", VECTORS, ids=lambda v: str(v["name"]))
+@pytest.mark.parametrize("vector", VECTORS["good"], ids=lambda v: str(v["name"]))
 def test_the_vectors_are_written_and_read(vector: dict[str, Any]) -> None:
     fields = vector["header"] | {"group_id": bytes.fromhex(vector["header"]["group_id"])}
     header = FrameHeader(**fields | {"kind": FrameKind(fields["kind"]), "priority": Priority(fields["priority"])})
@@ -29,6 +30,12 @@ def test_the_vectors_are_written_and_read(vector: dict[str, Any]) -> None:
     decoded = frames.decode(encoded)
     assert decoded.payload == payload
     assert replace(decoded.header, n_bytes=0, payload_crc=0) == header
+
+
+@pytest.mark.parametrize("vector", VECTORS["bad"], ids=lambda v: str(v["name"]))
+def test_the_bad_vectors_are_refused_with_their_reason(vector: dict[str, Any]) -> None:
+    with pytest.raises(ProtocolError, match=re.escape(vector["error"])):
+        frames.decode(bytes.fromhex(vector["bytes"]))
 
 
 def test_a_frame_cut_at_any_byte_is_refused() -> None:

@@ -1,0 +1,109 @@
+"""Chunks of one sender and priority → messages, each received into its place.
+
+::
+
+    place(header) ──▶ the bytes where the payload goes ──▶ (receive, check) ──▶ take(header) ──▶ message, when whole
+
+The memory of a message is taken when its first chunk was checked: chunks × bytes of the first, below the limit.  All
+chunks but the last have the first one's size, so each has its place before it comes and nothing is joined at the end.
+A repeated chunk (a link was cut and resumed) goes to waste; a chunk ahead of its turn is refused, unless the link has
+two ways to come (``hold_bytes``): then it waits for those that the slower way still carries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from relay.frames import FrameHeader
+from relay.transports.base import MAX_MESSAGE_BYTES, Message
+from thaw.errors import ProtocolError
+
+Position = tuple[int, int]
+"""(message, chunk) that comes next; both from 0."""
+
+
+_NOTHING = memoryview(b"")
+
+
+class Assembly:
+    """Not thread-safe: its owner reads one link."""
+
+    def __init__(self, sender: int, *, max_message_bytes: int = MAX_MESSAGE_BYTES, hold_bytes: int = 0) -> None:
+        self._sender, self._max_bytes, self._hold_bytes = sender, max_message_bytes, hold_bytes
+        self._first: FrameHeader | None = None  # chunk 0 of the message in progress
+        self._body = _NOTHING
+        self._held: dict[Position, tuple[FrameHeader, memoryview]] = {}
+        self._held_bytes = 0
+        self.position: Position = (0, 0)
+
+    def place(self, header: FrameHeader) -> memoryview:
+        """Where the payload of ``header`` is to be received.  Raises ProtocolError; nothing was allocated then."""
+        at = (header.seq, header.chunk)
+        if at < self.position or at in self._held:
+            return memoryview(bytearray(header.n_bytes))  # a repetition: take() drops it
+        if at > self.position:
+            return self._place_ahead(header)
+        if header.chunk == 0:
+            self._begin(header)
+        offset, size = self._slot(header)
+        return self._body[offset : offset + size]
+
+    def take(self, header: FrameHeader, payload: memoryview) -> Sequence[Message]:
+        """``payload``, received where ``place`` said, is sound.  The messages that became whole by it."""
+        at = (header.seq, header.chunk)
+        if at > self.position:
+            self._held[at] = (header, payload)
+            self._held_bytes += len(payload)
+            return ()
+        if at < self.position:
+            return ()
+        message = self._advance(header)
+        if not self._held:
+            return () if message is None else (message,)
+        return [m for m in (message, *self._release()) if m is not None]
+
+    def _release(self) -> Iterator[Message | None]:
+        while (held := self._held.pop(self.position, None)) is not None:
+            header, payload = held
+            self._held_bytes -= len(payload)
+            self.place(header)[:] = payload
+            yield self._advance(header)
+
+    def _begin(self, header: FrameHeader) -> None:
+        if header.n_chunks > 1 and header.n_bytes == 0:
+            raise ProtocolError(f"stage {self._sender}: a message of {header.n_chunks} chunks begins with an empty one")
+        n_bytes = header.n_chunks * header.n_bytes
+        if n_bytes >= self._max_bytes + max(1, header.n_bytes):
+            raise ProtocolError(f"stage {self._sender}: a message of more than {self._max_bytes} bytes")
+        if self._first is None or (self._first.n_chunks, self._first.n_bytes) != (header.n_chunks, header.n_bytes):
+            self._body = memoryview(bytearray(n_bytes))  # else it came again, by another way or another connection
+        self._first = header
+
+    def _slot(self, header: FrameHeader) -> tuple[int, int]:
+        first = self._first
+        if first is None or header.n_chunks != first.n_chunks:
+            raise ProtocolError(f"stage {self._sender}: chunk {header.chunk} belongs to another message")
+        last = header.chunk + 1 == first.n_chunks
+        if header.n_bytes > first.n_bytes or (header.n_bytes < first.n_bytes and not last):
+            raise ProtocolError(f"stage {self._sender}: chunk {header.chunk} has {header.n_bytes} bytes, the first has "
+                                f"{first.n_bytes}")  # fmt: skip
+        return header.chunk * first.n_bytes, header.n_bytes
+
+    def _place_ahead(self, header: FrameHeader) -> memoryview:
+        if self._held_bytes + header.n_bytes > self._hold_bytes:
+            raise ProtocolError(f"stage {self._sender}: message {header.seq} chunk {header.chunk} came, "
+                                f"expected {self.position}")  # fmt: skip
+        return memoryview(bytearray(header.n_bytes))
+
+    def _advance(self, header: FrameHeader) -> Message | None:
+        first = self._first
+        assert first is not None  # noqa: S101  place() came before
+        if header.chunk + 1 < first.n_chunks:
+            self.position = (header.seq, header.chunk + 1)
+            return None
+        body = self._body[: header.chunk * first.n_bytes + header.n_bytes]
+        self.position = (header.seq + 1, 0)
+        self._body, self._first = _NOTHING, None
+        return Message(
+            self._sender, first.kind, first.priority, first.flags, first.stream_id, first.seq, first.step, body
+        )

@@ -1,0 +1,162 @@
+"""Redis, and TCP where two ends can: the short cut is negotiated per link, and given up without losing order.
+
+::
+
+    send ──┬── short cut up ────▶ TcpOut ──────────────▶ lane ──┐
+           └── else ────▶ redis Sender ──▶ relay ──────▶ lane ──┴──▶ one Assembly a link, by number
+
+Messages of a link are numbered once, whichever way they go.  The receiver puts them together by number, so a message
+that overtakes those still in the relay waits for them, and what comes both ways counts once.  A link begins on redis;
+a helper thread dials meanwhile.  A short cut that breaks and cannot be dialled again leaves its unacknowledged frames
+to redis.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from relay.frames import FrameHeader, Priority
+from relay.messages import GroupCredential
+from relay.transports.assembly import Assembly
+from relay.transports.base import Flow, Message
+from relay.transports.inbox import Inbox
+from relay.transports.redis_in import RedisLane
+from relay.transports.redis_out import Sender
+from relay.transports.redis_server import GroupRelay
+from relay.transports.tcp import TcpEnds
+from relay.transports.tcp_out import NoRoute, TcpOut
+from thaw.errors import PlatformError
+from thaw.ids import GroupId
+
+_DIAL_S: Final = 1.0
+_TRY_AGAIN_S: Final = 1.0
+"""A link that is in use and on redis is dialled this often: its receiver may have started later."""
+_MOVE_S: Final = 10.0
+
+LinkId = tuple[int, Priority]
+
+
+@dataclass(slots=True)
+class _Link:
+    sender: Sender
+    shortcut: TcpOut | None
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    seq: int = 0
+    up: bool = False
+    next_try_s: float = 0.0
+
+
+class AutoTransport:
+    """Stage ``stage`` of ``group_id``.  See base.Transport.  ``no_shortcut`` says why this end has only redis."""
+
+    def __init__(self, url: str, group_id: GroupId, stage: int, peers: Sequence[int], *, host_address: str,
+                 credential: GroupCredential, flow: Flow | None = None) -> None:  # fmt: skip
+        flow = flow or Flow()
+        relay = GroupRelay(url, credential, group_id)
+        self._inbox = Inbox(stage)
+        held = 2 * flow.window_bytes  # a short cut is at most a window ahead, and its last chunk
+        assemblies = {(p, priority): Assembly(p, max_message_bytes=flow.max_message_bytes, hold_bytes=held)
+                      for p in peers for priority in Priority}  # fmt: skip
+        self._senders = {priority: Sender(relay, self._inbox, stage, priority, flow) for priority in Priority}
+        self._links: dict[LinkId, _Link] = {}
+        self._links_lock = threading.Lock()
+        self.no_shortcut = ""
+        self._ends: TcpEnds | None = None
+        with self._inbox.lock:
+            for priority in Priority:
+                lane = RedisLane(relay, self._inbox, stage, {p: assemblies[p, priority] for p in peers}, priority, flow)
+                self._inbox.idle(lane)
+                lane.revive(time.monotonic())
+        try:
+            self._ends = TcpEnds(relay, credential.secret, self._inbox, stage, assemblies, host_address, flow)
+        except (OSError, PlatformError) as e:
+            self.no_shortcut = str(e)
+        self._jobs: queue.SimpleQueue[LinkId | None] = queue.SimpleQueue()
+        self._helper = threading.Thread(target=self._help, name=f"stage-{stage}-shortcuts", daemon=True)
+        self._helper.start()
+
+    def send(self, receiver: int, message: FrameHeader, payload: bytes | memoryview, *, deadline_s: float) -> None:
+        link = self._link((receiver, message.priority))
+        with link.lock:
+            if not (link.up and self._by_shortcut(link, receiver, message, payload, deadline_s)):
+                link.sender.send(receiver, message, payload, deadline_s, link.seq)
+            link.seq += 1
+            if not link.up and link.shortcut is not None and time.monotonic() >= link.next_try_s:
+                link.next_try_s = time.monotonic() + _TRY_AGAIN_S
+                self._jobs.put((receiver, message.priority))
+
+    def receive(self, *, deadline_s: float) -> Message:
+        try:
+            return self._inbox.receive(deadline_s)
+        except TimeoutError:
+            for sender in self._senders.values():
+                sender.check()
+            raise
+
+    def close(self) -> None:
+        self._jobs.put(None)
+        if self._ends is not None:
+            self._ends.close()
+        for sender in self._senders.values():
+            sender.close()
+        self._inbox.close()
+        self._helper.join()
+
+    def shortcut_up(self, receiver: int, priority: Priority) -> bool:
+        """Whether the next message goes past the relay."""
+        return self._link((receiver, priority)).up
+
+    def _link(self, link_id: LinkId) -> _Link:
+        found = self._links.get(link_id)
+        if found is None:
+            with self._links_lock:
+                found = self._links.get(link_id)
+                if found is None:
+                    receiver, priority = link_id
+                    shortcut = None if self._ends is None else self._ends.link(
+                        receiver, priority, on_lost=lambda: self._jobs.put(link_id))  # fmt: skip
+                    found = self._links[link_id] = _Link(self._senders[priority], shortcut)
+        return found
+
+    def _by_shortcut(self, link: _Link, receiver: int, message: FrameHeader, payload: bytes | memoryview,
+                     deadline_s: float) -> bool:  # fmt: skip
+        assert link.shortcut is not None  # noqa: S101  only then is it up
+        try:
+            link.shortcut.send_as(link.seq, message, payload, deadline_s)
+        except NoRoute:
+            self._fall_back(link, receiver, link.seq)
+            return False
+        return True
+
+    def _fall_back(self, link: _Link, receiver: int, before_seq: int) -> None:
+        """Leave to redis what the short cut did not deliver, up to the message in progress, which is sent anew."""
+        assert link.shortcut is not None  # noqa: S101
+        link.up = False
+        frames = [frame for frame in link.shortcut.abandon() if frame.seq < before_seq]
+        link.sender.send_frames(receiver, frames, _MOVE_S)
+
+    def _help(self) -> None:
+        while (link_id := self._jobs.get()) is not None:
+            link = self._link(link_id)
+            with link.lock:
+                self._dial(link, link_id[0])
+
+    def _dial(self, link: _Link, receiver: int) -> None:
+        assert link.shortcut is not None  # noqa: S101
+        try:
+            link.shortcut.connect(_DIAL_S)
+            link.up = True
+        except (OSError, PlatformError):
+            if link.up:
+                self._surrender(link, receiver)
+
+    def _surrender(self, link: _Link, receiver: int) -> None:
+        try:
+            self._fall_back(link, receiver, link.seq)
+        except PlatformError:
+            return  # the relay is away too: the next send or receive says so

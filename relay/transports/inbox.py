@@ -1,0 +1,164 @@
+"""Where everything that comes in meets: one thread waits on all sockets, and hands messages out by priority.
+
+::
+
+    lane (socket) ──┐
+    lane (socket) ──┼── epoll ──▶ assemblies ──▶ ready: inference │ KV │ bulk ──▶ receive()
+    closed (event) ─┘
+
+No thread stands between a socket and the caller of ``receive``: handing a message from one thread to another would
+cost as much as the kernel takes to carry it.  What is not received stays in the sockets, and with the senders.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable
+from typing import Final, Protocol
+
+from relay.frames import Priority
+from relay.transports.base import Message, closed
+from thaw.errors import PlatformError
+
+INCOMING: Final = select.EPOLLIN | select.EPOLLRDHUP
+LOSS_ONLY: Final = select.EPOLLRDHUP
+"""For a socket that is written: nobody is woken by the answers, only when it is lost."""
+
+
+class Lane(Protocol):
+    """One way messages come, or go.  All methods are called with the inbox's lock held."""
+
+    priority: Priority
+
+    def advance(self) -> Iterable[Message]:
+        """The socket has something, or was lost: take one read of it, and say which messages became whole."""
+
+    def arm(self) -> None:
+        """The caller has taken every message: say so to the other side, and ask for more where one has to ask."""
+
+    def revive(self, now_s: float) -> float | None:
+        """Look after a lost connection.  The time to call again, None when there is nothing to look after."""
+
+    def close(self) -> None: ...
+
+
+class Inbox:
+    def __init__(self, stage: int) -> None:
+        self.lock = threading.Lock()
+        """Held while lanes are read or exchanged; never while waiting."""
+        self._inside = threading.Lock()  # held by the thread that receives, all the time
+        self._stage = stage
+        self._epoll = select.epoll()
+        self._waker = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._epoll.register(self._waker, select.EPOLLIN)
+        self._lanes: dict[int, Lane] = {}
+        self._idle: list[Lane] = []  # without a socket: to be revived
+        self._ready: tuple[deque[Message], ...] = tuple(deque() for _ in Priority)
+        self._unarmed: list[Lane] = []
+        self._closed = False
+
+    def watch(self, fd: int, lane: Lane, events: int = INCOMING) -> None:
+        self._lanes[fd] = lane
+        try:
+            self._epoll.register(fd, events)
+        except ValueError:
+            raise closed(self._stage) from None
+
+    def rewatch(self, fd: int, events: int) -> None:
+        if fd in self._lanes and not self._closed:
+            self._epoll.modify(fd, events)
+
+    def forget(self, fd: int) -> None:
+        """Before ``fd`` is closed: its number may be given to another."""
+        if self._lanes.pop(fd, None) is not None and not self._closed:
+            self._epoll.unregister(fd)
+
+    def idle(self, lane: Lane) -> None:
+        """``lane`` has no socket now; ``revive`` is asked for one, by the thread that receives."""
+        if lane not in self._idle:
+            self._idle.append(lane)
+        self.wake()
+
+    def wake(self) -> None:
+        """Let a waiting ``receive`` look at its lanes again."""
+        if not self._closed:
+            os.eventfd_write(self._waker, 1)
+
+    def receive(self, deadline_s: float) -> Message:
+        with self._inside:
+            return self._receive(deadline_s)
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True  # before the thread that receives is woken
+        os.eventfd_write(self._waker, 1)
+        with self._inside, self.lock:  # an epoll that is closed under a thread would never wake it
+            for lane in [*self._lanes.values(), *self._idle]:
+                lane.close()
+            self._lanes.clear()
+            self._epoll.close()
+            os.close(self._waker)
+
+    def _receive(self, deadline_s: float) -> Message:
+        until = time.monotonic() + deadline_s
+        while not self._closed:
+            for queue in self._ready:
+                if queue:
+                    return queue.popleft()
+            if self._unarmed:
+                self._arm()
+            retry_s = self._revive() if self._idle else None
+            left_s = until - time.monotonic()
+            if left_s <= 0 and not self._poll(0, None):
+                raise TimeoutError(f"stage {self._stage}: nothing came in {deadline_s} s")
+            if left_s > 0:
+                self._poll(left_s, retry_s)
+        raise closed(self._stage)
+
+    def _poll(self, left_s: float, retry_s: float | None) -> bool:
+        """Wait, then read the most urgent lane that has something.  False: nobody had."""
+        events = self._epoll.poll(left_s if retry_s is None else min(left_s, retry_s))
+        if not events:
+            return False
+        with self.lock:
+            lane: Lane | None = None
+            for fd, _ in events:
+                if fd == self._waker:
+                    os.eventfd_read(self._waker)
+                    continue
+                found = self._lanes.get(fd)
+                if found is not None and (lane is None or found.priority < lane.priority):
+                    lane = found
+            if lane is not None:
+                for message in lane.advance():
+                    self._ready[message.priority].append(message)
+                self._unarmed.append(lane)
+        return True
+
+    def _arm(self) -> None:
+        with self.lock:
+            for lane in self._unarmed:
+                lane.arm()
+            self._unarmed.clear()
+
+    def _revive(self) -> float | None:
+        now = time.monotonic()
+        times = []
+        with self.lock:
+            idle, self._idle = self._idle, []
+            while idle:
+                try:
+                    at = idle[0].revive(now)
+                except PlatformError:
+                    self._idle += idle
+                    raise
+                lane = idle.pop(0)
+                if at is not None:
+                    times.append(at)
+                    self._idle += [] if lane in self._idle else [lane]
+        return max(0.0, min(times) - now) if times else None

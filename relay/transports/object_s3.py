@@ -1,0 +1,157 @@
+"""``s3://bucket/prefix``: botocore signs, http.client carries.  A store of objects notifies nobody, so it is asked.
+
+Keys and endpoint are those of fetchd: THAW_S3_ENDPOINT, AWS_REGION, AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY.
+"""
+
+from __future__ import annotations
+
+import http.client
+import re
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from email.utils import parsedate_to_datetime
+from typing import Final
+from urllib.parse import quote, urlencode, urlsplit
+
+from botocore.auth import S3SigV4Auth
+from botocore.awsrequest import AWSRequest
+from botocore.credentials import Credentials
+
+from relay.transports.object import Entry
+from thaw.errors import PlatformError, ProtocolError, StoreUnavailable
+
+POLL_S: Final = (0.002, 0.25)
+"""First and last pause between two listings.  A thousand listings cost about half a cent: four a second when idle."""
+_TIMEOUT_S: Final = 10.0
+_FIELDS: Final = {"key": re.compile(r"<Key>([^<]*)</Key>"), "modified": re.compile(r"<LastModified>([^<]*)<"),
+                  "size": re.compile(r"<Size>(\d+)<")}  # fmt: skip
+_BLOCK: Final = re.compile(r"<Contents>(.*?)</Contents>", re.S)
+
+
+@dataclass(frozen=True, slots=True)
+class S3Access:
+    endpoint: str
+    region: str
+    key_id: str
+    secret: str
+
+    @staticmethod
+    def from_environment(env: Mapping[str, str]) -> S3Access:
+        region = env.get("AWS_REGION", "us-east-1")
+        endpoint = env.get("THAW_S3_ENDPOINT", "") or f"https://s3.{region}.amazonaws.com"
+        return S3Access(endpoint, region, env.get("AWS_ACCESS_KEY_ID", ""), env.get("AWS_SECRET_ACCESS_KEY", ""))
+
+
+class S3Store:
+    def __init__(self, uri: str, access: S3Access) -> None:
+        parts = urlsplit(uri)
+        if parts.scheme != "s3" or not parts.netloc:
+            raise PlatformError(f"{uri!r} is no s3://bucket/prefix")
+        self._bucket, self._prefix, self._access = parts.netloc, parts.path.strip("/"), access
+
+    def session(self) -> S3Session:
+        return S3Session(self._bucket, self._prefix, self._access)
+
+
+class S3Session:
+    """See object.Session.  One kept-alive connection."""
+
+    def __init__(self, bucket: str, prefix: str, access: S3Access) -> None:
+        self._bucket, self._prefix, self._access = bucket, prefix, access
+        self._auth = S3SigV4Auth(Credentials(access.key_id, access.secret), "s3", access.region)
+        parts = urlsplit(access.endpoint)
+        connection = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        self._http = connection(parts.hostname or "", parts.port, timeout=_TIMEOUT_S)
+        self._origin = f"{parts.scheme}://{parts.netloc}"
+        self._interrupted = threading.Event()
+        self._pause_s = POLL_S[0]
+
+    def put(self, folder: str, name: str, parts: Sequence[bytes | memoryview]) -> None:
+        self._ask("PUT", self._path(folder, name), {}, b"".join(parts), (200,))
+
+    def get(self, folder: str, name: str, most_bytes: int) -> bytes | None:
+        status, body = self._ask("GET", self._path(folder, name), {}, b"", (200, 404), most_bytes)[:2]
+        return body if status == 200 else None
+
+    def delete(self, folder: str, name: str) -> None:
+        self._ask("DELETE", self._path(folder, name), {}, b"", (200, 204, 404))
+
+    def list(self, folder: str, prefix: str = "") -> list[Entry]:
+        begin, found, after = self._key(folder, ""), list[Entry](), ""
+        while True:
+            query = {"list-type": "2", "prefix": begin + prefix} | ({"start-after": after} if after else {})
+            _, body, now = self._ask("GET", f"/{self._bucket}", query, b"", (200,), 16 * 1024 * 1024)
+            text = body.decode()
+            for block in _BLOCK.findall(text):
+                key, modified, size = (_field(name, block) for name in ("key", "modified", "size"))
+                age_s = now - datetime.fromisoformat(modified).timestamp()
+                found.append(Entry(key.removeprefix(begin), int(size), age_s))
+                after = key
+            if "<IsTruncated>true" not in text:
+                return sorted(found, key=lambda e: e.name)
+
+    def wait(self, folder: str, timeout_s: float, *, eager: bool) -> None:
+        self._pause_s = POLL_S[0] if eager else min(2 * self._pause_s, POLL_S[1])
+        self._interrupted.wait(min(timeout_s, self._pause_s))
+
+    def interrupt(self) -> None:
+        self._interrupted.set()
+
+    def close(self) -> None:
+        self._http.close()
+
+    def _key(self, folder: str, name: str) -> str:
+        return "/".join(part for part in (self._prefix, folder) if part) + "/" + name
+
+    def _path(self, folder: str, name: str) -> str:
+        return f"/{self._bucket}/{quote(self._key(folder, name), safe='/~-._')}"
+
+    def _ask(self, method: str, path: str, query: Mapping[str, str], body: bytes, wanted: tuple[int, ...],
+             most_bytes: int = 1024 * 1024) -> tuple[int, bytes, float]:  # fmt: skip
+        """(status, body, the store's clock).  A connection that the server closed meanwhile is renewed once."""
+        target = path + ("?" + urlencode(sorted(query.items()), quote_via=quote, safe="-_.~") if query else "")
+        for attempt in range(2):
+            fresh = self._http.sock is None
+            try:
+                return self._ask_once(method, target, body, wanted, most_bytes)
+            except (OSError, http.client.HTTPException) as e:
+                self._http.close()
+                if fresh or attempt:
+                    raise StoreUnavailable(f"{self._origin}{path}: {type(e).__name__}: {e}",
+                                           hint="is the store up and reachable?") from e  # fmt: skip
+        raise AssertionError  # the second attempt returns or raises
+
+    def _ask_once(self, method: str, target: str, body: bytes, wanted: tuple[int, ...],
+                  most_bytes: int) -> tuple[int, bytes, float]:  # fmt: skip
+        self._http.request(method, target, body=body or None, headers=self._signed(method, target, body))
+        response = self._http.getresponse()
+        if (response.length or 0) > most_bytes:
+            self._http.close()
+            raise ProtocolError(f"{target}: {response.length} bytes; the limit is {most_bytes}")
+        answer = response.read(most_bytes + 1)
+        if len(answer) > most_bytes:
+            self._http.close()
+            raise ProtocolError(f"{target}: more than {most_bytes} bytes")
+        if response.status not in wanted:
+            text = answer[:300].decode("utf-8", "replace")
+            raise StoreUnavailable(f"{method} {self._origin}{target}: {response.status} {text}",
+                                   hint="check THAW_S3_ENDPOINT, the bucket and the keys")  # fmt: skip
+        date = response.getheader("Date", "")
+        return response.status, answer, parsedate_to_datetime(date).timestamp() if date else time.time()
+
+    def _signed(self, method: str, target: str, body: bytes) -> dict[str, str]:
+        if not self._access.key_id:
+            return {}
+        request = AWSRequest(method=method, url=self._origin + target, data=body, headers={})
+        self._auth.add_auth(request)
+        return {name: str(value) for name, value in request.headers.items()}
+
+
+def _field(name: str, block: str) -> str:
+    found = _FIELDS[name].search(block)
+    if found is None:
+        raise ProtocolError(f"the store lists an object without {name}")
+    return found[1]

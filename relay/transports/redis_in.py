@@ -1,0 +1,276 @@
+"""The receiving end of the Redis transport: one XREAD on its way, parsed while its answer comes (redis.py).
+
+A reply is read into one buffer; a payload that does not fit goes from the socket into its message's memory, and nothing
+is allocated before the frame's header was checked.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Generator, Iterator, Sequence
+from typing import Final
+
+from relay.frames import HEADER_BYTES, MAX_PAYLOAD_BYTES, FrameHeader, Priority, check_payload, decode_header
+from relay.transports.assembly import Assembly
+from relay.transports.base import Flow, Message
+from relay.transports.inbox import Inbox
+from relay.transports.redis_server import TTL_MS, GroupRelay, unanswered
+from relay.transports.resp import BUFFER_BYTES, Connection, command, gave_up
+from thaw.errors import PlatformError, ProtocolError, WorkerLost
+
+_READ_COUNT: Final = {Priority.INFERENCE: 8, Priority.KV: 2, Priority.BULK: 2}
+"""Frames a stream may answer with at once: what the relay holds for a slow reader beside the stream itself."""
+_BACKOFF_S: Final = (0.01, 0.05, 0.2, 0.5)
+_MAX_HEAD_BYTES: Final = 512
+_DONT_WAIT: Final = socket.MSG_DONTWAIT
+_REPLY: Final = re.compile(rb"(?:\*(-?\d{1,9})|-([^\r\n]*))\r\n")
+_ONE: Final = re.compile(
+    rb"\*1\r\n\*2\r\n\$\d{1,4}\r\n([^\r\n]+)\r\n\*1\r\n\*2\r\n\$\d{1,4}\r\n(\d+)-(\d+)\r\n\*2\r\n\$1\r\nf\r\n\$(\d{1,9})\r\n"
+)
+"""A reply with one frame: nearly every one between stages, so it is parsed in one step."""
+_STREAM: Final = re.compile(rb"\*2\r\n\$\d{1,4}\r\n([^\r\n]+)\r\n\*(\d{1,9})\r\n")
+_ENTRY: Final = re.compile(rb"\*2\r\n\$\d{1,4}\r\n(\d+)-(\d+)\r\n\*2\r\n\$1\r\nf\r\n\$(\d{1,9})\r\n")
+
+
+class RedisLane:
+    """All streams to one stage at one priority: one connection with one XREAD on its way.  See inbox.Lane.
+
+    The next XREAD leaves when the caller comes back for the next message (``arm``), not before it has this one: the
+    message would wait for the system call.
+    """
+
+    def __init__(self, relay: GroupRelay, inbox: Inbox, stage: int, assemblies: dict[int, Assembly],
+                 priority: Priority, flow: Flow) -> None:  # fmt: skip
+        self.priority = priority
+        self._relay, self._inbox, self._flow, self._assemblies = relay, inbox, flow, assemblies
+        self._keys = {relay.stream(p, stage, priority).encode(): p for p in assemblies}
+        self._ids = dict.fromkeys(self._keys, (0, 0))
+        self._taken = dict.fromkeys(self._keys, 0)  # bytes
+        self._credited = dict.fromkeys(self._keys, 0)
+        self._read: set[bytes] = set()  # streams with frames that were taken and not acknowledged
+        self._question = command("XREAD", "COUNT", _READ_COUNT[priority], "BLOCK", 0, "STREAMS", *self._keys)
+        self._question = self._question.replace(b"*%d" % (6 + len(self._keys)), b"*%d" % (6 + 2 * len(self._keys)), 1)
+        self._connection: Connection | None = None
+        self._parser: Generator[Message | None] = self._parse()
+        self._target: memoryview | None = None
+        self._armed = False
+        self._between = True  # the parser waits for the first byte of a reply
+        self._lost_since: float | None = None
+        self._failures = 0
+        self._retry_s = 0.0
+
+    def advance(self) -> Iterator[Message]:
+        connection = self._connection
+        if connection is None:
+            return
+        try:
+            if not self._fill(connection):
+                raise ConnectionResetError("the relay closed the connection")
+        except BlockingIOError:
+            return
+        except OSError as e:
+            self._lose(e)
+            return
+        yield from self._parsed()
+
+    def arm(self) -> None:
+        """Acknowledge what was taken and ask for more."""
+        if self._armed or self._connection is None:
+            return
+        try:
+            self._connection.send(*self._acknowledgements(), self._question, *map(_id_argument, self._ids.values()))
+        except OSError as e:
+            self._lose(e)
+        else:
+            self._armed = True
+
+    def revive(self, now_s: float) -> float | None:
+        if self._connection is not None:
+            return None
+        if now_s < self._retry_s:
+            return self._retry_s
+        try:
+            connection = self._relay.connect(self.priority, self._flow.resume_s)
+        except OSError as e:
+            return self._not_yet(now_s, e)
+        connection.wait_at_most(5.0)
+        self._connection, self._parser, self._target = connection, self._parse(), None
+        self._armed, self._between = False, True
+        self._lost_since, self._failures = None, 0
+        self._read.update(key for key, at in self._ids.items() if at != (0, 0))  # the last acknowledgement may be lost
+        self._credited = dict.fromkeys(self._keys, 0)
+        self._inbox.watch(connection.sock.fileno(), self)
+        self.arm()
+        return None
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _parsed(self) -> Iterator[Message]:
+        try:
+            if self._between and (messages := self._one()) is not None:
+                yield from messages
+                return
+            for message in self._parser:
+                if message is None:
+                    return
+                yield message
+        except (ProtocolError, PlatformError):
+            self._lose(None)
+            raise
+
+    def _fill(self, connection: Connection) -> int:
+        """One read: into the message it belongs to where that is known, else into the buffer."""
+        if self._target is not None:
+            count = connection.sock.recv_into(self._target, 0, _DONT_WAIT)
+            self._target = self._target[count:] if count < len(self._target) else None
+            return count
+        if connection.start == connection.end:
+            connection.start = connection.end = 0
+        elif connection.end == BUFFER_BYTES:
+            connection.compact()
+        count = connection.sock.recv_into(connection.view[connection.end :], 0, _DONT_WAIT)
+        connection.end += count
+        return count
+
+    def _parse(self) -> Generator[Message | None]:
+        """Reply after reply.  Yields None when it needs more bytes, and every message that became whole."""
+        while True:
+            self._between = True
+            reply = yield from self._match(_REPLY)
+            self._between = False
+            if reply[1] is not None:
+                self._refused(bytes(reply[1]).decode("utf-8", "replace"))
+            n_messages = 0
+            for _ in range(int(reply[0])):
+                stream = yield from self._match(_STREAM)
+                key, n_entries = bytes(stream[0]), int(stream[1])
+                for _ in range(n_entries):
+                    entry = yield from self._match(_ENTRY)
+                    for message in (yield from self._frame(key, int(entry[2]))):
+                        n_messages += 1
+                        yield message
+                    self._took(key, (int(entry[0]), int(entry[1])), int(entry[2]))
+            self._armed = False
+            if not n_messages:
+                self.arm()
+
+    def _one(self) -> Sequence[Message] | None:
+        """The short cut: a reply with one frame that came whole."""
+        connection = self._connection
+        assert connection is not None  # noqa: S101
+        found = _ONE.match(connection.buffer, connection.start, connection.end)
+        if found is None:
+            return None
+        at, n_bytes = found.end(), int(found[4])
+        if at + n_bytes + 2 > connection.end:
+            return None
+        key, entry_id = bytes(found[1]), (int(found[2]), int(found[3]))
+        connection.start = at
+        sender, header = self._header(key, n_bytes)
+        assembly = self._assemblies[sender]
+        place = assembly.place(header)
+        place[:] = connection.view[at + HEADER_BYTES : at + n_bytes]
+        connection.start = at + n_bytes + 2
+        check_payload(header, place)
+        self._took(key, entry_id, n_bytes)
+        self._armed = False
+        messages = assembly.take(header, place)
+        if not messages:
+            self.arm()
+        return messages
+
+    def _took(self, key: bytes, entry_id: tuple[int, int], n_bytes: int) -> None:
+        self._ids[key] = entry_id
+        self._taken[key] += n_bytes
+        self._read.add(key)
+
+    def _frame(self, key: bytes, n_bytes: int) -> Generator[None, None, Sequence[Message]]:
+        connection = self._connection
+        assert connection is not None  # noqa: S101  a parser lives as long as its connection
+        while connection.end - connection.start < min(HEADER_BYTES, n_bytes):
+            yield None
+        sender, header = self._header(key, n_bytes)
+        place = self._assemblies[sender].place(header)
+        have = min(header.n_bytes, connection.end - connection.start)
+        place[:have] = connection.view[connection.start : connection.start + have]
+        connection.start += have
+        if have < header.n_bytes:
+            self._target = place[have:]
+            while self._target is not None:
+                yield None
+        while connection.end - connection.start < 2:
+            yield None
+        connection.start += 2  # \r\n
+        check_payload(header, place)
+        return self._assemblies[sender].take(header, place)
+
+    def _header(self, key: bytes, n_bytes: int) -> tuple[int, FrameHeader]:
+        """The header at the buffer's start, and whose it is.  Nothing was allocated for what it claims."""
+        connection, sender = self._connection, self._keys.get(key)
+        assert connection is not None  # noqa: S101
+        if sender is None:
+            raise ProtocolError(f"the relay answers with {key!r}, which nobody asked for")
+        if not HEADER_BYTES <= n_bytes <= HEADER_BYTES + MAX_PAYLOAD_BYTES:
+            raise ProtocolError(f"stage {sender}: not a frame: an entry of {n_bytes} bytes")
+        header = decode_header(connection.view[connection.start : connection.start + HEADER_BYTES])
+        connection.start += HEADER_BYTES
+        if header.group_id != self._relay.group_bytes or header.priority is not self.priority:
+            raise ProtocolError(f"stage {sender}: a frame of another group or priority")
+        if header.n_bytes != n_bytes - HEADER_BYTES:
+            raise ProtocolError(f"stage {sender}: frame claims {header.n_bytes} bytes and carries "
+                                f"{n_bytes - HEADER_BYTES}")  # fmt: skip
+        return sender, header
+
+    def _match(self, pattern: re.Pattern[bytes]) -> Generator[None, None, tuple[bytes, ...]]:
+        connection = self._connection
+        assert connection is not None  # noqa: S101
+        while True:
+            found = pattern.match(connection.buffer, connection.start, connection.end)
+            if found is not None:
+                connection.start = found.end()
+                return found.groups()  # now: the bytes behind a match object change with the next read
+            n_lines = connection.buffer.count(b"\r\n", connection.start, connection.end)
+            if n_lines >= pattern.pattern.count(rb"\r\n") or connection.end - connection.start > _MAX_HEAD_BYTES:
+                raise ProtocolError("not a frame: the relay holds an entry of another shape")
+            yield None
+
+    def _refused(self, message: str) -> None:
+        if message.startswith(("UNBLOCKED", "LOADING")):
+            raise ConnectionResetError(message)
+        raise WorkerLost(f"the relay refuses group {self._relay.group_id}: {message}")
+
+    def _acknowledgements(self) -> Iterator[bytes]:
+        for key in self._read:
+            message, chunk = self._ids[key]
+            yield unanswered("XTRIM", key, "MINID", "=", f"{message}-{chunk + 1}")
+            taken = self._taken[key]
+            if taken - self._credited[key] >= self._flow.credit_bytes:
+                self._credited[key] = taken
+                credit = key + b":credit"
+                yield unanswered("XADD", credit, "MAXLEN", 1, f"{taken}-0", "c", "")
+                yield unanswered("PEXPIRE", credit, TTL_MS)
+        self._read.clear()
+
+    def _lose(self, e: OSError | None) -> None:
+        if self._connection is not None:
+            self._inbox.forget(self._connection.sock.fileno())
+            self._connection.close()
+            self._connection = None
+        self._inbox.idle(self)
+
+    def _not_yet(self, now_s: float, e: OSError) -> float:
+        self._lost_since = now_s if self._lost_since is None else self._lost_since
+        if now_s - self._lost_since >= self._flow.resume_s:
+            raise gave_up("receive from a stage", e) from e
+        self._retry_s = now_s + _BACKOFF_S[min(self._failures, len(_BACKOFF_S) - 1)]
+        self._failures += 1
+        return self._retry_s
+
+
+def _id_argument(at: tuple[int, int]) -> bytes:
+    text = b"%d-%d" % at
+    return b"$%d\r\n%b\r\n" % (len(text), text)

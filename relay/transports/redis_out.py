@@ -1,0 +1,278 @@
+"""The sending end of the Redis transport: frames are appended, and kept until the relay has confirmed them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from relay.frames import HEADER_BYTES, FrameHeader, Priority
+from relay.transports.base import Flow, Message, closed, split
+from relay.transports.inbox import LOSS_ONLY, Inbox
+from relay.transports.redis_server import TOUCH_S, GroupRelay, memory_full
+from relay.transports.resp import SMALL_BYTES, Connection, Refused, command, gave_up
+from thaw.errors import PlatformError, ProtocolError, Unavailable, WorkerLost
+
+_PIPELINE_BYTES: Final = 4 * 1024 * 1024
+"""Written before the relay's confirmation is waited for: more than a wire holds, less than a relay minds."""
+_RETRY_S: Final = 0.2
+
+
+class _Link:
+    """To one receiver, at one priority."""
+
+    def __init__(self, relay: GroupRelay, stage: int, receiver: int, priority: Priority) -> None:
+        self.receiver, self.key = receiver, relay.stream(stage, receiver, priority)
+        self.prefix = command("XADD", self.key).replace(b"*2", b"*5", 1)
+        self.seq = 0
+        self.sent_bytes = self.taken_bytes = 0
+        self.touched_s = -TOUCH_S
+        self.broken = ""
+
+    @property
+    def ahead_bytes(self) -> int:
+        return self.sent_bytes - self.taken_bytes
+
+
+class Frame(Protocol):
+    """A frame that another transport has made (tcp_out.py)."""
+
+    seq: int
+    chunk: int
+    head: bytes
+    payload: bytes | memoryview
+
+
+@dataclass(slots=True)
+class _Entry:
+    """A frame on its way to the relay: what is written, kept until the relay has confirmed it."""
+
+    link: _Link
+    parts: tuple[bytes | memoryview, ...]
+    n_bytes: int
+    repeated: bool = False  # written on a connection that was lost: the relay may have it
+
+
+class Sender:
+    """What one stage sends at one priority: one connection, one message at a time.
+
+    A small message is written and kept; the relay's confirmation is read by whoever comes next: a later ``send``, or,
+    when the connection is lost, the thread that receives (so this is a lane of the inbox too).
+    """
+
+    def __init__(self, relay: GroupRelay, inbox: Inbox, stage: int, priority: Priority, flow: Flow) -> None:
+        self.priority = priority
+        self._relay, self._inbox, self._stage, self._flow = relay, inbox, stage, flow
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        self._links: dict[int, _Link] = {}
+        self._connection: Connection | None = None
+        self._unwritten: deque[_Entry] = deque()
+        self._unconfirmed: deque[_Entry] = deque()
+        self._kept_bytes = 0
+
+    def send(self, receiver: int, message: FrameHeader, payload: bytes | memoryview, deadline_s: float,
+             seq: int | None = None) -> None:  # fmt: skip
+        """``seq``: the message's number, from a caller who has another way to the receiver beside this one."""
+        until = time.monotonic() + deadline_s
+        with self._lock:
+            link = self._links.get(receiver)
+            if link is None:
+                link = self._links[receiver] = _Link(self._relay, self._stage, receiver, self.priority)
+            self._take_confirmations()
+            if link.broken:
+                raise WorkerLost(f"the link to stage {receiver} broke: {link.broken}")
+            self._send(link, link.seq if seq is None else seq, message, payload, until)
+
+    def send_frames(self, receiver: int, frames: Sequence[Frame], deadline_s: float) -> None:
+        """Frames that began on another way and did not arrive there."""
+        until = time.monotonic() + deadline_s
+        with self._lock:
+            link = self._links.get(receiver)
+            if link is None:
+                link = self._links[receiver] = _Link(self._relay, self._stage, receiver, self.priority)
+            for frame in frames:
+                self._await_credit(link, HEADER_BYTES + len(frame.payload), until)
+                link.sent_bytes += HEADER_BYTES + len(frame.payload)
+                payload = memoryview(frame.payload)
+                self._unwritten.append(_entry(link, frame.seq, frame.chunk, frame.head, payload, self._touch(link)))
+                self._pump(_PIPELINE_BYTES, until)
+            self._pump(0, until)
+
+    def check(self) -> None:
+        """Raise what the relay has said about frames since the last call."""
+        if self._unconfirmed and self._lock.acquire(blocking=False):
+            try:
+                self._take_confirmations()
+            finally:
+                self._lock.release()
+
+    def advance(self) -> Iterator[Message]:
+        """Called when the connection was lost.  A thread that sends notices it by itself."""
+        if self._lock.acquire(blocking=False):
+            try:
+                self._drop()
+                self._inbox.idle(self)
+            finally:
+                self._lock.release()
+        return iter(())
+
+    def arm(self) -> None: ...
+
+    def revive(self, now_s: float) -> float | None:
+        if not self._lock.acquire(blocking=False):
+            return None
+        try:
+            if self._connection is None and self._unconfirmed:
+                self._pump(_PIPELINE_BYTES, now_s + self._flow.resume_s)
+        finally:
+            self._lock.release()
+        return None
+
+    def close(self) -> None:
+        self._closed.set()
+        connection = self._connection
+        if connection is not None:
+            connection.interrupt()
+        with self._lock:
+            self._drop()
+
+    def _send(self, link: _Link, seq: int, message: FrameHeader, payload: bytes | memoryview, until: float) -> None:
+        n_bytes = len(payload) if isinstance(payload, bytes) else payload.nbytes
+        size = n_bytes + HEADER_BYTES
+        if link.ahead_bytes + size > self._flow.window_bytes:
+            self._await_credit(link, min(size, self._flow.at_once_bytes), until)
+        small = n_bytes <= min(SMALL_BYTES, self._flow.chunk_bytes)
+        try:
+            for number, head, part in split(message, self._relay.group_bytes, seq, payload, self._flow):
+                if number:
+                    self._await_credit(link, HEADER_BYTES + len(part), until)
+                link.sent_bytes += HEADER_BYTES + len(part)
+                self._unwritten.append(_entry(link, seq, number, head, part, self._touch(link)))
+                self._pump(_PIPELINE_BYTES, until)
+            if not small:
+                self._pump(0, until)  # the payload is the caller's again
+        except BaseException as e:
+            link.broken = link.broken or f"a message was cut off: {e}"
+            self._forget_entries()
+            raise
+        link.seq = seq + 1
+
+    def _touch(self, link: _Link) -> bytes:
+        now = time.monotonic()
+        if now - link.touched_s < TOUCH_S:
+            return b""
+        link.touched_s = now
+        return self._relay.touch(link.key)
+
+    def _pump(self, most_bytes: int, until: float) -> None:
+        """Write what waits; take confirmations until at most ``most_bytes`` are without one."""
+        while True:
+            try:
+                connection = self._connection or self._connect(until)
+                while self._unwritten:
+                    connection.send(*self._unwritten[0].parts)
+                    entry = self._unwritten.popleft()
+                    self._unconfirmed.append(entry)
+                    self._kept_bytes += entry.n_bytes
+                while self._unconfirmed and self._kept_bytes > most_bytes:
+                    self._confirm(connection, until)
+                return
+            except OSError as e:
+                self._lost(e, until)
+
+    def _confirm(self, connection: Connection, until: float) -> None:
+        try:
+            connection.reply(max(0.001, min(5.0, until - time.monotonic())))
+        except Refused as e:
+            self._confirmed(e)
+        else:
+            self._confirmed(None)
+
+    def _take_confirmations(self) -> None:
+        if not self._unconfirmed or self._connection is None:
+            return
+        try:
+            for reply in self._connection.replies():
+                self._confirmed(reply if isinstance(reply, Refused) else None)
+        except OSError:
+            self._drop()
+
+    def _confirmed(self, refused: Refused | None) -> None:
+        entry = self._unconfirmed.popleft()
+        self._kept_bytes -= entry.n_bytes
+        if refused is not None and not (entry.repeated and "equal or smaller" in refused.message):
+            error = _refusal(entry.link, refused)
+            entry.link.broken = error.message
+            raise error from refused
+
+    def _await_credit(self, link: _Link, n_bytes: int, until: float) -> None:
+        while link.ahead_bytes and link.ahead_bytes + n_bytes > self._flow.window_bytes:
+            left_s = until - time.monotonic()
+            if left_s <= 0:
+                raise Unavailable(f"stage {link.receiver} does not keep up: {link.ahead_bytes} bytes are unread",
+                                  hint="is the stage alive?")  # fmt: skip
+            self._pump(0, until)
+            try:
+                reply = (self._connection or self._connect(until)).call(
+                    "XREAD", "COUNT", 1, "BLOCK", max(1, int(left_s * 1000)), "STREAMS", link.key + ":credit",
+                    f"{link.taken_bytes}-0", wait_s=left_s + 5.0)  # fmt: skip
+            except OSError as e:
+                self._lost(e, until)
+                continue
+            if reply is not None:
+                link.taken_bytes = int(reply[0][1][-1][0].partition(b"-")[0])
+
+    def _connect(self, until: float) -> Connection:
+        if self._closed.is_set():
+            raise closed(self._stage)
+        connection = self._connection = self._relay.connect(self.priority, until - time.monotonic())
+        for entry in self._unconfirmed:
+            entry.repeated = True
+        self._unwritten.extendleft(reversed(self._unconfirmed))
+        self._unconfirmed.clear()
+        self._kept_bytes = 0
+        self._inbox.watch(connection.sock.fileno(), self, LOSS_ONLY)
+        return connection
+
+    def _lost(self, e: OSError, until: float) -> None:
+        """Forget the connection and wait a little, or give up."""
+        now, was_up = time.monotonic(), self._connection is not None
+        self._drop()
+        if self._closed.is_set():
+            raise closed(self._stage) from e
+        if now >= until:
+            raise gave_up("send to a stage", e) from e
+        if not was_up:
+            self._closed.wait(min(_RETRY_S, until - now))
+
+    def _drop(self) -> None:
+        if self._connection is not None:
+            self._inbox.forget(self._connection.sock.fileno())
+            self._connection.close()
+            self._connection = None
+
+    def _forget_entries(self) -> None:
+        self._unwritten.clear()
+        self._unconfirmed.clear()
+        self._kept_bytes = 0
+        self._drop()  # its replies would be taken for those of later frames
+
+
+def _entry(link: _Link, seq: int, number: int, head: bytes, payload: memoryview, touch: bytes) -> _Entry:
+    frame_id = b"%d-%d" % (seq + 1, number)
+    n_bytes = HEADER_BYTES + len(payload)
+    prefix = b"%b$%d\r\n%b\r\n$1\r\nf\r\n$%d\r\n%b" % (link.prefix, len(frame_id), frame_id, n_bytes, head)
+    parts = (prefix, payload, b"\r\n" + touch)
+    return _Entry(link, (b"".join(parts),) if n_bytes <= SMALL_BYTES + HEADER_BYTES else parts, n_bytes)
+
+
+def _refusal(link: _Link, e: Refused) -> PlatformError:
+    if "equal or smaller" in e.message:
+        return ProtocolError(f"stage {link.receiver}: somebody else writes to {link.key}")
+    if e.word == "OOM":
+        return memory_full()
+    return WorkerLost(f"send to stage {link.receiver}: the relay refused: {e.message}")

@@ -1,0 +1,95 @@
+"""One group's way to its relay: authenticated connections, the names of its keys, and whether the relay remembers."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from typing import Final
+
+from relay.credentials import key_prefix
+from relay.frames import Priority
+from relay.messages import GroupCredential
+from relay.transports.resp import Connection, Refused, Server, command
+from thaw.errors import Unavailable, WorkerLost
+from thaw.ids import GroupId
+
+TTL_MS: Final = 120_000
+"""What nobody reads is gone after this; a live group touches its streams far more often."""
+TOUCH_S: Final = 30.0
+"""A stream's time to live is renewed this often while it is written, not with every frame."""
+_MARKER_TTL_MS: Final = 24 * 3600 * 1000
+
+_UNKNOWN: Final = frozenset({"WRONGPASS", "NOAUTH", "NOPERM"})
+_STARTING: Final = frozenset({"LOADING", "MASTERDOWN", "BUSY", "TRYAGAIN"})
+
+
+class GroupRelay:
+    """Connections of one stage.  Thread-safe."""
+
+    def __init__(self, url: str, credential: GroupCredential, group_id: GroupId) -> None:
+        self.group_id, self.group_bytes = group_id, bytes.fromhex(group_id)
+        self._server, self._credential = Server.parse(url), credential
+        self._marker_key = key_prefix(group_id) + "alive"
+        self._marker: bytes | None = None
+        self._lock = threading.Lock()
+
+    def stream(self, sender: int, receiver: int, priority: Priority) -> str:
+        return f"{key_prefix(self.group_id)}{sender}:{receiver}:{priority.value}"
+
+    def address_key(self, stage: int) -> str:
+        """Where a stage says at which TCP address it listens (tcp.py)."""
+        return f"{key_prefix(self.group_id)}at:{stage}"
+
+    def touch(self, key: str) -> bytes:
+        """The command that keeps ``key``, and the marker beside it, for another while."""
+        return _SKIP_REPLY + command("PEXPIRE", key, TTL_MS) + _SKIP_REPLY + command(
+            "PEXPIRE", self._marker_key, _MARKER_TTL_MS)  # fmt: skip
+
+    def connect(self, priority: Priority, timeout_s: float) -> Connection:
+        """Raises OSError while the relay cannot be reached; WorkerLost when it does not know the group any more."""
+        try:
+            connection = Connection(self._server, self._credential, priority, timeout_s)
+        except Refused as e:
+            raise self._translated(e) from e
+        try:
+            self._check_memory(connection)
+        except Refused as e:
+            connection.close()
+            raise self._translated(e) from e
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _check_memory(self, connection: Connection) -> None:
+        """A relay that was restarted empty holds another marker than the one this stage has seen, or none."""
+        with self._lock:
+            made = secrets.token_hex(8)
+            connection.send(command("SET", self._marker_key, made, "NX", "PX", _MARKER_TTL_MS),
+                            command("GET", self._marker_key))  # fmt: skip
+            connection.reply()
+            found = connection.reply()
+            if self._marker is not None and found != self._marker:
+                raise WorkerLost(f"the relay has lost what group {self.group_id} had sent: it was restarted",
+                                 hint="the group is built again and continues from its last token")  # fmt: skip
+            self._marker = found
+
+    def _translated(self, e: Refused) -> Exception:
+        if e.word in _STARTING:
+            return ConnectionRefusedError(e.message)
+        if e.word in _UNKNOWN:
+            return WorkerLost(f"the relay does not know group {self.group_id}: it ended, or the relay was restarted",
+                              hint="the scheduler makes a new group")  # fmt: skip
+        return memory_full() if e.word == "OOM" else e
+
+
+_SKIP_REPLY: Final = command("CLIENT", "REPLY", "SKIP")
+"""Before a command whose answer nobody waits for: it would only wake a thread to be thrown away."""
+
+
+def memory_full() -> Unavailable:
+    return Unavailable("the relay's memory is full", hint="raise its maxmemory, or lower the groups' windows")
+
+
+def unanswered(*arguments: bytes | str | int) -> bytes:
+    return _SKIP_REPLY + command(*arguments)

@@ -1,0 +1,230 @@
+"""The Redis protocol on a bare socket: what a client library costs per message is more than a message costs.
+
+redis-py encodes, parses and dispatches in Python and copies a payload four times on its way; here a command is written
+from the caller's memory and a reply is received into the place it belongs.  Blocking calls only; the receiving end of
+the transport parses while it waits (redis.py).  RESP 2, https://valkey.io/topics/protocol/.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from relay.frames import Priority
+from relay.messages import GroupCredential
+from thaw.errors import PlatformError, ProtocolError, Unavailable
+
+BUFFER_BYTES: Final = 64 * 1024
+"""A message of up to this size, with all that the relay writes around it, comes with one system call."""
+
+SMALL_BYTES: Final = 16 * 1024
+"""Below this, joining the pieces of a command costs less than giving the kernel a list of them."""
+
+CONNECT_TIMEOUT_S: Final = 2.0
+_REPLY_TIMEOUT_S: Final = 5.0
+_SO_PRIORITY: Final = {Priority.INFERENCE: 6, Priority.KV: 4, Priority.BULK: 2}
+"""Band 0 of the kernel's default priority map takes 6 and 4 (interactive); 2 is bulk."""
+_DSCP: Final = {Priority.INFERENCE: 46 << 2, Priority.KV: 34 << 2, Priority.BULK: 10 << 2}
+"""Expedited forwarding, AF41 and AF11: all of them before fetching, which is marked CS1."""
+
+
+class Refused(PlatformError):
+    """The server answered with an error.  ``code`` words it begins with: WRONGPASS, NOPERM, OOM …"""
+
+    @property
+    def word(self) -> str:
+        return self.message.partition(" ")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """Where a relay is, without any credential: ``redis://host:port/db`` or ``unix:///path?db=0``."""
+
+    host: str
+    port: int
+    path: str
+    database: int
+
+    @staticmethod
+    def parse(url: str) -> Server:
+        parts = urlsplit(url)
+        if parts.scheme == "unix":
+            return Server("", 0, unquote(parts.path), int(parse_qs(parts.query).get("db", ["0"])[0]))
+        if parts.scheme != "redis":
+            raise PlatformError(f"the relay's address has scheme {parts.scheme!r}",
+                                hint="use redis:// or unix://; for TLS put a tunnel before the relay")  # fmt: skip
+        return Server(parts.hostname or "127.0.0.1", parts.port or 6379, "", int(parts.path.strip("/") or 0))
+
+    def dial(self, priority: Priority, timeout_s: float) -> socket.socket:
+        if self.path:
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            sock.settimeout(timeout_s)
+            sock.connect(self.path)
+        else:
+            sock = socket.create_connection((self.host, self.port), timeout_s)
+            tune(sock, priority)
+        return sock
+
+
+def tune(sock: socket.socket, priority: Priority) -> None:
+    """No waiting for more bytes, inference first on the wire, and a peer that vanished is noticed in seconds."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 2)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 10_000)
+    if sock.family == socket.AF_INET6:
+        sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_TCLASS, _DSCP[priority])
+    else:
+        sock.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, _DSCP[priority])
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, _SO_PRIORITY[priority])  # after IP_TOS, which sets it too
+
+
+def command(*arguments: bytes | str | int) -> bytes:
+    parts = [b"*%d\r\n" % len(arguments)]
+    for argument in arguments:
+        data = argument if isinstance(argument, bytes) else str(argument).encode()
+        parts.append(b"$%d\r\n%b\r\n" % (len(data), data))
+    return b"".join(parts)
+
+
+class Connection:
+    """One authenticated connection.  Every call may raise OSError: the connection is of no use then."""
+
+    def __init__(self, server: Server, credential: GroupCredential, priority: Priority, timeout_s: float) -> None:
+        self.sock = server.dial(priority, max(0.01, min(timeout_s, CONNECT_TIMEOUT_S)))
+        self.buffer = bytearray(BUFFER_BYTES)
+        self.view = memoryview(self.buffer)
+        self.start = self.end = 0
+        self._wait_s = 0.0
+        try:
+            self._greet(server, credential)
+        except BaseException:
+            self.sock.close()
+            raise
+
+    def send(self, *parts: bytes | memoryview) -> None:
+        """Write all of ``parts``, without joining what is large."""
+        if sum(map(len, parts)) <= SMALL_BYTES:
+            self.sock.sendall(b"".join(parts))
+            return
+        rest = [memoryview(p) for p in parts if len(p)]
+        while rest:
+            sent = self.sock.sendmsg(rest)
+            while rest and sent >= len(rest[0]):
+                sent -= len(rest.pop(0))
+            if sent:
+                rest[0] = rest[0][sent:]
+
+    def call(self, *arguments: bytes | str | int, wait_s: float = _REPLY_TIMEOUT_S) -> Any:
+        self.send(command(*arguments))
+        return self.reply(wait_s)
+
+    def reply(self, wait_s: float = _REPLY_TIMEOUT_S) -> Any:
+        """The next reply: bytes, int, None or a list of them.  Raises Refused; OSError when none came in time."""
+        self.wait_at_most(wait_s)
+        found = self._parse()
+        if isinstance(found, Refused):
+            raise found
+        return found
+
+    def replies(self) -> Iterator[Any]:
+        """The replies that have come so far, errors among them; does not wait."""
+        while True:
+            if self.start == self.end:
+                self.start = self.end = 0
+                try:
+                    count = self.sock.recv_into(self.view, 0, socket.MSG_DONTWAIT)
+                except BlockingIOError:
+                    return
+                if count == 0:
+                    raise ConnectionResetError("the relay closed the connection")
+                self.end = count
+            yield self._parse()
+
+    def wait_at_most(self, wait_s: float) -> None:
+        """The kernel's own limit for one read or write: Python's would poll before each."""
+        if wait_s != self._wait_s:
+            whole, part = divmod(max(wait_s, 0.001), 1)
+            limit = struct.pack("ll", int(whole), int(part * 1e6))
+            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+            self._wait_s = wait_s
+
+    def interrupt(self) -> None:
+        """Wake the thread that waits in this connection, from another; it closes it then."""
+        try:
+            self.sock.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass  # it was closed just now
+
+    def close(self) -> None:
+        self.sock.close()
+
+    def _greet(self, server: Server, credential: GroupCredential) -> None:
+        self.sock.settimeout(None)
+        if credential.secret:
+            who = [credential.username] if credential.username else []
+            self.call("AUTH", *who, credential.secret)
+        if server.database:
+            self.call("SELECT", server.database)
+
+    def _parse(self) -> Any:
+        line = self._line()
+        kind, rest = line[:1], line[1:]
+        if kind == b"-":
+            return Refused(rest.decode("utf-8", "replace"))
+        if kind == b":":
+            return int(rest)
+        if kind == b"$":
+            return self._bulk(int(rest))
+        if kind == b"*":
+            return None if rest == b"-1" else [self._parse() for _ in range(int(rest))]
+        if kind == b"+":
+            return rest
+        raise ProtocolError(f"the relay does not speak the Redis protocol: {bytes(line[:20])!r}")
+
+    def _line(self) -> bytes:
+        while (at := self.buffer.find(b"\r\n", self.start, self.end)) < 0:
+            self._fill()
+        line = bytes(self.view[self.start : at])
+        self.start = at + 2
+        return line
+
+    def _bulk(self, n_bytes: int) -> bytes | None:
+        if n_bytes < 0:
+            return None
+        if n_bytes > BUFFER_BYTES // 2:
+            raise ProtocolError(f"the relay answers a small question with {n_bytes} bytes")
+        while self.end - self.start < n_bytes + 2:
+            self._fill()
+        data = bytes(self.view[self.start : self.start + n_bytes])
+        self.start += n_bytes + 2
+        return data
+
+    def _fill(self) -> None:
+        if self.start == self.end:
+            self.start = self.end = 0
+        elif self.end == BUFFER_BYTES:
+            self.compact()
+        count = self.sock.recv_into(self.view[self.end :])
+        if count == 0:
+            raise ConnectionResetError("the relay closed the connection")
+        self.end += count
+
+    def compact(self) -> None:
+        """Move what was not read to the front."""
+        rest = bytes(self.view[self.start : self.end])
+        if len(rest) == BUFFER_BYTES:
+            raise ProtocolError("the relay answers with a line that has no end")
+        self.view[: len(rest)] = rest
+        self.start, self.end = 0, len(rest)
+
+
+def gave_up(doing: str, error: Exception) -> Unavailable:
+    return Unavailable(f"{doing}: the relay does not answer: {error}", hint="is the relay running?")

@@ -1,0 +1,378 @@
+"""The TCP transport: stages that may reach one another meet at the redis relay, and then do without it.
+
+::
+
+    stage 1: listens on host_address ──XADD──▶ relay  thaw:relay:<group>:at:1 = 10.0.0.7:40123
+    stage 0: XREAD BLOCK ◀─────────────────────┘
+             └── connect, handshake (handshake.py), frames v1 ──▶ stage 1;   acknowledgements come back the same way
+
+One connection per (from, to, priority), made when something is first sent there.  Listens on ``host_address`` and
+nowhere else.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from relay.frames import HEADER_BYTES, FrameHeader, FrameKind, Priority, check_payload, decode_header, encode_header
+from relay.messages import GroupCredential
+from relay.transports import handshake
+from relay.transports.assembly import Assembly
+from relay.transports.base import Flow, Message
+from relay.transports.inbox import Inbox
+from relay.transports.redis_server import GroupRelay
+from relay.transports.resp import BUFFER_BYTES, tune
+from relay.transports.tcp_out import Dial, TcpOut
+from thaw.errors import PlatformError, ProtocolError
+from thaw.ids import GroupId
+
+_HANDSHAKE_S: Final = 3.0
+_MAX_STRANGERS: Final = 32
+"""Connections that have not proved anything yet; a further one pushes the oldest out."""
+_ACK_BYTES: Final = 1024 * 1024
+_ADDRESS_TTL_MS: Final = 24 * 3600 * 1000
+
+Assemblies = dict[tuple[int, Priority], Assembly]
+
+
+class TcpTransport:
+    """Stage ``stage`` of ``group_id``, reachable at ``host_address``.  See base.Transport."""
+
+    def __init__(self, url: str, group_id: GroupId, stage: int, peers: Sequence[int], *, host_address: str,
+                 credential: GroupCredential | None = None, flow: Flow | None = None) -> None:  # fmt: skip
+        self._flow = flow or Flow()
+        self._stage = stage
+        self._inbox = Inbox(stage)
+        assemblies = {(p, priority): Assembly(p, max_message_bytes=self._flow.max_message_bytes)
+                      for p in peers for priority in Priority}  # fmt: skip
+        self._ends = TcpEnds(GroupRelay(url, credential or GroupCredential("", ""), group_id),
+                             (credential or GroupCredential("", "")).secret, self._inbox, stage, assemblies,
+                             host_address, self._flow)  # fmt: skip
+
+    def send(self, receiver: int, message: FrameHeader, payload: bytes | memoryview, *, deadline_s: float) -> None:
+        self._ends.link(receiver, message.priority).send(message, payload, deadline_s)
+
+    def receive(self, *, deadline_s: float) -> Message:
+        return self._inbox.receive(deadline_s)
+
+    def close(self) -> None:
+        self._ends.close()
+        self._inbox.close()
+
+
+class TcpEnds:
+    """A stage's listener, and its links to others."""
+
+    def __init__(self, relay: GroupRelay, secret: str, inbox: Inbox, stage: int, assemblies: Assemblies,
+                 host_address: str, flow: Flow) -> None:  # fmt: skip
+        self._relay, self._secret, self._inbox, self._stage, self._flow = relay, secret, inbox, stage, flow
+        self._links: dict[tuple[int, Priority], TcpOut] = {}
+        self._lock = threading.Lock()
+        self._porter = _Porter(relay.group_bytes, secret, inbox, stage, assemblies, host_address, flow)
+        connection = relay.connect(Priority.INFERENCE, flow.resume_s)
+        try:
+            connection.call("XADD", relay.address_key(stage), "MAXLEN", 1, "*", "a", self._porter.address)
+            connection.call("PEXPIRE", relay.address_key(stage), _ADDRESS_TTL_MS)
+        except BaseException:
+            self._porter.close()
+            raise
+        finally:
+            connection.close()
+
+    def link(self, receiver: int, priority: Priority, on_lost: Callable[[], None] | None = None) -> TcpOut:
+        """``on_lost``: the caller has another way when this one is lost; no waiting for the receiver then."""
+        with self._lock:
+            found = self._links.get((receiver, priority))
+            if found is None:
+                found = self._links[receiver, priority] = TcpOut(
+                    self._dialer(receiver, priority, patient=on_lost is None), self._inbox, self._stage, receiver,
+                    priority, self._flow, self._relay.group_bytes, on_lost)  # fmt: skip
+            return found
+
+    def close(self) -> None:
+        self._porter.close()
+        for link in list(self._links.values()):
+            link.close()
+
+    def _dialer(self, receiver: int, priority: Priority, *, patient: bool) -> Dial:
+        says = handshake.Hello(self._relay.group_bytes, self._stage, receiver, priority)
+
+        def dial(timeout_s: float) -> tuple[socket.socket, tuple[int, int]]:
+            until = time.monotonic() + timeout_s
+            host, _, port = self._address_of(receiver, timeout_s if patient else 0.001).rpartition(":")
+            left_s = max(0.01, min(_HANDSHAKE_S, until - time.monotonic()))
+            sock = socket.create_connection((host.strip("[]"), int(port)), left_s)
+            try:
+                tune(sock, priority)
+                greeting = _exactly(sock, handshake.GREETING_BYTES)
+                proof = handshake.hello(greeting, says, self._secret)
+                sock.sendall(proof)
+                position = handshake.read_welcome(proof, _exactly(sock, handshake.WELCOME_BYTES), self._secret)
+                sock.setblocking(False)
+            except BaseException:
+                sock.close()
+                raise
+            return sock, position
+
+        return dial
+
+    def _address_of(self, stage: int, timeout_s: float) -> str:
+        """Where ``stage`` listens; waits until it has said so.  Raises TimeoutError."""
+        connection = self._relay.connect(Priority.INFERENCE, max(timeout_s, 1.0))
+        try:
+            reply = connection.call("XREAD", "COUNT", 1, "BLOCK", max(1, int(timeout_s * 1000)), "STREAMS",
+                                    self._relay.address_key(stage), "0", wait_s=timeout_s + 1.0)  # fmt: skip
+        finally:
+            connection.close()
+        if reply is None:
+            raise TimeoutError(f"stage {stage} has not said where it listens")
+        return str(reply[0][1][-1][1][1].decode())
+
+
+def _exactly(sock: socket.socket, n_bytes: int) -> bytes:
+    data = sock.recv(n_bytes, socket.MSG_WAITALL)
+    while len(data) < n_bytes:
+        more = sock.recv(n_bytes - len(data))
+        if not more:
+            raise ConnectionRefusedError("the listener closed the connection: another group or secret?")
+        data += more
+    return data
+
+
+# ── in ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class TcpLane:
+    """One connection that messages come in on.  See inbox.Lane."""
+
+    def __init__(self, sock: socket.socket, inbox: Inbox, assembly: Assembly, says: handshake.Hello,
+                 flow: Flow) -> None:  # fmt: skip
+        self.priority, self.sender = says.priority, says.sender
+        self._sock, self._inbox, self._assembly, self._group_id = sock, inbox, assembly, says.group_id
+        self._ack_bytes = min(flow.credit_bytes, _ACK_BYTES)
+        self._owed = 0  # bytes taken and not acknowledged
+        self._buffer = bytearray(BUFFER_BYTES)
+        self._view = memoryview(self._buffer)
+        self._start = self._end = 0
+        self._header: FrameHeader | None = None
+        self._place = self._target = memoryview(b"")
+
+    def advance(self) -> Iterator[Message]:
+        try:
+            if self._fill() == 0:
+                self.close()
+                return
+        except BlockingIOError:
+            return
+        except OSError:
+            self.close()
+            return
+        try:
+            while self._target or self._header is not None or self._end - self._start >= HEADER_BYTES:
+                if not self._step():
+                    break
+                header, self._header = self._header, None
+                assert header is not None  # noqa: S101
+                check_payload(header, self._place)
+                self._owed += HEADER_BYTES + header.n_bytes
+                yield from self._assembly.take(header, self._place)
+        except ProtocolError:
+            self.close()
+            raise
+        self.arm()
+
+    def arm(self) -> None:
+        """Tell the sender what it need not keep any longer."""
+        if self._owed < self._ack_bytes:
+            return
+        seq, chunk = self._assembly.position
+        ack = encode_header(FrameHeader(FrameKind.ACK, self.priority, 0, self._group_id, seq=seq, chunk=chunk,
+                                        n_chunks=chunk + 1))  # fmt: skip
+        try:
+            if self._sock.send(ack) != len(ack):
+                self.close()
+        except BlockingIOError:
+            return  # the sender does not read: it has room
+        except OSError:
+            self.close()
+        else:
+            self._owed = 0
+
+    def revive(self, now_s: float) -> float | None:
+        return None  # whoever sends comes back
+
+    def close(self) -> None:
+        if self._sock.fileno() >= 0:
+            self._inbox.forget(self._sock.fileno())
+            self._sock.close()
+
+    def _fill(self) -> int:
+        if self._target:
+            count = self._sock.recv_into(self._target)
+            self._target = self._target[count:]
+            return count
+        if self._start == self._end:
+            self._start = self._end = 0
+        elif self._end == BUFFER_BYTES:
+            rest = bytes(self._view[self._start : self._end])
+            self._view[: len(rest)] = rest
+            self._start, self._end = 0, len(rest)
+        count = self._sock.recv_into(self._view[self._end :])
+        self._end += count
+        return count
+
+    def _step(self) -> bool:
+        """Go on with the frame in progress, or begin one.  True when it is whole."""
+        if self._header is None:
+            header = decode_header(self._view[self._start : self._start + HEADER_BYTES])
+            self._start += HEADER_BYTES
+            if header.group_id != self._group_id or header.priority is not self.priority:
+                raise ProtocolError(f"stage {self.sender}: a frame of another group or priority")
+            place = self._assembly.place(header)
+            have = min(header.n_bytes, self._end - self._start)
+            place[:have] = self._view[self._start : self._start + have]
+            self._start += have
+            self._header, self._place, self._target = header, place, place[have:]
+        return not self._target
+
+
+@dataclass(slots=True)
+class _Stranger:
+    sock: socket.socket
+    greeting: bytes
+    until: float
+    data: bytes = b""
+
+
+class _Porter:
+    """Accepts connections and lets those in who know the secret.  A thread of its own: two stages that both send
+    first would otherwise wait for each other."""
+
+    def __init__(self, group_id: bytes, secret: str, inbox: Inbox, stage: int, assemblies: Assemblies,
+                 host_address: str, flow: Flow) -> None:  # fmt: skip
+        self._group_id, self._secret, self._inbox, self._stage = group_id, secret, inbox, stage
+        self._assemblies, self._flow = assemblies, flow
+        self._lanes: dict[tuple[int, Priority], TcpLane] = {}
+        self._strangers: dict[int, _Stranger] = {}
+        self._listener = _listen(host_address)
+        host, port = self._listener.getsockname()[:2]
+        self.address = f"{host}:{port}"
+        self._wake_in, self._wake_out = socket.socketpair()
+        self._thread = threading.Thread(target=self._run, name=f"stage-{stage}-porter", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._wake_out.close()
+        self._thread.join()
+
+    def _run(self) -> None:
+        with select.epoll() as epoll, self._listener, self._wake_in:
+            epoll.register(self._listener, select.EPOLLIN)
+            epoll.register(self._wake_in, select.EPOLLIN)
+            while True:
+                for fd, _ in epoll.poll(self._patience_s()):
+                    if fd == self._wake_in.fileno():
+                        self._dismiss(list(self._strangers))
+                        return
+                    if fd == self._listener.fileno():
+                        self._greet(epoll)
+                    else:
+                        self._listen_to(fd)
+                now = time.monotonic()
+                self._dismiss([fd for fd, s in self._strangers.items() if s.until <= now])
+
+    def _patience_s(self) -> float | None:
+        """Until the first stranger has said nothing for too long."""
+        if not self._strangers:
+            return None
+        return max(0.0, min(s.until for s in self._strangers.values()) - time.monotonic())
+
+    def _greet(self, epoll: select.epoll) -> None:
+        try:
+            sock, _ = self._listener.accept()
+        except OSError:
+            return  # it went away again
+        if len(self._strangers) >= _MAX_STRANGERS:
+            self._dismiss([next(iter(self._strangers))])
+        sock.setblocking(False)
+        greeting = handshake.greeting(handshake.nonce())
+        try:
+            sock.send(greeting)
+        except OSError:
+            sock.close()
+            return
+        self._strangers[sock.fileno()] = _Stranger(sock, greeting, time.monotonic() + _HANDSHAKE_S)
+        epoll.register(sock, select.EPOLLIN)
+
+    def _listen_to(self, fd: int) -> None:
+        stranger = self._strangers.get(fd)
+        if stranger is None:
+            return
+        try:
+            data = stranger.sock.recv(handshake.HELLO_BYTES - len(stranger.data))
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        stranger.data += data
+        if not data:
+            self._dismiss([fd])
+        elif len(stranger.data) == handshake.HELLO_BYTES:
+            self._judge(fd, stranger)
+
+    def _judge(self, fd: int, stranger: _Stranger) -> None:
+        try:
+            says = handshake.read_hello(stranger.greeting, stranger.data, self._secret)
+        except ProtocolError:
+            self._dismiss([fd])
+            return
+        assembly = self._assemblies.get((says.sender, says.priority))
+        if says.group_id != self._group_id or says.receiver != self._stage or assembly is None:
+            self._dismiss([fd])
+            return
+        del self._strangers[fd]
+        sock = socket.socket(fileno=socket.dup(fd))  # a number of its own: this one is still known to our epoll
+        stranger.sock.close()
+        self._admit(sock, says, assembly, stranger.data)
+
+    def _admit(self, sock: socket.socket, says: handshake.Hello, assembly: Assembly, hello: bytes) -> None:
+        sock.setblocking(False)
+        tune(sock, says.priority)
+        with self._inbox.lock:  # nothing of the connection before is taken once the position has been said
+            before = self._lanes.get((says.sender, says.priority))
+            if before is not None:
+                before.close()
+            lane = self._lanes[says.sender, says.priority] = TcpLane(sock, self._inbox, assembly, says, self._flow)
+            try:
+                self._inbox.watch(sock.fileno(), lane)
+                sock.send(handshake.welcome(hello, assembly.position, self._secret))
+            except (OSError, PlatformError):
+                lane.close()
+
+    def _dismiss(self, fds: list[int]) -> None:
+        for fd in fds:
+            self._strangers.pop(fd).sock.close()
+
+
+def _listen(host_address: str) -> socket.socket:
+    """A listener on one address of this host, never on all of them."""
+    host, _, port = host_address.rpartition(":") if host_address.count(":") == 1 else (host_address, "", "0")
+    if host.strip("[]") in ("", "0.0.0.0", "::", "*"):
+        raise PlatformError(f"a stage does not listen on {host_address!r}", hint="give one address of the host")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host.strip("[]"), int(port)))
+        listener.listen(_MAX_STRANGERS)
+        listener.setblocking(False)
+    except OSError as e:
+        listener.close()
+        raise PlatformError(f"cannot listen on {host_address}: {e}", hint="is it an address of this host?") from e
+    return listener

@@ -1,0 +1,303 @@
+"""The sending end of one TCP link: what is on its way is kept until the receiver has it, so a cut loses nothing.
+
+::
+
+    queue:  │ written, not acknowledged │ being written │ waiting │        ← acknowledged: dropped
+            └──────── resent from the receiver's position after a cut ─────┘
+
+A payload is written from the caller's memory; only what is not acknowledged when ``send`` returns is copied.  The
+threads that may work here are the one that sends and, when it is away, the one that receives (a lane of the inbox).
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from relay.frames import HEADER_BYTES, FrameHeader, FrameKind, Priority, decode_header
+from relay.transports.base import Flow, Message, closed, split
+from relay.transports.inbox import LOSS_ONLY, Inbox
+from thaw.errors import ProtocolError, Unavailable, WorkerLost
+
+_RETRY_S: Final = 0.1
+_IOV_MAX: Final = 64
+
+
+@dataclass(slots=True)
+class Outgoing:
+    seq: int
+    chunk: int
+    head: bytes
+    payload: bytes | memoryview
+
+    @property
+    def n_bytes(self) -> int:
+        return HEADER_BYTES + len(self.payload)
+
+
+Dial = Callable[[float], tuple[socket.socket, tuple[int, int]]]
+"""Connect within so many seconds: the socket, non-blocking, and the receiver's position.  Raises OSError."""
+
+
+class NoRoute(Unavailable):
+    """The receiver cannot be reached, and the caller has another way to it."""
+
+
+class TcpOut:
+    """To one receiver at one priority.  Lock order: this lock, then the inbox's methods (which take none)."""
+
+    def __init__(self, dial: Dial, inbox: Inbox, stage: int, receiver: int, priority: Priority, flow: Flow,
+                 group_id: bytes, on_lost: Callable[[], None] | None = None) -> None:  # fmt: skip
+        self.priority = priority
+        self._on_lost = on_lost
+        self.queue: deque[Outgoing] = deque()
+        self.broken = ""
+        self._dial, self._inbox, self._flow, self._group_id = dial, inbox, flow, group_id
+        self._stage, self._receiver = stage, receiver
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        self._sock: socket.socket | None = None
+        self._queued_bytes = 0
+        self._n_written = 0  # frames of the queue that were written whole
+        self._offset = 0  # bytes written of the next one
+        self._acks = b""
+        self._seq = 0
+
+    def send(self, message: FrameHeader, payload: bytes | memoryview, deadline_s: float) -> None:
+        until = time.monotonic() + deadline_s
+        with self._lock:
+            if self.broken:
+                raise WorkerLost(f"the link to stage {self._receiver} broke: {self.broken}")
+            self._send(self._seq, message, payload, until)
+            self._seq += 1
+
+    def send_as(self, seq: int, message: FrameHeader, payload: bytes | memoryview, deadline_s: float) -> None:
+        """``send`` with a number given by the caller, who has another way to the receiver beside this one."""
+        with self._lock:
+            self._send(seq, message, payload, time.monotonic() + deadline_s)
+
+    def connect(self, timeout_s: float) -> None:
+        """Raises OSError when the receiver cannot be reached.  Goes on with what was queued."""
+        with self._lock:
+            if self._sock is None:
+                self._connect(timeout_s)
+                self._flush(time.monotonic() + timeout_s)
+
+    def abandon(self) -> list[Outgoing]:
+        """Give the way up; what is not acknowledged, for another."""
+        with self._lock:
+            self._drop()
+            frames, self.queue = list(self.queue), deque()
+            self._queued_bytes = self._n_written = self._offset = 0
+            self.broken = ""
+            return frames
+
+    def advance(self) -> Iterator[Message]:
+        """The connection was lost, or takes bytes again.  A thread that sends notices by itself."""
+        if self._lock.acquire(blocking=False):
+            try:
+                self._work_in_passing()
+            finally:
+                self._lock.release()
+        return iter(())
+
+    def arm(self) -> None: ...
+
+    def revive(self, now_s: float) -> float | None:
+        if not self._lock.acquire(blocking=False):
+            return None
+        try:
+            if self._sock is None and self.queue and not self.broken:
+                if self._on_lost is None:
+                    return self._revive(now_s)
+                self._on_lost()
+        finally:
+            self._lock.release()
+        return None
+
+    def close(self) -> None:
+        self._closed.set()
+        sock = self._sock
+        if sock is not None:
+            try:
+                sock.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass  # the other side was first
+        with self._lock:
+            self._drop()
+
+    def _send(self, seq: int, message: FrameHeader, payload: bytes | memoryview, until: float) -> None:
+        n_bytes = len(payload) if isinstance(payload, bytes) else payload.nbytes
+        if self._queued_bytes:
+            self._await_room(min(n_bytes + HEADER_BYTES, self._flow.at_once_bytes), until)
+        try:
+            for number, head, part in split(message, self._group_id, seq, payload, self._flow):
+                if number:
+                    self._await_room(HEADER_BYTES + len(part), until)
+                self.queue.append(Outgoing(seq, number, head, part))
+                self._queued_bytes += HEADER_BYTES + len(part)
+                self._flush(until)
+        except BaseException as e:
+            if self.queue and self.queue[-1].seq == seq:
+                self.broken = f"a message was cut off: {e}"
+            raise
+        finally:
+            self._keep(seq)
+
+    def _keep(self, seq: int) -> None:
+        """The payload is the caller's again: copy what may have to be sent again."""
+        if self._queued_bytes > self._flow.window_bytes // 2 and self._sock is not None:
+            self._read_acks_or_lose()
+        for frame in reversed(self.queue):
+            if frame.seq != seq:
+                break
+            frame.payload = bytes(frame.payload)
+
+    def _await_room(self, n_bytes: int, until: float) -> None:
+        while self.queue and self._queued_bytes + n_bytes > self._flow.window_bytes:
+            self._flush(until)
+            if self._sock is not None and not self._wait(select.POLLIN, until):
+                raise Unavailable(f"stage {self._receiver} does not keep up: {self._queued_bytes} bytes are unread",
+                                  hint="is the stage alive?")  # fmt: skip
+            self._read_acks_or_lose()
+
+    def _flush(self, until: float) -> None:
+        """Write the queue; when the receiver does not take it until the deadline, whoever comes next goes on."""
+        while self._sock is None or self._n_written < len(self.queue):
+            try:
+                sock = self._sock or self._connect(until - time.monotonic())
+                if self._write(sock):
+                    continue
+                if not self._wait(select.POLLOUT | select.POLLIN, until):
+                    self._inbox.rewatch(sock.fileno(), LOSS_ONLY | select.EPOLLOUT)
+                    return
+                self._read_acks(sock)
+            except OSError as e:
+                self._retry(e, until)
+
+    def _write(self, sock: socket.socket) -> bool:
+        """One write of what fits.  False when the socket is full."""
+        parts: list[bytes | memoryview] = []
+        for at in range(self._n_written, min(len(self.queue), self._n_written + _IOV_MAX // 2)):
+            parts += (self.queue[at].head, self.queue[at].payload)
+        try:
+            sent = sock.sendmsg(_skip(parts, self._offset)) if len(parts) > 2 or self._offset else _plain(sock, parts)
+        except BlockingIOError:
+            return False
+        self._offset += sent
+        while self._n_written < len(self.queue) and self._offset >= self.queue[self._n_written].n_bytes:
+            self._offset -= self.queue[self._n_written].n_bytes
+            self._n_written += 1
+        if self._queued_bytes > self._flow.credit_bytes:
+            self._read_acks(sock)
+        return True
+
+    def _wait(self, events: int, until: float) -> bool:
+        assert self._sock is not None  # noqa: S101
+        waiter = select.poll()
+        waiter.register(self._sock, events)
+        ready = waiter.poll(max(0, int((until - time.monotonic()) * 1000 + 0.999)))
+        if self._closed.is_set():
+            raise closed(self._stage)
+        return bool(ready)
+
+    def _read_acks(self, sock: socket.socket) -> None:
+        try:
+            data = sock.recv(64 * HEADER_BYTES)
+        except BlockingIOError:
+            return
+        if not data:
+            raise ConnectionResetError("the receiver closed the connection")
+        self._acks += data
+        while len(self._acks) >= HEADER_BYTES:
+            header = decode_header(self._acks[:HEADER_BYTES])
+            self._acks = self._acks[HEADER_BYTES:]
+            if header.kind is not FrameKind.ACK or header.group_id != self._group_id or header.n_bytes:
+                raise ProtocolError(f"stage {self._receiver} answers with a frame of kind {header.kind.name}")
+            self._acknowledged((header.seq, header.chunk))
+
+    def _acknowledged(self, position: tuple[int, int]) -> None:
+        while self.queue and (self.queue[0].seq, self.queue[0].chunk) < position and self._n_written:
+            self._queued_bytes -= self.queue.popleft().n_bytes
+            self._n_written -= 1
+
+    def _read_acks_or_lose(self) -> None:
+        try:
+            if self._sock is not None:
+                self._read_acks(self._sock)
+        except OSError:
+            self._drop()
+
+    def _connect(self, timeout_s: float) -> socket.socket:
+        if self._closed.is_set():
+            raise closed(self._stage)
+        sock, position = self._dial(timeout_s)
+        self._sock, self._offset, self._acks = sock, 0, b""
+        self._n_written = len(self.queue)
+        self._acknowledged(position)
+        self._n_written = 0
+        if self.queue and (self.queue[0].seq, self.queue[0].chunk) > position and position[0] >= self.queue[0].seq:
+            raise WorkerLost(f"stage {self._receiver} has lost what was sent: it is at {position}")
+        self._inbox.watch(sock.fileno(), self, LOSS_ONLY)
+        return sock
+
+    def _retry(self, e: OSError, until: float) -> None:
+        now, was_up = time.monotonic(), self._sock is not None
+        self._drop()
+        if self._closed.is_set():
+            raise closed(self._stage) from e
+        if not was_up and self._on_lost is not None:
+            raise NoRoute(f"stage {self._receiver} cannot be reached: {e}") from e
+        if now >= until:
+            raise Unavailable(f"stage {self._receiver} cannot be reached: {e}", hint="is the stage alive?") from e
+        if not was_up:
+            self._closed.wait(min(_RETRY_S, until - now))
+
+    def _work_in_passing(self) -> None:
+        sock = self._sock
+        if sock is None:
+            return
+        try:
+            self._read_acks(sock)
+            while self._n_written < len(self.queue):
+                if not self._write(sock):
+                    return
+            self._inbox.rewatch(sock.fileno(), LOSS_ONLY)
+        except OSError:
+            self._drop()
+            self._inbox.idle(self)
+
+    def _revive(self, now_s: float) -> float | None:
+        try:
+            sock = self._connect(1.0)
+        except OSError:
+            return now_s + _RETRY_S
+        self._inbox.rewatch(sock.fileno(), LOSS_ONLY | select.EPOLLOUT)
+        return None
+
+    def _drop(self) -> None:
+        if self._sock is not None:
+            self._inbox.forget(self._sock.fileno())
+            self._sock.close()
+            self._sock = None
+
+
+def _plain(sock: socket.socket, parts: list[bytes | memoryview]) -> int:
+    if sum(map(len, parts)) <= 32 * 1024:
+        return sock.send(b"".join(parts))
+    return sock.sendmsg(parts)
+
+
+def _skip(parts: list[bytes | memoryview], n_bytes: int) -> list[bytes | memoryview]:
+    """``parts`` without their first ``n_bytes``."""
+    while parts and n_bytes >= len(parts[0]):
+        n_bytes -= len(parts.pop(0))
+    if n_bytes:
+        parts[0] = memoryview(parts[0])[n_bytes:]
+    return parts

@@ -1,0 +1,174 @@
+"""Every transport over the real thing it stands on, small chunks and a small window, so that tests see both."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import select
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import botocore.session
+import redis
+
+from relay import credentials
+from relay.frames import Priority
+from relay.messages import GroupCredential, GroupLink
+from relay.transports.base import Flow, Transport
+from relay.transports.connect import connect
+from relay.transports.object import ObjectTransport
+from relay.transports.redis_in import RedisLane
+from relay.transports.tcp import TcpLane, TcpTransport
+from tests.conftest import free_port
+from thaw.ids import GroupId, random_hex_id
+from thaw.plan import TransportKind
+
+KINDS = ("redis", "tcp", "auto", "dir", "s3")
+FLOW = Flow(chunk_bytes=1000, window_bytes=20_000, resume_s=5.0)
+KEY, SECRET = "thaw-test-key", "thaw-test-secret"
+
+
+class Group:
+    """One pipeline group on one kind of transport."""
+
+    def __init__(self, kind: str, address: str, credential: GroupCredential, group_id: GroupId) -> None:
+        self.kind, self.address, self.credential, self.group_id = kind, address, credential, group_id
+        self._made: list[Transport] = []
+
+    def stage(self, stage: int, n_stages: int = 2, flow: Flow = FLOW) -> Transport:
+        transport_kind = {"dir": TransportKind.OBJECT, "s3": TransportKind.OBJECT, "tcp": TransportKind.TCP}
+        host = "127.0.0.1" if self.kind in ("tcp", "auto") else ""
+        link = GroupLink(transport_kind.get(self.kind, TransportKind.REDIS), self.address, self.credential, host)
+        self._made.append(connect(link, self.group_id, stage, n_stages, flow=flow))
+        return self._made[-1]
+
+    def close(self) -> None:
+        for transport in self._made:
+            transport.close()
+
+
+@contextmanager
+def group_on_redis(kind: str, url: str) -> Iterator[Group]:
+    """With a real credential, on a server that is state and relay in one."""
+    group_id = GroupId(random_hex_id())
+    with redis.Redis.from_url(url) as client:
+        ref = credentials.issue(client, client, group_id)
+        group = Group(kind, url, credentials.read(client, ref), group_id)
+        try:
+            yield group
+        finally:
+            group.close()
+            credentials.revoke(client, client, group_id)
+
+
+@contextmanager
+def group_in_store(kind: str, uri: str) -> Iterator[Group]:
+    group = Group(kind, uri, GroupCredential("", "the group's secret"), GroupId(random_hex_id()))
+    try:
+        yield group
+    finally:
+        group.close()
+
+
+def settle(receiver: Transport, *priorities: Priority) -> None:
+    """Return when something of each of ``priorities`` has come as far as the receiver's sockets."""
+    if isinstance(receiver, ObjectTransport):
+        return  # an object is there when it was sent
+    inbox: Any = receiver._inbox  # type: ignore[attr-defined]
+    awaited = TcpLane if isinstance(receiver, TcpTransport) else RedisLane
+    for fd, lane in list(inbox._lanes.items()):
+        if isinstance(lane, awaited) and lane.priority in priorities:
+            waiter = select.poll()
+            waiter.register(fd, select.POLLIN)
+            assert waiter.poll(10_000), f"nothing came at priority {lane.priority.name}"
+
+
+def cut(transport: Transport) -> None:
+    """Every connection of this end breaks, as by a network that forgets it."""
+    inbox: Any = transport._inbox  # type: ignore[attr-defined]
+    for fd in list(inbox._lanes):
+        with socket.socket(fileno=socket.dup(fd)) as sock, contextlib.suppress(OSError):  # it is cut already
+            sock.shutdown(socket.SHUT_RDWR)
+
+
+class Worker:
+    """A thread whose failure is the test's."""
+
+    def __init__(self, work: Callable[[], object]) -> None:
+        self.error: BaseException | None = None
+        self._work = work
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    @property
+    def running(self) -> bool:
+        return self._thread.is_alive()
+
+    def join(self, timeout_s: float = 30.0) -> None:
+        self._thread.join(timeout_s)
+        assert not self._thread.is_alive()
+        if self.error is not None:
+            raise self.error
+
+    def _run(self) -> None:
+        try:
+            self._work()
+        except BaseException as e:  # noqa: BLE001  join() raises it in the test's thread
+            self.error = e
+
+
+@contextmanager
+def seaweed(directory: Path) -> Iterator[str]:
+    """A real S3 server with a bucket ``relay``; its endpoint."""
+    identity = {"name": "t", "credentials": [{"accessKey": KEY, "secretKey": SECRET}], "actions": ["Admin"]}
+    (directory / "s3.json").write_text(json.dumps({"identities": [identity]}))
+    ports = {name: _low_port() for name in ("s3.port", "master.port", "volume.port", "filer.port")}
+    with (directory / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [Path(sys.executable).parent / "weed", "server", f"-dir={directory}", "-ip=127.0.0.1",
+             "-ip.bind=127.0.0.1", "-s3", f"-s3.config={directory / 's3.json'}", "-master.telemetry=false",
+             "-s3.port.iceberg=0", "-s3.port.lance=0", "-volume.max=8", "-master.volumeSizeLimitMB=64",
+             *(f"-{name}={port}" for name, port in ports.items())],
+            stdout=log, stderr=log,
+        )  # fmt: skip
+    endpoint = f"http://127.0.0.1:{ports['s3.port']}"
+    try:
+        _make_bucket(endpoint)
+        yield endpoint
+    finally:
+        process.kill()  # SIGTERM takes it 20 s
+        process.wait(10)
+        for name, port in ports.items():  # it leaves these when it is killed
+            role = name.partition(".")[0]
+            for left in (f"{role}-{port}", f"{role}-grpc-{port + 10_000}"):
+                Path(f"/tmp/seaweedfs-{left}.sock").unlink(missing_ok=True)
+
+
+def _make_bucket(endpoint: str) -> None:
+    """The S3 port opens before the store behind it can take a bucket."""
+    client = botocore.session.get_session().create_client(
+        "s3", endpoint_url=endpoint, region_name="us-east-1", aws_access_key_id=KEY, aws_secret_access_key=SECRET
+    )
+    deadline, retry = time.monotonic() + 60, threading.Event()
+    while True:
+        try:
+            client.create_bucket(Bucket="relay")
+            client.put_object(Bucket="relay", Key="probe", Body=b"x")
+            break
+        except Exception:  # noqa: BLE001  refused, reset, 500: it is starting
+            assert time.monotonic() < deadline
+            retry.wait(0.1)
+    client.close()
+
+
+def _low_port() -> int:
+    """The server also takes port + 10000 for gRPC."""
+    port = free_port()
+    return port if port < 55000 else port - 20000

@@ -1,0 +1,205 @@
+"""What only the Redis transport can get wrong: what the relay holds, what is forged in it, and what it forgets."""
+
+from __future__ import annotations
+
+import shutil
+import struct
+import tracemalloc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import redis
+
+from relay import frames
+from relay.credentials import drop_group
+from relay.frames import MAX_PAYLOAD_BYTES, FrameHeader, FrameKind, Priority
+from relay.transports.base import Flow
+from relay.transports.redis import RedisTransport
+from relay.transports.redis_server import TTL_MS
+from tests.conformance.transports import Worker, settle
+from tests.conftest import ValkeyServer
+from thaw.errors import ProtocolError, Unavailable, WorkerLost
+from thaw.ids import GroupId, random_hex_id
+
+Make = Callable[..., RedisTransport]
+GROUP = GroupId(random_hex_id())
+HIDDEN = FrameHeader(FrameKind.HIDDEN_STATES, group_id=bytes.fromhex(GROUP))
+KV = FrameHeader(FrameKind.KV, Priority.KV)
+STREAM = f"thaw:relay:{GROUP}:0:1:0"
+FLOW = Flow(chunk_bytes=1000, window_bytes=20_000, resume_s=2.0)
+
+
+@pytest.fixture
+def make(valkey_url: str) -> Iterator[Make]:
+    made: list[RedisTransport] = []
+
+    def build(stage: int, url: str = valkey_url, flow: Flow = FLOW) -> RedisTransport:
+        made.append(RedisTransport(url, GROUP, stage, (1 - stage,), flow=flow))
+        return made[-1]
+
+    yield build
+    for transport in made:
+        transport.close()
+
+
+@pytest.fixture
+def client(valkey_url: str) -> Iterator[redis.Redis]:
+    with redis.Redis.from_url(valkey_url) as connected:
+        yield connected
+
+
+def test_what_was_read_is_deleted_and_what_nobody_reads_expires(make: Make, client: redis.Redis) -> None:
+    sender, receiver = make(0), make(1)
+    sender.send(1, HIDDEN, b"x", deadline_s=5)
+    receiver.receive(deadline_s=5)
+    sender.send(1, KV, b"never read", deadline_s=5)
+    assert receiver.receive(deadline_s=5).kind is FrameKind.KV  # coming back for more acknowledges the first
+    sender.send(1, HIDDEN, b"never read", deadline_s=5)
+    settle(receiver, Priority.INFERENCE)
+    assert client.xlen(STREAM) == 1
+    for key in client.scan_iter(f"thaw:relay:{GROUP}:*:*:*"):
+        assert 0 < client.pttl(key) <= TTL_MS
+    for key in client.scan_iter("thaw:relay:*"):
+        assert client.pttl(key) > 0
+    drop_group(client, GROUP)
+    assert list(client.scan_iter("thaw:relay:*")) == []
+
+
+@pytest.mark.parametrize("n_bytes", [0, 1, 63, 64, 70, 100])
+def test_a_truncated_frame_is_refused(make: Make, client: redis.Redis, n_bytes: int) -> None:
+    whole = frames.encode(HIDDEN, bytes(40))
+    receiver = make(1)
+    client.xadd(STREAM, {"f": whole[:n_bytes]}, id="1-0")
+    with pytest.raises(ProtocolError, match="not a frame|claims 40 bytes"):
+        receiver.receive(deadline_s=5)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"f": b"\x80\x04pickle, not a frame" * 5}, "not a frame"),
+        ({"f": frames.encode(HIDDEN, b"x"), "more": "fields"}, "another shape|not a frame"),
+        ({"other": frames.encode(HIDDEN, b"x" * 700)}, "another shape"),
+        ({"f": frames.encode(FrameHeader(FrameKind.KV), b"x")}, "another group or priority"),
+        ({"f": frames.encode(FrameHeader(FrameKind.KV, Priority.KV, group_id=HIDDEN.group_id), b"x")}, "priority"),
+        ({"f": frames.encode_chunk(HIDDEN, HIDDEN.group_id, 0, 0, 1, b"sound") + b"bytes"}, "failed its checksum"),
+        ({"f": frames.encode_chunk(HIDDEN, HIDDEN.group_id, 5, 0, 1, b"early") + b"early"}, "message 5 chunk 0 came"),
+    ],
+    ids=["pickle", "fields", "field", "group", "priority", "damaged", "gap"],
+)
+def test_a_forged_frame_is_refused(
+    make: Make, client: redis.Redis, fields: dict[str | bytes, bytes | str], message: str
+) -> None:
+    receiver = make(1)
+    client.xadd(STREAM, fields, id="1-0")  # type: ignore[arg-type]
+    for _ in range(2):  # and again: nothing behind it is taken for sound
+        with pytest.raises(ProtocolError, match=message):
+            receiver.receive(deadline_s=5)
+
+
+@pytest.mark.parametrize(("offset", "value"), [(40, 0xFFFFFFFF), (40, 2_000_000), (44, 0xFFFFFFFF), (44, 1 << 23)])
+def test_a_header_that_claims_too_much_costs_no_memory(
+    make: Make, client: redis.Redis, offset: int, value: int
+) -> None:
+    receiver = make(1)
+    raw = bytearray(frames.encode(HIDDEN, bytes(600)))
+    struct.pack_into("<I", raw, offset, value)
+    struct.pack_into("<I", raw, 56, frames.crc32c(bytes(raw[:56]) + bytes(raw[60:64])))
+    tracemalloc.start()
+    try:
+        client.xadd(STREAM, {"f": bytes(raw)}, id="1-0")
+        with pytest.raises(ProtocolError):
+            receiver.receive(deadline_s=5)
+        assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_an_entry_above_the_limit_is_refused_before_it_is_read(make: Make, client: redis.Redis) -> None:
+    receiver = make(1)
+    client.xadd(STREAM, {"f": bytes(MAX_PAYLOAD_BYTES + 65)}, id="1-0")
+    with pytest.raises(ProtocolError, match=r"an entry of 8388673 bytes"):
+        receiver.receive(deadline_s=5)
+
+
+def test_a_second_writer_on_ones_stream_is_noticed(make: Make, client: redis.Redis) -> None:
+    sender = make(0)
+    client.xadd(STREAM, {"f": b"x"}, id="99-0")
+    with pytest.raises(ProtocolError, match="somebody else writes"):
+        for _ in range(2):
+            sender.send(1, HIDDEN, bytes(100_000)[:15_000], deadline_s=5)
+
+
+def test_a_relay_that_restarts_with_its_memory_loses_and_doubles_nothing(make: Make, own_valkey: ValkeyServer) -> None:
+    sender, receiver = make(0, own_valkey.url), make(1, own_valkey.url)
+    count = 60
+    arrived: list[bytes] = []
+
+    def talk() -> None:
+        for i in range(count):
+            sender.send(1, HIDDEN, b"%d-" % i * 400, deadline_s=20)
+
+    sending = Worker(talk)
+    for i in range(count):
+        arrived.append(bytes(receiver.receive(deadline_s=20).payload))
+        if i in (10, 30):
+            own_valkey.kill()
+            own_valkey.start()
+    sending.join()
+    assert arrived == [b"%d-" % i * 400 for i in range(count)]
+
+
+def test_a_relay_that_lost_its_memory_is_a_clear_error_at_both_ends(
+    make: Make, own_valkey: ValkeyServer, tmp_path: Path
+) -> None:
+    sender, receiver = make(0, own_valkey.url), make(1, own_valkey.url)
+    sender.send(1, HIDDEN, b"x", deadline_s=5)
+    receiver.receive(deadline_s=5)
+    own_valkey.kill()
+    shutil.rmtree(tmp_path / "appendonlydir")
+    own_valkey.start()
+    for call in (lambda: receiver.receive(deadline_s=5), lambda: sender.send(1, HIDDEN, bytes(20_000), deadline_s=5)):
+        with pytest.raises(WorkerLost, match=r"the relay has lost what group \w+ had sent"):
+            call()
+
+
+def test_a_relay_that_stays_away_ends_in_unavailable(make: Make, own_valkey: ValkeyServer) -> None:
+    sender, receiver = make(0, own_valkey.url), make(1, own_valkey.url)
+    sender.send(1, HIDDEN, b"x", deadline_s=5)
+    receiver.receive(deadline_s=5)
+    own_valkey.kill()
+    with pytest.raises(Unavailable, match="the relay does not answer"):
+        receiver.receive(deadline_s=30)
+    with pytest.raises(Unavailable, match="the relay does not answer"):
+        sender.send(1, HIDDEN, b"x", deadline_s=0.3)
+
+
+def test_a_full_relay_refuses_and_says_so(make: Make, own_valkey: ValkeyServer) -> None:
+    flow = Flow(chunk_bytes=100_000, window_bytes=100 << 20)
+    sender = make(0, own_valkey.url, flow)
+    with redis.Redis.from_url(own_valkey.url) as client:
+        client.config_set("maxmemory", "5mb")
+    with pytest.raises(Unavailable, match="the relay's memory is full"):
+        for _ in range(100):
+            sender.send(1, HIDDEN, bytes(1_000_000), deadline_s=5)
+
+
+def test_a_refusal_of_a_small_message_is_told_to_the_thread_that_waits_for_the_answer(
+    make: Make, own_valkey: ValkeyServer
+) -> None:
+    sender = make(0, own_valkey.url)
+    sender.send(1, HIDDEN, b"x", deadline_s=5)
+    with redis.Redis.from_url(own_valkey.url) as client:
+        client.config_set("maxmemory", "1")
+    sender.send(1, HIDDEN, b"x", deadline_s=5)  # not waited for
+    with pytest.raises(Unavailable, match="the relay's memory is full"):
+        sender.receive(deadline_s=0.3)
+
+
+def test_small_messages_are_there_when_settled(make: Make) -> None:
+    sender, receiver = make(0), make(1)
+    for i in range(5):
+        sender.send(1, HIDDEN, bytes([i]), deadline_s=5)
+    settle(receiver, Priority.INFERENCE)
+    assert [receiver.receive(deadline_s=5).payload[0] for _ in range(5)] == [0, 1, 2, 3, 4]

@@ -1,0 +1,241 @@
+"""The TCP transport: who is let in, where it listens, what a cut costs, and the short cut beside redis."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+
+from relay import frames
+from relay.frames import FrameHeader, FrameKind, Priority
+from relay.messages import GroupCredential
+from relay.transports import handshake
+from relay.transports.auto import AutoTransport
+from relay.transports.base import Flow
+from relay.transports.tcp import TcpTransport
+from tests.conformance.transports import Worker, cut
+from thaw.errors import PlatformError, ProtocolError, Unavailable
+from thaw.ids import GroupId
+
+GROUP = GroupId("ab" * 16)
+GROUP_BYTES = bytes.fromhex(GROUP)
+HIDDEN = FrameHeader(FrameKind.HIDDEN_STATES, group_id=GROUP_BYTES)
+CREDENTIAL = GroupCredential("default", "the group's secret")
+FLOW = Flow(chunk_bytes=1000, window_bytes=20_000, resume_s=2.0)
+
+
+@pytest.fixture
+def url(valkey_url: str) -> Iterator[str]:
+    """A relay on which the default user has the group's secret."""
+    with redis.Redis.from_url(valkey_url) as client:
+        client.execute_command("ACL", "SETUSER", "default", f">{CREDENTIAL.secret}")
+        yield valkey_url
+        client.execute_command("ACL", "SETUSER", "default", f"<{CREDENTIAL.secret}")
+        client.execute_command("ACL", "SETUSER", "default", "nopass")
+
+
+@pytest.fixture
+def ends(url: str) -> Iterator[list[TcpTransport]]:
+    made = [TcpTransport(url, GROUP, k, (1 - k,), host_address="127.0.0.1", credential=CREDENTIAL, flow=FLOW)
+            for k in (0, 1)]  # fmt: skip
+    yield made
+    for transport in made:
+        transport.close()
+
+
+def dial(transport: TcpTransport) -> tuple[socket.socket, bytes]:
+    host, port = transport._ends._porter.address.split(":")
+    sock = socket.create_connection((host, int(port)), 10)
+    return sock, sock.recv(handshake.GREETING_BYTES, socket.MSG_WAITALL)
+
+
+def closed_by_peer(sock: socket.socket) -> bool:
+    try:
+        return sock.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+HELLO = handshake.Hello(GROUP_BYTES, 0, 1, Priority.INFERENCE)
+
+
+@pytest.mark.parametrize(
+    ("says", "secret"),
+    [
+        (HELLO, "another group's secret"),
+        (HELLO, ""),
+        (handshake.Hello(bytes(16), 0, 1, Priority.INFERENCE), CREDENTIAL.secret),
+        (handshake.Hello(GROUP_BYTES, 0, 2, Priority.INFERENCE), CREDENTIAL.secret),
+        (handshake.Hello(GROUP_BYTES, 7, 1, Priority.INFERENCE), CREDENTIAL.secret),
+    ],
+    ids=["secret", "no secret", "group", "receiver", "sender"],
+)
+def test_a_stranger_is_shown_the_door_without_an_answer(
+    ends: list[TcpTransport], says: handshake.Hello, secret: str
+) -> None:
+    sock, greeting = dial(ends[1])
+    with sock:
+        sock.sendall(handshake.hello(greeting, says, secret))
+        assert closed_by_peer(sock)
+    assert ends[1]._ends._porter._lanes == {}
+
+
+def test_a_proof_cannot_be_used_twice(ends: list[TcpTransport]) -> None:
+    first, greeting = dial(ends[1])
+    with first:
+        proof = handshake.hello(greeting, HELLO, CREDENTIAL.secret)
+        first.sendall(proof)
+        answer = first.recv(handshake.WELCOME_BYTES, socket.MSG_WAITALL)
+        assert handshake.read_welcome(proof, answer, CREDENTIAL.secret) == (0, 0)
+        with pytest.raises(ProtocolError, match="does not know the group's secret"):
+            handshake.read_welcome(proof, answer, "another")
+        second, _ = dial(ends[1])
+        with second:
+            second.sendall(proof)
+            assert closed_by_peer(second)
+
+
+def test_strangers_that_say_nothing_are_few(ends: list[TcpTransport]) -> None:
+    strangers = [dial(ends[1])[0] for _ in range(40)]
+    assert closed_by_peer(strangers[0])  # pushed out by those that came later
+    ends[0].send(1, HIDDEN, b"still served", deadline_s=5)
+    assert bytes(ends[1].receive(deadline_s=5).payload) == b"still served"
+    for stranger in strangers:
+        stranger.close()
+
+
+@pytest.mark.parametrize("address", ["", "0.0.0.0", "::", "*", "0.0.0.0:7000"])
+def test_a_stage_never_listens_on_every_address(url: str, address: str) -> None:
+    with pytest.raises(PlatformError, match="does not listen on"):
+        TcpTransport(url, GROUP, 0, (1,), host_address=address, credential=CREDENTIAL)
+
+
+def test_a_stage_listens_on_its_host_address_and_is_gone_when_closed(ends: list[TcpTransport]) -> None:
+    host, port = ends[1]._ends._porter.address.split(":")
+    assert host == "127.0.0.1"
+    with socket.socket() as elsewhere:
+        assert elsewhere.connect_ex(("127.0.0.2", int(port))) != 0
+    ends[1].close()
+    with socket.socket() as probe:
+        assert probe.connect_ex(("127.0.0.1", int(port))) != 0
+
+
+def test_a_receiver_that_is_not_there_yet_is_waited_for(url: str) -> None:
+    sender = TcpTransport(url, GROUP, 0, (1,), host_address="127.0.0.1", credential=CREDENTIAL, flow=FLOW)
+    with pytest.raises(Unavailable, match="has not said where it listens"):
+        sender.send(1, HIDDEN, b"x", deadline_s=0.1)
+    late = TcpTransport(url, GROUP, 2, (1,), host_address="127.0.0.1", credential=CREDENTIAL, flow=FLOW)
+    sending = Worker(lambda: late.send(1, HIDDEN, b"waits", deadline_s=20))
+    receiver = TcpTransport(url, GROUP, 1, (0, 2), host_address="127.0.0.1", credential=CREDENTIAL, flow=FLOW)
+    assert bytes(receiver.receive(deadline_s=10).payload) == b"waits"
+    sending.join()
+    for transport in (sender, late, receiver):
+        transport.close()
+
+
+@pytest.mark.parametrize(
+    ("offset", "value", "message"),
+    [(44, 0xFFFFFFFF, "the limit is"), (40, 0xFFFFFFFF, "a message of more than"), (0, 0, "not a frame"),
+     (28, 9, "message 9 chunk 0 came"), (8, 1, "another group")],
+)  # fmt: skip
+def test_a_member_that_forges_frames_is_refused_before_memory_is_taken(
+    ends: list[TcpTransport], offset: int, value: int, message: str
+) -> None:
+    sock, greeting = dial(ends[1])
+    with sock:
+        sock.sendall(handshake.hello(greeting, HELLO, CREDENTIAL.secret))
+        sock.recv(handshake.WELCOME_BYTES, socket.MSG_WAITALL)
+        raw = bytearray(frames.encode(HIDDEN, bytes(600)))
+        struct.pack_into("<I", raw, offset, value)
+        struct.pack_into("<I", raw, 56, frames.crc32c(bytes(raw[:56]) + bytes(raw[60:64])))
+        sock.sendall(raw)
+        with pytest.raises(ProtocolError, match=message):
+            ends[1].receive(deadline_s=5)
+        assert closed_by_peer(sock)
+
+
+def test_what_was_sent_before_a_cut_is_sent_again_by_the_thread_that_waits_for_the_answer(
+    ends: list[TcpTransport],
+) -> None:
+    ends[0].send(1, HIDDEN, b"first", deadline_s=5)
+    assert bytes(ends[1].receive(deadline_s=5).payload) == b"first"
+    link = ends[0]._ends.link(1, Priority.INFERENCE)
+    assert len(link.queue) == 1  # kept: nobody has acknowledged so little
+    cut(ends[1])
+    ends[0].send(1, HIDDEN, b"into the void", deadline_s=5)
+    waiting = Worker(lambda: ends[0].receive(deadline_s=20))  # it redials
+    assert bytes(ends[1].receive(deadline_s=10).payload) == b"into the void"
+    ends[1].send(0, HIDDEN, b"the answer", deadline_s=5)
+    waiting.join()
+
+
+def test_a_message_above_the_window_passes_while_it_is_read(ends: list[TcpTransport]) -> None:
+    payload = bytes(range(256)) * 2000
+    sending = Worker(lambda: ends[0].send(1, HIDDEN, payload, deadline_s=20))
+    assert bytes(ends[1].receive(deadline_s=20).payload) == payload
+    sending.join()
+    assert sum(f.n_bytes for f in ends[0]._ends.link(1, Priority.INFERENCE).queue) <= FLOW.window_bytes
+
+
+# ── the short cut beside redis ────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def pair(url: str) -> Iterator[list[AutoTransport]]:
+    made = [AutoTransport(url, GROUP, k, (1 - k,), host_address="127.0.0.1", credential=CREDENTIAL, flow=FLOW)
+            for k in (0, 1)]  # fmt: skip
+    yield made
+    for transport in made:
+        transport.close()
+
+
+def talk_until_up(pair: list[AutoTransport]) -> int:
+    """Messages go by redis until the helper has dialled; how many went."""
+    count, deadline = 0, time.monotonic() + 20
+    while not pair[0].shortcut_up(1, Priority.INFERENCE):
+        assert time.monotonic() < deadline
+        pair[0].send(1, HIDDEN, count.to_bytes(4, "little"), deadline_s=5)
+        assert bytes(pair[1].receive(deadline_s=5).payload) == count.to_bytes(4, "little")
+        count += 1
+    return count
+
+
+def test_a_link_moves_to_the_short_cut_and_keeps_its_order(pair: list[AutoTransport]) -> None:
+    count = talk_until_up(pair)
+    for i in range(count, count + 20):
+        pair[0].send(1, HIDDEN, i.to_bytes(4, "little") * 200, deadline_s=5)
+    for i in range(count, count + 20):
+        assert bytes(pair[1].receive(deadline_s=5).payload) == i.to_bytes(4, "little") * 200
+    link: Any = pair[0]._ends
+    assert link.link(1, Priority.INFERENCE).queue  # they went past the relay
+
+
+def test_a_short_cut_that_is_lost_leaves_everything_to_redis(pair: list[AutoTransport]) -> None:
+    count = talk_until_up(pair)
+    pair[0].send(1, HIDDEN, count.to_bytes(4, "little") * 300, deadline_s=5)  # not read yet
+    listener: Any = pair[1]._ends
+    listener._porter.close()  # nobody can dial it again
+    cut(pair[1])
+    for i in range(count + 1, count + 12):
+        pair[0].send(1, HIDDEN, i.to_bytes(4, "little") * 300, deadline_s=10)
+    for i in range(count, count + 12):
+        assert bytes(pair[1].receive(deadline_s=10).payload) == i.to_bytes(4, "little") * 300
+    assert not pair[0].shortcut_up(1, Priority.INFERENCE)
+
+
+def test_an_end_that_cannot_listen_keeps_to_redis(url: str) -> None:
+    bad = AutoTransport(url, GROUP, 0, (1,), host_address="192.0.2.1", credential=CREDENTIAL, flow=FLOW)
+    good = AutoTransport(url, GROUP, 1, (0,), host_address="127.0.0.1", credential=CREDENTIAL, flow=FLOW)
+    assert "cannot listen on 192.0.2.1" in bad.no_shortcut
+    for _ in range(3):
+        bad.send(1, HIDDEN, b"x", deadline_s=5)
+        good.receive(deadline_s=5)
+        good.send(0, HIDDEN, b"y", deadline_s=5)
+        assert bytes(bad.receive(deadline_s=5).payload) == b"y"
+    bad.close()
+    good.close()
