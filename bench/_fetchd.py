@@ -83,10 +83,10 @@ class Fetchd:
         if started.resident or done.fetched_bytes < facts.n_bytes:
             raise SystemExit(f"fetchd had {facts.n_bytes - done.fetched_bytes} bytes already: nothing was measured")
         self.ask(FetchCancel(group, 1))
-        self._settle()
+        self.settle()
         return Sample(seconds, cpu, done.fetched_bytes)
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
         """Let it finish zeroing the dropped slabs: the next competitor shall have the machine to itself."""
         before, end = -1.0, time.monotonic() + _SETTLE_S
         while (now := cpu_seconds(self.pid)) - before > _IDLE_S and time.monotonic() < end:

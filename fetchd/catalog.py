@@ -30,13 +30,13 @@ _SPECULATIVE_BYTES: Final = 64 * 1024
 
 @dataclass(slots=True)
 class Entry:
-    """One version of one model.  ``learned`` maps (file, chunk number) to the xxh3 first seen there."""
+    """One version of one model.  ``learned`` maps (file, offset, n_bytes) to the xxh3 first seen there."""
 
     source: Source
     index: ModelIndex
     objects: Mapping[str, ObjectInfo]
     """What the store said of the objects that were looked at; with an index beside the model, of that one alone."""
-    learned: dict[tuple[str, int], str] = field(default_factory=dict)
+    learned: dict[tuple[str, int, int], str] = field(default_factory=dict)
     facts: ModelFacts | None = None
     """Only for who inspects: a start that was planned elsewhere need not read config.json for it."""
 

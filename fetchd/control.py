@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from fetchd import metrics
 from fetchd.catalog import Catalog
 from fetchd.doors import Doors
 from fetchd.fetches import FetchTable
+from fetchd.pacing import Link
 from fetchd.segments import SegmentStore
 from fetchd.server import peer_pid, receive
 from fetchd.slabs import SlabPool
@@ -24,6 +26,8 @@ from relay.messages import (
     FetchWait,
     Inspect,
     Inspected,
+    MetricsPage,
+    MetricsQuery,
     Refused,
     Status,
     StatusQuery,
@@ -38,8 +42,8 @@ from thaw.logs import Log
 
 class Control:
     def __init__(self, pool: SlabPool, store: SegmentStore, catalog: Catalog, fetches: FetchTable, doors: Doors,
-                 log: Log) -> None:  # fmt: skip
-        self._pool, self._store, self._catalog = pool, store, catalog
+                 link: Link, log: Log) -> None:  # fmt: skip
+        self._pool, self._store, self._catalog, self._link = pool, store, catalog, link
         self._fetches, self._doors, self._log = fetches, doors, log
 
     def serve(self, channel: Channel) -> None:
@@ -81,6 +85,8 @@ class Control:
                 return DoorNames(tuple(InstanceId(i) for i in self._doors.instances()))
             case StatusQuery():
                 return self._status()
+            case MetricsQuery():
+                return MetricsPage(self._metrics())
             case _:
                 raise ProtocolError(f"fetchd does not answer {type(message).__name__}")
         return Done()
@@ -89,4 +95,12 @@ class Control:
         pool_bytes = self._pool.n_slabs * self._pool.slab_bytes
         free_bytes = self._pool.free_slabs * self._pool.slab_bytes
         return Status(pool_bytes, free_bytes, self._store.statuses(), self._fetches.statuses(),
-                      self._fetches.link_bytes_per_s)  # fmt: skip
+                      self._link.bytes_per_s)  # fmt: skip
+
+    def _metrics(self) -> str:
+        status = self._status()
+        metrics.RUNNING.set(len(status.fetches))
+        metrics.LINK.set(status.link_bytes_per_s)
+        metrics.POOL.set(status.pool_bytes)
+        metrics.POOL_FREE.set(status.free_bytes)
+        return metrics.page()

@@ -9,11 +9,15 @@ from pathlib import Path
 from fetchd.catalog import Catalog
 from fetchd.control import Control
 from fetchd.doors import Doors
+from fetchd.fetch import Machinery
 from fetchd.fetches import FetchTable
 from fetchd.janitor import Heart, Janitor
+from fetchd.marks import Way
+from fetchd.pacing import Discipline, Link
 from fetchd.segments import SegmentStore
 from fetchd.server import UnixServer
 from fetchd.settings import FetchdSettings
+from fetchd.sharing import Board
 from fetchd.slabs import SlabPool
 from fetchd.sources.registry import open_source
 from thaw.logs import Log
@@ -39,12 +43,16 @@ class Daemon:
         self._pool.on_returned = partial(self._janitor.call_later, 0.0, self._scrub)
         store = SegmentStore(self._pool, retain=settings.retain)
         self._stopping = threading.Event()
-        catalog = Catalog(lambda uri: open_source(uri, settings), min(settings.retries, _INDEX_RETRIES),
-                          self._stopping)  # fmt: skip
-        self._fetches = FetchTable(store, catalog, settings, self._janitor, self._heart, log)
+        opener = partial(open_source, settings=settings, huge=self._pool.huge)
+        catalog = Catalog(opener, min(settings.retries, _INDEX_RETRIES), self._stopping)
+        discipline: Discipline = "equal" if settings.discipline == "equal" else "edf"
+        link = Link(settings.link_bytes_per_s, discipline, yields=settings.yields == "pace")
+        way = Way(link, log if settings.yields == "auto" else None)
+        machinery = Machinery(catalog, link, way, Board(store), settings)
+        self._fetches = FetchTable(store, machinery, self._janitor, self._heart, log)
         Path(settings.socket).parent.mkdir(parents=True, exist_ok=True)
         self._doors = Doors(settings.doors, store, log)
-        control = Control(self._pool, store, catalog, self._fetches, self._doors, log)
+        control = Control(self._pool, store, catalog, self._fetches, self._doors, link, log)
         self._server = UnixServer(settings.socket, 0o600, control.serve, log, most=_CONVERSATIONS)
 
     def stop(self) -> None:
@@ -69,5 +77,11 @@ def _check(settings: FetchdSettings) -> None:
                            hint="make the pool larger than the largest model")  # fmt: skip
     if settings.connections < 1 or settings.retries < 1:
         raise SettingError("THAW_FETCHD_CONNECTIONS and THAW_FETCHD_RETRIES must be at least 1", hint="try 4 and 6")
+    if settings.discipline not in ("edf", "equal"):
+        raise SettingError(
+            f"THAW_LEDGER_DISCIPLINE={settings.discipline!r} is not known", hint="set it to edf or equal"
+        )
+    if settings.yields not in ("auto", "mark", "pace"):
+        raise SettingError(f"THAW_FETCHD_YIELDS={settings.yields!r} is not known", hint="set it to auto, mark or pace")
     if settings.link_bytes_per_s is not None and settings.link_bytes_per_s <= 0:
         raise SettingError("THAW_FETCHD_LINK_BYTES_PER_S must be above 0", hint="leave it empty for no pacing")

@@ -2,30 +2,58 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from fetchd.catalog import Catalog, Entry
 from fetchd.chunks import plan_chunks
-from fetchd.pacing import Pacer, TokenBucket
-from fetchd.pipeline import FetchCancelled, Transfer
+from fetchd.marks import Way
+from fetchd.pacing import Link, Pacer
+from fetchd.pipeline import FetchCancelled, Origin, Transfer
 from fetchd.segments import Segment
 from fetchd.settings import FetchdSettings
+from fetchd.sharing import Board
 from relay.messages import FetchDone, FetchStart, FetchStatus
 from thaw.errors import ErrorInfo, ModelChanged, ModelCorrupt, PlatformError, ThawError
 from thaw.trace import Phase, TraceEvent, event
 
 
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """How a stage wants to be served; ``deadline`` on the monotonic clock."""
+
+    pace: int | None
+    deadline: float
+    background: bool
+    weight: float
+
+
+@dataclass(frozen=True, slots=True)
+class Machinery:
+    """What all fetches of a host share."""
+
+    catalog: Catalog
+    link: Link
+    way: Way
+    board: Board
+    settings: FetchdSettings
+
+
 @dataclass(eq=False, slots=True)
 class Member:
-    """One stage of one group in a fetch.  ``resident``: the bytes were there before it asked."""
+    """One stage of one group in a fetch.  ``resident``: the bytes were there before it asked.
+
+    ``done`` is set when the bytes that the stage waits for are there; its later ones may still be coming.
+    """
 
     request: FetchStart
     fetch: Fetch
     begin: TraceEvent
     resident: bool
-    pace: int | None
+    wishes: Wishes
     done: threading.Event = field(default_factory=threading.Event)
     end: TraceEvent | None = None
     error: ErrorInfo | None = None
@@ -35,6 +63,9 @@ class Member:
         return f"fetch:{self.request.group_id}/{self.request.stage}"
 
     def finish(self, host: str) -> None:
+        """Its bytes are here, or never will be.  The first word counts."""
+        if self.done.is_set():
+            return
         request, statistics = self.request, self.fetch.describe(self.resident)
         self.error = self.fetch.error
         self.end = event(Phase.FETCH_END, group_id=request.group_id, stage=request.stage, host=host,
@@ -58,14 +89,14 @@ class Member:
 class Fetch:
     """``members`` belongs to the fetch table and its lock."""
 
-    def __init__(self, segment: Segment, catalog: Catalog, link: TokenBucket, settings: FetchdSettings,
-                 *, background: bool = False) -> None:  # fmt: skip
+    def __init__(self, segment: Segment, machinery: Machinery, on_first: Callable[[Fetch], None] | None = None) -> None:
         self.segment = segment
         self.members: list[Member] = []
         self.error: ErrorInfo | None = None
         self.running = not segment.complete
-        self.pacer = Pacer(link, None, background=background)
-        self._catalog, self._settings = catalog, settings
+        self.pacer = Pacer(machinery.link)
+        self._machinery = machinery
+        self._on_first = on_first
         self._lock = threading.Lock()
         self._transfer: Transfer | None = None
         self._cancelled = False
@@ -74,8 +105,25 @@ class Fetch:
         self._source = ""
 
     @property
+    def cancelled(self) -> bool:
+        return self._cancelled
+
+    @property
+    def first_part_is_here(self) -> bool:
+        return self.segment.complete or self.segment.first_is_here
+
+    @property
     def fetched_bytes(self) -> int:
         return self._transfer.statistics.fetched_bytes if self._transfer else 0
+
+    @property
+    def copied_bytes(self) -> int:
+        return self._transfer.statistics.copied_bytes if self._transfer else 0
+
+    @property
+    def source(self) -> str:
+        """The kind of store; empty before the first byte was asked for."""
+        return self._source
 
     @property
     def first_byte(self) -> TraceEvent | None:
@@ -86,31 +134,30 @@ class Fetch:
         seconds = self._seconds or time.monotonic() - self._began_s
         return self.fetched_bytes / seconds if seconds > 0 else 0.0
 
-    @property
-    def crossed_link(self) -> bool:
-        return self._source != "file"
-
     def run(self) -> None:
         """Fill the segment or fail it; never raises a ThawError."""
-        uri, version, _ = self.segment.key
+        key, link = self.segment.key, self._machinery.link
+        link.join(self.pacer.share)
         try:
-            entry = self._catalog.planned(uri, version)
+            entry = self._machinery.catalog.planned(key.uri, key.version)
             self._make_transfer(entry).run()
             self.segment.finish()
         except ThawError as e:
             self.error = self._reason(e).info()
         except Exception as e:  # noqa: BLE001 - edge of a thread: readers must hear of a defect
             self.error = PlatformError(f"fetch failed: {type(e).__name__}: {e}").info()
+        finally:
+            link.leave(self.pacer.share)
         self._seconds = time.monotonic() - self._began_s
         if self.error is not None:
             self.segment.fail(self.error)
 
     def _reason(self, error: ThawError) -> ThawError:
         """A model that was pushed anew under a start looks damaged; what the store has now tells the two apart."""
-        uri, version, _ = self.segment.key
+        key = self.segment.key
         if isinstance(error, ModelCorrupt):
             try:
-                self._catalog.check_unchanged(uri, version)
+                self._machinery.catalog.check_unchanged(key.uri, key.version)
             except ModelChanged as changed:
                 return changed
             except ThawError:
@@ -125,17 +172,23 @@ class Fetch:
             else:  # the index is still being read, maybe from a store that hangs: readers need not wait for it
                 self.segment.fail(FetchCancelled("the fetch was cancelled").info())
 
-    def apply_pace(self) -> None:
-        """The fastest member decides: who joins a slow fetch may not be slowed by it."""
-        paces = [m.pace for m in self.members if not m.done.is_set()]
-        known = [p for p in paces if p is not None]
-        self.pacer.set_pace(None if not known or len(known) < len(paces) else max(known))
-        self.pacer.background = all(m.request.background for m in self.members)
+    def apply_wishes(self) -> None:
+        """The most urgent member decides: who joins a slow fetch may not be slowed by it."""
+        wishes = [m.wishes for m in self.members]
+        paces = [w.pace for w in wishes if w.pace is not None]
+        self.pacer.set(
+            pace=max(paces) if paces and len(paces) == len(wishes) else None,
+            deadline=min((w.deadline for w in wishes if not w.background), default=math.inf),
+            background=all(w.background for w in wishes),
+            weight=max((w.weight for w in wishes), default=1.0),
+        )
 
     def status(self, member: Member) -> FetchStatus:
         request = member.request
-        return FetchStatus(request.group_id, request.stage, request.model.uri, self.segment.n_bytes,
-                           self.segment.page.end, round(self.bytes_per_s, 1))  # fmt: skip
+        n_bytes, later = (sum(r.n_bytes for r in ranges) for ranges in (request.ranges, request.later_ranges))
+        pending, later_pending = self._transfer.pending_bytes if self._transfer else (n_bytes, later)
+        return FetchStatus(request.group_id, request.stage, request.model.uri, n_bytes, n_bytes - pending,
+                           round(self.bytes_per_s, 1), pending, later_pending)  # fmt: skip
 
     def describe(self, resident: bool) -> dict[str, object]:
         """Attributes of the end event: what explains a long fetch."""
@@ -146,18 +199,29 @@ class Fetch:
             "source": self._source, "resident": False, "bytes_per_s": round(self.bytes_per_s, 1),
             "cpu_s": round(statistics.cpu_s, 4), "connections": self._transfer.connections if self._transfer else 0,
             "retries": statistics.retries, "refetched_chunks": statistics.refetched,
-            "fetched_bytes": statistics.fetched_bytes,
+            "fetched_bytes": statistics.fetched_bytes, "copied_bytes": statistics.copied_bytes,
         }  # fmt: skip
 
     def _make_transfer(self, entry: Entry) -> Transfer:
-        chunks = plan_chunks(self.segment.layout, entry.index)
+        segment, settings = self.segment, self._machinery.settings
+        chunks = plan_chunks(segment.layout, entry.index, len(segment.key.ranges))
         etags = {name: info.etag for name, info in entry.objects.items()}
-        transfer = Transfer(entry.source, self.segment, chunks, etags, entry.learned, self.pacer,
-                            connections=self._settings.connections, retries=self._settings.retries)  # fmt: skip
+        origin = Origin(entry.source, etags, entry.learned, self._machinery.board, settings.connections,
+                        settings.retries)  # fmt: skip
+        transfer = Transfer(origin, segment, chunks, self.pacer, self._first_is_here)
         self._source = entry.source.kind
+        self._machinery.way.look(entry.source.host)
+        with self._machinery.link.change():
+            self.pacer.share.remote = bool(entry.source.host)
         with self._lock:
             if self._cancelled:
                 raise FetchCancelled("the fetch was cancelled")
             self._transfer = transfer
-        self.segment.set_index(entry.index.tensors)
+        segment.set_index(entry.index.tensors)
         return transfer
+
+    def _first_is_here(self) -> None:
+        self.segment.first_is_here = True
+        self.pacer.only_later()
+        if self._on_first is not None:
+            self._on_first(self)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from collections.abc import Callable
 
-from fetchd.catalog import Catalog
-from fetchd.fetch import Fetch, Member
+from fetchd import metrics
+from fetchd.fetch import Fetch, Machinery, Member, Wishes
 from fetchd.janitor import Heart, Janitor
-from fetchd.pacing import TokenBucket
 from fetchd.pipeline import FetchCancelled
-from fetchd.segments import Segment, SegmentStore
-from fetchd.settings import FetchdSettings
+from fetchd.segments import SegmentKey, SegmentStore
 from relay.messages import FetchCancel, FetchDone, FetchStart, FetchStarted, FetchStatus, FetchUpdate
 from thaw import checkpoint
 from thaw.errors import BadRequest, NotFound, StaleEpoch, from_info
@@ -19,27 +19,18 @@ from thaw.logs import Log
 from thaw.trace import Phase, event
 
 _RUNNING = "running"
-_MEASURABLE_BYTES = 16 * 1024 * 1024
-"""A shorter fetch says more about round trips than about the link."""
 
 
 class FetchTable:
-    def __init__(self, store: SegmentStore, catalog: Catalog, settings: FetchdSettings, janitor: Janitor,
-                 heart: Heart, log: Log) -> None:  # fmt: skip
-        self._store, self._catalog, self._settings = store, catalog, settings
+    def __init__(self, store: SegmentStore, machinery: Machinery, janitor: Janitor, heart: Heart, log: Log) -> None:
+        self._store, self._machinery = store, machinery
         self._janitor, self._heart, self._log = janitor, heart, log
-        self.link = TokenBucket(settings.link_bytes_per_s)
-        self._measured_bytes_per_s = 0.0
+        self._host_id, self._hold_s = machinery.settings.host_id, machinery.settings.hold_s
         self._lock = threading.RLock()
         self._epoch = 0
         self._members: dict[tuple[str, int], Member] = {}
         self._running: dict[str, Fetch] = {}  # by segment id
         self._threads: set[threading.Thread] = set()
-
-    @property
-    def link_bytes_per_s(self) -> float:
-        """As configured, else the best that a fetch has reached; 0 while unknown."""
-        return self.link.rate or self._measured_bytes_per_s
 
     def start(self, request: FetchStart) -> FetchStarted:
         """Begin, join, or find resident.  Raises StaleEpoch, BadRequest, MemoryTooSmall."""
@@ -48,17 +39,18 @@ class FetchTable:
         with self._lock:
             self._check_epoch(request.epoch)
             member = self._members.get((request.group_id, request.stage))
-            if member is None or member.error is not None:
+            if member is None or member.error is not None or member.fetch.segment.error is not None:
                 member = self._join(request, version)
             segment = member.fetch.segment
             return FetchStarted(segment.segment_id, segment.n_bytes, member.resident)
 
     def update(self, request: FetchUpdate) -> None:
+        _check_weight(1.0 if request.weight is None else request.weight)
         with self._lock:
             self._check_epoch(request.epoch)
             member = self._member(request.group_id, request.stage)
-            member.pace = request.pace_bytes_per_s
-            member.fetch.apply_pace()
+            member.wishes = _changed(member.wishes, request)
+            member.fetch.apply_wishes()
 
     def cancel(self, request: FetchCancel) -> None:
         """Of a group that is not known there is nothing to cancel: a repeat is no error."""
@@ -68,7 +60,7 @@ class FetchTable:
                 self._leave(self._members.pop(key))
 
     def wait(self, group_id: str, stage: int, timeout_s: float | None = None) -> FetchDone | None:
-        """What became of it; None when ``timeout_s`` passed first.  Raises the fetch's error."""
+        """What became of its first part; None when ``timeout_s`` passed first.  Raises the fetch's error."""
         with self._lock:
             member = self._member(group_id, stage)
         if not member.done.wait(timeout_s):
@@ -90,44 +82,43 @@ class FetchTable:
             thread.join(timeout=5)
 
     def _version_now(self, uri: str) -> str:
-        facts = self._catalog.inspect(uri)
+        facts = self._machinery.catalog.inspect(uri)
         return facts.sha256 or facts.etag
 
     def _join(self, request: FetchStart, version: str) -> Member:
-        key = (request.model.uri, version, request.ranges)
+        key = SegmentKey(request.model.uri, version, request.ranges, request.later_ranges)
         holder = f"fetch:{request.group_id}/{request.stage}"
         segment = self._store.find(key, holder)
         resident = segment is not None and segment.complete
-        begin = event(Phase.FETCH_BEGIN, group_id=request.group_id, stage=request.stage, host=self._settings.host_id)
-        if segment is None:
+        begin = event(Phase.FETCH_BEGIN, group_id=request.group_id, stage=request.stage, host=self._host_id)
+        fetch = None if segment is None else self._running.get(segment.segment_id) or Fetch(segment, self._machinery)
+        if segment is None or fetch is None:
             segment = self._store.create(key, holder)
-            fetch = self._launch(segment, request)
-        else:
-            fetch = self._running.get(segment.segment_id) or self._finished(segment)
-        member = Member(request, fetch, begin, resident, request.pace_bytes_per_s)
+            fetch = Fetch(segment, self._machinery, self._first_part_came)
+        member = Member(request, fetch, begin, resident, _wishes(request))
         self._members[request.group_id, request.stage] = member
         fetch.members.append(member)
         if resident or not fetch.running:
             self._end_member(member)
+            metrics.FETCHES.labels(outcome="resident").inc()
         else:
-            fetch.apply_pace()
+            fetch.apply_wishes()
+            if segment.segment_id not in self._running:
+                self._launch(fetch)
+            elif segment.key.later and fetch.first_part_is_here:
+                member.finish(self._host_id)
         self._log.event("fetch_begin", group_id=request.group_id, stage=request.stage, uri=request.model.uri,
                         segment_id=segment.segment_id, n_bytes=segment.n_bytes, resident=resident)  # fmt: skip
         return member
 
-    def _finished(self, segment: Segment) -> Fetch:
-        return Fetch(segment, self._catalog, self.link, self._settings)
-
-    def _launch(self, segment: Segment, request: FetchStart) -> Fetch:
-        fetch = Fetch(segment, self._catalog, self.link, self._settings, background=request.background)
-        fetch.pacer.set_pace(request.pace_bytes_per_s)
+    def _launch(self, fetch: Fetch) -> None:
+        segment = fetch.segment
         self._store.hold(segment.segment_id, _RUNNING)
         self._running[segment.segment_id] = fetch
         self._heart.add(segment)
         thread = threading.Thread(target=self._run, args=(fetch,), name="fetch", daemon=True)
         self._threads.add(thread)
         thread.start()
-        return fetch
 
     def _run(self, fetch: Fetch) -> None:
         fetch.run()
@@ -136,8 +127,7 @@ class FetchTable:
             self._heart.remove(segment)
             del self._running[segment.segment_id]
             fetch.running = False
-            if fetch.error is None and fetch.crossed_link and fetch.fetched_bytes >= _MEASURABLE_BYTES:
-                self._measured_bytes_per_s = max(self._measured_bytes_per_s, fetch.bytes_per_s)
+            _count(fetch)
             self._log.event("fetch_end", segment_id=segment.segment_id, n_bytes=segment.n_bytes,
                             error=fetch.error.message if fetch.error else None, **fetch.describe(False))  # fmt: skip
             for member in fetch.members:
@@ -145,14 +135,18 @@ class FetchTable:
             self._threads.discard(threading.current_thread())
             self._store.drop(segment, _RUNNING)
 
+    def _first_part_came(self, fetch: Fetch) -> None:
+        with self._lock:
+            if fetch.segment.key.later:  # without later ranges the end of the fetch says it, with the whole account
+                for member in fetch.members:
+                    member.finish(self._host_id)
+
     def _end_member(self, member: Member) -> None:
-        """Finished, one way or the other.  Its hold waits for a grant, but not for ever."""
-        if member.done.is_set():
-            return  # it found its bytes resident while the fetch that brought them was being wound up
-        member.finish(self._settings.host_id)
-        if member.error is not None:
+        """The whole fetch is finished, one way or the other.  Its hold waits for a grant, but not for ever."""
+        member.finish(self._host_id)
+        if member.fetch.error is not None:
             self._store.drop(member.fetch.segment, member.holder)
-        self._janitor.call_later(self._settings.hold_s, self._expiry(member))
+        self._janitor.call_later(self._hold_s, self._expiry(member))
 
     def _expiry(self, member: Member) -> Callable[[], None]:
         def expire() -> None:
@@ -174,7 +168,7 @@ class FetchTable:
         if fetch.running and not fetch.members:
             fetch.cancel()
         elif fetch.running:
-            fetch.apply_pace()
+            fetch.apply_wishes()
         self._store.drop(fetch.segment, member.holder)
 
     def _member(self, group_id: str, stage: int) -> Member:
@@ -189,9 +183,37 @@ class FetchTable:
         self._epoch = epoch
 
 
+def _wishes(request: FetchStart) -> Wishes:
+    return Wishes(request.pace_bytes_per_s, _deadline(request.deadline_ms), request.background, request.weight)
+
+
+def _changed(wishes: Wishes, update: FetchUpdate) -> Wishes:
+    return Wishes(
+        update.pace_bytes_per_s,
+        wishes.deadline if update.deadline_ms is None else _deadline(update.deadline_ms),
+        wishes.background if update.background is None else update.background,
+        wishes.weight if update.weight is None else update.weight,
+    )
+
+
+def _deadline(remaining_ms: int | None) -> float:
+    return math.inf if remaining_ms is None else time.monotonic() + remaining_ms / 1000
+
+
+def _count(fetch: Fetch) -> None:
+    outcome = "done" if fetch.error is None else "cancelled" if fetch.cancelled else "failed"
+    metrics.FETCHES.labels(outcome=outcome).inc()
+
+
+def _check_weight(weight: float) -> None:
+    if not (weight > 0 and math.isfinite(weight)):
+        raise BadRequest(f"a fetch of weight {weight!r} has no place on the link", hint="leave it at 1")
+
+
 def _check_ranges(request: FetchStart) -> None:
     if not request.ranges or not any(r.n_bytes for r in request.ranges):
         raise BadRequest("a fetch needs at least one byte")
-    for r in request.ranges:
+    _check_weight(request.weight)
+    for r in (*request.ranges, *request.later_ranges):
         if not checkpoint.is_fetchable(r.file) or r.offset < 0 or r.n_bytes < 0:
             raise BadRequest(f"range [{r.offset}, +{r.n_bytes}) of {r.file!r:.100} cannot be fetched")

@@ -1,15 +1,33 @@
-"""Pacing: one token bucket for the link, one per fetch; a reader takes tokens before it reads.
+"""Who reads next: one :class:`Link` for the host, one :class:`Pacer` per fetch; a reader asks before each read.
 
-Nothing polls: a reader sleeps until its tokens exist, and a changed rate or a cancel wakes it.  Background fetches
-take from the link only while no other fetch waits for it.
+Ranks, best first; within a rank bytes are shared by weight (start-time fair queueing)::
+
+    0  fetches with a deadline that has not passed: the earliest first (``edf``), or all alike (``equal``)
+    1  fetches without one
+    2  background fetches, and the later part of any fetch: what is left over
+
+The link is a token bucket.  Its rate is what was configured.  Without that it is unlimited while everybody has the same
+rank; while ranks compete the best one goes unpaced, and the others get what it leaves of KEPT of the measured rate:
+whoever paces above what the network carries leaves the sharing to TCP, which knows no ranks.  Who ends gives its tokens
+back by not asking for any.
+
+Nothing polls: the best waiter sleeps until its tokens exist, the others until they are the best; a changed rate, a
+changed rank, an end or a cancel wakes whom it concerns.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 import time
-from collections.abc import Callable
-from typing import Final
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+Discipline = Literal["edf", "equal"]
+Key = tuple[int, float]
 
 QUANTUM_BYTES: Final = 256 * 1024
 """The most that is read at once under a rate, so that four connections share a link smoothly."""
@@ -17,86 +35,383 @@ _MIN_QUANTUM_BYTES: Final = 4096
 _QUANTUM_S: Final = 0.05
 """At low rates a quantum is what arrives in this time: the rate stays smooth and a new rate is obeyed soon."""
 
+_DUE, _PLAIN, _BACKGROUND = 0, 1, 2
+_LAST: Final[Key] = (3, 0.0)
+KEPT: Final = 0.95
+"""Of the measured link.  Its measure may be 3 % high (a shaper's burst), and a queue drains only below the rate."""
+_SETTLE_S: Final = 1.5
+"""When a better rank comes the others stop for so long.  What the kernel has room for still arrives for them (a second
+of a slow link), and then the newcomer's connections have to grow."""
+_FILLED: Final = 0.7
+"""Who reads so much of the measured link wants all of it; the rest is TCP's way of sharing, not left over."""
+_RECENT_S: Final = 0.5
+_SILENT_S: Final = 1.0
+"""On a link nobody has measured yet, who read nothing for so long holds nobody back: its store may be gone."""
+_WINDOW_S: Final = 2.0
+_WINDOW_BYTES: Final = 128 * 1024 * 1024
+_MEASURABLE_BYTES: Final = 16 * 1024 * 1024
+"""Shorter fetches say more about round trips than about the link."""
+_RUN_S: Final = 10.0
+_RUNS: Final = 16
+
 
 class TokenBucket:
-    """``rate`` bytes per second; None is unlimited.
+    """``rate`` bytes per second; None is unlimited.  Its owner locks.
 
     Holds at most two quanta: a pause earns no burst, and a late wake-up costs no rate.
     """
 
     def __init__(self, rate: float | None) -> None:
-        self._changed = threading.Condition()
-        self._rate = rate
+        self.rate = rate
         self._tokens = 0.0
         self._filled_at = time.monotonic()
-        self._urgent = 0  # foreground readers that wait
-
-    @property
-    def rate(self) -> float | None:
-        return self._rate
 
     def set_rate(self, rate: float | None) -> None:
-        with self._changed:
-            self._fill()
-            self._rate = rate
-            self._changed.notify_all()
-
-    def wake(self) -> None:
-        """Let sleepers look at their ``cancelled`` again."""
-        with self._changed:
-            self._changed.notify_all()
+        self._fill()
+        self.rate = rate
 
     def quantum(self) -> int | None:
         """How much to take at once; None: as much as you like."""
-        rate = self._rate
+        rate = self.rate
         return None if rate is None else max(_MIN_QUANTUM_BYTES, min(QUANTUM_BYTES, int(rate * _QUANTUM_S)))
 
-    def take(self, n_bytes: int, cancelled: Callable[[], bool], *, background: bool = False) -> None:
-        """Return once ``n_bytes`` may be read, or at once when ``cancelled`` or unlimited."""
-        with self._changed:
-            self._urgent += not background
-            try:
-                while self._rate is not None and not cancelled():
-                    self._fill()
-                    if self._tokens >= min(n_bytes, self.quantum() or n_bytes) and not (background and self._urgent):
-                        self._tokens -= n_bytes
-                        return
-                    yields = background and self._urgent > 0  # until the last urgent reader has been served
-                    self._changed.wait(None if yields else self._seconds_until(n_bytes))
-            finally:
-                self._urgent -= not background
-                if not self._urgent:
-                    self._changed.notify_all()
+    def take(self, n_bytes: int) -> float:
+        """0.0: they are yours.  Otherwise the seconds until they can be."""
+        if self.rate is None:
+            return 0.0
+        self._fill()
+        needed = min(n_bytes, self.quantum() or n_bytes)
+        if self._tokens >= needed:
+            self._tokens -= n_bytes
+            return 0.0
+        return max((needed - self._tokens) / self.rate, 0.001)
+
+    def charge(self, n_bytes: int) -> None:
+        """Taken by somebody who does not wait; at most two quanta of debt, so that others go on soon after him."""
+        if self.rate is not None:
+            self._fill()
+            self._tokens = max(self._tokens - n_bytes, -2.0 * (self.quantum() or 0))
 
     def _fill(self) -> None:
         now = time.monotonic()
-        if self._rate is not None:
+        if self.rate is not None:
             room = 2.0 * (self.quantum() or 0)
-            self._tokens = min(room, self._tokens + (now - self._filled_at) * self._rate)
+            self._tokens = min(room, self._tokens + (now - self._filled_at) * self.rate)
         self._filled_at = now
 
-    def _seconds_until(self, n_bytes: int) -> float:
-        rate = self._rate or 1.0
-        return max((min(n_bytes, self.quantum() or n_bytes) - self._tokens) / rate, 0.001)
+
+@dataclass(eq=False, slots=True)
+class Share:
+    """One fetch's place on the link.  Changed under the link's lock only."""
+
+    deadline: float = math.inf  # monotonic
+    background: bool = False
+    weight: float = 1.0
+    paced: bool = False  # does not use all that the link would give it
+    remote: bool = True  # its bytes cross the network: they measure it
+    later: bool = False  # only its later part is left
+    served: float = 0.0  # bytes over weight, on the scale of who competes
+    read_at: float = 0.0
+    lent: list[Share] = field(default_factory=list)
+    """Fetches that wait for bytes that this one is reading: it reads them with their rank, if that is better."""
+
+
+class Link:
+    """``rate`` is configured or None.  ``yields``: nothing in the network lets inference pass fetches, so that even a
+    lone fetch keeps to KEPT of what was measured."""
+
+    def __init__(self, rate: float | None, discipline: Discipline = "edf", *, yields: bool = False) -> None:
+        self._lock = threading.Lock()
+        self._bucket = TokenBucket(rate)
+        self._configured = rate
+        self._discipline = discipline
+        self._yields = yields
+        self._shares: list[Share] = []
+        self._waiters: list[_Waiter] = []
+        self._meter = _Meter()
+        self._best_rank: Key = _LAST
+        self._settled_at = 0.0
+        self._recent = _Recent()
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Configured or measured; 0 while unknown."""
+        return self._configured or self._meter.bytes_per_s
+
+    @property
+    def yields(self) -> bool:
+        return self._yields
+
+    def set_yields(self) -> None:
+        with self._lock:
+            self._yields = True
+            self._changed()
+
+    def quantum(self) -> int | None:
+        return self._bucket.quantum()
+
+    def join(self, share: Share) -> None:
+        with self._lock:
+            if self._shares:
+                self._meter.end()
+            else:
+                self._meter.begin(clean=True)
+            share.served = min((s.served for s in self._shares), default=0.0)  # a newcomer has no claim on the past
+            share.read_at = time.monotonic()
+            self._shares.append(share)
+            self._changed()
+
+    def leave(self, share: Share) -> None:
+        with self._lock:
+            self._shares.remove(share)
+            if not self._shares:
+                self._meter.end()
+            self._changed()
+
+    @contextmanager
+    def change(self) -> Iterator[None]:
+        """Around any change of a share that may have joined."""
+        with self._lock:
+            yield
+            self._changed()
+
+    def wake(self) -> None:
+        """Let every sleeper look at its ``cancelled`` again."""
+        with self._lock:
+            for waiter in self._waiters:
+                waiter.woken.notify()
+
+    def count(self, share: Share, n_bytes: int, *, paced: bool) -> None:
+        """So much was read.  ``paced``: by a pace of its own, so it says nothing about the link."""
+        with self._lock:
+            share.read_at = now = time.monotonic()
+            if self._key(share, share.later) <= self._best_rank:
+                self._recent.count(n_bytes, now)
+            if not share.remote:
+                return
+            if paced or self._bucket.rate is not None:
+                self._meter.begin(clean=False)
+            elif self._meter.count(n_bytes, now):
+                self._changed()
+
+    def take(self, share: Share, n_bytes: int, cancelled: Callable[[], bool], *, later: bool = False) -> None:
+        """Return once ``n_bytes`` may be read, or at once when ``cancelled``."""
+        with self._lock:
+            waiter = _Waiter(share, later, threading.Condition(self._lock))
+            self._waiters.append(waiter)
+            try:
+                while not cancelled():
+                    if waiter is not self._best():
+                        self._wake_best()  # a deadline that passes demotes a sleeper without a word
+                        waiter.woken.wait()
+                        continue
+                    seconds = self._held_back(waiter) or self._pay(waiter, n_bytes)
+                    if not seconds:
+                        share.served += n_bytes / share.weight
+                        return
+                    waiter.woken.wait(seconds)
+            finally:
+                self._waiters.remove(waiter)
+                self._wake_best()
+
+    def _pay(self, waiter: _Waiter, n_bytes: int) -> float:
+        """0.0: go ahead; else the seconds to wait for tokens."""
+        if self._configured is not None or self._bucket.rate is None:
+            return self._bucket.take(n_bytes)
+        if self._key(waiter.share, waiter.later) > self._best_of_all():
+            return self._leftover_in() or self._bucket.take(n_bytes)
+        if self._yields:
+            return self._bucket.take(n_bytes)
+        self._bucket.charge(n_bytes)
+        return 0.0
+
+    def _changed(self) -> None:
+        """Who competes, or what is known of the link, is not what it was."""
+        self._bucket.set_rate(self._rate())
+        best, before = self._best_of_all(), self._best_rank
+        self._best_rank = best
+        if best != before:
+            self._recent = _Recent()
+            self._settled_at = time.monotonic() + _SETTLE_S if best < before else 0.0
+        self._wake_best()
+
+    def _leftover_in(self) -> float:
+        """Seconds until it is known that the best rank leaves something of a measured link; 0.0: it does."""
+        now = time.monotonic()
+        if now < self._settled_at:
+            return self._settled_at - now
+        filled = self._recent.rate(now) >= _FILLED * self._meter.bytes_per_s
+        return self._recent.next_s(now) if filled else 0.0
+
+    def _best_of_all(self) -> Key:
+        return min((self._key(s, s.later) for s in self._shares), default=_LAST)
+
+    def _rate(self) -> float | None:
+        measured = self._meter.bytes_per_s
+        if self._configured is not None or not measured:
+            return self._configured
+        return KEPT * measured if self._yields or self._compete() else None
+
+    def _compete(self) -> bool:
+        return len({self._key(s, s.later) for s in self._shares}) > 1
+
+    def _held_back(self, waiter: _Waiter) -> float:
+        """Seconds to wait for better ranks on a link of which nothing is known yet; 0.0: go ahead."""
+        if self._bucket.rate is not None:
+            return 0.0
+        mine, now = self._key(waiter.share, waiter.later), time.monotonic()
+        others = (s for s in self._shares
+                  if s is not waiter.share and not s.paced and self._key(s, s.later) < mine)  # fmt: skip
+        return max(0.0, *(s.read_at + _SILENT_S - now for s in others), 0.0)
+
+    def _best(self) -> _Waiter | None:
+        return min(self._waiters, key=lambda w: (self._key(w.share, w.later), w.share.served), default=None)
+
+    def _wake_best(self) -> None:
+        best = self._best()
+        if best is not None:
+            best.woken.notify()
+
+    def _key(self, share: Share, later: bool) -> Key:
+        own = self._own_key(share, later)
+        return min([own, *(self._own_key(s, s.later) for s in share.lent)]) if share.lent else own
+
+    def _own_key(self, share: Share, later: bool) -> Key:
+        if later or share.background:
+            return _BACKGROUND, 0.0
+        if math.isinf(share.deadline) or share.deadline < time.monotonic():
+            return _PLAIN, 0.0  # a broken promise must not break the others
+        return _DUE, share.deadline if self._discipline == "edf" else 0.0
+
+
+@dataclass(eq=False, slots=True)
+class _Waiter:
+    share: Share
+    later: bool
+    woken: threading.Condition
+
+
+class _Recent:
+    """The best rank's rate in the last whole window; infinite before there was one."""
+
+    def __init__(self) -> None:
+        self._began, self._bytes, self._rate = time.monotonic(), 0, math.inf
+
+    def count(self, n_bytes: int, now: float) -> None:
+        self.rate(now)
+        self._bytes += n_bytes
+
+    def rate(self, now: float) -> float:
+        if now - self._began >= _RECENT_S:
+            self._rate = self._bytes / (now - self._began)
+            self._began, self._bytes = now, 0
+        return self._rate
+
+    def next_s(self, now: float) -> float:
+        """Seconds until there will be a new one."""
+        return max(self._began + _RECENT_S - now, 0.001)
+
+
+class _Meter:
+    """What the network carries when nothing else bounds the reads: the best of the last _RUNS runs.
+
+    A run is a time of unpaced reading; its rate is its mean, which settles as it goes on.  Single windows would show
+    what the kernel had buffered while we were not scheduled: a fifth more than the link.
+    """
+
+    def __init__(self) -> None:
+        self._samples: deque[float] = deque(maxlen=_RUNS)
+        self.begin(clean=True)
+
+    @property
+    def bytes_per_s(self) -> float:
+        return max(self._samples, default=0.0)
+
+    def begin(self, *, clean: bool) -> None:
+        """A new run; one that is not ``clean`` begins among bytes that arrived before it, and lets them pass."""
+        self._bytes, self._recorded = 0, False
+        self._began = time.monotonic() + (0.0 if clean else _WINDOW_S)
+        self._next_s, self._next_bytes = self._began + _WINDOW_S, _WINDOW_BYTES
+
+    def count(self, n_bytes: int, now: float) -> bool:
+        """True when the estimate may have changed."""
+        if now <= self._began:
+            return False
+        self._bytes += n_bytes
+        if self._bytes < _MEASURABLE_BYTES // 4 or (now < self._next_s and self._bytes < self._next_bytes):
+            return False
+        self._record(now)
+        self._next_s, self._next_bytes = now + _WINDOW_S, self._bytes + _WINDOW_BYTES
+        if now - self._began >= _RUN_S:
+            self.begin(clean=True)
+        return True
+
+    def end(self) -> None:
+        """The run is over; it counts if it was long enough."""
+        now = time.monotonic()
+        if self._bytes >= _MEASURABLE_BYTES and now > self._began:
+            self._record(now)
+        self.begin(clean=False)
+
+    def _record(self, now: float) -> None:
+        rate = self._bytes / max(now - self._began, 1e-6)
+        if self._recorded:
+            self._samples[-1] = rate
+        else:
+            self._samples.append(rate)
+        self._recorded = True
 
 
 class Pacer:
-    """What one fetch's readers ask before each read: its own pace, then the link's."""
+    """What one fetch's readers ask before each read: its own pace, then the link."""
 
-    def __init__(self, link: TokenBucket, pace: float | None, *, background: bool = False) -> None:
-        self._link, self._own = link, TokenBucket(pace)
-        self.background = background
+    def __init__(self, link: Link, pace: float | None = None, share: Share | None = None) -> None:
+        self.link, self.share = link, share or Share()
+        self._own = TokenBucket(pace)
+        self._woken = threading.Condition()
 
     def quantum(self, most: int) -> int:
-        return min(most, *(q for q in (self._link.quantum(), self._own.quantum()) if q is not None), most)
+        return min(most, *(q for q in (self.link.quantum(), self._own.quantum()) if q is not None), most)
 
-    def take(self, n_bytes: int, cancelled: Callable[[], bool]) -> None:
-        self._own.take(n_bytes, cancelled)
-        self._link.take(n_bytes, cancelled, background=self.background)
+    def take(self, n_bytes: int, cancelled: Callable[[], bool], *, later: bool = False) -> None:
+        with self._woken:
+            while not cancelled() and not self.share.lent and (seconds := self._own.take(n_bytes)):
+                self._woken.wait(seconds)
+        self.link.take(self.share, n_bytes, cancelled, later=later)
 
-    def set_pace(self, pace: float | None) -> None:
-        self._own.set_rate(pace)
+    def count(self, n_bytes: int) -> None:
+        self.link.count(self.share, n_bytes, paced=self._own.rate is not None)
+
+    def set(self, *, pace: float | None, deadline: float, background: bool, weight: float) -> None:
+        with self._woken:
+            self._own.set_rate(pace)
+            self._woken.notify_all()
+        with self.link.change():
+            share = self.share
+            share.deadline, share.background, share.weight = deadline, background, weight
+            share.paced = pace is not None
+
+    def only_later(self) -> None:
+        """The part that somebody waits for has come."""
+        with self.link.change():
+            self.share.later = True
+
+    @contextmanager
+    def waiting_for(self, others: list[Pacer]) -> Iterator[None]:
+        """Meanwhile ``others`` read what we need: they do it with our rank and without their pace."""
+        self._lend(others, list.append)
+        try:
+            yield
+        finally:
+            self._lend(others, list.remove)
+
+    def _lend(self, others: list[Pacer], change: Callable[[list[Share], Share], None]) -> None:
+        for other in others:
+            with self.link.change():
+                change(other.share.lent, self.share)
+            other.wake()
 
     def wake(self) -> None:
-        self._own.wake()
-        self._link.wake()
+        with self._woken:
+            self._woken.notify_all()
+        self.link.wake()

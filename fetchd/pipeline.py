@@ -5,21 +5,24 @@
     chunk    0     1     2     3     4     5            each reader: next chunk → recv into the slab → checksum
             [ok]  [ok]  [..]  [ok]  [..]  [  ]          end = the end of chunk 1: 3 is there, but 2 is not
 
-A store that breaks off is asked again from the byte reached; a chunk that fails its checksum is fetched once more.
+A chunk that another segment has is copied, one that another fetch is reading is put off (sharing.py).  A store that
+breaks off is asked again from the byte reached; a chunk that fails its checksum is fetched once more, from the store.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from fetchd import metrics
 from fetchd.backoff import backoff_s
-from fetchd.chunks import Chunk, checksum
+from fetchd.chunks import Check, Chunk, checksum
 from fetchd.pacing import Pacer
-from fetchd.segments import Segment
+from fetchd.segments import Arrived, Segment
+from fetchd.sharing import Board, Claim, Gap
 from fetchd.sources.base import Connection, Source, Target
 from thaw.errors import ModelCorrupt, PlatformError, StoreUnavailable, ThawError
 from thaw.trace import Phase, TraceEvent, event
@@ -34,7 +37,8 @@ class FetchCancelled(PlatformError):
 
 @dataclass(slots=True)
 class Statistics:
-    fetched_bytes: int = 0
+    fetched_bytes: int = 0  # from the store
+    copied_bytes: int = 0  # from other segments
     retries: int = 0
     refetched: int = 0
     cpu_s: float = 0.0
@@ -42,27 +46,50 @@ class Statistics:
     began_s: float = 0.0
 
 
-class Transfer:
-    """Fills one segment.  ``etags`` and ``learned`` belong to the model's catalogue entry."""
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a fetch's bytes come from; ``etags`` and ``learned`` belong to the model's catalogue entry."""
 
-    def __init__(
-        self, source: Source, segment: Segment, chunks: Sequence[Chunk], etags: dict[str, str],
-        learned: dict[tuple[str, int], str], pacer: Pacer, *, connections: int, retries: int,
-    ) -> None:  # fmt: skip
-        self.source, self.segment, self.chunks = source, segment, chunks
-        self.etags, self.learned, self.pacer, self.retries = etags, learned, pacer, retries
+    source: Source
+    etags: dict[str, str]
+    learned: dict[tuple[str, int, int], str]
+    board: Board
+    connections: int
+    retries: int
+
+
+class Transfer:
+    """Fills one segment.  ``on_first`` is called once the chunks that are not ``later`` are there."""
+
+    def __init__(self, origin: Origin, segment: Segment, chunks: Sequence[Chunk], pacer: Pacer,
+                 on_first: Callable[[], None]) -> None:  # fmt: skip
+        self.origin, self.segment, self.chunks, self.pacer = origin, segment, chunks, pacer
         self.statistics = Statistics(began_s=time.monotonic())
-        self.connections = max(1, min(connections, len(chunks)))
+        self.connections = max(1, min(origin.connections, len(chunks)))
         self.stopped = threading.Event()
+        self._on_first = on_first
+        self._fetched = metrics.BYTES.labels(source=origin.source.kind)
+        self._copied = metrics.BYTES.labels(source="memory")
         self._lock = threading.Lock()
         self._next = 0
+        self._put_off: list[int] = []  # in order: somebody else was reading a part of them
         self._verified = [False] * len(chunks)
         self._prefix = 0
+        self._n_first = sum(not c.later for c in chunks)
+        self._first_left = sum(c.n_bytes for c in chunks if not c.later)
+        self._later_left = sum(c.n_bytes for c in chunks if c.later)
         self._error: ThawError | None = None
         self._readers = [_Reader(self) for _ in range(self.connections)]
 
+    @property
+    def pending_bytes(self) -> tuple[int, int]:
+        """Not here yet, of the first part and of the later one."""
+        return max(self._first_left, 0), max(self._later_left, 0)
+
     def run(self) -> None:
         """Returns when every byte is verified.  Raises the first error; then no reader runs any more."""
+        if not self._n_first:
+            self._on_first()
         threads = [threading.Thread(target=self._read, args=(r,), name="fetch-reader") for r in self._readers]
         for t in threads:
             t.start()
@@ -76,25 +103,42 @@ class Transfer:
     def cancel(self) -> None:
         self.stopped.set()
         self.pacer.wake()
+        self.origin.board.wake()
         for reader in self._readers:
             reader.interrupt()
 
-    def count(self, n_bytes: int) -> None:
+    def count(self, chunk: Chunk, n_bytes: int, *, copied: bool = False) -> None:
+        """``n_bytes`` of ``chunk`` are in the segment (negative: they were damaged, and are not)."""
         with self._lock:
+            if chunk.later:
+                self._later_left -= n_bytes
+            else:
+                self._first_left -= n_bytes
+            if n_bytes < 0:
+                return
             if self.statistics.first_byte is None:
                 self.statistics.first_byte = event(Phase.FETCH_FIRST_BYTE)
-            self.statistics.fetched_bytes += n_bytes
+            if copied:
+                self.statistics.copied_bytes += n_bytes
+            else:
+                self.statistics.fetched_bytes += n_bytes
+        (self._copied if copied else self._fetched).inc(n_bytes)
 
     def count_retry(self) -> None:
         with self._lock:
             self.statistics.retries += 1
 
     def _read(self, reader: _Reader) -> None:
-        began = time.thread_time()
+        spent = 0.0
         try:
-            while (i := self._take()) is not None:
-                reader.read(self.chunks[i])
-                self._mark(i)
+            while (taken := self._take()) is not None:
+                i, claim = taken
+                try:
+                    reader.read(self.chunks[i])
+                    spent = self._account(spent)
+                    self._mark(i)
+                finally:
+                    self.origin.board.release(claim)
         except FetchCancelled:
             pass
         except ThawError as e:
@@ -103,25 +147,62 @@ class Transfer:
             self._fail(PlatformError(f"fetch failed: {type(e).__name__}: {e}"))
         finally:
             reader.close()
-            with self._lock:
-                self.statistics.cpu_s += time.thread_time() - began
+            self._account(spent)
 
-    def _take(self) -> int | None:
+    def _account(self, spent: float) -> float:
+        """Add what this thread has computed since ``spent``; its clock now."""
+        now = time.thread_time()
         with self._lock:
-            if self.stopped.is_set() or self._next == len(self.chunks):
-                return None
+            self.statistics.cpu_s += now - spent
+        return now
+
+    def _take(self) -> tuple[int, Claim] | None:
+        """The next chunk that nobody else reads; sleeps while there is none but those.  None when all are taken."""
+        board = self.origin.board
+        while not self.stopped.is_set():
+            version = board.version
+            with self._lock:
+                found, blockers = self._claim_next()
+                if found is not None or not self._put_off:
+                    return found
+            board.wait(version, blockers, self.pacer, self.stopped.is_set)
+        return None
+
+    def _claim_next(self) -> tuple[tuple[int, Claim] | None, list[Pacer]]:
+        """What was put off comes first: it is nearer to the watermark."""
+        blockers: list[Pacer] = []
+        for i in tuple(self._put_off):
+            claim = self.origin.board.claim(self.segment, self.chunks[i], self.pacer)
+            if isinstance(claim, Claim):
+                self._put_off.remove(i)
+                return (i, claim), blockers
+            blockers += claim
+        while self._next < len(self.chunks):
+            i = self._next
             self._next += 1
-            return self._next - 1
+            claim = self.origin.board.claim(self.segment, self.chunks[i], self.pacer)
+            if isinstance(claim, Claim):
+                return (i, claim), blockers
+            self._put_off.append(i)
+            blockers += claim
+        return None, blockers
 
     def _mark(self, i: int) -> None:
+        chunk = self.chunks[i]
+        end = chunk.offset + chunk.n_bytes
+        self.segment.note_arrived(chunk.file, chunk.number, Arrived(chunk.offset, end, chunk.segment_offset))
         with self._lock:
             self._verified[i] = True
             if i != self._prefix:
                 return
+            before = self._prefix
             while self._prefix < len(self.chunks) and self._verified[self._prefix]:
                 self._prefix += 1
             last = self.chunks[self._prefix - 1]
             self.segment.advance(last.segment_offset + last.n_bytes)
+            first_is_here = before < self._n_first <= self._prefix
+        if first_is_here:
+            self._on_first()
 
     def _fail(self, error: ThawError) -> None:
         with self._lock:
@@ -136,32 +217,47 @@ class _Reader:
         self._transfer = transfer
         self._lock = threading.Lock()
         self._connection: Connection | None = None
+        self._chunk: Chunk = transfer.chunks[0]
 
     def read(self, chunk: Chunk) -> None:
-        """Raises ModelCorrupt when the chunk fails its checksum twice."""
-        t = self._transfer
-        for attempt in range(2):
-            pieces = t.segment.views(chunk.segment_offset, chunk.n_bytes)
-            self._fill(chunk, Target(pieces))
-            if chunk.number is None:
-                return
-            digest = checksum(pieces)
-            expected = chunk.xxh3 or t.learned.setdefault((chunk.file, chunk.number), digest)
-            if digest == expected:
-                return
-            t.statistics.refetched += attempt == 0
-        raise ModelCorrupt(f"{chunk.file}: chunk {chunk.number} failed its checksum twice",
-                           hint="the object at the store is damaged: push the model again")  # fmt: skip
+        """Raises ModelCorrupt when a part of the chunk fails its checksum twice."""
+        t, self._chunk = self._transfer, chunk
+        gaps = t.origin.board.copy(t.segment, chunk)
+        copied = chunk.n_bytes - sum(g.n_bytes for g in gaps)
+        if copied:
+            t.count(chunk, copied, copied=True)
+        failed = self._fetch(chunk, gaps)
+        if failed is not None:
+            t.statistics.refetched += 1
+            t.count(chunk, -chunk.n_bytes)
+            failed = self._fetch(chunk, [Gap(0, chunk.n_bytes)])
+        if failed is not None:
+            raise ModelCorrupt(f"{chunk.file}: {failed.what} failed its checksum twice",
+                               hint="the object at the store is damaged: push the model again")  # fmt: skip
+
+    def _fetch(self, chunk: Chunk, gaps: Sequence[Gap]) -> Check | None:
+        """Read the gaps; the first check of the chunk that fails."""
+        segment, learned = self._transfer.segment, self._transfer.origin.learned
+        for gap in gaps:
+            target = Target(segment.views(chunk.segment_offset + gap.at, gap.n_bytes))
+            self._fill(chunk.file, chunk.offset + gap.at, target)
+        for check in chunk.checks:
+            at = chunk.segment_offset + check.offset - chunk.offset
+            digest = checksum(segment.views(at, check.n_bytes))
+            if digest != (check.xxh3 or learned.setdefault((chunk.file, check.offset, check.n_bytes), digest)):
+                return check
+        return None
 
     def quantum(self, most: int) -> int:
         return self._transfer.pacer.quantum(most)
 
     def before_read(self, n_bytes: int) -> None:
-        self._transfer.pacer.take(n_bytes, self._transfer.stopped.is_set)
+        self._transfer.pacer.take(n_bytes, self._transfer.stopped.is_set, later=self._chunk.later)
         self._check_stopped()
 
     def after_read(self, n_bytes: int) -> None:
-        self._transfer.count(n_bytes)
+        self._transfer.count(self._chunk, n_bytes)
+        self._transfer.pacer.count(n_bytes)
 
     def interrupt(self) -> None:
         with self._lock:
@@ -174,19 +270,20 @@ class _Reader:
                 self._connection.close()
             self._connection = None
 
-    def _fill(self, chunk: Chunk, target: Target) -> None:
+    def _fill(self, file: str, offset: int, target: Target) -> None:
         """Until the target is full, resuming where a broken connection left it."""
         t, failures = self._transfer, 0
+        etags, retries = t.origin.etags, t.origin.retries
         while target.left:
             reached = target.done
             try:
-                etag = self._connected().read_into(chunk.file, chunk.offset, target, self, t.etags.get(chunk.file, ""))
-                self._pin(chunk.file, etag)
+                etag = self._connected().read_into(file, offset, target, self, etags.get(file, ""))
+                self._pin(file, etag)
             except StoreUnavailable as e:
                 self.close()
                 self._check_stopped()
                 failures = 1 if target.done - reached >= _PROGRESS_BYTES else failures + 1
-                if failures >= t.retries:
+                if failures >= retries:
                     raise StoreUnavailable(f"{e.message} (gave up after {failures} attempts)", hint=e.hint) from e
                 t.count_retry()
                 t.stopped.wait(backoff_s(failures))
@@ -195,14 +292,14 @@ class _Reader:
     def _connected(self) -> Connection:
         with self._lock:
             if self._connection is None:
-                self._connection = self._transfer.source.connect()
+                self._connection = self._transfer.origin.source.connect()
             connection = self._connection
         self._check_stopped()  # a cancel that came before there was something to interrupt
         return connection
 
     def _pin(self, file: str, etag: str) -> None:
         """The first answer decides which version of the object this fetch is of."""
-        pinned = self._transfer.etags.setdefault(file, etag)
+        pinned = self._transfer.origin.etags.setdefault(file, etag)
         if etag != pinned:
             raise ModelCorrupt(f"{file} changed at the store during the fetch", hint="start again")
 

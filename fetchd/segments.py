@@ -15,7 +15,8 @@ import mmap
 import os
 import threading
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from fetchd.slabs import SlabPool, create_sealable, seal_and_reopen
 from relay.messages import PlacedRange, SegmentStatus
@@ -24,8 +25,22 @@ from thaw.errors import ErrorInfo, MemoryTooSmall, NotFound
 from thaw.ids import random_hex_id
 from thaw.model import FileRange, TensorInfo
 
-SegmentKey = tuple[str, str, tuple[FileRange, ...]]
-"""(uri, version, ranges): equal keys are equal bytes.  The version is the root sha256, or the etag while unverified."""
+
+class SegmentKey(NamedTuple):
+    """Equal keys are equal bytes.  The version is the root sha256, or the etag while unverified."""
+
+    uri: str
+    version: str
+    ranges: tuple[FileRange, ...]
+    later: tuple[FileRange, ...] = ()
+
+
+class Arrived(NamedTuple):
+    """``[begin, end)`` of one chunk of a file, verified, lies at ``segment_offset``."""
+
+    begin: int
+    end: int
+    segment_offset: int
 
 
 @dataclass(eq=False, slots=True)
@@ -34,6 +49,7 @@ class Segment:
     key: SegmentKey
     layout: tuple[PlacedRange, ...]
     n_bytes: int
+    first_bytes: int  # the part that is fetched first: [0, first_bytes)
     slabs: tuple[int, ...]
     page: ControlPage
     control_fd: int
@@ -44,6 +60,8 @@ class Segment:
     indexed: threading.Event = field(default_factory=threading.Event)
     """Set once ``tensors`` is final (or the fetch failed before): only then may a door offer the segment."""
     error: ErrorInfo | None = None
+    first_is_here: bool = False
+    arrived: dict[tuple[str, int], list[Arrived]] = field(default_factory=dict)  # by file and number of the chunk
 
     def views(self, segment_offset: int, n_bytes: int) -> list[memoryview]:
         """Writable pieces of [segment_offset, +n_bytes), one per slab touched."""
@@ -54,6 +72,21 @@ class Segment:
             pieces.append(self.pool.view(self.slabs[number])[at : at + count])
             segment_offset, n_bytes = segment_offset + count, n_bytes - count
         return pieces
+
+    def copy(self, at: int, source: Segment, source_at: int, n_bytes: int) -> None:
+        """``n_bytes`` of ``source``, which the caller holds, to ``at`` of this segment."""
+        while n_bytes > 0:
+            target = self.views(at, n_bytes)[0]
+            piece = source.views(source_at, len(target))[0]
+            target[: len(piece)] = piece
+            at, source_at, n_bytes = at + len(piece), source_at + len(piece), n_bytes - len(piece)
+
+    def arrived_in(self, file: str, number: int) -> tuple[Arrived, ...]:
+        """What is verified of one chunk."""
+        return tuple(self.arrived.get((file, number), ()))
+
+    def note_arrived(self, file: str, number: int, arrived: Arrived) -> None:
+        self.arrived.setdefault((file, number), []).append(arrived)
 
     def read_only_fds(self) -> list[int]:
         return [self.control_fd, *(self.pool.read_only_fd(s) for s in self.slabs)]
@@ -71,18 +104,17 @@ class Segment:
             self.page.beat()
 
     def set_index(self, tensors: Iterable[TensorInfo]) -> None:
-        """Keep the tensors that lie wholly inside the layout."""
+        """Keep the tensors that lie wholly inside the layout, in the order in which they lie there."""
         spans: dict[str, list[PlacedRange]] = {}
         for p in self.layout:
             spans.setdefault(p.file, []).append(p)
-        self.tensors = tuple(
-            t for t in tensors
-            if any(p.offset <= t.offset and t.offset + t.n_bytes <= p.offset + p.n_bytes for p in spans.get(t.file, ()))
-        )  # fmt: skip
+        placed = ((_place(t, spans.get(t.file, ())), t) for t in tensors)
+        inside = sorted(((at, t) for at, t in placed if at is not None), key=lambda found: found[0])
+        self.tensors = tuple(replace(t, xxh3=()) for _, t in inside)  # a reader checks nothing
         self.indexed.set()
 
     def status(self) -> SegmentStatus:
-        return SegmentStatus(self.segment_id, self.key[0], self.n_bytes, self.page.end, tuple(self.holders))
+        return SegmentStatus(self.segment_id, self.key.uri, self.n_bytes, self.page.end, tuple(self.holders))
 
     def finish(self) -> None:
         with self.lock:
@@ -94,6 +126,14 @@ class Segment:
                 self.error = error
                 self.page.fail(error)
         self.indexed.set()
+
+
+def _place(tensor: TensorInfo, spans: Iterable[PlacedRange]) -> int | None:
+    """Where in the segment ``tensor`` begins; None when no range holds it whole."""
+    for p in spans:
+        if p.offset <= tensor.offset and tensor.offset + tensor.n_bytes <= p.offset + p.n_bytes:
+            return p.segment_offset + tensor.offset - p.offset
+    return None
 
 
 class SegmentStore:
@@ -113,14 +153,14 @@ class SegmentStore:
 
     def create(self, key: SegmentKey, holder: str) -> Segment:
         """A new segment held by ``holder``; evicts what nobody holds.  Raises MemoryTooSmall before any fetch."""
-        layout = lay_out(key[2])
-        n_bytes = segment_bytes(layout)
+        layout = lay_out((*key.ranges, *key.later))
+        n_bytes, first_bytes = segment_bytes(layout), segment_bytes(layout[: len(key.ranges)])
         count = -(-n_bytes // self._pool.slab_bytes)
         with self._lock:
             self._make_room(count, n_bytes)
             slabs = self._pool.take(count)
             page, control_fd = _control_page(n_bytes)
-            segment = Segment(random_hex_id(), key, layout, n_bytes, slabs, page, control_fd, self._pool)
+            segment = Segment(random_hex_id(), key, layout, n_bytes, first_bytes, slabs, page, control_fd, self._pool)
             segment.holders[holder] = None
             self._by_id[segment.segment_id] = segment
         return segment
@@ -133,6 +173,14 @@ class SegmentStore:
                 raise NotFound(f"no segment {segment_id}", hint="start the fetch again")
             segment.holders[holder] = None
             return segment
+
+    def holding(self, key: SegmentKey, file: str, number: int, holder: str) -> list[Segment]:
+        """The segments that have verified bytes of a chunk of the model of ``key``, now held by ``holder`` too."""
+        with self._lock:
+            found = [s for s in self._by_id.values() if s.key[:2] == key[:2] and (file, number) in s.arrived]
+            for segment in found:
+                segment.holders[holder] = None
+        return found
 
     def drop(self, segment: Segment, holder: str) -> None:
         with self._lock:

@@ -27,6 +27,8 @@ from relay.messages import (
     FetchWait,
     Inspect,
     Inspected,
+    MetricsPage,
+    MetricsQuery,
     MoreSlabs,
     Refused,
     SegmentOffer,
@@ -62,7 +64,7 @@ class FetchClient:
         return self._ask(request, FetchStarted, deadline_s)
 
     def wait(self, group_id: GroupId, stage: int, *, deadline_s: float) -> FetchDone:
-        """Until the fetch ends; raises its error."""
+        """Until ``ranges`` are there (``later_ranges`` may still be coming); raises the fetch's error."""
         return self._ask(FetchWait(group_id, stage), FetchDone, deadline_s)
 
     def update(self, request: FetchUpdate, *, deadline_s: float = DEADLINE_S) -> None:
@@ -86,6 +88,10 @@ class FetchClient:
 
     def status(self, *, deadline_s: float = DEADLINE_S) -> Status:
         return self._ask(StatusQuery(), Status, deadline_s)
+
+    def metrics(self, *, deadline_s: float = DEADLINE_S) -> str:
+        """Prometheus text."""
+        return self._ask(MetricsQuery(), MetricsPage, deadline_s).text
 
     def _ask(self, message: object, answer: type[T], deadline_s: float) -> T:
         channel = _connect(self.path, deadline_s)
@@ -112,7 +118,12 @@ class DoorClient:
         return cls(_connect(path, deadline_s))
 
     def segment(self, *, deadline_s: float) -> SegmentReader:
-        """The next segment granted to this instance (n-th call, n-th grant).  Raises the fetch's error.
+        """See :meth:`granted`."""
+        return SegmentReader(*self.granted(deadline_s=deadline_s))
+
+    def granted(self, *, deadline_s: float) -> tuple[SegmentOffer, list[int]]:
+        """The next segment granted to this instance (n-th call, n-th grant), for a reader, which owns the
+        descriptors.  Raises the fetch's error.
 
         After a deadline has passed the door cannot be asked again; connect anew.
         """
@@ -132,7 +143,7 @@ class DoorClient:
                 if not received or more.first != len(fds) - len(received) - 1:
                     raise ProtocolError(f"slabs from {more.first} on came out of order")
             mine, fds = fds, []  # the reader closes them
-            return SegmentReader(offer, mine)
+            return offer, mine
         except TimeoutError as e:
             raise PlatformError(f"no segment was granted within {deadline_s:g} s") from e
         except OSError as e:

@@ -66,10 +66,18 @@ class SegmentState(enum.IntEnum):
     FAILED = 2
 
 
+_STATES: Final = {state.value: state for state in SegmentState}
+
 _ERROR_CODES: Final[tuple[type[ThawError], ...]] = (
     PlatformError, ModelNotFound, ModelCorrupt, ModelUnsupported, MemoryTooSmall, StoreUnavailable, ModelChanged,
 )  # fmt: skip
 """The number on the page is the place in this tuple plus one; append only."""
+
+
+def error_on_page(number: int, message: str, hint: str) -> ThawError:
+    """What a failed page's numbers and texts mean; an unknown number is a newer fetchd's."""
+    cls = _ERROR_CODES[number - 1] if 0 < number <= len(_ERROR_CODES) else PlatformError
+    return from_info(ErrorInfo(cls.__name__, message, hint))
 
 
 def lay_out(ranges: Sequence[FileRange]) -> tuple[PlacedRange, ...]:
@@ -153,6 +161,7 @@ class PageReader:
         self._u64 = (ctypes.c_uint64 * 5).from_address(address)
         self._u32 = (ctypes.c_uint32 * 10).from_address(address)
         self._seq_address = address + _SEQ * 4
+        self._seen = 0
         magic, version, self.n_bytes, *_ = _HEADER.unpack_from(self._region.view)
         if magic != MAGIC or version != VERSION:
             self._region.close()
@@ -160,7 +169,8 @@ class PageReader:
 
     @property
     def end(self) -> int:
-        return int(self._u64[_END])
+        """Raises ProtocolError for a page that says what cannot be."""
+        return self.look()[1]
 
     @property
     def seq(self) -> int:
@@ -168,7 +178,22 @@ class PageReader:
 
     @property
     def state(self) -> SegmentState:
-        return SegmentState(self._u32[_STATE])
+        return self.look()[0]
+
+    def look(self) -> tuple[SegmentState, int]:
+        """State before end: a complete page has all of its end.  Raises ProtocolError as :attr:`end` does."""
+        seen = self._seen  # before the page: another thread may have seen further meanwhile
+        state, end = int(self._u32[_STATE]), int(self._u64[_END])
+        if state not in _STATES:
+            raise ProtocolError(f"control page is in state {state}")
+        if end > self.n_bytes:
+            raise ProtocolError(f"control page ends at {end} of {self.n_bytes} bytes")
+        if end < seen:
+            raise ProtocolError(f"control page went back from {seen} to {end}")
+        if state == SegmentState.COMPLETE and end != self.n_bytes:
+            raise ProtocolError(f"control page is complete at {end} of {self.n_bytes} bytes")
+        self._seen = end
+        return _STATES[state], end
 
     @property
     def heartbeat_age_s(self) -> float:
@@ -179,9 +204,8 @@ class PageReader:
         number, n_message, n_hint = struct.unpack_from("<III", self._region.view, 40)
         n_message, n_hint = min(n_message, _MAX_TEXT), min(n_hint, _MAX_TEXT)
         text = bytes(self._region.view[_TEXT_OFFSET : _TEXT_OFFSET + n_message + n_hint])
-        cls = _ERROR_CODES[number - 1] if 0 < number <= len(_ERROR_CODES) else PlatformError
         message, hint = text[:n_message].decode(errors="replace"), text[n_message:].decode(errors="replace")
-        return from_info(ErrorInfo(cls.__name__, message, hint))
+        return error_on_page(number, message, hint)
 
     def sleep(self, seq: int, timeout_s: float) -> None:
         """Until ``seq`` has moved on, or ``timeout_s``."""
@@ -192,12 +216,28 @@ class PageReader:
         self._region.close()
 
 
+class Places:
+    """Where a file's bytes lie in a segment."""
+
+    def __init__(self, layout: Sequence[PlacedRange]) -> None:
+        self._places = {p.file: [q for q in layout if q.file == p.file] for p in layout}
+
+    def locate(self, file: str, offset: int) -> int:
+        """The segment offset of byte ``offset`` of ``file``.  Raises KeyError when the segment does not hold it."""
+        for p in self._places.get(file, ()):
+            if p.offset <= offset < p.offset + p.n_bytes or (p.n_bytes == 0 and p.offset == offset):
+                return p.segment_offset + offset - p.offset
+        raise KeyError(f"the segment does not hold byte {offset} of {file}")
+
+
 class SegmentReader:
     """A granted segment, mapped read-only and contiguously.  Takes ownership of ``fds`` (control page, slabs)."""
 
     def __init__(self, offer: SegmentOffer, fds: Sequence[int]) -> None:
         self.offer = offer
         self.n_bytes = offer.n_bytes
+        self.first_bytes = offer.first_bytes or offer.n_bytes
+        """What lies at and behind it comes in the background, after everything that anybody waits for."""
         try:
             if len(fds) != offer.n_slabs + 1 or offer.n_slabs * offer.slab_bytes < offer.n_bytes:
                 raise ProtocolError(f"segment of {offer.n_bytes} bytes came with {len(fds)} descriptors")
@@ -210,7 +250,7 @@ class SegmentReader:
         finally:
             for fd in fds:
                 os.close(fd)
-        self._places = {p.file: [q for q in offer.layout if q.file == p.file] for p in offer.layout}
+        self.locate = Places(offer.layout).locate
 
     @property
     def end(self) -> int:
@@ -228,28 +268,21 @@ class SegmentReader:
             raise ValueError(f"[{segment_offset}, +{n_bytes}) lies outside the segment of {self.n_bytes} bytes")
         return self._region.view[segment_offset : segment_offset + n_bytes].toreadonly()
 
-    def locate(self, file: str, offset: int) -> int:
-        """The segment offset of byte ``offset`` of ``file``.  Raises KeyError when the segment does not hold it."""
-        for p in self._places.get(file, ()):
-            if p.offset <= offset < p.offset + p.n_bytes or (p.n_bytes == 0 and p.offset == offset):
-                return p.segment_offset + offset - p.offset
-        raise KeyError(f"the segment does not hold byte {offset} of {file}")
-
     def wait(self, end: int, deadline_s: float) -> int:
         """Sleep until ``[0, end)`` has arrived; the end there is now.  ``deadline_s`` counts from this call.
 
         Raises the fetch's error (ModelCorrupt, StoreUnavailable …), PlatformError when fetchd's heartbeat stops or
-        the deadline passes.
+        the deadline passes, ProtocolError for a page that lies.
         """
         if end > self.n_bytes:
             raise ValueError(f"waiting for byte {end} of a segment of {self.n_bytes} bytes")
         deadline = time.monotonic() + deadline_s
         while True:
             seq = self._page.seq  # before end: progress between the two reads makes the sleep return at once
-            have = self._page.end
+            state, have = self._page.look()
             if have >= end:
                 return have
-            if self._page.state is SegmentState.FAILED:
+            if state is SegmentState.FAILED:
                 raise self._page.error()
             if self._page.heartbeat_age_s > DEAD_AFTER_S:
                 raise PlatformError(

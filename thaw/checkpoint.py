@@ -12,6 +12,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any, Final
 
@@ -183,6 +184,45 @@ def describe_file(name: str, chunks: Iterable[bytes], xxh3: Callable[[bytes], st
     return ModelFile(name, n_bytes, name in SIDECAR_NAMES, whole.hexdigest(), tuple(digests))
 
 
+def edges(tensor: TensorInfo) -> tuple[tuple[int, int], ...]:
+    """``(offset, n_bytes)`` of the tensor's part of the chunk it begins in and, if another, of the one it ends in.
+
+    What lies between is whole chunks, which have checksums of their own; so every byte of a fetch that begins and
+    stops at tensors can be checked chunk by chunk, wherever it cuts the file.
+    """
+    if tensor.n_bytes == 0:
+        return ()
+    end = tensor.offset + tensor.n_bytes
+    border = (tensor.offset // CHUNK_BYTES + 1) * CHUNK_BYTES
+    if end <= border:
+        return ((tensor.offset, tensor.n_bytes),)
+    last = (end - 1) // CHUNK_BYTES * CHUNK_BYTES
+    return (tensor.offset, border - tensor.offset), (last, end - last)
+
+
+class TensorSums:
+    """Checksums of the edges of one file's tensors, from its chunks in order; ``tensors`` in order of offset."""
+
+    def __init__(self, tensors: Sequence[TensorInfo], xxh3: Callable[[bytes], str]) -> None:
+        self._tensors, self._xxh3 = tensors, xxh3
+        self._edges = [(offset, n_bytes, i) for i, t in enumerate(tensors) for offset, n_bytes in edges(t)]
+        self._edges.sort(reverse=True)  # the next one last
+        self._sums: list[list[str]] = [[] for _ in tensors]
+        self._at = 0
+
+    def update(self, chunk: bytes) -> None:
+        """The next CHUNK_BYTES of the file; the last chunk may be shorter."""
+        view = memoryview(chunk)
+        while self._edges and self._edges[-1][0] < self._at + len(chunk):
+            offset, n_bytes, i = self._edges.pop()
+            self._sums[i].append(self._xxh3(bytes(view[offset - self._at : offset - self._at + n_bytes])))
+        self._at += len(chunk)
+
+    def tensors(self) -> tuple[TensorInfo, ...]:
+        """With their checksums, once the whole file has been seen."""
+        return tuple(replace(t, xxh3=tuple(sums)) for t, sums in zip(self._tensors, self._sums, strict=True))
+
+
 def build_index(files: Sequence[ModelFile], tensors: Sequence[TensorInfo], *, etag: str = "") -> ModelIndex:
     """Files in fetch order and tensors in load order; verified when every file carries its checksums."""
     order = {name: i for i, name in enumerate(fetch_order(f.name for f in files))}
@@ -231,6 +271,8 @@ def _check_tensors(index: ModelIndex) -> None:
             raise ModelCorrupt(f"thaw-index.json: tensor {t.name!r:.80} claims {t.n_bytes} bytes")
         if t.offset < 0 or t.n_bytes < 0 or t.offset + t.n_bytes > sizes.get(t.file, -1):
             raise ModelCorrupt(f"thaw-index.json: tensor {t.name!r:.80} lies outside {t.file!r:.80}")
+        if t.xxh3 and len(t.xxh3) != len(edges(t)):
+            raise ModelCorrupt(f"thaw-index.json: tensor {t.name!r:.80} has {len(t.xxh3)} checksums")
     for a, b in pairwise(sorted(index.tensors, key=lambda t: (t.file, t.offset, t.n_bytes))):
         if a.file == b.file and a.offset + a.n_bytes > b.offset:
             raise ModelCorrupt(f"thaw-index.json: tensors {a.name!r:.80} and {b.name!r:.80} overlap")
@@ -243,6 +285,11 @@ def layer_of(tensor_name: str) -> int | None:
     """The transformer layer a tensor belongs to; None for embeddings, head and final norm."""
     match = _LAYER.search(tensor_name)
     return int(match.group(1)) if match else None
+
+
+def is_entry(tensor_name: str) -> bool:
+    """Whether a tensor outside the layers belongs to the first stage: its name speaks of an embedding."""
+    return _ENTRY.search(tensor_name) is not None
 
 
 def facts_of(uri: str, index: ModelIndex, config: Mapping[str, Any]) -> ModelFacts:
@@ -284,7 +331,7 @@ def parts_of(tensors: Sequence[TensorInfo], n_layers: int) -> ModelParts:
         if layer is not None and layer < n_layers:
             layers[layer].append(t)
         else:
-            (entry if _ENTRY.search(t.name) else exit_).append(t)
+            (entry if is_entry(t.name) else exit_).append(t)
     tied = [] if any(_HEAD.search(t.name) for t in exit_) else [t for t in entry if _TOKEN_EMBEDDING.search(t.name)]
     return ModelParts(_joined(entry), tuple(map(_joined, layers)), _joined(exit_), _joined(tied))
 

@@ -17,12 +17,27 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class FetchReport:
-    """One fetch in progress, for the bandwidth ledger."""
+    """One fetch in progress, for the bandwidth ledger.
+
+    ``n_bytes``, ``done_bytes`` and ``pending_bytes`` are of the part that the stage waits for (what a deadline was
+    admitted for); ``later_bytes`` is what the background still has to bring for it.
+    """
 
     group_id: str
     n_bytes: int
     done_bytes: int
     bytes_per_s: float
+    stage: int = 0
+    pending_bytes: int = 0
+    later_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Resident:
+    """Bytes of a model that lie in the host's memory, whole ranges of them; a start there need not fetch them."""
+
+    uri: str
+    n_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,3 +63,4 @@ class HostReport:
     segment_bytes: int = 0
     segment_pool_bytes: int = 0
     clock_offset_ns: int = 0
+    resident: tuple[Resident, ...] = ()

@@ -25,7 +25,10 @@ class ModelFile:
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """``offset`` counts from the start of the *file* (not of safetensors' data part)."""
+    """``offset`` counts from the start of the *file* (not of safetensors' data part).
+
+    ``xxh3`` is of the tensor's :func:`thaw.checkpoint.edges`: what lets a fetch that cuts a chunk check its part.
+    """
 
     name: str
     file: str
@@ -33,6 +36,7 @@ class TensorInfo:
     n_bytes: int
     dtype: str
     shape: tuple[int, ...]
+    xxh3: tuple[str, ...] = ()  # 16 hex digits each; empty while unknown
 
 
 @dataclass(frozen=True, slots=True)

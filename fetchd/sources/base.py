@@ -84,6 +84,7 @@ class Source(Protocol):
     """A model's directory at a store."""
 
     kind: str
+    host: str  # whose bytes cross the network; empty for this machine's own
 
     def connect(self) -> Connection: ...
 

@@ -11,10 +11,12 @@ import re
 import socket
 import ssl
 import struct
+import time
 from collections.abc import Callable
 from typing import Final
 from urllib.parse import quote, unquote, urlsplit
 
+from fetchd.marks import connect_marked
 from fetchd.sources.base import AccessRefused, ObjectInfo, Target, Throttle
 from thaw.errors import ModelCorrupt, ModelNotFound, ModelUnsupported, StoreUnavailable, ThawError
 
@@ -22,6 +24,10 @@ _FIRST_READ_BYTES: Final = 16 * 1024
 """The first read of an answer is short, so that the first byte is seen when it comes and not a megabyte later."""
 _READ_BYTES: Final = 8 * 1024 * 1024
 """Each read hands the interpreter lock over once: fewer, larger reads disturb the other connections less."""
+_SLOW_READ_S: Final = 0.05
+"""On a slow link reads stay short, so that progress is seen, and a changed rank obeyed, about this soon."""
+_GROWTH: Final = 8
+"""What was buffered comes at once and says nothing about the link: a read is at most so much longer than the last."""
 _CONTENT_RANGE: Final = re.compile(r"\Abytes (\d+)-(\d+)/(\d+)\Z")
 _BUSY: Final = (408, 425, 429)
 _HIDDEN: Final = (401, 403)
@@ -41,6 +47,7 @@ class HttpSource:
 
     def __init__(self, base_url: str, timeout_s: float, *, kind: str = "http", sign: Signer = unsigned) -> None:
         self.kind, self.base_url, self.timeout_s, self.sign = kind, base_url.rstrip("/"), timeout_s, sign
+        self.host = urlsplit(base_url).hostname or ""
 
     def connect(self) -> HttpConnection:
         return HttpConnection(self)
@@ -60,6 +67,8 @@ class HttpConnection:
             )
         else:
             self._http = http.client.HTTPConnection(host, port, timeout=source.timeout_s)
+        self._http._create_connection = connect_marked  # type: ignore[attr-defined]  # before its SYN, as its subclasses do
+        self._most = _FIRST_READ_BYTES
         self._socket: socket.socket | None = None  # http.client forgets it when the answer ends the connection
 
     def stat(self, name: str) -> ObjectInfo:
@@ -133,10 +142,12 @@ class HttpConnection:
         return self._http.getresponse()
 
     def _receive(self, name: str, response: http.client.HTTPResponse, target: Target, throttle: Throttle) -> None:
-        body, most = _Body(response, self._socket, self._source.timeout_s), _FIRST_READ_BYTES
+        body = _Body(response, self._socket, self._source.timeout_s)
+        most = _FIRST_READ_BYTES
         while target.left:
             piece = target.next(throttle.quantum(most))
             throttle.before_read(len(piece))
+            began = time.monotonic()
             try:
                 count = body.read_into(piece)
             except (OSError, http.client.HTTPException, ValueError) as e:  # ValueError: interrupted, file closed
@@ -145,7 +156,9 @@ class HttpConnection:
                 raise StoreUnavailable(f"{self._url(name)}: the connection broke {target.left} bytes early")
             target.advance(count)
             throttle.after_read(count)
-            most = _READ_BYTES
+            took = time.monotonic() - began
+            fitting = max(_FIRST_READ_BYTES, int(count * _SLOW_READ_S / max(took, 1e-9)))
+            most = self._most = min(_READ_BYTES, fitting, _GROWTH * self._most)
 
     def _check_answer(self, name: str, response: http.client.HTTPResponse, first: int, n_bytes: int) -> None:
         if response.status == 200 and first == 0 and response.length == n_bytes:

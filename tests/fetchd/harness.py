@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -56,17 +57,24 @@ def write_model(directory: Path, n_layers: int = 3, layer_bytes: int = 3_000_001
     return directory
 
 
+def _xxh3(data: bytes) -> str:
+    return str(xxhash.xxh3_64_hexdigest(data))
+
+
 def write_index(directory: Path) -> None:
-    """The ``thaw-index.json`` of a single-file checkpoint."""
+    """The ``thaw-index.json`` of a checkpoint."""
     files, tensors = [], []
     for path in sorted(directory.iterdir()):
         if checkpoint.is_fetchable(path.name):
             data = path.read_bytes()
-            chunks = (data[i : i + CHUNK_BYTES] for i in range(0, len(data), CHUNK_BYTES))
-            files.append(checkpoint.describe_file(path.name, chunks, lambda c: xxhash.xxh3_64(c).hexdigest()))
+            chunks = [data[i : i + CHUNK_BYTES] for i in range(0, len(data), CHUNK_BYTES)]
+            files.append(checkpoint.describe_file(path.name, chunks, _xxh3))
             if path.suffix == ".safetensors":
                 n = checkpoint.header_bytes(path.name, data, len(data))
-                tensors += checkpoint.parse_header(path.name, data[8 : 8 + n], len(data))
+                sums = checkpoint.TensorSums(checkpoint.parse_header(path.name, data[8 : 8 + n], len(data)), _xxh3)
+                for chunk in chunks:
+                    sums.update(chunk)
+                tensors += sums.tensors()
     (directory / INDEX_NAME).write_bytes(checkpoint.write_index(checkpoint.build_index(files, tensors)))
 
 
@@ -163,15 +171,15 @@ class Request:
 class Store:
     """An HTTP/1.1 file server with ranges and keep-alive on a real socket; ``fault`` may answer instead."""
 
-    def __init__(self, root: Path, fault: Fault = lambda request: False) -> None:
-        self.root, self.fault = root, fault
+    def __init__(self, root: Path, fault: Fault = lambda request: False, tls: ssl.SSLContext | None = None) -> None:
+        self.root, self.fault, self._tls = root, fault, tls
         self.requests: list[tuple[str, str, int]] = []
         self.sent_bytes = 0
         self.stopped = threading.Event()
         self._lock = threading.Lock()
         self._open: set[socket.socket] = set()
         self._listener = socket.create_server(("127.0.0.1", 0))
-        self.uri = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        self.uri = f"http{'s' if tls else ''}://127.0.0.1:{self._listener.getsockname()[1]}"
         self._threads = [threading.Thread(target=self._accept)]
 
     def __enter__(self) -> Self:
@@ -202,6 +210,12 @@ class Store:
             thread.start()
 
     def _serve(self, sock: socket.socket) -> None:
+        if self._tls is not None:
+            try:
+                sock = self._tls.wrap_socket(sock, server_side=True)
+            except OSError:  # a client that does not trust us
+                sock.close()
+                return
         with sock, sock.makefile("rb") as stream:
             try:
                 while self._answer(sock, stream):

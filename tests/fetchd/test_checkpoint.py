@@ -239,3 +239,24 @@ def test_the_chunk_checksums_are_xxh3_of_8_mib_pieces(tmp_path: Path) -> None:
     described = checkpoint.describe_file("model.safetensors", pieces, lambda c: xxhash.xxh3_64(c).hexdigest())
     assert described.chunks_xxh3 == tuple(xxhash.xxh3_64(p).hexdigest() for p in pieces)
     assert described.n_bytes == CHUNK_BYTES + 1
+
+
+VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "checkpoint-index.json").read_text())
+
+
+def test_the_edges_of_tensors_and_their_checksums_are_those_of_the_vectors() -> None:
+    n_bytes = VECTORS["file_bytes"]
+    data = (bytes(range(251)) * (n_bytes // 251 + 1))[:n_bytes]
+    tensors = [tensor(v["name"], v["n_bytes"], v["offset"]) for v in VECTORS["tensors"]]
+    sums = checkpoint.TensorSums(tensors, lambda piece: xxhash.xxh3_64(piece).hexdigest())
+    for at in range(0, n_bytes, CHUNK_BYTES):
+        sums.update(data[at : at + CHUNK_BYTES])
+    for vector, found in zip(VECTORS["tensors"], sums.tensors(), strict=True):
+        assert [list(edge) for edge in checkpoint.edges(found)] == vector["edges"]
+        assert list(found.xxh3) == vector["xxh3"]
+
+
+@pytest.mark.parametrize("sums", [["0" * 16] * 3, ["0" * 16] * 9])
+def test_an_index_with_a_wrong_number_of_tensor_checksums_is_corrupt(index_bytes: bytes, sums: list[str]) -> None:
+    with pytest.raises(ModelCorrupt, match="checksums"):
+        checkpoint.read_index(_change(json.loads(index_bytes), ["tensors", 0, "xxh3"], sums))

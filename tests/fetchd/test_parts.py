@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import random
-import threading
-import time
 from collections.abc import Iterator
 
 import pytest
 
-from fetchd.chunks import plan_chunks
-from fetchd.pacing import QUANTUM_BYTES, Pacer, TokenBucket
-from fetchd.segments import SegmentStore
+from fetchd.chunks import Check, plan_chunks
+from fetchd.segments import SegmentKey, SegmentStore
 from fetchd.slabs import SlabPool
 from relay.messages import PlacedRange
 from relay.segment import lay_out
 from thaw.errors import MemoryTooSmall, ModelCorrupt
 from thaw.logs import Log
-from thaw.model import CHUNK_BYTES, FileRange, ModelFile, ModelIndex
+from thaw.model import CHUNK_BYTES, FileRange, ModelFile, ModelIndex, TensorInfo
 
 SLAB = 2 * 2**20
 N_SLABS = 8
@@ -41,7 +38,8 @@ def test_the_pool_loses_no_slab_whatever_order_segments_come_and_go_in(pool: Sla
                 segment.finish()
             store.drop(segment, holder)
         else:
-            key = ("u", str(generator.randrange(6)), (FileRange("f", 0, generator.randrange(1, 3) * SLAB),))
+            ranges = (FileRange("f", 0, generator.randrange(1, 3) * SLAB),)
+            key = SegmentKey("u", str(generator.randrange(6)), ranges)
             holder = f"h{step}"
             try:
                 held.append((store.find(key, holder) or store.create(key, holder), holder))
@@ -72,86 +70,45 @@ def test_a_take_that_cannot_be_met_takes_nothing(pool: SlabPool) -> None:
     assert pool.free_slabs == N_SLABS
 
 
-def index_of(n_bytes: int) -> ModelIndex:
+def index_of(n_bytes: int, tensors: tuple[TensorInfo, ...] = ()) -> ModelIndex:
     digests = tuple(f"{i:016x}" for i in range(-(-n_bytes // CHUNK_BYTES)))
-    return ModelIndex(1, (ModelFile("f", n_bytes, False, "s" * 64, digests),), (), "r", "", True)
+    return ModelIndex(1, (ModelFile("f", n_bytes, False, "s" * 64, digests),), tensors, "r", "", True)
 
 
-def test_ranges_are_cut_at_the_files_chunks_and_only_whole_chunks_are_checked() -> None:
+def tensor(name: str, offset: int, n_bytes: int, *xxh3: str) -> TensorInfo:
+    return TensorInfo(name, "f", offset, n_bytes, "U8", (n_bytes,), xxh3)
+
+
+def test_ranges_are_cut_at_the_files_chunks_and_whole_chunks_have_their_own_checksum() -> None:
     index = index_of(3 * CHUNK_BYTES + 5)
     layout = lay_out([FileRange("f", 10, 2 * CHUNK_BYTES), FileRange("f", 3 * CHUNK_BYTES, 5)])
-    chunks = plan_chunks(layout, index)
-    assert [(c.offset, c.n_bytes, c.number) for c in chunks] == [
-        (10, CHUNK_BYTES - 10, None), (CHUNK_BYTES, CHUNK_BYTES, 1), (2 * CHUNK_BYTES, 10, None),
-        (3 * CHUNK_BYTES, 5, 3),
+    chunks = plan_chunks(layout, index, n_first=1)
+    assert [(c.offset, c.n_bytes, c.number, c.later) for c in chunks] == [
+        (10, CHUNK_BYTES - 10, 0, False), (CHUNK_BYTES, CHUNK_BYTES, 1, False),
+        (2 * CHUNK_BYTES, 10, 2, False), (3 * CHUNK_BYTES, 5, 3, True),
     ]  # fmt: skip
-    assert [c.xxh3 for c in chunks] == ["", f"{1:016x}", "", f"{3:016x}"]
+    assert [c.checks for c in chunks] == [
+        (), (Check("chunk 1", CHUNK_BYTES, CHUNK_BYTES, f"{1:016x}"),), (),
+        (Check("chunk 3", 3 * CHUNK_BYTES, 5, f"{3:016x}"),),
+    ]  # fmt: skip
     assert [c.segment_offset for c in chunks] == [0, CHUNK_BYTES - 10, 2 * CHUNK_BYTES - 10, 2 * CHUNK_BYTES]
+
+
+def test_a_part_of_a_chunk_is_checked_by_the_edges_of_the_tensors_in_it() -> None:
+    border = CHUNK_BYTES
+    tensors = (tensor("before", 0, 50, "b0"), tensor("small", 50, 50, "s0"), tensor("none", 100, 0),
+               tensor("long", 100, 2 * border, "l0", "l1"), tensor("after", 2 * border + 100, 7, "a0"))  # fmt: skip
+    chunks = plan_chunks(lay_out([FileRange("f", 50, 2 * border + 50)]), index_of(2 * border + 107, tensors))
+    assert [[(c.what, c.offset, c.n_bytes, c.xxh3) for c in chunk.checks] for chunk in chunks] == [
+        [("tensor small", 50, 50, "s0"), ("tensor long", 100, border - 100, "l0")],
+        [("chunk 1", border, border, f"{1:016x}")],
+        [("tensor long", 2 * border, 100, "l1")],
+    ]
+    covered = sum(c.n_bytes for chunk in chunks for c in chunk.checks)
+    assert covered == sum(chunk.n_bytes for chunk in chunks), "a byte between two tensors' borders is not checked"
 
 
 def test_bytes_that_the_model_does_not_have_are_not_planned() -> None:
     for file, offset, n_bytes in (("g", 0, 1), ("f", 0, 6), ("f", 6, 0)):
         with pytest.raises(ModelCorrupt, match="was planned"):
             plan_chunks((PlacedRange(file, offset, n_bytes, 0),), index_of(5))
-
-
-def never() -> bool:
-    return False
-
-
-def take_for(bucket: TokenBucket, seconds: float, taken: list[int], *, background: bool = False) -> None:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        n_bytes = bucket.quantum() or 1
-        bucket.take(n_bytes, lambda: time.monotonic() > end, background=background)
-        if time.monotonic() < end:
-            taken.append(n_bytes)
-
-
-def test_a_bucket_gives_its_rate_whoever_asks_and_no_burst_after_a_pause() -> None:
-    rate = 50_000_000
-    bucket = TokenBucket(rate)
-    taken: list[int] = []
-    threads = [threading.Thread(target=take_for, args=(bucket, 1.0, taken)) for _ in range(4)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
-    assert rate * 0.8 <= sum(taken) <= rate + 3 * QUANTUM_BYTES
-
-
-def test_background_reads_yield_the_link_to_a_start() -> None:
-    bucket = TokenBucket(20_000_000)
-    urgent: list[int] = []
-    patient: list[int] = []
-    threads = [threading.Thread(target=take_for, args=(bucket, 1.0, urgent)) for _ in range(2)]
-    threads.append(threading.Thread(target=take_for, args=(bucket, 1.0, patient), kwargs={"background": True}))
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
-    assert sum(patient) < 0.2 * sum(urgent)
-
-
-def test_a_new_rate_and_a_cancel_wake_a_sleeper() -> None:
-    pacer = Pacer(TokenBucket(None), 1.0)
-    cancelled = threading.Event()
-    sleeper = threading.Thread(target=pacer.take, args=(4096, cancelled.is_set))
-    sleeper.start()
-    pacer.set_pace(None)
-    sleeper.join(2)
-    assert not sleeper.is_alive()
-    pacer.set_pace(1.0)
-    sleeper = threading.Thread(target=pacer.take, args=(4096, cancelled.is_set))
-    sleeper.start()
-    cancelled.set()
-    pacer.wake()
-    sleeper.join(2)
-    assert not sleeper.is_alive()
-
-
-def test_a_quantum_is_never_more_than_asked_and_small_at_low_rates() -> None:
-    assert Pacer(TokenBucket(None), None).quantum(10**6) == 10**6
-    assert Pacer(TokenBucket(10**9), None).quantum(10**6) == QUANTUM_BYTES
-    assert Pacer(TokenBucket(10**9), 200_000).quantum(10**6) == 10_000
-    assert Pacer(TokenBucket(10**9), 1).quantum(100) == 100

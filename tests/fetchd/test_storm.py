@@ -7,14 +7,29 @@ import threading
 import time
 from pathlib import Path
 
+import pytest
+
 from relay.fetch_client import DoorClient
-from tests.fetchd.harness import Fetchd, Request, Store, file_bytes, wait_until, write_index, write_model
+from tests.fetchd.harness import Fetchd, Request, Store, wait_until, write_index, write_model
+from thaw import partition
 from thaw.errors import MemoryTooSmall, NotFound, PlatformError, StoreUnavailable
 from thaw.ids import GroupId, InstanceId
-from thaw.model import ModelFacts
+from thaw.model import FileRange, ModelFacts
 
 EXPECTED = (MemoryTooSmall, NotFound, PlatformError, StoreUnavailable)
 """What a caller of a busy fetchd may see: no room, evicted before the grant, cancelled by the other side."""
+
+
+def wanted(generator: random.Random, facts: ModelFacts) -> tuple[tuple[FileRange, ...], tuple[FileRange, ...]]:
+    """Everything, or a stage of it, or a stage and later the rest: what lives at the same time overlaps."""
+    whole = tuple(FileRange(name, 0, n) for name, n in facts.files.items())
+    if generator.random() < 0.4 or facts.parts is None:
+        return whole, ()
+    n_layers = len(facts.parts.layers)
+    a, b = sorted(generator.sample(range(n_layers + 1), 2))
+    rest = [r for i in range(n_layers) if not a <= i < b for r in facts.parts.layers[i]]
+    first = partition.join([r for layer in facts.parts.layers[a:b] for r in layer])
+    return first, partition.join(rest) if generator.random() < 0.6 else ()
 
 
 def live(fetchd: Fetchd, models: list[ModelFacts], contents: dict[str, bytes], number: int, seconds: float) -> int:
@@ -27,7 +42,11 @@ def live(fetchd: Fetchd, models: list[ModelFacts], contents: dict[str, bytes], n
         facts = generator.choice(models)
         group, instance = f"g{number}-{step}", InstanceId(f"i{number}-{step}")
         try:
-            started = fetchd.start(facts, group, pace_bytes_per_s=generator.choice([None, 30_000_000]))
+            ranges, later = wanted(generator, facts)
+            started = fetchd.start(
+                facts, group, ranges, later_ranges=later, pace_bytes_per_s=generator.choice([None, 30_000_000]),
+                deadline_ms=generator.choice([None, 50, 5_000]), background=generator.random() < 0.3,
+            )  # fmt: skip
             if generator.random() < 0.3:
                 fetchd.client.cancel(GroupId(group), 1)
             path = fetchd.client.door_open(instance)
@@ -36,7 +55,9 @@ def live(fetchd: Fetchd, models: list[ModelFacts], contents: dict[str, bytes], n
             reader = door.segment(deadline_s=10)
             try:
                 reader.wait(reader.n_bytes, 10)
-                assert file_bytes(reader, facts, "model.safetensors") == contents[facts.uri]
+                for p in reader.offer.layout:
+                    expected = contents[facts.uri][p.offset : p.offset + p.n_bytes]
+                    assert p.file != "model.safetensors" or reader.view(p.segment_offset, p.n_bytes) == expected
                 read_whole += 1
             finally:
                 reader.close()
@@ -49,7 +70,13 @@ def live(fetchd: Fetchd, models: list[ModelFacts], contents: dict[str, bytes], n
     return read_whole
 
 
-def test_a_storm_of_starts_and_cancels_on_a_flaky_store_loses_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("layer_bytes", "pool_mb", "seconds"),
+    [(1_500_000, 12, 4.0), pytest.param(6_000_000, 44, 20.0, marks=pytest.mark.full)],
+)
+def test_a_storm_of_starts_and_cancels_on_a_flaky_store_loses_nothing(
+    tmp_path: Path, layer_bytes: int, pool_mb: int, seconds: float
+) -> None:
     generator = random.Random(3)
 
     def fault(request: Request) -> bool:
@@ -58,10 +85,10 @@ def test_a_storm_of_starts_and_cancels_on_a_flaky_store_loses_nothing(tmp_path: 
             return True
         return False
 
-    paths = [write_model(tmp_path / "s" / f"m{i}", layer_bytes=1_500_000, seed=i) for i in range(4)]
+    paths = [write_model(tmp_path / "s" / f"m{i}", layer_bytes=layer_bytes, seed=i) for i in range(4)]
     for path in paths:
         write_index(path)
-    with Store(tmp_path / "s") as store, Fetchd(tmp_path, THAW_FETCHD_POOL_MB=12, THAW_FETCHD_SLAB_MB=2) as fetchd:
+    with Store(tmp_path / "s") as store, Fetchd(tmp_path, THAW_FETCHD_POOL_MB=pool_mb, THAW_FETCHD_SLAB_MB=2) as fetchd:
         models = [fetchd.client.inspect(f"{store.uri}/{p.name}") for p in paths]
         contents = {m.uri: (p / "model.safetensors").read_bytes() for m, p in zip(models, paths, strict=True)}
         store.fault = fault
@@ -70,7 +97,7 @@ def test_a_storm_of_starts_and_cancels_on_a_flaky_store_loses_nothing(tmp_path: 
 
         def run(number: int) -> None:
             try:
-                read_whole.append(live(fetchd, models, contents, number, 4.0))
+                read_whole.append(live(fetchd, models, contents, number, seconds))
             except BaseException as e:  # noqa: BLE001 - carried to the test's own thread
                 failures.append(e)
 

@@ -6,6 +6,9 @@
                              ├──veth, tbf both ends── host 0 namespace .10
                              └──veth, tbf both ends── host 1 namespace .11
 
+Below each shaper a queue of two ranks, where the kernel has one: what carries DSCP CS1 (fetchd's sockets) goes after
+everything else.  The hub's servers answer with the mark of the SYN, so the bytes of a model carry it as well.
+
 Only root can make namespaces; :func:`available` says whether this process may, and why not.  Every name begins with
 the platform's own prefix, so that ``thaw dev down`` finds them after a crash.
 """
@@ -15,7 +18,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -23,6 +26,19 @@ from thaw.errors import PlatformError
 
 _BURST_FACTOR: Final = 2
 """tbf's burst in kbit per Mbit/s: less does not reach the rate with this kernel's timer, more overshoots it."""
+
+_QUEUE_S: Final = 0.05
+_REFLECT: Final = "/proc/sys/net/ipv4/tcp_reflect_tos"
+_CS1: Final = ("0x20", "0xfc")
+_RANKS: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
+    "prio": (("qdisc", "replace", "parent", "1:1", "handle", "10:", "prio", "bands", "2", "priomap", *("0" * 16)),),
+    "htb": (
+        ("qdisc", "replace", "parent", "1:1", "handle", "10:", "htb", "default", "1"),
+        ("class", "replace", "parent", "10:", "classid", "10:1", "htb", "rate", "100gbit", "prio", "0"),
+        ("class", "replace", "parent", "10:", "classid", "10:2", "htb", "rate", "100gbit", "prio", "1"),
+    ),
+}
+"""Two ranks under tbf (1:).  A class of htb that is never at its own rate is served strictly by its ``prio``."""
 
 _NETNS: Final = Path("/run/netns")
 
@@ -35,6 +51,7 @@ class Links:
     network: str  # "10.231.7": the first three numbers
     n_hosts: int
     rate_mbit: int
+    ranks: str = ""  # the qdisc that lets inference pass fetches; empty: this kernel has none
 
     @property
     def hub(self) -> str:
@@ -65,7 +82,7 @@ def create(prefix: str, n_hosts: int, rate_mbit: int) -> Links:
     try:
         _create_hub(links)
         for index in range(n_hosts):
-            _create_host(links, index)
+            links = replace(links, ranks=_create_host(links, index))
     except PlatformError:
         destroy(prefix)
         raise
@@ -100,9 +117,11 @@ def _create_hub(links: Links) -> None:
     _in(links.hub, "ip", "link", "set", "outside", "master", "bridge")
     for device in ("lo", "outside", "bridge"):
         _in(links.hub, "ip", "link", "set", device, "up")
+    _in(links.hub, "sh", "-c", f"! test -e {_REFLECT} || echo 1 > {_REFLECT}")
 
 
-def _create_host(links: Links, index: int) -> None:
+def _create_host(links: Links, index: int) -> str:
+    """The kind of qdisc that ranks its packets, both ways."""
     name, port = links.host(index), f"port{index}"
     _run("ip", "netns", "add", name)
     _in(links.hub, "ip", "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", name)
@@ -111,9 +130,27 @@ def _create_host(links: Links, index: int) -> None:
     _in(name, "ip", "address", "add", f"{links.host_address(index)}/24", "dev", "eth0")
     for device in ("lo", "eth0"):
         _in(name, "ip", "link", "set", device, "up")
-    for namespace, device in ((links.hub, port), (name, "eth0")):
-        _in(namespace, "tc", "qdisc", "replace", "dev", device, "root", "tbf", "rate", f"{links.rate_mbit}mbit",
-            "burst", f"{_BURST_FACTOR * links.rate_mbit}kb", "latency", "50ms")  # fmt: skip
+    _shape(name, "eth0", links.rate_mbit)
+    return _shape(links.hub, port, links.rate_mbit)
+
+
+def _shape(namespace: str, device: str, rate_mbit: int) -> str:
+    """The rate, then the ranks; which qdisc makes them, if one does."""
+    burst_bytes = _BURST_FACTOR * rate_mbit * 1000
+    _in(namespace, "tc", "qdisc", "replace", "dev", device, "root", "handle", "1:", "tbf", "rate", f"{rate_mbit}mbit",
+        "burst", str(burst_bytes), "latency", f"{_QUEUE_S * 1000:.0f}ms")  # fmt: skip
+    limit = str(round(rate_mbit * 125_000 * _QUEUE_S) + burst_bytes)  # as tbf would have it
+    queues = tuple(("qdisc", "replace", "parent", f"10:{n}", "handle", f"2{n}:", "bfifo", "limit", limit) for n in "12")
+    mark = ("filter", "replace", "parent", "10:", "protocol", "ip", "u32", "match", "ip", "dsfield", *_CS1,
+            "flowid", "10:2")  # fmt: skip
+    for kind, commands in _RANKS.items():
+        try:
+            for what, how, *rest in (*commands, *queues, mark):
+                _in(namespace, "tc", what, how, "dev", device, *rest)
+        except PlatformError:
+            continue  # not in this kernel
+        return kind
+    return ""
 
 
 def _outer(prefix: str) -> str:

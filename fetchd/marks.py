@@ -1,0 +1,137 @@
+"""Fetches give way to inference: fetchd's sockets are marked, and somebody in the network has to look at the mark.
+
+The mark is DSCP CS1 ("lower effort", RFC 8622's predecessor) in every packet from the SYN on, and SO_PRIORITY "bulk"
+for this host's own queue.  A server that reflects the mark of a SYN (net.ipv4.tcp_reflect_tos) marks its answers, which
+are where the bytes are.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from typing import Any, Final
+
+from fetchd.pacing import KEPT, Link
+from thaw.logs import Log
+
+TOS_CS1: Final = 0x20
+_PRIORITY_BULK: Final = 2  # TC_PRIO_BULK
+_RTM_GETADDR, _RTM_GETQDISC = 22, 38
+_NLM_F_REQUEST_DUMP: Final = 0x301
+_NLMSG_DONE, _NLMSG_ERROR = 3, 2
+_IFA_ADDRESS, _IFA_LOCAL, _TCA_KIND = 1, 2, 1
+_RANKING_QDISCS: Final = frozenset({"prio", "htb"})
+_LOOPBACK: Final = ("127.", "::1")
+
+
+def mark(sock: socket.socket) -> None:
+    """Before connect().  Where the family has no such option the sockets stay as they are."""
+    try:
+        if sock.family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_TCLASS, TOS_CS1)
+        sock.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, TOS_CS1)  # IPv6 too: it may carry mapped IPv4
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, _PRIORITY_BULK)  # last: IP_TOS sets it as well
+    except OSError:
+        return
+
+
+def connect_marked(address: tuple[str, int], timeout: float | None = None, _source: Any = None) -> socket.socket:
+    """As socket.create_connection, with marks.  Raises OSError."""
+    last: OSError = OSError(f"{address[0]} has no address")
+    for family, kind, proto, _, place in socket.getaddrinfo(*address, 0, socket.SOCK_STREAM):
+        sock = socket.socket(family, kind, proto)
+        try:
+            mark(sock)
+            sock.settimeout(timeout)
+            sock.connect(place)
+            return sock
+        except OSError as e:
+            sock.close()
+            last = e
+    raise last
+
+
+class Way:
+    """Watches over which interfaces stores are reached; without ``log`` it does not look."""
+
+    def __init__(self, link: Link, log: Log | None) -> None:
+        self._link, self._log = link, log
+        self._seen: set[str] = set()
+
+    def look(self, host: str) -> None:
+        """Nothing lets inference pass on the way to ``host``: then fetches leave room on the link."""
+        if self._log is None or not host or host in self._seen:
+            return
+        self._seen.add(host)
+        interface = unranked_interface(host)
+        if interface and not self._link.yields:
+            self._link.set_yields()
+            self._log.event("link_yields", interface=interface, host=host, why="it has no prio or htb qdisc",
+                            share_of_measured=KEPT)  # fmt: skip
+
+
+def unranked_interface(host: str) -> str:
+    """The interface over which ``host`` is reached, if its queue lets nobody pass; empty when it does (or is local)."""
+    try:
+        address = _source_address(host)
+        index = _interface_of(address) if not address.startswith(_LOOPBACK) else 0
+        if not index or _RANKING_QDISCS & _qdiscs_of(index):
+            return ""
+        return socket.if_indextoname(index)
+    except OSError:
+        return ""  # no netlink, no such host: nothing is known, and nothing slowed down
+
+
+def _source_address(host: str) -> str:
+    family, kind, proto, _, place = socket.getaddrinfo(host, 9, 0, socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind, proto) as sock:
+        sock.connect(place)  # chooses a route; a datagram socket sends nothing
+        return str(sock.getsockname()[0])
+
+
+def _interface_of(address: str) -> int:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    wanted = socket.inet_pton(family, address.partition("%")[0])
+    for body in _dump(_RTM_GETADDR, struct.pack("BBBBi", family, 0, 0, 0, 0)):
+        attributes = _attributes(body[8:])
+        if wanted in (attributes.get(_IFA_LOCAL), attributes.get(_IFA_ADDRESS)):
+            return int(struct.unpack_from("i", body, 4)[0])
+    return 0
+
+
+def _qdiscs_of(index: int) -> set[str]:
+    tcmsg = "BBHiIII"
+    found = set()
+    for body in _dump(_RTM_GETQDISC, struct.pack(tcmsg, 0, 0, 0, 0, 0, 0, 0)):
+        if struct.unpack_from(tcmsg, body)[3] == index:
+            kind = _attributes(body[struct.calcsize(tcmsg) :]).get(_TCA_KIND, b"")
+            found.add(kind.rstrip(b"\0").decode())
+    return found
+
+
+def _dump(kind: int, body: bytes) -> list[bytes]:
+    """The bodies of what the kernel lists (netlink(7))."""
+    header = "IHHII"
+    found: list[bytes] = []
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as sock:
+        sock.settimeout(1.0)
+        sock.send(struct.pack(header, 16 + len(body), kind, _NLM_F_REQUEST_DUMP, 1, 0) + body)
+        while True:
+            data = sock.recv(65536)
+            while data:
+                length, of, *_ = struct.unpack_from(header, data)
+                if of in (_NLMSG_DONE, _NLMSG_ERROR) or length < 16:
+                    return found
+                found.append(data[16:length])
+                data = data[(length + 3) & ~3 :]
+
+
+def _attributes(data: bytes) -> dict[int, bytes]:
+    found = {}
+    while len(data) >= 4:
+        length, kind = struct.unpack_from("HH", data)
+        if length < 4:
+            break
+        found[kind] = data[4:length]
+        data = data[(length + 3) & ~3 :]
+    return found

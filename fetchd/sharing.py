@@ -1,0 +1,111 @@
+"""Each byte of a model once per host: what another segment has is copied, what another fetch reads is waited for.
+
+::
+
+    segment A   [====verified====][reading]..............        A's range
+    segment B            [copied ][ waits ][ claimed, read ]      B's range, cut at the same 8 MiB of the file
+
+Decided per chunk.  A claim is held only while its bytes are being read, and a reader that holds one never waits for
+another, so nobody waits in a circle.  A claim that ends without its bytes (its fetch failed) leaves them to whoever
+waited: they come from the store.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from fetchd.chunks import Chunk
+from fetchd.pacing import Pacer
+from fetchd.segments import Segment, SegmentStore
+from thaw.ids import random_hex_id
+
+Place = tuple[str, str, str, int]
+"""(uri, version, file, chunk number)"""
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Bytes of a chunk that only the store has; ``at`` counts from the chunk's first byte."""
+
+    at: int
+    n_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    place: Place
+    begin: int
+    end: int
+    owner: Pacer
+
+
+class Board:
+    """Who is reading what.  Thread-safe."""
+
+    def __init__(self, store: SegmentStore) -> None:
+        self._store = store
+        self._changed = threading.Condition()
+        self._claims: dict[Place, list[Claim]] = {}
+        self._version = 0
+
+    @property
+    def version(self) -> int:
+        """Moves on with every claim that ends; read it before trying claims that may be waited for."""
+        return self._version
+
+    def claim(self, segment: Segment, chunk: Chunk, owner: Pacer) -> Claim | list[Pacer]:
+        """The right to read ``chunk``, or who is reading a part of it."""
+        place = (segment.key.uri, segment.key.version, chunk.file, chunk.number)
+        wanted = Claim(place, chunk.offset, chunk.offset + chunk.n_bytes, owner)
+        with self._changed:
+            present = self._claims.setdefault(place, [])
+            others = [c.owner for c in present if c.begin < wanted.end and wanted.begin < c.end]
+            if others:
+                return others
+            present.append(wanted)
+            return wanted
+
+    def release(self, claim: Claim) -> None:
+        with self._changed:
+            present = self._claims[claim.place]
+            present.remove(claim)
+            if not present:
+                del self._claims[claim.place]
+            self._version += 1
+            self._changed.notify_all()
+
+    def wait(self, version: int, blockers: list[Pacer], me: Pacer, cancelled: Callable[[], bool]) -> None:
+        """Until a claim has ended since ``version`` was read; ``blockers`` read with our rank meanwhile."""
+        with ExitStack() as stack:
+            stack.enter_context(me.waiting_for([b for b in blockers if b is not me]))
+            with self._changed:
+                self._changed.wait_for(lambda: self._version != version or cancelled())
+
+    def wake(self) -> None:
+        """Let every sleeper look at its ``cancelled`` again."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def copy(self, segment: Segment, chunk: Chunk) -> list[Gap]:
+        """Fill what other segments of the same model hold of ``chunk``; what they do not."""
+        at, end, gaps = chunk.offset, chunk.offset + chunk.n_bytes, list[Gap]()
+        holder = f"copy:{random_hex_id()}"
+        held = self._store.holding(segment.key, chunk.file, chunk.number, holder)
+        try:
+            pieces = [(*p, s) for s in held for p in s.arrived_in(chunk.file, chunk.number)]
+            for begin, stop, offset, source in sorted(pieces, key=lambda p: p[:2]):
+                if stop <= at or begin >= end:
+                    continue
+                if begin > at:
+                    gaps.append(Gap(at - chunk.offset, begin - at))
+                    at = begin
+                n_bytes = min(stop, end) - at
+                segment.copy(chunk.segment_offset + at - chunk.offset, source, offset + at - begin, n_bytes)
+                at += n_bytes
+        finally:
+            for source in held:
+                self._store.drop(source, holder)
+        return [*gaps, Gap(at - chunk.offset, end - at)] if at < end else gaps

@@ -1,0 +1,54 @@
+"""A store behind TLS, signed by a CA that only this host knows."""
+
+from __future__ import annotations
+
+import ssl
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.fetchd.harness import Fetchd, Store, file_bytes, write_index, write_model
+from thaw.errors import StoreUnavailable
+from thaw.ids import GroupId
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> tuple[Path, Path]:
+    """A self-signed certificate of 127.0.0.1 and its key."""
+    made, key = tmp_path / "ca.pem", tmp_path / "key.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2",
+               "-subj", "/CN=store", "-addext", "subjectAltName=IP:127.0.0.1", "-out", made, "-keyout", key]  # fmt: skip
+    subprocess.run(command, check=True, capture_output=True)
+    return made, key
+
+
+@pytest.fixture
+def store(certificate: tuple[Path, Path], tmp_path: Path) -> Iterator[Store]:
+    write_index(write_model(tmp_path / "s" / "m"))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*certificate)
+    with Store(tmp_path / "s", tls=context) as running:
+        yield running
+
+
+def test_a_model_arrives_over_tls_from_a_store_that_the_host_trusts(
+    store: Store, certificate: tuple[Path, Path], tmp_path: Path
+) -> None:
+    with Fetchd(tmp_path, SSL_CERT_FILE=certificate[0]) as fetchd:
+        facts = fetchd.client.inspect(f"{store.uri}/m")
+        started = fetchd.start(facts)
+        door, reader = fetchd.open(started.segment_id)
+        reader.wait(reader.n_bytes, 20)
+        for name in facts.files:
+            assert file_bytes(reader, facts, name) == (store.root / "m" / name).read_bytes()
+        assert fetchd.client.wait(GroupId("g"), 0, deadline_s=5).fetched_bytes == facts.n_bytes
+        reader.close()
+        door.close()
+
+
+def test_a_store_that_nobody_vouches_for_is_not_read(store: Store, tmp_path: Path) -> None:
+    with Fetchd(tmp_path, THAW_FETCHD_RETRIES=1) as fetchd, pytest.raises(StoreUnavailable, match="CERTIFICATE_VERIFY"):
+        fetchd.client.inspect(f"{store.uri}/m")
+    assert store.requests == []

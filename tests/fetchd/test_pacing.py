@@ -1,0 +1,246 @@
+"""Who reads next on a shared link: ranks, deadlines, weights, and what happens when nobody knows the link yet."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, contextmanager
+
+import pytest
+
+from fetchd.pacing import KEPT, QUANTUM_BYTES, Link, Pacer, Share
+
+RATE = 20_000_000
+WIRE = 200_000_000
+
+
+def never() -> bool:
+    return False
+
+
+class Readers:
+    """Two readers of one fetch, reading as fast as they are let, for as long as the test says."""
+
+    def __init__(
+        self, link: Link, share: Share, pace: float | None = None, *, later: bool = False, wire: Wire | None = None
+    ) -> None:
+        self.pacer, self.later, self._wire = Pacer(link, pace, share), later, wire
+        self.taken = 0
+        self._ended = threading.Event()
+        self._threads = [threading.Thread(target=self._read) for _ in range(2)]
+        link.join(share)
+        for thread in self._threads:
+            thread.start()
+
+    def _read(self) -> None:
+        while not self._ended.is_set():
+            n_bytes = self.pacer.quantum(QUANTUM_BYTES)
+            self.pacer.take(n_bytes, self._ended.is_set, later=self.later)
+            if not self._ended.is_set():
+                if self._wire is not None:
+                    self._wire.carry(n_bytes)
+                self.pacer.count(n_bytes)
+                self.taken += n_bytes
+
+    def end(self) -> None:
+        if not self._ended.is_set():
+            self._ended.set()
+            self.pacer.wake()
+            for thread in self._threads:
+                thread.join(5)
+            self.pacer.link.leave(self.pacer.share)
+
+
+@contextmanager
+def reading(*readers: Readers):  # type: ignore[no-untyped-def]
+    with ExitStack() as stack:
+        for r in readers:
+            stack.callback(r.end)
+        yield readers
+
+
+def until(condition: Callable[[], bool], deadline_s: float = 10) -> None:
+    end, tick = time.monotonic() + deadline_s, threading.Event()
+    while not condition():
+        assert time.monotonic() < end
+        tick.wait(0.005)
+
+
+def due(seconds: float, **more: object) -> Share:
+    return Share(deadline=time.monotonic() + seconds, **more)  # type: ignore[arg-type]
+
+
+def test_a_link_gives_its_rate_whoever_asks_and_no_burst_after_a_pause() -> None:
+    link = Link(RATE)
+    began = time.monotonic()
+    with reading(Readers(link, Share()), Readers(link, Share())) as (one, two):
+        until(lambda: one.taken + two.taken > RATE // 2)
+        seconds = time.monotonic() - began
+        assert one.taken + two.taken <= RATE * seconds + 6 * QUANTUM_BYTES
+
+
+def test_the_earliest_deadline_is_served_first_and_gives_the_link_back_when_it_ends() -> None:
+    link = Link(RATE)
+    with reading(Readers(link, due(60)), Readers(link, due(30)), Readers(link, Share())) as (late, early, plain):
+        until(lambda: early.taken > RATE // 4)
+        assert late.taken + plain.taken < early.taken / 4
+        early.end()
+        before = late.taken
+        until(lambda: late.taken - before > RATE // 4)
+        assert plain.taken < (late.taken - before) / 4
+
+
+def test_under_equal_sharing_every_deadline_gets_the_same() -> None:
+    link = Link(RATE, "equal")
+    with reading(Readers(link, due(60)), Readers(link, due(30)), Readers(link, Share())) as (one, two, plain):
+        until(lambda: one.taken + two.taken > RATE // 2)
+        assert 0.5 < one.taken / two.taken < 2
+        assert plain.taken < one.taken / 4
+
+
+def test_weights_divide_a_rank() -> None:
+    link = Link(RATE)
+    with reading(Readers(link, Share(weight=3)), Readers(link, Share(weight=1))) as (heavy, light):
+        until(lambda: heavy.taken + light.taken > RATE // 2)
+        assert 2 < heavy.taken / light.taken < 4.5
+
+
+@pytest.mark.parametrize("last", ["background", "later"])
+def test_background_and_later_parts_take_what_is_left_over(last: str) -> None:
+    link = Link(RATE)
+    rest = Readers(link, Share(background=last == "background", later=last == "later"), later=last == "later")
+    with reading(rest, Readers(link, Share(), pace=RATE / 2)) as (rest, paced):
+        until(lambda: paced.taken > RATE // 4)
+        assert rest.taken > paced.taken / 3, "the half that the pace leaves is wasted"
+        paced.end()
+        with reading(Readers(link, Share())) as (urgent,):
+            before = rest.taken
+            until(lambda: urgent.taken > RATE // 4)
+            assert rest.taken - before < urgent.taken / 4
+
+
+def test_a_deadline_that_has_passed_does_not_break_one_that_has_not() -> None:
+    link = Link(RATE)
+    with reading(Readers(link, due(-1)), Readers(link, due(60))) as (missed, kept):
+        until(lambda: kept.taken > RATE // 4)
+        assert missed.taken < kept.taken / 4
+
+
+def test_a_pace_is_not_exceeded_and_a_changed_one_is_obeyed() -> None:
+    link, pace = Link(None), 4_000_000
+    began = time.monotonic()
+    with reading(Readers(link, Share(), pace=pace)) as (paced,):
+        until(lambda: paced.taken > pace // 4)
+        assert paced.taken <= pace * (time.monotonic() - began) + 4 * QUANTUM_BYTES
+        paced.pacer.set(pace=None, deadline=math.inf, background=False, weight=1.0)
+        before = paced.taken
+        began = time.monotonic()
+        until(lambda: paced.taken - before > 20 * pace)
+        assert time.monotonic() - began < 10
+
+
+def test_on_an_unknown_link_the_better_rank_goes_alone_until_the_link_is_measured() -> None:
+    link, gate = Link(None), threading.Semaphore(0)
+    best = Share()
+    link.join(best)
+    pacer = Pacer(link, None, best)
+    with reading(Readers(link, Share(background=True))) as (rest,):
+        for _ in range(4):  # 256 MiB at once: two windows
+            pacer.take(64 << 20, never)
+            pacer.count(64 << 20)
+        until(lambda: rest.taken > 0)
+        assert link.bytes_per_s > 0
+        gate.release()
+    link.leave(best)
+
+
+def test_while_ranks_compete_the_link_is_kept_below_what_was_measured() -> None:
+    link = Link(None)
+    with reading(Readers(link, Share())) as (first,):
+        until(lambda: link.bytes_per_s > 0)
+        assert link.quantum() is None, "a lone fetch is not paced"
+        with reading(Readers(link, Share(background=True))):
+            measured = link.bytes_per_s
+            assert link._bucket.rate == pytest.approx(KEPT * measured)
+        assert link.quantum() is None
+        first.end()
+
+
+def test_where_nothing_lets_inference_pass_a_lone_fetch_leaves_it_room() -> None:
+    link = Link(None, yields=True)
+    with reading(Readers(link, Share())):
+        until(lambda: link.bytes_per_s > 0)
+        assert link._bucket.rate == pytest.approx(KEPT * link.bytes_per_s)
+
+
+def test_who_reads_what_another_needs_reads_it_with_its_rank_and_without_pace() -> None:
+    link = Link(RATE)
+    with reading(Readers(link, Share(background=True), pace=10_000), Readers(link, Share())) as (slow, plain):
+        until(lambda: plain.taken > RATE // 10)
+        assert slow.taken < 100_000
+        waiting = Pacer(link, None, due(30))
+        with waiting.waiting_for([slow.pacer]):
+            before = plain.taken
+            until(lambda: slow.taken > RATE // 4)
+            assert plain.taken - before < slow.taken / 4
+        before = slow.taken
+        middle = plain.taken
+        until(lambda: plain.taken - middle > RATE // 10)
+        assert slow.taken - before < RATE // 40
+
+
+def test_a_cancel_wakes_a_sleeper() -> None:
+    for pacer in (Pacer(Link(None), 1.0), Pacer(Link(1.0))):
+        cancelled = threading.Event()
+        sleeper = threading.Thread(target=pacer.take, args=(4096, cancelled.is_set))
+        sleeper.start()
+        cancelled.set()
+        pacer.wake()
+        sleeper.join(2)
+        assert not sleeper.is_alive()
+
+
+def test_a_quantum_is_never_more_than_asked_and_small_at_low_rates() -> None:
+    assert Pacer(Link(None)).quantum(10**6) == 10**6
+    assert Pacer(Link(1e9)).quantum(10**6) == QUANTUM_BYTES
+    assert Pacer(Link(1e9), 200_000).quantum(10**6) == 10_000
+    assert Pacer(Link(1e9), 1).quantum(100) == 100
+
+
+class Wire:
+    """What a network does with too many readers: its rate, divided by how many read, ranks unknown."""
+
+    def __init__(self, rate: float) -> None:
+        self._rate, self._lock, self._free_at = rate, threading.Lock(), 0.0
+
+    def carry(self, n_bytes: int) -> None:
+        with self._lock:
+            self._free_at = max(self._free_at, time.monotonic()) + n_bytes / self._rate
+            wait = self._free_at - time.monotonic()
+        threading.Event().wait(wait)
+
+
+@pytest.mark.parametrize("yields", [False, pytest.param(True, marks=pytest.mark.full)])
+def test_on_a_measured_link_the_best_rank_fills_the_wire_and_the_others_wait(yields: bool) -> None:
+    wire, link = Wire(WIRE), Link(None, yields=yields)
+    with reading(Readers(link, Share(), wire=wire)):
+        until(lambda: link.bytes_per_s > 0)
+    with reading(Readers(link, Share(background=True), wire=wire)) as (rest,):
+        until(lambda: rest.taken > WIRE // 20)
+        with reading(Readers(link, due(60), wire=wire)) as (best,):
+            before = rest.taken
+            until(lambda: best.taken > WIRE // 2)
+            assert rest.taken - before < best.taken / 4
+        before = rest.taken
+        until(lambda: rest.taken - before > WIRE // 20)
+
+
+def test_on_a_measured_link_the_others_get_what_a_paced_best_rank_leaves() -> None:
+    wire, link = Wire(WIRE), Link(None)
+    with reading(Readers(link, Share(), wire=wire)):
+        until(lambda: link.bytes_per_s > 0)
+    paced = Readers(link, due(60), WIRE / 4, wire=wire)
+    with reading(Readers(link, Share(background=True), wire=wire), paced) as (rest, _):
+        until(lambda: rest.taken > WIRE // 8)

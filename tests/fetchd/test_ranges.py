@@ -1,0 +1,278 @@
+"""Stages: any ranges of a checkpoint, checked to the last byte, the first part before the rest."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from relay.messages import FetchUpdate
+from tests.fetchd.harness import Fetchd, Request, Store, safetensors_bytes, wait_until, write_index
+from thaw import partition
+from thaw.errors import BadRequest, ModelCorrupt, PlatformError
+from thaw.ids import GroupId, InstanceId
+from thaw.model import CHUNK_BYTES, INDEX_NAME, FileRange, ModelFacts
+
+G = GroupId("g")
+N_LAYERS = 6
+LAYER_BYTES = 3_300_001  # two and a half to a chunk: nearly every stage cuts one
+SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
+
+
+def tensor_bytes(name: str, n_bytes: int) -> bytes:
+    seed = name.encode() + b"|"
+    return (seed * (n_bytes // len(seed) + 1))[:n_bytes]
+
+
+def contents() -> list[dict[str, bytes]]:
+    """Two shards; the embedding is longer than a chunk."""
+    layers = [f"model.layers.{i}.{part}" for i in range(N_LAYERS) for part in ("mlp.w", "norm.w")]
+    sizes = {n: LAYER_BYTES if n.endswith("mlp.w") else 100 for n in layers}
+    outer = {"model.embed_tokens.weight": CHUNK_BYTES + 12_345, "model.norm.weight": 64, "lm_head.weight": 1_000_003}
+    names = ["model.embed_tokens.weight", *layers, "model.norm.weight", "lm_head.weight"]
+    every = {n: tensor_bytes(n, {**sizes, **outer}[n]) for n in names}
+    half = 1 + N_LAYERS
+    return [{n: every[n] for n in names[:half]}, {n: every[n] for n in names[half:]}]
+
+
+@pytest.fixture(scope="module")
+def checkpoint_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("sharded")
+    shards = contents()
+    for name, tensors in zip(SHARDS, shards, strict=True):
+        (directory / name).write_bytes(safetensors_bytes(tensors))
+    weight_map = {n: f for f, tensors in zip(SHARDS, shards, strict=True) for n in tensors}
+    (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    config = {"num_hidden_layers": N_LAYERS, "architectures": ["LlamaForCausalLM"]}
+    (directory / "config.json").write_text(json.dumps(config))
+    write_index(directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def fetchd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fetchd]:
+    with Fetchd(tmp_path_factory.mktemp("fetchd"), THAW_FETCHD_RETAIN="false") as running:
+        yield running
+
+
+@pytest.fixture
+def store(checkpoint_dir: Path, tmp_path: Path) -> Iterator[Store]:
+    shutil.copytree(checkpoint_dir, tmp_path / "s" / "m")
+    with Store(tmp_path / "s") as running:
+        yield running
+
+
+def expected(names: Callable[[str], bool]) -> dict[str, bytes]:
+    return {n: data for shard in contents() for n, data in shard.items() if names(n)}
+
+
+def stage(facts: ModelFacts, a: int, b: int) -> tuple[FileRange, ...]:
+    assert facts.parts is not None
+    return partition.ranges(facts.parts, (a, b))
+
+
+def take(fetchd: Fetchd, segment_id: str, instance: str) -> dict[str, bytes]:
+    """Every tensor offered, by name, in order."""
+    door, reader = fetchd.open(segment_id, instance)
+    reader.wait(reader.n_bytes, 20)
+    found = {t.name: bytes(reader.view(reader.locate(t.file, t.offset), t.n_bytes)) for t in reader.offer.tensors}
+    reader.close()
+    door.close()
+    fetchd.client.door_close(InstanceId(instance))
+    return found
+
+
+@pytest.mark.parametrize("n_stages", [2, 3, 6])
+def test_the_stages_of_a_sharded_model_hold_exactly_their_tensors_and_no_byte_more_is_fetched(
+    fetchd: Fetchd, store: Store, n_stages: int
+) -> None:
+    facts = fetchd.client.inspect(f"{store.uri}/m")
+    assert facts.parts is not None
+    seen: list[str] = []
+    for number, (a, b) in enumerate(partition.split(facts.parts, n_stages)):
+        ranges, before, group = stage(facts, a, b), store.sent_bytes, f"s{n_stages}-{number}"
+        found = take(fetchd, fetchd.start(facts, group, ranges, stage=number).segment_id, group)
+        assert store.sent_bytes - before == sum(r.n_bytes for r in ranges)
+        assert found == expected(set(found).__contains__)
+        seen += found
+        fetchd.client.cancel(GroupId(group), 1)
+    assert seen == list(expected(lambda name: True)), "the stages together are the model, in load order"
+
+
+@pytest.mark.parametrize("name", ["model.layers.2.mlp.w", "model.layers.2.norm.w", "model.layers.3.norm.w"])
+@pytest.mark.parametrize("at", [0, -1])
+def test_one_flipped_byte_at_the_edge_of_a_stage_is_corruption(
+    fetchd: Fetchd, checkpoint_dir: Path, tmp_path: Path, name: str, at: int
+) -> None:
+    model = shutil.copytree(checkpoint_dir, tmp_path / "m")
+    flip(model, name, at)
+    facts = fetchd.client.inspect(model.as_uri())
+    group = f"flip-{name}-{at}"
+    fetchd.start(facts, group, stage(facts, 2, 4))
+    with pytest.raises(ModelCorrupt, match=rf"(tensor {name}|chunk \d) failed its checksum twice"):
+        fetchd.client.wait(GroupId(group), 0, deadline_s=10)
+
+
+def flip(model: Path, name: str, at: int) -> None:
+    file, data = next((model / f, t[name]) for f, t in zip(SHARDS, contents(), strict=True) if name in t)
+    raw = bytearray(file.read_bytes())
+    raw[raw.index(data) + at % len(data)] ^= 1
+    file.write_bytes(raw)
+
+
+def test_the_edges_of_an_unverified_model_are_learned_at_its_first_fetch(fetchd: Fetchd, store: Store) -> None:
+    (store.root / "m" / INDEX_NAME).unlink()
+    facts = fetchd.client.inspect(f"{store.uri}/m")
+    assert not facts.verified
+    fetchd.start(facts, "learn", stage(facts, 2, 4))
+    fetchd.client.wait(GroupId("learn"), 0, deadline_s=10)
+    fetchd.client.cancel(GroupId("learn"), 1)
+    flip(store.root / "m", "model.layers.2.mlp.w", 0)  # same length, same etag
+    fetchd.start(facts, "learnt", stage(facts, 2, 3))
+    with pytest.raises(ModelCorrupt, match=r"tensor model.layers.2.mlp.w failed its checksum twice"):
+        fetchd.client.wait(GroupId("learnt"), 0, deadline_s=10)
+
+
+def test_an_index_without_tensor_checksums_is_still_good(fetchd: Fetchd, store: Store) -> None:
+    path = store.root / "m" / INDEX_NAME
+    plain = json.loads(path.read_bytes())
+    for t in plain["tensors"]:
+        t.pop("xxh3")
+    path.write_text(json.dumps(plain))
+    facts = fetchd.client.inspect(f"{store.uri}/m")
+    found = take(fetchd, fetchd.start(facts, "old", stage(facts, 2, 4)).segment_id, "old")
+    assert list(found) == [f"model.layers.{i}.{part}" for i in (2, 3) for part in ("mlp.w", "norm.w")]
+    fetchd.client.cancel(GroupId("old"), 1)
+
+
+# ── the first part, then the rest ─────────────────────────────────────────────────────────────────────────────────
+
+
+class Gate:
+    """A store that answers for [first, …) of the files' later part only when it is opened."""
+
+    def __init__(self, store: Store, ranges: tuple[FileRange, ...]) -> None:
+        self.opened = threading.Event()
+        self.held = 0
+        self._ranges = ranges
+        store.fault = self
+
+    def __call__(self, request: Request) -> bool:
+        if any(r.file == request.name and r.offset <= request.first < r.offset + r.n_bytes for r in self._ranges):
+            self.held += 1
+            self.opened.wait(20)
+        return False
+
+
+def first_and_later(facts: ModelFacts) -> tuple[tuple[FileRange, ...], tuple[FileRange, ...]]:
+    """A stage in the middle, so that what comes later lies before and behind it."""
+    assert facts.parts is not None
+    first = stage(facts, 2, 4)
+    rest = [*stage(facts, 0, 2), *stage(facts, 4, N_LAYERS)]
+    return first, partition.join(rest)
+
+
+def test_the_wait_is_over_after_the_first_part_and_the_rest_follows_in_the_same_segment(
+    fetchd: Fetchd, store: Store
+) -> None:
+    facts = fetchd.client.inspect(f"{store.uri}/m")
+    first, later = first_and_later(facts)
+    gate = Gate(store, later)
+    started = fetchd.start(facts, "g", first, later_ranges=later)
+    done = fetchd.client.wait(G, 0, deadline_s=10)
+    assert done.fetched_bytes == sum(r.n_bytes for r in first)
+    assert done.events[-1].n_bytes == sum(r.n_bytes for r in first)
+    door, reader = fetchd.open(started.segment_id)
+    assert reader.wait(reader.first_bytes, 1) < reader.n_bytes == done.n_bytes
+    (status,) = fetchd.client.status().fetches
+    assert (status.n_bytes, status.done_bytes, status.pending_bytes) == (done.fetched_bytes, done.fetched_bytes, 0)
+    assert status.later_bytes == sum(r.n_bytes for r in later)
+    gate.opened.set()
+    reader.wait(reader.n_bytes, 10)
+    names = [t.name for t in reader.offer.tensors]
+    in_file_order = list(expected(lambda name: True))
+    assert names == [*in_file_order[5:9], *in_file_order[:5], *in_file_order[9:]]
+    for t in reader.offer.tensors:
+        assert bytes(reader.view(reader.locate(t.file, t.offset), t.n_bytes)) == expected(t.name.__eq__)[t.name]
+    reader.close()
+    door.close()
+    fetchd.client.door_close(InstanceId("i1"))
+    wait_until(lambda: not fetchd.client.status().fetches)
+    fetchd.client.cancel(G, 1)
+
+
+def test_a_cancel_of_the_group_ends_the_later_part_too(fetchd: Fetchd, store: Store) -> None:
+    facts = fetchd.client.inspect(f"{store.uri}/m")
+    first, later = first_and_later(facts)
+    free = fetchd.free_bytes()
+    gate = Gate(store, later)
+    started = fetchd.start(facts, "g", first, later_ranges=later)
+    fetchd.client.wait(G, 0, deadline_s=10)
+    door, reader = fetchd.open(started.segment_id)
+    fetchd.client.cancel(G, 1)
+    with pytest.raises(PlatformError, match="cancelled"):
+        reader.wait(reader.n_bytes, 10)
+    assert reader.wait(reader.first_bytes, 1) >= reader.first_bytes, "what had arrived stays good"
+    gate.opened.set()
+    reader.close()
+    door.close()
+    fetchd.client.door_close(InstanceId("i1"))
+    wait_until(lambda: fetchd.free_bytes() == free and not fetchd.client.status().segments)
+
+
+def test_the_later_part_yields_to_every_other_fetch(tmp_path: Path, store: Store) -> None:
+    with Fetchd(tmp_path, THAW_FETCHD_LINK_BYTES_PER_S=10_000_000) as fetchd:
+        facts = fetchd.client.inspect(f"{store.uri}/m")
+        layer = stage(facts, 2, 3)
+        fetchd.start(facts, "one", layer, later_ranges=stage(facts, 4, N_LAYERS))
+        fetchd.client.wait(GroupId("one"), 0, deadline_s=10)
+        fetchd.start(facts, "two", stage(facts, 0, 2))
+        fetchd.client.wait(GroupId("two"), 0, deadline_s=20)
+        left = {f.group_id: f.later_bytes for f in fetchd.client.status().fetches}
+        assert left["one"] > 0.7 * sum(r.n_bytes for r in stage(facts, 4, N_LAYERS))
+
+
+def test_a_later_part_that_is_corrupt_leaves_the_first_one_good_and_can_be_asked_for_again(
+    fetchd: Fetchd, store: Store
+) -> None:
+    facts = fetchd.client.inspect(f"{store.uri}/m")
+    first, later = first_and_later(facts)
+    name = "model.layers.5.mlp.w"
+    good = (store.root / "m" / SHARDS[1]).read_bytes()
+    flip(store.root / "m", name, 7)
+    started = fetchd.start(facts, "g", first, later_ranges=later)
+    fetchd.client.wait(G, 0, deadline_s=10)
+    door, reader = fetchd.open(started.segment_id)
+    with pytest.raises(ModelCorrupt):
+        reader.wait(reader.n_bytes, 10)
+    reader.wait(reader.first_bytes, 1)
+    reader.close()
+    door.close()
+    fetchd.client.door_close(InstanceId("i1"))
+    (store.root / "m" / SHARDS[1]).write_bytes(good)
+    wait_until(lambda: not fetchd.client.status().fetches)
+    again = fetchd.start(facts, "g", first, later_ranges=later)
+    assert again.segment_id != started.segment_id
+    assert len(take(fetchd, again.segment_id, "again")) == len(expected(lambda name: True))
+    fetchd.client.cancel(G, 1)
+
+
+def test_a_fetch_of_no_weight_is_refused(fetchd: Fetchd, store: Store) -> None:
+    facts = fetchd.client.inspect(f"{store.uri}/m")
+    for weight in (0.0, -1.0, float("inf")):
+        with pytest.raises(BadRequest, match="no place on the link"):
+            fetchd.start(facts, "weightless", stage(facts, 0, 1), weight=weight)
+    fetchd.start(facts, "light", stage(facts, 0, 1), weight=0.5)
+    with pytest.raises(BadRequest, match="no place on the link"):
+        fetchd.client.update(FetchUpdate(GroupId("light"), 0, 1, None, weight=0.0))
+    fetchd.client.cancel(GroupId("light"), 1)
+
+
+def test_later_ranges_are_held_to_the_same_names(fetchd: Fetchd, store: Store) -> None:
+    facts = fetchd.client.inspect(f"{store.uri}/m")
+    with pytest.raises(BadRequest, match="cannot be fetched"):
+        fetchd.start(facts, "names", stage(facts, 0, 1), later_ranges=(FileRange("../x.safetensors", 0, 1),))
