@@ -12,12 +12,13 @@ from gateway.blocking import BlockingRuns
 from gateway.calls import Call
 from gateway.dispatch import Dispatcher
 from gateway.execute import execute
+from gateway.expect import Expectation
 from gateway.hangup import HangupWatcher
 from gateway.link import InvokerPool
 from gateway.recorder import Recorder
 from gateway.runs import Outcome
 from gateway.settings import GatewaySettings
-from gateway.throttle import Throttle
+from gateway.throttle import QueueCaps, Throttle
 from gateway.waiting import WaitingRoom
 from relay import redis_link
 from relay.bus import EventReader
@@ -45,6 +46,8 @@ class Gateway:
         self.throttle = Throttle(settings.per_minute, settings.concurrent)
         self.hangups = HangupWatcher()
         self.room = WaitingRoom()
+        expected = Expectation(self.registry)
+        self.caps = QueueCaps(settings.queue_action, settings.queue_namespace, self.room, expected)
         self.pool = InvokerPool(self.registry.host_token(secrets.token_urlsafe(32)))
         self.dispatcher = Dispatcher(self.room, self.registry, self.pool, self.gateway_id, self.log)
         self.recorder = Recorder(self.records, self.pool, self.log)

@@ -84,8 +84,9 @@ class Dispatcher:
             self.announce_again(call)
 
     def announce_again(self, call: Call) -> None:
+        """With its age: one that lost its worker before its first token goes to the head of the scheduler's queue."""
         self._registry.add_demand(
-            DemandAdded(call.activation_id, call.action.name, call.action.namespace, self._gateway, wall_ms())
+            DemandAdded(call.activation_id, call.action.name, call.action.namespace, self._gateway, call.received_ms)
         )
 
     def withdraw(self, call: Call) -> None:
@@ -97,7 +98,8 @@ class Dispatcher:
                 self._log.event("demand_not_removed", activation_id=call.activation_id, error=e.message)
 
     def _route(self, call: Call, refusals: int) -> Generator[str, None, Route]:
-        ticket = self.room.enter(call.activation_id, call.action.name, call.action.version, first=refusals > 0)
+        ticket = Ticket(call.activation_id, call.action.name, call.action.version, call.received_s)
+        self.room.enter(ticket)
         announced_s = call.announced_s
         try:
             if ticket.route is None:

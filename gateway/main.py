@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from gunicorn.app.base import BaseApplication
 
+from gateway import first_key
 from gateway.app import create_app
 from gateway.core import Gateway
 from gateway.settings import GatewaySettings
@@ -54,6 +55,7 @@ class _Server(BaseApplication):  # type: ignore[misc]
         sys.setswitchinterval(_SWITCH_S)
         self._gateway = Gateway(self._settings, self._log)
         self._gateway.start()
+        first_key.admit(self._gateway.records, self._settings.first_key)
         return create_app(self._gateway)
 
     def _on_exit(self, _arbiter: object, _worker: object) -> None:
@@ -68,6 +70,7 @@ def _die_with_parent(_arbiter: object, _worker: object) -> None:
 
 def check(settings: GatewaySettings) -> None:
     """Raises SettingError."""
+    first_key.check(settings.first_key)
     host = settings.bind.rpartition(":")[0]
     if settings.driver == "process" and host not in _LOOPBACK:
         raise SettingError(

@@ -1,5 +1,8 @@
 """The route table: which READY instances this gateway may send an action to.  Pure; waiting.py holds its lock.
 
+A pipeline group is one route, to its first stage.  When another stage of it is lost the route goes with it: what was
+sent there would only be lost too.
+
 An entry is an invoker's word (InstanceRecord) and this gateway's own count of requests on it.  Other gateways use the
 same slots unseen; when the instance refuses one of ours for that, the entry is ``full`` until a slot of it is
 released here, its record changes, or some time has passed.
@@ -11,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
-from thaw.ids import ActionName, InstanceId
+from thaw.ids import ActionName, GroupId, InstanceId
 from thaw.instance import InstanceRecord, InstanceState
 
 
@@ -43,6 +46,10 @@ class RouteTable:
 
     def apply(self, record: InstanceRecord, now_s: float) -> bool:
         """Take an invoker's word.  True: the instance may have become free for somebody."""
+        if not record.takes_requests:
+            if record.state is InstanceState.GONE and record.error is not None:
+                self._remove_group(record)
+            return False
         known = self._routes.get(record.action, {}).get(record.instance_id)
         if record.state is not InstanceState.READY:
             self._remove(record.action, record.instance_id)
@@ -59,7 +66,7 @@ class RouteTable:
 
     def replace(self, records: Iterable[InstanceRecord], now_s: float) -> set[ActionName]:
         """Start over from the registry, keeping counts of what is in flight.  Returns every action with a route."""
-        ready = {r.instance_id: r for r in records if r.state is InstanceState.READY}
+        ready = {r.instance_id: r for r in records if r.state is InstanceState.READY and r.takes_requests}
         for routes in list(self._routes.values()):
             for route in list(routes.values()):
                 if route.record.instance_id not in ready:
@@ -102,8 +109,17 @@ class RouteTable:
         """The action was deleted: a new one of the same name must not run on these."""
         self._retired.update(self._routes.pop(action, {}))
 
+    def groups(self, action: ActionName) -> frozenset[GroupId]:
+        """That are ready, with a free slot or without."""
+        return frozenset(r.record.group_id for r in self._routes.get(action, {}).values())
+
     def count(self) -> int:
         return sum(len(routes) for routes in self._routes.values())
+
+    def _remove_group(self, lost: InstanceRecord) -> None:
+        for route in list(self._routes.get(lost.action, {}).values()):
+            if route.record.group_id == lost.group_id:
+                self.drop(route)
 
     def _remove(self, action: ActionName, instance_id: InstanceId) -> None:
         routes = self._routes.get(action)

@@ -1,4 +1,8 @@
-"""OpenWhisk's two throttles per namespace, with its messages: invocations a minute, and at once."""
+"""What a gateway refuses with a 429: OpenWhisk's two throttles per namespace, and queues that are full.
+
+OpenWhisk's, with its messages: invocations a minute, and at once.  Thaw's: so many requests may wait for an instance of
+one action, and of all actions of a namespace; the refusal says when a request that came now would be served.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +12,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from gateway.expect import Expectation
+from gateway.waiting import WaitingRoom
 from thaw.errors import Throttled
-from thaw.ids import Namespace
+from thaw.ids import ActionName, Namespace
 
 WINDOW_S = 60.0
 
@@ -61,3 +67,28 @@ class Throttle:
             yield
         finally:
             self.leave(namespace)
+
+
+class QueueCaps:
+    """Of this gateway's queues, as the throttle's counts are of this gateway.  Asked before a request is taken in, so
+    what was accepted (a 202, a request that lost its worker) is never refused afterwards."""
+
+    def __init__(self, per_action: int, per_namespace: int, room: WaitingRoom, expected: Expectation) -> None:
+        self._per_action, self._per_namespace = per_action, per_namespace
+        self._room, self._expected = room, expected
+
+    def check(self, action: ActionName) -> None:
+        """Raises Throttled."""
+        queue = self._room.queue(action)
+        full = queue.n_waiting >= self._per_action
+        at_once = bool(queue.serving) and not queue.n_waiting  # it most likely finds a slot
+        if not full and (queue.n_in_namespace < self._per_namespace or at_once):
+            return
+        of, n, allowed = (
+            (action, queue.n_waiting, self._per_action) if full
+            else (f"namespace {action.partition('/')[0]}", queue.n_in_namespace, self._per_namespace)
+        )  # fmt: skip
+        raise Throttled(
+            f"Too many requests wait for {of} (count: {n}, allowed: {allowed}).",
+            retry_after_s=self._expected.wait_s(action, queue), hint="Retry-After says when one would be served",
+        )  # fmt: skip

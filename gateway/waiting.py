@@ -1,7 +1,8 @@
-"""Requests that no route can take: first come, first served per action, each asleep on an event of its own.
+"""Requests that no route can take: the oldest first per action, each asleep on an event of its own.
 
 A slot that comes free (READY, a release) is handed straight to the request at the head of its action's queue, so a
-newcomer never overtakes and nobody wakes for nothing.  All state is behind one lock; nothing under it blocks.
+newcomer never overtakes and nobody wakes for nothing.  One that lost its worker or was refused comes back with its age,
+so it stands before all that came after it.  All state is behind one lock; nothing under it blocks.
 """
 
 from __future__ import annotations
@@ -9,13 +10,17 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from gateway.routes import Route, RouteTable
 from thaw.errors import ThawError
-from thaw.ids import ActionName, ActivationId
+from thaw.ids import ActionName, ActivationId, GroupId
 from thaw.instance import InstanceRecord, InstanceState
+
+_HANDED_KEPT: Final = 32
+"""Slots handed to a queue that its pace is read from."""
 
 
 @dataclass(slots=True, eq=False)
@@ -25,10 +30,22 @@ class Ticket:
     activation_id: ActivationId
     action: ActionName
     version: str
+    since_s: float = field(default_factory=time.monotonic)  # when the request came
     event: threading.Event = field(default_factory=threading.Event)
     route: Route | None = None
     error: ThawError | None = None
     notices: deque[str] = field(default_factory=deque)
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """Of one action, for who must say how long a wait would be."""
+
+    n_waiting: int
+    n_in_namespace: int
+    oldest_s: float | None  # when the request at its head came
+    handed_s: tuple[float, ...]  # when those before it got their slots, of late
+    serving: frozenset[GroupId]  # groups that are ready
 
 
 class WaitingRoom:
@@ -36,20 +53,18 @@ class WaitingRoom:
         self._lock = threading.Lock()
         self._table = RouteTable()
         self._queues: dict[ActionName, deque[Ticket]] = {}
+        self._handed: dict[ActionName, deque[float]] = {}  # of actions with a queue
 
     # what requests do ----------------------------------------------------------------------------------------------
 
-    def enter(self, activation_id: ActivationId, action: ActionName, version: str, *, first: bool = False) -> Ticket:
-        """A ticket with a route, or one that waits (``first``: it had its turn and was refused).  leave() ends the
-        wait, release() the use of the route."""
-        ticket = Ticket(activation_id, action, version)
+    def enter(self, ticket: Ticket) -> None:
+        """Give ``ticket`` a route, or its place in the queue.  leave() ends the wait, release() the route's use."""
         with self._lock:
             # while others wait there is no free slot for this version: slots are handed on as they come
-            ticket.route = self._table.take(action, version)
+            ticket.route = self._table.take(ticket.action, ticket.version)
             if ticket.route is None:
-                queue = self._queues.setdefault(action, deque())
-                queue.appendleft(ticket) if first else queue.append(ticket)
-        return ticket
+                queue = self._queues.setdefault(ticket.action, deque())
+                queue.insert(_place(queue, ticket), ticket)
 
     def leave(self, ticket: Ticket) -> None:
         """Give the place up; a route that was handed over meanwhile goes to the next."""
@@ -101,7 +116,8 @@ class WaitingRoom:
             if self._table.apply(record, time.monotonic()):
                 self._serve(record.action)
             elif record.state is InstanceState.STARTING:
-                self._notify(record.action, f"starting on {record.host_id}")
+                of_group = f" (stage {record.stage + 1} of {record.n_stages})" if record.n_stages > 1 else ""
+                self._notify(record.action, f"starting on {record.host_id}{of_group}")
 
     def reload(self, records: Iterable[InstanceRecord]) -> list[Ticket]:
         """The registry's truth after a (re)connection.  Returns who still waits."""
@@ -134,12 +150,21 @@ class WaitingRoom:
         with self._lock:
             return sum(map(len, self._queues.values())), self._table.count()
 
+    def queue(self, action: ActionName) -> Queue:
+        namespace = action.partition("/")[0] + "/"
+        with self._lock:
+            queue = self._queues.get(action, ())
+            within = sum(len(q) for name, q in self._queues.items() if name.startswith(namespace))
+            oldest_s = queue[0].since_s if queue else None
+            return Queue(len(queue), within, oldest_s, tuple(self._handed.get(action, ())), self._table.groups(action))
+
     def _serve(self, action: ActionName) -> None:
         while queue := self._queues.get(action):
             ticket = queue[0]
             route = self._table.take(action, ticket.version)
             if route is None:
                 return
+            self._handed.setdefault(action, deque(maxlen=_HANDED_KEPT)).append(time.monotonic())
             self._unqueue(ticket)
             ticket.route = route
             ticket.event.set()
@@ -154,3 +179,12 @@ class WaitingRoom:
         queue.remove(ticket)
         if not queue:
             del self._queues[ticket.action]
+            self._handed.pop(ticket.action, None)
+
+
+def _place(queue: Sequence[Ticket], ticket: Ticket) -> int:
+    """Behind everybody older; from the end, where nearly everybody belongs."""
+    at = len(queue)
+    while at > 0 and queue[at - 1].since_s > ticket.since_s:
+        at -= 1
+    return at

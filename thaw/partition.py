@@ -7,8 +7,8 @@ last, a tied embedding for both.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Iterator, Sequence
+from functools import cache, lru_cache
 from itertools import accumulate
 
 from thaw.errors import ModelUnsupported
@@ -25,8 +25,28 @@ def split(parts: ModelParts, n_stages: int) -> tuple[tuple[int, int], ...]:
     if not 1 <= n_stages <= n_layers:
         raise ModelUnsupported(f"a model of {n_layers} layers cannot be divided into {n_stages} stages",
                                hint="set scaling.stages to at most the number of its layers")  # fmt: skip
-    sums = tuple(accumulate((size(layer) for layer in parts.layers), initial=0))
-    first, last = size(parts.entry), size(parts.exit) + (size(parts.tied) if n_stages > 1 else 0)
+    return _bounds(*_layer_bytes(parts, n_stages), n_stages)
+
+
+def stage_bytes(parts: ModelParts, n_stages: int) -> tuple[int, ...]:
+    """Bytes of weights that each stage of ``split`` has.  Its callers know that there are that many layers."""
+    layers, first, last = _layer_bytes(parts, n_stages)
+    bounds = _bounds(layers, first, last, n_stages)
+    return tuple(
+        sum(layers[a:b]) + (first if a == 0 else 0) + (last if b == len(layers) else 0) for a, b in bounds
+    )  # fmt: skip
+
+
+def _layer_bytes(parts: ModelParts, n_stages: int) -> tuple[tuple[int, ...], int, int]:
+    """Of each layer, of what comes before the first, and of what the last stage of so many has besides."""
+    last = size(parts.exit) + (size(parts.tied) if n_stages > 1 else 0)
+    return tuple(size(layer) for layer in parts.layers), size(parts.entry), last
+
+
+@lru_cache(maxsize=4096)
+def _bounds(layers: tuple[int, ...], first: int, last: int, n_stages: int) -> tuple[tuple[int, int], ...]:
+    """Kept by shape: thousands of functions are fine-tunes of a few models."""
+    sums, n_layers = tuple(accumulate(layers, initial=0)), len(layers)
 
     @cache
     def best(a: int, stages: int) -> tuple[int, int]:
@@ -53,6 +73,25 @@ def ranges(parts: ModelParts, layers: tuple[int, int]) -> tuple[FileRange, ...]:
     if b == n_layers:
         wanted += [*parts.exit, *(parts.tied if a > 0 else ())]
     return join(wanted)
+
+
+def rest(parts: ModelParts, layers: tuple[int, int]) -> tuple[FileRange, ...]:
+    """The weights that a stage with layers ``[a, b)`` does not have yet: what it fetches to become a whole model."""
+    whole = ranges(parts, (0, len(parts.layers)))
+    return tuple(left for r in whole for left in _without(r, ranges(parts, layers)))
+
+
+def _without(whole: FileRange, taken: Sequence[FileRange]) -> Iterator[FileRange]:
+    """``taken`` is joined and in order."""
+    at, end = whole.offset, whole.offset + whole.n_bytes
+    for r in taken:
+        if r.file != whole.file or r.offset + r.n_bytes <= at or r.offset >= end:
+            continue
+        if r.offset > at:
+            yield FileRange(whole.file, at, r.offset - at)
+        at = r.offset + r.n_bytes
+    if at < end:
+        yield FileRange(whole.file, at, end - at)
 
 
 def join(ranges_: Sequence[FileRange]) -> tuple[FileRange, ...]:

@@ -120,7 +120,8 @@ def analyse(events: Sequence[TraceEvent], plan: Plan | None = None) -> Timeline 
     return Timeline(
         tuple(sorted(shown, key=lambda i: (i.begin_s, -i.end_s))), tuple(sorted(instants, key=lambda i: i.at_s)),
         end_s, end_name, tuple(_gaps(covered, end_s, end_name, leaves)), sum(b - a for a, b in covered),
-        plan.bound_ttft_s if plan else None, plan.predicted_ttft_s if plan else None,
+        _foretold(intervals, "bound_ttft_s", plan.bound_ttft_s if plan else None),
+        _foretold(intervals, "predicted_ttft_s", plan.predicted_ttft_s if plan else None),
         len({e.boot_id for e in events}), _uncertainty(events),
     )  # fmt: skip
 
@@ -173,6 +174,12 @@ def _interval(begin: TraceEvent, end: TraceEvent, place: _Axis) -> Interval:
     return Interval(
         begin.name.partition(".")[0], begin.host, begin.stage, begin_s, end_s, n_bytes, tuple(attrs.items())
     )
+
+
+def _foretold(intervals: Iterable[Interval], name: str, by_plan: float | None) -> float | None:
+    """A plan goes with its group; what it foretold stays beside the ``planned`` event."""
+    said = (dict(i.attrs).get(name) for i in intervals if i.phase == "planned")
+    return by_plan if by_plan is not None else next((float(v) for v in said if isinstance(v, (int, float))), None)
 
 
 def _end(instants: list[Instant], intervals: list[Interval]) -> tuple[float, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from flask import Blueprint, Response
+from flask import Blueprint, Response, request
 
 from gateway import metrics
 from gateway.api.action_body import LLM_LIMITS, PYTHON_LIMITS
@@ -12,6 +12,7 @@ from gateway.api.http import caller, gateway, json_response, namespace
 from thaw import __version__, wire
 from thaw.action import KIND_LLM, KIND_PYTHON
 from thaw.clock import wall_ms
+from thaw.ids import HostId
 
 blueprint = Blueprint("host", __name__)
 _MB = 1024 * 1024
@@ -83,6 +84,15 @@ def hosts() -> Response:
     live = {r.host_id for r in core.registry.live_hosts()}
     found = [{**wire.to_plain(r), "live": r.host_id in live} for r in core.registry.hosts()]
     return json_response({"hosts": found, "now_wall_ms": wall_ms()})
+
+
+@blueprint.route("/api/v1/thaw/hosts/<host_id>/drain", methods=["PUT", "DELETE"])
+def drain(host_id: str) -> Response:
+    """PUT: the host takes nothing new and what runs there ends in its time.  DELETE: it is a host like any other."""
+    caller()
+    wanted = request.method == "PUT"
+    gateway().registry.drain_host(HostId(host_id), drain=wanted)
+    return json_response({"host": host_id, "draining": wanted})
 
 
 @blueprint.get("/health")

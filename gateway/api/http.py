@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from typing import Any, Final
 
@@ -148,7 +149,7 @@ def install(app: Flask) -> None:
         if isinstance(error, Unauthorized):
             headers["WWW-Authenticate"] = "Basic"
         if isinstance(error, Throttled):
-            headers["Retry-After"] = str(max(1, round(error.retry_after_s)))
+            headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
         response = json_response(error_body(error), error.http_status)
         response.headers.update(headers)
         return response

@@ -44,6 +44,7 @@ def invoke(ns: str, name: str) -> Response:
     hangup, unwatch = core.hangups.watch(request.environ.get("gunicorn.socket"))
     try:
         call = _call(core, action, hangup)
+        core.caps.check(action.name)
         with core.throttle.counted(call.subject.namespace):
             return _blocking(core, call, wait_ms / 1000, only_result) if blocking else _accept(core, call)
     finally:

@@ -86,6 +86,7 @@ def _answer(endpoint: str) -> Response:
         raise BadField("model", "model must be the name of a deployed action.")
     action = _find(subject.namespace, body["model"])
     validate(endpoint, body)
+    core.caps.check(action.name)
     core.throttle.enter(subject.namespace)
     hangup, unwatch = core.hangups.watch(request.environ.get("gunicorn.socket"))
 

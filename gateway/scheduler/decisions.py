@@ -84,6 +84,13 @@ class DropPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class RevokeCredential:
+    """The group has ended: what let its stages into the relay ends too."""
+
+    group_id: GroupId
+
+
+@dataclass(frozen=True, slots=True)
 class LearnFrom:
     """A start has ended well: read its trace and give the measured times to the history."""
 
@@ -91,6 +98,10 @@ class LearnFrom:
     action: ActionName
     device_kind: str
     mode: StartMode
+    n_stages: int = 1
+    n_full: int = 1
+    served: tuple[ActivationId, ...] = ()  # their own traces tell of prefill and tokens, once they have ended
+    attempt: int = 0
 
 
 class TimerKind(enum.StrEnum):
@@ -120,5 +131,5 @@ class Flag:
 
 Decision = (
     StartGroup | ReleaseInstance | CancelGroup | InspectModelOn | FailDemand | ForgetInstance | DropDemand | DropPlan
-    | LearnFrom | Wake | Flag
+    | RevokeCredential | LearnFrom | Wake | Flag
 )  # fmt: skip

@@ -22,19 +22,22 @@ from gateway.scheduler.decisions import (
     InspectModelOn,
     LearnFrom,
     ReleaseInstance,
+    RevokeCredential,
     StartGroup,
 )
-from gateway.scheduler.history import History, Learned, measure
+from gateway.scheduler.events import StartRefused
+from gateway.scheduler.group_credentials import GroupCredentials
+from gateway.scheduler.history import EVERY_ACTION, History, Learned, Measured, measure, measure_run
 from relay import bus, keys, redis_link
 from relay.messages import Cancel, Command, InspectModel, Release, Start, StartFailed
 from relay.records import Records
 from relay.registry import Registry
 from thaw import trace, wire
-from thaw.errors import ProtocolError
-from thaw.ids import ActivationId, CommandId, HostId
+from thaw.errors import PlatformError, ProtocolError
+from thaw.ids import ActivationId, CommandId, GroupId, HostId
 from thaw.logs import Log
-from thaw.plan import Plan
-from thaw.trace import Phase, TraceEvent
+from thaw.plan import Plan, TransportKind
+from thaw.trace import Phase
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +53,9 @@ class Arrival:
 
 
 class Effects:
-    def __init__(self, client: redis.Redis, epoch: int, log: Log) -> None:
+    def __init__(self, client: redis.Redis, epoch: int, log: Log, credentials: GroupCredentials | None = None) -> None:
         self._redis, self._epoch, self._log = client, epoch, log
+        self._credentials = credentials or GroupCredentials(client, "")
         self._registry, self._records = Registry(client), Records(client)
         self._seen: dict[ActivationId, Arrival] = {}
         self._inspected: dict[str, Arrival] = {}
@@ -63,11 +67,11 @@ class Effects:
     def gone(self, activation_id: ActivationId) -> None:
         self._seen.pop(activation_id, None)
 
-    def apply(self, decision: Decision, arrival: Arrival) -> None:
-        """Raises PlatformError when the state server does not take it."""
+    def apply(self, decision: Decision, arrival: Arrival) -> StartRefused | None:
+        """Raises PlatformError when the state server does not take it.  What it returns is the policy's next event."""
         match decision:
             case StartGroup():
-                self._start(decision, arrival)
+                return self._start(decision, arrival)
             case ReleaseInstance():
                 self._log.event("release", instance_id=decision.instance_id, host_id=decision.host_id,
                                 reason=decision.reason)  # fmt: skip
@@ -89,16 +93,25 @@ class Effects:
                 self.gone(decision.activation_id)
                 self._log.event("demand_dropped", activation_id=decision.activation_id, action=decision.action)
                 self._registry.remove_demand(decision.activation_id, decision.action)
+            case RevokeCredential():
+                self._revoke(decision.group_id)
             case DropPlan():
                 self._registry.drop_plan(decision.group_id)
             case Flag():
                 self._log.event(decision.name, **decision.fields)
             case _:
                 raise TypeError(f"not an effect: {decision!r}")
+        return None
 
-    def _start(self, decision: StartGroup, arrival: Arrival) -> None:
+    def _start(self, decision: StartGroup, arrival: Arrival) -> StartRefused | None:
         plan = replace(decision.plan, created_wall_ns=time.time_ns())
         self._registry.put_plan(plan)
+        if plan.transport.kind is not TransportKind.NONE:
+            try:
+                self._credentials.issue(plan.group_id)
+            except PlatformError as e:
+                self._log.event("credential_not_issued", group_id=plan.group_id, error=e.message)
+                return StartRefused(plan.group_id, e.info())
         for stage in decision.stages:
             body = Start(plan, stage.stage, stage.instance_id, decision.activation_ids)
             self._send(stage.host_id, stage.command_id, body)
@@ -111,6 +124,14 @@ class Effects:
         end = trace.event(Phase.PLANNED_END, group_id=plan.group_id, attrs={**decision.attrs, **waited})
         self._records.add_trace(plan.group_id, [begin, end])
         self._log.event("start", group_id=plan.group_id, activation_ids=decision.activation_ids, **decision.attrs)
+        return None
+
+    def _revoke(self, group_id: GroupId) -> None:
+        try:
+            self._credentials.revoke(group_id)
+        except PlatformError as e:
+            self._log.event("credential_not_revoked", group_id=group_id, error=e.message)
+            raise
 
     def _reason(self, plan: Plan) -> str:
         """Why a demand was not planned when it came: its model was being looked at, or no host had room."""
@@ -130,18 +151,31 @@ class Effects:
 
     # what was learned ----------------------------------------------------------------------------------------------
 
-    def learn(self, history: History, start: LearnFrom) -> None:
-        """Mix a start's measured times in and keep the means."""
+    def learn(self, history: History, start: LearnFrom) -> LearnFrom | None:
+        """Mix a start's measured times in and keep the means.  Returns what is to be learned later: prefill and tokens
+        stand in the traces of requests, which are written when those end."""
         try:
-            events: list[TraceEvent] = list(self._records.trace(start.group_id))
+            found = [measure(self._records.trace(start.group_id))] if start.attempt == 0 else []
+            run = self._measured_run(start)
         except ProtocolError as e:  # nothing to learn from what cannot be read
             self._log.event("trace_refused", group_id=start.group_id, error=e.message)
-            return
-        learned = history.update(start.action, start.device_kind, start.mode, measure(events))
+            return None
+        for measured in [*found, *([run] if run is not None else [])]:
+            history.update(start.action, start.device_kind, start.mode, measured)
         with redis_link.translated("keep what starts took"):
-            self._redis.hset(
-                keys.HISTORY, history.key(start.action, start.device_kind, start.mode), wire.dumps(learned)
-            )
+            for action in (start.action, EVERY_ACTION):
+                learned = history.learned(action, start.device_kind, start.mode)
+                self._redis.hset(keys.HISTORY, history.key(action, start.device_kind, start.mode), wire.dumps(learned))
+        return None if run is not None or not start.served else replace(start, attempt=start.attempt + 1)
+
+    def _measured_run(self, start: LearnFrom) -> Measured | None:
+        """Of the first of its requests that has ended; a pipeline's prefill is not that of one whole device."""
+        for activation_id in start.served if start.n_stages == 1 else ():
+            record = self._records.activation(activation_id)
+            if record is not None and record.usage:
+                tokens = record.usage.get("completion_tokens", 0)
+                return measure_run(self._records.trace(activation_id), tokens)
+        return None
 
 
 def load_history(client: redis.Redis, log: Log) -> History:

@@ -13,8 +13,9 @@ from relay.messages import (
     ModelInspected,
 )
 from thaw.action import KIND_PYTHON, Action
+from thaw.errors import ErrorInfo
 from thaw.host import HostReport
-from thaw.ids import ActionName, GatewayId
+from thaw.ids import ActionName, GatewayId, GroupId
 from thaw.instance import InstanceRecord
 from thaw.model import ModelFacts
 from thaw.plan import Plan
@@ -39,6 +40,8 @@ class ActionFacts:
     forced_stages: int | None = None
     slo_ttft_s: float = 7.5
     slo_tpot_s: float = 0.2
+    transport: str = "auto"
+    keep: int | None = None
 
     @property
     def is_llm(self) -> bool:
@@ -57,7 +60,7 @@ def facts_of(action: Action) -> ActionFacts:
         action.name, action.version, action.exec.kind, config.reserve_bytes,
         max(1, min(scaling.max_batch, config.limits.concurrency)), scaling.max_instances, scaling.keep_alive_s,
         scaling.min_instances, config.model.uri, scaling.max_stages, scaling.stages, config.slo.ttft_ms / 1000,
-        config.slo.tpot_ms / 1000,
+        config.slo.tpot_ms / 1000, config.transport, scaling.keep,
     )  # fmt: skip
 
 
@@ -87,6 +90,14 @@ class GatewaysLost:
 
 
 @dataclass(frozen=True, slots=True)
+class StartRefused:
+    """A start that was decided could not be commanded: the relay did not take its group's credential."""
+
+    group_id: GroupId
+    error: ErrorInfo
+
+
+@dataclass(frozen=True, slots=True)
 class Timer:
     kind: TimerKind
     key: str
@@ -103,9 +114,10 @@ class Rebuilt:
     plans: tuple[Plan, ...]
     models: tuple[ModelFacts, ...]
     actions: tuple[ActionFacts, ...]
+    credentials: tuple[GroupId, ...] = ()
 
 
 Event = (
     DemandAdded | DemandRemoved | InstanceChanged | ModelInspected | CommandRefused | ActionSeen | ActionDeleted
-    | HostsSeen | GatewaysLost | Timer | Rebuilt
+    | HostsSeen | GatewaysLost | StartRefused | Timer | Rebuilt
 )  # fmt: skip

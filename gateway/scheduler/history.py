@@ -1,6 +1,8 @@
 """What starts have really taken: an exponentially weighted mean per (action, kind of device, start mode).
 
 A start from a stem cell has no imports to wait for, so it is another thing than a cold one and learned apart.
+Most functions start rarely.  What does not depend on the function (container, context, libraries, hop, tail) is
+therefore also learned over all of them, and stands in for what is not known of one.
 
 The loop feeds it the traces of starts that ended well and keeps it in the registry; it does no I/O itself.
 """
@@ -23,6 +25,12 @@ _DEFAULT_TIMES: Final = Times()
 _PAPER_WEIGHT_BYTES: Final = 13_476_839_424  # Llama2-7B, whose times are the defaults
 _STEM_CELL_TIMES: Final = {"t_cc": 0.2, "t_l": 0.0}
 """A fork or a waiting container, imports done; until one start from a stem cell was seen."""
+
+_OF_EVERY_ACTION: Final = frozenset(("t_c", "t_cc", "t_cu", "t_l", "t_n", "t_tail"))
+_OF_EVERY_MODE: Final = frozenset(("t_p", "t_d", "t_n", "t_tail"))
+_TIMES: Final = frozenset(f.name for f in fields(Times))
+EVERY_ACTION: Final = "*"
+"""In place of an action's name, which has a slash."""
 
 _DIRECT: Final = {
     "t_cc": (Phase.CONTAINER_BEGIN, Phase.CONTAINER_END),
@@ -65,22 +73,32 @@ class History:
         return f"{action}|{device_kind}|{mode}"
 
     def times(self, action: str, device_kind: str, mode: StartMode, weight_bytes: int) -> Times:
-        """What is known; where nothing is, the paper's times, prefill and token scaled by the bytes they read."""
+        """What is known of the action; else of its other mode (prefill, token, hop and tail hardly depend on it); else
+        of any action; else the paper's times, prefill and token scaled by the bytes they read."""
+        other = StartMode.COLD if mode is StartMode.PREWARMED else StartMode.PREWARMED
         learned = self.learned(action, device_kind, mode)
         scale = weight_bytes / _PAPER_WEIGHT_BYTES
         guessed = {"t_p": _DEFAULT_TIMES.t_p * scale, "t_d": _DEFAULT_TIMES.t_d * scale}
         if mode is StartMode.PREWARMED:
             guessed |= _STEM_CELL_TIMES
+        for of, in_mode in ((EVERY_ACTION, other), (EVERY_ACTION, mode), (action, other)):  # the better known last
+            seen = self.learned(of, device_kind, in_mode)
+            names = set(seen.known) & _TIMES if in_mode is mode else set(seen.known) & _OF_EVERY_MODE
+            guessed |= {n: getattr(seen.times, n) for n in names}
         return replace(learned.times, **{n: v for n, v in guessed.items() if n not in learned.known})
 
     def learned(self, action: str, device_kind: str, mode: StartMode) -> Learned:
         return self._learned.get(self.key(action, device_kind, mode), Learned())
 
     def update(self, action: str, device_kind: str, mode: StartMode, measured: Measured) -> Learned:
-        """Mix one start in; returns the new means, for the loop to keep."""
-        old = self.learned(action, device_kind, mode)
+        """Mix one start in; returns the new means of the action, for the loop to keep (with those of EVERY_ACTION)."""
         values = {f.name: getattr(measured, f.name) for f in fields(measured)}
         given = {n: v for n, v in values.items() if v is not None and math.isfinite(v) and v >= 0}
+        self._mix_in(EVERY_ACTION, device_kind, mode, {n: v for n, v in given.items() if n in _OF_EVERY_ACTION})
+        return self._mix_in(action, device_kind, mode, given)
+
+    def _mix_in(self, action: str, device_kind: str, mode: StartMode, given: Mapping[str, float]) -> Learned:
+        old = self.learned(action, device_kind, mode)
         mixed = {n: _mix(old, n, v) for n, v in given.items()}
         bandwidth = mixed.pop("bandwidth", old.bandwidth)
         known = tuple(sorted({*old.known, *given}))
@@ -97,14 +115,26 @@ def _mix(old: Learned, name: str, value: float) -> float:
 
 
 def measure(events: Iterable[TraceEvent]) -> Measured:
-    """The times of one start (stage 0's) from its trace; phases that are absent or make no sense are None."""
-    mine = [e for e in events if e.stage == 0]
+    """The times of one start (stage 0's) from its trace; phases that are absent or make no sense are None.  The tail is
+    that of the stage with the longest: a group is ready when all are."""
+    by_stage: dict[int, list[TraceEvent]] = {0: []}
+    for event in events:
+        by_stage.setdefault(event.stage, []).append(event)
+    mine = by_stage[0]
     direct = {name: _phase_s(mine, *pair) for name, pair in _DIRECT.items()}
     fetch_s, n_bytes = _phase_s(mine, Phase.FETCH_BEGIN, Phase.FETCH_END), _fetched(mine)
     rate = n_bytes / fetch_s if fetch_s and n_bytes else None
     container, libraries = direct["t_cc"], direct["t_l"]
     t_c = None if container is None else container + (libraries or 0.0)
-    return Measured(t_c=t_c, t_tail=_tail_s(mine), bandwidth=rate, **direct)
+    tails = [t for t in map(_tail_s, by_stage.values()) if t is not None]
+    return Measured(t_c=t_c, t_tail=max(tails, default=None), bandwidth=rate, **direct)
+
+
+def measure_run(events: Iterable[TraceEvent], n_tokens: int) -> Measured:
+    """Of one request in an instance of one stage: prefill, and the mean time of the tokens behind the first."""
+    mine = [e for e in events if e.stage == 0]
+    t_p, decoding_s = _phase_s(mine, *_DIRECT["t_p"]), _phase_s(mine, Phase.PREFILL_END, Phase.RUN_END)
+    return Measured(t_p=t_p, t_d=None if decoding_s is None or n_tokens < 2 else decoding_s / (n_tokens - 1))
 
 
 def _phase_s(events: Sequence[TraceEvent], begin: Phase, end: Phase) -> float | None:

@@ -7,18 +7,22 @@ decisions, so reserves of our own are counted from the moment they are decided, 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 from gateway.scheduler.ledger import Discipline, LinkLedger
+from gateway.scheduler.plans import fetch_key, later_key
 from gateway.scheduler.schemes import Gpu
-from thaw.host import Device, HostReport
+from thaw.host import Device, FetchReport, HostReport
 from thaw.ids import HostId, InstanceId
 
 ASSUMED_LINK: Final = 125e6
 """1 Gbit/s, for a host that reports no link, a negative one or not a number."""
 LARGEST_LINK: Final = 1e12
+LARGEST_FETCH: Final = 10**14
+OLDEST_S: Final = 10.0
+"""A lease runs out after this, so nothing older is a report of a host that is there."""
 _LINK_CHANGE: Final = 0.05
 """A measured link wobbles; less than this is no news to the ledger."""
 
@@ -44,6 +48,7 @@ class Room:
     devices: tuple[DeviceView, ...]
     gpus: tuple[Gpu, ...]
     most_free: int
+    most_idle: int  # on a device without a worker; -1: none is idle
     kind: str
 
 
@@ -57,9 +62,18 @@ class HostView:
     departed: dict[InstanceId, tuple[str, int]] = field(default_factory=dict)
     """Gone since the last report, with device and reserve: the host's ``free`` does not show it yet."""
 
+    fetching: set[str] = field(default_factory=set)
+    """Keys of the ledger that the last report told the progress of."""
+    least_lag_s: float = math.inf
+    """The smallest difference seen between this clock and the host's: that of the freshest report."""
     strangers: dict[InstanceId, float] = field(default_factory=dict)
     """Reported, but unknown to the registry, since when (of this clock)."""
     n_workers: int = 0
+    most_free: int = -1
+    most_idle: int = -1
+    """Of ``room(for_model=True)``: an index walks over hundreds of hosts."""
+    on_change: Callable[[HostView], None] = field(default=lambda _: None)
+    """An index of hosts wants to know of every change of its memory, its pace or its draining."""
     _rooms: dict[bool, Room] = field(default_factory=dict)
 
     def room(self, *, for_model: bool) -> Room:
@@ -74,11 +88,19 @@ class HostView:
         devices = tuple((other or cpu) if for_model else (cpu or other))
         gpus = tuple(Gpu(d.free, d.n_workers) for d in devices)
         kind = devices[0].device.kind if devices else ""
-        return Room(devices, gpus, max((g.free for g in gpus), default=-1), kind)
+        most_idle = max((g.free for g in gpus if g.n_workers == 0), default=-1)
+        return Room(devices, gpus, max((g.free for g in gpus), default=-1), most_idle, kind)
 
     def _changed(self) -> None:
         self._rooms.clear()
         self.n_workers = sum(d.n_workers for d in self.devices.values())
+        room = self.room(for_model=True)
+        self.most_free, self.most_idle = room.most_free, room.most_idle
+        self.on_change(self)
+
+    def has_model(self, uri: str, n_bytes: int) -> bool:
+        """All of it lies in this host's memory."""
+        return any(r.uri == uri and r.n_bytes >= n_bytes for r in self.report.resident)
 
     def hold(self, device: str, n_bytes: int) -> None:
         if (view := self.devices.get(device)) is not None:
@@ -100,6 +122,7 @@ class HostView:
         self.departed = {i: held for i, held in self.departed.items() if i in report.instances}
         counted.update(ours)
         self._take_link(report, now_s, odd)
+        self._take_fetches(report, now_s, odd)
         fresh = {d.name: DeviceView(_sane(d, odd)) for d in report.devices}
         for device, n_bytes in ours.values():
             if device in fresh:
@@ -122,6 +145,42 @@ class HostView:
             self.ledger.set_bandwidth(link, now_s)
         if report.boot_id == self.report.boot_id and report.seen_wall_ms < self.report.seen_wall_ms:
             odd.append(f"its clock went back {self.report.seen_wall_ms - report.seen_wall_ms} ms")
+
+    def _take_fetches(self, report: HostReport, now_s: float, odd: list[str]) -> None:
+        """Correct the ledger by what fetchd has really left to do.  A report that was seen before tells nothing new."""
+        if report.seen_wall_ms == self.report.seen_wall_ms and report.boot_id == self.report.boot_id and self.devices:
+            return
+        age_s, told = self._age_s(report, now_s), set[str]()
+        for fetch in report.fetches:
+            pending, rate = _sane_fetch(fetch, self.ledger.bytes_per_s, odd)
+            later, moved = min(max(0, fetch.later_bytes), LARGEST_FETCH), rate * age_s
+            first_key, later_key_ = fetch_key(fetch.group_id, fetch.stage), later_key(fetch.group_id, fetch.stage)
+            self.ledger.correct(first_key, max(0.0, pending - moved), now_s)
+            self.ledger.correct(later_key_, max(0.0, later - (0.0 if pending else moved)), now_s)
+            told |= {first_key, later_key_}
+        for key in self.fetching - told:
+            self.ledger.correct(key, 0.0, now_s)  # it was going on and is no more
+        self.fetching = told
+
+    def _age_s(self, report: HostReport, now_s: float) -> float:
+        """How old its numbers are, by the freshest report so far: clocks differ by an offset that nobody tells.  A
+        clock that jumped is met anew."""
+        lag_s = now_s - report.seen_wall_ms / 1000
+        if report.boot_id != self.report.boot_id or lag_s - self.least_lag_s > OLDEST_S:
+            self.least_lag_s = lag_s
+        self.least_lag_s = min(self.least_lag_s, lag_s)
+        return lag_s - self.least_lag_s
+
+
+def _sane_fetch(fetch: FetchReport, link: float, odd: list[str]) -> tuple[float, float]:
+    """(bytes left, bytes/s).  Raises nothing: nonsense is flagged and made harmless."""
+    left = fetch.pending_bytes or max(0, fetch.n_bytes - fetch.done_bytes)
+    pending = float(min(max(0, left), max(0, fetch.n_bytes), LARGEST_FETCH))
+    rate = min(max(0.0, fetch.bytes_per_s), link) if math.isfinite(fetch.bytes_per_s) else 0.0
+    if pending != left or not math.isfinite(fetch.bytes_per_s) or fetch.bytes_per_s < 0:
+        odd.append(f"fetch of {fetch.group_id}/{fetch.stage}: {left} of {fetch.n_bytes} bytes left at "
+                   f"{fetch.bytes_per_s:g} bytes/s taken as {pending:g} at {rate:g}")  # fmt: skip
+    return pending, rate
 
 
 def sane_link(bytes_per_s: float) -> float:

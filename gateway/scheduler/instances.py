@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -13,13 +15,17 @@ from gateway.scheduler.decisions import (
     ForgetInstance,
     LearnFrom,
     ReleaseInstance,
+    RevokeCredential,
     TimerKind,
     Wake,
 )
 from gateway.scheduler.hosts import HostView
 from gateway.scheduler.placement import minimum, n_serving
+from gateway.scheduler.plans import fetch_key, later_key, slots
 from gateway.scheduler.starts import RETRY_BASE_S, RETRY_CAP_S, ensure_model, fail, release, rescale, wake
+from gateway.scheduler.turns import in_turn
 from gateway.scheduler.view import ClusterView, GroupView, InstanceView
+from thaw import partition
 from thaw.errors import (
     DeveloperError,
     ErrorInfo,
@@ -31,8 +37,9 @@ from thaw.errors import (
     WorkerLost,
     from_info,
 )
-from thaw.ids import ActionName, ActivationId, CommandId, GroupId, HostId
+from thaw.ids import ActionName, ActivationId, CommandId, GroupId, HostId, InstanceId
 from thaw.instance import InstanceRecord, InstanceState
+from thaw.plan import Plan, StageRole
 
 MIN_IDLE_S: Final = 1.0
 """Even keep_alive_s = 0 leaves this long for the request that caused the start to arrive."""
@@ -54,35 +61,68 @@ def changed(view: ClusterView, record: InstanceRecord, now_s: float) -> list[Dec
     before = view.put_instance(record, now_s)
     if record.state is InstanceState.GONE:
         return _gone(view, record, before, now_s)
-    if (group := view.groups.get(record.group_id)) is not None:
+    instance, group = view.instances[record.instance_id], view.groups.get(record.group_id)
+    if group is None and record.n_stages > 1:  # its group has ended: this word crossed the cancel
+        return orphans(view, [instance], now_s) if instance.releasing is None else []
+    if group is not None:
         group.progress_s = now_s
     decided: list[Decision] = []
     if record.state is InstanceState.READY:
         if before is None or before.state is not InstanceState.READY:
-            decided += _ready(view, record, now_s)
-        decided += idle_check(view, view.instances[record.instance_id], now_s)
+            decided += _ready(view, record, group, now_s)
+        decided += idle_check(view, instance, now_s)
     return decided
 
 
-def _ready(view: ClusterView, record: InstanceRecord, now_s: float) -> list[Decision]:
+def _ready(view: ClusterView, record: InstanceRecord, group: GroupView | None, now_s: float) -> list[Decision]:
+    """A stage has its first part; with the last of them the group is whole."""
+    if (host := view.hosts.get(record.host_id)) is not None:
+        host.ledger.remove(fetch_key(record.group_id, record.stage), now_s)
+        _book_later(group, host, record, now_s)
+    if group is not None and not all(_is_ready(view, i) for i in group.instance_ids):
+        return retry_blocked(view, now_s)  # its link is free
     action = view.action(record.action)
     action.failures, action.retry_at_s, action.broken_version = 0, 0.0, ""
-    group = view.groups.pop(record.group_id, None)
-    host = view.hosts.get(record.host_id)
-    if host is not None:
-        host.ledger.remove(record.group_id, now_s)
-    if group is None:
+    if group is None or not group.is_starting:
         return []
+    group.is_starting = False
+    decided: list[Decision] = [*_learn(view, group)]
+    group.activation_ids.clear()
+    if record.stage != 0:  # who spoke first was not looked at while the others started
+        decided += idle_check(view, view.instances[group.instance_ids[0]], now_s)
+    # what still waits in a second was not served by this group
+    return [*decided, *wake(action, record.action, now_s + MIN_IDLE_S, now_s), *retry_blocked(view, now_s)]
+
+
+def _is_ready(view: ClusterView, instance_id: InstanceId) -> bool:
+    instance = view.instances.get(instance_id)
+    return instance is not None and instance.state is InstanceState.READY
+
+
+def _book_later(group: GroupView | None, host: HostView, record: InstanceRecord, now_s: float) -> None:
+    """What a full stage fetches behind the traffic has no deadline: it gets what is left over."""
+    if group is None:
+        return
+    n_bytes = partition.size(group.plan.stages[record.stage].later_ranges)
+    if n_bytes:
+        host.ledger.add(later_key(record.group_id, record.stage), n_bytes, math.inf, now_s)
+
+
+def _learn(view: ClusterView, group: GroupView) -> list[Decision]:
+    """Stage 0's trace teaches what its device takes."""
+    record = view.instances[group.instance_ids[0]].record
+    host = view.hosts.get(record.host_id)
     device = host.devices.get(record.device) if host else None
-    kind = device.device.kind if device else ""
-    learn: list[Decision] = [LearnFrom(record.group_id, record.action, kind, record.start_mode)] if kind else []
-    # what still waits in a second was not served by this instance
-    return [*learn, *wake(action, record.action, now_s + MIN_IDLE_S, now_s), *retry_blocked(view, now_s)]
+    if device is None:
+        return []
+    n_full = sum(stage.role is StageRole.FULL for stage in group.plan.stages)
+    return [LearnFrom(record.group_id, record.action, device.device.kind, record.start_mode,
+                      len(group.plan.stages), n_full, group.served)]  # fmt: skip
 
 
 def idle_check(view: ClusterView, instance: InstanceView, now_s: float) -> list[Decision]:
     """Release it if its time has come, else say when to look again.  Busy instances say so themselves when done."""
-    if not instance.is_idle or instance.idle_since_s is None:
+    if not instance.record.takes_requests or not view.may_go(instance) or instance.idle_since_s is None:
         return []
     record, action = instance.record, view.action(instance.record.action)
     facts = action.facts
@@ -114,32 +154,128 @@ def _release(view: ClusterView, instance: InstanceView, now_s: float, reason: st
 
 def release_refused(view: ClusterView, instance: InstanceView, now_s: float) -> list[Decision]:
     """It was busy after all (or never answered): it stays, and its idle time begins anew."""
-    view.set_releasing(instance, None)
-    if instance.idle_since_s is not None:
-        instance.idle_since_s = now_s
-    return idle_check(view, instance, now_s) + rescale(view, instance.record.action, now_s)
+    if _is_orphan(view, instance):
+        return []  # nobody needs it; its timer asks again
+    for member in view.members(instance.record.group_id):
+        view.set_releasing(member, None)
+    head = view.head(instance.record)
+    if head is not None and head.idle_since_s is not None:
+        head.idle_since_s = now_s
+    checked = [] if head is None else idle_check(view, head, now_s)
+    return checked + rescale(view, instance.record.action, now_s)
+
+
+def release_overdue(view: ClusterView, instance: InstanceView, now_s: float) -> list[Decision]:
+    """A release or a cancel that nobody answered."""
+    if not _is_orphan(view, instance):
+        return release_refused(view, instance, now_s)
+    host = view.hosts.get(instance.record.host_id)
+    if host is None or instance.record.instance_id in host.report.instances:
+        return orphans(view, [instance], now_s)
+    record = replace(instance.record, state=InstanceState.GONE)  # its host does not have it
+    view.put_instance(record, now_s)
+    return [ForgetInstance(record), *rescale(view, record.action, now_s), *retry_blocked(view, now_s)]
+
+
+def _is_orphan(view: ClusterView, instance: InstanceView) -> bool:
+    """Its group has ended.  An instance that is a group by itself may serve without one (a plan that was lost)."""
+    record = instance.record
+    return record.group_id not in view.groups and (record.n_stages > 1 or record.state is InstanceState.STARTING)
+
+
+def orphans(view: ClusterView, members: Sequence[InstanceView], now_s: float) -> list[Decision]:
+    """They are of no use and no supply, and hold their memory until their hosts say that they are gone."""
+    decided: list[Decision] = []
+    by_host: dict[HostId, CommandId] = {}
+    for member in members:
+        record = member.record
+        if record.host_id not in by_host:
+            by_host[record.host_id] = CommandId(view.new_id())
+            decided.append(CancelGroup(record.host_id, record.group_id, by_host[record.host_id]))
+        view.set_releasing(member, by_host[record.host_id])
+        decided.append(Wake(now_s + RELEASE_DEADLINE_S, TimerKind.RELEASE, record.instance_id))
+    return decided
 
 
 def _gone(view: ClusterView, record: InstanceRecord, before: InstanceView | None, now_s: float) -> list[Decision]:
-    starting = before is not None and before.state is InstanceState.STARTING
     group = view.groups.get(record.group_id)
-    decided: list[Decision] = [DropPlan(record.group_id)] if before is not None else []
-    if group is not None and starting:
+    decided: list[Decision] = []
+    if group is not None and group.is_starting:
         error = record.error or WorkerLost("the instance left before it was ready").info()
         decided += start_failed(view, group, error, now_s)
+    elif group is not None:
+        decided += end_group(view, group, now_s)
+    elif before is not None:
+        decided.append(DropPlan(record.group_id))
     return [*decided, *rescale(view, record.action, now_s), *retry_blocked(view, now_s)]
+
+
+def end_group(view: ClusterView, group: GroupView, now_s: float) -> list[Decision]:
+    """One of its stages has gone, or never came: the others are of no use.  Who waits for it waits for another."""
+    plan = group.plan
+    del view.groups[plan.group_id]
+    for stage in plan.stages:
+        if (host := view.hosts.get(stage.host)) is not None:
+            host.ledger.remove(fetch_key(plan.group_id, stage.stage), now_s)
+            host.ledger.remove(later_key(plan.group_id, stage.stage), now_s)
+    left = view.members(plan.group_id)
+    decided = orphans(view, left, now_s) if group.is_starting or len(plan.stages) > 1 else []
+    return [*decided, *forget_plan(plan)]
+
+
+def forget_plan(plan: Plan) -> list[Decision]:
+    """Last of all: as long as the plan stands, a successor finds what is left to undo."""
+    several: list[Decision] = [RevokeCredential(plan.group_id)] if len(plan.stages) > 1 else []
+    return [*several, DropPlan(plan.group_id)]
+
+
+def adopt(view: ClusterView, plan: Plan, now_s: float) -> list[Decision]:
+    """A group that a former scheduler began goes on; fetches in progress are booked whole, without a promise."""
+    by_stage = {m.record.stage: m for m in view.members(plan.group_id)}
+    members = [by_stage[stage.stage] for stage in plan.stages]
+    starting = [m.record for m in members if m.state is InstanceState.STARTING]
+    facts = view.action(plan.action).facts
+    n_slots = slots(facts, len(members)) if facts is not None else members[0].record.slots
+    view.groups[plan.group_id] = GroupView(
+        plan, tuple(m.record.instance_id for m in members), (), n_slots, set(), now_s, now_s,
+        is_starting=bool(starting),
+    )  # fmt: skip
+    for record in starting:
+        n_bytes = partition.size(plan.stages[record.stage].first_ranges)
+        if (host := view.hosts.get(record.host_id)) is not None and n_bytes:
+            host.ledger.add(fetch_key(plan.group_id, record.stage), n_bytes, math.inf, now_s)
+    return [Wake(now_s + view.settings.start_deadline_s, TimerKind.START, plan.group_id)] if starting else []
+
+
+def abandon(view: ClusterView, plan: Plan, now_s: float) -> list[Decision]:
+    """A group of which a stage is missing, whatever its commands have reached: begun anew sooner than waited for."""
+    members = view.members(plan.group_id)
+    known = {m.record.host_id for m in members}
+    others = sorted({stage.host for stage in plan.stages} - known)
+    cancels = [CancelGroup(h, plan.group_id, CommandId(view.new_id())) for h in others]
+    return [*cancels, *orphans(view, members, now_s), *forget_plan(plan)]
+
+
+def never_began(view: ClusterView, host_id: HostId, command_id: CommandId, now_s: float) -> bool:
+    """The command of a start was refused or not sent: no word of its instance will come.  False: no such start."""
+    for instance_id in sorted(view.on_host.get(host_id, ())):
+        instance = view.instances[instance_id]
+        if instance.started_by == command_id:
+            view.put_instance(replace(instance.record, state=InstanceState.GONE), now_s)
+            return True
+    return False
+
+
+def start_refused(view: ClusterView, group: GroupView, error: ErrorInfo, now_s: float) -> list[Decision]:
+    if not group.is_starting:
+        return []
+    return [*start_failed(view, group, error, now_s), *rescale(view, group.plan.action, now_s)]
 
 
 def start_failed(view: ClusterView, group: GroupView, error: ErrorInfo, now_s: float) -> list[Decision]:
     """Give back all that the start held; then either its requests fail or the action is retried after a pause."""
     plan = group.plan
-    view.groups.pop(plan.group_id, None)
-    decided: list[Decision] = [DropPlan(plan.group_id)]
-    for stage, instance_id in zip(plan.stages, group.instance_ids, strict=True):
-        if (host := view.hosts.get(stage.host)) is not None:
-            host.ledger.remove(plan.group_id, now_s)
-        if (left := view.instances.get(instance_id)) is not None:
-            view.put_instance(replace(left.record, state=InstanceState.GONE), now_s)
+    decided = end_group(view, group, now_s)
     if plan.model is not None and error.code in ABOUT_THE_MODEL:
         view.model(plan.model.uri).fresh = False
     action = view.action(plan.action)
@@ -160,7 +296,7 @@ def _count_attempt(view: ClusterView, group: GroupView) -> tuple[ActivationId, .
     for activation_id in sorted(group.activation_ids):
         if (demand := view.demand.get(activation_id)) is None:
             continue
-        demand.attempts, demand.group_id = demand.attempts + 1, None
+        demand.attempts += 1
         if demand.attempts >= view.settings.max_attempts:
             exhausted.append(activation_id)
     return tuple(exhausted)
@@ -168,21 +304,16 @@ def _count_attempt(view: ClusterView, group: GroupView) -> tuple[ActivationId, .
 
 def start_overdue(view: ClusterView, group_id: GroupId, now_s: float) -> list[Decision]:
     """The start's deadline: later while it makes progress, else it is cancelled and counts as failed."""
-    if (group := view.groups.get(group_id)) is None:
+    if (group := view.groups.get(group_id)) is None or not group.is_starting:
         return []
     due_s = group.progress_s + view.settings.start_deadline_s
     if now_s < due_s:
         return [Wake(due_s, TimerKind.START, group_id)]
     error = WorkerLost(f"no progress for {view.settings.start_deadline_s:g} s").info()
     return [
-        Flag("start_overdue", {"group_id": group_id, "action": group.plan.action}), *cancel(view, group),
+        Flag("start_overdue", {"group_id": group_id, "action": group.plan.action}),
         *start_failed(view, group, error, now_s), *rescale(view, group.plan.action, now_s),
     ]  # fmt: skip
-
-
-def cancel(view: ClusterView, group: GroupView) -> list[Decision]:
-    hosts = sorted({stage.host for stage in group.plan.stages})
-    return [CancelGroup(h, group.plan.group_id, CommandId(view.new_id())) for h in hosts]
 
 
 def host_lost(view: ClusterView, host_id: HostId, now_s: float) -> list[Decision]:
@@ -193,12 +324,15 @@ def host_lost(view: ClusterView, host_id: HostId, now_s: float) -> list[Decision
     for instance in view.drop_host(host_id):
         record = replace(instance.record, state=InstanceState.GONE, error=error)
         actions[record.action] = None
-        if (group := view.groups.get(record.group_id)) is not None:
-            decided += cancel(view, group)  # should the host come back, it must not go on with it
+        group = view.groups.get(record.group_id)
+        if group is not None and group.is_starting:
+            # it is told to cancel too: should it come back, it must not go on with it
             decided += start_failed(view, group, error, now_s)
             view.action(record.action).retry_at_s = now_s  # elsewhere, so at once
+        elif group is not None:
+            decided += end_group(view, group, now_s)
         view.put_instance(record, now_s)
-        decided += [ForgetInstance(record), DropPlan(record.group_id)]
+        decided.append(ForgetInstance(record))
     decided += _ask_models_elsewhere(view, host_id, now_s)
     for action in actions:
         decided += rescale(view, action, now_s)
@@ -225,11 +359,11 @@ def _ask_models_elsewhere(view: ClusterView, host_id: HostId, now_s: float) -> l
 
 
 def retry_blocked(view: ClusterView, now_s: float) -> list[Decision]:
-    """Memory or a link was freed: serve who waits for it, longest first; what is larger than a refused need is
-    not tried, as it would be refused too."""
+    """Memory or a link was freed: serve who waits for it, who is due first before others; what is larger than a
+    refused need is not tried, as it would be refused too."""
     decided: list[Decision] = []
     refused: int | None = None
-    for name in list(view.blocked):
+    for name in in_turn(view):
         facts = view.action(name).facts
         if facts is None or (refused is not None and facts.need_bytes >= refused):
             continue

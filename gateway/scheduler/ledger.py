@@ -6,6 +6,7 @@ Two disciplines, each with its own advance and admission, both exact for a link 
 ``edf``    the earliest deadline is served first; admits all that ``equal`` admits, and more
 
 Fetches without a deadline (background, fallback) count in neither admission and get what is left over.
+A belief, corrected by what the host reports of each fetch (``correct``).
 Bytes, bytes/s and seconds of the scheduler's clock; time never runs backwards in here.
 """
 
@@ -44,6 +45,15 @@ class LinkLedger:
             raise ValueError(f"a link has a positive bandwidth, not {bytes_per_s!r}")
         self.bytes_per_s, self.discipline, self.now_s = bytes_per_s, discipline, now_s
         self._fetches: dict[str, Fetch] = {}
+        self._unsaid: dict[str, float] = {}
+        """Ended by our account, no word of it yet: key → deadline, should a report say that it goes on."""
+        self.promised_until_s = now_s
+        self.busy_until_s = now_s
+        """When the promised fetches, and all, will have ended.  Whoever is served first, a link that is never idle
+        with work before it moves the same bytes, so both hold until a fetch comes or goes."""
+        self.in_line_after_s = -math.inf
+        """A fetch that is due at this time or later waits for every promise and endangers none; infinite where that
+        cannot be said (shares, or a promise that is broken already)."""
 
     # state ---------------------------------------------------------------------------------------------------------
 
@@ -56,12 +66,12 @@ class LinkLedger:
 
     def advance(self, now_s: float) -> None:
         """Let the link run until ``now_s``.  A clock that jumped back changes nothing."""
-        if not self._fetches:
+        if now_s <= self.now_s or not self._fetches:
             self.now_s = max(self.now_s, now_s)
             return
         promised = {k: f for k, f in self._fetches.items() if f.promised}
-        left = max(0.0, now_s - self.now_s)
-        self.now_s = max(self.now_s, now_s)
+        left = now_s - self.now_s
+        self.now_s = now_s
         if self.discipline == "equal":
             left = self._run_equal(promised, left)
         else:
@@ -72,6 +82,21 @@ class LinkLedger:
         """A link that was measured anew.  What was admitted stays admitted."""
         self.advance(now_s)
         self.bytes_per_s = bytes_per_s
+        self._foresee()
+
+    def correct(self, key: str, pending: float, now_s: float) -> None:
+        """The host says what is really left of a fetch.  One that we thought ended goes on under its old deadline; one
+        that was never booked (or was removed) is none of ours."""
+        self.advance(now_s)
+        fetch = self._fetches.get(key)
+        if fetch is None and key in self._unsaid and pending > _DONE:
+            fetch = self._fetches[key] = Fetch(pending, self._unsaid.pop(key))
+        if fetch is None:
+            return
+        fetch.pending = pending
+        if pending <= _DONE:
+            self._end(key)
+        self._foresee()
 
     # admission -----------------------------------------------------------------------------------------------------
 
@@ -105,12 +130,16 @@ class LinkLedger:
             return False
         if n_bytes > _DONE:
             self._fetches[key] = Fetch(n_bytes, deadline)
+            self._unsaid.pop(key, None)
+            self._foresee()
         return True
 
     def remove(self, key: str, now_s: float) -> None:
         """It completed, failed or was cancelled; unknown keys are those that the ledger already saw end."""
         self.advance(now_s)
-        self._fetches.pop(key, None)
+        self._unsaid.pop(key, None)
+        if self._fetches.pop(key, None) is not None:
+            self._foresee()
 
     def next_end_s(self) -> float | None:
         """A time by which some fetch has ended, if nothing changes: when to look again."""
@@ -118,6 +147,22 @@ class LinkLedger:
             return None
         smallest = min(f.pending for f in self._fetches.values())
         return self.now_s + smallest * len(self._fetches) / self.bytes_per_s
+
+    def _foresee(self) -> None:
+        promised = math.fsum(f.pending for f in self._fetches.values() if f.promised)
+        everything = math.fsum(f.pending for f in self._fetches.values())
+        self.promised_until_s = self.now_s + promised / self.bytes_per_s
+        self.busy_until_s = self.now_s + everything / self.bytes_per_s
+        self.in_line_after_s = self._in_line_after_s()
+
+    def _in_line_after_s(self) -> float:
+        last = max((f.deadline for f in self._fetches.values() if f.promised), default=-math.inf)
+        if math.isinf(last) or (self.discipline == "edf" and self._keeps_every_deadline(0.0, last)):
+            return last
+        return math.inf
+
+    def _end(self, key: str) -> None:
+        self._unsaid[key] = self._fetches.pop(key).deadline
 
     def _keeps_every_deadline(self, n_bytes: float, deadline: float) -> bool:
         jobs = [(f.deadline, f.pending) for f in self._fetches.values() if f.promised]
@@ -147,7 +192,8 @@ class LinkLedger:
             for key in list(fetches):
                 fetches[key].pending -= moved
                 if fetches[key].pending <= _DONE:
-                    del fetches[key], self._fetches[key]
+                    del fetches[key]
+                    self._end(key)
         return left
 
     def _run_earliest_first(self, fetches: dict[str, Fetch], left: float) -> float:
@@ -158,7 +204,7 @@ class LinkLedger:
             left -= step
             fetches[key].pending -= step * self.bytes_per_s
             if fetches[key].pending <= _DONE:
-                del self._fetches[key]
+                self._end(key)
         return left
 
 

@@ -20,10 +20,12 @@ from dataclasses import dataclass
 
 import redis
 
-from gateway.scheduler.decisions import Decision, LearnFrom, Wake
+from gateway.scheduler.decisions import Decision, LearnFrom, RevokeCredential, Wake
 from gateway.scheduler.effects import Arrival, Effects, load_history
 from gateway.scheduler.events import Event, Timer
+from gateway.scheduler.group_credentials import GroupCredentials
 from gateway.scheduler.leading import Leadership, wait_for_lease
+from gateway.scheduler.pauses import Pauses
 from gateway.scheduler.policy import decide
 from gateway.scheduler.reading import Reading
 from gateway.scheduler.settings import SchedulerSettings
@@ -39,7 +41,10 @@ from thaw.logs import Log
 
 _TRACE_SETTLES_S = 2.0
 """Hosts write the last events of a start's trace about when they announce it ready."""
+_RUN_SETTLES_S = (_TRACE_SETTLES_S, 8.0, 50.0)
+"""A request's own trace comes with its end; after a minute the next start may teach the same."""
 _RELOAD_RETRY_S = 0.3
+_REVOKE_RETRY_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +71,13 @@ class Scheduler:
         self._queue: queue.SimpleQueue[object] = queue.SimpleQueue()
         self._timers: list[tuple[float, int, object]] = []
         self._order = itertools.count()
-        self._effects = Effects(self._client, epoch, self._log)
+        self._credentials = GroupCredentials(self._client, settings.relay_url)
+        self._effects = Effects(self._client, epoch, self._log, self._credentials)
         self._leadership = Leadership(lease, lambda: self._queue.put(Stop()), self._log)
         self._reader = EventReader(settings.state_url, self._queue.put, lambda: self._queue.put(Reload()), self._log)
         self._view: ClusterView | None = None  # None: nothing is decided before the registry was read
-        self._reading = Reading(self._client)
+        self._reading = Reading(self._client, self._credentials)
+        self._pauses = Pauses()
 
     def stop(self) -> None:
         """From any thread."""
@@ -90,6 +97,7 @@ class Scheduler:
         finally:
             self._reader.stop()
             self._leadership.end()
+            self._credentials.close()
             self._client.close()
             self._log.event("leading_ended")
 
@@ -110,6 +118,8 @@ class Scheduler:
                 self._refresh(arrival)
             elif isinstance(item, LearnFrom):
                 self._learn(item)
+            elif isinstance(item, RevokeCredential):
+                self._carry_out(item, arrival)
             elif self._view is not None:
                 self._note_demand(item, arrival)
                 for event in self._reading.events_of(item, self._view):
@@ -133,6 +143,7 @@ class Scheduler:
         heapq.heapify(self._timers)
         self._view = ClusterView(self._epoch, self._settings, random_hex_id, history)
         self._decide(rebuilt, arrival)
+        self._pauses.after_rebuild()
         self._log.event("view_rebuilt", hosts=len(rebuilt.hosts), instances=len(rebuilt.instances),
                         demand=len(rebuilt.demand), actions=len(rebuilt.actions))  # fmt: skip
 
@@ -141,6 +152,7 @@ class Scheduler:
         if self._view is not None:
             for event in self._reading.heartbeats(self._view):
                 self._decide(event, arrival)
+            self._pauses.after_heartbeats()
 
     def _decide(self, event: Event, arrival: Arrival) -> None:
         assert self._view is not None  # noqa: S101  _take looked
@@ -153,11 +165,24 @@ class Scheduler:
         elif isinstance(decision, LearnFrom):
             self._at(time.monotonic() + _TRACE_SETTLES_S, decision)
         elif self._leadership.is_held:  # hosts refuse an old epoch, but the registry would not
-            self._effects.apply(decision, arrival)
+            self._apply(decision, arrival)
+
+    def _apply(self, decision: Decision, arrival: Arrival) -> None:
+        try:
+            refused = self._effects.apply(decision, arrival)
+        except PlatformError:
+            if not isinstance(decision, RevokeCredential):
+                raise
+            self._at(time.monotonic() + _REVOKE_RETRY_S, decision)  # the relay is away; a successor finds it too
+            return
+        if refused is not None:
+            self._queue.put(refused)
 
     def _learn(self, item: LearnFrom) -> None:
         if self._view is not None:
-            self._effects.learn(self._view.history, item)
+            later = self._effects.learn(self._view.history, item)
+            if later is not None and later.attempt < len(_RUN_SETTLES_S):
+                self._at(time.monotonic() + _RUN_SETTLES_S[later.attempt], later)
 
     def _at(self, at_s: float, item: object) -> None:
         heapq.heappush(self._timers, (at_s, next(self._order), item))

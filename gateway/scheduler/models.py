@@ -1,17 +1,14 @@
-"""Models: what a host's look at one changes, and starts that a former scheduler left in progress."""
+"""Models: what a host's look at one changes."""
 
 from __future__ import annotations
-
-import math
 
 from gateway.scheduler.decisions import Decision, TimerKind, Wake
 from gateway.scheduler.placement import minimum
 from gateway.scheduler.starts import INSPECT_DEADLINE_S, RETRY_BASE_S, RETRY_CAP_S, ensure_model, fail, rescale, wake
-from gateway.scheduler.view import ClusterView, GroupView, InstanceView, ModelView
+from gateway.scheduler.view import ClusterView, ModelView
 from relay.messages import CommandRefused, ModelInspected
 from thaw.errors import DeveloperError, ErrorInfo, StoreUnavailable, from_info
 from thaw.ids import GroupId
-from thaw.plan import Plan
 
 
 def inspected(view: ClusterView, event: ModelInspected, now_s: float) -> list[Decision]:
@@ -19,7 +16,8 @@ def inspected(view: ClusterView, event: ModelInspected, now_s: float) -> list[De
     if event.facts is None:
         error = event.error or StoreUnavailable(f"{event.uri} could not be inspected").info()
         return _failed(view, event.uri, model, error, now_s)
-    model.facts, model.fresh, model.asked, model.attempts = event.facts, True, None, 0
+    model.take(event.facts)
+    model.asked, model.attempts = None, 0
     return _rescale_users(view, model, now_s)
 
 
@@ -59,14 +57,3 @@ def _failed(view: ClusterView, uri: str, model: ModelView, error: ErrorInfo, now
 
 def _rescale_users(view: ClusterView, model: ModelView, now_s: float) -> list[Decision]:
     return [d for name in sorted(model.actions) for d in rescale(view, name, now_s)]
-
-
-def adopt_start(view: ClusterView, plan: Plan, instance: InstanceView, now_s: float) -> Decision:
-    """A start in progress goes on under the new scheduler; its fetch is booked whole, without a promise."""
-    group_id = plan.group_id
-    record = instance.record
-    view.groups[group_id] = GroupView(plan, (record.instance_id,), (), set(), now_s, now_s)
-    host = view.hosts.get(record.host_id)
-    if host is not None and plan.model is not None:
-        host.ledger.add(group_id, plan.model.n_bytes, math.inf, now_s)
-    return Wake(now_s + view.settings.start_deadline_s, TimerKind.START, group_id)

@@ -1,45 +1,94 @@
-"""Where one more worker of an action goes, what to evict for it, and whether it can ever fit."""
+"""Where the next group of an action goes, what to evict for it, and whether it can ever fit."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from gateway.scheduler import predict
 from gateway.scheduler.events import ActionFacts
 from gateway.scheduler.hosts import DeviceView, HostView
-from gateway.scheduler.plans import Choice
+from gateway.scheduler.index import Wanted
+from gateway.scheduler.plans import Choice, Seat, low_reserve
 from gateway.scheduler.predict import Times
-from gateway.scheduler.schemes import VARIANTS, Request, Scheme, Server, Variant
-from gateway.scheduler.select import select
+from gateway.scheduler.reasons import considered
+from gateway.scheduler.schemes import VARIANTS, Placement, Request, Scheme, Server, Variant, sizes
+from gateway.scheduler.select import Weighing, select, spread, weigh
+from gateway.scheduler.stages import Stages
+from gateway.scheduler.transports import has_transport
 from gateway.scheduler.view import ClusterView, InstanceView
 from thaw.action import KIND_LLM
-from thaw.ids import ActionName
+from thaw.ids import ActionName, HostId, InstanceId
 from thaw.instance import InstanceState, StartMode
-from thaw.model import ModelFacts
+from thaw.plan import StageRole
 
-PLATFORM_MAX_STAGES = 1
-"""Containers of this version hold a whole model: the runtime has no stage that sends hidden states on.  Algorithm 1
-is asked for one stage only, whatever ``scaling.max_stages`` allows."""
-
+_Where = tuple[HostId, str]  # a device
 PCIE_BYTES_PER_S = {"cpu": 20e9}
 """Segment → device.  A CPU host copies within its own memory."""
 _PCIE_DEFAULT = 12e9
+RESIDENT_BYTES_PER_S = 1e12
+"""A whole model that lies in the host's memory: the copy to the device is Eq. 5's other term."""
+EXPLAINED_HOSTS = 32
+"""Up to so many hosts every size is looked at, so that a trace can say what each would have come to.  Beyond, a
+decision must be quick, and the trace speaks of those that had to be looked at."""
 
 
-def place(view: ClusterView, facts: ActionFacts, model: ModelFacts | None, t_w: float, now_s: float) -> Choice | None:
-    """The best host with room now, or None."""
-    if model is None:
+def place(
+    view: ClusterView, facts: ActionFacts, stages: Stages | None, t_w: float, now_s: float, n_workers: int = 1
+) -> Choice | None:
+    """The best place with room now for a group that can leave ``n_workers`` behind, or None."""
+    if stages is None:
         return _least_loaded(view, facts)
-    offers = _Offers(view, facts, model, now_s)
+    most = most_stages(view, facts, stages)
+    kind = next(iter(view.index.kinds()), "cpu")
     request = Request(
-        model.n_bytes, facts.need_bytes - model.n_bytes, facts.slo_ttft_s, facts.slo_tpot_s, max(0.0, t_w),
-        offers.times(offers.kind, StartMode.COLD),
+        stages.facts.n_bytes, facts.need_bytes - stages.facts.n_bytes, facts.slo_ttft_s, facts.slo_tpot_s,
+        max(0.0, t_w), view.history.times(facts.name, kind, StartMode.COLD, stages.facts.weight_bytes),
+        largest_parts=stages.largest(most),
     )  # fmt: skip
-    scheme = select(
-        offers.servers, request, variant=_variant(view), max_stages=min(facts.max_stages, PLATFORM_MAX_STAGES),
-        min_full=1, bandwidth=offers.bandwidth,
+    offers = _Offers(view, facts, stages, request, most, now_s)
+    if facts.forced_stages is not None:
+        scheme = _forced(view, facts, offers, request, facts.forced_stages)
+        return None if scheme is None else offers.choice(scheme, request, facts, {})
+    weighing = _chosen(view, facts, offers, request, most, n_workers)
+    if weighing.chosen is None:
+        return None
+    judged = considered(weighing, offers.servers, _variant(view), offers.bandwidth)
+    return offers.choice(weighing.chosen, request, facts, {"sizes": [c.plain() for c in judged]})
+
+
+def most_stages(view: ClusterView, facts: ActionFacts, stages: Stages) -> int:
+    """One where stages could not meet: there is no relay."""
+    if facts.forced_stages is not None or not has_transport(view.settings, facts):
+        return facts.forced_stages or 1
+    return max(1, min(facts.max_stages, stages.most))
+
+
+def _chosen(
+    view: ClusterView, facts: ActionFacts, offers: _Offers, request: Request, most: int, n_workers: int
+) -> Weighing:
+    """Algorithm 1.  Where no group can leave so many workers behind in time, one that leaves fewer."""
+    for wanted in range(n_workers, 0, -1):
+        weighing = weigh(
+            offers.servers, request, variant=_variant(view), min_stages=wanted, max_stages=most,
+            min_full=min(most, max(wanted, facts.keep or 1)), bandwidth=offers.bandwidth,
+            thorough=len(view.hosts) <= EXPLAINED_HOSTS,
+        )  # fmt: skip
+        if weighing.chosen is not None and not weighing.chosen.fallback:
+            break
+    return weighing
+
+
+def _forced(view: ClusterView, facts: ActionFacts, offers: _Offers, request: Request, s: int) -> Scheme | None:
+    """Exactly ``s`` stages, in time if that can be.  Without a device for a whole model all of them are low."""
+    largest = view.largest_device(for_model=True)
+    w = 0 if largest is not None and facts.need_bytes > largest and s > 1 else min(s, facts.keep or 1)
+    found = select(
+        offers.servers, request, variant=_variant(view), min_stages=s, max_stages=s, min_full=w,
+        bandwidth=offers.bandwidth,
     )  # fmt: skip
-    return None if scheme is None else offers.choice(scheme, request)
+    if found is not None and not found.fallback:
+        return found
+    return spread(offers.servers, request, s, w, bandwidth=offers.bandwidth)
 
 
 def _variant(view: ClusterView) -> Variant:
@@ -56,22 +105,34 @@ def _least_loaded(view: ClusterView, facts: ActionFacts) -> Choice | None:
     if best is None:
         return None
     device = max(view.hosts[best[2]].room(for_model=False).devices, key=lambda d: d.free).device
-    return Choice(best[2], device.name, device.kind)
+    return Choice((Seat(best[2], device.name, device.kind),))
 
 
 def usable(host: HostView, facts: ActionFacts) -> tuple[DeviceView, ...]:
     return host.room(for_model=facts.is_llm).devices
 
 
+def _first_due_s(view: ClusterView, request: Request, most: int) -> float:
+    """The earliest deadline, from now, of any size that some link could keep."""
+    fastest = view.index.fastest
+    possible = (size for size in sizes(request, 1, most, 0) if size.meets_tpot)
+    return min((s.within_s for s in possible if request.part(s.s) <= fastest * s.within_s), default=0.0)
+
+
 class _Offers:
     """The hosts as Algorithm 1's servers, numbered so that a tie goes to the least loaded."""
 
-    def __init__(self, view: ClusterView, facts: ActionFacts, model: ModelFacts, now_s: float) -> None:
-        self._view, self._name, self._model, self._now_s = view, facts.name, model, now_s
-        fitting = [h for h in view.live_hosts() if h.room(for_model=True).most_free >= facts.need_bytes]
-        self._hosts = sorted(fitting, key=lambda h: (h.n_workers, h.host_id))
-        kinds = sorted({h.room(for_model=True).kind for h in self._hosts})
-        self.kind = kinds[0] if kinds else "cpu"
+    def __init__(
+        self, view: ClusterView, facts: ActionFacts, stages: Stages, request: Request, most: int, now_s: float
+    ) -> None:
+        self._view, self._name, self._model, self._now_s = view, facts.name, stages.facts, now_s
+        # what a worker may need, least first: a low one of so many stages …, a full one
+        needs = tuple(low_reserve(facts.need_bytes, s) for s in range(most, 0, -1))
+        wanted, uri = Wanted(needs, most, _first_due_s(view, request, most)), stages.facts.uri
+        self._hosts = view.index.offers(wanted, now_s, view.index.with_model(uri))
+        self._resident = [h.has_model(uri, stages.facts.weight_bytes) for h in self._hosts]
+        self._whole = request.part(1)
+        kinds = {h.room(for_model=True).kind for h in self._hosts}
         times = {(k, m): self.times(k, m) for k in kinds for m in (StartMode.COLD, StartMode.PREWARMED)}
         self.servers = [self._server(i, times) for i in range(len(self._hosts))]
 
@@ -85,57 +146,115 @@ class _Offers:
         return Server(i, self._hosts[i].ledger.bytes_per_s, pcie, room.gpus, times[room.kind, mode])
 
     def bandwidth(self, server: Server, n_bytes: float, within_s: float) -> float:
+        if self._link(server.id, n_bytes) == RESIDENT_BYTES_PER_S:
+            return RESIDENT_BYTES_PER_S  # nothing is fetched, so no promise is in the way
         return self._hosts[server.id].ledger.bandwidth(n_bytes, self._now_s + within_s, self._now_s)
 
-    def choice(self, scheme: Scheme, request: Request) -> Choice:
-        at = scheme.full[0]
+    def _link(self, i: int, n_bytes: float) -> float:
+        """At best, for so many bytes."""
+        is_there = n_bytes >= self._whole and self._resident[i]
+        return RESIDENT_BYTES_PER_S if is_there else self.servers[i].bandwidth
+
+    def choice(self, scheme: Scheme, request: Request, facts: ActionFacts, why: Mapping[str, object]) -> Choice:
+        seats = [*(self._seat(p, StageRole.FULL) for p in scheme.full),
+                 *(self._seat(p, StageRole.LOW) for p in scheme.low)]  # fmt: skip
+        keep = max(1, min(facts.keep or 1, scheme.w))
+        slo = {"slo_ttft_s": facts.slo_ttft_s, "slo_tpot_s": facts.slo_tpot_s, "t_w_s": round(request.t_w, 3)}
+        return Choice(
+            tuple(seats), scheme.fetch_within_s, scheme.ttft, self._bound(scheme, request), scheme.fallback, keep,
+            {**slo, **why},
+        )  # fmt: skip
+
+    def _seat(self, at: Placement, role: StageRole) -> Seat:
         host = self._hosts[at.server]
         device = host.room(for_model=True).devices[at.gpu].device
-        server = self.servers[at.server]
-        bound = predict.bound(request.n_bytes, server.bandwidth, server.pcie, request.t_w, 1, 1.0,
-                              server.times or request.times)  # fmt: skip
-        return Choice(
-            host.host_id, device.name, device.kind, scheme.fetch_within_s, scheme.ttft, bound, scheme.fallback
-        )
+        return Seat(host.host_id, device.name, device.kind, role)
+
+    def _bound(self, scheme: Scheme, request: Request) -> float:
+        """Eq. 5 with every link idle; stages that share a host share its link."""
+        here = [p.server for p in (*scheme.full, *scheme.low)]
+        factor = predict.f_factor(scheme.s, scheme.w)
+        return max(
+            predict.bound(here.count(i) * request.part(scheme.s), self._link(i, request.part(scheme.s)),
+                          self.servers[i].pcie, request.t_w, scheme.s, factor, self.servers[i].times or request.times)
+            for i in set(here)
+        )  # fmt: skip
 
 
-def evictions(view: ClusterView, facts: ActionFacts) -> list[InstanceView]:
-    """Idle instances of other actions whose memory makes room, longest idle first; [] when nothing helps.
+def evictions(view: ClusterView, facts: ActionFacts, needs: Sequence[int]) -> list[InstanceView]:
+    """Idle groups of other actions whose memory makes room for workers of ``needs`` bytes (largest first), longest
+    idle first; [] when nothing helps.
 
     Memory that releases already on their way will free counts: then there is nothing more to evict.
     """
-    best: tuple[float, int, str] | None = None
-    chosen: list[InstanceView] = []
-    for host, device in _devices(view, facts):
-        free = device.free + device.releasing
-        if free >= facts.need_bytes:
-            return []
-        victims = _victims(view, host, device, facts, facts.need_bytes - free)
-        if not victims:
-            continue
-        cost = (max(v.idle_since_s or 0.0 for v in victims), len(victims), host.host_id)
-        if best is None or cost < best:
-            best, chosen = cost, victims
-    return chosen
+    idle, going = _leaving(view, facts)
+    taken: dict[_Where, int] = {}
+    for need in needs:
+        at = _free_for(view, facts, need, taken, going)
+        if at is None:
+            return _longest_idle(view, facts, need, taken, idle)
+        taken[at] = taken.get(at, 0) + need
+    return []
 
 
-def _devices(view: ClusterView, facts: ActionFacts) -> Iterator[tuple[HostView, DeviceView]]:
-    return ((h, d) for h in view.live_hosts() for d in usable(h, facts))
-
-
-def _victims(
-    view: ClusterView, host: HostView, device: DeviceView, facts: ActionFacts, missing: int
-) -> list[InstanceView]:
-    idle = [view.instances[i] for i in view.on_host.get(host.host_id, ())]
-    idle = [v for v in idle if v.is_idle and v.record.device == device.device.name and spare(view, v, facts)]
+def _leaving(view: ClusterView, facts: ActionFacts) -> tuple[list[InstanceView], set[_Where]]:
+    """One pass over the instances: those that may go, longest idle first, and the devices where some are going."""
+    idle, going = list[InstanceView](), set[_Where]()
+    for v in view.instances.values():
+        if v.releasing is not None:
+            going.add((v.record.host_id, v.record.device))
+        elif v.idle_since_s is not None and v.record.takes_requests and view.may_go(v):
+            idle.append(v)
     idle.sort(key=lambda v: (v.idle_since_s or 0.0, v.record.instance_id))
-    chosen: list[InstanceView] = []
-    for victim in idle:
-        if missing <= 0:
-            break
-        chosen.append(victim)
-        missing -= victim.record.reserve_bytes
-    return chosen if missing <= 0 else []
+    return idle, going
+
+
+def _free_for(
+    view: ClusterView, facts: ActionFacts, need: int, taken: Mapping[_Where, int], going: Collection[_Where]
+) -> _Where | None:
+    """A device that has room, or will when what is going has gone."""
+    for host in view.live_hosts():
+        room = host.room(for_model=facts.is_llm)
+        if room.most_free >= need:
+            for d in room.devices:
+                where = host.host_id, d.device.name
+                if d.free - taken.get(where, 0) >= need:
+                    return where
+    for where in sorted(going):
+        device = _device(view, facts, where)
+        if device is not None and device.free + device.releasing - taken.get(where, 0) >= need:
+            return where
+    return None
+
+
+def _longest_idle(
+    view: ClusterView, facts: ActionFacts, need: int, taken: Mapping[_Where, int], idle: Sequence[InstanceView]
+) -> list[InstanceView]:
+    """Taken in order of idleness, those of the first device that has room without them: its latest is idle longest.
+    A group counts with all that it has on the device; stage 0 is named, wherever that is."""
+    victims: dict[_Where, dict[InstanceId, InstanceView]] = {}
+    gained: dict[_Where, int] = {}
+    for head in idle:
+        if not spare(view, head, facts):
+            continue
+        for member in view.members(head.record.group_id):
+            where = member.record.host_id, member.record.device
+            device = _device(view, facts, where)
+            if device is None:
+                continue
+            gained[where] = gained.get(where, 0) + member.record.reserve_bytes
+            victims.setdefault(where, {})[head.record.instance_id] = head
+            if device.free + device.releasing - taken.get(where, 0) + gained[where] >= need:
+                return list(victims[where].values())
+    return []
+
+
+def _device(view: ClusterView, facts: ActionFacts, where: _Where) -> DeviceView | None:
+    """None: not of those that such a function may use."""
+    host = view.hosts.get(where[0])
+    if host is None or host.draining:
+        return None
+    return next((d for d in usable(host, facts) if d.device.name == where[1]), None)
 
 
 def spare(view: ClusterView, victim: InstanceView, facts: ActionFacts) -> bool:
@@ -152,7 +271,7 @@ def minimum(view: ClusterView, name: ActionName) -> int:
 
 
 def n_serving(view: ClusterView, name: ActionName) -> int:
-    """Instances of the current version that start or are ready and stay."""
+    """Groups of the current version that start or are ready and stay."""
     action = view.actions.get(name)
     if action is None:
         return 0
@@ -160,6 +279,6 @@ def n_serving(view: ClusterView, name: ActionName) -> int:
     serving = (InstanceState.STARTING, InstanceState.READY)
     return sum(
         1 for i in action.instances
-        if (v := view.instances[i]).releasing is None and v.state in serving
+        if (v := view.instances[i]).record.takes_requests and v.releasing is None and v.state in serving
         and version in (None, v.record.action_version)
     )  # fmt: skip

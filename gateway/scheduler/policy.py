@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from gateway.scheduler import instances, models
-from gateway.scheduler.decisions import CancelGroup, Decision, DropDemand, DropPlan, Flag, TimerKind
+from gateway.scheduler import draining, instances, models
+from gateway.scheduler.decisions import Decision, DropDemand, Flag, RevokeCredential, TimerKind
 from gateway.scheduler.events import (
     ActionDeleted,
     ActionSeen,
@@ -13,6 +13,7 @@ from gateway.scheduler.events import (
     GatewaysLost,
     HostsSeen,
     Rebuilt,
+    StartRefused,
     Timer,
 )
 from gateway.scheduler.starts import ensure_model, release, rescale
@@ -20,7 +21,7 @@ from gateway.scheduler.view import ClusterView, DemandView
 from relay.messages import CommandRefused, DemandAdded, DemandRemoved, InstanceChanged, ModelInspected
 from thaw.errors import StaleEpoch
 from thaw.host import HostReport
-from thaw.ids import ActionName, CommandId, GroupId, HostId, InstanceId
+from thaw.ids import ActionName, GroupId, HostId, InstanceId
 from thaw.instance import InstanceState
 
 _LONGEST_WAIT_S: Final = 3_600.0
@@ -37,7 +38,7 @@ def decide(view: ClusterView, event: Event, now_s: float) -> list[Decision]:
         case DemandAdded():
             return _demand_added(view, event, now_s, now_s)
         case DemandRemoved():
-            view.drop_demand(event.activation_id)
+            view.serve_demand(event.activation_id)
             return []
         case InstanceChanged():
             return instances.changed(view, event.instance, now_s)
@@ -45,6 +46,8 @@ def decide(view: ClusterView, event: Event, now_s: float) -> list[Decision]:
             return models.inspected(view, event, now_s)
         case CommandRefused():
             return _refused(view, event, now_s)
+        case StartRefused():
+            return _start_refused(view, event, now_s)
         case ActionSeen():
             return _action_seen(view, event, now_s)
         case ActionDeleted():
@@ -63,7 +66,7 @@ def _demand_added(view: ClusterView, demand: DemandAdded, queued_s: float, now_s
     if not view.add_demand(demand, queued_s):
         return []
     decided = rescale(view, demand.action, now_s)
-    if (known := view.demand.get(demand.activation_id)) is not None and known.group_id is None:
+    if (known := view.demand.get(demand.activation_id)) is not None and not view.awaits_start(known):
         _join_a_start(view, known)
     return decided
 
@@ -72,7 +75,7 @@ def _join_a_start(view: ClusterView, demand: DemandView) -> None:
     """It needs no start of its own: it shares the fate of one in progress that has a slot left."""
     for instance in view.of_action(demand.demand.action):
         group = view.groups.get(instance.record.group_id)
-        if group is not None and len(group.activation_ids) < instance.record.slots:
+        if group is not None and group.is_starting and len(group.activation_ids) < group.slots:
             demand.group_id = group.plan.group_id
             group.activation_ids.add(demand.demand.activation_id)
             return
@@ -83,13 +86,24 @@ def _refused(view: ClusterView, event: CommandRefused, now_s: float) -> list[Dec
         return [Flag("command_stale", {"host_id": event.host_id, "command_id": event.command_id})]
     group = view.groups.get(event.group_id)
     if group is not None and event.command_id in group.command_ids:
-        failed = instances.start_failed(view, group, event.error, now_s)
-        return [*failed, *rescale(view, group.plan.action, now_s)]
+        instances.never_began(view, event.host_id, event.command_id, now_s)
+        return instances.start_refused(view, group, event.error, now_s)
     for instance_id in sorted(view.on_host.get(event.host_id, ())):
         instance = view.instances[instance_id]
         if instance.releasing == event.command_id:
             return instances.release_refused(view, instance, now_s)
+    if instances.never_began(view, event.host_id, event.command_id, now_s):
+        return instances.retry_blocked(view, now_s)
     return models.refused(view, event, now_s)
+
+
+def _start_refused(view: ClusterView, event: StartRefused, now_s: float) -> list[Decision]:
+    """Nothing was commanded yet."""
+    if (group := view.groups.get(event.group_id)) is None:
+        return []
+    for stage, command_id in zip(group.plan.stages, group.command_ids, strict=True):
+        instances.never_began(view, stage.host, command_id, now_s)
+    return instances.start_refused(view, group, event.error, now_s)
 
 
 def _action_seen(view: ClusterView, event: ActionSeen, now_s: float) -> list[Decision]:
@@ -109,7 +123,13 @@ def _action_deleted(view: ClusterView, name: ActionName, now_s: float) -> list[D
     decided: list[Decision] = []
     for instance in view.of_action(name):
         # what starts is left to become ready: a half-loaded model helps nobody, and its release follows
-        if instance.state is InstanceState.READY and instance.releasing is None:
+        group = view.groups.get(instance.record.group_id)
+        if (
+            instance.record.takes_requests
+            and instance.state is InstanceState.READY
+            and instance.releasing is None
+            and (group is None or not group.is_starting)
+        ):
             decided.append(release(view, instance, only_idle=False, reason="deleted"))
     return [*decided, *rescale(view, name, now_s)]
 
@@ -124,7 +144,9 @@ def _hosts_seen(view: ClusterView, reports: tuple[HostReport, ...], now_s: float
     for report in reports:
         odd = view.put_host(report, now_s)
         decided += [Flag("host_report_clamped", {"host_id": report.host_id, "what": text}) for text in odd]
-        decided += instances.release_strangers(view, view.hosts[report.host_id], now_s)
+        host = view.hosts[report.host_id]
+        decided += instances.release_strangers(view, host, now_s)
+        decided += draining.leave(view, host, now_s) if host.draining else []
     for host_id in _silent(view, reports) if now_s >= view.grace_until_s else ():
         decided += instances.host_lost(view, host_id, now_s)
     decided += instances.retry_blocked(view, now_s)
@@ -167,7 +189,7 @@ def _timer(view: ClusterView, event: Timer, now_s: float) -> list[Decision]:
             if instance is None:
                 return []
             if event.kind is TimerKind.RELEASE and instance.releasing is not None:
-                return instances.release_refused(view, instance, now_s)
+                return instances.release_overdue(view, instance, now_s)
             instance.wake_s = None
             return instances.idle_check(view, instance, now_s)
 
@@ -178,8 +200,7 @@ def _rebuild(view: ClusterView, event: Rebuilt, now_s: float) -> list[Decision]:
     for facts in event.actions:
         view.set_facts(facts)
     for model in event.models:
-        known = view.model(model.uri)
-        known.facts, known.fresh = model, True
+        view.model(model.uri).take(model)
     for report in event.hosts:
         view.put_host(report, now_s)
     view.grace_until_s = now_s + HOST_GRACE_S
@@ -205,17 +226,19 @@ def _rebuild_instances(view: ClusterView, event: Rebuilt, now_s: float) -> None:
 
 
 def _rebuild_plans(view: ClusterView, event: Rebuilt, now_s: float) -> list[Decision]:
+    """Groups of which every stage was confirmed go on; of the others, and of credentials without a plan, nothing
+    stays."""
     decided: list[Decision] = []
-    by_group = {view.instances[i].record.group_id: view.instances[i] for i in sorted(view.instances)}
     for plan in event.plans:
-        instance = by_group.get(plan.group_id)
-        if instance is None:
-            hosts = sorted({stage.host for stage in plan.stages})
-            decided += [CancelGroup(h, plan.group_id, CommandId(view.new_id())) for h in hosts]
-            decided.append(DropPlan(plan.group_id))
-        elif instance.state is InstanceState.STARTING:
-            decided.append(models.adopt_start(view, plan, instance, now_s))
-    return decided
+        if {m.record.stage for m in view.members(plan.group_id)} >= {s.stage for s in plan.stages}:
+            decided += instances.adopt(view, plan, now_s)
+        else:
+            decided += instances.abandon(view, plan, now_s)
+    for group_id in sorted(view.in_group.keys() - view.groups.keys()):
+        left = [m for m in view.members(group_id) if m.record.n_stages > 1 and m.releasing is None]
+        decided += instances.orphans(view, left, now_s)
+    stale = set(event.credentials) - {plan.group_id for plan in event.plans}
+    return [*decided, *(RevokeCredential(group_id) for group_id in sorted(stale))]
 
 
 def _age_s(wall_ms: int, then_ms: int) -> float:

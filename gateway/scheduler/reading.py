@@ -14,9 +14,11 @@ from gateway.scheduler.events import (
     GatewaysLost,
     HostsSeen,
     Rebuilt,
+    StartRefused,
     Timer,
     facts_of,
 )
+from gateway.scheduler.group_credentials import GroupCredentials
 from gateway.scheduler.view import ClusterView
 from relay.messages import (
     ActionChanged,
@@ -33,14 +35,14 @@ from thaw.clock import wall_ms
 from thaw.errors import NotFound
 from thaw.ids import ActionName, Namespace
 
-_FOR_POLICY: Final = (DemandAdded, DemandRemoved, InstanceChanged, ModelInspected, CommandRefused, Timer)
+_FOR_POLICY: Final = (DemandAdded, DemandRemoved, InstanceChanged, ModelInspected, CommandRefused, StartRefused, Timer)
 
 
 class Reading:
     """Raises PlatformError when the state server does not answer."""
 
-    def __init__(self, client: redis.Redis) -> None:
-        self._registry, self._records = Registry(client), Records(client)
+    def __init__(self, client: redis.Redis, credentials: GroupCredentials) -> None:
+        self._registry, self._records, self._credentials = Registry(client), Records(client), credentials
 
     def rebuilt(self) -> Rebuilt:
         # instances before demand: a request served in between is seen as waiting, and its removal is an event
@@ -53,6 +55,7 @@ class Reading:
             # after demand: an action that a request names and this does not have is gone, not new
             actions=tuple(facts_of(a) for a in self._records.all_actions()),
             wall_ms=wall_ms(),
+            credentials=tuple(self._credentials.groups()),
         )
 
     def heartbeats(self, view: ClusterView) -> Iterator[Event]:

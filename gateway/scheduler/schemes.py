@@ -43,6 +43,11 @@ class Request:
     t_w: float = 0.0
     times: Times = _DEFAULT_TIMES
     overlap: bool = True  # Eq. 5; False: Eq. 1
+    largest_parts: tuple[float, ...] = ()  # bytes of the largest stage of 1, 2, … stages; else M/s
+
+    def part(self, s: int) -> float:
+        """What the worker with most to fetch fetches: layers do not divide evenly, a tied embedding is had twice."""
+        return self.largest_parts[s - 1] if s <= len(self.largest_parts) else self.n_bytes / s
 
     @property
     def need_full(self) -> float:
@@ -134,7 +139,11 @@ class Size:
 
     def meets(self, kappa: float) -> bool:
         ttft = self.request.t_w + kappa + predict.pass_s(self.s, self.factor, self.request.times)
-        return ttft <= self.request.slo_ttft + _NOISE and self.tpot <= self.request.slo_tpot + _NOISE
+        return ttft <= self.request.slo_ttft + _NOISE and self.meets_tpot
+
+    @property
+    def meets_tpot(self) -> bool:
+        return self.tpot <= self.request.slo_tpot + _NOISE
 
     def scheme(self, full: Sequence[Candidate], low: Sequence[Candidate], *, fallback: bool = False) -> Scheme:
         ttft = predict.ttft(self.request.t_w, [c.kappa for c in (*full, *low)], self.factor, self.request.times)
@@ -156,7 +165,7 @@ def candidates(
     servers: Sequence[Server], size: Size, variant: Variant, bandwidth: Bandwidth, *, fallback: bool = False
 ) -> list[Candidate]:
     """Servers that may take part, by (kappa, 1/b + 1/p, id)."""
-    part, within_s = size.request.n_bytes / size.s, math.inf if fallback else size.within_s
+    part, within_s = size.request.part(size.s), math.inf if fallback else size.within_s
     if within_s < 0:
         return []
     need_low = size.request.need_low(size.s)
@@ -168,14 +177,15 @@ def candidates(
             continue
         b = bandwidth(server, part, within_s)
         if b > 0:
-            found.append(Candidate(server, _key(server, part, b, size.request), full, low))
+            found.append(Candidate(server, key_of(server, part, b, size.request), full, low))
     return sorted(found, key=lambda c: c.key)
 
 
-def _key(server: Server, part: float, b: float, request: Request) -> tuple[float, float, int]:
+def key_of(server: Server, part: float, b: float, request: Request) -> tuple[float, float, int]:
     times = server.times or request.times
     predictor = predict.kappa if request.overlap else predict.kappa_sequential
-    return predictor(part, b, server.pcie, times), 1 / b + 1 / server.pcie, server.id
+    further_tail = times.t_tail - request.times.t_tail  # its own kind of device takes longer over the last tensors
+    return predictor(part, b, server.pcie, times) + further_tail, 1 / b + 1 / server.pcie, server.id
 
 
 def _gpu(server: Server, need: float, variant: Variant) -> Placement | None:

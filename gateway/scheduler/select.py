@@ -10,21 +10,33 @@ fallback is one full worker on the best server, and if none fits, None: wait.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from gateway.scheduler.schemes import (
     Bandwidth,
     Candidate,
+    Placement,
     Request,
     Scheme,
     Server,
     Size,
     Variant,
     candidates,
+    key_of,
     sizes,
     static_bandwidth,
 )
 from gateway.scheduler.search import least_sharing
+
+
+@dataclass(frozen=True, slots=True)
+class Weighing:
+    """Every size that was looked at, with its best scheme (None: none meets both objectives), and which was taken."""
+
+    chosen: Scheme | None
+    tried: tuple[tuple[Size, Scheme | None], ...]
 
 
 def select(
@@ -32,20 +44,39 @@ def select(
     max_stages: int = 4, min_full: int = 0, bandwidth: Bandwidth = static_bandwidth,
 ) -> Scheme | None:  # fmt: skip
     """The scheme of this variant, else the fallback, else None (wait).  ``min_full=0`` is the paper's."""
+    return weigh(servers, request, variant=variant, min_stages=min_stages, max_stages=max_stages, min_full=min_full,
+                 bandwidth=bandwidth, thorough=False).chosen  # fmt: skip
+
+
+def weigh(
+    servers: Sequence[Server], request: Request, *, variant: Variant, min_stages: int, max_stages: int, min_full: int,
+    bandwidth: Bandwidth, thorough: bool = True,
+) -> Weighing:  # fmt: skip
+    """:func:`select`, and what it looked at on the way.  Not ``thorough``: of sizes that could not win any more, and of
+    those whose time per token is beyond the objective, nothing is said.  The choice is the same."""
     best: Scheme | None = None
-    for size in sizes(request, min_stages, max_stages, min_full):
+    tried: list[tuple[Size, Scheme | None]] = []
+    every = sizes(request, min_stages, max_stages, min_full)
+    for size in every if thorough else _in_order(every, variant):
+        if not thorough and best is not None and (best.sharing, best.memory) <= (0, size.memory):
+            break  # no later one can share less, and none is smaller
         found = candidates(servers, size, variant, bandwidth)
         scheme = least_sharing(size, found) if variant == "min_sharing" else greedy(size, found)
-        if scheme is None:
-            continue
-        if variant == "paper":
-            return scheme
-        if best is None or _objective(scheme) < _objective(best):
+        tried.append((size, scheme))
+        if scheme is not None and (best is None or objective(scheme) < objective(best)):
             best = scheme
-    return best or fallback(servers, request, variant, bandwidth)
+        if best is not None and variant == "paper":
+            break
+    return Weighing(best or fallback(servers, request, variant, bandwidth), tuple(tried))
 
 
-def _objective(scheme: Scheme) -> tuple[float, ...]:
+def _in_order(every: Iterable[Size], variant: Variant) -> list[Size]:
+    """``paper`` takes the first that will do, the others the smallest, so look at those first."""
+    possible = [size for size in every if size.meets_tpot]
+    return possible if variant == "paper" else sorted(possible, key=lambda size: (size.memory, size.s, size.w))
+
+
+def objective(scheme: Scheme) -> tuple[float, ...]:
     return scheme.sharing, scheme.memory, scheme.s, scheme.w
 
 
@@ -66,3 +97,37 @@ def fallback(servers: Sequence[Server], request: Request, variant: Variant, band
     size = Size(request, 1, 1)
     found = [c for c in candidates(servers, size, variant, bandwidth, fallback=True) if c.full is not None]
     return size.scheme(found[:1], [], fallback=True) if found else None
+
+
+def spread(
+    servers: Sequence[Server], request: Request, s: int, w: int, *, bandwidth: Bandwidth = static_bandwidth
+) -> Scheme | None:
+    """A forced size that meets no SLO, or has fewer servers than stages: ``s`` workers, the first ``w`` full, on as
+    many servers as there are; its fetches have no deadline.  None: memory for so many is not there."""
+    size = Size(request, s, w)
+    free = {server.id: [gpu.free for gpu in server.gpus] for server in servers}
+    n_here = dict.fromkeys(free, 0)
+    seats: list[Candidate] = []
+    for worker in range(s):
+        need = request.need_full if worker < w else request.need_low(s)
+        options = [_next_seat(server, need, n_here[server.id], free[server.id], size, bandwidth) for server in servers]
+        best = min((o for o in options if o is not None), key=lambda c: (n_here[c.server.id], c.key), default=None)
+        if best is None or best.full is None:
+            return None
+        free[best.server.id][best.full.gpu] -= int(need)
+        n_here[best.server.id] += 1
+        seats.append(best)
+    return size.scheme(seats[:w], [replace(c, low=c.full) for c in seats[w:]], fallback=True)
+
+
+def _next_seat(
+    server: Server, need: float, n_here: int, free: Sequence[int], size: Size, bandwidth: Bandwidth
+) -> Candidate | None:
+    """One more worker on ``server``, whose link then carries ``n_here + 1`` parts at once."""
+    fits = [(left, i) for i, left in enumerate(free) if left >= need]
+    n_bytes = size.request.part(size.s) * (n_here + 1)
+    if not fits or (b := bandwidth(server, n_bytes, math.inf)) <= 0:
+        return None
+    gpu = min(fits)[1]
+    seat = Placement(server.id, gpu, server.gpus[gpu].n_workers > 0 or free[gpu] < server.gpus[gpu].free)
+    return Candidate(server, key_of(server, n_bytes, b, size.request), seat, seat)

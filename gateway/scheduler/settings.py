@@ -22,6 +22,10 @@ class SchedulerSettings:
     discipline: str = setting("THAW_LEDGER_DISCIPLINE", "how fetches share a host's link: edf or equal", "edf")
     variant: str = setting("THAW_SELECT_VARIANT", "objective of Algorithm 1: min_sharing, slides or paper",
                            "min_sharing")  # fmt: skip
+    relay_url: str = setting("THAW_RELAY_URL", "the relay that the stages of a group meet at, redis://host:port/0; "
+                             "empty: no group of more than one stage", "")  # fmt: skip
+    object_address: str = setting("THAW_TRANSPORT_OBJECT", "where stages meet that use the transport object, "
+                                  "s3://bucket/prefix or file:///directory; empty: not available", "")  # fmt: skip
 
     def __post_init__(self) -> None:
         one_of("THAW_LEDGER_DISCIPLINE", self.discipline, DISCIPLINES)

@@ -13,20 +13,17 @@ from gateway.scheduler.decisions import (
     Wake,
 )
 from gateway.scheduler.events import ActionFacts
-from gateway.scheduler.placement import (
-    PLATFORM_MAX_STAGES,
-    evictions,
-    minimum,
-    n_serving,
-    place,
-)
-from gateway.scheduler.plans import Choice, one_stage_plan, starting_record
+from gateway.scheduler.placement import evictions, minimum, most_stages, n_serving, place
+from gateway.scheduler.plans import Choice, Names, fetch_key, group_plan, low_reserve, slots, starting_record
 from gateway.scheduler.scaling import groups, new_workers
+from gateway.scheduler.stages import Stages
+from gateway.scheduler.transports import transport_of
 from gateway.scheduler.view import ActionView, ClusterView, GroupView, InstanceView
-from thaw.errors import ErrorInfo, MemoryTooSmall, ModelUnsupported, NotFound, ThawError
+from thaw import partition
+from thaw.errors import ErrorInfo, MemoryTooSmall, NotFound, ThawError
 from thaw.ids import ActionName, ActivationId, CommandId, GroupId, HostId, InstanceId
 from thaw.instance import InstanceState
-from thaw.model import ModelFacts
+from thaw.plan import Plan, PlanTransport, StageRole
 
 SLOT_TRUST_S = 1.0
 """A gateway queues a request only when it sees no free slot.  So a free slot in a record counts for this long after the
@@ -39,7 +36,7 @@ INSPECT_DEADLINE_S = 30.0
 """Reading a model's index is a few small requests; a host that has not answered by then is not going to."""
 
 RETRY_BASE_S, RETRY_CAP_S = 0.25, 30.0
-RECHECK_S = 1.0
+RECHECK_S, RECHECKS_PER_S = 1.0, 50
 """How long a request that waits for memory or for the link waits at most before it is looked at again."""
 
 
@@ -60,13 +57,15 @@ def rescale(view: ClusterView, name: ActionName, now_s: float) -> list[Decision]
         return wake(action, name, now_s + SLOT_TRUST_S, now_s) if action.waiting else []
     if now_s < action.retry_at_s:
         return wake(action, name, action.retry_at_s, now_s)
-    model: ModelFacts | None = None
+    stages: Stages | None = None
     if facts.is_llm:
         asked = ensure_model(view, facts.model_uri, now_s)
-        model = view.model(facts.model_uri).facts
-        if model is None or not view.model(facts.model_uri).fresh:
+        stages = view.model(facts.model_uri).stages
+        if stages is None or not view.model(facts.model_uri).fresh:
             return asked
-    return _start_many(view, action, facts, model, n_new, now_s)
+        if (error := _indivisible(view, facts, stages)) is not None:
+            return fail_all(view, name, error)
+    return _start_many(view, action, facts, stages, n_new, now_s)
 
 
 def wake(action: ActionView, name: ActionName, at_s: float, now_s: float) -> list[Decision]:
@@ -80,18 +79,30 @@ def wake(action: ActionView, name: ActionName, at_s: float, now_s: float) -> lis
 
 def _refusal(view: ClusterView, facts: ActionFacts) -> ThawError | None:
     """Why no start of this action can ever go well here."""
-    if (facts.forced_stages or 1) > PLATFORM_MAX_STAGES:
-        return ModelUnsupported(
-            f"scaling.stages is {facts.forced_stages}, and this version runs one stage",
-            hint="remove scaling.stages from the function's config",
-        )
     largest = view.largest_device(for_model=facts.is_llm)
-    if largest is not None and facts.need_bytes > largest:
+    least = low_reserve(facts.need_bytes, facts.forced_stages or 1)
+    if largest is not None and least > largest:
         return MemoryTooSmall(
-            f"{facts.name} needs {_mb(facts.need_bytes)} of device memory; the largest device of "
+            f"{facts.name} needs {_mb(least)} of device memory{_a_stage(facts)}; the largest device of "
             f"{len(view.hosts)} host(s) has {_mb(largest)}",
             hint="lower resources.gpu_memory_mb" if facts.is_llm else "lower limits.memory",
         )
+    return None
+
+
+def _a_stage(facts: ActionFacts) -> str:
+    return f" for each of {facts.forced_stages} stages" if (facts.forced_stages or 1) > 1 else ""
+
+
+def _indivisible(view: ClusterView, facts: ActionFacts, stages: Stages) -> ThawError | None:
+    """Why a size or a transport that was forced cannot be had here."""
+    several = facts.forced_stages or (1 if facts.transport == "auto" else facts.max_stages)
+    try:
+        stages.of(facts.forced_stages or 1)
+        if several > 1:
+            transport_of(view.settings, facts, GroupId(""))
+    except ThawError as e:
+        return e
     return None
 
 
@@ -102,26 +113,27 @@ def _mb(n_bytes: int) -> str:
 def wanted(view: ClusterView, action: ActionView, facts: ActionFacts, now_s: float) -> int:
     """Workers to add: the window formula for models, the queue alone for ordinary functions, the minimum for both."""
     instances = [view.instances[i] for i in action.instances]
-    current = [v for v in instances if v.releasing is None and v.record.action_version == facts.version]
+    current = [v for v in instances if v.record.takes_requests and v.releasing is None
+               and v.record.action_version == facts.version]  # fmt: skip
     by_demand = 0
     if action.waiting:
         arrivals = action.window.count(now_s) if facts.is_llm else 0
         newest_s = view.demand[next(reversed(action.waiting))].queued_s
-        supply = sum(_free_slots(v, newest_s, now_s) for v in current)
+        supply = sum(_free_slots(view, v, facts, newest_s, now_s) for v in current)
         by_demand = new_workers(len(action.waiting), arrivals, supply, facts.slots)
     serving = n_serving(view, facts.name)
     missing = facts.min_instances - serving if action.broken_version != facts.version else 0
     return max(0, min(max(by_demand, missing), facts.max_instances - serving))
 
 
-def _free_slots(view: InstanceView, newest_s: float, now_s: float) -> int:
-    if view.state is InstanceState.STARTING:
-        return view.record.slots
-    if view.state is not InstanceState.READY or now_s - view.changed_s >= SLOT_TRUST_S:
+def _free_slots(view: ClusterView, head: InstanceView, facts: ActionFacts, newest_s: float, now_s: float) -> int:
+    if head.state is InstanceState.STARTING:
+        return slots(facts, head.record.n_stages)  # its host does not know them before it has read the function
+    if head.state is not InstanceState.READY or now_s - head.changed_s >= SLOT_TRUST_S:
         return 0
-    if newest_s > view.changed_s + CROSSING_S:
+    if newest_s > head.changed_s + CROSSING_S:
         return 0  # queued by a gateway that knew of the change, so there was no free slot
-    return max(0, view.record.slots - view.record.inflight)
+    return max(0, head.record.slots - head.record.inflight)
 
 
 def ensure_model(view: ClusterView, uri: str, now_s: float) -> list[Decision]:
@@ -140,41 +152,75 @@ def ensure_model(view: ClusterView, uri: str, now_s: float) -> list[Decision]:
 
 
 def _start_many(
-    view: ClusterView, action: ActionView, facts: ActionFacts, model: ModelFacts | None, n_new: int, now_s: float
+    view: ClusterView, action: ActionView, facts: ActionFacts, stages: Stages | None, n_new: int, now_s: float
 ) -> list[Decision]:
+    """Groups of as many workers as a group may have (ParaServe 6.1); what one that is smaller lacks, others have."""
     decided: list[Decision] = []
-    for _ in groups(n_new, PLATFORM_MAX_STAGES):
-        started = _start_one(view, facts, model, now_s)
-        if not started:
+    wanted = groups(n_new, 1 if stages is None else most_stages(view, facts, stages))[::-1]
+    while wanted:
+        n_workers = wanted.pop()
+        choice = place(view, facts, stages, _waited_s(view, facts.name, now_s), now_s, n_workers)
+        if choice is None:
             view.blocked[facts.name] = None
-            return [*decided, *_make_room(view, facts), *wake(action, facts.name, now_s + RECHECK_S, now_s)]
-        decided += started
+            return [*decided, *_make_room(view, facts), *wake(action, facts.name, now_s + _recheck_s(view), now_s)]
+        decided += _start_group(view, facts, stages, choice, now_s)
+        if choice.n_stages < n_workers:
+            wanted.append(n_workers - choice.n_stages)
     view.blocked.pop(facts.name, None)
     return decided
 
 
-def _start_one(view: ClusterView, facts: ActionFacts, model: ModelFacts | None, now_s: float) -> list[Decision]:
-    choice = place(view, facts, model, _waited_s(view, facts.name, now_s), now_s)
-    if choice is None:
-        return []
+def _recheck_s(view: ClusterView) -> float:
+    """What frees memory is an event, answered at once; when thousands wait, looking again must not be the work."""
+    return max(RECHECK_S, len(view.blocked) / RECHECKS_PER_S)
+
+
+def _start_group(
+    view: ClusterView, facts: ActionFacts, stages: Stages | None, choice: Choice, now_s: float
+) -> list[Decision]:
     group_id = GroupId(view.new_id())
-    plan = one_stage_plan(facts, model, choice, epoch=view.epoch, plan_id=view.new_id(), group_id=group_id)
-    stage = StageStart(0, choice.host_id, InstanceId(view.new_id()), CommandId(view.new_id()))
-    view.put_instance(starting_record(plan, 0, stage.instance_id, facts), now_s, confirmed=False)
-    served = _assign(view, facts, group_id)
-    view.groups[group_id] = GroupView(plan, (stage.instance_id,), (stage.command_id,), set(served), now_s, now_s)
-    if model is not None:
-        ledger = view.hosts[choice.host_id].ledger
-        ledger.add(group_id, model.n_bytes, now_s + choice.fetch_within_s, now_s)
+    names = Names(view.epoch, view.new_id(), group_id)
+    several = choice.n_stages > 1
+    transport = transport_of(view.settings, facts, group_id) if several else PlanTransport()
+    plan = group_plan(facts, stages, choice, names, transport)
+    starts = tuple(StageStart(s.stage, s.host, InstanceId(view.new_id()), CommandId(view.new_id()))
+                   for s in plan.stages)  # fmt: skip
+    for start in starts:
+        view.put_instance(
+            starting_record(plan, start.stage, start.instance_id, facts), now_s, started_by=start.command_id
+        )
+    served = _assign(view, facts, group_id, slots(facts, choice.n_stages))
+    view.groups[group_id] = GroupView(
+        plan, tuple(s.instance_id for s in starts), tuple(s.command_id for s in starts),
+        slots(facts, choice.n_stages), set(served), now_s, now_s, served=served,
+    )  # fmt: skip
+    _book(view, plan, now_s + choice.fetch_within_s, now_s)
     deadline = Wake(now_s + view.settings.start_deadline_s, TimerKind.START, group_id)
-    return [StartGroup(plan, (stage,), served, _attrs(facts, choice)), deadline]
+    return [StartGroup(plan, starts, served, _attrs(facts, plan, choice)), deadline]
 
 
-def _attrs(facts: ActionFacts, choice: Choice) -> dict[str, object]:
-    return {
-        "action": facts.name, "stages": 1, "host": choice.host_id, "device": choice.device,
+def _book(view: ClusterView, plan: Plan, deadline_s: float, now_s: float) -> None:
+    """Each stage's own bytes on its own host's link."""
+    if plan.model is None:
+        return
+    for stage in plan.stages:
+        host, n_bytes = view.hosts[stage.host], partition.size(stage.first_ranges)
+        if len(plan.stages) == 1 and host.has_model(plan.model.uri, plan.model.n_bytes):
+            continue  # nothing to fetch
+        host.ledger.add(fetch_key(plan.group_id, stage.stage), n_bytes, deadline_s, now_s)
+
+
+def _attrs(facts: ActionFacts, plan: Plan, choice: Choice) -> dict[str, object]:
+    first = choice.seats[0]
+    found: dict[str, object] = {
+        "action": facts.name, "stages": choice.n_stages, "host": first.host_id, "device": first.device,
         "predicted_ttft_s": choice.predicted_ttft_s, "bound_ttft_s": choice.bound_ttft_s, "fallback": choice.fallback,
     }  # fmt: skip
+    if choice.n_stages > 1:
+        found["hosts"] = [seat.host_id for seat in choice.seats]
+        found["full"] = sum(seat.role is StageRole.FULL for seat in choice.seats)
+        found["transport"] = str(plan.transport.kind)
+    return {**found, **choice.why}
 
 
 def _waited_s(view: ClusterView, name: ActionName, now_s: float) -> float:
@@ -182,25 +228,29 @@ def _waited_s(view: ClusterView, name: ActionName, now_s: float) -> float:
     return 0.0 if first is None else now_s - first.queued_s
 
 
-def _assign(view: ClusterView, facts: ActionFacts, group_id: GroupId) -> tuple[ActivationId, ...]:
+def _assign(view: ClusterView, facts: ActionFacts, group_id: GroupId, n_slots: int) -> tuple[ActivationId, ...]:
     """The longest waiting requests that no start in progress serves yet."""
     served: list[ActivationId] = []
     for demand in view.waiting(facts.name):
-        if len(served) == facts.slots:
+        if len(served) == n_slots:
             break
-        if demand.group_id is None:
+        if not view.awaits_start(demand):
             demand.group_id = group_id
             served.append(demand.demand.activation_id)
     return tuple(served)
 
 
 def _make_room(view: ClusterView, facts: ActionFacts) -> list[Decision]:
-    return [release(view, v, only_idle=True, reason="memory") for v in evictions(view, facts)]
+    n = facts.forced_stages or 1
+    needs = (facts.need_bytes, *[low_reserve(facts.need_bytes, n)] * (n - 1))
+    return [release(view, v, only_idle=True, reason="memory") for v in evictions(view, facts, needs)]
 
 
 def release(view: ClusterView, instance: InstanceView, *, only_idle: bool, reason: str) -> ReleaseInstance:
+    """Of stage 0; the others of its group follow when it has gone, so their memory is on its way too."""
     command_id = CommandId(view.new_id())
-    view.set_releasing(instance, command_id)
+    for member in view.members(instance.record.group_id):
+        view.set_releasing(member, command_id)
     return ReleaseInstance(instance.record.host_id, instance.record.instance_id, command_id, only_idle, reason)
 
 

@@ -8,19 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Final
 
 from gateway.scheduler.events import ActionFacts
 from gateway.scheduler.history import History
 from gateway.scheduler.hosts import HostView, new_host
+from gateway.scheduler.index import HostIndex
 from gateway.scheduler.ledger import Discipline
 from gateway.scheduler.scaling import Window
 from gateway.scheduler.settings import SchedulerSettings
+from gateway.scheduler.stages import Stages
 from relay.messages import DemandAdded
+from thaw.action import KIND_LLM
 from thaw.host import HostReport
 from thaw.ids import ActionName, ActivationId, CommandId, GroupId, HostId, InstanceId
 from thaw.instance import InstanceRecord, InstanceState
 from thaw.model import ModelFacts
 from thaw.plan import Plan
+
+SERVED_KEPT: Final = 10_000
+"""Requests that are remembered after an instance took them; one that comes later back than so many others is new."""
 
 
 @dataclass(slots=True)
@@ -29,7 +36,7 @@ class InstanceView:
     changed_s: float
     idle_since_s: float | None = None
     releasing: CommandId | None = None
-    confirmed: bool = True  # False: decided, its host has not spoken yet
+    started_by: CommandId | None = None  # decided, and its host has not spoken yet
     wake_s: float | None = None  # when it is looked at again
 
     @property
@@ -51,25 +58,37 @@ class DemandView:
 
 @dataclass(slots=True)
 class GroupView:
-    """A start in progress: from its decision until every stage is READY or one is GONE."""
+    """The stages that answer as one: from their decision until the first of them has gone, which ends the group."""
 
     plan: Plan
-    instance_ids: tuple[InstanceId, ...]
+    instance_ids: tuple[InstanceId, ...]  # by stage
     command_ids: tuple[CommandId, ...]
-    activation_ids: set[ActivationId]
+    slots: int  # requests it holds at once
+    activation_ids: set[ActivationId]  # that wait for its start
     started_s: float
     progress_s: float
-    done_bytes: int = 0
+    done_bytes: dict[tuple[HostId, int], int] = field(default_factory=dict)  # by host and stage
+    is_starting: bool = True  # not every stage is READY yet
+    served: tuple[ActivationId, ...] = ()  # whom it was started for
 
 
 @dataclass(slots=True)
 class ModelView:
-    facts: ModelFacts | None = None
+    stages: Stages | None = None
     fresh: bool = False
     asked: tuple[HostId, CommandId] | None = None
     asked_s: float = 0.0
     attempts: int = 0
     actions: set[ActionName] = field(default_factory=set)
+
+    @property
+    def facts(self) -> ModelFacts | None:
+        return None if self.stages is None else self.stages.facts
+
+    def take(self, facts: ModelFacts) -> None:
+        """Its facts as they are now."""
+        self.stages = Stages(facts) if facts != self.facts else self.stages
+        self.fresh = True
 
 
 @dataclass(slots=True)
@@ -90,11 +109,14 @@ class ClusterView:
         self.epoch, self.settings, self.new_id, self.history = epoch, settings, new_id, history
         self.discipline: Discipline = "equal" if settings.discipline == "equal" else "edf"
         self.hosts: dict[HostId, HostView] = {}
+        self.index = HostIndex(KIND_LLM)
         self.instances: dict[InstanceId, InstanceView] = {}
         self.on_host: dict[HostId, set[InstanceId]] = {}
         self.demand: dict[ActivationId, DemandView] = {}
+        self._served: dict[ActivationId, DemandView] = {}
         self.actions: dict[ActionName, ActionView] = {}
         self.groups: dict[GroupId, GroupView] = {}
+        self.in_group: dict[GroupId, set[InstanceId]] = {}
         self.models: dict[str, ModelView] = {}
         self.blocked: dict[ActionName, None] = {}  # wait for memory, longest first
         self._largest: dict[bool, int | None] = {}
@@ -129,14 +151,28 @@ class ClusterView:
     # demand --------------------------------------------------------------------------------------------------------
 
     def add_demand(self, demand: DemandAdded, queued_s: float) -> bool:
-        """False: it was known."""
+        """False: it was known.  One that had an instance and lost it has its age, and stands before who came later."""
         if demand.activation_id in self.demand:
             return False
-        self.demand[demand.activation_id] = DemandView(demand, queued_s)
+        known = self.demand[demand.activation_id] = self._served.pop(demand.activation_id, DemandView(demand, queued_s))
         action = self.action(demand.action)
-        action.waiting[demand.activation_id] = None
-        action.window.add(queued_s)
+        if known.queued_s < queued_s:
+            order = [*(self.demand[a] for a in action.waiting), known]
+            action.waiting = {d.demand.activation_id: None for d in sorted(order, key=lambda d: d.queued_s)}
+        else:
+            action.waiting[demand.activation_id] = None
+            action.window.add(queued_s)
+        known.demand, known.group_id = demand, None
         return True
+
+    def serve_demand(self, activation_id: ActivationId) -> None:
+        """An instance has it: remembered for a while, should it be lost there."""
+        if (known := self.demand.get(activation_id)) is None:
+            return
+        self.drop_demand(activation_id)
+        self._served[activation_id] = known
+        if len(self._served) > SERVED_KEPT:
+            del self._served[next(iter(self._served))]
 
     def drop_demand(self, activation_id: ActivationId) -> None:
         if (known := self.demand.pop(activation_id, None)) is None:
@@ -150,7 +186,9 @@ class ClusterView:
 
     # instances -----------------------------------------------------------------------------------------------------
 
-    def put_instance(self, record: InstanceRecord, now_s: float, *, confirmed: bool = True) -> InstanceView | None:
+    def put_instance(
+        self, record: InstanceRecord, now_s: float, *, started_by: CommandId | None = None
+    ) -> InstanceView | None:
         """Take over a record; returns what was known before.  Memory is held from the first sight to GONE."""
         before = self.instances.get(record.instance_id)
         if record.state is InstanceState.GONE:
@@ -159,7 +197,7 @@ class ClusterView:
         # a release is refused by an instance that is busy after all, so a doubtful record counts as idle
         idle = record.idle_since_wall_ms is not None or (record.state is InstanceState.READY and record.inflight == 0)
         idle_s = now_s if idle else None
-        view = InstanceView(record, now_s, idle_s, None, confirmed)
+        view = InstanceView(record, now_s, idle_s, None, started_by)
         if before is None:
             self._hold(record)
         else:
@@ -175,6 +213,7 @@ class ClusterView:
     def _hold(self, record: InstanceRecord) -> None:
         self.action(record.action).instances.add(record.instance_id)
         self.on_host.setdefault(record.host_id, set()).add(record.instance_id)
+        self.in_group.setdefault(record.group_id, set()).add(record.instance_id)
         if (host := self.hosts.get(record.host_id)) is not None:
             host.hold(record.device, record.reserve_bytes)
 
@@ -186,6 +225,9 @@ class ClusterView:
         del self.instances[record.instance_id]
         self.action(record.action).instances.discard(record.instance_id)
         self.on_host[record.host_id].discard(record.instance_id)
+        self.in_group[record.group_id].discard(record.instance_id)
+        if not self.in_group[record.group_id]:
+            del self.in_group[record.group_id]
         if (host := self.hosts.get(record.host_id)) is not None:
             host.let_go(record.instance_id, record.device, record.reserve_bytes)
 
@@ -200,29 +242,67 @@ class ClusterView:
     def of_action(self, name: ActionName) -> list[InstanceView]:
         return [self.instances[i] for i in sorted(self.action(name).instances)]
 
+    def awaits_start(self, demand: DemandView) -> bool:
+        """A start in progress is meant for it."""
+        group = None if demand.group_id is None else self.groups.get(demand.group_id)
+        return group is not None and group.is_starting
+
+    # groups --------------------------------------------------------------------------------------------------------
+
+    def members(self, group_id: GroupId) -> list[InstanceView]:
+        """Those of its stages that are there, in order of stage."""
+        found = [self.instances[i] for i in self.in_group.get(group_id, ())]
+        return sorted(found, key=lambda v: (v.record.stage, v.record.instance_id))
+
+    def head(self, record: InstanceRecord) -> InstanceView | None:
+        """Stage 0 of the group that ``record`` belongs to: it speaks for all of them.  None: it has gone."""
+        if record.takes_requests:
+            return self.instances.get(record.instance_id)
+        return next((v for v in self.members(record.group_id) if v.record.takes_requests), None)
+
+    def may_go(self, head: InstanceView) -> bool:
+        """A group that is whole, and idle."""
+        group = self.groups.get(head.record.group_id)
+        return head.is_idle and (group is None or not group.is_starting)
+
     # hosts ---------------------------------------------------------------------------------------------------------
 
     def put_host(self, report: HostReport, now_s: float) -> list[str]:
         """Take over a heartbeat; returns what of it was nonsense and has been clamped."""
-        self._largest.clear()
         host = self.hosts.get(report.host_id)
+        if host is None or _sizes(host.report) != _sizes(report):
+            self._largest.clear()
         if host is None:
             host = self.hosts[report.host_id] = new_host(report, self.discipline, now_s)
+            host.on_change = self.index.put
         ours = {i: (self.instances[i].record.device, self.instances[i].record.reserve_bytes)
                 for i in self.on_host.get(report.host_id, ())}  # fmt: skip
         odd = host.take_report(report, ours, now_s)
+        self._count_releasing(host)
         self._note_progress(report, now_s)
         return odd
+
+    def _count_releasing(self, host: HostView) -> None:
+        """Anew: an instance may have been told to go while its host was lost."""
+        for device in host.devices.values():
+            device.releasing = 0
+        for instance_id in self.on_host.get(host.host_id, ()):
+            instance = self.instances[instance_id]
+            device_of_it = host.devices.get(instance.record.device)
+            if instance.releasing is not None and device_of_it is not None:
+                device_of_it.releasing += instance.record.reserve_bytes
 
     def _note_progress(self, report: HostReport, now_s: float) -> None:
         for fetch in report.fetches:
             group = self.groups.get(GroupId(fetch.group_id))
-            if group is not None and fetch.done_bytes > group.done_bytes:
-                group.done_bytes, group.progress_s = fetch.done_bytes, now_s
+            at = report.host_id, fetch.stage
+            if group is not None and fetch.done_bytes > group.done_bytes.get(at, 0):
+                group.done_bytes[at], group.progress_s = fetch.done_bytes, now_s
 
     def drop_host(self, host_id: HostId) -> list[InstanceView]:
         """Its instances, which the caller declares lost."""
         self.hosts.pop(host_id, None)
+        self.index.drop(host_id)
         self._largest.clear()
         return [self.instances[i] for i in sorted(self.on_host.get(host_id, ()))]
 
@@ -241,6 +321,10 @@ class ClusterView:
 
 def _same_idleness(before: InstanceRecord, after: InstanceRecord) -> bool:
     return before.state is after.state and before.idle_since_wall_ms == after.idle_since_wall_ms
+
+
+def _sizes(report: HostReport) -> list[tuple[str, int]]:
+    return [(d.kind, d.memory_bytes) for d in report.devices]
 
 
 def _place(record: InstanceRecord) -> tuple[HostId, str, int]:

@@ -74,6 +74,13 @@ def test_the_hosts_that_are_there_are_listed(at: Run, gateway: FakeGateway) -> N
     assert "lost" not in listed
 
 
+def test_a_host_is_drained_by_its_name_and_taken_back(at: Run, gateway: FakeGateway) -> None:
+    path = "/api/v1/thaw/hosts/host-1/drain"
+    gateway.answers[f"PUT {path}"] = gateway.answers[f"DELETE {path}"] = (200, {})
+    assert at("host", "drain", "host-1").stdout == "host-1 is draining; thaw host undrain host-1 takes it back\n"
+    assert at("host", "undrain", "host-1").stdout == "host-1 takes starts\n"
+
+
 def test_a_stream_without_its_end_is_not_taken_for_an_answer() -> None:
     with pytest.raises(Unavailable, match="broke off"):
         list(events([b'data: {"choices": []}', b""]))

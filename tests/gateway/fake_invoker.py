@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -41,6 +42,7 @@ class FakeInvoker:
         self.running = 0
         self._token = ""
         self._lock = threading.Lock()
+        self._open: set[socket.socket] = set()  # of runs
         self._server = _Server(("127.0.0.1", 0), _handler(self))
         self.address = f"127.0.0.1:{self._server.server_port}"
         threading.Thread(target=self._server.serve_forever, name="fake-invoker", daemon=True).start()
@@ -52,16 +54,18 @@ class FakeInvoker:
             self._token = self.registry.host_token("unused")
         return self._token
 
-    def ready(self, action: str, *, slots: int = 8, instance: str = "i0", version: str = "0.0.1") -> InstanceRecord:
+    def ready(self, action: str, *, slots: int = 8, instance: str = "i0", version: str = "0.0.1", group: str = "a" * 32,
+              stage: int = 0, n_stages: int = 1) -> InstanceRecord:  # fmt: skip
         record = InstanceRecord(
-            InstanceId(instance), self.host, ActionName(action), version, GroupId("a" * 32), InstanceState.READY,
-            self.address, slots, 0, "cpu", StartMode.COLD, init_ms=40,
+            InstanceId(instance), self.host, ActionName(action), version, GroupId(group), InstanceState.READY,
+            self.address, slots, 0, "cpu", StartMode.COLD, init_ms=40, stage=stage, n_stages=n_stages,
         )  # fmt: skip
         self.registry.put_instance(record)
         return record
 
-    def gone(self, record: InstanceRecord) -> None:
-        self.registry.put_instance(replace(record, state=InstanceState.GONE))
+    def gone(self, record: InstanceRecord, error: ThawError | None = None) -> None:
+        info = None if error is None else error.info()
+        self.registry.put_instance(replace(record, state=InstanceState.GONE, error=info))
 
     def wait_for_demand(self, count: int = 1, timeout_s: float = 10) -> list[messages.DemandAdded]:
         """Block on the event stream until so many requests are waiting."""
@@ -77,9 +81,23 @@ class FakeInvoker:
         self._server.server_close()
         self.client.close()
 
-    def note(self, delta: int) -> None:
+    def drop_runs(self) -> None:
+        """The containers of every run are lost."""
         with self._lock:
-            self.running += delta
+            for connection in self._open:
+                connection.shutdown(socket.SHUT_RDWR)
+
+    @contextlib.contextmanager
+    def run(self, connection: socket.socket) -> Iterator[None]:
+        with self._lock:
+            self.running += 1
+            self._open.add(connection)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self.running -= 1
+                self._open.discard(connection)
 
 
 class _Server(ThreadingHTTPServer):
@@ -97,13 +115,13 @@ def _handler(fake: FakeInvoker) -> type[BaseHTTPRequestHandler]:
 
         def log_message(self, *_: Any) -> None: ...
 
-        def do_GET(self) -> None:
-            self._json(200, {"logs": fake.log_lines})
-
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             if self.headers.get("Authorization") != f"Bearer {fake.token}":
                 self._json(401, {"error": "no"})
+                return
+            if self.path == "/logs":
+                self._json(200, {"logs": [fake.log_lines for _ in body["runs"]]})
                 return
             if fake.refusals:
                 error = fake.refusals.popleft()
@@ -112,14 +130,12 @@ def _handler(fake: FakeInvoker) -> type[BaseHTTPRequestHandler]:
                 return
             fake.runs.append({**body, "path": self.path})
             fake.entered.release()
-            fake.note(1)
-            try:
-                self._run(body["value"])
-            except OSError:
-                self.close_connection = True
-                fake.closed.release()
-            finally:
-                fake.note(-1)
+            with fake.run(self.connection):
+                try:
+                    self._run(body["value"])
+                except OSError:
+                    self.close_connection = True
+                    fake.closed.release()
 
         def _run(self, value: Any) -> None:
             if "application/x-thaw-stream" in self.headers.get("Accept", ""):

@@ -7,10 +7,14 @@ import json
 from typing import Any
 
 import pytest
+import redis
 import requests
 
+from relay.registry import Registry
 from tests.gateway.conftest import KEY, LLM_CONFIG, OTHER_KEY, GatewayProcess
 from tests.gateway.fake_invoker import FakeInvoker
+from thaw.host import Device, HostReport
+from thaw.ids import HostId
 
 ACTIONS = "/api/v1/namespaces/_/actions"
 CODE = "def main(args):\n    return args\n"
@@ -156,6 +160,19 @@ def test_a_zip_is_told_from_source(gateway: GatewayProcess) -> None:
     code = base64.b64encode(b"PK\x03\x04zip").decode()
     reply = gateway.call("PUT", f"{ACTIONS}/z", json={"exec": {"kind": "python:3.11", "code": code, "main": "go"}})
     assert reply.json()["exec"] == {"kind": "python:3.11", "binary": True, "code": code, "main": "go"}
+
+
+def test_a_host_is_drained_and_taken_back_and_one_that_never_reported_is_not_found(
+    gateway: GatewayProcess, valkey_url: str
+) -> None:
+    drain, device = "/api/v1/thaw/hosts/h0/drain", Device("cpu", "cpu", 1, 1)
+    assert requests.put(gateway.url + drain, timeout=10).status_code == 401
+    assert gateway.call("PUT", drain).status_code == 404
+    with redis.Redis.from_url(valkey_url) as client:
+        Registry(client).report_host(HostReport(HostId("h0"), "b", "a:1", (device,), 1, 1.0, "none", "process", 0, 0))
+    for method, draining in (("PUT", True), ("PUT", True), ("DELETE", False)):
+        assert gateway.call(method, drain).json() == {"host": "h0", "draining": draining}
+        assert [h["draining"] for h in gateway.call("GET", "/api/v1/thaw/hosts").json()["hosts"]] == [draining]
 
 
 def test_health_metrics_limits_and_hosts_answer(gateway: GatewayProcess, invoker: FakeInvoker) -> None:

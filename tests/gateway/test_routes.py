@@ -5,19 +5,26 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gateway.routes import RouteTable
-from gateway.waiting import WaitingRoom
-from thaw.errors import InitFailed
+from gateway.waiting import Ticket, WaitingRoom
+from thaw.errors import InitFailed, WorkerLost
 from thaw.ids import ActionName, ActivationId, GroupId, HostId, InstanceId
 from thaw.instance import InstanceRecord, InstanceState, StartMode
 
 CHAT = ActionName("guest/chat")
 
 
-def record(instance: str, *, slots: int = 2, version: str = "0.0.1") -> InstanceRecord:
+def record(instance: str, *, slots: int = 2, version: str = "0.0.1", group: str = "", stage: int = 0,
+           n_stages: int = 1) -> InstanceRecord:  # fmt: skip
     return InstanceRecord(
-        InstanceId(instance), HostId("h0"), CHAT, version, GroupId("g"), InstanceState.READY, "127.0.0.1:1", slots,
-        0, "cpu", StartMode.COLD,
+        InstanceId(instance), HostId("h0"), CHAT, version, GroupId(group or instance), InstanceState.READY,
+        "127.0.0.1:1", slots, 0, "cpu", StartMode.COLD, stage=stage, n_stages=n_stages,
     )  # fmt: skip
+
+
+def enter(room: WaitingRoom, name: str, since_s: float | None = None) -> Ticket:
+    ticket = Ticket(ActivationId(name), CHAT, "0.0.1", *(() if since_s is None else (since_s,)))
+    room.enter(ticket)
+    return ticket
 
 
 def test_the_least_loaded_instance_is_taken_until_no_slot_is_left() -> None:
@@ -78,10 +85,10 @@ def test_a_reload_keeps_counts_and_forgets_what_left() -> None:
 
 def test_slots_are_handed_on_in_the_order_of_arrival() -> None:
     room = WaitingRoom()
-    tickets = [room.enter(ActivationId(str(n)), CHAT, "0.0.1") for n in range(4)]
+    tickets = [enter(room, str(n)) for n in range(4)]
     room.instance_changed(record("a", slots=2))
     assert [t.route is not None for t in tickets] == [True, True, False, False]
-    late = room.enter(ActivationId("late"), CHAT, "0.0.1")
+    late = enter(room, "late")
     room.leave(tickets[2])
     assert tickets[1].route is not None
     room.release(tickets[1].route)
@@ -92,7 +99,7 @@ def test_slots_are_handed_on_in_the_order_of_arrival() -> None:
 
 def test_leaving_with_a_route_in_hand_gives_it_to_the_next() -> None:
     room = WaitingRoom()
-    first, second = (room.enter(ActivationId(n), CHAT, "0.0.1") for n in "ab")
+    first, second = (enter(room, n) for n in "ab")
     room.instance_changed(record("a", slots=1))
     assert first.route is not None
     room.leave(first)
@@ -102,7 +109,7 @@ def test_leaving_with_a_route_in_hand_gives_it_to_the_next() -> None:
 
 def test_a_failed_start_ends_the_named_and_no_other() -> None:
     room = WaitingRoom()
-    first, second = (room.enter(ActivationId(n), CHAT, "0.0.1") for n in "ab")
+    first, second = (enter(room, n) for n in "ab")
     room.fail(CHAT, [ActivationId("a")], InitFailed("no"))
     assert first.error is not None
     assert second.error is None
@@ -112,12 +119,69 @@ def test_a_failed_start_ends_the_named_and_no_other() -> None:
 def test_who_was_refused_keeps_its_turn() -> None:
     room = WaitingRoom()
     room.instance_changed(record("a", slots=1))
-    first = room.enter(ActivationId("a"), CHAT, "0.0.1")
-    second = room.enter(ActivationId("b"), CHAT, "0.0.1")
+    first = enter(room, "a", 1.0)
+    second = enter(room, "b", 2.0)
     assert first.route is not None
     room.refused(first.route, gone=False)
-    again = room.enter(ActivationId("a"), CHAT, "0.0.1", first=True)
+    again = enter(room, "a", 1.0)
     assert again.route is None
     room.retry(CHAT)
     assert again.route is not None
     assert second.route is None
+
+
+def test_several_that_lost_their_worker_come_back_in_the_order_they_came_in() -> None:
+    room = WaitingRoom()
+    room.instance_changed(record("a", slots=2))
+    for name, since_s in (("first", 1.0), ("second", 2.0)):
+        ticket = enter(room, name, since_s)
+        assert ticket.route is not None
+        route = ticket.route
+    later = enter(room, "third", 3.0)
+    room.lost(route)
+    again = [enter(room, "second", 2.0), enter(room, "first", 1.0)]  # whichever notices first
+    served = []
+    for name in "bcd":
+        room.instance_changed(record(name, slots=1))
+        served.append([t.activation_id for t in (*again, later) if t.route is not None])
+    assert served == [["first"], ["second", "first"], ["second", "first", "third"]]
+
+
+def test_requests_go_to_the_first_stage_of_a_group_only() -> None:
+    table = RouteTable()
+    follower = record("b", slots=0, group="g", stage=1, n_stages=2)
+    assert not table.apply(follower, 0)
+    assert table.take(CHAT, "0.0.1") is None
+    first = record("a", slots=4, group="g", n_stages=2)
+    assert table.apply(first, 0)
+    route = table.take(CHAT, "0.0.1")
+    assert route is not None
+    assert route.record is first
+    table.replace([first, follower], 1)
+    assert table.count() == 1
+
+
+def test_a_lost_stage_takes_its_groups_route_along_and_no_other() -> None:
+    table = RouteTable()
+    table.apply(record("a", group="g", n_stages=2), 0)
+    table.apply(record("c", group="h", n_stages=2), 0)
+    lost = record("b", slots=0, group="g", stage=1, n_stages=2)
+    table.apply(replace(lost, state=InstanceState.GONE, error=WorkerLost("killed").info()), 1)
+    assert table.count() == 1
+    route = table.take(CHAT, "0.0.1")
+    assert route is not None
+    assert route.record.instance_id == "c"
+
+
+def test_a_stage_that_was_released_leaves_the_route_of_its_group_alone() -> None:
+    table = RouteTable()
+    table.apply(record("a", group="g", n_stages=2), 0)
+    table.apply(replace(record("b", slots=0, group="g", stage=1, n_stages=2), state=InstanceState.GONE), 1)
+    assert table.take(CHAT, "0.0.1") is not None
+
+
+def test_who_waits_is_told_which_stage_starts_where() -> None:
+    room = WaitingRoom()
+    ticket = enter(room, "a")
+    room.instance_changed(replace(record("b", group="g", stage=1, n_stages=4), state=InstanceState.STARTING))
+    assert list(ticket.notices) == ["starting on h0 (stage 2 of 4)"]

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from relay import bus, redis_link
+from relay import bus, credentials, redis_link
 from relay.messages import (
     Cancel,
     Command,
@@ -34,19 +34,22 @@ from thaw.clock import wall_ms
 from thaw.config import LlmConfig, ModelConfig, ResourcesConfig, ScalingConfig
 from thaw.errors import ErrorInfo, PlatformError
 from thaw.host import Device, HostReport
-from thaw.ids import ActionName, ActivationId, GatewayId, HostId, Namespace, random_hex_id
+from thaw.ids import ActionName, ActivationId, GatewayId, GroupId, HostId, Namespace, random_hex_id
 from thaw.instance import InstanceRecord, InstanceState, StartMode
 from thaw.logs import Log
-from thaw.model import ModelFacts
+from thaw.model import FileRange, ModelFacts, ModelParts
 
 MIB = 1024 * 1024
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def facts_of_model(uri: str) -> ModelFacts:
-    return ModelFacts(
-        uri, 1_010, 1_000, 2, (400, 400), 200, "aa", "", True, {"config.json": 10, "w.safetensors": 1_000}
-    )
+def facts_of_model(uri: str, n_layers: int = 8) -> ModelFacts:
+    """Layers of 100 bytes between 150 bytes of embeddings and 50 of head."""
+    layers = tuple((FileRange("w.safetensors", 150 + 100 * i, 100),) for i in range(n_layers))
+    end = 150 + 100 * n_layers
+    parts = ModelParts((FileRange("w.safetensors", 0, 150),), layers, (FileRange("w.safetensors", end, 50),))
+    files = {"config.json": 10, "w.safetensors": end + 50}
+    return ModelFacts(uri, end + 60, end + 50, n_layers, (100,) * n_layers, 200, "aa", "", True, files, parts=parts)
 
 
 class Recorder:
@@ -85,9 +88,11 @@ class FakeInvoker:
         self.epochs: list[int] = []
         self._seen: set[str] = set()
         self.instances: dict[str, InstanceRecord] = {}
+        self._changed = threading.Condition()
         self.on_start: Callable[[Start], ErrorInfo | bool | None] = lambda start: None
         self.on_inspect: Callable[[str], ModelFacts | ErrorInfo] = facts_of_model
         self.busy = False
+        self.is_deaf = False  # takes starts and says nothing of them
         self._ended = threading.Event()
         self._reader = bus.CommandReader(url, self.host_id, self._command, lambda: None, Log("fake-invoker"))
         self._heart = threading.Thread(target=self._beat, daemon=True)
@@ -136,7 +141,8 @@ class FakeInvoker:
         if isinstance(body, InspectModel):
             self._inspect(body.uri)
         elif isinstance(body, Start):
-            self._start(body)
+            if not self.is_deaf:
+                self._start(body)
         elif isinstance(body, Release):
             self._release(command, body)
         elif isinstance(body, Cancel):
@@ -152,8 +158,9 @@ class FakeInvoker:
         stage = body.plan.stages[body.stage]
         record = InstanceRecord(
             body.instance_id, self.host_id, body.plan.action, body.plan.action_version, body.plan.group_id,
-            InstanceState.STARTING, "127.0.0.1:1", 2, stage.reserve_bytes, stage.device, StartMode.COLD,
-            created_wall_ms=wall_ms(), keep_alive_s=1.0,
+            InstanceState.STARTING, "127.0.0.1:1", 0 if body.stage else 2, stage.reserve_bytes, stage.device,
+            StartMode.COLD, created_wall_ms=wall_ms(), keep_alive_s=1.0, stage=body.stage,
+            n_stages=len(body.plan.stages),
         )  # fmt: skip
         self.put(record)
         outcome = self.on_start(body)
@@ -173,11 +180,23 @@ class FakeInvoker:
             self._gone(record)
 
     def put(self, record: InstanceRecord) -> None:
-        self.instances[record.instance_id] = record
+        with self._changed:
+            self.instances[record.instance_id] = record
         self.registry.put_instance(record)
 
+    def lose_all(self) -> None:
+        """Its containers are killed from outside."""
+        for record in list(self.instances.values()):
+            self._gone(record, ErrorInfo("WorkerLost", "killed"))
+
+    def until_empty(self, timeout_s: float = 8.0) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: not self.instances, timeout_s), self.instances
+
     def _gone(self, record: InstanceRecord, error: ErrorInfo | None = None) -> None:
-        self.instances.pop(record.instance_id, None)
+        with self._changed:
+            self.instances.pop(record.instance_id, None)
+            self._changed.notify_all()
         self.registry.put_instance(replace(record, state=InstanceState.GONE, error=error))
 
 
@@ -201,7 +220,8 @@ class Platform:
         path = os.pathsep.join([str(ROOT), str(ROOT / "runtime-python")])
         process = subprocess.Popen(
             [sys.executable, "-m", "gateway.scheduler.loop"], stderr=log,
-            env={**os.environ, "PYTHONPATH": path, "THAW_STATE_URL": self.url, "THAW_HOSTS_REFRESH_S": "0.5", **env},
+            env={**os.environ, "PYTHONPATH": path, "THAW_STATE_URL": self.url, "THAW_RELAY_URL": self.url,
+                 "THAW_HOSTS_REFRESH_S": "0.5", **env},
         )  # fmt: skip
         log.close()
         self.schedulers.append(process)
@@ -218,9 +238,9 @@ class Platform:
         self.records.put_action(action, overwrite=True)
         return action
 
-    def llm(self, name: str = "guest/chat", memory: int = 1024, **scaling: Any) -> Action:
+    def llm(self, name: str = "guest/chat", memory: int = 1024, transport: str = "auto", **scaling: Any) -> Action:
         config = LlmConfig(KIND_LLM, ModelConfig("file:///m"), resources=ResourcesConfig(gpu_memory_mb=memory),
-                           scaling=ScalingConfig(**scaling))  # fmt: skip
+                           scaling=ScalingConfig(**scaling), transport=transport)  # fmt: skip
         action = Action(ActionName(name), Namespace("guest"), "0.0.1", Exec(KIND_LLM), Limits(), config=config)
         self.records.put_action(action, overwrite=True)
         return action
@@ -232,6 +252,10 @@ class Platform:
             DemandAdded(activation, ActionName(action), Namespace("guest"), GatewayId(gateway), wall_ms())
         )
         return activation
+
+    def credentials(self) -> set[str]:
+        with redis_link.translated("list credentials"):
+            return {redis_link.text(k) for k in self.client.scan_iter("thaw:group-credential:*")}
 
     def served(self, activation: ActivationId, action: str = "guest/hello") -> None:
         self.registry.remove_demand(activation, ActionName(action))
@@ -245,6 +269,9 @@ class Platform:
         for host in self.hosts:
             host.close()
         self._reader.stop()
+        with contextlib.suppress(PlatformError):  # a state server that a test has killed
+            for key in self.credentials():  # the server outlives this test
+                credentials.revoke(self.client, self.client, GroupId(key.rpartition(":")[2]))
         self.client.close()
 
 

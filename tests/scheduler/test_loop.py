@@ -40,7 +40,7 @@ def test_a_model_is_inspected_before_its_first_start_and_the_plan_names_every_fi
     stage = start.plan.stages[0]
     assert [(r.file, r.offset, r.n_bytes) for r in stage.first_ranges] == [
         ("config.json", 0, 10), ("w.safetensors", 0, 1_000)]  # fmt: skip
-    assert (stage.layers, stage.role, start.plan.model.sha256) == ((0, 2), "full", "aa")
+    assert (stage.layers, stage.role, start.plan.model.sha256) == ((0, 8), "full", "aa")
     assert start.plan.bound_ttft_s is not None
     assert start.plan.bound_ttft_s <= start.plan.predicted_ttft_s
     assert platform.registry.plan(start.plan.group_id).group_id == start.plan.group_id
@@ -127,15 +127,6 @@ def test_a_platform_error_is_retried_three_times_before_the_request_fails(platfo
     (failed,) = platform.events.wait(StartFailed)
     assert failed.error.code == "StoreUnavailable"
     assert len(host.commands.of(Start)) == 3
-
-
-def test_forced_stages_are_refused_with_a_sentence(platform: Any) -> None:
-    platform.host()
-    platform.llm(stages=2)
-    platform.scheduler()
-    platform.ask("guest/chat")
-    (failed,) = platform.events.wait(StartFailed)
-    assert failed.error.message == "scaling.stages is 2, and this version runs one stage"
 
 
 def test_a_start_that_was_planned_and_never_sent_is_taken_back_by_the_successor(platform: Any) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -24,104 +22,14 @@ from gateway.scheduler.decisions import (
     TimerKind,
     Wake,
 )
-from gateway.scheduler.events import ActionDeleted, ActionFacts, ActionSeen, GatewaysLost, HostsSeen, Rebuilt, Timer
-from gateway.scheduler.history import History
-from gateway.scheduler.policy import decide
-from gateway.scheduler.settings import SchedulerSettings
-from gateway.scheduler.view import ClusterView
-from relay.messages import CommandRefused, DemandAdded, DemandRemoved, InstanceChanged, ModelInspected
+from gateway.scheduler.events import ActionDeleted, ActionSeen, GatewaysLost, HostsSeen, Rebuilt
+from relay.messages import CommandRefused, DemandAdded, ModelInspected
+from tests.scheduler.world import CHAT, FACTS, HELLO, MIB, World, chat, hello, llm_world, of, record_of, report, world
 from thaw.errors import ErrorInfo
 from thaw.host import Device, FetchReport, HostReport
 from thaw.ids import ActionName, ActivationId, GatewayId, GroupId, HostId, InstanceId, Namespace
-from thaw.instance import InstanceRecord, InstanceState, StartMode
-from thaw.model import ModelFacts
+from thaw.instance import InstanceState
 from thaw.plan import Plan
-
-MIB = 1024 * 1024
-D = TypeVar("D")
-CHAT, HELLO = ActionName("guest/chat"), ActionName("guest/hello")
-FACTS = ModelFacts("s3://m", 100 * MIB, 90 * MIB, 2, (40 * MIB,) * 2, 10 * MIB, "aa", "", True, {"w": 100 * MIB})
-
-
-def hello(**fields: Any) -> ActionFacts:
-    return replace(ActionFacts(HELLO, "1", "python:3.11", 256 * MIB, 1, 8, 60.0), **fields)
-
-
-def chat(**fields: Any) -> ActionFacts:
-    return replace(ActionFacts(CHAT, "1", "llm:vllm", 1024 * MIB, 8, 8, 60.0, model_uri="s3://m"), **fields)
-
-
-def report(host: str = "h0", memory_mb: int = 4096, used_mb: int = 0, **fields: Any) -> HostReport:
-    devices = (Device("cpu", "cpu", memory_mb * MIB, (memory_mb - used_mb) * MIB),)
-    plain = HostReport(HostId(host), "boot", "a:1", devices, 2, 1e9, "none", "process", 0, 1_000)
-    return replace(plain, **fields)
-
-
-class World:
-    """A view, a clock that the test moves, and every timer that was asked for."""
-
-    def __init__(self, *hosts: HostReport, **settings_: Any) -> None:
-        ids = itertools.count()
-        self.view = ClusterView(7, SchedulerSettings("redis://", **settings_), lambda: f"id{next(ids)}", History())
-        self.now = 100.0
-        self.timers: list[Wake] = []
-        self._asked = itertools.count()
-        self.reports = {h.host_id: h for h in hosts}
-        self.do(HostsSeen(tuple(hosts)))
-
-    def do(self, event: Any) -> list[Decision]:
-        decided = decide(self.view, event, self.now)
-        self.timers += [d for d in decided if isinstance(d, Wake)]
-        return decided
-
-    def ask(self, action: ActionName = HELLO, gateway: str = "g") -> list[Decision]:
-        activation = ActivationId(f"a{next(self._asked)}")
-        return self.do(DemandAdded(activation, action, Namespace("guest"), GatewayId(gateway), 0))
-
-    def said(self, start: StartGroup, state: InstanceState, **fields: Any) -> list[Decision]:
-        return self.do(InstanceChanged(record_of(start, state, **fields)))
-
-    def ready(self, start: StartGroup, *, idle: bool = True) -> list[Decision]:
-        decided = self.said(start, InstanceState.READY, idle_since_wall_ms=1 if idle else None, inflight=int(not idle))
-        for activation in start.activation_ids:
-            self.do(DemandRemoved(activation, start.plan.action))
-        return decided
-
-    def later(self, seconds: float) -> list[Decision]:
-        """Let time pass and fire every timer that falls due, in order."""
-        until, decided = self.now + seconds, list[Decision]()
-        while due := [t for t in self.timers if t.at_s <= until]:
-            first = min(due, key=lambda t: t.at_s)
-            self.timers.remove(first)
-            self.now = max(self.now, first.at_s)
-            decided += self.do(Timer(first.kind, first.key))
-        self.now = until
-        return decided
-
-
-def record_of(start: StartGroup, state: InstanceState, **fields: Any) -> InstanceRecord:
-    stage = start.plan.stages[0]
-    plain = InstanceRecord(
-        start.stages[0].instance_id, stage.host, start.plan.action, start.plan.action_version, start.plan.group_id,
-        state, "a:1", 1, stage.reserve_bytes, stage.device, StartMode.COLD, keep_alive_s=60.0,
-    )  # fmt: skip
-    return replace(plain, **fields)
-
-
-def of(decided: Iterable[Decision], kind: type[D]) -> list[D]:
-    return [d for d in decided if isinstance(d, kind)]
-
-
-def world(*hosts: HostReport, facts: ActionFacts | None = None, **settings_: Any) -> World:
-    made = World(*(hosts or (report(),)), **settings_)
-    made.do(ActionSeen(facts or hello()))
-    return made
-
-
-def llm_world(*hosts: HostReport, facts: ActionFacts | None = None, **settings_: Any) -> World:
-    made = world(*hosts, facts=facts or chat(), **settings_)
-    made.do(ModelInspected("s3://m", HostId("h0"), FACTS))
-    return made
 
 
 def test_one_request_starts_one_instance_and_a_second_look_starts_no_other() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from gateway.scheduler.history import History, measure
+from gateway.scheduler.history import History, Measured, measure, measure_run
 from gateway.scheduler.predict import (
     Times,
     bound,
@@ -80,6 +82,12 @@ def test_a_trace_gives_the_phases_the_rate_and_the_tail() -> None:
     assert measured.t_cu is None
 
 
+def test_the_tail_of_a_group_is_that_of_its_slowest_stage() -> None:
+    other = [replace(e, stage=1, mono_ns=e.mono_ns + (e.name is Phase.READY) * 700_000_000) for e in TRACE]
+    assert measure([*TRACE, *other]).t_tail == pytest.approx(1.7)
+    assert measure([*TRACE, *other]).bandwidth == pytest.approx(2_000.0)  # stage 0's
+
+
 def test_events_of_two_boots_are_never_subtracted() -> None:
     moved = [_event(Phase.CONTAINER_BEGIN, 9.0, boot="old"), _event(Phase.CONTAINER_END, 1.0, boot="new")]
     assert measure(moved).t_cc is None
@@ -93,7 +101,15 @@ def test_the_first_measurement_replaces_the_default_and_later_ones_are_mixed_in_
     assert learned.times.t_cc == pytest.approx(0.8 * 0.5 + 0.2 * 1.5)
     assert learned.bandwidth == pytest.approx(2_000.0)
     assert history.times("guest/chat", "cpu", COLD, LLAMA2_7B).t_p == Times().t_p
-    assert history.times("guest/other", "cpu", COLD, LLAMA2_7B) == Times()
+
+
+def test_what_does_not_depend_on_the_function_is_known_of_one_that_never_started() -> None:
+    history = History()
+    learned = history.update("guest/chat", "cpu", COLD, replace(measure(TRACE), t_p=9.0, t_d=0.9)).times
+    other = history.times("guest/other", "cpu", COLD, LLAMA2_7B)
+    assert (other.t_cc, other.t_l, other.t_tail) == (learned.t_cc, learned.t_l, learned.t_tail)
+    assert (other.t_p, other.t_d) == (Times().t_p, Times().t_d)
+    assert history.times("guest/other", "H200", COLD, LLAMA2_7B) == Times()
 
 
 def test_a_start_from_a_stem_cell_waits_for_no_imports_and_is_learned_apart() -> None:
@@ -101,7 +117,15 @@ def test_a_start_from_a_stem_cell_waits_for_no_imports_and_is_learned_apart() ->
     prewarmed = history.times("guest/chat", "cpu", StartMode.PREWARMED, LLAMA2_7B)
     assert (prewarmed.t_l, prewarmed.t_cc) == (0.0, 0.2)
     history.update("guest/chat", "cpu", COLD, measure(TRACE))
-    assert history.times("guest/chat", "cpu", StartMode.PREWARMED, LLAMA2_7B) == prewarmed
+    after = history.times("guest/chat", "cpu", StartMode.PREWARMED, LLAMA2_7B)
+    assert after == replace(prewarmed, t_tail=history.times("guest/chat", "cpu", COLD, LLAMA2_7B).t_tail)
+
+
+def test_a_request_teaches_prefill_and_the_time_of_a_token() -> None:
+    run = [_event(Phase.PREFILL_BEGIN, 1.0), _event(Phase.PREFILL_END, 1.5), _event(Phase.RUN_END, 3.5)]
+    assert measure_run(run, 5) == Measured(t_p=pytest.approx(0.5), t_d=pytest.approx(0.5))
+    assert measure_run(run, 1).t_d is None
+    assert measure_run(run[:1], 5) == Measured()
 
 
 def test_what_is_not_known_of_a_small_model_is_guessed_from_its_bytes() -> None:

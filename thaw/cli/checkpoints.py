@@ -1,8 +1,8 @@
 """Push, read and verify a checkpoint: its files, and ``thaw-index.json`` beside them.
 
-A push reads every file once: each chunk of 8 MiB is hashed (xxh3 of the chunk, sha256 of the file) and goes on to
-the store.  An older index is removed first and the new one written last, so that a push that was cut short leaves a
-model without an index, never an index that describes other bytes.
+A push reads every file once: each chunk of 8 MiB is hashed (xxh3 of the chunk and of the tensors' edges in it, sha256
+of the file) and goes on to the store.  An older index is removed first and the new one written last, so that a push
+that was cut short leaves a model without an index, never an index that describes other bytes.
 """
 
 from __future__ import annotations
@@ -60,17 +60,18 @@ def tensors_of(path: Path) -> tuple[TensorInfo, ...]:
 
 def push(directory: Path, store: Store, advance: Advance) -> ModelIndex:
     paths = files_of(directory)
-    tensors = [t for p in paths if p.suffix == ".safetensors" for t in tensors_of(p)]
+    sums = {p: checkpoint.TensorSums(tensors_of(p) if p.suffix == ".safetensors" else (), _xxh3) for p in paths}
     _read_config((directory / "config.json").read_bytes())
     store.check_writable()
     store.delete(INDEX_NAME)
-    index = checkpoint.build_index([_push_file(p, store, advance) for p in paths], tensors)
+    files = [_push_file(p, sums[p], store, advance) for p in paths]
+    index = checkpoint.build_index(files, [t for p in paths for t in sums[p].tensors()])
     content = checkpoint.write_index(index)
     store.write(INDEX_NAME, iter([content]), len(content))
     return index
 
 
-def _push_file(path: Path, store: Store, advance: Advance) -> ModelFile:
+def _push_file(path: Path, sums: checkpoint.TensorSums, store: Store, advance: Advance) -> ModelFile:
     whole, digests, n_bytes = hashlib.sha256(), list[str](), 0
 
     def chunks() -> Iterator[bytes]:
@@ -79,6 +80,7 @@ def _push_file(path: Path, store: Store, advance: Advance) -> ModelFile:
             while chunk := f.read(CHUNK_BYTES):
                 whole.update(chunk)
                 digests.append(_xxh3(chunk))
+                sums.update(chunk)
                 n_bytes += len(chunk)
                 advance(len(chunk))
                 yield chunk

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from thaw import wire
+from thaw.cli import why
 from thaw.cli.tables import duration, size
 from thaw.errors import NotFound, ProtocolError
 from thaw.plan import Plan
@@ -68,7 +69,7 @@ def _bars(console: Console, timeline: Timeline) -> None:
     total = max([timeline.end_s, *(i.end_s for i in timeline.intervals if i.is_leaf)]) or 1e-9
     names = {id(i): _label(i, timeline) for i in timeline.intervals}
     longest = max((len(n) for n in names.values()), default=0)
-    for interval in timeline.intervals:
+    for interval in _rows(timeline):
         row = Text(f"{names[id(interval)]:<{longest}} ")
         row.append(_bar(interval, total, width), style=_COLOURS.get(interval.phase, "white"))
         row.append(f" {duration(max(0.0, interval.begin_s)):>8} +{duration(interval.seconds):<8}")
@@ -77,6 +78,16 @@ def _bars(console: Console, timeline: Timeline) -> None:
     mark = min(width - 1, int(timeline.end_s / total * width))
     pointer = f"{'':<{longest}} {' ' * mark}^ {timeline.end_name} at {duration(timeline.end_s)}"
     console.print(Text(pointer), soft_wrap=True)
+
+
+def _rows(timeline: Timeline) -> list[Interval]:
+    """By time; of a group of several stages each phase's rows together, so that what ran side by side stands so."""
+    if len({i.stage for i in timeline.intervals}) < 2:
+        return list(timeline.intervals)
+    first: dict[str, float] = {}
+    for i in timeline.intervals:
+        first[i.phase] = min(first.get(i.phase, i.begin_s), i.begin_s)
+    return sorted(timeline.intervals, key=lambda i: (first[i.phase], i.phase, i.stage, i.begin_s))
 
 
 def _label(interval: Interval, timeline: Timeline) -> str:
@@ -118,9 +129,13 @@ def verdict(timeline: Timeline, plan: Plan | None, links: Mapping[str, float]) -
         ratio = timeline.end_s / timeline.bound_s
         measured += f"; bound (Eq. 5) {duration(timeline.bound_s)}, measured / bound = {ratio:.2f}"
     if timeline.predicted_s is not None:
-        measured += f"; predicted {duration(timeline.predicted_s)}"
+        off = timeline.end_s / timeline.predicted_s - 1
+        measured += f"; predicted {duration(timeline.predicted_s)} (measured {off:+.0%})"
     yield measured
-    yield from (_fetch_line(i, plan, links) for i in timeline.intervals if i.phase == "fetch" and i.bytes_per_s)
+    yield from why.lines(timeline)
+    fetches = sorted((i for i in timeline.intervals if i.phase == "fetch" and i.bytes_per_s), key=lambda i: i.stage)
+    yield from (_fetch_line(i, plan, links, several=len(fetches) > 1) for i in fetches)
+    yield from why.side_by_side(fetches)
     leaf, gap = timeline.longest_leaf, timeline.longest_gap
     if leaf is not None:
         yield f"longest phase: {leaf.phase}{f' on {leaf.host}' if leaf.host else ''}, {duration(leaf.seconds)}"
@@ -129,8 +144,9 @@ def verdict(timeline: Timeline, plan: Plan | None, links: Mapping[str, float]) -
     yield f"explained by phases: {duration(timeline.explained_s)}; unexplained: {duration(timeline.unexplained_s)}"
 
 
-def _fetch_line(fetch: Interval, plan: Plan | None, links: Mapping[str, float]) -> str:
+def _fetch_line(fetch: Interval, plan: Plan | None, links: Mapping[str, float], *, several: bool) -> str:
     rate, where = fetch.bytes_per_s or 0.0, f" on {fetch.host}" if fetch.host else ""
+    where += f" (stage {fetch.stage})" if several else ""
     line = f"fetch{where}: {size(fetch.n_bytes or 0)} at {rate * 8 / 1e6:.0f} Mbit/s"
     link = _link(fetch, plan) or links.get(fetch.host)
     return line + (f", {rate / link:.0%} of the link's {link * 8 / 1e6:.0f} Mbit/s" if link else "")

@@ -1,6 +1,9 @@
-"""``thaw host list`` and ``thaw namespace list``."""
+"""``thaw host list``, ``drain`` and ``undrain``, and ``thaw namespace list``."""
 
 from __future__ import annotations
+
+from typing import Annotated
+from urllib.parse import quote
 
 import typer
 
@@ -34,3 +37,24 @@ def hosts() -> None:
             age(host.seen_wall_ms),
         )  # fmt: skip
     out().print(rows)
+
+
+Name = Annotated[str, typer.Argument(metavar="HOST", help="as thaw host list names it")]
+
+
+@host_app.command("drain")
+def drain(host: Name) -> None:
+    """Let a host run empty: nothing new starts there, what runs ends in its time."""
+    client().put(_drain_path(host), {})
+    print(f"{host} is draining; thaw host undrain {host} takes it back")
+
+
+@host_app.command("undrain")
+def undrain(host: Name) -> None:
+    """Let a drained host take starts again."""
+    client().delete(_drain_path(host))
+    print(f"{host} takes starts")
+
+
+def _drain_path(host: str) -> str:
+    return f"/api/v1/thaw/hosts/{quote(host, safe='')}/drain"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -91,23 +92,34 @@ def verify(uri: Uri) -> None:
 def demo(
     path_only: Annotated[bool, typer.Option("--path-only", help="push nothing, print the model's directory")] = False,
 ) -> None:
-    """Obtain the small real model (SmolLM2-135M-Instruct) and push it to the platform that runs here."""
+    """Obtain the small real model (SmolLM2-135M-Instruct) and push it: to the store that the environment names
+    (THAW_S3_ENDPOINT, AWS_*), else to the platform that runs here."""
     from thaw.cli.demo_model import cache_dir, obtain_quietly
-    from thaw.dev.layout import default_layout
-    from thaw.errors import Unavailable
 
     if path_only:
         print(obtain_quietly(cache_dir(), lambda text: err().print(text, style="dim")))
         return
-    platform = default_layout().read_platform()
-    if platform is None:
-        raise Unavailable("no platform runs on this machine", hint="start one: thaw dev up")
-    uri = platform.model_uri(DEMO_NAME)
+    uri = _demo_uri()
     with out().status("obtaining SmolLM2-135M-Instruct") as status:
         directory = obtain_quietly(cache_dir(), lambda text: status.update(text))
     _push(directory, uri)
     out().print(f"deploy it: put {uri} into a config as model.uri, then thaw action create NAME --config FILE.json",
                 soft_wrap=True)  # fmt: skip
+
+
+def _demo_uri() -> str:
+    """Where it goes; its bucket exists then."""
+    from thaw.cli.s3 import make_bucket, names_a_store
+    from thaw.dev.layout import default_layout
+    from thaw.errors import Unavailable
+
+    if names_a_store(os.environ):
+        make_bucket(None, "models")
+        return f"s3://models/{DEMO_NAME}"
+    platform = default_layout().read_platform()
+    if platform is None:
+        raise Unavailable("no platform runs on this machine", hint="start one: thaw dev up")
+    return platform.model_uri(DEMO_NAME)
 
 
 @contextmanager

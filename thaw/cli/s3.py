@@ -6,9 +6,10 @@ botocore alone (no boto3): it signs, retries and speaks the protocol; what goes 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
-from thaw.dev.layout import Platform, default_layout
+from thaw.dev.layout import default_layout
 from thaw.errors import PlatformError, StoreUnavailable
 
 
@@ -31,17 +32,21 @@ def client(environ: dict[str, str] | None = None) -> Any:
 
 
 def _environment() -> dict[str, str]:
-    if "THAW_S3_ENDPOINT" in os.environ or "AWS_ACCESS_KEY_ID" in os.environ:
+    if names_a_store(os.environ):
         return dict(os.environ)
     platform = default_layout().read_platform()
     return dict(os.environ) | (platform.store_env() if platform is not None else {})
 
 
-def make_bucket(platform: Platform, name: str) -> None:
-    """Make the bucket if it is not there.  Raises StoreUnavailable."""
+def names_a_store(environ: Mapping[str, str]) -> bool:
+    return "THAW_S3_ENDPOINT" in environ or "AWS_ACCESS_KEY_ID" in environ
+
+
+def make_bucket(environ: dict[str, str] | None, name: str) -> None:
+    """Make the bucket if it is not there, in the store of :func:`client`.  Raises StoreUnavailable."""
     from botocore.exceptions import BotoCoreError, ClientError
 
-    s3 = client(platform.store_env())
+    s3 = client(environ)
     try:
         s3.create_bucket(Bucket=name)
     except ClientError as e:

@@ -1,0 +1,182 @@
+"""Hosts in the order in which a tie goes to them, by what Algorithm 1 can tell apart: so that it looks at a few.
+
+To it, two hosts of one *pace* (link, kind of device, stem cell or none) differ only in
+
+* memory: which needs an idle device meets, and which any device meets; hosts of which both are equal are *alike*;
+* when a new fetch could begin: at once, or, if it is due after every promise of that link, once those are kept.
+
+So of hosts that are alike the ``depth`` that could begin first are enough (a group has no more workers), and once
+``depth`` hosts with idle devices for a whole model were found, no later host of that pace can be part of the answer:
+it would lose to one of them.  ``offers`` returns those that are left, and for the fallback whoever could begin to fetch
+first; a test compares the answers with those over all hosts.
+
+::
+
+    pace (1e9, "A10", cold)  ──▶ (workers, id) (workers, id) …   sorted; walked from the front
+    pace (1e9, "A10", stem)  ──▶ …
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Collection, Iterator, Sequence
+from typing import NamedTuple
+
+from gateway.scheduler.hosts import HostView
+from thaw.ids import HostId
+
+
+class Pace(NamedTuple):
+    """What a start's time on a host depends on, while its link is free."""
+
+    bytes_per_s: float
+    kind: str
+    stem: bool
+    share: str
+
+
+class Wanted(NamedTuple):
+    """``needs``: bytes that a worker may need, ascending, the last a whole model's.  ``depth``: workers of a group.
+    ``within_s``: no fetch that may be asked for is due earlier."""
+
+    needs: tuple[int, ...]
+    depth: int
+    within_s: float
+
+
+class _At(NamedTuple):
+    pace: Pace
+    key: tuple[int, HostId]
+
+
+class HostIndex:
+    """Of hosts that take new work, for functions with a model.  ``put`` after every change of a host."""
+
+    def __init__(self, stem_kind: str) -> None:
+        self._stem_kind = stem_kind
+        self._order: dict[Pace, list[tuple[int, HostId]]] = {}
+        self._at: dict[HostId, _At] = {}
+        self._hosts: dict[HostId, HostView] = {}
+        self._with_model: dict[str, set[HostId]] = {}
+        self._models_of: dict[HostId, frozenset[str]] = {}
+
+    def put(self, host: HostView) -> None:
+        room, report = host.room(for_model=True), host.report
+        if host.draining or not room.devices:
+            return self.drop(host.host_id)
+        pace = Pace(host.ledger.bytes_per_s, room.kind, self._stem_kind in report.stem_kinds, report.share)
+        at = _At(pace, (host.n_workers, host.host_id))
+        self._note_models(host.host_id, frozenset(r.uri for r in report.resident))
+        before = self._at.get(host.host_id)
+        self._hosts[host.host_id] = host
+        if before != at:
+            if before is not None:
+                self._take_out(before)
+            self._at[host.host_id] = at
+            bisect.insort(self._order.setdefault(pace, []), at.key)
+
+    def drop(self, host_id: HostId) -> None:
+        if (at := self._at.pop(host_id, None)) is not None:
+            del self._hosts[host_id]
+            self._note_models(host_id, frozenset())
+            self._take_out(at)
+
+    def _note_models(self, host_id: HostId, uris: frozenset[str]) -> None:
+        before = self._models_of.get(host_id, frozenset())
+        if uris == before:
+            return
+        self._models_of[host_id] = uris
+        for uri in uris - before:
+            self._with_model.setdefault(uri, set()).add(host_id)
+        for uri in before - uris:
+            self._with_model[uri].discard(host_id)
+            if not self._with_model[uri]:
+                del self._with_model[uri]
+
+    def _take_out(self, at: _At) -> None:
+        order = self._order[at.pace]
+        del order[bisect.bisect_left(order, at.key)]
+        if not order:
+            del self._order[at.pace]
+
+    # what placement asks -------------------------------------------------------------------------------------------
+
+    def with_model(self, uri: str) -> Collection[HostId]:
+        """Hosts in whose memory a model lies, or a part of it."""
+        return self._with_model.get(uri, ())
+
+    def kinds(self) -> list[str]:
+        """Of devices, in order of name."""
+        return sorted({pace.kind for pace in self._order})
+
+    @property
+    def fastest(self) -> float:
+        """Bytes/s of the fastest link; 0 without one."""
+        return max((pace.bytes_per_s for pace in self._order), default=0.0)
+
+    def offers(self, wanted: Wanted, now_s: float, also: Collection[HostId] = ()) -> list[HostView]:
+        """Hosts that suffice to answer, in the order in which ties go to them.  ``also``: hosts that differ in
+        something that its paces do not say (the model lies there)."""
+        found = {h for h in also if h in self._hosts}
+        for order in self._order.values():
+            found.update(self._of_pace(order, wanted, now_s))
+            if (last := self._without_a_promise(order, wanted.needs[-1], now_s)) is not None:
+                found.add(last)
+        return sorted((self._hosts[h] for h in found), key=lambda h: tie_order(h, now_s))
+
+    def _of_pace(self, order: Sequence[tuple[int, HostId]], wanted: Wanted, now_s: float) -> Iterator[HostId]:
+        hosts, least, due_s = self._hosts, wanted.needs[0], now_s + wanted.within_s
+        taken, busy = _Taken(wanted), list[HostView]()
+        for _, host_id in order:
+            host = hosts[host_id]
+            if host.most_free < least:
+                continue
+            if host.ledger.promised_until_s > now_s:
+                busy.append(host)
+            elif taken.take(host):
+                yield host_id
+                if taken.is_enough:
+                    return
+        for host in sorted(busy, key=lambda h: tie_order(h, now_s)):
+            if host.ledger.in_line_after_s > due_s:
+                yield host.host_id  # what it could promise is its own matter
+            elif not taken.is_enough and taken.take(host):
+                yield host.host_id
+
+    def _without_a_promise(self, order: Sequence[tuple[int, HostId]], need: int, now_s: float) -> HostId | None:
+        """Who has room for a whole model and could begin to fetch it first."""
+        best: tuple[float, tuple[float, int, HostId]] | None = None
+        for _, host_id in order:
+            host = self._hosts[host_id]
+            if host.most_free < need:
+                continue
+            if host.ledger.busy_until_s <= now_s:
+                return host_id
+            key = host.ledger.busy_until_s, tie_order(host, now_s)
+            best = key if best is None or key < best else best
+        return None if best is None else best[1][2]
+
+
+class _Taken:
+    """How many of each likeness there are already."""
+
+    def __init__(self, wanted: Wanted) -> None:
+        self._needs, self._depth = wanted.needs, wanted.depth
+        self._n_like: dict[tuple[int, int], int] = {}
+        self._best = len(wanted.needs), len(wanted.needs)
+
+    @property
+    def is_enough(self) -> bool:
+        return self._n_like.get(self._best, 0) >= self._depth
+
+    def take(self, host: HostView) -> bool:
+        like = bisect.bisect_right(self._needs, host.most_idle), bisect.bisect_right(self._needs, host.most_free)
+        n = self._n_like.get(like, 0)
+        self._n_like[like] = n + 1
+        return n < self._depth
+
+
+def tie_order(host: HostView, now_s: float) -> tuple[float, int, HostId]:
+    """Among equally fast hosts: the one whose link is free first (it leaves promises most slack), then the least
+    loaded."""
+    return max(now_s, host.ledger.promised_until_s), host.n_workers, host.host_id

@@ -1,0 +1,85 @@
+"""Pipeline groups as the gateway sees them: one route to the first stage, and what happens when a stage is lost."""
+
+from __future__ import annotations
+
+import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+from tests.gateway.conftest import GatewayProcess
+from tests.gateway.fake_invoker import FakeInvoker
+from thaw.errors import WorkerLost
+from thaw.instance import InstanceRecord
+
+
+def group(invoker: FakeInvoker, name: str, *, slots: int = 8) -> tuple[InstanceRecord, InstanceRecord]:
+    """Both stages READY: the follower first, as the slower one need not be the last."""
+    follower = invoker.ready("guest/chat", instance=f"{name}1", group=name * 32, stage=1, slots=0, n_stages=2)
+    return invoker.ready("guest/chat", instance=f"{name}0", group=name * 32, slots=slots, n_stages=2), follower
+
+
+def asked(invoker: FakeInvoker) -> list[str]:
+    return [f"{run['path'].split('/')[2]}: {run['value']['body']['messages'][0]['content']}" for run in invoker.runs]
+
+
+def test_requests_go_to_the_first_stage(gateway: GatewayProcess, invoker: FakeInvoker) -> None:
+    gateway.put_llm()
+    with ThreadPoolExecutor(1) as pool:
+        reply = pool.submit(gateway.chat, max_tokens=2)
+        invoker.wait_for_demand()
+        invoker.ready("guest/chat", instance="a1", group="a" * 32, stage=1, slots=0, n_stages=2)
+        invoker.ready("guest/chat", instance="a0", group="a" * 32, n_stages=2)
+        assert reply.result().status_code == 200
+    assert asked(invoker) == ["a0: hi"]
+
+
+def test_a_request_whose_group_is_lost_before_its_first_token_goes_before_those_that_came_later(
+    gateway: GatewayProcess, invoker: FakeInvoker
+) -> None:
+    gateway.put_llm()
+    group(invoker, "a", slots=1)
+    invoker.pace = threading.Semaphore(0)
+
+    def ask(content: str) -> int:
+        return gateway.chat(max_tokens=1, messages=[{"role": "user", "content": content}]).status_code
+
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(ask, "first")
+        assert invoker.entered.acquire(timeout=10)
+        later = pool.submit(ask, "later")
+        (waiting,) = invoker.wait_for_demand()
+        invoker.drop_runs()
+        again, other = sorted(invoker.wait_for_demand(2), key=lambda d: d.queued_wall_ms)
+        assert other == waiting
+        assert again.queued_wall_ms < other.queued_wall_ms  # it kept its age
+        invoker.pace = None
+        group(invoker, "b", slots=1)
+        assert (first.result(), later.result()) == (200, 200)
+    assert asked(invoker) == ["a0: first", "b0: first", "b0: later"]
+    assert [run["value"]["resume"] for run in invoker.runs] == [None, None, None]
+
+
+def test_an_answer_whose_group_is_lost_goes_on_from_its_tokens_on_another(
+    gateway: GatewayProcess, invoker: FakeInvoker
+) -> None:
+    gateway.put_llm()
+    first, follower = group(invoker, "a")
+    invoker.pace = threading.Semaphore(3)
+    with gateway.chat(stream=True, max_tokens=6) as reply:
+        lines = (line for line in reply.iter_lines() if line.startswith(b"data: {"))
+        received = [next(lines)]
+        while len(received) < 3:
+            received.append(next(lines))
+        lost = WorkerLost("the container was killed")
+        invoker.gone(follower, lost)
+        invoker.gone(first, lost)
+        invoker.drop_runs()
+        invoker.wait_for_demand()
+        invoker.pace = None
+        group(invoker, "b")
+        received += list(lines)
+    deltas = [json.loads(line.removeprefix(b"data: "))["choices"][0]["delta"] for line in received]
+    assert "".join(d.get("content") or "" for d in deltas) == "w0 w1 w2 w3 w4 w5 "
+    resumed = invoker.runs[1]["value"]["resume"]["output_token_ids"]
+    assert resumed == list(range(100, 100 + len(resumed)))
+    assert len(resumed) == 3

@@ -1,0 +1,134 @@
+"""A full queue refuses at once, and says when a request that came now would be served."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+import redis
+
+from gateway.expect import Expectation
+from gateway.waiting import Queue, Ticket, WaitingRoom
+from relay.registry import Registry
+from tests.gateway.conftest import GatewayProcess
+from tests.gateway.fake_invoker import FakeInvoker
+from thaw.errors import Unavailable
+from thaw.ids import ActionName, ActivationId, GroupId, HostId, PlanId
+from thaw.plan import PLAN_VERSION, Plan, PlanStage, StageRole
+
+COLLECTED_NS = time.time_ns()
+CHAT = ActionName("guest/chat")
+HELLO = "/api/v1/namespaces/_/actions/hello"
+
+
+def plan(group: str = "g", ttft_s: float | None = 40.0, made_s_ago: float = 0.0) -> Plan:
+    stage = PlanStage(0, HostId("h"), "cpu", StageRole.FULL, (0, 1), (), (), 1, 1.0, None)
+    return Plan(PLAN_VERSION, PlanId("p"), GroupId(group), 1, CHAT, "0.0.1", (stage,),
+                created_wall_ns=time.time_ns() - int(made_s_ago * 1e9), predicted_ttft_s=ttft_s)  # fmt: skip
+
+
+def test_a_full_queue_of_an_action_is_a_429_that_says_when_its_start_will_be_ready(
+    start_gateway: Callable[..., GatewayProcess], invoker: FakeInvoker, valkey_url: str
+) -> None:
+    gateway = start_gateway(THAW_QUEUE_PER_ACTION="1")
+    gateway.put_llm()
+    gateway.put_python()
+    with ThreadPoolExecutor(1) as pool, redis.Redis.from_url(valkey_url) as client:
+        waiting = pool.submit(gateway.chat, max_tokens=1)
+        invoker.wait_for_demand()
+        Registry(client).put_plan(plan())
+        refused = gateway.chat(max_tokens=1)
+        assert refused.status_code == 429
+        error = refused.json()["error"]
+        assert error["message"] == "Too many requests wait for guest/chat (count: 1, allowed: 1)."
+        assert error["code"] == "rate_limit_exceeded"
+        assert 30 <= int(refused.headers["Retry-After"]) <= 40
+        assert gateway.call("POST", "/api/v1/namespaces/_/actions/chat", json={"prompt": "x"}).status_code == 429
+        assert gateway.call("POST", HELLO).status_code == 202  # another action's queue is empty
+        invoker.ready("guest/chat")
+        assert waiting.result().status_code == 200
+    assert gateway.chat(max_tokens=1).status_code == 200
+
+
+def test_a_namespace_has_a_cap_of_its_own_and_others_do_not_feel_it(
+    start_gateway: Callable[..., GatewayProcess], invoker: FakeInvoker
+) -> None:
+    gateway = start_gateway(THAW_QUEUE_PER_NAMESPACE="1")
+    gateway.put_llm()
+    gateway.put_python()
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(gateway.chat, max_tokens=1)
+        invoker.wait_for_demand()
+        refused = gateway.call("POST", f"{HELLO}?blocking=true")
+        assert refused.status_code == 429
+        assert refused.json()["error"] == "Too many requests wait for namespace guest (count: 1, allowed: 1)."
+        invoker.ready("guest/chat")
+        assert waiting.result().status_code == 200
+
+
+class Plans:
+    """A registry that has these plans, or does not answer."""
+
+    def __init__(self, *plans: Plan, away: bool = False) -> None:
+        self._plans, self._away, self.n_reads = plans, away, 0
+
+    def plans(self) -> list[Plan]:
+        self.n_reads += 1
+        if self._away:
+            raise Unavailable("no state server")
+        return list(self._plans)
+
+
+def expected(plans: Plans, queue: Queue, now_s: float = 100.0) -> float:
+    return Expectation(plans, lambda: now_s).wait_s(CHAT, queue)  # type: ignore[arg-type]
+
+
+def queue(n: int = 4, age_s: float = 8.0, handed_s: tuple[float, ...] = (), serving: tuple[str, ...] = ()) -> Queue:
+    return Queue(n, n, 100.0 - age_s, handed_s, frozenset(map(GroupId, serving)))
+
+
+@pytest.mark.parametrize(
+    ("plans", "waiting", "want"),
+    [
+        ((plan(ttft_s=40),), queue(age_s=8), 32.0),  # the plan foretells its oldest request's first token
+        ((plan(ttft_s=40, made_s_ago=30),), queue(age_s=8), 10.0),  # which waits at another gateway
+        ((plan(ttft_s=40), plan("h", ttft_s=20)), queue(age_s=8), 12.0),  # the first of two
+        ((plan(ttft_s=4),), queue(age_s=8), 0.0),  # overdue: any moment
+        ((plan("ready"),), queue(age_s=8, serving=("ready",)), 8.0),  # no start goes on: as long again
+        ((plan(ttft_s=None),), queue(age_s=8), 8.0),  # an ordinary function's plan foretells nothing
+        ((), queue(n=4, handed_s=(80.0, 90.0, 95.0, 98.0)), 20.0),  # four in 20 s, and four wait
+        ((), queue(n=4, handed_s=(50.0, 52.0)), 100.0),  # a queue that stopped moving
+    ],
+)
+def test_the_wait_is_foretold_from_starts_then_from_the_queues_pace_then_from_its_age(
+    plans: tuple[Plan, ...], waiting: Queue, want: float
+) -> None:
+    since_ns = time.time_ns() - COLLECTED_NS
+    made = [replace(p, created_wall_ns=p.created_wall_ns + since_ns) for p in plans]
+    assert expected(Plans(*made), waiting) == pytest.approx(want, abs=0.5)
+
+
+def test_without_a_state_server_the_age_of_the_queue_answers() -> None:
+    assert expected(Plans(away=True), queue(age_s=3.0)) == pytest.approx(3.0)
+
+
+def test_a_crowd_that_is_refused_reads_the_plans_once() -> None:
+    plans, now = Plans(plan()), [100.0]
+    expectation = Expectation(plans, lambda: now[0])  # type: ignore[arg-type]
+    for _ in range(100):
+        expectation.wait_s(CHAT, queue())
+    assert plans.n_reads == 1
+    now[0] += 2.0
+    expectation.wait_s(CHAT, queue())
+    assert plans.n_reads == 2
+
+
+def test_the_room_tells_of_its_queues() -> None:
+    room = WaitingRoom()
+    for i, action in enumerate((CHAT, CHAT, ActionName("guest/hello"), ActionName("guests/x"))):
+        room.enter(Ticket(ActivationId(str(i)), action, "0.0.1", since_s=float(i)))
+    found = room.queue(CHAT)
+    assert (found.n_waiting, found.n_in_namespace, found.oldest_s) == (2, 3, 0.0)

@@ -1,0 +1,231 @@
+"""Hosts, a registry and a relay's credentials in memory, driven by the policy's decisions: what a random history needs
+to show that nothing of a dead group stays."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from gateway.scheduler.decisions import (
+    CancelGroup,
+    Decision,
+    DropDemand,
+    DropPlan,
+    FailDemand,
+    ForgetInstance,
+    ReleaseInstance,
+    RevokeCredential,
+    StageStart,
+    StartGroup,
+)
+from gateway.scheduler.events import ActionFacts, HostsSeen, Rebuilt, StartRefused
+from relay.messages import CommandRefused, DemandAdded, DemandRemoved, InstanceChanged
+from tests.scheduler.world import World, record_of, report
+from thaw.errors import ErrorInfo
+from thaw.host import HostReport
+from thaw.ids import ActionName, ActivationId, GatewayId, GroupId, HostId, InstanceId, Namespace
+from thaw.instance import InstanceRecord, InstanceState
+from thaw.model import ModelFacts
+from thaw.plan import Plan
+
+MEMORY_MB = 2500
+LOST = ErrorInfo("WorkerLost", "killed")
+BUSY = ErrorInfo("InstanceBusy", "a request is in flight")
+NO_RELAY = ErrorInfo("Unavailable", "the relay does not answer")
+DRAINING = ErrorInfo("Unavailable", "this host is draining")
+
+
+@dataclass
+class Host:
+    name: str
+    commands: deque[tuple[Decision, StageStart | None]] = field(default_factory=deque)
+    instances: dict[InstanceId, InstanceRecord] = field(default_factory=dict)
+    is_up: bool = True
+    refuses: bool = False
+
+    def report(self) -> HostReport:
+        used = sum(r.reserve_bytes for r in self.instances.values()) // (1024 * 1024)
+        return report(self.name, MEMORY_MB, min(used, MEMORY_MB), instances=tuple(self.instances))
+
+
+class Cluster:
+    """``crash_after``: so many more effects are carried out, then the scheduler is dead and another one comes."""
+
+    def __init__(self, n_hosts: int, actions: Iterable[ActionFacts], model: ModelFacts) -> None:
+        self.hosts = {HostId(f"h{i}"): Host(f"h{i}") for i in range(n_hosts)}
+        self.actions, self.model = {a.name: a for a in actions}, model
+        self.registry: dict[InstanceId, InstanceRecord] = {}
+        self.plans: dict[GroupId, Plan] = {}
+        self.credentials: set[GroupId] = set()
+        self.demand: dict[ActivationId, DemandAdded] = {}
+        self.n_asked, self.crash_after, self.relay_is_up, self.n_leaders = 0, -1, True, 0
+        self.lead()
+
+    def lead(self) -> None:
+        """A scheduler begins, from what the registry says."""
+        now = self.w.now if hasattr(self, "w") else 100.0
+        self.crash_after = -1
+        self.n_leaders += 1
+        self.w = World(ids=f"{self.n_leaders}-", relay_url="redis://relay:1", start_deadline_s=30.0)
+        self.w.now = now
+        self.tell(Rebuilt(
+            0, self.live(), tuple(self.registry.values()), tuple(self.demand.values()), tuple(self.plans.values()),
+            (self.model,), tuple(self.actions.values()), tuple(self.credentials),
+        ))  # fmt: skip
+
+    def live(self) -> tuple[HostReport, ...]:
+        return tuple(h.report() for h in self.hosts.values() if h.is_up)
+
+    # the scheduler's side ------------------------------------------------------------------------------------------
+
+    def tell(self, event: object) -> None:
+        self.carry_out(self.w.do(event))
+
+    def carry_out(self, decided: Iterable[Decision]) -> None:
+        leader = self.n_leaders
+        for decision in decided:
+            if self.n_leaders != leader:
+                return  # who decided this is dead
+            if self.crash_after == 0:
+                return self.lead()
+            self.crash_after -= 1
+            self._apply(decision)
+
+    def _apply(self, decision: Decision) -> None:
+        match decision:
+            case StartGroup():
+                self._start(decision)
+            case ReleaseInstance() | CancelGroup():
+                self.hosts[decision.host_id].commands.append((decision, None))
+            case RevokeCredential():
+                self.credentials.discard(decision.group_id)
+            case DropPlan():
+                self.plans.pop(decision.group_id, None)
+            case ForgetInstance():
+                self.registry.pop(decision.record.instance_id, None)
+            case FailDemand():
+                for activation_id in decision.activation_ids:
+                    self.demand.pop(activation_id, None)
+            case DropDemand():
+                self.demand.pop(decision.activation_id, None)
+
+    def _start(self, decision: StartGroup) -> None:
+        """It may crash between two of its commands too."""
+        plan = decision.plan
+        self.plans[plan.group_id] = plan
+        if len(plan.stages) > 1:
+            if not self.relay_is_up:
+                return self.tell(StartRefused(plan.group_id, NO_RELAY))
+            self.credentials.add(plan.group_id)
+        for stage in decision.stages:
+            if self.crash_after == 0:
+                return
+            self.crash_after -= 1
+            self.hosts[stage.host_id].commands.append((decision, stage))
+
+    # the others' side ----------------------------------------------------------------------------------------------
+
+    def ask(self, action: ActionName) -> None:
+        activation_id = ActivationId(f"a{self.n_asked}")
+        self.n_asked += 1
+        self.demand[activation_id] = DemandAdded(activation_id, action, Namespace("guest"), GatewayId("g"), 0)
+        self.tell(self.demand[activation_id])
+
+    def serve(self, action: ActionName) -> None:
+        """Somebody has a slot for everybody."""
+        for activation_id in [a for a, d in self.demand.items() if d.action == action]:
+            del self.demand[activation_id]
+            self.tell(DemandRemoved(activation_id, action))
+
+    def obey(self, host: Host) -> None:
+        """The next command in its stream."""
+        if not host.is_up or not host.commands:
+            return
+        command, stage = host.commands.popleft()
+        match command:
+            case StartGroup() if stage is not None:
+                if host.refuses:
+                    refused = CommandRefused(stage.command_id, stage.host_id, command.plan.group_id, DRAINING)
+                    return self.tell(refused)
+                self.say(host, record_of(command, InstanceState.STARTING, stage.stage))
+            case CancelGroup():
+                for record in [r for r in host.instances.values() if r.group_id == command.group_id]:
+                    self.say(host, replace(record, state=InstanceState.GONE))
+            case ReleaseInstance():
+                self._release(host, command)
+
+    def _release(self, host: Host, command: ReleaseInstance) -> None:
+        record = host.instances.get(command.instance_id)
+        if record is None:
+            return
+        if command.only_idle and record.inflight:
+            return self.tell(CommandRefused(command.command_id, command.host_id, record.group_id, BUSY))
+        self.say(host, replace(record, state=InstanceState.GONE))
+
+    def say(self, host: Host, record: InstanceRecord) -> None:
+        if record.state is InstanceState.GONE:
+            host.instances.pop(record.instance_id, None)
+            self.registry.pop(record.instance_id, None)
+        else:
+            host.instances[record.instance_id] = self.registry[record.instance_id] = record
+        self.tell(InstanceChanged(record))
+
+    def ready(self, n: int, *, busy: bool = False) -> None:
+        """One of the instances that are there."""
+        everyone = [(h, r) for h in self.hosts.values() if h.is_up for r in h.instances.values()]
+        if everyone:
+            host, record = everyone[n % len(everyone)]
+            idle_ms = None if busy else int(self.w.now * 1000)
+            self.say(host, replace(record, state=InstanceState.READY, inflight=int(busy), idle_since_wall_ms=idle_ms))
+
+    def die(self, n: int) -> None:
+        everyone = [(h, r) for h in self.hosts.values() if h.is_up for r in h.instances.values()]
+        if everyone:
+            host, record = everyone[n % len(everyone)]
+            self.say(host, replace(record, state=InstanceState.GONE, error=LOST))
+
+    def restart(self, host: Host) -> None:
+        """The machine was switched off; its invoker finds none of the containers that the registry names, and says
+        so.  What a lost host had was said before."""
+        host.is_up = True
+        host.instances.clear()
+        for record in [r for r in self.registry.values() if r.host_id == host.name]:
+            self.say(host, replace(record, state=InstanceState.GONE, error=LOST))
+
+    def heartbeat(self) -> None:
+        self.tell(HostsSeen(self.live()))
+
+    def later(self, seconds: float) -> None:
+        """Let time pass; a crash may change who listens in between."""
+        until = self.w.now + seconds
+        while due := [t for t in self.w.timers if t.at_s <= until]:
+            first = min(due, key=lambda t: t.at_s)
+            self.w.timers.remove(first)
+            self.w.now = max(self.w.now, first.at_s)
+            self.carry_out(self.w.fire(first))
+        self.w.now = until
+
+    def everybody_goes_on(self) -> None:
+        """Every host that is up does what it was told; what starts becomes ready, what works is done."""
+        for host in self.hosts.values():
+            while host.is_up and host.commands:
+                self.obey(host)
+        for host in [h for h in self.hosts.values() if h.is_up]:
+            for record in list(host.instances.values()):
+                if record.instance_id in host.instances:
+                    idle_ms = record.idle_since_wall_ms or int(self.w.now * 1000)
+                    self.say(host, replace(record, state=InstanceState.READY, inflight=0, idle_since_wall_ms=idle_ms))
+
+    def settle(self) -> None:
+        """Every host comes back and does all it was told; idle functions go."""
+        self.crash_after = -1
+        self.relay_is_up = True
+        for host in self.hosts.values():
+            host.is_up, host.refuses = True, False
+        for _ in range(12):
+            self.heartbeat()
+            self.everybody_goes_on()
+            for name in self.actions:
+                self.serve(name)
+            self.later(70.0)

@@ -1,0 +1,220 @@
+"""Where the papers are silent, ambiguous or misprinted: each resolution, R1 to R23, as the code keeps it.
+
+R22 is of live migration, which startup.py plans and nothing executes yet.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gateway.scheduler.decisions import CancelGroup, StartGroup
+from gateway.scheduler.history import ALPHA, History, Measured
+from gateway.scheduler.ledger import LinkLedger
+from gateway.scheduler.placement import place
+from gateway.scheduler.plans import later_key
+from gateway.scheduler.predict import Times, tpot
+from gateway.scheduler.scaling import Window, new_workers
+from gateway.scheduler.schemes import Gpu, Request, Server, candidates, sizes
+from gateway.scheduler.select import select
+from gateway.scheduler.startup import LoadServer, ResumeCost, Run, Tier, startup
+from tests.scheduler.world import CHAT, MIB, chat, group_world, of
+from thaw.errors import ErrorInfo
+from thaw.ids import HostId
+from thaw.instance import InstanceState, StartMode
+
+TIMES = Times(t_c=4, t_cc=1.5, t_cu=0.5, t_l=2, t_p=1.5, t_d=0.042, t_n=0.005)
+M, P = 12e9, 12e9
+
+
+def server(i: int, b: float = 2e9, free: int = int(22e9), n_workers: int = 0, pcie: float = P) -> Server:
+    return Server(i, b, pcie, (Gpu(free, n_workers),))
+
+
+def request(**fields: Any) -> Request:
+    return replace(Request(M, slo_ttft=7.5, slo_tpot=0.2, times=TIMES), **fields)
+
+
+def test_r1_the_papers_gigabytes_are_gibibytes() -> None:
+    llama2_7b = 6_738_415_616 * 2 + 8_192  # its parameters in half precision, and rotary frequencies
+    assert llama2_7b == pytest.approx(12.55 * 2**30, rel=1e-3)
+    assert History().times("f", "k", StartMode.COLD, llama2_7b).t_p == pytest.approx(Times().t_p, rel=1e-3)
+
+
+def test_r2_the_workers_of_a_group_are_on_distinct_servers() -> None:
+    scheme = select([server(0), server(1)], request(slo_tpot=math.inf), min_stages=3, max_stages=4)
+    assert scheme is not None
+    assert scheme.fallback  # three need three
+    start = of(group_world(facts=chat(forced_stages=4)).ask(CHAT), StartGroup)[0]
+    assert len({s.host for s in start.plan.stages}) == 4
+
+
+def test_r3_one_stage_without_a_full_worker_is_not_looked_at() -> None:
+    assert (1, 0) not in {(size.s, size.w) for size in sizes(request(), 1, 4, 0)}
+
+
+def test_r4_both_sorts_are_increasing_the_fastest_come_first() -> None:
+    size = next(s for s in sizes(request(), 2, 2, 0) if s.w == 1)
+    found = candidates([server(0, 1.7e9), server(1, 2e9), server(2, 1.8e9)], size, "paper", lambda s, n, t: s.bandwidth)
+    assert [c.server.id for c in found] == [1, 2, 0]
+
+
+def test_r5_with_overlap_the_key_is_kappa_and_not_the_sum_of_the_inverses() -> None:
+    slow_copy, slow_link = server(0, 2e9, pcie=3e9), server(1, 1.9e9, pcie=50e9)
+    assert 1 / 2e9 + 1 / 3e9 > 1 / 1.9e9 + 1 / 50e9  # by the printed key server 1 is first
+    size = next(s for s in sizes(request(slo_ttft=60.0), 1, 1, 0))
+    found = candidates([slow_link, slow_copy], size, "paper", lambda s, n, t: s.bandwidth)
+    assert [c.server.id for c in found] == [0, 1]
+    assert found[0].kappa < found[1].kappa
+
+
+@pytest.mark.parametrize(("variant", "gpu"), [("paper", 0), ("slides", 1), ("min_sharing", 1)])
+def test_r6_the_paper_fits_best_and_the_others_take_an_idle_device_first(variant: Any, gpu: int) -> None:
+    both = Server(0, 2e9, P, (Gpu(int(13e9), 1), Gpu(int(22e9), 0)))
+    scheme = select([both], request(slo_ttft=60.0), variant=variant)
+    assert scheme is not None
+    assert [p.gpu for p in (*scheme.full, *scheme.low)] == [gpu]
+
+
+def test_r7_in_production_a_group_has_a_full_worker_so_that_it_can_consolidate() -> None:
+    for ttft_s in (60.0, 7.5, 4.2):
+        (start,) = of(group_world(facts=chat(max_stages=4, slo_ttft_s=ttft_s)).ask(CHAT), StartGroup)
+        assert any(s.role == "full" for s in start.plan.stages)
+
+
+def test_r8_slides_looks_at_every_size_before_it_answers() -> None:
+    first_shared = [Server(0, 2e9, P, (Gpu(int(22e9), 1),)), *(server(i) for i in (1, 2))]
+    wanted = request(slo_ttft=7.5, slo_tpot=0.084)
+    paper = select(first_shared, wanted, variant="paper")
+    slides = select(first_shared, wanted, variant="slides")
+    assert paper is not None
+    assert slides is not None
+    assert (paper.s, paper.w, paper.sharing) == (2, 1, 1)
+    assert slides.sharing <= paper.sharing
+
+
+def test_r9_sharing_counts_workers_whose_device_hosts_another() -> None:
+    scheme = select([server(0, n_workers=3), server(1, n_workers=1)], request(slo_tpot=0.2), min_stages=2)
+    assert scheme is not None
+    assert scheme.sharing == 2  # workers, not what they share with
+
+
+def test_r10_no_new_fetch_breaks_a_promise_and_what_fits_nowhere_waits() -> None:
+    w = group_world(n_hosts=1, facts=chat(max_stages=1, slo_ttft_s=11.5, slots=1, need_bytes=1500 * MIB))
+    first, second = of(w.ask(CHAT), StartGroup)
+    assert first.plan.stages[0].fetch_deadline_ms is not None
+    assert second.plan.stages[0].fetch_deadline_ms is None  # it gets what the first one leaves
+    fetches = w.view.hosts[HostId("h0")].ledger.fetches()
+    assert [f.promised for f in fetches.values()] == [True, False]
+    assert of(w.ask(CHAT), StartGroup) == []  # there is memory for two
+
+
+def test_r11_a_newcomer_gets_one_share_of_one_more() -> None:
+    ledger = LinkLedger(2e9, "equal")
+    assert ledger.node_bandwidth(0.0) == 2e9  # B/N would divide by zero
+    ledger.add("a", 6e9, 60.0, 0.0)
+    assert ledger.node_bandwidth(0.0) == 1e9
+
+
+def test_r12_the_estimator_is_fluid_a_fetch_that_ends_leaves_its_share_at_once() -> None:
+    ledger = LinkLedger(2e9, "equal")
+    ledger.add("short", 1e9, 60.0, 0.0)
+    ledger.add("long", 4e9, 60.0, 0.0)
+    ledger.advance(2.0)  # the short one ended at 1.0, with nobody's notice
+    assert ledger.pending("long") == pytest.approx(1e9)  # the printed estimator says 2e9
+
+
+def test_r13_a_fetch_must_keep_its_own_deadline_too() -> None:
+    assert not LinkLedger(1e9, "equal").add("a", 2e9, 1.0, 0.0)
+
+
+def test_r14_a_fallback_has_no_deadline_and_blocks_nobody() -> None:
+    ledger = LinkLedger(1e9)
+    ledger.add("fallback", 50e9, math.inf, 0.0)
+    assert ledger.bandwidth(1e9, 1.0, 0.0) == pytest.approx(1e9)
+
+
+def test_r15_the_rest_of_a_full_worker_is_a_fetch_without_a_deadline() -> None:
+    w = group_world(facts=chat(forced_stages=2))
+    (start,) = of(w.ask(CHAT), StartGroup)
+    w.ready(start)
+    ledger = w.view.hosts[start.plan.stages[0].host].ledger
+    assert not ledger.fetches()[later_key(start.plan.group_id, 0)].promised
+    assert ledger.bandwidth(25e6, w.now + 1.0, w.now) == pytest.approx(25e6)
+
+
+def test_r16_the_window_is_open_at_its_old_end() -> None:
+    window = Window(1.0)
+    window.add(10.0)
+    assert (window.count(10.0), window.count(10.999), window.count(11.0)) == (1, 1, 0)
+
+
+def test_r17_queue_and_window_are_added() -> None:
+    assert new_workers(waiting=8, arrivals=8, supply=0, slots=8) == 2
+
+
+def test_r18_a_remote_load_waits_for_both_of_its_queues() -> None:
+    loading = LoadServer(0, 1, dram=20e9, ssd=5e9, net=1e9, q_ssd=3.0, q_net=2.0)
+    assert loading.load_s("m", 1e9) == 4.0
+    after = loading.assign("m", 1e9)
+    assert (after.q_ssd, after.q_net) == (4.0, 4.0)
+
+
+def test_r19_a_measurement_moves_the_mean_by_a_fifth() -> None:
+    history = History()
+    history.update("f", "k", StartMode.COLD, Measured(t_cc=1.0))
+    learned = history.update("f", "k", StartMode.COLD, Measured(t_cc=2.0))
+    assert pytest.approx(0.2) == ALPHA
+    assert learned.times.t_cc == pytest.approx(1.2)
+
+
+def test_r20_and_r21_migrations_run_one_after_another_and_the_load_begins_behind_them() -> None:
+    cost = ResumeCost(a=0.0, b=2.0, token_s=1.0)
+    runs = tuple(Run(f"r{i}", "x", 1, 1e9, 0.0, 0.0, cost) for i in range(2))
+    busy = LoadServer(0, 0, 20e9, 5e9, 1e9, tiers={"m": Tier.DRAM}, runs=runs)
+    free = LoadServer(1, 2, 20e9, 5e9, 1e9, idle_models=frozenset({"x"}))
+    choice = startup([busy, free], busy, "m", 20e9, n_gpus=2)
+    assert choice is not None
+    assert [m.cost_s for m in choice.moves] == [2.0, 2.0]
+    assert choice.startup_s == 2.0 + 2.0 + 1.0  # the sum, then the load
+
+
+def test_r23_a_group_that_lost_a_worker_is_cancelled_and_its_requests_keep_their_place() -> None:
+    w = group_world(facts=chat(forced_stages=4))
+    (start,) = of(w.ask(CHAT), StartGroup)
+    w.ask(CHAT)
+    w.later(2.0)
+    decided = w.said(start, InstanceState.GONE, 2, error=ErrorInfo("WorkerLost", "killed"))
+    assert {c.group_id for c in of(decided, CancelGroup)} == {start.plan.group_id}
+    assert all(h.ledger.fetches() == {} for h in w.view.hosts.values())
+    assert list(w.view.action(CHAT).waiting)[: len(start.activation_ids)] == list(start.activation_ids)
+
+
+def test_a_pass_is_charged_one_hop_a_stage_for_the_token_returns_to_the_first() -> None:
+    assert tpot(4, 1.0, TIMES) == pytest.approx(0.042 + 4 * 0.005)
+
+
+def test_the_reserve_is_memory_beside_the_weights() -> None:
+    assert request(reserve=5e9).need_full == 17e9
+    assert request(reserve=5e9).need_low(4) == math.ceil(17e9 / 4)
+    assert select([server(0, free=int(16e9))], request(reserve=5e9)) is None
+
+
+def test_fewer_hosts_than_stages_prune_the_sizes() -> None:
+    w = group_world(n_hosts=2, facts=chat(max_stages=4, slo_ttft_s=7.5), stem_kinds=("llm:vllm",))
+    (start,) = of(w.ask(CHAT), StartGroup)
+    assert len(start.plan.stages) == 2
+
+
+def test_waiting_time_is_taken_when_the_decision_is_made() -> None:
+    w = group_world(n_hosts=1)
+    stages = w.view.model("s3://m").stages
+    assert stages is not None
+    early, late = (place(w.view, chat(), stages, t_w, w.now) for t_w in (0.0, 3.0))
+    assert early is not None
+    assert late is not None
+    assert early.predicted_ttft_s is not None
+    assert late.predicted_ttft_s == pytest.approx(early.predicted_ttft_s + 3.0)

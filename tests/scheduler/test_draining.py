@@ -1,0 +1,78 @@
+"""A host that an operator drains, in the policy and with real processes around the registry."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import redis
+
+from gateway.scheduler.decisions import ReleaseInstance, StartGroup
+from gateway.scheduler.events import HostsSeen
+from relay.registry import Registry
+from tests.scheduler.test_policy import HELLO, hello, of, report, world
+from thaw.errors import NotFound
+from thaw.ids import HostId
+from thaw.instance import InstanceState
+
+
+def two_hosts(**fields: Any) -> Any:
+    return world(report("h0"), report("h1"), facts=hello(**fields))
+
+
+def drained(w: Any, *, drain: bool = True) -> list[Any]:
+    ids = [tuple(sorted(w.view.on_host.get(HostId(h), ()))) for h in ("h0", "h1")]
+    first = replace(report("h0"), draining=drain, instances=ids[0])
+    return w.do(HostsSeen((first, replace(report("h1"), instances=ids[1]))))
+
+
+@pytest.mark.parametrize("idle", [True, False])
+def test_what_is_ready_on_a_drained_host_finishes_and_takes_no_more(idle: bool) -> None:
+    w = two_hosts()
+    (start,) = of(w.ask(), StartGroup)
+    assert start.plan.stages[0].host == "h0"
+    w.ready(start, idle=idle)
+    (release,) = of(drained(w), ReleaseInstance)
+    assert (release.instance_id, release.only_idle, release.reason) == (start.stages[0].instance_id, False, "drained")
+    assert of(drained(w), ReleaseInstance) == []  # said once
+
+
+def test_a_start_on_a_drained_host_is_left_to_serve_who_waits_for_it() -> None:
+    w = two_hosts()
+    (start,) = of(w.ask(), StartGroup)
+    assert of(drained(w), ReleaseInstance) == []
+    w.ready(start)
+    assert [r.instance_id for r in of(drained(w), ReleaseInstance)] == [start.stages[0].instance_id]
+
+
+def test_nothing_new_starts_on_a_drained_host_until_it_is_taken_back() -> None:
+    w = two_hosts()
+    drained(w)
+    assert [of(w.ask(), StartGroup)[0].plan.stages[0].host for _ in range(2)] == ["h1", "h1"]
+    drained(w, drain=False)
+    assert of(w.ask(), StartGroup)[0].plan.stages[0].host == "h0"
+
+
+def test_min_instances_are_started_elsewhere_when_their_host_is_drained() -> None:
+    w = two_hosts(min_instances=1)
+    (minimum,) = [v for v in w.view.of_action(HELLO) if v.state is InstanceState.STARTING]
+    start = next(iter(w.view.groups.values()))
+    w.view.put_instance(replace(minimum.record, state=InstanceState.READY), w.now)
+    start.is_starting = False
+    assert minimum.record.host_id == "h0"
+    decided = drained(w)
+    assert [s.plan.stages[0].host for s in of(decided, StartGroup)] == ["h1"]
+
+
+def test_who_is_drained_is_kept_in_the_registry_and_shown_in_every_report(valkey_url: str) -> None:
+    with redis.Redis.from_url(valkey_url) as client:
+        registry = Registry(client)
+        registry.report_host(report("h0"))
+        registry.drain_host(HostId("h0"), drain=True)
+        registry.report_host(report("h0"))  # the host's own word does not undo it
+        assert [r.draining for r in Registry(client).live_hosts()] == [True]
+        registry.drain_host(HostId("h0"), drain=False)
+        assert [r.draining for r in registry.hosts()] == [False]
+        with pytest.raises(NotFound, match="There is no host nowhere"):
+            registry.drain_host(HostId("nowhere"), drain=True)

@@ -1,0 +1,479 @@
+"""Groups of several stages as the policy sees them: their sizes and places, their life, their end."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gateway.scheduler.decisions import (
+    CancelGroup,
+    Decision,
+    DropPlan,
+    FailDemand,
+    ForgetInstance,
+    LearnFrom,
+    ReleaseInstance,
+    RevokeCredential,
+    StartGroup,
+)
+from gateway.scheduler.events import ActionSeen, HostsSeen, Rebuilt, StartRefused
+from gateway.scheduler.plans import fetch_key, later_key
+from relay.messages import CommandRefused, DemandAdded, DemandRemoved, ModelInspected
+from tests.scheduler.world import (
+    CHAT,
+    FACTS,
+    HELLO,
+    MIB,
+    SMOLLM2,
+    World,
+    chat,
+    divisible,
+    group_world,
+    hello,
+    llm_world,
+    of,
+    record_of,
+    report,
+)
+from thaw import partition
+from thaw.errors import ErrorInfo
+from thaw.host import FetchReport
+from thaw.ids import ActionName, ActivationId, CommandId, GatewayId, GroupId, HostId, Namespace
+from thaw.instance import InstanceState
+from thaw.model import FileRange
+from thaw.plan import StageRole, TransportKind
+
+GONE, READY, STARTING = InstanceState.GONE, InstanceState.READY, InstanceState.STARTING
+LOST = ErrorInfo("WorkerLost", "killed")
+
+
+def forced(n: int, **fields: Any) -> Any:
+    return chat(forced_stages=n, max_stages=8, **fields)
+
+
+def started(w: World) -> StartGroup:
+    (start,) = of(w.ask(CHAT), StartGroup)
+    return start
+
+
+# sizes and places --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4])
+def test_a_forced_size_is_kept_on_hosts_of_its_own(n: int) -> None:
+    plan = started(group_world(facts=forced(n))).plan
+    assert len(plan.stages) == n
+    assert len({s.host for s in plan.stages}) == n
+
+
+def test_eight_stages_on_four_hosts_are_two_on_each_and_share_its_link() -> None:
+    w = group_world(facts=forced(8))
+    start = started(w)
+    assert Counter(s.host for s in start.plan.stages) == {f"h{i}": 2 for i in range(4)}
+    assert [s.reserve_bytes for s in start.plan.stages] == [1024 * MIB] + [128 * MIB] * 7
+    largest = max(partition.size(s.first_ranges) for s in start.plan.stages)
+    assert start.plan.bound_ttft_s == pytest.approx(2 * largest / 25e6, rel=0.2)
+
+
+def test_a_forced_size_waits_when_memory_for_all_its_stages_is_not_there() -> None:
+    w = group_world(n_hosts=1, facts=forced(4, need_bytes=3000 * MIB))  # 3000 + 3 x 750 of 4096
+    assert of(w.ask(CHAT), StartGroup) == []
+
+
+def test_more_stages_than_layers_fail_with_the_number_of_layers() -> None:
+    w = group_world(facts=forced(8), model=divisible(1_000, 500, n_layers=5))
+    (failed,) = of(w.ask(CHAT), FailDemand)
+    assert (failed.error.code, failed.error.message) == (
+        "ModelUnsupported", "a model of 5 layers cannot be divided into 8 stages")  # fmt: skip
+
+
+def test_a_model_whose_layers_are_not_known_has_one_stage_and_no_forced_size() -> None:
+    assert len(started(group_world(facts=chat(max_stages=4, slo_ttft_s=0.1), model=FACTS)).plan.stages) == 1
+    (failed,) = of(group_world(facts=forced(2), model=FACTS).ask(CHAT), FailDemand)
+    assert failed.error.code == "ModelUnsupported"
+    assert "where its layers lie is not known" in failed.error.message
+
+
+def test_a_model_that_no_device_holds_whole_is_served_by_low_stages_when_its_size_is_forced() -> None:
+    w = group_world(facts=forced(4, need_bytes=8192 * MIB))  # devices have 4096
+    assert [s.role for s in started(w).plan.stages] == [StageRole.LOW] * 4
+    (failed,) = of(group_world(facts=forced(1, need_bytes=8192 * MIB)).ask(CHAT), FailDemand)
+    assert failed.error.code == "MemoryTooSmall"
+
+
+@pytest.mark.parametrize(("ttft_s", "stages"), [(60.0, 1), (7.5, 2), (4.9, 3), (4.2, 4)])
+def test_the_tighter_the_objective_the_more_stages_on_four_hosts_of_200_mbit(ttft_s: float, stages: int) -> None:
+    w = group_world(facts=chat(max_stages=4, slo_ttft_s=ttft_s), stem_kinds=("llm:vllm",))
+    plan = started(w).plan
+    assert len(plan.stages) == stages
+    assert plan.predicted_ttft_s is not None
+    assert plan.predicted_ttft_s <= ttft_s
+    assert sum(s.role is StageRole.FULL for s in plan.stages) == 1
+    assert all(s.fetch_deadline_ms is not None for s in plan.stages)
+
+
+def test_an_objective_that_no_size_meets_gives_one_full_worker_without_a_deadline() -> None:
+    plan = started(group_world(facts=chat(max_stages=4, slo_ttft_s=1.0))).plan
+    assert [(s.role, s.fetch_deadline_ms) for s in plan.stages] == [(StageRole.FULL, None)]
+
+
+def test_without_a_relay_no_group_has_several_stages() -> None:
+    facts = chat(max_stages=4, slo_ttft_s=4.2)
+    hosts = [report(f"h{i}", network_bytes_per_s=25e6, stem_kinds=("llm:vllm",)) for i in range(4)]
+    assert len(started(llm_world(*hosts, facts=facts, model=SMOLLM2)).plan.stages) == 1
+
+
+def test_the_stages_fetch_every_byte_and_a_full_one_the_rest_behind_the_traffic() -> None:
+    stages = started(group_world(facts=forced(4))).plan.stages
+    header, end = 30_536, SMOLLM2.files["model.safetensors"]
+    fetched = partition.join([r for s in stages for r in s.first_ranges[1:]])
+    assert {r.file for s in stages for r in s.first_ranges[:1]} == {"config.json"}
+    assert sum(r.n_bytes for r in fetched) == end - header + 56_623_104  # the tied embedding at both ends
+    full, low = stages[0], stages[1:]
+    assert partition.join([*full.first_ranges[1:], *full.later_ranges]) == (
+        FileRange("model.safetensors", header, end - header),)  # fmt: skip
+    assert all(s.later_ranges == () for s in low)
+    assert [s.share for s in stages] == [1.0, 0.25, 0.25, 0.25]
+
+
+def test_each_stages_own_bytes_are_booked_on_its_own_hosts_link() -> None:
+    w = group_world(facts=forced(4))
+    plan = started(w).plan
+    for stage in plan.stages:
+        booked = w.view.hosts[stage.host].ledger.fetches()
+        assert {k: f.pending for k, f in booked.items()} == {
+            fetch_key(plan.group_id, stage.stage): partition.size(stage.first_ranges)}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("transport", "kind", "address"),
+    [("auto", TransportKind.REDIS, "redis://relay:6379/0"), ("redis", TransportKind.REDIS, "redis://relay:6379/0"),
+     ("tcp", TransportKind.TCP, "redis://relay:6379/0"), ("object", TransportKind.OBJECT, "s3://stages/x")],
+)  # fmt: skip
+def test_a_plan_says_where_its_stages_meet_without_a_secret(transport: str, kind: TransportKind, address: str) -> None:
+    w = llm_world(report("h0"), report("h1"), facts=forced(2, transport=transport), model=SMOLLM2,
+                  relay_url="redis://user:secret@relay:6379/0", object_address="s3://stages/x")  # fmt: skip
+    plan = started(w).plan
+    assert (plan.transport.kind, plan.transport.address) == (kind, address)
+    assert plan.transport.credential_ref == f"thaw:group-credential:{plan.group_id}"
+
+
+def test_a_transport_that_is_not_configured_is_refused_with_the_setting() -> None:
+    (failed,) = of(group_world(facts=forced(2, transport="object")).ask(CHAT), FailDemand)
+    assert "which this installation does not have" in failed.error.message
+    assert "THAW_TRANSPORT_OBJECT" in failed.error.hint
+
+
+def test_figure_7_thirty_waiting_requests_of_one_slot_get_seven_groups_of_four_and_one_of_two() -> None:
+    facts = chat(max_stages=4, slots=1, max_instances=30, need_bytes=600 * MIB)
+    w = World(*(report(f"h{i:02d}", stem_kinds=("llm:vllm",)) for i in range(30)),
+              relay_url="redis://relay:6379/0", window_s=1e-9)  # fmt: skip
+    for i in range(30):  # before their action is known: all are seen at once
+        w.do(DemandAdded(ActivationId(f"a{i}"), CHAT, Namespace("guest"), GatewayId("g"), 0))
+    w.do(ActionSeen(facts))
+    w.now += 1
+    starts = of(w.do(ModelInspected("s3://m", HostId("h0"), SMOLLM2)), StartGroup)
+    assert [len(s.plan.stages) for s in starts] == [4] * 7 + [2]
+    assert all(sum(x.role is StageRole.FULL for x in s.plan.stages) == len(s.plan.stages) for s in starts)
+    assert sum(len(s.activation_ids) for s in starts) == 30
+
+
+def test_a_burst_where_hosts_are_few_gets_smaller_groups_in_time() -> None:
+    w = group_world(n_hosts=2, facts=chat(max_stages=4, slots=1, slo_ttft_s=60.0, need_bytes=512 * MIB))
+    starts = [s for _ in range(4) for s in of(w.ask(CHAT), StartGroup)]
+    assert all(len(s.plan.stages) <= 2 for s in starts)
+    assert sum(len(s.plan.stages) for s in starts) >= 4
+
+
+# life --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_group_is_ready_when_its_last_stage_is_and_teaches_once() -> None:
+    w = group_world(facts=forced(4))
+    start = started(w)
+    early = [d for k in (0, 2, 3) for d in w.said(start, READY, k)]
+    assert of(early, LearnFrom) == []
+    (learn,) = of(w.said(start, READY, 1), LearnFrom)
+    assert (learn.n_stages, learn.n_full) == (4, 1)
+    assert of(w.said(start, READY, 1), LearnFrom) == []
+
+
+def test_a_groups_slots_are_those_of_as_many_batches_as_it_has_stages() -> None:
+    w = group_world(facts=forced(4))
+    started(w)
+    assert [of(w.ask(CHAT), StartGroup) for _ in range(15)] == [[]] * 15  # 16 waiting and 16 new fill 32
+    assert len(of(w.ask(CHAT), StartGroup)) == 1
+
+
+def test_an_early_first_stage_is_not_released_while_others_start() -> None:
+    w = group_world(facts=forced(2, keep_alive_s=1.0))
+    start = started(w)
+    w.do(DemandRemoved(start.activation_ids[0], CHAT))
+    w.said(start, READY, 0, idle_since_wall_ms=1, keep_alive_s=1.0)
+    assert of(w.later(20.0), ReleaseInstance) == []
+    decided = w.said(start, READY, 1)
+    (release,) = of(decided + w.later(1.1), ReleaseInstance)
+    assert release.instance_id == start.stages[0].instance_id
+
+
+def test_only_the_first_stage_is_released_and_the_others_go_with_it() -> None:
+    w = group_world(facts=forced(4))
+    start = started(w)
+    w.ready(start)
+    (release,) = of(w.later(61.0), ReleaseInstance)
+    assert release.instance_id == start.stages[0].instance_id
+    decided = w.said(start, GONE, 0)
+    assert sorted(c.host_id for c in of(decided, CancelGroup)) == sorted(s.host for s in start.plan.stages[1:])
+    _ended_in_order(decided, start)
+    for k in (1, 2, 3):
+        w.said(start, GONE, k)
+    _nothing_is_left(w)
+
+
+def _ended_in_order(decided: list[Decision], start: StartGroup) -> None:
+    """The plan goes last: as long as it stands, a successor finds what is left to undo."""
+    kinds = [type(d) for d in decided if isinstance(d, CancelGroup | RevokeCredential | DropPlan)]
+    assert kinds == [CancelGroup] * (len(kinds) - 2) + [RevokeCredential, DropPlan]
+    assert {d.group_id for d in of(decided, RevokeCredential)} == {start.plan.group_id}
+
+
+def _nothing_is_left(w: World) -> None:
+    assert w.view.groups == {}
+    assert w.view.instances == {}
+    for host in w.view.hosts.values():
+        assert host.ledger.fetches() == {}
+        assert [(d.reserved, d.n_workers, d.releasing) for d in host.devices.values()] == [(0, 0, 0)]
+
+
+@pytest.mark.parametrize("lost", [0, 1, 3])
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_stage_that_is_lost_in_any_state_ends_its_whole_group(lost: int, *, whole: bool) -> None:
+    w = group_world(facts=forced(4))
+    start = started(w)
+    for k in range(4):
+        w.said(start, READY if whole or k != 2 else STARTING, k)
+    w.do(DemandRemoved(start.activation_ids[0], CHAT))
+    decided = w.said(start, GONE, lost, error=LOST)
+    others = sorted(s.host for s in start.plan.stages if s.stage != lost)
+    assert sorted(c.host_id for c in of(decided, CancelGroup)) == others
+    _ended_in_order(decided, start)
+    for k in set(range(4)) - {lost}:
+        w.said(start, GONE, k)
+    _nothing_is_left(w)
+
+
+def test_who_waited_for_a_group_that_was_lost_waits_with_its_age() -> None:
+    w = group_world(facts=forced(2))
+    start = started(w)
+    w.said(start, STARTING, 0)
+    w.later(3.0)
+    decided = w.said(start, GONE, 1, error=LOST) + w.said(start, GONE, 0) + w.later(1.0)
+    (again,) = of(decided, StartGroup)
+    assert again.activation_ids == start.activation_ids
+    assert again.plan.predicted_ttft_s is not None
+    assert start.plan.predicted_ttft_s is not None
+    assert again.plan.predicted_ttft_s - start.plan.predicted_ttft_s >= 3.0  # t_w counts
+
+
+def test_who_was_being_served_by_a_group_that_was_lost_comes_back_before_those_that_came_later() -> None:
+    w = group_world(facts=forced(2, slots=1))
+    start = started(w)
+    w.ready(start, idle=False)
+    w.later(5.0)
+    for _ in range(2):
+        w.ask(CHAT)
+    w.said(start, GONE, 1, error=LOST)
+    w.do(DemandAdded(start.activation_ids[0], CHAT, Namespace("guest"), GatewayId("g"), 0))
+    assert next(iter(w.view.action(CHAT).waiting)) == start.activation_ids[0]
+
+
+def test_a_lost_host_takes_the_whole_group_along_and_the_group_begins_anew_elsewhere() -> None:
+    w = group_world(n_hosts=5, facts=forced(4))
+    start = started(w)
+    lost = start.plan.stages[2].host
+    left = tuple(r for h, r in w.reports.items() if h != lost)
+    decided = w.do(HostsSeen(left))
+    assert {c.host_id for c in of(decided, CancelGroup)} == {s.host for s in start.plan.stages}
+    assert [f.record.stage for f in of(decided, ForgetInstance)] == [2]
+    (again,) = of(decided + w.later(1.0), StartGroup)
+    assert lost not in {s.host for s in again.plan.stages}
+    assert again.activation_ids == start.activation_ids
+
+
+def test_a_start_without_progress_on_any_stage_is_cancelled_on_every_host() -> None:
+    hosts = [report(f"h{i}") for i in range(4)]
+    w = llm_world(*hosts, facts=forced(4), model=SMOLLM2, relay_url="redis://r:1", start_deadline_s=10.0)
+    start = started(w)
+    for done in range(1, 4):
+        w.do(HostsSeen(tuple(_fetching(w, start, done))))
+        assert of(w.later(9.0), CancelGroup) == []
+    decided = w.later(2.0)
+    assert {c.host_id for c in of(decided, CancelGroup)} == {s.host for s in start.plan.stages}
+
+
+def _fetching(w: World, start: StartGroup, done: int) -> Any:
+    """Only its last stage makes progress."""
+    for host_id, plain in w.reports.items():
+        mine = host_id == start.plan.stages[3].host
+        yield replace(plain, fetches=(FetchReport(start.plan.group_id, 10, done, 1.0, 3),) if mine else ())
+
+
+def test_a_stage_that_its_host_refuses_ends_the_group_and_holds_no_memory() -> None:
+    w = group_world(facts=forced(2))
+    start = started(w)
+    refused = CommandRefused(start.stages[1].command_id, start.stages[1].host_id, start.plan.group_id,
+                             ErrorInfo("Unavailable", "draining"))  # fmt: skip
+    decided = w.do(refused)
+    assert [c.host_id for c in of(decided, CancelGroup)] == [start.stages[0].host_id]
+    w.said(start, STARTING, 0)
+    w.said(start, GONE, 0)
+    w.do(DemandRemoved(start.activation_ids[0], CHAT))
+    _nothing_is_left(w)
+
+
+def test_a_group_whose_credential_was_not_made_is_tried_again_and_tells_no_host_to_stop() -> None:
+    w = group_world(facts=forced(2))
+    start = started(w)
+    decided = w.do(StartRefused(start.plan.group_id, ErrorInfo("Unavailable", "the relay does not answer")))
+    assert of(decided, CancelGroup) == []
+    assert len(of(decided, DropPlan)) == 1
+    (again,) = of(w.later(1.0), StartGroup)
+    assert again.activation_ids == start.activation_ids
+
+
+def test_a_word_that_crossed_the_cancel_is_answered_with_another() -> None:
+    w = group_world(facts=forced(2))
+    start = started(w)
+    w.said(start, GONE, 0, error=LOST)
+    w.said(start, GONE, 1)
+    (cancel,) = of(w.said(start, READY, 1), CancelGroup)
+    assert (cancel.host_id, cancel.group_id) == (start.stages[1].host_id, start.plan.group_id)
+    assert w.view.action(CHAT).facts is not None
+    assert of(w.said(start, READY, 1), CancelGroup) == []
+
+
+def test_a_cancel_that_nobody_answers_is_sent_again_until_the_host_does_not_have_the_instance() -> None:
+    w = group_world(facts=forced(2))
+    start = started(w)
+    for k in (0, 1):
+        w.said(start, STARTING, k)
+    w.do(DemandRemoved(start.activation_ids[0], CHAT))
+    w.said(start, GONE, 0, error=LOST)
+    at = start.stages[1]
+    here = replace(w.reports[at.host_id], instances=(at.instance_id,))
+    w.do(HostsSeen(tuple({**w.reports, at.host_id: here}.values())))
+    assert [c.host_id for c in of(w.later(61.0), CancelGroup)] == [at.host_id]
+    w.do(HostsSeen(tuple(w.reports.values())))
+    assert [f.record.instance_id for f in of(w.later(61.0), ForgetInstance)] == [at.instance_id]
+    _nothing_is_left(w)
+
+
+def test_the_rest_that_a_full_stage_fetches_is_booked_without_a_promise_and_ends_with_the_group() -> None:
+    w = group_world(facts=forced(2))
+    start = started(w)
+    w.ready(start)
+    stage = start.plan.stages[0]
+    fetches = w.view.hosts[stage.host].ledger.fetches()
+    assert [(k, f.promised) for k, f in fetches.items()] == [(later_key(start.plan.group_id, 0), False)]
+    w.said(start, GONE, 0)
+    assert w.view.hosts[stage.host].ledger.fetches() == {}
+
+
+# memory ------------------------------------------------------------------------------------------------------------
+
+
+def test_an_idle_group_is_evicted_for_the_memory_of_its_stage_on_one_device() -> None:
+    w = group_world(n_hosts=2, facts=forced(2, need_bytes=2000 * MIB))
+    start = started(w)
+    w.ready(start)
+    follower = start.plan.stages[1]
+    other = replace(hello(need_bytes=3500 * MIB), name=ActionName("guest/large"))
+    w.do(ActionSeen(other))
+    (release,) = of(w.ask(other.name), ReleaseInstance)
+    assert release.instance_id == start.stages[0].instance_id  # of stage 0, wherever the memory is needed
+    devices = {h.host_id: h.devices["cpu"] for h in w.view.hosts.values()}
+    assert devices[follower.host].releasing == follower.reserve_bytes
+    assert of(w.later(1.5), ReleaseInstance) == []
+
+
+def test_a_group_counts_once_for_the_minimum_and_the_maximum() -> None:
+    w = group_world(facts=forced(4, min_instances=1, max_instances=1))
+    assert len(w.view.groups) == 1
+    assert len(w.view.instances) == 4
+    for _ in range(60):
+        assert of(w.ask(CHAT), StartGroup) == []
+
+
+def test_a_refused_release_of_a_group_gives_no_memory_away() -> None:
+    w = group_world(facts=forced(2))
+    start = started(w)
+    w.ready(start)
+    (release,) = of(w.later(61.0), ReleaseInstance)
+    busy = ErrorInfo("InstanceBusy", "a request is in flight")
+    w.do(CommandRefused(release.command_id, start.stages[0].host_id, start.plan.group_id, busy))
+    assert [d.releasing for h in w.view.hosts.values() for d in h.devices.values()] == [0] * 4
+
+
+# successors --------------------------------------------------------------------------------------------------------
+
+
+def rebuilt(start: StartGroup, states: dict[int, InstanceState], **fields: Any) -> Rebuilt:
+    plain: dict[str, Any] = {
+        "wall_ms": 10_000, "hosts": tuple(report(f"h{i}") for i in range(4)),
+        "instances": tuple(record_of(start, state, k) for k, state in states.items()), "demand": (),
+        "plans": (start.plan,), "models": (SMOLLM2,), "actions": (forced(4),), "credentials": (start.plan.group_id,),
+    }  # fmt: skip
+    return Rebuilt(**{**plain, **fields})
+
+
+def successor() -> World:
+    return World(relay_url="redis://relay:6379/0")
+
+
+def test_a_successor_cancels_a_group_of_which_a_stage_was_never_confirmed() -> None:
+    start = started(group_world(facts=forced(4)))
+    w = successor()
+    decided = w.do(rebuilt(start, {0: READY, 1: STARTING, 3: READY}))
+    assert {c.host_id for c in of(decided, CancelGroup)} == {s.host for s in start.plan.stages}
+    _ended_in_order(decided, start)
+    for k in (0, 1, 3):
+        w.said(start, GONE, k)
+    _nothing_is_left(w)
+
+
+def test_a_successor_goes_on_with_a_group_of_which_every_stage_was_confirmed() -> None:
+    start = started(group_world(facts=forced(4)))
+    w = successor()
+    assert of(w.do(rebuilt(start, {0: READY, 1: STARTING, 2: READY, 3: STARTING})), CancelGroup) == []
+    w.said(start, READY, 3)
+    (learn,) = of(w.said(start, READY, 1), LearnFrom)
+    assert learn.n_stages == 4
+    assert {c.host_id for c in of(w.said(start, GONE, 2, error=LOST), CancelGroup)} == {
+        s.host for s in start.plan.stages if s.stage != 2}  # fmt: skip
+
+
+def test_a_successor_takes_back_credentials_without_a_plan_and_stages_without_one() -> None:
+    start = started(group_world(facts=forced(4)))
+    w = successor()
+    decided = w.do(rebuilt(start, {1: READY}, plans=(), credentials=(start.plan.group_id, GroupId("old"))))
+    assert {d.group_id for d in of(decided, RevokeCredential)} == {start.plan.group_id, "old"}
+    assert [c.host_id for c in of(decided, CancelGroup)] == [start.plan.stages[1].host]
+
+
+def test_the_plan_of_a_whole_group_stays_with_the_group() -> None:
+    start = started(group_world(facts=forced(4)))
+    w = successor()
+    decided = w.do(rebuilt(start, dict.fromkeys(range(4), READY)))
+    assert of(decided, DropPlan) == []
+    assert of(decided, RevokeCredential) == []
+    assert len(w.view.groups) == 1
+
+
+def test_a_command_id_that_is_no_start_is_nobodys() -> None:
+    w = group_world(facts=forced(2))
+    error = ErrorInfo("ProtocolError", "x")
+    assert w.do(CommandRefused(CommandId("none"), HostId("h0"), GroupId("none"), error)) == []
+    assert w.view.action(HELLO).facts is None

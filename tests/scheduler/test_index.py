@@ -1,0 +1,120 @@
+"""The index against looking at every host: the same scheme on the same hosts, whatever the cluster looks like."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.scheduler.hosts import HostView, new_host
+from gateway.scheduler.index import HostIndex, Wanted, tie_order
+from gateway.scheduler.ledger import Discipline
+from gateway.scheduler.predict import Times
+from gateway.scheduler.schemes import Request, Scheme, Server, Variant, sizes
+from gateway.scheduler.select import select
+from thaw.host import Device, HostReport
+from thaw.ids import HostId, InstanceId
+
+GB = 10**9
+NOW = 10.0
+TIMES = {True: Times(t_cc=0.2, t_l=0.0), False: Times()}
+
+devices_st = st.lists(st.tuples(st.sampled_from([4, 8, 16, 24]), st.lists(st.sampled_from([2, 4, 7]), max_size=2)),
+                      min_size=1, max_size=3)  # fmt: skip
+fetches_st = st.lists(st.tuples(st.sampled_from([1, 4, 9]), st.sampled_from([4.0, 9.0, math.inf])), max_size=2)
+hosts_st = st.lists(
+    st.tuples(st.sampled_from([1.0, 2.0]), st.booleans(), devices_st, fetches_st, st.sampled_from([False] * 5 + [True])),
+    min_size=1, max_size=14,
+)  # fmt: skip
+Plain = list[tuple[float, bool, list[tuple[int, list[int]]], list[tuple[int, float]], bool]]
+
+
+def report(i: int, link: float, stem: bool, devices: Sequence[tuple[int, list[int]]], draining: bool) -> HostReport:
+    shown = tuple(Device(f"cuda:{d}", "A10", m * GB, m * GB) for d, (m, _) in enumerate(devices))
+    return HostReport(HostId(f"h{i:02d}"), "b", "a:1", shown, 8, link * GB, "none", "process", 0, 0,
+                      stem_kinds=("llm:vllm",) if stem else (), draining=draining)  # fmt: skip
+
+
+def cluster(plain: Plain, discipline: Discipline) -> tuple[HostIndex, list[HostView]]:
+    index, hosts = HostIndex("llm:vllm"), list[HostView]()
+    for i, (link, stem, devices, fetches, draining) in enumerate(plain):
+        said = report(i, link, stem, devices, draining)
+        host = new_host(said, discipline, 0.0)
+        host.on_change = index.put
+        host.take_report(said, {}, 0.0)
+        for d, (_, workers) in enumerate(devices):
+            for n_bytes in workers:
+                host.hold(f"cuda:{d}", n_bytes * GB)
+        for k, (n_bytes, within) in enumerate(fetches):
+            host.ledger.add(f"{i}.{k}", n_bytes * GB, NOW - 1 + within, NOW - 1)
+            if n_bytes == 9:
+                host.ledger.correct(f"{i}.{k}", 10 * GB, NOW - 0.5)  # slower than thought: may be late by now
+        hosts.append(host)
+    return index, hosts
+
+
+def answer(hosts: Sequence[HostView], request: Request, variant: Variant, most: int, full: int) -> Scheme | None:
+    servers = [
+        Server(i, h.ledger.bytes_per_s, 12 * GB, h.room(for_model=True).gpus, TIMES[bool(h.report.stem_kinds)])
+        for i, h in enumerate(hosts)
+    ]
+
+    def bandwidth(server: Server, n_bytes: float, within_s: float) -> float:
+        return hosts[server.id].ledger.bandwidth(n_bytes, NOW + within_s, NOW)
+
+    return select(servers, request, variant=variant, max_stages=most, min_full=full, bandwidth=bandwidth)
+
+
+def named(scheme: Scheme | None, hosts: Sequence[HostView]) -> tuple[object, ...] | None:
+    if scheme is None:
+        return None
+    where = [[(hosts[p.server].host_id, p.gpu, p.shares) for p in part] for part in (scheme.full, scheme.low)]
+    return scheme.s, scheme.w, where, scheme.ttft, scheme.tpot, scheme.fallback
+
+
+@settings(max_examples=400, deadline=None)
+@given(plain=hosts_st, variant=st.sampled_from(["paper", "slides", "min_sharing"]), most=st.integers(1, 4),
+       discipline=st.sampled_from(["edf", "equal"]), slo=st.sampled_from([4.5, 6.0, 7.5, 12.0]),
+       n_bytes=st.sampled_from([2, 6, 12]), reserve=st.sampled_from([0, 2]), full=st.integers(1, 2))  # fmt: skip
+def test_the_indexed_answer_is_the_answer_over_all_hosts(
+    plain: Plain, variant: Variant, most: int, discipline: Discipline, slo: float, n_bytes: int, reserve: int, full: int
+) -> None:
+    index, hosts = cluster(plain, discipline)
+    request = Request(n_bytes * GB, reserve * GB, slo_ttft=slo, slo_tpot=0.2, times=TIMES[False])
+    everyone = sorted((h for h in hosts if not h.draining), key=lambda h: tie_order(h, NOW))
+    needs = tuple(math.ceil(request.need_full / s) for s in range(most, 0, -1))
+    within_s = min(size.within_s for size in sizes(request, 1, most, full))
+    few = index.offers(Wanted(needs, most, within_s), NOW)
+    assert named(answer(few, request, variant, most, full), few) == named(
+        answer(everyone, request, variant, most, full), everyone
+    )
+
+
+def test_of_a_thousand_like_hosts_only_as_many_as_a_group_has_workers_are_looked_at() -> None:
+    index, _ = cluster([(1.0, True, [(24, [])], [], False)] * 1000, "edf")
+    assert [h.host_id for h in index.offers(Wanted((6 * GB, 24 * GB), 4, 5.0), NOW)] == ["h00", "h01", "h02", "h03"]
+
+
+@pytest.mark.parametrize("change", ["taken", "drained", "lost"])
+def test_a_host_that_changes_is_offered_as_it_is_now(change: str) -> None:
+    index, (first, second) = cluster([(1.0, False, [(24, [])], [], False)] * 2, "edf")
+    if change == "taken":
+        first.hold("cuda:0", 20 * GB)
+    elif change == "drained":
+        first.take_report(report(0, 1.0, False, [(24, [])], draining=True), {}, NOW)
+    else:
+        index.drop(first.host_id)
+    assert index.offers(Wanted((24 * GB,), 1, 5.0), NOW) == [second]
+    if change == "taken":
+        first.let_go(InstanceId("i"), "cuda:0", 20 * GB)
+        assert index.offers(Wanted((24 * GB,), 1, 5.0), NOW) == [first]
+
+
+def test_a_link_that_keeps_no_promise_is_preferred_to_one_that_is_less_loaded() -> None:
+    plain: Plain = [(1.0, False, [(24, [])], [(9, 20.0)], False), (1.0, False, [(24, []), (24, [2])], [], False)]
+    index, (fetching, free) = cluster(plain, "edf")
+    assert tie_order(free, NOW) < tie_order(fetching, NOW)
+    assert index.offers(Wanted((20 * GB,), 1, 5.0), NOW)[0] is free

@@ -1,0 +1,159 @@
+"""Groups of several stages: the scheduler process, a state server that is the relay too, and hosts that speak the
+real streams."""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+import pytest
+
+from relay import credentials, redis_link
+from relay.messages import Cancel, InstanceChanged, Release, Start, StartFailed
+from tests.scheduler.conftest import facts_of_model
+from thaw.ids import GroupId
+from thaw.plan import StageRole, TransportKind
+
+
+def four_hosts(platform: Any) -> list[Any]:
+    return [platform.host(f"h{i}") for i in range(4)]
+
+
+def starts(hosts: list[Any]) -> list[Start]:
+    """One of every host, by stage."""
+    return sorted((h.commands.wait(Start)[0] for h in hosts), key=lambda s: s.stage)
+
+
+def test_a_forced_size_starts_a_stage_on_every_host_and_lets_the_group_into_the_relay(platform: Any) -> None:
+    hosts = four_hosts(platform)
+    platform.llm(stages=4, memory=1000)
+    platform.scheduler()
+    activation = platform.ask("guest/chat")
+    found = starts(hosts)
+    plan = found[0].plan
+    assert [s.stage for s in found] == [0, 1, 2, 3]
+    assert {s.plan.group_id for s in found} == {plan.group_id}
+    assert all(s.activation_ids == (activation,) for s in found)
+    assert sorted(s.host for s in plan.stages) == ["h0", "h1", "h2", "h3"]
+    assert [s.layers for s in plan.stages] == [(0, 1), (1, 4), (4, 6), (6, 8)]
+    assert [s.role for s in plan.stages] == [StageRole.FULL, StageRole.LOW, StageRole.LOW, StageRole.LOW]
+    assert [s.reserve_bytes for s in plan.stages] == [n * 1024 * 1024 for n in (1000, 250, 250, 250)]
+    assert [s.share for s in plan.stages] == [1.0, 0.25, 0.25, 0.25]
+    assert [r.file for r in plan.stages[2].first_ranges] == ["config.json", "w.safetensors"]
+    assert plan.transport.kind is TransportKind.REDIS
+    assert plan.transport.address == platform.url
+    assert plan.transport.credential_ref == credentials.ref(plan.group_id)
+    assert credentials.read(platform.client, plan.transport.credential_ref).username.endswith(plan.group_id)
+
+
+def test_an_idle_group_is_released_by_its_first_stage_and_leaves_nothing(platform: Any) -> None:
+    hosts = four_hosts(platform)
+    platform.llm(stages=4)
+    platform.scheduler()
+    activation = platform.ask("guest/chat")
+    found = starts(hosts)
+    platform.served(activation, "guest/chat")
+    first = next(h for h in hosts if h.host_id == found[0].plan.stages[0].host)
+    (release,) = first.commands.wait(Release)
+    assert release.instance_id == found[0].instance_id
+    for host in hosts:
+        host.until_empty()
+    assert [r for h in hosts if h is not first for r in h.commands.of(Release)] == []
+
+
+def test_more_stages_than_layers_are_refused_with_their_number(platform: Any) -> None:
+    platform.host()
+    platform.llm(stages=8, max_stages=8)
+    platform.scheduler()
+    host = platform.hosts[0]
+    host.on_inspect = lambda uri: facts_of_model(uri, n_layers=3)
+    platform.ask("guest/chat")
+    (failed,) = platform.events.wait(StartFailed)
+    assert failed.error.code == "ModelUnsupported"
+    assert failed.error.message == "a model of 3 layers cannot be divided into 8 stages"
+
+
+def test_a_lost_stage_ends_its_group_on_every_host_and_who_waits_gets_another(platform: Any) -> None:
+    hosts = four_hosts(platform)
+    for host in hosts:
+        host.on_start = lambda start: False
+    platform.llm(stages=4, memory=1000)
+    platform.scheduler()
+    activation = platform.ask("guest/chat")
+    first = starts(hosts)
+    lost = next(h for h in hosts if h.host_id == first[2].plan.stages[2].host)
+    lost.lose_all()
+    again = [h.commands.wait(Start, 2)[1] for h in hosts]
+    for host in hosts:
+        if host is not lost:
+            assert host.commands.of(Cancel)[0].group_id == first[0].plan.group_id
+    assert {s.plan.group_id for s in again} == {again[0].plan.group_id}
+    assert again[0].plan.group_id != first[0].plan.group_id
+    assert again[0].activation_ids == (activation,)
+    assert platform.registry.plan(first[0].plan.group_id) is None
+    assert platform.credentials() == {credentials.ref(again[0].plan.group_id)}
+
+
+def test_a_group_of_which_a_stage_was_never_confirmed_is_taken_back_by_the_successor(platform: Any) -> None:
+    hosts = four_hosts(platform)
+    for host in hosts:
+        host.on_start = lambda start: False
+    hosts[3].is_deaf = True
+    platform.llm(stages=4)
+    scheduler = platform.scheduler()
+    activation = platform.ask("guest/chat")
+    first = starts(hosts)
+    platform.events.wait(InstanceChanged, 3)
+    scheduler.kill()
+    scheduler.wait(5)
+    left_behind = GroupId("f" * 32)
+    credentials.issue(platform.client, platform.client, left_behind)  # as by one that died before it wrote a plan
+    hosts[3].is_deaf = False
+    platform.scheduler()
+    for host in hosts:
+        (cancelled,) = host.commands.wait(Cancel)
+        assert cancelled.group_id == first[0].plan.group_id
+    again = [h.commands.wait(Start, 2)[1] for h in hosts]
+    assert again[0].activation_ids == (activation,)
+    assert platform.credentials() == {credentials.ref(again[0].plan.group_id)}
+    users = {redis_link.text(u) for u in platform.client.acl_users()}
+    assert f"thaw-group-{again[0].plan.group_id}" in users
+    assert users.isdisjoint({f"thaw-group-{first[0].plan.group_id}", f"thaw-group-{left_behind}"})
+
+
+@pytest.mark.full
+def test_a_scheduler_that_was_stopped_while_it_led_gives_no_stage_of_a_group_to_a_host(platform: Any) -> None:
+    hosts = four_hosts(platform)
+    platform.llm(stages=4, memory=1000, max_batch=1)
+    old = platform.scheduler()
+    activation = platform.ask("guest/chat")
+    starts(hosts)
+    platform.served(activation, "guest/chat")
+    old.send_signal(signal.SIGSTOP)
+    platform.scheduler()
+    for host in hosts:
+        host.busy = True
+    for _ in range(9):  # more than the four slots of the group
+        platform.ask("guest/chat")
+    second = [h.commands.wait(Start, 2)[1] for h in hosts]
+    old.send_signal(signal.SIGCONT)
+    platform.llm("guest/other", stages=4, memory=400)
+    platform.ask("guest/other")
+    for host in hosts:
+        found = host.commands.wait(Start, 3)
+        assert {s.plan.epoch for s in found[1:]} == {2}
+        assert sorted(host.epochs) == host.epochs
+    assert len({s.plan.group_id for s in second}) == 1
+
+
+def test_without_its_relay_a_group_is_not_commanded_and_the_request_fails_with_that(platform: Any) -> None:
+    hosts = four_hosts(platform)
+    platform.llm(stages=4)
+    platform.scheduler(THAW_RELAY_URL="redis://127.0.0.1:1/0")
+    platform.ask("guest/chat")
+    (failed,) = platform.events.wait(StartFailed, timeout_s=20.0)
+    assert failed.error.code == "Unavailable"
+    assert [h.commands.of(Start) for h in hosts] == [[]] * 4
+    platform.llm("guest/single", stages=1)
+    platform.ask("guest/single")  # the scheduler goes on
+    platform.events.wait(InstanceChanged)

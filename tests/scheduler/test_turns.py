@@ -1,0 +1,67 @@
+"""Who is served first when there is not room for all."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.scheduler.decisions import StartGroup
+from gateway.scheduler.events import ActionSeen
+from gateway.scheduler.turns import in_turn
+from tests.scheduler.test_policy import World, hello, of, report
+from thaw.ids import ActionName
+from thaw.instance import InstanceState
+
+TIGHT_S, LOOSE_S, SERVED_S = 2.0, 20.0, 1.0
+
+
+def one_slot(objectives: dict[str, float]) -> World:
+    """A host on which one of these functions fits at a time."""
+    w = World(report("h0", 256))
+    for name, slo_s in objectives.items():
+        w.do(ActionSeen(replace(hello(), name=ActionName(name), slo_ttft_s=slo_s, keep_alive_s=0.0)))
+    return w
+
+
+def serve(w: World, start: StartGroup) -> list[StartGroup]:
+    """It answers its request and goes; returns what starts in its place."""
+    w.ready(start)
+    w.now += SERVED_S
+    return of(w.said(start, InstanceState.GONE), StartGroup)
+
+
+@settings(max_examples=60, deadline=None)
+@given(wanted=st.lists(st.tuples(st.floats(0.0, 3.0), st.floats(0.5, 30.0)), min_size=2, max_size=8))
+def test_room_goes_to_whoever_is_due_first(wanted: list[tuple[float, float]]) -> None:
+    names = [f"guest/f{i}" for i in range(len(wanted))]
+    w = one_slot(dict(zip(names, (slo for _, slo in wanted), strict=True)) | {"guest/first": 1.0})
+    running = of(w.ask(ActionName("guest/first")), StartGroup)
+    due: dict[str, float] = {}
+    for name, (pause, slo) in zip(names, wanted, strict=True):
+        w.now += pause
+        assert of(w.ask(ActionName(name)), StartGroup) == []
+        due[name] = w.now + slo
+    order = []
+    while running:
+        running = serve(w, running[0])
+        order += [s.plan.action for s in running]
+    assert order == sorted(due, key=lambda name: (due[name], name))
+    assert in_turn(w.view) == []
+
+
+def test_a_loose_request_is_not_starved_by_a_stream_of_tight_ones() -> None:
+    w = one_slot({"guest/loose": LOOSE_S, "guest/a": TIGHT_S, "guest/b": TIGHT_S})
+    running = of(w.ask(ActionName("guest/a")), StartGroup)
+    asked_s = w.now
+    w.ask(ActionName("guest/loose"))
+    tight: list[Any] = [ActionName("guest/b"), ActionName("guest/a")]
+    for turn in range(60):
+        w.ask(tight[turn % 2])  # there is always one that waits
+        running = serve(w, running[0])
+        if running[0].plan.action == "guest/loose":
+            break
+    assert running[0].plan.action == "guest/loose"
+    assert LOOSE_S - TIGHT_S - SERVED_S <= w.now - asked_s <= LOOSE_S + SERVED_S

@@ -1,0 +1,139 @@
+"""A view, a clock that the test moves, and what hosts and gateways would say."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from gateway.scheduler.decisions import Decision, StartGroup, Wake
+from gateway.scheduler.events import ActionFacts, ActionSeen, HostsSeen, Timer
+from gateway.scheduler.history import History
+from gateway.scheduler.policy import decide
+from gateway.scheduler.settings import SchedulerSettings
+from gateway.scheduler.view import ClusterView
+from relay.messages import DemandAdded, DemandRemoved, InstanceChanged, ModelInspected
+from thaw.host import Device, HostReport
+from thaw.ids import ActionName, ActivationId, GatewayId, HostId, Namespace
+from thaw.instance import InstanceRecord, InstanceState, StartMode
+from thaw.model import FileRange, ModelFacts, ModelParts
+
+MIB = 1024 * 1024
+D = TypeVar("D")
+CHAT, HELLO = ActionName("guest/chat"), ActionName("guest/hello")
+FACTS = ModelFacts("s3://m", 100 * MIB, 90 * MIB, 2, (40 * MIB,) * 2, 10 * MIB, "aa", "", True, {"w": 100 * MIB})
+
+
+def divisible(layer: int, entry: int, n_layers: int, sidecar: int = 700, header: int = 30_536) -> ModelFacts:
+    """A checkpoint of one file whose head is its embedding, its norms aside."""
+    first = FileRange("model.safetensors", header, entry)
+    layers = [FileRange("model.safetensors", header + entry + i * layer, layer) for i in range(n_layers)]
+    end = header + entry + n_layers * layer
+    norm = FileRange("model.safetensors", end, 1_152)
+    parts = ModelParts((first,), tuple((r,) for r in layers), (norm,), (first,))
+    files = {"config.json": sidecar, "model.safetensors": end + 1_152}
+    weights = entry + n_layers * layer + 1_152
+    return ModelFacts("s3://m", sum(files.values()), weights, n_layers, (layer,) * n_layers, entry + 1_152, "aa", "",
+                      True, files, parts=parts)  # fmt: skip
+
+
+SMOLLM2 = divisible(layer=7_080_192, entry=56_623_104, n_layers=30, sidecar=3_519_000)
+"""SmolLM2-135M: 30 layers of 3,540,096 parameters and 49,152 x 576 of tied embedding, two bytes each."""
+
+
+def hello(**fields: Any) -> ActionFacts:
+    return replace(ActionFacts(HELLO, "1", "python:3.11", 256 * MIB, 1, 8, 60.0), **fields)
+
+
+def chat(**fields: Any) -> ActionFacts:
+    return replace(ActionFacts(CHAT, "1", "llm:vllm", 1024 * MIB, 8, 8, 60.0, model_uri="s3://m"), **fields)
+
+
+def report(host: str = "h0", memory_mb: int = 4096, used_mb: int = 0, **fields: Any) -> HostReport:
+    devices = (Device("cpu", "cpu", memory_mb * MIB, (memory_mb - used_mb) * MIB),)
+    plain = HostReport(HostId(host), "boot", "a:1", devices, 2, 1e9, "none", "process", 0, 1_000)
+    return replace(plain, **fields)
+
+
+class World:
+    """Remembers every timer that was asked for."""
+
+    def __init__(self, *hosts: HostReport, ids: str = "id", **settings_: Any) -> None:
+        n = itertools.count()
+        self.view = ClusterView(7, SchedulerSettings("redis://", **settings_), lambda: f"{ids}{next(n)}", History())
+        self.now = 100.0
+        self.timers: list[Wake] = []
+        self._asked = itertools.count()
+        self.reports = {h.host_id: h for h in hosts}
+        self.do(HostsSeen(tuple(hosts)))
+
+    def do(self, event: Any) -> list[Decision]:
+        decided = decide(self.view, event, self.now)
+        self.timers += [d for d in decided if isinstance(d, Wake)]
+        return decided
+
+    def ask(self, action: ActionName = HELLO, gateway: str = "g") -> list[Decision]:
+        activation = ActivationId(f"a{next(self._asked)}")
+        return self.do(DemandAdded(activation, action, Namespace("guest"), GatewayId(gateway), 0))
+
+    def said(self, start: StartGroup, state: InstanceState, stage: int = 0, **fields: Any) -> list[Decision]:
+        return self.do(InstanceChanged(record_of(start, state, stage, **fields)))
+
+    def ready(self, start: StartGroup, *, idle: bool = True) -> list[Decision]:
+        """Every stage, the last one first."""
+        decided: list[Decision] = []
+        for stage in reversed(range(len(start.stages))):
+            decided += self.said(start, InstanceState.READY, stage, idle_since_wall_ms=1 if idle else None,
+                                 inflight=int(not idle))  # fmt: skip
+        for activation in start.activation_ids:
+            self.do(DemandRemoved(activation, start.plan.action))
+        return decided
+
+    def fire(self, timer: Wake) -> list[Decision]:
+        return self.do(Timer(timer.kind, timer.key))
+
+    def later(self, seconds: float) -> list[Decision]:
+        """Let time pass and fire every timer that falls due, in order."""
+        until, decided = self.now + seconds, list[Decision]()
+        while due := [t for t in self.timers if t.at_s <= until]:
+            first = min(due, key=lambda t: t.at_s)
+            self.timers.remove(first)
+            self.now = max(self.now, first.at_s)
+            decided += self.fire(first)
+        self.now = until
+        return decided
+
+
+def record_of(start: StartGroup, state: InstanceState, stage: int = 0, **fields: Any) -> InstanceRecord:
+    at, n = start.plan.stages[stage], len(start.plan.stages)
+    plain = InstanceRecord(
+        start.stages[stage].instance_id, at.host, start.plan.action, start.plan.action_version, start.plan.group_id,
+        state, "a:1", 0 if stage else n, at.reserve_bytes, at.device, StartMode.COLD, keep_alive_s=60.0, stage=stage,
+        n_stages=n,
+    )  # fmt: skip
+    return replace(plain, **fields)
+
+
+def of(decided: Iterable[Decision], kind: type[D]) -> list[D]:
+    return [d for d in decided if isinstance(d, kind)]
+
+
+def world(*hosts: HostReport, facts: ActionFacts | None = None, **settings_: Any) -> World:
+    made = World(*(hosts or (report(),)), **settings_)
+    made.do(ActionSeen(facts or hello()))
+    return made
+
+
+def llm_world(
+    *hosts: HostReport, facts: ActionFacts | None = None, model: ModelFacts = FACTS, **settings_: Any
+) -> World:
+    made = world(*hosts, facts=facts or chat(), **settings_)
+    made.do(ModelInspected("s3://m", HostId("h0"), model))
+    return made
+
+
+def group_world(n_hosts: int = 4, facts: ActionFacts | None = None, model: ModelFacts = SMOLLM2, **host: Any) -> World:
+    """Hosts on links of 200 Mbit/s, and a relay."""
+    hosts = [report(f"h{i}", **{"network_bytes_per_s": 25e6, **host}) for i in range(n_hosts)]
+    return llm_world(*hosts, facts=facts, model=model, relay_url="redis://user:secret@relay:6379/0")

@@ -1,0 +1,82 @@
+"""Why a group has this size and these hosts, in sentences: what the scheduler wrote beside its plan.
+
+The ``planned`` event carries it (gateway/scheduler/reasons.py), so it outlives the plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from thaw.cli.tables import duration, size
+from thaw.timeline import Interval, Timeline
+
+_REASONS = {
+    "chosen": "chosen",
+    "no room": "no room for so many workers on hosts of their own",
+    "ttft": "first token later than the objective",
+    "tpot": "tokens slower than the objective",
+    "promised": "would break the deadline of a fetch that was admitted",
+    "sharing": "in time too, but more of its workers share a device",
+    "memory": "in time too, but holds more memory",
+    "larger": "in time too, with more stages",
+}
+
+
+def lines(timeline: Timeline) -> Iterator[str]:
+    """Nothing for an ordinary function, or when the trace does not say."""
+    planned = next((dict(i.attrs) for i in timeline.intervals if i.phase == "planned"), {})
+    if "slo_ttft_s" not in planned:
+        return
+    yield _shape(planned)
+    yield _objective(planned)
+    yield from (_size(each) for each in _sizes(planned))
+
+
+def _shape(planned: Mapping[str, Any]) -> str:
+    n = int(planned.get("stages", 1))
+    if n == 1:
+        return f"1 stage on {planned.get('host', '?')}{_forced(planned)}"
+    full = int(planned.get("full", 0))
+    hosts = [f"{host} (full)" if k < full else str(host) for k, host in enumerate(planned.get("hosts", ()))]
+    return f"{n} stages, {full} full, over {planned.get('transport', '?')}: {', '.join(hosts)}{_forced(planned)}"
+
+
+def _forced(planned: Mapping[str, Any]) -> str:
+    return "" if "sizes" in planned else "; the size was forced by scaling.stages"
+
+
+def _objective(planned: Mapping[str, Any]) -> str:
+    waited = float(planned.get("t_w_s", 0.0))
+    line = f"objective: first token in {duration(float(planned['slo_ttft_s']))}"
+    if waited >= 0.001:
+        line += f", of which {duration(waited)} were waited when it was planned"
+    if planned.get("fallback"):
+        return line + "; not to be had, so no fetch has a deadline"
+    return line
+
+
+def _sizes(planned: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    sizes = planned.get("sizes", ())
+    return [s for s in sizes if isinstance(s, Mapping)] if len(sizes) > 1 else []
+
+
+def _size(each: Mapping[str, Any]) -> str:
+    n = int(each.get("stages", 0))
+    name = f"{n} stage{'s' if n != 1 else ''}, {each.get('full', '?')} full:"
+    reason = _REASONS.get(str(each.get("why")), str(each.get("why")))
+    if "ttft_s" not in each:
+        return f"  {name:<17} {reason}"
+    ttft, tpot = duration(float(each["ttft_s"])), duration(float(each.get("tpot_s", 0.0)))
+    return f"  {name:<17} first token in {ttft}, then {tpot} a token: {reason}"
+
+
+def side_by_side(fetches: Sequence[Interval]) -> Iterator[str]:
+    """What fetching at the same time was worth."""
+    if len(fetches) < 2:
+        return
+    begin, end = min(f.begin_s for f in fetches), max(f.end_s for f in fetches)
+    n_bytes, apart = sum(f.n_bytes or 0 for f in fetches), sum(f.seconds for f in fetches)
+    rate = f", {n_bytes * 8 / (end - begin) / 1e6:.0f} Mbit/s" if end > begin else ""
+    yield (f"{len(fetches)} fetches side by side: {size(n_bytes)} in {duration(end - begin)}{rate}; "
+           f"one after another {duration(apart)}")  # fmt: skip
