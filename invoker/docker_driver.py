@@ -1,0 +1,380 @@
+"""Containers of a Docker engine: hardened, without a network, found again by their labels.
+
+The engine is asked to create, start, stop; a function is reached through a socket in a mounted directory, so a warm
+run never passes the engine, and goes on while the engine is being restarted (with live-restore).  A container belongs
+to the invoker whose label it carries: the host's name and the place of its run directory on the engine's machine.  Two
+invokers on one engine never see each other's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final
+
+from invoker import docker_spec, proc
+from invoker.appears import wait_socket_until
+from invoker.docker_client import Engine, EngineEvent, Seen, gpu_request
+from invoker.docker_events import EngineEvents
+from invoker.docker_logs import LogFollower
+from invoker.docker_paths import EnginePaths
+from invoker.docker_spec import Asked, Limits, Mounts
+from invoker.driver import Exit, Handle, LogChunk, Owned, Spec, Stats
+from invoker.owned import OwnedContainers
+from invoker.relay_door import RelayDoors
+from thaw.action import KIND_LLM
+from thaw.errors import NotFound, PlatformError, WorkerLost
+from thaw.logs import Log
+
+OWNER: Final = "thaw.owner"
+CONTAINER: Final = "thaw.container"
+KIND: Final = "thaw.kind"
+_LOG_READ_BYTES: Final = 1 << 20
+_KILLED_S: Final = 10.0  # from SIGKILL to the engine's word that it has ended, memory of gigabytes included
+_LAST_LINES_S: Final = 2.0  # between a container's end and its last line
+_ENGINE_BACK_S: Final = 60.0
+
+
+@dataclass(slots=True)
+class _Container:
+    handle: Handle
+    labels: Mapping[str, str]
+    memory_bytes: int = 0
+    started: bool = False
+    out_of_memory: bool = False
+    early_end: tuple[int | None] | None = None  # it ended before its start had returned
+    reported: bool = False
+    ended: threading.Event = field(default_factory=threading.Event)
+    ended_fd: int = -1  # readable once it has ended
+    cancelled_fd: int = -1  # readable once it is to be stopped
+    logs: LogFollower | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Images:
+    """By kind; ``pull_s`` is how long a missing one may take to come, 0 for never."""
+
+    by_kind: Mapping[str, str]
+    pull_s: float = 600.0
+
+
+class DockerDriver:
+    name = "docker"
+    share = "enforced"
+    zygote = None  # each stem cell is a container
+
+    def __init__(self, engine: Engine, run_dir: Path, host_id: str, images: Images, limits: Limits, log: Log) -> None:
+        """Raises Unavailable when there is no engine, PlatformError when ``run_dir`` is none of its machine's."""
+        engine.check()
+        self._engine, self._images, self._limits, self._log = engine, images, limits, log
+        self._paths = EnginePaths.find(engine)
+        self._owned = OwnedContainers(run_dir)
+        self.owner = f"{host_id}.{hashlib.sha256(self._paths.there(str(run_dir.absolute())).encode()).hexdigest()[:8]}"
+        self._host_id = host_id
+        self._callbacks: list[Callable[[Exit], None]] = []
+        self._lock = threading.Lock()
+        self._containers: dict[str, _Container] = {}
+        self._doomed: set[str] = set()  # to be removed when the engine is back
+        self._relays = RelayDoors(run_dir / "relays")
+        self._events = EngineEvents(engine, f"{OWNER}={self.owner}", self._event, self._reconcile, log)
+
+    def on_exit(self, callback: Callable[[Exit], None]) -> None:
+        self._callbacks.append(callback)
+
+    # a container's life --------------------------------------------------------------------------------------------
+
+    def create(self, spec: Spec) -> Handle:
+        with self._lock:
+            known = self._containers.get(spec.container_id)
+        if known is not None:
+            return known.handle
+        handle = self._handle(spec.container_id, spec.kind)
+        self._owned.write(handle, spec.labels)
+        _open_directory(handle)
+        with self._lock:
+            self._containers[spec.container_id] = _Container(
+                handle, spec.labels, spec.memory_bytes, ended_fd=os.eventfd(0, os.EFD_CLOEXEC),
+                cancelled_fd=os.eventfd(0, os.EFD_CLOEXEC),
+            )  # fmt: skip
+        try:
+            self._create(handle, spec)
+        except PlatformError:
+            self.remove(handle)
+            raise
+        return handle
+
+    def start(self, handle: Handle, spec: Spec) -> Handle:
+        container = self._get(handle)
+        if container.started:
+            return container.handle
+        began = time.time()
+        name = self._name(handle)
+        self._engine.start(name)
+        seen = self._engine.inspect(name)
+        started = replace(handle, pid=seen.pid, start_ticks=proc.start_ticks(seen.pid) or 0 if seen.pid else 0)
+        self._owned.write(started, spec.labels)
+        with self._lock:
+            container.handle, container.started = started, True
+            container.logs = self._follow(container, began)
+            early = container.early_end
+        if early is not None or not seen.running:
+            self._ended(container, early[0] if early is not None else seen.exit_code)
+        return started
+
+    def connect(self, handle: Handle, *, deadline_s: float) -> str:
+        container = self._get(handle)
+        wait_socket_until(handle.socket_path, container.ended_fd, deadline_s, container.cancelled_fd).close()
+        _close_directory(handle)
+        return handle.socket_path
+
+    def relabel(self, handle: Handle, labels: Mapping[str, str]) -> None:
+        """An engine's labels never change: these are kept beside the container."""
+        self._get(handle).labels = labels
+        self._owned.write(handle, labels)
+
+    def limit(self, handle: Handle, share: float, memory_bytes: int) -> None:
+        self._get(handle).memory_bytes = memory_bytes
+        quota = docker_spec.cpu_quota_us(share, self._limits.n_cores)
+        self._engine.update(self._name(handle), cpu_quota_us=quota, cpu_period_us=docker_spec.PERIOD_US,
+                            memory_bytes=memory_bytes)  # fmt: skip
+
+    def relay_address(self, address: str) -> str:
+        return self._relays.inside(address, docker_spec.RELAYS)
+
+    def pause(self, handle: Handle) -> None:
+        self._engine.pause(self._name(handle))
+
+    def unpause(self, handle: Handle) -> None:
+        self._engine.unpause(self._name(handle))
+
+    def stop(self, handle: Handle, *, deadline_s: float) -> None:
+        with self._lock:
+            container = self._containers.get(handle.container_id)
+        if container is None:
+            return
+        os.eventfd_write(container.cancelled_fd, 1)
+        if container.ended.is_set() or not container.started:
+            return
+        name = self._name(handle)
+        self._engine.signal(name, "SIGTERM")
+        self._engine.unpause(name)  # a paused process hears SIGTERM only then
+        if not container.ended.wait(deadline_s):
+            self._engine.signal(name, "SIGKILL")
+            if not container.ended.wait(_KILLED_S):
+                raise PlatformError(f"container {name} does not die", hint="see the engine's log")
+
+    def remove(self, handle: Handle) -> None:
+        """An engine that is away removes it when it is back: nobody waits for that here."""
+        try:
+            self._engine.remove(self._name(handle))
+        except PlatformError as e:
+            self._log.event("removal_postponed", container_id=handle.container_id, error=e.message)
+            with self._lock:
+                self._doomed.add(self._name(handle))
+        with self._lock:
+            container = self._containers.pop(handle.container_id, None)
+        if container is not None:
+            if container.logs is not None:
+                container.logs.close()
+            for fd in (container.ended_fd, container.cancelled_fd):
+                os.close(fd)
+        self._owned.remove(handle)
+
+    # what it says --------------------------------------------------------------------------------------------------
+
+    def logs(self, handle: Handle, stream: str, cursor: int) -> LogChunk:
+        path = handle.stdout if stream == "stdout" else handle.stderr
+        try:
+            with path.open("rb") as file:
+                file.seek(cursor)
+                data = file.read(_LOG_READ_BYTES)
+        except FileNotFoundError:
+            return LogChunk(b"", cursor)
+        return LogChunk(data, cursor + len(data))
+
+    def more_logs(self, handle: Handle, cursors: tuple[int, int], deadline_s: float) -> bool:
+        with self._lock:
+            container = self._containers.get(handle.container_id)
+        return container is not None and container.logs is not None and container.logs.wait_grown(cursors, deadline_s)
+
+    def truncate_logs(self, handle: Handle, stream: str) -> None:
+        path = handle.stdout if stream == "stdout" else handle.stderr
+        try:
+            os.truncate(path, 0)
+        except FileNotFoundError:
+            return
+
+    def stats(self, handle: Handle) -> Stats:
+        return Stats(*self._engine.usage(self._name(handle)))
+
+    # an earlier life's ---------------------------------------------------------------------------------------------
+
+    def list_owned(self) -> Sequence[Owned]:
+        """What the engine has under our label; a directory whose container is no more goes away."""
+        labels = {owned.handle.container_id: owned for owned in self._owned.all()}
+        found = []
+        for seen in self._engine.list(f"{OWNER}={self.owner}"):
+            container_id = seen.labels[CONTAINER]
+            written = labels.pop(container_id, None)
+            found.append(Owned(self._handle_of(seen), written.labels if written else {}, seen.running))
+        for left in labels.values():
+            if left.handle.container_id not in self._containers:
+                self._owned.remove(left.handle)
+        return tuple(found)
+
+    def adopt(self, owned: Owned) -> None:
+        handle = owned.handle
+        container = _Container(handle, owned.labels, started=True, ended_fd=os.eventfd(0, os.EFD_CLOEXEC),
+                               cancelled_fd=os.eventfd(0, os.EFD_CLOEXEC))  # fmt: skip
+        with self._lock:
+            self._containers[handle.container_id] = container
+            container.logs = self._follow(container, time.time())
+        self._owned.write(handle, owned.labels)
+        self._look(container)
+
+    def end(self, owned: Owned) -> None:
+        self.remove(owned.handle)
+
+    def close(self) -> None:
+        self._events.stop()
+        with self._lock:
+            containers = list(self._containers.values())
+        for container in containers:
+            if container.logs is not None:
+                container.logs.close()
+        self._relays.close()
+        self._engine.close()
+
+    # the engine ----------------------------------------------------------------------------------------------------
+
+    def _create(self, handle: Handle, spec: Spec) -> None:
+        image = self._images.by_kind[spec.kind]
+        mounts = Mounts(self._paths.there(str(_io(handle))), self._paths.there(spec.door) if spec.door else "",
+                        self._paths.there(str(self._relays.directory)) if spec.kind == KIND_LLM else "")  # fmt: skip
+        labels = {OWNER: self.owner, CONTAINER: spec.container_id, KIND: spec.kind, "thaw.host": self._host_id}
+        devices = () if spec.device.startswith("cpu") or spec.kind != KIND_LLM else (gpu_request(spec.device),)
+        body = docker_spec.config(spec, Asked(image, labels, mounts, self._limits, devices))
+        try:
+            self._engine.create(self._name(handle), body)
+        except NotFound as e:
+            if self._images.pull_s <= 0:
+                raise PlatformError(f"the image {image} is not on this host", hint="make images, or docker pull") from e
+            self._engine.pull(image, self._images.pull_s)
+            self._engine.create(self._name(handle), body)
+
+    def _name(self, handle: Handle) -> str:
+        return f"thaw-{self.owner}-{handle.container_id}"
+
+    def _handle(self, container_id: str, kind: str) -> Handle:
+        handle = self._owned.handle(container_id, kind)
+        return replace(handle, socket=str(_io(handle) / "s"))
+
+    def _handle_of(self, seen: Seen) -> Handle:
+        handle = self._handle(seen.labels[CONTAINER], seen.labels.get(KIND, ""))
+        return replace(handle, pid=seen.pid, start_ticks=proc.start_ticks(seen.pid) or 0 if seen.pid else 0)
+
+    def _get(self, handle: Handle) -> _Container:
+        with self._lock:
+            container = self._containers.get(handle.container_id)
+        if container is None:
+            raise WorkerLost("the container has been removed")
+        return container
+
+    def _follow(self, container: _Container, since: float) -> LogFollower:
+        name = self._name(container.handle)
+
+        def runs() -> bool:
+            try:
+                return self._engine.inspect(name).running
+            except NotFound:
+                return False
+
+        return LogFollower(self._engine.socket_path, name, container.handle, runs,
+                           lambda: self._events.wait_back(_ENGINE_BACK_S), since=since)  # fmt: skip
+
+    def _event(self, event: EngineEvent) -> None:
+        with self._lock:
+            container = self._containers.get(event.labels.get(CONTAINER, ""))
+        if container is None:
+            return
+        if event.action == "oom":
+            container.out_of_memory = True
+        elif event.action == "die":
+            self._ended(container, int(event.labels.get("exitCode", 0)))
+
+    def _reconcile(self) -> None:
+        """The engine is back: what it does not run any more has ended while it was away."""
+        with self._lock:
+            containers, doomed = list(self._containers.values()), list(self._doomed)
+        for name in doomed:
+            self._engine.remove(name)
+            self._doomed.discard(name)
+        for container in containers:
+            if container.started:
+                self._look(container)
+
+    def _look(self, container: _Container) -> None:
+        try:
+            seen = self._engine.inspect(self._name(container.handle))
+        except NotFound:
+            self._ended(container, None)
+            return
+        if not seen.running:
+            container.out_of_memory = container.out_of_memory or seen.out_of_memory
+            self._ended(container, seen.exit_code)
+
+    def _ended(self, container: _Container, exit_code: int | None) -> None:
+        with self._lock:
+            if not container.started:
+                container.early_end = (exit_code,)  # start reports it, when its lines can be followed
+                return
+            if container.reported:
+                return
+            container.reported = True
+        # on a thread of its own: the last lines may be on their way, and other containers end meanwhile
+        threading.Thread(target=self._report, args=(container, exit_code), name="container-end", daemon=True).start()
+
+    def _report(self, container: _Container, exit_code: int | None) -> None:
+        if container.logs is not None:
+            container.logs.wait_ended(_LAST_LINES_S)
+        reason = ""
+        if container.out_of_memory:
+            limit = container.memory_bytes or self._limits.default_memory_mb << 20
+            reason = f"out of memory: its limit is {limit >> 20} MiB"
+        container.ended.set()
+        with self._lock:
+            if container.handle.container_id in self._containers:
+                os.eventfd_write(container.ended_fd, 1)
+        for callback in self._callbacks:
+            callback(Exit(container.handle.container_id, _status(exit_code), reason))
+
+
+def _status(exit_code: int | None) -> int | None:
+    """A shell's 128 + signal → minus the signal."""
+    return -(exit_code - 128) if exit_code is not None and exit_code > 128 else exit_code
+
+
+def _io(handle: Handle) -> Path:
+    return handle.directory / "io"
+
+
+def _open_directory(handle: Handle) -> None:
+    """The container's user may make its socket in there.  Nobody else comes that far: its parent is ours alone."""
+    io = _io(handle)
+    io.mkdir(exist_ok=True)
+    io.chmod(0o777)
+    handle.directory.chmod(0o700)
+
+
+def _close_directory(handle: Handle) -> None:
+    """From here on the container can make no file there, which would be on the host's disk, nor put a link in its
+    socket's place, which we would follow.  Raises WorkerLost for what is no socket."""
+    _io(handle).chmod(0o555)
+    if not stat.S_ISSOCK(os.lstat(handle.socket_path).st_mode):
+        raise WorkerLost("the container put something else in its socket's place")

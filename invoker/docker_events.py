@@ -1,0 +1,75 @@
+"""What the engine says of our containers, for as long as there is an engine: one thread, one stream.
+
+The stream breaks when the engine is restarted.  It is taken up again where it ended, and what the new engine no longer
+knows or runs is noticed by looking once (``again``).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+from invoker.docker_client import Engine, EngineEvent
+from thaw.errors import PlatformError
+from thaw.logs import Log
+
+_FIRST_PAUSE_S: Final = 0.1
+_JOIN_S: Final = 5.0
+_LONGEST_PAUSE_S: Final = 2.0  # an engine takes a second or two to come back
+
+
+class EngineEvents:
+    def __init__(self, engine: Engine, label: str, take: Callable[[EngineEvent], None], again: Callable[[], None],
+                 log: Log) -> None:  # fmt: skip
+        self._engine, self._label, self._take, self._again, self._log = engine, label, take, again, log
+        self._since_ns = time.time_ns()
+        self._stop = threading.Event()
+        self._changed = threading.Condition()
+        self._lives = 0  # how many times the engine was (back) there
+        self._away = False
+        self._thread = threading.Thread(target=self._run, name="engine-events", daemon=True)
+        self._thread.start()
+
+    def wait_back(self, deadline_s: float) -> bool:
+        """Until the engine answers again; False at the deadline or when we stop."""
+        with self._changed:
+            seen = self._lives
+            self._changed.wait_for(lambda: self._stop.is_set() or self._lives > seen, deadline_s)
+            return not self._stop.is_set() and (self._lives > seen or not self._away)
+
+    def stop(self) -> None:
+        self._stop.set()
+        with self._changed:
+            self._changed.notify_all()
+        self._engine.end_events()
+        self._thread.join(_JOIN_S)
+
+    def _run(self) -> None:
+        pause_s = _FIRST_PAUSE_S
+        while not self._stop.is_set():
+            try:
+                if self._away:
+                    self._engine.check()
+                    self._came_back()
+                pause_s = _FIRST_PAUSE_S
+                for event in self._engine.events(self._label, self._since_ns):
+                    if self._stop.is_set():
+                        return
+                    self._since_ns = event.at_ns + 1
+                    self._take(event)
+            except PlatformError as e:
+                if not self._away and not self._stop.is_set():
+                    self._log.event("engine_away", error=e.message)
+            self._away = True
+            self._stop.wait(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    def _came_back(self) -> None:
+        self._again()
+        self._away = False
+        self._log.event("engine_back")
+        with self._changed:
+            self._lives += 1
+            self._changed.notify_all()

@@ -1,0 +1,142 @@
+"""A container's output, copied from the engine's log into the two files that the rest of the invoker reads.
+
+One follower a container.  The engine sends frames ``[stream, 0, 0, 0, u32 length][time stamp, blank, text]``; the
+stamp is where a new connection goes on after the engine was away.  The engine bounds what it keeps (docker_spec.py)
+and a follower what it writes, so that a container that prints without end costs a bounded part of a disk.
+"""
+
+from __future__ import annotations
+
+import calendar
+import http.client
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import IO, Final
+
+from invoker.docker_client import OLDEST_API
+from invoker.driver import Handle
+from relay.http_unix import UnixConnection
+from thaw.errors import ThawError
+
+FILE_LIMIT_BYTES: Final = 32 << 20
+"""A file that nobody reads (an LLM's) stops here; the collector empties those it reads long before."""
+_FRAME: Final = struct.Struct(">BxxxI")
+_STDERR: Final = 2
+_CONNECT_S: Final = 10.0
+_LONGEST_FRAME: Final = 1 << 20  # the engine cuts lines at 16 KiB
+
+
+class LogFollower:
+    """``runs`` says whether the container still does (it may raise); ``back`` waits for the engine to come back."""
+
+    def __init__(self, engine_socket: str, name: str, handle: Handle, runs: Callable[[], bool],
+                 back: Callable[[], bool], *, since: float) -> None:  # fmt: skip
+        self._engine, self._name, self._handle = engine_socket, name, handle
+        self._runs, self._back = runs, back
+        self._since = f"{since:.9f}"
+        self._grown = threading.Condition()
+        self._connection: UnixConnection | None = None
+        self._closing = False
+        self._ended = False
+        self._thread = threading.Thread(target=self._run, name="container-logs", daemon=True)
+        self._thread.start()
+
+    def wait_ended(self, deadline_s: float) -> None:
+        """Until the last line of an ended container is in the files."""
+        self._thread.join(deadline_s)
+
+    def wait_grown(self, cursors: tuple[int, int], deadline_s: float) -> bool:
+        """Whether there is more than ``cursors`` (stdout, stderr); waits for it while the container runs."""
+        with self._grown:
+            self._grown.wait_for(lambda: self._ended or self._more_than(cursors), deadline_s)
+            return self._more_than(cursors)
+
+    def close(self) -> None:
+        self._closing = True
+        self._hang_up()
+        self._thread.join(_CONNECT_S)
+
+    def _more_than(self, cursors: tuple[int, int]) -> bool:
+        paths = (self._handle.stdout, self._handle.stderr)
+        return any(p.stat().st_size > cursor for p, cursor in zip(paths, cursors, strict=True) if p.exists())
+
+    def _run(self) -> None:
+        try:
+            while not self._closing:
+                try:
+                    self._follow()
+                except (OSError, http.client.HTTPException):
+                    pass  # the engine went away in the middle
+                if self._closing or not self._goes_on():
+                    return
+        finally:
+            with self._grown:
+                self._ended = True
+                self._grown.notify_all()
+
+    def _goes_on(self) -> bool:
+        """Whether to connect again: the stream's end is the container's, or the engine's."""
+        try:
+            return self._runs()
+        except ThawError:
+            return self._back()
+
+    def _follow(self) -> None:
+        self._connection = connection = UnixConnection(self._engine, _CONNECT_S)
+        try:
+            path = f"/v{OLDEST_API}/containers/{self._name}/logs?follow=1&stdout=1&stderr=1&timestamps=1"
+            connection.request("GET", f"{path}&since={self._since}")
+            response = connection.getresponse()
+            if response.status != 200:
+                return
+            connection.sock.settimeout(None)
+            with self._handle.stdout.open("ab") as out, self._handle.stderr.open("ab") as err:
+                for stream, data in _frames(response):
+                    self._write(err if stream == _STDERR else out, data)
+        finally:
+            self._connection = None
+            connection.close()
+
+    def _write(self, file: IO[bytes], frame: bytes) -> None:
+        stamp, _, text = frame.partition(b" ")
+        since = _next_after(stamp.decode("ascii", "replace"))
+        if since:
+            self._since = since
+        if file.tell() < FILE_LIMIT_BYTES or file.seek(0, 2) < FILE_LIMIT_BYTES:
+            file.write(text)
+            file.flush()
+        with self._grown:
+            self._grown.notify_all()
+
+    def _hang_up(self) -> None:
+        connection = self._connection
+        if connection is not None and connection.sock is not None:
+            try:
+                connection.sock.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                return  # it has just ended
+
+
+def _frames(response: http.client.HTTPResponse) -> Iterator[tuple[int, bytes]]:
+    while len(header := response.read(_FRAME.size)) == _FRAME.size:
+        stream, length = _FRAME.unpack(header)
+        if length > _LONGEST_FRAME:
+            raise http.client.HTTPException(f"a log frame of {length} bytes")
+        data = response.read(length)
+        if len(data) < length:
+            return
+        yield stream, data
+
+
+def _next_after(stamp: str) -> str:
+    """``2026-01-02T03:04:05.123456789Z`` → ``since`` a nanosecond later; empty for what is no time."""
+    whole, _, fraction = stamp.removesuffix("Z").partition(".")
+    try:
+        seconds = calendar.timegm(time.strptime(whole, "%Y-%m-%dT%H:%M:%S"))
+        nanos = int((fraction + "000000000")[:9]) + 1
+    except ValueError:
+        return ""
+    return f"{seconds + nanos // 10**9}.{nanos % 10**9:09d}"

@@ -1,0 +1,51 @@
+"""Where the engine finds a path of ours: the same when we run on its machine, elsewhere when we are a container of it.
+
+An invoker in a container talks to the engine that runs it, and asks for mounts of the engine's machine.  What it sees
+as ``/run/thaw`` is a volume or a directory there; the engine itself says which.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+from typing import Final
+
+from invoker.docker_client import Engine
+from thaw.errors import NotFound, PlatformError
+
+_MOUNTED_BY_DOCKER: Final = re.compile(r"/containers/([0-9a-f]{64})/(?:hostname|resolv\.conf|hosts)")
+"""Docker bind-mounts these three into each of its containers, from a directory named by the container's id."""
+
+
+def own_container_id(mountinfo: str = "/proc/self/mountinfo") -> str:
+    """Empty when this process is no container of Docker's."""
+    found = _MOUNTED_BY_DOCKER.search(Path(mountinfo).read_text())
+    return found[1] if found else ""
+
+
+class EnginePaths:
+    def __init__(self, mounts: Mapping[str, str] | None) -> None:
+        """``mounts`` {path here: path there}; None when both are the same machine."""
+        self._mounts = mounts
+
+    @classmethod
+    def find(cls, engine: Engine) -> EnginePaths:
+        """Raises Unavailable."""
+        container_id = own_container_id()
+        if not container_id:
+            return cls(None)
+        try:
+            return cls(engine.mounts(container_id))
+        except NotFound:
+            return cls(None)  # a container of another engine: the paths are as its operator arranged them
+
+    def there(self, path: str) -> str:
+        """Raises PlatformError for a path that is in no mount."""
+        if self._mounts is None:
+            return path
+        for mounted in sorted(self._mounts, key=len, reverse=True):
+            if PurePosixPath(path).is_relative_to(mounted):
+                return str(PurePosixPath(self._mounts[mounted]) / PurePosixPath(path).relative_to(mounted))
+        raise PlatformError(f"{path} is not mounted from the engine's machine",
+                            hint="give the invoker's container a volume for THAW_RUN_DIR")  # fmt: skip

@@ -1,0 +1,126 @@
+"""What the engine is asked for: a container's configuration, hardened.  Pure.
+
+A function's container has no network at all.  It is reached through a socket that it makes in a mounted directory, it
+reaches fetchd through its own door and, in a pipeline, the relay through a socket that is forwarded (relay_door.py).
+So there is no address to connect to: not the host, not another function, not the metadata service.
+
+Inside::
+
+    /run/thaw/io/s         the container's socket; the directory is closed to it once the socket is there
+    /run/thaw/door         fetchd's door of this container (llm)
+    /run/thaw/relays/      one socket a relay, read-only (llm)
+    /tmp                   memory, bounded; everything else is read-only
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from invoker.driver import Spec
+from invoker.programs import PROGRAMS
+from thaw.action import KIND_LLM
+
+USER: Final = "65534:65534"
+IO: Final = "/run/thaw/io"
+DOOR: Final = "/run/thaw/door"
+RELAYS: Final = "/run/thaw/relays"
+PERIOD_US: Final = 100_000  # the kernel's default
+_MIB: Final = 1024 * 1024
+_LOG_OPTIONS: Final = {"max-size": "10m", "max-file": "2"}
+"""OpenWhisk's largest log of one activation is 10 MB; the engine keeps so much twice, whatever a function prints."""
+_ENVIRONMENT: Final = {
+    "HOME": "/tmp", "TMPDIR": "/tmp", "XDG_CACHE_HOME": "/tmp/.cache",  # noqa: S108  the container's own
+    "PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Of every container; memory and share come with each."""
+
+    n_cores: int
+    pids: int = 512
+    tmp_mb: int = 256
+    default_memory_mb: int = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class Mounts:
+    """Paths on the engine's machine; ``door`` and ``relays`` may be empty."""
+
+    io: str
+    door: str = ""
+    relays: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    image: str
+    labels: Mapping[str, str]
+    mounts: Mounts
+    limits: Limits
+    devices: Sequence[Mapping[str, Any]] = field(default_factory=tuple)
+
+
+def config(spec: Spec, asked: Asked) -> dict[str, Any]:
+    """The body of ``POST /containers/create``."""
+    environment = {**_ENVIRONMENT, "THAW_SOCKET": f"{IO}/s", **spec.env}
+    if spec.door:
+        environment["THAW_DOOR"] = DOOR
+    return {
+        "Image": asked.image,
+        "Entrypoint": ["python"],
+        "Cmd": list(PROGRAMS[spec.kind]),
+        "WorkingDir": "/tmp",  # noqa: S108  the container's own
+        "User": USER,
+        "Env": [f"{name}={value}" for name, value in sorted(environment.items())],
+        "Labels": dict(asked.labels),
+        "Healthcheck": {"Test": ["NONE"]},
+        "NetworkDisabled": True,
+        "HostConfig": _host_config(spec, asked),
+    }
+
+
+def _host_config(spec: Spec, asked: Asked) -> dict[str, Any]:
+    limits = asked.limits
+    memory = spec.memory_bytes or limits.default_memory_mb * _MIB
+    return {
+        "NetworkMode": "none",
+        "IpcMode": "private",
+        "ReadonlyRootfs": True,
+        "CapDrop": ["ALL"],
+        "SecurityOpt": ["no-new-privileges:true"],
+        "PidsLimit": limits.pids,
+        "Memory": memory,
+        "MemorySwap": memory,  # the same: no swap
+        "CpuPeriod": PERIOD_US,
+        "CpuQuota": cpu_quota_us(spec.share, limits.n_cores),
+        "Tmpfs": {"/tmp": f"rw,nosuid,nodev,size={limits.tmp_mb}m,mode=1777"},  # noqa: S108
+        "Mounts": _mounts(spec, asked.mounts),
+        "LogConfig": {"Type": "json-file", "Config": _LOG_OPTIONS},
+        "Ulimits": [{"Name": "core", "Soft": 0, "Hard": 0}],
+        "RestartPolicy": {"Name": "no"},
+        "DeviceRequests": [dict(d) for d in asked.devices],
+    }  # fmt: skip
+
+
+def cpu_quota_us(share: float, n_cores: int) -> int:
+    """The kernel takes no less than 1 ms."""
+    return max(1000, int(min(1.0, share) * n_cores * PERIOD_US))
+
+
+def _mounts(spec: Spec, mounts: Mounts) -> list[dict[str, Any]]:
+    found = [_bind(mounts.io, IO, read_only=False)]
+    if mounts.door:
+        found.append(_bind(mounts.door, DOOR, read_only=True))  # a socket can be connected to all the same
+    if mounts.relays and spec.kind == KIND_LLM:
+        found.append(_bind(mounts.relays, RELAYS, read_only=True))
+    return found
+
+
+def _bind(source: str, target: str, *, read_only: bool) -> dict[str, Any]:
+    """Type bind: unlike ``-v`` it fails when the source is missing, instead of making a directory as root."""
+    return {"Type": "bind", "Source": source, "Target": target, "ReadOnly": read_only,
+            "BindOptions": {"Propagation": "rprivate"}}  # fmt: skip

@@ -1,0 +1,85 @@
+#!/usr/bin/env bash
+# A container engine of this checkout's own, for tests and trials on a machine that has none running.
+#
+#   scripts/engine.sh up      start it (install it where it is missing, as root) and print its DOCKER_HOST
+#   scripts/engine.sh down    end it and remove everything it had
+#   scripts/engine.sh crash   kill -9 the daemon, its containers live on; `up` starts it again
+#
+# It keeps to itself: a private socket and data root below $THAW_ENGINE_DIR (default /var/tmp/thaw-engine), no bridge,
+# no iptables rules (a second daemon beside the machine's own would otherwise delete its bridge, and any daemon makes
+# the machine drop what it forwards).  Functions have no network anyway; a compose project still gets its own bridge.
+# With live-restore a container outlives the daemon, as a production engine should be set up for Thaw.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+home=${THAW_ENGINE_DIR:-/var/tmp/thaw-engine}
+socket=$home/docker.sock
+
+say() { printf 'engine: %s\n' "$*" >&2; }
+fail() { printf 'engine: %s\n' "$@" >&2; exit 1; }
+
+install() {
+    local missing=()
+    command -v dockerd >/dev/null || missing+=(docker.io iptables)
+    command -v busybox >/dev/null || missing+=(busybox-static)
+    [ ${#missing[@]} -eq 0 ] && return
+    command -v apt-get >/dev/null || fail "no dockerd here" "hint: install Docker, start it, and set DOCKER_HOST"
+    say "installing ${missing[*]}"
+    { apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "${missing[@]}"; } >&2 ||
+        fail "could not install ${missing[*]}" "hint: install Docker, start it, and set DOCKER_HOST"
+}
+
+answers() { DOCKER_HOST=unix://$socket timeout 10 docker version >/dev/null 2>&1; }
+
+up() {
+    if answers; then echo "unix://$socket"; return; fi
+    [ "$(id -u)" -eq 0 ] || fail "starting an engine needs root" "hint: start Docker yourself and set DOCKER_HOST"
+    install
+    mkdir -p "$home"
+    chmod 0711 "$home"
+    mkdir -p "$home/exec" "$home/data"
+    # 9>&-: a lock that the caller holds must not live on in the daemon
+    setsid dockerd --data-root "$home/data" --exec-root "$home/exec" --pidfile "$home/pid" --host "unix://$socket" \
+        --iptables=false --ip6tables=false --ip-forward=false --ip-masq=false --bridge=none --live-restore \
+        >>"$home/log" 2>&1 </dev/null 9>&- &
+    local pid=$!
+    # the daemon says so in its log, and only then answers
+    timeout 60 tail --pid="$pid" -n +1 -F "$home/log" 2>/dev/null | grep -q -m1 "API listen on $socket" || true
+    answers || fail "the engine did not start; the end of $home/log:" "$(tail -3 "$home/log")"
+    echo "unix://$socket"
+}
+
+crash() {
+    local pid
+    pid=$(cat "$home/pid") && kill -9 "$pid" && timeout 10 tail --pid="$pid" -f /dev/null
+    rm -f "$home/pid" "$socket"
+    : >"$home/log"
+}
+
+down() {
+    if answers; then
+        local left
+        left=$(DOCKER_HOST=unix://$socket docker ps -aq)
+        # shellcheck disable=SC2086  a list of ids
+        [ -z "$left" ] || DOCKER_HOST=unix://$socket docker rm -f $left >/dev/null
+    fi
+    if [ -s "$home/pid" ]; then
+        local pid
+        pid=$(cat "$home/pid")
+        if [ "$(cat "/proc/$pid/comm" 2>/dev/null)" = dockerd ]; then
+            kill "$pid"
+            timeout 30 tail --pid="$pid" -f /dev/null || kill -9 "$pid"
+        fi
+    fi
+    # its containerd ends with it, unless the daemon was killed
+    local containerd=$home/exec/containerd/containerd.pid
+    if [ -s "$containerd" ]; then kill "$(cat "$containerd")" 2>/dev/null && timeout 10 tail --pid="$(cat "$containerd")" -f /dev/null || true; fi
+    local mounted
+    for mounted in $(awk -v home="$home/" 'index($2, home) == 1 { print $2 }' /proc/mounts | sort -r); do umount -l "$mounted"; done
+    rm -rf "$home"
+}
+
+case ${1:-} in
+    up|down|crash) "$1" ;;
+    *) echo "usage: scripts/engine.sh up|down|crash" >&2; exit 2 ;;
+esac

@@ -1,0 +1,27 @@
+"""The engine, and a run directory that is short enough for sockets."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.docker.engine import DockerEngine, docker_engine
+
+__all__ = ["docker_engine"]
+
+
+@pytest.fixture
+def own_engine(docker_engine: DockerEngine) -> DockerEngine:
+    """One that may be killed: scripts/engine.sh started it."""
+    if not (Path(docker_engine.url.removeprefix("unix://")).parent / "exec").exists():
+        pytest.fail("this engine is somebody's: unset DOCKER_HOST, so that the tests start one of their own")
+    return docker_engine
+
+
+@pytest.fixture
+def run_dir() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="thaw-", dir="/tmp") as directory:
+        yield Path(directory)

@@ -1,0 +1,87 @@
+"""A real engine for tests: the one DOCKER_HOST names, else one of this checkout's own (scripts/engine.sh).
+
+It fails where it cannot be had; nothing is skipped.  Images are built once a session by the product's own Dockerfiles
+on a base image that stands in for python:3.11-slim where no registry can be reached.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import docker
+import pytest
+
+from invoker.docker_client import Engine
+from invoker.docker_driver import DockerDriver, Images
+from invoker.docker_spec import Limits
+from thaw.action import KIND_LLM, KIND_PYTHON
+from thaw.logs import Log
+
+ROOT = Path(__file__).parents[2]
+PREFIX = "thaw-test"
+BASE = "python:3.11-slim"
+
+
+class DockerEngine:
+    """``url`` may be given on to programs; ``client`` is the tests' own way in."""
+
+    def __init__(self, url: str, *, ours: bool) -> None:
+        self.url, self.ours = url, ours
+        self.script_env = {**os.environ, "THAW_ENGINE_DIR": str(Path(url.removeprefix("unix://")).parent)}
+        self.env = {**os.environ, "DOCKER_HOST": url, "THAW_IMAGE_PREFIX": PREFIX, "DOCKER_BUILDKIT": "0"}
+        self.client = docker.DockerClient(base_url=url)
+        self._built: set[str] = set()
+
+    def build(self, name: str) -> str:
+        """The tag of one of the product's images."""
+        tag = f"{PREFIX}/{name}:0.1.0"
+        if name not in self._built:
+            self._base()
+            self._run([str(ROOT / "scripts/images.sh"), name])
+            self._built.add(name)
+        return tag
+
+    def driver(self, run_dir: Path, host_id: str = "host-t", **limits: Any) -> DockerDriver:
+        images = Images({KIND_PYTHON: self.build("python"), KIND_LLM: f"{PREFIX}/python:0.1.0"}, pull_s=0)
+        return DockerDriver(Engine(self.url), run_dir, host_id, images, Limits(2, **limits), Log("test"))
+
+    def containers(self, prefix: str = "thaw-") -> list[str]:
+        return [c.name for c in self.client.containers.list(all=True) if str(c.name).startswith(prefix)]
+
+    def close(self) -> None:
+        self.client.close()
+        if self.ours:
+            subprocess.run([str(ROOT / "scripts/engine.sh"), "down"], check=True)
+
+    def _base(self) -> None:
+        self._run([sys.executable, str(ROOT / "scripts/base_image.py"), BASE])
+
+    def _run(self, command: list[str]) -> None:
+        done = subprocess.run(command, env=self.env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        if done.returncode != 0:
+            pytest.fail(f"{' '.join(command)} failed:\n{done.stdout[-2000:]}")
+
+
+_shared: list[DockerEngine] = []
+
+
+@pytest.fixture(scope="session")
+def docker_engine(request: pytest.FixtureRequest) -> DockerEngine:
+    """One a session, however many modules import this fixture."""
+    if not _shared:
+        given = os.environ.get("DOCKER_HOST")
+        if given:
+            url = given
+        else:
+            done = subprocess.run([str(ROOT / "scripts/engine.sh"), "up"], stdout=subprocess.PIPE, text=True)
+            if done.returncode != 0:
+                pytest.fail("these tests need a container engine, and none could be started; see above")
+            url = done.stdout.strip()
+        engine = DockerEngine(url, ours=not given)
+        _shared.append(engine)
+        request.config.add_cleanup(engine.close)
+    return _shared[0]

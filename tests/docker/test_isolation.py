@@ -1,0 +1,347 @@
+"""A function's container reaches the relay, if it is a pipeline's, and nothing else.  A claim a test, from inside."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import redis
+
+from invoker import docker_spec
+from invoker.docker_driver import DockerDriver
+from invoker.driver import Handle, Spec
+from invoker.programs import PROGRAMS
+from relay import credentials
+from relay.channel import Channel
+from relay.messages import SegmentWanted, to_plain
+from tests.conftest import ValkeyServer, free_port, valkey_binary
+from tests.docker.engine import DockerEngine
+from tests.docker.inside import PROBES, WAIT_S, ask, load, up
+from tests.fetchd.harness import Fetchd, write_model
+from tests.fetchd.test_isolation import ATTACK, PRELUDE
+from thaw.action import KIND_LLM
+from thaw.ids import GroupId, InstanceId
+
+PROBE = """
+def main(args):
+    return {"tcp": tcp(args["host"], args["port"]), "udp": udp(args["host"], args["port"])}
+"""
+NOWHERE = "OSError Network is unreachable"
+
+
+@pytest.fixture(scope="module")
+def driver(docker_engine: DockerEngine) -> Iterator[DockerDriver]:
+    with tempfile.TemporaryDirectory(prefix="thaw-", dir="/tmp") as directory:
+        made = docker_engine.driver(Path(directory))
+        yield made
+        for owned in made.list_owned():
+            made.end(owned)
+        made.close()
+
+
+@pytest.fixture(scope="module")
+def probe(driver: DockerDriver) -> Handle:
+    handle = up(driver, "prober")
+    load(handle, PROBE)
+    return handle
+
+
+@contextmanager
+def listening(address: str) -> Iterator[int]:
+    """A server of this machine that greets by TCP and by UDP; it must be reachable from out here."""
+    with socket.socket() as tcp, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp:
+        tcp.bind((address, 0))
+        port = tcp.getsockname()[1]
+        tcp.listen()
+        udp.bind((address, port))
+
+        def greet() -> None:
+            try:
+                while True:
+                    connection, _ = tcp.accept()
+                    connection.sendall(b"hello")
+                    connection.close()
+            except OSError:
+                return
+
+        def echo() -> None:
+            while True:
+                data, sender = udp.recvfrom(16)
+                if data == b"end":
+                    return
+                udp.sendto(b"pong", sender)
+
+        threads = [threading.Thread(target=greet), threading.Thread(target=echo)]
+        for thread in threads:
+            thread.start()
+        try:
+            here = "127.0.0.1" if address == "0.0.0.0" else address
+            with socket.create_connection((here, port), timeout=5) as sock:
+                assert sock.recv(16) == b"hello"
+            yield port
+        finally:
+            tcp.shutdown(socket.SHUT_RDWR)
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+                sock.sendto(b"end", (here, port))
+            for thread in threads:
+                thread.join(5)
+
+
+def addresses() -> list[str]:
+    """All of this machine's but loopback."""
+    shown = subprocess.run(["hostname", "-I"], capture_output=True, text=True, check=True).stdout.split()
+    return [a for a in shown if ":" not in a] or ["192.0.2.1"]
+
+
+def test_not_the_host_nor_a_gateway_on_it_at_any_address(probe: Handle) -> None:
+    with listening("0.0.0.0") as port:
+        for address in addresses():
+            assert ask(probe, host=address, port=port) == {"tcp": NOWHERE, "udp": NOWHERE}
+
+
+def test_its_loopback_is_its_own(probe: Handle) -> None:
+    with listening("127.0.0.1") as port:
+        found = ask(probe, host="127.0.0.1", port=port)
+    assert found["tcp"] == "ConnectionRefusedError Connection refused"
+    assert found["udp"].startswith("TimeoutError")  # sent, and nobody answers: UDP has no other way to say so
+
+
+def test_not_the_metadata_address(probe: Handle) -> None:
+    assert ask(probe, host="169.254.169.254", port=80) == {"tcp": NOWHERE, "udp": NOWHERE}
+
+
+def test_not_the_world_outside(probe: Handle) -> None:
+    assert ask(probe, host="192.0.2.1", port=443) == {"tcp": NOWHERE, "udp": NOWHERE}
+
+
+def test_not_another_function(driver: DockerDriver, probe: Handle) -> None:
+    """The other one listens everywhere it can: TCP, UDP, a unix socket in the abstract namespace."""
+    other = up(driver, "other")
+    load(other, """
+import threading
+kept = []
+def main(args):
+    tcp_server = socket.create_server(("0.0.0.0", 0))
+    udp_server = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    udp_server.bind(("0.0.0.0", tcp_server.getsockname()[1]))
+    abstract = socket.socket(socket.AF_UNIX)
+    abstract.bind("\\0thaw-test-other")
+    abstract.listen()
+    kept.extend([tcp_server, udp_server, abstract])
+    interfaces = [name for _, name in socket.if_nameindex()]
+    return {"port": tcp_server.getsockname()[1], "interfaces": interfaces}
+""")  # fmt: skip
+    listens = ask(other)
+    assert listens["interfaces"] == ["lo"]
+    for address in ("172.17.0.2", "172.17.0.3", "10.0.0.2"):  # where an engine's bridge would have put it
+        assert ask(probe, host=address, port=listens["port"]) == {"tcp": NOWHERE, "udp": NOWHERE}
+    third = up(driver, "third")
+    load(third, """
+def main(args):
+    return {"abstract": unix("\\0thaw-test-other"), "seen": sorted(os.listdir("/run/thaw")),
+            "processes": [p for p in os.listdir("/proc") if p.isdigit()]}
+""")  # fmt: skip
+    found = ask(third)
+    assert found["abstract"] == "ConnectionRefusedError Connection refused"
+    assert found["seen"] == ["io"]
+    assert len(found["processes"]) == 2  # the proxy and itself
+
+
+def test_it_holds_no_power_over_the_host(driver: DockerDriver) -> None:
+    handle = up(driver, "weak")
+    load(handle, """
+def main(args):
+    status = dict(line.split(":", 1) for line in open("/proc/self/status").read().splitlines())
+    return {
+        "uid": os.getuid(), "capabilities": status["CapBnd"].strip(), "no_new_privs": status["NoNewPrivs"].strip(),
+        "root": attempt(lambda: open("/x", "w")), "code": attempt(lambda: open("/app/x", "w")),
+        "its directory": attempt(lambda: open("/run/thaw/io/x", "w")),
+        "its socket": attempt(lambda: os.unlink("/run/thaw/io/s")), "tmp": attempt(lambda: open("/tmp/x", "w").name),
+        "devices": sorted(os.listdir("/dev")), "engine": unix("/var/run/docker.sock"),
+        "mount": attempt(lambda: os.open("/proc/sys/kernel/hostname", os.O_WRONLY)),
+        "environment": sorted(os.environ),
+    }
+""")  # fmt: skip
+    found = ask(handle)
+    assert found["uid"] == 65534
+    assert int(found["capabilities"], 16) == 0
+    assert found["no_new_privs"] == "1"
+    refusals = {"OSError Read-only file system", "PermissionError Permission denied"}
+    assert {found["root"], found["code"], found["mount"]} <= refusals
+    assert found["its directory"] == found["its socket"] == "PermissionError Permission denied"
+    assert found["tmp"] == "reached /tmp/x"
+    assert not {"sda", "vda", "mem", "kmsg", "kvm"} & set(found["devices"])
+    assert found["engine"] == "FileNotFoundError No such file or directory"
+    assert [name for name in found["environment"] if "THAW" in name or "REDIS" in name or "AWS" in name] == []
+
+
+# an llm container, whose program is a prober here -------------------------------------------------------------------
+
+STAGE = (
+    PROBES
+    + """
+import sys, threading
+def say(text):
+    print(text, flush=True)
+"""
+)
+
+
+def run_stage(driver: DockerDriver, monkeypatch: pytest.MonkeyPatch, code: str, *, door: str = "") -> list[str]:
+    """The lines that ``code`` printed as the program of an llm container."""
+    monkeypatch.setitem(PROGRAMS, KIND_LLM, ("-c", STAGE + code))
+    ended = threading.Event()
+    driver.on_exit(lambda end: ended.set() if end.container_id == "stage" else None)
+    wanted = Spec("stage", KIND_LLM, door=door)
+    handle = driver.start(driver.create(wanted), wanted)
+    assert ended.wait(WAIT_S)
+    errors = driver.logs(handle, "stderr", 0).data.decode()
+    assert not errors, errors
+    lines = driver.logs(handle, "stdout", 0).data.decode().splitlines()
+    driver.remove(handle)
+    return lines
+
+
+RESP = """
+def resp(sock, *words):
+    sock.sendall(b"*%d\\r\\n" % len(words) + b"".join(b"$%d\\r\\n%b\\r\\n" % (len(w), w) for w in map(str.encode, words)))
+    return sock.recv(4096).decode().splitlines()[0]
+def relay():
+    sock = socket.socket(socket.AF_UNIX)
+    sock.connect(URL.partition("?")[0].removeprefix("unix://"))
+    return sock
+"""
+
+
+@pytest.fixture
+def relay_server(tmp_path: Path) -> Iterator[tuple[str, redis.Redis]]:
+    """A relay as it is set up in production: a password for the platform, no persistence."""
+    port = free_port()
+    arguments = [valkey_binary(), "--port", str(port), "--bind", "127.0.0.1", "--requirepass", "platform", "--save", ""]
+    process = subprocess.Popen(list(map(str, arguments)), stdout=subprocess.DEVNULL, cwd=tmp_path)
+    retry = redis.retry.Retry(redis.backoff.ExponentialBackoff(cap=0.2, base=0.01), 100)
+    client = redis.Redis(port=port, password="platform", retry=retry, retry_on_error=[redis.ConnectionError])
+    client.ping()
+    yield f"redis://127.0.0.1:{port}/0", client
+    client.close()
+    process.kill()
+    process.wait(10)
+
+
+def test_a_stage_reaches_the_relay_with_its_groups_credential_and_no_other_key(
+    driver: DockerDriver,
+    monkeypatch: pytest.MonkeyPatch,
+    relay_server: tuple[str, redis.Redis],
+    own_valkey: ValkeyServer,
+) -> None:
+    address, admin = relay_server
+    state = redis.Redis.from_url(own_valkey.url)
+    mine, theirs = GroupId("a" * 32), GroupId("b" * 32)
+    secret = [credentials.read(state, credentials.issue(state, admin, g)) for g in (mine, theirs)]
+    admin.set(f"{credentials.key_prefix(theirs)}secret", "hidden states")
+    url = driver.relay_address(address)
+    lines = run_stage(driver, monkeypatch, f"URL = {url!r}\n" + RESP + f"""
+sock = relay()
+say(resp(sock, "PING"))
+say(resp(sock, "AUTH", {secret[0].username!r}, {secret[0].secret!r}))
+say(resp(sock, "SET", {credentials.key_prefix(mine) + "x"!r}, "1"))
+say(resp(sock, "GET", {credentials.key_prefix(theirs) + "secret"!r}))
+say(resp(sock, "KEYS", "*"))
+say(resp(sock, "CONFIG", "GET", "requirepass"))
+""")  # fmt: skip
+    assert lines[0].startswith("-NOAUTH")
+    assert lines[1:3] == ["+OK", "+OK"]
+    assert [line.partition(" ")[0] for line in lines[3:]] == ["-NOPERM"] * 3
+    state.close()
+
+
+def test_a_stage_reaches_nothing_but_the_relay(
+    driver: DockerDriver,
+    monkeypatch: pytest.MonkeyPatch,
+    relay_server: tuple[str, redis.Redis],
+    own_valkey: ValkeyServer,
+) -> None:
+    """Not the relay's own TCP port, not the state server beside it."""
+    address, _ = relay_server
+    driver.relay_address(address)
+    ports = [int(url.rpartition(":")[2].partition("/")[0]) for url in (address, own_valkey.url)]
+    lines = run_stage(driver, monkeypatch, f"""
+for host in {["127.0.0.1", *addresses()]!r}:
+    for port in {ports!r}:
+        say(tcp(host, port)); say(udp(host, port))
+say(len(os.listdir({docker_spec.RELAYS!r})))
+say(attempt(lambda: open({docker_spec.RELAYS!r} + "/x", "w")))
+""")  # fmt: skip
+    assert [line for line in lines[:-2] if "reached" in line or "timed out" in line] == []
+    assert int(lines[-2]) <= 2  # the relays of this module, and nothing else of the host's run directory
+    assert lines[-1] == "OSError Read-only file system"
+
+
+def test_a_relay_that_is_restarted_is_found_again_through_the_same_socket(
+    driver: DockerDriver, own_valkey: ValkeyServer
+) -> None:
+    url = driver.relay_address(own_valkey.url)
+    path = driver._relays.directory / url.partition("?")[0].rpartition("/")[2]
+    with redis.Redis(unix_socket_path=str(path)) as client:
+        assert client.ping()
+        own_valkey.kill()
+        with pytest.raises(redis.ConnectionError):
+            client.ping()
+        own_valkey.start()
+        assert client.ping()
+
+
+class Wire(Channel):
+    """Keeps what it would send."""
+
+    def __init__(self) -> None:
+        ours, self.theirs = socket.socketpair()
+        super().__init__(ours)
+
+
+def request_bytes() -> bytes:
+    wire = Wire()
+    wire.send(to_plain(SegmentWanted()))
+    data = wire.theirs.recv(65536)
+    wire.theirs.close()
+    wire.close()
+    return data
+
+
+TAKE_SEGMENT = f"""
+import array, ctypes, fcntl, json, mmap, types
+door = socket.socket(socket.AF_UNIX)
+door.connect(os.environ["THAW_DOOR"])
+door.sendall({request_bytes()!r})
+data, ancillary, _, _ = door.recvmsg(1 << 16, socket.CMSG_SPACE(1000))
+fds = array.array("i")
+fds.frombytes(ancillary[0][2])
+offer = types.SimpleNamespace(n_slabs=len(fds) - 1)
+"""
+
+
+def test_a_segment_comes_through_the_door_as_descriptors_that_can_only_be_read(
+    driver: DockerDriver, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """fetchd's own attacks, carried out from inside a container."""
+    with Fetchd(tmp_path) as fetchd:
+        started = fetchd.start(fetchd.client.inspect(write_model(tmp_path / "m").as_uri()))
+        door, reader = fetchd.open(started.segment_id, "mine")
+        reader.wait(reader.n_bytes, WAIT_S)
+        before = bytes(reader.view(0, reader.n_bytes))
+        theirs = fetchd.client.door_open(InstanceId("theirs"))
+        path = fetchd.client.door_open(InstanceId("mine"))
+        lines = run_stage(driver, monkeypatch, TAKE_SEGMENT + ATTACK.removeprefix(PRELUDE), door=path)
+        assert [line for line in lines if "POSSIBLE" in line] == []
+        assert len([line for line in lines if "refused" in line]) == 18
+        assert bytes(reader.view(0, reader.n_bytes)) == before
+        others = run_stage(driver, monkeypatch, f"say(unix({theirs!r})); say(unix({fetchd.socket!r}))", door=path)
+        assert others == ["FileNotFoundError No such file or directory"] * 2
+        reader.close()
+        door.close()
