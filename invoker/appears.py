@@ -1,4 +1,4 @@
-"""Wait for a unix socket to take connections: inotify and a pidfd, so nothing is tried again and again."""
+"""Wait for a unix socket to take connections: inotify and descriptors, so nothing is tried again and again."""
 
 from __future__ import annotations
 
@@ -24,22 +24,29 @@ def wait_socket(path: str, pid: int, deadline_s: float, cancelled: int) -> socke
     Raises WorkerLost when the process ends first or the wait is cancelled, PlatformError at the deadline.
     """
     deadline = time.monotonic() + deadline_s
-    watch = _inotify(os.path.dirname(path))
     try:
         pidfd = os.pidfd_open(pid)
     except ProcessLookupError:
-        os.close(watch)
         raise WorkerLost("the container ended before it answered") from None
     try:
-        return _wait(path, watch, pidfd, cancelled, deadline)
+        return wait_socket_until(path, pidfd, deadline - time.monotonic(), cancelled)
     finally:
-        os.close(watch)
         os.close(pidfd)
 
 
-def _wait(path: str, watch: int, pidfd: int, cancelled: int, deadline: float) -> socket.socket:
+def wait_socket_until(path: str, ended: int, deadline_s: float, cancelled: int) -> socket.socket:
+    """The same for a server whose end shows as ``ended`` becoming readable, whatever it is."""
+    deadline = time.monotonic() + deadline_s
+    watch = _inotify(os.path.dirname(path))
+    try:
+        return _wait(path, watch, ended, cancelled, deadline)
+    finally:
+        os.close(watch)
+
+
+def _wait(path: str, watch: int, ended: int, cancelled: int, deadline: float) -> socket.socket:
     poll = select.poll()
-    for fd in (watch, pidfd, cancelled):
+    for fd in (watch, ended, cancelled):
         poll.register(fd, select.POLLIN)
     while (sock := _connected(path)) is None:
         left_s = deadline - time.monotonic()
@@ -47,7 +54,7 @@ def _wait(path: str, watch: int, pidfd: int, cancelled: int, deadline: float) ->
             raise PlatformError("the container did not answer in time", hint="see its stderr log")
         bound = Path(path).exists()
         ready = {fd for fd, _ in poll.poll(1000 * min(left_s, _BIND_TO_LISTEN_S if bound else left_s))}
-        if pidfd in ready:
+        if ended in ready:
             raise WorkerLost("the container ended before it answered")
         if cancelled in ready:
             raise WorkerLost("the start was given up")

@@ -1,7 +1,8 @@
 """Stem cells: containers that wait for their action.  Their memory counts, and is given up first.
 
-A python cell is one waiting proxy, used up when taken.  The llm cell of the process driver is a zygote: it forks any
-number, so it is there once.
+A cell is one waiting container of its kind, used up when taken; an llm one has imported its engine and has a door of
+its own, through which it will get its model.  The llm cell of a driver that shares one (a zygote) forks any number, so
+it is there once.
 """
 
 from __future__ import annotations
@@ -10,25 +11,28 @@ import threading
 from collections import deque
 from typing import Final
 
-from invoker.driver import Exit, Handle, Spec
+from invoker.driver import Driver, Exit, Handle, Spec
 from invoker.ledger import Ledger
 from invoker.pool import StemCell
-from invoker.process_driver import ProcessDriver
+from relay.fetch_client import FetchClient
 from thaw.action import KIND_LLM, KIND_PYTHON
 from thaw.errors import ThawError
-from thaw.ids import random_hex_id
+from thaw.ids import InstanceId, random_hex_id
 from thaw.logs import Log
 
 PYTHON_CELL_BYTES: Final = 64 * 1024 * 1024  # RSS of a waiting interpreter and its proxy, rounded up
 ZYGOTE: Final = "zygote"
 LABEL: Final = "stem-cell"
+WARM: Final = "THAW_WARM"  # tells the container to import what a start would otherwise wait for
 _ANSWER_S: Final = 30.0
 
 
 class StemCells:
-    def __init__(self, driver: ProcessDriver, ledger: Ledger, zygote_bytes: int, log: Log) -> None:
-        self._driver, self._ledger, self._log = driver, ledger, log
-        self._zygote_bytes = zygote_bytes
+    def __init__(self, driver: Driver, fetch: FetchClient, ledger: Ledger, llm_bytes: int, log: Log, *,
+                 device: str = "cpu") -> None:  # fmt: skip
+        self._driver, self._fetch, self._ledger, self._log = driver, fetch, ledger, log
+        self._bytes = {KIND_PYTHON: PYTHON_CELL_BYTES, KIND_LLM: llm_bytes}
+        self._device = device
         self._lock = threading.Lock()
         self._refill_lock = threading.Lock()
         self._waiting: deque[Handle] = deque()
@@ -48,14 +52,17 @@ class StemCells:
 
     def view(self) -> tuple[StemCell, ...]:
         with self._lock:
-            cells = [StemCell(h.container_id, h.kind, PYTHON_CELL_BYTES) for h in self._waiting]
-        if self._driver.zygote.ready:
-            cells.append(StemCell(ZYGOTE, KIND_LLM, self._zygote_bytes, shared=True))
+            cells = [StemCell(h.container_id, h.kind, self._bytes[h.kind]) for h in self._waiting]
+        if self._driver.zygote is not None and self._driver.zygote.ready:
+            cells.append(StemCell(ZYGOTE, KIND_LLM, self._bytes[KIND_LLM], shared=True))
         return tuple(cells)
 
     def wait_warm(self, kind: str, deadline_s: float) -> None:
-        """An llm cell that is importing is ready before a container that begins to import now: wait for it."""
-        if kind == KIND_LLM:
+        """An llm cell that is importing is ready before a container that begins to import now: wait for it.
+
+        A cell of its own is taken while it imports, and needs no waiting for.
+        """
+        if kind == KIND_LLM and self._driver.zygote is not None:
             self._driver.zygote.wait_warm(deadline_s)
 
     def take(self, cell: StemCell) -> Handle | None:
@@ -70,65 +77,95 @@ class StemCells:
 
     def give_up(self, cell: StemCell) -> None:
         if cell.shared:
-            self._driver.zygote.give_up()
+            if self._driver.zygote is not None:
+                self._driver.zygote.give_up()
             self._ledger.give_back(ZYGOTE)
             return
         handle = self.take(cell)
         if handle is not None:
-            self._end(handle)
+            self.end(handle)
+
+    def end(self, handle: Handle) -> None:
+        """End a cell that was taken and is not used."""
+        try:
+            self._driver.stop(handle, deadline_s=1.0)
+        except ThawError as e:
+            self._log.event("stem_cell_left", container_id=handle.container_id, error=e.message)
+        self._driver.remove(handle)
+        self._close_door(handle)
 
     def close(self) -> None:
         self._closing = True
         with self._refill_lock:
             for cell in self.view():
                 self.give_up(cell)
-            self._driver.zygote.give_up()
+            if self._driver.zygote is not None:
+                self._driver.zygote.give_up()
 
     def _refill(self) -> None:
         with self._refill_lock:
             if self._closing:
                 return
-            self._keep_zygote()
-            while not self._closing and self._missing() > 0 and self._make():
-                pass
-            for cell in self.view()[: max(0, -self._missing())]:
-                if not cell.shared:
-                    self.give_up(cell)
+            if self._driver.zygote is not None:
+                self._keep_zygote()
+            for kind in (KIND_PYTHON, KIND_LLM) if self._driver.zygote is None else (KIND_PYTHON,):
+                self._keep(kind)
 
-    def _missing(self) -> int:
+    def _keep(self, kind: str) -> None:
+        while not self._closing and self._missing(kind) > 0 and self._make(kind):
+            pass
+        too_many = max(0, -self._missing(kind))
+        for cell in [c for c in self.view() if c.kind == kind and not c.shared][:too_many]:
+            self.give_up(cell)
+
+    def _missing(self, kind: str) -> int:
         with self._lock:
-            return self._targets[KIND_PYTHON] - len(self._waiting)
+            return self._targets[kind] - sum(h.kind == kind for h in self._waiting)
 
     def _keep_zygote(self) -> None:
+        assert self._driver.zygote is not None  # noqa: S101
         if self._targets[KIND_LLM] <= 0:
             self._driver.zygote.give_up()
             self._ledger.give_back(ZYGOTE)
-        elif self._ledger.take(ZYGOTE, self._zygote_bytes):
+        elif self._ledger.take(ZYGOTE, self._bytes[KIND_LLM]):
             self._driver.zygote.want()
 
-    def _make(self) -> bool:
-        """One more python cell; False when there is no memory for it or it does not start."""
+    def _make(self, kind: str) -> bool:
+        """One more cell; False when there is no memory for it or it does not start."""
         cell_id = f"cell-{random_hex_id()[:12]}"
-        if not self._ledger.take(cell_id, PYTHON_CELL_BYTES):
+        if not self._ledger.take(cell_id, self._bytes[kind]):
             return False
-        spec = Spec(cell_id, KIND_PYTHON, labels={"role": LABEL})
         handle = None
         try:
-            handle = self._driver.start(self._driver.create(spec), spec)
+            spec = self._spec(cell_id, kind)
+            handle = self._driver.create(spec)
+            handle = self._driver.start(handle, spec)
             self._driver.connect(handle, deadline_s=_ANSWER_S)
         except ThawError as e:
-            self._log.event("stem_cell_failed", error=e.message)
+            self._log.event("stem_cell_failed", kind=kind, error=e.message)
             self._ledger.give_back(cell_id)
             if handle is not None:
-                self._end(handle)
+                self.end(handle)
             return False
         with self._lock:
             self._waiting.append(handle)
         return True
 
-    def _end(self, handle: Handle) -> None:
-        self._driver.stop(handle, deadline_s=1.0)
-        self._driver.remove(handle)
+    def _spec(self, cell_id: str, kind: str) -> Spec:
+        """Raises Unavailable when an llm cell cannot have a door."""
+        labels = {"role": LABEL}
+        if kind != KIND_LLM:
+            return Spec(cell_id, kind, labels=labels)
+        return Spec(cell_id, kind, {WARM: "on"}, labels, door=self._fetch.door_open(InstanceId(cell_id)),
+                    device=self._device)  # fmt: skip
+
+    def _close_door(self, handle: Handle) -> None:
+        if handle.kind != KIND_LLM:
+            return
+        try:
+            self._fetch.door_close(InstanceId(handle.container_id))
+        except ThawError as e:  # fetchd is away: it has no doors when it comes back
+            self._log.event("door_close_failed", instance_id=handle.container_id, error=e.message)
 
     def _exited(self, end: Exit) -> None:
         with self._lock:
@@ -138,4 +175,5 @@ class StemCells:
             self._waiting.remove(dead)
         self._ledger.give_back(dead.container_id)
         self._driver.remove(dead)
+        self._close_door(dead)
         self.refill()

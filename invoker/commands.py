@@ -12,6 +12,7 @@ import redis
 from invoker import metrics
 from invoker.cells import StemCells
 from invoker.instance import Action, Event
+from invoker.live import Live
 from invoker.plans import check_plan
 from invoker.start import Deps, Starting, new_live, stage_of
 from relay import bus
@@ -112,7 +113,8 @@ class Commands:
         if plan.model is None or stage is None:
             raise BadRequest("a prefetch needs a model and a stage of its plan")
         self._fleet.fetch.start(FetchStart(plan.group_id, stage.stage, plan.epoch, plan.model, stage.first_ranges,
-                                           stage.fetch_deadline_ms, stage.pace_bytes_per_s, True))  # fmt: skip
+                                           stage.fetch_deadline_ms, stage.pace_bytes_per_s, True,
+                                           stage.later_ranges))  # fmt: skip
 
     def _inspect(self, uri: str) -> None:
         try:
@@ -134,12 +136,24 @@ class Commands:
             raise
 
     def _cancel(self, group_id: GroupId) -> None:
-        """End what is starting of the group, and its fetches; what serves goes on."""
-        for live in self._fleet.of_group(group_id):
-            live.blame(WorkerLost("the start was cancelled")) if not live.served else None
-            if live.apply(Event.CANCEL) is Action.STOP:
-                self._fleet.stop(live)
+        """End what is starting of the group, and its fetches.  A worker that serves by itself goes on; a stage of a
+        pipeline ends whatever it does, as the others do: its requests are continued elsewhere."""
+        ending = [threading.Thread(target=self._give_up, args=(live,), name="cancel", daemon=True)
+                  for live in self._fleet.of_group(group_id)]  # fmt: skip
+        for thread in ending:
+            thread.start()
         self._fleet.fetch.cancel(group_id, self._fleet.epoch)
+        for thread in ending:
+            thread.join()
+
+    def _give_up(self, live: Live) -> None:
+        if live.in_group:
+            # a follower that is ready owes nobody an answer: its end is no loss of its own
+            ended_well = live.served and not live.record.takes_requests
+            self._fleet.kill(live, None if ended_well else WorkerLost("its pipeline group was given up"))
+        elif live.apply(Event.CANCEL) is Action.STOP:
+            live.blame(WorkerLost("the start was cancelled"))
+            self._fleet.stop(live)
 
     def _in_background(self, command: Command, run: Any) -> None:
         def guarded() -> None:

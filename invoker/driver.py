@@ -14,7 +14,11 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """``labels`` come back from :meth:`Driver.list_owned`; ``share`` is the part of the host's cores it may use."""
+    """``labels`` come back from :meth:`Driver.list_owned`; ``share`` is the part of the host's cores it may use.
+
+    ``memory_bytes`` bounds all that it uses, where the driver can (0: the driver's default); ``door`` is the path of
+    its own socket to fetchd; ``device`` the accelerator it may use.
+    """
 
     container_id: str
     kind: str
@@ -22,6 +26,9 @@ class Spec:
     labels: Mapping[str, str] = field(default_factory=dict)
     share: float = 1.0
     fork: bool = False  # from the kind's stem cell, when the driver shares one (a zygote)
+    memory_bytes: int = 0
+    door: str = ""
+    device: str = "cpu"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +40,11 @@ class Handle:
     directory: Path
     pid: int = 0
     start_ticks: int = 0
+    socket: str = ""  # where it is not the directory's own
 
     @property
     def socket_path(self) -> str:
-        return str(self.directory / "s")
+        return self.socket or str(self.directory / "s")
 
     @property
     def stdout(self) -> Path:
@@ -49,10 +57,14 @@ class Handle:
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """``status`` is the exit status, minus the signal, or None where only the end was seen (an adopted process)."""
+    """``status`` is the exit status, minus the signal, or None where only the end was seen (an adopted process).
+
+    ``reason`` is what the driver knows beyond it, empty for most ends.
+    """
 
     container_id: str
     status: int | None
+    reason: str = ""
 
     @property
     def killed(self) -> bool:
@@ -80,9 +92,29 @@ class LogChunk:
     cursor: int
 
 
+class SharedCell(Protocol):
+    """One pre-imported process from which any number of llm containers is forked."""
+
+    @property
+    def ready(self) -> bool: ...
+
+    def wait_warm(self, deadline_s: float) -> None:
+        """Return when a process that is importing is ready or gone; at once when there is none."""
+        ...
+
+    def want(self) -> None: ...
+
+    def give_up(self) -> None: ...
+
+
 class Driver(Protocol):
+    """``zygote`` is the shared stem cell of llm kinds; without one each cell is a container of its own."""
+
     name: str
     share: str  # "enforced" | "none"
+
+    @property
+    def zygote(self) -> SharedCell | None: ...
 
     def on_exit(self, callback: Callable[[Exit], None]) -> None:
         """``callback`` is called once per ended container, on a thread of the driver's that it may not block."""
@@ -100,6 +132,14 @@ class Driver(Protocol):
 
     def relabel(self, handle: Handle, labels: Mapping[str, str]) -> None: ...
 
+    def limit(self, handle: Handle, share: float, memory_bytes: int) -> None:
+        """Bound a container that was started before its limits were known (a stem cell).  Raises PlatformError."""
+        ...
+
+    def relay_address(self, address: str) -> str:
+        """Where a container of this host finds the relay whose URL is ``address``.  Raises PlatformError."""
+        ...
+
     def pause(self, handle: Handle) -> None: ...
 
     def unpause(self, handle: Handle) -> None: ...
@@ -111,8 +151,24 @@ class Driver(Protocol):
 
     def logs(self, handle: Handle, stream: str, cursor: int) -> LogChunk: ...
 
+    def more_logs(self, handle: Handle, cursors: tuple[int, int], deadline_s: float) -> bool:
+        """Wait for output beyond the cursors (stdout, stderr) that is on its way; False when there is none."""
+        ...
+
+    def truncate_logs(self, handle: Handle, stream: str) -> None:
+        """Give the disk back.  Writers append, so they go on at the new end."""
+        ...
+
     def stats(self, handle: Handle) -> Stats: ...
 
     def list_owned(self) -> Sequence[Owned]: ...
+
+    def adopt(self, owned: Owned) -> None:
+        """Take over a container of an earlier invoker; its exit is reported from now on."""
+        ...
+
+    def end(self, owned: Owned) -> None:
+        """End a container of an earlier invoker that nobody watches; returns when nothing of it is left."""
+        ...
 
     def close(self) -> None: ...

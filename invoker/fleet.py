@@ -7,12 +7,11 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from invoker import metrics
-from invoker.driver import Exit, Handle
+from invoker.driver import Driver, Exit, Handle
 from invoker.instance import Action, Event, State
 from invoker.ledger import Ledger
 from invoker.live import Live
 from invoker.logs import LogCollector, last_lines
-from invoker.process_driver import ProcessDriver
 from invoker.publish import Publisher
 from relay.fetch_client import FetchClient
 from thaw.clock import wall_ms
@@ -36,7 +35,7 @@ MIB: Final = 1024 * 1024
 
 
 class Fleet:
-    def __init__(self, driver: ProcessDriver, fetch: FetchClient, publisher: Publisher, ledger: Ledger,
+    def __init__(self, driver: Driver, fetch: FetchClient, publisher: Publisher, ledger: Ledger,
                  log: Log) -> None:  # fmt: skip
         self.driver, self.fetch, self.publisher, self.ledger, self.log = driver, fetch, publisher, ledger, log
         self.epoch = 0
@@ -70,7 +69,7 @@ class Fleet:
     def attach(self, live: Live, handle: Handle) -> bool:
         """Give ``live`` its container.  False if its start was given up meanwhile."""
         limit = (live.function.limits.logs if live.function else 10) * MIB
-        live.logs = LogCollector(handle, self.driver.logs, self.driver.truncate_logs, limit)
+        live.logs = LogCollector(handle, self.driver.logs, self.driver.truncate_logs, limit, self.driver.more_logs)
         with self._lock:
             if not live.attach(handle):
                 return False
@@ -84,6 +83,8 @@ class Fleet:
         live = self.find(instance_id)
         if live is None:
             raise InstanceGone(f"no instance {instance_id} on this host")
+        if not live.record.takes_requests:
+            raise InstanceGone(f"instance {instance_id} is stage {live.record.stage} of a group, not its first")
         with live.lock:
             if live.state not in (State.IDLE, State.BUSY):
                 raise InstanceGone(f"instance {instance_id} is {live.state}")
@@ -128,9 +129,10 @@ class Fleet:
             self.publisher.put(live.record)
             self._in_background(lambda: self._drain(live, drain_s))
 
-    def kill(self, live: Live, error: ThawError) -> None:
+    def kill(self, live: Live, error: ThawError | None) -> None:
         """End it whatever it does: its run went over its time, or its group was given up."""
-        live.blame(error)
+        if error is not None:
+            live.blame(error)
         for event in (Event.CANCEL, Event.DRAIN, Event.DEADLINE):
             if live.apply(event) is Action.STOP:
                 self.stop(live)
@@ -166,7 +168,7 @@ class Fleet:
             if state in (State.STARTING, State.INITIALISING):
                 live.blame(_start_error(live, end))
             elif state in (State.IDLE, State.BUSY, State.DRAINING):
-                live.blame(WorkerLost(f"the container ended (status {end.status})", hint=_hint(live)))
+                live.blame(WorkerLost(f"the container ended ({_how(end)})", hint=_hint(live)))
             action = live.apply(Event.EXITED)
         if action is Action.BURY:
             self._bury(live)
@@ -199,7 +201,7 @@ class Fleet:
                 self.fetch.cancel(record.group_id, self.epoch)
             if live.has_door:
                 live.has_door = False
-                self.fetch.door_close(record.instance_id)
+                self.fetch.door_close(live.door_id)
         except ThawError as e:  # fetchd is away: its own clean-up and our next start close what is left
             self.log.event("door_close_failed", instance_id=record.instance_id, error=e.message)
 
@@ -210,10 +212,14 @@ class Fleet:
 def _start_error(live: Live, end: Exit) -> ThawError:
     """A kill from outside may be tried again elsewhere; a container that gave up by itself would do so again."""
     if end.status is None or end.status < 0:
-        return WorkerLost(f"the container was killed while it started (status {end.status})", hint=_hint(live))
+        return WorkerLost(f"the container was killed while it started ({_how(end)})", hint=_hint(live))
     said = last_lines(live.handle) if live.handle is not None else ""
-    return InitFailed(f"the container ended while it started (status {end.status}): {said}".rstrip(": "),
+    return InitFailed(f"the container ended while it started ({_how(end)}): {said}".rstrip(": "),
                       hint="see the end of its stderr")  # fmt: skip
+
+
+def _how(end: Exit) -> str:
+    return f"status {end.status}" + (f"; {end.reason}" if end.reason else "")
 
 
 def _hint(live: Live) -> str:

@@ -1,4 +1,4 @@
-"""``/init``: what each kind is told, and the one call that says it.
+"""``/init``: what each kind and each stage of a group is told, and the one call that says it.
 
 The call may take minutes (an engine loads), so it can be given up from another thread at once.
 """
@@ -9,16 +9,19 @@ import contextlib
 import http.client
 import json
 import socket
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Final
 
 from invoker.settings import InvokerSettings
 from relay.http_unix import UnixConnection
-from relay.messages import LlmInit
+from relay.messages import GroupCredential, GroupLink, LlmInit, StageShape
 from thaw import wire
 from thaw.action import Action
 from thaw.errors import ErrorInfo, InitFailed, WorkerLost, from_info
 from thaw.ids import HostId
-from thaw.plan import Plan, PlanStage
+from thaw.plan import Plan, PlanStage, PlanTransport, TransportKind
+
+WEIGHTS_SUFFIX: Final = ".safetensors"
 
 
 class InitCall:
@@ -51,13 +54,33 @@ class InitCall:
                 sock.shutdown(socket.SHUT_RDWR)
 
 
-def llm_init(plan: Plan, stage: PlanStage, function: Action, settings: InvokerSettings) -> LlmInit:
+def llm_init(plan: Plan, stage: PlanStage, function: Action, settings: InvokerSettings,
+             link: GroupLink | None) -> LlmInit:  # fmt: skip
     """Threads by share: more of them than the quota allows would only be throttled."""
     if function.config is None:
         raise InitFailed(f"{function.name} has no config", hint="update the action with --config")
     n_threads = max(1, round(stage.share * settings.n_cores))
+    shapes = tuple(map(_shape, plan.stages)) if len(plan.stages) > 1 else ()
     return LlmInit(plan.action, plan.group_id, stage.stage, len(plan.stages), stage.layers, function.config,
-                   stage.reserve_bytes, stage.share, n_threads, HostId(settings.host_id))  # fmt: skip
+                   stage.reserve_bytes, stage.share, n_threads, HostId(settings.host_id), stage.role, link,
+                   shapes)  # fmt: skip
+
+
+def group_link(transport: PlanTransport, credential: Callable[[str], GroupCredential],
+               host_address: str) -> GroupLink | None:  # fmt: skip
+    """How a stage reaches the others; None for a plan of one stage.
+
+    ``credential`` looks a reference up; it raises when the group was given up meanwhile.
+    """
+    if transport.kind is TransportKind.NONE:
+        return None
+    return GroupLink(transport.kind, transport.address, credential(transport.credential_ref), host_address)
+
+
+def _shape(stage: PlanStage) -> StageShape:
+    """Ranges of safetensors files are weights; the other files are sidecars, which no device holds."""
+    ranges = (r for r in (*stage.first_ranges, *stage.later_ranges) if r.file.endswith(WEIGHTS_SUFFIX))
+    return StageShape(stage.layers, stage.reserve_bytes, sum(r.n_bytes for r in ranges))
 
 
 def python_init(function: Action) -> dict[str, object]:
@@ -73,6 +96,11 @@ def slots_of(function: Action) -> int:
     if function.config is not None:
         return max(1, min(function.config.scaling.max_batch, function.config.limits.concurrency))
     return max(1, function.limits.concurrency)
+
+
+def slots_in(function: Action, stage: int, n_stages: int) -> int:
+    """Of one stage: requests enter a group at its first stage, which keeps one batch in flight for every stage."""
+    return slots_of(function) * n_stages if stage == 0 else 0
 
 
 def keep_alive_s_of(function: Action) -> float:

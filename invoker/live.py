@@ -15,21 +15,21 @@ from relay.http_unix import UnixConnection
 from thaw.action import Action as FunctionAction
 from thaw.clock import wall_ms
 from thaw.errors import ThawError
+from thaw.ids import InstanceId
 from thaw.instance import InstanceRecord, InstanceState
 
 
 class Live:
-    def __init__(self, record: InstanceRecord, kind: str, stage: int = 0) -> None:
+    def __init__(self, record: InstanceRecord, kind: str) -> None:
         self.lock = threading.RLock()
         self.state = State.STARTING
         self.record = record
         self.kind = kind
-        self.stage = stage
         self.function: FunctionAction | None = None
         self.handle: Handle | None = None
         self.logs: LogCollector | None = None
         self.has_door = False
-        self.fetching = False
+        self.fetching = False  # fetchd works for it: to be cancelled when it ends
         self.served = False  # it was READY once
         self.error: ThawError | None = None  # the first reason to end; later ones follow from it
         self.inflight = 0
@@ -41,6 +41,16 @@ class Live:
     @property
     def timeout_s(self) -> float:
         return self.function.limits.timeout / 1000 if self.function is not None else 300.0
+
+    @property
+    def door_id(self) -> InstanceId:
+        """Its door's name: its container's, which is its own unless it took a stem cell."""
+        return self.record.instance_id if self.handle is None else InstanceId(self.handle.container_id)
+
+    @property
+    def in_group(self) -> bool:
+        """One stage of several: of no use without the others."""
+        return self.record.n_stages > 1
 
     def apply(self, event: Event) -> Action:
         """Move by the table and bring the record up to date; the caller does what is returned."""

@@ -6,6 +6,7 @@ import secrets
 import signal
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -13,18 +14,18 @@ from invoker import metrics
 from invoker.cells import StemCells
 from invoker.commands import Commands
 from invoker.data_port import DataPort
+from invoker.drivers import find_host_shares, make_driver
 from invoker.fleet import Fleet
 from invoker.instance import State
 from invoker.ledger import Ledger
 from invoker.placing import Placing
-from invoker.process_driver import ProcessDriver
 from invoker.publish import Publisher
 from invoker.recovery import recover
 from invoker.report import Reporter
 from invoker.settings import InvokerSettings
-from invoker.shares import CgroupShares, find_shares
+from invoker.shares import CgroupShares
 from invoker.start import Deps
-from relay import redis_link
+from relay import credentials, redis_link
 from relay.bus import CommandReader
 from relay.fetch_client import FetchClient
 from relay.records import Records
@@ -43,26 +44,26 @@ class Agent:
     """Everything of one host, wired together.  ``start`` returns when runs are served; ``stop`` leaves nothing."""
 
     def __init__(self, settings: InvokerSettings) -> None:
-        if settings.driver != "process":
-            raise SettingError(f"THAW_DRIVER={settings.driver!r} is not a driver", hint="set it to process")
         self._settings = settings
         self._log = Log("invoker", host_id=settings.host_id)
         self._redis = redis_link.connect(settings.state_url)
         self._registry, records = Registry(self._redis), Records(self._redis)
         run_dir = Path(settings.run_dir)
         run_dir.mkdir(parents=True, exist_ok=True)
-        self._shares = find_shares(settings.host_id, enabled=settings.cpu_share == "on")
-        self.driver = ProcessDriver(run_dir, self._shares, settings.n_cores, self._log)
+        self._shares = find_host_shares(settings)
+        self.driver = make_driver(settings, run_dir, self._shares, self._log)
         self._publisher = Publisher(self._registry, self._log)
         ledger = Ledger(settings.memory_bytes)
         fetch = FetchClient(settings.fetchd_socket)
         self.fleet = Fleet(self.driver, fetch, self._publisher, ledger, self._log)
-        self.cells = StemCells(self.driver, ledger, settings.stem_cell_mb << 20, self._log)
+        self.cells = StemCells(self.driver, fetch, ledger, settings.stem_cell_mb << 20, self._log,
+                               device=settings.device)  # fmt: skip
         self.fleet.on_buried = self.cells.refill
         self._token = ""
         self.port = DataPort(settings.bind, self.fleet, lambda: self._token, self._refresh_token)
         self.address = settings.advertise or self.port.address
-        deps = Deps(settings, self.fleet, Placing(self.fleet, self.cells), records, self.address, self._log)
+        deps = Deps(settings, self.fleet, Placing(self.fleet, self.cells), self.cells, records,
+                    partial(credentials.read, self._redis), self.address, self._log)  # fmt: skip
         self._commands = Commands(deps, self.cells, self._registry, self._redis)
         self._records = records
         self.reporter = Reporter(settings, self.fleet, self.cells, self._registry, self.address, self._log)

@@ -63,8 +63,7 @@ class Placing:
         elif held:
             return (choice.cell if choice.cell is not None and (choice.cell.shared or handle) else None), handle
         if handle is not None:  # somebody was quicker: the cell cannot go back, it is announced as taken
-            self._fleet.driver.stop(handle, deadline_s=1.0)
-            self._fleet.driver.remove(handle)
+            self._cells.end(handle)
         return None
 
     def _wait(self, live: Live, deadline: float) -> bool:
@@ -82,7 +81,7 @@ class Placing:
         ledger = self._fleet.ledger
         idle = [
             IdleInstance(live.record.instance_id, live.record.reserve_bytes, live.record.idle_since_wall_ms or 0)
-            for live in self._fleet.all() if live.state is State.IDLE
+            for live in self._fleet.all() if live.state is State.IDLE and not live.in_group  # a group goes as a whole
         ]  # fmt: skip
         return PoolView(ledger.total_bytes, ledger.free_bytes, self._cells.view(), tuple(idle))
 

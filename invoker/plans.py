@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from thaw.errors import ProtocolError
-from thaw.plan import PLAN_VERSION, Plan, PlanStage
+from thaw.plan import PLAN_VERSION, Plan, PlanStage, StageRole, TransportKind
 
 
 def check_plan(plan: Plan) -> None:
@@ -21,6 +21,22 @@ def check_plan(plan: Plan) -> None:
         raise ProtocolError("the layers of a plan's stages do not join")
     if not 1 <= plan.keep <= len(plan.stages):
         raise ProtocolError(f"keep is {plan.keep} of {len(plan.stages)} stages")
+    if len(plan.stages) > 1:
+        _check_group(plan)
+
+
+def _check_group(plan: Plan) -> None:
+    """Several stages: each has something to compute, and a way to the others."""
+    if plan.model is None:
+        raise ProtocolError("an ordinary function has one stage")
+    for stage in plan.stages:
+        if stage.layers[0] == stage.layers[1]:
+            raise ProtocolError(f"stage {stage.stage} has no layer")
+        if stage.later_ranges and stage.role is not StageRole.FULL:
+            raise ProtocolError(f"stage {stage.stage} fetches more than its layers and reserves no memory for it")
+    transport = plan.transport
+    if transport.kind is TransportKind.NONE or not transport.address or not transport.credential_ref:
+        raise ProtocolError(f"{len(plan.stages)} stages have no way to reach one another")
 
 
 def _check_stage(stage: PlanStage) -> None:

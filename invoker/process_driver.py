@@ -21,16 +21,12 @@ from invoker.appears import wait_socket
 from invoker.driver import Exit, Handle, LogChunk, Owned, Spec, Stats
 from invoker.exits import ExitWatch
 from invoker.owned import OwnedContainers
+from invoker.programs import PROGRAMS
 from invoker.shares import Shares
 from invoker.zygote import Zygote
-from thaw.action import KIND_LLM, KIND_PYTHON
 from thaw.errors import PlatformError
 from thaw.logs import Log
 
-PROGRAMS: Final = {
-    KIND_PYTHON: ("-m", "thaw_runtime.python_proxy"),
-    KIND_LLM: ("-m", "thaw_runtime.llm_container"),
-}
 KEPT_ENVIRONMENT: Final = (
     "PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "PYTHONPATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "OMP_NUM_THREADS",
     "HF_HUB_OFFLINE", "XDG_CACHE_HOME", "CUDA_VISIBLE_DEVICES", "VLLM_CONFIGURE_LOGGING", "PYTHONDONTWRITEBYTECODE",
@@ -43,7 +39,7 @@ _EXIT_STATUS_S: Final = 0.5  # between a process's end and its zygote's word on 
 class ProcessDriver:
     name = "process"
 
-    def __init__(self, run_dir: Path, shares: Shares, n_cores: int, log: Log) -> None:
+    def __init__(self, run_dir: Path, shares: Shares, n_cores: int, log: Log, *, zygote_parent: str = "") -> None:
         self._owned = OwnedContainers(run_dir)
         self._shares, self._n_cores, self._log = shares, n_cores, log
         self.share = shares.name
@@ -54,7 +50,7 @@ class ProcessDriver:
         self._handles: dict[str, Handle] = {}
         self._ended: dict[str, threading.Event] = {}
         self._cancelled: dict[str, int] = {}
-        self.zygote = Zygote(run_dir, _kept_environment(), self._exits, log)
+        self.zygote = Zygote(run_dir, _kept_environment(), self._exits, log, zygote_parent)
 
     def on_exit(self, callback: Callable[[Exit], None]) -> None:
         self._callbacks.append(callback)
@@ -77,7 +73,7 @@ class ProcessDriver:
             known = self._handles.get(handle.container_id, handle)
         if known.pid:
             return known
-        env = {"THAW_SOCKET": handle.socket_path, **spec.env}
+        env = {"THAW_SOCKET": handle.socket_path, **({"THAW_DOOR": spec.door} if spec.door else {}), **spec.env}
         pid = self._forked(handle, env) if spec.fork else self._spawned(handle, env)
         started = Handle(handle.container_id, handle.kind, handle.directory, pid, proc.start_ticks(pid) or 0)
         self._owned.write(started, spec.labels)
@@ -95,10 +91,13 @@ class ProcessDriver:
             self._labels[handle.container_id] = labels
         self._owned.write(handle, labels)
 
-    def limit(self, handle: Handle, share: float) -> None:
-        """Bound a container that was started before its share was known (a stem cell)."""
+    def limit(self, handle: Handle, share: float, memory_bytes: int) -> None:
+        """Nothing bounds a process's memory here: this driver is for trusted code."""
         if share < 1.0:
             self._shares.apply(handle.container_id, handle.pid, share * self._n_cores)
+
+    def relay_address(self, address: str) -> str:
+        return address
 
     def pause(self, handle: Handle) -> None:
         proc.signal_tree(handle.pid, handle.start_ticks, signal.SIGSTOP)
@@ -148,8 +147,10 @@ class ProcessDriver:
             return LogChunk(b"", cursor)
         return LogChunk(data, cursor + len(data))
 
+    def more_logs(self, handle: Handle, cursors: tuple[int, int], deadline_s: float) -> bool:
+        return False  # containers write into the files themselves
+
     def truncate_logs(self, handle: Handle, stream: str) -> None:
-        """Give the disk back.  Writers append, so they go on at the new end."""
         path = handle.stdout if stream == "stdout" else handle.stderr
         try:
             os.truncate(path, 0)
@@ -163,13 +164,16 @@ class ProcessDriver:
         return tuple(self._owned.all())
 
     def adopt(self, owned: Owned) -> None:
-        """Take over a container of an earlier invoker; its exit is reported from now on."""
         handle = owned.handle
         with self._lock:
             self._labels[handle.container_id] = owned.labels
             self._cancelled.setdefault(handle.container_id, os.eventfd(0, os.EFD_CLOEXEC))
         self._owned.write(handle, owned.labels)
         self._watch(handle, forked=False)
+
+    def end(self, owned: Owned) -> None:
+        _stop_unwatched(owned.handle)
+        self.remove(owned.handle)
 
     def close(self) -> None:
         self._exits.close()
@@ -209,7 +213,7 @@ class ProcessDriver:
         self._exits.watch(handle.pid, exited)
 
 
-def stop_unwatched(handle: Handle) -> None:
+def _stop_unwatched(handle: Handle) -> None:
     """End a container of an earlier invoker that nobody watches; returns when it is gone."""
     if not proc.is_alive(handle.pid, handle.start_ticks):
         return

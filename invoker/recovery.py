@@ -11,11 +11,11 @@ from invoker.driver import Owned
 from invoker.fleet import Fleet
 from invoker.instance import State
 from invoker.live import Live
-from invoker.process_driver import ProcessDriver, stop_unwatched
 from relay.http_unix import UnixConnection
 from relay.records import Records
 from relay.registry import Registry
 from thaw import wire
+from thaw.action import KIND_LLM
 from thaw.clock import wall_ms
 from thaw.errors import NotFound, PlatformError, ProtocolError, WorkerLost
 from thaw.ids import HostId, InstanceId, Namespace
@@ -29,15 +29,17 @@ def recover(fleet: Fleet, registry: Registry, records: Records, host_id: HostId,
     """Before the first command is read.  Raises Unavailable when the state server is away."""
     known = {r.instance_id: r for r in registry.instances() if r.host_id == host_id}
     adopted: set[InstanceId] = set()
+    doors: set[InstanceId] = set()
     for owned in fleet.driver.list_owned():
         live = _revived(owned, known, records, address)
         if live is None:
-            _end(fleet.driver, owned)
+            fleet.driver.end(owned)
             continue
         _adopt(fleet, owned, live)
         adopted.add(live.record.instance_id)
+        doors.add(live.door_id)
         log.event("instance_adopted", instance_id=live.record.instance_id)
-    _close_doors(fleet, adopted, log)
+    _close_doors(fleet, doors, log)
     lost = WorkerLost("the host's invoker was restarted and the container is no more").info()
     for instance_id, record in known.items():
         if instance_id not in adopted:
@@ -56,7 +58,8 @@ def _revived(owned: Owned, known: dict[InstanceId, InstanceRecord], records: Rec
     except (ProtocolError, NotFound, KeyError):
         return None
     live = Live(replace(record, address=address, inflight=0, idle_since_wall_ms=wall_ms()), owned.labels["kind"])
-    live.function, live.served, live.has_door = function, True, owned.labels.get("kind") == "llm:vllm"
+    live.function, live.served, live.has_door = function, True, live.kind == KIND_LLM
+    live.fetching = live.in_group  # a stage that keeps the whole model may still be fetching the rest
     return live
 
 
@@ -83,15 +86,10 @@ def _adopt(fleet: Fleet, owned: Owned, live: Live) -> None:
     fleet.publisher.put(live.record)
 
 
-def _end(driver: ProcessDriver, owned: Owned) -> None:
-    stop_unwatched(owned.handle)
-    driver.remove(owned.handle)
-
-
-def _close_doors(fleet: Fleet, adopted: set[InstanceId], log: Log) -> None:
+def _close_doors(fleet: Fleet, used: set[InstanceId], log: Log) -> None:
     try:
         for instance_id in fleet.fetch.doors():
-            if instance_id not in adopted:
+            if instance_id not in used:
                 fleet.fetch.door_close(instance_id)
     except PlatformError as e:
         log.event("doors_not_checked", error=e.message)  # fetchd is down or new: then it has no doors either

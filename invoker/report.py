@@ -15,7 +15,7 @@ from relay.messages import Status
 from relay.registry import Registry
 from thaw.clock import boot_id, wall_ms
 from thaw.errors import PlatformError, ThawError
-from thaw.host import Device, FetchReport, HostReport
+from thaw.host import Device, FetchReport, HostReport, Resident
 from thaw.ids import HostId
 from thaw.logs import Log
 
@@ -79,7 +79,7 @@ class Reporter:
             len(cells), tuple(sorted({c.kind for c in cells})), cell_bytes, self._draining,
             tuple(live.record.instance_id for live in lives),
             _fetches(status), status.pool_bytes - status.free_bytes if status is not None else 0,
-            status.pool_bytes if status is not None else 0,
+            status.pool_bytes if status is not None else 0, resident=_resident(status),
         )  # fmt: skip
 
     def _beat(self) -> None:
@@ -103,4 +103,11 @@ class Reporter:
 def _fetches(status: Status | None) -> tuple[FetchReport, ...]:
     if status is None:
         return ()
-    return tuple(FetchReport(f.group_id, f.n_bytes, f.done_bytes, f.bytes_per_s) for f in status.fetches)
+    return tuple(FetchReport(f.group_id, f.n_bytes, f.done_bytes, f.bytes_per_s, f.stage, f.pending_bytes, f.later_bytes)
+                 for f in status.fetches)  # fmt: skip
+
+
+def _resident(status: Status | None) -> tuple[Resident, ...]:
+    """Segments that have arrived to their end."""
+    segments = () if status is None else status.segments
+    return tuple(Resident(s.uri, s.n_bytes) for s in segments if s.end >= s.n_bytes > 0)

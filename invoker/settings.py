@@ -18,10 +18,22 @@ class InvokerSettings:
     fetchd_socket: str = setting("THAW_FETCHD_SOCKET", "fetchd's control socket on this host")
     bind: str = setting("THAW_INVOKER_BIND", "host:port of the data port; port 0 takes a free one", "127.0.0.1:0")
     advertise: str = setting("THAW_INVOKER_ADVERTISE", "host:port at which gateways reach the data port", "")
+    stage_address: str = setting(
+        "THAW_STAGE_ADDRESS", "address at which containers of other hosts reach this host's; empty: they cannot", ""
+    )
     memory_mb: int = setting("THAW_MEMORY_MB", "device memory this host declares, MiB", 4096)
     device: str = setting("THAW_DEVICE", "name of the device", "cpu")
-    driver: str = setting("THAW_DRIVER", "container driver: process", "process")
+    driver: str = setting("THAW_DRIVER", "container driver: process or docker", "process")
+    docker_host: str = setting("DOCKER_HOST", "the engine's socket (driver docker)", "unix:///var/run/docker.sock")
+    image_python: str = setting("THAW_IMAGE_PYTHON", "image of python:3.11 functions", "thaw/python:0.1.0")
+    image_llm: str = setting("THAW_IMAGE_LLM", "image of llm:vllm functions", "thaw/vllm-cpu:0.1.0")
+    image_pull_s: float = setting("THAW_IMAGE_PULL_S", "longest pull of a missing image; 0: never pull", 600.0)
+    pids: int = setting("THAW_CONTAINER_PIDS", "processes and threads of one container", 512)
+    tmp_mb: int = setting("THAW_CONTAINER_TMP_MB", "a container's /tmp, MiB, counted as its memory", 256)
     stem_cells: str = setting("THAW_STEM_CELLS", "keep a pre-imported llm process to fork from: on or off", "on")
+    zygote_parent: str = setting(
+        "THAW_ZYGOTE_PARENT", "socket of a pre-imported process that hosts on one machine fork theirs from", ""
+    )
     stem_cell_mb: int = setting("THAW_STEM_CELL_MB", "memory counted for the pre-imported llm process, MiB", 768)
     link_bytes_per_s: float = setting("THAW_LINK_BYTES_PER_S", "this host's network link", 125_000_000.0)
     start_timeout_s: float = setting("THAW_START_TIMEOUT_S", "longest wait for one /init", 900.0)

@@ -15,26 +15,28 @@ from __future__ import annotations
 import threading
 import time
 import traceback
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from invoker import metrics
+from invoker.cells import StemCells
 from invoker.driver import Handle, Spec
 from invoker.fleet import Fleet
-from invoker.initialise import InitCall, keep_alive_s_of, llm_init, python_init, slots_of
+from invoker.initialise import InitCall, group_link, keep_alive_s_of, llm_init, python_init, slots_in
 from invoker.instance import Action, Event, State
 from invoker.live import Live
 from invoker.logs import last_lines
 from invoker.placing import Placement, Placing
-from invoker.settings import InvokerSettings
-from relay.messages import FetchStart, InitReply, Start
+from invoker.settings import MIB, InvokerSettings
+from relay.messages import FetchStart, GroupCredential, InitReply, Start
 from relay.records import Records
 from thaw import wire
 from thaw.action import KIND_LLM, KIND_PYTHON
 from thaw.action import Action as FunctionAction
 from thaw.clock import wall_ms
-from thaw.errors import InitFailed, PlatformError, ThawError, Unavailable, WorkerLost
-from thaw.ids import HostId, Namespace
+from thaw.errors import InitFailed, NotFound, PlatformError, ThawError, Unavailable, WorkerLost
+from thaw.ids import HostId, InstanceId, Namespace
 from thaw.instance import InstanceRecord, InstanceState, StartMode
 from thaw.logs import Log
 from thaw.plan import Plan, PlanStage
@@ -51,7 +53,9 @@ class Deps:
     settings: InvokerSettings
     fleet: Fleet
     placing: Placing
+    cells: StemCells
     records: Records
+    credential: Callable[[str], GroupCredential]  # of a group, by the reference in its plan
     address: str  # of the data port
     log: Log
 
@@ -61,10 +65,10 @@ def new_live(command: Start, deps: Deps) -> Live:
     plan, stage = command.plan, stage_of(command)
     record = InstanceRecord(
         command.instance_id, HostId(deps.settings.host_id), plan.action, plan.action_version, plan.group_id,
-        InstanceState.STARTING, deps.address, 1, stage.reserve_bytes, stage.device, StartMode.COLD,
-        created_wall_ms=wall_ms(),
+        InstanceState.STARTING, deps.address, 1 if stage.stage == 0 else 0, stage.reserve_bytes, stage.device,
+        StartMode.COLD, created_wall_ms=wall_ms(), stage=stage.stage, n_stages=len(plan.stages),
     )  # fmt: skip
-    return Live(record, KIND_LLM if plan.model is not None else KIND_PYTHON, stage.stage)
+    return Live(record, KIND_LLM if plan.model is not None else KIND_PYTHON)
 
 
 def stage_of(command: Start) -> PlanStage:
@@ -106,7 +110,8 @@ class Starting:
         if self._plan.model is not None:
             self._begin_fetch()
         live.function = self._function()
-        live.amend(slots=slots_of(live.function), keep_alive_s=keep_alive_s_of(live.function),
+        live.amend(slots=slots_in(live.function, record.stage, record.n_stages),
+                   keep_alive_s=keep_alive_s_of(live.function),
                    reserve_bytes=record.reserve_bytes or live.function.limits.memory << 20)  # fmt: skip
         self._mark(Phase.CONTAINER_BEGIN)
         importing_s = self._deps.placing.wait_warm(live)
@@ -125,7 +130,8 @@ class Starting:
         assert plan.model is not None  # noqa: S101
         self._live.fetching = True
         request = FetchStart(plan.group_id, stage.stage, plan.epoch, plan.model, stage.first_ranges,
-                             stage.fetch_deadline_ms, stage.pace_bytes_per_s)  # fmt: skip
+                             stage.fetch_deadline_ms, stage.pace_bytes_per_s,
+                             later_ranges=stage.later_ranges)  # fmt: skip
         self._segment_id = self._fleet.fetch.start(request).segment_id
         threading.Thread(target=self._await_fetch, name="fetch", daemon=True).start()
 
@@ -135,7 +141,7 @@ class Starting:
             done = self._fleet.fetch.wait(self._plan.group_id, self._stage.stage, deadline_s=deadline_s)
             with self._lock:
                 self._events += done.events
-            self._live.fetching = False
+            self._live.fetching = bool(self._stage.later_ranges)  # the rest comes in the background until we end it
         except ThawError as e:
             self._fail(e)
         finally:
@@ -147,29 +153,45 @@ class Starting:
         """The path of a socket that answers.  A zygote that fails is replaced by a cold start."""
         cell, handle = placement
         if handle is not None:
-            self._take(handle, StartMode.PREWARMED)
-            return self._fleet.driver.connect(handle, deadline_s=CONTAINER_ANSWERS_S)
-        env = self._door_env() if self._plan.model is not None else {}
-        if cell is not None:
+            if self._granted(handle):
+                self._take(handle, StartMode.PREWARMED)
+                return self._fleet.driver.connect(handle, deadline_s=CONTAINER_ANSWERS_S)
+            self._deps.cells.end(handle)
+        door = self._door() if self._plan.model is not None else ""
+        if cell is not None and cell.shared:
             try:
-                return self._create(env, fork=True)
+                return self._create(door, fork=True)
             except PlatformError as e:
                 if self._live.handle is not None:
                     raise
                 self._deps.log.event("fork_failed", instance_id=self._live.record.instance_id, error=e.message)
-        return self._create(env, fork=False)
+        return self._create(door, fork=False)
 
-    def _door_env(self) -> dict[str, str]:
+    def _granted(self, handle: Handle) -> bool:
+        """Give a stem cell its model, through the door it was made with.  False if the door is no more."""
+        if self._plan.model is None:
+            return True
+        try:
+            self._fleet.fetch.door_grant(InstanceId(handle.container_id), self._segment_id)
+        except NotFound as e:  # fetchd was restarted since
+            self._deps.log.event("stem_cell_stale", container_id=handle.container_id, error=e.message)
+            return False
+        self._live.has_door = True
+        return True
+
+    def _door(self) -> str:
+        """The path of the instance's own."""
         instance_id = self._live.record.instance_id
         self._live.has_door = True  # before the call: an answer that is lost may have opened it
         path = self._fleet.fetch.door_open(instance_id)
         self._fleet.fetch.door_grant(instance_id, self._segment_id)
-        return {"THAW_DOOR": path}
+        return path
 
-    def _create(self, env: dict[str, str], *, fork: bool) -> str:
+    def _create(self, door: str, *, fork: bool) -> str:
         record, driver = self._live.record, self._fleet.driver
         identity = {"THAW_INSTANCE_ID": record.instance_id, "THAW_HOST_ID": record.host_id}
-        spec = Spec(record.instance_id, self._live.kind, {**env, **identity}, self._labels(), self._stage.share, fork)
+        spec = Spec(record.instance_id, self._live.kind, identity, self._labels(), self._stage.share, fork,
+                    self._memory_bytes(), door, self._stage.device)  # fmt: skip
         handle = driver.create(spec)
         try:
             handle = driver.start(handle, spec)
@@ -183,11 +205,20 @@ class Starting:
         live = self._live
         live.amend(start_mode=mode)
         if not self._fleet.attach(live, handle):
-            self._fleet.driver.stop(handle, deadline_s=1.0)
-            self._fleet.driver.remove(handle)
+            self._deps.cells.end(handle)
             raise _given_up(live)
         self._fleet.driver.relabel(handle, self._labels())
-        self._fleet.driver.limit(handle, self._stage.share)
+        if mode is StartMode.PREWARMED:
+            self._fleet.driver.limit(handle, self._stage.share, self._memory_bytes())
+
+    def _memory_bytes(self) -> int:
+        """Of host memory, whatever for: a worker whose device is the CPU has its reserve there too."""
+        function = self._live.function
+        assert function is not None  # noqa: S101
+        if function.config is None:
+            return function.limits.memory * MIB
+        on_host = self._stage.reserve_bytes if self._stage.device.startswith("cpu") else 0
+        return function.config.resources.host_memory_mb * MIB + on_host
 
     def _labels(self) -> dict[str, str]:
         return {"role": "instance", "record": wire.dumps(self._live.record).decode(), "kind": self._live.kind}
@@ -207,7 +238,10 @@ class Starting:
         assert function is not None  # noqa: S101
         began = time.monotonic()
         if function.is_llm:
-            value = wire.to_plain(llm_init(self._plan, self._stage, function, self._deps.settings))
+            link = group_link(self._plan.transport, self._deps.credential, self._deps.settings.stage_address)
+            if link is not None:
+                link = replace(link, address=self._fleet.driver.relay_address(link.address))
+            value = wire.to_plain(llm_init(self._plan, self._stage, function, self._deps.settings, link))
             reply = wire.from_plain(InitReply, self._post_init(path, value))
             with self._lock:
                 self._events += reply.events

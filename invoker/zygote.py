@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from invoker import proc
-from invoker.appears import wait_socket
+from invoker.appears import wait_socket, wait_socket_until
 from invoker.exits import ExitWatch
 from relay.channel import Channel
 from thaw.errors import PlatformError, ProtocolError
@@ -33,8 +33,12 @@ _RESTART_S: Final = 1.0  # a process that dies at once must not be started in a 
 
 
 class Zygote:
-    def __init__(self, run_dir: Path, env: Mapping[str, str], exits: ExitWatch, log: Log) -> None:
+    """``parent`` is the socket of one that several hosts on this machine have in common: this host's is then forked
+    from it instead of importing everything itself."""
+
+    def __init__(self, run_dir: Path, env: Mapping[str, str], exits: ExitWatch, log: Log, parent: str = "") -> None:
         self._path = str(run_dir / "zygote.s")
+        self._parent = parent
         self._pid_file = run_dir / "zygote.pid"
         self._log_file = run_dir / "zygote.log"
         self._env, self._exits, self._log = env, exits, log
@@ -184,11 +188,33 @@ class Zygote:
 
     def _start(self) -> None:
         Path(self._path).unlink(missing_ok=True)
+        pid = self._branch() if self._parent else 0
+        self._pid = pid or self._import()
+        self._ticks = proc.start_ticks(self._pid) or 0
+        self._pid_file.write_text(f"{self._pid} {self._ticks}")
+
+    def _branch(self) -> int:
+        """The pid of one that the common parent forked for this host; 0 when it cannot."""
+        try:
+            channel = Channel(wait_socket_until(self._parent, self._stopped, WARM_UP_S, self._stopped))
+            try:
+                channel.receive()  # Ready
+                channel.send({"op": "spawn", "socket": self._path, "log": str(self._log_file), "env": dict(self._env),
+                              "netns": f"/proc/{os.getpid()}/ns/net"})  # fmt: skip
+                return int(channel.receive()[0]["pid"])
+            finally:
+                channel.close()
+        except (PlatformError, ProtocolError, OSError, KeyError) as e:
+            if not self._wanted:
+                raise
+            self._log.event("zygote_parent_lost", error=str(e))
+            return 0
+
+    def _import(self) -> int:
         command = [sys.executable, *PROGRAM, "--socket", self._path]
         with self._log_file.open("ab") as log:
             process = subprocess.Popen(command, env=dict(self._env), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                                        start_new_session=True)  # fmt: skip
-        self._pid, self._ticks = process.pid, proc.start_ticks(process.pid) or 0
-        self._pid_file.write_text(f"{self._pid} {self._ticks}")
         process.returncode = 0  # the exit watch reaps it; Popen must not look for it
         self._exits.watch(process.pid, lambda _: None)
+        return process.pid

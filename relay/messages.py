@@ -176,6 +176,7 @@ class FetchStart:
     pace_bytes_per_s: int | None = None
     background: bool = False
     later_ranges: tuple[FileRange, ...] = ()  # behind ``ranges`` in the same segment, once those have come
+    weight: float = 1.0  # among fetches of the same rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,10 +188,15 @@ class FetchStarted:
 
 @dataclass(frozen=True, slots=True)
 class FetchUpdate:
+    """Of a fetch that runs.  The pace is set as it stands here; of the others None leaves what was."""
+
     group_id: GroupId
     stage: int
     epoch: int
     pace_bytes_per_s: int | None
+    deadline_ms: int | None = None
+    background: bool | None = None
+    weight: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,9 +266,11 @@ class FetchStatus:
     group_id: GroupId
     stage: int
     uri: str
-    n_bytes: int
-    done_bytes: int
+    n_bytes: int  # of the part that is waited for
+    done_bytes: int  # of it
     bytes_per_s: float
+    pending_bytes: int = 0  # of it
+    later_bytes: int = 0  # still to come of the later part, in the background
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,6 +289,16 @@ class Status:
     segments: tuple[SegmentStatus, ...]
     fetches: tuple[FetchStatus, ...]
     link_bytes_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsQuery:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsPage:
+    text: str  # Prometheus text
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,7 +338,8 @@ class SegmentOffer:
     slab_bytes: int
     n_slabs: int
     layout: tuple[PlacedRange, ...]
-    tensors: tuple[TensorInfo, ...]  # those that lie wholly inside the layout, in load order
+    tensors: tuple[TensorInfo, ...]  # those that lie wholly inside the layout, in order of their place in it
+    first_bytes: int = 0  # [0, first_bytes) is fetched first, what lies behind it in the background; 0: all is first
 
 
 @dataclass(frozen=True, slots=True)
@@ -443,14 +462,37 @@ class RunFailed:
     error: ErrorInfo
 
 
+# ── an invoker's data port ────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class RunRef:
+    instance_id: InstanceId
+    activation_id: ActivationId
+
+
+@dataclass(frozen=True, slots=True)
+class LogsWanted:
+    """``POST /logs``: of runs that have ended here.  Many at once, for a gateway asks behind its answers."""
+
+    runs: tuple[RunRef, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LogsFound:
+    """As they were asked for; None where the instance has left and its logs with it."""
+
+    logs: tuple[tuple[str, ...] | None, ...]
+
+
 _TYPES: dict[str, type[Any]] = {
     cls.__name__: cls
     for cls in (
         DemandAdded, DemandRemoved, InstanceChanged, ActionChanged, StartFailed, ModelInspected, CommandRefused,
         HostChanged, InspectModel, Prefetch, Start, Cancel, Release, SetStemCells, Command, Inspect, Inspected,
         FetchStart, FetchStarted, FetchUpdate, FetchWait, FetchDone, FetchCancel, DoorOpen, DoorOpened, DoorGrant,
-        DoorClose, DoorList, Doors, StatusQuery, Status, Done, Refused, SegmentWanted, SegmentOffer, MoreSlabs,
-        RunToken, RunFinished, RunFailed,
+        DoorClose, DoorList, Doors, StatusQuery, Status, MetricsQuery, MetricsPage, Done, Refused, SegmentWanted,
+        SegmentOffer, MoreSlabs, RunToken, RunFinished, RunFailed,
     )
 }  # fmt: skip
 

@@ -7,15 +7,16 @@ is written by whoever inspected the model last.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, Final, TypeVar
 
 import redis
 
 from relay import bus, keys, redis_link
-from relay.messages import DemandAdded, DemandRemoved, InstanceChanged
+from relay.messages import DemandAdded, DemandRemoved, HostChanged, InstanceChanged
 from thaw import wire
 from thaw.clock import wall_ms
-from thaw.errors import ProtocolError
+from thaw.errors import NotFound, ProtocolError
 from thaw.host import HostReport
 from thaw.ids import ActionName, ActivationId, GatewayId, GroupId, HostId, InstanceId
 from thaw.instance import InstanceRecord, InstanceState
@@ -46,9 +47,25 @@ class Registry:
             self._redis.hdel(keys.HOSTS, host_id)
             self._redis.delete(keys.host_lease(host_id))
 
+    def drain_host(self, host_id: HostId, *, drain: bool) -> None:
+        """Note (or take back) that a host is to take nothing new; it stays noted when the host or a scheduler goes.
+        Raises NotFound for a host that never reported."""
+        with redis_link.translated("drain a host"):
+            if not self._redis.hexists(keys.HOSTS, host_id):
+                raise NotFound(f"There is no host {host_id}.", hint="thaw host list")
+            pipe = self._redis.pipeline(transaction=True)
+            pipe.sadd(keys.DRAINED, host_id) if drain else pipe.srem(keys.DRAINED, host_id)
+            event = bus.pack(HostChanged(host_id, True))
+            pipe.xadd(keys.EVENTS, {"f": event}, maxlen=bus.EVENTS_KEPT, approximate=True)
+            pipe.execute()
+
     def hosts(self) -> list[HostReport]:
-        """Every host that has reported and was not forgotten, alive or not."""
-        return self._all(keys.HOSTS, HostReport)
+        """Every host that has reported and was not forgotten, alive or not; ``draining`` if it or an operator says."""
+        with redis_link.translated("read which hosts are drained"):
+            drained: Any = self._redis.smembers(keys.DRAINED)
+        names = {redis_link.text(d) for d in drained}
+        reports = self._all(keys.HOSTS, HostReport)
+        return [replace(r, draining=True) if r.host_id in names else r for r in reports]
 
     def live_hosts(self) -> list[HostReport]:
         reports = self.hosts()

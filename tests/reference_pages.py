@@ -9,6 +9,7 @@ import dataclasses
 import typing
 from pathlib import Path
 
+import fetchd.metrics
 import fetchd.settings
 import gateway.metrics
 import gateway.scheduler.settings
@@ -19,7 +20,7 @@ import invoker.settings
 DOCS = Path(__file__).parents[1] / "docs"
 _SETTINGS = {"gateway": gateway.settings, "scheduler": gateway.scheduler.settings, "invoker": invoker.settings,
              "fetchd": fetchd.settings}  # fmt: skip
-_METRICS = {"gateway": gateway.metrics, "invoker": invoker.metrics}
+_METRICS = {"gateway": gateway.metrics, "invoker": invoker.metrics, "fetchd": fetchd.metrics}
 
 
 def settings_page() -> str:
@@ -41,7 +42,8 @@ def settings_page() -> str:
 
 def metrics_page() -> str:
     parts = ["# Metrics\n\nPrometheus text at `/metrics`: the gateway's on its port, an invoker's on its data port (with the\n"
-             "installation's token). Labels come from bounded sets. Written from the code.\n"]  # fmt: skip
+             "installation's token), and behind them the host's fetchd's, which listens on no network. Labels come from bounded\n"
+             "sets. Written from the code.\n"]  # fmt: skip
     for component, module in _METRICS.items():
         parts.append(f"\n## {component}\n\n| metric | type | labels | what it counts |\n|---|---|---|---|\n")
         for collector in module.REGISTRY._collector_to_names:

@@ -1,7 +1,8 @@
 """A deterministic engine for tests of everything around engines.  Never part of a demo or a benchmark.
 
 The next token is a hash of (seed, prompt, output so far), so a continued answer equals an uninterrupted one exactly if
-prompt, seed and tokens arrived unchanged.  ``python toy_engine.py --fd N`` serves it as an engine process.
+prompt, seed and tokens arrived unchanged.  In a pipeline the last stage hashes and stage 0 answers.
+``python toy_engine.py --fd N`` serves it as an engine process.
 """
 
 from __future__ import annotations
@@ -9,9 +10,12 @@ from __future__ import annotations
 import argparse
 import hashlib
 import os
+import queue
 import socket
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 
 from relay.channel import Channel
 from relay.messages import LlmInit
@@ -31,6 +35,8 @@ from thaw_runtime.engine import (
     Token,
     Usage,
 )
+from thaw_runtime.pipeline_link import StageLink, open_transport
+from thaw_runtime.pipeline_wire import Batch, NewSequence, Sampled, Step
 from thaw_runtime.start_trace import StartTrace
 
 VOCAB = 256
@@ -47,13 +53,25 @@ class ToyEngine:
         self._aborted: set[str] = set()
         self._dead: ErrorInfo | None = None
         self._stopping = False
+        self._link: StageLink | None = None
+        self._answers: queue.SimpleQueue[Sampled | ErrorInfo] = queue.SimpleQueue()
+        self._steps = 0
 
     def start(self, stage_plan: LlmInit, segment: Segment) -> EngineStarted:
         trace = StartTrace(group_id=stage_plan.group_id, stage=stage_plan.stage, host=stage_plan.host)
         with trace.phase(Phase.LOAD_BEGIN) as notes:
             segment.wait(segment.n_bytes, ARRIVAL_DEADLINE_S)
             notes.n_bytes = segment.n_bytes
-        self._thread = threading.Thread(target=self._loop, name="toy-engine", daemon=True)
+        follows = stage_plan.stage > 0
+        if stage_plan.n_stages > 1:
+            self._link = StageLink(open_transport(stage_plan), stage_plan.stage, stage_plan.n_stages)
+            self._link.on_sampled = self._answers.put
+            self._link.when_lost(self._answers.put)
+        if follows:
+            self._dead = ErrorInfo("PlatformError", "a follower takes no requests")
+        last = stage_plan.stage == stage_plan.n_stages - 1
+        work = (lambda: self._follow(last=last)) if follows else self._loop
+        self._thread = threading.Thread(target=work, name="toy-engine", daemon=True)
         self._thread.start()
         return EngineStarted(trace.events, self.memory(), stage_plan.config.engine.max_model_len)
 
@@ -87,6 +105,8 @@ class ToyEngine:
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
+        if self._link is not None:
+            self._link.end(ErrorInfo(WorkerLost.__name__, "the engine was stopped"))
 
     def join(self) -> None:
         self._thread.join()
@@ -96,8 +116,10 @@ class ToyEngine:
             with self._changed:
                 self._changed.wait_for(lambda: self._open or self._stopping)
                 self._changed.wait_for(lambda: self._stopping, timeout=STEP_S)
-                events = [e for entry in list(self._open.values()) for e in self._advance(*entry)]
                 broken = self._stopping or any(r.prompt_token_ids[0] == POISON for r, _ in self._open.values())
+                next_tokens = {} if broken else self._next_tokens()
+                broken = broken or next_tokens is None
+                events = [e for r, out in list(self._open.values()) for e in self._advance(r, out, next_tokens or {})]
                 if broken:
                     self._dead = ErrorInfo(WorkerLost.__name__, "the engine failed")
                     events = [(request_id, Failed(self._dead)) for request_id in self._open]
@@ -110,11 +132,45 @@ class ToyEngine:
             if broken:
                 return
 
-    def _advance(self, request: EngineRequest, output: list[int]) -> Sequence[tuple[str, Event]]:
+    def _next_tokens(self) -> dict[str, int] | None:
+        """Of the open requests, by whoever is the last stage.  None: the pipeline is broken."""
+        if self._link is None:
+            return {name: _next_token(r, output) for name, (r, output) in self._open.items()}
+        self._steps += 1
+        asked = tuple(NewSequence(replace(r, output_so_far=tuple(output)), (), 0) for r, output in self._open.values())
+        if not asked:
+            return {}
+        try:
+            self._link.send_batch(Batch(Step(self._steps, asked, (), dict.fromkeys(self._open, 1), ()), {}))
+        except WorkerLost:
+            return None
+        answer = self._answers.get(timeout=60)
+        if isinstance(answer, ErrorInfo):
+            return None
+        return {name: ids[0] for name, ids in zip(answer.request_ids, answer.token_ids, strict=True)}
+
+    def _follow(self, *, last: bool) -> None:
+        assert self._link is not None
+        with suppress(WorkerLost):
+            while True:
+                batch = self._link.next_batch()
+                requests = [n.request for n in batch.step.new]
+                if last:
+                    chosen = tuple((_next_token(r, list(r.output_so_far)),) for r in requests)
+                    self._link.send_sampled(Sampled(batch.step.number, tuple(r.request_id for r in requests), chosen))
+                else:
+                    self._link.send_batch(batch)
+        self._link.end(ErrorInfo(WorkerLost.__name__, "the pipeline is broken"))
+
+    def _advance(
+        self, request: EngineRequest, output: list[int], tokens: Mapping[str, int]
+    ) -> Sequence[tuple[str, Event]]:
         name, sampling = request.request_id, request.sampling
         if name in self._aborted:
             return [(name, Finished("abort", self._usage(request, output)))]
-        token = _next_token(request, output)
+        if name not in tokens:
+            return []
+        token = tokens[name]
         output.append(token)
         logprobs = None if sampling.logprobs is None else Logprobs(-0.5, ((token, -0.5),) * sampling.logprobs)
         events: list[tuple[str, Event]] = [(name, Token(len(output) - 1, token, logprobs))]

@@ -20,7 +20,7 @@ from relay.channel import Channel, ChannelClosed
 from relay.fetch_client import DoorClient
 from thaw.errors import PlatformError, ThawError
 from thaw.trace import Phase
-from thaw_runtime import engine_env
+from thaw_runtime import engine_env, parameter_manager
 from thaw_runtime.engine import GRANT_DEADLINE_S, Emit, Engine, EngineStarted, Event
 from thaw_runtime.engine_wire import (
     Abort,
@@ -47,6 +47,7 @@ def serve(channel: Channel, make_engine: Callable[[], MakeEngine]) -> int:
     A start runs on a thread of its own: a proxy that dies in the middle of one is seen at once, not when the last
     byte has come.  The caller ends the process, with whatever the start is waiting for.
     """
+    parameter_manager.start()  # before any heavy import: a CUDA context is made meanwhile, on a thread of its own
     libraries = _Importing(make_engine)
     channel.set_timeout(None)
     start = _Start(channel, libraries)
@@ -127,7 +128,7 @@ class _Start:
             _tell(self._channel, Events(tuple(events)))
 
         self._door = DoorClient.connect(command.door)  # open for as long as the process maps the segment: its life
-        segment = self._door.segment(deadline_s=GRANT_DEADLINE_S)
+        segment = parameter_manager.open_segment(*self._door.granted(deadline_s=GRANT_DEADLINE_S))
         engine = self._libraries.result(trace)(emit)
         return engine, engine.start(command.init, segment)
 

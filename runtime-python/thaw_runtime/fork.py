@@ -33,6 +33,17 @@ class Fork:
 
 
 @dataclass(frozen=True, slots=True)
+class Spawn:
+    """Become another host's zygote: hosts that share a machine pay for the imports, and hold their memory, once."""
+
+    op: str
+    socket: str
+    log: str
+    env: Mapping[str, str]
+    netns: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Ready:
     op: str
     pid: int
@@ -43,6 +54,13 @@ class Ready:
 class Forked:
     op: str
     instance_id: str
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Spawned:
+    op: str
+    socket: str
     pid: int
 
 
@@ -66,12 +84,21 @@ class Exited:
 
 def fork_container(order: Fork, in_child: Callable[[], None]) -> int:
     """The pid of a new container, which leads its own session.  ``in_child`` drops what belongs to the parent."""
+    return _fork(lambda: _container(order, in_child))
+
+
+def fork_zygote(order: Spawn, in_child: Callable[[], None], serve: Callable[[str], None]) -> int:
+    """The pid of another zygote, which ``serve``s on its own socket and leads its own session."""
+    return _fork(lambda: _zygote(order, in_child, serve))
+
+
+def _fork(run: Callable[[], None]) -> int:
     sys.stdout.flush()
     sys.stderr.flush()
     pid = os.fork()
     if pid:
         return pid
-    _become(lambda: _container(order, in_child))
+    _become(run)
 
 
 def _become(run: Callable[[], None]) -> NoReturn:
@@ -110,6 +137,17 @@ def _container(order: Fork, in_child: Callable[[], None]) -> None:
     proxy.serve(order.env["THAW_SOCKET"], order.env.get("THAW_DOOR", ""), Channel(ours), engine)
 
 
+def _zygote(order: Spawn, in_child: Callable[[], None], serve: Callable[[str], None]) -> None:
+    in_child()
+    os.setsid()
+    _redirect(order.log, 1)
+    _redirect(order.log, 2)
+    if order.netns is not None:
+        _enter(order.netns)
+    os.environ.update(order.env)
+    serve(order.socket)
+
+
 def _engine(sock: socket.socket) -> None:
     reseed()
     status = engine_main.serve(Channel(sock), engine_main.vllm)
@@ -125,6 +163,8 @@ def _redirect(path: str, fd: int) -> None:
 
 
 def _enter(netns: str) -> None:
+    if os.stat(netns).st_ino == os.stat("/proc/self/ns/net").st_ino:
+        return  # entering it again would need a privilege
     setns = getattr(os, "setns", None)  # Python 3.12
     fd = os.open(netns, os.O_RDONLY | os.O_CLOEXEC)
     try:

@@ -10,7 +10,7 @@ of a start.  The worst batch has ``max_num_batched_tokens`` tokens of which ``ma
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -111,6 +111,49 @@ def peak_intermediate_bytes(
     return int(layer * device.heap) + logits + device.fixed
 
 
+def relayed_bytes(shape: Geometry, dtype: str, max_num_batched_tokens: int, n_stages: int) -> int:
+    """What a stage holds of batches that are on their way: one a stage may be waiting, one is read, one is computed.
+
+    A batch is hidden states and residual of all its tokens; nothing where there is one stage.
+    """
+    if n_stages == 1:
+        return 0
+    return (n_stages + 2) * max_num_batched_tokens * 2 * shape.hidden * DTYPE_BYTES[dtype]
+
+
+def held_bytes(stored_bytes: int, config: Mapping[str, Any], dtype: str) -> int:
+    """A stage's weights as its model holds them, from what the plan says of the checkpoint: never too few.
+
+    Floating tensors take the engine's dtype.  config.json says what they were; when it does not, two bytes a number.
+    """
+    if "quantization_config" in config:
+        return stored_bytes
+    text = config.get("text_config", config)
+    stored = next((c[k] for c in (text, config) for k in ("dtype", "torch_dtype") if c.get(k) in DTYPE_BYTES), None)
+    return -(-stored_bytes * DTYPE_BYTES[dtype] // (DTYPE_BYTES[stored] if stored else 2))
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """A stage's reserve and the tensors it holds, in bytes, and its shape."""
+
+    reserve: int
+    weights: int
+    shape: Geometry
+
+
+@dataclass(frozen=True, slots=True)
+class Worst:
+    """What bounds a batch and a request, the same in every stage.  ``max_num_seqs`` sample in one batch."""
+
+    dtype: str
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    max_model_len: int
+    block_size: int
+    device: Overheads = CPU
+
+
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
     """The slices of a reserve, in bytes.  ``kv`` is a whole number of blocks."""
@@ -120,39 +163,56 @@ class MemoryPlan:
     intermediates: int
     kv: int
     kv_tokens: int
+    kv_blocks: int
 
 
-def plan_memory(
-    *,
-    reserve: int,
-    weights: int,
-    shape: Geometry,
-    dtype: str,
-    max_num_batched_tokens: int,
-    max_num_seqs: int,
-    max_model_len: int,
-    block_size: int,
-    device: Overheads = CPU,
-) -> MemoryPlan:
-    """Divide ``reserve``; ``weights`` are the tensors' own.
+def plan_stage(stage: int, rooms: Sequence[Room], worst: Worst) -> MemoryPlan:
+    """Divide the reserve of ``stage``; every stage of a pipeline gets as many blocks as the scarcest has room for.
 
-    Raises MemoryTooSmall unless one request of ``max_model_len`` tokens fits.
+    A block is the same tokens in every stage, so all must have it.  The result depends on nothing but the arguments,
+    which every stage has: nobody asks anybody.  Raises MemoryTooSmall, at every stage alike, unless one request of
+    ``max_model_len`` tokens fits.
     """
-    weights += packed_head_bytes(shape, dtype, device)
-    intermediates = peak_intermediate_bytes(shape, dtype, max_num_batched_tokens, max_num_seqs, device)
-    block = block_size * kv_bytes_per_token(shape, dtype)
+    plans = [_slices(room, worst, len(rooms)) for room in rooms]
     # one block is vLLM's null block: it is never handed to a request
-    needed_blocks = -(-max_model_len // block_size) + 1
-    blocks = (reserve - weights - intermediates) // block
-    if blocks < needed_blocks:
-        needed = weights + intermediates + needed_blocks * block
-        raise MemoryTooSmall(
-            f"the model needs {_mib(needed)} MiB ({_mib(weights)} weights, {_mib(intermediates)} intermediates, "
-            f"{_mib(needed_blocks * block)} for one request of {max_model_len} tokens) and the "
-            f"worker has {_mib(reserve)} MiB",
-            hint=f"set resources.gpu_memory_mb to at least {_mib(needed)}, or lower engine.max_model_len",
-        )  # fmt: skip
-    return MemoryPlan(reserve, weights, intermediates, blocks * block, (blocks - 1) * block_size)
+    needed = -(-worst.max_model_len // worst.block_size) + 1
+    scarcest = min(range(len(plans)), key=lambda i: plans[i][2])
+    if plans[scarcest][2] < needed:
+        raise _too_small(f"stage {scarcest} of " if len(rooms) > 1 else "", rooms[scarcest], worst,
+                         plans[scarcest], needed)  # fmt: skip
+    blocks, room = plans[scarcest][2], rooms[stage]
+    weights, intermediates, _ = plans[stage]
+    kv = blocks * _block_bytes(room.shape, worst)
+    return MemoryPlan(room.reserve, weights, intermediates, kv, (blocks - 1) * worst.block_size, blocks)
+
+
+def plan_memory(*, reserve: int, weights: int, shape: Geometry, **worst: Any) -> MemoryPlan:
+    """:func:`plan_stage` of a whole model; the other arguments are those of Worst."""
+    return plan_stage(0, (Room(reserve, weights, shape),), Worst(**worst))
+
+
+def _slices(room: Room, worst: Worst, n_stages: int) -> tuple[int, int, int]:
+    """(weights, intermediates, blocks)"""
+    shape, tokens = room.shape, worst.max_num_batched_tokens
+    weights = room.weights + packed_head_bytes(shape, worst.dtype, worst.device)
+    intermediates = peak_intermediate_bytes(shape, worst.dtype, tokens, worst.max_num_seqs, worst.device)
+    intermediates += relayed_bytes(shape, worst.dtype, tokens, n_stages)
+    return weights, intermediates, (room.reserve - weights - intermediates) // _block_bytes(shape, worst)
+
+
+def _block_bytes(shape: Geometry, worst: Worst) -> int:
+    return worst.block_size * kv_bytes_per_token(shape, worst.dtype)
+
+
+def _too_small(which: str, room: Room, worst: Worst, slices: tuple[int, int, int], blocks: int) -> MemoryTooSmall:
+    weights, intermediates, _ = slices
+    kv = blocks * _block_bytes(room.shape, worst)
+    needed = weights + intermediates + kv
+    return MemoryTooSmall(
+        f"{which}the model needs {_mib(needed)} MiB ({_mib(weights)} weights, {_mib(intermediates)} intermediates, "
+        f"{_mib(kv)} for one request of {worst.max_model_len} tokens) and the worker has {_mib(room.reserve)} MiB",
+        hint=f"set resources.gpu_memory_mb to at least {_mib(needed)}, or lower engine.max_model_len",
+    )  # fmt: skip
 
 
 def _mib(n_bytes: int) -> int:

@@ -115,8 +115,10 @@ class Rehearsal:
 
     MIN_LEFT_S = 0.8  # it takes 0.1–0.3 s, on a busy host more
 
-    def __init__(self, segment: Segment, finisher: Finisher, run: Callable[[], None]) -> None:
+    def __init__(self, segment: Segment, end: int, finisher: Finisher, run: Callable[[], None]) -> None:
+        """``end`` is where in the segment this stage's weights end."""
         self._segment = segment
+        self._end = end
         self._finisher = finisher
         self._run = run
         self._held = False
@@ -137,7 +139,7 @@ class Rehearsal:
         """Until the last byte, at the rate so far."""
         have = self._segment.wait(0, 0.0)
         arrived, elapsed = have - self._first, time.monotonic() - self._began
-        return (self._segment.n_bytes - have) * elapsed / arrived if arrived else 0.0
+        return max(0, self._end - have) * elapsed / arrived if arrived else 0.0
 
 
 def _spare_embeddings(model: torch.nn.Module, kinds: Kinds) -> list[tuple[Any, Any]]:

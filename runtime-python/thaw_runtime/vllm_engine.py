@@ -1,58 +1,67 @@
 """The engine protocol on vLLM: EngineCore in a thread of this process, without API server, tokenizer or profiling.
 
 One of the two files that import vLLM.  Everything a start can leave out is left out: no second process, no profiling
-run (the KV size is computed), no dummy weights, no compilation, no tokenizer.
+run (the KV size is computed), no dummy weights, no compilation, no tokenizer.  Of a pipeline (docs/pipeline.md), stage
+0 has the engine and the scheduler; the thread of any other stage does what comes down the chain.
 """
 
 from __future__ import annotations
 
+import os
 import threading
-import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from typing import Any
 
 import torch
-from vllm import SamplingParams
 from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.models import ModelRegistry
 from vllm.platforms import current_platform
+from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.request import Request
 
 from relay.messages import LlmInit
-from thaw.errors import ErrorInfo, InitFailed, MemoryTooSmall, ModelUnsupported, ThawError, WorkerLost
+from thaw.errors import ErrorInfo, InitFailed, MemoryTooSmall, ModelUnsupported, PlatformError, ThawError, WorkerLost
 from thaw.trace import Phase
-from thaw_runtime.engine import (
-    Emit,
-    EngineRequest,
-    EngineStarted,
-    Event,
-    Failed,
-    Finished,
-    Logprobs,
-    Sampling,
-    Segment,
-    Token,
-    Usage,
+from thaw_runtime.engine import Emit, EngineRequest, EngineStarted, Event, Failed, Finished, Sampling, Segment, Token
+from thaw_runtime.kv_memory import (
+    CPU,
+    GPU,
+    MemoryPlan,
+    Room,
+    Worst,
+    geometry,
+    held_bytes,
+    layer_count,
+    plan_stage,
 )
-from thaw_runtime.kv_memory import CPU, GPU, MemoryPlan, geometry, layer_count, plan_memory
+from thaw_runtime.open_request import OpenRequest
+from thaw_runtime.pipeline_link import StageLink, open_transport
 from thaw_runtime.sidecars import materialised, model_config
+from thaw_runtime.stage_parts import StagePart
 from thaw_runtime.start_trace import StartTrace
 from thaw_runtime.vllm_loader import (
     CPU_WORKER,
+    GPU_WORKER,
     LOAD_FORMAT,
-    Continuation,
+    REHEARSED_TOKENS,
+    FollowerExecutor,
+    RelayExecutor,
     SegmentExecutor,
+    StageExecutor,
     give_back_freed,
     load_postponed,
+    sampling_params,
     starting_from,
 )
 
 MAX_BATCHED_TOKENS = 2048  # vLLM's own default for a server on a CPU
-REHEARSED_TOKENS = 64  # the length of a short prompt: kernels are made for the number of rows they see
+PIPELINED_BATCHED_TOKENS = 512
+"""Of a batch that travels: a prompt of 2,048 tokens is four batches, of which the stages compute four at once."""
+_STOPPED = ErrorInfo(WorkerLost.__name__, "the engine was stopped")
 ALLOWED_ARGS = frozenset({"block_size", "max_num_batched_tokens", "max_num_seqs", "enable_prefix_caching",
                           "enable_chunked_prefill", "seed", "quantization", "kv_cache_dtype",
                           "hf_overrides"})  # fmt: skip
@@ -69,10 +78,12 @@ class VllmEngine:
         self._emit = emit
         self._changed = threading.Condition()
         self._inbox: list[EngineRequest | str] = []  # a str aborts that request
-        self._open: dict[str, _OpenRequest] = {}
+        self._open: dict[str, OpenRequest] = {}
         self._stopping = False
         self._dead: ErrorInfo | None = None
+        self._broken: ErrorInfo | None = None  # the pipeline
         self._core: Any = None
+        self._link: StageLink | None = None
         self._memory: MemoryPlan | None = None
 
     # ── the protocol ──
@@ -93,7 +104,7 @@ class VllmEngine:
         with self._changed:
             dead = self._dead
             if dead is None:
-                self._open[request.request_id] = _OpenRequest(request)
+                self._open[request.request_id] = OpenRequest(request)
                 self._inbox.append(request)
                 self._changed.notify_all()
         if dead is not None:
@@ -120,6 +131,8 @@ class VllmEngine:
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
+        if self._link is not None:
+            self._link.end(_STOPPED)
 
     def join(self) -> None:
         self._thread.join()
@@ -134,40 +147,67 @@ class VllmEngine:
         except Exception as e:  # noqa: BLE001  the edge to vLLM: whatever it raises becomes an error of ours
             traceback.print_exc()
             outcome.append(_translate(e))
+        started = isinstance(outcome[0], EngineStarted)
+        if not started and self._link is not None:
+            self._link.end(outcome[0].info())
         ready.set()
-        if isinstance(outcome[0], EngineStarted):
+        if started:
             give_back_freed()
-            self._loop()
+            self._work(self._follow if init.stage else self._lead)
 
-    def _loop(self) -> None:
-        error = ErrorInfo(WorkerLost.__name__, "the engine was stopped")
+    def _work(self, work: Callable[[], None]) -> None:
+        """Until it is stopped or breaks.  What is open then fails, and the other stages are told."""
+        error = _STOPPED
         try:
-            while self._take_inbox():
-                self._step()
+            work()
+        except ThawError as e:
+            error = ErrorInfo(WorkerLost.__name__, e.message, e.hint)
         except Exception as e:  # noqa: BLE001  a broken step loop must fail its requests, not hang them
             traceback.print_exc()
             error = ErrorInfo(WorkerLost.__name__, f"the engine failed: {type(e).__name__}: {e}")
         with self._changed:
-            self._dead = error
+            self._dead = error = _STOPPED if self._stopping else error
             lost = tuple(self._open)
             self._open.clear()
             self._changed.notify_all()
         self._emit([(request_id, Failed(error)) for request_id in lost])
+        if self._link is not None:
+            self._link.end(error)
+
+    def _lead(self) -> None:
+        while self._take_inbox():
+            self._step()
+
+    def _follow(self) -> None:
+        while True:
+            self._core.model_executor.follow()
+
+    def _break(self, error: ErrorInfo) -> None:
+        """The link's thread: wake the engine's, which may be waiting for requests."""
+        with self._changed:
+            self._broken = error
+            self._changed.notify_all()
 
     def _take_inbox(self) -> bool:
         """Sleep until there is work, hand new requests and aborts to vLLM.  False: stop."""
         with self._changed:
-            while not (self._inbox or self._stopping or self._core.scheduler.has_requests()):
+            while not (self._inbox or self._stopping or self._broken or self._busy()):
                 self._changed.wait()
             inbox, self._inbox = self._inbox, []
             if self._stopping:
                 return False
+            if self._broken:
+                raise WorkerLost(self._broken.message, hint=self._broken.hint)
         for item in inbox:
             if isinstance(item, str):
                 self._abort(item)
             else:
                 self._add(item)
         return True
+
+    def _busy(self) -> bool:
+        """Requests to compute, or batches still in the pipeline."""
+        return bool(self._core.scheduler.has_requests() or self._core.batch_queue)
 
     def _add(self, request: EngineRequest) -> None:
         """A request vLLM refuses fails alone."""
@@ -176,13 +216,12 @@ class VllmEngine:
                 Request(
                     request_id=request.request_id,
                     prompt_token_ids=[*request.prompt_token_ids, *request.output_so_far],
-                    sampling_params=_sampling_params(request),
+                    sampling_params=sampling_params(request),
                     pooling_params=None,
                     block_hasher=self._core.request_block_hasher,
                 )
             )
-            if request.output_so_far:
-                self._core.model_executor.continuations[request.request_id] = Continuation(list(request.output_so_far))
+            self._core.model_executor.begin(request)
         except (ValueError, TypeError) as e:
             self._end([(request.request_id, Failed(ErrorInfo("BadRequest", str(e))))])
 
@@ -209,7 +248,7 @@ class VllmEngine:
             for request_id, event in events:
                 if not isinstance(event, Token):
                     self._open.pop(request_id, None)
-                    self._core.model_executor.continuations.pop(request_id, None)
+                    self._core.model_executor.forget(request_id)
             if not self._open:
                 self._changed.notify_all()
         self._emit(events)
@@ -219,17 +258,27 @@ class VllmEngine:
     def _start(self, init: LlmInit, segment: Segment) -> EngineStarted:
         trace = StartTrace(group_id=init.group_id, stage=init.stage, host=init.host)
         torch.set_num_threads(max(1, init.n_threads))
-        with starting_from(segment, trace):
+        part = StagePart.of(init)
+        if not part.whole:
+            self._link = StageLink(open_transport(init), init.stage, init.n_stages)
+            self._link.when_lost(self._break)
+        if not part.first:
+            self._dead = ErrorInfo(PlatformError.__name__, f"stage {init.stage} of a pipeline takes no requests")
+        with starting_from(segment, trace, part, self._link):
             with ExitStack() as stack:
                 with trace.phase(Phase.CONTEXT_BEGIN):
                     directory = stack.enter_context(materialised(segment))  # nothing reads it once the engine stands
-                    config = self._engine_config(init, segment, str(directory))
-                    self._memory = _memory_plan(init, segment, config)
+                    config = _engine_config(init, segment, part, str(directory))
+                    self._memory = _memory_plan(init, segment, part, config)
                     config.cache_config.kv_cache_memory_bytes = self._memory.kv
-                self._core = EngineCore(config, SegmentExecutor, log_stats=False)
+                    if not part.whole:  # exactly as many as the other stages
+                        config.cache_config.num_gpu_blocks_override = self._memory.kv_blocks
+                self._core = _core(part)(config, _executor(part), log_stats=False)
             trace.mark(Phase.KV_END, n_bytes=self._memory.kv)
-            load_postponed(self._rehearse)
+            load_postponed(self._rehearse if part.whole else self._core.model_executor.rehearse)
         trace.mark(Phase.ENGINE_END)
+        if self._link is not None:
+            self._link.check()
         return EngineStarted(trace.events, self.memory(), config.model_config.max_model_len)
 
     def _rehearse(self) -> None:
@@ -241,73 +290,94 @@ class VllmEngine:
             self._core.step_fn()
         self._core.reset_prefix_cache()
 
-    def _engine_config(self, init: LlmInit, segment: Segment, directory: str) -> Any:
-        _register_architecture(model_config(segment))
-        engine = init.config.engine
-        unknown = sorted(set(engine.args) - ALLOWED_ARGS)
-        if unknown:
-            raise InitFailed(f"engine.args.{unknown[0]} cannot be set here",
-                             hint=f"allowed: {', '.join(sorted(ALLOWED_ARGS))}")  # fmt: skip
-        seqs = init.config.scaling.max_batch
-        args: dict[str, Any] = {
-            "max_num_seqs": seqs,
-            "max_num_batched_tokens": max(seqs, min(MAX_BATCHED_TOKENS, seqs * engine.max_model_len)),
-            **engine.args,
-        }
-        cpu = {"worker_cls": CPU_WORKER} if current_platform.is_cpu() else {}
-        return EngineArgs(
-            model=directory, load_format=LOAD_FORMAT, skip_tokenizer_init=True, dtype=engine.dtype,
-            max_model_len=engine.max_model_len, enforce_eager=True, trust_remote_code=False,
-            distributed_executor_backend="uni", kv_cache_memory_bytes=1, disable_log_stats=True, **cpu, **args,
-        ).create_engine_config()  # fmt: skip
+
+# ── one of several stages ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-class _OpenRequest:
-    """Numbers a request's tokens."""
+class FollowerCore(EngineCore):
+    """What EngineCore does to an executor before it makes its scheduler, which a follower has none of."""
 
-    def __init__(self, request: EngineRequest) -> None:
-        self._request = request
-        self._next = request.first_index
-        self.submitted = time.monotonic()
+    batch_queue = None
 
-    def usage(self) -> Usage:
-        return Usage(len(self._request.prompt_token_ids), self._next)
-
-    def events(self, output: Any) -> list[Event]:
-        events: list[Event] = []
-        for i, token_id in enumerate(output.new_token_ids):
-            events.append(Token(self._next, token_id, _logprobs(output.new_logprobs, i)))
-            self._next += 1
-        if output.finish_reason is not None:
-            reason = str(output.finish_reason)
-            if reason in ("stop", "length"):
-                events.append(Finished(reason, self.usage()))
-            else:
-                events.append(Failed(ErrorInfo(WorkerLost.__name__, f"the engine ended the request: {reason}")))
-        return events
+    def __init__(self, config: Any, executor: type[SegmentExecutor], log_stats: bool) -> None:
+        self.vllm_config = config
+        self.model_executor = executor(config)
+        self._initialize_kv_caches(config)
 
 
-def _logprobs(lists: Any, i: int) -> Logprobs | None:
-    """vLLM puts the sampled token first, the top ones behind it."""
-    if lists is None:
-        return None
-    ids, values = lists.logprob_token_ids[i].tolist(), lists.logprobs[i].tolist()
-    return Logprobs(values[0], tuple(zip(ids[1:], values[1:], strict=True)))
+class StageScheduler(Scheduler):
+    """Divides the requests among the batches that are in the pipeline at once.
+
+    vLLM puts every request that is ready into the next batch, so those that came together stay together and all
+    stages but one are idle.  A batch gets no more than its share here, nor more than one stage samples at a time.
+    """
+
+    running: list[Any]
+    max_num_active_reqs: int
+
+    def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        everyone, most = self.running, self.max_num_active_reqs
+        n_open = min(len(everyone) + len(self.waiting), self.max_num_running_reqs)
+        share = -(-n_open // self.vllm_config.parallel_config.pipeline_parallel_size)
+        ready = [r.request_id for r in everyone if r.num_tokens > r.num_computed_tokens]
+        held = set(ready[share:])
+        self.running = [r for r in everyone if r.request_id not in held]
+        self.max_num_active_reqs = min(most - len(held), len(self.running) + max(0, share - len(ready)))
+        try:
+            return super().schedule(*args, **kwargs)
+        finally:
+            self.max_num_active_reqs = most
+            before, left = {r.request_id for r in everyone}, {r.request_id for r in self.running}
+            kept = [r for r in everyone if r.request_id in held | left]
+            self.running = kept + [r for r in self.running if r.request_id not in before]
 
 
-def _sampling_params(request: EngineRequest) -> Any:
-    s: Sampling = request.sampling
-    greedy = s.temperature == 0
-    done = len(request.output_so_far)
-    return SamplingParams(
-        temperature=s.temperature, top_p=1.0 if greedy else s.top_p, top_k=0 if greedy else s.top_k,
-        min_p=0.0 if greedy else s.min_p, seed=None if greedy else request.seed,
-        presence_penalty=s.presence_penalty, frequency_penalty=s.frequency_penalty,
-        repetition_penalty=s.repetition_penalty, stop_token_ids=list(s.stop_token_ids),
-        max_tokens=s.max_tokens - done, min_tokens=max(0, s.min_tokens - done), logprobs=s.logprobs,
-        logit_bias=dict(s.logit_bias) or None,
-        detokenize=False, ignore_eos=True,  # the end-of-sequence tokens are among the stop tokens
-    )  # fmt: skip
+def _core(part: StagePart) -> type[EngineCore]:
+    return EngineCore if part.first else FollowerCore
+
+
+def _executor(part: StagePart) -> type[SegmentExecutor]:
+    if part.whole:
+        return SegmentExecutor
+    return RelayExecutor if part.first else FollowerExecutor
+
+
+# ── configuration ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _engine_config(init: LlmInit, segment: Segment, part: StagePart, directory: str) -> Any:
+    _register_architecture(model_config(segment))
+    engine = init.config.engine
+    unknown = sorted(set(engine.args) - ALLOWED_ARGS)
+    if unknown:
+        raise InitFailed(f"engine.args.{unknown[0]} cannot be set here",
+                         hint=f"allowed: {', '.join(sorted(ALLOWED_ARGS))}")  # fmt: skip
+    seqs = init.config.scaling.max_batch
+    most = MAX_BATCHED_TOKENS if part.whole else PIPELINED_BATCHED_TOKENS
+    args: dict[str, Any] = {
+        "max_num_seqs": seqs,
+        "max_num_batched_tokens": max(seqs, min(most, seqs * engine.max_model_len)),
+        **engine.args,
+    }
+    if not part.whole:
+        args |= _stage_args(part, args["max_num_seqs"])
+    return EngineArgs(
+        model=directory, load_format=LOAD_FORMAT, skip_tokenizer_init=True, dtype=engine.dtype,
+        max_model_len=engine.max_model_len, enforce_eager=True, trust_remote_code=False,
+        kv_cache_memory_bytes=1, disable_log_stats=True,
+        worker_cls=CPU_WORKER if current_platform.is_cpu() else GPU_WORKER,
+        **{"distributed_executor_backend": "uni"} | args,
+    ).create_engine_config()  # fmt: skip
+
+
+def _stage_args(part: StagePart, batch: int) -> dict[str, Any]:
+    """A group takes as many requests as its stages have batches in flight, each of ``batch``."""
+    os.environ["VLLM_PP_LAYER_PARTITION"] = ",".join(map(str, part.layer_counts))
+    os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"  # the second runner sends tokens between stages by NCCL
+    return {
+        "pipeline_parallel_size": part.n_stages, "distributed_executor_backend": StageExecutor,
+        "scheduler_cls": StageScheduler, "async_scheduling": False, "max_num_seqs": part.n_stages * batch,
+    }  # fmt: skip
 
 
 def preload(architectures: Sequence[str]) -> None:
@@ -331,22 +401,24 @@ def _register_architecture(config: Mapping[str, Any]) -> None:
         ModelRegistry.register_model(name, ModelRegistry.models[name].load_model_cls())
 
 
-def _memory_plan(init: LlmInit, segment: Segment, config: Any) -> MemoryPlan:
+def _memory_plan(init: LlmInit, segment: Segment, part: StagePart, config: Any) -> MemoryPlan:
     plain = model_config(segment)
-    dtype = str(config.model_config.dtype).removeprefix("torch.")
-    first, end = init.layers
-    layers = end - first if end > first else layer_count(plain)
-    return plan_memory(
-        reserve=init.reserve_bytes,
-        weights=_weight_bytes(segment, config.model_config.dtype),
-        shape=geometry(plain, layers, last_stage=init.stage == init.n_stages - 1),
-        dtype=dtype,
+    worst = Worst(
+        dtype=str(config.model_config.dtype).removeprefix("torch."),
         max_num_batched_tokens=config.scheduler_config.max_num_batched_tokens,
-        max_num_seqs=config.scheduler_config.max_num_seqs,
+        max_num_seqs=-(-config.scheduler_config.max_num_seqs // part.n_stages),
         max_model_len=config.model_config.max_model_len,
         block_size=config.cache_config.block_size,
         device=CPU if current_platform.is_cpu() else GPU,
     )
+    if part.whole:
+        weights = _weight_bytes(segment, config.model_config.dtype)
+        rooms = [Room(init.reserve_bytes, weights, geometry(plain, layer_count(plain)))]
+    else:
+        rooms = [Room(s.reserve_bytes, held_bytes(s.weight_bytes, plain, worst.dtype),
+                      geometry(plain, n, last_stage=s is init.stages[-1]))
+                 for s, n in zip(init.stages, part.layer_counts, strict=True)]  # fmt: skip
+    return plan_stage(init.stage, rooms, worst)
 
 
 def _weight_bytes(segment: Segment, dtype: torch.dtype) -> int:

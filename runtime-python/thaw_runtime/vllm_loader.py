@@ -1,51 +1,74 @@
-"""vLLM takes its weights from a segment while they arrive, and its KV cache from memory nobody has touched yet.
+"""What vLLM makes by itself: the loader, the worker and the executor of one process, which may be one stage of several.
 
-One of the two files that import vLLM.  Extension points used: ``register_model_loader`` for the weights,
-``worker_cls`` for the KV allocation, an Executor subclass for what happens between forward pass and sampling.
+One of the two files that import vLLM.  Extension points used: ``register_model_loader`` for the weights that arrive in
+a segment, ``worker_cls`` for the KV allocation and for the stage's place, Executor subclasses for what happens between
+forward pass and sampling and between the stages.  docs/pipeline.md.
 """
 
 from __future__ import annotations
 
 import ctypes
-import math
-import mmap
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
-from torch.overrides import TorchFunctionMode
+from vllm import SamplingParams
+from vllm.distributed import parallel_state
 from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, UnquantizedEmbeddingMethod
 from vllm.model_executor.model_loader import register_model_loader
 from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 from vllm.model_executor.model_loader.utils import process_weights_after_loading
+from vllm.model_executor.models.utils import PPMissingLayer
 from vllm.platforms import current_platform
 from vllm.utils.torch_utils import set_default_torch_dtype
+from vllm.v1.core.kv_cache_utils import KVCacheBlockCopy
+from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
+from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
+from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, LogprobsLists, ModelRunnerOutput
 from vllm.v1.worker.cpu_worker import CPUWorker
+from vllm.v1.worker.gpu_worker import Worker
 
-from thaw.errors import ModelCorrupt, ModelUnsupported
+from thaw.checkpoint import layer_of
+from thaw.errors import ModelCorrupt
 from thaw.model import TensorInfo
 from thaw.trace import Phase
-from thaw_runtime.engine import ARRIVAL_DEADLINE_S, Segment
+from thaw_runtime.continuation import Continuations
+from thaw_runtime.engine import EngineRequest, Sampling, Segment
+from thaw_runtime.lazy_zeros import ZeroOnDemand
 from thaw_runtime.packing import Finisher, Kinds, Rehearsal
+from thaw_runtime.pipeline_link import StageLink
+from thaw_runtime.pipeline_stage import (
+    Pending,
+    StageGroup,
+    Tensors,
+    batch_of,
+    bounds_of,
+    from_host,
+    known_to,
+    rehearsal,
+    sampled_of,
+    step_of,
+    wanted_by,
+)
+from thaw_runtime.pipeline_wire import Sampled, Step, check_batch
+from thaw_runtime.stage_parts import StagePart
 from thaw_runtime.start_trace import StartTrace
+from thaw_runtime.weights import arriving_tensors
 
 LOAD_FORMAT = "thaw_segment"
-_Tensors = Iterator[tuple[str, torch.Tensor]]
+REHEARSED_TOKENS = 64  # the length of a short prompt: kernels are made for the number of rows they see
 _KINDS = Kinds(UnquantizedLinearMethod, UnquantizedEmbeddingMethod, ParallelLMHead, set_default_torch_dtype)
 CPU_WORKER = "thaw_runtime.vllm_loader.LazyKvCpuWorker"
-
-_DTYPES: Mapping[str, torch.dtype] = {
-    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
-    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8,
-    "BOOL": torch.bool, "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
-}  # fmt: skip
+GPU_WORKER = "thaw_runtime.vllm_loader.StageGpuWorker"
 
 
 @dataclass(slots=True)
@@ -54,17 +77,27 @@ class _Start:
 
     segment: Segment
     trace: StartTrace
+    part: StagePart
+    link: StageLink | None
+    tensors: tuple[TensorInfo, ...]
     load: Callable[[Callable[[], None]], None] | None = None  # set by a loader that left the weights for later
+
+    def arriving(
+        self, waited: list[float], finisher: Finisher | None, rehearsal: Rehearsal | None
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """Raises WorkerLost when the pipeline breaks before all have come."""
+        check = self.link.check if self.link is not None else lambda: None
+        return arriving_tensors(self.segment, self.tensors, check, waited, finisher, rehearsal)
 
 
 _current: _Start | None = None
 
 
 @contextmanager
-def starting_from(segment: Segment, trace: StartTrace) -> Iterator[None]:
-    """While the block runs, the loader reads ``segment`` and writes its phases to ``trace``."""
+def starting_from(segment: Segment, trace: StartTrace, part: StagePart, link: StageLink | None) -> Iterator[None]:
+    """While the block runs, the loader reads ``part`` of ``segment`` and writes its phases to ``trace``."""
     global _current
-    _current = _Start(segment, trace)
+    _current = _Start(segment, trace, part, link, part.tensors(segment.offer.tensors))
     try:
         yield
     finally:
@@ -87,41 +120,6 @@ def load_postponed(rehearse: Callable[[], None]) -> None:
 # ── weights ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def arriving_tensors(
-    segment: Segment, waited: list[float], finisher: Finisher | None = None, rehearsal: Rehearsal | None = None
-) -> _Tensors:
-    """Every tensor of the segment in load order, each as soon as its last byte is below the watermark.
-
-    Views, not copies: valid while the segment is.  The seconds slept are added to ``waited[0]``.
-    """
-    for info in segment.offer.tensors:
-        offset = segment.locate(info.file, info.offset)
-        if rehearsal is not None:
-            rehearsal.hold_if_due()
-        began = time.perf_counter()
-        segment.wait(offset + info.n_bytes, ARRIVAL_DEADLINE_S)
-        waited[0] += time.perf_counter() - began
-        tensor = _as_tensor(info, segment.view(offset, info.n_bytes))
-        if finisher is not None:
-            finisher.handing_out(info.name, tensor)
-        yield info.name, tensor
-        del tensor  # ours must not be the reference that looks like a consumer's
-        if finisher is not None:
-            finisher.finish_complete()
-
-
-def _as_tensor(info: TensorInfo, view: memoryview) -> torch.Tensor:
-    if info.dtype not in _DTYPES:
-        raise ModelUnsupported(f"tensor {info.name} has dtype {info.dtype}, which the engine does not have")
-    dtype = _DTYPES[info.dtype]
-    count = math.prod(info.shape)
-    if count * dtype.itemsize != info.n_bytes:
-        raise ModelCorrupt(f"tensor {info.name}: shape {list(info.shape)} of {info.dtype} is not {info.n_bytes} bytes")
-    if count == 0:
-        return torch.empty(info.shape, dtype=dtype)
-    return torch.frombuffer(view, dtype=dtype).view(info.shape)
-
-
 @register_model_loader(LOAD_FORMAT)
 class SegmentLoader(BaseModelLoader):
     """Copies (and fuses) each tensor into the model's parameters while the next ones arrive.
@@ -137,6 +135,7 @@ class SegmentLoader(BaseModelLoader):
     def create_model(self, vllm_config: Any, model_config: Any, prefix: str = "") -> torch.nn.Module:
         with _start().trace.phase(Phase.MODEL_BEGIN):
             model: torch.nn.Module = super().create_model(vllm_config, model_config, prefix)
+            _drop_foreign_modules(model)
             return model
 
     def load_weights(self, model: torch.nn.Module, model_config: Any) -> None:
@@ -153,13 +152,24 @@ class SegmentLoader(BaseModelLoader):
 
 
 def _load_layer_by_layer(model: torch.nn.Module, model_config: Any, rehearse: Callable[[], None]) -> None:
-    segment = _start().segment
-    finisher = Finisher(model, [t.name for t in segment.offer.tensors], _KINDS)
+    start = _start()
+    finisher = Finisher(model, [t.name for t in start.tensors], _KINDS)
+    end = max((start.segment.locate(t.file, t.offset) + t.n_bytes for t in start.tensors), default=0)
     device = torch.device("cpu")
     with set_default_torch_dtype(model_config.dtype), device:
-        _take_weights(model, model_config, finisher, Rehearsal(segment, finisher, rehearse))
+        _take_weights(model, model_config, finisher, Rehearsal(start.segment, end, finisher, rehearse))
         process_weights_after_loading(model, model_config, device)
     finisher.restore()
+
+
+def _drop_foreign_modules(model: torch.nn.Module) -> None:
+    """Some families build embedding, head and final norm in every stage; what this stage never calls holds memory."""
+    start = _start()
+    for path, module in list(model.named_modules()):
+        outer = layer_of(path + ".") is None and next(module.parameters(recurse=False), None) is not None
+        if outer and not start.part.needs_module(path, start.tensors):
+            parent, _, name = path.rpartition(".")
+            setattr(model.get_submodule(parent), name, PPMissingLayer())
 
 
 def give_back_freed() -> None:
@@ -181,8 +191,8 @@ def _take_weights(
         # the views are read-only on purpose; nothing writes through them
         warnings.filterwarnings("ignore", message="The given buffer is not writable")
         cpu, parameters = time.thread_time(), {name for name, _ in model.named_parameters()}
-        loaded = model.load_weights(arriving_tensors(start.segment, waited, finisher, rehearsal))
-        notes.n_bytes = sum(t.n_bytes for t in start.segment.offer.tensors)
+        loaded = model.load_weights(start.arriving(waited, finisher, rehearsal))
+        notes.n_bytes = sum(t.n_bytes for t in start.tensors)
         notes.attrs |= {"wait_s": round(waited[0], 4), "cpu_s": round(time.thread_time() - cpu, 4),
                         "waits_for": "fetch"}  # fmt: skip
         if rehearsal is not None:
@@ -192,7 +202,7 @@ def _take_weights(
 
 
 def _check_complete(parameters: set[str], model_config: Any, loaded: set[str] | None) -> None:
-    """A parameter no tensor filled would hold whatever its memory held before."""
+    """A parameter no tensor filled would hold whatever its memory held before.  ``parameters`` are this stage's."""
     if loaded is None or model_config.quantization is not None:
         return
     missing = sorted(parameters - loaded)
@@ -200,98 +210,221 @@ def _check_complete(parameters: set[str], model_config: Any, loaded: set[str] | 
         raise ModelCorrupt(f"the checkpoint lacks {len(missing)} of the model's tensors, first {missing[0]}")
 
 
-# ── KV cache ──────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── worker ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-class _ZeroOnDemand(TorchFunctionMode):
-    """torch.zeros as a private anonymous mapping: the kernel zeroes a page when it is first touched.
+class _StageWorker:
+    """A process is a torch.distributed world of its own; only the pipeline group says that there are others."""
 
-    A 1 GiB cache cost 0.8 s of page faults at the start, nearly all for blocks that a short conversation never uses.
-    """
+    def init_device(self: Any) -> None:
+        part = _start().part
+        if not part.whole:
+            # before the worker does, which would wait for the others; it finds everything initialised
+            parallel_state.init_distributed_environment(
+                1, 0, self.distributed_init_method, self.local_rank, current_platform.dist_backend
+            )
+            parallel_state.ensure_model_parallel_initialized(1, 1, 1, 1)
+            parallel_state._PP = StageGroup(part.stage, part.n_stages)
+        super().init_device()  # type: ignore[misc]
 
-    MIN_BYTES = 1 << 20
+    def get_kv_cache_spec(self: Any) -> dict[str, Any]:
+        """Sliding layers keep whole contexts in a pipeline: a stage cannot know whether another has full attention,
+        and blocks are the same tokens in all."""
+        specs: dict[str, Any] = super().get_kv_cache_spec()  # type: ignore[misc]
+        if _start().part.whole:
+            return specs
+        return {name: _full(spec) if isinstance(spec, SlidingWindowSpec) else spec for name, spec in specs.items()}
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        plain = len(args) == 1 and isinstance(args[0], int) and kwargs.get("dtype") is torch.int8
-        if func is torch.zeros and plain and args[0] >= self.MIN_BYTES:
-            return torch.frombuffer(mmap.mmap(-1, args[0], mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), dtype=torch.int8)
-        return func(*args, **kwargs)
+
+def _full(spec: Any) -> Any:
+    names = {f.name for f in fields(FullAttentionSpec)} & {f.name for f in fields(spec)}
+    return FullAttentionSpec(**{name: getattr(spec, name) for name in names})
 
 
-class LazyKvCpuWorker(CPUWorker):
+class LazyKvCpuWorker(_StageWorker, CPUWorker):
     """vLLM's CPU worker; its KV cache is allocated without being touched."""
 
     def _maybe_get_memory_pool_context(self, tag: str) -> AbstractContextManager[Any]:
-        return _ZeroOnDemand() if tag == "kv_cache" else nullcontext()
+        return ZeroOnDemand() if tag == "kv_cache" else nullcontext()
 
 
-# ── between forward pass and sampling ─────────────────────────────────────────────────────────────────────────────
+class StageGpuWorker(_StageWorker, Worker):
+    """vLLM's GPU worker."""
 
 
-@dataclass(slots=True)
-class Continuation:
-    """A request whose prompt ends with tokens it generated elsewhere."""
-
-    output_so_far: list[int]
-    rewound: bool = False  # its generator stands where the uninterrupted run's would
+# ── executors ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 class SegmentExecutor(UniProcExecutor):
     """The in-process executor, with traced phases, and continued requests that sample as if never interrupted."""
 
     def _init_executor(self) -> None:
-        self.continuations: dict[str, Continuation] = {}
+        self.continuations = Continuations()
         super()._init_executor()
         _start().trace.mark(Phase.KV_BEGIN)  # the engine marks its end, when the scheduler over it stands
 
+    @property
+    def runner(self) -> Any:
+        return self.driver_worker.worker.model_runner
+
+    def begin(self, request: EngineRequest) -> None:
+        self.continuations.begin(request.request_id, request.output_so_far)
+
+    def forget(self, request_id: str) -> None:
+        self.continuations.forget(request_id)
+
     def sample_tokens(self, grammar_output: Any, non_block: bool = False) -> Any:
-        runner = self.driver_worker.worker.model_runner
-        batch = getattr(runner, "input_batch", None)
-        if batch is not None and hasattr(batch, "generators"):
-            self._keep_discarded_draws(runner, batch)
-            for request_id, continuation in self.continuations.items():
-                row = batch.req_id_to_index.get(request_id)
-                if row is not None:
-                    self._continue(batch, row, continuation, runner.requests[request_id].output_token_ids)
+        self.continuations.before_sampling(self.runner)
         return super().sample_tokens(grammar_output, non_block)
 
-    def _continue(self, batch: Any, row: int, continuation: Continuation, generated_here: list[int]) -> None:
-        generator = batch.generators.get(row)
-        if generator is not None and not continuation.rewound:
-            for _ in continuation.output_so_far:  # one draw a token: vLLM's sampler on the CPU
-                torch.randint(0, 2**31, (1,), generator=generator)
-        continuation.rewound = True
-        penalised = batch.sampling_metadata.output_token_ids
-        if penalised:  # penalties look at the whole output, not only at what was generated here
-            penalised[row] = [*continuation.output_so_far, *generated_here]
 
-    @staticmethod
-    def _keep_discarded_draws(runner: Any, batch: Any) -> None:
-        """A prompt's non-final chunk samples too and vLLM rewinds the generator, by a call CPU generators lack."""
-        for row in runner.discard_request_mask.np[: batch.num_reqs].nonzero()[0]:
-            generator = batch.generators.get(int(row))
-            if generator is not None and not isinstance(generator, _Rewindable):
-                batch.generators[int(row)] = generator = _Rewindable.of(generator)
-                runner.requests[batch.req_ids[int(row)]].generator = generator
-            if generator is not None:
-                generator.mark()
+class StageExecutor(SegmentExecutor):
+    """One stage of several: computes its layers of a batch, and takes and hands on what is between them."""
+
+    supports_pp = True
+
+    def _init_executor(self) -> None:
+        super()._init_executor()
+        self.link: Any = _start().link
+        self.group = parallel_state.get_pp_group()
+        runner = self.runner
+        if not self.group.is_first_rank:  # vLLM allocates it while profiling only
+            runner.intermediate_tensors = runner.model.make_empty_intermediate_tensors(
+                batch_size=runner.max_num_tokens, dtype=runner.dtype, device=runner.device
+            )
+
+    def compute(self, output: SchedulerOutput, received: Tensors) -> Tensors:
+        """This stage's part of a batch; what the next stage needs, empty after the last stage and without tokens."""
+        self.group.received, self.group.computed = received, {}
+        self.collective_rpc("execute_model", args=(output,), single_value=True)
+        return self.group.computed
+
+    def rehearse(self) -> None:
+        """A batch through this stage alone; see Rehearsal."""
+        runner, config = self.runner, self.vllm_config
+        room = min(config.model_config.max_model_len - 2, runner.max_num_tokens // 2)
+        n_groups = len(runner.kv_cache_config.kv_cache_groups)
+        for step in rehearsal(min(REHEARSED_TOKENS, room), config.cache_config.block_size, n_groups):
+            received = {name: torch.zeros(step.n_tokens, width, dtype=runner.dtype)
+                        for name, (_, width) in wanted_by(runner).items()}  # fmt: skip
+            self.compute(_scheduler_output(step), received)
+            if step.n_tokens and self.group.is_last_rank:
+                self.sample_tokens(None)
 
 
-class _Rewindable(torch.Generator):
-    """A CPU generator with the offset calls of a CUDA one: ``set_offset`` goes back to the last ``mark``."""
+class RelayExecutor(StageExecutor):
+    """Stage 0: vLLM's engine sits above it and the other stages are behind the link."""
 
-    @classmethod
-    def of(cls, generator: torch.Generator) -> _Rewindable:
-        made = cls()
-        made.set_state(generator.get_state())
-        return made
+    def _init_executor(self) -> None:
+        super()._init_executor()
+        self._requests: dict[str, EngineRequest] = {}
+        self._pending = Pending()
+        self._number = 0
+        self._sampling: Future[Any] = Future()
+        self._vocab_size = self.model_config.get_vocab_size()
+        self.link.on_sampled = lambda sampled: self._pending.fulfil(sampled, self._vocab_size)
+        self.link.when_lost(self._pending.fail)
 
-    def mark(self) -> None:
-        self._marked = self.get_state()
+    def begin(self, request: EngineRequest) -> None:
+        self._requests[request.request_id] = request
 
-    def get_offset(self) -> int:
-        return 4  # what one draw costs on CUDA: vLLM subtracts it
+    def forget(self, request_id: str) -> None:
+        self._requests.pop(request_id, None)
 
-    def set_offset(self, offset: int) -> None:
-        self.set_state(self._marked)
+    def execute_model(self, scheduler_output: SchedulerOutput, non_block: bool = False) -> Any:
+        if not scheduler_output.total_num_scheduled_tokens and not scheduler_output.finished_req_ids:
+            return _done(EMPTY_MODEL_RUNNER_OUTPUT)  # the engine fills its queue: nobody else need know
+        self._number += 1
+        step = step_of(self._number, scheduler_output, self._requests)
+        batch = batch_of(step, self.compute(scheduler_output, {}))
+        if not step.n_tokens:
+            self.link.send_batch(batch)
+            return _done(EMPTY_MODEL_RUNNER_OUTPUT)
+        self._sampling = self._pending.open(step)
+        self.link.send_batch(batch)
+        return _done(None)
+
+    def sample_tokens(self, grammar_output: Any, non_block: bool = False) -> Any:
+        """The last stage does it: a future of what it will say of the batch just executed."""
+        return _Answer(self._sampling)
+
+
+class FollowerExecutor(StageExecutor):
+    """Any other stage: does what comes down the chain."""
+
+    def follow(self) -> None:
+        """One batch.  Raises ProtocolError for one that cannot be computed here, WorkerLost."""
+        batch, runner = self.link.next_batch(), self.runner
+        step = batch.step
+        check_batch(batch, bounds_of(runner), known_to(runner), wanted_by(runner))
+        for new in step.new:
+            self.begin(new.request)
+        computed = self.compute(_scheduler_output(step), from_host(batch.tensors))
+        for name in step.finished:
+            self.forget(name)
+        if not self.group.is_last_rank:
+            self.link.send_batch(batch_of(step, computed))
+        elif step.n_tokens:
+            self.link.send_sampled(sampled_of(step.number, self.sample_tokens(None)))
+
+
+class _Answer(Future[Any]):
+    """The last stage's answer in vLLM's words, made where it is waited for."""
+
+    def __init__(self, sampled: Future[Sampled]) -> None:
+        super().__init__()
+        self._sampled = sampled
+
+    def result(self, timeout: float | None = None) -> Any:
+        sampled = self._sampled.result(timeout)
+        logprobs = None
+        if sampled.logprobs is not None:
+            lists = sampled.logprobs
+            logprobs = LogprobsLists(np.array(lists.token_ids), np.array(lists.logprobs, np.float32),
+                                     np.array(lists.ranks))  # fmt: skip
+        names = list(sampled.request_ids)
+        return ModelRunnerOutput(names, {name: i for i, name in enumerate(names)}, list(map(list, sampled.token_ids)),
+                                 logprobs)  # fmt: skip
+
+
+def _done(value: Any) -> Future[Any]:
+    future: Future[Any] = Future()
+    future.set_result(value)
+    return future
+
+
+def _scheduler_output(step: Step) -> SchedulerOutput:
+    """What a scheduler of this stage's own would have said."""
+    output = SchedulerOutput.make_empty()
+    output.scheduled_new_reqs = [
+        NewRequestData(
+            n.request.request_id, [*n.request.prompt_token_ids, *n.request.output_so_far], [],
+            sampling_params(n.request), None, tuple(map(list, n.blocks)), n.computed, None,
+        )
+        for n in step.new
+    ]  # fmt: skip
+    output.scheduled_cached_reqs = CachedRequestData(
+        [k.request_id for k in step.known], {k.request_id for k in step.known if k.resumed},
+        [list(k.tokens) for k in step.known], {},
+        [None if k.blocks is None else tuple(map(list, k.blocks)) for k in step.known],
+        [k.computed for k in step.known], [k.n_output for k in step.known],
+    )  # fmt: skip
+    output.num_scheduled_tokens, output.total_num_scheduled_tokens = dict(step.scheduled), step.n_tokens
+    output.finished_req_ids = set(step.finished)
+    output.kv_cache_block_copies = [KVCacheBlockCopy(a, b) for a, b in step.copies] or None
+    return output
+
+
+def sampling_params(request: EngineRequest) -> SamplingParams:
+    s: Sampling = request.sampling
+    greedy = s.temperature == 0
+    done = len(request.output_so_far)
+    return SamplingParams(
+        temperature=s.temperature, top_p=1.0 if greedy else s.top_p, top_k=0 if greedy else s.top_k,
+        min_p=0.0 if greedy else s.min_p, seed=None if greedy else request.seed,
+        presence_penalty=s.presence_penalty, frequency_penalty=s.frequency_penalty,
+        repetition_penalty=s.repetition_penalty, stop_token_ids=list(s.stop_token_ids),
+        max_tokens=s.max_tokens - done, min_tokens=max(0, s.min_tokens - done), logprobs=s.logprobs,
+        logit_bias=dict(s.logit_bias) or None,
+        detokenize=False, ignore_eos=True,  # the end-of-sequence tokens are among the stop tokens
+    )  # fmt: skip

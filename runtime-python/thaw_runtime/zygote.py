@@ -3,6 +3,7 @@
 ``python -m thaw_runtime.zygote --socket PATH``.  Its socket carries control frames::
 
     invoker → zygote   Fork{instance_id, env, stdout, stderr, uid, netns}     zygote → invoker   Ready | Forked | Exited
+                       Spawn{socket, log, env, netns}                                            Spawned
 
 The zygote is single-threaded (a fork copies only the calling thread), has run no parallel tensor operation and touched
 no GPU, and holds no credential: what a container may know comes with its Fork.
@@ -24,7 +25,17 @@ from thaw import wire
 from thaw.errors import ProtocolError
 from thaw.logs import Log
 from thaw_runtime import engine_env
-from thaw_runtime.fork import Exited, Fork, Forked, ForkFailed, Ready, fork_container
+from thaw_runtime.fork import (
+    Exited,
+    Fork,
+    Forked,
+    ForkFailed,
+    Ready,
+    Spawn,
+    Spawned,
+    fork_container,
+    fork_zygote,
+)
 
 log = Log("zygote")
 
@@ -76,17 +87,22 @@ class Zygote:
     def _command(self, channel: Channel) -> bool:
         """Carry out one order.  False: the client has gone."""
         try:
-            order = wire.from_plain(Fork, channel.receive()[0])
+            order = _order(channel.receive()[0])
         except (ProtocolError, OSError) as e:
             log.event("client_gone", reason=str(e))
             return False
+        name = order.socket if isinstance(order, Spawn) else order.instance_id
         try:
-            pid = fork_container(order, self._in_child)
+            if isinstance(order, Spawn):
+                pid = fork_zygote(order, self._in_child, serve)
+                channel.send(Spawned("spawned", name, pid))
+            else:
+                pid = fork_container(order, self._in_child)
+                channel.send(Forked("forked", name, pid))
         except OSError as e:
-            channel.send(ForkFailed("fork_failed", order.instance_id, str(e)))
+            channel.send(ForkFailed("fork_failed", name, str(e)))
             return True
-        self._children[pid] = order.instance_id
-        channel.send(Forked("forked", order.instance_id, pid))
+        self._children[pid] = name
         return True
 
     def _in_child(self) -> None:
@@ -114,6 +130,18 @@ class Zygote:
                 pass  # its own closing is seen by the poll
 
 
+def _order(plain: Any) -> Fork | Spawn:
+    spawn = isinstance(plain, dict) and plain.get("op") == "spawn"
+    return wire.from_plain(Spawn, plain) if spawn else wire.from_plain(Fork, plain)
+
+
+def serve(path: str) -> None:
+    zygote = Zygote(path)
+    log.event("ready", pid=os.getpid(), socket=path)
+    sys.stderr.flush()
+    zygote.serve()
+
+
 def _exit(*_: object) -> None:
     os._exit(0)
 
@@ -122,16 +150,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Pre-imported engine that forks containers.")
     parser.add_argument("--socket", required=True, help="unix socket to listen on")
     args = parser.parse_args()
+    log.event("importing")
+    sys.stderr.flush()
     engine_env.prepare()
     from thaw_runtime.warm import warm_up
 
     warm_up()
-    zygote = Zygote(args.socket)
     gc.collect()
     gc.freeze()  # collections in the children then leave the shared pages alone
-    log.event("ready", pid=os.getpid(), socket=args.socket)
-    sys.stderr.flush()
-    zygote.serve()
+    serve(args.socket)
 
 
 if __name__ == "__main__":

@@ -61,6 +61,15 @@ def test_fetch_measures_fetchd_against_the_receiver() -> None:
     assert 0.05 < values["vs_receiver"] < 5
 
 
+def test_load_measures_fetchd_against_safetensors_and_says_what_is_missing() -> None:
+    plain = run("bench/load.py", "--quick", "-n", "1", "--mb", "32", timeout_s=120)
+    (goal,) = plain["goals"]
+    assert (goal["name"], goal["op"], goal["goal"]) == ("vs_safetensors", ">=", 1.2)
+    assert 0.05 < goal["value"] < 50
+    assert set(plain["gb_s"]) | set(plain["not_installed"]) == {"fetchd", "safetensors", "runai", "fastsafetensors"}
+    assert plain["segment_us_per_tensor"] > 0
+
+
 @pytest.mark.vllm
 @pytest.mark.full
 def test_a_start_held_up_for_two_seconds_before_fetching_misses_its_goals() -> None:

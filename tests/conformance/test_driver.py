@@ -6,19 +6,25 @@ import os
 import signal
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from invoker import proc
-from invoker.driver import Exit, Handle, Spec
+from invoker.driver import Driver, Exit, Handle, Spec
+from invoker.logs import last_lines
+from invoker.owned import OwnedContainers
 from invoker.process_driver import ProcessDriver
+from invoker.programs import PROGRAMS
 from invoker.shares import NoShares
 from relay.http_unix import UnixConnection
+from tests.docker.engine import DockerEngine, docker_engine
 from thaw.action import KIND_PYTHON
 from thaw.errors import PlatformError, WorkerLost
 from thaw.logs import Log
+
+__all__ = ["docker_engine"]
 
 WAIT_S = 20.0
 ROOT = Path(__file__).parents[2]
@@ -49,10 +55,20 @@ def run_dir() -> Iterator[Path]:
         yield Path(directory)
 
 
-@pytest.fixture(params=["process"])
-def driver(request: pytest.FixtureRequest, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ProcessDriver]:
+@pytest.fixture(params=["process", "docker"])
+def make(request: pytest.FixtureRequest, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Driver]:
+    """Makes a driver of the same owner each time."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(ROOT / "runtime-python")]))
-    made = _make(run_dir)
+    if request.param == "process":
+        return lambda: ProcessDriver(run_dir, NoShares(), 2, Log("test"))
+    engine: DockerEngine = request.getfixturevalue("docker_engine")
+    engine.build("python")
+    return lambda: engine.driver(run_dir)
+
+
+@pytest.fixture
+def driver(make: Callable[[], Driver]) -> Iterator[Driver]:
+    made = make()
     yield made
     for owned in made.list_owned():
         made.stop(owned.handle, deadline_s=1.0)
@@ -61,12 +77,8 @@ def driver(request: pytest.FixtureRequest, run_dir: Path, monkeypatch: pytest.Mo
     made.close()
 
 
-def _make(run_dir: Path) -> ProcessDriver:
-    return ProcessDriver(run_dir, NoShares(), 2, Log("test"))
-
-
 @pytest.fixture
-def exits(driver: ProcessDriver) -> Exits:
+def exits(driver: Driver) -> Exits:
     seen = Exits()
     driver.on_exit(seen.take)
     return seen
@@ -76,7 +88,7 @@ def spec(container_id: str = "one", **labels: str) -> Spec:
     return Spec(container_id, KIND_PYTHON, {}, labels)
 
 
-def up(driver: ProcessDriver, wanted: Spec) -> Handle:
+def up(driver: Driver, wanted: Spec) -> Handle:
     handle = driver.start(driver.create(wanted), wanted)
     driver.connect(handle, deadline_s=WAIT_S)
     return handle
@@ -91,17 +103,17 @@ def health(handle: Handle, deadline_s: float = WAIT_S) -> int:
         connection.close()
 
 
-def test_a_started_container_answers_on_its_socket(driver: ProcessDriver) -> None:
+def test_a_started_container_answers_on_its_socket(driver: Driver) -> None:
     assert health(up(driver, spec())) == 200
 
 
-def test_create_and_start_are_idempotent_by_container_id(driver: ProcessDriver) -> None:
+def test_create_and_start_are_idempotent_by_container_id(driver: Driver) -> None:
     first = up(driver, spec())
     assert driver.create(spec()) == first
     assert driver.start(first, spec()) == first
 
 
-def test_stop_and_remove_end_the_whole_tree_and_stop_is_idempotent(driver: ProcessDriver, exits: Exits) -> None:
+def test_stop_and_remove_end_the_whole_tree_and_stop_is_idempotent(driver: Driver, exits: Exits) -> None:
     handle = up(driver, spec())
     group = [int(p.name) for p in Path("/proc").iterdir() if p.name.isdigit() and _group(int(p.name)) == handle.pid]
     assert len(group) >= 2  # the proxy and its child
@@ -112,14 +124,14 @@ def test_stop_and_remove_end_the_whole_tree_and_stop_is_idempotent(driver: Proce
     assert [pid for pid in group if proc.start_ticks(pid) is not None] == []
 
 
-def test_stop_kills_what_does_not_listen(driver: ProcessDriver, exits: Exits) -> None:
+def test_stop_kills_what_does_not_listen(driver: Driver, exits: Exits) -> None:
     handle = up(driver, spec())
     os.kill(handle.pid, signal.SIGSTOP)
     driver.stop(handle, deadline_s=0.0)
     assert exits.wait("one").killed or exits.wait("one").status == 0
 
 
-def test_a_killed_container_is_reported_once_with_its_signal(driver: ProcessDriver, exits: Exits) -> None:
+def test_a_killed_container_is_reported_once_with_its_signal(driver: Driver, exits: Exits) -> None:
     handle = up(driver, spec())
     os.kill(handle.pid, signal.SIGKILL)
     assert exits.wait("one") == Exit("one", -9)
@@ -127,22 +139,22 @@ def test_a_killed_container_is_reported_once_with_its_signal(driver: ProcessDriv
     assert len(exits.seen) == 1
 
 
-def test_connect_ends_when_the_container_does(driver: ProcessDriver, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(driver_programs(), KIND_PYTHON, ("-c", "raise SystemExit(5)"))
+def test_connect_ends_when_the_container_does(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PROGRAMS, KIND_PYTHON, ("-c", "raise SystemExit(5)"))
     handle = driver.start(driver.create(spec()), spec())
     with pytest.raises(WorkerLost):
         driver.connect(handle, deadline_s=WAIT_S)
 
 
-def test_connect_keeps_its_deadline(driver: ProcessDriver, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(driver_programs(), KIND_PYTHON, ("-c", "import signal; signal.pause()"))
+def test_connect_keeps_its_deadline(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PROGRAMS, KIND_PYTHON, ("-c", "import signal; signal.pause()"))
     handle = driver.start(driver.create(spec()), spec())
     with pytest.raises(PlatformError, match="did not answer in time"):
         driver.connect(handle, deadline_s=0.2)
 
 
-def test_a_stop_wakes_a_connect(driver: ProcessDriver, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(driver_programs(), KIND_PYTHON, ("-c", "import signal; signal.pause()"))
+def test_a_stop_wakes_a_connect(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PROGRAMS, KIND_PYTHON, ("-c", "import signal; signal.pause()"))
     handle = driver.start(driver.create(spec()), spec())
     stopping = threading.Thread(target=driver.stop, args=(handle,), kwargs={"deadline_s": 1.0})
     stopping.start()
@@ -151,7 +163,7 @@ def test_a_stop_wakes_a_connect(driver: ProcessDriver, monkeypatch: pytest.Monke
     stopping.join(WAIT_S)
 
 
-def test_pause_and_unpause_hold_the_process(driver: ProcessDriver) -> None:
+def test_pause_and_unpause_hold_the_process(driver: Driver) -> None:
     handle = up(driver, spec())
     driver.pause(handle)
     with pytest.raises(TimeoutError):
@@ -160,8 +172,8 @@ def test_pause_and_unpause_hold_the_process(driver: ProcessDriver) -> None:
     assert health(handle) == 200
 
 
-def test_logs_go_on_at_their_cursor(driver: ProcessDriver, monkeypatch: pytest.MonkeyPatch, exits: Exits) -> None:
-    monkeypatch.setitem(driver_programs(), KIND_PYTHON, ("-c", "print('first'); print('second')"))
+def test_logs_go_on_at_their_cursor(driver: Driver, monkeypatch: pytest.MonkeyPatch, exits: Exits) -> None:
+    monkeypatch.setitem(PROGRAMS, KIND_PYTHON, ("-c", "print('first'); print('second')"))
     handle = driver.start(driver.create(spec()), spec())
     exits.wait("one")
     whole = driver.logs(handle, "stdout", 0)
@@ -170,14 +182,16 @@ def test_logs_go_on_at_their_cursor(driver: ProcessDriver, monkeypatch: pytest.M
     assert driver.logs(handle, "stdout", whole.cursor).data == b""
 
 
-def test_stats_count_memory(driver: ProcessDriver) -> None:
+def test_stats_count_memory(driver: Driver) -> None:
     assert driver.stats(up(driver, spec())).rss_bytes > 1 << 20
 
 
-def test_another_driver_finds_what_is_owned_and_adopts_it(driver: ProcessDriver, run_dir: Path, exits: Exits) -> None:
+def test_another_driver_finds_what_is_owned_and_adopts_it(
+    driver: Driver, make: Callable[[], Driver], exits: Exits
+) -> None:
     handle = up(driver, spec(role="instance"))
     driver.relabel(handle, {"role": "instance", "record": "r"})
-    second = _make(run_dir)
+    second = make()
     adopted = Exits()
     second.on_exit(adopted.take)
     (owned,) = second.list_owned()
@@ -192,32 +206,46 @@ def test_another_driver_finds_what_is_owned_and_adopts_it(driver: ProcessDriver,
     second.close()
 
 
-def test_a_pid_that_belongs_to_another_process_now_is_not_ours(driver: ProcessDriver) -> None:
+def test_a_pid_that_belongs_to_another_process_now_is_not_ours(driver: Driver) -> None:
     handle = up(driver, spec())
     stranger = Handle(handle.container_id, handle.kind, handle.directory, handle.pid, handle.start_ticks + 1)
     proc.signal_tree(stranger.pid, stranger.start_ticks, signal.SIGKILL)
     assert health(handle) == 200
 
 
-def test_a_crash_between_start_and_its_note_is_found_by_environment(driver: ProcessDriver) -> None:
+def test_a_crash_between_start_and_its_note_is_found_all_the_same(driver: Driver, run_dir: Path) -> None:
     handle = up(driver, spec())
-    driver._owned.write(Handle(handle.container_id, handle.kind, handle.directory), {})
+    OwnedContainers(run_dir).write(Handle(handle.container_id, handle.kind, handle.directory), {})
     (owned,) = driver.list_owned()
     assert owned.handle.pid == handle.pid
 
 
-def test_remove_takes_the_files_away(driver: ProcessDriver) -> None:
+def test_an_owned_container_that_nobody_adopts_can_be_ended(driver: Driver, make: Callable[[], Driver]) -> None:
+    handle = up(driver, spec())
+    second = make()
+    (owned,) = second.list_owned()
+    second.end(owned)
+    assert not proc.is_alive(handle.pid, handle.start_ticks)
+    assert second.list_owned() == ()
+    second.close()
+
+
+def test_what_a_container_printed_last_is_there_when_its_end_is_reported(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch, exits: Exits
+) -> None:
+    monkeypatch.setitem(PROGRAMS, KIND_PYTHON, ("-c", "raise SystemExit('the last words')"))
+    handle = driver.start(driver.create(spec()), spec())
+    assert exits.wait("one").status == 1
+    assert last_lines(handle) == "the last words"
+    assert not driver.more_logs(handle, (0, handle.stderr.stat().st_size), 0.0)
+
+
+def test_remove_takes_the_files_away(driver: Driver) -> None:
     handle = up(driver, spec())
     driver.stop(handle, deadline_s=WAIT_S)
     driver.remove(handle)
     assert not handle.directory.exists()
     assert driver.list_owned() == ()
-
-
-def driver_programs() -> dict[str, tuple[str, ...]]:
-    from invoker import process_driver
-
-    return process_driver.PROGRAMS
 
 
 def _group(pid: int) -> int:

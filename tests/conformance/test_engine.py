@@ -1,19 +1,24 @@
-"""One suite for every engine: the toy of the tests and vLLM with the real small model."""
+"""One suite for every engine: the toy of the tests and vLLM with the real small model, whole and in two stages."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from relay.messages import LlmInit
+from relay.messages import GroupCredential, GroupLink, LlmInit, StageShape
+from tests.conftest import ValkeyServer
 from tests.thaw_runtime.doorway import Doorway
 from tests.thaw_runtime.models import read_segment, real_model, write_tiny_model
+from tests.thaw_runtime.remote_engine import RemoteEngine
 from tests.toy_engine import ToyEngine
 from thaw.config import EngineConfig, LlmConfig, ModelConfig
 from thaw.errors import WorkerLost
-from thaw.ids import ActionName, GroupId, HostId
+from thaw.ids import ActionName, GroupId, HostId, random_hex_id
+from thaw.plan import TransportKind
 from thaw_runtime import engine_main
 from thaw_runtime.engine import Engine, EngineRequest, Event, Failed, Finished, Sampling, Token
 
@@ -70,25 +75,48 @@ def plan(reserve: int = 1 << 30, dtype: str = "float32") -> LlmInit:
     return LlmInit(ActionName("guest/chat"), GroupId("0" * 32), 0, 1, (0, 30), config, reserve, 1.0, 1, HostId("h1"))
 
 
-VLLM = pytest.param("vllm", marks=[pytest.mark.vllm, pytest.mark.filterwarnings("ignore")])  # the warnings are vLLM's
+def stage_plans(url: str) -> list[LlmInit]:
+    """Two stages over the relay at ``url``."""
+    layers = ((0, 15), (15, 30))
+    shapes = tuple(StageShape(part, 1 << 30, 1 << 20) for part in layers)
+    link = GroupLink(TransportKind.REDIS, url, GroupCredential("", ""))
+    whole = replace(plan(), group_id=GroupId(random_hex_id()), n_stages=2, link=link, stages=shapes)
+    return [replace(whole, stage=k, layers=part) for k, part in enumerate(layers)]
 
 
-@pytest.fixture(scope="module", params=["toy", VLLM])
-def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-    listener = Listener()
+def vllm(name: str) -> Any:
+    return pytest.param(name, marks=[pytest.mark.vllm, pytest.mark.filterwarnings("ignore")])  # the warnings are vLLM's
+
+
+@pytest.fixture(scope="module", params=["toy", "toy in two stages", vllm("vllm"), vllm("vllm in two stages")])
+def bench(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, _shared_valkey: ValkeyServer
+) -> Iterator[Bench]:
+    listener, url = Listener(), _shared_valkey.url
     directory = tmp_path_factory.mktemp("engine")
-    engine: Engine
-    if request.param == "toy":
-        engine, model = ToyEngine(listener.emit), write_tiny_model(directory / "model")
+    model = real_model() if request.param.startswith("vllm") else write_tiny_model(directory / "model")
+    plans = stage_plans(url) if request.param == "toy in two stages" else [plan()]
+    engines: list[Engine]
+    if request.param == "vllm":
+        engines = [engine_main.vllm()(listener.emit)]
+    elif request.param == "vllm in two stages":
+        engines = [RemoteEngine(listener.emit, url, model, 2, directory)]
     else:
-        engine, model = engine_main.vllm()(listener.emit), real_model()
+        engines = [ToyEngine(listener.emit) for _ in plans]
     door = Doorway(model, directory / "door")
-    client, segment = read_segment(door)
-    started = engine.start(plan(), segment)
-    assert started.max_model_len == 512
-    yield Bench(engine, listener)
-    engine.stop()
-    client.close()
+    clients = []
+    for engine, stage_plan in zip(engines, plans, strict=True):
+        client, segment = read_segment(door)
+        clients.append(client)
+        assert engine.start(stage_plan, segment).max_model_len == 512
+    yield Bench(engines[0], listener)
+    engines[0].stop()
+    for engine in engines:
+        engine.join()  # a follower ends with stage 0
+    if isinstance(engines[0], RemoteEngine):
+        assert engines[0].close() == 0
+    for client in clients:
+        client.close()
     door.close()
 
 

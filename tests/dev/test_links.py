@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from fetchd.marks import TOS_CS1
 from thaw.dev import links
 from thaw.dev.links import Links
 from thaw.errors import PlatformError
@@ -26,6 +27,61 @@ with socket.create_server((sys.argv[1], 0)) as server:
         n += len(data)
     connection.sendall(b"%d" % n)
 """
+
+SERVE = """
+import socket, sys, threading
+def serve(connection):
+    with connection:
+        if connection.recv(1) == b"e":
+            while data := connection.recv(100):
+                connection.sendall(data)
+        else:
+            try:
+                while True:
+                    connection.sendall(bytes(1 << 20))
+            except OSError:
+                pass
+with socket.create_server((sys.argv[1], 0)) as server:
+    print(server.getsockname()[1], flush=True)
+    while True:
+        threading.Thread(target=serve, args=(server.accept()[0],), daemon=True).start()
+"""
+PING = """
+import socket, statistics, sys, threading, time
+place, tos = (sys.argv[1], int(sys.argv[2])), int(sys.argv[3])
+full = threading.Event()
+def drain(sock):
+    n = 0
+    while data := sock.recv(1 << 20):
+        n += len(data)
+        if n > 4_000_000:
+            full.set()
+streams = []
+for _ in range(2):
+    streams.append(socket.socket())
+    streams[-1].setsockopt(socket.IPPROTO_IP, socket.IP_TOS, tos)
+    streams[-1].connect(place)
+    streams[-1].sendall(b"s")
+    threading.Thread(target=drain, args=(streams[-1],), daemon=True).start()
+assert full.wait(30)
+with socket.create_connection(place) as echo:
+    echo.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    echo.sendall(b"e")
+    times = []
+    for _ in range(30):
+        began = time.monotonic()
+        echo.sendall(b"x")
+        assert echo.recv(1) == b"x"
+        times.append(time.monotonic() - began)
+    print(statistics.median(times))
+"""
+
+
+def interface_without_ranks(made: Links) -> str:
+    """What fetchd finds on the way from host 0 to the hub."""
+    code = f"from fetchd.marks import unranked_interface; print(unranked_interface({made.hub_address!r}))"
+    command = links.inside(made.host(0), (sys.executable, "-c", code))
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout.strip()
 
 
 @pytest.fixture
@@ -50,6 +106,39 @@ def test_a_host_receives_no_faster_than_its_link(two_hosts: Links) -> None:
             assert int(sender.recv(100)) == n_bytes
         rate_mbit = n_bytes * 8 / 1e6 / (time.monotonic() - began)
     assert rate_mbit < 115  # an upper bound only: a slow machine cannot break it
+
+
+def test_inference_passes_a_fetch_that_fills_the_link(two_hosts: Links) -> None:
+    """Median round trip of a byte beside two streams that fill the link: marked as fetchd's, and not."""
+    assert two_hosts.ranks in ("prio", "htb")
+    assert interface_without_ranks(two_hosts) == "", "fetchd would pace itself for nothing"
+    serve = links.inside(two_hosts.hub, (sys.executable, "-c", SERVE, two_hosts.hub_address))
+    with subprocess.Popen(serve, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            place = (two_hosts.hub_address, server.stdout.readline().strip())
+            command = links.inside(two_hosts.host(0), (sys.executable, "-c", PING, *place))
+            seconds = {}
+            for tos in (TOS_CS1, 0):
+                done = subprocess.run([*command, str(tos)], capture_output=True, text=True, timeout=60)
+                assert done.returncode == 0, done.stderr
+                seconds[tos] = float(done.stdout)
+        finally:
+            server.kill()
+    assert seconds[TOS_CS1] < 0.75 * seconds[0], seconds
+
+
+def test_without_a_ranking_qdisc_the_link_is_shaped_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links, "_RANKS", {"none": (("qdisc", "replace", "parent", "1:1", "no-such-qdisc"),)})
+    made = links.create(f"tt{secrets.token_hex(3)}", 1, rate_mbit=100)
+    try:
+        assert made.ranks == ""
+        shown = subprocess.run(links.inside(made.host(0), ("tc", "qdisc", "show", "dev", "eth0")), capture_output=True,
+                               text=True, check=True).stdout  # fmt: skip
+        assert "tbf" in shown
+        assert interface_without_ranks(made) == "eth0", "fetchd would not leave inference any room"
+    finally:
+        links.destroy(made.prefix)
 
 
 def test_a_second_creation_under_the_same_name_is_refused_and_takes_nothing_down_that_runs(two_hosts: Links) -> None:

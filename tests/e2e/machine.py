@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -172,12 +172,16 @@ def listening() -> dict[str, int]:
     return ports
 
 
-def events(response: requests.Response) -> list[dict[str, Any]]:
-    """The JSON of every SSE data line, the last one's [DONE] checked."""
-    lines = [line for line in response.iter_lines() if line.startswith(b"data: ")]
+def events(response: requests.Response, after: Callable[[int], None] = lambda _: None) -> list[dict[str, Any]]:
+    """The JSON of every SSE data line, the last one's [DONE] checked.  ``after`` is told how many have come."""
+    lines: list[bytes] = []
+    for line in response.iter_lines():
+        if line.startswith(b"data: "):
+            lines.append(line)
+            after(len(lines))
     assert lines[-1] == b"data: [DONE]", lines[-1:]
     return [json.loads(line.removeprefix(b"data: ")) for line in lines[:-1]]
 
 
-def text_of(response: requests.Response) -> str:
-    return "".join(e["choices"][0]["delta"].get("content") or "" for e in events(response) if e["choices"])
+def text_of(response: requests.Response, after: Callable[[int], None] = lambda _: None) -> str:
+    return "".join(e["choices"][0]["delta"].get("content") or "" for e in events(response, after) if e["choices"])

@@ -19,6 +19,7 @@ class FakeFetchd(FetchClient):
         super().__init__(str(directory / "none"))
         self._directory = directory
         self.calls: list[str] = []
+        self.requests: list[FetchStart] = []
         self.open: set[str] = set()
         self.failure: ThawError | None = None
         self.ended = threading.Event()
@@ -29,6 +30,7 @@ class FakeFetchd(FetchClient):
 
     def start(self, request: FetchStart, *, deadline_s: float = 0) -> FetchStarted:
         self.calls.append("start")
+        self.requests.append(request)
         return FetchStarted("segment-1", 10, False)
 
     def wait(self, group_id: GroupId, stage: int, *, deadline_s: float) -> FetchDone:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from invoker import process_driver
+from invoker.programs import PROGRAMS
 from relay.messages import InspectModel, ModelInspected
 from tests.invoker import fake_llm
 from tests.invoker.fake_fetchd import FakeFetchd
@@ -71,7 +71,7 @@ class LlmHost(Host):
 
 @pytest.fixture
 def host(valkey_url: str, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LlmHost]:
-    monkeypatch.setitem(process_driver.PROGRAMS, KIND_LLM, (fake_llm.__file__,))  # type: ignore[arg-type]
+    monkeypatch.setitem(PROGRAMS, KIND_LLM, (fake_llm.__file__,))
     made = LlmHost(valkey_url, run_dir)
     made.fetchd = made.agent.fleet.fetch = FakeFetchd(run_dir)
     made.start()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +14,7 @@ import pytest
 from invoker import proc, zygote
 from invoker.exits import ExitWatch
 from invoker.zygote import Zygote
-from tests.invoker import fake_zygote
+from tests.invoker import bare_zygote, fake_zygote
 from tests.invoker.platform import until
 from thaw.errors import PlatformError
 from thaw.logs import Log
@@ -62,7 +64,10 @@ def test_one_that_dies_is_started_again(cell: Zygote, run_dir: Path) -> None:
     until(lambda: cell.ready and _pid(run_dir) != first)
 
 
-def test_who_waits_for_one_that_warms_up_goes_on_when_it_is_ready(run_dir: Path, exits: ExitWatch) -> None:
+def test_who_waits_for_one_that_warms_up_goes_on_when_it_is_ready(
+    run_dir: Path, exits: ExitWatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(zygote, "PROGRAM", [fake_zygote.__file__])
     cell = _make(run_dir, exits)
     cell.wait_warm(30.0)  # none is on its way: no wait
     assert not cell.ready
@@ -103,3 +108,31 @@ def test_the_next_invoker_may_not_want_it(cell: Zygote, run_dir: Path, exits: Ex
     cell.leave()
     _make(run_dir, exits).give_up()
     assert proc.start_ticks(first) is None
+
+
+def test_hosts_of_one_machine_fork_theirs_from_one_process(run_dir: Path, exits: ExitWatch) -> None:
+    common, made = str(run_dir / "common.s"), []
+    parent = subprocess.Popen([sys.executable, "-P", bare_zygote.__file__, common])
+    for name in ("a", "b"):
+        (run_dir / name).mkdir()
+        made.append(Zygote(run_dir / name, {"TMPDIR": str(run_dir / name)}, exits, Log("test"), common))
+    try:
+        for cell in made:
+            cell.want()
+        until(lambda: all(cell.ready for cell in made))
+        pids = [_pid(run_dir / name) for name in ("a", "b")]
+        assert [_parent(pid) for pid in pids] == [parent.pid] * 2
+        assert [os.getsid(pid) for pid in pids] == pids
+        parent.kill()
+        parent.wait(10)
+        assert all(cell.ready for cell in made), "theirs go on without it"
+        assert [proc.start_ticks(pid) is not None for pid in pids] == [True, True]
+    finally:
+        parent.kill()
+        for cell in made:
+            cell.give_up()
+        parent.wait(10)
+
+
+def _parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])

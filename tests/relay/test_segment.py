@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import mmap
 import os
+import re
 import struct
 import threading
 import time
@@ -93,7 +94,7 @@ def test_the_writer_writes_the_vectors_bytes(vector: dict[str, Any]) -> None:
     assert not any(segment.page_bytes[len(written) :])
 
 
-@pytest.mark.parametrize("vector", VECTORS["pages"], ids=lambda v: v["name"])
+@pytest.mark.parametrize("vector", [*VECTORS["pages"], *VECTORS["read_only_pages"]], ids=lambda v: v["name"])
 def test_the_reader_reads_the_vectors_bytes(vector: dict[str, Any]) -> None:
     segment = make(vector["n_bytes"])
     segment.page_bytes[: len(vector["hex"]) // 2] = bytes.fromhex(vector["hex"])
@@ -105,6 +106,23 @@ def test_the_reader_reads_the_vectors_bytes(vector: dict[str, Any]) -> None:
         error = reader.error()
         assert [error.code, error.message, error.hint] == vector["error"]
     reader.close()
+
+
+@pytest.mark.parametrize("vector", VECTORS["bad_pages"], ids=lambda v: v["name"])
+def test_the_reader_refuses_the_bad_vectors(vector: dict[str, Any]) -> None:
+    segment = make(vector["n_bytes"])
+
+    def write(plain: str) -> None:
+        segment.page_bytes[: len(plain) // 2] = bytes.fromhex(plain)
+        struct.pack_into("<Q", segment.page_bytes, 32, time.monotonic_ns())
+
+    *before, last = vector["hexes"]
+    write([*before, last][0])
+    with pytest.raises(ProtocolError, match=re.escape(vector["error"])):
+        reader = segment.reader()
+        for plain in [*before, last]:
+            write(plain)
+            reader.wait(0, 0.0)
 
 
 @pytest.mark.parametrize("vector", VECTORS["layouts"])

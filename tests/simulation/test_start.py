@@ -55,7 +55,15 @@ def test_a_hit_in_host_memory_skips_the_fetch() -> None:
 def test_the_production_policy_starts_from_a_stem_cell() -> None:
     fetch = 13_476_839_424 / LINK
     assert 0.2 + A10.t_cu < fetch  # forked and with a context long before the last byte
-    assert ttft("thaw") == pytest.approx(fetch + 1.7 + PREFILL + 0.001)
+    assert ttft("thaw") == pytest.approx(fetch + 1.7 + PREFILL + HOP)
+
+
+def test_the_production_policy_divides_a_model_that_would_come_late_whole_and_finds_it_resident_next_time() -> None:
+    work = burst("llama2-7b", (0.0, 500.0), 512, 2)
+    first, second = simulate(work, SYSTEMS["thaw"], "i-a10", Objectives(scale=0.8)).requests
+    whole = 13_476_839_424 / LINK + 1.7 + PREFILL
+    assert first.ttft < whole - 13_476_839_424 / LINK / 3  # two stages at least
+    assert second.ttft == pytest.approx(0.2 + A10.t_cu + 1.7 - 1.0 + PREFILL + HOP, abs=1.0)  # no fetch
 
 
 @pytest.mark.parametrize(

@@ -13,17 +13,22 @@ from pathlib import Path
 from relay.channel import Channel, ChannelClosed
 from relay.messages import SegmentOffer, to_plain
 from relay.segment import ControlPage, lay_out, segment_bytes
+from thaw import partition
+from thaw.checkpoint import layer_of, parts_of
 from thaw.errors import ErrorInfo
-from thaw.model import FileRange, TensorInfo
+from thaw.model import FileRange, ModelParts, TensorInfo
 
 SLAB_BYTES = 2 * 1024 * 1024
 WEIGHTS = "model.safetensors"
 
 
 class Doorway:
-    def __init__(self, model: Path, socket_path: Path, *, arrived: bool = True) -> None:
+    def __init__(
+        self, model: Path, socket_path: Path, *, arrived: bool = True, layers: tuple[int, int] | None = None
+    ) -> None:
+        """Of the whole model, or of the stage that has ``layers``."""
         self.path = str(socket_path)
-        self._fill(model)
+        self._fill(model, layers)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(self.path)
         self._listener.listen(8)
@@ -70,13 +75,18 @@ class Doorway:
         for fd in self._fds:
             os.close(fd)
 
-    def _fill(self, model: Path) -> None:
+    def _fill(self, model: Path, layers: tuple[int, int] | None) -> None:
         blobs = {p.name: p.read_bytes() for p in sorted(model.glob("*.json"))}
         weights = (model / WEIGHTS).read_bytes()
         (n,) = struct.unpack("<Q", weights[:8])
         data = 8 + n
         ranges = [FileRange(name, 0, len(blob)) for name, blob in blobs.items()]
-        layout = lay_out([*ranges, FileRange(WEIGHTS, data, len(weights) - data)])
+        tensors = _tensors(weights, data)
+        parts = [FileRange(WEIGHTS, data, len(weights) - data)]
+        if layers is not None:
+            parts = list(partition.ranges(model_parts(model), layers))
+            tensors = tuple(t for t in tensors if any(p.offset <= t.offset < p.offset + p.n_bytes for p in parts))
+        layout = lay_out([*ranges, *parts])
         blobs[WEIGHTS] = weights
         self.n_bytes = segment_bytes(layout)
         n_slabs = -(-self.n_bytes // SLAB_BYTES)
@@ -96,7 +106,7 @@ class Doorway:
             while view:
                 view = view[os.write(fd, view) :]
             self._fds.append(fd)
-        self.offer = SegmentOffer("segment", self.n_bytes, slab, n_slabs, layout, _tensors(weights, data))
+        self.offer = SegmentOffer("segment", self.n_bytes, slab, n_slabs, layout, tensors)
 
     def _serve(self) -> None:
         while True:
@@ -112,6 +122,13 @@ class Doorway:
                 self._served.release()
             except (ChannelClosed, OSError):
                 continue  # a container that was killed at the door
+
+
+def model_parts(model: Path) -> ModelParts:
+    """Where the parts of a checkpoint in one file lie."""
+    weights = (model / WEIGHTS).read_bytes()
+    tensors = _tensors(weights, 8 + int.from_bytes(weights[:8], "little"))
+    return parts_of(tensors, 1 + max(layer_of(t.name) or 0 for t in tensors))
 
 
 def _tensors(weights: bytes, data: int) -> tuple[TensorInfo, ...]:

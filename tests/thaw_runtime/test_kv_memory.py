@@ -10,12 +10,17 @@ from thaw.errors import MemoryTooSmall, ModelUnsupported
 from thaw_runtime.kv_memory import (
     GPU,
     Geometry,
+    Room,
+    Worst,
     geometry,
+    held_bytes,
     kv_bytes_per_token,
     layer_count,
     packed_head_bytes,
     peak_intermediate_bytes,
     plan_memory,
+    plan_stage,
+    relayed_bytes,
 )
 
 SMOLLM2: dict[str, Any] = {
@@ -84,3 +89,54 @@ def test_other_families_names_are_understood() -> None:
 def test_a_config_without_dimensions_is_unsupported() -> None:
     with pytest.raises(ModelUnsupported, match="none of hidden_size"):
         geometry({"architectures": ["Strange"]}, 1)
+
+
+# ── pipelines ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+WORST = Worst("bfloat16", 512, 8, 2048, 128)
+
+
+def rooms(*layers: int, reserve: int = 600 << 20) -> list[Room]:
+    """Of SmolLM2 in stages of so many layers; 70 MB of weights each."""
+    shapes = [geometry(SMOLLM2, n, last_stage=i == len(layers) - 1) for i, n in enumerate(layers)]
+    return [Room(reserve, 70_000_000, shape) for shape in shapes]
+
+
+def test_every_stage_computes_the_same_number_of_blocks() -> None:
+    for layers in ((15, 15), (9, 8, 8, 5), (4, 4, 4, 4, 4, 4, 4, 2)):
+        plans = [plan_stage(k, rooms(*layers), WORST) for k in range(len(layers))]
+        assert len({(p.kv_blocks, p.kv_tokens) for p in plans}) == 1
+        for made, n in zip(plans, layers, strict=True):
+            assert made.kv == made.kv_blocks * 128 * kv_bytes_per_token(geometry(SMOLLM2, n), "bfloat16")
+            assert made.weights + made.intermediates + made.kv <= made.reserve
+
+
+def test_the_scarcest_stage_decides() -> None:
+    even = rooms(15, 15)
+    alone = [plan_stage(k, even, WORST).kv_blocks for k in range(2)]
+    scarce = [even[0], Room(300 << 20, even[1].weights, even[1].shape)]
+    assert plan_stage(0, scarce, WORST).kv_blocks < alone[0]
+    assert plan_stage(0, scarce, WORST).kv_blocks == plan_stage(1, scarce, WORST).kv_blocks
+
+
+def test_too_little_memory_in_one_stage_is_said_by_all_alike() -> None:
+    scarce = [*rooms(15), Room(120 << 20, 70_000_000, geometry(SMOLLM2, 15))]
+    messages = []
+    for stage in range(2):
+        with pytest.raises(MemoryTooSmall, match="stage 1 of the model needs") as caught:
+            plan_stage(stage, scarce, WORST)
+        messages.append(caught.value.message)
+    assert len(set(messages)) == 1
+
+
+def test_batches_on_their_way_have_room_only_where_there_are_stages() -> None:
+    assert relayed_bytes(shape(), "bfloat16", 512, 1) == 0
+    assert relayed_bytes(shape(), "bfloat16", 512, 4) == 6 * 512 * 2 * 576 * 2
+
+
+def test_weights_are_counted_in_the_engines_dtype_and_never_too_few() -> None:
+    assert held_bytes(100, {"torch_dtype": "bfloat16"}, "float32") == 200
+    assert held_bytes(100, {"dtype": "float32"}, "bfloat16") == 50
+    assert held_bytes(100, {"text_config": {"torch_dtype": "float32"}}, "float32") == 100
+    assert held_bytes(100, {}, "float32") == 200
+    assert held_bytes(100, {"quantization_config": {}, "torch_dtype": "bfloat16"}, "float32") == 100

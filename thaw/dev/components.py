@@ -126,6 +126,26 @@ def control_plane(platform: Platform) -> list[Component]:
     ]
 
 
+def stem_cells(platform: Platform, options: Options) -> list[Component]:
+    """What the stem cells of all hosts are forked from: one import and one copy in memory for the machine."""
+    if not _common_stem_cells(options):
+        return []
+    scratch = Path(platform.run_dir) / "tmp"
+    scratch.mkdir(mode=0o1777, exist_ok=True)
+    env = base_env(Path(platform.run_dir)) | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": str(options.threads),
+                                              "TMPDIR": str(scratch)}  # fmt: skip
+    argv = (*_INTERPRETER, "-m", "thaw_runtime.zygote", "--socket", _stem_cells_socket(platform))
+    return [Component("stem-cells", argv, env, '"event": "(importing|ready)"', 1)]
+
+
+def _common_stem_cells(options: Options) -> bool:
+    return options.hosts > 1 and options.stem_cells and options.driver == "process"
+
+
+def _stem_cells_socket(platform: Platform) -> str:
+    return str(Path(platform.run_dir) / "stem-cells.s")
+
+
 def host_name(number: int) -> str:
     return f"host-{number}"
 
@@ -147,12 +167,15 @@ def host(platform: Platform, options: Options, number: int) -> list[Component]:
         "THAW_FETCHD_POOL_MB": str(options.pool_mb),
         "THAW_MEMORY_MB": str(options.host_memory_mb),
         "THAW_INVOKER_BIND": f"{platform.host_address(number)}:0",
+        "THAW_STAGE_ADDRESS": platform.host_address(number) if options.driver == "process" else "",
         "THAW_STEM_CELLS": "on" if options.stem_cells else "off",
         "THAW_DRIVER": options.driver,
         "THAW_LINK_BYTES_PER_S": str(rate or _UNLIMITED_BYTES_PER_S),
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": str(options.threads),
     }
+    if _common_stem_cells(options):
+        env["THAW_ZYGOTE_PARENT"] = _stem_cells_socket(platform)
     if rate is not None and platform.network is None:  # nothing else keeps to the rate
         env["THAW_FETCHD_LINK_BYTES_PER_S"] = str(rate)
     store = platform.store_env()  # only fetchd reads models: nobody else needs the store's key

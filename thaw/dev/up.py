@@ -132,14 +132,15 @@ def _start(supervisor: Supervisor, layout: Layout, platform: Platform, options: 
     supervisor.start(servers)
     supervisor.wait_ready(redis_servers)
     first_key(layout, platform)
-    supervisor.start([*control, *fetchds])  # they need no store to start; it takes the longest
+    common = components.stem_cells(platform, options)
+    supervisor.start([*control, *common, *fetchds])  # they need no store to start; it takes the longest
     supervisor.wait_ready(fetchds)
     supervisor.start([c for c in hosts if c not in fetchds])
-    supervisor.wait_ready([*servers, *control, *hosts])
+    supervisor.wait_ready([*servers, *control, *common, *hosts])
     if not platform.store_dir:
         from thaw.cli.s3 import make_bucket
 
-        make_bucket(platform, "models")
+        make_bucket(platform.store_env(), "models")
 
 
 def first_key(layout: Layout, platform: Platform) -> None:

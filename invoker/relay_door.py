@@ -1,0 +1,161 @@
+"""The relay for containers that have no network: a unix socket a relay, forwarded byte by byte.
+
+``RelayDoors`` is the invoker's side: it knows the sockets' directory, which is mounted into each llm container, and
+keeps one forwarding process a relay (``python -m invoker.relay_door``), so that a pipeline's frames do not wait for the
+invoker's other threads.  The process moves bytes with splice(2), which copies none of them, and ends with the invoker.
+What comes through has to authenticate at the relay as anybody else: the door grants nothing but the way.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+from invoker.appears import wait_socket
+from thaw.errors import PlatformError
+
+MOST_CONNECTIONS: Final = 256
+"""Two a stage and a reconnect: far below the relay's own limit, which one host's containers must not use up."""
+_READY_S: Final = 10.0
+_CONNECT_S: Final = 5.0
+_PIPE_BYTES: Final = 1 << 20
+_DEFAULT_PORT: Final = 6379
+
+
+class RelayDoors:
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        directory.mkdir(parents=True, exist_ok=True)
+        directory.chmod(0o755)
+        for left_over in directory.glob("*.sock"):
+            left_over.unlink()
+        self._lock = threading.Lock()
+        self._forwarders: dict[str, subprocess.Popen[bytes]] = {}
+
+    def inside(self, address: str, mounted: str) -> str:
+        """The URL under which a container that has our directory at ``mounted`` reaches the relay ``address``
+        (redis://host:port/db, without credential).  Raises PlatformError."""
+        parts = urlsplit(address)
+        if parts.scheme != "redis" or parts.hostname is None:
+            raise PlatformError(f"a container cannot be given the relay {address}", hint="use redis://host:port")
+        name = self._forward(parts.hostname, parts.port or _DEFAULT_PORT)
+        database = parts.path.strip("/") or "0"
+        return f"unix://{mounted}/{name}?db={database}"
+
+    def close(self) -> None:
+        with self._lock:
+            for process in self._forwarders.values():
+                _end(process)
+            self._forwarders.clear()
+
+    def _forward(self, host: str, port: int) -> str:
+        name = hashlib.sha256(f"{host}:{port}".encode()).hexdigest()[:12] + ".sock"
+        with self._lock:
+            process = self._forwarders.get(name)
+            if process is not None and process.poll() is not None:
+                _end(process)
+                process = None
+            if process is None:
+                self._forwarders[name] = self._started(self.directory / name, host, port)
+        return name
+
+    def _started(self, path: Path, host: str, port: int) -> subprocess.Popen[bytes]:
+        path.unlink(missing_ok=True)
+        command = [sys.executable, "-m", "invoker.relay_door", "--listen", str(path), "--to", f"{host}:{port}"]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE)  # never written: its end is ours
+        never = os.eventfd(0, os.EFD_CLOEXEC)
+        try:
+            wait_socket(str(path), process.pid, _READY_S, never).close()
+        except PlatformError as e:
+            _end(process)
+            raise PlatformError(f"no way to the relay {host}:{port}: {e.message}") from e
+        finally:
+            os.close(never)
+        return process
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+    if process.stdin is not None:
+        process.stdin.close()
+
+
+def serve(path: str, host: str, port: int) -> None:
+    """Until the process ends."""
+    hidden = f"{path}.new"
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(hidden)
+    os.chmod(hidden, 0o666)  # noqa: S103  of the containers' user; who else comes so far is the directory's matter
+    listener.listen(64)
+    os.rename(hidden, path)
+    slots = threading.BoundedSemaphore(MOST_CONNECTIONS)
+    while True:
+        inside, _ = listener.accept()
+        if not slots.acquire(blocking=False):
+            inside.close()
+            continue
+        threading.Thread(target=_join, args=(inside, (host, port), slots), daemon=True).start()
+
+
+def _join(inside: socket.socket, relay: tuple[str, int], slots: threading.BoundedSemaphore) -> None:
+    """Both directions of one connection; the end of either ends both."""
+    try:
+        with inside, socket.create_connection(relay, timeout=_CONNECT_S) as outside:
+            outside.settimeout(None)
+            outside.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            back = threading.Thread(target=_move, args=(outside, inside), daemon=True)
+            back.start()
+            _move(inside, outside)
+            back.join()
+    except OSError:
+        return  # the relay is away: the container sees its connection close
+    finally:
+        slots.release()
+
+
+def _move(source: socket.socket, sink: socket.socket) -> None:
+    read, write = os.pipe()
+    try:
+        while n_bytes := os.splice(source.fileno(), write, _PIPE_BYTES):
+            while n_bytes:
+                n_bytes -= os.splice(read, sink.fileno(), n_bytes)
+    except OSError:
+        pass  # one of the two has gone
+    finally:
+        os.close(read)
+        os.close(write)
+        for sock in (source, sink):
+            try:
+                sock.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                continue
+
+
+def _end_with_invoker() -> None:
+    """Our input ends when the invoker does, however that happens.  (A parent-death signal would come with the end of
+    the thread that started us.)"""
+    sys.stdin.buffer.read()
+    os._exit(0)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Forward a unix socket to a relay.")
+    parser.add_argument("--listen", required=True)
+    parser.add_argument("--to", required=True, metavar="HOST:PORT")
+    args = parser.parse_args()
+    threading.Thread(target=_end_with_invoker, daemon=True).start()
+    host, _, port = args.to.rpartition(":")
+    serve(args.listen, host, int(port))
+
+
+if __name__ == "__main__":
+    main()

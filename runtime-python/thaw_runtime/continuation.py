@@ -1,0 +1,85 @@
+"""Requests that go on sampling as if never interrupted: seeded generators and penalties, on the stage that samples.
+
+Knows the fields of the engine's model runner and of its batch, but imports no engine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+@dataclass(slots=True)
+class Continuation:
+    """A request whose prompt ends with tokens it generated elsewhere."""
+
+    output_so_far: list[int]
+    rewound: bool = False  # its generator stands where the uninterrupted run's would
+
+
+class Continuations:
+    """Those of one engine, by request id."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, Continuation] = {}
+
+    def begin(self, request_id: str, output_so_far: tuple[int, ...]) -> None:
+        if output_so_far:
+            self._open[request_id] = Continuation(list(output_so_far))
+
+    def forget(self, request_id: str) -> None:
+        self._open.pop(request_id, None)
+
+    def before_sampling(self, runner: Any) -> None:
+        """Between forward pass and sampling: set back what an uninterrupted run would have."""
+        batch = getattr(runner, "input_batch", None)
+        if batch is None or not hasattr(batch, "generators"):
+            return
+        for request_id, continuation in self._open.items():
+            row = batch.req_id_to_index.get(request_id)
+            if row is not None:
+                _continue(batch, row, continuation, runner.requests[request_id].output_token_ids)
+        _keep_discarded_draws(runner, batch)
+
+
+def _continue(batch: Any, row: int, continuation: Continuation, generated_here: list[int]) -> None:
+    generator = batch.generators.get(row)
+    if generator is not None and not continuation.rewound:
+        for _ in continuation.output_so_far:  # one draw a token: vLLM's sampler on the CPU
+            torch.randint(0, 2**31, (1,), generator=generator)
+    continuation.rewound = True
+    penalised = batch.sampling_metadata.output_token_ids
+    if penalised:  # penalties look at the whole output, not only at what was generated here
+        penalised[row] = [*continuation.output_so_far, *generated_here]
+
+
+def _keep_discarded_draws(runner: Any, batch: Any) -> None:
+    """A prompt's non-final chunk samples too and vLLM rewinds the generator, by a call CPU generators lack."""
+    for row in runner.discard_request_mask.np[: batch.num_reqs].nonzero()[0]:
+        generator = batch.generators.get(int(row))
+        if generator is not None and not isinstance(generator, Rewindable):
+            batch.generators[int(row)] = generator = Rewindable.of(generator)
+            runner.requests[batch.req_ids[int(row)]].generator = generator
+        if generator is not None:
+            generator.mark()
+
+
+class Rewindable(torch.Generator):  # type: ignore[misc]  # Any to the checker
+    """A CPU generator with the offset calls of a CUDA one: ``set_offset`` goes back to the last ``mark``."""
+
+    @classmethod
+    def of(cls, generator: torch.Generator) -> Rewindable:
+        made = cls()
+        made.set_state(generator.get_state())
+        return made
+
+    def mark(self) -> None:
+        self._marked = self.get_state()
+
+    def get_offset(self) -> int:
+        return 4  # what one draw costs on CUDA: vLLM subtracts it
+
+    def set_offset(self, offset: int) -> None:
+        self.set_state(self._marked)

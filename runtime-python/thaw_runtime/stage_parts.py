@@ -1,0 +1,74 @@
+"""Which of a model a stage has: its tensors among those of its segment, its modules among those of the skeleton.
+
+A segment may hold more than the stage computes with (a full worker's later part lies behind its own), and a family's
+skeleton may have modules in every stage that only the first or the last calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from relay.messages import LlmInit
+from thaw import partition
+from thaw.checkpoint import is_entry, layer_of, parts_of
+from thaw.errors import InitFailed
+from thaw.model import FileRange, TensorInfo
+
+
+@dataclass(frozen=True, slots=True)
+class StagePart:
+    """Layers ``[a, b)``, being stage ``stage`` of ``n_stages``; ``bounds`` are the layers of all stages."""
+
+    stage: int
+    n_stages: int
+    bounds: tuple[tuple[int, int], ...]
+
+    @classmethod
+    def of(cls, init: LlmInit) -> StagePart:
+        """Raises InitFailed unless the stages' layers follow one another and one of them is this stage's."""
+        if init.n_stages == 1:
+            return cls(0, 1, (init.layers,))
+        bounds = tuple(shape.layers for shape in init.stages)
+        ends = [0, *(b for _, b in bounds)]
+        chained = all(a == ends[k] < b for k, (a, b) in enumerate(bounds))
+        if len(bounds) != init.n_stages or not chained or bounds[init.stage] != init.layers:
+            raise InitFailed(f"stage {init.stage} of {init.n_stages} has layers {init.layers} of {bounds}")
+        return cls(init.stage, init.n_stages, bounds)
+
+    @property
+    def whole(self) -> bool:
+        return self.n_stages == 1
+
+    @property
+    def first(self) -> bool:
+        return self.stage == 0
+
+    @property
+    def last(self) -> bool:
+        return self.stage == self.n_stages - 1
+
+    @property
+    def layer_counts(self) -> tuple[int, ...]:
+        return tuple(b - a for a, b in self.bounds)
+
+    def tensors(self, offered: Sequence[TensorInfo]) -> tuple[TensorInfo, ...]:
+        """Those that this stage loads, in the order offered."""
+        if self.whole:
+            return tuple(offered)
+        mine = partition.ranges(parts_of(offered, self.bounds[-1][1]), self.bounds[self.stage])
+        return tuple(t for t in offered if any(_holds(r, t) for r in mine))
+
+    def needs_module(self, path: str, own: Sequence[TensorInfo]) -> bool:
+        """Whether a module outside the layers, with weights of its own, is computed with here.
+
+        ``own`` are the stage's tensors: a tied embedding is needed by the last stage too, and is among them there.
+        """
+        if self.whole or (self.first if is_entry(path) else self.last):
+            return True
+        name = path.rpartition(".")[2]
+        return any(layer_of(t.name) is None and name in t.name.split(".") for t in own)
+
+
+def _holds(r: FileRange, t: TensorInfo) -> bool:
+    return r.file == t.file and r.offset <= t.offset and t.offset + t.n_bytes <= r.offset + r.n_bytes

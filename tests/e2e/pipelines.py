@@ -1,0 +1,129 @@
+"""Pipeline groups on a running platform: their containers, and everything that must go when they do."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import redis
+
+from relay import redis_link
+from relay.credentials import key_prefix
+from relay.registry import Registry
+from tests.e2e.machine import Machine, processes, session_of
+from thaw import wire
+from thaw.action import KIND_LLM
+from thaw.ids import GroupId
+from thaw.instance import InstanceRecord
+from thaw.plan import Plan
+from thaw.timeline import Interval, analyse
+from thaw.trace import TraceEvent
+
+T = TypeVar("T")
+_USER = "thaw-group-"
+
+
+@dataclass(frozen=True, slots=True)
+class StageContainer:
+    record: InstanceRecord
+    pid: int
+
+    def kill(self) -> None:
+        for pid in processes():
+            if session_of(pid) == self.pid:
+                os.kill(pid, signal.SIGKILL)
+
+
+class Pipelines:
+    """Reads the state and relay servers and the hosts' run directories, as an operator with every key could."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        platform = json.loads((machine.state_dir / "platform.json").read_text())
+        self._run_dir = Path(platform["run_dir"])
+        self._state: redis.Redis = redis_link.connect(platform["state_url"])
+        self._relay: redis.Redis = redis_link.connect(platform["relay_url"])
+
+    def close(self) -> None:
+        self._state.close()
+        self._relay.close()
+
+    def stages(self, action: str) -> dict[int, StageContainer]:
+        """The containers of ``action`` that have a process, by stage."""
+        found = {}
+        for owner in self._run_dir.glob("host-*/c/*/owner.json"):
+            try:
+                plain = json.loads(owner.read_text())
+            except FileNotFoundError:
+                continue  # it has just been removed
+            if plain["pid"] and "record" in plain["labels"]:
+                record = wire.loads(InstanceRecord, plain["labels"]["record"])
+                if record.action == f"guest/{action}":
+                    found[record.stage] = StageContainer(record, plain["pid"])
+        return found
+
+    def wait_stem_cells(self, n_hosts: int) -> None:
+        """What a start takes, and so how many stages it gets, depends on them.  Four imports share the machine."""
+        registry = Registry(self._state)
+
+        def imported() -> bool:
+            return [KIND_LLM in h.stem_kinds for h in registry.live_hosts()] == [True] * n_hosts
+
+        wait_for(imported, "a host without a stem cell", 180)
+
+    def leftovers(self, groups: Iterable[GroupId]) -> list[str]:
+        """What is there of these groups."""
+        gone = set(groups)
+        left = [f"instance {r.instance_id} of stage {r.stage}" for r in Registry(self._state).instances()
+                if r.group_id in gone]  # fmt: skip
+        left += [f"plan {p.group_id}" for p in Registry(self._state).plans() if p.group_id in gone]
+        left += [f"user {u}" for u in self._users() if u.removeprefix(_USER) in gone]
+        left += [f"key {k!r}" for k in self._state.keys("thaw:group-credential:*") if _text(k).split(":")[-1] in gone]
+        left += [f"frame {k!r}" for group in gone for k in self._relay.keys(key_prefix(group) + "*")]
+        left += [
+            f"fetch {f}" for host in Registry(self._state).live_hosts() for f in host.fetches if f.group_id in gone
+        ]
+        return left + [f"door {d}" for d in self._strange_doors()]
+
+    def _strange_doors(self) -> list[str]:
+        known = {r.instance_id for r in Registry(self._state).instances()}
+        return [str(d) for d in self._run_dir.glob("host-*/doors/*.sock") if d.stem not in known]
+
+    def _users(self) -> list[str]:
+        users: Any = self._relay.execute_command("ACL", "USERS")  # type: ignore[no-untyped-call]
+        return [_text(u) for u in users if _text(u).startswith(_USER)]
+
+
+def wait_for(look: Callable[[], T | None], what: str, deadline_s: float = 60) -> T:
+    """For what nobody announces to a test: look a few times.  Bounded."""
+    until = time.monotonic() + deadline_s
+    while not (found := look()):
+        assert time.monotonic() < until, what
+        time.sleep(0.02)
+    return found
+
+
+def wait_gone(look: Callable[[], list[str]], deadline_s: float = 60) -> None:
+    until = time.monotonic() + deadline_s
+    while left := look():
+        assert time.monotonic() < until, left
+        time.sleep(0.05)
+
+
+def plan_of(machine: Machine, activation_id: str) -> tuple[Plan, tuple[Interval, ...]]:
+    """The plan an activation was started by, and the fetches of its start."""
+    trace: Mapping[str, Any] = machine.request("GET", f"/api/v1/namespaces/_/activations/{activation_id}/trace").json()
+    plan = wire.from_plain(Plan, trace["plan"])
+    timeline = analyse([wire.from_plain(TraceEvent, e) for e in trace["events"]], plan)
+    assert timeline is not None
+    return plan, tuple(i for i in timeline.intervals if i.phase == "fetch")
+
+
+def _text(value: object) -> str:
+    return redis_link.text(value)

@@ -1,0 +1,172 @@
+"""One model on several hosts: how many stages it gets, the same tokens at every size, and what a lost stage costs.
+
+float32, so that no tie is decided by the shape of a product: a pipeline's answer equals a single worker's exactly.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.machine import Machine, text_of
+from tests.e2e.pipelines import Pipelines, StageContainer, plan_of, wait_for, wait_gone
+from thaw.ids import GroupId
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
+PROMPTS = ("What is the capital of France?", "Count from one to thirty.")
+ANSWER = {"temperature": 0, "max_tokens": 40, "stream": True, "ignore_eos": True}
+
+
+class Fleet(Machine):
+    """Four hosts behind links of 200 Mbit/s, the small real model, and actions made as tests need them."""
+
+    directory: Path
+    pipelines: Pipelines
+
+    def deploy(self, name: str, **changes: dict[str, Any]) -> None:
+        config = json.loads(Path("examples/chat/chat.json").read_text())
+        config["engine"]["dtype"] = "float32"
+        config["resources"]["gpu_memory_mb"] = 3072
+        for section, values in changes.items():
+            config[section] |= values
+        path = self.directory / f"{name}.json"
+        path.write_text(json.dumps(config))
+        self.thaw("action", "update", name, "--config", str(path))
+
+    def answers(self, action: str) -> tuple[list[str], str]:
+        """To every prompt; and the id of the first activation."""
+        responses = [self.chat(action, prompt, **ANSWER) for prompt in PROMPTS]
+        return [text_of(r) for r in responses], responses[0].headers["X-Openwhisk-Activation-Id"]
+
+    def remove(self, action: str) -> None:
+        """Returns when nothing of its groups is left."""
+        groups = {s.record.group_id for s in self.pipelines.stages(action).values()}
+        self.thaw("action", "delete", action)
+        wait_gone(lambda: self.pipelines.leftovers(groups))
+        wait_gone(lambda: [str(s) for s in self.pipelines.stages(action).values()])
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    directory = tmp_path_factory.mktemp("fleet")
+    made = Fleet(directory, dict(os.environ))
+    made.directory = directory
+    try:
+        made.up("--hosts", "4", "--link", "200mbit", "--memory-mb", "8192", "--pool-mb", "512")
+        made.thaw("model", "demo")
+        made.pipelines = Pipelines(made)
+        made.pipelines.wait_stem_cells(4)
+        yield made
+        made.pipelines.close()
+    finally:
+        made.down()
+    assert made.leftovers() == []
+
+
+@pytest.fixture(scope="module")
+def reference(fleet: Fleet) -> list[str]:
+    """What a single worker answers; an SLO that one host can meet gets no more."""
+    fleet.deploy("loose", slo={"ttft_ms": 60_000})
+    answers, activation_id = fleet.answers("loose")
+    plan, _ = plan_of(fleet, activation_id)
+    assert [s.layers for s in plan.stages] == [(0, 30)]
+    assert all(len(set(answer.split())) >= 10 for answer in answers), f"nothing to compare: {answers}"
+    fleet.remove("loose")
+    return answers
+
+
+def test_an_slo_that_no_single_host_can_meet_gets_four_stages_which_fetch_side_by_side(fleet: Fleet) -> None:
+    """First of all: no host has a byte of the model.  258 MiB take 10.8 s on one link."""
+    fleet.deploy("tight", slo={"ttft_ms": 4200, "tpot_ms": 2000})
+    response = fleet.chat("tight", PROMPTS[0], **ANSWER)
+    assert "Paris" in text_of(response)
+    plan, fetches = plan_of(fleet, response.headers["X-Openwhisk-Activation-Id"])
+    assert len(plan.stages) == 4
+    assert len({s.host for s in plan.stages}) == 4
+    assert {f.stage: f.host for f in fetches} == {s.stage: s.host for s in plan.stages}
+    assert max(f.begin_s for f in fetches) < min(f.end_s for f in fetches)
+    assert max(f.n_bytes or 0 for f in fetches) < plan.model.n_bytes * 0.45 if plan.model else False
+    explained = fleet.thaw("activation", "explain", response.headers["X-Openwhisk-Activation-Id"]).stdout
+    assert "4 stages" in explained
+    fleet.remove("tight")
+
+
+@pytest.mark.parametrize("stages", [2, 4])
+def test_any_number_of_stages_gives_the_same_tokens(fleet: Fleet, reference: list[str], stages: int) -> None:
+    fleet.deploy(f"forced-{stages}", scaling={"stages": stages})
+    answers, activation_id = fleet.answers(f"forced-{stages}")
+    assert answers == reference
+    plan, _ = plan_of(fleet, activation_id)
+    assert len(plan.stages) == stages
+    assert [b.layers[0] - a.layers[1] for a, b in pairwise(plan.stages)] == [0] * (stages - 1)
+    fleet.remove(f"forced-{stages}")
+
+
+@pytest.mark.full
+def test_eight_stages_on_four_hosts_give_the_same_tokens(fleet: Fleet, reference: list[str]) -> None:
+    fleet.deploy("eight", scaling={"stages": 8})
+    answers, activation_id = fleet.answers("eight")
+    assert answers == reference
+    plan, _ = plan_of(fleet, activation_id)
+    assert len(plan.stages) == 8
+    fleet.remove("eight")
+
+
+@pytest.mark.parametrize("stage", [pytest.param(0, marks=pytest.mark.full), 1, pytest.param(2, marks=pytest.mark.full)])
+def test_a_stage_killed_before_the_first_token_costs_a_start_and_nothing_else(
+    fleet: Fleet, reference: list[str], stage: int
+) -> None:
+    fleet.deploy("early", scaling={"stages": 3})
+    response = fleet.chat("early", PROMPTS[1], **ANSWER)  # its head comes while the stages start
+    lost = wait_for(lambda: fleet.pipelines.stages("early").get(stage), "no container")
+    lost.kill()
+    assert text_of(response) == reference[1]
+    assert fleet.pipelines.stages("early")[0].record.group_id != lost.record.group_id
+    wait_gone(lambda: fleet.pipelines.leftovers([lost.record.group_id]))
+    fleet.remove("early")
+
+
+@pytest.fixture(scope="module")
+def served(fleet: Fleet, reference: list[str]) -> Iterator[str]:
+    """An action with two stages that are ready."""
+    fleet.deploy("two", scaling={"stages": 2})
+    assert fleet.answers("two")[0] == reference
+    yield "two"
+    fleet.remove("two")
+
+
+@pytest.mark.parametrize("stage", [1, pytest.param(0, marks=pytest.mark.full)])
+def test_a_stage_killed_under_an_answer_costs_no_token_and_doubles_none(
+    fleet: Fleet, served: str, reference: list[str], stage: int
+) -> None:
+    lost = fleet.pipelines.stages(served)[stage]
+    response = fleet.chat(served, PROMPTS[1], **ANSWER)
+    assert text_of(response, after=lambda n: lost.kill() if n == 8 else None) == reference[1]
+    wait_gone(lambda: fleet.pipelines.leftovers([lost.record.group_id]))
+
+
+def test_a_killed_scheduler_or_invoker_takes_no_stage_along(fleet: Fleet, served: str, reference: list[str]) -> None:
+    assert fleet.answers(served)[0] == reference
+    before = fleet.pipelines.stages(served)
+    fleet.kill("scheduler")
+    fleet.kill(f"{before[1].record.host_id}/invoker")
+    assert fleet.answers(served)[0] == reference
+    assert pids(fleet.pipelines.stages(served)) == pids(before)
+
+
+def test_a_group_ends_as_a_whole_when_it_has_been_idle_for_its_keep_alive(fleet: Fleet, reference: list[str]) -> None:
+    fleet.deploy("brief", scaling={"stages": 2, "keep_alive_s": 1})
+    assert text_of(fleet.chat("brief", PROMPTS[0], **ANSWER)) == reference[0]
+    groups: set[GroupId] = {s.record.group_id for s in fleet.pipelines.stages("brief").values()}
+    wait_gone(lambda: [str(s) for s in fleet.pipelines.stages("brief").values()])
+    wait_gone(lambda: fleet.pipelines.leftovers(groups))
+
+
+def pids(stages: dict[int, StageContainer]) -> dict[int, int]:
+    return {stage: container.pid for stage, container in stages.items()}

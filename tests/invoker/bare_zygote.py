@@ -1,0 +1,8 @@
+"""The zygote's own loop in a process that has imported no engine."""
+
+import sys
+
+from thaw_runtime.zygote import serve
+
+if __name__ == "__main__":
+    serve(sys.argv[1])

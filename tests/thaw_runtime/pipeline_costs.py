@@ -1,0 +1,115 @@
+"""What a tied embedding and a pipeline cost on the small real model: docs/decisions/0007, docs/pipeline.md.
+
+``python tests/thaw_runtime/pipeline_costs.py bytes`` prints the bytes of every stage with the tied embedding at both
+ends, and with the head computed in stage 0.  ``… head`` prints the CPU time of the head and of greedy sampling.
+``… steps RELAY_URL`` prints the CPU time of a decode step in pipelines of 1, 2 and 4 stages.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.thaw_runtime.doorway import model_parts
+from tests.thaw_runtime.models import real_model
+from thaw import partition
+from thaw.model import ModelParts
+
+MIB = 1 << 20
+N_TOKENS = 96
+
+
+def stage_bytes(parts: ModelParts, n_stages: int) -> list[int]:
+    return [partition.size(partition.ranges(parts, layers)) for layers in partition.split(parts, n_stages)]
+
+
+def print_bytes() -> None:
+    both = model_parts(real_model())
+    once = ModelParts(both.entry, both.layers, both.exit)
+    whole = partition.size(partition.ranges(both, (0, len(both.layers))))
+    print(f"whole {whole / MIB:.1f} MiB, embedding {partition.size(both.tied) / MIB:.1f} MiB")
+    print("stages | both ends: MiB of each, whole/largest | head in stage 0: MiB of each, whole/largest")
+    for n_stages in range(1, 9):
+        row = [stage_bytes(parts, n_stages) for parts in (both, once)]
+        cells = [f"{' '.join(f'{n / MIB:.0f}' for n in sizes)}, {whole / max(sizes):.2f}" for sizes in row]
+        print(f"{n_stages} | {cells[0]} | {cells[1]}")
+
+
+def cpu_ms(run: Callable[[], Any], times: int = 50) -> float:
+    """Median CPU time of this process."""
+    found = []
+    for _ in range(times):
+        began = time.process_time()
+        run()
+        found.append((time.process_time() - began) * 1000)
+    return statistics.median(found)
+
+
+def print_head() -> None:
+    from tests.thaw_runtime.pipeline_probe import Stage, inits
+    from thaw_runtime import engine_env
+
+    engine_env.prepare(1)
+    import torch
+
+    for dtype in ("bfloat16", "float32"):
+        with tempfile.TemporaryDirectory() as scratch:
+            pid = os.fork()
+            if pid == 0:
+                (init,) = inits(real_model(), 1, "", reserve=2 << 30, dtype=dtype)
+                engine: Any = Stage(real_model(), init, Path(scratch)).engine
+                runner = engine._core.model_executor.runner
+                for batch in (1, 8):
+                    hidden = torch.randn(batch, 576, dtype=runner.dtype)
+                    with torch.inference_mode():
+                        logits = runner.model.compute_logits(hidden)
+                        head = cpu_ms(lambda: runner.model.compute_logits(hidden))  # noqa: B023
+                        argmax = cpu_ms(lambda: logits.float().argmax(-1))  # noqa: B023
+                    print(f"{dtype}, batch {batch}: head {head:.2f} ms, argmax {argmax:.2f} ms", flush=True)
+                os._exit(0)
+            os.waitpid(pid, 0)
+
+
+def print_steps(url: str) -> None:
+    from tests.thaw_runtime.pipeline_probe import Stage, fork, inits, tokens
+    from thaw_runtime import engine_env
+    from thaw_runtime.engine import EngineRequest, Sampling
+
+    engine_env.prepare(1)
+    from thaw_runtime.warm import warm_up
+
+    warm_up()
+    for n_stages in (1, 2, 4):
+        for n_requests in (1, 8):
+            with tempfile.TemporaryDirectory() as scratch:
+                plans = inits(real_model(), n_stages, url, reserve=2 << 30, dtype="bfloat16")
+
+                def stage(init: Any, scratch: str = scratch, n_requests: int = n_requests) -> None:
+                    made = Stage(real_model(), init, Path(scratch))
+                    if init.stage == 0:
+                        ask = [EngineRequest(f"a{i}", (1, 2, 3 + i), Sampling(N_TOKENS, temperature=0.0), 0)
+                               for i in range(n_requests)]  # fmt: skip
+                        made.ask(ask)
+                        began, cpu = time.monotonic(), time.process_time()
+                        again = [EngineRequest(f"b{i}", (1, 2, 3 + i), Sampling(N_TOKENS, temperature=0.0), 0)
+                                 for i in range(n_requests)]  # fmt: skip
+                        n = sum(len(tokens(e)) for e in made.ask(again))
+                        wall, cpu = time.monotonic() - began, time.process_time() - cpu
+                        print(f"{init.n_stages} stages, {n_requests} requests: {n / wall:.0f} tokens/s, "
+                              f"{wall * 1000 / N_TOKENS:.1f} ms a token of each, "
+                              f"stage 0 {cpu * 1000 / N_TOKENS:.1f} CPU-ms a token of each", flush=True)  # fmt: skip
+                        made.engine.stop()
+                    made.engine.join()
+
+                for pid in [fork(lambda init=init: stage(init)) for init in plans]:
+                    os.waitpid(pid, 0)
+
+
+if __name__ == "__main__":
+    {"bytes": print_bytes, "head": print_head, "steps": lambda: print_steps(sys.argv[2])}[sys.argv[1]]()

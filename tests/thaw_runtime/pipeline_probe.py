@@ -1,0 +1,387 @@
+"""Pipelines of forked processes over a real relay, and plain vLLM beside them.  Prints one JSON object a line.
+
+One process imports vLLM and forks everything else, as a zygote does: a stage costs a second of CPU instead of ten.
+``python pipeline_probe.py RELAY_URL`` with cases as JSON on stdin, each ``{"family", "n_stages", "works", "mutation"}``;
+0 stages is plain vLLM.  A line is ``{…case, "answers": {work: [token ids]}, …}``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import sys
+import tempfile
+import threading
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from relay.messages import GroupCredential, GroupLink, LlmInit, StageShape
+from tests.thaw_runtime.doorway import WEIGHTS, Doorway, model_parts
+from tests.thaw_runtime.kv_probe import in_child, make_checkpoint
+from tests.thaw_runtime.models import read_segment
+from thaw import partition
+from thaw.config import EngineConfig, LlmConfig, ModelConfig, ScalingConfig
+from thaw.ids import ActionName, GroupId, HostId, random_hex_id
+from thaw.plan import TransportKind
+from thaw_runtime import engine_env, engine_main
+from thaw_runtime.engine import EngineRequest, Event, Failed, Sampling, Token
+from thaw_runtime.packing import Finisher, Rehearsal
+from thaw_runtime.pipeline_link import Patience, StageLink
+from thaw_runtime.warm import warm_up
+
+WAIT_S = 120.0
+VOCAB = 512
+MAX_MODEL_LEN = 384
+RESERVE = 512 << 20
+
+_TINY = {"vocab_size": VOCAB, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 8,
+         "num_attention_heads": 4, "max_position_embeddings": 512, "initializer_range": 0.15,
+         "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}  # fmt: skip
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {"model_type": "llama", **_TINY, "num_key_value_heads": 2, "tie_word_embeddings": True},
+    "qwen2": {"model_type": "qwen2", **_TINY, "num_key_value_heads": 2, "tie_word_embeddings": True},
+    "qwen3": {"model_type": "qwen3", **_TINY, "num_key_value_heads": 2, "head_dim": 64},
+    "mistral": {"model_type": "mistral", **_TINY, "num_key_value_heads": 2, "sliding_window": None},
+    "gemma": {"model_type": "gemma", **_TINY, "num_key_value_heads": 1, "head_dim": 32},
+    "opt": {"model_type": "opt", **_TINY, "ffn_dim": 256, "word_embed_proj_dim": 128, "initializer_range": 0.4},
+    "gpt2": {"model_type": "gpt2", "vocab_size": VOCAB, "n_embd": 128, "n_head": 4, "n_layer": 8, "n_positions": 512,
+             "initializer_range": 0.4, "bos_token_id": 0, "eos_token_id": 0},
+}  # fmt: skip
+
+N_TOKENS = 64
+
+
+def prompts(n: int, length: int = 12) -> list[tuple[int, ...]]:
+    return [tuple((i * 131 + j * 37 + 5) % VOCAB for j in range(length + i)) for i in range(n)]
+
+
+def requests(work: str) -> list[EngineRequest]:
+    """What is asked at once."""
+    sampling = {
+        "greedy": Sampling(N_TOKENS, temperature=0.0),
+        "seeded": Sampling(N_TOKENS, temperature=1.0, top_p=0.95),
+        "penalties": Sampling(N_TOKENS, temperature=0.8, top_k=50, presence_penalty=1.0, frequency_penalty=0.5,
+                              repetition_penalty=1.1, min_tokens=4, logit_bias={7: 2.0}, logprobs=2),
+        "long": Sampling(N_TOKENS, temperature=1.0),
+        "continued": Sampling(N_TOKENS, temperature=1.0, presence_penalty=1.0),
+    }[work]  # fmt: skip
+    asked = prompts(8, 260 if work == "long" else 12)
+    return [EngineRequest(f"{work}-{i}", prompt, sampling, 100 + i) for i, prompt in enumerate(asked)]
+
+
+def continued(asked: Sequence[EngineRequest], whole: Sequence[Sequence[int]]) -> list[EngineRequest]:
+    """The same requests, cut off after a different number of tokens each."""
+    return [replace(r, request_id=f"{r.request_id}-again", first_index=cut, output_so_far=tuple(tokens[:cut]))
+            for cut, (r, tokens) in enumerate(zip(asked, whole, strict=True), 1)]  # fmt: skip
+
+
+# ── one pipeline ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def inits(
+    model: Path,
+    n_stages: int,
+    url: str,
+    *,
+    reserve: int = RESERVE,
+    max_model_len: int = MAX_MODEL_LEN,
+    dtype: str = "float32",
+) -> list[LlmInit]:
+    group, parts = GroupId(random_hex_id()), model_parts(model)
+    bounds = partition.split(parts, n_stages)
+    shapes = tuple(StageShape(b, reserve, partition.size(partition.ranges(parts, b))) for b in bounds)
+    link = GroupLink(TransportKind.REDIS, url, GroupCredential("", ""))
+    config = LlmConfig("llm:vllm", ModelConfig("test"), EngineConfig(dtype, max_model_len, {"block_size": 32}),
+                       scaling=ScalingConfig(max_batch=8))  # fmt: skip
+    return [LlmInit(ActionName("guest/chat"), group, k, n_stages, b, config, reserve, 1.0, 1, HostId("h1"),
+                    link=link if n_stages > 1 else None, stages=shapes if n_stages > 1 else ())
+            for k, b in enumerate(bounds)]  # fmt: skip
+
+
+class Stage:
+    """An engine in this process, its segment, and its answers."""
+
+    def __init__(self, model: Path, init: LlmInit, directory: Path, *, trickle: bool = False) -> None:
+        self.events: dict[str, list[Event]] = {}
+        self.changed = threading.Condition()
+        self.packed_early = 0
+        self._loading = threading.Event()
+        self._watch_loading()
+        self._door = Doorway(model, directory / f"door{init.stage}-{init.group_id}", arrived=not trickle,
+                             layers=init.layers if init.n_stages > 1 else None)  # fmt: skip
+        self._client, segment = read_segment(self._door)
+        self.engine = engine_main.vllm()(self._emit)
+        if trickle:
+            threading.Thread(target=self._arrive, daemon=True).start()
+        self.started = self.engine.start(init, segment)
+
+    def report(self) -> dict[str, Any]:
+        load = next(e for e in self.started.events if e.name == "load.end")
+        return {"memory": dict(self.started.memory), "loaded": load.n_bytes, "packed_early": self.packed_early,
+                "rehearsal_s": load.attrs["rehearsal_s"]}  # fmt: skip
+
+    def _arrive(self) -> None:
+        """The weights in three seconds from when they are waited for, as over a slow link."""
+        door = self._door
+        door.arrive(door.sidecar_bytes)
+        self._loading.wait(WAIT_S)
+        bell = threading.Event()
+        for i in range(1, 61):
+            door.arrive(door.sidecar_bytes + (door.n_bytes - door.sidecar_bytes) * i // 60)
+            bell.wait(0.05)
+
+    def _watch_loading(self) -> None:
+        """Notice when weights are first waited for, and how many modules were packed before the last ones came."""
+        begin, restore = Rehearsal.__init__, Finisher.restore
+
+        def beginning(rehearsal: Any, *args: Any) -> None:
+            self._loading.set()
+            begin(rehearsal, *args)
+
+        def counting(finisher: Any) -> None:
+            self.packed_early = len(finisher._finished)
+            restore(finisher)
+
+        Rehearsal.__init__ = beginning  # type: ignore[method-assign]
+        Finisher.restore = counting  # type: ignore[method-assign]
+
+    def ask(self, asked: Iterable[EngineRequest]) -> list[list[Event]]:
+        asked = list(asked)
+        for request in asked:
+            self.engine.submit(request)
+        return [self.wait(request.request_id) for request in asked]
+
+    def wait(self, name: str, n_tokens: int = sys.maxsize) -> list[Event]:
+        def ready() -> bool:
+            have = self.events.get(name, [])
+            return len(have) >= n_tokens or (bool(have) and not isinstance(have[-1], Token))
+
+        with self.changed:
+            if not self.changed.wait_for(ready, timeout=WAIT_S):
+                raise SystemExit(f"{name} never ended")
+            return list(self.events[name])
+
+    def _emit(self, events: Iterable[tuple[str, Event]]) -> None:
+        with self.changed:
+            for name, event in events:
+                self.events.setdefault(name, []).append(event)
+            self.changed.notify_all()
+
+
+def tokens(events: list[Event]) -> list[int]:
+    if isinstance(events[-1], Failed):
+        raise SystemExit(f"a request failed: {events[-1].error}")
+    return [e.token_id for e in events if isinstance(e, Token)]
+
+
+def fork(run: Callable[[], None]) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    signal.alarm(int(4 * WAIT_S))  # whatever happens to its parent
+    status = 1
+    try:
+        run()
+        status = 0
+    except BaseException:  # noqa: BLE001  the edge of a process
+        traceback.print_exc()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def pipeline(case: dict[str, Any], model: Path, url: str, directory: Path) -> dict[str, Any]:
+    plans = inits(model, case["n_stages"], url)
+    gates = Gates(case["n_stages"]) if case.get("gates") else None
+    answers = directory / plans[0].group_id
+    answers.mkdir()
+
+    def stage(init: LlmInit) -> None:
+        passed = gates.stand_in(init.stage) if gates is not None else [0]
+        if "kill" in case:
+            be_impatient()
+            if init.stage == case["kill"]:
+                die_in_a_batch()
+        made = Stage(model, init, directory, trickle=case.get("trickle", False))
+        found = {}
+        if init.stage == 0 and "kill" in case:
+            found = {work: [ended(events) for events in made.ask(requests(work))] for work in case["works"]}
+        elif init.stage == 0:
+            found = answered(made, case["works"])
+            made.engine.stop()
+        made.engine.join()
+        report = made.report() | {"answers": found, "passed_gates": passed[0]}
+        (answers / str(init.stage)).write_text(json.dumps(report))
+
+    pids = [fork(lambda init=init: stage(init)) for init in plans]
+    statuses = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+    if "kill" in case:
+        told = {init.stage: json.loads((answers / str(init.stage)).read_text()) for init in plans
+                if init.stage != case["kill"]}  # fmt: skip
+        return {"statuses": statuses, "answers": told[0]["answers"] if 0 in told else {}}
+    if any(statuses):
+        raise SystemExit(f"stages ended with {statuses}")
+    reports = [json.loads((answers / str(init.stage)).read_text()) for init in plans]
+    parts = model_parts(model)
+    sizes = {"checkpoint": partition.size(partition.ranges(parts, (0, len(parts.layers)))),
+             "embedding": partition.size(parts.tied)}  # fmt: skip
+    return {key: [r[key] for r in reports] for key in reports[0]} | {"answers": reports[0]["answers"]} | sizes
+
+
+def answered(stage: Stage, works: Sequence[str]) -> dict[str, list[list[int]]]:
+    found = {work: [tokens(e) for e in stage.ask(requests(work))] for work in works}
+    if "continued" in found:  # the rest, put behind what was there
+        again = continued(requests("continued"), found["continued"])
+        rests = [tokens(e) for e in stage.ask(again)]
+        found["continued"] = [[*r.output_so_far, *rest] for r, rest in zip(again, rests, strict=True)]
+    return found
+
+
+def ended(events: list[Event]) -> list[Any]:
+    """How many tokens came, and the error that ended them."""
+    last = events[-1]
+    return [len(events) - 1, *((last.error.code, last.error.message) if isinstance(last, Failed) else ())]
+
+
+def be_impatient() -> None:
+    from thaw_runtime import vllm_engine
+
+    patience = Patience(beat_s=0.2, lost_after_s=3.0)
+    vllm_engine.StageLink = partial(StageLink, patience=patience)  # type: ignore[misc, assignment]
+
+
+def die_in_a_batch() -> None:
+    """As the kernel does it when memory runs out: without a word."""
+    from thaw_runtime.vllm_loader import StageExecutor
+
+    begun, compute = [0], StageExecutor.compute
+
+    def dying(executor: Any, output: Any, received: Any) -> Any:
+        begun[0] += 1
+        if begun[0] == 30:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return compute(executor, output, received)
+
+    StageExecutor.compute = dying  # type: ignore[method-assign]
+
+
+class Gates:
+    """Between neighbours: a stage may end batch i once the stage before it has begun batch i + 1."""
+
+    SKIPPED, GUARDED = 40, 16  # batches: until the requests have spread over the pipeline; after that
+
+    def __init__(self, n_stages: int) -> None:
+        self._n_stages = n_stages
+        self._pipes = [os.pipe() for _ in range(n_stages)]
+
+    def stand_in(self, stage: int) -> list[int]:
+        """In the process of ``stage``.  The number of gates it has passed is kept in what is returned."""
+        from thaw_runtime.vllm_loader import StageExecutor
+
+        passed, begun, compute = [0], [0], StageExecutor.compute
+
+        def guarded(executor: Any, output: Any, received: Any) -> Any:
+            begun[0] += 1
+            if stage + 1 < self._n_stages:
+                os.write(self._pipes[stage + 1][1], b".")
+            computed = compute(executor, output, received)
+            if stage and self.SKIPPED < begun[0] <= self.SKIPPED + self.GUARDED:
+                self._pass(stage, begun[0] + 1)
+                passed[0] += 1
+            return computed
+
+        self._heard = 0
+        StageExecutor.compute = guarded  # type: ignore[method-assign]
+        return passed
+
+    def _pass(self, stage: int, begun: int) -> None:
+        while self._heard < begun:
+            if not select.select([self._pipes[stage][0]], [], [], WAIT_S)[0]:
+                raise SystemExit(f"stage {stage - 1} never began its batch {begun}")
+            self._heard += len(os.read(self._pipes[stage][0], 1))
+
+
+# ── plain vLLM ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def vanilla(case: dict[str, Any], model: Path, directory: Path) -> dict[str, Any]:
+    answer = directory / "vanilla"
+
+    def run() -> None:
+        from vllm import LLM
+
+        from thaw_runtime.vllm_loader import sampling_params
+
+        llm = LLM(model=str(model), dtype="float32", max_model_len=MAX_MODEL_LEN, enforce_eager=True, block_size=32,
+                  kv_cache_memory_bytes=64 << 20, max_num_seqs=8, max_num_batched_tokens=4096,  # no chunks: seeded ones crash vLLM on a CPU
+                  skip_tokenizer_init=True, distributed_executor_backend="uni")  # fmt: skip
+        found = {}
+        for work in case["works"]:
+            asked = requests(work)
+            inputs: Any = [{"prompt_token_ids": list(r.prompt_token_ids)} for r in asked]
+            outputs = llm.generate(inputs, [sampling_params(r) for r in asked], use_tqdm=False)
+            found[work] = [list(o.outputs[0].token_ids) for o in outputs]
+        answer.write_text(json.dumps({"answers": found}))
+
+    in_child(run)
+    return json.loads(answer.read_text())
+
+
+def mutate(model: Path, mutation: str, directory: Path) -> Path:
+    """The same bytes under other names: two layers change places."""
+    if mutation != "swap":
+        return model
+    target = directory / "swapped"
+    target.mkdir(exist_ok=True)
+    for path in model.iterdir():
+        (target / path.name).write_bytes(path.read_bytes())
+    data = (model / WEIGHTS).read_bytes()
+    n = int.from_bytes(data[:8], "little")
+    header = data[8 : 8 + n].replace(b".2.", b".@.").replace(b".5.", b".2.").replace(b".@.", b".5.")
+    (target / WEIGHTS).write_bytes(data[:8] + header + data[8 + n :])
+    return target
+
+
+def drop_residual() -> None:
+    """The stages behind the first forget what the layers before them added up."""
+    from thaw_runtime import vllm_loader
+
+    whole = vllm_loader.from_host
+    vllm_loader.from_host = lambda tensors: {name: t * (name != "residual") for name, t in whole(tensors).items()}
+
+
+def run(case: dict[str, Any], model: Path, url: str, directory: Path) -> dict[str, Any]:
+    if case["n_stages"] == 0:
+        return vanilla(case, model, directory)
+    return pipeline(case, mutate(model, case.get("mutation", ""), directory), url, directory)
+
+
+def main() -> None:
+    url, cases = sys.argv[1], json.load(sys.stdin)
+    engine_env.prepare(1)
+    warm_up()
+    import vllm.entrypoints.llm  # noqa: F401  for the references
+
+    with tempfile.TemporaryDirectory() as scratch:
+        for case in cases:
+            directory = Path(scratch) / case["family"]
+            model = directory / "model"
+            if not model.exists():
+                directory.mkdir()
+                in_child(lambda case=case, model=model: make_checkpoint(FAMILIES[case["family"]], model))
+
+            def child(case: dict[str, Any] = case, model: Path = model, directory: Path = directory) -> None:
+                if case.get("mutation") == "residual":
+                    drop_residual()
+                print("ANSWER " + json.dumps(case | run(case, model, url, directory)), flush=True)
+
+            in_child(child)
+
+
+if __name__ == "__main__":
+    main()

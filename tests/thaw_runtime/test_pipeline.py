@@ -1,0 +1,151 @@
+"""Pipelines of every family answer what plain vLLM answers, token for token, and a broken one does not.
+
+float32, one thread; 8 prompts of 64 tokens.  The stages are processes over a real relay: see pipeline_probe.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import ValkeyServer
+from tests.thaw_runtime.conftest import ROOT
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+
+FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "gemma", "opt", "gpt2")
+EVERYTHING = ["greedy", "seeded", "penalties", "long", "continued"]
+SAMPLE = [  # every size and every family; every kind of work over two hidden tensors and over one
+    ("llama", 2, EVERYTHING), ("qwen2", 5, ["greedy"]), ("qwen3", 4, ["seeded"]), ("mistral", 6, ["greedy"]),
+    ("gemma", 7, ["greedy"]), ("opt", 8, ["greedy"]), ("gpt2", 3, EVERYTHING), ("llama", 1, EVERYTHING),
+]  # fmt: skip
+
+Case = dict[str, Any]
+
+
+def probe(url: str, cases: list[Case]) -> Iterator[Case]:
+    """What pipeline_probe.py found, case by case."""
+    env = dict(os.environ, PYTHONPATH=f"{ROOT}:{ROOT / 'runtime-python'}")
+    command = [sys.executable, str(Path(__file__).parent / "pipeline_probe.py"), url]
+    done = subprocess.run(command, input=json.dumps(cases), env=env, capture_output=True, text=True, timeout=850,
+                          check=False)  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    for line in done.stdout.splitlines():
+        if line.startswith("ANSWER "):
+            yield json.loads(line.removeprefix("ANSWER "))
+
+
+def references(cases: list[Case]) -> list[Case]:
+    works = {family: [w for w in EVERYTHING if any(w in c["works"] for c in cases if c["family"] == family)]
+             for family in dict.fromkeys(c["family"] for c in cases)}  # fmt: skip
+    return [{"family": family, "n_stages": 0, "works": works[family]} for family in works]
+
+
+def case(family: str, n_stages: int, works: list[str], **more: Any) -> Case:
+    return {"family": family, "n_stages": n_stages, "works": works, **more}
+
+
+def compare(url: str, cases: list[Case]) -> list[tuple[Case, dict[str, bool]]]:
+    """For each case, by work: whether every token is plain vLLM's."""
+    plain: dict[str, dict[str, list[list[int]]]] = {}
+    found = []
+    for answer in probe(url, references(cases) + cases):
+        if answer["n_stages"] == 0:
+            plain[answer["family"]] = answer["answers"]
+            for work, answers in answer["answers"].items():
+                assert len(answers) >= 8
+                for tokens in answers:
+                    assert len(tokens) >= 64
+                    assert len(set(tokens)) >= 20, f"{answer['family']} {work}: a degenerate reference proves nothing"
+        else:
+            same = {work: answers == plain[answer["family"]][work] for work, answers in answer["answers"].items()}
+            found.append((answer, same))
+    return found
+
+
+@pytest.fixture(scope="module")
+def sampled(_shared_valkey: ValkeyServer) -> list[tuple[Case, dict[str, bool]]]:
+    """All by one process: its import of vLLM costs more than a case.  The last two are broken on purpose."""
+    cases = [case(*c) for c in SAMPLE]
+    cases += [
+        case("llama", 2, ["greedy"], mutation="swap"),
+        case("llama", 2, ["greedy"], mutation="residual"),
+        case("qwen3", 2, ["seeded"], trickle=True),
+        case("mistral", 3, ["greedy"], gates=True),
+    ]
+    cases += [case("qwen2", 3, ["greedy"], kill=k) for k in (0, 1)]  # fmt: skip
+    return compare(_shared_valkey.url, cases)
+
+
+def of(sampled: list[tuple[Case, dict[str, bool]]], **wanted: Any) -> tuple[Case, dict[str, bool]]:
+    return next((c, same) for c, same in sampled if all(c.get(k) == v for k, v in wanted.items()))
+
+
+@pytest.mark.parametrize(("family", "n_stages", "works"), SAMPLE)
+def test_a_pipeline_answers_as_plain_vllm_does(
+    sampled: list[tuple[Case, dict[str, bool]]], family: str, n_stages: int, works: list[str]
+) -> None:
+    _, same = of(sampled, family=family, n_stages=n_stages, mutation=None)
+    assert same == dict.fromkeys(works, True)
+
+
+@pytest.mark.parametrize("mutation", ["swap", "residual"])
+def test_swapped_layers_and_a_dropped_residual_are_noticed(
+    sampled: list[tuple[Case, dict[str, bool]]], mutation: str
+) -> None:
+    _, same = of(sampled, mutation=mutation)
+    assert same == {"greedy": False}
+
+
+def test_every_stage_has_the_same_blocks_and_only_its_own_tensors(
+    sampled: list[tuple[Case, dict[str, bool]]],
+) -> None:
+    found, _ = of(sampled, family="gpt2", n_stages=3)
+    assert len({m["kv_blocks"] for m in found["memory"]}) == 1
+    assert sum(found["loaded"]) == found["checkpoint"] + found["embedding"]  # at both ends
+    assert all(0 < n < found["checkpoint"] / 2 for n in found["loaded"])
+
+
+def test_a_stage_packs_and_rehearses_while_its_bytes_arrive(sampled: list[tuple[Case, dict[str, bool]]]) -> None:
+    found, same = of(sampled, trickle=True)
+    assert same == {"seeded": True}
+    assert all(s > 0 for s in found["rehearsal_s"])
+    assert all(n > 0 for n in found["packed_early"])
+
+
+def test_a_stage_computes_a_batch_while_the_next_stage_computes_the_one_before(
+    sampled: list[tuple[Case, dict[str, bool]]],
+) -> None:
+    """Behind a gate, a stage ends batch i only once the stage before it has begun batch i + 1: it would wait for ever
+    if one batch were in flight."""
+    found, same = of(sampled, gates=True)
+    assert same == {"greedy": True}
+    assert found["passed_gates"] == [0, 16, 16]
+
+
+def test_a_killed_stage_fails_the_requests_as_lost_and_ends_every_other_stage(
+    sampled: list[tuple[Case, dict[str, bool]]],
+) -> None:
+    found, _ = of(sampled, kill=1)
+    assert found["statuses"] == [0, -9, 0]
+    assert {code for _, code, _ in found["answers"]["greedy"]} == {"WorkerLost"}
+    assert any(n_tokens > 0 for n_tokens, _, _ in found["answers"]["greedy"])
+
+
+def test_followers_whose_first_stage_was_killed_end(sampled: list[tuple[Case, dict[str, bool]]]) -> None:
+    found, _ = of(sampled, kill=0)
+    assert found["statuses"] == [-9, 0, 0]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_size_of_every_family_answers_as_plain_vllm_does(valkey_url: str, family: str) -> None:
+    for found, same in compare(valkey_url, [case(family, n, EVERYTHING) for n in range(1, 9)]):
+        assert same == dict.fromkeys(EVERYTHING, True), f"{family} in {found['n_stages']} stages"

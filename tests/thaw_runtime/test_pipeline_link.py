@@ -1,0 +1,119 @@
+"""The conversation of a pipeline's stages over a real relay: batches, tokens, signs of life, and who notices a loss."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from relay.frames import FrameHeader, FrameKind
+from relay.transports.redis import RedisTransport
+from thaw.errors import ErrorInfo, WorkerLost
+from thaw.ids import GroupId, random_hex_id
+from thaw_runtime.engine import EngineRequest, Sampling
+from thaw_runtime.pipeline_link import Patience, StageLink
+from thaw_runtime.pipeline_wire import Batch, HostTensor, NewSequence, Sampled, Step
+
+WAIT_S = 20.0
+LONG = Patience(beat_s=0.05, lost_after_s=60.0, first_word_s=60.0, send_s=10.0)
+SHORT = Patience(beat_s=0.05, lost_after_s=1.0, first_word_s=60.0, send_s=10.0)
+
+Chain = list[StageLink]
+Make = Callable[[int, Patience], Chain]
+
+
+def transport(url: str, group: GroupId, stage: int, n_stages: int) -> RedisTransport:
+    return RedisTransport(url, group, stage, [k for k in range(n_stages) if k != stage])
+
+
+@pytest.fixture
+def make(valkey_url: str) -> Iterator[Make]:
+    made: Chain = []
+
+    def build(n_stages: int, patience: Patience) -> Chain:
+        group = GroupId(random_hex_id())
+        made.extend(StageLink(transport(valkey_url, group, k, n_stages), k, n_stages, patience)
+                    for k in range(n_stages))  # fmt: skip
+        return made
+
+    yield build
+    for link in made:
+        link.end(ErrorInfo("WorkerLost", "the test is over"))
+
+
+def batch(number: int, n_bytes: int = 8) -> Batch:
+    request = EngineRequest(f"r{number}", (1, 2), Sampling(4), 7, 0, ())
+    step = Step(number, (NewSequence(request, ((1,),), 0),), (), {request.request_id: 2}, ())
+    return Batch(step, {"hidden_states": HostTensor("U8", (n_bytes,), memoryview(bytes(n_bytes)))})
+
+
+def losses(chain: Chain) -> list[queue.SimpleQueue[ErrorInfo]]:
+    found: list[queue.SimpleQueue[ErrorInfo]] = []
+    for link in chain:
+        found.append(queue.SimpleQueue())
+        link.when_lost(found[-1].put)
+    return found
+
+
+def test_batches_go_down_the_chain_in_order_and_tokens_come_back(make: Make) -> None:
+    first, middle, last = make(3, LONG)
+    came: queue.SimpleQueue[Sampled] = queue.SimpleQueue()
+    first.on_sampled = came.put
+    for number in range(5):
+        first.send_batch(batch(number, n_bytes=3 << 20))  # three chunks each
+    for number in range(5):
+        middle.send_batch(middle.next_batch())
+        got = last.next_batch()
+        assert got.step == batch(number).step
+        assert got.tensors["hidden_states"].shape == (3 << 20,)
+        last.send_sampled(Sampled(number, (f"r{number}",), ((number,),)))
+    assert [came.get(timeout=WAIT_S).token_ids for _ in range(5)] == [((n,),) for n in range(5)]
+
+
+def test_an_idle_pipeline_stays_alive_by_its_beats(make: Make) -> None:
+    chain = make(3, SHORT)
+    lost = losses(chain)
+    with pytest.raises(queue.Empty):
+        lost[0].get(timeout=3 * SHORT.lost_after_s)
+    assert [link.lost for link in chain] == [None] * 3
+
+
+def test_who_ends_tells_everybody_at_once(make: Make) -> None:
+    for ends in range(3):
+        chain = make(3, LONG)[-3:]
+        lost = losses(chain)
+        chain[ends].end(ErrorInfo("WorkerLost", "out of memory"))
+        assert "out of memory" in lost[0].get(timeout=WAIT_S).message
+        if ends:  # stage 0 has heard it and ends as well, which reaches those before
+            chain[0].end(ErrorInfo("WorkerLost", "out of memory"))
+        for queue_ in lost[1:]:
+            assert "out of memory" in queue_.get(timeout=WAIT_S).message
+
+
+def test_a_neighbour_that_falls_silent_is_lost_and_whoever_waits_is_woken(make: Make, valkey_url: str) -> None:
+    first, last = make(2, SHORT)
+    heard = losses([first])[0]
+    first.send_batch(batch(1))
+    assert last.next_batch().step.number == 1
+    last._transport.close()  # as when its process is killed: nobody says anything
+    assert "stage 1 of 2 has been silent" in heard.get(timeout=WAIT_S).message
+    with pytest.raises(WorkerLost, match="silent"):
+        first.send_batch(batch(2))
+    with pytest.raises(WorkerLost, match="broken"):
+        last.next_batch()
+
+
+def test_a_batch_that_is_damaged_breaks_the_pipeline_and_not_the_process(make: Make, valkey_url: str) -> None:
+    first, last = make(2, LONG)
+    hidden = FrameHeader(FrameKind.HIDDEN_STATES)
+    first._transport.send(1, hidden, b"\x80\x04pickle, not a batch", deadline_s=5)
+    with pytest.raises(WorkerLost, match="the pipeline is broken"):
+        last.next_batch()
+
+
+def test_tokens_from_a_stage_that_is_not_the_last_are_refused(make: Make) -> None:
+    first, middle, _ = make(3, LONG)
+    heard = losses([first])[0]
+    middle.send_sampled(Sampled(1, ("r1",), ((5,),)))
+    assert "Sampled from stage 1, expected from 2" in heard.get(timeout=WAIT_S).message
