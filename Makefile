@@ -5,10 +5,10 @@ PYTEST := $(VENV)/python -m pytest
 UNIT := $(or $(wildcard tests/unit),tests)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev demo dev down test test-full check bench-quick locks docs
+.PHONY: help setup setup-dev demo dev down test test-full check native check-native bench-quick locks docs
 
 help: ## What there is to make
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: ## .venv with what runs
 	@scripts/setup.sh run
@@ -36,6 +36,13 @@ check: setup-dev ## Lint, types, layers, unit tests
 	@$(VENV)/mypy
 	@$(VENV)/lint-imports
 	@$(PYTEST) -q -m "not vllm and not full" $(UNIT)
+
+native: ## The native library (csrc/); without it the runtime reads segments in Python
+	@$(MAKE) -s -C csrc all
+
+check-native: ## Native tests: plain, then under the address, undefined-behaviour and thread sanitizers
+	@set -e; for flavour in plain asan tsan; do echo "== $$flavour"; \
+	    THAW_FUZZ_ITERATIONS=$(or $(FUZZ),50000) $(MAKE) -s -C csrc FLAVOUR=$$flavour check; done
 
 bench-quick: setup-dev ## Every benchmark, small; the last line of each is JSON
 	@set -e; for bench in $(filter-out bench/_%,$(wildcard bench/*.py)); do \

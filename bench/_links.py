@@ -59,11 +59,14 @@ def shaped(work: Path, loopback: Origin, rate_mbit: int) -> Link:
     if reason := links.available():
         say(f"links are paced, not shaped: {reason}")
         return Link(name, option, nominal, True, work, loopback)
+    receiver = work / "receiver"
+    if not receiver.exists():
+        build_receiver(work)
     prefix = f"bench{os.getpid() % 10000}"
     made = links.create(prefix, 1, rate_mbit)
     try:
         with Origin(work, work, address=made.hub_address, namespace=made.hub) as origin:
-            rate = _rate(work, work / "receiver", origin, links.inside(made.host(0), ()), _SHAPED_BYTES)
+            rate = _rate(work, receiver, origin, links.inside(made.host(0), ()), _SHAPED_BYTES)
     finally:
         links.destroy(prefix)
     return Link(name, option, rate, False, work, loopback)

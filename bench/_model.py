@@ -16,21 +16,23 @@ _LAYERS = 24
 _BLOCK = 64 * 1024 * 1024
 
 
-def write_random(directory: Path, n_bytes: int) -> ModelIndex:
+def write_random(directory: Path, n_bytes: int, per_layer: int = 1) -> ModelIndex:
     """``config.json``, ``model.safetensors`` with about ``n_bytes`` of random weights, and the index beside them."""
+    names = [f"model.layers.{i}.w{j}.weight" for i in range(_LAYERS) for j in range(per_layer)]
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps({"num_hidden_layers": _LAYERS, "architectures": ["Random"]}))
-    each = n_bytes // _LAYERS // 4096 * 4096
+    each = n_bytes // len(names) // 4096 * 4096
     header = json.dumps({
-        f"model.layers.{i}.weight": {"dtype": "U8", "shape": [each], "data_offsets": [i * each, (i + 1) * each]}
-        for i in range(_LAYERS)
+        name: {"dtype": "BF16", "shape": [each // 2], "data_offsets": [i * each, (i + 1) * each]}
+        for i, name in enumerate(names)
     }).encode()  # fmt: skip
     block = os.urandom(_BLOCK)
     with (directory / checkpoint.WEIGHTS_NAME).open("wb") as f:
         f.write(len(header).to_bytes(8, "little") + header)
-        for at in range(0, each * _LAYERS, _BLOCK):
+        total = each * len(names)
+        for at in range(0, total, _BLOCK):
             # the same random block over and over: no client deduplicates, and urandom is slow
-            f.write(block[: min(_BLOCK, each * _LAYERS - at)])
+            f.write(block[: min(_BLOCK, total - at)])
     return write_index(directory)
 
 
@@ -58,4 +60,8 @@ def _chunks(path: Path) -> Iterator[bytes]:
 def _tensors(path: Path) -> tuple[TensorInfo, ...]:
     with path.open("rb") as f:
         n_header = checkpoint.header_bytes(path.name, f.read(8), path.stat().st_size)
-        return checkpoint.parse_header(path.name, f.read(n_header), path.stat().st_size)
+        plain = checkpoint.parse_header(path.name, f.read(n_header), path.stat().st_size)
+    sums = checkpoint.TensorSums(plain, xxhash.xxh3_64_hexdigest)
+    for chunk in _chunks(path):
+        sums.update(chunk)
+    return sums.tensors()

@@ -36,9 +36,9 @@ class BenchPlatform:
         self.options = Options(port=0, **options)
         self.platform: Platform = up.detach(self.layout, self.options, lambda component, event: None)
         try:
-            if self.options.stem_cells and not wait_for_line(self.layout.log("host-0/invoker"), "zygote_ready",
-                                                             _STEM_CELL_S):  # fmt: skip
-                raise SystemExit(f"no stem cell within {_STEM_CELL_S:.0f} s: see {self.layout.logs}")
+            for host in range(self.options.hosts if self.options.stem_cells else 0):
+                if not wait_for_line(self.layout.log(f"host-{host}/invoker"), "zygote_ready", _STEM_CELL_S):
+                    raise SystemExit(f"no stem cell within {_STEM_CELL_S:.0f} s: see {self.layout.logs}")
         except BaseException:
             self.__exit__()
             raise
@@ -54,6 +54,15 @@ class BenchPlatform:
     def deploy(self, name: str, config: Mapping[str, Any]) -> None:
         body = {"config": config, "exec": {"kind": "llm:vllm", "code": "", "binary": False}}
         self.api.put(action_path(name), body, overwrite=True)
+
+    def remove(self, name: str) -> None:
+        """Delete an action; returns when the hosts have none of its instances left."""
+        self.api.delete(action_path(name))
+        end = time.monotonic() + 30
+        while any(h["instances"] for h in self.api.get("/api/v1/thaw/hosts")["hosts"]):
+            if time.monotonic() > end:
+                raise SystemExit(f"{name} left an instance behind")
+            time.sleep(0.05)
 
     def caller(self, model: str) -> Caller:
         auth = read_properties(self.layout.wskprops)["AUTH"]

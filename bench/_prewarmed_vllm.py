@@ -4,7 +4,7 @@
 
 A start is what a plain serverless vLLM would do in such a process: copy the model to local shared memory with curl,
 build an ``LLM`` with default settings, answer the prompt.  Everything is in one process, which vLLM's API server is
-not: this is the faster way to run it.
+not: this is the faster way to run it.  An order without an origin finds its model at ``target``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def copy(origin: str, names: list[str], target: Path) -> float:
 def _start(order: dict[str, Any]) -> None:
     """In the forked child."""
     began = time.monotonic()
-    copied = copy(order["origin"], order["names"], Path(order["target"]))
+    copied = copy(order["origin"], order["names"], Path(order["target"])) if "origin" in order else 0.0
     from vllm import LLM, SamplingParams
 
     llm = LLM(model=order["target"], dtype="bfloat16", max_model_len=order["max_model_len"], enforce_eager=True)

@@ -78,6 +78,19 @@ install_locked() {
         "${requirements[@]}" "${links[@]}" "$@"
 }
 
+# Optional: without a compiler the runtime reads segments in Python.  make does nothing when the library is up to date.
+build_native() {
+    local compiler
+    for compiler in "${CXX:-g++}" clang++; do
+        if command -v "$compiler" >/dev/null && command -v make >/dev/null; then
+            CXX=$compiler make -s -j2 -C csrc all || say "the native library (csrc/) was not built; the runtime works without"
+            return
+        fi
+    done
+    [ "${1:-}" = quietly ] || say "no C++ compiler, so no native library; the runtime works without" \
+        "(to have it: apt-get install -y g++ make, then make native)"
+}
+
 refuse_gpu_builds() {
     [ "$engine" = cpu ] || return 0
     "$venv/bin/python" - <<'PY' || fail "a package of the GPU build is installed" "hint: rm -rf .venv and run this again"
@@ -95,7 +108,10 @@ exec 9>.cache/setup.lock            # two makes at once: the second waits, then 
 flock -n 9 || { say "another setup is running here; waiting for it"; flock 9; }
 stamp_file=$venv/.thaw-stamp-$engine-$profile
 stamp=$(stamp_of "$python")
-if [ "$(cat "$stamp_file" 2>/dev/null)" = "$stamp" ]; then exit 0; fi
+if [ "$(cat "$stamp_file" 2>/dev/null)" = "$stamp" ]; then
+    build_native quietly
+    exit 0
+fi
 
 started=$SECONDS
 check_disk
@@ -115,5 +131,6 @@ fi
 say "installing thaw itself (editable)"
 "$venv/bin/uv" pip install --quiet --python "$venv/bin/python" --no-deps --no-build-isolation --editable .
 refuse_gpu_builds
+build_native
 echo "$stamp" >"$stamp_file"
 say "done in $((SECONDS - started)) s"

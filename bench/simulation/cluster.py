@@ -37,6 +37,10 @@ class ModelCache:
     def __contains__(self, function: int) -> bool:
         return function in self._models
 
+    def models(self) -> list[tuple[int, int]]:
+        """(function, bytes) of each."""
+        return list(self._models.items())
+
     def use(self, function: int) -> None:
         self._models.move_to_end(function)
 

@@ -91,7 +91,7 @@ def ablations(workload: Workload) -> list[tuple[str, float, float, float]]:
     """(name, TTFT attainment in percent, its mean in seconds, GB·h) of the planned Thaw with one thing taken away."""
     planned = SYSTEMS["thaw-planned"]
     cases = {
-        "Thaw (planned: 4 stages)": planned,
+        "Thaw (planned: consolidation)": planned,
         "without stem cells": replace(planned, stem_cells=False),
         "without eviction of idle workers": replace(planned, evict=False),
         "without the cache": replace(planned, cache=False),

@@ -24,13 +24,18 @@ def function_of(plan: Plan) -> int:
     return int(plan.action.removeprefix("guest/f"))
 
 
+def uri(function: int) -> str:
+    return f"s3://models/{function}"
+
+
 def activation(request: Request) -> ActivationId:
     return ActivationId(f"{request.index:032x}")
 
 
-def action(function: Function) -> ActionFacts:
+def action(function: Function, max_stages: int) -> ActionFacts:
     need = function.model.n_bytes + KV_RESERVE
     return ActionFacts(
         name(function), "0.0.1", KIND_LLM, need, SLOTS, 1000, KEEP_ALIVE_S,
-        model_uri=f"s3://models/{function.index}", slo_ttft_s=function.slo_ttft, slo_tpot_s=function.slo_tpot,
+        model_uri=uri(function.index), max_stages=max_stages, slo_ttft_s=function.slo_ttft,
+        slo_tpot_s=function.slo_tpot,
     )  # fmt: skip

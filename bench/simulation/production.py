@@ -17,12 +17,14 @@ from functools import partial
 from bench.simulation.cluster import SimServer
 from bench.simulation.constants import HEARTBEAT_S, HOP_S, KEEP_ALIVE_S, SLOTS, prefill_s
 from bench.simulation.engine import Engine, Kind
-from bench.simulation.naming import action, activation, function_of, host, name
+from bench.simulation.naming import action, activation, function_of, host, name, uri
 from bench.simulation.serving import Endpoint
 from bench.simulation.specs import Objectives, SystemSpec
+from bench.simulation.starting import Worker
 from bench.simulation.system import System, Unit, free_unit
 from bench.simulation.workload import Request
 from gateway.scheduler.decisions import (
+    CancelGroup,
     Decision,
     FailDemand,
     InspectModelOn,
@@ -34,37 +36,46 @@ from gateway.scheduler.decisions import (
 from gateway.scheduler.events import ActionSeen, Event, HostsSeen, Timer
 from gateway.scheduler.history import History, Measured
 from gateway.scheduler.policy import decide
+from gateway.scheduler.predict import f_factor
 from gateway.scheduler.settings import SchedulerSettings
 from gateway.scheduler.view import ClusterView
 from relay.messages import CommandRefused, DemandAdded, DemandRemoved, InstanceChanged, ModelInspected
+from thaw import partition
 from thaw.action import KIND_LLM
 from thaw.errors import InstanceBusy
-from thaw.host import Device, HostReport
+from thaw.host import Device, HostReport, Resident
 from thaw.ids import GatewayId, InstanceId, Namespace
 from thaw.instance import InstanceRecord, InstanceState, StartMode
-from thaw.model import ModelFacts
+from thaw.model import FileRange, ModelFacts, ModelParts
+from thaw.plan import PlanStage, StageRole
 
+_FILE = "model.safetensors"
 _GATEWAY, _NAMESPACE = GatewayId("gateway"), Namespace("guest")
 
 
 @dataclass(slots=True)
 class Instance:
+    """One stage."""
+
     record: InstanceRecord
-    unit: Unit
+    unit: Unit  # of its whole group
+    worker: Worker
     resident: bool
+    later: float  # bytes it fetches behind the traffic once its first part is there
 
 
 class Production(System):
     def __init__(self, engine: Engine, servers: Sequence[SimServer], spec: SystemSpec, objectives: Objectives) -> None:
         super().__init__(engine, servers, spec, objectives)
-        settings = SchedulerSettings("redis://simulated:0/0", discipline=spec.discipline, variant=spec.variant)
+        settings = SchedulerSettings("redis://simulated:0/0", discipline=spec.discipline, variant=spec.variant,
+                                     relay_url="redis://simulated:0/1")  # fmt: skip
         numbers = itertools.count(1)
         self.view = ClusterView(1, settings, lambda: f"{next(numbers):032x}", History())
         self._inbox: deque[Event] = deque()
         self._deciding = False
         self._instances: dict[str, Instance] = {}
-        self._ids: dict[int, str] = {}  # of units
-        self._by_group: dict[str, Instance] = {}
+        self._heads: dict[int, str] = {}  # unit → its stage 0
+        self._by_group: dict[str, list[Instance]] = {}
         self._stem_cells = [s.spec.n_gpus for s in self.servers]  # one waits for each device
         self._requests: dict[str, Request] = {}
         self._heartbeat()
@@ -87,6 +98,10 @@ class Production(System):
                 self._start(decision)
             case ReleaseInstance():
                 self._release(decision)
+            case CancelGroup():
+                for instance in list(self._by_group.get(decision.group_id, ())):
+                    if instance.record.host_id == decision.host_id:
+                        self._leave(instance)
             case Wake():
                 self.engine.at(decision.at_s, self.tell, Timer(decision.kind, decision.key))
             case LearnFrom():
@@ -108,25 +123,27 @@ class Production(System):
         mine = tuple(InstanceId(k) for k, v in self._instances.items() if v.record.host_id == host_id)
         now_ms = int(self.engine.now * 1000)
         return HostReport(host_id, "boot", "simulated:0", devices, 16, server.spec.link, "none", "process", 0, now_ms,
-                          self._stem_cells[server.index], kinds, 0, False, mine)  # fmt: skip
+                          self._stem_cells[server.index], kinds, 0, False, mine,
+                          resident=tuple(Resident(uri(f), n) for f, n in server.cache.models()))  # fmt: skip
 
-    def _facts(self, uri: str) -> ModelFacts:
-        model = self.functions[int(uri.rsplit("/", 1)[1])].model
-        layer = model.n_bytes // 32
-        return ModelFacts(uri, model.n_bytes, model.n_bytes, 32, (layer,) * 32, 0, "", uri, False,
-                          {"model.safetensors": model.n_bytes})  # fmt: skip
+    def _facts(self, of: str) -> ModelFacts:
+        model = self.functions[int(of.rsplit("/", 1)[1])].model
+        layer = model.n_bytes // 34
+        return ModelFacts(of, model.n_bytes, model.n_bytes, 32, (layer,) * 32, model.n_bytes - 32 * layer, "", of,
+                          False, {_FILE: model.n_bytes}, parts=_parts(model.n_bytes))  # fmt: skip
 
     def _learn(self, decision: LearnFrom) -> None:
         """What the trace of that start would have said."""
-        instance = self._by_group[decision.group_id]
-        worker, prewarmed = instance.unit.workers[0], decision.mode is StartMode.PREWARMED
-        kind, model = worker.server.kind, instance.unit.function.model
-        took = worker.fetch_end_s - instance.unit.started_s
+        head = self._by_group[decision.group_id][0]
+        worker, prewarmed = head.worker, decision.mode is StartMode.PREWARMED
+        kind, model = worker.server.kind, head.unit.function.model
+        took = worker.fetch_end_s - head.unit.started_s
         there = max(worker.fetch_end_s, worker.runtime_end_s)
+        tail = kind.tail + kind.tail_per_byte * worker.part if head.resident else max(0.0, worker.ready_s - there)
         self.view.history.update(decision.action, decision.device_kind, decision.mode, Measured(
             t_cc=0.2 if prewarmed else kind.t_cc, t_cu=kind.t_cu, t_l=0.0 if prewarmed else kind.t_l,
-            t_p=prefill_s(model, 1024), t_d=model.t_d, t_n=HOP_S, t_tail=self.engine.now - there,
-            bandwidth=None if instance.resident or took <= 0 else model.n_bytes / took))  # fmt: skip
+            t_p=prefill_s(model, 1024), t_d=model.t_d, t_n=HOP_S, t_tail=tail,
+            bandwidth=None if head.resident or took <= 0 else worker.part / took))  # fmt: skip
 
     # the gateway's side --------------------------------------------------------------------------------------------
 
@@ -135,7 +152,7 @@ class Production(System):
         new = request.function not in self.functions
         function = self.function(request)
         if new:
-            self.tell(ActionSeen(action(function)))
+            self.tell(ActionSeen(action(function, self.spec.max_stages)))
         if (unit := free_unit(function)) is not None and unit.endpoint is not None:
             unit.endpoint.submit(request)
             self._say(unit)
@@ -169,29 +186,44 @@ class Production(System):
     # the invokers' side --------------------------------------------------------------------------------------------
 
     def _start(self, decision: StartGroup) -> None:
-        plan, stage, at = decision.plan, decision.stages[0], decision.plan.stages[0]
+        plan, n = decision.plan, len(decision.plan.stages)
         function = self.functions[function_of(plan)]
-        server = self.servers[int(stage.host_id.removeprefix("host-"))]
+        workers = [self._worker(plan.stages[s.stage]) for s in decision.stages]
+        unit = self.begin(function, workers, 1, SLOTS * n)
+        waiting = [n]
+        for stage, worker in zip(decision.stages, workers, strict=True):
+            self._start_stage(decision, stage.stage, stage.instance_id, Starting(unit, worker, waiting))
+
+    def _worker(self, at: PlanStage) -> Worker:
+        server = self.servers[int(at.host.removeprefix("host-"))]
+        part = float(partition.size(at.first_ranges))
+        return self.hold(server, int(at.device.removeprefix("cuda:")), at.reserve_bytes, part,
+                         full=at.role is StageRole.FULL)  # fmt: skip
+
+    def _start_stage(self, decision: StartGroup, stage: int, instance_id: InstanceId, of: Starting) -> None:
+        plan, at, server, function = decision.plan, decision.plan.stages[stage], of.worker.server, of.unit.function
         stem_cell = self._stem_cells[server.index] > 0
-        device, part = int(at.device.removeprefix("cuda:")), float(function.model.n_bytes)
-        worker = self.hold(server, device, at.reserve_bytes, part)
-        unit = self.begin(function, [worker], 1, SLOTS)
         resident = function.index in server.cache
         record = InstanceRecord(
-            stage.instance_id, stage.host_id, plan.action, plan.action_version, plan.group_id, InstanceState.STARTING,
-            "simulated:0", SLOTS, at.reserve_bytes, at.device, StartMode.PREWARMED if stem_cell else StartMode.COLD,
-            keep_alive_s=KEEP_ALIVE_S,
+            instance_id, at.host, plan.action, plan.action_version, plan.group_id, InstanceState.STARTING,
+            "simulated:0", SLOTS * len(plan.stages) if stage == 0 else 0, at.reserve_bytes, at.device,
+            StartMode.PREWARMED if stem_cell else StartMode.COLD, keep_alive_s=KEEP_ALIVE_S, stage=stage,
+            n_stages=len(plan.stages),
         )  # fmt: skip
-        self._instances[stage.instance_id] = self._by_group[plan.group_id] = Instance(record, unit, resident)
-        self._ids[unit.index] = stage.instance_id
+        later = 0.0 if resident else float(partition.size(at.later_ranges))
+        instance = Instance(record, of.unit, of.worker, resident, later)
+        self._instances[instance_id] = instance
+        self._by_group.setdefault(plan.group_id, []).append(instance)
+        if stage == 0:
+            self._heads[of.unit.index] = instance_id
         self.tell(InstanceChanged(record))
         if stem_cell:
             self._take_stem_cell(server)
         if resident:
             server.cache.use(function.index)
         deadline = math.inf if at.fetch_deadline_ms is None else self.engine.now + at.fetch_deadline_ms / 1000
-        ready = partial(self._ready, stage.instance_id)
-        self.starter.overlapped(worker, 0.0 if resident else part, deadline, stem_cell, ready)
+        ready = partial(self._stage_ready, instance_id, of.waiting)
+        self.starter.overlapped(of.worker, 0.0 if resident else of.worker.part, deadline, stem_cell, ready)
 
     def _take_stem_cell(self, server: SimServer) -> None:
         """Another one is made as soon as this one is used."""
@@ -201,17 +233,39 @@ class Production(System):
     def _stem_cell_made(self, server: int) -> None:
         self._stem_cells[server] += 1
 
-    def _ready(self, instance_id: str) -> None:
-        instance = self._instances[instance_id]
-        unit = instance.unit
-        unit.workers[0].server.cache.put(unit.function.index, unit.function.model.n_bytes)
-        endpoint = Endpoint(self.engine, unit.function.model, SLOTS, hops=1, done=lambda _: self.completed(unit))
+    def _stage_ready(self, instance_id: str, waiting: list[int]) -> None:
+        """The group serves when its last stage is ready."""
+        if (instance := self._instances.get(instance_id)) is None:
+            return
+        unit, worker = instance.unit, instance.worker
+        worker.ready_s = self.engine.now
+        waiting[0] -= 1
+        if waiting[0] == 0:
+            self._serve_group(unit)
+        if instance.record.stage != 0 or waiting[0] > 0:
+            idle_ms = int(self.engine.now * 1000)
+            instance.record = replace(instance.record, state=InstanceState.READY, idle_since_wall_ms=idle_ms)
+            self.tell(InstanceChanged(instance.record))
+        if waiting[0] == 0:
+            self._say(unit)
+        if instance.later > 0:
+            self.starter.fetch(worker, instance.later, math.inf, partial(self._resident, instance))
+        elif len(unit.workers) == 1:
+            self._resident(instance)
+
+    def _serve_group(self, unit: Unit) -> None:
+        s, n_full = len(unit.workers), sum(w.full for w in unit.workers)
+        link = min(w.server.spec.link for w in unit.workers)
+        endpoint = Endpoint(self.engine, unit.function.model, unit.slots, s=s, factor=f_factor(s, n_full), hops=s,
+                            link=link, done=lambda _: self.completed(unit))  # fmt: skip
         self.serve(unit, endpoint)
-        self._say(unit)
+
+    def _resident(self, instance: Instance) -> None:
+        instance.worker.server.cache.put(instance.unit.function.index, instance.unit.function.model.n_bytes)
 
     def _say(self, unit: Unit) -> None:
         """Its invoker's word, whenever the number of requests in it has changed."""
-        instance = self._instances[self._ids[unit.index]]
+        instance = self._instances[self._heads[unit.index]]
         inflight = unit.endpoint.inflight if unit.endpoint else 0
         idle_ms = None if inflight else int(self.engine.now * 1000)
         instance.record = replace(instance.record, state=InstanceState.READY, inflight=inflight,
@@ -227,8 +281,35 @@ class Production(System):
             error = InstanceBusy("it has requests").info()
             self.tell(CommandRefused(decision.command_id, decision.host_id, record.group_id, error))
             return
-        self.engine.note(Kind.EXPIRY, unit.index)
-        del self._instances[decision.instance_id], self._by_group[record.group_id]
-        unit.function.ready.remove(unit)
-        self.release(unit.workers)
+        self._leave(instance)
+
+    def _leave(self, instance: Instance) -> None:
+        """Of a group that ends, one stage after the other; with the first no request goes there any more."""
+        unit, record = instance.unit, instance.record
+        if unit in unit.function.ready:
+            self.engine.note(Kind.EXPIRY, unit.index)
+            unit.function.ready.remove(unit)
+        del self._instances[record.instance_id]
+        self._by_group[record.group_id].remove(instance)
+        if not self._by_group[record.group_id]:
+            del self._by_group[record.group_id]
+        self.release([instance.worker])
         self.tell(InstanceChanged(replace(record, state=InstanceState.GONE)))
+
+
+@dataclass(frozen=True, slots=True)
+class Starting:
+    """A stage's worker in its group; ``waiting`` counts the stages that are not ready."""
+
+    unit: Unit
+    worker: Worker
+    waiting: list[int]
+
+
+def _parts(n_bytes: int) -> ModelParts:
+    """32 layers and two ends of a layer's size each."""
+    layer = n_bytes // 34
+    first = (n_bytes - 32 * layer) // 2
+    layers = tuple((FileRange(_FILE, first + i * layer, layer),) for i in range(32))
+    end = first + 32 * layer
+    return ModelParts((FileRange(_FILE, 0, first),), layers, (FileRange(_FILE, end, n_bytes - end),))

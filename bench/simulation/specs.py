@@ -37,7 +37,7 @@ class SystemSpec:
 
 _PARASERVE = SystemSpec("paraserve", "ParaServe", Placing.SELECT, max_stages=4)
 _PLANNED = replace(
-    _PARASERVE, name="thaw-planned", label="Thaw (planned: 4 stages)", cache=True, variant="min_sharing",
+    _PARASERVE, name="thaw-planned", label="Thaw (planned: consolidation)", cache=True, variant="min_sharing",
     discipline="edf", stem_cells=True, evict=True, learned_tail=True,
 )  # fmt: skip
 SYSTEMS: Final = {
@@ -49,7 +49,7 @@ SYSTEMS: Final = {
         replace(_PARASERVE, name="paraserve-single", label="ParaServe, one worker", max_stages=1),
         _PARASERVE,
         replace(_PARASERVE, name="paraserve-cache", label="ParaServe, cached", cache=True),
-        SystemSpec("thaw", "Thaw (today: one stage)", Placing.PRODUCTION, cache=True, variant="min_sharing",
+        SystemSpec("thaw", "Thaw (today)", Placing.PRODUCTION, cache=True, max_stages=4, variant="min_sharing",
                    discipline="edf", stem_cells=True),
         _PLANNED,
     )

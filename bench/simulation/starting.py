@@ -35,6 +35,7 @@ class Worker:
     transfer: Transfer | None = None
     fetch_end_s: float = 0.0
     runtime_end_s: float = 0.0
+    ready_s: float = 0.0
 
 
 class Starter:

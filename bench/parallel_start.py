@@ -1,0 +1,324 @@
+"""How much sooner do four hosts start one model than one host does?
+
+Four hosts, each behind a link of the same rate, and a forced number of stages: 1, 2, 4.  Every stage fetches its part
+at the same time and answers as a pipeline.  Two models: the small real one, whose embedding is at both ends of a
+pipeline, and a checkpoint of a gigabyte that divides evenly.  All starts are from stem cells; a run's model has an
+address of its own, so no byte of it is on any host.  Then the same cores as a pipeline and as whole workers, and what
+each step of a worker brings over serverless vLLM.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # bench/gateway.py must not hide gateway
+
+from bench import _checkpoint, _common, _model, _shared_cores
+from bench._calibrate import Constants, calibrate
+from bench._common import Goal, interleave, judge, median, say
+from bench._explained import Start, read_start
+from bench._far_store import far_store
+from bench._links import Link, shaped
+from bench._origin import Origin
+from bench._overlap import PlainVllm, VllmStart, describe
+from bench._platform import BenchPlatform, llm_config
+from bench.cold_start import PROMPT
+from thaw import checkpoint
+from thaw.cli.demo_model import cache_dir
+from thaw.dev.smollm2 import obtain
+from thaw.model import ModelIndex, ModelParts
+
+_HOSTS: Final = 4
+_SIZES: Final = (1, 2, 4)
+_RATES_MBIT: Final = (100, 200, 400)
+_GOAL_MBIT: Final = 200
+_WARM: Final = 5
+_SETTLE_S: Final = 3.0
+"""A platform that has been up for a while: the scheduler has seen its hosts and what the model consists of."""
+
+_CORES: Final = 0.4
+_TOKENS: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """Served under ``models/<name>``, and under ``models/<name>-<n>`` for each run."""
+
+    name: str
+    directory: Path
+    index: ModelIndex
+    parts: ModelParts
+    device_mb: int
+
+    def ideal_s(self, n_stages: int, bytes_per_s: float) -> float:
+        return _checkpoint.size_of_largest(self.parts, n_stages) / bytes_per_s
+
+
+@dataclass(frozen=True, slots=True)
+class ParallelRun:
+    n_stages: int
+    ttft_s: float
+    start: Start
+    warm_ttft_s: float
+
+    @property
+    def tail_s(self) -> float:
+        return self.start.ttft_s - self.start.last_byte_s
+
+    def __str__(self) -> str:
+        return (f"ttft {self.ttft_s:.2f} s, last byte {self.start.last_byte_s:.2f} s, warm {self.warm_ttft_s:.2f} s, "
+                f"unexplained {self.start.unexplained_s * 1e3:.0f} ms")  # fmt: skip
+
+
+Key = tuple[str, str, int]  # model, link, stages
+Runs = dict[Key, list[ParallelRun]]
+
+
+class ParallelStart:
+    def __init__(self, work: Path, models: Sequence[Model]) -> None:
+        self.work, self.models = work, models
+        self._n = 0
+
+    def starts(self, platform: BenchPlatform, url: str, link: Link, sizes: Sequence[int], rounds: int) -> Runs:
+        """On one platform: nothing of a run is left for the next but what the scheduler has learnt."""
+        keys = [(model.name, link.name, s) for model in self.models for s in sizes]
+        models = {model.name: model for model in self.models}
+        runs = {_title(key): partial(self.start, platform, url, link, models[key[0]], key[2]) for key in keys}
+        found = interleave(runs, rounds)
+        return {key: found[_title(key)] for key in keys}
+
+    def start(self, platform: BenchPlatform, url: str, link: Link, model: Model, n_stages: int) -> ParallelRun:
+        with self.deployed(platform, url, model, n_stages) as action:
+            time.sleep(_SETTLE_S)
+            caller = platform.caller(action)
+            cold = caller.chat(PROMPT, 8)
+            warm = [caller.chat(PROMPT, 2).ttft_s for _ in range(_WARM)]
+            caller.close()
+            events, plan = platform.trace(cold.activation_id)
+            if plan is None or len(plan.stages) != n_stages:
+                raise SystemExit(f"{n_stages} stages were asked for, the plan is {plan}")
+            return ParallelRun(n_stages, cold.ttft_s, read_start(events, plan, link.bytes_per_s), median(warm))
+
+    def from_nothing(self, link: Link, model: Model, n_stages: int) -> ParallelRun:
+        with self.platform(link, stem_cells=False) as (platform, url):
+            return self.start(platform, url, link, model, n_stages)
+
+    def throughput(self, platform: BenchPlatform, url: str, model: Model, n_stages: int) -> float | None:
+        """Tokens a second of ``n_stages`` containers with 0.4 core each and 8 requests a stage."""
+        with self.deployed(platform, url, model, n_stages) as action:
+            platform.caller(action).chat(PROMPT, 2)
+            with _shared_cores.capped(platform, _CORES) as can, ThreadPoolExecutor(8 * n_stages) as pool:
+                if not can:
+                    return None
+                began = time.monotonic()
+                answers = list(pool.map(partial(_ask, platform, action), range(8 * n_stages)))
+                return sum(answers) / (time.monotonic() - began)
+
+    @contextlib.contextmanager
+    def platform(self, link: Link, *, stem_cells: bool) -> Iterator[tuple[BenchPlatform, str]]:
+        pool_mb = 64 * (2 + max(m.index.n_bytes for m in self.models) // (64 << 20))
+        with BenchPlatform(self.work / f"state-{link.name}", hosts=_HOSTS, stem_cells=stem_cells, link=link.option,
+                           pool_mb=pool_mb, memory_mb=8192, store=self.work / "empty") as platform, \
+                link.store(platform) as url:  # fmt: skip
+            yield platform, url
+
+    @contextlib.contextmanager
+    def deployed(self, platform: BenchPlatform, url: str, model: Model, n_stages: int) -> Iterator[str]:
+        """An action whose model has an address that no host has seen."""
+        self._n += 1
+        action = f"{model.name}-{self._n}"
+        address = self.work / "models" / action
+        address.symlink_to(model.directory)
+        config = llm_config(f"{url}/models/{action}", stages=n_stages, max_stages=_HOSTS)
+        config["resources"]["gpu_memory_mb"] = model.device_mb
+        platform.deploy(action, config)
+        try:
+            yield action
+        finally:
+            platform.remove(action)
+            address.unlink()
+
+
+def _ask(platform: BenchPlatform, action: str, number: int) -> int:
+    caller = platform.caller(action)
+    try:
+        return caller.chat(f"Count from {number} upwards.", _TOKENS, ignore_eos=True).completion_tokens
+    finally:
+        caller.close()
+
+
+# ── what is measured ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def main() -> int:
+    options = _common.options(__doc__ or "", only=("", "starts, throughput or overlap"),
+                              rates=("", "Mbit/s, comma-separated"))  # fmt: skip
+    rounds = options.n or (1 if options.quick else 5)
+    wanted = [options.only] if options.only else ["starts", "throughput", *([] if options.quick else ["overlap"])]
+    work = Path(tempfile.mkdtemp(prefix="bench-", dir="/dev/shm"))
+    (work / "empty").mkdir()
+    with contextlib.ExitStack() as stack:
+        stack.callback(shutil.rmtree, work, ignore_errors=True)
+        models = _models(work, small_only=options.quick)
+        bench = ParallelStart(work, models)
+        say("constants of the bound")
+        constants = calibrate(work)
+        say(f"  {constants}")
+        loopback = stack.enter_context(Origin(work, work))
+        links = [shaped(work, loopback, rate) for rate in _rates(options.rates, options.quick)]
+        found: Runs = {}
+        facts: dict[str, Any] = {}
+        goals: list[Goal] = []
+        for link in links if wanted != ["overlap"] else []:
+            with bench.platform(link, stem_cells=True) as (platform, url):
+                if "starts" in wanted:
+                    found |= bench.starts(platform, url, link, (1, 4) if options.quick else _SIZES, rounds)
+                if "throughput" in wanted and link is links[-1]:
+                    goals.append(_throughput_goal(bench, platform, url, min(rounds, 3), facts))
+        if found:
+            _print_starts(found, models, links, constants)
+            goals = _start_goals(found, models[-1], _judged(links), constants) + goals
+        if "overlap" in wanted:
+            facts["overlap"] = _overlap(bench, loopback, _judged(links), found)
+    return _common.report(
+        "parallel_start", goals, rounds=rounds, links=[link.describe() for link in links],
+        partition_bounds={m.name: round(_checkpoint.bound(m.parts, 4), 3) for m in models},
+        n_bytes={m.name: m.index.n_bytes for m in models}, runs={" ".join(map(str, k)): list(map(str, v))
+                                                                 for k, v in found.items()}, **facts,
+    )  # fmt: skip
+
+
+def _rates(asked: str, quick: bool) -> tuple[int, ...]:
+    if asked:
+        return tuple(map(int, asked.split(",")))
+    return (_GOAL_MBIT,) if quick else _RATES_MBIT
+
+
+def _judged(links: Sequence[Link]) -> Link:
+    """The one at 200 Mbit/s, if it was asked for."""
+    return next((link for link in links if link.name == f"{_GOAL_MBIT}m"), links[0])
+
+
+def _title(key: Key) -> str:
+    return f"{key[0]} {key[1]} s={key[2]}"
+
+
+def _models(work: Path, *, small_only: bool) -> list[Model]:
+    """The small real one first, the one with the goals last."""
+    small = obtain(cache_dir(), say)
+    found = [_served(work, "smollm2", small, 2048)]
+    if not small_only:
+        found.append(_served(work, "gigabyte", _checkpoint.obtain(cache_dir(), small, say), 4096))
+    return found
+
+
+def _served(work: Path, name: str, source: Path, device_mb: int) -> Model:
+    directory = work / "models" / name
+    shutil.copytree(source, directory)
+    index = _model.write_index(directory)
+    n_layers = len({t.name.split(".")[2] for t in index.tensors if ".layers." in t.name})
+    return Model(name, directory, index, checkpoint.parts_of(index.tensors, n_layers), device_mb)
+
+
+def _print_starts(found: Runs, models: Sequence[Model], links: Sequence[Link], constants: Constants) -> None:
+    say("\n  model      Mbit/s  s   TTFT s  last byte s  ideal s  bound s  warm TTFT s")
+    by_name = {m.name: m for m in models}
+    by_link = {link.name: link for link in links}
+    for (name, link_name, s), runs in found.items():
+        link, model = by_link[link_name], by_name[name]
+        say(f"  {name:10} {link_name:>6} {s:2} {_ttft(runs):8.2f} {_last(runs):12.2f} "
+            f"{model.ideal_s(s, link.bytes_per_s):8.2f} {_bound(runs, model, link, constants):8.2f} "
+            f"{_warm(runs):12.3f}")  # fmt: skip
+
+
+def _start_goals(found: Runs, model: Model, link: Link, constants: Constants) -> list[Goal]:
+    one, four = found[model.name, link.name, 1], found[model.name, link.name, 4]
+    ideal = model.ideal_s(4, link.bytes_per_s)
+    bounds = [_bound(runs, model, link, constants) for runs in (one, four)]
+    ratio = (_ttft(four) / _ttft(one)) / (bounds[1] / bounds[0])
+    tail = median([r.tail_s / r.warm_ttft_s for r in four])
+    speedup = _last(one) / _last(four)
+    small = "" if model.index.n_bytes >= 10**9 else "; measured on the small model"
+    return [
+        judge("last_byte_vs_ideal_s4", _last(four) / ideal, "<=", 1.05, paced=link.paced,
+              floor=f"{_last(four):.2f} s, ideal {ideal:.2f} s{small}"),
+        judge("last_byte_speedup_s4", speedup, ">=", 3.6, paced=link.paced,
+              floor=f"the partition's own bound is {_checkpoint.bound(model.parts, 4):.2f}{small}"),
+        judge("ttft_s4_vs_s1", ratio, "<=", 1.15, paced=link.paced,
+              floor=f"{_ttft(four):.2f} against {_ttft(one):.2f} s, bounds {bounds[1]:.2f} and {bounds[0]:.2f} s"),
+        judge("tail_ratio_s4", tail, "<=", 3, paced=link.paced,
+              floor=f"{median([r.tail_s for r in four]) * 1e3:.0f} ms, warm {_warm(four) * 1e3:.0f} ms"),
+    ]  # fmt: skip
+
+
+def _throughput_goal(
+    bench: ParallelStart, platform: BenchPlatform, url: str, rounds: int, facts: dict[str, Any]
+) -> Goal:
+    """Of the small model, whose steps are short: the harder case for a pipeline."""
+    runs = {f"{s} stages": partial(bench.throughput, platform, url, bench.models[0], s) for s in (4, 1)}
+    try:
+        found = interleave(runs, rounds)
+    finally:
+        _shared_cores.sweep()
+    rates = {name: [v for v in values if v is not None] for name, values in found.items()}
+    facts["tokens_per_s"] = {name: [round(v, 2) for v in values] for name, values in rates.items()}
+    if not rates["4 stages"]:
+        return judge("pipeline_throughput_s4", None, ">=", 0.8, floor="no cgroup quota can be set here")
+    four, one = median(rates["4 stages"]), median(rates["1 stages"])
+    return judge(
+        "pipeline_throughput_s4", four / (4 * one), ">=", 0.8, floor=f"{four:.1f} against 4 x {one:.1f} tokens/s"
+    )
+
+
+def _overlap(bench: ParallelStart, loopback: Origin, link: Link, found: Runs) -> dict[str, Any]:
+    """One round, from nothing; the steps of the paper's Figure 9."""
+    model, rate = bench.models[0], int(link.name.removesuffix("m"))
+    with far_store(bench.work, loopback, rate) as store:
+        names = [f.name for f in model.index.files]
+        vllm = PlainVllm(bench.work, store, model.name, names, PROMPT, len(os.sched_getaffinity(0)))
+        plain: list[VllmStart] = [vllm.serverless(), vllm.prefetched()]
+    stream, parallel = (bench.from_nothing(link, model, s) for s in (1, 4))
+    stem = found.get((model.name, link.name, 4), [])
+    rows: dict[str, float | None] = {
+        "vanilla": plain[0].ttft_s, "+prefetch": plain[1].ttft_s, "+stream": stream.ttft_s, "+overlap": None,
+        "+parallel": parallel.ttft_s,
+    }  # fmt: skip
+    if stem:
+        rows["+stem cell"] = _ttft(stem)
+    say(f"\n  overlap, {model.name} at {rate} Mbit/s, from nothing (+stem cell: imported before)")
+    for line in describe(rows):
+        say(f"  {line}")
+    return {"ttft_s": rows, "vllm_command": vllm.command, "vllm": [str(p) for p in plain]}
+
+
+def _ttft(runs: Sequence[ParallelRun]) -> float:
+    return median([r.ttft_s for r in runs])
+
+
+def _last(runs: Sequence[ParallelRun]) -> float:
+    return median([r.start.last_byte_s for r in runs])
+
+
+def _warm(runs: Sequence[ParallelRun]) -> float:
+    return median([r.warm_ttft_s for r in runs])
+
+
+def _bound(runs: Sequence[ParallelRun], model: Model, link: Link, constants: Constants) -> float:
+    """Eq. 5 from stem cells: the largest stage's bytes, and a warm prefill through all stages."""
+    n_bytes = _checkpoint.size_of_largest(model.parts, runs[0].n_stages)
+    return constants.bound_s(n_bytes, link.bytes_per_s, _warm(runs))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,258 @@
+"""Does the simulator foretell what the platform does?  The same requests, at the same moments, to both.
+
+A trace of a few functions (half of them with a tight objective, half with a loose one) is played to four hosts behind
+200 Mbit/s links, and simulated with the production policy on four simulated hosts whose constants were measured on that
+very platform: one cold start of a function that is not in the trace, and its warm requests.  Laid side by side are, for
+each start, what the scheduler predicted, what was simulated, and what was.
+
+``--traces FILE``: a workload file instead of the own generator; its first requests, its functions made ``chatbot``
+(7.5 s) or ``summarization`` (15 s), its models all SmolLM2.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import shutil
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from bench import _common, _model
+from bench._common import Goal, judge, percentile, say
+from bench._explained import read_start
+from bench._links import Link, shaped
+from bench._origin import Origin
+from bench._platform import BenchPlatform
+from bench._sse import Caller
+from bench.simulation import constants
+from bench.simulation.constants import KEEP_ALIVE_S, KV_RESERVE, SLOTS, GpuKind, Model, ServerSpec
+from bench.simulation.run import simulate
+from bench.simulation.specs import SYSTEMS, Objectives
+from bench.simulation.tracefile import read_workload
+from bench.simulation.workload import Request, Workload
+from thaw.cli.demo_model import cache_dir
+from thaw.dev.smollm2 import obtain
+
+HOSTS, RATE_MBIT, PER_HOST = 4, 200, 2
+PROMPT = "Count the apples, pears and plums in three baskets, step by step, and name the one that holds most. " * 3
+N_INPUT, N_OUTPUT = 64, 16
+_MEASURED = "measured"
+_MIB = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What one cold start and warm requests say of this platform; seconds, bytes/s."""
+
+    n_bytes: int
+    link: float
+    t_cu: float
+    tail: float  # last byte → first token, less a warm request's
+    warm_ttft: float
+    t_d: float
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One request in three worlds.  ``predicted``: of the start that was made for it; None for the others."""
+
+    at_s: float
+    function: str
+    stages: int
+    predicted: float | None
+    simulated: float
+    real: float
+
+
+def make_trace(n_requests: int, seconds: float, n_functions: int, seed: int) -> Workload:
+    rng = random.Random(f"replay {seed}")
+    at = sorted(rng.uniform(0, seconds) for _ in range(n_requests))
+    return Workload("replay", tuple(_request(i, t, rng.randrange(n_functions)) for i, t in enumerate(at)))
+
+
+def scaled(workload: Workload, n_requests: int, seconds: float, n_functions: int) -> Workload:
+    """The first requests of a trace, its functions folded onto so many, its time stretched to ``seconds``."""
+    first = workload.requests[:n_requests]
+    stretch = seconds / max(1e-9, first[-1].arrival_s - first[0].arrival_s)
+    return Workload(workload.name, tuple(
+        _request(i, (r.arrival_s - first[0].arrival_s) * stretch, r.function % n_functions)
+        for i, r in enumerate(first)))  # fmt: skip
+
+
+def _request(index: int, at_s: float, function: int) -> Request:
+    app = "chatbot" if function % 2 == 0 else "summarization"
+    return Request(index, at_s, function, app, _MEASURED, N_INPUT, N_OUTPUT)
+
+
+@contextlib.contextmanager
+def measured_world(m: Measured) -> Iterator[str]:
+    """A testbed of four hosts with these constants, for as long as the block lasts; its name."""
+    need = m.n_bytes + KV_RESERVE
+    kind = GpuKind(_MEASURED, PER_HOST * need, 20e9, 1.0, m.t_cu, 5.0, m.tail, 0.0, 0.0, 1e9, 0.0, 1e9)
+    # prefill_s() is t_p · tokens/1024 and a constant; a warm request's first token is all of that here
+    t_p = max(0.0, m.warm_ttft - constants.PREFILL_BASE_S) * 1024 / N_INPUT
+    tables: Sequence[tuple[dict[str, Any], Any]] = (
+        (constants.GPUS, kind), (constants.MODELS, Model(_MEASURED, m.n_bytes, t_p, m.t_d, 1e4)),
+        (constants.TESTBEDS, (ServerSpec(_MEASURED, 1, m.link, 4 * KV_RESERVE),) * HOSTS),
+    )  # fmt: skip
+    try:
+        for table, entry in tables:
+            table[_MEASURED] = entry
+        yield _MEASURED
+    finally:
+        for table, _ in tables:
+            table.pop(_MEASURED, None)
+
+
+def simulated(workload: Workload, m: Measured, max_stages: int) -> list[float]:
+    with measured_world(m) as testbed:
+        spec = replace(SYSTEMS["thaw"], max_stages=max_stages)
+        return [r.ttft for r in simulate(workload, spec, testbed, Objectives()).requests]
+
+
+def errors(simulated_s: Sequence[float], real_s: Sequence[float]) -> dict[str, float]:
+    """|simulated − real| / real of the median and of the 90th percentile."""
+    pairs = {p: (percentile(simulated_s, p), percentile(real_s, p)) for p in (50, 90)}
+    return {f"p{p}": abs(a - b) / b for p, (a, b) in pairs.items()}
+
+
+# the real platform ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Answer:
+    ttft_s: float = float("nan")
+    activation_id: str = ""
+    error: str = ""
+
+
+def config(uri: str, app: str, max_stages: int) -> dict[str, Any]:
+    ttft, tpot = constants.APPS[app].ttft[0], constants.APPS[app].tpot[0]
+    return {
+        "kind": "llm:vllm", "model": {"uri": uri}, "engine": {"dtype": "bfloat16", "max_model_len": 512},
+        "resources": {"gpu_memory_mb": 1024, "host_memory_mb": 2048},
+        "slo": {"ttft_ms": round(1000 * ttft), "tpot_ms": round(1000 * tpot)},
+        "scaling": {"max_instances": 8, "max_stages": max_stages, "keep_alive_s": KEEP_ALIVE_S, "max_batch": SLOTS},
+    }  # fmt: skip
+
+
+def calibrate(platform: BenchPlatform, url: str, link: Link, n_bytes: int) -> Measured:
+    platform.deploy("calibration", config(f"{url}/models/calibration", "summarization", 1))
+    caller = platform.caller("calibration")
+    cold = caller.chat(PROMPT, N_OUTPUT)
+    warm = [caller.chat(PROMPT, N_OUTPUT) for _ in range(5)]
+    caller.close()
+    events, plan = platform.trace(cold.activation_id)
+    start = read_start(events, plan, link.bytes_per_s)
+    context = next((i.seconds for i in start.timeline.intervals if i.phase == "context"), 0.0)
+    ttft = statistics.median(w.ttft_s for w in warm)
+    t_d = statistics.median((w.arrivals_s[-1] - w.ttft_s) / max(1, w.completion_tokens - 1) for w in warm)
+    platform.remove("calibration")
+    fetched = start.last_byte_s - start.first_byte_s
+    return Measured(n_bytes, n_bytes / fetched, context, max(0.0, cold.ttft_s - start.last_byte_s - ttft), ttft, t_d)
+
+
+def play(platform: BenchPlatform, workload: Workload) -> list[Answer]:
+    """Each request at its moment, from a thread of its own."""
+    answers = [Answer() for _ in workload.requests]
+    began = time.monotonic() + 1.0
+
+    def ask(request: Request, answer: Answer) -> None:
+        caller: Caller = platform.caller(f"f{request.function}")
+        time.sleep(max(0.0, began + request.arrival_s - time.monotonic()))
+        try:
+            found = caller.chat(PROMPT, N_OUTPUT)
+            answer.ttft_s, answer.activation_id = found.ttft_s, found.activation_id
+        except SystemExit as e:  # how the caller says that it was answered with an error
+            answer.error = str(e)
+        caller.close()
+
+    threads = [threading.Thread(target=ask, args=(r, a)) for r, a in zip(workload.requests, answers, strict=True)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return answers
+
+
+def rows(platform: BenchPlatform, workload: Workload, answers: Sequence[Answer], sim: Sequence[float]) -> list[Row]:
+    found = []
+    for request, answer, simulated_s in zip(workload.requests, answers, sim, strict=True):
+        plan = platform.trace(answer.activation_id)[1] if answer.activation_id else None
+        found.append(Row(request.arrival_s, f"f{request.function} {request.app}", len(plan.stages) if plan else 0,
+                         plan.predicted_ttft_s if plan else None, simulated_s, answer.ttft_s))  # fmt: skip
+    return found
+
+
+def table(found: Sequence[Row]) -> str:
+    lines = ["      at  function            stages  predicted  simulated  real"]
+    for r in found:
+        predicted = "        –" if r.predicted is None else f"{r.predicted:9.2f}"
+        lines.append(f"  {r.at_s:6.1f}  {r.function:18}  {r.stages or '–':>6}  {predicted}  {r.simulated:9.2f}  "
+                     f"{r.real:.2f}")  # fmt: skip
+    return "\n".join(lines)
+
+
+def judged(found: Sequence[Row], paced: bool, n_failed: int) -> list[Goal]:
+    off = errors([r.simulated for r in found], [r.real for r in found])
+    floor = f"{n_failed} request(s) failed" if n_failed else "simulated against real TTFT"
+    return [judge(f"{p}_error", off[p] if not n_failed else None, "<=", 0.15, paced=paced, floor=floor)
+            for p in ("p50", "p90")]  # fmt: skip
+
+
+def main() -> int:
+    options = _common.options(__doc__ or "", traces=("", "a workload file"), max_stages=(4, "of a group"),
+                              seed=(0, "of the generator"))  # fmt: skip
+    n, seconds, n_functions = (12, 30.0, 4) if options.quick else (48, 240.0, 8)
+    work = Path(tempfile.mkdtemp(prefix="thaw-replay-"))
+    try:
+        checkpoint, models = obtain(cache_dir(), say), work / "models"
+        shutil.copytree(checkpoint, models / "smollm2")
+        index = _model.write_index(models / "smollm2")
+        for name in ["calibration", *(f"f{i}" for i in range(n_functions))]:
+            (models / name).symlink_to("smollm2")  # another model each, as far as anybody can tell
+        trace = make_trace(n, seconds, n_functions, options.seed)
+        if options.traces:
+            trace = scaled(read_workload(Path(options.traces)), n, seconds, n_functions)
+        with Origin(work, work) as loopback:
+            return _replay(work, shaped(work, loopback, RATE_MBIT), trace, index.n_bytes, n_functions, options)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _replay(work: Path, link: Link, trace: Workload, n_bytes: int, n_functions: int, options: Any) -> int:
+    with BenchPlatform(work / "state", hosts=HOSTS, link=link.option, memory_mb=PER_HOST * 1024 + 512,
+                       store=work) as platform, link.store(platform) as url:  # fmt: skip
+        measured = calibrate(platform, url, link, n_bytes)
+        say(f"measured: {measured}")
+        for i in range(n_functions):
+            app = "chatbot" if i % 2 == 0 else "summarization"
+            platform.deploy(f"f{i}", config(f"{url}/models/f{i}", app, options.max_stages))
+        answers = play(platform, trace)
+        found = rows(platform, trace, answers, simulated(trace, measured, options.max_stages))
+    failed = [a.error for a in answers if a.error]
+    say(table(found))
+    for error in failed[:3]:
+        say(f"failed: {error}")
+    known = [r for r in found if r.real == r.real]
+    off = errors([r.predicted or r.simulated for r in known], [r.real for r in known]) if known else {}
+    return _common.report("replay", judged(known, link.paced, len(failed)) if known else [], requests=len(found),
+                          failed=len(failed), measured=_plain(measured), link=link.describe(),
+                          predicted_error={k: round(v, 3) for k, v in off.items()})  # fmt: skip
+
+
+def _plain(measured: Measured) -> Mapping[str, float]:
+    return {name: float(f"{getattr(measured, name):.4g}") for name in Measured.__slots__}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
