@@ -5,7 +5,7 @@ PYTEST := $(VENV)/python -m pytest
 UNIT := $(or $(wildcard tests/unit),tests)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev demo dev down test test-full check native check-native bench-quick locks docs
+.PHONY: help setup setup-dev demo dev down test test-full check native check-native bench-quick locks docs images
 
 help: ## What there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -47,6 +47,9 @@ check-native: ## Native tests: plain, then under the address, undefined-behaviou
 bench-quick: setup-dev ## Every benchmark, small; the last line of each is JSON
 	@set -e; for bench in $(filter-out bench/_%,$(wildcard bench/*.py)); do \
 	    echo "== $$bench"; $(VENV)/python $$bench --quick; done
+
+images: ## Build the container images (needs Docker); docs/docker.md
+	@scripts/images.sh
 
 docs: setup ## Write the generated pages again
 	@$(VENV)/python -m thaw.dev.pages

@@ -151,7 +151,7 @@ def start(command: Sequence[str], log: Path, ready: str, *, env: Mapping[str, st
     log.unlink(missing_ok=True)
     with log.open("wb") as out:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, cwd=cwd or ROOT,
-                                   env=None if env is None else dict(env), preexec_fn=_die_with_parent)  # fmt: skip
+                                   env=None if env is None else dict(env), preexec_fn=die_with_parent)  # fmt: skip
     program = Program(process, log)
     if ready and not wait_for_line(log, ready, deadline_s):
         program.stop(signal.SIGKILL)
@@ -164,5 +164,5 @@ def python_env(**extra: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'runtime-python'}", "PYTHONUNBUFFERED": "1", **extra}
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import hiredis
 
-from bench._common import Program, start
+from bench._common import Program, die_with_parent, start
 from relay.frames import FrameHeader, FrameKind
 from relay.messages import GroupCredential, GroupLink
 from relay.transports.connect import connect
@@ -50,14 +50,14 @@ class RawRedis:
     def __init__(self, port: int, group: str, me: int, *, stream: bool) -> None:
         self._sock = socket.create_connection(("127.0.0.1", port))
         self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._reader = hiredis.Reader(maxbuf=0)
+        self._reader = hiredis.Reader()
         self._stream = stream
         self._mine, self._other = (f"raw:{group}:{k}".encode() for k in (me, 1 - me))
         self._at = b"0"
 
     def send(self, payload: bytes) -> None:
         if self._stream:
-            self._call(b"XADD", self._other, b"MAXLEN", b"4", b"*", b"f", payload)
+            self._call(b"XADD", self._other, b"*", b"f", payload)
         else:
             self._call(b"RPUSH", self._other, payload)
 
@@ -69,6 +69,7 @@ class RawRedis:
         return reply
 
     def close(self) -> None:
+        self._call(b"UNLINK", self._mine)
         self._sock.close()
 
     def _call(self, *arguments: bytes) -> Any:
@@ -131,6 +132,7 @@ class Servers:
         self._work, self._s3 = work, s3
         self.stores = ("dir", "s3") if s3 else ("dir",)
         self._programs: list[Program] = []
+        self._left_behind: list[Path] = []
         self._port = _free_port()
 
     def __enter__(self) -> Servers:
@@ -145,6 +147,8 @@ class Servers:
     def __exit__(self, *_: object) -> None:
         for program in self._programs:
             program.stop(signal.SIGKILL)
+        for left in self._left_behind:
+            left.unlink(missing_ok=True)
 
     def ping_pong(self, name: str, payload: bytes, n_messages: int) -> Sample:
         def there(end: End) -> list[float]:
@@ -189,8 +193,11 @@ class Servers:
         try:
             end = self._end(name, group, 0)
             found = there(end)
-        finally:
-            _, status = os.waitpid(pid, 0)
+        except BaseException:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            raise
+        _, status = os.waitpid(pid, 0)
         end.close()
         if status:
             raise SystemExit(f"{name}: the other end failed")
@@ -222,6 +229,9 @@ class Servers:
                    f"-s3.port={ports[0]}", f"-s3.config={config}", f"-master.port={ports[1]}",
                    f"-volume.port={ports[2]}", f"-filer.port={ports[3]}", "-master.telemetry=false",
                    "-s3.port.iceberg=0", "-s3.port.lance=0"]  # fmt: skip
+        roles = zip(("s3", "master", "volume", "filer"), ports, strict=True)
+        self._left_behind = [Path(f"/tmp/seaweedfs-{name}.sock") for role, port in roles
+                             for name in (f"{role}-{port}", f"{role}-grpc-{port + 10_000}")]  # fmt: skip
         self._programs.append(start(command, self._work / "s3.log", "Start Seaweed S3 API Server"))
         os.environ |= {"THAW_S3_ENDPOINT": f"http://127.0.0.1:{ports[0]}", "AWS_ACCESS_KEY_ID": "bench",
                        "AWS_SECRET_ACCESS_KEY": "bench", "AWS_REGION": "us-east-1"}  # fmt: skip
@@ -231,6 +241,8 @@ class Servers:
 def _child(work: Callable[[], None]) -> None:
     """In the forked process: nothing of the parent's may run after it."""
     status = 1
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    die_with_parent()
     try:
         work()
         status = 0

@@ -11,11 +11,12 @@ from pathlib import Path
 from bench._common import say
 from bench._platform import BenchPlatform
 from invoker.shares import CgroupShares, find_shares
+from thaw.action import KIND_LLM
 
 
 @contextlib.contextmanager
 def capped(platform: BenchPlatform, cores: float) -> Iterator[bool]:
-    """Every container that runs now.  Yields False where no quota can be set.
+    """Every model's container that runs now.  Yields False where no quota can be set.
 
     The groups outlive the block until their processes have ended: :func:`sweep`.
     """
@@ -37,10 +38,10 @@ def sweep() -> None:
 
 
 def containers(platform: BenchPlatform) -> dict[str, list[int]]:
-    """The processes of each container, as the invokers keep them on disk."""
-    run_dir = Path(platform.platform.run_dir)
-    leaders = {owner.parent.name: int(json.loads(owner.read_text())["pid"])
-               for owner in run_dir.glob("host-*/c/*/owner.json")}  # fmt: skip
+    """The processes of each model's container, as the invokers keep them on disk."""
+    owners = {owner.parent.name: json.loads(owner.read_text())
+              for owner in Path(platform.platform.run_dir).glob("host-*/c/*/owner.json")}  # fmt: skip
+    leaders = {name: int(owner["pid"]) for name, owner in owners.items() if owner["kind"] == KIND_LLM}
     running = [int(p.name) for p in Path("/proc").iterdir() if p.name.isdigit()]
     return {name: [pid for pid in running if _session(pid) == leader] for name, leader in leaders.items() if leader}
 

@@ -86,8 +86,9 @@ Runs = dict[Key, list[ParallelRun]]
 
 
 class ParallelStart:
-    def __init__(self, work: Path, models: Sequence[Model]) -> None:
+    def __init__(self, work: Path, models: Sequence[Model], *, quick: bool) -> None:
         self.work, self.models = work, models
+        self._settle_s, self._n_tokens = (1.0, 24) if quick else (_SETTLE_S, _TOKENS)
         self._n = 0
 
     def starts(self, platform: BenchPlatform, url: str, link: Link, sizes: Sequence[int], rounds: int) -> Runs:
@@ -100,7 +101,7 @@ class ParallelStart:
 
     def start(self, platform: BenchPlatform, url: str, link: Link, model: Model, n_stages: int) -> ParallelRun:
         with self.deployed(platform, url, model, n_stages) as action:
-            time.sleep(_SETTLE_S)
+            time.sleep(self._settle_s)
             caller = platform.caller(action)
             cold = caller.chat(PROMPT, 8)
             warm = [caller.chat(PROMPT, 2).ttft_s for _ in range(_WARM)]
@@ -122,8 +123,15 @@ class ParallelStart:
                 if not can:
                     return None
                 began = time.monotonic()
-                answers = list(pool.map(partial(_ask, platform, action), range(8 * n_stages)))
+                answers = list(pool.map(partial(self._ask, platform, action), range(8 * n_stages)))
                 return sum(answers) / (time.monotonic() - began)
+
+    def _ask(self, platform: BenchPlatform, action: str, number: int) -> int:
+        caller = platform.caller(action)
+        try:
+            return caller.chat(f"Count from {number} upwards.", self._n_tokens, ignore_eos=True).completion_tokens
+        finally:
+            caller.close()
 
     @contextlib.contextmanager
     def platform(self, link: Link, *, stem_cells: bool) -> Iterator[tuple[BenchPlatform, str]]:
@@ -150,14 +158,6 @@ class ParallelStart:
             address.unlink()
 
 
-def _ask(platform: BenchPlatform, action: str, number: int) -> int:
-    caller = platform.caller(action)
-    try:
-        return caller.chat(f"Count from {number} upwards.", _TOKENS, ignore_eos=True).completion_tokens
-    finally:
-        caller.close()
-
-
 # ── what is measured ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -171,7 +171,7 @@ def main() -> int:
     with contextlib.ExitStack() as stack:
         stack.callback(shutil.rmtree, work, ignore_errors=True)
         models = _models(work, small_only=options.quick)
-        bench = ParallelStart(work, models)
+        bench = ParallelStart(work, models, quick=options.quick)
         say("constants of the bound")
         constants = calibrate(work)
         say(f"  {constants}")

@@ -41,6 +41,7 @@ from bench.simulation.tracefile import read_workload
 from bench.simulation.workload import Request, Workload
 from thaw.cli.demo_model import cache_dir
 from thaw.dev.smollm2 import obtain
+from thaw.trace import Phase, TraceEvent
 
 HOSTS, RATE_MBIT, PER_HOST = 4, 200, 2
 PROMPT = "Count the apples, pears and plums in three baskets, step by step, and name the one that holds most. " * 3
@@ -71,6 +72,7 @@ class Row:
     predicted: float | None
     simulated: float
     real: float
+    why: str = ""  # what every size was worth, of a start
 
 
 def make_trace(n_requests: int, seconds: float, n_functions: int, seed: int) -> Workload:
@@ -187,10 +189,17 @@ def play(platform: BenchPlatform, workload: Workload) -> list[Answer]:
 def rows(platform: BenchPlatform, workload: Workload, answers: Sequence[Answer], sim: Sequence[float]) -> list[Row]:
     found = []
     for request, answer, simulated_s in zip(workload.requests, answers, sim, strict=True):
-        plan = platform.trace(answer.activation_id)[1] if answer.activation_id else None
+        events, plan = platform.trace(answer.activation_id) if answer.activation_id else ([], None)
         found.append(Row(request.arrival_s, f"f{request.function} {request.app}", len(plan.stages) if plan else 0,
-                         plan.predicted_ttft_s if plan else None, simulated_s, answer.ttft_s))  # fmt: skip
+                         plan.predicted_ttft_s if plan else None, simulated_s, answer.ttft_s,
+                         _why(events) if plan else ""))  # fmt: skip
     return found
+
+
+def _why(events: Sequence[TraceEvent]) -> str:
+    sizes = next((e.attrs.get("sizes") for e in events if e.name is Phase.PLANNED_END), None)
+    each = sizes if isinstance(sizes, (list, tuple)) else ()
+    return ", ".join(f"{c['stages']}/{c['full']} {c['why']} {c.get('ttft_s', '')}".strip() for c in each)
 
 
 def table(found: Sequence[Row]) -> str:
@@ -241,6 +250,8 @@ def _replay(work: Path, link: Link, trace: Workload, n_bytes: int, n_functions: 
         found = rows(platform, trace, answers, simulated(trace, measured, options.max_stages))
     failed = [a.error for a in answers if a.error]
     say(table(found))
+    for function in sorted({r.function for r in found if r.why}):
+        say(f"  {function}, stages/full: {next(r.why for r in found if r.function == function and r.why)}")
     for error in failed[:3]:
         say(f"failed: {error}")
     known = [r for r in found if r.real == r.real]

@@ -57,8 +57,8 @@ class Timed:
             return {"n": 0}
         return {
             "n": len(self.cpu), "mean_ms": _ms(statistics.fmean(self.cpu)),
-            "p50_ms": _ms(_common.percentile(self.cpu, 50)), "p99_ms": _ms(_common.percentile(self.cpu, 99)), "worst_ms": _ms(max(self.cpu)),
-            "wall_p99_ms": _ms(_common.percentile(self.wall, 99)),
+            "p50_ms": _ms(_common.percentile(self.cpu, 50)), "p99_ms": _ms(_common.percentile(self.cpu, 99)),
+            "worst_ms": _ms(max(self.cpu)), "wall_p99_ms": _ms(_common.percentile(self.wall, 99)),
         }  # fmt: skip
 
 

@@ -11,7 +11,7 @@ import json
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.progress import track
 
 from bench import _common
-from bench.simulation import charts, experiments, report
+from bench.simulation import charts, experiments, report, stress
 from bench.simulation.bands import Band, EndToEnd, cold_start_bands, scenario_bands
 from bench.simulation.constants import HASH
 from bench.simulation.matrix import CENTRE, Checkpoints, Run, code_hash, generated, sweep
@@ -41,6 +41,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="the first seed")
     parser.add_argument("--seeds", type=int, default=1, help="how many")
     parser.add_argument("--traces", type=Path, help="a directory of workload files, simulated too")
+    parser.add_argument("--stress", type=int, nargs="?", const=stress.REQUESTS, default=0, metavar="N",
+                        help="only this: so many requests (a million) on 1,000 hosts")  # fmt: skip
     parser.add_argument("--out", type=Path, default=user_cache_path("thaw") / "simulation",
                         help="checkpoints and results")  # fmt: skip
     parser.add_argument("--docs", type=Path, help="write simulation.md and simulation/ there")
@@ -92,6 +94,8 @@ def _deterministic(seed: int) -> tuple[bool, dict[str, str]]:
 def main() -> int:
     options = _arguments()
     console = Console(stderr=True)
+    if options.stress:
+        return _stress(options.stress, options.seed)
     options.out.mkdir(parents=True, exist_ok=True)
     try:
         runs = _runs(options)
@@ -115,6 +119,17 @@ def main() -> int:
     ]  # fmt: skip
     return _common.report("simulate", goals, constants=HASH, code=code_hash(), log_hashes=hashes, runs=len(summaries),
                           bands_met=sum(b.met is True for b in bands), bands=len(bands))  # fmt: skip
+
+
+def _stress(n_requests: int, seed: int) -> int:
+    found = stress.run(n_requests, seed)
+    goals = [
+        _common.judge("stress_wall_s", found.wall_s, "<=", 900.0, floor="of a million requests on 1,000 hosts"),
+        _common.judge("stress_peak_bytes", float(found.peak_bytes), "<=", 2e9),
+    ]  # fmt: skip
+    whole = [g if n_requests >= stress.REQUESTS else replace(g, ok=False, floor=f"{n_requests} requests only")
+             for g in goals]  # fmt: skip
+    return _common.report("simulate-stress", whole, **asdict(found))
 
 
 def _print(summaries: Sequence[Summary], bands: Sequence[Band]) -> None:

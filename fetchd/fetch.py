@@ -136,18 +136,17 @@ class Fetch:
 
     def run(self) -> None:
         """Fill the segment or fail it; never raises a ThawError."""
-        key, link = self.segment.key, self._machinery.link
-        link.join(self.pacer.share)
+        key = self.segment.key
         try:
             entry = self._machinery.catalog.planned(key.uri, key.version)
-            self._make_transfer(entry).run()
+            transfer = self._make_transfer(entry)
+            with self._machinery.link.joined(self.pacer.share):  # not before: who only asks the store holds nobody up
+                transfer.run()
             self.segment.finish()
         except ThawError as e:
             self.error = self._reason(e).info()
         except Exception as e:  # noqa: BLE001 - edge of a thread: readers must hear of a defect
             self.error = PlatformError(f"fetch failed: {type(e).__name__}: {e}").info()
-        finally:
-            link.leave(self.pacer.share)
         self._seconds = time.monotonic() - self._began_s
         if self.error is not None:
             self.segment.fail(self.error)

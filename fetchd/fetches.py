@@ -39,7 +39,10 @@ class FetchTable:
         with self._lock:
             self._check_epoch(request.epoch)
             member = self._members.get((request.group_id, request.stage))
-            if member is None or member.error is not None or member.fetch.segment.error is not None:
+            if member is not None and (member.error is not None or member.fetch.segment.error is not None):
+                self._store.drop(member.fetch.segment, member.holder)  # what it had of a later part that failed
+                member = None
+            if member is None:
                 member = self._join(request, version)
             segment = member.fetch.segment
             return FetchStarted(segment.segment_id, segment.n_bytes, member.resident)
@@ -144,7 +147,7 @@ class FetchTable:
     def _end_member(self, member: Member) -> None:
         """The whole fetch is finished, one way or the other.  Its hold waits for a grant, but not for ever."""
         member.finish(self._host_id)
-        if member.fetch.error is not None:
+        if member.error is not None:  # a first part that came stays good, whatever became of the later one
             self._store.drop(member.fetch.segment, member.holder)
         self._janitor.call_later(self._hold_s, self._expiry(member))
 

@@ -169,6 +169,14 @@ class Link:
             self._changed()
 
     @contextmanager
+    def joined(self, share: Share) -> Iterator[None]:
+        self.join(share)
+        try:
+            yield
+        finally:
+            self.leave(share)
+
+    @contextmanager
     def change(self) -> Iterator[None]:
         """Around any change of a share that may have joined."""
         with self._lock:

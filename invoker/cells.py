@@ -25,6 +25,7 @@ ZYGOTE: Final = "zygote"
 LABEL: Final = "stem-cell"
 WARM: Final = "THAW_WARM"  # tells the container to import what a start would otherwise wait for
 _ANSWER_S: Final = 30.0
+_RETRY_S: Final = 5.0
 
 
 class StemCells:
@@ -37,6 +38,7 @@ class StemCells:
         self._refill_lock = threading.Lock()
         self._waiting: deque[Handle] = deque()
         self._targets = {KIND_PYTHON: 0, KIND_LLM: 0}
+        self._retry: threading.Timer | None = None
         self._closing = False
         driver.on_exit(self._exited)
 
@@ -96,6 +98,8 @@ class StemCells:
 
     def close(self) -> None:
         self._closing = True
+        if self._retry is not None:
+            self._retry.cancel()
         with self._refill_lock:
             for cell in self.view():
                 self.give_up(cell)
@@ -146,10 +150,20 @@ class StemCells:
             self._ledger.give_back(cell_id)
             if handle is not None:
                 self.end(handle)
+            self._retry_later()
             return False
         with self._lock:
             self._waiting.append(handle)
         return True
+
+    def _retry_later(self) -> None:
+        """fetchd or the engine may be coming up; nobody announces when it is."""
+        with self._lock:
+            if self._closing or (self._retry is not None and self._retry.is_alive()):
+                return
+            self._retry = threading.Timer(_RETRY_S, self.refill)
+            self._retry.daemon = True
+            self._retry.start()
 
     def _spec(self, cell_id: str, kind: str) -> Spec:
         """Raises Unavailable when an llm cell cannot have a door."""

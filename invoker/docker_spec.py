@@ -121,6 +121,6 @@ def _mounts(spec: Spec, mounts: Mounts) -> list[dict[str, Any]]:
 
 
 def _bind(source: str, target: str, *, read_only: bool) -> dict[str, Any]:
-    """Type bind: unlike ``-v`` it fails when the source is missing, instead of making a directory as root."""
-    return {"Type": "bind", "Source": source, "Target": target, "ReadOnly": read_only,
-            "BindOptions": {"Propagation": "rprivate"}}  # fmt: skip
+    """Type bind: unlike ``-v`` it fails when the source is missing, instead of making a directory as root.  The
+    propagation is left to the engine: it wants another for what lies in its own volumes."""
+    return {"Type": "bind", "Source": source, "Target": target, "ReadOnly": read_only}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 from invoker.driver import Driver
@@ -17,7 +18,9 @@ def find_host_shares(settings: InvokerSettings) -> Shares:
     """What bounds processes' shares; a container engine does that itself."""
     if settings.driver != "process":
         return NoShares()
-    return find_shares(settings.host_id, enabled=settings.cpu_share == "on")
+    # by the run directory: two platforms on one machine have hosts of the same names
+    own = hashlib.sha256(settings.run_dir.encode()).hexdigest()[:8]
+    return find_shares(f"{settings.host_id}-{own}", enabled=settings.cpu_share == "on")
 
 
 def make_driver(settings: InvokerSettings, run_dir: Path, shares: Shares, log: Log) -> Driver:

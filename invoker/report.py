@@ -103,8 +103,10 @@ class Reporter:
 def _fetches(status: Status | None) -> tuple[FetchReport, ...]:
     if status is None:
         return ()
-    return tuple(FetchReport(f.group_id, f.n_bytes, f.done_bytes, f.bytes_per_s, f.stage, f.pending_bytes, f.later_bytes)
-                 for f in status.fetches)  # fmt: skip
+    return tuple(
+        FetchReport(f.group_id, f.n_bytes, f.done_bytes, f.bytes_per_s, f.stage, f.pending_bytes, f.later_bytes)
+        for f in status.fetches
+    )
 
 
 def _resident(status: Status | None) -> tuple[Resident, ...]:

@@ -32,12 +32,12 @@ class NoShares:
 
 
 class CgroupShares:
-    """One directory per container under ``root``/thaw-<host>; the process is moved before it has threads of weight."""
+    """One directory per container under ``root``/thaw-<name>; the process is moved before it has threads of weight."""
 
     name = "enforced"
 
-    def __init__(self, root: Path, host_id: str, version: int) -> None:
-        self._parent = root / f"thaw-{host_id}"
+    def __init__(self, root: Path, name: str, version: int) -> None:
+        self._parent = root / f"thaw-{name}"
         self._version = version
         self._parent.mkdir(exist_ok=True)
         if version == 2:
@@ -82,13 +82,13 @@ class CgroupShares:
             return
 
 
-def find_shares(host_id: str, *, enabled: bool = True, base: Path = Path("/sys/fs/cgroup")) -> Shares:
-    """What this machine can enforce, tried by making the host's group."""
+def find_shares(name: str, *, enabled: bool = True, base: Path = Path("/sys/fs/cgroup")) -> Shares:
+    """What this machine can enforce, tried by making the group ``name``: nobody else's, as it goes with us."""
     if enabled:
         for root, version in ((base / "cpu", 1), (base, 2)):
             if _has_cpu(root, version) and os.access(root, os.W_OK):
                 try:
-                    return CgroupShares(root, host_id, version)
+                    return CgroupShares(root, name, version)
                 except OSError:
                     continue
     return NoShares()

@@ -111,7 +111,8 @@ def _seal(
     head = _HEAD.pack(MAGIC, VERSION, h.kind, h.priority, h.flags, group_id, h.stream_id, seq, chunk, n_chunks,
                       n_bytes, h.step)  # fmt: skip
     tail = payload_crc.to_bytes(4, "little")
-    return head + crc32c(head + tail).to_bytes(4, "little") + tail
+    crc: int = google_crc32c.value(head + tail)
+    return head + crc.to_bytes(4, "little") + tail
 
 
 def encode(header: FrameHeader, payload: bytes) -> bytes:
@@ -132,7 +133,7 @@ def decode_header(data: bytes | memoryview) -> FrameHeader:
         raise ProtocolError(f"not a frame: magic {magic!r}")
     if version != VERSION:
         raise ProtocolError(f"frame version {version}; this side reads {VERSION}")
-    if header_crc != crc32c(raw[:_CRC_OFFSET] + raw[60:64]):
+    if header_crc != google_crc32c.value(raw[:_CRC_OFFSET] + raw[60:64]):
         raise ProtocolError("frame header failed its checksum")
     if kind not in _KINDS or priority not in _PRIORITIES or flags & ~_KNOWN_FLAGS:
         raise ProtocolError(f"frame of kind {kind}, priority {priority}, flags {flags:#x} is not known")

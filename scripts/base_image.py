@@ -22,8 +22,11 @@ LIBRARIES = "usr/lib/x86_64-linux-gnu"
 LEFT_OUT = ("test", "tests", "idlelib", "tkinter", "turtledemo", "ensurepip", "lib2to3", "site-packages", "config-*",
             "_tkinter*")  # fmt: skip
 BY_NAME = ("libstdc++.so.6", "libgcc_s.so.1", "libnss_files.so.2", "libnss_dns.so.2", "libresolv.so.2", "libgomp.so.1",
-           "librt.so.1", "libpthread.so.0", "libdl.so.2", "libutil.so.1", "libanl.so.1")  # fmt: skip
+           "librt.so.1", "libpthread.so.0", "libdl.so.2", "libutil.so.1", "libanl.so.1", "libnuma.so.1")  # fmt: skip
 """What ldd does not show: libraries of name resolution, and those that wheels with C, C++ or Rust inside ask for."""
+
+
+PROGRAMS = ("lscpu",)
 
 
 def main() -> int:
@@ -35,9 +38,10 @@ def main() -> int:
         _skeleton(root)
         _busybox(root)
         _python(root)
+        _programs(root)
         _settings(root)
         tar = subprocess.Popen(["tar", "-C", directory, "--owner=0", "--group=0", "-c", "."], stdout=subprocess.PIPE)
-        assert tar.stdout is not None
+        assert tar.stdout is not None  # noqa: S101  asked for above
         change = ["-c", "ENV PATH=/usr/local/bin:/usr/bin:/bin PYTHONDONTWRITEBYTECODE= LANG=C.UTF-8"]
         for name in ("SSL_CERT_FILE", "PIP_CERT", "REQUESTS_CA_BUNDLE"):
             change += ["-c", f"ENV {name}=/etc/ssl/certs/ca-certificates.crt"]
@@ -104,6 +108,15 @@ def _copy_libraries(root: Path, programs: Iterable[Path]) -> None:
         target = root / LIBRARIES / path.name
         if not target.exists():
             shutil.copy2(path.resolve(), target)
+
+
+def _programs(root: Path) -> None:
+    """What the real image has and vLLM asks for: the list of CPUs."""
+    for name in PROGRAMS:
+        found = Path(shutil.which(name) or sys.exit(f"base_image: {name} is missing"))
+        (root / "bin" / name).unlink(missing_ok=True)  # busybox may have one
+        shutil.copy2(found.resolve(), root / "bin" / name)
+        _copy_libraries(root, [found])
 
 
 def _settings(root: Path) -> None:

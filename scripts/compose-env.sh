@@ -4,22 +4,30 @@
 #
 #   eval "$(scripts/compose-env.sh)"
 #
-# Variables that are set when .env is made go into it: THAW_PORT, DOCKER_SOCKET, THAW_VERSION.
+# Variables that are set when .env is made go into it: THAW_PORT, DOCKER_SOCKET, THAW_VERSION …  THAW_ENV_FILE is another
+# file than .env, for docker compose --env-file.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+env_file=${THAW_ENV_FILE:-.env}
+properties=${THAW_ENV_FILE:+$THAW_ENV_FILE.wskprops}
+properties=${properties:-$PWD/.cache/compose.wskprops}
 
 secret() { od -An -N24 -tx1 /dev/urandom | tr -d ' \n'; }
 uuid() { cat /proc/sys/kernel/random/uuid; }
 
-if [ ! -s .env ]; then
+if [ ! -s "$env_file" ]; then
     socket=${DOCKER_SOCKET:-${DOCKER_HOST:-/var/run/docker.sock}}
     umask 077
-    cat >.env.part <<ENV
+    cat >"$env_file.part" <<ENV
 # Made by scripts/compose-env.sh.  Secrets: keep it private, and keep it, as the state server's files outlive a restart.
 THAW_VERSION=${THAW_VERSION:-0.1.0}
 THAW_IMAGE_PREFIX=${THAW_IMAGE_PREFIX:-thaw}
 THAW_PORT=${THAW_PORT:-3233}
 THAW_STORE_PORT=${THAW_STORE_PORT:-8333}
+THAW_STEM_CELLS=${THAW_STEM_CELLS:-on}
+THAW_FETCHD_POOL_MB=${THAW_FETCHD_POOL_MB:-1024}
+THAW_MEMORY_MB=${THAW_MEMORY_MB:-4096}
 DOCKER_SOCKET=${socket#unix://}
 THAW_STATE_PASSWORD=$(secret)
 THAW_RELAY_PASSWORD=$(secret)
@@ -27,16 +35,16 @@ THAW_STORE_KEY=$(secret)
 THAW_STORE_SECRET=$(secret)
 THAW_FIRST_KEY=$(uuid):$(secret)$(secret)
 ENV
-    mv .env.part .env
-    echo "compose-env: made .env" >&2
+    mv "$env_file.part" "$env_file"
+    echo "compose-env: made $env_file" >&2
 fi
-# shellcheck disable=SC1091  it is made above
-. ./.env
+# shellcheck disable=SC1090  it is made above
+. "$(realpath "$env_file")"
 umask 077
-mkdir -p .cache
-printf 'APIHOST=http://127.0.0.1:%s\nAUTH=%s\nNAMESPACE=_\n' "$THAW_PORT" "$THAW_FIRST_KEY" >.cache/compose.wskprops
+mkdir -p "$(dirname "$properties")"
+printf 'APIHOST=http://127.0.0.1:%s\nAUTH=%s\nNAMESPACE=_\n' "$THAW_PORT" "$THAW_FIRST_KEY" >"$properties"
 cat <<EXPORTS
-export WSK_CONFIG_FILE=$PWD/.cache/compose.wskprops
+export WSK_CONFIG_FILE=$properties
 export THAW_S3_ENDPOINT=http://127.0.0.1:$THAW_STORE_PORT
 export AWS_ACCESS_KEY_ID=$THAW_STORE_KEY AWS_SECRET_ACCESS_KEY=$THAW_STORE_SECRET AWS_REGION=us-east-1
 EXPORTS

@@ -32,15 +32,29 @@ wheelhouse() {
     done
 }
 
+build() {   # tag, Dockerfile, further arguments
+    local tag=$1 file=$2 began=$SECONDS
+    shift 2
+    [ -z "${PYTHON_IMAGE:-}" ] || set -- "$@" --build-arg "PYTHON_IMAGE=$PYTHON_IMAGE"
+    docker build --quiet --network "${BUILD_NETWORK:-host}" -f "deploy/images/$file" -t "$tag" "$@" . >/dev/null
+    echo "images: $tag in $((SECONDS - began)) s"
+}
+
+# The large layer, keyed by the locks alone: a build argument would be part of the builder's own key.
+dependencies() {
+    local hash address=${WHEELHOUSE:-}
+    hash=$(cat deps/tools.lock deps/runtime-cpu.lock deploy/images/vllm-cpu/deps.Dockerfile | sha256sum | cut -c1-12)
+    deps_image=$prefix/vllm-cpu-deps:$hash
+    ! docker image inspect "$deps_image" >/dev/null 2>&1 || return 0
+    [ -n "$address" ] || wheelhouse
+    build "$deps_image" vllm-cpu/deps.Dockerfile ${address:+--build-arg "WHEELHOUSE=$address"}
+}
+
 for name in "${names[@]}"; do
-    arguments=(--network "${BUILD_NETWORK:-host}" -f "deploy/images/$name/Dockerfile" -t "$prefix/$name:$version")
-    [ -z "${PYTHON_IMAGE:-}" ] || arguments+=(--build-arg "PYTHON_IMAGE=$PYTHON_IMAGE")
     if [ "$name" = vllm-cpu ]; then
-        address=${WHEELHOUSE:-}
-        [ -n "$address" ] || wheelhouse
-        [ -z "$address" ] || arguments+=(--build-arg "WHEELHOUSE=$address")
+        dependencies
+        build "$prefix/$name:$version" "$name/Dockerfile" --build-arg "DEPS_IMAGE=$deps_image"
+    else
+        build "$prefix/$name:$version" "$name/Dockerfile"
     fi
-    began=$SECONDS
-    docker build --quiet "${arguments[@]}" . >/dev/null
-    echo "images: $prefix/$name:$version in $((SECONDS - began)) s"
 done

@@ -19,6 +19,7 @@ class Band:
     band: str
     value: str
     met: bool | None  # None: no run of it
+    evidence: str = ""  # what of the runs themselves explains the value
 
 
 def cold_start_bands(found: Sequence[ColdStart]) -> list[Band]:
@@ -65,6 +66,17 @@ class EndToEnd:
         found = [value(r) for r in self._runs if (r.system, r.cv, r.rps, r.scale) == (system, cv, rps, scale)]
         return statistics.fmean(found) if found else None
 
+    def _cold(self, points: Sequence[tuple[float, float]]) -> str:
+        """How many requests found no free slot, and how many of those still came in time."""
+        said = []
+        for system in ("vllm", "paraserve"):
+            cold = [c for p in points if (c := self.mean(system, *p, value=lambda r: r.cold_pct)) is not None]
+            late = [100 - a for p in points if (a := self.mean(system, *p)) is not None]
+            if cold and len(cold) == len(late):
+                share, missed = statistics.fmean(cold), statistics.fmean(late)
+                said.append(f"{system} {share:.0f} % cold, of which {100 * min(1.0, missed / share):.0f} % late")
+        return "; ".join(said)
+
     def bands(self) -> list[Band]:
         return [*self._levels(), *self._ratios(), *self._apps(), *self._looser(), *self._tokens()]
 
@@ -80,7 +92,8 @@ class EndToEnd:
                 near = [abs(v - w) <= 10 for v, w in zip(values, want, strict=True)]
                 text = " ".join(f"{v:.1f}" for v in values)
                 bands.append(Band(self.source, f"attainment, CV {cv}, RPS {rps} ({sum(near)} of 4 near)",
-                                  " ".join(map(str, want)), "±10 points each", text, all(near)))  # fmt: skip
+                                  " ".join(map(str, want)), "±10 points each", text, all(near),
+                                  self._cold(((float(cv), rps),))))  # fmt: skip
                 bands.append(Band(self.source, f"order, CV {cv}, RPS {rps}", "vLLM < SLLM < ParaServe < cache", "order",
                                   text, values == sorted(values)))  # fmt: skip
         return bands
@@ -95,7 +108,8 @@ class EndToEnd:
             ratios = [a / b for a, b in points if a is not None and b]
             if ratios:
                 bands.append(Band(self.source, f"attainment ratio, {name}", published, f"{low}–{high}",
-                                  _span(ratios), low <= min(ratios) and max(ratios) <= high))  # fmt: skip
+                                  _span(ratios), low <= min(ratios) and max(ratios) <= high,
+                                  self._cold([(float(cv), rps) for cv in ATTAINMENT for rps in RPS])))  # fmt: skip
         return bands
 
     def _apps(self) -> list[Band]:
@@ -124,7 +138,7 @@ class EndToEnd:
             if ratios:
                 name = f"looser SLO (1.5×, 2×), {system} / vLLM"
                 bands.append(Band(self.source, name, published, "1.25–1.7", _span(ratios),
-                                  all(1.25 <= r <= 1.7 for r in ratios)))  # fmt: skip
+                                  all(1.25 <= r <= 1.7 for r in ratios), self._cold(((8.0, 0.6),))))  # fmt: skip
         tight = [(s, v) for s in ORDER if (v := self.mean(s, 8, 0.6, 0.5)) is not None]
         if tight:
             bands.append(Band(self.source, "tight SLO (0.5×), every system", "≤ 63 %", "≤ 70 %",

@@ -88,9 +88,14 @@ def brownfield() -> Scenario:
 
 
 def ablations(workload: Workload) -> list[tuple[str, float, float, float]]:
-    """(name, TTFT attainment in percent, its mean in seconds, GB·h) of the planned Thaw with one thing taken away."""
-    planned = SYSTEMS["thaw-planned"]
+    """(name, TTFT attainment in percent, its mean in seconds, GB·h) of Thaw with one thing taken away."""
+    planned, today = SYSTEMS["thaw-planned"], SYSTEMS["thaw"]
     cases = {
+        "Thaw (today)": today,
+        "today, one stage only": replace(today, max_stages=1),
+        "today, two stages at most": replace(today, max_stages=2),
+        "today, models are not kept in memory": replace(today, cache=False),
+        "today, `paper` instead of `min_sharing`": replace(today, variant="paper"),
         "Thaw (planned: consolidation)": planned,
         "without stem cells": replace(planned, stem_cells=False),
         "without eviction of idle workers": replace(planned, evict=False),

@@ -74,10 +74,11 @@ class Production(System):
         self._inbox: deque[Event] = deque()
         self._deciding = False
         self._instances: dict[str, Instance] = {}
+        self._on_server: list[dict[str, None]] = [{} for _ in self.servers]
         self._heads: dict[int, str] = {}  # unit → its stage 0
         self._by_group: dict[str, list[Instance]] = {}
         self._stem_cells = [s.spec.n_gpus for s in self.servers]  # one waits for each device
-        self._requests: dict[str, Request] = {}
+        self._requests: dict[str, Request] = {}  # that wait
         self._heartbeat()
 
     # the scheduler's side ------------------------------------------------------------------------------------------
@@ -110,7 +111,7 @@ class Production(System):
                 self.tell(ModelInspected(decision.uri, decision.host_id, self._facts(decision.uri)))
             case FailDemand():
                 for activation_id in decision.activation_ids:
-                    self._fail(self._requests[activation_id])
+                    self._fail(self._requests.pop(activation_id))
 
     def _heartbeat(self) -> None:
         self.tell(HostsSeen(tuple(self._report(s) for s in self.servers)))
@@ -120,7 +121,7 @@ class Production(System):
         host_id = host(server)
         devices = tuple(Device(f"cuda:{i}", server.kind.name, d.memory, d.free) for i, d in enumerate(server.devices))
         kinds = (KIND_LLM,) if self._stem_cells[server.index] else ()
-        mine = tuple(InstanceId(k) for k, v in self._instances.items() if v.record.host_id == host_id)
+        mine = tuple(InstanceId(k) for k in self._on_server[server.index])
         now_ms = int(self.engine.now * 1000)
         return HostReport(host_id, "boot", "simulated:0", devices, 16, server.spec.link, "none", "process", 0, now_ms,
                           self._stem_cells[server.index], kinds, 0, False, mine,
@@ -166,6 +167,7 @@ class Production(System):
         function, endpoint = unit.function, unit.endpoint
         while endpoint is not None and function.queue and endpoint.free:
             request = function.queue.popleft()
+            del self._requests[activation(request)]
             endpoint.submit(request)
             self.tell(DemandRemoved(activation(request), name(function)))
 
@@ -213,6 +215,7 @@ class Production(System):
         later = 0.0 if resident else float(partition.size(at.later_ranges))
         instance = Instance(record, of.unit, of.worker, resident, later)
         self._instances[instance_id] = instance
+        self._on_server[server.index][instance_id] = None
         self._by_group.setdefault(plan.group_id, []).append(instance)
         if stage == 0:
             self._heads[of.unit.index] = instance_id
@@ -289,7 +292,9 @@ class Production(System):
         if unit in unit.function.ready:
             self.engine.note(Kind.EXPIRY, unit.index)
             unit.function.ready.remove(unit)
-        del self._instances[record.instance_id]
+        del self._instances[record.instance_id], self._on_server[instance.worker.server.index][record.instance_id]
+        if record.stage == 0:
+            del self._heads[unit.index]
         self._by_group[record.group_id].remove(instance)
         if not self._by_group[record.group_id]:
             del self._by_group[record.group_id]

@@ -36,7 +36,8 @@ def page(
         mine = [r for r in runs if r.source == source]
         if mine:
             shown = [p for p in pictures if p.name.startswith(source)]
-            parts += [f"## {title}", _CAVEATS[source], _centre(mine), _points(source, mine), _scales(source, mine)]
+            parts += [f"## {title}", _CAVEATS[source], _centre(mine), _points(source, mine), _scales(source, mine),
+                      _behind(source, mine)]  # fmt: skip
             parts.append("\n\n".join(f"![{p.stem}](simulation/{p.name})" for p in shown))
     parts += ["## What each part is worth", _ablations(*ablations)]
     parts += ["## Calibration: cold starts", _cold(cold), "## Bands", _bands(bands)]
@@ -100,7 +101,24 @@ def _pct(value: float | None) -> str:
 def _ablations(workload: str, rows: Sequence[tuple[str, float, float, float]]) -> str:
     head = ("", "TTFT in time %", "mean TTFT s", "GB·h")
     shown = [(name, f"{pct:.1f}", f"{mean_s:.2f}", f"{cost:.0f}") for name, pct, mean_s, cost in rows]
-    return f"The planned system with one thing changed, `{workload}`, one run each:\n\n" + _table(head, shown)
+    return f"Thaw with one thing changed, `{workload}`, one run each:\n\n" + _table(head, shown)
+
+
+def _behind(source: str, runs: Sequence[Summary]) -> str:
+    """Where Thaw as it is does not do better than the best published system."""
+    means = EndToEnd(source, runs)
+    points = sorted({(r.cv, r.rps, r.scale) for r in runs})
+    both = [(p, means.mean("thaw", *p), means.mean("paraserve-cache", *p)) for p in points]
+    behind = [(p, a, b) for p, a, b in both if a is not None and b is not None and a <= b]
+    if not behind:
+        return f"At all {len(both)} points Thaw (today) answers more requests in time than ParaServe with a cache."
+    named = ", ".join(
+        f"CV {cv:g} at {rps:g}/s{'' if scale == 1 else f' ×{scale:g}'} ({a:.1f} against {b:.1f})"
+        for (cv, rps, scale), a, b in behind
+    )  # fmt: skip
+    return (
+        f"At {len(behind)} of {len(both)} points Thaw (today) is **not** better than ParaServe with a cache: {named}."
+    )
 
 
 def _cold(found: Sequence[ColdStart]) -> str:
@@ -122,6 +140,8 @@ def _bands(bands: Sequence[Band]) -> str:
     for b in bands:
         verdict = "not run" if b.met is None else "met" if b.met else "**missed**"
         why = "" if b.met else next((text for start, text in REASONS if b.name.startswith(start)), "")
+        if why and b.evidence:
+            why = f"{why} ({b.evidence})"
         rows.append((b.source, b.name, b.published, b.band, b.value, verdict, why))
     met = sum(b.met is True for b in bands)
     intro = f"{met} of {len(bands)} met. No constant was changed to meet one. A missed one says why, as far as known."

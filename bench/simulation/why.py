@@ -15,7 +15,9 @@ REASONS: Final[tuple[tuple[str, str], ...]] = (
     ("scale_down",
      "F = 3.25 with one whole worker among four gives this on decoding alone; counted with the start it is inside, "
      "and which one was published is unclear"),
-    ("attainment, CV", "levels depend on how many requests are cold, which the trace decides"),
+    ("attainment, CV",
+     "levels follow the share of cold requests, which the trace decides; published levels fall from CV 8 to CV 2, "
+     "while the cold share of these traces falls too, so that simulated ones rise"),
     ("attainment ratio, ParaServe / vLLM", "where many requests are cold the baseline's misses weigh more"),
     ("attainment ratio, ParaServe / Serv", "where many requests are cold the baseline's misses weigh more"),
     ("order", "ServerlessLLM takes whole devices and is out of them first"),
@@ -25,5 +27,5 @@ REASONS: Final[tuple[tuple[str, str], ...]] = (
     ("tight SLO", "warm requests alone are more than this"),
     ("mean TPOT", "pipelines pay F until they are consolidated"),
     ("mean cost", "pipelines hold whole and low workers at once until they are consolidated"),
-    ("L scheduler", "runs are not migrated in the simulator"),
+    ("L scheduler", "runs are not migrated in the simulator; the planning of a migration is tested by itself"),
 )  # fmt: skip

@@ -78,7 +78,7 @@ def generate(cv: float, rps: float, seed: int, seconds: float = HOUR_S) -> Workl
             arrivals += [(t, function) for t in _renewals(rng, weight * total / seconds, cv, seconds)]
     wanted = min(int(rps * seconds), len(arrivals))
     kept = sorted(rng.sample(_by_share(rng, arrivals, wanted), wanted))
-    requests = tuple(_request(rng, i, t, function) for i, (t, function) in enumerate(kept))
+    requests = tuple(make_request(rng, i, t, f, f // FUNCTIONS_PER_BLOCK) for i, (t, f) in enumerate(kept))
     return Workload(f"cv{cv:g}-rps{rps:g}-seed{seed}", requests)
 
 
@@ -114,8 +114,8 @@ def _by_share(rng: random.Random, arrivals: list[tuple[float, int]], wanted: int
     return chosen + rng.sample(rest, min(missing, len(rest)))
 
 
-def _request(rng: random.Random, index: int, t: float, function: int) -> Request:
-    name, model = BLOCKS[function // FUNCTIONS_PER_BLOCK]
+def make_request(rng: random.Random, index: int, t: float, function: int, block: int) -> Request:
+    name, model = BLOCKS[block]
     app = APPS[name]
     prompt = _length(rng, app.prompt) + app.system_prompt
     output = _length(rng, app.output)

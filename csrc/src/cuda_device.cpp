@@ -84,7 +84,8 @@ void CudaDevice::run() {
 void CudaDevice::make_context() {
     const int64_t began = now_ns();
     const auto need = [&](cuda::Result result, const char *call) {
-        if (result != cuda::kSuccess) throw Fault(THAW_NO_DEVICE, format("cu%s: %s", call, api_.name_of(result).c_str()));
+        if (result == cuda::kSuccess) return;
+        throw Fault(THAW_NO_DEVICE, format("cu%s: %s", call, api_.name_of(result).c_str()));
     };
     need(api_.Init(0), "Init");
     need(api_.DriverGetVersion(&info_.driver_version), "DriverGetVersion");
@@ -141,6 +142,7 @@ void CudaDevice::destroy(const Garbage &garbage) {
     if (garbage.pointer != 0) {
         api_.MemFree(garbage.pointer);  // waits for whatever a consumer's stream still does with it
         live_ -= garbage.n_bytes;
+        garbage.freed();
     }
 }
 
@@ -245,9 +247,11 @@ cuda::Pointer CudaDevice::allocate(size_t n_bytes) {
     return pointer;
 }
 
-void CudaDevice::free_later(cuda::Pointer pointer, size_t n_bytes, std::shared_ptr<Ticket> ticket) {
+void CudaDevice::free_later(cuda::Pointer pointer, size_t n_bytes, std::shared_ptr<Ticket> ticket,
+                            std::function<void()> freed) {
     Garbage garbage;
     garbage.pointer = pointer, garbage.n_bytes = n_bytes, garbage.ticket = std::move(ticket);
+    garbage.freed = std::move(freed);
     const std::lock_guard<std::mutex> lock(mutex_);
     garbage_.push_back(std::move(garbage));
     changed_.notify_all();

@@ -4,6 +4,7 @@
 // deleter may run on any thread and must neither wait nor touch that thread's context.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <thread>
 #include <vector>
@@ -46,8 +47,9 @@ class CudaDevice final : public Device, public std::enable_shared_from_this<Cuda
     bool pin(const char *host, size_t n_bytes);
     void unpin(const char *host);
     cuda::Pointer allocate(size_t n_bytes);
-    // Once `ticket` has ended; by the device's own thread.
-    void free_later(cuda::Pointer pointer, size_t n_bytes, std::shared_ptr<Ticket> ticket);
+    // Once `ticket` has ended; by the device's own thread, which then calls `freed`.
+    void free_later(cuda::Pointer pointer, size_t n_bytes, std::shared_ptr<Ticket> ticket,
+                    std::function<void()> freed);
     void discard(cuda::Event event);
 
    private:
@@ -57,6 +59,7 @@ class CudaDevice final : public Device, public std::enable_shared_from_this<Cuda
         cuda::Pointer pointer = 0;
         size_t n_bytes = 0;
         std::shared_ptr<Ticket> ticket;
+        std::function<void()> freed;
     };
     struct Pin {
         size_t uses;

@@ -62,8 +62,8 @@ struct Buffer {
           n_bytes(n_bytes),
           pointer(this->device->allocate(n_bytes)) {}
     ~Buffer() {
-        device->free_later(pointer, n_bytes, std::move(ticket));
-        budget->give_back(n_bytes);
+        device->free_later(pointer, n_bytes, std::move(ticket),
+                           [budget = budget, n = n_bytes] { budget->give_back(n); });
     }
     Buffer(const Buffer &) = delete;
     Buffer &operator=(const Buffer &) = delete;

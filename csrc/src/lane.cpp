@@ -198,12 +198,16 @@ void Lane::complete_all() {
 void Lane::complete(Flight &flight) {
     const Piece &piece = flight.piece;
     const cuda::Api &api = device_.api();
+    const cuda::Stream stream = streams_[flight.stream];
     try {
         if (flight.event == nullptr) {
-            device_.check(api.StreamSynchronize(streams_[flight.stream]), "StreamSynchronize");
+            device_.check(api.StreamSynchronize(stream), "StreamSynchronize");
             return;
         }
-        device_.check(api.EventSynchronize(flight.event), "EventSynchronize");
+        const cuda::Result result = api.EventSynchronize(flight.event);
+        // the copy may still be going on, and its memory is given back after this
+        if (result != cuda::kSuccess) api.StreamSynchronize(stream);
+        device_.check(result, "EventSynchronize");
         size_t at = 0;
         for (const Part &part : piece.parts) {
             if (flight.slot != nullptr && piece.direction == Direction::kToHost)

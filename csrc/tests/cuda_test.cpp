@@ -265,24 +265,24 @@ TEST(cuda_background_copies_yield_to_critical_ones) {
     Producer producer(4 * kSlab);
     producer.complete();
     std::vector<thaw_tensor> table = rows(4, kSlab);
-    table[0].background = table[1].background = 1;
+    table[2].background = table[3].background = 1;
     thaw_device_config config = small_config();
     config.never_register = 1;
     {
         Loading loading(producer, table, config);
         for (size_t i = 0; i < 4; i++) OK(thaw_load_wait(loading.load, i, kLong));
-        int background_before = 0, background = 0, critical = 0;
+        int background = 0, critical = 0, critical_after = 0;
         for (int i = 0; i < fake().log_size(); i++) {
             int priority;
             int64_t n_bytes;
             fake().log_at(i, &priority, &n_bytes);
-            if (priority < 0) critical++, background_before = background;
+            if (priority < 0) critical++, critical_after += background > 0;
             else background++;
         }
         CHECK_EQ(critical, int(2 * kSlab / config.piece_bytes));
         CHECK_EQ(background, critical);
-        // what was in flight when the critical copies were asked for, and one being issued
-        CHECK(background_before <= int(config.in_flight_bytes / config.piece_bytes) + 2);
+        // what was in flight on the two streams when the last critical copy was issued; 64 wait at the beginning
+        CHECK(critical_after <= 2 * int(config.in_flight_bytes / config.piece_bytes));
         CHECK(fake().most_queued() <= int64_t(config.in_flight_bytes));
     }
     check_nothing_leaked();
@@ -296,7 +296,7 @@ TEST(cuda_a_window_bounds_the_device_memory_but_never_who_waits) {
         Loading loading(producer, rows(16, kSlab / 4), small_config(), kSlab);
         for (size_t i = 0; i < 16; i++) {
             DLManagedTensor *t = loading.take(i);
-            CHECK(loading.info().live_bytes <= 2 * kSlab);  // what the device's thread still frees counts
+            CHECK(loading.info().live_bytes <= kSlab + kSlab / 4);  // the one waited for may be too many
             t->deleter(t);
         }
     }

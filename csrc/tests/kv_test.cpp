@@ -109,10 +109,11 @@ void what_does_not_fit_is_refused(thaw_device *device, const FakeMemory &memory)
     char buffer[128 * kPlanes * 2];
     const uint32_t twice[] = {3, 3}, beyond[] = {0, kBlocks};
     thaw_ticket *ticket = nullptr;
-    REFUSED(thaw_kv_gather(cache.kv, kLayers, twice, 2, buffer, sizeof buffer, 0, &ticket), THAW_BAD_ARGUMENT, "layer 3");
-    REFUSED(thaw_kv_gather(cache.kv, 0, beyond, 2, buffer, sizeof buffer, 0, &ticket), THAW_BAD_ARGUMENT, "block 40 of 40");
+    const size_t n_bytes = sizeof buffer;
+    REFUSED(thaw_kv_gather(cache.kv, kLayers, twice, 2, buffer, n_bytes, 0, &ticket), THAW_BAD_ARGUMENT, "layer 3");
+    REFUSED(thaw_kv_gather(cache.kv, 0, beyond, 2, buffer, n_bytes, 0, &ticket), THAW_BAD_ARGUMENT, "block 40 of 40");
     REFUSED(thaw_kv_gather(cache.kv, 0, twice, 2, buffer, 100, 0, &ticket), THAW_BAD_ARGUMENT, "the buffer 100");
-    REFUSED(thaw_kv_scatter(cache.kv, 0, twice, 2, buffer, sizeof buffer, 0, &ticket), THAW_BAD_ARGUMENT, "named twice");
+    REFUSED(thaw_kv_scatter(cache.kv, 0, twice, 2, buffer, n_bytes, 0, &ticket), THAW_BAD_ARGUMENT, "named twice");
     REFUSED(thaw_kv_gather(cache.kv, 0, nullptr, 2, buffer, sizeof buffer, 0, &ticket), THAW_BAD_ARGUMENT, "NULL");
     OK(thaw_kv_gather(cache.kv, 0, twice, 2, buffer, sizeof buffer, 0, &ticket));  // out of one block twice: why not
     thaw_ticket_free(ticket);

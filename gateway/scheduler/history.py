@@ -32,6 +32,7 @@ _TIMES: Final = frozenset(f.name for f in fields(Times))
 EVERY_ACTION: Final = "*"
 """In place of an action's name, which has a slash."""
 
+_ALL_IS_THERE: Final = (Phase.FETCH_END, Phase.CONTAINER_END, Phase.CONTEXT_END, Phase.LIBRARIES_END)
 _DIRECT: Final = {
     "t_cc": (Phase.CONTAINER_BEGIN, Phase.CONTAINER_END),
     "t_cu": (Phase.CONTEXT_BEGIN, Phase.CONTEXT_END),
@@ -152,10 +153,12 @@ def _fetched(events: Sequence[TraceEvent]) -> int:
 
 
 def _tail_s(events: Sequence[TraceEvent]) -> float | None:
-    """From when Eq. 5 thinks all is there (bytes and libraries) to READY."""
+    """From when Eq. 5 thinks all is there (bytes, context, libraries) to READY.  A start that fetched nothing has no
+    last byte: what it takes from there on is the loading of a whole model."""
     ready = next((e for e in reversed(events) if e.name == Phase.READY), None)
-    there = [e for e in events if e.name in (Phase.FETCH_END, Phase.LIBRARIES_END)]
-    if ready is None or not there or any(e.boot_id != ready.boot_id for e in there):
+    there = [e for e in events if e.name in _ALL_IS_THERE]
+    resident = any(e.name == Phase.FETCH_END and e.attrs.get("resident") is True for e in events)
+    if resident or ready is None or not there or any(e.boot_id != ready.boot_id for e in there):
         return None
     took = (ready.mono_ns - max(e.mono_ns for e in there)) / 1e9
     return took if 0 <= took <= _LONGEST_S else None

@@ -12,14 +12,16 @@ first; a test compares the answers with those over all hosts.
 
 ::
 
-    pace (1e9, "A10", cold)  ──▶ (workers, id) (workers, id) …   sorted; walked from the front
+    pace (1e9, "A10", cold)  ──▶ 8–16 GB free  ──▶ (workers, id) (workers, id) …   sorted; walked from the front
+                                 4– 8 GB free  ──▶ …   hosts that are too full are never looked at
     pace (1e9, "A10", stem)  ──▶ …
 """
 
 from __future__ import annotations
 
 import bisect
-from collections.abc import Collection, Iterator, Sequence
+import heapq
+from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
 from gateway.scheduler.hosts import HostView
@@ -44,9 +46,13 @@ class Wanted(NamedTuple):
     within_s: float
 
 
+_Key = tuple[int, HostId]
+
+
 class _At(NamedTuple):
     pace: Pace
-    key: tuple[int, HostId]
+    magnitude: int  # of the bytes free on its emptiest device, in binary digits
+    key: _Key
 
 
 class HostIndex:
@@ -54,7 +60,7 @@ class HostIndex:
 
     def __init__(self, stem_kind: str) -> None:
         self._stem_kind = stem_kind
-        self._order: dict[Pace, list[tuple[int, HostId]]] = {}
+        self._order: dict[Pace, dict[int, list[_Key]]] = {}
         self._at: dict[HostId, _At] = {}
         self._hosts: dict[HostId, HostView] = {}
         self._with_model: dict[str, set[HostId]] = {}
@@ -65,7 +71,7 @@ class HostIndex:
         if host.draining or not room.devices:
             return self.drop(host.host_id)
         pace = Pace(host.ledger.bytes_per_s, room.kind, self._stem_kind in report.stem_kinds, report.share)
-        at = _At(pace, (host.n_workers, host.host_id))
+        at = _At(pace, max(0, room.most_free).bit_length(), (host.n_workers, host.host_id))
         self._note_models(host.host_id, frozenset(r.uri for r in report.resident))
         before = self._at.get(host.host_id)
         self._hosts[host.host_id] = host
@@ -73,7 +79,7 @@ class HostIndex:
             if before is not None:
                 self._take_out(before)
             self._at[host.host_id] = at
-            bisect.insort(self._order.setdefault(pace, []), at.key)
+            bisect.insort(self._order.setdefault(pace, {}).setdefault(at.magnitude, []), at.key)
 
     def drop(self, host_id: HostId) -> None:
         if (at := self._at.pop(host_id, None)) is not None:
@@ -94,10 +100,18 @@ class HostIndex:
                 del self._with_model[uri]
 
     def _take_out(self, at: _At) -> None:
-        order = self._order[at.pace]
+        of_pace = self._order[at.pace]
+        order = of_pace[at.magnitude]
         del order[bisect.bisect_left(order, at.key)]
         if not order:
+            del of_pace[at.magnitude]
+        if not of_pace:
             del self._order[at.pace]
+
+    def _walk(self, pace: Pace, n_bytes: int) -> Iterator[_Key]:
+        """Hosts of a pace that may have so many bytes free on a device, in order."""
+        enough = [order for magnitude, order in self._order[pace].items() if magnitude >= n_bytes.bit_length()]
+        return iter(enough[0]) if len(enough) == 1 else heapq.merge(*enough)
 
     # what placement asks -------------------------------------------------------------------------------------------
 
@@ -118,16 +132,16 @@ class HostIndex:
         """Hosts that suffice to answer, in the order in which ties go to them.  ``also``: hosts that differ in
         something that its paces do not say (the model lies there)."""
         found = {h for h in also if h in self._hosts}
-        for order in self._order.values():
-            found.update(self._of_pace(order, wanted, now_s))
-            if (last := self._without_a_promise(order, wanted.needs[-1], now_s)) is not None:
+        for pace in self._order:
+            found.update(self._of_pace(pace, wanted, now_s))
+            if (last := self._without_a_promise(pace, wanted.needs[-1], now_s)) is not None:
                 found.add(last)
         return sorted((self._hosts[h] for h in found), key=lambda h: tie_order(h, now_s))
 
-    def _of_pace(self, order: Sequence[tuple[int, HostId]], wanted: Wanted, now_s: float) -> Iterator[HostId]:
+    def _of_pace(self, pace: Pace, wanted: Wanted, now_s: float) -> Iterator[HostId]:
         hosts, least, due_s = self._hosts, wanted.needs[0], now_s + wanted.within_s
         taken, busy = _Taken(wanted), list[HostView]()
-        for _, host_id in order:
+        for _, host_id in self._walk(pace, least):
             host = hosts[host_id]
             if host.most_free < least:
                 continue
@@ -143,10 +157,10 @@ class HostIndex:
             elif not taken.is_enough and taken.take(host):
                 yield host.host_id
 
-    def _without_a_promise(self, order: Sequence[tuple[int, HostId]], need: int, now_s: float) -> HostId | None:
+    def _without_a_promise(self, pace: Pace, need: int, now_s: float) -> HostId | None:
         """Who has room for a whole model and could begin to fetch it first."""
         best: tuple[float, tuple[float, int, HostId]] | None = None
-        for _, host_id in order:
+        for _, host_id in self._walk(pace, need):
             host = self._hosts[host_id]
             if host.most_free < need:
                 continue

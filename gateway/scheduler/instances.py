@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
+from gateway.scheduler import groups
 from gateway.scheduler.decisions import (
-    CancelGroup,
     Decision,
     DropPlan,
     Flag,
     ForgetInstance,
     LearnFrom,
     ReleaseInstance,
-    RevokeCredential,
     TimerKind,
     Wake,
 )
 from gateway.scheduler.hosts import HostView
 from gateway.scheduler.placement import minimum, n_serving
-from gateway.scheduler.plans import fetch_key, later_key, slots
+from gateway.scheduler.plans import fetch_key, later_key
 from gateway.scheduler.starts import RETRY_BASE_S, RETRY_CAP_S, ensure_model, fail, release, rescale, wake
 from gateway.scheduler.turns import in_turn
 from gateway.scheduler.view import ClusterView, GroupView, InstanceView
@@ -39,7 +37,7 @@ from thaw.errors import (
 )
 from thaw.ids import ActionName, ActivationId, CommandId, GroupId, HostId, InstanceId
 from thaw.instance import InstanceRecord, InstanceState
-from thaw.plan import Plan, StageRole
+from thaw.plan import StageRole
 
 MIN_IDLE_S: Final = 1.0
 """Even keep_alive_s = 0 leaves this long for the request that caused the start to arrive."""
@@ -52,9 +50,6 @@ ABOUT_THE_MODEL: Final = frozenset(
 )
 """A start that ended with one of these says nothing of the bytes that the next will find: look at the model again."""
 
-RELEASE_DEADLINE_S: Final = 60.0
-"""A release drains what runs; after this it is asked for again."""
-
 
 def changed(view: ClusterView, record: InstanceRecord, now_s: float) -> list[Decision]:
     """An invoker's word on one instance."""
@@ -63,7 +58,7 @@ def changed(view: ClusterView, record: InstanceRecord, now_s: float) -> list[Dec
         return _gone(view, record, before, now_s)
     instance, group = view.instances[record.instance_id], view.groups.get(record.group_id)
     if group is None and record.n_stages > 1:  # its group has ended: this word crossed the cancel
-        return orphans(view, [instance], now_s) if instance.releasing is None else []
+        return groups.orphans(view, [instance], now_s) if instance.releasing is None else []
     if group is not None:
         group.progress_s = now_s
     decided: list[Decision] = []
@@ -149,12 +144,12 @@ def _look_again(instance: InstanceView, at_s: float, now_s: float) -> list[Decis
 
 def _release(view: ClusterView, instance: InstanceView, now_s: float, reason: str) -> list[Decision]:
     decision = release(view, instance, only_idle=True, reason=reason)
-    return [decision, Wake(now_s + RELEASE_DEADLINE_S, TimerKind.RELEASE, instance.record.instance_id)]
+    return [decision, Wake(now_s + groups.RELEASE_DEADLINE_S, TimerKind.RELEASE, instance.record.instance_id)]
 
 
 def release_refused(view: ClusterView, instance: InstanceView, now_s: float) -> list[Decision]:
     """It was busy after all (or never answered): it stays, and its idle time begins anew."""
-    if _is_orphan(view, instance):
+    if groups.is_orphan(view, instance):
         return []  # nobody needs it; its timer asks again
     for member in view.members(instance.record.group_id):
         view.set_releasing(member, None)
@@ -167,34 +162,14 @@ def release_refused(view: ClusterView, instance: InstanceView, now_s: float) -> 
 
 def release_overdue(view: ClusterView, instance: InstanceView, now_s: float) -> list[Decision]:
     """A release or a cancel that nobody answered."""
-    if not _is_orphan(view, instance):
+    if not groups.is_orphan(view, instance):
         return release_refused(view, instance, now_s)
     host = view.hosts.get(instance.record.host_id)
     if host is None or instance.record.instance_id in host.report.instances:
-        return orphans(view, [instance], now_s)
+        return groups.orphans(view, [instance], now_s)
     record = replace(instance.record, state=InstanceState.GONE)  # its host does not have it
     view.put_instance(record, now_s)
     return [ForgetInstance(record), *rescale(view, record.action, now_s), *retry_blocked(view, now_s)]
-
-
-def _is_orphan(view: ClusterView, instance: InstanceView) -> bool:
-    """Its group has ended.  An instance that is a group by itself may serve without one (a plan that was lost)."""
-    record = instance.record
-    return record.group_id not in view.groups and (record.n_stages > 1 or record.state is InstanceState.STARTING)
-
-
-def orphans(view: ClusterView, members: Sequence[InstanceView], now_s: float) -> list[Decision]:
-    """They are of no use and no supply, and hold their memory until their hosts say that they are gone."""
-    decided: list[Decision] = []
-    by_host: dict[HostId, CommandId] = {}
-    for member in members:
-        record = member.record
-        if record.host_id not in by_host:
-            by_host[record.host_id] = CommandId(view.new_id())
-            decided.append(CancelGroup(record.host_id, record.group_id, by_host[record.host_id]))
-        view.set_releasing(member, by_host[record.host_id])
-        decided.append(Wake(now_s + RELEASE_DEADLINE_S, TimerKind.RELEASE, record.instance_id))
-    return decided
 
 
 def _gone(view: ClusterView, record: InstanceRecord, before: InstanceView | None, now_s: float) -> list[Decision]:
@@ -204,56 +179,10 @@ def _gone(view: ClusterView, record: InstanceRecord, before: InstanceView | None
         error = record.error or WorkerLost("the instance left before it was ready").info()
         decided += start_failed(view, group, error, now_s)
     elif group is not None:
-        decided += end_group(view, group, now_s)
+        decided += groups.end(view, group, now_s)
     elif before is not None:
         decided.append(DropPlan(record.group_id))
     return [*decided, *rescale(view, record.action, now_s), *retry_blocked(view, now_s)]
-
-
-def end_group(view: ClusterView, group: GroupView, now_s: float) -> list[Decision]:
-    """One of its stages has gone, or never came: the others are of no use.  Who waits for it waits for another."""
-    plan = group.plan
-    del view.groups[plan.group_id]
-    for stage in plan.stages:
-        if (host := view.hosts.get(stage.host)) is not None:
-            host.ledger.remove(fetch_key(plan.group_id, stage.stage), now_s)
-            host.ledger.remove(later_key(plan.group_id, stage.stage), now_s)
-    left = view.members(plan.group_id)
-    decided = orphans(view, left, now_s) if group.is_starting or len(plan.stages) > 1 else []
-    return [*decided, *forget_plan(plan)]
-
-
-def forget_plan(plan: Plan) -> list[Decision]:
-    """Last of all: as long as the plan stands, a successor finds what is left to undo."""
-    several: list[Decision] = [RevokeCredential(plan.group_id)] if len(plan.stages) > 1 else []
-    return [*several, DropPlan(plan.group_id)]
-
-
-def adopt(view: ClusterView, plan: Plan, now_s: float) -> list[Decision]:
-    """A group that a former scheduler began goes on; fetches in progress are booked whole, without a promise."""
-    by_stage = {m.record.stage: m for m in view.members(plan.group_id)}
-    members = [by_stage[stage.stage] for stage in plan.stages]
-    starting = [m.record for m in members if m.state is InstanceState.STARTING]
-    facts = view.action(plan.action).facts
-    n_slots = slots(facts, len(members)) if facts is not None else members[0].record.slots
-    view.groups[plan.group_id] = GroupView(
-        plan, tuple(m.record.instance_id for m in members), (), n_slots, set(), now_s, now_s,
-        is_starting=bool(starting),
-    )  # fmt: skip
-    for record in starting:
-        n_bytes = partition.size(plan.stages[record.stage].first_ranges)
-        if (host := view.hosts.get(record.host_id)) is not None and n_bytes:
-            host.ledger.add(fetch_key(plan.group_id, record.stage), n_bytes, math.inf, now_s)
-    return [Wake(now_s + view.settings.start_deadline_s, TimerKind.START, plan.group_id)] if starting else []
-
-
-def abandon(view: ClusterView, plan: Plan, now_s: float) -> list[Decision]:
-    """A group of which a stage is missing, whatever its commands have reached: begun anew sooner than waited for."""
-    members = view.members(plan.group_id)
-    known = {m.record.host_id for m in members}
-    others = sorted({stage.host for stage in plan.stages} - known)
-    cancels = [CancelGroup(h, plan.group_id, CommandId(view.new_id())) for h in others]
-    return [*cancels, *orphans(view, members, now_s), *forget_plan(plan)]
 
 
 def never_began(view: ClusterView, host_id: HostId, command_id: CommandId, now_s: float) -> bool:
@@ -275,7 +204,7 @@ def start_refused(view: ClusterView, group: GroupView, error: ErrorInfo, now_s: 
 def start_failed(view: ClusterView, group: GroupView, error: ErrorInfo, now_s: float) -> list[Decision]:
     """Give back all that the start held; then either its requests fail or the action is retried after a pause."""
     plan = group.plan
-    decided = end_group(view, group, now_s)
+    decided = groups.end(view, group, now_s)
     if plan.model is not None and error.code in ABOUT_THE_MODEL:
         view.model(plan.model.uri).fresh = False
     action = view.action(plan.action)
@@ -330,7 +259,7 @@ def host_lost(view: ClusterView, host_id: HostId, now_s: float) -> list[Decision
             decided += start_failed(view, group, error, now_s)
             view.action(record.action).retry_at_s = now_s  # elsewhere, so at once
         elif group is not None:
-            decided += end_group(view, group, now_s)
+            decided += groups.end(view, group, now_s)
         view.put_instance(record, now_s)
         decided.append(ForgetInstance(record))
     decided += _ask_models_elsewhere(view, host_id, now_s)

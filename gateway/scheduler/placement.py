@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 from gateway.scheduler import predict
 from gateway.scheduler.events import ActionFacts
@@ -50,10 +51,12 @@ def place(
         scheme = _forced(view, facts, offers, request, facts.forced_stages)
         return None if scheme is None else offers.choice(scheme, request, facts, {})
     weighing = _chosen(view, facts, offers, request, most, n_workers)
-    if weighing.chosen is None:
+    if (chosen := weighing.chosen) is None:
         return None
+    if len(view.hosts) > EXPLAINED_HOSTS:  # what the others would have come to is another ten looks at the links
+        weighing = replace(weighing, tried=tuple(t for t in weighing.tried if t[1] is not None))
     judged = considered(weighing, offers.servers, _variant(view), offers.bandwidth)
-    return offers.choice(weighing.chosen, request, facts, {"sizes": [c.plain() for c in judged]})
+    return offers.choice(chosen, request, facts, {"sizes": [c.plain() for c in judged]})
 
 
 def most_stages(view: ClusterView, facts: ActionFacts, stages: Stages) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from gateway.scheduler import draining, instances, models
+from gateway.scheduler import draining, groups, instances, models
 from gateway.scheduler.decisions import Decision, DropDemand, Flag, RevokeCredential, TimerKind
 from gateway.scheduler.events import (
     ActionDeleted,
@@ -231,12 +231,12 @@ def _rebuild_plans(view: ClusterView, event: Rebuilt, now_s: float) -> list[Deci
     decided: list[Decision] = []
     for plan in event.plans:
         if {m.record.stage for m in view.members(plan.group_id)} >= {s.stage for s in plan.stages}:
-            decided += instances.adopt(view, plan, now_s)
+            decided += groups.adopt(view, plan, now_s)
         else:
-            decided += instances.abandon(view, plan, now_s)
+            decided += groups.abandon(view, plan, now_s)
     for group_id in sorted(view.in_group.keys() - view.groups.keys()):
         left = [m for m in view.members(group_id) if m.record.n_stages > 1 and m.releasing is None]
-        decided += instances.orphans(view, left, now_s)
+        decided += groups.orphans(view, left, now_s)
     stale = set(event.credentials) - {plan.group_id for plan in event.plans}
     return [*decided, *(RevokeCredential(group_id) for group_id in sorted(stale))]
 

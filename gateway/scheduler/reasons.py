@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -24,7 +23,7 @@ class Reason(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Considered:
-    """A size, with the least memory among those of its number of stages that do as well."""
+    """What stands for a number of stages."""
 
     s: int
     w: int
@@ -42,42 +41,42 @@ def considered(
     weighing: Weighing, servers: Sequence[Server], variant: Variant, bandwidth: Bandwidth
 ) -> tuple[Considered, ...]:
     """One for each number of stages that was looked at, fewest first."""
-    found: dict[int, Considered] = {}
+    by_stages: dict[int, list[tuple[Size, Scheme | None]]] = {}
     for size, scheme in weighing.tried:
-        each = _judge(weighing, size, scheme, servers, variant, bandwidth)
-        best = found.get(size.s)
-        if best is None or _rank(each) < _rank(best):
-            found[size.s] = each
-    return tuple(found.values())
+        by_stages.setdefault(size.s, []).append((size, scheme))
+    judged = (_possible(weighing.chosen, each) or _failed(weighing.chosen, each, servers, variant, bandwidth)
+              for each in by_stages.values())  # fmt: skip
+    return tuple(judged)
 
 
-def _rank(each: Considered) -> tuple[int, float, int]:
-    """Of several w of one s: the chosen one, else the first that was possible, else the earliest."""
-    if each.reason is Reason.CHOSEN:
-        return 0, 0.0, each.w
-    if each.reason in (Reason.SHARING, Reason.MEMORY, Reason.LARGER):
-        return 1, 0.0, each.w
-    return 2, math.inf if each.ttft is None else each.ttft, each.w
+def _possible(chosen: Scheme | None, tried: Sequence[tuple[Size, Scheme | None]]) -> Considered | None:
+    """The chosen one, else the one with the fewest full workers."""
+    schemes = [scheme for _, scheme in tried if scheme is not None]
+    if chosen is None or not schemes:
+        return None
+    if chosen in schemes:
+        return Considered(chosen.s, chosen.w, Reason.CHOSEN, chosen.ttft, chosen.tpot)
+    return Considered(schemes[0].s, schemes[0].w, _lost_to(chosen, schemes[0]), schemes[0].ttft, schemes[0].tpot)
 
 
-def _judge(
-    weighing: Weighing, size: Size, scheme: Scheme | None, servers: Sequence[Server], variant: Variant,
+def _failed(
+    chosen: Scheme | None, tried: Sequence[tuple[Size, Scheme | None]], servers: Sequence[Server], variant: Variant,
     bandwidth: Bandwidth,
 ) -> Considered:  # fmt: skip
-    chosen = weighing.chosen
-    if scheme is not None and chosen is not None:
-        reason = Reason.CHOSEN if scheme == chosen else _lost_to(chosen, scheme)
-        return Considered(size.s, size.w, reason, scheme.ttft, scheme.tpot)
-    relaxed = _without_objectives(size, servers, variant, bandwidth)
-    if relaxed is None:
-        return Considered(size.s, size.w, Reason.NO_ROOM)
-    if chosen is not None and chosen.fallback and (size.s, size.w) == (chosen.s, chosen.w):
-        reason = Reason.CHOSEN
-    elif relaxed.ttft > size.request.slo_ttft:
-        reason = Reason.TTFT
-    else:
-        reason = Reason.TPOT if relaxed.tpot > size.request.slo_tpot else Reason.PROMISED
-    return Considered(size.s, size.w, reason, relaxed.ttft, relaxed.tpot)
+    """The one with the most full workers that there is room for: it is the earliest."""
+    for size, _ in reversed(tried):
+        relaxed = _without_objectives(size, servers, variant, bandwidth)
+        if relaxed is None:
+            continue
+        request = size.request
+        if chosen is not None and chosen.fallback and (size.s, size.w) == (chosen.s, chosen.w):
+            reason = Reason.CHOSEN
+        elif relaxed.ttft > request.slo_ttft:
+            reason = Reason.TTFT
+        else:
+            reason = Reason.TPOT if relaxed.tpot > request.slo_tpot else Reason.PROMISED
+        return Considered(size.s, size.w, reason, relaxed.ttft, relaxed.tpot)
+    return Considered(tried[0][0].s, tried[0][0].w, Reason.NO_ROOM)
 
 
 def _lost_to(chosen: Scheme, scheme: Scheme) -> Reason:

@@ -1,7 +1,7 @@
 """Whose turn it is when memory comes free: the action whose oldest request is due first.
 
-Deadlines are moments (arrival + objective), so whoever waits comes nearer to the front with every second: a newcomer with
-a tighter objective overtakes only as long as it is really due earlier, and nobody starves behind equals.
+Deadlines are moments (arrival + objective), so whoever waits comes nearer to the front with every second: a newcomer
+with a tighter objective overtakes only as long as it is really due earlier, and nobody starves behind equals.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from relay.messages import GroupCredential
 from relay.transports.assembly import Assembly
 from relay.transports.base import Flow, Message
 from relay.transports.inbox import Inbox
-from relay.transports.redis_in import RedisLane
+from relay.transports.redis_in import open_lanes
 from relay.transports.redis_out import Sender
 from relay.transports.redis_server import GroupRelay
 from relay.transports.tcp import TcpEnds
@@ -67,11 +67,8 @@ class AutoTransport:
         self._links_lock = threading.Lock()
         self.no_shortcut = ""
         self._ends: TcpEnds | None = None
-        with self._inbox.lock:
-            for priority in Priority:
-                lane = RedisLane(relay, self._inbox, stage, {p: assemblies[p, priority] for p in peers}, priority, flow)
-                self._inbox.idle(lane)
-                lane.revive(time.monotonic())
+        by_priority = {priority: {p: assemblies[p, priority] for p in peers} for priority in Priority}
+        open_lanes(relay, self._inbox, stage, by_priority, flow)
         try:
             self._ends = TcpEnds(relay, credential.secret, self._inbox, stage, assemblies, host_address, flow)
         except (OSError, PlatformError) as e:

@@ -105,7 +105,7 @@ class Inbox:
             os.close(self._waker)
 
     def _receive(self, deadline_s: float) -> Message:
-        until = time.monotonic() + deadline_s
+        until, last_look = time.monotonic() + deadline_s, False
         while not self._closed:
             for queue in self._ready:
                 if queue:
@@ -114,17 +114,17 @@ class Inbox:
                 self._arm()
             retry_s = self._revive() if self._idle else None
             left_s = until - time.monotonic()
-            if left_s <= 0 and not self._poll(0, None):
+            if left_s <= 0 and last_look:
                 raise TimeoutError(f"stage {self._stage}: nothing came in {deadline_s} s")
-            if left_s > 0:
-                self._poll(left_s, retry_s)
+            last_look = left_s <= 0  # what has come already counts, also for a deadline of 0
+            self._poll(max(0.0, left_s), retry_s)
         raise closed(self._stage)
 
-    def _poll(self, left_s: float, retry_s: float | None) -> bool:
-        """Wait, then read the most urgent lane that has something.  False: nobody had."""
+    def _poll(self, left_s: float, retry_s: float | None) -> None:
+        """Wait, then read the most urgent lane that has something."""
         events = self._epoll.poll(left_s if retry_s is None else min(left_s, retry_s))
         if not events:
-            return False
+            return
         with self.lock:
             lane: Lane | None = None
             for fd, _ in events:
@@ -138,7 +138,6 @@ class Inbox:
                 for message in lane.advance():
                     self._ready[message.priority].append(message)
                 self._unarmed.append(lane)
-        return True
 
     def _arm(self) -> None:
         with self.lock:

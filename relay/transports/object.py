@@ -248,14 +248,14 @@ class _Receiver(_Closing):
             for queue in self._ready:
                 if queue:
                     return queue.popleft()
-            if took:
+            left_s = until - time.monotonic()
+            if took and left_s > 0:
                 eager = True
                 continue
-            left_s = until - time.monotonic()
             if left_s <= 0:
                 raise TimeoutError(f"stage {self._stage}: nothing came in {deadline_s} s")
             if not lost_since:
-                self._session.wait(self._folder, left_s, eager=eager)
+                self._session.wait(self._folder, min(left_s, _RETRY_S) if self._missing else left_s, eager=eager)
             eager = False
         raise closed(self._stage)
 

@@ -16,7 +16,6 @@ message is in nobody's way.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 from relay.frames import FrameHeader, Priority
@@ -24,7 +23,7 @@ from relay.messages import GroupCredential
 from relay.transports.assembly import Assembly
 from relay.transports.base import Flow, Message
 from relay.transports.inbox import Inbox
-from relay.transports.redis_in import RedisLane
+from relay.transports.redis_in import open_lanes
 from relay.transports.redis_out import Sender
 from relay.transports.redis_server import GroupRelay
 from thaw.ids import GroupId
@@ -39,11 +38,7 @@ class RedisTransport:
         relay = GroupRelay(url, credential or GroupCredential("", ""), group_id)
         self._stage, self._inbox = stage, Inbox(stage)
         self._senders = {priority: Sender(relay, self._inbox, stage, priority, flow) for priority in Priority}
-        with self._inbox.lock:
-            for priority in Priority:
-                lane = RedisLane(relay, self._inbox, stage, _assemblies(peers, flow), priority, flow)
-                self._inbox.idle(lane)
-                lane.revive(time.monotonic())
+        open_lanes(relay, self._inbox, stage, {priority: _assemblies(peers, flow) for priority in Priority}, flow)
 
     def send(self, receiver: int, message: FrameHeader, payload: bytes | memoryview, *, deadline_s: float) -> None:
         self._senders[message.priority].send(receiver, message, payload, deadline_s)

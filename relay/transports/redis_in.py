@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Generator, Iterator, Sequence
+import time
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Final
 
 from relay.frames import HEADER_BYTES, MAX_PAYLOAD_BYTES, FrameHeader, Priority, check_payload, decode_header
@@ -21,6 +22,9 @@ from thaw.errors import PlatformError, ProtocolError, WorkerLost
 
 _READ_COUNT: Final = {Priority.INFERENCE: 8, Priority.KV: 2, Priority.BULK: 2}
 """Frames a stream may answer with at once: what the relay holds for a slow reader beside the stream itself."""
+_ACK_FRAMES: Final = 16
+_ACK_BYTES: Final = 256 * 1024
+"""Acknowledged together: trimming frame by frame would cost the relay as much as carrying them."""
 _BACKOFF_S: Final = (0.01, 0.05, 0.2, 0.5)
 _MAX_HEAD_BYTES: Final = 512
 _DONT_WAIT: Final = socket.MSG_DONTWAIT
@@ -48,6 +52,8 @@ class RedisLane:
         self._ids = dict.fromkeys(self._keys, (0, 0))
         self._taken = dict.fromkeys(self._keys, 0)  # bytes
         self._credited = dict.fromkeys(self._keys, 0)
+        self._owed_frames = self._owed_bytes = 0
+        self._ack_bytes = min(_ACK_BYTES, flow.credit_bytes)
         self._read: set[bytes] = set()  # streams with frames that were taken and not acknowledged
         self._question = command("XREAD", "COUNT", _READ_COUNT[priority], "BLOCK", 0, "STREAMS", *self._keys)
         self._question = self._question.replace(b"*%d" % (6 + len(self._keys)), b"*%d" % (6 + 2 * len(self._keys)), 1)
@@ -98,6 +104,7 @@ class RedisLane:
         self._connection, self._parser, self._target = connection, self._parse(), None
         self._armed, self._between = False, True
         self._lost_since, self._failures = None, 0
+        self._owed_frames = _ACK_FRAMES
         self._read.update(key for key, at in self._ids.items() if at != (0, 0))  # the last acknowledgement may be lost
         self._credited = dict.fromkeys(self._keys, 0)
         self._inbox.watch(connection.sock.fileno(), self)
@@ -172,13 +179,16 @@ class RedisLane:
         connection.start = at
         sender, header = self._header(key, n_bytes)
         assembly = self._assemblies[sender]
-        place = assembly.place(header)
-        place[:] = connection.view[at + HEADER_BYTES : at + n_bytes]
+        payload = memoryview(bytearray(connection.view[at + HEADER_BYTES : at + n_bytes]))
+        check_payload(header, payload)
+        message = assembly.whole(header, payload)
+        messages: Sequence[Message] = () if message is None else (message,)
+        if message is None:
+            assembly.place(header)[:] = payload
+            messages = assembly.take(header, payload)
         connection.start = at + n_bytes + 2
-        check_payload(header, place)
-        self._took(key, entry_id, n_bytes)
+        self._took(key, entry_id, n_bytes)  # only now: a frame that was refused is refused again
         self._armed = False
-        messages = assembly.take(header, place)
         if not messages:
             self.arm()
         return messages
@@ -186,6 +196,8 @@ class RedisLane:
     def _took(self, key: bytes, entry_id: tuple[int, int], n_bytes: int) -> None:
         self._ids[key] = entry_id
         self._taken[key] += n_bytes
+        self._owed_bytes += n_bytes
+        self._owed_frames += 1
         self._read.add(key)
 
     def _frame(self, key: bytes, n_bytes: int) -> Generator[None, None, Sequence[Message]]:
@@ -244,6 +256,9 @@ class RedisLane:
         raise WorkerLost(f"the relay refuses group {self._relay.group_id}: {message}")
 
     def _acknowledgements(self) -> Iterator[bytes]:
+        if self._owed_frames < _ACK_FRAMES and self._owed_bytes < self._ack_bytes:
+            return
+        self._owed_frames = self._owed_bytes = 0
         for key in self._read:
             message, chunk = self._ids[key]
             yield unanswered("XTRIM", key, "MINID", "=", f"{message}-{chunk + 1}")
@@ -269,6 +284,20 @@ class RedisLane:
         self._retry_s = now_s + _BACKOFF_S[min(self._failures, len(_BACKOFF_S) - 1)]
         self._failures += 1
         return self._retry_s
+
+
+def open_lanes(relay: GroupRelay, inbox: Inbox, stage: int, assemblies: Mapping[Priority, dict[int, Assembly]],
+               flow: Flow) -> None:  # fmt: skip
+    """A lane for each priority.  Raises WorkerLost, and closes ``inbox``, when the relay does not know the group."""
+    try:
+        with inbox.lock:
+            for priority in Priority:
+                lane = RedisLane(relay, inbox, stage, assemblies[priority], priority, flow)
+                inbox.idle(lane)
+                lane.revive(time.monotonic())
+    except BaseException:
+        inbox.close()
+        raise
 
 
 def _id_argument(at: tuple[int, int]) -> bytes:

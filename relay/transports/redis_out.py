@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from relay.frames import HEADER_BYTES, FrameHeader, Priority
+from relay.frames import HEADER_BYTES, FrameHeader, Priority, encode_chunk
 from relay.transports.base import Flow, Message, closed, split
 from relay.transports.inbox import LOSS_ONLY, Inbox
 from relay.transports.redis_server import TOUCH_S, GroupRelay, memory_full
@@ -82,10 +82,10 @@ class Sender:
             link = self._links.get(receiver)
             if link is None:
                 link = self._links[receiver] = _Link(self._relay, self._stage, receiver, self.priority)
-            self._take_confirmations()
             if link.broken:
                 raise WorkerLost(f"the link to stage {receiver} broke: {link.broken}")
             self._send(link, link.seq if seq is None else seq, message, payload, until)
+            self._take_confirmations()  # of messages before, while this one is on its way
 
     def send_frames(self, receiver: int, frames: Sequence[Frame], deadline_s: float) -> None:
         """Frames that began on another way and did not arrive there."""
@@ -145,7 +145,9 @@ class Sender:
         size = n_bytes + HEADER_BYTES
         if link.ahead_bytes + size > self._flow.window_bytes:
             self._await_credit(link, min(size, self._flow.at_once_bytes), until)
-        small = n_bytes <= min(SMALL_BYTES, self._flow.chunk_bytes)
+        if n_bytes <= SMALL_BYTES and n_bytes <= self._flow.chunk_bytes:
+            self._send_small(link, seq, message, bytes(payload), until)
+            return
         try:
             for number, head, part in split(message, self._relay.group_bytes, seq, payload, self._flow):
                 if number:
@@ -153,13 +155,40 @@ class Sender:
                 link.sent_bytes += HEADER_BYTES + len(part)
                 self._unwritten.append(_entry(link, seq, number, head, part, self._touch(link)))
                 self._pump(_PIPELINE_BYTES, until)
-            if not small:
-                self._pump(0, until)  # the payload is the caller's again
+            self._pump(0, until)  # the payload is the caller's again
         except BaseException as e:
-            link.broken = link.broken or f"a message was cut off: {e}"
-            self._forget_entries()
+            self._cut_off(link, e)
             raise
         link.seq = seq + 1
+
+    def _send_small(self, link: _Link, seq: int, message: FrameHeader, payload: bytes, until: float) -> None:
+        """One frame.  Its confirmation is left to whoever comes next."""
+        head = encode_chunk(message, self._relay.group_bytes, seq, 0, 1, payload)
+        n_bytes = HEADER_BYTES + len(payload)
+        wire = b"%b$%d\r\n%d-0\r\n$1\r\nf\r\n$%d\r\n%b%b\r\n%b" % (
+            link.prefix, len(str(seq + 1)) + 2, seq + 1, n_bytes, head, payload, self._touch(link))  # fmt: skip
+        link.sent_bytes += n_bytes
+        entry, connection = _Entry(link, (wire,), n_bytes), self._connection
+        try:
+            if connection is not None and not self._unwritten and self._kept_bytes <= _PIPELINE_BYTES:
+                self._unconfirmed.append(entry)  # first: what is lost half-way is repeated
+                self._kept_bytes += n_bytes
+                try:
+                    connection.sock.sendall(wire)
+                except OSError as e:
+                    self._lost(e, until)
+            else:
+                self._unwritten.append(entry)
+            if self._connection is None or self._unwritten:
+                self._pump(_PIPELINE_BYTES, until)
+        except BaseException as e:
+            self._cut_off(link, e)
+            raise
+        link.seq = seq + 1
+
+    def _cut_off(self, link: _Link, e: BaseException) -> None:
+        link.broken = link.broken or f"a message was cut off: {e}"
+        self._forget_entries()
 
     def _touch(self, link: _Link) -> bytes:
         now = time.monotonic()
@@ -196,10 +225,11 @@ class Sender:
         if not self._unconfirmed or self._connection is None:
             return
         try:
-            for reply in self._connection.replies():
+            for reply in self._connection.replies(len(self._unconfirmed)):
                 self._confirmed(reply if isinstance(reply, Refused) else None)
         except OSError:
             self._drop()
+            self._inbox.idle(self)  # the thread that receives sends again what is not confirmed
 
     def _confirmed(self, refused: Refused | None) -> None:
         entry = self._unconfirmed.popleft()
@@ -266,8 +296,7 @@ def _entry(link: _Link, seq: int, number: int, head: bytes, payload: memoryview,
     frame_id = b"%d-%d" % (seq + 1, number)
     n_bytes = HEADER_BYTES + len(payload)
     prefix = b"%b$%d\r\n%b\r\n$1\r\nf\r\n$%d\r\n%b" % (link.prefix, len(frame_id), frame_id, n_bytes, head)
-    parts = (prefix, payload, b"\r\n" + touch)
-    return _Entry(link, (b"".join(parts),) if n_bytes <= SMALL_BYTES + HEADER_BYTES else parts, n_bytes)
+    return _Entry(link, (prefix, payload, b"\r\n" + touch), n_bytes)
 
 
 def _refusal(link: _Link, e: Refused) -> PlatformError:

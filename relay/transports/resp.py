@@ -110,8 +110,8 @@ class Connection:
 
     def send(self, *parts: bytes | memoryview) -> None:
         """Write all of ``parts``, without joining what is large."""
-        if sum(map(len, parts)) <= SMALL_BYTES:
-            self.sock.sendall(b"".join(parts))
+        if len(parts) == 1 or sum(map(len, parts)) <= SMALL_BYTES:
+            self.sock.sendall(b"".join(parts) if len(parts) > 1 else parts[0])
             return
         rest = [memoryview(p) for p in parts if len(p)]
         while rest:
@@ -133,9 +133,9 @@ class Connection:
             raise found
         return found
 
-    def replies(self) -> Iterator[Any]:
-        """The replies that have come so far, errors among them; does not wait."""
-        while True:
+    def replies(self, most: int) -> Iterator[Any]:
+        """The replies that have come so far, at most ``most``, errors among them; does not wait."""
+        for _ in range(most):
             if self.start == self.end:
                 self.start = self.end = 0
                 try:

@@ -35,7 +35,7 @@ from thaw.ids import GroupId
 _HANDSHAKE_S: Final = 3.0
 _MAX_STRANGERS: Final = 32
 """Connections that have not proved anything yet; a further one pushes the oldest out."""
-_ACK_BYTES: Final = 1024 * 1024
+_ACK_BYTES: Final = 128 * 1024
 _ADDRESS_TTL_MS: Final = 24 * 3600 * 1000
 
 Assemblies = dict[tuple[int, Priority], Assembly]
@@ -51,9 +51,13 @@ class TcpTransport:
         self._inbox = Inbox(stage)
         assemblies = {(p, priority): Assembly(p, max_message_bytes=self._flow.max_message_bytes)
                       for p in peers for priority in Priority}  # fmt: skip
-        self._ends = TcpEnds(GroupRelay(url, credential or GroupCredential("", ""), group_id),
-                             (credential or GroupCredential("", "")).secret, self._inbox, stage, assemblies,
-                             host_address, self._flow)  # fmt: skip
+        credential = credential or GroupCredential("", "")
+        try:
+            self._ends = TcpEnds(GroupRelay(url, credential, group_id), credential.secret, self._inbox, stage,
+                                 assemblies, host_address, self._flow)  # fmt: skip
+        except BaseException:
+            self._inbox.close()
+            raise
 
     def send(self, receiver: int, message: FrameHeader, payload: bytes | memoryview, *, deadline_s: float) -> None:
         self._ends.link(receiver, message.priority).send(message, payload, deadline_s)
@@ -75,13 +79,18 @@ class TcpEnds:
         self._links: dict[tuple[int, Priority], TcpOut] = {}
         self._lock = threading.Lock()
         self._porter = _Porter(relay.group_bytes, secret, inbox, stage, assemblies, host_address, flow)
-        connection = relay.connect(Priority.INFERENCE, flow.resume_s)
         try:
-            connection.call("XADD", relay.address_key(stage), "MAXLEN", 1, "*", "a", self._porter.address)
-            connection.call("PEXPIRE", relay.address_key(stage), _ADDRESS_TTL_MS)
+            self._publish()
         except BaseException:
             self._porter.close()
             raise
+
+    def _publish(self) -> None:
+        """Say at the relay where this stage listens."""
+        connection = self._relay.connect(Priority.INFERENCE, self._flow.resume_s)
+        try:
+            connection.call("XADD", self._relay.address_key(self._stage), "MAXLEN", 1, "*", "a", self._porter.address)
+            connection.call("PEXPIRE", self._relay.address_key(self._stage), _ADDRESS_TTL_MS)
         finally:
             connection.close()
 
@@ -174,6 +183,8 @@ class TcpLane:
             self.close()
             return
         try:
+            if self._header is None and (message := self._one()) is not None:
+                yield message
             while self._target or self._header is not None or self._end - self._start >= HEADER_BYTES:
                 if not self._step():
                     break
@@ -227,13 +238,33 @@ class TcpLane:
         self._end += count
         return count
 
+    def _one(self) -> Message | None:
+        """The short cut: a message of one frame that came whole."""
+        if self._end - self._start < HEADER_BYTES:
+            return None
+        header = self._next_header()
+        at = self._start + HEADER_BYTES
+        if header.n_chunks != 1 or at + header.n_bytes > self._end:
+            return None
+        payload = memoryview(bytearray(self._view[at : at + header.n_bytes]))
+        check_payload(header, payload)
+        message = self._assembly.whole(header, payload)
+        if message is not None:
+            self._start = at + header.n_bytes
+            self._owed += HEADER_BYTES + header.n_bytes
+        return message
+
+    def _next_header(self) -> FrameHeader:
+        header = decode_header(self._view[self._start : self._start + HEADER_BYTES])
+        if header.group_id != self._group_id or header.priority is not self.priority:
+            raise ProtocolError(f"stage {self.sender}: a frame of another group or priority")
+        return header
+
     def _step(self) -> bool:
         """Go on with the frame in progress, or begin one.  True when it is whole."""
         if self._header is None:
-            header = decode_header(self._view[self._start : self._start + HEADER_BYTES])
+            header = self._next_header()
             self._start += HEADER_BYTES
-            if header.group_id != self._group_id or header.priority is not self.priority:
-                raise ProtocolError(f"stage {self.sender}: a frame of another group or priority")
             place = self._assembly.place(header)
             have = min(header.n_bytes, self._end - self._start)
             place[:have] = self._view[self._start : self._start + have]

@@ -63,6 +63,8 @@ def serve(channel: Channel, make_engine: Callable[[], MakeEngine]) -> int:
             elif isinstance(message, Abort):
                 start.engine.abort(message.request_id)
     except (ChannelClosed, OSError):
+        if start.engine is not None:
+            start.engine.stop()  # the other stages of a pipeline hear of it now, and not by this one's silence
         return EXIT_LOST_PROXY
 
 
@@ -154,11 +156,21 @@ def vllm() -> MakeEngine:
     return VllmEngine
 
 
+def warm_vllm() -> MakeEngine:
+    """Of a stem cell that is a container: what the zygote imports, too."""
+    engine_env.prepare()
+    from thaw_runtime.warm import warm_up
+
+    warm_up()
+    return vllm()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument("--fd", type=int, required=True, help="descriptor of the socket to the proxy")
+    parser.add_argument("--warm", action="store_true", help="import what any start may need")
     args = parser.parse_args()
-    status = serve(Channel(socket.socket(fileno=args.fd)), vllm)
+    status = serve(Channel(socket.socket(fileno=args.fd)), warm_vllm if args.warm else vllm)
     _exit(status)
 
 

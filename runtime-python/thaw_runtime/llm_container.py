@@ -1,6 +1,7 @@
 """``python -m thaw_runtime.llm_container``: the cold path.  The proxy answers at once while its engine imports.
 
-Environment: THAW_SOCKET (where to listen), THAW_DOOR (fetchd's socket for this container).
+Environment: THAW_SOCKET (where to listen), THAW_DOOR (fetchd's socket for this container), THAW_WARM (on: it is a stem
+cell, and imports what any start would otherwise wait for).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from thaw_runtime import engine_env, proxy
 class ContainerSettings:
     socket: str = setting("THAW_SOCKET", "the unix socket to listen on")
     door: str = setting("THAW_DOOR", "fetchd's socket of this container")
+    warm: str = setting("THAW_WARM", "on: a stem cell, which imports what any start may need", "")
 
 
 def read_settings() -> ContainerSettings:
@@ -30,11 +32,12 @@ def read_settings() -> ContainerSettings:
         raise SystemExit(f"{e.message}; {e.hint}") from e
 
 
-def spawn_engine() -> tuple[Channel, int]:
+def spawn_engine(*, warm: bool = False) -> tuple[Channel, int]:
     """A fresh interpreter that imports the engine; its socket and pid.  It ends when the socket closes."""
     ours, theirs = socket.socketpair()
     engine_env.prepare()
     command = [sys.executable, "-m", "thaw_runtime.engine_main", "--fd", str(theirs.fileno())]
+    command += ["--warm"] if warm else []
     process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
     theirs.close()
     return Channel(ours), process.pid
@@ -43,7 +46,7 @@ def spawn_engine() -> tuple[Channel, int]:
 def main() -> None:
     settings = read_settings()
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))  # the engine sees its socket close
-    channel, pid = spawn_engine()
+    channel, pid = spawn_engine(warm=settings.warm == "on")
     proxy.serve(settings.socket, settings.door, channel, pid)
 
 

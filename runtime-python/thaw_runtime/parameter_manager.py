@@ -85,8 +85,13 @@ def _opened(library: Library, free: str, opener: Callable[..., int], *arguments:
     out = c_void_p()
     library.check(opener(*arguments, ctypes.byref(out)))
     handle = _Handle(out.value)
-    weakref.finalize(handle, getattr(library.call, free), c_void_p(out.value)).atexit = False
+    # the arguments stay until after the call that frees: a copy may still be writing to one of them
+    weakref.finalize(handle, _free, getattr(library.call, free), out.value, arguments).atexit = False
     return handle
+
+
+def _free(free: Callable[[c_void_p], None], pointer: int | None, keeps: object) -> None:
+    free(c_void_p(pointer))
 
 
 class NativeSegment:
@@ -233,28 +238,28 @@ class KvBlocks:
         memory = (ctypes.c_ubyte * len(chunk)).from_buffer(chunk)
         handle = _opened(self._library, "thaw_ticket_free", call, self._handle, layer, numbers, len(blocks), memory,
                          len(chunk), stream)  # fmt: skip
-        return KvCopy(self._library, handle, chunk, memory)
+        return KvCopy(self._library, handle, chunk)
 
 
 class KvCopy:
-    """A copy that may still be going on.  Its buffer may be used and resized once ``wait`` has returned."""
+    """A copy that may still be going on; its end is waited for when it is dropped.  The buffer may be used and
+    resized once ``wait`` has returned."""
 
-    def __init__(self, library: Library, handle: _Handle, chunk: bytearray, memory: object) -> None:
+    def __init__(self, library: Library, handle: _Handle, chunk: bytearray) -> None:
         self._library, self._chunk = library, chunk
-        self._memory: object = memory
         self._handle: _Handle | None = handle
 
     def wait(self, deadline_s: float) -> bytearray:
         if self._handle is not None:
             self._library.check(self._library.call.thaw_ticket_wait(self._handle, timeout_ns(deadline_s)))
-            self._handle = self._memory = None
+            self._handle = None
         return self._chunk
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._handle = self._memory = None  # freeing waits for the copy
+        self._handle = None  # freeing waits for the copy
 
 
 # ── the one of this process ──────────────────────────────────────────────────────────────────────────────────────

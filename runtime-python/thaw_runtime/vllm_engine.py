@@ -128,11 +128,11 @@ class VllmEngine:
         return asdict(self._memory) if self._memory else {}
 
     def stop(self) -> None:
+        if self._link is not None:
+            self._link.end(_STOPPED)
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
-        if self._link is not None:
-            self._link.end(_STOPPED)
 
     def join(self) -> None:
         self._thread.join()
@@ -170,7 +170,8 @@ class VllmEngine:
             lost = tuple(self._open)
             self._open.clear()
             self._changed.notify_all()
-        self._emit([(request_id, Failed(error)) for request_id in lost])
+        if lost:
+            self._emit([(request_id, Failed(error)) for request_id in lost])
         if self._link is not None:
             self._link.end(error)
 

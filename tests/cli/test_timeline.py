@@ -156,7 +156,10 @@ def test_the_picture_shows_rates_bound_and_overlap() -> None:
     assert "47.7 MiB 200 Mbit/s" in fetch
     overlap = [a == b == "█" for a, b in zip(fetch, load, strict=False)]
     assert sum(overlap) > 30, "fetch and load run at the same time, one above the other"
-    assert "first token after 2.39 s; bound (Eq. 5) 2.20 s, measured / bound = 1.09; predicted 2.50 s (measured -4%)" in lines
+    assert (
+        "first token after 2.39 s; bound (Eq. 5) 2.20 s, measured / bound = 1.09; predicted 2.50 s (measured -4%)"
+        in lines
+    )
     assert "fetch on h: 47.7 MiB at 200 Mbit/s, 100% of the link's 200 Mbit/s" in lines
     assert any(x.startswith("longest phase: fetch on h, 2.00 s") for x in lines)
 

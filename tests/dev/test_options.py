@@ -27,8 +27,8 @@ def test_another_rate_is_refused_with_examples(text: str) -> None:
 
 
 def test_a_driver_that_is_not_there_is_refused() -> None:
-    with pytest.raises(BadRequest, match="--driver docker is not in this version"):
-        Options(driver="docker")
+    with pytest.raises(BadRequest, match="--driver podman is not in this version"):
+        Options(driver="podman")
 
 
 def test_memory_is_shared_by_the_hosts() -> None:

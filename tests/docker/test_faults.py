@@ -299,7 +299,9 @@ def revive(engine: DockerEngine) -> None:
     )
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the SDK forgets a socket that cannot connect
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)  # the SDK forgets a socket that cannot connect
 def test_an_engine_that_is_killed_and_restarted_loses_no_container_and_no_run(
     own_engine: DockerEngine, run_dir: Path
 ) -> None:

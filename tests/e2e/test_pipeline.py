@@ -151,6 +151,24 @@ def test_a_stage_killed_under_an_answer_costs_no_token_and_doubles_none(
     wait_gone(lambda: fleet.pipelines.leftovers([lost.record.group_id]))
 
 
+@pytest.mark.full
+def test_a_killed_relay_under_an_answer_costs_no_token_and_the_next_group_gets_into_the_new_one(
+    fleet: Fleet, served: str, reference: list[str]
+) -> None:
+    response = fleet.chat(served, PROMPTS[1], **ANSWER)
+
+    def kill_relay(n: int) -> None:
+        if n == 8:
+            fleet.kill("relay")
+
+    text = text_of(response, after=kill_relay)
+    assert text == reference[1]
+    groups = {s.record.group_id for s in fleet.pipelines.stages(served).values()}
+    fleet.thaw("action", "update", served, "--config", str(fleet.directory / f"{served}.json"))
+    assert fleet.answers(served)[0] == reference
+    wait_gone(lambda: fleet.pipelines.leftovers(groups))
+
+
 def test_a_killed_scheduler_or_invoker_takes_no_stage_along(fleet: Fleet, served: str, reference: list[str]) -> None:
     assert fleet.answers(served)[0] == reference
     before = fleet.pipelines.stages(served)

@@ -25,6 +25,7 @@ from relay.fetch_client import DoorClient, FetchClient
 from relay.messages import FetchStart, FetchStarted
 from relay.segment import SegmentReader
 from thaw import checkpoint
+from thaw.dev.links import inside
 from thaw.ids import GroupId, InstanceId
 from thaw.model import CHUNK_BYTES, INDEX_NAME, FileRange, ModelFacts
 from thaw.plan import PlanModel
@@ -81,8 +82,8 @@ def write_index(directory: Path) -> None:
 class Fetchd:
     """``with Fetchd(tmp) as fetchd``: started, ready, and gone at the end."""
 
-    def __init__(self, directory: Path, **settings: object) -> None:
-        self.directory = directory
+    def __init__(self, directory: Path, *, namespace: str = "", **settings: object) -> None:
+        self.directory, self._namespace = directory, namespace
         self.short = tempfile.TemporaryDirectory(prefix="thaw-")  # pytest's own paths are too long for a socket
         self.socket = f"{self.short.name}/c.sock"
         self.client = FetchClient(self.socket)
@@ -95,8 +96,9 @@ class Fetchd:
         self._epochs = 0
 
     def __enter__(self) -> Self:
-        self.process = subprocess.Popen([sys.executable, "-m", "fetchd.main"], env=self.environ, cwd=ROOT,
-                                        stderr=subprocess.PIPE, text=True)  # fmt: skip
+        command = (sys.executable, "-m", "fetchd.main")
+        self.process = subprocess.Popen(inside(self._namespace, command) if self._namespace else command,
+                                        env=self.environ, cwd=ROOT, stderr=subprocess.PIPE, text=True)  # fmt: skip
         assert self.process.stderr is not None
         for line in self.process.stderr:
             if not line.startswith("{"):

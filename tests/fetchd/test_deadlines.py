@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import random
 import re
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -13,7 +15,7 @@ import pytest
 
 from gateway.scheduler.ledger import LinkLedger
 from relay.messages import FetchUpdate
-from tests.fetchd.harness import Fetchd, Store, write_index, write_model
+from tests.fetchd.harness import Fetchd, Request, Store, write_index, write_model
 from thaw.errors import PlatformError, StaleEpoch
 from thaw.ids import GroupId
 from thaw.model import ModelFacts
@@ -35,6 +37,24 @@ def models(fetchd: Fetchd, store: Store) -> list[ModelFacts]:
     return [fetchd.client.inspect(f"{store.uri}/{i}") for i in range(N_MODELS)]
 
 
+@contextmanager
+def held(store: Store) -> Iterator[None]:
+    """No byte of a model before the block is over, however long it takes to ask for all of them."""
+    over = threading.Event()
+
+    def hold(request: Request) -> bool:
+        if request.method == "GET":
+            over.wait(20)
+        return False
+
+    store.fault = hold
+    try:
+        yield
+    finally:
+        store.fault = lambda request: False
+        over.set()
+
+
 def ends(fetchd: Fetchd, *groups: str) -> list[str]:
     """The groups in order of their ends."""
     at = {g: fetchd.client.wait(GroupId(g), 0, deadline_s=30).events[-1].mono_ns for g in groups}
@@ -44,21 +64,23 @@ def ends(fetchd: Fetchd, *groups: str) -> list[str]:
 def test_deadlines_go_by_their_time_then_who_has_none_then_the_background(tmp_path: Path, store: Store) -> None:
     with Fetchd(tmp_path, THAW_FETCHD_LINK_BYTES_PER_S=RATE) as fetchd:
         facts = models(fetchd, store)
-        fetchd.start(facts[0], "background", background=True)
-        fetchd.start(facts[1], "plain")
-        fetchd.start(facts[2], "late", deadline_ms=60_000)
-        fetchd.start(facts[3], "early", deadline_ms=30_000)
+        with held(store):
+            fetchd.start(facts[0], "background", background=True)
+            fetchd.start(facts[1], "plain")
+            fetchd.start(facts[2], "late", deadline_ms=60_000)
+            fetchd.start(facts[3], "early", deadline_ms=30_000)
         assert ends(fetchd, "background", "plain", "late", "early") == ["early", "late", "plain", "background"]
 
 
 def test_an_update_changes_the_order_of_fetches_that_run_and_an_old_epoch_cannot(tmp_path: Path, store: Store) -> None:
     with Fetchd(tmp_path, THAW_FETCHD_LINK_BYTES_PER_S=RATE) as fetchd:
         facts = models(fetchd, store)
-        fetchd.start(facts[0], "one", deadline_ms=30_000, epoch=2)
-        fetchd.start(facts[1], "two", background=True, epoch=2)
-        with pytest.raises(StaleEpoch):
-            fetchd.client.update(FetchUpdate(GroupId("two"), 0, 1, None, deadline_ms=1_000, background=False))
-        fetchd.client.update(FetchUpdate(GroupId("two"), 0, 2, None, deadline_ms=10_000, background=False))
+        with held(store):
+            fetchd.start(facts[0], "one", deadline_ms=60_000, epoch=2)
+            fetchd.start(facts[1], "two", background=True, epoch=2)
+            with pytest.raises(StaleEpoch):
+                fetchd.client.update(FetchUpdate(GroupId("two"), 0, 1, None, deadline_ms=1_000, background=False))
+            fetchd.client.update(FetchUpdate(GroupId("two"), 0, 2, None, deadline_ms=30_000, background=False))
         assert ends(fetchd, "one", "two") == ["two", "one"]
 
 

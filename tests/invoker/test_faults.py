@@ -157,7 +157,7 @@ def test_one_connection_carries_many_runs(host: Host) -> None:
 
 
 def test_a_compute_share_is_a_quota_that_can_be_read_back(host: Host) -> None:
-    shares = host.agent.driver._shares
+    shares = host.agent._shares
     if not isinstance(shares, CgroupShares):
         assert host.agent.reporter.report().share == "none"
         return

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from invoker.drivers import find_host_shares
+from invoker.settings import InvokerSettings
 from invoker.shares import CgroupShares, NoShares, find_shares
 
 
@@ -47,3 +49,20 @@ def test_a_process_that_has_ended_is_no_error() -> None:
     shares.remove("c")
     if isinstance(shares, CgroupShares):
         shares.close()
+
+
+def test_two_platforms_on_one_machine_share_no_group(tmp_path: Path) -> None:
+    """One that goes down takes its groups along; the other's containers are made in theirs."""
+    settings = [InvokerSettings("redis://x", "host-0", str(tmp_path / name), "fetchd.s") for name in "ab"]
+    first, second = map(find_host_shares, settings)
+    if not isinstance(first, CgroupShares) or not isinstance(second, CgroupShares):
+        pytest.skip("no quotas here")
+    first.close()
+    child = subprocess.Popen(["sleep", "60"])
+    try:
+        second.apply("c", child.pid, 0.5)
+        assert second.path("c").exists()
+    finally:
+        child.kill()
+        child.wait()
+        second.close()

@@ -51,10 +51,11 @@ def client(valkey_url: str) -> Iterator[redis.Redis]:
 
 def test_what_was_read_is_deleted_and_what_nobody_reads_expires(make: Make, client: redis.Redis) -> None:
     sender, receiver = make(0), make(1)
-    sender.send(1, HIDDEN, b"x", deadline_s=5)
-    receiver.receive(deadline_s=5)
-    sender.send(1, KV, b"never read", deadline_s=5)
-    assert receiver.receive(deadline_s=5).kind is FrameKind.KV  # coming back for more acknowledges the first
+    for _ in range(16):  # they are acknowledged together
+        sender.send(1, HIDDEN, b"x", deadline_s=5)
+        receiver.receive(deadline_s=5)
+    sender.send(1, KV, b"y", deadline_s=5)
+    assert receiver.receive(deadline_s=5).kind is FrameKind.KV  # coming back for more acknowledges
     sender.send(1, HIDDEN, b"never read", deadline_s=5)
     settle(receiver, Priority.INFERENCE)
     assert client.xlen(STREAM) == 1
@@ -172,7 +173,8 @@ def test_a_relay_that_stays_away_ends_in_unavailable(make: Make, own_valkey: Val
     with pytest.raises(Unavailable, match="the relay does not answer"):
         receiver.receive(deadline_s=30)
     with pytest.raises(Unavailable, match="the relay does not answer"):
-        sender.send(1, HIDDEN, b"x", deadline_s=0.3)
+        for _ in range(2):  # the first is kept, in the hope that somebody can send it later
+            sender.send(1, HIDDEN, b"x", deadline_s=0.3)
 
 
 def test_a_full_relay_refuses_and_says_so(make: Make, own_valkey: ValkeyServer) -> None:
@@ -192,8 +194,8 @@ def test_a_refusal_of_a_small_message_is_told_to_the_thread_that_waits_for_the_a
     sender.send(1, HIDDEN, b"x", deadline_s=5)
     with redis.Redis.from_url(own_valkey.url) as client:
         client.config_set("maxmemory", "1")
-    sender.send(1, HIDDEN, b"x", deadline_s=5)  # not waited for
     with pytest.raises(Unavailable, match="the relay's memory is full"):
+        sender.send(1, HIDDEN, b"x", deadline_s=5)  # mostly it does not wait for the answer
         sender.receive(deadline_s=0.3)
 
 

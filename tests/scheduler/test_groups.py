@@ -115,6 +115,15 @@ def test_the_tighter_the_objective_the_more_stages_on_four_hosts_of_200_mbit(ttf
     assert all(s.fetch_deadline_ms is not None for s in plan.stages)
 
 
+def test_a_plans_trace_says_what_every_other_number_of_stages_was_worth() -> None:
+    w = group_world(facts=chat(max_stages=5, slo_ttft_s=4.9), stem_kinds=("llm:vllm",))
+    sizes = started(w).attrs["sizes"]
+    assert [(s["stages"], s["full"], s["why"]) for s in sizes] == [
+        (1, 1, "ttft"), (2, 2, "ttft"), (3, 1, "chosen"), (4, 1, "memory"), (5, 1, "no room")]  # fmt: skip
+    assert [s["ttft_s"] > 4.9 for s in sizes[:4]] == [True, True, False, False]
+    assert "ttft_s" not in sizes[4]
+
+
 def test_an_objective_that_no_size_meets_gives_one_full_worker_without_a_deadline() -> None:
     plan = started(group_world(facts=chat(max_stages=4, slo_ttft_s=1.0))).plan
     assert [(s.role, s.fetch_deadline_ms) for s in plan.stages] == [(StageRole.FULL, None)]

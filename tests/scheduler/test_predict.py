@@ -82,6 +82,12 @@ def test_a_trace_gives_the_phases_the_rate_and_the_tail() -> None:
     assert measured.t_cu is None
 
 
+def test_a_start_that_fetched_nothing_teaches_no_tail() -> None:
+    resident = [replace(e, attrs={"resident": True}) if e.name is Phase.FETCH_END else e for e in TRACE]
+    assert measure(resident).t_tail is None
+    assert measure([*TRACE, _event(Phase.CONTEXT_END, 4.8)]).t_tail == pytest.approx(0.2)
+
+
 def test_the_tail_of_a_group_is_that_of_its_slowest_stage() -> None:
     other = [replace(e, stage=1, mono_ns=e.mono_ns + (e.name is Phase.READY) * 700_000_000) for e in TRACE]
     assert measure([*TRACE, *other]).t_tail == pytest.approx(1.7)

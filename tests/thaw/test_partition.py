@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from thaw.errors import ModelUnsupported
 from thaw.model import FileRange, ModelParts
-from thaw.partition import ranges, size, split
+from thaw.partition import join, ranges, rest, size, split
 
 SIZES = st.lists(st.integers(1, 50), min_size=1, max_size=9)
 
@@ -53,3 +53,23 @@ def test_the_stages_have_every_byte_once_and_a_tied_embedding_twice(
 def test_more_stages_than_layers_are_refused_with_the_number_of_layers() -> None:
     with pytest.raises(ModelUnsupported, match="2 layers cannot be divided into 3"):
         split(model([1, 1]), 3)
+
+
+@given(SIZES, st.booleans(), st.integers(1, 8))
+def test_what_a_stage_has_and_the_rest_are_the_whole_model_and_nothing_twice(
+    layers: list[int], tied: bool, n_stages: int
+) -> None:
+    parts = model(layers, 7, 3, tied=tied)
+    whole = ranges(parts, (0, len(layers)))
+    for bounds in split(parts, min(n_stages, len(layers))):
+        mine, others = ranges(parts, bounds), rest(parts, bounds)
+        assert join([*mine, *others]) == whole
+        assert size(mine) + size(others) == size(whole)
+
+
+def test_the_rest_is_cut_out_of_every_file_that_a_stage_has_a_part_of() -> None:
+    layers = ((FileRange("a", 10, 5), FileRange("b", 0, 4)), (FileRange("a", 15, 5), FileRange("c", 0, 2)))
+    parts = ModelParts((FileRange("a", 0, 10),), layers, (FileRange("b", 8, 1),))
+    assert rest(parts, (1, 2)) == (FileRange("a", 0, 15), FileRange("b", 0, 4))
+    assert rest(parts, (0, 1)) == (FileRange("a", 15, 5), FileRange("b", 8, 1), FileRange("c", 0, 2))
+    assert rest(parts, (0, 2)) == ()

@@ -48,6 +48,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen2": {"model_type": "qwen2", **_TINY, "num_key_value_heads": 2, "tie_word_embeddings": True},
     "qwen3": {"model_type": "qwen3", **_TINY, "num_key_value_heads": 2, "head_dim": 64},
     "mistral": {"model_type": "mistral", **_TINY, "num_key_value_heads": 2, "sliding_window": None},
+    "sliding": {"model_type": "mistral", **_TINY, "num_key_value_heads": 2, "sliding_window": 32},
+    "gemma2": {"model_type": "gemma2", **_TINY, "num_key_value_heads": 2, "head_dim": 32, "sliding_window": 32,
+               "query_pre_attn_scalar": 32},
     "gemma": {"model_type": "gemma", **_TINY, "num_key_value_heads": 1, "head_dim": 32},
     "opt": {"model_type": "opt", **_TINY, "ffn_dim": 256, "word_embed_proj_dim": 128, "initializer_range": 0.4},
     "gpt2": {"model_type": "gpt2", "vocab_size": VOCAB, "n_embd": 128, "n_head": 4, "n_layer": 8, "n_positions": 512,
@@ -207,6 +210,9 @@ def pipeline(case: dict[str, Any], model: Path, url: str, directory: Path) -> di
             be_impatient()
             if init.stage == case["kill"]:
                 die_in_a_batch()
+        if case.get("scarce"):
+            leave_blocks(14)
+        resumed = count_resumed()
         made = Stage(model, init, directory, trickle=case.get("trickle", False))
         found = {}
         if init.stage == 0 and "kill" in case:
@@ -215,7 +221,7 @@ def pipeline(case: dict[str, Any], model: Path, url: str, directory: Path) -> di
             found = answered(made, case["works"])
             made.engine.stop()
         made.engine.join()
-        report = made.report() | {"answers": found, "passed_gates": passed[0]}
+        report = made.report() | {"answers": found, "passed_gates": passed[0], "resumed": resumed[0]}
         (answers / str(init.stage)).write_text(json.dumps(report))
 
     pids = [fork(lambda init=init: stage(init)) for init in plans]
@@ -246,6 +252,34 @@ def ended(events: list[Event]) -> list[Any]:
     """How many tokens came, and the error that ended them."""
     last = events[-1]
     return [len(events) - 1, *((last.error.code, last.error.message) if isinstance(last, Failed) else ())]
+
+
+def leave_blocks(n: int) -> None:
+    """Of the KV cache: room for one long request, or for half of those that are asked at once."""
+    from thaw_runtime import vllm_engine
+
+    plan_stage = vllm_engine.plan_stage
+
+    def scarce(*args: Any) -> Any:
+        made = plan_stage(*args)
+        return replace(made, kv=made.kv // made.kv_blocks * n, kv_blocks=n, kv_tokens=made.kv_tokens)
+
+    vllm_engine.plan_stage = scarce
+
+
+def count_resumed() -> list[int]:
+    """In stage 0: requests that had lost their blocks and were computed again."""
+    from thaw_runtime import vllm_loader
+
+    count, step_of = [0], vllm_loader.step_of
+
+    def counting(*args: Any) -> Any:
+        step = step_of(*args)
+        count[0] += sum(k.resumed for k in step.known)
+        return step
+
+    vllm_loader.step_of = counting
+    return count
 
 
 def be_impatient() -> None:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,11 @@ from tokenizers import Tokenizer
 
 from relay.channel import Channel
 from relay.http_unix import UnixConnection
-from tests.thaw_runtime.conftest import ROOT, Container
+from relay.messages import GroupCredential, GroupLink, StageShape
+from tests.thaw_runtime.conftest import ROOT, STREAM, Container, frames, llm_init, run_body
 from tests.thaw_runtime.doorway import Doorway
 from tests.thaw_runtime.models import real_model
+from thaw.plan import TransportKind
 
 pytestmark = pytest.mark.vllm
 
@@ -106,10 +109,10 @@ class Forked(Container):
 def fork(zygote: Zygote, tmp_path: Path) -> Iterator[Callable[..., Forked]]:
     made: list[tuple[Forked, Doorway]] = []
 
-    def build(model: Path, *, arrived: bool = True) -> Forked:
+    def build(model: Path, *, arrived: bool = True, layers: tuple[int, int] | None = None) -> Forked:
         directory = tmp_path / f"c{len(made)}"
         directory.mkdir()
-        door = Doorway(model, directory / "door", arrived=arrived)
+        door = Doorway(model, directory / "door", arrived=arrived, layers=layers)
         container = Forked(zygote, directory, door)
         container.wait_listening()
         made.append((container, door))
@@ -153,6 +156,30 @@ def test_a_forked_container_answers_the_same_and_reports_no_import(fork: Callabl
     assert "libraries.begin" not in {e["name"] for e in reply["events"]}
     assert answer(container, CAPITAL) == "The capital of France is Paris."
     assert answer(container, CAPITAL | {"stop": [" Paris"]}) == "The capital of France is"
+
+
+def test_containers_of_one_pipeline_answer_and_a_killed_one_fails_the_request_as_lost(
+    fork: Callable[..., Forked], model: Path, valkey_url: str
+) -> None:
+    layers = ((0, 12), (12, 30))
+    shapes = tuple(StageShape(part, 1 << 30, 160 << 20) for part in layers)
+    link = GroupLink(TransportKind.REDIS, valkey_url, GroupCredential("", ""))
+    whole = replace(llm_init(), n_stages=2, link=link, stages=shapes)
+    first, last = (fork(model, layers=part) for part in layers)
+    for stage, container in ((1, last), (0, first)):  # the order is nobody's business
+        value = replace(whole, stage=stage, layers=layers[stage])
+        status, reply = container.ask("POST", "/init", {"value": value})
+        assert status == 200, reply
+        assert ("tokenizer.begin" in {e["name"] for e in reply["events"]}) == (stage == 0)
+    assert answer(first, CAPITAL) == "The capital of France is Paris."
+    first.http.request(
+        "POST", "/run", json.dumps(run_body({"prompt": "Once", "max_tokens": 400}, "completions")), STREAM
+    )
+    messages = frames(first.http.getresponse())
+    assert next(messages)["t"] == "RunToken"
+    os.kill(last.forked["pid"], 9)
+    lost = list(messages)[-1]
+    assert (lost["t"], lost["error"]["code"]) == ("RunFailed", "WorkerLost")
 
 
 def test_a_zygote_has_one_thread(zygote: Zygote) -> None:
@@ -225,10 +252,12 @@ def test_an_engine_that_computed_before_its_weights_were_there_answers_the_same(
 
 
 def trickle(door: Doorway) -> None:
-    """All bytes in two seconds, as over a slow link."""
+    """The weights in four seconds from when both processes have the segment, as over a slow link."""
+    door.arrive(door.sidecar_bytes)
+    door.wait_served(2)
     bell = threading.Event()
-    for i in range(1, 41):
-        door.arrive(door.n_bytes * i // 40)
+    for i in range(1, 81):
+        door.arrive(door.sidecar_bytes + (door.n_bytes - door.sidecar_bytes) * i // 80)
         bell.wait(0.05)
 
 

@@ -24,7 +24,7 @@ def up(
             help="each host's link to the model store, e.g. 200mbit (shaped namespaces for root, else paced by fetchd)"
         ),
     ] = "",
-    driver: Annotated[str, typer.Option(help="how containers are made: process")] = "process",
+    driver: Annotated[str, typer.Option(help="how containers are made: process or docker")] = "process",
     port: Annotated[int, typer.Option(help="of the API on loopback; 0 picks a free one")] = 3233,
     store: Annotated[Path | None, typer.Option(help="a directory as model store, instead of S3 on loopback")] = None,
     memory_mb: Annotated[int | None, typer.Option(help="declared device memory of a host, MiB")] = None,
@@ -106,7 +106,8 @@ def _welcome(platform: Platform, *, already: bool) -> None:
     say_ok(f"the platform is up at {platform.apihost}: {n} host{'s' if n != 1 else ''}")
     if platform.link:
         out().print(f"links: {platform.link} for each host, {_kind_of_link(platform)}")
-    out().print("containers are plain processes (driver process): deploy only code that you trust")
+    if platform.driver == "process":
+        out().print("containers are plain processes (driver process): deploy only code that you trust")
     if user_file().exists():
         out().print(f"[yellow]note:[/yellow] {user_file()} exists, so thaw talks to the platform named there; this "
                     f"one's key: export WSK_CONFIG_FILE={default_layout().wskprops}", soft_wrap=True)  # fmt: skip

@@ -23,6 +23,10 @@ _PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH
 """Children get these of our environment and nothing else: what is in a shell by accident must not change a start."""
 
 
+_OF_THE_ENGINE = ("DOCKER_HOST", "THAW_IMAGE_PYTHON", "THAW_IMAGE_LLM", "THAW_IMAGE_PULL_S")
+"""What an invoker with driver docker is told besides."""
+
+
 @dataclass(frozen=True, slots=True)
 class Component:
     """``ready`` is a pattern of the line in its log that says so; ``tier`` orders the end: 0 goes first."""
@@ -174,6 +178,8 @@ def host(platform: Platform, options: Options, number: int) -> list[Component]:
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": str(options.threads),
     }
+    if options.driver == "docker":
+        env |= {name: os.environ[name] for name in _OF_THE_ENGINE if name in os.environ}
     if _common_stem_cells(options):
         env["THAW_ZYGOTE_PARENT"] = _stem_cells_socket(platform)
     if rate is not None and platform.network is None:  # nothing else keeps to the rate

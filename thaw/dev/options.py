@@ -26,8 +26,8 @@ class Options:
     driver: str = "process"
 
     def __post_init__(self) -> None:
-        if self.driver != "process":
-            raise BadRequest(f"--driver {self.driver} is not in this version", hint="use --driver process")
+        if self.driver not in ("process", "docker"):
+            raise BadRequest(f"--driver {self.driver} is not in this version", hint="use --driver process or docker")
         if not 1 <= self.hosts <= 16:
             raise BadRequest(f"--hosts {self.hosts} is not between 1 and 16", hint="give a number from 1 to 16")
         parse_rate(self.link)

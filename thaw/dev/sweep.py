@@ -7,7 +7,7 @@ import shutil
 import signal
 from pathlib import Path
 
-from thaw.dev import links
+from thaw.dev import containers, links
 from thaw.dev.components import host_name, weed_sockets
 from thaw.dev.layout import Layout, Platform
 from thaw.dev.processes import ProcessId, belonging_to, is_alive, send, wait_gone
@@ -37,6 +37,9 @@ def sweep(layout: Layout, platform: Platform | None) -> int:
     send(still, signal.SIGKILL)
     wait_gone(still, 5.0)
     _remove_cgroups(platform.hosts if platform is not None else 1)
+    if platform is not None and platform.driver == "docker":
+        hosts = map(host_name, range(platform.hosts))
+        containers.remove([containers.owner(name, layout.run_dir / name) for name in hosts])
     for path in weed_sockets(platform) if platform is not None and not platform.store_dir else []:
         path.unlink(missing_ok=True)
     links.destroy(layout.namespace_prefix)

@@ -63,9 +63,11 @@ inline PageLook look_at(const ControlPage &page, uint64_t n_bytes, uint64_t leas
         throw Fault(THAW_BAD_SEGMENT, format("control page is in state %u", state));
     look.state = SegmentState(state);
     const auto end = (unsigned long long)look.end, whole = (unsigned long long)n_bytes;
-    if (look.end > n_bytes) throw Fault(THAW_BAD_SEGMENT, format("control page ends at %llu of %llu bytes", end, whole));
+    if (look.end > n_bytes)
+        throw Fault(THAW_BAD_SEGMENT, format("control page ends at %llu of %llu bytes", end, whole));
+    const auto seen = (unsigned long long)least;
     if (look.end < least)
-        throw Fault(THAW_BAD_SEGMENT, format("control page went back from %llu to %llu", (unsigned long long)least, end));
+        throw Fault(THAW_BAD_SEGMENT, format("control page went back from %llu to %llu", seen, end));
     if (look.state == SegmentState::kComplete && look.end != n_bytes)
         throw Fault(THAW_BAD_SEGMENT, format("control page is complete at %llu of %llu bytes", end, whole));
     return look;

@@ -1,0 +1,179 @@
+"""From nothing, from a stem cell, from a pause to a Python function's answer: how long, by which driver, and beside
+``docker run`` of the same image by hand?
+
+Each way ends with the same requests on the container's socket (/init, /run).  Ways take turns, so that a busy moment
+hits all of them; medians are compared.  Containers on a bridge network are measured too,
+where the engine has one: Thaw's have none (docs/isolation.md).  Needs an engine (DOCKER_HOST) that has the image.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # bench/gateway.py must not hide gateway
+
+from bench._common import interleave, judge, median, options, report, say
+from invoker.appears import wait_socket
+from invoker.docker_client import Engine
+from invoker.docker_driver import DockerDriver, Images
+from invoker.docker_spec import Limits
+from invoker.driver import Driver, Handle, Spec
+from invoker.process_driver import ProcessDriver
+from invoker.shares import NoShares
+from relay.http_unix import UnixConnection
+from thaw.action import KIND_PYTHON
+from thaw.errors import PlatformError
+from thaw.logs import Log
+
+_WAIT_S = 60.0
+_CODE = {"name": "f", "main": "main", "code": "def main(args): return {'n': args['n'] + 1}", "binary": False}
+
+
+def _ask(socket_path: str, path: str, value: object) -> None:
+    connection = UnixConnection(socket_path, _WAIT_S)
+    try:
+        connection.request("POST", path, json.dumps({"value": value}).encode())
+        response = connection.getresponse()
+        body = response.read()
+        if response.status != 200:
+            raise PlatformError(f"{path}: {body.decode()}")
+    finally:
+        connection.close()
+
+
+def _answer(socket_path: str, *, init: bool = True) -> None:
+    if init:
+        _ask(socket_path, "/init", _CODE)
+    _ask(socket_path, "/run", {"n": 1})
+
+
+class Ways:
+    """Every way returns its milliseconds."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver, self._n = driver, 0
+
+    def _up(self) -> Handle:
+        self._n += 1
+        spec = Spec(f"bench-{os.getpid()}-{self._n}", KIND_PYTHON)
+        handle = self._driver.start(self._driver.create(spec), spec)
+        self._driver.connect(handle, deadline_s=_WAIT_S)
+        return handle
+
+    def _end(self, handle: Handle) -> None:
+        self._driver.stop(handle, deadline_s=0.0)
+        self._driver.remove(handle)
+
+    def cold(self) -> float:
+        began = time.monotonic()
+        handle = self._up()
+        _answer(handle.socket_path)
+        taken = 1000 * (time.monotonic() - began)
+        self._end(handle)
+        return taken
+
+    def prewarmed(self) -> float:
+        handle = self._up()
+        began = time.monotonic()
+        self._driver.limit(handle, 1.0, 256 << 20)
+        _answer(handle.socket_path)
+        taken = 1000 * (time.monotonic() - began)
+        self._end(handle)
+        return taken
+
+    def paused(self) -> float:
+        handle = self._up()
+        _answer(handle.socket_path)
+        self._driver.pause(handle)
+        began = time.monotonic()
+        self._driver.unpause(handle)
+        _answer(handle.socket_path, init=False)
+        taken = 1000 * (time.monotonic() - began)
+        self._end(handle)
+        return taken
+
+
+def _by_hand(image: str, network: str) -> float:
+    """What a person would type: docker run, the socket in a mounted directory."""
+    with tempfile.TemporaryDirectory(prefix="thaw-", dir="/tmp") as directory:
+        Path(directory).chmod(0o777)
+        command = ["docker", "run", "--rm", "--network", network, "-v", f"{directory}:/run/thaw/io",
+                   "-e", "THAW_SOCKET=/run/thaw/io/s", image]  # fmt: skip
+        began = time.monotonic()
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        never = os.eventfd(0, os.EFD_CLOEXEC)
+        try:
+            wait_socket(f"{directory}/s", process.pid, _WAIT_S, never).close()
+            _answer(f"{directory}/s")
+            return 1000 * (time.monotonic() - began)
+        finally:
+            os.close(never)
+            process.terminate()  # docker run passes it on
+            process.wait(_WAIT_S)
+
+
+@contextlib.contextmanager
+def _drivers(image: str) -> Iterator[dict[str, Driver]]:
+    url = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
+    with tempfile.TemporaryDirectory(prefix="thaw-", dir="/tmp") as directory:
+        log = Log("bench")
+        docker = DockerDriver(
+            Engine(url), Path(directory, "d"), "bench", Images({KIND_PYTHON: image}, 0.0), Limits(2), log
+        )
+        drivers: dict[str, Driver] = {
+            "docker": docker,
+            "process": ProcessDriver(Path(directory, "p"), NoShares(), 2, log),
+        }
+        try:
+            yield drivers
+        finally:
+            for driver in drivers.values():
+                for owned in driver.list_owned():
+                    driver.end(owned)
+                driver.close()
+
+
+def _has_bridge() -> bool:
+    done = subprocess.run(["docker", "network", "inspect", "bridge"], capture_output=True)
+    return done.returncode == 0
+
+
+def measure(image: str, rounds: int) -> dict[str, list[float]]:
+    with _drivers(image) as drivers:
+        ways: dict[str, Callable[[], float]] = {}
+        for name, driver in drivers.items():
+            of = Ways(driver)
+            ways |= {f"{name}_cold": of.cold, f"{name}_prewarmed": of.prewarmed, f"{name}_paused": of.paused}
+        ways["docker_run_none"] = lambda: _by_hand(image, "none")
+        if _has_bridge():
+            ways["docker_run_bridge"] = lambda: _by_hand(image, "bridge")
+        return interleave(ways, rounds)
+
+
+def main() -> int:
+    image = os.environ.get("THAW_IMAGE_PYTHON", "thaw/python:0.1.0")
+    args = options(__doc__ or "", image=(image, "of the function"))
+    samples = measure(args.image, args.n or (3 if args.quick else 15))
+    ms = {name: round(median(values), 1) for name, values in samples.items()}
+    for name, value in sorted(ms.items()):
+        say(f"{name:20} {value:8.1f} ms to the first answer (median of {len(samples[name])})")
+    goals = [
+        judge("docker_cold_vs_run", ms["docker_cold"] / ms["docker_run_none"], "<=", 1.1, samples=samples,
+              floor="the engine's create, start and inspect, one after the other"),
+        judge("docker_prewarmed_vs_cold", ms["docker_prewarmed"] / ms["docker_cold"], "<=", 0.25,
+              floor="the engine's update of the limits"),
+        judge("docker_paused_ms", ms["docker_paused"], "<=", 100.0, floor="the engine's unpause"),
+    ]  # fmt: skip
+    return report("containers", goals, ms=ms)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

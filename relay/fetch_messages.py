@@ -1,0 +1,209 @@
+"""What is said to fetchd: on its control socket by the invoker, at a door by a container.  See relay/messages.py."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from thaw.errors import ErrorInfo
+from thaw.ids import GroupId, InstanceId
+from thaw.model import FileRange, ModelFacts, TensorInfo
+from thaw.plan import PlanModel
+from thaw.trace import TraceEvent
+
+# ── fetchd: the control socket ────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class Inspect:
+    uri: str
+
+
+@dataclass(frozen=True, slots=True)
+class Inspected:
+    facts: ModelFacts
+
+
+@dataclass(frozen=True, slots=True)
+class FetchStart:
+    """Begin (or join) the fetch of ``ranges`` into a segment.  Idempotent by (group_id, stage)."""
+
+    group_id: GroupId
+    stage: int
+    epoch: int
+    model: PlanModel
+    ranges: tuple[FileRange, ...]
+    deadline_ms: int | None = None
+    pace_bytes_per_s: int | None = None
+    background: bool = False
+    later_ranges: tuple[FileRange, ...] = ()  # behind ``ranges`` in the same segment, once those have come
+    weight: float = 1.0  # among fetches of the same rank
+
+
+@dataclass(frozen=True, slots=True)
+class FetchStarted:
+    segment_id: str
+    n_bytes: int
+    resident: bool  # every byte was already in host memory
+
+
+@dataclass(frozen=True, slots=True)
+class FetchUpdate:
+    """Of a fetch that runs.  The pace is set as it stands here; of the others None leaves what was."""
+
+    group_id: GroupId
+    stage: int
+    epoch: int
+    pace_bytes_per_s: int | None
+    deadline_ms: int | None = None
+    background: bool | None = None
+    weight: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FetchWait:
+    """Answered when every byte of ``ranges`` has come (later ones may follow): FetchDone, or Refused with why not."""
+
+    group_id: GroupId
+    stage: int
+
+
+@dataclass(frozen=True, slots=True)
+class FetchDone:
+    segment_id: str
+    n_bytes: int
+    fetched_bytes: int  # from the store; 0 when resident
+    events: tuple[TraceEvent, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FetchCancel:
+    group_id: GroupId
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class DoorOpen:
+    """Make the unix socket that is mounted into a container; it serves nothing until a grant."""
+
+    instance_id: InstanceId
+
+
+@dataclass(frozen=True, slots=True)
+class DoorOpened:
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class DoorGrant:
+    instance_id: InstanceId
+    segment_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class DoorClose:
+    """The container has ended: close its door and drop its hold on the segment."""
+
+    instance_id: InstanceId
+
+
+@dataclass(frozen=True, slots=True)
+class DoorList:
+    """Which doors are open (an invoker that came back closes those of instances that died meanwhile)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Doors:
+    instance_ids: tuple[InstanceId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StatusQuery:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class FetchStatus:
+    group_id: GroupId
+    stage: int
+    uri: str
+    n_bytes: int  # of the part that is waited for
+    done_bytes: int  # of it
+    bytes_per_s: float
+    pending_bytes: int = 0  # of it
+    later_bytes: int = 0  # still to come of the later part, in the background
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentStatus:
+    segment_id: str
+    uri: str
+    n_bytes: int
+    end: int
+    holders: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    pool_bytes: int
+    free_bytes: int
+    segments: tuple[SegmentStatus, ...]
+    fetches: tuple[FetchStatus, ...]
+    link_bytes_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsQuery:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsPage:
+    text: str  # Prometheus text
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    error: ErrorInfo
+
+
+# ── fetchd: a container's door ────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentWanted:
+    """The container asks; the answer comes when the invoker has granted a segment."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedRange:
+    """``[offset, offset + n_bytes)`` of ``file`` lies at ``segment_offset`` (4096-aligned)."""
+
+    file: str
+    offset: int
+    n_bytes: int
+    segment_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentOffer:
+    """Comes with descriptors: the control page first, then the slabs in order (several messages beyond 200)."""
+
+    segment_id: str
+    n_bytes: int
+    slab_bytes: int
+    n_slabs: int
+    layout: tuple[PlacedRange, ...]
+    tensors: tuple[TensorInfo, ...]  # those that lie wholly inside the layout, in order of their place in it
+    first_bytes: int = 0  # [0, first_bytes) is fetched first, what lies behind it in the background; 0: all is first
+
+
+@dataclass(frozen=True, slots=True)
+class MoreSlabs:
+    """Further slab descriptors of the offer before it."""
+
+    first: int

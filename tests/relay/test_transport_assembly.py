@@ -1,0 +1,91 @@
+"""Chunks to messages: repeated, ahead of their turn, lying about their size."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from relay.frames import FrameHeader, FrameKind, decode_header
+from relay.transports.assembly import Assembly
+from relay.transports.base import Flow, Message, split
+from thaw.errors import ProtocolError
+
+HIDDEN = FrameHeader(FrameKind.HIDDEN_STATES, stream_id=4, step=9)
+
+
+def frames_of(seq: int, payload: bytes, chunk_bytes: int = 10) -> list[tuple[FrameHeader, bytes]]:
+    flow = Flow(chunk_bytes=chunk_bytes)
+    return [(decode_header(head), bytes(part)) for _, head, part in split(HIDDEN, bytes(16), seq, payload, flow)]
+
+
+def give(assembly: Assembly, header: FrameHeader, payload: bytes) -> list[Message]:
+    assembly.place(header)[:] = payload
+    place = assembly.place(header)
+    place[:] = payload
+    return list(assembly.take(header, place))
+
+
+def test_every_chunk_is_received_into_its_message() -> None:
+    assembly = Assembly(3)
+    got = [give(assembly, *frame) for frame in frames_of(0, b"0123456789abcdefghijXYZ")]
+    assert [len(g) for g in got] == [0, 0, 1]
+    message = got[2][0]
+    assert bytes(message.payload) == b"0123456789abcdefghijXYZ"
+    assert (message.sender, message.seq, message.step, message.stream_id) == (3, 0, 9, 4)
+    assert assembly.position == (1, 0)
+
+
+def test_a_repeated_chunk_goes_to_waste() -> None:
+    assembly = Assembly(0)
+    frames = frames_of(0, b"0123456789abc")
+    for frame in (frames[0], frames[0], frames[0]):
+        assert give(assembly, *frame) == []
+    (message,) = give(assembly, *frames[1])
+    assert bytes(message.payload) == b"0123456789abc"
+    assert give(assembly, *frames[1]) == []
+
+
+def test_a_gap_is_refused_unless_there_is_another_way() -> None:
+    first, second = frames_of(0, b"a")[0], frames_of(1, b"b")[0]
+    with pytest.raises(ProtocolError, match=r"message 1 chunk 0 came, expected \(0, 0\)"):
+        Assembly(0).place(second[0])
+    assembly = Assembly(0, hold_bytes=1)
+    assert give(assembly, *second) == []
+    assert [bytes(m.payload) for m in give(assembly, *first)] == [b"a", b"b"]
+    with pytest.raises(ProtocolError, match="message 9 chunk 0"):
+        assembly.place(replace(second[0], seq=9, n_bytes=2))
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "message"),
+    [
+        ({"n_chunks": 0xFFFFFFFF}, {}, "a message of more than 1000 bytes"),
+        ({"n_chunks": 102}, {}, "a message of more than 1000 bytes"),
+        ({"n_bytes": 0}, {}, "begins with an empty one"),
+        ({}, {"n_bytes": 11}, "chunk 1 has 11 bytes, the first has 10"),
+        ({}, {"n_bytes": 9}, "chunk 1 has 9 bytes, the first has 10"),
+        ({}, {"n_chunks": 4}, "chunk 1 belongs to another message"),
+    ],
+)
+def test_a_chunk_that_lies_about_its_message_is_refused(
+    first: dict[str, int], second: dict[str, int], message: str
+) -> None:
+    assembly = Assembly(0, max_message_bytes=1000)
+    frames = frames_of(0, bytes(25))
+    with pytest.raises(ProtocolError, match=message):
+        for change, (header, payload) in zip((first, second), frames, strict=False):
+            changed = replace(header, **change)  # type: ignore[arg-type]
+            give(assembly, changed, payload[: changed.n_bytes])
+
+
+@given(st.lists(st.binary(max_size=60), min_size=1, max_size=6), st.randoms())
+def test_frames_of_two_ways_make_the_same_messages_in_any_order(payloads: list[bytes], random: object) -> None:
+    frames = [frame for seq, payload in enumerate(payloads) for frame in frames_of(seq, payload)]
+    shuffled = frames * 2  # everything came both ways
+    random.shuffle(shuffled)  # type: ignore[attr-defined]
+    assembly = Assembly(0, hold_bytes=10_000)
+    got = [message for frame in shuffled for message in give(assembly, *frame)]
+    assert [bytes(m.payload) for m in got] == payloads

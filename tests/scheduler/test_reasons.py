@@ -1,0 +1,58 @@
+"""Why a size was not taken, one reason after another."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from gateway.scheduler.predict import Times
+from gateway.scheduler.reasons import Reason, considered
+from gateway.scheduler.schemes import Bandwidth, Gpu, Request, Server, Variant
+from gateway.scheduler.select import weigh
+
+TIMES = Times(t_c=4, t_cc=1.5, t_cu=0.5, t_l=2, t_p=1.5, t_d=0.042, t_n=0.005)
+
+
+def server(i: int, b: float = 2e9, n_workers: int = 0, free: float = 22e9) -> Server:
+    return Server(i, b, 12e9, (Gpu(int(free), n_workers),))
+
+
+def reasons(
+    servers: list[Server], *, slo_ttft: float = 7.5, slo_tpot: float = 0.2, variant: Variant = "min_sharing",
+    bandwidth: Bandwidth = lambda s, n, t: s.bandwidth,
+) -> list[tuple[int, int, Reason]]:  # fmt: skip
+    request = Request(12e9, slo_ttft=slo_ttft, slo_tpot=slo_tpot, times=TIMES)
+    weighing = weigh(servers, request, variant=variant, min_stages=1, max_stages=4, min_full=1, bandwidth=bandwidth)
+    return [(c.s, c.w, c.reason) for c in considered(weighing, servers, variant, bandwidth)]
+
+
+def test_late_slow_and_without_room_are_told_apart_from_what_holds_more() -> None:
+    three = [server(i) for i in range(3)]
+    assert reasons(three, slo_ttft=7.4, slo_tpot=0.084) == [
+        (1, 1, Reason.TTFT), (2, 1, Reason.CHOSEN), (3, 3, Reason.MEMORY), (4, 1, Reason.NO_ROOM)]  # fmt: skip
+    assert reasons(three[:2], slo_ttft=60.0, slo_tpot=0.04) == [
+        (1, 1, Reason.CHOSEN), (2, 2, Reason.TPOT), (3, 1, Reason.NO_ROOM), (4, 1, Reason.NO_ROOM)]  # fmt: skip
+
+
+def test_what_shares_more_devices_lost_for_that() -> None:
+    assert reasons([server(0), server(1, n_workers=1)], slo_ttft=60.0)[:2] == [
+        (1, 1, Reason.CHOSEN), (2, 1, Reason.SHARING)]  # fmt: skip
+
+
+def test_the_paper_stops_at_the_first_size_and_says_nothing_of_the_others() -> None:
+    assert reasons([server(0), server(1)], slo_ttft=60.0, variant="paper") == [(1, 1, Reason.CHOSEN)]
+
+
+def test_a_size_that_would_break_a_promise_is_not_called_late() -> None:
+    def none_with_a_deadline(at: Server, n_bytes: float, within_s: float) -> float:
+        return at.bandwidth if math.isinf(within_s) else 0.0
+
+    found = reasons([server(0), server(1)], slo_ttft=7.55, bandwidth=none_with_a_deadline)
+    assert found[:2] == [(1, 1, Reason.CHOSEN), (2, 2, Reason.PROMISED)]  # the first as a fallback
+
+
+@pytest.mark.parametrize("slo_ttft", [1.0, 7.5, 60.0])
+def test_exactly_one_size_was_chosen(slo_ttft: float) -> None:
+    found = reasons([server(i, b) for i, b in enumerate((2e9, 1e9, 2e9, 1.5e9))], slo_ttft=slo_ttft)
+    assert [r for _, _, r in found].count(Reason.CHOSEN) == 1

@@ -1,0 +1,26 @@
+"""What a platform with driver docker may leave on its engine when an invoker is killed: its function containers."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+from pathlib import Path
+
+_ENGINE_S = 60.0
+
+
+def owner(host_id: str, run_dir: Path) -> str:
+    """The label thaw.owner of a host's containers, as its invoker writes it (invoker/docker_driver.py)."""
+    return f"{host_id}.{hashlib.sha256(str(run_dir.absolute()).encode()).hexdigest()[:8]}"
+
+
+def remove(owners: list[str]) -> None:
+    """Best effort: an engine that is away has to be cleaned up by hand (docs/docker.md says how)."""
+    try:
+        for name in owners:
+            command = ["docker", "ps", "-aq", "--filter", f"label=thaw.owner={name}"]
+            found = subprocess.run(command, capture_output=True, text=True, timeout=_ENGINE_S).stdout.split()
+            if found:
+                subprocess.run(["docker", "rm", "-f", *found], capture_output=True, timeout=_ENGINE_S)
+    except (OSError, subprocess.TimeoutExpired):
+        return
