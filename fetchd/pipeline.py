@@ -76,6 +76,7 @@ class Transfer:
         self._verified = [False] * len(chunks)
         self._prefix = 0
         self._n_first = sum(not c.later for c in chunks)
+        self._first_is_here = threading.Event()  # or the fetch has ended
         self._first_left = sum(c.n_bytes for c in chunks if not c.later)
         self._later_left = sum(c.n_bytes for c in chunks if c.later)
         self._error: ThawError | None = None
@@ -89,6 +90,7 @@ class Transfer:
     def run(self) -> None:
         """Returns when every byte is verified.  Raises the first error; then no reader runs any more."""
         if not self._n_first:
+            self._first_is_here.set()
             self._on_first()
         threads = [threading.Thread(target=self._read, args=(r,), name="fetch-reader") for r in self._readers]
         for t in threads:
@@ -102,6 +104,7 @@ class Transfer:
 
     def cancel(self) -> None:
         self.stopped.set()
+        self._first_is_here.set()
         self.pacer.wake()
         self.origin.board.wake()
         for reader in self._readers:
@@ -157,15 +160,23 @@ class Transfer:
         return now
 
     def _take(self) -> tuple[int, Claim] | None:
-        """The next chunk that nobody else reads; sleeps while there is none but those.  None when all are taken."""
+        """The next chunk that nobody else reads; sleeps while there is none but those.  None when all are taken.
+
+        No later chunk is asked for before the first part is there: what a store has been asked for it sends, and the
+        kernel takes megabytes of it, however slowly we read.
+        """
         board = self.origin.board
         while not self.stopped.is_set():
             version = board.version
             with self._lock:
                 found, blockers = self._claim_next()
-                if found is not None or not self._put_off:
+                if found is not None or not (self._put_off or self._next < len(self.chunks)):
                     return found
-            board.wait(version, blockers, self.pacer, self.stopped.is_set)
+                is_early = not self._put_off
+            if is_early:
+                self._first_is_here.wait()
+            else:
+                board.wait(version, blockers, self.pacer, self.stopped.is_set)
         return None
 
     def _claim_next(self) -> tuple[tuple[int, Claim] | None, list[Pacer]]:
@@ -177,7 +188,7 @@ class Transfer:
                 self._put_off.remove(i)
                 return (i, claim), blockers
             blockers += claim
-        while self._next < len(self.chunks):
+        while self._next < (len(self.chunks) if self._first_is_here.is_set() else self._n_first):
             i = self._next
             self._next += 1
             claim = self.origin.board.claim(self.segment, self.chunks[i], self.pacer)
@@ -202,6 +213,7 @@ class Transfer:
             self.segment.advance(last.segment_offset + last.n_bytes)
             first_is_here = before < self._n_first <= self._prefix
         if first_is_here:
+            self._first_is_here.set()
             self._on_first()
 
     def _fail(self, error: ThawError) -> None:

@@ -172,6 +172,8 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.flush()
         deadline = time.monotonic() + live.timeout_s
         result = forward(live, live.handle.socket_path, head, body, self.connection, deadline)
+        if result.ending is Ending.NOBODY:  # its end is on its way; the caller may go elsewhere already
+            raise InstanceGone(f"the container of instance {live.record.instance_id} does not listen any more")
         if live.logs is not None and result.ending is not Ending.CONTAINER_LOST:
             live.logs.run_ended(_activation_id(body))
         if result.ending is not Ending.DONE:

@@ -94,9 +94,10 @@ class Engine:
 
     def _pull(self, image: str, outcome: queue.SimpleQueue[PlatformError | None]) -> None:
         repository, _, tag = image.partition("@") if "@" in image else image.rpartition(":")
+        client = docker.APIClient(base_url=self.url, version=OLDEST_API, timeout=CALL_S)  # it may outlive this engine's
         try:
             with _translated(f"pull {image}"):
-                for step in self._streams.pull(repository, tag, stream=True, decode=True):
+                for step in client.pull(repository, tag, stream=True, decode=True):
                     if "error" in step:
                         outcome.put(PlatformError(f"cannot pull {image}: {step['error']}", hint=_image_hint(image)))
                         return
@@ -104,6 +105,8 @@ class Engine:
             outcome.put(e)
         else:
             outcome.put(None)
+        finally:
+            client.close()
 
     def has_image(self, image: str) -> bool:
         try:

@@ -37,7 +37,7 @@ CONTAINER: Final = "thaw.container"
 KIND: Final = "thaw.kind"
 _LOG_READ_BYTES: Final = 1 << 20
 _KILLED_S: Final = 10.0  # from SIGKILL to the engine's word that it has ended, memory of gigabytes included
-_LAST_LINES_S: Final = 2.0  # between a container's end and its last line
+_LAST_LINES_S: Final = 1.0  # between a container's end and its last line
 _ENGINE_BACK_S: Final = 60.0
 
 

@@ -93,7 +93,7 @@ class LogFollower:
             if response.status != 200:
                 return
             connection.sock.settimeout(None)
-            with self._handle.stdout.open("ab") as out, self._handle.stderr.open("ab") as err:
+            with response, self._handle.stdout.open("ab") as out, self._handle.stderr.open("ab") as err:
                 for stream, data in _frames(response):
                     self._write(err if stream == _STDERR else out, data)
         finally:

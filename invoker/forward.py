@@ -29,6 +29,7 @@ class Ending(enum.StrEnum):
     DONE = "done"
     CALLER_GONE = "caller_gone"
     CONTAINER_LOST = "container_lost"
+    NOBODY = "nobody"  # listens in the container any more: nothing ran
     TIMEOUT = "timeout"
 
 
@@ -43,7 +44,7 @@ def forward(live: Live, path: str, head: bytes, body: bytes, caller: socket.sock
     """Send a request to ``live``'s container and its answer to ``caller``.  ``deadline`` is monotonic."""
     connection = _connection(live, path)
     if connection is None or connection.sock is None:
-        return Forwarded(Ending.CONTAINER_LOST, False)
+        return Forwarded(Ending.NOBODY, False)
     container = connection.sock
     parser = ResponseParser()
     try:

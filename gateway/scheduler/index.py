@@ -177,6 +177,7 @@ class _Taken:
     def __init__(self, wanted: Wanted) -> None:
         self._needs, self._depth = wanted.needs, wanted.depth
         self._n_like: dict[tuple[int, int], int] = {}
+        self._like: dict[tuple[int, int], tuple[int, int]] = {}  # bytes free → which needs they meet
         self._best = len(wanted.needs), len(wanted.needs)
 
     @property
@@ -184,7 +185,10 @@ class _Taken:
         return self._n_like.get(self._best, 0) >= self._depth
 
     def take(self, host: HostView) -> bool:
-        like = bisect.bisect_right(self._needs, host.most_idle), bisect.bisect_right(self._needs, host.most_free)
+        memory = host.most_idle, host.most_free
+        if (like := self._like.get(memory)) is None:
+            like = self._like[memory] = (bisect.bisect_right(self._needs, memory[0]),
+                                         bisect.bisect_right(self._needs, memory[1]))  # fmt: skip
         n = self._n_like.get(like, 0)
         self._n_like[like] = n + 1
         return n < self._depth

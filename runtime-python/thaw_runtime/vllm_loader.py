@@ -15,6 +15,7 @@ from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, fields
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -226,6 +227,8 @@ class _StageWorker:
             parallel_state.ensure_model_parallel_initialized(1, 1, 1, 1)
             parallel_state._PP = StageGroup(part.stage, part.n_stages)
         super().init_device()  # type: ignore[misc]
+        # where a world of several would have met; a process that is ended at once leaves the file behind
+        Path(self.distributed_init_method.removeprefix("file://")).unlink(missing_ok=True)
 
     def get_kv_cache_spec(self: Any) -> dict[str, Any]:
         """Sliding layers keep whole contexts in a pipeline: a stage cannot know whether another has full attention,

@@ -183,9 +183,8 @@ def test_close_wakes_a_thread_that_sends(group: Group) -> None:
         waiting.join(10)
 
 
+@pytest.mark.parametrize("group", ["redis", "tcp", "auto"], indirect=True)  # a store's requests each stand alone
 def test_a_connection_that_is_cut_loses_and_doubles_nothing(group: Group) -> None:
-    if group.kind in ("dir", "s3"):
-        pytest.skip("every request to a store stands alone")
     sender, receiver = group.stage(0), group.stage(1)
     count = 150
 

@@ -6,9 +6,11 @@ on a base image that stands in for python:3.11-slim where no registry can be rea
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +35,11 @@ class DockerEngine:
         self.url, self.ours = url, ours
         self.script_env = {**os.environ, "THAW_ENGINE_DIR": str(Path(url.removeprefix("unix://")).parent)}
         self.env = {**os.environ, "DOCKER_HOST": url, "THAW_IMAGE_PREFIX": PREFIX, "DOCKER_BUILDKIT": "0"}
-        self.client = docker.DockerClient(base_url=url)
+        self.connect()
         self._built: set[str] = set()
+
+    def connect(self) -> None:
+        self.client = docker.DockerClient(base_url=self.url)
 
     def build(self, name: str) -> str:
         """The tag of one of the product's images."""
@@ -52,8 +57,16 @@ class DockerEngine:
     def containers(self, prefix: str = "thaw-") -> list[str]:
         return [c.name for c in self.client.containers.list(all=True) if str(c.name).startswith(prefix)]
 
+    def forget_sockets(self) -> None:
+        """The SDK leaves a socket open that could not connect, or whose engine was killed: collect it unseen."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)
+            self.client.close()
+            del self.client
+            gc.collect()
+
     def close(self) -> None:
-        self.client.close()
+        self.forget_sockets()
         if self.ours:
             subprocess.run([str(ROOT / "scripts/engine.sh"), "down"], check=True)
 

@@ -26,7 +26,8 @@ from tests.docker.engine import BASE, ROOT, DockerEngine
 from thaw.dev.containers import owner
 
 FILE = ROOT / "docker-compose.yml"
-UP_S = 150
+UP_S = 300
+pytestmark = pytest.mark.timeout(900)  # images are built and a stack comes up within the first test
 ONLY_NEW = {"gpus", "develop", "additional_contexts", "dockerfile_inline", "required", "start_interval", "include"}
 
 

@@ -1,0 +1,79 @@
+"""What the engine is asked for, without an engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from invoker.docker_client import gpu_request
+from invoker.docker_logs import _next_after
+from invoker.docker_paths import EnginePaths, own_container_id
+from invoker.docker_spec import Asked, Limits, Mounts, config, cpu_quota_us
+from invoker.driver import Spec
+from thaw.action import KIND_LLM, KIND_PYTHON
+from thaw.errors import PlatformError
+
+MOUNTS = Mounts("/there/io", "/there/doors/i.sock", "/there/relays")
+
+
+def host_config(spec: Spec, **asked: object) -> dict[str, object]:
+    plain: dict[str, object] = config(spec, Asked("image", {}, MOUNTS, Limits(4), **asked))["HostConfig"]  # type: ignore[arg-type]
+    return plain
+
+
+def test_every_container_is_hardened_and_without_a_network() -> None:
+    for kind in (KIND_PYTHON, KIND_LLM):
+        found = host_config(Spec("i", kind))
+        assert found["NetworkMode"] == "none"
+        assert found["ReadonlyRootfs"] is True
+        assert found["CapDrop"] == ["ALL"]
+        assert found["SecurityOpt"] == ["no-new-privileges:true"]
+        assert found["PidsLimit"] == 512
+        assert found["Memory"] == found["MemorySwap"] == 2048 << 20
+        assert config(Spec("i", kind), Asked("image", {}, MOUNTS, Limits(4)))["User"] == "65534:65534"
+
+
+def test_relays_are_mounted_into_llm_containers_only_and_nothing_but_its_own_directory_is_writable() -> None:
+    def targets(kind: str) -> dict[str, bool]:
+        mounts = host_config(Spec("i", kind, door="/here/i.sock"))["Mounts"]
+        return {m["Target"]: m["ReadOnly"] for m in mounts}  # type: ignore[attr-defined]
+
+    assert targets(KIND_LLM) == {"/run/thaw/io": False, "/run/thaw/door": True, "/run/thaw/relays": True}
+    assert targets(KIND_PYTHON) == {"/run/thaw/io": False, "/run/thaw/door": True}
+
+
+def test_a_share_is_a_part_of_the_hosts_cores() -> None:
+    assert cpu_quota_us(1.0, 4) == 400_000
+    assert cpu_quota_us(0.25, 4) == 100_000
+    assert cpu_quota_us(0.0001, 1) == 1000
+
+
+def test_one_gpu_is_asked_for_by_its_number() -> None:
+    assert gpu_request("cuda:1")["DeviceIDs"] == ["1"]
+    assert gpu_request("cuda:1")["Count"] == 0
+    assert gpu_request("cuda")["Count"] == -1
+    request = gpu_request("cuda:0")
+    assert host_config(Spec("i", KIND_LLM), devices=(request,))["DeviceRequests"] == [dict(request)]
+
+
+def test_a_path_is_found_where_the_engine_has_it() -> None:
+    paths = EnginePaths({"/run/thaw": "/var/lib/docker/volumes/h/_data", "/run": "/elsewhere"})
+    assert paths.there("/run/thaw/c/12/io") == "/var/lib/docker/volumes/h/_data/c/12/io"
+    assert EnginePaths(None).there("/run/thaw/c") == "/run/thaw/c"
+    with pytest.raises(PlatformError, match="is not mounted from the engine's machine"):
+        paths.there("/tmp/x")
+
+
+def test_a_process_knows_the_container_it_is(tmp_path: Path) -> None:
+    line = f"1 2 8:1 /var/lib/docker/containers/{'a' * 64}/hostname /etc/hostname rw - ext4 /dev/sda1 rw\n"
+    (tmp_path / "in").write_text(line)
+    (tmp_path / "out").write_text("22 1 8:1 / / rw - ext4 /dev/sda1 rw\n")
+    assert own_container_id(str(tmp_path / "in")) == "a" * 64
+    assert own_container_id(str(tmp_path / "out")) == ""
+
+
+def test_a_log_goes_on_behind_the_last_line_that_was_seen() -> None:
+    assert _next_after("2026-01-02T03:04:05.000000001Z") == "1767323045.000000002"
+    assert _next_after("2026-01-02T03:04:05.999999999Z") == "1767323046.000000000"
+    assert _next_after("no time") == ""
