@@ -53,6 +53,11 @@ _MEASURABLE_BYTES: Final = 16 * 1024 * 1024
 """Shorter fetches say more about round trips than about the link."""
 _RUN_S: Final = 10.0
 _RUNS: Final = 16
+_FOLLOWED: Final = 0.97
+"""Of what was allowed: who read so much might have read more."""
+_TRY_FACTOR: Final = 1.25
+_TRY_AGAIN_S: Final = 60.0
+"""A try above what the link carries fills it for a window, in which inference has to wait."""
 
 
 class TokenBucket:
@@ -155,7 +160,7 @@ class Link:
             if self._shares:
                 self._meter.end()
             else:
-                self._meter.begin(clean=True)
+                self._meter.begin(time.monotonic(), clean=True)
             share.served = min((s.served for s in self._shares), default=0.0)  # a newcomer has no claim on the past
             share.read_at = time.monotonic()
             self._shares.append(share)
@@ -197,9 +202,10 @@ class Link:
                 self._recent.count(n_bytes, now)
             if not share.remote:
                 return
-            if paced or self._bucket.rate is not None:
-                self._meter.begin(clean=False)
-            elif self._meter.count(n_bytes, now):
+            rate = self._bucket.rate
+            if paced or self._configured is not None or (rate is not None and self._compete()):
+                self._meter.begin(now, clean=False)
+            elif self._meter.count(n_bytes, now) if rate is None else self._meter.count_held(n_bytes, now, rate):
                 self._changed()
 
     def take(self, share: Share, n_bytes: int, cancelled: Callable[[], bool], *, later: bool = False) -> None:
@@ -329,20 +335,23 @@ class _Meter:
 
     def __init__(self) -> None:
         self._samples: deque[float] = deque(maxlen=_RUNS)
-        self.begin(clean=True)
+        self._try_at, self._before_try = 0.0, 0.0
+        self.begin(time.monotonic(), clean=True)
 
     @property
     def bytes_per_s(self) -> float:
         return max(self._samples, default=0.0)
 
-    def begin(self, *, clean: bool) -> None:
+    def begin(self, now: float, *, clean: bool) -> None:
         """A new run; one that is not ``clean`` begins among bytes that arrived before it, and lets them pass."""
         self._bytes, self._recorded = 0, False
-        self._began = time.monotonic() + (0.0 if clean else _WINDOW_S)
+        self._began = now + (0.0 if clean else _WINDOW_S)
         self._next_s, self._next_bytes = self._began + _WINDOW_S, _WINDOW_BYTES
+        self._held_since, self._held_bytes = now, 0
 
     def count(self, n_bytes: int, now: float) -> bool:
         """True when the estimate may have changed."""
+        self._held_since, self._held_bytes = now, 0
         if now <= self._began:
             return False
         self._bytes += n_bytes
@@ -351,7 +360,35 @@ class _Meter:
         self._record(now)
         self._next_s, self._next_bytes = now + _WINDOW_S, self._bytes + _WINDOW_BYTES
         if now - self._began >= _RUN_S:
-            self.begin(clean=True)
+            self.begin(now, clean=True)
+        return True
+
+    def count_held(self, n_bytes: int, now: float, allowed: float) -> bool:
+        """The same while reads are held to ``allowed``, so that they only say what the link carries at least.
+
+        Who takes all that is allowed may get more: the measure grows by steps until the link does not follow, and is
+        tried again after a while.  Without it a store that was slow once would be believed for ever.
+        """
+        self._held_bytes += n_bytes
+        took_s = now - self._held_since
+        if took_s < _WINDOW_S:
+            return False
+        rate = self._held_bytes / took_s
+        self._held_since, self._held_bytes = now, 0
+        if rate >= _FOLLOWED * allowed:
+            if now < self._try_at:
+                return False
+            self._before_try = self.bytes_per_s
+            self._samples.append(_TRY_FACTOR * self._before_try)
+            return True
+        self._try_at = now + _TRY_AGAIN_S
+        if not self._before_try:
+            return False  # nothing was tried: whoever is slow, the link need not be
+        # it did not follow: what came is the link, unless that is less than it has carried before
+        carried = KEPT * _FOLLOWED * self._before_try
+        self._samples.clear()
+        self._samples.append(rate if rate >= carried else self._before_try)
+        self._before_try = 0.0
         return True
 
     def end(self) -> None:
@@ -359,7 +396,7 @@ class _Meter:
         now = time.monotonic()
         if self._bytes >= _MEASURABLE_BYTES and now > self._began:
             self._record(now)
-        self.begin(clean=False)
+        self.begin(now, clean=False)
 
     def _record(self, now: float) -> None:
         rate = self._bytes / max(now - self._began, 1e-6)

@@ -184,6 +184,7 @@ class Starting:
         instance_id = self._live.record.instance_id
         self._live.has_door = True  # before the call: an answer that is lost may have opened it
         path = self._fleet.fetch.door_open(instance_id)
+        self._live.has_door = True  # again: an end in between has closed what was not open yet
         self._fleet.fetch.door_grant(instance_id, self._segment_id)
         return path
 

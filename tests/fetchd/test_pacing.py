@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from fetchd.pacing import KEPT, QUANTUM_BYTES, Link, Pacer, Share
+from fetchd.pacing import KEPT, QUANTUM_BYTES, Link, Pacer, Share, _Meter
 
 RATE = 20_000_000
 WIRE = 200_000_000
@@ -242,3 +242,42 @@ def test_on_a_measured_link_the_others_get_what_a_paced_best_rank_leaves() -> No
     paced = Readers(link, due(60), WIRE / 4, wire=wire)
     with reading(Readers(link, Share(background=True), wire=wire), paced) as (rest, _):
         until(lambda: rest.taken > WIRE // 8)
+
+
+@pytest.mark.parametrize("link", [3e6, 125e6])
+def test_a_measure_that_was_too_low_grows_until_the_link_does_not_follow(link: float) -> None:
+    meter, now = _Meter(), time.monotonic()
+    now = measured(meter, 1e6, now)
+    tops = []
+    for _ in range(60):
+        now, top = held_window(meter, link, now)
+        tops.append(top)
+    assert link <= meter.bytes_per_s <= 1.3 * link
+    tries = [top for top in tops[-25:] if top > link]
+    assert len(tries) <= 2, "once a minute it is filled for a window"
+
+
+def test_a_store_that_is_slow_for_a_while_does_not_lower_the_measure() -> None:
+    meter, now = _Meter(), time.monotonic()
+    now = measured(meter, 50e6, now)
+    for _ in range(10):
+        now, _ = held_window(meter, 1e6, now)
+    assert meter.bytes_per_s == pytest.approx(50e6, rel=0.01)
+
+
+def measured(meter: _Meter, rate: float, now: float) -> float:
+    """A run of unpaced reading at ``rate``."""
+    meter.begin(now, clean=True)
+    for _ in range(40):
+        now += 1.0
+        meter.count(int(rate), now)
+    return now
+
+
+def held_window(meter: _Meter, link: float, now: float) -> tuple[float, float]:
+    """Two seconds and a bit under the pace that follows from the measure; returns that pace too."""
+    for _ in range(21):
+        now += 0.1
+        allowed = KEPT * meter.bytes_per_s
+        meter.count_held(int(0.1 * min(allowed, link)), now, allowed)
+    return now, allowed

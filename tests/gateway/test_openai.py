@@ -194,12 +194,12 @@ def test_a_thousand_held_requests_are_all_answered_when_the_instance_comes(
     def ask(_: int) -> str:
         body = {"model": "chat", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
         headers = {"Authorization": f"Bearer {KEY}"}
-        reply = requests.post(f"{gateway.url}/v1/chat/completions", json=body, headers=headers, timeout=120)
+        reply = requests.post(f"{gateway.url}/v1/chat/completions", json=body, headers=headers, timeout=240)
         return str(reply.json()["choices"][0]["message"]["content"])
 
     with ThreadPoolExecutor(count) as pool:
         answers = pool.map(ask, range(count))
-        invoker.wait_for_demand(count, timeout_s=60)
+        invoker.wait_for_demand(count, timeout_s=180)
         invoker.ready("guest/chat", slots=64)
         assert list(answers) == ["w0 w1 "] * count
     assert len({r["activation_id"] for r in invoker.runs}) == count
