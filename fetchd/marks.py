@@ -11,7 +11,8 @@ import socket
 import struct
 from typing import Any, Final
 
-from fetchd.pacing import KEPT, Link
+from fetchd.meter import KEPT
+from fetchd.pacing import Link
 from thaw.logs import Log
 
 TOS_CS1: Final = 0x20

@@ -20,11 +20,12 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final, Literal
+
+from fetchd.meter import KEPT, Meter
 
 Discipline = Literal["edf", "equal"]
 Key = tuple[int, float]
@@ -37,8 +38,6 @@ _QUANTUM_S: Final = 0.05
 
 _DUE, _PLAIN, _BACKGROUND = 0, 1, 2
 _LAST: Final[Key] = (3, 0.0)
-KEPT: Final = 0.95
-"""Of the measured link.  Its measure may be 3 % high (a shaper's burst), and a queue drains only below the rate."""
 _SETTLE_S: Final = 1.5
 """When a better rank comes the others stop for so long.  What the kernel has room for still arrives for them (a second
 of a slow link), and then the newcomer's connections have to grow."""
@@ -47,17 +46,6 @@ _FILLED: Final = 0.7
 _RECENT_S: Final = 0.5
 _SILENT_S: Final = 1.0
 """On a link nobody has measured yet, who read nothing for so long holds nobody back: its store may be gone."""
-_WINDOW_S: Final = 2.0
-_WINDOW_BYTES: Final = 128 * 1024 * 1024
-_MEASURABLE_BYTES: Final = 16 * 1024 * 1024
-"""Shorter fetches say more about round trips than about the link."""
-_RUN_S: Final = 10.0
-_RUNS: Final = 16
-_FOLLOWED: Final = 0.97
-"""Of what was allowed: who read so much might have read more."""
-_TRY_FACTOR: Final = 1.25
-_TRY_AGAIN_S: Final = 60.0
-"""A try above what the link carries fills it for a window, in which inference has to wait."""
 
 
 class TokenBucket:
@@ -133,7 +121,7 @@ class Link:
         self._yields = yields
         self._shares: list[Share] = []
         self._waiters: list[_Waiter] = []
-        self._meter = _Meter()
+        self._meter = Meter()
         self._best_rank: Key = _LAST
         self._settled_at = 0.0
         self._recent = _Recent()
@@ -324,87 +312,6 @@ class _Recent:
     def next_s(self, now: float) -> float:
         """Seconds until there will be a new one."""
         return max(self._began + _RECENT_S - now, 0.001)
-
-
-class _Meter:
-    """What the network carries when nothing else bounds the reads: the best of the last _RUNS runs.
-
-    A run is a time of unpaced reading; its rate is its mean, which settles as it goes on.  Single windows would show
-    what the kernel had buffered while we were not scheduled: a fifth more than the link.
-    """
-
-    def __init__(self) -> None:
-        self._samples: deque[float] = deque(maxlen=_RUNS)
-        self._try_at, self._before_try = 0.0, 0.0
-        self.begin(time.monotonic(), clean=True)
-
-    @property
-    def bytes_per_s(self) -> float:
-        return max(self._samples, default=0.0)
-
-    def begin(self, now: float, *, clean: bool) -> None:
-        """A new run; one that is not ``clean`` begins among bytes that arrived before it, and lets them pass."""
-        self._bytes, self._recorded = 0, False
-        self._began = now + (0.0 if clean else _WINDOW_S)
-        self._next_s, self._next_bytes = self._began + _WINDOW_S, _WINDOW_BYTES
-        self._held_since, self._held_bytes = now, 0
-
-    def count(self, n_bytes: int, now: float) -> bool:
-        """True when the estimate may have changed."""
-        self._held_since, self._held_bytes = now, 0
-        if now <= self._began:
-            return False
-        self._bytes += n_bytes
-        if self._bytes < _MEASURABLE_BYTES // 4 or (now < self._next_s and self._bytes < self._next_bytes):
-            return False
-        self._record(now)
-        self._next_s, self._next_bytes = now + _WINDOW_S, self._bytes + _WINDOW_BYTES
-        if now - self._began >= _RUN_S:
-            self.begin(now, clean=True)
-        return True
-
-    def count_held(self, n_bytes: int, now: float, allowed: float) -> bool:
-        """The same while reads are held to ``allowed``, so that they only say what the link carries at least.
-
-        Who takes all that is allowed may get more: the measure grows by steps until the link does not follow, and is
-        tried again after a while.  Without it a store that was slow once would be believed for ever.
-        """
-        self._held_bytes += n_bytes
-        took_s = now - self._held_since
-        if took_s < _WINDOW_S:
-            return False
-        rate = self._held_bytes / took_s
-        self._held_since, self._held_bytes = now, 0
-        if rate >= _FOLLOWED * allowed:
-            if now < self._try_at:
-                return False
-            self._before_try = self.bytes_per_s
-            self._samples.append(_TRY_FACTOR * self._before_try)
-            return True
-        self._try_at = now + _TRY_AGAIN_S
-        if not self._before_try:
-            return False  # nothing was tried: whoever is slow, the link need not be
-        # it did not follow: what came is the link, unless that is less than it has carried before
-        carried = KEPT * _FOLLOWED * self._before_try
-        self._samples.clear()
-        self._samples.append(rate if rate >= carried else self._before_try)
-        self._before_try = 0.0
-        return True
-
-    def end(self) -> None:
-        """The run is over; it counts if it was long enough."""
-        now = time.monotonic()
-        if self._bytes >= _MEASURABLE_BYTES and now > self._began:
-            self._record(now)
-        self.begin(now, clean=False)
-
-    def _record(self, now: float) -> None:
-        rate = self._bytes / max(now - self._began, 1e-6)
-        if self._recorded:
-            self._samples[-1] = rate
-        else:
-            self._samples.append(rate)
-        self._recorded = True
 
 
 class Pacer:

@@ -10,7 +10,8 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from fetchd.pacing import KEPT, QUANTUM_BYTES, Link, Pacer, Share, _Meter
+from fetchd.meter import KEPT, Meter
+from fetchd.pacing import QUANTUM_BYTES, Link, Pacer, Share
 
 RATE = 20_000_000
 WIRE = 200_000_000
@@ -246,7 +247,7 @@ def test_on_a_measured_link_the_others_get_what_a_paced_best_rank_leaves() -> No
 
 @pytest.mark.parametrize("link", [3e6, 125e6])
 def test_a_measure_that_was_too_low_grows_until_the_link_does_not_follow(link: float) -> None:
-    meter, now = _Meter(), time.monotonic()
+    meter, now = Meter(), time.monotonic()
     now = measured(meter, 1e6, now)
     tops = []
     for _ in range(60):
@@ -258,14 +259,14 @@ def test_a_measure_that_was_too_low_grows_until_the_link_does_not_follow(link: f
 
 
 def test_a_store_that_is_slow_for_a_while_does_not_lower_the_measure() -> None:
-    meter, now = _Meter(), time.monotonic()
+    meter, now = Meter(), time.monotonic()
     now = measured(meter, 50e6, now)
     for _ in range(10):
         now, _ = held_window(meter, 1e6, now)
     assert meter.bytes_per_s == pytest.approx(50e6, rel=0.01)
 
 
-def measured(meter: _Meter, rate: float, now: float) -> float:
+def measured(meter: Meter, rate: float, now: float) -> float:
     """A run of unpaced reading at ``rate``."""
     meter.begin(now, clean=True)
     for _ in range(40):
@@ -274,7 +275,7 @@ def measured(meter: _Meter, rate: float, now: float) -> float:
     return now
 
 
-def held_window(meter: _Meter, link: float, now: float) -> tuple[float, float]:
+def held_window(meter: Meter, link: float, now: float) -> tuple[float, float]:
     """Two seconds and a bit under the pace that follows from the measure; returns that pace too."""
     for _ in range(21):
         now += 0.1
