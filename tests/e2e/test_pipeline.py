@@ -58,7 +58,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     made = Fleet(directory, dict(os.environ))
     made.directory = directory
     try:
-        made.up("--hosts", "4", "--link", "200mbit", "--memory-mb", "8192", "--pool-mb", "512")
+        made.up("--hosts", "4", "--link", "200mbit", "--memory-mb", "8192", "--pool-mb", "768")
         made.thaw("model", "demo")
         made.pipelines = Pipelines(made)
         made.pipelines.wait_stem_cells(4)
