@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from invoker import docker_spec, proc
+from invoker import docker_spec, log_files, proc
 from invoker.appears import wait_socket_until
 from invoker.docker_client import Engine, EngineEvent, Seen, gpu_request
 from invoker.docker_events import EngineEvents
@@ -35,7 +35,6 @@ from thaw.logs import Log
 OWNER: Final = "thaw.owner"
 CONTAINER: Final = "thaw.container"
 KIND: Final = "thaw.kind"
-_LOG_READ_BYTES: Final = 1 << 20
 _KILLED_S: Final = 10.0  # from SIGKILL to the engine's word that it has ended, memory of gigabytes included
 _LAST_LINES_S: Final = 1.0  # between a container's end and its last line
 _ENGINE_BACK_S: Final = 60.0
@@ -189,14 +188,7 @@ class DockerDriver:
     # what it says --------------------------------------------------------------------------------------------------
 
     def logs(self, handle: Handle, stream: str, cursor: int) -> LogChunk:
-        path = handle.stdout if stream == "stdout" else handle.stderr
-        try:
-            with path.open("rb") as file:
-                file.seek(cursor)
-                data = file.read(_LOG_READ_BYTES)
-        except FileNotFoundError:
-            return LogChunk(b"", cursor)
-        return LogChunk(data, cursor + len(data))
+        return log_files.read(handle, stream, cursor)
 
     def more_logs(self, handle: Handle, cursors: tuple[int, int], deadline_s: float) -> bool:
         with self._lock:
@@ -204,11 +196,7 @@ class DockerDriver:
         return container is not None and container.logs is not None and container.logs.wait_grown(cursors, deadline_s)
 
     def truncate_logs(self, handle: Handle, stream: str) -> None:
-        path = handle.stdout if stream == "stdout" else handle.stderr
-        try:
-            os.truncate(path, 0)
-        except FileNotFoundError:
-            return
+        log_files.empty(handle, stream)
 
     def stats(self, handle: Handle) -> Stats:
         return Stats(*self._engine.usage(self._name(handle)))

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from invoker import proc
+from invoker import log_files, proc
 from invoker.appears import wait_socket
 from invoker.driver import Exit, Handle, LogChunk, Owned, Spec, Stats
 from invoker.exits import ExitWatch
@@ -31,7 +31,6 @@ KEPT_ENVIRONMENT: Final = (
     "PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "PYTHONPATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "OMP_NUM_THREADS",
     "HF_HUB_OFFLINE", "XDG_CACHE_HOME", "CUDA_VISIBLE_DEVICES", "VLLM_CONFIGURE_LOGGING", "PYTHONDONTWRITEBYTECODE",
 )  # fmt: skip
-_LOG_READ_BYTES: Final = 1 << 20
 _KILLED_S: Final = 10.0  # from SIGKILL to the end, memory of gigabytes included
 _EXIT_STATUS_S: Final = 0.5  # between a process's end and its zygote's word on it
 
@@ -138,24 +137,13 @@ class ProcessDriver:
             os.close(cancelled)
 
     def logs(self, handle: Handle, stream: str, cursor: int) -> LogChunk:
-        path = handle.stdout if stream == "stdout" else handle.stderr
-        try:
-            with path.open("rb") as file:
-                file.seek(cursor)
-                data = file.read(_LOG_READ_BYTES)
-        except FileNotFoundError:
-            return LogChunk(b"", cursor)
-        return LogChunk(data, cursor + len(data))
+        return log_files.read(handle, stream, cursor)
 
     def more_logs(self, handle: Handle, cursors: tuple[int, int], deadline_s: float) -> bool:
         return False  # containers write into the files themselves
 
     def truncate_logs(self, handle: Handle, stream: str) -> None:
-        path = handle.stdout if stream == "stdout" else handle.stderr
-        try:
-            os.truncate(path, 0)
-        except FileNotFoundError:
-            return
+        log_files.empty(handle, stream)
 
     def stats(self, handle: Handle) -> Stats:
         return Stats(*proc.usage(handle.pid))
