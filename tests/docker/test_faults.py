@@ -338,5 +338,3 @@ def test_an_engine_that_is_killed_and_restarted_loses_no_container_and_no_run(
         driver.end(owned)
     assert own_engine.containers() == []
     driver.close()
-    own_engine.forget_sockets()
-    own_engine.connect()
