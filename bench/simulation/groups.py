@@ -23,6 +23,8 @@ from gateway.scheduler.select import select
 
 
 class Groups(System):
+    _most_free: int | None = None  # bytes on the emptiest device, until some device changes
+
     def place(self, function: Function, n_workers: int) -> bool:
         if n_workers == 1 and self.spec.cache and self._place_cached(function):
             return True
@@ -56,8 +58,12 @@ class Groups(System):
 
     def _room(self, function: Function) -> bool:
         """Every scheme has a full worker, the fallback too: without room for one, Algorithm 1 need not be asked."""
-        need = function.model.n_bytes + KV_RESERVE
-        return any(gpu.free >= need for server in self.servers for gpu in server.offer())
+        if self._most_free is None:
+            self._most_free = max(gpu.free for server in self.servers for gpu in server.offer())
+        return self._most_free >= function.model.n_bytes + KV_RESERVE
+
+    def memory_changed(self) -> None:
+        self._most_free = None
 
     def _make_room(self, function: Function) -> bool:
         """Idle workers of one device go, the device whose idlest ones suffice; as production's ``evictions``."""

@@ -115,6 +115,7 @@ class System:
 
     def hold(self, server: SimServer, device: int, reserve: int, part: float, *, full: bool = True) -> Worker:
         self._n_workers += 1
+        self.memory_changed()
         server.hold(device, reserve, self.engine.now)
         self.engine.note(Kind.PLACED, self._n_workers, server.index * 64 + device)
         return Worker(self._n_workers, server, device, reserve, part, full)
@@ -178,6 +179,10 @@ class System:
             for key in (str(worker.index), f"{worker.index}b"):
                 worker.server.ledger.remove(key, self.engine.now)
             worker.server.let_go(worker.device, worker.reserve, self.engine.now)
+        self.memory_changed()
+
+    def memory_changed(self) -> None:
+        """Of some device."""
 
 
 def free_unit(function: Function) -> Unit | None:

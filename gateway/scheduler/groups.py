@@ -28,7 +28,7 @@ RELEASE_DEADLINE_S: Final = 60.0
 def end(view: ClusterView, group: GroupView, now_s: float) -> list[Decision]:
     """One of its stages has gone, or never came: the others are of no use.  Who waits for it waits for another."""
     plan = group.plan
-    del view.groups[plan.group_id]
+    del view.groups[plan.group_id]  # what is left of it is released below, or has gone
     for stage in plan.stages:
         if (host := view.hosts.get(stage.host)) is not None:
             host.ledger.remove(fetch_key(plan.group_id, stage.stage), now_s)
@@ -75,6 +75,7 @@ def adopt(view: ClusterView, plan: Plan, now_s: float) -> list[Decision]:
         plan, tuple(m.record.instance_id for m in members), (), n_slots, set(), now_s, now_s,
         is_starting=bool(starting),
     )  # fmt: skip
+    view.note_group(members[0].record)
     for record in starting:
         n_bytes = partition.size(plan.stages[record.stage].first_ranges)
         if (host := view.hosts.get(record.host_id)) is not None and n_bytes:

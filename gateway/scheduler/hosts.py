@@ -13,7 +13,7 @@ from typing import Final
 
 from gateway.scheduler.ledger import Discipline, LinkLedger
 from gateway.scheduler.plans import fetch_key, later_key
-from gateway.scheduler.schemes import Gpu
+from gateway.scheduler.schemes import Gpu, Seats
 from thaw.host import Device, FetchReport, HostReport
 from thaw.ids import HostId, InstanceId
 
@@ -50,6 +50,7 @@ class Room:
     most_free: int
     most_idle: int  # on a device without a worker; -1: none is idle
     kind: str
+    seats: Seats = field(default_factory=dict)  # kept with ``gpus``
 
 
 @dataclass(slots=True)
@@ -68,6 +69,8 @@ class HostView:
     """The smallest difference seen between this clock and the host's: that of the freshest report."""
     strangers: dict[InstanceId, float] = field(default_factory=dict)
     """Reported, but unknown to the registry, since when (of this clock)."""
+    as_reported: bool = False
+    """Nothing was held or let go since the last report, in which nothing was odd and nothing was being fetched."""
     n_workers: int = 0
     most_free: int = -1
     most_idle: int = -1
@@ -106,6 +109,7 @@ class HostView:
         if (view := self.devices.get(device)) is not None:
             view.reserved += n_bytes
             view.n_workers += 1
+            self.as_reported = False
             self._changed()
 
     def let_go(self, instance_id: InstanceId, device: str, n_bytes: int) -> None:
@@ -113,7 +117,25 @@ class HostView:
             view.reserved -= n_bytes
             view.n_workers -= 1
             self._changed()
+        self.as_reported = False
         self.departed[instance_id] = (device, n_bytes)
+
+    def is_confirmed_by(self, report: HostReport) -> bool:
+        """It says what the last one said, and we have done nothing there in between: most of a thousand do."""
+        last = self.report
+        return (
+            self.as_reported and not report.fetches and report.instances == last.instances
+            and report.devices == last.devices and report.network_bytes_per_s == last.network_bytes_per_s
+            and report.boot_id == last.boot_id and report.seen_wall_ms >= last.seen_wall_ms
+            and report.draining == last.draining and report.stem_kinds == last.stem_kinds
+            and report.resident == last.resident and report.share == last.share
+        )  # fmt: skip
+
+    def confirm(self, report: HostReport, now_s: float) -> None:
+        """Take it over; only its age is news."""
+        if report.seen_wall_ms != self.report.seen_wall_ms:
+            self._age_s(report, now_s)
+        self.report = report
 
     def take_report(self, report: HostReport, ours: Mapping[InstanceId, tuple[str, int]], now_s: float) -> list[str]:
         """Refresh from a heartbeat; ``ours`` are the known instances here (device, reserve).  Returns what was odd."""
@@ -134,6 +156,7 @@ class HostView:
             view.foreign = max(0, view.device.memory_bytes - view.device.free_bytes - seen)
             view.releasing = self.devices[name].releasing if name in self.devices else 0
         self.devices, self.report, self.draining = fresh, report, report.draining
+        self.as_reported = not (odd or report.fetches or self.fetching)
         self._changed()
         return odd
 

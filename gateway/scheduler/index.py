@@ -5,10 +5,10 @@ To it, two hosts of one *pace* (link, kind of device, stem cell or none) differ 
 * memory: which needs an idle device meets, and which any device meets; hosts of which both are equal are *alike*;
 * when a new fetch could begin: at once, or, if it is due after every promise of that link, once those are kept.
 
-So of hosts that are alike the ``depth`` that could begin first are enough (a group has no more workers), and once
-``depth`` hosts with idle devices for a whole model were found, no later host of that pace can be part of the answer:
-it would lose to one of them.  ``offers`` returns those that are left, and for the fallback whoever could begin to fetch
-first; a test compares the answers with those over all hosts.
+So of hosts that are alike the ``depth`` that could begin first are enough (a group has no more workers), and so they
+are of hosts that meet less; once ``depth`` hosts with idle devices for a whole model were found, no later host of that
+pace can be part of the answer: it would lose to one of them.  ``offers`` returns those that are left, and for the
+fallback whoever could begin to fetch first; a test compares the answers with those over all hosts.
 
 ::
 
@@ -62,6 +62,8 @@ class HostIndex:
         self._stem_kind = stem_kind
         self._order: dict[Pace, dict[int, list[_Key]]] = {}
         self._at: dict[HostId, _At] = {}
+        self._most_free: list[tuple[int, HostId]] = []
+        self._free_of: dict[HostId, int] = {}
         self._hosts: dict[HostId, HostView] = {}
         self._with_model: dict[str, set[HostId]] = {}
         self._models_of: dict[HostId, frozenset[str]] = {}
@@ -74,6 +76,7 @@ class HostIndex:
         at = _At(pace, max(0, room.most_free).bit_length(), (host.n_workers, host.host_id))
         self._note_models(host.host_id, frozenset(r.uri for r in report.resident))
         before = self._at.get(host.host_id)
+        self._note_free(host.host_id, room.most_free)
         self._hosts[host.host_id] = host
         if before != at:
             if before is not None:
@@ -85,7 +88,17 @@ class HostIndex:
         if (at := self._at.pop(host_id, None)) is not None:
             del self._hosts[host_id]
             self._note_models(host_id, frozenset())
+            self._note_free(host_id, None)
             self._take_out(at)
+
+    def _note_free(self, host_id: HostId, n_bytes: int | None) -> None:
+        before = self._free_of.pop(host_id, None)
+        if before is not None and before != n_bytes:
+            del self._most_free[bisect.bisect_left(self._most_free, (before, host_id))]
+        if n_bytes is not None:
+            self._free_of[host_id] = n_bytes
+            if before != n_bytes:
+                bisect.insort(self._most_free, (n_bytes, host_id))
 
     def _note_models(self, host_id: HostId, uris: frozenset[str]) -> None:
         before = self._models_of.get(host_id, frozenset())
@@ -114,6 +127,11 @@ class HostIndex:
         return iter(enough[0]) if len(enough) == 1 else heapq.merge(*enough)
 
     # what placement asks -------------------------------------------------------------------------------------------
+
+    @property
+    def most_free(self) -> int:
+        """Bytes free on the emptiest device of all; -1 without one."""
+        return self._most_free[-1][0] if self._most_free else -1
 
     def with_model(self, uri: str) -> Collection[HostId]:
         """Hosts in whose memory a model lies, or a part of it."""
@@ -151,7 +169,8 @@ class HostIndex:
                 yield host_id
                 if taken.is_enough:
                     return
-        for host in sorted(busy, key=lambda h: tie_order(h, now_s)):
+        left = [host for host in busy if not taken.is_beaten(host)]  # by links that are free
+        for host in sorted(left, key=lambda h: tie_order(h, now_s)):
             if host.ledger.in_line_after_s > due_s:
                 yield host.host_id  # what it could promise is its own matter
             elif not taken.is_enough and taken.take(host):
@@ -172,26 +191,38 @@ class HostIndex:
 
 
 class _Taken:
-    """How many of each likeness there are already."""
+    """How many of each likeness there are already.  A host is *beaten* by ``depth`` earlier ones that meet every need
+    that it meets, and on an idle device where it does."""
 
     def __init__(self, wanted: Wanted) -> None:
         self._needs, self._depth = wanted.needs, wanted.depth
         self._n_like: dict[tuple[int, int], int] = {}
         self._like: dict[tuple[int, int], tuple[int, int]] = {}  # bytes free → which needs they meet
         self._best = len(wanted.needs), len(wanted.needs)
+        self._beaten: set[tuple[int, int]] = set()
 
     @property
     def is_enough(self) -> bool:
         return self._n_like.get(self._best, 0) >= self._depth
 
     def take(self, host: HostView) -> bool:
+        if self.is_beaten(host):
+            return False
+        like = self._like[host.most_idle, host.most_free]
+        self._n_like[like] = self._n_like.get(like, 0) + 1
+        return True
+
+    def is_beaten(self, host: HostView) -> bool:
         memory = host.most_idle, host.most_free
         if (like := self._like.get(memory)) is None:
             like = self._like[memory] = (bisect.bisect_right(self._needs, memory[0]),
                                          bisect.bisect_right(self._needs, memory[1]))  # fmt: skip
-        n = self._n_like.get(like, 0)
-        self._n_like[like] = n + 1
-        return n < self._depth
+        if like in self._beaten:
+            return True
+        n = sum(n for (idle, free), n in self._n_like.items() if idle >= like[0] and free >= like[1])
+        if n >= self._depth:
+            self._beaten.add(like)
+        return n >= self._depth
 
 
 def tie_order(host: HostView, now_s: float) -> tuple[float, int, HostId]:

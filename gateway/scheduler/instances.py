@@ -18,10 +18,8 @@ from gateway.scheduler.decisions import (
     Wake,
 )
 from gateway.scheduler.hosts import HostView
-from gateway.scheduler.placement import minimum, n_serving
 from gateway.scheduler.plans import fetch_key, later_key
 from gateway.scheduler.starts import RETRY_BASE_S, RETRY_CAP_S, ensure_model, fail, release, rescale, wake
-from gateway.scheduler.turns import in_turn
 from gateway.scheduler.view import ClusterView, GroupView, InstanceView
 from thaw import partition
 from thaw.errors import (
@@ -81,6 +79,7 @@ def _ready(view: ClusterView, record: InstanceRecord, group: GroupView | None, n
     if group is None or not group.is_starting:
         return []
     group.is_starting = False
+    view.note_group(record)
     decided: list[Decision] = [*_learn(view, group)]
     group.activation_ids.clear()
     if record.stage != 0:  # who spoke first was not looked at while the others started
@@ -129,7 +128,7 @@ def idle_check(view: ClusterView, instance: InstanceView, now_s: float) -> list[
         return _look_again(instance, due_s, now_s)
     if action.waiting:
         return _look_again(instance, now_s + MIN_IDLE_S, now_s)
-    if n_serving(view, record.action) <= minimum(view, record.action):
+    if action.n_serving <= action.minimum:
         return []
     return _release(view, instance, now_s, "keep_alive")
 
@@ -155,7 +154,7 @@ def release_refused(view: ClusterView, instance: InstanceView, now_s: float) -> 
         view.set_releasing(member, None)
     head = view.head(instance.record)
     if head is not None and head.idle_since_s is not None:
-        head.idle_since_s = now_s
+        view.set_idle_since(head, now_s)
     checked = [] if head is None else idle_check(view, head, now_s)
     return checked + rescale(view, instance.record.action, now_s)
 
@@ -291,12 +290,11 @@ def retry_blocked(view: ClusterView, now_s: float) -> list[Decision]:
     """Memory or a link was freed: serve who waits for it, who is due first before others; what is larger than a
     refused need is not tried, as it would be refused too."""
     decided: list[Decision] = []
-    refused: int | None = None
-    for name in in_turn(view):
-        facts = view.action(name).facts
-        if facts is None or (refused is not None and facts.need_bytes >= refused):
-            continue
-        decided += rescale(view, name, now_s)
-        if name in view.blocked:
-            refused = facts.need_bytes if refused is None else min(refused, facts.need_bytes)
+    refused = math.inf
+    for turn in view.blocked:
+        if view.blocked and refused <= view.blocked.least_need:
+            break
+        if turn.need_bytes < refused:
+            decided += rescale(view, turn.name, now_s)
+            refused = turn.need_bytes if turn.name in view.blocked else refused
     return decided

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from gateway.scheduler.decisions import Decision, TimerKind, Wake
-from gateway.scheduler.placement import minimum
 from gateway.scheduler.starts import INSPECT_DEADLINE_S, RETRY_BASE_S, RETRY_CAP_S, ensure_model, fail, rescale, wake
 from gateway.scheduler.view import ClusterView, ModelView
 from relay.messages import CommandRefused, ModelInspected
@@ -36,7 +35,7 @@ def overdue(view: ClusterView, uri: str, now_s: float) -> list[Decision]:
     if model.asked is not None:
         error = StoreUnavailable(f"no host could look at {uri} in time", hint="is the model store up?").info()
         return _failed(view, uri, model, error, now_s)
-    waiting = any(view.action(a).waiting or minimum(view, a) for a in model.actions)
+    waiting = any(view.action(a).waiting or view.action(a).minimum for a in model.actions)
     return ensure_model(view, uri, now_s) if waiting else []
 
 
@@ -50,7 +49,7 @@ def _failed(view: ClusterView, uri: str, model: ModelView, error: ErrorInfo, now
     for name in sorted(model.actions):
         action = view.action(name)
         decided += fail(view, name, tuple(action.waiting), error, GroupId(""))
-        if not_ours and minimum(view, name):
+        if not_ours and action.minimum:
             decided += wake(action, name, now_s + RETRY_CAP_S, now_s)
     return decided
 

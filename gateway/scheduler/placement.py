@@ -1,13 +1,12 @@
-"""Where the next group of an action goes, what to evict for it, and whether it can ever fit."""
+"""Where the next group of an action goes."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
 from gateway.scheduler import predict
 from gateway.scheduler.events import ActionFacts
-from gateway.scheduler.hosts import DeviceView, HostView
 from gateway.scheduler.index import Wanted
 from gateway.scheduler.plans import Choice, Seat, low_reserve
 from gateway.scheduler.predict import Times
@@ -16,13 +15,11 @@ from gateway.scheduler.schemes import VARIANTS, Placement, Request, Scheme, Serv
 from gateway.scheduler.select import Weighing, select, spread, weigh
 from gateway.scheduler.stages import Stages
 from gateway.scheduler.transports import has_transport
-from gateway.scheduler.view import ClusterView, InstanceView
+from gateway.scheduler.view import ClusterView
 from thaw.action import KIND_LLM
-from thaw.ids import ActionName, HostId, InstanceId
-from thaw.instance import InstanceState, StartMode
+from thaw.instance import StartMode
 from thaw.plan import StageRole
 
-_Where = tuple[HostId, str]  # a device
 PCIE_BYTES_PER_S = {"cpu": 20e9}
 """Segment → device.  A CPU host copies within its own memory."""
 _PCIE_DEFAULT = 12e9
@@ -39,6 +36,8 @@ def place(
     """The best place with room now for a group that can leave ``n_workers`` behind, or None."""
     if stages is None:
         return _least_loaded(view, facts)
+    if facts.forced_stages is None and view.index.most_free < facts.need_bytes:
+        return None  # every group has a full worker, and the fallback is one
     most = most_stages(view, facts, stages)
     kind = next(iter(view.index.kinds()), "cpu")
     request = Request(
@@ -111,10 +110,6 @@ def _least_loaded(view: ClusterView, facts: ActionFacts) -> Choice | None:
     return Choice((Seat(best[2], device.name, device.kind),))
 
 
-def usable(host: HostView, facts: ActionFacts) -> tuple[DeviceView, ...]:
-    return host.room(for_model=facts.is_llm).devices
-
-
 def _first_due_s(view: ClusterView, request: Request, most: int) -> float:
     """The earliest deadline, from now, of any size that some link could keep."""
     fastest = view.index.fastest
@@ -146,7 +141,8 @@ class _Offers:
         room = self._hosts[i].room(for_model=True)
         mode = StartMode.PREWARMED if KIND_LLM in self._hosts[i].report.stem_kinds else StartMode.COLD
         pcie = PCIE_BYTES_PER_S.get(room.kind, _PCIE_DEFAULT)
-        return Server(i, self._hosts[i].ledger.bytes_per_s, pcie, room.gpus, times[room.kind, mode])
+        return Server(i, self._hosts[i].ledger.bytes_per_s, pcie, room.gpus, times[room.kind, mode],
+                      room.seats)  # fmt: skip
 
     def bandwidth(self, server: Server, n_bytes: float, within_s: float) -> float:
         if self._link(server.id, n_bytes) == RESIDENT_BYTES_PER_S:
@@ -182,106 +178,3 @@ class _Offers:
                           self.servers[i].pcie, request.t_w, scheme.s, factor, self.servers[i].times or request.times)
             for i in set(here)
         )  # fmt: skip
-
-
-def evictions(view: ClusterView, facts: ActionFacts, needs: Sequence[int]) -> list[InstanceView]:
-    """Idle groups of other actions whose memory makes room for workers of ``needs`` bytes (largest first), longest
-    idle first; [] when nothing helps.
-
-    Memory that releases already on their way will free counts: then there is nothing more to evict.
-    """
-    idle, going = _leaving(view, facts)
-    taken: dict[_Where, int] = {}
-    for need in needs:
-        at = _free_for(view, facts, need, taken, going)
-        if at is None:
-            return _longest_idle(view, facts, need, taken, idle)
-        taken[at] = taken.get(at, 0) + need
-    return []
-
-
-def _leaving(view: ClusterView, facts: ActionFacts) -> tuple[list[InstanceView], set[_Where]]:
-    """One pass over the instances: those that may go, longest idle first, and the devices where some are going."""
-    idle, going = list[InstanceView](), set[_Where]()
-    for v in view.instances.values():
-        if v.releasing is not None:
-            going.add((v.record.host_id, v.record.device))
-        elif v.idle_since_s is not None and v.record.takes_requests and view.may_go(v):
-            idle.append(v)
-    idle.sort(key=lambda v: (v.idle_since_s or 0.0, v.record.instance_id))
-    return idle, going
-
-
-def _free_for(
-    view: ClusterView, facts: ActionFacts, need: int, taken: Mapping[_Where, int], going: Collection[_Where]
-) -> _Where | None:
-    """A device that has room, or will when what is going has gone."""
-    for host in view.live_hosts():
-        room = host.room(for_model=facts.is_llm)
-        if room.most_free >= need:
-            for d in room.devices:
-                where = host.host_id, d.device.name
-                if d.free - taken.get(where, 0) >= need:
-                    return where
-    for where in sorted(going):
-        device = _device(view, facts, where)
-        if device is not None and device.free + device.releasing - taken.get(where, 0) >= need:
-            return where
-    return None
-
-
-def _longest_idle(
-    view: ClusterView, facts: ActionFacts, need: int, taken: Mapping[_Where, int], idle: Sequence[InstanceView]
-) -> list[InstanceView]:
-    """Taken in order of idleness, those of the first device that has room without them: its latest is idle longest.
-    A group counts with all that it has on the device; stage 0 is named, wherever that is."""
-    victims: dict[_Where, dict[InstanceId, InstanceView]] = {}
-    gained: dict[_Where, int] = {}
-    for head in idle:
-        if not spare(view, head, facts):
-            continue
-        for member in view.members(head.record.group_id):
-            where = member.record.host_id, member.record.device
-            device = _device(view, facts, where)
-            if device is None:
-                continue
-            gained[where] = gained.get(where, 0) + member.record.reserve_bytes
-            victims.setdefault(where, {})[head.record.instance_id] = head
-            if device.free + device.releasing - taken.get(where, 0) + gained[where] >= need:
-                return list(victims[where].values())
-    return []
-
-
-def _device(view: ClusterView, facts: ActionFacts, where: _Where) -> DeviceView | None:
-    """None: not of those that such a function may use."""
-    host = view.hosts.get(where[0])
-    if host is None or host.draining:
-        return None
-    return next((d for d in usable(host, facts) if d.device.name == where[1]), None)
-
-
-def spare(view: ClusterView, victim: InstanceView, facts: ActionFacts) -> bool:
-    """May be evicted for another action: nobody waits for it and min_instances stays kept."""
-    if victim.record.action == facts.name:
-        return victim.record.action_version != facts.version
-    owner = view.action(victim.record.action)
-    return not owner.waiting and n_serving(view, victim.record.action) > minimum(view, victim.record.action)
-
-
-def minimum(view: ClusterView, name: ActionName) -> int:
-    action = view.actions.get(name)
-    return 0 if action is None or action.deleted or action.facts is None else int(action.facts.min_instances)
-
-
-def n_serving(view: ClusterView, name: ActionName) -> int:
-    """Groups of the current version that start or are ready and stay."""
-    action = view.actions.get(name)
-    if action is None:
-        return 0
-    version = action.facts.version if action.facts else None
-    serving = (InstanceState.STARTING, InstanceState.READY)
-    return sum(
-        1 for i in action.instances
-        if (v := view.instances[i]).record.takes_requests and v.releasing is None and v.state in serving
-        and version in (None, v.record.action_version)
-    )  # fmt: skip

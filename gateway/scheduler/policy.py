@@ -222,7 +222,7 @@ def _rebuild_instances(view: ClusterView, event: Rebuilt, now_s: float) -> None:
         view.put_instance(record, now_s)
         if record.idle_since_wall_ms is not None:
             idle_s = now_s - _age_s(event.wall_ms, record.idle_since_wall_ms)
-            view.instances[record.instance_id].idle_since_s = idle_s
+            view.set_idle_since(view.instances[record.instance_id], idle_s)
 
 
 def _rebuild_plans(view: ClusterView, event: Rebuilt, now_s: float) -> list[Decision]:

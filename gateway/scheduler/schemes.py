@@ -17,6 +17,10 @@ _NOISE: Final = 1e-9
 _DEFAULT_TIMES: Final = Times()
 
 
+Seats = dict[tuple[float, bool], tuple[int, bool] | None]
+"""(bytes, idle devices preferred) → (device, it hosts a worker already); None: no device has so many bytes free."""
+
+
 @dataclass(frozen=True, slots=True)
 class Gpu:
     free: int
@@ -32,6 +36,8 @@ class Server:
     pcie: float
     gpus: tuple[Gpu, ...]
     times: Times | None = None  # of its own kind of device; None: the request's
+    seats: Seats = field(default_factory=dict, compare=False, repr=False)
+    """What ``gpus`` answered before: a caller whose devices have not changed gives the same one again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,11 +196,17 @@ def key_of(server: Server, part: float, b: float, request: Request) -> tuple[flo
 
 def _gpu(server: Server, need: float, variant: Variant) -> Placement | None:
     """``paper``: best fit.  The others prefer an idle device, then best fit."""
-    best: tuple[bool, int] | None = None
-    index = -1
-    for i, gpu in enumerate(server.gpus):
-        if gpu.free >= need:
-            key = (gpu.n_workers > 0 and variant != "paper", gpu.free)
-            if best is None or key < best:
-                best, index = key, i
-    return None if best is None else Placement(server.id, index, server.gpus[index].n_workers > 0)
+    asked = need, variant != "paper"
+    if asked in server.seats:
+        seat = server.seats[asked]
+    else:
+        seat = server.seats[asked] = _seat(server.gpus, *asked)
+    return None if seat is None else Placement(server.id, *seat)
+
+
+def _seat(gpus: Sequence[Gpu], need: float, prefers_idle: bool) -> tuple[int, bool] | None:
+    fits = [(gpu.n_workers > 0 and prefers_idle, gpu.free, i) for i, gpu in enumerate(gpus) if gpu.free >= need]
+    if not fits:
+        return None
+    index = min(fits)[2]
+    return index, gpus[index].n_workers > 0

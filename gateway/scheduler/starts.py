@@ -13,7 +13,8 @@ from gateway.scheduler.decisions import (
     Wake,
 )
 from gateway.scheduler.events import ActionFacts
-from gateway.scheduler.placement import evictions, minimum, most_stages, n_serving, place
+from gateway.scheduler.evictions import evictions
+from gateway.scheduler.placement import most_stages, place
 from gateway.scheduler.plans import Choice, Names, fetch_key, group_plan, low_reserve, slots, starting_record
 from gateway.scheduler.scaling import groups, new_workers
 from gateway.scheduler.stages import Stages
@@ -46,14 +47,13 @@ def rescale(view: ClusterView, name: ActionName, now_s: float) -> list[Decision]
     facts = action.facts
     if action.deleted:
         return fail_all(view, name, NotFound("The requested resource does not exist."))
-    if facts is None or (not action.waiting and minimum(view, name) == 0):
-        view.blocked.pop(name, None)
+    view.blocked.drop(name)  # until it is found that there is no room
+    if facts is None or (not action.waiting and action.minimum == 0):
         return []
     if (refused := _refusal(view, facts)) is not None:
         return fail_all(view, name, refused)
     n_new = wanted(view, action, facts, now_s)
     if n_new == 0:
-        view.blocked.pop(name, None)
         return wake(action, name, now_s + SLOT_TRUST_S, now_s) if action.waiting else []
     if now_s < action.retry_at_s:
         return wake(action, name, action.retry_at_s, now_s)
@@ -121,7 +121,7 @@ def wanted(view: ClusterView, action: ActionView, facts: ActionFacts, now_s: flo
         newest_s = view.demand[next(reversed(action.waiting))].queued_s
         supply = sum(_free_slots(view, v, facts, newest_s, now_s) for v in current)
         by_demand = new_workers(len(action.waiting), arrivals, supply, facts.slots)
-    serving = n_serving(view, facts.name)
+    serving = action.n_serving
     missing = facts.min_instances - serving if action.broken_version != facts.version else 0
     return max(0, min(max(by_demand, missing), facts.max_instances - serving))
 
@@ -161,12 +161,11 @@ def _start_many(
         n_workers = wanted.pop()
         choice = place(view, facts, stages, _waited_s(view, facts.name, now_s), now_s, n_workers)
         if choice is None:
-            view.blocked[facts.name] = None
+            view.block(facts.name)
             return [*decided, *_make_room(view, facts), *wake(action, facts.name, now_s + _recheck_s(view), now_s)]
         decided += _start_group(view, facts, stages, choice, now_s)
         if choice.n_stages < n_workers:
             wanted.append(n_workers - choice.n_stages)
-    view.blocked.pop(facts.name, None)
     return decided
 
 

@@ -6,6 +6,7 @@ scheduler's own monotonic seconds; wall times of others are used once, when a vi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
@@ -13,11 +14,13 @@ from typing import Final
 from gateway.scheduler.events import ActionFacts
 from gateway.scheduler.history import History
 from gateway.scheduler.hosts import HostView, new_host
+from gateway.scheduler.idle import IdleMemory
 from gateway.scheduler.index import HostIndex
 from gateway.scheduler.ledger import Discipline
 from gateway.scheduler.scaling import Window
 from gateway.scheduler.settings import SchedulerSettings
 from gateway.scheduler.stages import Stages
+from gateway.scheduler.turns import Turn, Turns
 from relay.messages import DemandAdded
 from thaw.action import KIND_LLM
 from thaw.host import HostReport
@@ -28,6 +31,9 @@ from thaw.plan import Plan
 
 SERVED_KEPT: Final = 10_000
 """Requests that are remembered after an instance took them; one that comes later back than so many others is new."""
+
+
+SERVING: Final = (InstanceState.STARTING, InstanceState.READY)
 
 
 @dataclass(slots=True)
@@ -98,10 +104,25 @@ class ActionView:
     deleted: bool = False
     waiting: dict[ActivationId, None] = field(default_factory=dict)  # in order of arrival
     instances: set[InstanceId] = field(default_factory=set)
+    serving: dict[str, int] = field(default_factory=dict)  # groups that start or are ready and stay, by version
     failures: int = 0  # starts failed since the last one that went well
     retry_at_s: float = 0.0
     wake_s: float | None = None  # when it is looked at again
     broken_version: str = ""  # a DeveloperError: min_instances stops trying until the action changes
+
+    @property
+    def minimum(self) -> int:
+        return 0 if self.deleted or self.facts is None else self.facts.min_instances
+
+    @property
+    def n_serving(self) -> int:
+        """Groups of the current version that start or are ready and stay."""
+        return sum(self.serving.values()) if self.facts is None else self.serving.get(self.facts.version, 0)
+
+    @property
+    def is_spare(self) -> bool:
+        """One of its idle groups may be evicted for another action: nobody waits, and the minimum stays kept."""
+        return not self.waiting and self.n_serving > self.minimum
 
 
 class ClusterView:
@@ -110,6 +131,7 @@ class ClusterView:
         self.discipline: Discipline = "equal" if settings.discipline == "equal" else "edf"
         self.hosts: dict[HostId, HostView] = {}
         self.index = HostIndex(KIND_LLM)
+        self.idle = IdleMemory()
         self.instances: dict[InstanceId, InstanceView] = {}
         self.on_host: dict[HostId, set[InstanceId]] = {}
         self.demand: dict[ActivationId, DemandView] = {}
@@ -118,7 +140,7 @@ class ClusterView:
         self.groups: dict[GroupId, GroupView] = {}
         self.in_group: dict[GroupId, set[InstanceId]] = {}
         self.models: dict[str, ModelView] = {}
-        self.blocked: dict[ActionName, None] = {}  # wait for memory, longest first
+        self.blocked = Turns()  # wait for memory
         self._largest: dict[bool, int | None] = {}
         self.grace_until_s = 0.0  # until then a silent host is not yet lost
 
@@ -136,6 +158,7 @@ class ClusterView:
         action.facts, action.deleted = facts, False
         if facts.is_llm:
             self.model(facts.model_uri).actions.add(facts.name)
+        self._note_action(facts.name)
         return action
 
     def delete_action(self, name: ActionName) -> None:
@@ -144,6 +167,8 @@ class ClusterView:
         if action.facts is not None and action.facts.is_llm:
             self.model(action.facts.model_uri).actions.discard(name)
         action.facts, action.deleted = None, True
+        self.blocked.drop(name)
+        self._note_action(name)
 
     def model(self, uri: str) -> ModelView:
         return self.models.setdefault(uri, ModelView())
@@ -163,6 +188,7 @@ class ClusterView:
             action.waiting[demand.activation_id] = None
             action.window.add(queued_s)
         known.demand, known.group_id = demand, None
+        self._note_demand(demand.action)
         return True
 
     def serve_demand(self, activation_id: ActivationId) -> None:
@@ -178,8 +204,23 @@ class ClusterView:
         if (known := self.demand.pop(activation_id, None)) is None:
             return
         self.actions[known.demand.action].waiting.pop(activation_id, None)
+        self._note_demand(known.demand.action)
         if known.group_id is not None and (group := self.groups.get(known.group_id)) is not None:
             group.activation_ids.discard(activation_id)
+
+    def _note_demand(self, name: ActionName) -> None:
+        """The first request has come, the oldest or the last one has gone."""
+        if name in self.blocked:
+            self.block(name)
+        if len(self.actions[name].waiting) <= 1:
+            self._note_action(name)
+
+    def block(self, name: ActionName) -> None:
+        """It waits for memory, in its turn."""
+        if (facts := self.action(name).facts) is not None:
+            oldest = next(self.waiting(name), None)
+            due_s = math.inf if oldest is None else oldest.queued_s + facts.slo_ttft_s
+            self.blocked.put(Turn(due_s, name, facts.need_bytes))
 
     def waiting(self, name: ActionName) -> Iterator[DemandView]:
         return (self.demand[a] for a in self.action(name).waiting)
@@ -204,10 +245,14 @@ class ClusterView:
             if _place(before.record) != _place(record):  # the host wins
                 self._forget_instance(before)
                 self._hold(record)
+            else:
+                self._count(before, -1)
             view.releasing, view.wake_s = before.releasing, before.wake_s
             if idle and before.idle_since_s is not None and _same_idleness(before.record, record):
                 view.idle_since_s = before.idle_since_s
         self.instances[record.instance_id] = view
+        self._count(view, 1)
+        self.note_group(record)
         return before
 
     def _hold(self, record: InstanceRecord) -> None:
@@ -222,6 +267,8 @@ class ClusterView:
             return
         record = view.record
         self.set_releasing(view, None)
+        self._count(view, -1)
+        self.idle.drop_group(record.instance_id)
         del self.instances[record.instance_id]
         self.action(record.action).instances.discard(record.instance_id)
         self.on_host[record.host_id].discard(record.instance_id)
@@ -230,14 +277,54 @@ class ClusterView:
             del self.in_group[record.group_id]
         if (host := self.hosts.get(record.host_id)) is not None:
             host.let_go(record.instance_id, record.device, record.reserve_bytes)
+        self.note_group(record)
 
     def set_releasing(self, view: InstanceView, command_id: CommandId | None) -> None:
         """Note (or take back) that a release is on its way: its memory is free soon."""
-        was, view.releasing = view.releasing, command_id
+        was = view.releasing
+        if (was is None) == (command_id is None):
+            view.releasing = command_id
+            return
+        self._count(view, -1)
+        view.releasing = command_id
+        self._count(view, 1)
         host = self.hosts.get(view.record.host_id)
-        device = host.devices.get(view.record.device) if host else None
-        if device is not None and (was is None) != (command_id is None):
+        if host is not None and (device := host.devices.get(view.record.device)) is not None:
             device.releasing += view.record.reserve_bytes if command_id else -view.record.reserve_bytes
+            self.idle.put_host(host)
+        self.note_group(view.record)
+
+    def set_idle_since(self, view: InstanceView, idle_since_s: float) -> None:
+        view.idle_since_s = idle_since_s
+        self.note_group(view.record)
+
+    # what may be evicted -------------------------------------------------------------------------------------------
+
+    def _count(self, view: InstanceView, by: int) -> None:
+        record = view.record
+        if record.takes_requests and view.releasing is None and view.state in SERVING:
+            action = self.action(record.action)
+            was_spare = action.is_spare
+            action.serving[record.action_version] = action.serving.get(record.action_version, 0) + by
+            if was_spare != action.is_spare:
+                self._note_action(record.action)
+
+    def _note_action(self, name: ActionName) -> None:
+        for instance_id in self.actions[name].instances:
+            if (instance := self.instances.get(instance_id)) is not None and instance.record.takes_requests:
+                self.note_group(instance.record)
+
+    def note_group(self, record: InstanceRecord) -> None:
+        """After every change of it: ``idle`` knows the groups that are idle and spare."""
+        head = self.head(record)
+        if head is None:
+            return
+        if self.actions[record.action].is_spare and self.may_go(head):
+            members = [head] if record.n_stages == 1 else self.members(record.group_id)
+            held = (((m.record.host_id, m.record.device), m.record.reserve_bytes) for m in members)
+            self.idle.put_group(head.record.instance_id, head.idle_since_s or 0.0, held)
+        else:
+            self.idle.drop_group(head.record.instance_id)
 
     def of_action(self, name: ActionName) -> list[InstanceView]:
         return [self.instances[i] for i in sorted(self.action(name).instances)]
@@ -274,13 +361,20 @@ class ClusterView:
             self._largest.clear()
         if host is None:
             host = self.hosts[report.host_id] = new_host(report, self.discipline, now_s)
-            host.on_change = self.index.put
+            host.on_change = self._host_changed
+        if host.is_confirmed_by(report):
+            host.confirm(report, now_s)
+            return []
         ours = {i: (self.instances[i].record.device, self.instances[i].record.reserve_bytes)
                 for i in self.on_host.get(report.host_id, ())}  # fmt: skip
         odd = host.take_report(report, ours, now_s)
         self._count_releasing(host)
         self._note_progress(report, now_s)
         return odd
+
+    def _host_changed(self, host: HostView) -> None:
+        self.index.put(host)
+        self.idle.put_host(host)
 
     def _count_releasing(self, host: HostView) -> None:
         """Anew: an instance may have been told to go while its host was lost."""
@@ -291,6 +385,7 @@ class ClusterView:
             device_of_it = host.devices.get(instance.record.device)
             if instance.releasing is not None and device_of_it is not None:
                 device_of_it.releasing += instance.record.reserve_bytes
+        self.idle.put_host(host)
 
     def _note_progress(self, report: HostReport, now_s: float) -> None:
         for fetch in report.fetches:
@@ -303,6 +398,7 @@ class ClusterView:
         """Its instances, which the caller declares lost."""
         self.hosts.pop(host_id, None)
         self.index.drop(host_id)
+        self.idle.drop_host(host_id)
         self._largest.clear()
         return [self.instances[i] for i in sorted(self.on_host.get(host_id, ()))]
 

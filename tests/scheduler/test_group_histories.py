@@ -3,6 +3,8 @@ middle of a decision.  Whatever happened, no memory, link, credential or plan of
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,7 +24,8 @@ WHAT = ["ask", "ask", "obey", "obey", "obey", "ready", "ready", "busy", "die", "
 histories = st.lists(st.tuples(st.sampled_from(WHAT), st.integers(0, 40)), min_size=10, max_size=60)
 
 
-def play(history: list[tuple[str, int]]) -> Cluster:
+def play(history: list[tuple[str, int]], look: Callable[[Cluster], None] | None = None) -> Cluster:
+    """``look`` is called after every step."""
     c = Cluster(3, ACTIONS, SMOLLM2)
     for what, n in history:
         host = list(c.hosts.values())[n % 3]
@@ -57,7 +60,7 @@ def play(history: list[tuple[str, int]]) -> Cluster:
                 c.everybody_goes_on()
             case "serve":
                 c.serve(ACTIONS[n % 3].name)
-        never_overcommitted(c)
+        (look or never_overcommitted)(c)
     return c
 
 

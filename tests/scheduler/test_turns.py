@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from gateway.scheduler.decisions import StartGroup
 from gateway.scheduler.events import ActionSeen
-from gateway.scheduler.turns import in_turn
 from tests.scheduler.test_policy import World, hello, of, report
 from thaw.ids import ActionName
 from thaw.instance import InstanceState
@@ -49,7 +48,7 @@ def test_room_goes_to_whoever_is_due_first(wanted: list[tuple[float, float]]) ->
         running = serve(w, running[0])
         order += [s.plan.action for s in running]
     assert order == sorted(due, key=lambda name: (due[name], name))
-    assert in_turn(w.view) == []
+    assert list(w.view.blocked) == []
 
 
 def test_a_loose_request_is_not_starved_by_a_stream_of_tight_ones() -> None:

@@ -1,0 +1,214 @@
+"""Whom to evict: the indexed answer against the rule as it reads, which looks at every instance and every host."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.scheduler import idle
+from gateway.scheduler.events import ActionFacts, ActionSeen, HostsSeen
+from gateway.scheduler.evictions import evictions
+from gateway.scheduler.hosts import DeviceView
+from gateway.scheduler.idle import Where
+from gateway.scheduler.view import SERVING, ClusterView, InstanceView
+from relay.messages import DemandAdded, DemandRemoved, InstanceChanged
+from tests.scheduler.cluster import Cluster
+from tests.scheduler.test_group_histories import ACTIONS, histories, play
+from tests.scheduler.world import MIB, World, chat, hello
+from thaw.host import Device, HostReport
+from thaw.ids import ActionName, ActivationId, GatewayId, GroupId, HostId, InstanceId, Namespace
+from thaw.instance import InstanceRecord, InstanceState, StartMode
+
+# the rule ------------------------------------------------------------------------------------------------------------
+
+
+def plain(view: ClusterView, facts: ActionFacts, needs: Sequence[int]) -> list[InstanceView]:
+    idle_ones = [v for v in view.instances.values() if v.record.takes_requests and view.may_go(v) and spare(view, v)]
+    idle_ones.sort(key=lambda v: (v.idle_since_s or 0.0, v.record.instance_id))
+    going = {(v.record.host_id, v.record.device) for v in view.instances.values() if v.releasing is not None}
+    taken: dict[Where, int] = {}
+    for need in needs:
+        at = free_for(view, facts, need, taken, going)
+        if at is None:
+            return longest_idle(view, facts, need, taken, idle_ones)
+        taken[at] = taken.get(at, 0) + need
+    return []
+
+
+def spare(view: ClusterView, v: InstanceView) -> bool:
+    owner = view.action(v.record.action)
+    least = 0 if owner.deleted or owner.facts is None else owner.facts.min_instances
+    version = owner.facts.version if owner.facts else None
+    others = [view.instances[i] for i in owner.instances]
+    serving = [o for o in others if o.record.takes_requests and o.releasing is None and o.state in SERVING
+               and version in (None, o.record.action_version)]  # fmt: skip
+    return not owner.waiting and len(serving) > least
+
+
+def free_for(
+    view: ClusterView, facts: ActionFacts, need: int, taken: Mapping[Where, int], going: Collection[Where]
+) -> Where | None:
+    for host in view.live_hosts():
+        for d in host.room(for_model=facts.is_llm).devices:
+            if d.free - taken.get((host.host_id, d.device.name), 0) >= need:
+                return host.host_id, d.device.name
+    for where in sorted(going):
+        device = device_of(view, facts, where)
+        if device is not None and device.free + device.releasing - taken.get(where, 0) >= need:
+            return where
+    return None
+
+
+def longest_idle(
+    view: ClusterView, facts: ActionFacts, need: int, taken: Mapping[Where, int], idle_ones: Sequence[InstanceView]
+) -> list[InstanceView]:
+    victims: dict[Where, dict[InstanceId, InstanceView]] = {}
+    gained: dict[Where, int] = {}
+    for head in idle_ones:
+        for member in view.members(head.record.group_id):
+            where = member.record.host_id, member.record.device
+            if (device := device_of(view, facts, where)) is None:
+                continue
+            gained[where] = gained.get(where, 0) + member.record.reserve_bytes
+            victims.setdefault(where, {})[head.record.instance_id] = head
+            if device.free + device.releasing - taken.get(where, 0) + gained[where] >= need:
+                return list(victims[where].values())
+    return []
+
+
+def device_of(view: ClusterView, facts: ActionFacts, where: Where) -> DeviceView | None:
+    host = view.hosts.get(where[0])
+    if host is None or host.draining:
+        return None
+    return next((d for d in host.room(for_model=facts.is_llm).devices if d.device.name == where[1]), None)
+
+
+def ids(victims: Sequence[InstanceView]) -> list[str]:
+    return [v.record.instance_id for v in victims]
+
+
+NEEDS = [(mb * MIB,) for mb in (1, 300, 900, 1400, 2000, 2400, 9000)] + [(900 * MIB,) * 2, (1400 * MIB, 700 * MIB)]
+ASKING = (chat(name=ActionName("guest/new")), hello(name=ActionName("guest/other")), *ACTIONS)
+
+
+def agrees(view: ClusterView) -> None:
+    for facts in ASKING:
+        for needs in NEEDS:
+            assert ids(evictions(view, facts, needs)) == ids(plain(view, facts, needs))
+
+
+# histories -----------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=25, deadline=None)
+@given(history=histories)
+def test_in_every_history_of_groups_the_same_ones_are_evicted(history: list[tuple[str, int]]) -> None:
+    def look(c: Cluster) -> None:
+        agrees(c.w.view)
+
+    play(history, look)
+
+
+WHAT = ["put", "put", "put", "put", "idle", "idle", "busy", "gone", "wait", "serve", "facts", "delete", "report", "drain",
+        "lose", "release", "refuse", "sleep"]  # fmt: skip
+steps = st.lists(st.tuples(st.sampled_from(WHAT), st.integers(0, 11), st.integers(0, 7)), min_size=5, max_size=60)
+KINDS = (("A10",), ("A10", "cpu"), ("cpu",), ("A10", "V100"))
+
+
+def host_report(i: int, seen: int, *, draining: bool = False) -> HostReport:
+    devices = tuple(Device(f"{kind}:{d}", kind, 2500 * MIB, 2500 * MIB) for d, kind in enumerate(KINDS[i % 4]))
+    return HostReport(HostId(f"h{i}"), "b", "a:1", devices, 8, 1e9, "none", "process", 0, seen, draining=draining)
+
+
+class Crowd:
+    """Instances of six actions, two of them with a minimum, on four hosts; what is said of them need not make sense."""
+
+    def __init__(self) -> None:
+        self.w = World()
+        self.draining: set[int] = set()
+        self.lost: set[int] = set()
+        for a in range(6):
+            self.see(a, "1")
+        self.beat()
+
+    def see(self, a: int, version: str) -> None:
+        self.w.do(ActionSeen(replace(hello(), name=ActionName(f"guest/f{a}"), version=version, min_instances=a // 4)))
+
+    def beat(self) -> None:
+        self.w.do(HostsSeen(tuple(host_report(i, int(self.w.now * 1000), draining=i in self.draining)
+                                  for i in range(4) if i not in self.lost)))  # fmt: skip
+
+    def put(self, i: int, n: int, state: InstanceState, *, busy: bool = False) -> None:
+        """Number i of twelve: every third has two stages, on hosts side by side."""
+        n_stages = 2 if i % 3 == 0 else 1
+        for stage in range(n_stages):
+            host = (i + stage) % 4
+            kinds = KINDS[host]
+            record = InstanceRecord(
+                InstanceId(f"i{i}.{stage}"), HostId(f"h{host}"), ActionName(f"guest/f{i % 6}"), str(1 + n % 2),
+                GroupId(f"g{i}"), state, "a:1", 2 if stage == 0 else 0, (400 + 300 * (i % 3)) * MIB,
+                f"{kinds[n % len(kinds)]}:{n % len(kinds)}", StartMode.COLD, inflight=int(busy),
+                idle_since_wall_ms=None if busy else int(self.w.now * 1000), stage=stage, n_stages=n_stages,
+            )  # fmt: skip
+            self.w.do(InstanceChanged(record))
+
+    def step(self, what: str, i: int, n: int) -> None:
+        activation, name = ActivationId(f"a{i}"), ActionName(f"guest/f{i % 6}")
+        match what:
+            case "put" | "idle":
+                self.put(i, n, InstanceState.READY)
+            case "busy":
+                self.put(i, n, InstanceState.READY, busy=True)
+            case "gone":
+                self.put(i, n, InstanceState.GONE)
+            case "wait":
+                self.w.do(DemandAdded(activation, name, Namespace("guest"), GatewayId("g"), 0))
+            case "serve":
+                self.w.do(DemandRemoved(activation, name))
+            case "facts":
+                self.see(i % 6, str(1 + n % 2))
+            case "delete":
+                self.w.view.delete_action(name)
+            case "report":
+                self.beat()
+            case "drain":
+                self.draining ^= {n % 4}
+                self.beat()
+            case "lose":
+                self.lost ^= {n % 4}
+                self.beat()
+            case "release" | "refuse":
+                if (instance := self.w.view.instances.get(InstanceId(f"i{i}.0"))) is not None:
+                    self.w.view.set_releasing(instance, self.w.view.new_id() if what == "release" else None)  # type: ignore[arg-type]
+            case "sleep":
+                self.w.later(float(n))
+
+
+@pytest.mark.parametrize("few", [0, 64])
+@settings(max_examples=120, deadline=None)
+@given(history=steps)
+def test_whatever_is_said_of_instances_the_same_ones_are_evicted(few: int, history: list[tuple[str, int, int]]) -> None:
+    c = Crowd()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(idle, "FEW_DEVICES", few)
+        for step in history:
+            c.step(*step)
+            agrees(c.w.view)
+
+
+def test_in_order_of_idleness_until_a_device_has_room_and_only_what_is_on_it() -> None:
+    c = Crowd()
+    c.lost = {1, 3}
+    c.beat()
+    for i in (2, 8, 14):  # 1000 MB each, of 2244 that the minimum of others leaves: on h2, on h0, on h2
+        c.put(i, 0, InstanceState.READY)
+        c.w.now += 1
+    assert ids(evictions(c.w.view, chat(), (1200 * MIB,))) == []  # it is free
+    assert ids(evictions(c.w.view, chat(), (2000 * MIB,))) == ["i8.0"]
+    c.put(8, 0, InstanceState.READY, busy=True)
+    assert ids(evictions(c.w.view, chat(), (2000 * MIB,))) == ["i2.0", "i14.0"]
+    assert ids(evictions(c.w.view, chat(), (2300 * MIB,))) == []  # more than a device has
