@@ -4,6 +4,8 @@
 Each way ends with the same requests on the container's socket (/init, /run).  Ways take turns, so that a busy moment
 hits all of them; medians are compared.  Containers on a bridge network are measured too,
 where the engine has one: Thaw's have none (docs/isolation.md).  Needs an engine (DOCKER_HOST) that has the image.
+``--llm IMAGE`` asks the other question instead: does the creation of an LLM's container hide behind its fetch
+(bench/_container_starts.py), over a link of ``--mbit`` or, with 0, without a limit?
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -20,6 +23,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # bench/gateway.py must not hide gateway
 
+from bench import _container_starts
 from bench._common import interleave, judge, median, options, report, say
 from invoker.appears import wait_socket
 from invoker.docker_client import Engine
@@ -158,10 +162,8 @@ def measure(image: str, rounds: int) -> dict[str, list[float]]:
         return interleave(ways, rounds)
 
 
-def main() -> int:
-    image = os.environ.get("THAW_IMAGE_PYTHON", "thaw/python:0.1.0")
-    args = options(__doc__ or "", image=(image, "of the function"))
-    samples = measure(args.image, args.n or (3 if args.quick else 15))
+def functions(image: str, rounds: int) -> int:
+    samples = measure(image, rounds)
     ms = {name: round(median(values), 1) for name, values in samples.items()}
     for name, value in sorted(ms.items()):
         say(f"{name:20} {value:8.1f} ms to the first answer (median of {len(samples[name])})")
@@ -173,6 +175,24 @@ def main() -> int:
         judge("docker_paused_ms", ms["docker_paused"], "<=", 100.0, floor="the engine's unpause"),
     ]  # fmt: skip
     return report("containers", goals, ms=ms)
+
+
+def llm(image: str, rounds: int, rate_mbit: int) -> int:
+    work = Path(tempfile.mkdtemp(prefix="bench-", dir="/dev/shm"))
+    try:
+        found, link = _container_starts.measure(rounds, image, rate_mbit, work)
+        return report("containers", _container_starts.goals(found, link), link=link.describe())
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def main() -> int:
+    python = os.environ.get("THAW_IMAGE_PYTHON", "thaw/python:0.1.0")
+    args = options(__doc__ or "", image=(python, "of the function"), llm=("", "image of an llm function"),
+                   mbit=(200, "of the link, with --llm; 0: no limit"))  # fmt: skip
+    if args.llm:
+        return llm(args.llm, args.n or (1 if args.quick else 3), args.mbit)
+    return functions(args.image, args.n or (3 if args.quick else 15))
 
 
 if __name__ == "__main__":

@@ -68,8 +68,10 @@ class DockerDriver:
     share = "enforced"
     zygote = None  # each stem cell is a container
 
-    def __init__(self, engine: Engine, run_dir: Path, host_id: str, images: Images, limits: Limits, log: Log) -> None:
-        """Raises Unavailable when there is no engine, PlatformError when ``run_dir`` is none of its machine's."""
+    def __init__(self, engine: Engine, run_dir: Path, host_id: str, images: Images, limits: Limits, log: Log,
+                 cut_off: Callable[[], None] = lambda: None) -> None:  # fmt: skip
+        """``cut_off`` is called when only a new life can reach the engine again (docker_events.py).  Raises Unavailable
+        when there is no engine, PlatformError when ``run_dir`` is none of its machine's."""
         engine.check()
         self._engine, self._images, self._limits, self._log = engine, images, limits, log
         self._paths = EnginePaths.find(engine)
@@ -81,7 +83,8 @@ class DockerDriver:
         self._containers: dict[str, _Container] = {}
         self._doomed: set[str] = set()  # to be removed when the engine is back
         self._relays = RelayDoors(run_dir / "relays")
-        self._events = EngineEvents(engine, f"{OWNER}={self.owner}", self._event, self._reconcile, log)
+        self._events = EngineEvents(engine, f"{OWNER}={self.owner}", self._event, self._reconcile, cut_off,
+                                    log)  # fmt: skip
 
     def on_exit(self, callback: Callable[[Exit], None]) -> None:
         self._callbacks.append(callback)
@@ -94,8 +97,12 @@ class DockerDriver:
         if known is not None:
             return known.handle
         handle = self._handle(spec.container_id, spec.kind)
-        self._owned.write(handle, spec.labels)
-        _open_directory(handle)
+        try:
+            self._owned.write(handle, spec.labels)
+            _open_directory(handle)
+        except PlatformError:
+            self._owned.remove(handle)
+            raise
         with self._lock:
             self._containers[spec.container_id] = _Container(
                 handle, spec.labels, spec.memory_bytes, ended_fd=os.eventfd(0, os.EFD_CLOEXEC),

@@ -1,7 +1,8 @@
 """What the engine says of our containers, for as long as there is an engine: one thread, one stream.
 
 The stream breaks when the engine is restarted.  It is taken up again where it ended, and what the new engine no longer
-knows or runs is noticed by looking once (``again``).
+knows or runs is noticed by looking once (``again``).  Where we are a container and hold a former engine's socket, there
+is no way to the new one (``cut_off``).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Callable
 from typing import Final
 
 from invoker.docker_client import Engine, EngineEvent
+from invoker.docker_paths import is_replaced
 from thaw.errors import PlatformError
 from thaw.logs import Log
 
@@ -22,8 +24,9 @@ _LONGEST_PAUSE_S: Final = 2.0  # an engine takes a second or two to come back
 
 class EngineEvents:
     def __init__(self, engine: Engine, label: str, take: Callable[[EngineEvent], None], again: Callable[[], None],
-                 log: Log) -> None:  # fmt: skip
+                 cut_off: Callable[[], None], log: Log) -> None:  # fmt: skip
         self._engine, self._label, self._take, self._again, self._log = engine, label, take, again, log
+        self._cut_off = cut_off
         self._since_ns = time.time_ns()
         self._stop = threading.Event()
         self._changed = threading.Condition()
@@ -63,6 +66,10 @@ class EngineEvents:
                 if not self._away and not self._stop.is_set():
                     self._log.event("engine_away", error=e.message)
             self._away = True
+            if is_replaced(self._engine.socket_path):
+                self._log.event("engine_replaced", socket=self._engine.socket_path)
+                self._cut_off()
+                return
             self._stop.wait(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 

@@ -8,13 +8,15 @@ and a follower what it writes, so that a container that prints without end costs
 from __future__ import annotations
 
 import calendar
+import contextlib
 import http.client
 import socket
 import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import IO, Final
+from io import FileIO
+from typing import Final
 
 from invoker.docker_client import OLDEST_API
 from invoker.driver import Handle
@@ -93,21 +95,22 @@ class LogFollower:
             if response.status != 200:
                 return
             connection.sock.settimeout(None)
-            with response, self._handle.stdout.open("ab") as out, self._handle.stderr.open("ab") as err:
+            stdout, stderr = self._handle.stdout, self._handle.stderr
+            with response, stdout.open("ab", buffering=0) as out, stderr.open("ab", buffering=0) as err:
                 for stream, data in _frames(response):
                     self._write(err if stream == _STDERR else out, data)
         finally:
             self._connection = None
             connection.close()
 
-    def _write(self, file: IO[bytes], frame: bytes) -> None:
+    def _write(self, file: FileIO, frame: bytes) -> None:
         stamp, _, text = frame.partition(b" ")
         since = _next_after(stamp.decode("ascii", "replace"))
         if since:
             self._since = since
         if file.tell() < FILE_LIMIT_BYTES or file.seek(0, 2) < FILE_LIMIT_BYTES:
-            file.write(text)
-            file.flush()
+            with contextlib.suppress(OSError):  # the disk is full: the line is lost, the next may have room
+                file.write(text)
         with self._grown:
             self._grown.notify_all()
 

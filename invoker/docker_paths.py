@@ -6,6 +6,7 @@ as ``/run/thaw`` is a volume or a directory there; the engine itself says which.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
@@ -22,6 +23,17 @@ def own_container_id(mountinfo: str = "/proc/self/mountinfo") -> str:
     """Empty when this process is no container of Docker's."""
     found = _MOUNTED_BY_DOCKER.search(Path(mountinfo).read_text())
     return found[1] if found else ""
+
+
+def is_replaced(path: str, mountinfo: str = "/proc/self/mountinfo") -> bool:
+    """Whether a file that is mounted at ``path`` is no more where it was mounted from.  A mount keeps what it was made
+    of: an engine that is started anew listens on a new socket, which only a new mount shows."""
+    mounted_at = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
+    for line in Path(mountinfo).read_text().splitlines():
+        source, target = line.split()[3:5]
+        if target == mounted_at and source.endswith("//deleted"):
+            return True
+    return False
 
 
 class EnginePaths:

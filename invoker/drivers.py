@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from pathlib import Path
 
 from invoker.driver import Driver
@@ -23,16 +24,18 @@ def find_host_shares(settings: InvokerSettings) -> Shares:
     return find_shares(f"{settings.host_id}-{own}", enabled=settings.cpu_share == "on")
 
 
-def make_driver(settings: InvokerSettings, run_dir: Path, shares: Shares, log: Log) -> Driver:
-    """Raises SettingError for a driver that does not exist, PlatformError when its engine cannot be used."""
+def make_driver(settings: InvokerSettings, run_dir: Path, shares: Shares, log: Log,
+                cut_off: Callable[[], None]) -> Driver:  # fmt: skip
+    """``cut_off`` is for an engine that only a new process can reach again.  Raises SettingError for a driver that does
+    not exist, PlatformError when its engine cannot be used."""
     if settings.driver == "process":
         return ProcessDriver(run_dir, shares, settings.n_cores, log, zygote_parent=settings.zygote_parent)
     if settings.driver == "docker":
-        return _docker(settings, run_dir, log)
+        return _docker(settings, run_dir, log, cut_off)
     raise SettingError(f"THAW_DRIVER={settings.driver!r} is not a driver", hint="set it to process or docker")
 
 
-def _docker(settings: InvokerSettings, run_dir: Path, log: Log) -> Driver:
+def _docker(settings: InvokerSettings, run_dir: Path, log: Log, cut_off: Callable[[], None]) -> Driver:
     # the SDK is imported by those who use it: it takes a third of a second
     from invoker.docker_client import Engine
     from invoker.docker_driver import DockerDriver, Images
@@ -40,4 +43,4 @@ def _docker(settings: InvokerSettings, run_dir: Path, log: Log) -> Driver:
 
     images = Images({KIND_PYTHON: settings.image_python, KIND_LLM: settings.image_llm}, settings.image_pull_s)
     limits = Limits(settings.n_cores, settings.pids, settings.tmp_mb, max(2048, 2 * settings.stem_cell_mb))
-    return DockerDriver(Engine(settings.docker_host), run_dir, settings.host_id, images, limits, log)
+    return DockerDriver(Engine(settings.docker_host), run_dir, settings.host_id, images, limits, log, cut_off)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import signal
 import sys
 import threading
+import time
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -51,7 +53,7 @@ class Agent:
         run_dir = Path(settings.run_dir)
         run_dir.mkdir(parents=True, exist_ok=True)
         self._shares = find_host_shares(settings)
-        self.driver = make_driver(settings, run_dir, self._shares, self._log)
+        self.driver = make_driver(settings, run_dir, self._shares, self._log, self._start_over)
         self._publisher = Publisher(self._registry, self._log)
         ledger = Ledger(settings.memory_bytes)
         fetch = FetchClient(settings.fetchd_socket)
@@ -99,6 +101,15 @@ class Agent:
         if isinstance(self._shares, CgroupShares):
             self._shares.close()
         self._log.event("stopped")
+
+    def _start_over(self) -> None:
+        """The engine is another one now, and only a new life of this container gets its socket.  The next adopts what
+        serves, so nothing is ended here; runs that are in flight would lose their way back, and may finish first."""
+        until = time.monotonic() + self._settings.drain_s
+        for live in self.fleet.all():
+            live.idle.wait(max(0.0, until - time.monotonic()))
+        self._log.event("starts_over")
+        os._exit(os.EX_TEMPFAIL)
 
     def _end_instances(self) -> None:
         lives = self.fleet.all()

@@ -44,11 +44,16 @@ class OwnedContainers:
         return handle
 
     def write(self, handle: Handle, labels: Mapping[str, str]) -> None:
-        handle.directory.mkdir(exist_ok=True)
+        """Raises PlatformError when there is no room."""
         data = wire.dumps(_Owner(handle.container_id, handle.kind, handle.pid, handle.start_ticks, labels))
         part = handle.directory / "owner.json.part"
-        part.write_bytes(data)
-        part.rename(handle.directory / "owner.json")
+        try:
+            handle.directory.mkdir(exist_ok=True)
+            part.write_bytes(data)
+            part.rename(handle.directory / "owner.json")
+        except OSError as e:
+            raise PlatformError(f"cannot write to {self._root}: {e.strerror}",
+                                hint="make room where THAW_RUN_DIR is") from e  # fmt: skip
 
     def read(self, container_id: str, kind: str) -> Owned | None:
         return self._owned(self.handle(container_id, kind).directory)

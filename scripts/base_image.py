@@ -1,4 +1,4 @@
-"""A small image with this machine's Python, for engines that reach no registry: ``python:3.11-slim`` for tests.
+"""A small image with this machine's Python, for engines that reach no registry: python:3.11.14-slim-bookworm in tests.
 
     scripts/base_image.py [TAG]     builds it unless the engine has TAG already
 
@@ -30,7 +30,7 @@ PROGRAMS = ("lscpu",)
 
 
 def main() -> int:
-    tag = sys.argv[1] if len(sys.argv) > 1 else "python:3.11-slim"
+    tag = sys.argv[1] if len(sys.argv) > 1 else "python:3.11.14-slim-bookworm"
     if subprocess.run(["docker", "image", "inspect", tag], capture_output=True).returncode == 0:
         return 0
     with tempfile.TemporaryDirectory(prefix="thaw-base-", dir="/var/tmp") as directory:

@@ -13,11 +13,26 @@ env_file=${THAW_ENV_FILE:-.env}
 properties=${THAW_ENV_FILE:+$THAW_ENV_FILE.wskprops}
 properties=${properties:-$PWD/.cache/compose.wskprops}
 
+# where the docker command itself would look for its engine
+engine_socket() {
+    local found=${DOCKER_SOCKET:-${DOCKER_HOST:-}}
+    [ -n "$found" ] || found=$(docker context inspect --format '{{.Endpoints.docker.Host}}' 2>/dev/null) || true
+    found=${found#unix://}
+    case ${found:=/var/run/docker.sock} in
+        /*) ;;
+        *) printf 'compose-env: %s\n' "the engine at $found is not on this machine" \
+               "hint: functions are reached through sockets, so run this where the engine is; or set DOCKER_SOCKET" >&2
+           return 1 ;;
+    esac
+    [ -S "$found" ] || echo "compose-env: nothing at $found yet; if the engine listens elsewhere: DOCKER_SOCKET in $env_file" >&2
+    echo "$found"
+}
+
 secret() { od -An -N24 -tx1 /dev/urandom | tr -d ' \n'; }
 uuid() { cat /proc/sys/kernel/random/uuid; }
 
 if [ ! -s "$env_file" ]; then
-    socket=${DOCKER_SOCKET:-${DOCKER_HOST:-/var/run/docker.sock}}
+    socket=$(engine_socket)
     umask 077
     cat >"$env_file.part" <<ENV
 # Made by scripts/compose-env.sh.  Secrets: keep it private, and keep it, as the state server's files outlive a restart.
@@ -28,7 +43,8 @@ THAW_STORE_PORT=${THAW_STORE_PORT:-8333}
 THAW_STEM_CELLS=${THAW_STEM_CELLS:-on}
 THAW_FETCHD_POOL_MB=${THAW_FETCHD_POOL_MB:-1024}
 THAW_MEMORY_MB=${THAW_MEMORY_MB:-4096}
-DOCKER_SOCKET=${socket#unix://}
+THAW_IMAGE_LLM=${THAW_IMAGE_LLM:-${THAW_IMAGE_PREFIX:-thaw}/vllm-cpu:${THAW_VERSION:-0.1.0}}
+DOCKER_SOCKET=$socket
 THAW_STATE_PASSWORD=$(secret)
 THAW_RELAY_PASSWORD=$(secret)
 THAW_STORE_KEY=$(secret)

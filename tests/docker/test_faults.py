@@ -290,16 +290,6 @@ def test_limits_of_a_waiting_container_can_be_changed(driver: DockerDriver, dock
 # the engine, restarted under them -----------------------------------------------------------------------------------
 
 
-def crash(engine: DockerEngine) -> None:
-    subprocess.run([str(ROOT / "scripts/engine.sh"), "crash"], check=True, env=engine.script_env)
-
-
-def revive(engine: DockerEngine) -> None:
-    subprocess.run(
-        [str(ROOT / "scripts/engine.sh"), "up"], check=True, env=engine.script_env, stdout=subprocess.DEVNULL
-    )
-
-
 @pytest.mark.filterwarnings(
     "ignore::pytest.PytestUnraisableExceptionWarning"
 )  # the SDK forgets a socket that cannot connect
@@ -317,7 +307,7 @@ def test_an_engine_that_is_killed_and_restarted_loses_no_container_and_no_run(
     answers: list[object] = []
     running = threading.Thread(target=lambda: answers.append(ask(lives, s=1.0)))
     running.start()
-    crash(own_engine)
+    own_engine.script("crash")
     with pytest.raises(Unavailable, match="the engine is away"):
         driver.create(Spec("new", KIND_PYTHON))
     os.kill(dies.pid, 9)
@@ -325,7 +315,7 @@ def test_an_engine_that_is_killed_and_restarted_loses_no_container_and_no_run(
     running.join(WAIT_S)
     assert answers == [{"slept": 1.0}]
     collector.run_ended("a" * 32)
-    revive(own_engine)
+    own_engine.script("up")
     assert ends.wait("dies").container_id == "dies"
     assert ask(lives, s=0.0) == {"slept": 0.0}
     collector.run_ended("b" * 32)
@@ -338,3 +328,25 @@ def test_an_engine_that_is_killed_and_restarted_loses_no_container_and_no_run(
         driver.end(owned)
     assert own_engine.containers() == []
     driver.close()
+
+
+@pytest.mark.full
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_engine_without_live_restore_ends_them_when_it_comes_back_and_that_is_reported(
+    own_engine: DockerEngine, run_dir: Path
+) -> None:
+    driver = own_engine.driver(run_dir)
+    ends = Ends(driver)
+    up(driver, "lost")
+    own_engine.script("crash")
+    own_engine.script("up", THAW_ENGINE_LIVE_RESTORE="false")
+    try:
+        assert ends.wait("lost").killed
+        assert post(up(driver, "new"), "/init", {"code": "def main(args): return {}"})[0] == 200
+    finally:
+        for owned in driver.list_owned():
+            driver.end(owned)
+        driver.close()
+        own_engine.script("crash")
+        own_engine.script("up")
+    assert own_engine.containers() == []

@@ -8,7 +8,7 @@ import pytest
 
 from invoker.docker_client import gpu_request
 from invoker.docker_logs import _next_after
-from invoker.docker_paths import EnginePaths, own_container_id
+from invoker.docker_paths import EnginePaths, is_replaced, own_container_id
 from invoker.docker_spec import Asked, Limits, Mounts, config, cpu_quota_us
 from invoker.driver import Spec
 from thaw.action import KIND_LLM, KIND_PYTHON
@@ -71,6 +71,16 @@ def test_a_process_knows_the_container_it_is(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("22 1 8:1 / / rw - ext4 /dev/sda1 rw\n")
     assert own_container_id(str(tmp_path / "in")) == "a" * 64
     assert own_container_id(str(tmp_path / "out")) == ""
+
+
+def test_a_socket_that_is_another_one_now_where_it_was_mounted_from_is_known(tmp_path: Path) -> None:
+    mountinfo = tmp_path / "mountinfo"
+    line = "31 22 8:1 /run/{} /{}/docker.sock rw,relatime master:1 - tmpfs tmpfs rw\n"
+    inside = str(tmp_path).lstrip("/")
+    mountinfo.write_text(line.format("docker.sock", inside) + line.format("other//deleted", "elsewhere"))
+    assert not is_replaced(f"{tmp_path}/docker.sock", str(mountinfo))
+    mountinfo.write_text(line.format("docker.sock//deleted", inside))
+    assert is_replaced(f"{tmp_path}/docker.sock", str(mountinfo))
 
 
 def test_a_log_goes_on_behind_the_last_line_that_was_seen() -> None:

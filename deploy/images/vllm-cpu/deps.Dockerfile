@@ -2,7 +2,7 @@
 # it by the hash of the two locks and of this file, so that it is built once for them, wherever the wheels came from.
 # torch's CPU wheel is on no package index: WHEELHOUSE is the address of a page that links it.  Where PyTorch's own
 # cannot be reached, serve a folder that has the wheel (scripts/images.sh does) and give that address.
-ARG PYTHON_IMAGE=python:3.11-slim
+ARG PYTHON_IMAGE=python:3.11.14-slim-bookworm
 FROM ${PYTHON_IMAGE}
 ARG WHEELHOUSE=https://download.pytorch.org/whl/cpu/torch/
 # vLLM's native code asks for libnuma, which Debian's slim images leave out

@@ -1,0 +1,190 @@
+"""A stack of the compose file's on the tests' engine: its commands, its API, its containers, what it leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import requests
+from docker.models.containers import Container
+
+from tests.conftest import free_port
+from tests.docker.engine import ROOT, DockerEngine
+from thaw.dev.containers import owner
+
+UP_S = 300
+HOSTS = ("host-1", "host-2")
+BIN = Path(sys.executable).parent
+
+
+class Stack:
+    """``settings`` go into its .env, which lies in ``directory``."""
+
+    def __init__(self, engine: DockerEngine, directory: Path, **settings: str) -> None:
+        self.name = f"thawtest{os.getpid()}"
+        self.engine = engine
+        self._file = directory / "env"
+        self.port = free_port()
+        chosen = {"THAW_STEM_CELLS": "off", "THAW_FETCHD_POOL_MB": "128", "THAW_MEMORY_MB": "1024", **settings}
+        env = {**engine.env, **chosen, "THAW_ENV_FILE": str(self._file), "THAW_PORT": str(self.port),
+               "THAW_STORE_PORT": str(free_port()), "DOCKER_SOCKET": engine.url.removeprefix("unix://"),
+               "PATH": f"{BIN}:{os.environ['PATH']}", "COMPOSE_PROJECT_NAME": self.name,
+               "COMPOSE_ENV_FILES": str(self._file), "DOCKER_CONFIG": _with_compose(directory)}  # fmt: skip
+        made = subprocess.run([ROOT / "scripts/compose-env.sh"], env=env, capture_output=True, text=True, check=True)
+        self.env = {**env, **dict(re.findall(r"(?:export )?(\w+)=(\S+)", made.stdout))}
+        properties = dict(line.split("=", 1) for line in Path(self.env["WSK_CONFIG_FILE"]).read_text().splitlines())
+        uuid, _, key = properties["AUTH"].partition(":")
+        self.auth = (uuid, key)
+        self.run_dirs: list[Path] = []  # of its hosts, on this machine: sockets and doors
+        self.owners: list[str] = []  # the label of their function containers
+
+    # commands ------------------------------------------------------------------------------------------------------
+
+    def compose(self, *arguments: str) -> str:
+        return self.shell(f"docker compose {' '.join(arguments)} 2>&1")
+
+    def up(self) -> None:
+        self.compose("up", "-d", "--wait", "--wait-timeout", str(UP_S))
+        volumes = [self.engine.client.volumes.get(f"{self.name}_{host}") for host in HOSTS]
+        self.run_dirs = [Path(volume.attrs["Mountpoint"]) for volume in volumes]
+        self.owners = [owner(host, run_dir) for host, run_dir in zip(HOSTS, self.run_dirs, strict=True)]
+
+    def thaw(self, *arguments: str) -> str:
+        return self.shell(shlex.join(["thaw", *arguments]))
+
+    def shell(self, code: str, directory: Path = ROOT, **env: str) -> str:
+        """What a reader of a page would type, in a shell where this project is the one that compose means."""
+        done = subprocess.run(["bash", "-euo", "pipefail", "-c", code], env={**self.env, **env}, cwd=directory,
+                              timeout=UP_S, capture_output=True, text=True)  # fmt: skip
+        assert done.returncode == 0, (done.stdout + done.stderr)[-3000:] + self.logs()
+        return done.stdout
+
+    def logs(self) -> str:
+        command = ["docker", "compose", "logs", "--no-color", "--tail", "8"]
+        return subprocess.run(command, env=self.env, cwd=ROOT, capture_output=True, text=True).stdout[-6000:]
+
+    # the API -------------------------------------------------------------------------------------------------------
+
+    def request(self, method: str, path: str, **options: Any) -> requests.Response:
+        """``path`` is below the namespace's, or absolute."""
+        url = path if path.startswith("/") else f"/api/v1/namespaces/_/{path}"
+        options = {"timeout": UP_S, "auth": self.auth, **options}
+        return requests.request(method, f"http://127.0.0.1:{self.port}{url}", **options)
+
+    def deploy(self, name: str, code: str) -> None:
+        body = {"exec": {"kind": "python:3.11", "code": code}}
+        reply = self.request("PUT", f"actions/{name}?overwrite=true", json=body)
+        assert reply.status_code == 200, reply.text
+
+    def invoke(self, name: str, **arguments: Any) -> requests.Response:
+        return self.request("POST", f"actions/{name}?blocking=true", json=arguments)
+
+    def accepted(self, name: str, **arguments: Any) -> str:
+        reply = self.request("POST", f"actions/{name}", json=arguments)
+        assert reply.status_code == 202, reply.text
+        return str(reply.json()["activationId"])
+
+    def record(self, activation_id: str) -> dict[str, Any]:
+        """The one record that an accepted activation ends in.  Nobody announces it, so it is asked for."""
+        deadline = time.monotonic() + UP_S
+        pause = threading.Event()
+        while True:
+            try:
+                reply = self.request("GET", f"activations/{activation_id}")
+            except requests.ConnectionError as e:
+                seen = str(e)  # the gateway or the engine is coming back
+            else:
+                if reply.status_code == 200:
+                    break
+                seen = reply.text
+            assert time.monotonic() < deadline, seen + self.logs()
+            pause.wait(0.2)
+        listed = self.request("GET", "activations?limit=0&docs=true").json()
+        assert [r["activationId"] for r in listed].count(activation_id) == 1
+        found: dict[str, Any] = reply.json()
+        return found
+
+    # containers ----------------------------------------------------------------------------------------------------
+
+    def service(self, name: str) -> Container:
+        return self.engine.client.containers.get(f"{self.name}-{name}-1")
+
+    def functions(self) -> list[Container]:
+        """Of its two hosts."""
+        found = self.engine.client.containers.list(all=True, filters={"label": "thaw.owner"}, ignore_removed=True)
+        return [c for c in found if c.labels["thaw.owner"] in self.owners]
+
+    def instances(self) -> list[Container]:
+        """Those that serve an action: a stem cell's labels are the engine's, what became of it is its host's."""
+        found = []
+        for run_dir, name in zip(self.run_dirs, self.owners, strict=True):
+            for file in run_dir.glob("c/*/owner.json"):
+                owned = json.loads(file.read_text())
+                if owned["labels"].get("role") == "instance":
+                    found.append(self.engine.client.containers.get(f"thaw-{name}-{owned['container_id']}"))
+        return found
+
+    def host_of(self, function: Container) -> str:
+        return HOSTS[self.owners.index(function.labels["thaw.owner"])]
+
+    @contextmanager
+    def next_function(self) -> Iterator[Awaited]:
+        """The container that is started within the block, when it has said a word."""
+        filters = {"type": "container", "event": "start", "label": "thaw.owner"}
+        events = self.engine.client.events(since=int(time.time()), filters=filters, decode=True)
+        known = {c.id for c in self.functions()}
+        try:
+            yield Awaited(self, events, known)
+        finally:
+            events.close()
+
+    def left(self) -> list[str]:
+        """What the engine still has of it: containers (and with them processes and their segments, which have no
+        name), networks, volumes and the sockets in them."""
+        client = self.engine.client
+        parts = [*client.containers.list(all=True), *client.volumes.list(), *client.networks.list()]
+        named = [str(p.name) for p in [*self.functions(), *(p for p in parts if self.name in str(p.name))]]
+        return named + [str(path) for path in self.run_dirs if path.exists()]
+
+
+class Awaited:
+    def __init__(self, stack: Stack, events: Iterator[Mapping[str, Any]], known: set[str | None]) -> None:
+        self._stack, self._events, self._known = stack, events, known
+
+    def says(self, word: str) -> Container:
+        """Blocks on the engine's streams; the test's own time limit ends it."""
+        for event in self._events:
+            labels = event["Actor"]["Attributes"]
+            if labels["thaw.owner"] in self._stack.owners and event["Actor"]["ID"] not in self._known:
+                break
+        function = self._stack.engine.client.containers.get(event["Actor"]["ID"])
+        lines = function.logs(stream=True, follow=True)
+        assert any(word.encode() in line for line in lines)
+        lines.close()
+        return function
+
+
+def _with_compose(directory: Path) -> str:
+    """A configuration of the docker command's in which ``docker compose`` is the one that is installed here."""
+    plugins = directory / "docker" / "cli-plugins"
+    plugins.mkdir(parents=True)
+    (plugins / "docker-compose").symlink_to(BIN / "docker-compose")
+    return str(plugins.parent)
+
+
+def kill(container: Container) -> None:
+    """kill -9 of its first process from outside, as an out-of-memory killer would."""
+    container.reload()
+    pid = container.attrs["State"]["Pid"]
+    assert pid > 0, f"{container.name} does not run"
+    os.kill(pid, 9)

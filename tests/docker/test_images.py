@@ -1,0 +1,91 @@
+"""The images: what their Dockerfiles promise, and that the small ones can be built and run as they promise."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.docker.engine import ROOT, DockerEngine
+
+IMAGES = sorted(path.parent.name for path in (ROOT / "deploy/images").glob("*/Dockerfile"))
+DOCKERFILES = sorted((ROOT / "deploy/images").glob("*/*Dockerfile"))
+AS_ROOT = {"invoker", "fetchd"}
+"""The invoker holds the engine's socket, fetchd makes sockets beside its; both run no code but ours (their Dockerfiles)."""
+SERVICES = {"gateway", "invoker", "fetchd"}
+
+
+def instructions(path: Path, word: str) -> list[str]:
+    joined = path.read_text().replace("\\\n", " ")
+    return [line.removeprefix(word).strip() for line in joined.splitlines() if line.startswith(word + " ")]
+
+
+@pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=lambda p: f"{p.parent.name}/{p.name}")
+def test_a_dependency_layer_is_keyed_by_its_lock_alone(dockerfile: Path) -> None:
+    """No file of ours is copied before the packages are installed."""
+    lines = dockerfile.read_text().splitlines()
+    installs = next((n for n, line in enumerate(lines) if "--require-hashes" in line), None)
+    copied = [line.split()[1:-1] for line in lines[: installs or 0] if line.startswith("COPY")]
+    assert all(name.endswith(".lock") for names in copied for name in names)
+
+
+def test_all_stand_on_one_base_that_is_pinned() -> None:
+    """To a release; a digest can be given (docs/docker.md)."""
+    bases = {i for path in DOCKERFILES for i in instructions(path, "ARG") if i.startswith("PYTHON_IMAGE=")}
+    assert len(bases) == 1
+    assert re.fullmatch(r"PYTHON_IMAGE=python:3\.11\.\d+-slim-\w+", bases.pop())
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_it_runs_as_nobody_unless_it_may_not(name: str) -> None:
+    users = instructions(ROOT / "deploy/images" / name / "Dockerfile", "USER")
+    assert users == ([] if name in AS_ROOT else ["65534:65534"])
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_a_service_checks_its_health(name: str) -> None:
+    """A function's container has a door instead: the invoker asks it."""
+    checks = instructions(ROOT / "deploy/images" / name / "Dockerfile", "HEALTHCHECK")
+    assert len(checks) == (name in SERVICES)
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_a_scanner_finds_what_is_in_it(name: str) -> None:
+    """Its own name and licence as labels; packages with their metadata, and the lock that they came from."""
+    dockerfile = ROOT / "deploy/images" / name / "Dockerfile"
+    labels = " ".join(instructions(dockerfile, "LABEL"))
+    assert f'org.opencontainers.image.title="thaw/{name}"' in labels
+    assert 'org.opencontainers.image.licenses="Apache-2.0"' in labels
+    removed = [i for i in instructions(dockerfile, "RUN") if re.search(r"dist-info|/build", i) and "rm " in i]
+    assert removed == []
+
+
+@pytest.mark.parametrize("name", ["gateway", "invoker", "fetchd", "python"])
+def test_a_built_one_holds_its_component_alone_compiled_and_its_metadata(
+    docker_engine: DockerEngine, name: str
+) -> None:
+    look = """
+import importlib.metadata as m, json, os, pathlib
+app = pathlib.Path('/app')
+sources = {str(p.relative_to(app)) for p in app.rglob('*.py')}
+compiled = {str(p.parent.parent.relative_to(app) / (p.name.partition('.')[0] + '.py')) for p in app.rglob('*.pyc')}
+print(json.dumps({'uid': os.getuid(), 'parts': sorted(p.name for p in app.iterdir()), 'uncompiled': sorted(sources - compiled),
+                  'packages': sorted(d.metadata['Name'].lower() for d in m.distributions())}))
+"""
+    client = docker_engine.client
+    image = docker_engine.build(name)
+    found = json.loads(
+        client.containers.run(image, ["python", "-c", look], remove=True, network_mode="none", read_only=True)
+    )
+    own = {"python": ["thaw_runtime"]}.get(name, sorted([name, "relay", "thaw"]))
+    assert found["parts"] == own
+    assert found["uncompiled"] == []
+    assert found["uid"] == (0 if name in AS_ROOT else 65534)
+    lock = ROOT / f"deps/{name}.lock"
+    locked = {m[1].lower() for m in re.finditer(r"^([\w.-]+)==", lock.read_text(), re.M)} if lock.exists() else set()
+    assert locked <= {p.replace("_", "-") for p in found["packages"]}
+    assert {p for p in found["packages"] if p in ("torch", "vllm", "flask", "docker", "boto3")} == locked & {
+        "torch", "vllm", "flask", "docker", "boto3"
+    }  # fmt: skip

@@ -1,0 +1,180 @@
+"""A stack that comes up by the compose file, works, survives what dies, and leaves nothing.
+
+Functions of kind python run in it here (their image is small); tests/docker/test_chat.py has the real engine in it.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import requests
+
+from tests.conftest import free_port
+from tests.docker import standins
+from tests.docker.engine import BASE, ROOT, DockerEngine
+from tests.docker.stack import UP_S, Stack, kill
+from tests.e2e.test_readme import blocks
+
+pytestmark = pytest.mark.timeout(900)  # images are built and a stack comes up within the first test
+SLOW = """
+import time
+def main(args):
+    print("begun", args["who"])
+    time.sleep(2)
+    return {"done": args["who"]}
+"""
+COUNT = "seen = []\ndef main(args):\n    seen.append(1)\n    return {'n': len(seen)}\n"
+UNTOUCHED = {"state", "scheduler", "relay", "store", "the host's fetchd", "the other host's invoker"}
+"""A run does not need these while it runs: what they end must not reach it."""
+VICTIMS = [*sorted(UNTOUCHED), "gateway", "the host's invoker", "the function"]
+SAMPLE = {"the host's invoker", "gateway"}
+
+
+@pytest.fixture(scope="module")
+def stack(docker_engine: DockerEngine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    for name in ("gateway", "invoker", "fetchd", "python"):
+        docker_engine.build(name)
+    standins.build(BASE, docker_engine.env)
+    made = Stack(docker_engine, tmp_path_factory.mktemp("stack"))
+    try:
+        made.up()
+        yield made
+    finally:
+        made.compose("down", "-v", "--timeout", "20")
+    assert made.left() == []
+
+
+def test_the_stack_runs_a_function_in_a_container_of_its_own(stack: Stack, tmp_path: Path) -> None:
+    code = tmp_path / "where.py"
+    code.write_text(
+        "import os\ndef main(args):\n    return {'uid': os.getuid(), 'files': sorted(os.listdir('/run/thaw'))}\n"
+    )
+    stack.thaw("action", "create", "where", str(code))
+    found = json.loads(stack.thaw("action", "invoke", "where", "--blocking", "--result"))
+    assert found == {"uid": 65534, "files": ["io"]}
+
+
+def test_a_function_goes_on_when_its_invoker_was_killed(stack: Stack) -> None:
+    """The same container: adopted, not made anew."""
+    stack.deploy("count", COUNT)
+    assert stack.invoke("count").json()["response"]["result"] == {"n": 1}
+    for host in ("host-1-invoker", "host-2-invoker"):
+        kill(stack.service(host))
+    stack.up()
+    assert stack.invoke("count").json()["response"]["result"] == {"n": 2}
+
+
+def victim_of(stack: Stack, victim: str, host: str) -> str:
+    """The service of that name, seen from ``host``, which runs the function."""
+    other = next(h for h in ("host-1", "host-2") if h != host)
+    names = {"the host's invoker": f"{host}-invoker", "the host's fetchd": f"{host}-fetchd",
+             "the other host's invoker": f"{other}-invoker"}  # fmt: skip
+    return names.get(victim, victim)
+
+
+@pytest.mark.parametrize("victim", [pytest.param(v, marks=() if v in SAMPLE else pytest.mark.full) for v in VICTIMS])
+def test_an_accepted_run_ends_in_one_record_whatever_is_killed_in_its_middle(stack: Stack, victim: str) -> None:
+    """A function's run is never repeated: it ended, or its record says what was lost.  What is killed comes back by
+    itself, and the next request is answered."""
+    action = "slow-" + "".join(c for c in victim if c.isalpha())
+    stack.deploy(action, SLOW)
+    with stack.next_function() as awaited:
+        accepted = stack.accepted(action, who="accepted")
+        function = awaited.says("begun")
+    kill(function if victim == "the function" else stack.service(victim_of(stack, victim, stack.host_of(function))))
+    response = stack.record(accepted)["response"]
+    if victim in UNTOUCHED or response["success"]:
+        assert response["result"] == {"done": "accepted"}
+    else:
+        assert response["status"] == "whisk internal error"
+        assert response["result"]["error"]
+    assert stack.record(stack.accepted(action, who="next"))["response"]["result"] == {"done": "next"}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("victim", VICTIMS)
+def test_a_held_request_is_answered_or_fails_clearly_whatever_is_killed_in_its_middle(
+    stack: Stack, victim: str
+) -> None:
+    action = "held-" + "".join(c for c in victim if c.isalpha())
+    stack.deploy(action, SLOW)
+    replies: list[requests.Response] = []
+
+    def ask() -> None:
+        try:
+            replies.append(stack.invoke(action, who="held"))
+        except requests.ConnectionError:
+            assert victim == "gateway"  # it held the connection
+
+    with stack.next_function() as awaited:
+        asking = threading.Thread(target=ask)
+        asking.start()
+        function = awaited.says("begun")
+    kill(function if victim == "the function" else stack.service(victim_of(stack, victim, stack.host_of(function))))
+    asking.join(UP_S)
+    assert not asking.is_alive()
+    for reply in replies:
+        if victim in UNTOUCHED or reply.status_code == 200:
+            assert reply.json()["response"]["result"] == {"done": "held"}
+        else:
+            assert reply.status_code in (500, 502, 503), reply.text
+            assert reply.json()["response"]["result"]["error"]
+    assert len(replies) == 1 or victim == "gateway"
+    assert stack.record(stack.accepted(action, who="next"))["response"]["result"] == {"done": "next"}
+
+
+# the engine under all of it -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the SDK forgets a broken socket
+@pytest.mark.parametrize("live_restore", [pytest.param("true"), pytest.param("false", marks=pytest.mark.full)])
+def test_the_engine_is_killed_in_the_middle_of_a_request_and_comes_back(
+    own_engine: DockerEngine, stack: Stack, live_restore: str
+) -> None:
+    """With live-restore containers go on and are adopted; without, the engine ends them all, and restarts services."""
+    action = f"under-{live_restore}"
+    stack.deploy("count", COUNT)
+    before = stack.invoke("count").json()["response"]["result"]["n"]
+    stack.deploy(action, SLOW)
+    with stack.next_function() as awaited:
+        accepted = stack.accepted(action, who="accepted")
+        awaited.says("begun")
+    own_engine.forget_sockets()
+    own_engine.script("crash")
+    own_engine.script("up", THAW_ENGINE_LIVE_RESTORE=live_restore)
+    own_engine.connect()
+    response = stack.record(accepted)["response"]
+    again = stack.record(stack.accepted("count"))["response"]["result"]["n"]
+    if live_restore == "true":
+        assert response["result"] == {"done": "accepted"}
+        assert again == before + 1
+    else:
+        assert response["result"].get("done") == "accepted" or response["result"]["error"]
+        assert again == 1
+    stack.deploy(f"new-{action}", COUNT)  # a container that is made by the engine that is there now
+    assert stack.record(stack.accepted(f"new-{action}"))["response"]["result"] == {"n": 1}
+
+
+# TLS ----------------------------------------------------------------------------------------------------------------
+
+
+def test_the_example_of_tls_in_front_of_the_gateway_works_as_documented(stack: Stack, tmp_path: Path) -> None:
+    """The page's own commands, in a copy of what they read, but for the port."""
+    standins.build_nginx(BASE, stack.engine.env)
+    make_certificate, start = (b.code for b in blocks(ROOT / "docs/docker.md") if "deploy/tls" in b.code)
+    for name in ("deploy", "docker-compose.yml"):
+        subprocess.run(["cp", "-r", ROOT / name, tmp_path], check=True)
+    port = free_port()
+    stack.shell(make_certificate, tmp_path)
+    try:
+        said = stack.shell(start.replace(":3443", f":{port}"), tmp_path, THAW_TLS_PORT=str(port))
+    finally:
+        stack.shell(
+            "docker compose -f docker-compose.yml -f deploy/tls/docker-compose.tls.yml rm -sf gateway-tls", tmp_path
+        )
+    assert json.loads(said)["status"] == "ok"
