@@ -5,30 +5,71 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
-from bench._common import say
+from bench._common import cpu_seconds, say
 from bench._platform import BenchPlatform
 from invoker.shares import CgroupShares, find_shares
+from thaw import wire
 from thaw.action import KIND_LLM
+from thaw.instance import InstanceRecord
+
+_SETTLED_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """A model's, as its invoker keeps it on disk."""
+
+    name: str
+    stage: int
+    pids: tuple[int, ...]
+
+    def cpu_s(self) -> dict[int, float]:
+        return {pid: cpu_seconds(pid) for pid in self.pids}
+
+
+class Capped:
+    def __init__(self, shares: CgroupShares, running: list[Container], cores: float) -> None:
+        self._shares, self._running = shares, running
+        for container in running:
+            for pid in container.pids:
+                shares.apply(container.name, pid, cores)
+        self._began = {c.name: (c.cpu_s(), *self._periods(c)) for c in running}
+
+    def usage(self) -> list[str]:
+        """What each stage had since: CPU seconds of its processes, and the share of periods in which the quota held it
+        back."""
+        found = []
+        for c in sorted(self._running, key=lambda c: c.stage):
+            cpu, periods, throttled = self._began[c.name]
+            now, (all_periods, all_throttled) = c.cpu_s(), self._periods(c)
+            used = " + ".join(f"{now[pid] - cpu[pid]:.2f}" for pid in c.pids if now[pid] - cpu[pid] > 0.01)
+            found.append(f"stage {c.stage}: {used} CPU-s, held back in {all_throttled - throttled} of "
+                         f"{all_periods - periods} periods")  # fmt: skip
+        return found
+
+    def _periods(self, container: Container) -> tuple[int, int]:
+        plain = (self._shares.path(container.name) / "cpu.stat").read_text().split()
+        stat = dict(zip(plain[::2], map(int, plain[1::2]), strict=True))
+        return stat["nr_periods"], stat["nr_throttled"]
 
 
 @contextlib.contextmanager
-def capped(platform: BenchPlatform, cores: float) -> Iterator[bool]:
-    """Every model's container that runs now.  Yields False where no quota can be set.
+def capped(platform: BenchPlatform, cores: float) -> Iterator[Capped | None]:
+    """Every model's container that runs now.  Yields None where no quota can be set.
 
     The groups outlive the block until their processes have ended: :func:`sweep`.
     """
     shares = find_shares(_name())
     if not isinstance(shares, CgroupShares):
         say("no quota can be set: the control group cpu cannot be written")
-        yield False
+        yield None
         return
-    for container, pids in containers(platform).items():
-        for pid in pids:
-            shares.apply(container, pid, cores)
-    yield True
+    yield Capped(shares, containers(platform), cores)
 
 
 def sweep() -> None:
@@ -37,13 +78,26 @@ def sweep() -> None:
         shares.close()
 
 
-def containers(platform: BenchPlatform) -> dict[str, list[int]]:
-    """The processes of each model's container, as the invokers keep them on disk."""
+def wait_fetched(platform: BenchPlatform) -> None:
+    """Until no host fetches: what a full worker takes in the background is not what is measured."""
+    end = time.monotonic() + _SETTLED_S
+    while any(h["fetches"] for h in platform.api.get("/api/v1/thaw/hosts")["hosts"]):
+        if time.monotonic() > end:
+            raise SystemExit(f"a host still fetches after {_SETTLED_S:.0f} s")
+        time.sleep(0.2)
+
+
+def containers(platform: BenchPlatform) -> list[Container]:
     owners = {owner.parent.name: json.loads(owner.read_text())
               for owner in Path(platform.platform.run_dir).glob("host-*/c/*/owner.json")}  # fmt: skip
-    leaders = {name: int(owner["pid"]) for name, owner in owners.items() if owner["kind"] == KIND_LLM}
     running = [int(p.name) for p in Path("/proc").iterdir() if p.name.isdigit()]
-    return {name: [pid for pid in running if _session(pid) == leader] for name, leader in leaders.items() if leader}
+    return [Container(name, _stage(owner), tuple(pid for pid in running if _session(pid) == int(owner["pid"])))
+            for name, owner in owners.items() if owner["kind"] == KIND_LLM and owner["pid"]]  # fmt: skip
+
+
+def _stage(owner: dict[str, dict[str, str]]) -> int:
+    record = owner["labels"].get("record")
+    return wire.loads(InstanceRecord, record).stage if record else -1  # a stem cell has none
 
 
 def _name() -> str:

@@ -119,12 +119,16 @@ class ParallelStart:
         """Tokens a second of ``n_stages`` containers with 0.4 core each and 8 requests a stage."""
         with self.deployed(platform, url, model, n_stages) as action:
             platform.caller(action).chat(PROMPT, 2)
-            with _shared_cores.capped(platform, _CORES) as can, ThreadPoolExecutor(8 * n_stages) as pool:
-                if not can:
+            _shared_cores.wait_fetched(platform)
+            with _shared_cores.capped(platform, _CORES) as capped, ThreadPoolExecutor(8 * n_stages) as pool:
+                if capped is None:
                     return None
                 began = time.monotonic()
                 answers = list(pool.map(partial(self._ask, platform, action), range(8 * n_stages)))
-                return sum(answers) / (time.monotonic() - began)
+                rate = sum(answers) / (time.monotonic() - began)
+                for line in capped.usage():
+                    say(f"    {line}")
+                return rate
 
     def _ask(self, platform: BenchPlatform, action: str, number: int) -> int:
         caller = platform.caller(action)

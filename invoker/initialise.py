@@ -80,7 +80,7 @@ def group_link(transport: PlanTransport, credential: Callable[[str], GroupCreden
 def _shape(stage: PlanStage) -> StageShape:
     """Ranges of safetensors files are weights; the other files are sidecars, which no device holds."""
     ranges = (r for r in (*stage.first_ranges, *stage.later_ranges) if r.file.endswith(WEIGHTS_SUFFIX))
-    return StageShape(stage.layers, stage.reserve_bytes, sum(r.n_bytes for r in ranges))
+    return StageShape(stage.layers, stage.reserve_bytes, sum(r.n_bytes for r in ranges), stage.role)
 
 
 def python_init(function: Action) -> dict[str, object]:

@@ -205,11 +205,15 @@ class GroupLink:
 
 @dataclass(frozen=True, slots=True)
 class StageShape:
-    """What every stage knows of every other, so that all compute the same number of KV blocks without asking."""
+    """What every stage knows of every other, so that all compute the same number of KV blocks without asking.
+
+    ``weight_bytes``: of all that the stage will hold.  A full one has the KV cache of every layer of the model.
+    """
 
     layers: tuple[int, int]
     reserve_bytes: int
     weight_bytes: int
+    role: StageRole = StageRole.LOW
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,17 +26,21 @@ def valkey_binary() -> Path:
 
 
 class ValkeyServer:
-    """A real server with an AOF, as production's state server; ``kill`` and ``start`` play a crash."""
+    """A real server with an AOF, as production's state server; ``kill`` and ``start`` play a crash.
 
-    def __init__(self, directory: Path) -> None:
+    One that is not ``durable`` is as production's relay, which writes nothing down: a sync a message is slow.
+    """
+
+    def __init__(self, directory: Path, *, durable: bool = True) -> None:
         self.port = free_port()
         self.url = f"redis://127.0.0.1:{self.port}/0"
         self._directory = directory
+        self._kept = ["--appendonly", "yes", "--appendfsync", "always"] if durable else ["--appendonly", "no"]
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         arguments = ["--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self._directory), "--save", "",
-                     "--appendonly", "yes", "--appendfsync", "always", "--maxmemory-policy", "noeviction"]  # fmt: skip
+                     *self._kept, "--maxmemory-policy", "noeviction"]  # fmt: skip
         log = (self._directory / "valkey.log").open("ab")
         self._process = subprocess.Popen([valkey_binary(), *arguments], stdout=log, stderr=log)
         log.close()
@@ -65,6 +69,22 @@ def valkey_url(_shared_valkey: ValkeyServer) -> str:
     with redis.Redis.from_url(_shared_valkey.url) as client:
         client.flushall()
     return _shared_valkey.url
+
+
+@pytest.fixture(scope="session")
+def _shared_relay(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ValkeyServer]:
+    server = ValkeyServer(tmp_path_factory.mktemp("relay"), durable=False)
+    server.start()
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+def relay_url(_shared_relay: ValkeyServer) -> str:
+    """A real relay server, empty."""
+    with redis.Redis.from_url(_shared_relay.url) as client:
+        client.flushall()
+    return _shared_relay.url
 
 
 @pytest.fixture

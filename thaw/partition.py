@@ -2,11 +2,14 @@
 
 Every stage fetches at the same time, so a start takes as long as its largest stage: the partition makes that one as
 small as a contiguous division can.  The embedding counts for the first stage, the final norm and the head for the
-last, a tied embedding for both.
+last, a tied embedding for both.  Every stage also computes at the same time, and what it computes is its layers: where
+the largest leaves a choice, they are divided evenly.
 """
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from functools import cache, lru_cache
 from itertools import accumulate
@@ -18,8 +21,9 @@ from thaw.model import FileRange, ModelParts
 def split(parts: ModelParts, n_stages: int) -> tuple[tuple[int, int], ...]:
     """Layers ``[a, b)`` of each stage, every stage with at least one.
 
-    Among the divisions whose largest stage is smallest, the one that puts more layers first: the last stage also
-    samples.  Raises ModelUnsupported when there are more stages than layers.
+    Among the divisions whose largest stage is smallest, the one with the most even layers, by the sum of the squares
+    of their bytes; among those, the one that puts more layers first: the last stage also samples.  Raises
+    ModelUnsupported when there are more stages than layers.
     """
     n_layers = len(parts.layers)
     if not 1 <= n_stages <= n_layers:
@@ -47,15 +51,21 @@ def _layer_bytes(parts: ModelParts, n_stages: int) -> tuple[tuple[int, ...], int
 def _bounds(layers: tuple[int, ...], first: int, last: int, n_stages: int) -> tuple[tuple[int, int], ...]:
     """Kept by shape: thousands of functions are fine-tunes of a few models."""
     sums, n_layers = tuple(accumulate(layers, initial=0)), len(layers)
+    cap = _least_cap(sums, first, last, n_stages)
 
     @cache
-    def best(a: int, stages: int) -> tuple[int, int]:
-        """(bytes of the largest stage, end of the first) for layers [a, n) in ``stages`` stages."""
-        head = first if a == 0 else 0
+    def best(a: int, stages: int) -> tuple[float, int]:
+        """(sum of squares, end of the first) for layers [a, n) in ``stages`` stages, none of which is over ``cap``."""
         if stages == 1:
-            return head + sums[-1] - sums[a] + last, n_layers
-        ends = range(n_layers - stages + 1, a, -1)
-        return min(((max(head + sums[b] - sums[a], best(b, stages - 1)[0]), b) for b in ends), key=lambda c: c[0])
+            return (sums[-1] - sums[a]) ** 2 if sums[-1] - sums[a] + last <= cap else math.inf, n_layers
+        found: tuple[float, int] = math.inf, n_layers
+        for b in range(a + 1, n_layers - stages + 2):
+            if sums[b] - sums[a] + (first if a == 0 else 0) > cap:
+                break
+            squares = (sums[b] - sums[a]) ** 2 + best(b, stages - 1)[0]
+            if squares <= found[0]:
+                found = squares, b
+        return found
 
     bounds, a = [], 0
     for stages in range(n_stages, 0, -1):
@@ -63,6 +73,22 @@ def _bounds(layers: tuple[int, ...], first: int, last: int, n_stages: int) -> tu
         bounds.append((a, b))
         a = b
     return tuple(bounds)
+
+
+def _least_cap(sums: tuple[int, ...], first: int, last: int, n_stages: int) -> int:
+    """Bytes of the largest stage of the best division."""
+
+    def fits(cap: int) -> bool:
+        """With as many layers in each stage, from the front, as it can have and leave one to each behind it."""
+        a, room = 0, cap - first
+        for left in range(n_stages - 1, 0, -1):
+            b = min(bisect_right(sums, sums[a] + room) - 1, len(sums) - 1 - left)
+            if b <= a:
+                return False
+            a, room = b, cap
+        return sums[-1] - sums[a] + last <= cap
+
+    return bisect_left(range(sums[-1] + first + last), True, key=fits)
 
 
 def ranges(parts: ModelParts, layers: tuple[int, int]) -> tuple[FileRange, ...]:

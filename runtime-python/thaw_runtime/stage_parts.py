@@ -14,6 +14,7 @@ from thaw import partition
 from thaw.checkpoint import is_entry, layer_of, parts_of
 from thaw.errors import InitFailed
 from thaw.model import FileRange, TensorInfo
+from thaw.plan import StageRole
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,7 @@ class StagePart:
     stage: int
     n_stages: int
     bounds: tuple[tuple[int, int], ...]
+    full: bool = False  # has the skeleton of the whole model, and fetches the rest behind its own part
 
     @classmethod
     def of(cls, init: LlmInit) -> StagePart:
@@ -34,7 +36,7 @@ class StagePart:
         chained = all(a == ends[k] < b for k, (a, b) in enumerate(bounds))
         if len(bounds) != init.n_stages or not chained or bounds[init.stage] != init.layers:
             raise InitFailed(f"stage {init.stage} of {init.n_stages} has layers {init.layers} of {bounds}")
-        return cls(init.stage, init.n_stages, bounds)
+        return cls(init.stage, init.n_stages, bounds, init.stages[init.stage].role is StageRole.FULL)
 
     @property
     def whole(self) -> bool:
@@ -49,6 +51,10 @@ class StagePart:
         return self.stage == self.n_stages - 1
 
     @property
+    def window(self) -> tuple[int, int]:
+        return self.bounds[self.stage]
+
+    @property
     def layer_counts(self) -> tuple[int, ...]:
         return tuple(b - a for a, b in self.bounds)
 
@@ -56,8 +62,20 @@ class StagePart:
         """Those that this stage loads, in the order offered."""
         if self.whole:
             return tuple(offered)
-        mine = partition.ranges(parts_of(offered, self.bounds[-1][1]), self.bounds[self.stage])
+        mine = partition.ranges(parts_of(offered, self.bounds[-1][1]), self.window)
         return tuple(t for t in offered if any(_holds(r, t) for r in mine))
+
+    def rest(self, offered: Sequence[TensorInfo]) -> tuple[TensorInfo, ...]:
+        """Those that a full worker loads behind its own, in the order offered."""
+        own = {t.name for t in self.tensors(offered)}
+        return tuple(t for t in offered if t.name not in own)
+
+    def computes(self, path: str, own: Sequence[TensorInfo]) -> bool:
+        """Whether a module is computed with here and has its weights; for a skeleton that has them all."""
+        layer, (a, b) = layer_of(path + "."), self.window
+        if layer is not None:
+            return a <= layer < b
+        return _is_among(path, own) if self.first else self.needs_module(path, own)
 
     def needs_module(self, path: str, own: Sequence[TensorInfo]) -> bool:
         """Whether a module outside the layers, with weights of its own, is computed with here.
@@ -66,8 +84,12 @@ class StagePart:
         """
         if self.whole or (self.first if is_entry(path) else self.last):
             return True
-        name = path.rpartition(".")[2]
-        return any(layer_of(t.name) is None and name in t.name.split(".") for t in own)
+        return _is_among(path, own)
+
+
+def _is_among(path: str, own: Sequence[TensorInfo]) -> bool:
+    name = path.rpartition(".")[2]
+    return any(layer_of(t.name) is None and name in t.name.split(".") for t in own)
 
 
 def _holds(r: FileRange, t: TensorInfo) -> bool:

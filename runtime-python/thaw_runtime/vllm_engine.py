@@ -27,19 +27,11 @@ from relay.messages import LlmInit
 from thaw.errors import ErrorInfo, InitFailed, MemoryTooSmall, ModelUnsupported, PlatformError, ThawError, WorkerLost
 from thaw.trace import Phase
 from thaw_runtime.engine import Emit, EngineRequest, EngineStarted, Event, Failed, Finished, Sampling, Segment, Token
-from thaw_runtime.kv_memory import (
-    CPU,
-    GPU,
-    MemoryPlan,
-    Room,
-    Worst,
-    geometry,
-    held_bytes,
-    layer_count,
-    plan_stage,
-)
+from thaw_runtime.kv_memory import CPU, GPU, MemoryPlan, Worst, plan_stage
 from thaw_runtime.open_request import OpenRequest
+from thaw_runtime.packing import give_back_freed
 from thaw_runtime.pipeline_link import StageLink, open_transport
+from thaw_runtime.rooms import rooms_of
 from thaw_runtime.sidecars import materialised, model_config
 from thaw_runtime.stage_parts import StagePart
 from thaw_runtime.start_trace import StartTrace
@@ -52,11 +44,11 @@ from thaw_runtime.vllm_loader import (
     RelayExecutor,
     SegmentExecutor,
     StageExecutor,
-    give_back_freed,
     load_postponed,
     sampling_params,
     starting_from,
 )
+from thaw_runtime.window import Rest
 
 MAX_BATCHED_TOKENS = 2048  # vLLM's own default for a server on a CPU
 PIPELINED_BATCHED_TOKENS = 512
@@ -85,6 +77,7 @@ class VllmEngine:
         self._core: Any = None
         self._link: StageLink | None = None
         self._memory: MemoryPlan | None = None
+        self._rest: Rest | None = None
 
     # ── the protocol ──
 
@@ -127,6 +120,10 @@ class VllmEngine:
     def memory(self) -> Mapping[str, int]:
         return asdict(self._memory) if self._memory else {}
 
+    def wait_whole(self, deadline_s: float) -> bool:
+        """A full worker in a pipeline: until it has all of the model.  False when that takes longer, or never comes."""
+        return self._rest is not None and self._rest.wait(deadline_s)
+
     def stop(self) -> None:
         if self._link is not None:
             self._link.end(_STOPPED)
@@ -153,6 +150,8 @@ class VllmEngine:
         ready.set()
         if started:
             give_back_freed()
+            if self._rest is not None:
+                self._rest.begin()
             self._work(self._follow if init.stage else self._lead)
 
     def _work(self, work: Callable[[], None]) -> None:
@@ -265,18 +264,19 @@ class VllmEngine:
             self._link.when_lost(self._break)
         if not part.first:
             self._dead = ErrorInfo(PlatformError.__name__, f"stage {init.stage} of a pipeline takes no requests")
-        with starting_from(segment, trace, part, self._link):
+        with starting_from(segment, trace, part, self._link) as begun:
             with ExitStack() as stack:
                 with trace.phase(Phase.CONTEXT_BEGIN):
                     directory = stack.enter_context(materialised(segment))  # nothing reads it once the engine stands
                     config = _engine_config(init, segment, part, str(directory))
-                    self._memory = _memory_plan(init, segment, part, config)
+                    self._memory = _memory_plan(init, segment, config)
                     config.cache_config.kv_cache_memory_bytes = self._memory.kv
                     if not part.whole:  # exactly as many as the other stages
                         config.cache_config.num_gpu_blocks_override = self._memory.kv_blocks
                 self._core = _core(part)(config, _executor(part), log_stats=False)
             trace.mark(Phase.KV_END, n_bytes=self._memory.kv)
             load_postponed(self._rehearse if part.whole else self._core.model_executor.rehearse)
+            self._rest = begun.rest
         trace.mark(Phase.ENGINE_END)
         if self._link is not None:
             self._link.check()
@@ -402,31 +402,17 @@ def _register_architecture(config: Mapping[str, Any]) -> None:
         ModelRegistry.register_model(name, ModelRegistry.models[name].load_model_cls())
 
 
-def _memory_plan(init: LlmInit, segment: Segment, part: StagePart, config: Any) -> MemoryPlan:
-    plain = model_config(segment)
+def _memory_plan(init: LlmInit, segment: Segment, config: Any) -> MemoryPlan:
     worst = Worst(
         dtype=str(config.model_config.dtype).removeprefix("torch."),
         max_num_batched_tokens=config.scheduler_config.max_num_batched_tokens,
-        max_num_seqs=-(-config.scheduler_config.max_num_seqs // part.n_stages),
+        max_num_seqs=-(-config.scheduler_config.max_num_seqs // init.n_stages),
         max_model_len=config.model_config.max_model_len,
         block_size=config.cache_config.block_size,
         device=CPU if current_platform.is_cpu() else GPU,
     )
-    if part.whole:
-        weights = _weight_bytes(segment, config.model_config.dtype)
-        rooms = [Room(init.reserve_bytes, weights, geometry(plain, layer_count(plain)))]
-    else:
-        rooms = [Room(s.reserve_bytes, held_bytes(s.weight_bytes, plain, worst.dtype),
-                      geometry(plain, n, last_stage=s is init.stages[-1]))
-                 for s, n in zip(init.stages, part.layer_counts, strict=True)]  # fmt: skip
-    return plan_stage(init.stage, rooms, worst)
-
-
-def _weight_bytes(segment: Segment, dtype: torch.dtype) -> int:
-    """As the model holds them: floating tensors in the engine's dtype, others (quantised) as they are."""
-    wide = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
-    return sum(t.n_bytes // wide[t.dtype] * dtype.itemsize if t.dtype in wide else t.n_bytes
-               for t in segment.offer.tensors)  # fmt: skip
+    quantised = config.model_config.quantization is not None
+    return plan_stage(init.stage, rooms_of(init, segment, worst.dtype, quantised=quantised), worst)
 
 
 def _translate(error: Exception) -> ThawError:

@@ -7,7 +7,6 @@ forward pass and sampling and between the stages.  docs/pipeline.md.
 
 from __future__ import annotations
 
-import ctypes
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -38,8 +37,6 @@ from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, LogprobsLists, ModelRunne
 from vllm.v1.worker.cpu_worker import CPUWorker
 from vllm.v1.worker.gpu_worker import Worker
 
-from thaw.checkpoint import layer_of
-from thaw.errors import ModelCorrupt
 from thaw.model import TensorInfo
 from thaw.trace import Phase
 from thaw_runtime.continuation import Continuations
@@ -64,6 +61,7 @@ from thaw_runtime.pipeline_wire import Sampled, Step, check_batch
 from thaw_runtime.stage_parts import StagePart
 from thaw_runtime.start_trace import StartTrace
 from thaw_runtime.weights import arriving_tensors
+from thaw_runtime.window import Rest, check_filled, drop_foreign, set_window, whole_skeleton
 
 LOAD_FORMAT = "thaw_segment"
 REHEARSED_TOKENS = 64  # the length of a short prompt: kernels are made for the number of rows they see
@@ -81,26 +79,33 @@ class _Start:
     part: StagePart
     link: StageLink | None
     tensors: tuple[TensorInfo, ...]
+    rest: Rest | None = None  # set by the loader of a full worker in a pipeline
     load: Callable[[Callable[[], None]], None] | None = None  # set by a loader that left the weights for later
 
     def arriving(
         self, waited: list[float], finisher: Finisher | None, rehearsal: Rehearsal | None
     ) -> Iterator[tuple[str, torch.Tensor]]:
         """Raises WorkerLost when the pipeline breaks before all have come."""
-        check = self.link.check if self.link is not None else lambda: None
-        return arriving_tensors(self.segment, self.tensors, check, waited, finisher, rehearsal)
+        return arriving_tensors(self.segment, self.tensors, self.check, waited, finisher, rehearsal)
+
+    def check(self) -> None:
+        if self.link is not None:
+            self.link.check()
+
+    def computes(self, path: str) -> bool:
+        return self.part.computes(path, self.tensors)
 
 
 _current: _Start | None = None
 
 
 @contextmanager
-def starting_from(segment: Segment, trace: StartTrace, part: StagePart, link: StageLink | None) -> Iterator[None]:
+def starting_from(segment: Segment, trace: StartTrace, part: StagePart, link: StageLink | None) -> Iterator[_Start]:
     """While the block runs, the loader reads ``part`` of ``segment`` and writes its phases to ``trace``."""
     global _current
     _current = _Start(segment, trace, part, link, part.tensors(segment.offer.tensors))
     try:
-        yield
+        yield _current
     finally:
         _current = None
 
@@ -134,10 +139,16 @@ class SegmentLoader(BaseModelLoader):
         """Nothing to do: the bytes come to us."""
 
     def create_model(self, vllm_config: Any, model_config: Any, prefix: str = "") -> torch.nn.Module:
-        with _start().trace.phase(Phase.MODEL_BEGIN):
-            model: torch.nn.Module = super().create_model(vllm_config, model_config, prefix)
-            _drop_foreign_modules(model)
-            return model
+        start = _start()
+        with start.trace.phase(Phase.MODEL_BEGIN):
+            if _is_full(model_config):
+                with whole_skeleton(parallel_state):
+                    whole: torch.nn.Module = super().create_model(vllm_config, model_config, prefix)
+                set_window(whole, start.part.window)
+                return whole
+            own: torch.nn.Module = super().create_model(vllm_config, model_config, prefix)
+            drop_foreign(own, start.part, start.tensors, PPMissingLayer)
+            return own
 
     def load_weights(self, model: torch.nn.Module, model_config: Any) -> None:
         _take_weights(model, model_config, None, None)
@@ -154,7 +165,8 @@ class SegmentLoader(BaseModelLoader):
 
 def _load_layer_by_layer(model: torch.nn.Module, model_config: Any, rehearse: Callable[[], None]) -> None:
     start = _start()
-    finisher = Finisher(model, [t.name for t in start.tensors], _KINDS)
+    computes = start.computes if _is_full(model_config) else None
+    finisher = Finisher(model, [t.name for t in start.tensors], _KINDS, computes)
     end = max((start.segment.locate(t.file, t.offset) + t.n_bytes for t in start.tensors), default=0)
     device = torch.device("cpu")
     with set_default_torch_dtype(model_config.dtype), device:
@@ -163,24 +175,9 @@ def _load_layer_by_layer(model: torch.nn.Module, model_config: Any, rehearse: Ca
     finisher.restore()
 
 
-def _drop_foreign_modules(model: torch.nn.Module) -> None:
-    """Some families build embedding, head and final norm in every stage; what this stage never calls holds memory."""
-    start = _start()
-    for path, module in list(model.named_modules()):
-        outer = layer_of(path + ".") is None and next(module.parameters(recurse=False), None) is not None
-        if outer and not start.part.needs_module(path, start.tensors):
-            parent, _, name = path.rpartition(".")
-            setattr(model.get_submodule(parent), name, PPMissingLayer())
-
-
-def give_back_freed() -> None:
-    """Packing replaces every weight by another of its size; the heap keeps a fifth of the model in what was freed.
-
-    Takes some 7 ms, so it is called when the first request is already on its way and not before.
-    """
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, "malloc_trim"):  # glibc
-        libc.malloc_trim(0)
+def _is_full(model_config: Any) -> bool:
+    """Quantised weights are replaced by others of other shapes as they are processed: no skeleton waits for them."""
+    return _start().part.full and model_config.quantization is None
 
 
 def _take_weights(
@@ -199,16 +196,13 @@ def _take_weights(
         if rehearsal is not None:
             notes.attrs |= {"rehearsal_s": round(rehearsal.took_s, 4)}
     start.trace.mark(Phase.ENGINE_BEGIN)
-    _check_complete(parameters, model_config, loaded)
-
-
-def _check_complete(parameters: set[str], model_config: Any, loaded: set[str] | None) -> None:
-    """A parameter no tensor filled would hold whatever its memory held before.  ``parameters`` are this stage's."""
-    if loaded is None or model_config.quantization is not None:
-        return
-    missing = sorted(parameters - loaded)
-    if missing:
-        raise ModelCorrupt(f"the checkpoint lacks {len(missing)} of the model's tensors, first {missing[0]}")
+    if _is_full(model_config):
+        later = {name for name in parameters if not start.computes(name.rpartition(".")[0])}
+        rest, aside = start.part.rest(start.segment.offer.tensors), finisher.aside if finisher else ()
+        start.rest = Rest(model, start.segment, rest, aside, _KINDS, start.check, partial(check_filled, later))
+        parameters -= later
+    if model_config.quantization is None:
+        check_filled(parameters, loaded)
 
 
 # ── worker ────────────────────────────────────────────────────────────────────────────────────────────────────────

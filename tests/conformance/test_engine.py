@@ -90,9 +90,9 @@ def vllm(name: str) -> Any:
 
 @pytest.fixture(scope="module", params=["toy", "toy in two stages", vllm("vllm"), vllm("vllm in two stages")])
 def bench(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, _shared_valkey: ValkeyServer
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, _shared_relay: ValkeyServer
 ) -> Iterator[Bench]:
-    listener, url = Listener(), _shared_valkey.url
+    listener, url = Listener(), _shared_relay.url
     directory = tmp_path_factory.mktemp("engine")
     model = real_model() if request.param.startswith("vllm") else write_tiny_model(directory / "model")
     plans = stage_plans(url) if request.param == "toy in two stages" else [plan()]

@@ -33,6 +33,10 @@ _USER = "thaw-group-"
 class StageContainer:
     record: InstanceRecord
     pid: int
+    directory: Path
+
+    def has_said(self, event: str) -> bool:
+        return f'"{event}"' in (self.directory / "stderr.log").read_text()
 
     def kill(self) -> None:
         for pid in processes():
@@ -65,7 +69,7 @@ class Pipelines:
             if plain["pid"] and "record" in plain["labels"]:
                 record = wire.loads(InstanceRecord, plain["labels"]["record"])
                 if record.action == f"guest/{action}":
-                    found[record.stage] = StageContainer(record, plain["pid"])
+                    found[record.stage] = StageContainer(record, plain["pid"], owner.parent)
         return found
 
     def wait_stem_cells(self, n_hosts: int) -> None:

@@ -17,6 +17,7 @@ import pytest
 from tests.e2e.machine import Machine, text_of
 from tests.e2e.pipelines import Pipelines, StageContainer, plan_of, wait_for, wait_gone
 from thaw.ids import GroupId
+from thaw.plan import Plan
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 PROMPTS = ("What is the capital of France?", "Count from one to thirty.")
@@ -97,25 +98,20 @@ def test_an_slo_that_no_single_host_can_meet_gets_four_stages_which_fetch_side_b
     fleet.remove("tight")
 
 
-@pytest.mark.parametrize("stages", [2, 4])
+@pytest.mark.parametrize("stages", [4, pytest.param(8, marks=pytest.mark.full)])
 def test_any_number_of_stages_gives_the_same_tokens(fleet: Fleet, reference: list[str], stages: int) -> None:
+    """Eight on four hosts.  Two: the action of the tests below."""
     fleet.deploy(f"forced-{stages}", scaling={"stages": stages})
     answers, activation_id = fleet.answers(f"forced-{stages}")
     assert answers == reference
     plan, _ = plan_of(fleet, activation_id)
-    assert len(plan.stages) == stages
-    assert [b.layers[0] - a.layers[1] for a, b in pairwise(plan.stages)] == [0] * (stages - 1)
+    check_stages(plan, stages)
     fleet.remove(f"forced-{stages}")
 
 
-@pytest.mark.full
-def test_eight_stages_on_four_hosts_give_the_same_tokens(fleet: Fleet, reference: list[str]) -> None:
-    fleet.deploy("eight", scaling={"stages": 8})
-    answers, activation_id = fleet.answers("eight")
-    assert answers == reference
-    plan, _ = plan_of(fleet, activation_id)
-    assert len(plan.stages) == 8
-    fleet.remove("eight")
+def check_stages(plan: Plan, n: int) -> None:
+    assert len(plan.stages) == n
+    assert [b.layers[0] - a.layers[1] for a, b in pairwise(plan.stages)] == [0] * (n - 1)
 
 
 @pytest.mark.parametrize("stage", [pytest.param(0, marks=pytest.mark.full), 1, pytest.param(2, marks=pytest.mark.full)])
@@ -136,9 +132,17 @@ def test_a_stage_killed_before_the_first_token_costs_a_start_and_nothing_else(
 def served(fleet: Fleet, reference: list[str]) -> Iterator[str]:
     """An action with two stages that are ready."""
     fleet.deploy("two", scaling={"stages": 2})
-    assert fleet.answers("two")[0] == reference
+    answers, activation_id = fleet.answers("two")
+    assert answers == reference
+    check_stages(plan_of(fleet, activation_id)[0], 2)
     yield "two"
     fleet.remove("two")
+
+
+def test_the_full_worker_of_a_group_gets_the_rest_of_the_model_behind_its_answers(fleet: Fleet, served: str) -> None:
+    stages = fleet.pipelines.stages(served)
+    wait_for(lambda: stages[0].has_said("rest_loaded"), "the first stage never had the whole model")
+    assert not stages[1].has_said("rest_loaded")
 
 
 @pytest.mark.parametrize("stage", [1, pytest.param(0, marks=pytest.mark.full)])

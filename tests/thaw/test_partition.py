@@ -27,8 +27,19 @@ def largest(parts: ModelParts, bounds: tuple[tuple[int, int], ...]) -> int:
     return max(size(ranges(parts, b)) for b in bounds)
 
 
+def unevenness(layers: list[int], bounds: tuple[tuple[int, int], ...]) -> int:
+    return sum(sum(layers[a:b]) ** 2 for a, b in bounds)
+
+
+def test_a_large_embedding_does_not_leave_the_middle_stages_uneven() -> None:
+    """The first and the last stage are the largest whatever the others have."""
+    parts = model([7] * 30, entry=54, tied=True)
+    assert [b - a for a, b in split(parts, 4)] == [4, 11, 11, 4]
+    assert [b - a for a, b in split(parts, 8)] == [1, 5, 5, 5, 5, 4, 4, 1]
+
+
 @given(SIZES, st.integers(0, 80), st.integers(0, 80), st.booleans(), st.integers(1, 8))
-def test_no_contiguous_division_has_a_smaller_largest_stage(
+def test_no_contiguous_division_has_a_smaller_largest_stage_or_with_the_same_one_more_even_layers(
     layers: list[int], entry: int, exit_: int, tied: bool, n_stages: int
 ) -> None:
     n_stages = min(n_stages, len(layers))
@@ -36,8 +47,10 @@ def test_no_contiguous_division_has_a_smaller_largest_stage(
     bounds = split(parts, n_stages)
     assert [a for a, _ in bounds] == [0, *[b for _, b in bounds[:-1]]]
     assert bounds[-1][1] == len(layers)
-    cuts = combinations(range(1, len(layers)), n_stages - 1)
-    assert largest(parts, bounds) == min(largest(parts, tuple(pairwise((0, *c, len(layers))))) for c in cuts)
+    divisions = [tuple(pairwise((0, *c, len(layers)))) for c in combinations(range(1, len(layers)), n_stages - 1)]
+    assert largest(parts, bounds) == min(largest(parts, d) for d in divisions)
+    best = [d for d in divisions if largest(parts, d) == largest(parts, bounds)]
+    assert unevenness(layers, bounds) == min(unevenness(layers, d) for d in best)
 
 
 @given(SIZES, st.booleans(), st.integers(1, 8))

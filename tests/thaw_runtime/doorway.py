@@ -24,11 +24,17 @@ WEIGHTS = "model.safetensors"
 
 class Doorway:
     def __init__(
-        self, model: Path, socket_path: Path, *, arrived: bool = True, layers: tuple[int, int] | None = None
+        self,
+        model: Path,
+        socket_path: Path,
+        *,
+        arrived: bool = True,
+        layers: tuple[int, int] | None = None,
+        full: bool = False,
     ) -> None:
-        """Of the whole model, or of the stage that has ``layers``."""
+        """Of the whole model, or of the stage that has ``layers``; a ``full`` worker's has the rest behind them."""
         self.path = str(socket_path)
-        self._fill(model, layers)
+        self._fill(model, layers, full)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(self.path)
         self._listener.listen(8)
@@ -75,7 +81,7 @@ class Doorway:
         for fd in self._fds:
             os.close(fd)
 
-    def _fill(self, model: Path, layers: tuple[int, int] | None) -> None:
+    def _fill(self, model: Path, layers: tuple[int, int] | None, full: bool) -> None:
         blobs = {p.name: p.read_bytes() for p in sorted(model.glob("*.json"))}
         weights = (model / WEIGHTS).read_bytes()
         (n,) = struct.unpack("<Q", weights[:8])
@@ -83,12 +89,15 @@ class Doorway:
         ranges = [FileRange(name, 0, len(blob)) for name, blob in blobs.items()]
         tensors = _tensors(weights, data)
         parts = [FileRange(WEIGHTS, data, len(weights) - data)]
+        first = parts
         if layers is not None:
-            parts = list(partition.ranges(model_parts(model), layers))
-            tensors = tuple(t for t in tensors if any(p.offset <= t.offset < p.offset + p.n_bytes for p in parts))
+            first = list(partition.ranges(model_parts(model), layers))
+            parts = [*first, *(partition.rest(model_parts(model), layers) if full else ())]
+            tensors = tuple(t for p in parts for t in tensors if p.offset <= t.offset < p.offset + p.n_bytes)
         layout = lay_out([*ranges, *parts])
         blobs[WEIGHTS] = weights
         self.n_bytes = segment_bytes(layout)
+        self.first_bytes = segment_bytes(lay_out([*ranges, *first]))
         n_slabs = -(-self.n_bytes // SLAB_BYTES)
         # one memfd a slab; few large slabs would do, but several show that they are mapped in order
         slab = SLAB_BYTES if n_slabs < 200 else -(-self.n_bytes // (100 * SLAB_BYTES)) * SLAB_BYTES
@@ -106,7 +115,7 @@ class Doorway:
             while view:
                 view = view[os.write(fd, view) :]
             self._fds.append(fd)
-        self.offer = SegmentOffer("segment", self.n_bytes, slab, n_slabs, layout, tensors)
+        self.offer = SegmentOffer("segment", self.n_bytes, slab, n_slabs, layout, tensors, self.first_bytes)
 
     def _serve(self) -> None:
         while True:

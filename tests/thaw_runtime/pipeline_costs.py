@@ -2,7 +2,8 @@
 
 ``python tests/thaw_runtime/pipeline_costs.py bytes`` prints the bytes of every stage with the tied embedding at both
 ends, and with the head computed in stage 0.  ``… head`` prints the CPU time of the head and of greedy sampling.
-``… steps RELAY_URL`` prints the CPU time of a decode step in pipelines of 1, 2 and 4 stages.
+``… steps RELAY_URL`` prints the CPU time of a decode step in pipelines of 1, 2 and 4 stages.  ``… hop RELAY_URL`` prints
+what the last stage's answer to stage 0 takes as token ids, and as the hidden states that a head there would need.
 """
 
 from __future__ import annotations
@@ -34,10 +35,15 @@ def print_bytes() -> None:
     once = ModelParts(both.entry, both.layers, both.exit)
     whole = partition.size(partition.ranges(both, (0, len(both.layers))))
     print(f"whole {whole / MIB:.1f} MiB, embedding {partition.size(both.tied) / MIB:.1f} MiB")
-    print("stages | both ends: MiB of each, whole/largest | head in stage 0: MiB of each, whole/largest")
+    print(
+        "stages | both ends: MiB of each, whole/largest, layers | head in stage 0: MiB of each, whole/largest, layers"
+    )
     for n_stages in range(1, 9):
-        row = [stage_bytes(parts, n_stages) for parts in (both, once)]
-        cells = [f"{' '.join(f'{n / MIB:.0f}' for n in sizes)}, {whole / max(sizes):.2f}" for sizes in row]
+        cells = []
+        for parts in (both, once):
+            sizes = [f"{n / MIB:.0f}" for n in stage_bytes(parts, n_stages)]
+            layers = [str(b - a) for a, b in partition.split(parts, n_stages)]
+            cells.append(f"{' '.join(sizes)}, {whole / max(stage_bytes(parts, n_stages)):.2f}, {' '.join(layers)}")
         print(f"{n_stages} | {cells[0]} | {cells[1]}")
 
 
@@ -111,5 +117,32 @@ def print_steps(url: str) -> None:
                     os.waitpid(pid, 0)
 
 
+def print_hop(url: str) -> None:
+    from relay.frames import FrameHeader, FrameKind, Priority
+    from relay.messages import GroupCredential, GroupLink
+    from relay.transports.connect import connect
+    from thaw.ids import GroupId, random_hex_id
+    from thaw.plan import TransportKind
+    from thaw_runtime.pipeline_wire import Sampled, encode_control
+
+    link, group = GroupLink(TransportKind.REDIS, url, GroupCredential("", "")), GroupId(random_hex_id())
+    last, first = connect(link, group, 1, 2), connect(link, group, 0, 2)
+    header = FrameHeader(FrameKind.CONTROL, Priority.INFERENCE)
+    for batch in (1, 8, 64):
+        names = tuple(random_hex_id() for _ in range(batch))
+        tokens = encode_control(Sampled(1, names, ((40_000,),) * batch))
+        for what, payload in (("token ids", tokens), ("hidden states", bytes(batch * 576 * 2))):
+            took = []
+            for _ in range(500):
+                began = time.perf_counter()
+                last.send(0, header, payload, deadline_s=5)
+                first.receive(deadline_s=5)
+                took.append((time.perf_counter() - began) * 1000)
+            print(f"batch {batch}: {what}, {len(payload)} bytes, {statistics.median(took):.3f} ms", flush=True)
+    last.close()
+    first.close()
+
+
 if __name__ == "__main__":
-    {"bytes": print_bytes, "head": print_head, "steps": lambda: print_steps(sys.argv[2])}[sys.argv[1]]()
+    prints = {"bytes": print_bytes, "head": print_head, "steps": print_steps, "hop": print_hop}
+    prints[sys.argv[1]](*sys.argv[2:])

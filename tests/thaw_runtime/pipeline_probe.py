@@ -7,6 +7,7 @@ One process imports vLLM and forks everything else, as a zygote does: a stage co
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import select
@@ -28,7 +29,7 @@ from tests.thaw_runtime.models import read_segment
 from thaw import partition
 from thaw.config import EngineConfig, LlmConfig, ModelConfig, ScalingConfig
 from thaw.ids import ActionName, GroupId, HostId, random_hex_id
-from thaw.plan import TransportKind
+from thaw.plan import StageRole, TransportKind
 from thaw_runtime import engine_env, engine_main
 from thaw_runtime.engine import EngineRequest, Event, Failed, Sampling, Token
 from thaw_runtime.packing import Finisher, Rehearsal
@@ -95,14 +96,19 @@ def inits(
     reserve: int = RESERVE,
     max_model_len: int = MAX_MODEL_LEN,
     dtype: str = "float32",
+    full: Sequence[int] = (),
 ) -> list[LlmInit]:
+    """``full`` stages are full workers, the others low ones."""
     group, parts = GroupId(random_hex_id()), model_parts(model)
     bounds = partition.split(parts, n_stages)
-    shapes = tuple(StageShape(b, reserve, partition.size(partition.ranges(parts, b))) for b in bounds)
+    held = [(0, len(parts.layers)) if k in full else b for k, b in enumerate(bounds)]
+    roles = [StageRole.FULL if k in full else StageRole.LOW for k in range(n_stages)]
+    shapes = tuple(StageShape(b, reserve, partition.size(partition.ranges(parts, h)), role)
+                   for b, h, role in zip(bounds, held, roles, strict=True))  # fmt: skip
     link = GroupLink(TransportKind.REDIS, url, GroupCredential("", ""))
     config = LlmConfig("llm:vllm", ModelConfig("test"), EngineConfig(dtype, max_model_len, {"block_size": 32}),
                        scaling=ScalingConfig(max_batch=8))  # fmt: skip
-    return [LlmInit(ActionName("guest/chat"), group, k, n_stages, b, config, reserve, 1.0, 1, HostId("h1"),
+    return [LlmInit(ActionName("guest/chat"), group, k, n_stages, b, config, reserve, 1.0, 1, HostId("h1"), roles[k],
                     link=link if n_stages > 1 else None, stages=shapes if n_stages > 1 else ())
             for k, b in enumerate(bounds)]  # fmt: skip
 
@@ -116,8 +122,11 @@ class Stage:
         self.packed_early = 0
         self._loading = threading.Event()
         self._watch_loading()
-        self._door = Doorway(model, directory / f"door{init.stage}-{init.group_id}", arrived=not trickle,
-                             layers=init.layers if init.n_stages > 1 else None)  # fmt: skip
+        full = init.n_stages > 1 and init.role is StageRole.FULL
+        self._door = Doorway(model, directory / f"door{init.stage}-{init.group_id}", arrived=not (trickle or full),
+                             layers=init.layers if init.n_stages > 1 else None, full=full)  # fmt: skip
+        if full:
+            self._door.arrive(self._door.first_bytes)
         self._client, segment = read_segment(self._door)
         self.engine = engine_main.vllm()(self._emit)
         if trickle:
@@ -128,6 +137,9 @@ class Stage:
         load = next(e for e in self.started.events if e.name == "load.end")
         return {"memory": dict(self.started.memory), "loaded": load.n_bytes, "packed_early": self.packed_early,
                 "rehearsal_s": load.attrs["rehearsal_s"]}  # fmt: skip
+
+    def rest_arrives(self) -> None:
+        self._door.arrive(self._door.n_bytes)
 
     def _arrive(self) -> None:
         """The weights in three seconds from when they are waited for, as over a slow link."""
@@ -199,7 +211,8 @@ def fork(run: Callable[[], None]) -> int:
 
 
 def pipeline(case: dict[str, Any], model: Path, url: str, directory: Path) -> dict[str, Any]:
-    plans = inits(model, case["n_stages"], url)
+    plans = inits(model, case["n_stages"], url, full=case.get("full", ()))
+    growing = Growing(case["full"]) if "full" in case else None
     gates = Gates(case["n_stages"]) if case.get("gates") else None
     answers = directory / plans[0].group_id
     answers.mkdir()
@@ -213,15 +226,22 @@ def pipeline(case: dict[str, Any], model: Path, url: str, directory: Path) -> di
         if case.get("scarce"):
             leave_blocks(14)
         resumed = count_resumed()
+        begun = growing.stand_in() if growing is not None else None
         made = Stage(model, init, directory, trickle=case.get("trickle", False))
-        found = {}
+        found: dict[str, Any] = {}
+        if growing is not None and begun is not None:
+            growing.grow(init.stage, made, begun)
         if init.stage == 0 and "kill" in case:
             found = {work: [ended(events) for events in made.ask(requests(work))] for work in case["works"]}
         elif init.stage == 0:
             found = answered(made, case["works"])
+            if growing is not None:
+                growing.wait_all()
+                found |= {f"{work}, whole": again for work, again in answered(made, case["works"], "again-").items()}
             made.engine.stop()
         made.engine.join()
-        report = made.report() | {"answers": found, "passed_gates": passed[0], "resumed": resumed[0]}
+        report = made.report() | {"answers": found, "passed_gates": passed[0], "resumed": resumed[0],
+                                  "weights": digest(made.engine)}  # fmt: skip
         (answers / str(init.stage)).write_text(json.dumps(report))
 
     pids = [fork(lambda init=init: stage(init)) for init in plans]
@@ -239,8 +259,11 @@ def pipeline(case: dict[str, Any], model: Path, url: str, directory: Path) -> di
     return {key: [r[key] for r in reports] for key in reports[0]} | {"answers": reports[0]["answers"]} | sizes
 
 
-def answered(stage: Stage, works: Sequence[str]) -> dict[str, list[list[int]]]:
-    found = {work: [tokens(e) for e in stage.ask(requests(work))] for work in works}
+def answered(stage: Stage, works: Sequence[str], prefix: str = "") -> dict[str, list[list[int]]]:
+    found = {}
+    for work in works:
+        asked = [replace(r, request_id=prefix + r.request_id) for r in requests(work)]
+        found[work] = [tokens(e) for e in stage.ask(asked)]
     if "continued" in found:  # the rest, put behind what was there
         again = continued(requests("continued"), found["continued"])
         rests = [tokens(e) for e in stage.ask(again)]
@@ -338,6 +361,69 @@ class Gates:
             if not select.select([self._pipes[stage][0]], [], [], WAIT_S)[0]:
                 raise SystemExit(f"stage {stage - 1} never began its batch {begun}")
             self._heard += len(os.read(self._pipes[stage][0], 1))
+
+
+class Growing:
+    """Full workers: the rest of their bytes comes when their stage has begun to answer."""
+
+    BEGUN = 12  # batches
+
+    def __init__(self, stages: Sequence[int]) -> None:
+        self._stages = stages
+        self._pipe = os.pipe()
+
+    def stand_in(self) -> threading.Event:
+        """Set once this process's stage has computed so many batches."""
+        from thaw_runtime.vllm_loader import StageExecutor
+
+        begun, count, compute = threading.Event(), [0], StageExecutor.compute
+
+        def counting(executor: Any, output: Any, received: Any) -> Any:
+            count[0] += 1
+            if count[0] == self.BEGUN:
+                begun.set()
+            return compute(executor, output, received)
+
+        StageExecutor.compute = counting  # type: ignore[method-assign]
+        return begun
+
+    def grow(self, stage: int, made: Stage, begun: threading.Event) -> None:
+        def run() -> None:
+            if begun.wait(WAIT_S):
+                made.rest_arrives()
+            if made.engine.wait_whole(WAIT_S):
+                os.write(self._pipe[1], b".")
+
+        if stage in self._stages:
+            threading.Thread(target=run, daemon=True).start()
+
+    def wait_all(self) -> None:
+        for _ in self._stages:
+            if not select.select([self._pipe[0]], [], [], WAIT_S)[0]:
+                raise SystemExit("a full worker never had its whole model")
+            os.read(self._pipe[0], 1)
+
+
+def digest(engine: Any) -> dict[str, str]:
+    """Of every parameter its bits, and of every module that multiplies, whose weights may be packed, what it makes of
+    the same input."""
+    import torch
+
+    runner = engine._core.model_executor.runner
+    found = {name: _sha(p.data) for name, p in runner.model.named_parameters()}
+    with torch.inference_mode():
+        for path, module in runner.model.named_modules():
+            if hasattr(module, "cpu_linear"):
+                width = getattr(module, "input_size_per_partition", None) or module.embedding_dim
+                made = torch.randn(3, width, generator=torch.Generator().manual_seed(1), dtype=runner.dtype)
+                found[f"{path}()"] = _sha(module.quant_method.apply(module, made, None))
+    return found
+
+
+def _sha(tensor: Any) -> str:
+    import torch
+
+    return hashlib.sha256(tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes()).hexdigest()
 
 
 # ── plain vLLM ────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -28,12 +28,12 @@ def transport(url: str, group: GroupId, stage: int, n_stages: int) -> RedisTrans
 
 
 @pytest.fixture
-def make(valkey_url: str) -> Iterator[Make]:
+def make(relay_url: str) -> Iterator[Make]:
     made: Chain = []
 
     def build(n_stages: int, patience: Patience) -> Chain:
         group = GroupId(random_hex_id())
-        made.extend(StageLink(transport(valkey_url, group, k, n_stages), k, n_stages, patience)
+        made.extend(StageLink(transport(relay_url, group, k, n_stages), k, n_stages, patience)
                     for k in range(n_stages))  # fmt: skip
         return made
 
@@ -91,7 +91,7 @@ def test_who_ends_tells_everybody_at_once(make: Make) -> None:
             assert "out of memory" in queue_.get(timeout=WAIT_S).message
 
 
-def test_a_neighbour_that_falls_silent_is_lost_and_whoever_waits_is_woken(make: Make, valkey_url: str) -> None:
+def test_a_neighbour_that_falls_silent_is_lost_and_whoever_waits_is_woken(make: Make, relay_url: str) -> None:
     first, last = make(2, SHORT)
     heard = losses([first])[0]
     first.send_batch(batch(1))
@@ -104,7 +104,7 @@ def test_a_neighbour_that_falls_silent_is_lost_and_whoever_waits_is_woken(make: 
         last.next_batch()
 
 
-def test_a_batch_that_is_damaged_breaks_the_pipeline_and_not_the_process(make: Make, valkey_url: str) -> None:
+def test_a_batch_that_is_damaged_breaks_the_pipeline_and_not_the_process(make: Make, relay_url: str) -> None:
     first, last = make(2, LONG)
     hidden = FrameHeader(FrameKind.HIDDEN_STATES)
     first._transport.send(1, hidden, b"\x80\x04pickle, not a batch", deadline_s=5)

@@ -11,6 +11,7 @@ from relay.messages import LlmInit, StageShape
 from tests.thaw_runtime.conftest import llm_init
 from thaw.errors import InitFailed
 from thaw.model import TensorInfo
+from thaw.plan import StageRole
 from thaw_runtime.stage_parts import StagePart
 
 LLAMA = ("model.embed_tokens.weight", *(f"model.layers.{i}.mlp.weight" for i in range(4)), "model.norm.weight")
@@ -38,11 +39,32 @@ def test_every_tensor_is_some_stages_and_a_tied_embedding_two_stages(model: tupl
     assert sorted(loaded) == sorted([*model, *tied])
 
 
-def test_what_a_full_worker_fetches_later_is_not_loaded_now() -> None:
+def test_what_a_full_worker_fetches_later_is_loaded_then_and_not_now() -> None:
     whole = offered(LLAMA)
     for stage in range(3):
-        own = part(stage).tensors(whole)
+        own, rest = part(stage).tensors(whole), part(stage).rest(whole)
         assert part(stage).tensors(own) == own
+        assert sorted([*own, *rest], key=lambda t: t.offset) == list(whole)
+
+
+def test_of_a_whole_skeleton_a_stage_computes_what_it_has_the_weights_of() -> None:
+    modules = ("model.embed_tokens", *(f"model.layers.{i}.mlp" for i in range(4)), "model.norm", "lm_head")
+    whole = offered((*LLAMA, "lm_head.weight"))
+    computed = [[m for m in modules if part(k).computes(m, part(k).tensors(whole))] for k in range(3)]
+    assert computed == [list(modules[:2]), list(modules[2:4]), list(modules[4:])]
+
+
+def test_a_tied_embedding_is_computed_with_at_both_ends_of_whole_skeletons() -> None:
+    modules = ("model.embed_tokens", "model.norm", "lm_head")
+    computed = [[m for m in modules if part(k).computes(m, part(k).tensors(offered(LLAMA)))] for k in range(3)]
+    assert computed == [["model.embed_tokens"], [], list(modules)]
+
+
+def test_a_worker_is_full_where_the_shapes_of_the_stages_say_so() -> None:
+    shapes = tuple(
+        replace(s, role=StageRole.FULL if k else StageRole.LOW) for k, s in enumerate(init(BOUNDS, 0).stages)
+    )
+    assert [StagePart.of(replace(init(BOUNDS, k), stages=shapes)).full for k in range(3)] == [False, True, True]
 
 
 def test_a_whole_model_has_everything_that_was_offered() -> None:

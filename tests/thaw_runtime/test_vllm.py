@@ -159,11 +159,11 @@ def test_a_forked_container_answers_the_same_and_reports_no_import(fork: Callabl
 
 
 def test_containers_of_one_pipeline_answer_and_a_killed_one_fails_the_request_as_lost(
-    fork: Callable[..., Forked], model: Path, valkey_url: str
+    fork: Callable[..., Forked], model: Path, relay_url: str
 ) -> None:
     layers = ((0, 12), (12, 30))
     shapes = tuple(StageShape(part, 1 << 30, 160 << 20) for part in layers)
-    link = GroupLink(TransportKind.REDIS, valkey_url, GroupCredential("", ""))
+    link = GroupLink(TransportKind.REDIS, relay_url, GroupCredential("", ""))
     whole = replace(llm_init(), n_stages=2, link=link, stages=shapes)
     first, last = (fork(model, layers=part) for part in layers)
     for stage, container in ((1, last), (0, first)):  # the order is nobody's business
