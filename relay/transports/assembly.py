@@ -13,6 +13,7 @@ two ways to come (``hold_bytes``): then it waits for those that the slower way s
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Final
 
 from relay.frames import FrameHeader
 from relay.transports.base import MAX_MESSAGE_BYTES, Message
@@ -23,6 +24,8 @@ Position = tuple[int, int]
 
 
 _NOTHING = memoryview(b"")
+_KEEP_BYTES: Final = 1024 * 1024
+"""Of the last message's memory: a batch of hidden states, not a prompt's."""
 
 
 class Assembly:
@@ -32,18 +35,19 @@ class Assembly:
         self._sender, self._max_bytes, self._hold_bytes = sender, max_message_bytes, hold_bytes
         self._first: FrameHeader | None = None  # chunk 0 of the message in progress
         self._body = _NOTHING
+        self._last = bytearray()
         self._held: dict[Position, tuple[FrameHeader, memoryview]] = {}
         self._held_bytes = 0
         self.position: Position = (0, 0)
 
-    def whole(self, header: FrameHeader, payload: memoryview) -> Message | None:
+    def whole(self, header: FrameHeader, payload: bytes) -> Message | None:
         """The short cut for a sound message of one chunk whose turn it is.  None: go the long way."""
-        if header.n_chunks != 1 or self._held or self.position != (header.seq, 0):
+        kind, priority, flags, _, stream_id, seq, _, n_chunks, _, step, _ = header
+        if n_chunks != 1 or self._held or self.position != (seq, 0):
             return None
-        self.position = (header.seq + 1, 0)
+        self.position = (seq + 1, 0)
         self._first = None
-        return Message(self._sender, header.kind, header.priority, header.flags, header.stream_id, header.seq,
-                       header.step, payload)  # fmt: skip
+        return tuple.__new__(Message, (self._sender, kind, priority, flags, stream_id, seq, step, memoryview(payload)))
 
     def place(self, header: FrameHeader) -> memoryview:
         """Where the payload of ``header`` is to be received.  Raises ProtocolError; nothing was allocated then."""
@@ -85,8 +89,24 @@ class Assembly:
         if n_bytes >= self._max_bytes + max(1, header.n_bytes):
             raise ProtocolError(f"stage {self._sender}: a message of more than {self._max_bytes} bytes")
         if self._first is None or (self._first.n_chunks, self._first.n_bytes) != (header.n_chunks, header.n_bytes):
-            self._body = memoryview(bytearray(n_bytes))  # else it came again, by another way or another connection
+            self._body = self._memory(n_bytes)  # else it came again, by another way or another connection
         self._first = header
+
+    def _memory(self, n_bytes: int) -> memoryview:
+        """The last message's, if it had the same size and nobody looks at it any more: new memory must be zeroed, and
+        from 64 KiB on malloc gets it from the kernel again and again, page by page."""
+        if len(self._last) == n_bytes:
+            try:
+                self._last.append(0)  # refused while a view of it is alive
+                self._last.pop()
+                return memoryview(self._last)
+            except BufferError:
+                pass
+        made = bytearray(n_bytes + 1)  # room for the question above
+        made.pop()
+        if n_bytes <= _KEEP_BYTES:
+            self._last = made
+        return memoryview(made)
 
     def _slot(self, header: FrameHeader) -> tuple[int, int]:
         first = self._first

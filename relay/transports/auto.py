@@ -146,6 +146,7 @@ class AutoTransport:
     def _dial(self, link: _Link, receiver: int) -> None:
         assert link.shortcut is not None  # noqa: S101
         try:
+            link.sender.settle(_DIAL_S)  # nobody may come by there again
             link.shortcut.connect(_DIAL_S)
             link.up = True
         except (OSError, PlatformError):

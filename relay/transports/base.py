@@ -9,15 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
-from relay.frames import MAX_PAYLOAD_BYTES, FrameHeader, FrameKind, Priority, encode_chunk
+from relay.frames import HEADER_BYTES, MAX_PAYLOAD_BYTES, FrameHeader, FrameKind, Priority, encode_chunk
 from thaw.errors import ProtocolError, Unavailable
 
 CHUNK_BYTES: Final = 1024 * 1024
 """Redis moves 1 MB in 2 to 4 ms: small enough to overlap the copies of two, large enough to fill the wire."""
 
 WINDOW_BYTES: Final = 64 * 1024 * 1024
+GROUP_BYTES: Final = 128 * 1024 * 1024
+"""A group's quota: what its stages may have on their way, all links and priorities together.  A relay of 512 MB, which
+is what is started by default, holds three groups whose receivers have died, and has room for the others."""
 MAX_MESSAGE_BYTES: Final = 1024 * 1024 * 1024
 MAX_STAGES: Final = 256
 """Stage numbers are one byte in names and handshakes; plans today have at most eight."""
@@ -26,9 +29,11 @@ RESUME_S: Final = 10.0
 """How long a lost relay or peer is looked for before the call in progress fails."""
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
-    """One whole message.  ``sender`` is the stage it came from; ``flags`` say whether tensors are described in it."""
+class Message(NamedTuple):
+    """One whole message.  ``sender`` is the stage it came from; ``flags`` say whether tensors are described in it.
+
+    A tuple for the reason that FrameHeader is one.
+    """
 
     sender: int
     kind: FrameKind
@@ -48,6 +53,16 @@ class Flow:
     window_bytes: int = WINDOW_BYTES
     max_message_bytes: int = MAX_MESSAGE_BYTES
     resume_s: float = RESUME_S
+
+    @staticmethod
+    def of_group(n_stages: int, group_bytes: int = GROUP_BYTES) -> Flow:
+        """Every link and priority has the same part of the group's quota to itself, so that none waits for another.
+
+        Both ends come to the same without asking.
+        """
+        n_ways = max(1, n_stages * (n_stages - 1) * len(Priority))
+        window = max(4 * HEADER_BYTES, min(WINDOW_BYTES, group_bytes // n_ways))
+        return Flow(chunk_bytes=min(CHUNK_BYTES, window // 4), window_bytes=window)
 
     def __post_init__(self) -> None:
         if not 0 < self.chunk_bytes <= MAX_PAYLOAD_BYTES:
@@ -96,7 +111,7 @@ def closed(stage: int) -> Unavailable:
     return Unavailable(f"stage {stage}: its transport was closed")
 
 
-Chunk = tuple[int, bytes, memoryview]
+Chunk = tuple[int, bytes, bytes | memoryview]
 """(number, the frame's 64 bytes, what follows them)."""
 
 
@@ -107,6 +122,9 @@ def split(message: FrameHeader, group_id: bytes, seq: int, payload: bytes | memo
     if n_bytes > flow.max_message_bytes:
         raise ProtocolError(f"a message of {n_bytes} bytes; the limit is {flow.max_message_bytes}")
     n_chunks = max(1, -(-n_bytes // flow.chunk_bytes))
+    if n_chunks == 1 and isinstance(payload, bytes):  # the checksum of bytes is had without a copy
+        yield 0, encode_chunk(message, group_id, seq, 0, 1, payload), payload
+        return
     for chunk in range(n_chunks):
         part = view[chunk * flow.chunk_bytes : (chunk + 1) * flow.chunk_bytes]
         yield chunk, encode_chunk(message, group_id, seq, chunk, n_chunks, part), part

@@ -29,6 +29,8 @@ def connect(link: GroupLink, group_id: GroupId, stage: int, n_stages: int, *, fl
     if not 0 <= stage < n_stages <= MAX_STAGES:
         raise PlatformError(f"stage {stage} of {n_stages}")
     peers = [peer for peer in range(n_stages) if peer != stage]
+    if link.kind is not TransportKind.OBJECT:
+        flow = flow or Flow.of_group(n_stages)
     if link.kind is TransportKind.REDIS and link.host_address:
         return AutoTransport(link.address, group_id, stage, peers, host_address=link.host_address,
                              credential=link.credential, flow=flow)  # fmt: skip

@@ -17,7 +17,6 @@ import select
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable
 from typing import Final, Protocol
 
 from relay.frames import Priority
@@ -25,6 +24,8 @@ from relay.transports.base import Message, closed
 from thaw.errors import PlatformError
 
 INCOMING: Final = select.EPOLLIN | select.EPOLLRDHUP
+_MOST_EVENTS: Final = 64
+"""Of one poll; whoever is left out comes with the next."""
 LOSS_ONLY: Final = select.EPOLLRDHUP
 """For a socket that is written: nobody is woken by the answers, only when it is lost."""
 
@@ -34,8 +35,8 @@ class Lane(Protocol):
 
     priority: Priority
 
-    def advance(self) -> Iterable[Message]:
-        """The socket has something, or was lost: take one read of it, and say which messages became whole."""
+    def advance(self) -> None:
+        """The socket has something, or was lost: take one read of it, and deliver the messages that became whole."""
 
     def arm(self) -> None:
         """The caller has taken every message: say so to the other side, and ask for more where one has to ask."""
@@ -77,6 +78,9 @@ class Inbox:
         if self._lanes.pop(fd, None) is not None and not self._closed:
             self._epoll.unregister(fd)
 
+    def deliver(self, message: Message) -> None:
+        self._ready[message.priority].append(message)
+
     def idle(self, lane: Lane) -> None:
         """``lane`` has no socket now; ``revive`` is asked for one, by the thread that receives."""
         if lane not in self._idle:
@@ -90,7 +94,20 @@ class Inbox:
 
     def receive(self, deadline_s: float) -> Message:
         with self._inside:
-            return self._receive(deadline_s)
+            until, last_look = time.monotonic() + deadline_s, False
+            while not self._closed:
+                for queue in self._ready:
+                    if queue:
+                        return queue.popleft()
+                if self._unarmed:
+                    self._arm()
+                retry_s = self._revive() if self._idle else None
+                left_s = until - time.monotonic()
+                if left_s <= 0 and last_look:
+                    raise TimeoutError(f"stage {self._stage}: nothing came in {deadline_s} s")
+                last_look = left_s <= 0  # what has come already counts, also for a deadline of 0
+                self._poll(max(0.0, left_s), retry_s)
+            raise closed(self._stage)
 
     def close(self) -> None:
         if self._closed:
@@ -104,40 +121,29 @@ class Inbox:
             self._epoll.close()
             os.close(self._waker)
 
-    def _receive(self, deadline_s: float) -> Message:
-        until, last_look = time.monotonic() + deadline_s, False
-        while not self._closed:
-            for queue in self._ready:
-                if queue:
-                    return queue.popleft()
-            if self._unarmed:
-                self._arm()
-            retry_s = self._revive() if self._idle else None
-            left_s = until - time.monotonic()
-            if left_s <= 0 and last_look:
-                raise TimeoutError(f"stage {self._stage}: nothing came in {deadline_s} s")
-            last_look = left_s <= 0  # what has come already counts, also for a deadline of 0
-            self._poll(max(0.0, left_s), retry_s)
-        raise closed(self._stage)
-
     def _poll(self, left_s: float, retry_s: float | None) -> None:
         """Wait, then read the most urgent lane that has something."""
-        events = self._epoll.poll(left_s if retry_s is None else min(left_s, retry_s))
+        events = self._epoll.poll(left_s if retry_s is None else min(left_s, retry_s), _MOST_EVENTS)
         if not events:
             return
         with self.lock:
-            lane: Lane | None = None
-            for fd, _ in events:
-                if fd == self._waker:
-                    os.eventfd_read(self._waker)
-                    continue
-                found = self._lanes.get(fd)
-                if found is not None and (lane is None or found.priority < lane.priority):
-                    lane = found
+            lane = self._lanes.get(events[0][0]) if len(events) == 1 else None
+            if lane is None:
+                lane = self._most_urgent(events)
             if lane is not None:
-                for message in lane.advance():
-                    self._ready[message.priority].append(message)
+                lane.advance()
                 self._unarmed.append(lane)
+
+    def _most_urgent(self, events: list[tuple[int, int]]) -> Lane | None:
+        lane: Lane | None = None
+        for fd, _ in events:
+            if fd == self._waker:
+                os.eventfd_read(self._waker)
+                continue
+            found = self._lanes.get(fd)
+            if found is not None and (lane is None or found.priority < lane.priority):
+                lane = found
+        return lane
 
     def _arm(self) -> None:
         with self.lock:

@@ -152,7 +152,7 @@ class _Sender(_Closing):
                 raise
             link.seq += 1
 
-    def _put(self, link: _Link, number: int, head: bytes, part: memoryview, until: float) -> None:
+    def _put(self, link: _Link, number: int, head: bytes, part: bytes | memoryview, until: float) -> None:
         name = f"{self._prefix()}{link.seq:016x}-{number:08x}"
         mac = _mac(self._secret, link.receiver, name, head, part)
         while True:
@@ -317,7 +317,7 @@ class _Receiver(_Closing):
         return header
 
 
-def _mac(secret: bytes, receiver: int, name: str, head: bytes | memoryview, payload: memoryview) -> bytes:
+def _mac(secret: bytes, receiver: int, name: str, head: bytes | memoryview, payload: bytes | memoryview) -> bytes:
     mac = hmac.new(secret, f"{receiver}/{name}".encode(), hashlib.sha256)
     mac.update(head)
     mac.update(payload)

@@ -9,15 +9,24 @@ from __future__ import annotations
 import re
 import socket
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Final
 
-from relay.frames import HEADER_BYTES, MAX_PAYLOAD_BYTES, FrameHeader, Priority, check_payload, decode_header
+from relay.frames import (
+    HEADER_BYTES,
+    MAX_PAYLOAD_BYTES,
+    FrameHeader,
+    Priority,
+    check_payload,
+    check_sum,
+    crc32c,
+    decode_header,
+)
 from relay.transports.assembly import Assembly
 from relay.transports.base import Flow, Message
 from relay.transports.inbox import Inbox
 from relay.transports.redis_server import TTL_MS, GroupRelay, unanswered
-from relay.transports.resp import BUFFER_BYTES, Connection, command, gave_up
+from relay.transports.resp import BUFFER_BYTES, READ_BYTES, Connection, command, gave_up
 from thaw.errors import PlatformError, ProtocolError, WorkerLost
 
 _READ_COUNT: Final = {Priority.INFERENCE: 8, Priority.KV: 2, Priority.BULK: 2}
@@ -58,34 +67,41 @@ class RedisLane:
         self._question = command("XREAD", "COUNT", _READ_COUNT[priority], "BLOCK", 0, "STREAMS", *self._keys)
         self._question = self._question.replace(b"*%d" % (6 + len(self._keys)), b"*%d" % (6 + 2 * len(self._keys)), 1)
         self._connection: Connection | None = None
-        self._parser: Generator[Message | None] = self._parse()
+        self._parser: Generator[None] = self._parse()
         self._target: memoryview | None = None
+        self._crc = 0  # of what has come of the payload in progress
         self._armed = False
         self._between = True  # the parser waits for the first byte of a reply
         self._lost_since: float | None = None
         self._failures = 0
         self._retry_s = 0.0
 
-    def advance(self) -> Iterator[Message]:
+    def advance(self) -> None:
         connection = self._connection
         if connection is None:
             return
         try:
-            if not self._fill(connection):
-                raise ConnectionResetError("the relay closed the connection")
+            while True:
+                self._fill(connection)
+                if not (self._between and self._one()):
+                    next(self._parser)
+                if self._target is None:
+                    return
         except BlockingIOError:
             return
         except OSError as e:
             self._lose(e)
-            return
-        yield from self._parsed()
+        except (ProtocolError, PlatformError):
+            self._lose(None)
+            raise
 
     def arm(self) -> None:
         """Acknowledge what was taken and ask for more."""
         if self._armed or self._connection is None:
             return
         try:
-            self._connection.send(*self._acknowledgements(), self._question, *map(_id_argument, self._ids.values()))
+            self._connection.sock.sendall(self._acknowledgements() + self._question + b"".join(
+                map(_id_argument, self._ids.values())))  # fmt: skip
         except OSError as e:
             self._lose(e)
         else:
@@ -116,35 +132,32 @@ class RedisLane:
             self._connection.close()
             self._connection = None
 
-    def _parsed(self) -> Iterator[Message]:
-        try:
-            if self._between and (messages := self._one()) is not None:
-                yield from messages
-                return
-            for message in self._parser:
-                if message is None:
-                    return
-                yield message
-        except (ProtocolError, PlatformError):
-            self._lose(None)
-            raise
+    def _fill(self, connection: Connection) -> None:
+        """One read: into the message it belongs to where that is known, else into the buffer.
 
-    def _fill(self, connection: Connection) -> int:
-        """One read: into the message it belongs to where that is known, else into the buffer."""
+        The checksum is taken of each piece of a payload while the next is on its way.
+        """
         if self._target is not None:
             count = connection.sock.recv_into(self._target, 0, _DONT_WAIT)
+            self._crc = crc32c(self._target[:count], self._crc)
             self._target = self._target[count:] if count < len(self._target) else None
-            return count
+        else:
+            count = self._fill_buffer(connection)
+        if count == 0:
+            raise ConnectionResetError("the relay closed the connection")
+
+    @staticmethod
+    def _fill_buffer(connection: Connection) -> int:
         if connection.start == connection.end:
             connection.start = connection.end = 0
         elif connection.end == BUFFER_BYTES:
             connection.compact()
-        count = connection.sock.recv_into(connection.view[connection.end :], 0, _DONT_WAIT)
+        count = connection.sock.recv_into(connection.view[connection.end : connection.end + READ_BYTES], 0, _DONT_WAIT)
         connection.end += count
         return count
 
-    def _parse(self) -> Generator[Message | None]:
-        """Reply after reply.  Yields None when it needs more bytes, and every message that became whole."""
+    def _parse(self) -> Generator[None]:
+        """Reply after reply, its messages delivered as they become whole.  Yields when it needs more bytes."""
         while True:
             self._between = True
             reply = yield from self._match(_REPLY)
@@ -159,39 +172,36 @@ class RedisLane:
                     entry = yield from self._match(_ENTRY)
                     for message in (yield from self._frame(key, int(entry[2]))):
                         n_messages += 1
-                        yield message
+                        self._inbox.deliver(message)
                     self._took(key, (int(entry[0]), int(entry[1])), int(entry[2]))
             self._armed = False
             if not n_messages:
                 self.arm()
 
-    def _one(self) -> Sequence[Message] | None:
-        """The short cut: a reply with one frame that came whole."""
+    def _one(self) -> bool:
+        """The short cut: a reply with one frame that came whole, and is a message.  False: it is none."""
         connection = self._connection
         assert connection is not None  # noqa: S101
         found = _ONE.match(connection.buffer, connection.start, connection.end)
         if found is None:
-            return None
+            return False
         at, n_bytes = found.end(), int(found[4])
         if at + n_bytes + 2 > connection.end:
-            return None
+            return False
         key, entry_id = bytes(found[1]), (int(found[2]), int(found[3]))
-        connection.start = at
+        before, connection.start = connection.start, at
         sender, header = self._header(key, n_bytes)
-        assembly = self._assemblies[sender]
-        payload = memoryview(bytearray(connection.view[at + HEADER_BYTES : at + n_bytes]))
+        payload = bytes(connection.view[at + HEADER_BYTES : at + n_bytes])
         check_payload(header, payload)
-        message = assembly.whole(header, payload)
-        messages: Sequence[Message] = () if message is None else (message,)
+        message = self._assemblies[sender].whole(header, payload)
         if message is None:
-            assembly.place(header)[:] = payload
-            messages = assembly.take(header, payload)
+            connection.start = before
+            return False
+        self._inbox.deliver(message)
         connection.start = at + n_bytes + 2
         self._took(key, entry_id, n_bytes)  # only now: a frame that was refused is refused again
         self._armed = False
-        if not messages:
-            self.arm()
-        return messages
+        return True
 
     def _took(self, key: bytes, entry_id: tuple[int, int], n_bytes: int) -> None:
         self._ids[key] = entry_id
@@ -209,6 +219,7 @@ class RedisLane:
         place = self._assemblies[sender].place(header)
         have = min(header.n_bytes, connection.end - connection.start)
         place[:have] = connection.view[connection.start : connection.start + have]
+        self._crc = crc32c(place[:have])
         connection.start += have
         if have < header.n_bytes:
             self._target = place[have:]
@@ -217,7 +228,7 @@ class RedisLane:
         while connection.end - connection.start < 2:
             yield None
         connection.start += 2  # \r\n
-        check_payload(header, place)
+        check_sum(header, self._crc)
         return self._assemblies[sender].take(header, place)
 
     def _header(self, key: bytes, n_bytes: int) -> tuple[int, FrameHeader]:
@@ -255,20 +266,22 @@ class RedisLane:
             raise ConnectionResetError(message)
         raise WorkerLost(f"the relay refuses group {self._relay.group_id}: {message}")
 
-    def _acknowledgements(self) -> Iterator[bytes]:
+    def _acknowledgements(self) -> bytes:
         if self._owed_frames < _ACK_FRAMES and self._owed_bytes < self._ack_bytes:
-            return
+            return b""
         self._owed_frames = self._owed_bytes = 0
+        acks = []
         for key in self._read:
             message, chunk = self._ids[key]
-            yield unanswered("XTRIM", key, "MINID", "=", f"{message}-{chunk + 1}")
+            acks.append(unanswered("XTRIM", key, "MINID", "=", f"{message}-{chunk + 1}"))
             taken = self._taken[key]
             if taken - self._credited[key] >= self._flow.credit_bytes:
                 self._credited[key] = taken
                 credit = key + b":credit"
-                yield unanswered("XADD", credit, "MAXLEN", 1, f"{taken}-0", "c", "")
-                yield unanswered("PEXPIRE", credit, TTL_MS)
+                acks += (unanswered("XADD", credit, "MAXLEN", 1, f"{taken}-0", "c", ""),
+                         unanswered("PEXPIRE", credit, TTL_MS))  # fmt: skip
         self._read.clear()
+        return b"".join(acks)
 
     def _lose(self, e: OSError | None) -> None:
         if self._connection is not None:

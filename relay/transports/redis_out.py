@@ -5,19 +5,22 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
 from relay.frames import HEADER_BYTES, FrameHeader, Priority, encode_chunk
-from relay.transports.base import Flow, Message, closed, split
+from relay.transports.base import Flow, closed, split
 from relay.transports.inbox import LOSS_ONLY, Inbox
-from relay.transports.redis_server import TOUCH_S, GroupRelay, memory_full
+from relay.transports.redis_server import SKIP_REPLY, TOUCH_S, GroupRelay, memory_full
 from relay.transports.resp import SMALL_BYTES, Connection, Refused, command, gave_up
 from thaw.errors import PlatformError, ProtocolError, Unavailable, WorkerLost
 
 _PIPELINE_BYTES: Final = 4 * 1024 * 1024
 """Written before the relay's confirmation is waited for: more than a wire holds, less than a relay minds."""
+_SILENT: Final = 7
+"""So many small messages go before one that the relay confirms.  Confirming each would cost the relay a write, and this
+side a read, for every message; what is not confirmed yet is kept."""
 _RETRY_S: Final = 0.2
 
 
@@ -27,6 +30,7 @@ class _Link:
     def __init__(self, relay: GroupRelay, stage: int, receiver: int, priority: Priority) -> None:
         self.receiver, self.key = receiver, relay.stream(stage, receiver, priority)
         self.prefix = command("XADD", self.key).replace(b"*2", b"*5", 1)
+        self.silent_prefix = SKIP_REPLY + self.prefix
         self.seq = 0
         self.sent_bytes = self.taken_bytes = 0
         self.touched_s = -TOUCH_S
@@ -53,14 +57,16 @@ class _Entry:
     link: _Link
     parts: tuple[bytes | memoryview, ...]
     n_bytes: int
-    repeated: bool = False  # written on a connection that was lost: the relay may have it
+    silent: bool = False  # the relay was told not to confirm it: the next confirmation tells of it too
+    repeated: bool = False  # written before, on a connection that was lost or silently: the relay may have it
 
 
 class Sender:
     """What one stage sends at one priority: one connection, one message at a time.
 
-    A small message is written and kept; the relay's confirmation is read by whoever comes next: a later ``send``, or,
-    when the connection is lost, the thread that receives (so this is a lane of the inbox too).
+    A small message is written and kept until the relay has confirmed it, or one behind it.  That is read by a later
+    ``send``; a ``receive`` that has waited in vain asks (``check``); and when the connection is lost, the thread that
+    receives sends again what is kept (so this is a lane of the inbox too).
     """
 
     def __init__(self, relay: GroupRelay, inbox: Inbox, stage: int, priority: Priority, flow: Flow) -> None:
@@ -73,6 +79,8 @@ class Sender:
         self._unwritten: deque[_Entry] = deque()
         self._unconfirmed: deque[_Entry] = deque()
         self._kept_bytes = 0
+        self._n_answers = 0  # that the relay owes
+        self._n_silent = 0  # written since it owes the last
 
     def send(self, receiver: int, message: FrameHeader, payload: bytes | memoryview, deadline_s: float,
              seq: int | None = None) -> None:  # fmt: skip
@@ -85,7 +93,8 @@ class Sender:
             if link.broken:
                 raise WorkerLost(f"the link to stage {receiver} broke: {link.broken}")
             self._send(link, link.seq if seq is None else seq, message, payload, until)
-            self._take_confirmations()  # of messages before, while this one is on its way
+            if self._n_answers and self._n_silent > _SILENT // 2:
+                self._take_confirmations()  # of messages before, while this one is on its way
 
     def send_frames(self, receiver: int, frames: Sequence[Frame], deadline_s: float) -> None:
         """Frames that began on another way and did not arrive there."""
@@ -103,14 +112,30 @@ class Sender:
             self._pump(0, until)
 
     def check(self) -> None:
-        """Raise what the relay has said about frames since the last call."""
-        if self._unconfirmed and self._lock.acquire(blocking=False):
+        """Raise what the relay has to say about frames since the last call.
+
+        What it was not to confirm is sent again: a frame that it has it refuses as known, one that it had no room for
+        it refuses as before.
+        """
+        if self._unconfirmed and self._connection is not None and self._lock.acquire(blocking=False):
             try:
-                self._take_confirmations()
+                self._settle(self._flow.resume_s)
             finally:
                 self._lock.release()
 
-    def advance(self) -> Iterator[Message]:
+    def settle(self, deadline_s: float) -> None:
+        """Return when the relay has confirmed everything; for a caller who goes another way from now on."""
+        with self._lock:
+            self._settle(deadline_s)
+
+    def _settle(self, deadline_s: float) -> None:
+        until = time.monotonic() + deadline_s
+        while self._unconfirmed or self._unwritten:
+            if not self._n_answers:
+                self._repeat()
+            self._pump(0, until)
+
+    def advance(self) -> None:
         """Called when the connection was lost.  A thread that sends notices it by itself."""
         if self._lock.acquire(blocking=False):
             try:
@@ -118,7 +143,6 @@ class Sender:
                 self._inbox.idle(self)
             finally:
                 self._lock.release()
-        return iter(())
 
     def arm(self) -> None: ...
 
@@ -165,14 +189,17 @@ class Sender:
         """One frame.  Its confirmation is left to whoever comes next."""
         head = encode_chunk(message, self._relay.group_bytes, seq, 0, 1, payload)
         n_bytes = HEADER_BYTES + len(payload)
-        wire = b"%b$%d\r\n%d-0\r\n$1\r\nf\r\n$%d\r\n%b%b\r\n%b" % (
-            link.prefix, len(str(seq + 1)) + 2, seq + 1, n_bytes, head, payload, self._touch(link))  # fmt: skip
+        connection, frame_id = self._connection, b"%d-0" % (seq + 1)
+        at_once = connection is not None and not self._unwritten and self._kept_bytes <= _PIPELINE_BYTES
+        silent = at_once and self._n_silent < _SILENT
+        wire = b"%b$%d\r\n%b\r\n$1\r\nf\r\n$%d\r\n%b%b\r\n%b" % (
+            link.silent_prefix if silent else link.prefix, len(frame_id), frame_id, n_bytes, head, payload,
+            self._touch(link))  # fmt: skip
         link.sent_bytes += n_bytes
-        entry, connection = _Entry(link, (wire,), n_bytes), self._connection
+        entry = _Entry(link, (wire,), n_bytes, silent)
         try:
-            if connection is not None and not self._unwritten and self._kept_bytes <= _PIPELINE_BYTES:
-                self._unconfirmed.append(entry)  # first: what is lost half-way is repeated
-                self._kept_bytes += n_bytes
+            if connection is not None and at_once:
+                self._wrote(entry)  # before it is: what is lost half-way is repeated
                 try:
                     connection.sock.sendall(wire)
                 except OSError as e:
@@ -204,14 +231,21 @@ class Sender:
                 connection = self._connection or self._connect(until)
                 while self._unwritten:
                     connection.send(*self._unwritten[0].parts)
-                    entry = self._unwritten.popleft()
-                    self._unconfirmed.append(entry)
-                    self._kept_bytes += entry.n_bytes
-                while self._unconfirmed and self._kept_bytes > most_bytes:
+                    self._wrote(self._unwritten.popleft())
+                while self._n_answers and self._kept_bytes > most_bytes:
                     self._confirm(connection, until)
                 return
             except OSError as e:
                 self._lost(e, until)
+
+    def _wrote(self, entry: _Entry) -> None:
+        self._unconfirmed.append(entry)
+        self._kept_bytes += entry.n_bytes
+        if entry.silent:
+            self._n_silent += 1
+        else:
+            self._n_silent = 0
+            self._n_answers += 1
 
     def _confirm(self, connection: Connection, until: float) -> None:
         try:
@@ -222,18 +256,22 @@ class Sender:
             self._confirmed(None)
 
     def _take_confirmations(self) -> None:
-        if not self._unconfirmed or self._connection is None:
+        if self._connection is None:
             return
         try:
-            for reply in self._connection.replies(len(self._unconfirmed)):
+            for reply in self._connection.replies(self._n_answers):
                 self._confirmed(reply if isinstance(reply, Refused) else None)
         except OSError:
             self._drop()
             self._inbox.idle(self)  # the thread that receives sends again what is not confirmed
 
     def _confirmed(self, refused: Refused | None) -> None:
-        entry = self._unconfirmed.popleft()
-        self._kept_bytes -= entry.n_bytes
+        self._n_answers -= 1
+        while True:
+            entry = self._unconfirmed.popleft()
+            self._kept_bytes -= entry.n_bytes
+            if not entry.silent:
+                break
         if refused is not None and not (entry.repeated and "equal or smaller" in refused.message):
             error = _refusal(entry.link, refused)
             entry.link.broken = error.message
@@ -260,13 +298,19 @@ class Sender:
         if self._closed.is_set():
             raise closed(self._stage)
         connection = self._connection = self._relay.connect(self.priority, until - time.monotonic())
+        self._repeat()
+        self._inbox.watch(connection.sock.fileno(), self, LOSS_ONLY)
+        return connection
+
+    def _repeat(self) -> None:
+        """Let everything that is not confirmed be written again, and confirmed."""
         for entry in self._unconfirmed:
+            if entry.silent:
+                entry.parts, entry.silent = (memoryview(entry.parts[0])[len(SKIP_REPLY) :],), False
             entry.repeated = True
         self._unwritten.extendleft(reversed(self._unconfirmed))
         self._unconfirmed.clear()
-        self._kept_bytes = 0
-        self._inbox.watch(connection.sock.fileno(), self, LOSS_ONLY)
-        return connection
+        self._kept_bytes = self._n_answers = self._n_silent = 0
 
     def _lost(self, e: OSError, until: float) -> None:
         """Forget the connection and wait a little, or give up."""
@@ -288,11 +332,11 @@ class Sender:
     def _forget_entries(self) -> None:
         self._unwritten.clear()
         self._unconfirmed.clear()
-        self._kept_bytes = 0
+        self._kept_bytes = self._n_answers = self._n_silent = 0
         self._drop()  # its replies would be taken for those of later frames
 
 
-def _entry(link: _Link, seq: int, number: int, head: bytes, payload: memoryview, touch: bytes) -> _Entry:
+def _entry(link: _Link, seq: int, number: int, head: bytes, payload: bytes | memoryview, touch: bytes) -> _Entry:
     frame_id = b"%d-%d" % (seq + 1, number)
     n_bytes = HEADER_BYTES + len(payload)
     prefix = b"%b$%d\r\n%b\r\n$1\r\nf\r\n$%d\r\n%b" % (link.prefix, len(frame_id), frame_id, n_bytes, head)

@@ -42,7 +42,7 @@ class GroupRelay:
 
     def touch(self, key: str) -> bytes:
         """The command that keeps ``key``, and the marker beside it, for another while."""
-        return _SKIP_REPLY + command("PEXPIRE", key, TTL_MS) + _SKIP_REPLY + command(
+        return SKIP_REPLY + command("PEXPIRE", key, TTL_MS) + SKIP_REPLY + command(
             "PEXPIRE", self._marker_key, _MARKER_TTL_MS)  # fmt: skip
 
     def connect(self, priority: Priority, timeout_s: float) -> Connection:
@@ -83,8 +83,8 @@ class GroupRelay:
         return memory_full() if e.word == "OOM" else e
 
 
-_SKIP_REPLY: Final = command("CLIENT", "REPLY", "SKIP")
-"""Before a command whose answer nobody waits for: it would only wake a thread to be thrown away."""
+SKIP_REPLY: Final = command("CLIENT", "REPLY", "SKIP")
+"""Before a command whose answer nobody waits for: the relay need not write it, and nobody need read it."""
 
 
 def memory_full() -> Unavailable:
@@ -92,4 +92,4 @@ def memory_full() -> Unavailable:
 
 
 def unanswered(*arguments: bytes | str | int) -> bytes:
-    return _SKIP_REPLY + command(*arguments)
+    return SKIP_REPLY + command(*arguments)

@@ -19,7 +19,10 @@ from relay.messages import GroupCredential
 from thaw.errors import PlatformError, ProtocolError, Unavailable
 
 BUFFER_BYTES: Final = 64 * 1024
-"""A message of up to this size, with all that the relay writes around it, comes with one system call."""
+"""Room for two reads."""
+
+READ_BYTES: Final = 33 * 1024
+"""At most so much is read there at once: of a larger message the rest is received where it belongs, not copied."""
 
 SMALL_BYTES: Final = 16 * 1024
 """Below this, joining the pieces of a command costs less than giving the kernel a list of them."""

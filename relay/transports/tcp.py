@@ -16,18 +16,28 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from relay.frames import HEADER_BYTES, FrameHeader, FrameKind, Priority, check_payload, decode_header, encode_header
+from relay.frames import (
+    HEADER_BYTES,
+    FrameHeader,
+    FrameKind,
+    Priority,
+    check_payload,
+    check_sum,
+    crc32c,
+    decode_header,
+    encode_header,
+)
 from relay.messages import GroupCredential
 from relay.transports import handshake
 from relay.transports.assembly import Assembly
 from relay.transports.base import Flow, Message
 from relay.transports.inbox import Inbox
 from relay.transports.redis_server import GroupRelay
-from relay.transports.resp import BUFFER_BYTES, tune
+from relay.transports.resp import BUFFER_BYTES, READ_BYTES, tune
 from relay.transports.tcp_out import Dial, TcpOut
 from thaw.errors import PlatformError, ProtocolError
 from thaw.ids import GroupId
@@ -37,6 +47,7 @@ _MAX_STRANGERS: Final = 32
 """Connections that have not proved anything yet; a further one pushes the oldest out."""
 _ACK_BYTES: Final = 128 * 1024
 _ADDRESS_TTL_MS: Final = 24 * 3600 * 1000
+_NOTHING: Final = memoryview(b"")
 
 Assemblies = dict[tuple[int, Priority], Assembly]
 
@@ -96,6 +107,9 @@ class TcpEnds:
 
     def link(self, receiver: int, priority: Priority, on_lost: Callable[[], None] | None = None) -> TcpOut:
         """``on_lost``: the caller has another way when this one is lost; no waiting for the receiver then."""
+        found = self._links.get((receiver, priority))
+        if found is not None:
+            return found
         with self._lock:
             found = self._links.get((receiver, priority))
             if found is None:
@@ -170,33 +184,27 @@ class TcpLane:
         self._view = memoryview(self._buffer)
         self._start = self._end = 0
         self._header: FrameHeader | None = None
-        self._place = self._target = memoryview(b"")
+        self._place = self._target = _NOTHING
+        self._crc = 0  # of what has come of the frame in progress
 
-    def advance(self) -> Iterator[Message]:
+    def advance(self) -> None:
         try:
-            if self._fill() == 0:
-                self.close()
-                return
+            if self._header is None:
+                self._fill()
+                while self._one():
+                    pass
+            while self._begin() and self._rest():
+                self._finish()
         except BlockingIOError:
             return
         except OSError:
             self.close()
             return
-        try:
-            if self._header is None and (message := self._one()) is not None:
-                yield message
-            while self._target or self._header is not None or self._end - self._start >= HEADER_BYTES:
-                if not self._step():
-                    break
-                header, self._header = self._header, None
-                assert header is not None  # noqa: S101
-                check_payload(header, self._place)
-                self._owed += HEADER_BYTES + header.n_bytes
-                yield from self._assembly.take(header, self._place)
         except ProtocolError:
             self.close()
             raise
-        self.arm()
+        if self._owed >= self._ack_bytes:
+            self.arm()
 
     def arm(self) -> None:
         """Tell the sender what it need not keep any longer."""
@@ -223,36 +231,36 @@ class TcpLane:
             self._inbox.forget(self._sock.fileno())
             self._sock.close()
 
-    def _fill(self) -> int:
-        if self._target:
-            count = self._sock.recv_into(self._target)
-            self._target = self._target[count:]
-            return count
+    def _fill(self) -> None:
         if self._start == self._end:
             self._start = self._end = 0
         elif self._end == BUFFER_BYTES:
             rest = bytes(self._view[self._start : self._end])
             self._view[: len(rest)] = rest
             self._start, self._end = 0, len(rest)
-        count = self._sock.recv_into(self._view[self._end :])
+        count = self._sock.recv_into(self._view[self._end : self._end + READ_BYTES])
+        if count == 0:
+            raise ConnectionResetError("the sender closed the connection")
         self._end += count
-        return count
 
-    def _one(self) -> Message | None:
-        """The short cut: a message of one frame that came whole."""
-        if self._end - self._start < HEADER_BYTES:
-            return None
-        header = self._next_header()
+    def _one(self) -> bool:
+        """The short cut: a message of one frame that came whole.  False: there is none."""
         at = self._start + HEADER_BYTES
-        if header.n_chunks != 1 or at + header.n_bytes > self._end:
-            return None
-        payload = memoryview(bytearray(self._view[at : at + header.n_bytes]))
+        if self._end < at:
+            return False
+        header = self._next_header()
+        end = at + header.n_bytes
+        if header.n_chunks != 1 or end > self._end:
+            return False
+        payload = bytes(self._view[at:end])
         check_payload(header, payload)
         message = self._assembly.whole(header, payload)
-        if message is not None:
-            self._start = at + header.n_bytes
-            self._owed += HEADER_BYTES + header.n_bytes
-        return message
+        if message is None:
+            return False
+        self._start = end
+        self._owed += HEADER_BYTES + header.n_bytes
+        self._inbox.deliver(message)
+        return True
 
     def _next_header(self) -> FrameHeader:
         header = decode_header(self._view[self._start : self._start + HEADER_BYTES])
@@ -260,17 +268,43 @@ class TcpLane:
             raise ProtocolError(f"stage {self.sender}: a frame of another group or priority")
         return header
 
-    def _step(self) -> bool:
-        """Go on with the frame in progress, or begin one.  True when it is whole."""
+    def _begin(self) -> bool:
+        """The long way: a frame that did not come whole, or is a part of its message.  True when one is in progress."""
         if self._header is None:
+            if self._end - self._start < HEADER_BYTES:
+                return False
             header = self._next_header()
             self._start += HEADER_BYTES
             place = self._assembly.place(header)
             have = min(header.n_bytes, self._end - self._start)
             place[:have] = self._view[self._start : self._start + have]
+            self._crc = crc32c(self._view[self._start : self._start + have])
             self._start += have
             self._header, self._place, self._target = header, place, place[have:]
-        return not self._target
+        return True
+
+    def _rest(self) -> bool:
+        """Receive what is missing of it, where it belongs.  The checksum is taken of each piece while the next is on
+        its way.  True when it is whole."""
+        while self._target:
+            try:
+                count = self._sock.recv_into(self._target)
+            except BlockingIOError:
+                return False
+            if count == 0:
+                raise ConnectionResetError("the sender closed the connection")
+            self._crc = crc32c(self._target[:count], self._crc)
+            self._target = self._target[count:]
+        return True
+
+    def _finish(self) -> None:
+        header, place = self._header, self._place
+        self._header, self._place, self._target = None, _NOTHING, _NOTHING  # no view of a message but the caller's
+        assert header is not None  # noqa: S101
+        check_sum(header, self._crc)
+        self._owed += HEADER_BYTES + header.n_bytes
+        for message in self._assembly.take(header, place):
+            self._inbox.deliver(message)
 
 
 @dataclass(slots=True)

@@ -5,8 +5,9 @@
     queue:  │ written, not acknowledged │ being written │ waiting │        ← acknowledged: dropped
             └──────── resent from the receiver's position after a cut ─────┘
 
-A payload is written from the caller's memory; only what is not acknowledged when ``send`` returns is copied.  The
-threads that may work here are the one that sends and, when it is away, the one that receives (a lane of the inbox).
+A payload is written from the caller's memory; only what is not acknowledged when ``send`` returns is copied, or held
+where it is ``bytes``.  The threads that may work here are the one that sends and, when it is away, the one that
+receives (a lane of the inbox).
 """
 
 from __future__ import annotations
@@ -16,18 +17,21 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 from relay.frames import HEADER_BYTES, FrameHeader, FrameKind, Priority, decode_header, encode_chunk
-from relay.transports.base import Flow, Message, closed, split
+from relay.transports.base import Flow, closed, split
 from relay.transports.inbox import LOSS_ONLY, Inbox
 from relay.transports.resp import SMALL_BYTES
 from thaw.errors import ProtocolError, Unavailable, WorkerLost
 
 _RETRY_S: Final = 0.1
 _IOV_MAX: Final = 64
+_READ_ACKS_BYTES: Final = 256 * 1024
+"""Kept before acknowledgements are looked for (a receiver says one every 128 KiB): one system call in many, and what is
+kept stays in the core's cache; memory that was never touched costs more than the copy into it."""
 
 
 @dataclass(slots=True)
@@ -62,6 +66,8 @@ class TcpOut:
         self._dial, self._inbox, self._flow, self._group_id = dial, inbox, flow, group_id
         self._stage, self._receiver = stage, receiver
         self._small_bytes = min(flow.chunk_bytes, flow.credit_bytes, SMALL_BYTES)
+        self._most_small_bytes = flow.credit_bytes
+        self._read_acks_bytes = min(flow.credit_bytes, _READ_ACKS_BYTES)
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._sock: socket.socket | None = None
@@ -100,14 +106,13 @@ class TcpOut:
             self.broken = ""
             return frames
 
-    def advance(self) -> Iterator[Message]:
+    def advance(self) -> None:
         """The connection was lost, or takes bytes again.  A thread that sends notices by itself."""
         if self._lock.acquire(blocking=False):
             try:
                 self._work_in_passing()
             finally:
                 self._lock.release()
-        return iter(())
 
     def arm(self) -> None: ...
 
@@ -136,7 +141,7 @@ class TcpOut:
 
     def _send(self, seq: int, message: FrameHeader, payload: bytes | memoryview, until: float) -> None:
         n_bytes = len(payload) if isinstance(payload, bytes) else payload.nbytes
-        if n_bytes <= self._small_bytes and self._queued_bytes <= self._flow.credit_bytes:
+        if n_bytes <= self._small_bytes and self._queued_bytes <= self._most_small_bytes:
             self._send_small(seq, message, bytes(payload), until)
             return
         if self._queued_bytes:
@@ -153,7 +158,7 @@ class TcpOut:
                 self.broken = f"a message was cut off: {e}"
             raise
         finally:
-            self._keep(seq)
+            self._keep(seq, payload)
 
     def _send_small(self, seq: int, message: FrameHeader, payload: bytes, until: float) -> None:
         """One frame, far below the window, in one call when nothing is in its way."""
@@ -168,6 +173,8 @@ class TcpOut:
         self._queued_bytes += HEADER_BYTES + len(payload)
         if sent == HEADER_BYTES + len(payload):
             self._n_written += 1
+            if self._queued_bytes > self._read_acks_bytes:
+                self._read_acks_or_lose()
             return
         if alone:
             self._offset = sent
@@ -177,10 +184,11 @@ class TcpOut:
             self.broken = f"a message was cut off: {e}"
             raise
 
-    def _keep(self, seq: int) -> None:
+    def _keep(self, seq: int, payload: bytes | memoryview) -> None:
         """The payload is the caller's again: copy what may have to be sent again."""
-        if self._queued_bytes > self._flow.window_bytes // 2 and self._sock is not None:
-            self._read_acks_or_lose()
+        self._read_acks_or_lose()  # of a large message most has arrived by now
+        if isinstance(payload, bytes) and len(payload) <= self._flow.window_bytes:  # nobody changes them
+            return
         for frame in reversed(self.queue):
             if frame.seq != seq:
                 break

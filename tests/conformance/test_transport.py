@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,19 +10,8 @@ import pytest
 
 from relay.frames import FLAG_TENSORS, FrameHeader, FrameKind, Priority
 from relay.transports.base import Flow
-from tests.conformance.transports import (
-    FLOW,
-    KEY,
-    KINDS,
-    SECRET,
-    Group,
-    Worker,
-    cut,
-    group_in_store,
-    group_on_redis,
-    seaweed,
-    settle,
-)
+from tests.conformance.transports import FLOW, KINDS, Group, Worker, cut, group_in_store, group_on_redis, settle
+from tests.seaweed import KEY, SECRET, seaweed
 from thaw.errors import Unavailable
 
 HIDDEN = FrameHeader(FrameKind.HIDDEN_STATES, Priority.INFERENCE, FLAG_TENSORS, stream_id=3, step=11)
@@ -31,7 +21,7 @@ BULK = FrameHeader(FrameKind.BULK, Priority.BULK)
 
 @pytest.fixture(scope="module")
 def s3_endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with seaweed(tmp_path_factory.mktemp("weed")) as endpoint:
+    with seaweed(tmp_path_factory.mktemp("weed"), "relay") as endpoint:
         yield endpoint
 
 
@@ -48,6 +38,14 @@ def group(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
         uri = "s3://relay/groups"
     with group_in_store(request.param, uri) as made:
+        yield made
+
+
+@pytest.fixture
+def another_group(group: Group) -> Iterator[Group]:
+    """On the same relay, or in the same store."""
+    shares = group_on_redis if group.kind in ("redis", "tcp", "auto") else group_in_store
+    with shares(group.kind, group.address) as made:
         yield made
 
 
@@ -116,6 +114,25 @@ def test_a_sender_a_window_ahead_waits_and_goes_on_when_the_receiver_reads(group
     waiting.join()
     assert received[0] == b"another priority has its own window"
     assert received[-1] == b"the next" * 80
+
+
+def test_a_group_whose_receivers_are_dead_stays_within_its_quota_and_another_group_goes_on(
+    group: Group, another_group: Group
+) -> None:
+    quota, n_stages = 60_000, 2
+    stages = [group.stage(k, n_stages, Flow.of_group(n_stages, quota)) for k in range(n_stages)]  # none receives
+    sent = 0
+    for (k, to), header in itertools.product(itertools.permutations(range(n_stages), 2), (HIDDEN, KV, BULK)):
+        stages[k].send(to, header, bytes(900), deadline_s=5)
+        sent += 900 + 64
+        with pytest.raises(Unavailable, match="does not keep up"):
+            while sent <= 2 * quota:
+                stages[k].send(to, header, bytes(900), deadline_s=0.05)
+                sent += 900 + 64
+    assert quota * 0.9 < sent <= quota * (2 if group.kind == "auto" else 1)  # auto: once on either way
+    sender, receiver = another_group.stage(0), another_group.stage(1)
+    sender.send(1, HIDDEN, b"alive", deadline_s=5)
+    assert bytes(receiver.receive(deadline_s=5).payload) == b"alive"
 
 
 def test_an_empty_link_ends_in_a_timeout_not_in_a_hang(group: Group) -> None:

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import select
 import socket
-import subprocess
-import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
-import botocore.session
 import redis
 
 from relay import credentials
@@ -26,13 +20,11 @@ from relay.transports.connect import connect
 from relay.transports.object import ObjectTransport
 from relay.transports.redis_in import RedisLane
 from relay.transports.tcp import TcpLane, TcpTransport
-from tests.conftest import free_port
 from thaw.ids import GroupId, random_hex_id
 from thaw.plan import TransportKind
 
 KINDS = ("redis", "tcp", "auto", "dir", "s3")
 FLOW = Flow(chunk_bytes=1000, window_bytes=20_000, resume_s=5.0)
-KEY, SECRET = "thaw-test-key", "thaw-test-secret"
 
 
 class Group:
@@ -122,53 +114,3 @@ class Worker:
             self._work()
         except BaseException as e:  # noqa: BLE001  join() raises it in the test's thread
             self.error = e
-
-
-@contextmanager
-def seaweed(directory: Path) -> Iterator[str]:
-    """A real S3 server with a bucket ``relay``; its endpoint."""
-    identity = {"name": "t", "credentials": [{"accessKey": KEY, "secretKey": SECRET}], "actions": ["Admin"]}
-    (directory / "s3.json").write_text(json.dumps({"identities": [identity]}))
-    ports = {name: _low_port() for name in ("s3.port", "master.port", "volume.port", "filer.port")}
-    with (directory / "log").open("wb") as log:
-        process = subprocess.Popen(
-            [Path(sys.executable).parent / "weed", "server", f"-dir={directory}", "-ip=127.0.0.1",
-             "-ip.bind=127.0.0.1", "-s3", f"-s3.config={directory / 's3.json'}", "-master.telemetry=false",
-             "-s3.port.iceberg=0", "-s3.port.lance=0", "-volume.max=8", "-master.volumeSizeLimitMB=64",
-             *(f"-{name}={port}" for name, port in ports.items())],
-            stdout=log, stderr=log,
-        )  # fmt: skip
-    endpoint = f"http://127.0.0.1:{ports['s3.port']}"
-    try:
-        _make_bucket(endpoint)
-        yield endpoint
-    finally:
-        process.kill()  # SIGTERM takes it 20 s
-        process.wait(10)
-        for name, port in ports.items():  # it leaves these when it is killed
-            role = name.partition(".")[0]
-            for left in (f"{role}-{port}", f"{role}-grpc-{port + 10_000}"):
-                Path(f"/tmp/seaweedfs-{left}.sock").unlink(missing_ok=True)
-
-
-def _make_bucket(endpoint: str) -> None:
-    """The S3 port opens before the store behind it can take a bucket."""
-    client = botocore.session.get_session().create_client(
-        "s3", endpoint_url=endpoint, region_name="us-east-1", aws_access_key_id=KEY, aws_secret_access_key=SECRET
-    )
-    deadline, retry = time.monotonic() + 60, threading.Event()
-    while True:
-        try:
-            client.create_bucket(Bucket="relay")
-            client.put_object(Bucket="relay", Key="probe", Body=b"x")
-            break
-        except Exception:  # noqa: BLE001  refused, reset, 500: it is starting
-            assert time.monotonic() < deadline
-            retry.wait(0.1)
-    client.close()
-
-
-def _low_port() -> int:
-    """The server also takes port + 10000 for gRPC."""
-    port = free_port()
-    return port if port < 55000 else port - 20000

@@ -2,57 +2,22 @@
 
 from __future__ import annotations
 
-import json
-import socket
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import botocore.session
 import pytest
 
-from tests.conftest import free_port
-from tests.fetchd.harness import Fetchd, file_bytes, wait_until, write_index, write_model
+from tests.fetchd.harness import Fetchd, file_bytes, write_index, write_model
+from tests.seaweed import KEY, SECRET, seaweed
 from thaw.errors import ModelNotFound
 from thaw.ids import GroupId
-
-KEY, SECRET = "thaw-test-key", "thaw-test-secret"
-
-
-def _listens(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 @pytest.fixture(scope="module")
 def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    directory = tmp_path_factory.mktemp("weed")
-    identity = {"name": "t", "credentials": [{"accessKey": KEY, "secretKey": SECRET}], "actions": ["Admin"]}
-    (directory / "s3.json").write_text(json.dumps({"identities": [identity]}))
-    ports = {name: _low_port() for name in ("s3.port", "master.port", "volume.port", "filer.port")}
-    arguments = [f"-{name}={port}" for name, port in ports.items()]
-    weed = Path(sys.executable).parent / "weed"
-    with (directory / "log").open("wb") as log:
-        process = subprocess.Popen(
-            [weed, "server", f"-dir={directory}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-s3",
-             f"-s3.config={directory / 's3.json'}", "-master.telemetry=false", "-s3.port.iceberg=0", "-s3.port.lance=0",
-             "-volume.max=8", "-master.volumeSizeLimitMB=64", *arguments],
-            stdout=log, stderr=log,
-        )  # fmt: skip
-    try:
-        wait_until(lambda: _listens(ports["s3.port"]), 60)
-        yield f"http://127.0.0.1:{ports['s3.port']}"
-    finally:
-        process.kill()  # SIGTERM takes it 20 s
-        process.wait(10)
-
-
-def _low_port() -> int:
-    """The server also takes port + 10000 for gRPC."""
-    port = free_port()
-    return port if port < 55000 else port - 20000
+    with seaweed(tmp_path_factory.mktemp("weed"), "models") as endpoint:
+        yield endpoint
 
 
 @pytest.fixture(scope="module")
@@ -62,14 +27,6 @@ def pushed(s3: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     client = botocore.session.get_session().create_client(
         "s3", endpoint_url=s3, region_name="us-east-1", aws_access_key_id=KEY, aws_secret_access_key=SECRET
     )
-    deadline = time.monotonic() + 60
-    while True:  # the S3 port opens before the store behind it can take a bucket
-        try:
-            client.create_bucket(Bucket="models")
-            client.put_object(Bucket="models", Key="probe", Body=b"x")
-            break
-        except client.exceptions.ClientError:
-            assert time.monotonic() < deadline
     for path in model.iterdir():
         client.put_object(Bucket="models", Key=f"some dir/tiny+1/{path.name}", Body=path.read_bytes())
     client.close()

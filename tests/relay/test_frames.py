@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import struct
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relay import frames
-from relay.frames import HEADER_BYTES, MAX_PAYLOAD_BYTES, Frame, FrameHeader, FrameKind, Priority
+from relay.frames import FLAG_TENSORS, HEADER_BYTES, MAX_PAYLOAD_BYTES, Frame, FrameHeader, FrameKind, Priority
 from thaw.errors import ProtocolError
 
 VECTORS: dict[str, Any] = json.loads((Path(__file__).parents[1] / "vectors/frames.json").read_text())
@@ -29,7 +28,7 @@ def test_the_vectors_are_written_and_read(vector: dict[str, Any]) -> None:
     assert frames.encode(header, payload) == encoded
     decoded = frames.decode(encoded)
     assert decoded.payload == payload
-    assert replace(decoded.header, n_bytes=0, payload_crc=0) == header
+    assert decoded.header._replace(n_bytes=0, payload_crc=0) == header
 
 
 @pytest.mark.parametrize("vector", VECTORS["bad"], ids=lambda v: str(v["name"]))
@@ -97,6 +96,8 @@ def test_random_bytes_never_escape_as_another_exception(data: bytes) -> None:
         FrameHeader,
         kind=st.sampled_from(FrameKind), priority=st.sampled_from(Priority), group_id=st.binary(min_size=16, max_size=16),
         stream_id=st.integers(0, 2**32 - 1), seq=st.integers(0, 2**64 - 1), step=st.integers(0, 2**64 - 1),
+        flags=st.sampled_from((0, FLAG_TENSORS)), chunk=st.just(2), n_chunks=st.integers(3, 2**32 - 1), n_bytes=st.just(0),
+        payload_crc=st.just(0),
     ),
     st.binary(max_size=500),
 )  # fmt: skip
@@ -104,5 +105,5 @@ def test_what_was_encoded_is_decoded(header: FrameHeader, payload: bytes) -> Non
     frame = frames.decode(frames.encode(header, payload))
     assert isinstance(frame, Frame)
     assert frame.payload == payload
-    assert frame.header == replace(header, n_bytes=len(payload), payload_crc=frames.crc32c(payload))
+    assert frame.header == header._replace(n_bytes=len(payload), payload_crc=frames.crc32c(payload))
     assert len(frames.encode(header, payload)) == HEADER_BYTES + len(payload)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -38,6 +36,19 @@ def test_every_chunk_is_received_into_its_message() -> None:
     assert assembly.position == (1, 0)
 
 
+def test_a_messages_memory_is_used_again_when_nobody_looks_at_it_any_more() -> None:
+    assembly = Assembly(0)
+
+    def message(seq: int) -> Message:
+        return next(m for frame in frames_of(seq, bytes([seq]) * 20) for m in give(assembly, *frame))
+
+    kept = message(0).payload[:3]
+    seen = message(1).payload.obj
+    assert bytes(kept) == bytes(3)
+    assert message(2).payload.obj is seen
+    assert bytes(kept) == bytes(3)
+
+
 def test_a_repeated_chunk_goes_to_waste() -> None:
     assembly = Assembly(0)
     frames = frames_of(0, b"0123456789abc")
@@ -56,7 +67,7 @@ def test_a_gap_is_refused_unless_there_is_another_way() -> None:
     assert give(assembly, *second) == []
     assert [bytes(m.payload) for m in give(assembly, *first)] == [b"a", b"b"]
     with pytest.raises(ProtocolError, match="message 9 chunk 0"):
-        assembly.place(replace(second[0], seq=9, n_bytes=2))
+        assembly.place(second[0]._replace(seq=9, n_bytes=2))
 
 
 @pytest.mark.parametrize(
@@ -77,7 +88,7 @@ def test_a_chunk_that_lies_about_its_message_is_refused(
     frames = frames_of(0, bytes(25))
     with pytest.raises(ProtocolError, match=message):
         for change, (header, payload) in zip((first, second), frames, strict=False):
-            changed = replace(header, **change)  # type: ignore[arg-type]
+            changed = header._replace(**change)  # type: ignore[arg-type]
             give(assembly, changed, payload[: changed.n_bytes])
 
 

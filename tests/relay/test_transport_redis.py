@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import struct
 import tracemalloc
@@ -14,13 +15,16 @@ import redis
 from relay import frames
 from relay.credentials import drop_group
 from relay.frames import MAX_PAYLOAD_BYTES, FrameHeader, FrameKind, Priority
-from relay.transports.base import Flow
+from relay.messages import GroupCredential, GroupLink
+from relay.transports.base import Flow, Transport
+from relay.transports.connect import connect
 from relay.transports.redis import RedisTransport
 from relay.transports.redis_server import TTL_MS
 from tests.conformance.transports import Worker, settle
 from tests.conftest import ValkeyServer
 from thaw.errors import ProtocolError, Unavailable, WorkerLost
 from thaw.ids import GroupId, random_hex_id
+from thaw.plan import TransportKind
 
 Make = Callable[..., RedisTransport]
 GROUP = GroupId(random_hex_id())
@@ -185,6 +189,33 @@ def test_a_full_relay_refuses_and_says_so(make: Make, own_valkey: ValkeyServer) 
     with pytest.raises(Unavailable, match="the relay's memory is full"):
         for _ in range(100):
             sender.send(1, HIDDEN, bytes(1_000_000), deadline_s=5)
+
+
+def test_a_dead_group_at_its_quota_leaves_the_relay_room_for_others(own_valkey: ValkeyServer) -> None:
+    quota = 4 << 20
+    nobody = GroupCredential("", "")
+    link = GroupLink(TransportKind.REDIS, own_valkey.url, nobody)
+    with redis.Redis.from_url(own_valkey.url) as client, contextlib.ExitStack() as stack:
+
+        def stage(group_id: GroupId, k: int) -> Transport:
+            made = connect(link, group_id, k, 2, flow=Flow.of_group(2, quota))
+            stack.callback(made.close)
+            return made
+
+        before = client.info("memory")["used_memory"]
+        dead = stage(GROUP, 0)
+        for header in (HIDDEN, KV):
+            with pytest.raises(Unavailable, match="stage 1 does not keep up"):
+                while True:
+                    dead.send(1, header, bytes(20_000), deadline_s=0.5)
+        held = client.info("memory")["used_memory"] - before
+        assert quota / 4 < held < quota  # a third of it: of six ways two are full
+        client.config_set("maxmemory", before + 2 * quota)
+        other = GroupId(random_hex_id())
+        sender, receiver = stage(other, 0), stage(other, 1)
+        for _ in range(200):
+            sender.send(1, HIDDEN, bytes(20_000), deadline_s=5)
+            assert receiver.receive(deadline_s=5).payload.nbytes == 20_000
 
 
 def test_a_refusal_of_a_small_message_is_told_to_the_thread_that_waits_for_the_answer(
