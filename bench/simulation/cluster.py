@@ -32,6 +32,7 @@ class ModelCache:
 
     def __init__(self, capacity: float) -> None:
         self.capacity, self.used = capacity, 0.0
+        self.n_changes = 0  # of what is in it
         self._models: OrderedDict[int, int] = OrderedDict()
 
     def __contains__(self, function: int) -> bool:
@@ -53,6 +54,7 @@ class ModelCache:
             self.used -= self._models.popitem(last=False)[1]
         self._models[function] = n_bytes
         self.used += n_bytes
+        self.n_changes += 1
 
 
 class SimServer:
@@ -64,6 +66,7 @@ class SimServer:
         self.ledger = LinkLedger(spec.link, discipline)
         self.cache = ModelCache(spec.cache_bytes if cache else 0.0)
         self._offer: tuple[Gpu, ...] | None = None
+        self.n_changes = 0  # of its devices
         self.held_byte_s = 0.0
         self._held, self._held_at = 0, 0.0
 
@@ -86,6 +89,7 @@ class SimServer:
     def account(self, change: int, now: float) -> None:
         self.held_byte_s += self._held * (now - self._held_at)
         self._held, self._held_at = self._held + change, now
+        self.n_changes += 1
         self._offer = None
 
     def offer(self) -> tuple[Gpu, ...]:

@@ -34,10 +34,11 @@ class DeviceView:
     reserved: int = 0  # by instances we know, from decision to GONE
     releasing: int = 0  # the part of ``reserved`` that a release was sent for
     n_workers: int = 0
+    is_kept: bool = False  # for the one that is first in turn: to all others nothing is free here
 
     @property
     def free(self) -> int:
-        return self.device.memory_bytes - self.foreign - self.reserved
+        return -self.device.memory_bytes if self.is_kept else self.device.memory_bytes - self.foreign - self.reserved
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +113,11 @@ class HostView:
             self.as_reported = False
             self._changed()
 
+    def keep(self, device: str, *, for_the_first: bool) -> None:
+        if (view := self.devices.get(device)) is not None:
+            view.is_kept = for_the_first
+            self._changed()
+
     def let_go(self, instance_id: InstanceId, device: str, n_bytes: int) -> None:
         if (view := self.devices.get(device)) is not None:
             view.reserved -= n_bytes
@@ -123,6 +129,8 @@ class HostView:
     def is_confirmed_by(self, report: HostReport) -> bool:
         """It says what the last one said, and we have done nothing there in between: most of a thousand do."""
         last = self.report
+        if report is last:
+            return self.as_reported
         return (
             self.as_reported and not report.fetches and report.instances == last.instances
             and report.devices == last.devices and report.network_bytes_per_s == last.network_bytes_per_s
@@ -154,7 +162,8 @@ class HostView:
             seen = sum(b for i, (d, b) in counted.items() if d == name and i in report.instances)
             # stem cells are reported as free: a host gives them up before it refuses a start
             view.foreign = max(0, view.device.memory_bytes - view.device.free_bytes - seen)
-            view.releasing = self.devices[name].releasing if name in self.devices else 0
+            if name in self.devices:
+                view.releasing, view.is_kept = self.devices[name].releasing, self.devices[name].is_kept
         self.devices, self.report, self.draining = fresh, report, report.draining
         self.as_reported = not (odd or report.fetches or self.fetching)
         self._changed()

@@ -14,7 +14,7 @@ A property test compares the answers with the rule itself over all instances.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from gateway.scheduler.hosts import HostView
@@ -34,6 +34,7 @@ class _Bytes(NamedTuple):
     use: str
     soon: int
     could: int
+    at_most: int  # without any of our instances
 
 
 class _Part(NamedTuple):
@@ -62,6 +63,9 @@ class _Sorted:
 
     def with_room(self, n_bytes: int) -> list[Where]:
         return [where for _, where in self._order[self._first(n_bytes) :]]
+
+    def most(self, suits: Callable[[Where], bool]) -> tuple[int, Where] | None:
+        return next((found for found in reversed(self._order) if suits(found[1])), None)
 
     def _first(self, n_bytes: int) -> int:
         return bisect.bisect_left(self._order, (n_bytes,))
@@ -93,7 +97,8 @@ class IdleMemory:
                 where = host.host_id, device.device.name
                 found.append(where)
                 soon = device.free + device.releasing
-                self._move(where, _Bytes(use, soon, soon + self._evictable.get(where, 0)))
+                self._move(where, _Bytes(use, soon, soon + self._evictable.get(where, 0),
+                                         device.device.memory_bytes - device.foreign))  # fmt: skip
                 (self._releasing.add if device.releasing else self._releasing.discard)(where)
         if (before := self._of_host.get(host.host_id)) != (now := tuple(found)):
             for where in set(before or ()) - set(now):
@@ -165,6 +170,32 @@ class IdleMemory:
         """Devices from which something is going, with the bytes that are free then."""
         return [(where, known.soon) for where in sorted(self._releasing)
                 if (known := self._bytes[where]).use in _FOR[for_model]]  # fmt: skip
+
+    @property
+    def is_empty(self) -> bool:
+        """Nothing is spare."""
+        return not self._order
+
+    def hosts(self, n_groups: int) -> set[HostId]:
+        """Of so many groups, those that are idle longest."""
+        return {where[0] for _, head in self._order[:n_groups] for where, _ in self._groups[head][1]}
+
+    def could_have(self, where: Where) -> int:
+        """Bytes free on it once all that may go has gone."""
+        known = self._bytes.get(where)
+        return -1 if known is None else known.could
+
+    def lacking(self, where: Where, n_bytes: int) -> list[InstanceId]:
+        """Heads of the groups that must go for so many bytes there, longest idle first; [] if what is going will do."""
+        if self._bytes[where].soon >= n_bytes:
+            return []
+        last = self._when(where, n_bytes)
+        return [] if last is None else _heads(self._parts[where][: last[1]])
+
+    def nearest(self, n_bytes: int, *, for_model: bool) -> Where | None:
+        """The device that lacks least of so many bytes, of those that are large enough."""
+        found = (self._could[use].most(lambda where: self._bytes[where].at_most >= n_bytes) for use in _FOR[for_model])
+        return max((f for f in found if f is not None), default=(0, None))[1]
 
     def longest_idle(self, n_bytes: int, taken: Mapping[Where, int], *, for_model: bool) -> list[InstanceId]:
         """Heads of the groups whose eviction makes room for so many bytes, beside what is ``taken`` on a device

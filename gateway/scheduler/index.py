@@ -12,8 +12,8 @@ fallback whoever could begin to fetch first; a test compares the answers with th
 
 ::
 
-    pace (1e9, "A10", cold)  ──▶ 8–16 GB free  ──▶ (workers, id) (workers, id) …   sorted; walked from the front
-                                 4– 8 GB free  ──▶ …   hosts that are too full are never looked at
+    pace (1e9, "A10", cold)  ──▶ 9 GB free, none idle    ──▶ (workers, id) (workers, id) …   sorted; from the front
+                                 24 GB free, 24 GB idle  ──▶ …   to the ``depth``-th whose link is free
     pace (1e9, "A10", stem)  ──▶ …
 """
 
@@ -47,11 +47,13 @@ class Wanted(NamedTuple):
 
 
 _Key = tuple[int, HostId]
+_Memory = tuple[int, int]
+"""Bytes free on an idle device, and on any.  Models come in sizes, so a thousand hosts have a few tens of them."""
 
 
 class _At(NamedTuple):
     pace: Pace
-    magnitude: int  # of the bytes free on its emptiest device, in binary digits
+    memory: _Memory
     key: _Key
 
 
@@ -60,7 +62,7 @@ class HostIndex:
 
     def __init__(self, stem_kind: str) -> None:
         self._stem_kind = stem_kind
-        self._order: dict[Pace, dict[int, list[_Key]]] = {}
+        self._order: dict[Pace, dict[_Memory, list[_Key]]] = {}
         self._at: dict[HostId, _At] = {}
         self._most_free: list[tuple[int, HostId]] = []
         self._free_of: dict[HostId, int] = {}
@@ -73,7 +75,7 @@ class HostIndex:
         if host.draining or not room.devices:
             return self.drop(host.host_id)
         pace = Pace(host.ledger.bytes_per_s, room.kind, self._stem_kind in report.stem_kinds, report.share)
-        at = _At(pace, max(0, room.most_free).bit_length(), (host.n_workers, host.host_id))
+        at = _At(pace, (room.most_idle, room.most_free), (host.n_workers, host.host_id))
         self._note_models(host.host_id, frozenset(r.uri for r in report.resident))
         before = self._at.get(host.host_id)
         self._note_free(host.host_id, room.most_free)
@@ -82,7 +84,7 @@ class HostIndex:
             if before is not None:
                 self._take_out(before)
             self._at[host.host_id] = at
-            bisect.insort(self._order.setdefault(pace, {}).setdefault(at.magnitude, []), at.key)
+            bisect.insort(self._order.setdefault(pace, {}).setdefault(at.memory, []), at.key)
 
     def drop(self, host_id: HostId) -> None:
         if (at := self._at.pop(host_id, None)) is not None:
@@ -114,17 +116,12 @@ class HostIndex:
 
     def _take_out(self, at: _At) -> None:
         of_pace = self._order[at.pace]
-        order = of_pace[at.magnitude]
+        order = of_pace[at.memory]
         del order[bisect.bisect_left(order, at.key)]
         if not order:
-            del of_pace[at.magnitude]
+            del of_pace[at.memory]
         if not of_pace:
             del self._order[at.pace]
-
-    def _walk(self, pace: Pace, n_bytes: int) -> Iterator[_Key]:
-        """Hosts of a pace that may have so many bytes free on a device, in order."""
-        enough = [order for magnitude, order in self._order[pace].items() if magnitude >= n_bytes.bit_length()]
-        return iter(enough[0]) if len(enough) == 1 else heapq.merge(*enough)
 
     # what placement asks -------------------------------------------------------------------------------------------
 
@@ -157,16 +154,11 @@ class HostIndex:
         return sorted((self._hosts[h] for h in found), key=lambda h: tie_order(h, now_s))
 
     def _of_pace(self, pace: Pace, wanted: Wanted, now_s: float) -> Iterator[HostId]:
-        hosts, least, due_s = self._hosts, wanted.needs[0], now_s + wanted.within_s
-        taken, busy = _Taken(wanted), list[HostView]()
-        for _, host_id in self._walk(pace, least):
-            host = hosts[host_id]
-            if host.most_free < least:
-                continue
-            if host.ledger.promised_until_s > now_s:
-                busy.append(host)
-            elif taken.take(host):
-                yield host_id
+        due_s, taken = now_s + wanted.within_s, _Taken(wanted)
+        free, busy = self._first_of_each(pace, wanted, now_s)
+        for _, host in free:
+            if taken.take(host):
+                yield host.host_id
                 if taken.is_enough:
                     return
         left = [host for host in busy if not taken.is_beaten(host)]  # by links that are free
@@ -176,13 +168,36 @@ class HostIndex:
             elif not taken.is_enough and taken.take(host):
                 yield host.host_id
 
+    def _first_of_each(
+        self, pace: Pace, wanted: Wanted, now_s: float
+    ) -> tuple[list[tuple[_Key, HostView]], list[HostView]]:
+        """Hosts with a free link, in order, ``depth`` of each memory at most; and, of memories that so many do not
+        have, those that keep a promise."""
+        free, busy = list[tuple[_Key, HostView]](), list[HostView]()
+        for (_, most_free), order in self._order[pace].items():
+            if most_free < wanted.needs[0]:
+                continue
+            n_free, promised = 0, list[HostView]()
+            for key in order:
+                host = self._hosts[key[1]]
+                if host.ledger.promised_until_s > now_s:
+                    promised.append(host)
+                    continue
+                free.append((key, host))
+                n_free += 1
+                if n_free == wanted.depth:
+                    break
+            else:
+                busy += promised
+        free.sort(key=lambda found: found[0])
+        return free, busy
+
     def _without_a_promise(self, pace: Pace, need: int, now_s: float) -> HostId | None:
         """Who has room for a whole model and could begin to fetch it first."""
         best: tuple[float, tuple[float, int, HostId]] | None = None
-        for _, host_id in self._walk(pace, need):
+        enough = [order for (_, most_free), order in self._order[pace].items() if most_free >= need]
+        for _, host_id in heapq.merge(*enough):
             host = self._hosts[host_id]
-            if host.most_free < need:
-                continue
             if host.ledger.busy_until_s <= now_s:
                 return host_id
             key = host.ledger.busy_until_s, tie_order(host, now_s)

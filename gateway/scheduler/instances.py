@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 from typing import Final
 
-from gateway.scheduler import groups
+from gateway.scheduler import groups, successors
 from gateway.scheduler.decisions import (
     Decision,
     DropPlan,
@@ -124,6 +124,8 @@ def idle_check(view: ClusterView, instance: InstanceView, now_s: float) -> list[
     if outdated:
         return _release(view, instance, now_s, "outdated")
     due_s = instance.idle_since_s + max(record.keep_alive_s, MIN_IDLE_S)
+    if record.n_stages > 1 and now_s < due_s:
+        return _give_way(view, instance, due_s, now_s)
     if now_s < due_s:
         return _look_again(instance, due_s, now_s)
     if action.waiting:
@@ -131,6 +133,14 @@ def idle_check(view: ClusterView, instance: InstanceView, now_s: float) -> list[
     if action.n_serving <= action.minimum:
         return []
     return _release(view, instance, now_s, "keep_alive")
+
+
+def _give_way(view: ClusterView, instance: InstanceView, due_s: float, now_s: float) -> list[Decision]:
+    idle_s = now_s - (instance.idle_since_s or now_s)
+    if idle_s < MIN_IDLE_S or not successors.is_due(view, instance):
+        return _look_again(instance, min(due_s, now_s + MIN_IDLE_S), now_s)
+    view.groups[instance.record.group_id].gives_way = True
+    return _release(view, instance, now_s, "successor")
 
 
 def _look_again(instance: InstanceView, at_s: float, now_s: float) -> list[Decision]:
@@ -152,6 +162,8 @@ def release_refused(view: ClusterView, instance: InstanceView, now_s: float) -> 
         return []  # nobody needs it; its timer asks again
     for member in view.members(instance.record.group_id):
         view.set_releasing(member, None)
+    if (group := view.groups.get(instance.record.group_id)) is not None:
+        group.gives_way = False
     head = view.head(instance.record)
     if head is not None and head.idle_since_s is not None:
         view.set_idle_since(head, now_s)
@@ -179,6 +191,7 @@ def _gone(view: ClusterView, record: InstanceRecord, before: InstanceView | None
         decided += start_failed(view, group, error, now_s)
     elif group is not None:
         decided += groups.end(view, group, now_s)
+        decided += successors.succeed(view, group, now_s)
     elif before is not None:
         decided.append(DropPlan(record.group_id))
     return [*decided, *rescale(view, record.action, now_s), *retry_blocked(view, now_s)]
@@ -292,9 +305,11 @@ def retry_blocked(view: ClusterView, now_s: float) -> list[Decision]:
     decided: list[Decision] = []
     refused = math.inf
     for turn in view.blocked:
-        if view.blocked and refused <= view.blocked.least_need:
-            break
-        if turn.need_bytes < refused:
-            decided += rescale(view, turn.name, now_s)
-            refused = turn.need_bytes if turn.name in view.blocked else refused
+        if turn.need_bytes >= refused:
+            continue
+        decided += rescale(view, turn.name, now_s)
+        if turn.name in view.blocked:
+            refused = turn.need_bytes
+            if refused <= view.blocked.least_need:
+                break
     return decided

@@ -7,16 +7,18 @@ from dataclasses import replace
 
 from gateway.scheduler import predict
 from gateway.scheduler.events import ActionFacts
+from gateway.scheduler.hosts import HostView
 from gateway.scheduler.index import Wanted
 from gateway.scheduler.plans import Choice, Seat, low_reserve
 from gateway.scheduler.predict import Times
 from gateway.scheduler.reasons import considered
-from gateway.scheduler.schemes import VARIANTS, Placement, Request, Scheme, Server, Variant, sizes
+from gateway.scheduler.schemes import VARIANTS, Gpu, Placement, Request, Scheme, Server, Variant, sizes
 from gateway.scheduler.select import Weighing, select, spread, weigh
 from gateway.scheduler.stages import Stages
 from gateway.scheduler.transports import has_transport
 from gateway.scheduler.view import ClusterView
 from thaw.action import KIND_LLM
+from thaw.ids import InstanceId
 from thaw.instance import StartMode
 from thaw.plan import StageRole
 
@@ -39,12 +41,7 @@ def place(
     if facts.forced_stages is None and view.index.most_free < facts.need_bytes:
         return None  # every group has a full worker, and the fallback is one
     most = most_stages(view, facts, stages)
-    kind = next(iter(view.index.kinds()), "cpu")
-    request = Request(
-        stages.facts.n_bytes, facts.need_bytes - stages.facts.n_bytes, facts.slo_ttft_s, facts.slo_tpot_s,
-        max(0.0, t_w), view.history.times(facts.name, kind, StartMode.COLD, stages.facts.weight_bytes),
-        largest_parts=stages.largest(most),
-    )  # fmt: skip
+    request = _request(view, facts, stages, t_w)
     offers = _Offers(view, facts, stages, request, most, now_s)
     if facts.forced_stages is not None:
         scheme = _forced(view, facts, offers, request, facts.forced_stages)
@@ -56,6 +53,36 @@ def place(
         weighing = replace(weighing, tried=tuple(t for t in weighing.tried if t[1] is not None))
     judged = considered(weighing, offers.servers, _variant(view), offers.bandwidth)
     return offers.choice(chosen, request, facts, {"sizes": [c.plain() for c in judged]})
+
+
+def in_time_without_idle(
+    view: ClusterView, facts: ActionFacts, stages: Stages, t_w: float, now_s: float, n_workers: int
+) -> list[InstanceId] | None:
+    """Where a start would miss its objective for want of memory on the right hosts: heads of the idle groups that must
+    go for one that meets it ([]: those that are going already will do); None when that would not help either."""
+    if view.idle.is_empty or t_w >= facts.slo_ttft_s:
+        return None
+    request, most = _request(view, facts, stages, t_w), most_stages(view, facts, stages)
+    offers = _Offers(view, facts, stages, request, most, now_s, without_idle=True)
+    scheme = _chosen(view, facts, offers, request, most, n_workers).chosen
+    if scheme is None or scheme.fallback:
+        return None
+    choice = offers.choice(scheme, request, facts, {})
+    found: dict[InstanceId, None] = {}
+    for seat in choice.seats:
+        full = seat.role is StageRole.FULL
+        need = facts.need_bytes if full else low_reserve(facts.need_bytes, choice.n_stages)
+        found.update(dict.fromkeys(view.idle.lacking((seat.host_id, seat.device), need)))
+    return list(found)
+
+
+def _request(view: ClusterView, facts: ActionFacts, stages: Stages, t_w: float) -> Request:
+    kind = next(iter(view.index.kinds()), "cpu")
+    return Request(
+        stages.facts.n_bytes, facts.need_bytes - stages.facts.n_bytes, facts.slo_ttft_s, facts.slo_tpot_s,
+        max(0.0, t_w), view.history.times(facts.name, kind, StartMode.COLD, stages.facts.weight_bytes),
+        largest_parts=stages.largest(most_stages(view, facts, stages)),
+    )  # fmt: skip
 
 
 def most_stages(view: ClusterView, facts: ActionFacts, stages: Stages) -> int:
@@ -121,13 +148,17 @@ class _Offers:
     """The hosts as Algorithm 1's servers, numbered so that a tie goes to the least loaded."""
 
     def __init__(
-        self, view: ClusterView, facts: ActionFacts, stages: Stages, request: Request, most: int, now_s: float
-    ) -> None:
+        self, view: ClusterView, facts: ActionFacts, stages: Stages, request: Request, most: int, now_s: float,
+        *, without_idle: bool = False,
+    ) -> None:  # fmt: skip
+        self._without_idle = without_idle
         self._view, self._name, self._model, self._now_s = view, facts.name, stages.facts, now_s
         # what a worker may need, least first: a low one of so many stages …, a full one
         needs = tuple(low_reserve(facts.need_bytes, s) for s in range(most, 0, -1))
         wanted, uri = Wanted(needs, most, _first_due_s(view, request, most)), stages.facts.uri
-        self._hosts = view.index.offers(wanted, now_s, view.index.with_model(uri))
+        also = set(view.index.with_model(uri))
+        also |= view.idle.hosts(EXPLAINED_HOSTS) if without_idle else set()
+        self._hosts = view.index.offers(wanted, now_s, also)
         self._resident = [h.has_model(uri, stages.facts.weight_bytes) for h in self._hosts]
         self._whole = request.part(1)
         kinds = {h.room(for_model=True).kind for h in self._hosts}
@@ -141,8 +172,13 @@ class _Offers:
         room = self._hosts[i].room(for_model=True)
         mode = StartMode.PREWARMED if KIND_LLM in self._hosts[i].report.stem_kinds else StartMode.COLD
         pcie = PCIE_BYTES_PER_S.get(room.kind, _PCIE_DEFAULT)
-        return Server(i, self._hosts[i].ledger.bytes_per_s, pcie, room.gpus, times[room.kind, mode],
-                      room.seats)  # fmt: skip
+        gpus, seats = (self._gpus_without_idle(self._hosts[i]), {}) if self._without_idle else (room.gpus, room.seats)
+        return Server(i, self._hosts[i].ledger.bytes_per_s, pcie, gpus, times[room.kind, mode], seats)
+
+    def _gpus_without_idle(self, host: HostView) -> tuple[Gpu, ...]:
+        """Who would have to be evicted still counts as there: a device that is idle now goes first."""
+        idle, devices = self._view.idle, host.room(for_model=True).devices
+        return tuple(Gpu(idle.could_have((host.host_id, d.device.name)), d.n_workers) for d in devices)
 
     def bandwidth(self, server: Server, n_bytes: float, within_s: float) -> float:
         if self._link(server.id, n_bytes) == RESIDENT_BYTES_PER_S:

@@ -14,7 +14,7 @@ from gateway.scheduler.decisions import (
 )
 from gateway.scheduler.events import ActionFacts
 from gateway.scheduler.evictions import evictions
-from gateway.scheduler.placement import most_stages, place
+from gateway.scheduler.placement import in_time_without_idle, most_stages, place
 from gateway.scheduler.plans import Choice, Names, fetch_key, group_plan, low_reserve, slots, starting_record
 from gateway.scheduler.scaling import groups, new_workers
 from gateway.scheduler.stages import Stages
@@ -48,6 +48,8 @@ def rescale(view: ClusterView, name: ActionName, now_s: float) -> list[Decision]
     if action.deleted:
         return fail_all(view, name, NotFound("The requested resource does not exist."))
     view.blocked.drop(name)  # until it is found that there is no room
+    if view.keeper is not None and view.keeper[0] == name:
+        view.keep_nothing()
     if facts is None or (not action.waiting and action.minimum == 0):
         return []
     if (refused := _refusal(view, facts)) is not None:
@@ -162,11 +164,30 @@ def _start_many(
         choice = place(view, facts, stages, _waited_s(view, facts.name, now_s), now_s, n_workers)
         if choice is None:
             view.block(facts.name)
-            return [*decided, *_make_room(view, facts), *wake(action, facts.name, now_s + _recheck_s(view), now_s)]
-        decided += _start_group(view, facts, stages, choice, now_s)
+            room = _make_room(view, facts)
+            if action.waiting and view.blocked.first == facts.name:
+                view.keep_nearest(facts.name)
+            return [*decided, *room, *wake(action, facts.name, now_s + _recheck_s(view), now_s)]
+        if choice.fallback and (victims := _too_slow(view, facts, stages, now_s, n_workers)) is not None:
+            view.block(facts.name)
+            return [*decided, *victims, *wake(action, facts.name, now_s + _recheck_s(view), now_s)]
+        decided += start_group(view, facts, stages, choice, now_s)
         if choice.n_stages < n_workers:
             wanted.append(n_workers - choice.n_stages)
     return decided
+
+
+def _too_slow(
+    view: ClusterView, facts: ActionFacts, stages: Stages | None, now_s: float, n_workers: int
+) -> list[Decision] | None:
+    """It can be started, but not in time.  Where idle groups are in the way of a start that is, they go and it waits
+    for that; None: they are not."""
+    if stages is None or facts.forced_stages is not None or not view.action(facts.name).waiting:
+        return None
+    heads = in_time_without_idle(view, facts, stages, _waited_s(view, facts.name, now_s), now_s, n_workers)
+    if heads is None:
+        return None
+    return [release(view, view.instances[head], only_idle=True, reason="memory") for head in heads]
 
 
 def _recheck_s(view: ClusterView) -> float:
@@ -174,9 +195,10 @@ def _recheck_s(view: ClusterView) -> float:
     return max(RECHECK_S, len(view.blocked) / RECHECKS_PER_S)
 
 
-def _start_group(
+def start_group(
     view: ClusterView, facts: ActionFacts, stages: Stages | None, choice: Choice, now_s: float
 ) -> list[Decision]:
+    """The decisions that begin it; the view holds its memory and its links from now on."""
     group_id = GroupId(view.new_id())
     names = Names(view.epoch, view.new_id(), group_id)
     several = choice.n_stages > 1

@@ -2,6 +2,9 @@
 
 Deadlines are moments (arrival + objective), so whoever waits comes nearer to the front with every second: a newcomer
 with a tighter objective overtakes only as long as it is really due earlier, and nobody starves behind equals.
+
+Nor behind smaller ones: who is first and finds no room keeps the device that lacks least, so that what comes free there
+adds up and is not taken, piece by piece, by others.
 """
 
 from __future__ import annotations
@@ -36,6 +39,10 @@ class Turns:
     def __iter__(self) -> Iterator[Turn]:
         """As they stand now, whatever happens on the way."""
         return iter(self._order.copy())
+
+    @property
+    def first(self) -> ActionName | None:
+        return self._order[0].name if self._order else None
 
     @property
     def least_need(self) -> int:

@@ -14,7 +14,7 @@ from typing import Final
 from gateway.scheduler.events import ActionFacts
 from gateway.scheduler.history import History
 from gateway.scheduler.hosts import HostView, new_host
-from gateway.scheduler.idle import IdleMemory
+from gateway.scheduler.idle import IdleMemory, Where
 from gateway.scheduler.index import HostIndex
 from gateway.scheduler.ledger import Discipline
 from gateway.scheduler.scaling import Window
@@ -76,6 +76,7 @@ class GroupView:
     done_bytes: dict[tuple[HostId, int], int] = field(default_factory=dict)  # by host and stage
     is_starting: bool = True  # not every stage is READY yet
     served: tuple[ActivationId, ...] = ()  # whom it was started for
+    gives_way: bool = False  # it was asked to leave its place to one worker
 
 
 @dataclass(slots=True)
@@ -141,6 +142,7 @@ class ClusterView:
         self.in_group: dict[GroupId, set[InstanceId]] = {}
         self.models: dict[str, ModelView] = {}
         self.blocked = Turns()  # wait for memory
+        self.keeper: tuple[ActionName, Where] | None = None  # who is first in turn, and the device that it keeps
         self._largest: dict[bool, int | None] = {}
         self.grace_until_s = 0.0  # until then a silent host is not yet lost
 
@@ -212,6 +214,8 @@ class ClusterView:
         """The first request has come, the oldest or the last one has gone."""
         if name in self.blocked:
             self.block(name)
+        if not self.actions[name].waiting and self.keeper is not None and self.keeper[0] == name:
+            self.keep_nothing()
         if len(self.actions[name].waiting) <= 1:
             self._note_action(name)
 
@@ -221,6 +225,21 @@ class ClusterView:
             oldest = next(self.waiting(name), None)
             due_s = math.inf if oldest is None else oldest.queued_s + facts.slo_ttft_s
             self.blocked.put(Turn(due_s, name, facts.need_bytes))
+
+    def keep_nearest(self, name: ActionName) -> None:
+        """It is first in turn and has no room: nobody else starts on the device that lacks least of it."""
+        self.keep_nothing()
+        facts = self.action(name).facts
+        where = None if facts is None else self.idle.nearest(facts.need_bytes, for_model=facts.is_llm)
+        if where is not None:
+            self.keeper = name, where
+            self.hosts[where[0]].keep(where[1], for_the_first=True)
+
+    def keep_nothing(self) -> None:
+        if self.keeper is not None:
+            (host_id, device), self.keeper = self.keeper[1], None
+            if (host := self.hosts.get(host_id)) is not None:
+                host.keep(device, for_the_first=False)
 
     def waiting(self, name: ActionName) -> Iterator[DemandView]:
         return (self.demand[a] for a in self.action(name).waiting)

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from gateway.scheduler.decisions import StartGroup
 from gateway.scheduler.events import ActionSeen
-from tests.scheduler.test_policy import World, hello, of, report
-from thaw.ids import ActionName
+from relay.messages import DemandRemoved
+from tests.scheduler.world import MIB, World, hello, of, report
+from thaw.ids import ActionName, HostId
 from thaw.instance import InstanceState
 
 TIGHT_S, LOOSE_S, SERVED_S = 2.0, 20.0, 1.0
@@ -64,3 +65,56 @@ def test_a_loose_request_is_not_starved_by_a_stream_of_tight_ones() -> None:
             break
     assert running[0].plan.action == "guest/loose"
     assert LOOSE_S - TIGHT_S - SERVED_S <= w.now - asked_s <= LOOSE_S + SERVED_S
+
+
+LARGE = ActionName("guest/large")
+
+
+def small_and_large(n_hosts: int = 1) -> World:
+    """Hosts of four places; a large function takes three of them."""
+    w = World(*(report(f"h{i}", 1024) for i in range(n_hosts)))
+    for name, mb in ((LARGE, 768), (ActionName("guest/small"), 256)):
+        facts = replace(hello(), name=name, need_bytes=mb * MIB, slo_ttft_s=TIGHT_S, keep_alive_s=0.0)
+        w.do(ActionSeen(facts))
+    return w
+
+
+def test_a_large_start_is_not_starved_by_a_stream_of_small_ones_that_always_fit() -> None:
+    w = small_and_large()
+    small = ActionName("guest/small")
+    running = [start for _ in range(4) for start in of(w.ask(small), StartGroup)]
+    assert len(running) == 4
+    assert of(w.ask(LARGE), StartGroup) == []
+    for _ in range(12):  # one goes, and another one is asked for: never are three places free
+        w.ask(small)
+        started = serve(w, running.pop(0))
+        running += started
+        if any(s.plan.action == LARGE for s in started):
+            break
+    assert running[-1].plan.action == LARGE
+
+
+def test_what_one_keeps_is_free_for_all_when_it_waits_no_more() -> None:
+    w = small_and_large()
+    small = ActionName("guest/small")
+    running = [start for _ in range(3) for start in of(w.ask(small), StartGroup)]
+    assert of(w.ask(LARGE), StartGroup) == []
+    (waiting,) = w.view.action(LARGE).waiting
+    assert of(w.ask(small), StartGroup) == []  # the fourth place is kept
+    w.do(DemandRemoved(waiting, LARGE))
+    assert len(of(w.later(2.0), StartGroup)) == 1
+    assert w.view.keeper is None
+    assert len(running) == 3
+
+
+def test_only_one_device_is_kept_and_the_others_go_on() -> None:
+    w = small_and_large(n_hosts=2)
+    small = ActionName("guest/small")
+    running = [start for _ in range(7) for start in of(w.ask(small), StartGroup)]
+    assert len(running) == 7  # one place is left, on h1
+    for _ in range(2):
+        assert of(w.ask(LARGE), StartGroup) == []
+    assert w.view.keeper == (LARGE, (HostId("h1"), "cpu"))
+    (here,) = [s for s in running[:1] if s.plan.stages[0].host == "h0"]
+    w.ask(small)
+    assert [s.plan.action for s in serve(w, here)] == [small]

@@ -1,0 +1,49 @@
+"""One worker in the place of a group: what a pipeline leaves behind once the model lies in a host's memory.
+
+Several stages make a start fast and all that follows slow: a group holds a whole worker's memory and a part for every
+further stage, and its low stages serve with a part of their device.  By the time it is idle, stage 0 has brought the
+rest of the weights into its host's memory.  So an idle group gives way to one worker that loads from there, fetches
+nothing, and is idle in its stead::
+
+    group of s stages, idle ──released──▶ stage 0 gone ──start of one stage from host memory──▶ idle, for keep_alive_s
+                        └──refused: a request came──▶ goes on, and is asked again when it is idle
+
+The worker is started only where there is room: nobody is evicted for it and nothing waits.
+"""
+
+from __future__ import annotations
+
+from gateway.scheduler.decisions import Decision
+from gateway.scheduler.placement import place
+from gateway.scheduler.starts import start_group
+from gateway.scheduler.view import ClusterView, GroupView, InstanceView
+from thaw.ids import ActionName, HostId
+
+
+def is_due(view: ClusterView, head: InstanceView) -> bool:
+    """An idle group of several stages, whose size nobody forced, on whose first host the whole model lies."""
+    record, action = head.record, view.action(head.record.action)
+    return (
+        record.n_stages > 1 and record.group_id in view.groups and action.facts is not None
+        and action.facts.forced_stages is None and not action.waiting and action.n_serving > action.minimum
+        and _has_model(view, record.action, record.host_id)
+    )  # fmt: skip
+
+
+def succeed(view: ClusterView, group: GroupView, now_s: float) -> list[Decision]:
+    """Its stage 0 has gone, as it was asked to.  Whoever waits by now is served by a start of its own."""
+    action = view.action(group.plan.action)
+    facts = action.facts
+    if not group.gives_way or facts is None or action.deleted or action.waiting or action.n_serving:
+        return []
+    stages = view.model(facts.model_uri).stages
+    choice = None if stages is None else place(view, facts, stages, 0.0, now_s)
+    if choice is None or choice.n_stages > 1 or not _has_model(view, facts.name, choice.seats[0].host_id):
+        return []
+    return start_group(view, facts, stages, choice, now_s)
+
+
+def _has_model(view: ClusterView, name: ActionName, host_id: HostId) -> bool:
+    facts, host = view.action(name).facts, view.hosts.get(host_id)
+    model = None if facts is None else view.model(facts.model_uri).facts
+    return host is not None and model is not None and host.has_model(model.uri, model.weight_bytes)

@@ -1,0 +1,83 @@
+"""An idle group of several stages gives way to one worker that loads from its host's memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gateway.scheduler.decisions import ReleaseInstance, StartGroup
+from gateway.scheduler.events import ActionSeen, HostsSeen
+from relay.messages import CommandRefused
+from tests.scheduler.world import CHAT, SMOLLM2, World, chat, group_world, of
+from thaw.errors import ErrorInfo
+from thaw.host import Resident
+from thaw.ids import HostId
+from thaw.instance import InstanceState
+
+
+def served() -> tuple[World, StartGroup]:
+    """A group of several stages that has answered its request; the objective asked for them."""
+    w = group_world(facts=chat(slo_ttft_s=7.5, max_stages=4))
+    (start,) = of(w.ask(CHAT), StartGroup)
+    assert len(start.stages) > 1
+    w.ready(start)
+    return w, start
+
+
+def whole_model_at(w: World, host_id: HostId) -> None:
+    """The rest of the weights has come."""
+    there = (Resident("s3://m", SMOLLM2.n_bytes),)
+    w.do(HostsSeen(tuple(replace(r, resident=there if r.host_id == host_id else ()) for r in w.reports.values())))
+
+
+def gone(w: World, start: StartGroup) -> list[StartGroup]:
+    return of(w.said(start, InstanceState.GONE), StartGroup)
+
+
+def test_an_idle_group_whose_model_is_in_memory_is_followed_by_one_worker_there() -> None:
+    w, start = served()
+    whole_model_at(w, start.plan.stages[0].host)
+    (released,) = of(w.later(3.0), ReleaseInstance)
+    assert (released.reason, released.only_idle) == ("successor", True)
+    (successor,) = gone(w, start)
+    assert [s.host for s in successor.plan.stages] == [start.plan.stages[0].host]
+    assert successor.activation_ids == ()
+    w.ready(successor)
+    assert [r.reason for r in of(w.later(70.0), ReleaseInstance)] == ["keep_alive"]
+    assert gone(w, successor) == []
+
+
+def test_as_long_as_the_rest_of_the_weights_has_not_come_the_group_stays() -> None:
+    w, start = served()
+    assert of(w.later(30.0), ReleaseInstance) == []
+    whole_model_at(w, start.plan.stages[1].host)  # where its stage 0 is not
+    assert of(w.later(10.0), ReleaseInstance) == []
+    assert [r.reason for r in of(w.later(30.0), ReleaseInstance)] == ["keep_alive"]
+    assert gone(w, start) == []
+
+
+@pytest.mark.parametrize("asked", [{"forced_stages": 2}, {"min_instances": 1}], ids=["forced", "minimum"])
+def test_a_group_whose_size_was_asked_for_or_that_alone_keeps_the_minimum_stays(asked: dict[str, int]) -> None:
+    w, start = served()
+    w.do(ActionSeen(chat(slo_ttft_s=7.5, max_stages=4, **asked)))
+    whole_model_at(w, start.plan.stages[0].host)
+    assert of(w.later(20.0), ReleaseInstance) == []
+
+
+def test_a_group_that_was_busy_after_all_stays_and_is_asked_again() -> None:
+    w, start = served()
+    whole_model_at(w, start.plan.stages[0].host)
+    (released,) = of(w.later(3.0), ReleaseInstance)
+    busy = ErrorInfo("InstanceBusy", "a request is in flight")
+    w.do(CommandRefused(released.command_id, released.host_id, start.plan.group_id, busy))
+    assert [r.reason for r in of(w.later(3.0), ReleaseInstance)] == ["successor"]
+
+
+def test_who_came_while_the_group_left_is_served_by_a_start_and_there_is_no_second_one() -> None:
+    w, start = served()
+    whole_model_at(w, start.plan.stages[0].host)
+    assert len(of(w.later(3.0), ReleaseInstance)) == 1
+    asked = of(w.ask(CHAT), StartGroup)
+    after = gone(w, start)
+    assert len(asked) + len(after) == 1
