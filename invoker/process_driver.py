@@ -140,11 +140,13 @@ class ProcessDriver:
     def logs(self, handle: Handle, stream: str, cursor: int) -> LogChunk:
         path = handle.stdout if stream == "stdout" else handle.stderr
         try:
-            with path.open("rb") as file:
-                file.seek(cursor)
-                data = file.read(_LOG_READ_BYTES)
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # after every run: a file object costs four times as much
         except FileNotFoundError:
             return LogChunk(b"", cursor)
+        try:
+            data = os.pread(fd, _LOG_READ_BYTES, cursor)
+        finally:
+            os.close(fd)
         return LogChunk(data, cursor + len(data))
 
     def more_logs(self, handle: Handle, cursors: tuple[int, int], deadline_s: float) -> bool:
