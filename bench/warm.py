@@ -166,6 +166,7 @@ def main() -> int:
         server = stack.enter_context(VllmServer(model, work, threads=1, max_num_seqs=_SLOTS, cores=[cores[0]]))
         bench = Warm(work, platform, server, cores[1])
         added = bench.added_ms(pairs)
+        say("added, ms: " + ", ".join(f"p{p} {percentile(added, p):.2f}" for p in (10, 50, 90, 99)))
         runs = {f"{system}@{c}": partial(bench.throughput, system, c, 4 if c == 1 else 2 if c == 8 else 1)
                 for c in _CONCURRENCY for system in ("thaw", "vllm")}  # fmt: skip
         found = interleave(runs, rounds)

@@ -1,17 +1,21 @@
 """Blocking invocations of /api/v1: answered when they end, or as a 202 when the client has waited long enough.
 
-The run has a thread of its own, so that it goes on when its request has been answered.  The 202 is as good as any: the
-activation is made durable first, owned by this gateway; should it die, another one ends it.
+A request's thread runs its call as long as no step outlasts the client's patience; a run that would (a cold start, a
+slow function) goes on in a thread of its own, and is not disturbed when its request has been answered.  The 202 is as
+good as any: the activation is made durable first, owned by this gateway; should it die, another one ends it.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from gateway.calls import Call
+from gateway.execute import Steps, to_end
+from gateway.link import Reply
 from gateway.recorder import Recorder
 from gateway.runs import Outcome
 from relay.records import Pending, Records
@@ -22,6 +26,7 @@ from thaw.ids import GatewayId
 @dataclass(slots=True, eq=False)
 class _Run:
     call: Call
+    steps: Steps
     lock: threading.Lock = field(default_factory=threading.Lock)
     handing_over: bool = False
     outcome: Outcome | None = None
@@ -30,26 +35,41 @@ class _Run:
 
 class BlockingRuns:
     def __init__(
-        self, execute: Callable[[Call], Outcome], recorder: Recorder, records: Records, gateway: GatewayId,
-        threads: int,
-    ) -> None:  # fmt: skip
-        self._execute, self._recorder, self._records, self._gateway = execute, recorder, records, gateway
+        self, steps: Callable[[Call], Steps], recorder: Recorder, records: Records, gateway: GatewayId, threads: int
+    ) -> None:
+        self._steps, self._recorder, self._records, self._gateway = steps, recorder, records, gateway
         self._pool = ThreadPoolExecutor(threads, "blocking")
 
     def run(self, call: Call, wait_s: float) -> Outcome | None:
         """The outcome, or None when it became a 202.  Raises Unavailable when it could not become one."""
-        run = _Run(call)
-        future = self._pool.submit(self._to_end, run)
+        run = _Run(call, self._steps(call))
+        until_s = time.monotonic() + wait_s
+        outcome = self._run_here(run, until_s)
+        if outcome is not None:
+            return outcome
+        future = self._pool.submit(self._run_on, run)
         try:
-            return future.result(wait_s)
+            return future.result(max(0.0, until_s - time.monotonic()))
         except TimeoutError:
             return self._hand_over(run)
 
     def stop(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _to_end(self, run: _Run) -> Outcome:
-        outcome = self._execute(run.call)
+    def _run_here(self, run: _Run, until_s: float) -> Outcome | None:
+        """None: the next step may take longer than the client waits."""
+        while True:
+            try:
+                step = next(run.steps)
+            except StopIteration as stop:
+                outcome: Outcome = stop.value
+                self._recorder.submit(run.call, outcome)
+                return outcome
+            if not isinstance(step, Reply) or not step.comes_within(until_s - time.monotonic()):
+                return None
+
+    def _run_on(self, run: _Run) -> Outcome:
+        outcome = to_end(run.steps)
         with run.lock:
             run.outcome = outcome
             mine = not run.handing_over or run.entry is not None

@@ -11,7 +11,7 @@ from gateway.auth import Authenticator
 from gateway.blocking import BlockingRuns
 from gateway.calls import Call
 from gateway.dispatch import Dispatcher
-from gateway.execute import execute
+from gateway.execute import Steps, steps, to_end
 from gateway.expect import Expectation
 from gateway.hangup import HangupWatcher
 from gateway.link import InvokerPool
@@ -51,7 +51,7 @@ class Gateway:
         self.pool = InvokerPool(self.registry.host_token(secrets.token_urlsafe(32)))
         self.dispatcher = Dispatcher(self.room, self.registry, self.pool, self.gateway_id, self.log)
         self.recorder = Recorder(self.records, self.pool, self.log)
-        self.blocking = BlockingRuns(self.execute, self.recorder, self.records, self.gateway_id, settings.threads)
+        self.blocking = BlockingRuns(self.steps, self.recorder, self.records, self.gateway_id, settings.threads)
         self.runner = AsyncRunner(
             settings.state_url, self.gateway_id, self.execute, self.dispatcher, self.actions, self.records,
             self.registry, PendingClaims(self.client, self.gateway_id), self.recorder, settings.async_threads,
@@ -61,8 +61,11 @@ class Gateway:
         self._stop = threading.Event()
         self._heartbeat = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
 
+    def steps(self, call: Call) -> Steps:
+        return steps(self.dispatcher, call)
+
     def execute(self, call: Call) -> Outcome:
-        return execute(self.dispatcher, call)
+        return to_end(self.steps(call))
 
     def start(self) -> None:
         self.registry.gateway_alive(self.gateway_id)

@@ -7,7 +7,8 @@
       ▼                          │
     demand + wait ◀──────────────┘
 
-Generators: what they yield while a client waits are sentences for it; what they return is the result.
+Generators: what they yield while a client waits are sentences for it; what they return is the result.  A reply is
+yielded, too, before it is waited for: who drives the run may leave that to another thread.
 """
 
 from __future__ import annotations
@@ -41,14 +42,18 @@ class Dispatcher:
         self.room, self._registry, self._pool = room, registry, pool
         self._gateway, self._log = gateway, log
 
-    def reach(self, call: Call) -> Generator[str, None, tuple[Route, Reply]]:
+    def reach(self, call: Call) -> Generator[str | Reply, None, tuple[Route, Reply]]:
         """An instance that accepted the call.  The caller ends the reply and gives the route back."""
         refusals = 0
         while True:
             route = yield from self._route(call, refusals)
+            reply = None
             try:
                 self._claim(call)
-                return route, self._send(call, route)
+                reply = self._send(call, route)
+                yield reply
+                reply.read_head()
+                return route, reply
             except InstanceGone:
                 self.room.refused(route, gone=True)
             except InstanceBusy:
@@ -61,6 +66,8 @@ class Dispatcher:
                 self.room.release(route)
                 raise time_limit(call) from None
             except BaseException:
+                if reply is not None:
+                    reply.abort()
                 self.room.release(route)
                 raise
 

@@ -2,24 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from typing import TypeVar
+
 from gateway.api.openai_format import aggregate
 from gateway.calls import Call
 from gateway.dispatch import Dispatcher
+from gateway.link import Reply
 from gateway.outcome import outcome_of
-from gateway.runs import Outcome, llm_tokens, run_function
+from gateway.runs import Outcome, function_steps, llm_tokens
 from relay.messages import RunFinished, RunToken
 from thaw.activation import ActivationStatus
 from thaw.errors import ProtocolError, ThawError
 
+T = TypeVar("T")
+Steps = Generator[str | Reply, None, Outcome]
+"""A run that stops before whatever may take long: a reply that is to come, or a sentence on what it waits for."""
 
-def execute(dispatcher: Dispatcher, call: Call) -> Outcome:
+
+def steps(dispatcher: Dispatcher, call: Call) -> Steps:
     """Never raises for what can go wrong with an activation: that is its outcome."""
     try:
-        if call.action.is_llm:
-            return llm_outcome(dispatcher, call)
-        return run_function(dispatcher, call)
+        if not call.action.is_llm:
+            return (yield from function_steps(dispatcher, call))
+        yield "generating"
+        return llm_outcome(dispatcher, call)
     except ThawError as e:
         return outcome_of(e)
+
+
+def to_end(run: Generator[object, None, T]) -> T:
+    """Drive a generator to its return value, whatever it waits for."""
+    while True:
+        try:
+            next(run)
+        except StopIteration as stop:
+            value: T = stop.value
+            return value
 
 
 def llm_outcome(dispatcher: Dispatcher, call: Call) -> Outcome:

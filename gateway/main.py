@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import resource
 import signal
 import sys
@@ -56,7 +57,9 @@ class _Server(BaseApplication):  # type: ignore[misc]
         self._gateway = Gateway(self._settings, self._log)
         self._gateway.start()
         first_key.admit(self._gateway.records, self._settings.first_key)
-        return create_app(self._gateway)
+        app = create_app(self._gateway)
+        gc.freeze()  # what was made so far stays: no collection needs to walk over it while a token waits
+        return app
 
     def _on_exit(self, _arbiter: object, _worker: object) -> None:
         if self._gateway is not None:

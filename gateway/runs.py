@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
 
 from gateway.calls import Call
 from gateway.dispatch import Dispatcher, time_limit
@@ -18,6 +18,8 @@ from relay.messages import RunFailed, RunFinished, RunToken
 from thaw.activation import ActivationStatus
 from thaw.errors import ProtocolError, ThawError, TimeLimitExceeded, WorkerLost, from_info
 from thaw.trace import Phase
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,7 @@ class Outcome:
 def llm_tokens(dispatcher: Dispatcher, call: Call) -> Generator[str | RunToken | RunFinished, None, None]:
     """Sentences while the client waits, then tokens in order, each once, then RunFinished.  Raises ThawError."""
     while True:
-        route, reply = yield from dispatcher.reach(call)
+        route, reply = yield from _sentences(dispatcher.reach(call))
         try:
             yield from _tokens(dispatcher, call, route, reply)
             return
@@ -43,6 +45,17 @@ def llm_tokens(dispatcher: Dispatcher, call: Call) -> Generator[str | RunToken |
             yield "the worker was lost, continuing elsewhere"
         except TimeLimitExceeded:
             raise time_limit(call) from None
+
+
+def _sentences(steps: Generator[str | Reply, None, T]) -> Generator[str, None, T]:
+    while True:
+        try:
+            step = next(steps)
+        except StopIteration as stop:
+            value: T = stop.value
+            return value
+        if isinstance(step, str):
+            yield step
 
 
 def _tokens(dispatcher: Dispatcher, call: Call, route: Route, reply: Reply) -> Iterator[RunToken | RunFinished]:
@@ -82,10 +95,11 @@ def _is_next(call: Call, token: object) -> bool:
     return True
 
 
-def run_function(dispatcher: Dispatcher, call: Call) -> Outcome:
-    """An ordinary function's answer, by OpenWhisk's contract of ``/run``.  Raises ThawError."""
+def function_steps(dispatcher: Dispatcher, call: Call) -> Generator[str | Reply, None, Outcome]:
+    """An ordinary function's answer, by OpenWhisk's contract of ``/run``; yields as Dispatcher.reach().  Raises
+    ThawError."""
     while True:
-        route, reply = finish(dispatcher.reach(call))
+        route, reply = yield from dispatcher.reach(call)
         lost = False
         try:
             body = reply.read_json()
@@ -97,16 +111,6 @@ def run_function(dispatcher: Dispatcher, call: Call) -> Outcome:
             raise time_limit(call) from None
         finally:
             dispatcher.room.lost(route) if lost else dispatcher.room.release(route)
-
-
-def finish(steps: Generator[Any, None, tuple[Route, Reply]]) -> tuple[Route, Reply]:
-    """Run a generator to its return value; nobody listens to its sentences."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as stop:
-            route, reply = stop.value
-            return route, reply
 
 
 def _function_outcome(status: int, body: object) -> Outcome:

@@ -14,7 +14,6 @@ import socketserver
 import threading
 import time
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler
 from typing import Any, Final
 
 from invoker import metrics
@@ -22,6 +21,7 @@ from invoker.fleet import Fleet
 from invoker.forward import Ending, Forwarded, forward
 from invoker.live import Live
 from invoker.logs import LATE_S
+from relay import http11
 from relay.messages import LogsFound, LogsWanted
 from thaw import wire
 from thaw.action import KIND_PYTHON
@@ -91,8 +91,7 @@ class DataPort(socketserver.ThreadingMixIn, socketserver.TCPServer):
             super().handle_error(request, client_address)
 
 
-class Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+class Handler(http11.Handler):
     disable_nagle_algorithm = True  # a token must not wait for the next
     timeout = IDLE_S
     server: DataPort
@@ -111,7 +110,7 @@ class Handler(BaseHTTPRequestHandler):
             self._reply(STATUS.get(type(e), e.http_status), {"error": e.message, "info": wire.to_plain(e.info())})
 
     def _check_token(self) -> None:
-        given = (self.headers.get("Authorization") or "").encode()
+        given = (self.headers.get("authorization") or "").encode()
         if _is_token(given, self.server.token()) or _is_token(given, self.server.rotated_token()):
             return
         self.close_connection = True  # whatever body follows stays unread
@@ -130,7 +129,7 @@ class Handler(BaseHTTPRequestHandler):
             return b""
 
     def _post(self) -> None:
-        length = self.headers.get("Content-Length") or ""
+        length = self.headers.get("content-length") or ""
         if not length.isdigit():
             self.close_connection = True
             raise BadRequest("a run needs Content-Length")
@@ -165,7 +164,7 @@ class Handler(BaseHTTPRequestHandler):
         metrics.RUN_SECONDS.observe(time.monotonic() - began)
 
     def _run(self, live: Live, body: bytes) -> Forwarded:
-        accept = self.headers.get("Accept") or "*/*"
+        accept = self.headers.get("accept") or "*/*"
         head = (f"POST /run HTTP/1.1\r\nHost: container\r\nAccept: {accept}\r\nContent-Type: application/json\r\n"
                 f"Content-Length: {len(body)}\r\n\r\n").encode("latin-1")  # fmt: skip
         assert live.handle is not None  # noqa: S101  a READY instance has one
@@ -202,18 +201,9 @@ class Handler(BaseHTTPRequestHandler):
 
     def _reply_bytes(self, status: int, data: bytes, content_type: str) -> None:
         try:
-            self.send_response(status)
-            self.send_header("Content-Type", content_type)
-            self.send_header("Content-Length", str(len(data)))
-            if self.close_connection:
-                self.send_header("Connection", "close")
-            self.end_headers()
-            self.wfile.write(data)
+            self.reply(status, data, content_type)
         except OSError:
             self.close_connection = True
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Runs are counted in metrics; the gateway logs them with their activation."""
 
 
 def _is_token(given: bytes, token: str) -> bool:

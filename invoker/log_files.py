@@ -14,11 +14,14 @@ _READ_BYTES: Final = 1 << 20
 def read(handle: Handle, stream: str, cursor: int) -> LogChunk:
     """What ``stream`` (``stdout`` or ``stderr``) has from byte ``cursor`` on, at most a MiB; no file is no output."""
     try:
-        with _path(handle, stream).open("rb") as file:
-            file.seek(cursor)
-            data = file.read(_READ_BYTES)
+        # after every run: a file object costs four times as much
+        fd = os.open(_path(handle, stream), os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         return LogChunk(b"", cursor)
+    try:
+        data = os.pread(fd, _READ_BYTES, cursor)
+    finally:
+        os.close(fd)
     return LogChunk(data, cursor + len(data))
 
 

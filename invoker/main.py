@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import secrets
 import signal
@@ -84,6 +85,7 @@ class Agent:
         count = 1 if self._settings.stem_cells == "on" else 0
         self.cells.set_target(KIND_PYTHON, count)
         self.cells.set_target(KIND_LLM, count)  # 0 also ends one that an earlier invoker left
+        gc.freeze()  # what was made so far stays: no collection needs to walk over it while a token waits
         self._log.event("ready", address=self.address, share=self.driver.share)
 
     def stop(self) -> None:

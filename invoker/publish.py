@@ -1,8 +1,9 @@
 """Instance records on their way to the registry: one thread, the newest record of each instance, in order.
 
 Serving never waits for the state server.  A change of state goes out at once; a flip between idle and busy may rest
-for a moment, so that a train of short requests is one announcement and not two for each.  While the state server is
-away the newest records are kept and sent when it is back.
+for a moment, and one that is known as busy is called idle once it has been so for as long: a train of short requests is
+one announcement and not two for each.  While the state server is away the newest records are kept and sent when it is
+back.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ class Publisher:
         self._sent: dict[InstanceId, InstanceRecord] = {}
         self._closing = False
         self._busy = False
+        self._sleeps_until = 0.0  # awake: it looks by itself
         self._thread = threading.Thread(target=self._run, name="publisher", daemon=True)
         self._thread.start()
 
@@ -37,11 +39,19 @@ class Publisher:
         with self._changed:
             now = time.monotonic()
             earlier = self._due.pop(record.instance_id, None)
+            if flip and not self._busy and _same(self._sent.get(record.instance_id), record):
+                return  # back to what everybody knows
             due = now + FLIP_REST_S if flip else now
-            if earlier is not None:
+            if earlier is not None and not (flip and self._rests(record)):
                 due = min(due, earlier[0])
             self._due[record.instance_id] = (due, record)
-            self._changed.notify_all()
+            if due < self._sleeps_until:
+                self._changed.notify_all()
+
+    def _rests(self, record: InstanceRecord) -> bool:
+        """It has just become idle and is known as busy."""
+        sent = self._sent.get(record.instance_id)
+        return record.idle_since_wall_ms is not None and sent is not None and sent.idle_since_wall_ms is None
 
     def flush(self, deadline_s: float) -> bool:
         """Whether everything went out within ``deadline_s``."""
@@ -78,7 +88,9 @@ class Publisher:
                 if due is not None and due[0] <= now:
                     self._busy = True
                     return self._due.pop(due[1])[1]
+                self._sleeps_until = float("inf") if due is None else due[0]
                 self._changed.wait(None if due is None else due[0] - now)
+                self._sleeps_until = 0.0
             return None
 
     def _remember(self, record: InstanceRecord) -> None:

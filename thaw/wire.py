@@ -20,11 +20,17 @@ from thaw.errors import ProtocolError
 
 T = TypeVar("T")
 
+_SCALARS = frozenset({str, int, float, bool, types.NoneType})
+
 
 def to_plain(value: Any) -> Any:
     """The JSON-ready form of a dataclass, enum, sequence, mapping or scalar."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: to_plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if type(value) in _SCALARS:
+        return value
+    cls: Any = type(value)
+    names = _field_names(cls)
+    if names is not None:
+        return {n: v if type(v := getattr(value, n)) in _SCALARS else to_plain(v) for n in names}
     if isinstance(value, enum.Enum):
         return value.value
     if isinstance(value, Mapping):
@@ -32,6 +38,12 @@ def to_plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [to_plain(v) for v in value]
     return value
+
+
+@cache
+def _field_names(cls: Any) -> tuple[str, ...] | None:
+    """None for what is no dataclass."""
+    return tuple(f.name for f in dataclasses.fields(cls)) if dataclasses.is_dataclass(cls) else None
 
 
 def dumps(value: Any) -> bytes:
@@ -58,6 +70,8 @@ def _hints(cls: type) -> dict[str, Any]:
 
 
 def _build(hint: Any, plain: Any, path: str) -> Any:
+    if type(plain) is hint:  # most values are strings and numbers
+        return plain
     while isinstance(hint, typing.NewType):
         hint = hint.__supertype__
     origin = get_origin(hint)

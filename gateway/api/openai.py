@@ -152,10 +152,11 @@ class _Lines:
 
     def after(self, first: str | RunToken | RunFinished) -> Iterator[str]:
         try:
-            yield from self._of(first)
+            if text := self._of(first):
+                yield text
             for step in self._steps:
-                yield from self._of(step)
-            yield "data: [DONE]\n\n"
+                if text := self._of(step):
+                    yield text
         except ThawError as e:
             self._end(outcome_of(e))
             if isinstance(e, ClientGone):
@@ -167,18 +168,14 @@ class _Lines:
         self._steps.close()
         self._end(Outcome(ActivationStatus.APPLICATION_ERROR, {"error": "The client closed the connection."}))
 
-    def _of(self, step: str | RunToken | RunFinished) -> Iterator[str]:
-        if isinstance(step, str):
-            yield f": thaw {step}\n\n"
-            return
+    def _of(self, step: str | RunToken | RunFinished) -> str:
         if isinstance(step, RunToken):
             self._tokens.append(step)
-            chunks = self._chunks.token(step)
-        else:
-            chunks = self._chunks.finished(step)
-            self._end(Outcome(ActivationStatus.SUCCESS, aggregate(self._call, self._tokens, step), step))
-        for chunk in chunks:
-            yield f"data: {json.dumps(chunk, ensure_ascii=False)}\n\n"
+            return self._chunks.token(step)
+        if isinstance(step, str):
+            return f": thaw {step}\n\n"
+        self._end(Outcome(ActivationStatus.SUCCESS, aggregate(self._call, self._tokens, step), step))
+        return self._chunks.finished(step) + "data: [DONE]\n\n"
 
     def _end(self, outcome: Outcome) -> None:
         if not self._closed:

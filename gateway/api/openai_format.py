@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Sequence
 from typing import Any
 
 from gateway.calls import Call
@@ -33,33 +34,43 @@ def aggregate(call: Call, tokens: Sequence[RunToken], finished: RunFinished) -> 
 
 
 class Chunks:
-    """The chunks of one streamed answer, in order.  ``offset`` counts characters for completions' logprobs."""
+    """The chunks of one streamed answer as server-sent events, in order: what one step gives is one text.
+
+    A token without logprobs is most of what is ever sent: the JSON around its text is made once.
+    """
 
     def __init__(self, call: Call, *, include_usage: bool) -> None:
         self._call, self._include_usage = call, include_usage
         self._chat = call.endpoint == "chat"
         self._head = _head(call, "chat.completion.chunk" if self._chat else "text_completion")
-        self._begun, self._offset = False, 0
+        self._begun, self._offset = False, 0  # the offset counts characters, for completions' logprobs
+        mark = f'"{"content" if self._chat else "text"}": '
+        before, mark, after = _event(self._delta("", None)).partition(f'{mark}""')
+        self._before, self._after = before + mark[:-2], after
 
-    def token(self, token: RunToken) -> Iterator[Json]:
-        """None for a token without text (half a character), unless its logprob is wanted."""
-        if token.text or token.logprob is not None:
-            yield from self._role()
-            yield self._delta(token.text, _logprobs(self._call, (token,), self._offset))
-            self._offset += len(token.text)
+    def token(self, token: RunToken) -> str:
+        """Empty for a token without text (half a character), unless its logprob is wanted."""
+        if not token.text and token.logprob is None:
+            return ""
+        offset, self._offset = self._offset, self._offset + len(token.text)
+        if token.logprob is None:
+            return f"{self._role()}{self._before}{json.dumps(token.text, ensure_ascii=False)}{self._after}"
+        return self._role() + _event(self._delta(token.text, _logprobs(self._call, (token,), offset)))
 
-    def finished(self, finished: RunFinished) -> Iterator[Json]:
-        yield from self._role()
+    def finished(self, finished: RunFinished) -> str:
+        text = self._role()
         if finished.text:
-            yield self._delta(finished.text, None)
-        yield self._chunk({} if self._chat else "", None, finished.reason)
+            text += _event(self._delta(finished.text, None))
+        text += _event(self._chunk({} if self._chat else "", None, finished.reason))
         if self._include_usage:
-            yield {**self._head, "choices": [], "usage": usage(finished)}
+            text += _event({**self._head, "choices": [], "usage": usage(finished)})
+        return text
 
-    def _role(self) -> Iterator[Json]:
-        if self._chat and not self._begun:
-            yield self._chunk({"role": "assistant", "content": ""}, None, None)
+    def _role(self) -> str:
+        if self._begun or not self._chat:
+            return ""
         self._begun = True
+        return _event(self._chunk({"role": "assistant", "content": ""}, None, None))
 
     def _delta(self, text: str, logprobs: Json | None) -> Json:
         return self._chunk({"content": text} if self._chat else text, logprobs, None)
@@ -68,6 +79,10 @@ class Chunks:
         body = {"delta": delta} if self._chat else {"text": delta}
         chunk = {**self._head, "choices": [{"index": 0, **body, "logprobs": logprobs, "finish_reason": reason}]}
         return {**chunk, "usage": None} if self._include_usage else chunk
+
+
+def _event(plain: Json) -> str:
+    return f"data: {json.dumps(plain, ensure_ascii=False)}\n\n"
 
 
 def _head(call: Call, kind: str) -> Json:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -51,6 +52,7 @@ class LlmContainer:
         except ThawError:
             self._set_state("failed")
             raise
+        gc.freeze()  # the tokenizer stays: no collection needs to walk over it while a token waits
         self._set_state("ready")
         return InitReply(True, trace.events, memory)
 

@@ -13,10 +13,9 @@ import socketserver
 import struct
 import sys
 from collections.abc import Iterable
-from http.server import BaseHTTPRequestHandler
 from typing import Any
 
-from relay import messages
+from relay import http11, messages
 from relay.channel import Channel
 from relay.messages import LlmInit, RunFailed, RunFinished, RunToken
 from thaw import wire
@@ -33,6 +32,8 @@ SENTINEL = "XXX_THE_END_OF_A_WHISK_ACTIVATION_XXX"
 MAX_BODY_BYTES = 64 * 1024 * 1024  # the gateway's own limit is far below
 EXIT_ENGINE_LOST = 70
 TELL_DEADLINE_S = 2.0
+_STREAM_HEAD = (f"HTTP/1.1 200 OK\r\nContent-Type: {STREAM_TYPE}\r\nTransfer-Encoding: chunked\r\n\r\n").encode()
+_LAST_CHUNK = b"0\r\n\r\n"
 
 log = Log("runtime-proxy")
 
@@ -44,8 +45,7 @@ class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
     hangups: HangupWatch
 
 
-class Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+class Handler(http11.Handler):
     server: _Server
 
     def do_GET(self) -> None:
@@ -72,7 +72,7 @@ class Handler(BaseHTTPRequestHandler):
             raise NotFound(f"no {self.path}")
 
     def _body(self) -> dict[str, Any]:
-        length = int(self.headers.get("Content-Length") or 0)
+        length = int(self.headers.get("content-length") or 0)
         if not 0 <= length <= MAX_BODY_BYTES:
             self.close_connection = True
             raise BadRequest(f"a body of {length} bytes; at most {MAX_BODY_BYTES}")
@@ -96,7 +96,7 @@ class Handler(BaseHTTPRequestHandler):
         try:
             stream, deadline = container.run(body)
             with self.server.hangups.watching(self.connection, stream.hang_up):
-                if STREAM_TYPE in (self.headers.get("Accept") or ""):
+                if STREAM_TYPE in (self.headers.get("accept") or ""):
                     self._stream(stream.messages(deadline))
                 else:
                     self._aggregate(stream, deadline, body)
@@ -104,20 +104,18 @@ class Handler(BaseHTTPRequestHandler):
             _print_sentinel()
 
     def _stream(self, batches: Iterable[list[RunMessage]]) -> None:
-        self.send_response(200)
-        self.send_header("Content-Type", STREAM_TYPE)
-        self.send_header("Transfer-Encoding", "chunked")
-        self.end_headers()
+        """The head goes out before the first token is there: whoever passes it on has done so by then."""
+        self.wfile.write(_STREAM_HEAD)
+        ended = False
         try:
             for batch in batches:
-                self._chunk(b"".join(map(_frame, batch)))
+                ended = bool(batch) and not isinstance(batch[-1], RunToken)
+                self.wfile.write(_chunk(b"".join(map(_frame, batch)), last=ended))
         except ThawError as e:
-            self._chunk(_frame(RunFailed(e.info())))
-        self.wfile.write(b"0\r\n\r\n")
-
-    def _chunk(self, data: bytes) -> None:
-        if data:  # an empty chunk would end the body
-            self.wfile.write(b"%x\r\n%b\r\n" % (len(data), data))
+            ended = True
+            self.wfile.write(_chunk(_frame(RunFailed(e.info())), last=True))
+        if not ended:
+            self.wfile.write(_LAST_CHUNK)
 
     def _aggregate(self, stream: RunStream, deadline: float | None, body: dict[str, Any]) -> None:
         tokens: list[RunToken] = []
@@ -135,18 +133,12 @@ class Handler(BaseHTTPRequestHandler):
         self._reply(error.http_status, {"error": error.message, "info": error.info()})
 
     def _reply(self, status: int, value: object) -> None:
-        data = wire.dumps(value)
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
+        self.reply(status, wire.dumps(value))
 
-    def address_string(self) -> str:
-        return "unix"
 
-    def log_message(self, format: str, *args: Any) -> None:
-        """Requests are logged by who sends them."""
+def _chunk(data: bytes, *, last: bool) -> bytes:
+    chunk = b"%x\r\n%b\r\n" % (len(data), data) if data else b""  # an empty chunk would end the body
+    return chunk + _LAST_CHUNK if last else chunk
 
 
 def _frame(message: RunMessage) -> bytes:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 import os
 import socket
 import sys
@@ -20,7 +21,7 @@ import zipfile
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from thaw_runtime.python_wire import SENTINEL, PeerGone, receive, send
+from thaw_runtime.python_wire import INIT, MAX_MESSAGE_BYTES, Message, PeerGone, receive, send
 
 NO_BINARY = "The action failed to generate or locate a binary. See logs for details."
 NOT_A_DICT = "The action did not return a dictionary or array."
@@ -31,7 +32,7 @@ Main = Callable[[Any], Any]
 def serve(sock: socket.socket) -> None:
     """Until the proxy closes."""
     try:
-        value = receive(sock)
+        value = json.loads(receive(sock).body)
         main = _initialised(sock, value)
         if main is not None:
             _run_all(sock, main, int(value.get("concurrency") or 1))
@@ -45,10 +46,10 @@ def _initialised(sock: socket.socket, value: Mapping[str, Any]) -> Main | None:
     except Exception:  # noqa: BLE001  whatever user code raises while it is loaded is the user's to read
         traceback.print_exc()
         _flush()
-        send(sock, {"status": 502, "body": {"error": NO_BINARY}})
+        send(sock, INIT, _dumps({"error": NO_BINARY}), 502)
         return None
     _flush()
-    send(sock, {"status": 200, "body": {"ok": True}})
+    send(sock, INIT, _dumps({"ok": True}), 200)
     return main
 
 
@@ -101,7 +102,7 @@ def _run_all(sock: socket.socket, main: Main, concurrency: int) -> None:
             threading.Thread(target=_run_threaded, args=(sock, main, request), daemon=True).start()
 
 
-def _run_threaded(sock: socket.socket, main: Main, request: Mapping[str, Any]) -> None:
+def _run_threaded(sock: socket.socket, main: Main, request: Message) -> None:
     try:
         _run(sock, main, request)
     except PeerGone:
@@ -113,55 +114,61 @@ def _run_threaded(sock: socket.socket, main: Main, request: Mapping[str, Any]) -
 _send_lock = threading.Lock()
 
 
-def _run(sock: socket.socket, main: Main, request: Mapping[str, Any]) -> None:
+def _run(sock: socket.socket, main: Main, request: Message) -> None:
+    status, body = _answer(main, request.body)
+    _flush()
+    with _send_lock:
+        send(sock, request.run_id, body, status)
+
+
+def _answer(main: Main, body: bytes) -> tuple[int, bytes]:
+    """Status and JSON.  The proxy has not looked into ``body``."""
+    try:
+        request = json.loads(body)
+    except ValueError as e:
+        return 400, _dumps(refusal("BadRequest", f"Error unmarshaling request: {e}"))
+    if not isinstance(request, dict):
+        return 400, _dumps(refusal("BadRequest", "Error unmarshaling request: not a JSON object"))
     _export(request)
     try:
         result = main(request.get("value") or {})
-        status, body = (200, result) if isinstance(result, dict | list) else (502, {"error": NOT_A_DICT})
     except Exception as e:  # noqa: BLE001  an exception of user code is its result
         traceback.print_exc()
-        status, body = 200, {"error": str(e)}
-    end_streams()
-    with _send_lock:
-        _answer(sock, request["id"], status, body)
+        return 200, _dumps({"error": str(e)})
+    if isinstance(result, dict | list):
+        try:
+            data = _dumps(result)
+            if len(data) <= MAX_MESSAGE_BYTES:
+                return 200, data
+        except (TypeError, ValueError, RecursionError):  # the result holds what JSON cannot say
+            pass
+    return 502, _dumps({"error": NOT_A_DICT})
 
 
-def _answer(sock: socket.socket, run_id: int, status: int, body: Any) -> None:
-    try:
-        send(sock, {"id": run_id, "status": status, "body": body})
-    except (TypeError, ValueError):  # the result holds what JSON cannot say
-        send(sock, {"id": run_id, "status": 502, "body": {"error": NOT_A_DICT}})
+def refusal(code: str, error: str) -> dict[str, Any]:
+    """A body that is not the function's own."""
+    return {"error": error, "info": {"code": code, "message": error, "hint": ""}}
+
+
+def _dumps(value: object) -> bytes:
+    return json.dumps(value).encode()
 
 
 def _export(request: Mapping[str, Any]) -> None:
     for name in [n for n in os.environ if n.startswith("__OW_") and n not in _KEPT]:
         del os.environ[name]
     for key, setting in request.items():
-        if key not in ("value", "id"):
+        if key != "value":
             os.environ[f"__OW_{key.upper()}"] = setting if isinstance(setting, str) else str(setting)
 
 
 _KEPT = frozenset({"__OW_API_HOST", "__OW_ALLOW_CONCURRENT"})
 
 
-def end_streams() -> None:
-    """The sentinel on both streams, behind everything that was printed, on a line of its own."""
-    for stream, fd in ((sys.stdout, 1), (sys.stderr, 2)):
+def _flush() -> None:
+    """What was printed is on its way before the answer is: the proxy puts the sentinel behind it."""
+    for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
         except (OSError, ValueError, AttributeError):
-            pass  # user code closed or replaced it; the sentinel goes to the descriptor itself
-        _write_all(fd, f"{SENTINEL}\n".encode())
-
-
-def _write_all(fd: int, data: bytes) -> None:
-    try:
-        while data:
-            data = data[os.write(fd, data) :]
-    except OSError:
-        return  # user code closed the descriptor: it has no logs then
-
-
-def _flush() -> None:
-    sys.stdout.flush()
-    sys.stderr.flush()
+            pass  # user code closed or replaced it

@@ -1,4 +1,8 @@
-"""The proxy's view of its child: one init, runs by number, and its death."""
+"""The proxy's view of its child: one init, runs by number, what it prints, and its death.
+
+One thread listens to everything but requests: the child's answers, its two output streams, and the sockets of callers
+that wait, which it only watches for their end.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +12,14 @@ import select
 import signal
 import socket
 import threading
-from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Collection
+from typing import Final
 
-from thaw_runtime.python_streams import Pump, write_all
-from thaw_runtime.python_wire import SENTINEL, PeerGone, receive, send
+from thaw_runtime.python_streams import Drain, write_all
+from thaw_runtime.python_wire import INIT, SENTINEL, Message, PeerGone, receive, send
 
 LOGS_WAIT_S: Final = 2.0
-"""How long an answer waits for its logs to be written; only a stopped disk takes longer."""
+"""How long the end waits for last words; only a process that the function left behind holds them back."""
 
 
 class CommandExited(Exception):
@@ -27,110 +31,128 @@ class CallerGone(Exception):
 
 
 class _Waiter:
-    """One expected answer.  Wakes a poll, since its owner also watches the caller's socket."""
+    """One expected answer and the socket of who waits for it.  Woken once."""
 
-    def __init__(self) -> None:
-        self.fd = os.eventfd(0, os.EFD_CLOEXEC)
-        self.answer: Mapping[str, Any] | None = None
+    def __init__(self, caller: int) -> None:
+        self.caller = caller
+        self._there = threading.Lock()
+        self._there.acquire()
+        self._outcome: Message | type[Exception] = CommandExited
 
-    def wake(self, answer: Mapping[str, Any] | None) -> None:
-        self.answer = answer
-        os.eventfd_write(self.fd, 1)
+    def wake(self, outcome: Message | type[Exception]) -> None:
+        self._outcome = outcome
+        self._there.release()
+
+    def wait(self) -> Message:
+        """Raises CommandExited, CallerGone."""
+        self._there.acquire()
+        if isinstance(self._outcome, Message):
+            return self._outcome
+        raise self._outcome
 
 
 class Child:
-    """Forked by :func:`fork_child` before the first thread exists."""
+    """Forked by :func:`python_proxy.fork_child` before the first thread exists."""
 
     def __init__(self, pid: int, sock: socket.socket, stdout: int, stderr: int) -> None:
         self._pid, self._sock = pid, sock
-        self._lock = threading.Lock()
+        self._lock, self._sending = threading.Lock(), threading.Lock()
         self._waiters: dict[int, _Waiter] = {}
-        self._next_id = 0
-        self._n_ended = 0
+        self._next_id = INIT
         self.exited = threading.Event()
-        self._pumps = (Pump(stdout, 1, "stdout"), Pump(stderr, 2, "stderr"))
+        self._said_all = threading.Event()
+        self._drains = {fd: Drain(fd, target) for fd, target in ((stdout, 1), (stderr, 2))}
+        self._epoll = select.epoll()
+        for fd in (sock.fileno(), stdout, stderr):
+            self._epoll.register(fd, select.EPOLLIN)
+        threading.Thread(target=self._listen, name="child", daemon=True).start()
 
-    def init(self, value: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The child's {status, body}.  Raises CommandExited."""
+    def init(self, body: bytes) -> Message:
+        """Must come before the first run.  Raises CommandExited."""
+        return self._ask(body, self._expect(-1))
+
+    def run(self, body: bytes, caller: socket.socket) -> Message:
+        """The run's answer; its logs are written then.  Raises CommandExited, CallerGone."""
+        run = self._expect(caller.fileno())  # first: a caller that has gone already is reported but once
+        self._epoll.register(caller, select.EPOLLRDHUP | select.EPOLLONESHOT)
         try:
-            send(self._sock, value)
-            reply: Mapping[str, Any] = receive(self._sock)
-        except PeerGone as e:
-            self._ended()
-            raise CommandExited from e
-        threading.Thread(target=self._read_answers, name="answers", daemon=True).start()
-        return reply
-
-    def run(self, request: Mapping[str, Any], caller: socket.socket) -> Mapping[str, Any]:
-        """The run's {status, body}; its logs are written then.  Raises CommandExited, CallerGone."""
-        with self._waiting() as (run_id, waiter):
-            try:
-                with self._lock:
-                    send(self._sock, {**request, "id": run_id})
-            except PeerGone as e:
-                raise CommandExited from e
-            _wait(waiter.fd, caller)
-            if waiter.answer is None:
-                raise CommandExited
-            return waiter.answer
+            return self._ask(body, run)
+        finally:
+            self._epoll.unregister(caller)
 
     def end_logs(self) -> None:
-        """After the child's death: its last words, then the sentinel that it could not write itself."""
-        for pump, fd in zip(self._pumps, (1, 2), strict=True):
-            pump.wait_ended(LOGS_WAIT_S)
+        """After the child's death: its last words, then the sentinel that ends its last run."""
+        self._said_all.wait(LOGS_WAIT_S)
+        for fd in (1, 2):
             write_all(fd, f"{SENTINEL}\n".encode())
 
     def kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._pid, signal.SIGKILL)
 
-    @contextlib.contextmanager
-    def _waiting(self) -> Iterator[tuple[int, _Waiter]]:
-        waiter = _Waiter()
+    def _expect(self, caller: int) -> tuple[int, _Waiter]:
+        waiter = _Waiter(caller)
         with self._lock:
-            self._next_id += 1
-            run_id = self._next_id
-            self._waiters[run_id] = waiter
             if self.exited.is_set():
-                waiter.wake(None)
-        try:
-            yield run_id, waiter
-        finally:
-            with self._lock:
-                self._waiters.pop(run_id, None)
-            os.close(waiter.fd)
+                raise CommandExited
+            run_id, self._next_id = self._next_id, self._next_id + 1
+            self._waiters[run_id] = waiter
+        return run_id, waiter
 
-    def _read_answers(self) -> None:
+    def _ask(self, body: bytes, run: tuple[int, _Waiter]) -> Message:
+        run_id, waiter = run
+        try:
+            with self._sending:
+                send(self._sock, run_id, body)
+        except PeerGone:
+            pass  # the listening thread sees the same end and wakes us
+        return waiter.wait()
+
+    # the listening thread ------------------------------------------------------------------------------------------
+
+    def _listen(self) -> None:
         try:
             while True:
-                answer = receive(self._sock)
-                self._n_ended += 1
-                for pump in self._pumps:
-                    pump.wait_passed(self._n_ended, LOGS_WAIT_S)
-                self._wake(answer["id"], answer)
+                ready = [fd for fd, _ in self._epoll.poll()]
+                for fd in ready:
+                    if fd in self._drains:
+                        self._carry(fd)
+                if self._sock.fileno() in ready:
+                    self._answered(receive(self._sock))
+                self._abandon(ready)
         except PeerGone:
             self._ended()
 
-    def _wake(self, run_id: int, answer: Mapping[str, Any]) -> None:
+    def _carry(self, fd: int) -> None:
+        if not self._drains[fd].some():
+            self._epoll.unregister(fd)
+
+    def _answered(self, answer: Message) -> None:
+        if answer.run_id != INIT:
+            for drain in self._drains.values():
+                drain.end_run()
         with self._lock:
-            waiter = self._waiters.get(run_id)
-            if waiter is not None:
-                waiter.wake(answer)
+            waiter = self._waiters.pop(answer.run_id, None)
+        if waiter is not None:
+            waiter.wake(answer)
+
+    def _abandon(self, ready: Collection[int]) -> None:
+        """Runs whose callers are among ``ready``: they hung up."""
+        with self._lock:
+            gone = [run_id for run_id, waiter in self._waiters.items() if waiter.caller in ready]
+            waiters = [self._waiters.pop(run_id) for run_id in gone]
+        for waiter in waiters:
+            waiter.wake(CallerGone)
 
     def _ended(self) -> None:
         with contextlib.suppress(ChildProcessError):
             os.waitpid(self._pid, 0)
         with self._lock:
             self.exited.set()
-            for waiter in self._waiters.values():
-                waiter.wake(None)
-
-
-def _wait(answer_fd: int, caller: socket.socket) -> None:
-    """Until the answer is there.  Raises CallerGone when the caller's side of the connection ends first."""
-    poll = select.poll()
-    poll.register(answer_fd, select.POLLIN)
-    poll.register(caller, select.POLLRDHUP)
-    ready = {fd for fd, _ in poll.poll()}
-    if answer_fd not in ready:
-        raise CallerGone
+            waiters, self._waiters = self._waiters, {}
+        for waiter in waiters.values():
+            waiter.wake(CommandExited)
+        for drain in self._drains.values():
+            while drain.some():
+                pass
+        self._said_all.set()

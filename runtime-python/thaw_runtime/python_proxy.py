@@ -19,13 +19,13 @@ import socket
 import socketserver
 import sys
 import threading
-from http.server import BaseHTTPRequestHandler
 from typing import Any, Final
 
 from thaw_runtime import python_child
-from thaw_runtime.python_child import NO_BINARY
+from thaw_runtime.lean_http import LeanHandler
+from thaw_runtime.python_child import NO_BINARY, refusal
 from thaw_runtime.python_host import CallerGone, Child, CommandExited
-from thaw_runtime.python_wire import MAX_MESSAGE_BYTES
+from thaw_runtime.python_wire import INIT, MAX_MESSAGE_BYTES, Message
 
 EXIT_CHILD_LOST: Final = 70
 EXIT_ABANDONED: Final = 71  # a run whose caller has gone cannot be stopped but by ending the process
@@ -58,16 +58,14 @@ class Proxy(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
         os._exit(status)
 
 
-class Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = False  # a unix socket has none
+class Handler(LeanHandler):
     server: Proxy
 
     def do_GET(self) -> None:
         if self.path == "/health":
-            self._reply(200, {"state": self.server.state, "inflight": self.server.inflight})
+            self._reply(200, _dumps({"state": self.server.state, "inflight": self.server.inflight}))
         else:
-            self._reply(404, {"error": f"no {self.path}"})
+            self._reply(404, _dumps({"error": f"no {self.path}"}))
 
     def do_POST(self) -> None:
         leave = 0
@@ -80,29 +78,23 @@ class Handler(BaseHTTPRequestHandler):
             else:
                 raise Refused(404, f"no {self.path}", "NotFound")
         except Refused as e:
-            status, answer = e.status, {"error": e.error, "info": {"code": e.code, "message": e.error, "hint": ""}}
+            status, answer = e.status, _dumps(refusal(e.code, e.error))
         except CallerGone:
             self.server.end(EXIT_ABANDONED)
         self._reply(status, answer)
         if leave:
             self.server.end(leave)
 
-    def _body(self) -> dict[str, Any]:
-        length = int(self.headers.get("Content-Length") or 0)
+    def _body(self) -> bytes:
+        length = int(self.headers.get("content-length") or 0)
         if not 0 <= length <= MAX_MESSAGE_BYTES:
             self.close_connection = True
             raise Refused(413, f"Request larger than allowed: {length} > {MAX_MESSAGE_BYTES} bytes.", "TooLarge")
-        try:
-            body = json.loads(self.rfile.read(length))
-        except ValueError as e:
-            raise Refused(400, f"Error unmarshaling request: {e}", "BadRequest") from e
-        if not isinstance(body, dict):
-            raise Refused(400, "Error unmarshaling request: not a JSON object", "BadRequest")
-        return body
+        return self.rfile.read(length)
 
-    def _init(self, body: dict[str, Any]) -> tuple[int, Any]:
+    def _init(self, body: bytes) -> tuple[int, bytes]:
         """A container whose init failed is ended by who sent the init, after reading why."""
-        value = body.get("value")
+        value = _object(body).get("value")
         if not isinstance(value, dict) or not value.get("code"):
             raise Refused(403, "Missing main/no code to execute.", "InitFailed")
         with self.server.lock:
@@ -110,18 +102,19 @@ class Handler(BaseHTTPRequestHandler):
                 raise Refused(403, "Cannot initialize the action more than once.", "Conflict")
             self.server.state = "starting"
         try:
-            reply = self.server.child.init(value)
+            reply = self.server.child.init(_dumps(value))
         except CommandExited:
-            reply = {"status": 502, "body": {"error": NO_BINARY}}
-        if reply["status"] == 200:
+            reply = Message(INIT, 502, _dumps({"error": NO_BINARY}))
+        if reply.status == 200:
             self.server.state = "ready"
-            return 200, reply["body"]
+            return 200, reply.body
         self.server.state = "failed"
-        error = reply["body"]["error"]
+        error = json.loads(reply.body)["error"]
         info = {"code": "InitFailed", "message": error, "hint": "see the action's stderr"}
-        return reply["status"], {"error": error, "info": info}
+        return reply.status, _dumps({"error": error, "info": info})
 
-    def _run(self, body: dict[str, Any]) -> tuple[int, Any, int]:
+    def _run(self, body: bytes) -> tuple[int, bytes, int]:
+        """The child reads the body: it passes through as it came, and so does the answer."""
         if self.server.state != "ready":
             raise Refused(500, "no action defined yet", "PlatformError")
         if self.server.child.exited.is_set():
@@ -130,35 +123,34 @@ class Handler(BaseHTTPRequestHandler):
         try:
             answer = self.server.child.run(body, self.connection)
         except CommandExited:
-            return 400, _command_exited(), EXIT_CHILD_LOST
+            return 400, _dumps(refusal("DeveloperError", "command exited")), EXIT_CHILD_LOST
         finally:
             self._count(-1)
-        return answer["status"], answer["body"], 0
+        return answer.status, answer.body, 0
 
     def _count(self, n: int) -> None:
         with self.server.lock:
             self.server.inflight += n
 
-    def _reply(self, status: int, value: Any) -> None:
-        data = json.dumps(value).encode()
+    def _reply(self, status: int, data: bytes) -> None:
         try:
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
+            self.reply(status, data)
         except OSError:
             self.close_connection = True  # the caller has gone; there is nobody to tell
 
-    def address_string(self) -> str:
-        return "unix"
 
-    def log_message(self, format: str, *args: Any) -> None:
-        """Requests are logged by who sends them; stderr is the function's."""
+def _object(body: bytes) -> dict[str, Any]:
+    try:
+        plain = json.loads(body)
+    except ValueError as e:
+        raise Refused(400, f"Error unmarshaling request: {e}", "BadRequest") from e
+    if not isinstance(plain, dict):
+        raise Refused(400, "Error unmarshaling request: not a JSON object", "BadRequest")
+    return plain
 
 
-def _command_exited() -> dict[str, Any]:
-    return {"error": "command exited", "info": {"code": "DeveloperError", "message": "command exited", "hint": ""}}
+def _dumps(value: object) -> bytes:
+    return json.dumps(value).encode()
 
 
 def _bind_ready(server: Proxy, path: str) -> None:

@@ -1,39 +1,50 @@
-"""What the action proxy and its child say to one another: length-prefixed JSON over a socket pair.
+"""What the action proxy and its child say to one another: JSON behind a short head, over a socket pair.
 
+::
+
+    0        4        12       14
+    ├n_bytes─┼run id──┼status──┤ JSON of n_bytes        little-endian; status: 0 in a request, HTTP's in an answer
+
+The proxy passes a run's JSON on as it came and an answer's as it is: only the child looks inside.  Run 0 is the init.
 Kept apart from relay's channel on purpose: this side must run in an image that has only the standard library.
 """
 
 from __future__ import annotations
 
-import json
 import socket
 import struct
-from typing import Any, Final
+from typing import Final, NamedTuple
 
 SENTINEL: Final = "XXX_THE_END_OF_A_WHISK_ACTIVATION_XXX"
 MAX_MESSAGE_BYTES: Final = 64 * 1024 * 1024  # the gateway's own limits are far below
-_LENGTH: Final = struct.Struct("<I")
+INIT: Final = 0
+_HEAD: Final = struct.Struct("<IQH")
 
 
 class PeerGone(Exception):
     """The other side closed."""
 
 
-def send(sock: socket.socket, message: Any) -> None:
-    """Raises PeerGone, or ValueError for what is not JSON or too large."""
-    data = json.dumps(message).encode()
-    if len(data) > MAX_MESSAGE_BYTES:
-        raise ValueError(f"{len(data)} bytes; at most {MAX_MESSAGE_BYTES}")
+class Message(NamedTuple):
+    run_id: int
+    status: int
+    body: bytes
+
+
+def send(sock: socket.socket, run_id: int, body: bytes, status: int = 0) -> None:
+    """Raises PeerGone, or ValueError for what is too large."""
+    if len(body) > MAX_MESSAGE_BYTES:
+        raise ValueError(f"{len(body)} bytes; at most {MAX_MESSAGE_BYTES}")
     try:
-        sock.sendall(_LENGTH.pack(len(data)) + data)
+        sock.sendall(_HEAD.pack(len(body), run_id, status) + body)
     except OSError as e:
         raise PeerGone(str(e)) from e
 
 
-def receive(sock: socket.socket) -> Any:
+def receive(sock: socket.socket) -> Message:
     """Raises PeerGone."""
-    (n_bytes,) = _LENGTH.unpack(_read(sock, _LENGTH.size))
-    return json.loads(_read(sock, n_bytes))
+    n_bytes, run_id, status = _HEAD.unpack(_read(sock, _HEAD.size))
+    return Message(run_id, status, _read(sock, n_bytes))
 
 
 def _read(sock: socket.socket, n_bytes: int) -> bytes:

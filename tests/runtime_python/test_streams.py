@@ -2,34 +2,52 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
-from thaw_runtime.python_streams import LineLimiter
+from thaw_runtime.python_streams import Drain, LineLimiter
 from thaw_runtime.python_wire import SENTINEL
 
 END = SENTINEL.encode() + b"\n"
-TEXT = b"one\ntwo\n" + END + b"no line end" + END + END
+TEXT = b"one\ntwo\n"
 
 
-def test_every_cut_gives_the_same_bytes() -> None:
-    whole, passed = LineLimiter().feed(TEXT)
-    assert passed == 3
-    assert whole == b"one\ntwo\n" + END + b"no line end\n" + END + END
+def test_the_sentinel_stands_on_a_line_of_its_own_wherever_the_text_was_cut() -> None:
     for cut in range(len(TEXT) + 1):
         limiter = LineLimiter()
-        first, n_first = limiter.feed(TEXT[:cut])
-        second, n_second = limiter.feed(TEXT[cut:])
-        assert (first + second, n_first + n_second) == (whole, 3), cut
+        assert limiter.feed(TEXT[:cut]) + limiter.feed(TEXT[cut:]) + limiter.end_run() == TEXT + END, cut
+    limiter = LineLimiter()
+    assert limiter.feed(b"no line end") + limiter.end_run() + limiter.end_run() == b"no line end\n" + END + END
 
 
 @pytest.mark.parametrize("size", [1, 7, 64, 1000])
-def test_beyond_the_limit_nothing_passes_but_the_sentinel(size: int) -> None:
+def test_beyond_the_limit_nothing_passes_until_the_run_ends(size: int) -> None:
     limiter = LineLimiter(100)
-    data = b"x" * 500 + b"\n" + END + b"next\n" + END
-    out, passed = b"", 0
-    for at in range(0, len(data), size):
-        kept, n = limiter.feed(data[at : at + size])
-        out, passed = out + kept, passed + n
-    assert passed == 2
+    data = b"x" * 500 + b"\n"
+    out = b"".join(limiter.feed(data[at : at + size]) for at in range(0, len(data), size)) + limiter.end_run()
     assert out.startswith(b"x" * 100 + b"\nLogs were truncated")
-    assert out.endswith(b"bytes.\n" + END + b"next\n" + END)
+    assert out.endswith(b"bytes.\n" + END)
+    assert limiter.feed(b"next\n") + limiter.end_run() == b"next\n" + END
+
+
+def test_a_runs_end_carries_what_was_printed_before_it_and_nothing_blocks() -> None:
+    (source, printed), (log, target) = os.pipe(), os.pipe()
+    drain = Drain(source, target)
+    for text in (b"a line\n" * 3, b"", b"x" * 20_000):
+        os.write(printed, text)
+        drain.end_run()
+        end = END if not text or text.endswith(b"\n") else b"\n" + END
+        assert os.read(log, 1 << 16) == text + end
+    os.close(printed)
+    assert not drain.some()
+    drain.end_run()
+    assert os.read(log, 1 << 16) == END
+    for fd in (source, log, target):
+        os.close(fd)
+
+
+def test_what_a_function_prints_is_no_end_of_its_run() -> None:
+    limiter = LineLimiter(100)
+    assert limiter.feed(END + b"x" * 200).startswith(END + b"x" * (100 - len(END)) + b"\nLogs were truncated")
+    assert limiter.feed(b"y") == b""

@@ -1,0 +1,173 @@
+"""HTTP/1.1 between the platform's own processes: the client of a kept-alive connection, and a handler for servers.
+
+The standard library's write a head and its body apart, so the peer wakes twice, and read a head with the mail parser,
+which costs more than anything else on a warm request's way.  Here a message is one write and a head is split at its
+colons.  Bodies have a length or chunks; both are plain bytes to the caller.
+"""
+
+from __future__ import annotations
+
+import re
+import select
+import socket
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler
+from io import BufferedIOBase
+from typing import Any, Final, Self
+
+_MAX_LINE: Final = 64 * 1024
+_MAX_HEADERS: Final = 100
+_HEX: Final = re.compile(rb"[0-9A-Fa-f]{1,15}")
+
+
+class BrokenExchange(ConnectionError):
+    """The peer closed in the middle, or what came is not HTTP/1.1."""
+
+
+class Connection:
+    """One exchange at a time: send(), read_head(), then the body to its end.  Raises OSError, BrokenExchange included.
+
+    ``sock``'s timeout is the caller's to set.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self._file = sock.makefile("rb")
+        self.status = 0
+        self.keep_alive = True
+        self._left = 0  # bytes of the body, or of its current chunk
+        self._chunked = False
+
+    @classmethod
+    def connect(cls, host: str, port: int, timeout_s: float) -> Self:
+        sock = socket.create_connection((host, port), timeout_s)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return cls(sock)
+
+    def send(self, method: str, path: str, headers: str, body: bytes) -> None:
+        """``headers`` are whole lines, each with its end."""
+        head = f"{method} {path} HTTP/1.1\r\nHost: thaw\r\n{headers}Content-Length: {len(body)}\r\n\r\n"
+        self.sock.sendall(head.encode("latin-1") + body)
+
+    def read_head(self) -> None:
+        """Sets ``status`` and ``keep_alive``."""
+        words = self._line().split(b" ", 2)
+        if len(words) < 2 or words[0] not in (b"HTTP/1.1", b"HTTP/1.0") or not words[1].isdigit():
+            raise BrokenExchange("not an HTTP response")
+        self.status = int(words[1])
+        headers = read_headers(self._file)
+        self.keep_alive = words[0] == b"HTTP/1.1" and headers.get("connection", "").lower() != "close"
+        self._chunked = headers.get("transfer-encoding", "").lower() == "chunked"
+        length = headers.get("content-length", "")
+        if not self._chunked and not length.isdigit():
+            raise BrokenExchange("a response without a length or chunks")
+        self._left = 0 if self._chunked else int(length)
+
+    def read(self, n_bytes: int) -> bytes:
+        """The next bytes of the body; fewer only at its end."""
+        data = b""
+        while len(data) < n_bytes and self._more():
+            data += self._some(n_bytes - len(data))
+        return data
+
+    def read_rest(self) -> bytes:
+        """All that is left; behind it the connection takes the next exchange."""
+        parts = []
+        while self._more():
+            parts.append(self._some(self._left))
+        return b"".join(parts)
+
+    def is_readable(self, timeout_s: float = 0.0) -> bool:
+        """Between exchanges and before a head: whether something came by then, the peer's end included."""
+        poll = select.poll()  # select() cannot take descriptors from 1024 on
+        poll.register(self.sock, select.POLLIN)
+        return bool(poll.poll(max(0.0, timeout_s) * 1000))
+
+    def close(self) -> None:
+        self._file.close()
+        self.sock.close()
+
+    def _more(self) -> bool:
+        """Whether the body goes on.  Waits for the next chunk's size, if that is what comes next."""
+        if self._chunked and not self._left:
+            self._next_chunk()
+        return self._left > 0
+
+    def _next_chunk(self) -> None:
+        size = self._line().partition(b";")[0].strip()
+        if not _HEX.fullmatch(size):  # int() would also take a sign, 0x and underscores
+            raise BrokenExchange("not a chunk size")
+        self._left = int(size, 16)
+        if self._left == 0:
+            self._chunked = False
+            while self._line():  # trailers
+                pass
+
+    def _some(self, n_bytes: int) -> bytes:
+        n_bytes = min(n_bytes, self._left)
+        data = self._file.read(n_bytes)
+        if len(data) < n_bytes:
+            raise BrokenExchange("the peer closed in the middle of its answer")
+        self._left -= n_bytes
+        if self._chunked and not self._left and self._file.read(2) != b"\r\n":
+            raise BrokenExchange("a chunk without its end")
+        return data
+
+    def _line(self) -> bytes:
+        line = self._file.readline(_MAX_LINE + 1)
+        if not line.endswith(b"\n"):
+            raise BrokenExchange("the peer closed before its answer, or sends a line without end")
+        return line.rstrip(b"\r\n")
+
+
+class Handler(BaseHTTPRequestHandler):
+    """As its base, but ``headers`` is a dict with names in lower case, and an answer is one write."""
+
+    protocol_version = "HTTP/1.1"
+    raw_requestline: bytes
+
+    def parse_request(self) -> bool:
+        """False: the request was refused, and the connection ends."""
+        self.close_connection = True
+        self.requestline = self.raw_requestline.decode("latin-1").rstrip("\r\n")
+        self.command, self.request_version = "", self.protocol_version
+        words = self.requestline.split()
+        if len(words) != 3 or words[2] not in ("HTTP/1.1", "HTTP/1.0"):
+            self.send_error(HTTPStatus.BAD_REQUEST)
+            return False
+        self.command, self.path, self.request_version = words
+        try:
+            headers = read_headers(self.rfile)
+        except BrokenExchange:
+            self.send_error(HTTPStatus.BAD_REQUEST)
+            return False
+        self.headers = headers  # type: ignore[assignment]
+        self.close_connection = words[2] == "HTTP/1.0" or headers.get("connection", "").lower() == "close"
+        return True
+
+    def reply(self, status: int, data: bytes, content_type: str = "application/json") -> None:
+        """Raises OSError when the caller has gone."""
+        close = "Connection: close\r\n" if self.close_connection else ""
+        head = (f"HTTP/1.1 {status} {self.responses.get(status, ('',))[0]}\r\nContent-Type: {content_type}\r\n"
+                f"Content-Length: {len(data)}\r\n{close}\r\n")  # fmt: skip
+        self.wfile.write(head.encode("latin-1") + data)
+
+    def address_string(self) -> str:
+        return "unix" if isinstance(self.client_address, str) else super().address_string()
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Requests are counted in metrics and logged by who sends them."""
+
+
+def read_headers(file: BufferedIOBase) -> dict[str, str]:
+    """To the empty line; names in lower case, of a repeated one the last.  Raises BrokenExchange."""
+    headers: dict[str, str] = {}
+    for _ in range(_MAX_HEADERS + 1):
+        line = file.readline(_MAX_LINE + 1)
+        if line in (b"\r\n", b"\n"):
+            return headers
+        name, colon, value = line.decode("latin-1").partition(":")
+        if not colon or len(line) > _MAX_LINE:
+            raise BrokenExchange("not a header")
+        headers[name.strip().lower()] = value.strip()
+    raise BrokenExchange(f"more than {_MAX_HEADERS} headers")
