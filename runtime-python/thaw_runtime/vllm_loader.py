@@ -7,13 +7,11 @@ forward pass and sampling and between the stages.  docs/pipeline.md.
 
 from __future__ import annotations
 
-import ctypes
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, fields
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,6 +23,7 @@ from vllm.distributed import parallel_state
 from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, UnquantizedEmbeddingMethod
 from vllm.model_executor.model_loader import register_model_loader
+from vllm.model_executor.model_loader import utils as model_loader_utils
 from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 from vllm.model_executor.model_loader.utils import process_weights_after_loading
 from vllm.model_executor.models.utils import PPMissingLayer
@@ -62,7 +61,7 @@ from thaw_runtime.pipeline_stage import (
 )
 from thaw_runtime.pipeline_wire import Sampled, Step, check_batch
 from thaw_runtime.stage_parts import StagePart
-from thaw_runtime.start_trace import StartTrace
+from thaw_runtime.start_trace import Asleep, PhaseNotes, StartTrace
 from thaw_runtime.weights import arriving_tensors
 
 LOAD_FORMAT = "thaw_segment"
@@ -82,9 +81,15 @@ class _Start:
     link: StageLink | None
     tensors: tuple[TensorInfo, ...]
     load: Callable[[Callable[[], None]], None] | None = None  # set by a loader that left the weights for later
+    phases: ExitStack = field(default_factory=ExitStack)  # the one that is going on, if any
+
+    def turn_to(self, begin: Phase) -> PhaseNotes:
+        """End the phase that is going on and begin another: nothing between two of them is left out."""
+        self.phases.close()
+        return self.phases.enter_context(self.trace.phase(begin))
 
     def arriving(
-        self, waited: list[float], finisher: Finisher | None, rehearsal: Rehearsal | None
+        self, waited: Asleep, finisher: Finisher | None, rehearsal: Rehearsal | None
     ) -> Iterator[tuple[str, torch.Tensor]]:
         """Raises WorkerLost when the pipeline breaks before all have come."""
         check = self.link.check if self.link is not None else lambda: None
@@ -96,11 +101,16 @@ _current: _Start | None = None
 
 @contextmanager
 def starting_from(segment: Segment, trace: StartTrace, part: StagePart, link: StageLink | None) -> Iterator[None]:
-    """While the block runs, the loader reads ``part`` of ``segment`` and writes its phases to ``trace``."""
+    """While the block runs, the loader reads ``part`` of ``segment`` and writes its phases to ``trace``.
+
+    They are context (configuration, worker), model, and kv, which goes on until the engine stands: load_postponed().
+    """
     global _current
     _current = _Start(segment, trace, part, link, part.tensors(segment.offer.tensors))
     try:
-        yield
+        with _current.phases:
+            _current.turn_to(Phase.CONTEXT_BEGIN)
+            yield
     finally:
         _current = None
 
@@ -112,7 +122,8 @@ def _start() -> _Start:
 
 
 def load_postponed(rehearse: Callable[[], None]) -> None:
-    """Fill the model that the engine was built around.  ``rehearse`` runs a batch; see Rehearsal."""
+    """The engine stands.  Fill the model it was built around; ``rehearse`` runs a batch, see Rehearsal."""
+    _start().phases.close()
     load = _start().load
     if load is not None:
         load(rehearse)
@@ -134,10 +145,11 @@ class SegmentLoader(BaseModelLoader):
         """Nothing to do: the bytes come to us."""
 
     def create_model(self, vllm_config: Any, model_config: Any, prefix: str = "") -> torch.nn.Module:
-        with _start().trace.phase(Phase.MODEL_BEGIN):
+        _start().turn_to(Phase.MODEL_BEGIN)
+        with _never_reloaded() if model_config.quantization is None else nullcontext():
             model: torch.nn.Module = super().create_model(vllm_config, model_config, prefix)
-            _drop_foreign_modules(model)
-            return model
+        _drop_foreign_modules(model)
+        return model
 
     def load_weights(self, model: torch.nn.Module, model_config: Any) -> None:
         _take_weights(model, model_config, None, None)
@@ -163,6 +175,17 @@ def _load_layer_by_layer(model: torch.nn.Module, model_config: Any, rehearse: Ca
     finisher.restore()
 
 
+@contextmanager
+def _never_reloaded() -> Iterator[None]:
+    """vLLM notes every parameter of a new model for a second set of weights: a third of the time of building it."""
+    record = model_loader_utils.record_metadata_for_reloading
+    model_loader_utils.record_metadata_for_reloading = lambda model: None
+    try:
+        yield
+    finally:
+        model_loader_utils.record_metadata_for_reloading = record
+
+
 def _drop_foreign_modules(model: torch.nn.Module) -> None:
     """Some families build embedding, head and final norm in every stage; what this stage never calls holds memory."""
     start = _start()
@@ -173,31 +196,22 @@ def _drop_foreign_modules(model: torch.nn.Module) -> None:
             setattr(model.get_submodule(parent), name, PPMissingLayer())
 
 
-def give_back_freed() -> None:
-    """Packing replaces every weight by another of its size; the heap keeps a fifth of the model in what was freed.
-
-    Takes some 7 ms, so it is called when the first request is already on its way and not before.
-    """
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, "malloc_trim"):  # glibc
-        libc.malloc_trim(0)
-
-
 def _take_weights(
     model: torch.nn.Module, model_config: Any, finisher: Finisher | None, rehearsal: Rehearsal | None
 ) -> None:
     start = _start()
-    waited = [0.0]
+    start.phases.close()
+    waited = Asleep()
     with start.trace.phase(Phase.LOAD_BEGIN) as notes, warnings.catch_warnings():
         # the views are read-only on purpose; nothing writes through them
         warnings.filterwarnings("ignore", message="The given buffer is not writable")
-        cpu, parameters = time.thread_time(), {name for name, _ in model.named_parameters()}
+        parameters = {name for name, _ in model.named_parameters()}
         loaded = model.load_weights(start.arriving(waited, finisher, rehearsal))
         notes.n_bytes = sum(t.n_bytes for t in start.tensors)
-        notes.attrs |= {"wait_s": round(waited[0], 4), "cpu_s": round(time.thread_time() - cpu, 4),
-                        "waits_for": "fetch"}  # fmt: skip
-        if rehearsal is not None:
-            notes.attrs |= {"rehearsal_s": round(rehearsal.took_s, 4)}
+        notes.attrs |= {"wait_s": round(waited.seconds, 4), "waits_for": "fetch"}
+        if finisher is not None and rehearsal is not None:
+            threads_wait_s = finisher.asleep.seconds + rehearsal.asleep.seconds
+            notes.attrs |= {"rehearsal_s": round(rehearsal.took_s, 4), "threads_wait_s": round(threads_wait_s, 4)}
     start.trace.mark(Phase.ENGINE_BEGIN)
     _check_complete(parameters, model_config, loaded)
 
@@ -264,7 +278,7 @@ class SegmentExecutor(UniProcExecutor):
     def _init_executor(self) -> None:
         self.continuations = Continuations()
         super()._init_executor()
-        _start().trace.mark(Phase.KV_BEGIN)  # the engine marks its end, when the scheduler over it stands
+        _start().turn_to(Phase.KV_BEGIN).n_bytes = self.cache_config.kv_cache_memory_bytes
 
     @property
     def runner(self) -> Any:

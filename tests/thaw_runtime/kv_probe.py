@@ -104,7 +104,7 @@ class Probe:
     def measure(self) -> Measured:
         import torch
 
-        from thaw_runtime.vllm_loader import give_back_freed
+        from thaw_runtime.packing import give_back_freed
 
         plan = self.engine.memory()
         give_back_freed()  # the engine's own thread may not be through with it
