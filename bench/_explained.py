@@ -1,7 +1,8 @@
 """How much of a start its trace explains, stricter than the drawing in ``thaw activation explain``.
 
 A leaf of at most 100 ms explains itself.  A longer one explains only what its own evidence does: the bytes it moved at
-the link's rate (measured elsewhere), the CPU seconds it used, the time it waited for a core or for something it names.
+the link's rate (measured elsewhere), the CPU seconds it used, the time it waited for a core, for the other threads of
+a kernel it called, or for something it names.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def _explained(leaf: Interval, link_bytes_per_s: float) -> tuple[float, float]:
     if leaf.seconds <= _SHORT_S:
         return leaf.begin_s, leaf.end_s
     attrs = dict(leaf.attrs)
-    known = sum(_number(attrs.get(name)) for name in ("cpu_s", "wait_s", "core_wait_s"))
+    known = sum(_number(attrs.get(name)) for name in ("cpu_s", "wait_s", "core_wait_s", "threads_wait_s"))
     if leaf.n_bytes and leaf.phase == "fetch":
         known = max(known, leaf.n_bytes / link_bytes_per_s * _LINK_SLACK)
     if attrs.get("waited_for") and "wait_s" not in attrs:

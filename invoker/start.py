@@ -15,11 +15,11 @@ from __future__ import annotations
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from invoker import metrics
+from invoker import metrics, proc
 from invoker.cells import StemCells
 from invoker.driver import Handle, Spec
 from invoker.fleet import Fleet
@@ -93,6 +93,7 @@ class Starting:
         self._init_call: InitCall | None = None
         self._fetch_ended = threading.Event()
         self._segment_id = ""
+        self._spent: Mapping[str, float] = {}  # by a container that was made for this start
 
     def run(self) -> None:
         self._mark(Phase.COMMAND)
@@ -117,7 +118,7 @@ class Starting:
         importing_s = self._deps.placing.wait_warm(live)
         path = self._container(self._deps.placing.place(live))
         waited = {"stem_cell_wait_s": round(importing_s, 3)} if importing_s > 0.001 else {}
-        self._mark(Phase.CONTAINER_END, mode=live.record.start_mode.value, **waited)
+        self._mark(Phase.CONTAINER_END, mode=live.record.start_mode.value, **waited, **self._spent)
         if live.apply(Event.UP) is not Action.INIT:
             raise _given_up(live)
         self._init(path)
@@ -200,7 +201,9 @@ class Starting:
             driver.remove(handle)
             raise
         self._take(handle, StartMode.PREWARMED if fork else StartMode.COLD)
-        return driver.connect(handle, deadline_s=CONTAINER_ANSWERS_S)
+        path = driver.connect(handle, deadline_s=CONTAINER_ANSWERS_S)
+        self._spent = proc.spent(handle.pid)
+        return path
 
     def _take(self, handle: Handle, mode: StartMode) -> None:
         live = self._live

@@ -6,7 +6,7 @@ import gc
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 from relay.fetch_client import DoorClient
@@ -66,14 +66,12 @@ class LlmContainer:
         return started.memory
 
     def _load_text(self, trace: StartTrace) -> None:
-        door = DoorClient.connect(self._door)
-        segment = door.segment(deadline_s=GRANT_DEADLINE_S)
-        try:
-            with trace.phase(Phase.TOKENIZER_BEGIN):
-                self._text = load_model_text(segment)
-        finally:
-            segment.close()
-            door.close()
+        with (
+            trace.phase(Phase.TOKENIZER_BEGIN),
+            closing(DoorClient.connect(self._door)) as door,
+            closing(door.segment(deadline_s=GRANT_DEADLINE_S)) as segment,
+        ):
+            self._text = load_model_text(segment)
 
     def run(self, body: Mapping[str, Any]) -> tuple[RunStream, float | None]:
         """A stream that is ready to go, and its monotonic deadline.  Raises BadRequest, InstanceGone."""

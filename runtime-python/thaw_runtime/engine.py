@@ -65,9 +65,12 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Token:
+    """``spent`` (of a request's first): what the engine's thread spent on it, as the attributes of a trace event."""
+
     index: int
     token_id: int
     logprobs: Logprobs | None = None
+    spent: Mapping[str, float] | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ import argparse
 import os
 import socket
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -47,6 +48,7 @@ def serve(channel: Channel, make_engine: Callable[[], MakeEngine]) -> int:
     A start runs on a thread of its own: a proxy that dies in the middle of one is seen at once, not when the last
     byte has come.  The caller ends the process, with whatever the start is waiting for.
     """
+    keep_files_together()
     parameter_manager.start()  # before any heavy import: a CUDA context is made meanwhile, on a thread of its own
     libraries = _Importing(make_engine)
     channel.set_timeout(None)
@@ -66,6 +68,11 @@ def serve(channel: Channel, make_engine: Callable[[], MakeEngine]) -> int:
         if start.engine is not None:
             start.engine.stop()  # the other stages of a pipeline hear of it now, and not by this one's silence
         return EXIT_LOST_PROXY
+
+
+def keep_files_together() -> None:
+    """Temporary files go into the container's own directory: the invoker removes it, a killed process cannot."""
+    tempfile.tempdir = os.path.dirname(os.environ.get("THAW_SOCKET", "")) or None
 
 
 class _Importing:
@@ -129,8 +136,9 @@ class _Start:
         def emit(events: Sequence[tuple[str, Event]]) -> None:
             _tell(self._channel, Events(tuple(events)))
 
-        self._door = DoorClient.connect(command.door)  # open for as long as the process maps the segment: its life
-        segment = parameter_manager.open_segment(*self._door.granted(deadline_s=GRANT_DEADLINE_S))
+        with trace.phase(Phase.CONTEXT_BEGIN):
+            self._door = DoorClient.connect(command.door)  # open for as long as the process maps the segment: its life
+            segment = parameter_manager.open_segment(*self._door.granted(deadline_s=GRANT_DEADLINE_S))
         engine = self._libraries.result(trace)(emit)
         return engine, engine.start(command.init, segment)
 

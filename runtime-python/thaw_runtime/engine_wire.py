@@ -1,7 +1,7 @@
 """What the proxy and its engine process say to each other: control frames over a socket pair.
 
-A step's events travel as one message of short arrays (``[request_id, "k", index, token_id, logprob, top]``): this is
-the hot path, a token costs no dictionary.
+A step's events travel as one message of short arrays (``[request_id, "k", index, token_id, logprob, top, spent]``, the
+end left out where there is nothing): this is the hot path, a token costs no dictionary.
 """
 
 from __future__ import annotations
@@ -81,9 +81,10 @@ def decode(plain: Any) -> Message:
 
 def _event(request_id: str, event: Event) -> list[Any]:
     if isinstance(event, Token):
-        if event.logprobs is None:
-            return [request_id, "k", event.index, event.token_id]
-        return [request_id, "k", event.index, event.token_id, event.logprobs.logprob, event.logprobs.top]
+        plain = [request_id, "k", event.index, event.token_id]
+        if event.logprobs is not None or event.spent is not None:
+            plain += [event.logprobs.logprob, event.logprobs.top] if event.logprobs else [None, ()]
+        return plain if event.spent is None else [*plain, event.spent]
     if isinstance(event, Finished):
         return [request_id, "e", event.reason, event.usage.prompt_tokens, event.usage.completion_tokens]
     return [request_id, "f", event.error.code, event.error.message, event.error.hint]
@@ -91,8 +92,8 @@ def _event(request_id: str, event: Event) -> list[Any]:
 
 def _read_event(e: Sequence[Any]) -> tuple[str, Event]:
     if e[1] == "k":
-        logprobs = Logprobs(e[4], tuple((i, p) for i, p in e[5])) if len(e) > 4 else None
-        return e[0], Token(e[2], e[3], logprobs)
+        logprobs = Logprobs(e[4], tuple((i, p) for i, p in e[5])) if len(e) > 4 and e[4] is not None else None
+        return e[0], Token(e[2], e[3], logprobs, e[6] if len(e) > 6 else None)
     if e[1] == "e":
         return e[0], Finished(e[2], Usage(e[3], e[4]))
     return e[0], Failed(ErrorInfo(e[2], e[3], e[4]))

@@ -7,6 +7,7 @@ from typing import Any
 
 from thaw.errors import ErrorInfo, WorkerLost
 from thaw_runtime.engine import EngineRequest, Event, Failed, Finished, Logprobs, Token, Usage
+from thaw_runtime.start_trace import Busy
 
 
 class OpenRequest:
@@ -16,6 +17,11 @@ class OpenRequest:
         self._request = request
         self._next = request.first_index
         self.submitted = time.monotonic()
+        self._busy: Busy | None = None
+
+    def begin(self) -> None:
+        """On the engine's thread, which computes it from now on."""
+        self._busy = Busy()
 
     def usage(self) -> Usage:
         return Usage(len(self._request.prompt_token_ids), self._next)
@@ -24,7 +30,8 @@ class OpenRequest:
         """What an EngineCoreOutput of vLLM says."""
         events: list[Event] = []
         for i, token_id in enumerate(output.new_token_ids):
-            events.append(Token(self._next, token_id, _logprobs(output.new_logprobs, i)))
+            spent, self._busy = self._busy.attrs() if self._busy else None, None
+            events.append(Token(self._next, token_id, _logprobs(output.new_logprobs, i), spent))
             self._next += 1
         if output.finish_reason is not None:
             reason = str(output.finish_reason)

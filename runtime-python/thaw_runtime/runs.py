@@ -72,7 +72,7 @@ class RunStream:
 
     def _token(self, event: Token, messages: list[RunMessage]) -> bool:
         if self._first:
-            self._trace.mark(Phase.PREFILL_END)
+            self._trace.mark(Phase.PREFILL_END, attrs=dict(event.spent or {}))
             self._first = False
         self._completed = event.index + 1
         shown = self._stream.push(event.token_id)

@@ -1,13 +1,12 @@
 """The checkpoint's small files (config.json, tokenizer.json …) as they lie at the start of a segment.
 
 They are ordinary ranges, so the text side can begin as soon as they are below the watermark.  vLLM's ModelConfig
-reads a directory: they are written to a private one on tmpfs; weights never touch a disk.
+reads a directory: they are written to one inside the container's own, which goes with the container however it ends.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -64,10 +63,8 @@ def model_config(segment: Segment) -> dict[str, Any]:
 
 @contextmanager
 def materialised(segment: Segment) -> Iterator[Path]:
-    """The sidecars as files in a private directory, gone when the block ends."""
-    shm = "/dev/shm"  # noqa: S108  a private 0700 directory is made in it
-    base = shm if os.access(shm, os.W_OK) else None
-    directory = Path(tempfile.mkdtemp(prefix="thaw-model-", dir=base))
+    """The sidecars as files in a private directory, gone when the block ends or with the container."""
+    directory = Path(tempfile.mkdtemp(prefix="model-"))  # see engine_main.keep_files_together
     try:
         for placed in sidecar_ranges(segment):
             target = directory / placed.file

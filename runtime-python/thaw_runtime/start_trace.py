@@ -24,6 +24,38 @@ class PhaseNotes:
     attrs: dict[str, object] = field(default_factory=dict)
 
 
+class Busy:
+    """What this thread's time has gone into since this was made."""
+
+    def __init__(self) -> None:
+        self._cpu_s, self._core_wait_s = time.thread_time(), _core_wait_s()
+
+    def attrs(self) -> dict[str, float]:
+        """CPU seconds, and seconds in which it was ready and another ran."""
+        cpu_s, core_wait_s = time.thread_time() - self._cpu_s, _core_wait_s() - self._core_wait_s
+        waited = {"core_wait_s": round(core_wait_s, 4)} if core_wait_s > _WORTH_SAYING_S else {}
+        return {"cpu_s": round(cpu_s, 4)} | waited
+
+
+class Asleep:
+    """Seconds in which a thread neither computed nor was ready to: it waited for something else, which a phase names.
+
+    What ``phase`` says of the same thread (CPU seconds, waiting for a core) is not in it, so the three may be added.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        began, busy_s = time.monotonic(), time.thread_time() + _core_wait_s()
+        try:
+            yield
+        finally:
+            busy_s = time.thread_time() + _core_wait_s() - busy_s
+            self.seconds += max(0.0, time.monotonic() - began - busy_s)
+
+
 class StartTrace:
     """Thread-safe: the text side and the engine write side by side."""
 
@@ -46,14 +78,11 @@ class StartTrace:
         """
         notes = PhaseNotes()
         self.mark(begin)
-        cpu_s, core_wait_s = time.thread_time(), _core_wait_s()
+        busy = Busy()
         try:
             yield notes
         finally:
-            notes.attrs.setdefault("cpu_s", round(time.thread_time() - cpu_s, 4))
-            waited_s = _core_wait_s() - core_wait_s
-            if waited_s > _WORTH_SAYING_S:
-                notes.attrs["core_wait_s"] = round(waited_s, 4)
+            notes.attrs |= busy.attrs()
             self.mark(Phase(begin.value.replace(".begin", ".end")), n_bytes=notes.n_bytes, attrs=notes.attrs)
 
     def extend(self, events: tuple[TraceEvent, ...]) -> None:

@@ -19,9 +19,12 @@ import torch
 from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.models import ModelRegistry
 from vllm.platforms import current_platform
+from vllm.plugins import load_general_plugins
+from vllm.utils import cpu_resource_utils
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.request import Request
+from vllm.v1.sample import logits_processor
 
 from relay.messages import LlmInit
 from thaw.errors import ErrorInfo, InitFailed, MemoryTooSmall, ModelUnsupported, PlatformError, ThawError, WorkerLost
@@ -222,6 +225,8 @@ class VllmEngine:
                 )
             )
             self._core.model_executor.begin(request)
+            if opened := self._open.get(request.request_id):  # a rehearsed one is nobody's
+                opened.begin()
         except (ValueError, TypeError) as e:
             self._end([(request.request_id, Failed(ErrorInfo("BadRequest", str(e))))])
 
@@ -266,15 +271,13 @@ class VllmEngine:
             self._dead = ErrorInfo(PlatformError.__name__, f"stage {init.stage} of a pipeline takes no requests")
         with starting_from(segment, trace, part, self._link) as begun:
             with ExitStack() as stack:
-                with trace.phase(Phase.CONTEXT_BEGIN):
-                    directory = stack.enter_context(materialised(segment))  # nothing reads it once the engine stands
-                    config = _engine_config(init, segment, part, str(directory))
-                    self._memory = _memory_plan(init, segment, config)
-                    config.cache_config.kv_cache_memory_bytes = self._memory.kv
-                    if not part.whole:  # exactly as many as the other stages
-                        config.cache_config.num_gpu_blocks_override = self._memory.kv_blocks
+                directory = stack.enter_context(materialised(segment))  # nothing reads it once the engine stands
+                config = _engine_config(init, segment, part, str(directory))
+                self._memory = _memory_plan(init, segment, config)
+                config.cache_config.kv_cache_memory_bytes = self._memory.kv
+                if not part.whole:  # exactly as many as the other stages
+                    config.cache_config.num_gpu_blocks_override = self._memory.kv_blocks
                 self._core = _core(part)(config, _executor(part), log_stats=False)
-            trace.mark(Phase.KV_END, n_bytes=self._memory.kv)
             load_postponed(self._rehearse if part.whole else self._core.model_executor.rehearse)
             self._rest = begun.rest
         trace.mark(Phase.ENGINE_END)
@@ -382,13 +385,21 @@ def _stage_args(part: StagePart, batch: int) -> dict[str, Any]:
 
 
 def preload(architectures: Sequence[str]) -> None:
-    """For a zygote: model classes and the kernels' Python fallbacks.  No tensor is computed, no thread started."""
+    """For a zygote: what is the same for every model.  No tensor is computed, no thread started."""
     torch.set_num_threads(1)
     for name in architectures:
         _register_architecture({"architectures": [name]})
     current_platform.register_triton_kernel_overrides()
     # it looks through every module each time it is called; everything that holds a kernel is imported by now
     current_platform.register_triton_kernel_overrides = lambda: None
+    if current_platform.is_cpu():
+        # it runs a program in every start; which of the cores this process may use is looked up behind it, each time
+        cores = cpu_resource_utils._get_cpu_list()
+        cpu_resource_utils._get_cpu_list = lambda: cores
+    # both look through all installed distributions for what extends the engine
+    load_general_plugins()
+    processors = logits_processor._load_logitsprocs_plugins()
+    logits_processor._load_logitsprocs_plugins = lambda: list(processors)
 
 
 def _register_architecture(config: Mapping[str, Any]) -> None:

@@ -7,12 +7,11 @@ forward pass and sampling and between the stages.  docs/pipeline.md.
 
 from __future__ import annotations
 
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, fields
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from vllm.distributed import parallel_state
 from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, UnquantizedEmbeddingMethod
 from vllm.model_executor.model_loader import register_model_loader
+from vllm.model_executor.model_loader import utils as model_loader_utils
 from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 from vllm.model_executor.model_loader.utils import process_weights_after_loading
 from vllm.model_executor.models.utils import PPMissingLayer
@@ -45,21 +45,11 @@ from thaw_runtime.lazy_zeros import ZeroOnDemand
 from thaw_runtime.packing import Finisher, Kinds, Rehearsal
 from thaw_runtime.pipeline_link import StageLink
 from thaw_runtime.pipeline_stage import (
-    Pending,
-    StageGroup,
-    Tensors,
-    batch_of,
-    bounds_of,
-    from_host,
-    known_to,
-    rehearsal,
-    sampled_of,
-    step_of,
-    wanted_by,
-)
+    Pending, StageGroup, Tensors, batch_of, bounds_of, from_host, known_to, rehearsal, sampled_of, step_of, wanted_by,
+)  # fmt: skip
 from thaw_runtime.pipeline_wire import Sampled, Step, check_batch
 from thaw_runtime.stage_parts import StagePart
-from thaw_runtime.start_trace import StartTrace
+from thaw_runtime.start_trace import Asleep, PhaseNotes, StartTrace
 from thaw_runtime.weights import arriving_tensors
 from thaw_runtime.window import Rest, check_filled, drop_foreign, set_window, whole_skeleton
 
@@ -81,9 +71,15 @@ class _Start:
     tensors: tuple[TensorInfo, ...]
     rest: Rest | None = None  # set by the loader of a full worker in a pipeline
     load: Callable[[Callable[[], None]], None] | None = None  # set by a loader that left the weights for later
+    phases: ExitStack = field(default_factory=ExitStack)  # the one that is going on, if any
+
+    def turn_to(self, begin: Phase) -> PhaseNotes:
+        """End the phase that is going on and begin another: nothing between two of them is left out."""
+        self.phases.close()
+        return self.phases.enter_context(self.trace.phase(begin))
 
     def arriving(
-        self, waited: list[float], finisher: Finisher | None, rehearsal: Rehearsal | None
+        self, waited: Asleep, finisher: Finisher | None, rehearsal: Rehearsal | None
     ) -> Iterator[tuple[str, torch.Tensor]]:
         """Raises WorkerLost when the pipeline breaks before all have come."""
         return arriving_tensors(self.segment, self.tensors, self.check, waited, finisher, rehearsal)
@@ -101,11 +97,16 @@ _current: _Start | None = None
 
 @contextmanager
 def starting_from(segment: Segment, trace: StartTrace, part: StagePart, link: StageLink | None) -> Iterator[_Start]:
-    """While the block runs, the loader reads ``part`` of ``segment`` and writes its phases to ``trace``."""
+    """While the block runs, the loader reads ``part`` of ``segment`` and writes its phases to ``trace``.
+
+    They are context (configuration, worker), model, and kv, which goes on until the engine stands: load_postponed().
+    """
     global _current
     _current = _Start(segment, trace, part, link, part.tensors(segment.offer.tensors))
     try:
-        yield _current
+        with _current.phases:
+            _current.turn_to(Phase.CONTEXT_BEGIN)
+            yield _current
     finally:
         _current = None
 
@@ -117,7 +118,8 @@ def _start() -> _Start:
 
 
 def load_postponed(rehearse: Callable[[], None]) -> None:
-    """Fill the model that the engine was built around.  ``rehearse`` runs a batch; see Rehearsal."""
+    """The engine stands.  Fill the model it was built around; ``rehearse`` runs a batch, see Rehearsal."""
+    _start().phases.close()
     load = _start().load
     if load is not None:
         load(rehearse)
@@ -140,15 +142,16 @@ class SegmentLoader(BaseModelLoader):
 
     def create_model(self, vllm_config: Any, model_config: Any, prefix: str = "") -> torch.nn.Module:
         start = _start()
-        with start.trace.phase(Phase.MODEL_BEGIN):
+        start.turn_to(Phase.MODEL_BEGIN)
+        with _never_reloaded() if model_config.quantization is None else nullcontext():
             if _is_full(model_config):
                 with whole_skeleton(parallel_state):
                     whole: torch.nn.Module = super().create_model(vllm_config, model_config, prefix)
                 set_window(whole, start.part.window)
                 return whole
             own: torch.nn.Module = super().create_model(vllm_config, model_config, prefix)
-            drop_foreign(own, start.part, start.tensors, PPMissingLayer)
-            return own
+        drop_foreign(own, start.part, start.tensors, PPMissingLayer)
+        return own
 
     def load_weights(self, model: torch.nn.Module, model_config: Any) -> None:
         _take_weights(model, model_config, None, None)
@@ -180,21 +183,33 @@ def _is_full(model_config: Any) -> bool:
     return _start().part.full and model_config.quantization is None
 
 
+@contextmanager
+def _never_reloaded() -> Iterator[None]:
+    """vLLM notes every parameter of a new model for a second set of weights: a third of the time of building it."""
+    record = model_loader_utils.record_metadata_for_reloading
+    model_loader_utils.record_metadata_for_reloading = lambda model: None
+    try:
+        yield
+    finally:
+        model_loader_utils.record_metadata_for_reloading = record
+
+
 def _take_weights(
     model: torch.nn.Module, model_config: Any, finisher: Finisher | None, rehearsal: Rehearsal | None
 ) -> None:
     start = _start()
-    waited = [0.0]
+    start.phases.close()
+    waited = Asleep()
     with start.trace.phase(Phase.LOAD_BEGIN) as notes, warnings.catch_warnings():
         # the views are read-only on purpose; nothing writes through them
         warnings.filterwarnings("ignore", message="The given buffer is not writable")
-        cpu, parameters = time.thread_time(), {name for name, _ in model.named_parameters()}
+        parameters = {name for name, _ in model.named_parameters()}
         loaded = model.load_weights(start.arriving(waited, finisher, rehearsal))
         notes.n_bytes = sum(t.n_bytes for t in start.tensors)
-        notes.attrs |= {"wait_s": round(waited[0], 4), "cpu_s": round(time.thread_time() - cpu, 4),
-                        "waits_for": "fetch"}  # fmt: skip
-        if rehearsal is not None:
-            notes.attrs |= {"rehearsal_s": round(rehearsal.took_s, 4)}
+        notes.attrs |= {"wait_s": round(waited.seconds, 4), "waits_for": "fetch"}
+        if finisher is not None and rehearsal is not None:
+            threads_wait_s = finisher.asleep.seconds + rehearsal.asleep.seconds
+            notes.attrs |= {"rehearsal_s": round(rehearsal.took_s, 4), "threads_wait_s": round(threads_wait_s, 4)}
     start.trace.mark(Phase.ENGINE_BEGIN)
     if _is_full(model_config):
         later = {name for name in parameters if not start.computes(name.rpartition(".")[0])}
@@ -258,7 +273,7 @@ class SegmentExecutor(UniProcExecutor):
     def _init_executor(self) -> None:
         self.continuations = Continuations()
         super()._init_executor()
-        _start().trace.mark(Phase.KV_BEGIN)  # the engine marks its end, when the scheduler over it stands
+        _start().turn_to(Phase.KV_BEGIN).n_bytes = self.cache_config.kv_cache_memory_bytes
 
     @property
     def runner(self) -> Any:

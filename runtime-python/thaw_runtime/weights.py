@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 
 import torch
 
@@ -11,29 +11,33 @@ from thaw.model import TensorInfo
 from thaw_runtime.arriving import arriving
 from thaw_runtime.engine import ARRIVAL_DEADLINE_S, Segment
 from thaw_runtime.packing import Finisher, Rehearsal
+from thaw_runtime.start_trace import Asleep
 
 
 def arriving_tensors(
     segment: Segment,
     tensors: Sequence[TensorInfo],
     check: Callable[[], None],
-    waited: list[float],
+    waited: Asleep,
     finisher: Finisher | None = None,
     rehearsal: Rehearsal | None = None,
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Each of ``tensors`` in load order, as soon as its last byte is below the watermark.
 
-    Views, not copies: valid while the segment is.  The seconds slept are added to ``waited[0]``.  ``check`` raises
-    what makes waiting pointless.
+    Views, not copies: valid while the segment is.  ``waited`` counts the sleep until bytes come.  ``check`` raises what
+    makes waiting pointless.
     """
     source = arriving(segment, tensors)
+    ends = [segment.locate(t.file, t.offset) + t.n_bytes for t in tensors]
+    end = segment.wait(0, 0.0)
     for i, info in enumerate(tensors):
         check()
         if rehearsal is not None:
             rehearsal.hold_if_due()
-        began = time.perf_counter()
-        source.wait(i, ARRIVAL_DEADLINE_S)
-        waited[0] += time.perf_counter() - began
+        # counting costs more than not having to wait
+        with waited.counted() if end < ends[i] else nullcontext():
+            source.wait(i, ARRIVAL_DEADLINE_S)
+        end = end if end >= ends[i] else segment.wait(0, 0.0)
         tensor = source.take(i)
         if finisher is not None:
             finisher.handing_out(info.name, tensor)

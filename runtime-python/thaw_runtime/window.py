@@ -30,6 +30,7 @@ from thaw_runtime.engine import Segment
 from thaw_runtime.packing import Aside, Kinds, pack
 from thaw_runtime.pipeline_stage import StageGroup
 from thaw_runtime.stage_parts import StagePart
+from thaw_runtime.start_trace import Asleep
 from thaw_runtime.weights import arriving_tensors
 
 _log = Log("engine")
@@ -108,12 +109,12 @@ class Rest:
     def _run(self) -> None:
         """A stage goes on computing its layers whatever happens here: it only never becomes a whole worker."""
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST)
-        waited = [0.0]
+        waited = Asleep()
         try:
             filled = self._model.load_weights(arriving_tensors(self._segment, self._tensors, self._check, waited))
             pack(self._model, self._aside, self._kinds)
             self._complete(filled)
-            _log.event("rest_loaded", n_bytes=sum(t.n_bytes for t in self._tensors), wait_s=round(waited[0], 3))
+            _log.event("rest_loaded", n_bytes=sum(t.n_bytes for t in self._tensors), wait_s=round(waited.seconds, 3))
         except ThawError as e:
             self.error = e.info()
         except Exception as e:  # noqa: BLE001  the edge to the engine's loaders, and of a thread

@@ -82,6 +82,19 @@ def test_a_long_leaf_explains_only_what_its_evidence_does() -> None:
     assert read_start(events, None, LINK).unexplained_s == pytest.approx(0.525, abs=0.01)
 
 
+def test_the_prefill_of_a_busy_host_is_explained_by_what_its_thread_waited_for() -> None:
+    def unexplained_s(**attrs: object) -> float:
+        late = {Phase.PREFILL_END, Phase.FIRST_TOKEN, Phase.FINISHED}
+        events = [
+            replace(e, mono_ns=e.mono_ns + 100 * MS, attrs=attrs) if e.name in late else e for e in start_events()
+        ]
+        return read_start(events, None, LINK).unexplained_s
+
+    # 158 ms, of which 100 need no evidence
+    assert unexplained_s() - unexplained_s(cpu_s=0.06, core_wait_s=0.09) == pytest.approx(0.05, abs=0.001)
+    assert unexplained_s() - unexplained_s(cpu_s=0.06, threads_wait_s=0.09) == pytest.approx(0.05, abs=0.001)
+
+
 def test_bytes_explain_a_fetch_only_at_the_rate_of_the_link() -> None:
     slow = read_start(start_events(), None, LINK)
     fast = read_start([e for e in start_events() if e.name not in (Phase.LOAD_BEGIN, Phase.LOAD_END)], None, 10 * LINK)

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import json
+import threading
 import time
 
+import pytest
+
 from thaw.trace import Phase
-from thaw_runtime.start_trace import StartTrace
+from thaw_runtime.engine import Logprobs, Token
+from thaw_runtime.engine_wire import Events, decode, encode
+from thaw_runtime.start_trace import Asleep, Busy, StartTrace
+
+
+def compute(cpu_s: float) -> None:
+    until = time.thread_time() + cpu_s
+    while time.thread_time() < until:
+        pass
 
 
 def test_a_phase_says_what_cpu_it_used_and_keeps_what_it_was_told() -> None:
     trace = StartTrace(group_id="g")
     with trace.phase(Phase.MODEL_BEGIN) as notes:
-        until = time.thread_time() + 0.02
-        while time.thread_time() < until:
-            pass
+        compute(0.02)
         notes.n_bytes = 7
     begin, end = trace.events
     assert (begin.name, end.name, end.n_bytes) == (Phase.MODEL_BEGIN, Phase.MODEL_END, 7)
@@ -28,3 +38,26 @@ def test_a_phase_that_fails_ends_too() -> None:
     except ValueError:
         pass
     assert [e.name for e in trace.events] == [Phase.KV_BEGIN, Phase.KV_END]
+
+
+def test_asleep_counts_neither_computing_nor_waiting_for_a_core() -> None:
+    asleep, busy, began = Asleep(), Busy(), time.monotonic()
+    for _ in range(2):
+        with asleep.counted():
+            compute(0.01)
+            threading.Event().wait(0.02)  # what it is there to count
+    spent, wall_s = busy.attrs(), time.monotonic() - began
+    assert spent["cpu_s"] >= 0.02
+    assert 0.039 <= asleep.seconds <= wall_s - spent["cpu_s"] + 0.001
+
+
+@pytest.mark.parametrize("logprobs", [None, Logprobs(-0.5, ((7, -0.5), (9, -1.5)))])
+@pytest.mark.parametrize("spent", [None, {"cpu_s": 0.08, "core_wait_s": 0.03}])
+def test_a_token_brings_what_was_spent_on_it_to_the_proxy(
+    logprobs: Logprobs | None, spent: dict[str, float] | None
+) -> None:
+    sent = Events((("r1", Token(0, 7, logprobs, spent)), ("r2", Token(3, 8))))
+    got = decode(json.loads(json.dumps(encode(sent))))
+    assert isinstance(got, Events)
+    assert got == sent
+    assert [e.spent for _, e in got.events if isinstance(e, Token)] == [spent, None]

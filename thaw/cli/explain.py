@@ -19,7 +19,8 @@ from thaw.trace import TraceEvent
 _COLOURS = {"fetch": "cyan", "load": "blue", "container": "magenta", "libraries": "magenta", "context": "magenta",
             "model": "yellow", "kv": "yellow", "engine": "yellow", "tokenizer": "yellow", "prefill": "green",
             "planned": "white", "init": "bright_black", "queued": "bright_black", "run": "bright_black"}  # fmt: skip
-_NOTED = ("mode", "stem_cell_wait_s", "cpu_s", "core_wait_s", "waited_for", "wait_s", "source", "error", "resident")
+_NOTED = ("mode", "stem_cell_wait_s", "cpu_s", "core_wait_s", "threads_wait_s", "waited_for", "wait_s", "source",
+          "error", "resident")  # fmt: skip
 _MIN_BAR, _TEXT_COLUMNS = 20, 62
 
 

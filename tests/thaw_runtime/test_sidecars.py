@@ -1,0 +1,66 @@
+"""The small files as a directory: where it lies, and what is left of it when its process is killed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.thaw_runtime.conftest import ROOT
+from tests.thaw_runtime.doorway import Doorway
+from tests.thaw_runtime.models import read_segment, write_tiny_model
+from thaw.errors import ModelCorrupt
+from thaw_runtime.sidecars import materialised
+
+ENGINE = """
+import sys
+from tests.thaw_runtime.doorway import Doorway
+from relay.fetch_client import DoorClient
+from thaw_runtime import engine_main
+from thaw_runtime.sidecars import materialised
+engine_main.keep_files_together()
+client = DoorClient.connect(sys.argv[1])
+with materialised(client.segment(deadline_s=10)) as directory:
+    print(directory, flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_what_a_killed_engine_leaves_lies_in_its_containers_directory(door: Doorway, tmp_path: Path) -> None:
+    own = tmp_path / "container"
+    own.mkdir()
+    door.arrive(door.n_bytes)
+    env = dict(os.environ, THAW_SOCKET=str(own / "s"), PYTHONPATH=f"{ROOT}:{ROOT / 'runtime-python'}")
+    with subprocess.Popen([sys.executable, "-c", ENGINE, door.path], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                          env=env, text=True, cwd=ROOT) as engine:  # fmt: skip
+        assert engine.stdout is not None
+        directory = Path(engine.stdout.readline().strip())
+        engine.kill()
+    assert directory.parent == own, "the invoker removes this one and no other"
+    assert (directory / "config.json").exists(), "nobody else removes it"
+
+
+def test_the_directory_is_gone_when_the_block_ends(door: Doorway) -> None:
+    door.arrive(door.n_bytes)
+    client, segment = read_segment(door)
+    with materialised(segment) as directory:
+        assert {p.name for p in directory.iterdir()} == {"config.json", "tokenizer.json", "tokenizer_config.json"}
+        assert directory.stat().st_mode & 0o077 == 0, "a private one"
+    assert not directory.exists()
+    segment.close()
+    client.close()
+
+
+def test_a_file_outside_the_checkpoint_is_refused(tmp_path: Path) -> None:
+    door = Doorway(write_tiny_model(tmp_path / "model"), tmp_path / "door")
+    client, segment = read_segment(door)
+    for placed in segment.offer.layout:
+        object.__setattr__(placed, "file", "../" + placed.file)
+    with pytest.raises(ModelCorrupt, match="outside itself"), materialised(segment):
+        raise AssertionError("written")
+    segment.close()
+    client.close()
+    door.close()
