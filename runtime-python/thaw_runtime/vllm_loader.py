@@ -45,8 +45,18 @@ from thaw_runtime.lazy_zeros import ZeroOnDemand
 from thaw_runtime.packing import Finisher, Kinds, Rehearsal
 from thaw_runtime.pipeline_link import StageLink
 from thaw_runtime.pipeline_stage import (
-    Pending, StageGroup, Tensors, batch_of, bounds_of, from_host, known_to, rehearsal, sampled_of, step_of, wanted_by,
-)  # fmt: skip
+    Pending,
+    StageGroup,
+    Tensors,
+    batch_of,
+    bounds_of,
+    from_host,
+    known_to,
+    rehearsal,
+    sampled_of,
+    step_of,
+    wanted_by,
+)
 from thaw_runtime.pipeline_wire import Sampled, Step, check_batch
 from thaw_runtime.stage_parts import StagePart
 from thaw_runtime.start_trace import Asleep, PhaseNotes, StartTrace
@@ -119,10 +129,10 @@ def _start() -> _Start:
 
 def load_postponed(rehearse: Callable[[], None]) -> None:
     """The engine stands.  Fill the model it was built around; ``rehearse`` runs a batch, see Rehearsal."""
-    _start().phases.close()
-    load = _start().load
-    if load is not None:
-        load(rehearse)
+    start = _start()
+    start.phases.close()
+    if start.load is not None:
+        start.load(rehearse)
 
 
 # ── weights ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -141,17 +151,16 @@ class SegmentLoader(BaseModelLoader):
         """Nothing to do: the bytes come to us."""
 
     def create_model(self, vllm_config: Any, model_config: Any, prefix: str = "") -> torch.nn.Module:
-        start = _start()
+        start, full = _start(), _is_full(model_config)
         start.turn_to(Phase.MODEL_BEGIN)
-        with _never_reloaded() if model_config.quantization is None else nullcontext():
-            if _is_full(model_config):
-                with whole_skeleton(parallel_state):
-                    whole: torch.nn.Module = super().create_model(vllm_config, model_config, prefix)
-                set_window(whole, start.part.window)
-                return whole
-            own: torch.nn.Module = super().create_model(vllm_config, model_config, prefix)
-        drop_foreign(own, start.part, start.tensors, PPMissingLayer)
-        return own
+        once = _never_reloaded() if model_config.quantization is None else nullcontext()
+        with once, whole_skeleton(parallel_state) if full else nullcontext():
+            model: torch.nn.Module = super().create_model(vllm_config, model_config, prefix)
+        if full:
+            set_window(model, start.part.window)
+        else:
+            drop_foreign(model, start.part, start.tensors, PPMissingLayer)
+        return model
 
     def load_weights(self, model: torch.nn.Module, model_config: Any) -> None:
         _take_weights(model, model_config, None, None)
