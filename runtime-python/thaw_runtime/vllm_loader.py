@@ -98,9 +98,6 @@ class _Start:
         if self.link is not None:
             self.link.check()
 
-    def computes(self, path: str) -> bool:
-        return self.part.computes(path, self.tensors)
-
 
 _current: _Start | None = None
 
@@ -221,7 +218,7 @@ def _take_weights(
             notes.attrs |= {"rehearsal_s": round(rehearsal.took_s, 4), "threads_wait_s": round(threads_wait_s, 4)}
     start.trace.mark(Phase.ENGINE_BEGIN)
     if _is_full(model_config):
-        later = {name for name in parameters if not start.computes(name.rpartition(".")[0])}
+        later = {name for name in parameters if not start.part.computes(name.rpartition(".")[0], start.tensors)}
         rest, aside = start.part.rest(start.segment.offer.tensors), finisher.aside if finisher else ()
         start.rest = Rest(model, start.segment, rest, aside, _KINDS, start.check, partial(check_filled, later))
         parameters -= later
