@@ -174,7 +174,7 @@ class SegmentLoader(BaseModelLoader):
 
 def _load_layer_by_layer(model: torch.nn.Module, model_config: Any, rehearse: Callable[[], None]) -> None:
     start = _start()
-    computes = partial(start.part.computes, tensors=start.tensors) if _is_full(model_config) else None
+    computes = partial(start.part.computes, own=start.tensors) if _is_full(model_config) else None
     finisher = Finisher(model, [t.name for t in start.tensors], _KINDS, computes)
     end = max((start.segment.locate(t.file, t.offset) + t.n_bytes for t in start.tensors), default=0)
     device = torch.device("cpu")
