@@ -116,6 +116,8 @@ class LinkLedger:
             share = self.node_bandwidth(now_s)
             return share if _fits(n_bytes, share * (deadline - now_s)) else 0.0
         self.advance(now_s)
+        if not _fits(n_bytes, self.bytes_per_s * (deadline - now_s)):
+            return 0.0  # not even on a link that is idle
         if not self._keeps_every_deadline(n_bytes, deadline):
             return 0.0
         ahead = sum(f.pending for f in self._fetches.values() if f.deadline <= deadline)
@@ -165,7 +167,7 @@ class LinkLedger:
         self._unsaid[key] = self._fetches.pop(key).deadline
 
     def _keeps_every_deadline(self, n_bytes: float, deadline: float) -> bool:
-        jobs = [(f.deadline, f.pending) for f in self._fetches.values() if f.promised]
+        jobs = [(f.deadline, f.pending) for f in self._fetches.values() if f.deadline < math.inf]
         jobs.append((deadline, n_bytes))
         due = 0.0
         for at, pending in sorted(jobs):
