@@ -259,6 +259,7 @@ def test_a_first_part_that_does_not_fit_now_is_told_apart_from_one_that_never_do
         fetchd.client.cancel(G, 1)
         assert fetchd.client.status().held_bytes == 0
         assert fetchd.start(facts, "rest", stage(facts, 4, N_LAYERS), later_ranges=first).left_out_bytes > 0
+        fetchd.client.wait(GroupId("rest"), 0, deadline_s=10)
 
 
 def later_bytes(fetchd: Fetchd, group: str) -> int:
