@@ -54,6 +54,7 @@ class Member:
     begin: TraceEvent
     resident: bool
     wishes: Wishes
+    left_out_bytes: int = 0  # of its later ranges: there was no room for them
     done: threading.Event = field(default_factory=threading.Event)
     end: TraceEvent | None = None
     error: ErrorInfo | None = None
@@ -67,6 +68,8 @@ class Member:
         if self.done.is_set():
             return
         request, statistics = self.request, self.fetch.describe(self.resident)
+        if self.left_out_bytes:
+            statistics["left_out_bytes"] = self.left_out_bytes
         self.error = self.fetch.error
         self.end = event(Phase.FETCH_END, group_id=request.group_id, stage=request.stage, host=host,
                          n_bytes=sum(r.n_bytes for r in request.ranges), attrs=statistics)  # fmt: skip
@@ -184,10 +187,11 @@ class Fetch:
 
     def status(self, member: Member) -> FetchStatus:
         request = member.request
-        n_bytes, later = (sum(r.n_bytes for r in ranges) for ranges in (request.ranges, request.later_ranges))
+        n_bytes = sum(r.n_bytes for r in request.ranges)
+        later = sum(r.n_bytes for r in self.segment.key.later)
         pending, later_pending = self._transfer.pending_bytes if self._transfer else (n_bytes, later)
         return FetchStatus(request.group_id, request.stage, request.model.uri, n_bytes, n_bytes - pending,
-                           round(self.bytes_per_s, 1), pending, later_pending)  # fmt: skip
+                           round(self.bytes_per_s, 1), pending, later_pending, member.left_out_bytes)  # fmt: skip
 
     def describe(self, resident: bool) -> dict[str, object]:
         """Attributes of the end event: what explains a long fetch."""

@@ -14,7 +14,7 @@ from fetchd.pipeline import FetchCancelled
 from fetchd.segments import SegmentKey, SegmentStore
 from relay.messages import FetchCancel, FetchDone, FetchStart, FetchStarted, FetchStatus, FetchUpdate
 from thaw import checkpoint
-from thaw.errors import BadRequest, NotFound, StaleEpoch, from_info
+from thaw.errors import BadRequest, MemoryTooSmall, NotFound, PoolFull, StaleEpoch, from_info
 from thaw.logs import Log
 from thaw.trace import Phase, event
 
@@ -33,7 +33,7 @@ class FetchTable:
         self._threads: set[threading.Thread] = set()
 
     def start(self, request: FetchStart) -> FetchStarted:
-        """Begin, join, or find resident.  Raises StaleEpoch, BadRequest, MemoryTooSmall."""
+        """Begin, join, or find resident.  Raises StaleEpoch, BadRequest, MemoryTooSmall, PoolFull."""
         _check_ranges(request)
         version = request.model.sha256 or request.model.etag or self._version_now(request.model.uri)
         with self._lock:
@@ -45,7 +45,7 @@ class FetchTable:
             if member is None:
                 member = self._join(request, version)
             segment = member.fetch.segment
-            return FetchStarted(segment.segment_id, segment.n_bytes, member.resident)
+            return FetchStarted(segment.segment_id, segment.n_bytes, member.resident, member.left_out_bytes)
 
     def update(self, request: FetchUpdate) -> None:
         _check_weight(1.0 if request.weight is None else request.weight)
@@ -89,16 +89,13 @@ class FetchTable:
         return facts.sha256 or facts.etag
 
     def _join(self, request: FetchStart, version: str) -> Member:
-        key = SegmentKey(request.model.uri, version, request.ranges, request.later_ranges)
         holder = f"fetch:{request.group_id}/{request.stage}"
-        segment = self._store.find(key, holder)
-        resident = segment is not None and segment.complete
         begin = event(Phase.FETCH_BEGIN, group_id=request.group_id, stage=request.stage, host=self._host_id)
-        fetch = None if segment is None else self._running.get(segment.segment_id) or Fetch(segment, self._machinery)
-        if segment is None or fetch is None:
-            segment = self._store.create(key, holder)
-            fetch = Fetch(segment, self._machinery, self._first_part_came)
-        member = Member(request, fetch, begin, resident, _wishes(request))
+        fetch = self._fetch_of(request, version, holder)
+        segment = fetch.segment
+        resident = segment.complete
+        left_out = 0 if segment.key.later else sum(r.n_bytes for r in request.later_ranges)
+        member = Member(request, fetch, begin, resident, _wishes(request), left_out)
         self._members[request.group_id, request.stage] = member
         fetch.members.append(member)
         if resident or not fetch.running:
@@ -111,8 +108,30 @@ class FetchTable:
             elif segment.key.later and fetch.first_part_is_here:
                 member.finish(self._host_id)
         self._log.event("fetch_begin", group_id=request.group_id, stage=request.stage, uri=request.model.uri,
-                        segment_id=segment.segment_id, n_bytes=segment.n_bytes, resident=resident)  # fmt: skip
+                        segment_id=segment.segment_id, n_bytes=segment.n_bytes, resident=resident,
+                        left_out_bytes=left_out)  # fmt: skip
         return member
+
+    def _fetch_of(self, request: FetchStart, version: str, holder: str) -> Fetch:
+        """Where its bytes are or will be.  A later part is for one thing only, to become a whole worker: when the pool
+        has no room for it the stage does without."""
+        key = SegmentKey(request.model.uri, version, request.ranges, request.later_ranges)
+        try:
+            return self._known(key, holder) or self._new(key, holder)
+        except (MemoryTooSmall, PoolFull):
+            if not key.later:
+                raise
+        key = key._replace(later=())
+        return self._known(key, holder) or self._new(key, holder)
+
+    def _known(self, key: SegmentKey, holder: str) -> Fetch | None:
+        segment = self._store.find(key, holder)
+        if segment is None:
+            return None
+        return self._running.get(segment.segment_id) or Fetch(segment, self._machinery)
+
+    def _new(self, key: SegmentKey, holder: str) -> Fetch:
+        return Fetch(self._store.create(key, holder), self._machinery, self._first_part_came)
 
     def _launch(self, fetch: Fetch) -> None:
         segment = fetch.segment

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from fetchd.slabs import SlabPool, create_sealable, seal_and_reopen
 from relay.messages import PlacedRange, SegmentStatus
 from relay.segment import PAGE_BYTES, ControlPage, SegmentState, lay_out, segment_bytes
-from thaw.errors import ErrorInfo, MemoryTooSmall, NotFound
+from thaw.errors import ErrorInfo, MemoryTooSmall, NotFound, PoolFull
 from thaw.ids import random_hex_id
 from thaw.model import FileRange, TensorInfo
 
@@ -114,7 +114,8 @@ class Segment:
         self.indexed.set()
 
     def status(self) -> SegmentStatus:
-        return SegmentStatus(self.segment_id, self.key.uri, self.n_bytes, self.page.end, tuple(self.holders))
+        return SegmentStatus(self.segment_id, self.key.uri, self.n_bytes, self.page.end, tuple(self.holders),
+                             self.key.version)  # fmt: skip
 
     def finish(self) -> None:
         with self.lock:
@@ -152,7 +153,8 @@ class SegmentStore:
         return None
 
     def create(self, key: SegmentKey, holder: str) -> Segment:
-        """A new segment held by ``holder``; evicts what nobody holds.  Raises MemoryTooSmall before any fetch."""
+        """A new segment held by ``holder``; evicts what nobody holds.  Raises before any fetch: MemoryTooSmall when it
+        never fits, PoolFull when it does not fit now."""
         layout = lay_out((*key.ranges, *key.later))
         n_bytes, first_bytes = segment_bytes(layout), segment_bytes(layout[: len(key.ranges)])
         count = -(-n_bytes // self._pool.slab_bytes)
@@ -192,6 +194,12 @@ class SegmentStore:
             else:
                 self._remove(segment)
 
+    def held_bytes(self) -> int:
+        """Of the pool, in segments that somebody holds: what no other model can have now."""
+        with self._lock:
+            held = sum(len(s.slabs) for s in self._by_id.values() if s.holders)
+            return held * self._pool.slab_bytes
+
     def statuses(self) -> tuple[SegmentStatus, ...]:
         with self._lock:
             segments = tuple(self._by_id.values())
@@ -202,7 +210,8 @@ class SegmentStore:
         available = self._pool.free_slabs + sum(len(s.slabs) for s in idle)
         if count > available:
             size = self._pool.slab_bytes
-            raise MemoryTooSmall(
+            error = MemoryTooSmall if count > self._pool.n_slabs else PoolFull
+            raise error(
                 f"the model needs {n_bytes} bytes of host memory ({count} slabs of {size}); "
                 f"{available * size} of {self._pool.n_slabs * size} bytes are not in use",
                 hint="raise THAW_FETCHD_POOL_MB, or wait until another model has gone",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import threading
+import time
 
 from gateway.actions import Actions, namespace_of
 from gateway.async_runner import AsyncRunner
@@ -126,8 +127,8 @@ class Gateway:
         """Events may have been missed: the registry is the truth, and our demand may be gone with a server."""
         self.actions.forget()
         for ticket in self.room.reload(self.registry.instances()):
+            waited_ms = max(0, round(1000 * (time.monotonic() - ticket.since_s)))
             self.registry.add_demand(
-                DemandAdded(
-                    ticket.activation_id, ticket.action, namespace_of(ticket.action), self.gateway_id, wall_ms()
-                )
-            )
+                DemandAdded(ticket.activation_id, ticket.action, namespace_of(ticket.action), self.gateway_id,
+                            wall_ms() - waited_ms, waited_ms)
+            )  # fmt: skip

@@ -92,9 +92,11 @@ class Dispatcher:
 
     def announce_again(self, call: Call) -> None:
         """With its age: one that lost its worker before its first token goes to the head of the scheduler's queue."""
+        waited_ms = max(0, wall_ms() - call.received_ms)
         self._registry.add_demand(
-            DemandAdded(call.activation_id, call.action.name, call.action.namespace, self._gateway, call.received_ms)
-        )
+            DemandAdded(call.activation_id, call.action.name, call.action.namespace, self._gateway, call.received_ms,
+                        waited_ms)
+        )  # fmt: skip
 
     def withdraw(self, call: Call) -> None:
         if call.announced_s is not None:

@@ -17,6 +17,7 @@ from invoker.pool import StemCell
 from relay.fetch_client import FetchClient
 from thaw.action import KIND_LLM, KIND_PYTHON
 from thaw.errors import ThawError
+from thaw.host import StemTarget
 from thaw.ids import InstanceId, random_hex_id
 from thaw.logs import Log
 
@@ -41,6 +42,12 @@ class StemCells:
         self._retry: threading.Timer | None = None
         self._closing = False
         driver.on_exit(self._exited)
+
+    def targets(self) -> tuple[StemTarget, ...]:
+        shared = self._driver.zygote is not None
+        with self._lock:
+            return tuple(StemTarget(kind, count, self._bytes[kind], shared and kind == KIND_LLM)
+                         for kind, count in self._targets.items())  # fmt: skip
 
     def set_target(self, kind: str, count: int) -> None:
         """How many to keep; they are made and given up in the background."""

@@ -87,8 +87,10 @@ class Commands:
                 self._release(body)
             case Cancel():
                 self._in_background(command, lambda: self._cancel(body.group_id))
-            case SetStemCells():
+            case SetStemCells() if self._deps.settings.stem_cells == "on" and not self.draining:
                 self._cells.set_target(body.kind, body.count)
+            case SetStemCells():
+                pass  # whoever runs this host keeps none here
 
     def _start(self, body: Start) -> None:
         if self.draining:

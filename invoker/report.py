@@ -80,6 +80,8 @@ class Reporter:
             tuple(live.record.instance_id for live in lives),
             _fetches(status), status.pool_bytes - status.free_bytes if status is not None else 0,
             status.pool_bytes if status is not None else 0, resident=_resident(status),
+            stem_targets=self._cells.targets() if settings.stem_cells == "on" else (),
+            segment_held_bytes=status.held_bytes if status is not None else 0,
         )  # fmt: skip
 
     def _beat(self) -> None:
@@ -104,7 +106,16 @@ def _fetches(status: Status | None) -> tuple[FetchReport, ...]:
     if status is None:
         return ()
     return tuple(
-        FetchReport(f.group_id, f.n_bytes, f.done_bytes, f.bytes_per_s, f.stage, f.pending_bytes, f.later_bytes)
+        FetchReport(
+            f.group_id,
+            f.n_bytes,
+            f.done_bytes,
+            f.bytes_per_s,
+            f.stage,
+            f.pending_bytes,
+            f.later_bytes,
+            f.left_out_bytes,
+        )
         for f in status.fetches
     )
 
@@ -112,4 +123,4 @@ def _fetches(status: Status | None) -> tuple[FetchReport, ...]:
 def _resident(status: Status | None) -> tuple[Resident, ...]:
     """Segments that have arrived to their end."""
     segments = () if status is None else status.segments
-    return tuple(Resident(s.uri, s.n_bytes) for s in segments if s.end >= s.n_bytes > 0)
+    return tuple(Resident(s.uri, s.n_bytes, s.version) for s in segments if s.end >= s.n_bytes > 0)

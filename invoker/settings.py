@@ -30,7 +30,7 @@ class InvokerSettings:
     image_pull_s: float = setting("THAW_IMAGE_PULL_S", "longest pull of a missing image; 0: never pull", 600.0)
     pids: int = setting("THAW_CONTAINER_PIDS", "processes and threads of one container", 512)
     tmp_mb: int = setting("THAW_CONTAINER_TMP_MB", "a container's /tmp, MiB, counted as its memory", 256)
-    stem_cells: str = setting("THAW_STEM_CELLS", "keep a pre-imported llm process to fork from: on or off", "on")
+    stem_cells: str = setting("THAW_STEM_CELLS", "keep stem cells, as many as the scheduler says: on or off", "on")
     zygote_parent: str = setting(
         "THAW_ZYGOTE_PARENT", "socket of a pre-imported process that hosts on one machine fork theirs from", ""
     )

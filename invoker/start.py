@@ -105,6 +105,7 @@ class Starting:
             self._deps.log.event("start_crashed", traceback=traceback.format_exc())
             self._fail(PlatformError(f"the start failed on a bug: {e!r}", hint="see the invoker's log"))
         self._write_trace()
+        self._deps.cells.refill()  # not before: making another would take the processor from this start
 
     def _start(self) -> None:
         live, record = self._live, self._live.record

@@ -48,7 +48,7 @@ def issue(state: redis.Redis, relay: redis.Redis, group_id: GroupId) -> str:
     credential = read(state, ref(group_id))
     digest = hashlib.sha256(credential.secret.encode()).hexdigest()  # so that MONITOR and the slow log never show it
     rules = ("reset", "on", f"#{digest}", f"~{key_prefix(group_id)}*", *(f"+{c}" for c in COMMANDS))
-    with redis_link.translated("let a group into the relay"):
+    with redis_link.translated("let a group into the relay", "the relay"):
         relay.execute_command("ACL", "SETUSER", credential.username, *rules)  # type: ignore[no-untyped-call]
     return ref(group_id)
 
@@ -64,7 +64,7 @@ def read(state: redis.Redis, reference: str) -> GroupCredential:
 
 def revoke(state: redis.Redis, relay: redis.Redis, group_id: GroupId) -> None:
     """End a group: its connections are closed by the relay, and nothing of it stays.  Idempotent."""
-    with redis_link.translated("shut a group out of the relay"):
+    with redis_link.translated("shut a group out of the relay", "the relay"):
         relay.execute_command("ACL", "DELUSER", _username(group_id))  # type: ignore[no-untyped-call]
     drop_group(relay, group_id)
     with redis_link.translated("delete a group's credential"):
@@ -73,7 +73,7 @@ def revoke(state: redis.Redis, relay: redis.Redis, group_id: GroupId) -> None:
 
 def drop_group(relay: redis.Redis, group_id: GroupId) -> None:
     """Delete every key of a group that has ended."""
-    with redis_link.translated("drop a group's streams"):
+    with redis_link.translated("drop a group's streams", "the relay"):
         for key in relay.scan_iter(match=key_prefix(group_id) + "*", count=500):
             relay.unlink(key)
 

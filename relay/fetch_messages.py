@@ -44,6 +44,7 @@ class FetchStarted:
     segment_id: str
     n_bytes: int
     resident: bool  # every byte was already in host memory
+    left_out_bytes: int = 0  # of ``later_ranges``: the pool had no room for them, they will not come
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +132,7 @@ class FetchStatus:
     bytes_per_s: float
     pending_bytes: int = 0  # of it
     later_bytes: int = 0  # still to come of the later part, in the background
+    left_out_bytes: int = 0  # of the later part: there was no room for it, so the stage cannot become a whole worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +142,7 @@ class SegmentStatus:
     n_bytes: int
     end: int
     holders: tuple[str, ...]
+    version: str = ""  # of the model, as SegmentKey has it
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +152,7 @@ class Status:
     segments: tuple[SegmentStatus, ...]
     fetches: tuple[FetchStatus, ...]
     link_bytes_per_s: float
+    held_bytes: int = 0  # of the pool, in segments that somebody holds
 
 
 @dataclass(frozen=True, slots=True)

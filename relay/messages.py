@@ -52,13 +52,18 @@ from thaw.trace import TraceEvent
 
 @dataclass(frozen=True, slots=True)
 class DemandAdded:
-    """A gateway holds a request (or a 202) that no route can take.  Also kept in the hash thaw:demand."""
+    """A gateway holds a request (or a 202) that no route can take.  Also kept in the hash thaw:demand.
+
+    ``waited_ms``: how old the request was when this was said, by its gateway's own clock: it may have been served and
+    have lost its worker.  ``queued_wall_ms`` is when it came, for who reads the hash long after.
+    """
 
     activation_id: ActivationId
     action: ActionName
     namespace: Namespace
     gateway: GatewayId
     queued_wall_ms: int
+    waited_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,11 +19,11 @@ CALL_TIMEOUT_S = 5.0
 """A call that has no answer in this time counts as a lost server; AOF rewrites stay well below it."""
 
 
-def connect(url: str) -> redis.Redis:
-    """A client for ordinary calls: binary replies, bounded waits, three quick retries over a server restart."""
-    retry = Retry(ExponentialBackoff(cap=0.5, base=0.05), 3)
+def connect(url: str, *, timeout_s: float = CALL_TIMEOUT_S, n_retries: int = 3) -> redis.Redis:
+    """A client for ordinary calls: binary replies, bounded waits, quick retries over a server restart."""
+    retry = Retry(ExponentialBackoff(cap=0.5, base=0.05), n_retries)
     return redis.Redis.from_url(
-        url, socket_timeout=CALL_TIMEOUT_S, socket_connect_timeout=CALL_TIMEOUT_S, retry=retry,
+        url, socket_timeout=timeout_s, socket_connect_timeout=timeout_s, retry=retry,
         retry_on_error=[RedisConnectionError], health_check_interval=30,
     )  # fmt: skip
 
@@ -37,14 +37,14 @@ def connect_blocking(url: str) -> redis.Redis:
 
 
 @contextmanager
-def translated(doing: str) -> Iterator[None]:
+def translated(doing: str, server: str = "the state server") -> Iterator[None]:
     """RedisError → Unavailable (no server, no answer) or PlatformError (it refused)."""
     try:
         yield
     except (RedisConnectionError, RedisTimeoutError) as e:
-        raise Unavailable(f"{doing}: the state server does not answer: {e}", hint="is Redis running?") from e
+        raise Unavailable(f"{doing}: {server} does not answer: {e}", hint="is Redis running?") from e
     except RedisError as e:
-        raise PlatformError(f"{doing}: the state server refused: {e}") from e
+        raise PlatformError(f"{doing}: {server} refused: {e}") from e
 
 
 def text(value: Any) -> str:

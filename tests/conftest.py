@@ -48,6 +48,15 @@ class ValkeyServer:
         with redis.Redis.from_url(self.url, retry=retry, retry_on_error=[redis.ConnectionError]) as client:
             client.ping()
 
+    def freeze(self) -> None:
+        """It holds its connections, takes new ones, and says nothing."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
+
     def kill(self, sig: int = signal.SIGKILL) -> None:
         if self._process is not None:
             self._process.send_signal(sig)

@@ -26,6 +26,7 @@
         ├── StoreUnavailable      500    the model store answered 5xx or not at all; a retry may help
         ├── ModelChanged          500    the store has another version than was planned: look again, plan again
         ├── Unavailable           503    no host, no state server
+        │   └── PoolFull          503    a host's memory for models is in use: another host, or later
         └── ProtocolError         500    bytes between components broke a format
             └── StaleEpoch        500    a command of an older scheduler
 
@@ -163,6 +164,10 @@ class ModelChanged(PlatformError):
 
 class Unavailable(PlatformError):
     http_status = 503
+
+
+class PoolFull(Unavailable):
+    pass
 
 
 class ProtocolError(PlatformError):

@@ -30,6 +30,7 @@ class FetchReport:
     stage: int = 0
     pending_bytes: int = 0
     later_bytes: int = 0
+    left_out_bytes: int = 0  # of the later part: the pool had no room, so the stage cannot become a whole worker here
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,18 @@ class Resident:
 
     uri: str
     n_bytes: int
+    version: str = ""  # of the store, as a plan names it; empty: the host does not say
+
+
+@dataclass(frozen=True, slots=True)
+class StemTarget:
+    """How many stem cells of a kind the host keeps now, and what one costs.  ``shared``: any number of starts fork from
+    one."""
+
+    kind: str
+    count: int
+    cell_bytes: int
+    shared: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,3 +77,5 @@ class HostReport:
     segment_pool_bytes: int = 0
     clock_offset_ns: int = 0
     resident: tuple[Resident, ...] = ()
+    stem_targets: tuple[StemTarget, ...] = ()  # none: its operator keeps no stem cells here
+    segment_held_bytes: int = 0  # of the pool, in segments that somebody holds

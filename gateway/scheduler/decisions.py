@@ -54,6 +54,16 @@ class InspectModelOn:
 
 
 @dataclass(frozen=True, slots=True)
+class KeepStemCells:
+    """So many idle ones of this kind."""
+
+    host_id: HostId
+    kind: str
+    count: int
+    command_id: CommandId
+
+
+@dataclass(frozen=True, slots=True)
 class FailDemand:
     """These held activations end with this error."""
 
@@ -131,5 +141,5 @@ class Flag:
 
 Decision = (
     StartGroup | ReleaseInstance | CancelGroup | InspectModelOn | FailDemand | ForgetInstance | DropDemand | DropPlan
-    | RevokeCredential | LearnFrom | Wake | Flag
+    | RevokeCredential | LearnFrom | Wake | Flag | KeepStemCells
 )  # fmt: skip

@@ -6,11 +6,13 @@ A command goes out only after its plan is written, so that a successor finds eve
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import redis
 
+from gateway.scheduler import metrics
 from gateway.scheduler.decisions import (
     CancelGroup,
     Decision,
@@ -20,24 +22,34 @@ from gateway.scheduler.decisions import (
     Flag,
     ForgetInstance,
     InspectModelOn,
+    KeepStemCells,
     LearnFrom,
     ReleaseInstance,
     RevokeCredential,
     StartGroup,
 )
 from gateway.scheduler.events import StartRefused
-from gateway.scheduler.group_credentials import GroupCredentials
-from gateway.scheduler.history import EVERY_ACTION, History, Learned, Measured, measure, measure_run
+from gateway.scheduler.history import (
+    EVERY_ACTION,
+    History,
+    Learned,
+    Measured,
+    first_token_s,
+    foretold,
+    measure,
+    measure_run,
+)
+from gateway.scheduler.relay_work import RelayWork, overdue
 from relay import bus, keys, redis_link
-from relay.messages import Cancel, Command, InspectModel, Release, Start, StartFailed
+from relay.messages import Cancel, Command, InspectModel, Release, SetStemCells, Start, StartFailed
 from relay.records import Records
 from relay.registry import Registry
 from thaw import trace, wire
-from thaw.errors import PlatformError, ProtocolError
+from thaw.errors import ProtocolError
 from thaw.ids import ActivationId, CommandId, GroupId, HostId
 from thaw.logs import Log
 from thaw.plan import Plan, TransportKind
-from thaw.trace import Phase
+from thaw.trace import Phase, TraceEvent
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +65,9 @@ class Arrival:
 
 
 class Effects:
-    def __init__(self, client: redis.Redis, epoch: int, log: Log, credentials: GroupCredentials | None = None) -> None:
-        self._redis, self._epoch, self._log = client, epoch, log
-        self._credentials = credentials or GroupCredentials(client, "")
+    def __init__(self, client: redis.Redis, epoch: int, log: Log, relay: RelayWork) -> None:
+        self._redis, self._epoch, self._log, self._relay = client, epoch, log, relay
+        self._admitting: dict[GroupId, tuple[StartGroup, Arrival]] = {}  # planned, and not let into the relay yet
         self._registry, self._records = Registry(client), Records(client)
         self._seen: dict[ActivationId, Arrival] = {}
         self._inspected: dict[str, Arrival] = {}
@@ -67,11 +79,11 @@ class Effects:
     def gone(self, activation_id: ActivationId) -> None:
         self._seen.pop(activation_id, None)
 
-    def apply(self, decision: Decision, arrival: Arrival) -> StartRefused | None:
-        """Raises PlatformError when the state server does not take it.  What it returns is the policy's next event."""
+    def apply(self, decision: Decision, arrival: Arrival) -> None:
+        """Raises PlatformError when the state server does not take it."""
         match decision:
             case StartGroup():
-                return self._start(decision, arrival)
+                self._start(decision, arrival)
             case ReleaseInstance():
                 self._log.event("release", instance_id=decision.instance_id, host_id=decision.host_id,
                                 reason=decision.reason)  # fmt: skip
@@ -83,6 +95,9 @@ class Effects:
             case InspectModelOn():
                 self._inspected[decision.uri] = arrival
                 self._send(decision.host_id, decision.command_id, InspectModel(decision.uri))
+            case KeepStemCells():
+                self._log.event("stem_cells", host_id=decision.host_id, kind=decision.kind, count=decision.count)
+                self._send(decision.host_id, decision.command_id, SetStemCells(decision.kind, decision.count))
             case FailDemand():
                 for activation_id in decision.activation_ids:
                     self.gone(activation_id)
@@ -94,24 +109,44 @@ class Effects:
                 self._log.event("demand_dropped", activation_id=decision.activation_id, action=decision.action)
                 self._registry.remove_demand(decision.activation_id, decision.action)
             case RevokeCredential():
-                self._revoke(decision.group_id)
+                self._relay.revoke(decision.group_id)
             case DropPlan():
+                self._admitting.pop(decision.group_id, None)
                 self._registry.drop_plan(decision.group_id)
             case Flag():
                 self._log.event(decision.name, **decision.fields)
             case _:
                 raise TypeError(f"not an effect: {decision!r}")
-        return None
 
-    def _start(self, decision: StartGroup, arrival: Arrival) -> StartRefused | None:
+    # starts --------------------------------------------------------------------------------------------------------
+
+    def _start(self, decision: StartGroup, arrival: Arrival) -> None:
         plan = replace(decision.plan, created_wall_ns=time.time_ns())
+        decision = replace(decision, plan=plan)
         self._registry.put_plan(plan)
-        if plan.transport.kind is not TransportKind.NONE:
-            try:
-                self._credentials.issue(plan.group_id)
-            except PlatformError as e:
-                self._log.event("credential_not_issued", group_id=plan.group_id, error=e.message)
-                return StartRefused(plan.group_id, e.info())
+        if plan.transport.kind is TransportKind.NONE:
+            self._command(decision, arrival)
+        else:
+            self._admitting[plan.group_id] = decision, arrival
+            self._relay.issue(plan.group_id)
+
+    def issued(self, group_id: GroupId) -> None:
+        """The relay lets a group in.  One that has ended meanwhile is revoked already, behind this."""
+        if (admitted := self._admitting.pop(group_id, None)) is not None:
+            self._command(*admitted)
+
+    def give_up(self, group_id: GroupId) -> StartRefused | None:
+        """A group that the relay has not let in yet; None: it has, or nobody waits for it."""
+        self._relay.give_up(group_id)
+        return None if self._admitting.pop(group_id, None) is None else overdue(group_id)
+
+    def give_up_all(self) -> None:
+        """The view is made anew: these plans are found to have begun nothing."""
+        for group_id in list(self._admitting):
+            self.give_up(group_id)
+
+    def _command(self, decision: StartGroup, arrival: Arrival) -> None:
+        plan = decision.plan
         for stage in decision.stages:
             body = Start(plan, stage.stage, stage.instance_id, decision.activation_ids)
             self._send(stage.host_id, stage.command_id, body)
@@ -124,14 +159,6 @@ class Effects:
         end = trace.event(Phase.PLANNED_END, group_id=plan.group_id, attrs={**decision.attrs, **waited})
         self._records.add_trace(plan.group_id, [begin, end])
         self._log.event("start", group_id=plan.group_id, activation_ids=decision.activation_ids, **decision.attrs)
-        return None
-
-    def _revoke(self, group_id: GroupId) -> None:
-        try:
-            self._credentials.revoke(group_id)
-        except PlatformError as e:
-            self._log.event("credential_not_revoked", group_id=group_id, error=e.message)
-            raise
 
     def _reason(self, plan: Plan) -> str:
         """Why a demand was not planned when it came: its model was being looked at, or no host had room."""
@@ -155,27 +182,42 @@ class Effects:
         """Mix a start's measured times in and keep the means.  Returns what is to be learned later: prefill and tokens
         stand in the traces of requests, which are written when those end."""
         try:
-            found = [measure(self._records.trace(start.group_id))] if start.attempt == 0 else []
-            run = self._measured_run(start)
+            begun = self._records.trace(start.group_id)
+            if start.attempt == 0:
+                history.update(start.action, start.device_kind, start.mode, measure(begun))
+            ended = self._first_ended(start)
+            if ended is not None:
+                self._learn_run(history, start, begun, *ended)
         except ProtocolError as e:  # nothing to learn from what cannot be read
             self._log.event("trace_refused", group_id=start.group_id, error=e.message)
             return None
-        for measured in [*found, *([run] if run is not None else [])]:
-            history.update(start.action, start.device_kind, start.mode, measured)
         with redis_link.translated("keep what starts took"):
             for action in (start.action, EVERY_ACTION):
                 learned = history.learned(action, start.device_kind, start.mode)
                 self._redis.hset(keys.HISTORY, history.key(action, start.device_kind, start.mode), wire.dumps(learned))
-        return None if run is not None or not start.served else replace(start, attempt=start.attempt + 1)
+        return None if ended is not None or not start.served else replace(start, attempt=start.attempt + 1)
 
-    def _measured_run(self, start: LearnFrom) -> Measured | None:
-        """Of the first of its requests that has ended; a pipeline's prefill is not that of one whole device."""
-        for activation_id in start.served if start.n_stages == 1 else ():
+    def _first_ended(self, start: LearnFrom) -> tuple[Sequence[TraceEvent], int] | None:
+        """Of the requests that it was started for: one's trace, and how many tokens it was given."""
+        for activation_id in start.served:
             record = self._records.activation(activation_id)
             if record is not None and record.usage:
-                tokens = record.usage.get("completion_tokens", 0)
-                return measure_run(self._records.trace(activation_id), tokens)
+                return self._records.trace(activation_id), record.usage.get("completion_tokens", 0)
         return None
+
+    def _learn_run(
+        self, history: History, start: LearnFrom, begun: Sequence[TraceEvent], run: Sequence[TraceEvent], n_tokens: int
+    ) -> None:
+        seen = measure_run(run, n_tokens, start.n_stages, start.n_full)
+        history.update_pass(start.action, start.device_kind, start.mode, seen)
+        told, actual_s = foretold(begun), first_token_s(run)
+        if told is not None and actual_s is not None:
+            metrics.foretold(start.n_stages, *told, actual_s)
+            ratio = Measured(ttft_ratio=actual_s / told[0])
+            history.update(start.action, start.device_kind, start.mode, ratio)
+            self._log.event("ttft_foretold", group_id=start.group_id, action=start.action, stages=start.n_stages,
+                            full=start.n_full, predicted_s=told[0], bound_s=told[1], actual_s=round(actual_s, 4),
+                            prefill_s=seen.prefill_s, token_s=seen.token_s)  # fmt: skip
 
 
 def load_history(client: redis.Redis, log: Log) -> History:

@@ -11,6 +11,8 @@ from relay import credentials, redis_link
 from thaw.ids import GroupId
 
 _PREFIX: Final = credentials.ref(GroupId(""))
+_TIMEOUT_S: Final = 2.0
+"""Of one call to the relay; one more is made over a connection that turned out to be old."""
 
 
 class GroupCredentials:
@@ -18,7 +20,7 @@ class GroupCredentials:
 
     def __init__(self, state: redis.Redis, relay_url: str) -> None:
         self._state = state
-        self._relay = redis_link.connect(relay_url) if relay_url else None
+        self._relay = redis_link.connect(relay_url, timeout_s=_TIMEOUT_S, n_retries=1) if relay_url else None
 
     def issue(self, group_id: GroupId) -> None:
         """Raises PlatformError when either server does not take it."""

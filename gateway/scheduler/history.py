@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Final
 
-from gateway.scheduler.predict import Times
+from gateway.scheduler.predict import Times, f_factor
 from thaw.instance import StartMode
 from thaw.trace import Phase, TraceEvent
 
@@ -37,8 +37,10 @@ _DIRECT: Final = {
     "t_cc": (Phase.CONTAINER_BEGIN, Phase.CONTAINER_END),
     "t_cu": (Phase.CONTEXT_BEGIN, Phase.CONTEXT_END),
     "t_l": (Phase.LIBRARIES_BEGIN, Phase.LIBRARIES_END),
-    "t_p": (Phase.PREFILL_BEGIN, Phase.PREFILL_END),
 }
+_PREFILL: Final = (Phase.PREFILL_BEGIN, Phase.PREFILL_END)
+_OF_LEARNED: Final = ("bandwidth", "ttft_ratio")
+"""What is learned besides times.  How good predictions were is for people: nothing is corrected by it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,15 +56,33 @@ class Measured:
     t_n: float | None = None
     t_tail: float | None = None
     bandwidth: float | None = None  # bytes/s of the fetch
+    ttft_ratio: float | None = None  # what the first token took, over what was foretold
 
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """The means, and of which names there is a measurement at all (the first one replaces the default)."""
+    """The means, and of which names there is a measurement at all (the first one replaces the default).
+
+    ``alone``: of these, what an instance of one stage has told.  A group's pass is sums of several times; where one of
+    them is known by itself, the group tells of the other.
+    """
 
     times: Times = _DEFAULT_TIMES
     bandwidth: float = 0.0
     known: tuple[str, ...] = ()
+    alone: tuple[str, ...] = ()
+    ttft_ratio: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """What one request told of a group of ``s`` stages, ``w`` of them full: prefill, and the mean time of the tokens
+    behind the first; None: it does not say."""
+
+    s: int
+    w: int
+    prefill_s: float | None = None
+    token_s: float | None = None
 
 
 class History:
@@ -76,7 +96,7 @@ class History:
     def times(self, action: str, device_kind: str, mode: StartMode, weight_bytes: int) -> Times:
         """What is known of the action; else of its other mode (prefill, token, hop and tail hardly depend on it); else
         of any action; else the paper's times, prefill and token scaled by the bytes they read."""
-        other = StartMode.COLD if mode is StartMode.PREWARMED else StartMode.PREWARMED
+        other = _other(mode)
         learned = self.learned(action, device_kind, mode)
         scale = weight_bytes / _PAPER_WEIGHT_BYTES
         guessed = {"t_p": _DEFAULT_TIMES.t_p * scale, "t_d": _DEFAULT_TIMES.t_d * scale}
@@ -98,12 +118,39 @@ class History:
         self._mix_in(EVERY_ACTION, device_kind, mode, {n: v for n, v in given.items() if n in _OF_EVERY_ACTION})
         return self._mix_in(action, device_kind, mode, given)
 
+    def update_pass(self, action: str, device_kind: str, mode: StartMode, seen: Pass) -> Learned:
+        """Mix one request's prefill and tokens in: Eq. 2 and the pass of Eq. 5, solved for what is not known yet."""
+        measured = self._of_pass(action, device_kind, mode, seen)
+        learned = self.update(action, device_kind, mode, measured)
+        if seen.s == 1:
+            told = {n for n in ("t_p", "t_d") if getattr(measured, n) is not None}
+            learned = replace(learned, alone=tuple(sorted({*learned.alone, *told})))
+            self._learned[self.key(action, device_kind, mode)] = learned
+        return learned
+
+    def _of_pass(self, action: str, device_kind: str, mode: StartMode, seen: Pass) -> Measured:
+        """``time = t * F + t_n * s`` (t is t_p or t_d).  With t known from an instance of one stage it tells of the
+        hop, else of t, with the hop as it is known so far."""
+        if seen.s == 1:  # no hop
+            return Measured(t_p=seen.prefill_s, t_d=seen.token_s)
+        factor = f_factor(seen.s, seen.w)
+        times = self.times(action, device_kind, mode, _PAPER_WEIGHT_BYTES)
+        alone = {n: getattr(self.learned(action, device_kind, m).times, n) for m in (_other(mode), mode)
+                 for n in self.learned(action, device_kind, m).alone}  # fmt: skip
+        t_n: float | None = None
+        if seen.token_s is not None and "t_d" in alone:
+            t_n = max(0.0, (seen.token_s - alone["t_d"] * factor) / seen.s)
+        hop_s = times.t_n if t_n is None else t_n
+        t_p = None if "t_p" in alone else _less_hops(seen.prefill_s, hop_s * seen.s, factor)
+        t_d = None if "t_d" in alone else _less_hops(seen.token_s, hop_s * seen.s, factor)
+        return Measured(t_p=t_p, t_d=t_d, t_n=t_n)
+
     def _mix_in(self, action: str, device_kind: str, mode: StartMode, given: Mapping[str, float]) -> Learned:
         old = self.learned(action, device_kind, mode)
         mixed = {n: _mix(old, n, v) for n, v in given.items()}
-        bandwidth = mixed.pop("bandwidth", old.bandwidth)
+        bandwidth, ttft_ratio = mixed.pop("bandwidth", old.bandwidth), mixed.pop("ttft_ratio", old.ttft_ratio)
         known = tuple(sorted({*old.known, *given}))
-        new = Learned(replace(old.times, **mixed), bandwidth, known)
+        new = Learned(replace(old.times, **mixed), bandwidth, known, old.alone, ttft_ratio)
         self._learned[self.key(action, device_kind, mode)] = new
         return new
 
@@ -111,8 +158,17 @@ class History:
 def _mix(old: Learned, name: str, value: float) -> float:
     if name not in old.known:
         return value
-    before = old.bandwidth if name == "bandwidth" else float(getattr(old.times, name))
+    before = float(getattr(old if name in _OF_LEARNED else old.times, name))
     return (1 - ALPHA) * before + ALPHA * value
+
+
+def _other(mode: StartMode) -> StartMode:
+    return StartMode.COLD if mode is StartMode.PREWARMED else StartMode.PREWARMED
+
+
+def _less_hops(took_s: float | None, hops_s: float, factor: float) -> float | None:
+    """A hop that is believed to take more than half of a pass is believed wrongly: half is left to the stages."""
+    return None if took_s is None else (took_s - min(hops_s, took_s / 2)) / factor
 
 
 def measure(events: Iterable[TraceEvent]) -> Measured:
@@ -131,11 +187,24 @@ def measure(events: Iterable[TraceEvent]) -> Measured:
     return Measured(t_c=t_c, t_tail=max(tails, default=None), bandwidth=rate, **direct)
 
 
-def measure_run(events: Iterable[TraceEvent], n_tokens: int) -> Measured:
-    """Of one request in an instance of one stage: prefill, and the mean time of the tokens behind the first."""
+def measure_run(events: Iterable[TraceEvent], n_tokens: int, s: int = 1, w: int = 1) -> Pass:
+    """Of one request in a group: what stage 0 saw, which is the whole pass."""
     mine = [e for e in events if e.stage == 0]
-    t_p, decoding_s = _phase_s(mine, *_DIRECT["t_p"]), _phase_s(mine, Phase.PREFILL_END, Phase.RUN_END)
-    return Measured(t_p=t_p, t_d=None if decoding_s is None or n_tokens < 2 else decoding_s / (n_tokens - 1))
+    prefill_s, decoding_s = _phase_s(mine, *_PREFILL), _phase_s(mine, Phase.PREFILL_END, Phase.RUN_END)
+    return Pass(s, w, prefill_s, None if decoding_s is None or n_tokens < 2 else decoding_s / (n_tokens - 1))
+
+
+def first_token_s(events: Iterable[TraceEvent]) -> float | None:
+    """From a request's last byte to its first token, from its own trace."""
+    return _phase_s(tuple(events), Phase.RECEIVED, Phase.FIRST_TOKEN)
+
+
+def foretold(events: Iterable[TraceEvent]) -> tuple[float, float] | None:
+    """(predicted, bound) of a start, seconds, as its trace says; None: nothing was foretold."""
+    attrs = next((e.attrs for e in events if e.name == Phase.PLANNED_END), {})
+    predicted, bound = attrs.get("predicted_ttft_s"), attrs.get("bound_ttft_s")
+    both = isinstance(predicted, int | float) and isinstance(bound, int | float)
+    return (float(predicted), float(bound)) if both and predicted > 0 else None  # type: ignore[arg-type, operator]
 
 
 def _phase_s(events: Sequence[TraceEvent], begin: Phase, end: Phase) -> float | None:

@@ -23,6 +23,8 @@ LARGEST_LINK: Final = 1e12
 LARGEST_FETCH: Final = 10**14
 OLDEST_S: Final = 10.0
 """A lease runs out after this, so nothing older is a report of a host that is there."""
+POOL_REFUSED_MS: Final = 10_000
+"""Ten reports: enough for other hosts to be tried, and for what was in the way there to have gone."""
 _LINK_CHANGE: Final = 0.05
 """A measured link wobbles; less than this is no news to the ledger."""
 
@@ -76,6 +78,8 @@ class HostView:
     most_free: int = -1
     most_idle: int = -1
     """Of ``room(for_model=True)``: an index walks over hundreds of hosts."""
+    pool_refused_until_ms: int = -1
+    """Of the host's clock: its pool refused a fetch that seemed to fit, so the next ones go elsewhere for a while."""
     on_change: Callable[[HostView], None] = field(default=lambda _: None)
     """An index of hosts wants to know of every change of its memory, its pace or its draining."""
     _rooms: dict[bool, Room] = field(default_factory=dict)
@@ -102,9 +106,26 @@ class HostView:
         self.most_free, self.most_idle = room.most_free, room.most_idle
         self.on_change(self)
 
-    def has_model(self, uri: str, n_bytes: int) -> bool:
-        """All of it lies in this host's memory."""
-        return any(r.uri == uri and r.n_bytes >= n_bytes for r in self.report.resident)
+    def has_model(self, uri: str, n_bytes: int, version: str) -> bool:
+        """All of it lies in this host's memory, as it is now: what was pushed anew since must be fetched."""
+        return any(r.uri == uri and r.n_bytes >= n_bytes and r.version in ("", version) for r in self.report.resident)
+
+    def pool_refused(self) -> None:
+        self.pool_refused_until_ms = self.report.seen_wall_ms + POOL_REFUSED_MS
+
+    def pool_holds(self, n_bytes: float) -> bool:
+        """Its memory for models is as large, whoever uses it now."""
+        return self.report.segment_pool_bytes <= 0 or n_bytes <= self.report.segment_pool_bytes
+
+    def pool_takes(self, n_bytes: float) -> bool:
+        """So many bytes of models fit into its memory for models now, beside what starts decided of late will need."""
+        report = self.report
+        if report.segment_pool_bytes <= 0:  # it does not say
+            return True
+        if report.seen_wall_ms < self.pool_refused_until_ms:
+            return False
+        coming = sum(f.pending for key, f in self.ledger.fetches().items() if key not in self.fetching)
+        return n_bytes <= report.segment_pool_bytes - report.segment_held_bytes - coming
 
     def hold(self, device: str, n_bytes: int) -> None:
         if (view := self.devices.get(device)) is not None:

@@ -39,11 +39,14 @@ class Pace(NamedTuple):
 
 class Wanted(NamedTuple):
     """``needs``: bytes that a worker may need, ascending, the last a whole model's.  ``depth``: workers of a group.
-    ``within_s``: no fetch that may be asked for is due earlier."""
+    ``within_s``: no fetch that may be asked for is due earlier.  ``part``, ``whole``: bytes of the smallest and the
+    largest fetch."""
 
     needs: tuple[int, ...]
     depth: int
     within_s: float
+    part: float = 0.0
+    whole: float = 0.0
 
 
 _Key = tuple[int, HostId]
@@ -149,13 +152,14 @@ class HostIndex:
         found = {h for h in also if h in self._hosts}
         for pace in self._order:
             found.update(self._of_pace(pace, wanted, now_s))
-            if (last := self._without_a_promise(pace, wanted.needs[-1], now_s)) is not None:
+            if (last := self._without_a_promise(pace, wanted, now_s)) is not None:
                 found.add(last)
         return sorted((self._hosts[h] for h in found), key=lambda h: tie_order(h, now_s))
 
     def _of_pace(self, pace: Pace, wanted: Wanted, now_s: float) -> Iterator[HostId]:
         due_s, taken = now_s + wanted.within_s, _Taken(wanted)
-        free, busy = self._first_of_each(pace, wanted, now_s)
+        free, busy, partly = self._first_of_each(pace, wanted, now_s)
+        yield from (host.host_id for host in partly)  # for which parts they have room is their own matter
         for _, host in free:
             if taken.take(host):
                 yield host.host_id
@@ -170,16 +174,19 @@ class HostIndex:
 
     def _first_of_each(
         self, pace: Pace, wanted: Wanted, now_s: float
-    ) -> tuple[list[tuple[_Key, HostView]], list[HostView]]:
+    ) -> tuple[list[tuple[_Key, HostView]], list[HostView], list[HostView]]:
         """Hosts with a free link, in order, ``depth`` of each memory at most; and, of memories that so many do not
-        have, those that keep a promise."""
-        free, busy = list[tuple[_Key, HostView]](), list[HostView]()
+        have, those that keep a promise; and those whose pool has room for a part only."""
+        free, busy, partly = list[tuple[_Key, HostView]](), list[HostView](), list[HostView]()
         for (_, most_free), order in self._order[pace].items():
             if most_free < wanted.needs[0]:
                 continue
             n_free, promised = 0, list[HostView]()
             for key in order:
                 host = self._hosts[key[1]]
+                if not host.pool_takes(wanted.whole):
+                    partly += [host] if host.pool_takes(wanted.part) else []
+                    continue
                 if host.ledger.promised_until_s > now_s:
                     promised.append(host)
                     continue
@@ -190,14 +197,17 @@ class HostIndex:
             else:
                 busy += promised
         free.sort(key=lambda found: found[0])
-        return free, busy
+        return free, busy, partly
 
-    def _without_a_promise(self, pace: Pace, need: int, now_s: float) -> HostId | None:
+    def _without_a_promise(self, pace: Pace, wanted: Wanted, now_s: float) -> HostId | None:
         """Who has room for a whole model and could begin to fetch it first."""
+        need = wanted.needs[-1]
         best: tuple[float, tuple[float, int, HostId]] | None = None
         enough = [order for (_, most_free), order in self._order[pace].items() if most_free >= need]
         for _, host_id in heapq.merge(*enough):
             host = self._hosts[host_id]
+            if not host.pool_takes(wanted.whole):
+                continue
             if host.ledger.busy_until_s <= now_s:
                 return host_id
             key = host.ledger.busy_until_s, tie_order(host, now_s)

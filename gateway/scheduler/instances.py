@@ -29,6 +29,7 @@ from thaw.errors import (
     ModelCorrupt,
     ModelNotFound,
     ModelUnsupported,
+    PoolFull,
     StoreUnavailable,
     WorkerLost,
     from_info,
@@ -188,6 +189,8 @@ def _gone(view: ClusterView, record: InstanceRecord, before: InstanceView | None
     decided: list[Decision] = []
     if group is not None and group.is_starting:
         error = record.error or WorkerLost("the instance left before it was ready").info()
+        if error.code == PoolFull.__name__ and (host := view.hosts.get(record.host_id)) is not None:
+            host.pool_refused()
         decided += start_failed(view, group, error, now_s)
     elif group is not None:
         decided += groups.end(view, group, now_s)
@@ -226,7 +229,8 @@ def start_failed(view: ClusterView, group: GroupView, error: ErrorInfo, now_s: f
         return [*decided, *fail(view, plan.action, tuple(action.waiting), error, plan.group_id)]
     pause_s = min(RETRY_CAP_S, RETRY_BASE_S * 2 ** min(action.failures - 1, 16))
     action.retry_at_s = now_s + pause_s
-    exhausted = _count_attempt(view, group)
+    # who found a pool full waits as who finds no memory does, and is not failed for it
+    exhausted = () if error.code == PoolFull.__name__ else _count_attempt(view, group)
     decided += fail(view, plan.action, exhausted, error, plan.group_id)
     return [*decided, *wake(action, plan.action, action.retry_at_s, now_s)]
 

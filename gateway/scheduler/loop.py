@@ -11,6 +11,7 @@ import heapq
 import itertools
 import os
 import queue
+import secrets
 import signal
 import sys
 import threading
@@ -18,26 +19,35 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import redis
-
-from gateway.scheduler.decisions import Decision, LearnFrom, RevokeCredential, Wake
+from gateway.scheduler import metrics
+from gateway.scheduler.decisions import Decision, LearnFrom, RevokeCredential, StartGroup, Wake
 from gateway.scheduler.effects import Arrival, Effects, load_history
-from gateway.scheduler.events import Event, Timer
+from gateway.scheduler.events import Event, StartRefused, Timer
 from gateway.scheduler.group_credentials import GroupCredentials
 from gateway.scheduler.leading import Leadership, wait_for_lease
+from gateway.scheduler.metrics_port import MetricsPort
 from gateway.scheduler.pauses import Pauses
 from gateway.scheduler.policy import decide
 from gateway.scheduler.reading import Reading
+from gateway.scheduler.relay_work import (
+    ISSUE_DEADLINE_S,
+    CredentialIssued,
+    CredentialNotRevoked,
+    CredentialOverdue,
+    RelayWork,
+)
 from gateway.scheduler.settings import SchedulerSettings
 from gateway.scheduler.view import ClusterView
 from relay import redis_link
 from relay.bus import EventReader
 from relay.lease import SchedulerLease
 from relay.messages import DemandAdded, DemandRemoved
+from relay.registry import Registry
 from thaw import settings as thaw_settings
 from thaw.errors import PlatformError
 from thaw.ids import random_hex_id
 from thaw.logs import Log
+from thaw.plan import TransportKind
 
 _TRACE_SETTLES_S = 2.0
 """Hosts write the last events of a start's trace about when they announce it ready."""
@@ -71,12 +81,13 @@ class Scheduler:
         self._queue: queue.SimpleQueue[object] = queue.SimpleQueue()
         self._timers: list[tuple[float, int, object]] = []
         self._order = itertools.count()
-        self._credentials = GroupCredentials(self._client, settings.relay_url)
-        self._effects = Effects(self._client, epoch, self._log, self._credentials)
+        credentials = GroupCredentials(self._client, settings.relay_url)
+        self._relay = RelayWork(credentials, self._queue.put, self._log)
+        self._effects = Effects(self._client, epoch, self._log, self._relay)
         self._leadership = Leadership(lease, lambda: self._queue.put(Stop()), self._log)
         self._reader = EventReader(settings.state_url, self._queue.put, lambda: self._queue.put(Reload()), self._log)
         self._view: ClusterView | None = None  # None: nothing is decided before the registry was read
-        self._reading = Reading(self._client, self._credentials)
+        self._reading = Reading(self._client, credentials)
         self._pauses = Pauses()
 
     def stop(self) -> None:
@@ -86,6 +97,7 @@ class Scheduler:
     def run(self) -> None:
         """Until stopped or the lease is lost."""
         self._log.event("leading")
+        metrics.LEADING.set(1)
         self._leadership.start()
         self._reader.start()
         self._at(time.monotonic() + self._settings.hosts_refresh_s, Refresh())
@@ -95,9 +107,12 @@ class Scheduler:
                     break
                 self._take(item)
         finally:
+            metrics.LEADING.set(0)
+            if not self._leadership.is_held:
+                metrics.LEASES_LOST.inc()
             self._reader.stop()
             self._leadership.end()
-            self._credentials.close()
+            self._relay.close()
             self._client.close()
             self._log.event("leading_ended")
 
@@ -112,29 +127,47 @@ class Scheduler:
     def _take(self, item: object) -> None:
         arrival = Arrival.now()
         try:
-            if isinstance(item, Reload):
-                self._reload(arrival)
-            elif isinstance(item, Refresh):
-                self._refresh(arrival)
-            elif isinstance(item, LearnFrom):
-                self._learn(item)
-            elif isinstance(item, RevokeCredential):
-                self._carry_out(item, arrival)
-            elif self._view is not None:
-                self._note_demand(item, arrival)
-                for event in self._reading.events_of(item, self._view):
-                    self._decide(event, arrival)
+            match item:
+                case Reload():
+                    self._reload(arrival)
+                case Refresh():
+                    self._refresh(arrival)
+                case LearnFrom():
+                    self._learn(item)
+                case CredentialIssued() | CredentialNotRevoked() | CredentialOverdue() | RevokeCredential():
+                    self._relay_said(item, arrival)
+                case _ if self._view is not None:
+                    self._note(item, arrival)
+                    for event in self._reading.events_of(item, self._view):
+                        self._decide(event, arrival)
         except PlatformError as e:
             # a decision may be half carried out: the registry and the hosts say what is, so begin from them
             self._log.event("state_server_lost", error=e.message)
             self._view = None
+            self._effects.give_up_all()
             self._at(time.monotonic() + _RELOAD_RETRY_S, Reload())
 
-    def _note_demand(self, item: object, arrival: Arrival) -> None:
-        if isinstance(item, DemandAdded):
-            self._effects.seen(item.activation_id, arrival)
-        elif isinstance(item, DemandRemoved):
-            self._effects.gone(item.activation_id)
+    def _relay_said(
+        self, item: CredentialIssued | CredentialNotRevoked | CredentialOverdue | RevokeCredential, arrival: Arrival
+    ) -> None:
+        match item:
+            case CredentialIssued() if self._leadership.is_held:
+                self._effects.issued(item.group_id)
+            case CredentialOverdue() if (refused := self._effects.give_up(item.group_id)) is not None:
+                self._queue.put(refused)
+            case CredentialNotRevoked():
+                self._at(time.monotonic() + _REVOKE_RETRY_S, RevokeCredential(item.group_id))
+            case RevokeCredential():
+                self._carry_out(item, arrival)
+
+    def _note(self, item: object, arrival: Arrival) -> None:
+        match item:
+            case DemandAdded():
+                self._effects.seen(item.activation_id, arrival)
+            case DemandRemoved():
+                self._effects.gone(item.activation_id)
+            case StartRefused():
+                self._effects.give_up(item.group_id)
 
     def _reload(self, arrival: Arrival) -> None:
         history = load_history(self._client, self._log)
@@ -143,6 +176,7 @@ class Scheduler:
         heapq.heapify(self._timers)
         self._view = ClusterView(self._epoch, self._settings, random_hex_id, history)
         self._decide(rebuilt, arrival)
+        metrics.RELOADS.inc()
         self._pauses.after_rebuild()
         self._log.event("view_rebuilt", hosts=len(rebuilt.hosts), instances=len(rebuilt.instances),
                         demand=len(rebuilt.demand), actions=len(rebuilt.actions))  # fmt: skip
@@ -152,11 +186,15 @@ class Scheduler:
         if self._view is not None:
             for event in self._reading.heartbeats(self._view):
                 self._decide(event, arrival)
+            metrics.look(self._view, time.monotonic())
             self._pauses.after_heartbeats()
 
     def _decide(self, event: Event, arrival: Arrival) -> None:
         assert self._view is not None  # noqa: S101  _take looked
-        for decision in decide(self._view, event, time.monotonic()):
+        began_s = time.monotonic()
+        decisions = decide(self._view, event, began_s)
+        metrics.decided(self._view, event, decisions, time.monotonic() - began_s)
+        for decision in decisions:
             self._carry_out(decision, arrival)
 
     def _carry_out(self, decision: Decision, arrival: Arrival) -> None:
@@ -165,18 +203,9 @@ class Scheduler:
         elif isinstance(decision, LearnFrom):
             self._at(time.monotonic() + _TRACE_SETTLES_S, decision)
         elif self._leadership.is_held:  # hosts refuse an old epoch, but the registry would not
-            self._apply(decision, arrival)
-
-    def _apply(self, decision: Decision, arrival: Arrival) -> None:
-        try:
-            refused = self._effects.apply(decision, arrival)
-        except PlatformError:
-            if not isinstance(decision, RevokeCredential):
-                raise
-            self._at(time.monotonic() + _REVOKE_RETRY_S, decision)  # the relay is away; a successor finds it too
-            return
-        if refused is not None:
-            self._queue.put(refused)
+            self._effects.apply(decision, arrival)
+            if isinstance(decision, StartGroup) and decision.plan.transport.kind is not TransportKind.NONE:
+                self._at(time.monotonic() + ISSUE_DEADLINE_S, CredentialOverdue(decision.plan.group_id))
 
     def _learn(self, item: LearnFrom) -> None:
         if self._view is not None:
@@ -192,7 +221,10 @@ class Process:
     """Leads, stands by, leads again, until SIGTERM."""
 
     def __init__(self, settings: SchedulerSettings, log: Log) -> None:
+        """Raises OSError when nothing can listen at ``settings.bind``."""
         self._settings, self._log = settings, log
+        self._client = redis_link.connect(settings.state_url)
+        self._port = MetricsPort(settings.bind, lambda: Registry(self._client).host_token(secrets.token_urlsafe(32)))
         self._stop = threading.Event()
         self._leader: Scheduler | None = None
         self.ended_well = False
@@ -203,10 +235,9 @@ class Process:
             self._leader.stop()
 
     def run(self) -> None:
-        client: redis.Redis = redis_link.connect(self._settings.state_url)
-        self._log.event("standing_by")
+        self._log.event("standing_by", metrics=self._port.address)
         while not self._stop.is_set():
-            lease = SchedulerLease(client, random_hex_id())
+            lease = SchedulerLease(self._client, random_hex_id())
             epoch = wait_for_lease(lease, self._stop, self._log)
             if epoch is None:
                 break
@@ -214,7 +245,8 @@ class Process:
             if self._stop.is_set():  # it came between the lease and the leader
                 self._leader.stop()
             self._leader.run()
-        client.close()
+        self._port.close()
+        self._client.close()
         self.ended_well = True
 
 
@@ -223,7 +255,10 @@ def main() -> None:
     # signals are waited for, not handled: a handler would run inside a lock that it needs
     signals = {signal.SIGTERM, signal.SIGINT}
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
-    process = Process(settings, Log("scheduler"))
+    try:
+        process = Process(settings, Log("scheduler"))
+    except OSError as e:
+        sys.exit(f"thaw-scheduler: cannot listen at {settings.bind}: {e}; set THAW_SCHEDULER_BIND to a free host:port")
     worker = threading.Thread(target=_run_then_signal, args=(process,), name="scheduler")
     worker.start()
     signal.sigwait(signals)

@@ -48,7 +48,8 @@ def place(
         return None if scheme is None else offers.choice(scheme, request, facts, {})
     weighing = _chosen(view, facts, offers, request, most, n_workers)
     if (chosen := weighing.chosen) is None:
-        return None
+        late = _in_parts(view, offers, request, most)
+        return None if late is None else offers.choice(late, request, facts, {})
     if len(view.hosts) > EXPLAINED_HOSTS:  # what the others would have come to is another ten looks at the links
         weighing = replace(weighing, tried=tuple(t for t in weighing.tried if t[1] is not None))
     judged = considered(weighing, offers.servers, _variant(view), offers.bandwidth)
@@ -120,6 +121,14 @@ def _forced(view: ClusterView, facts: ActionFacts, offers: _Offers, request: Req
     return spread(offers.servers, request, s, w, bandwidth=offers.bandwidth)
 
 
+def _in_parts(view: ClusterView, offers: _Offers, request: Request, most: int) -> Scheme | None:
+    """Too late for its objective, and the fallback, one whole worker, is not possible: no pool holds the model."""
+    if not view.hosts or any(h.pool_holds(request.part(1)) for h in view.hosts.values()):
+        return None
+    schemes = (spread(offers.servers, request, s, 1, bandwidth=offers.bandwidth) for s in range(2, most + 1))
+    return next((scheme for scheme in schemes if scheme is not None), None)
+
+
 def _variant(view: ClusterView) -> Variant:
     return next((v for v in VARIANTS if v == view.settings.variant), "min_sharing")
 
@@ -155,11 +164,13 @@ class _Offers:
         self._view, self._name, self._model, self._now_s = view, facts.name, stages.facts, now_s
         # what a worker may need, least first: a low one of so many stages …, a full one
         needs = tuple(low_reserve(facts.need_bytes, s) for s in range(most, 0, -1))
-        wanted, uri = Wanted(needs, most, _first_due_s(view, request, most)), stages.facts.uri
+        within_s, uri = _first_due_s(view, request, most), stages.facts.uri
+        wanted = Wanted(needs, most, within_s, request.part(most), request.part(1))
         also = set(view.index.with_model(uri))
         also |= view.idle.hosts(EXPLAINED_HOSTS) if without_idle else set()
         self._hosts = view.index.offers(wanted, now_s, also)
-        self._resident = [h.has_model(uri, stages.facts.weight_bytes) for h in self._hosts]
+        version = stages.facts.sha256 or stages.facts.etag
+        self._resident = [h.has_model(uri, stages.facts.weight_bytes, version) for h in self._hosts]
         self._whole = request.part(1)
         kinds = {h.room(for_model=True).kind for h in self._hosts}
         times = {(k, m): self.times(k, m) for k in kinds for m in (StartMode.COLD, StartMode.PREWARMED)}
@@ -181,14 +192,16 @@ class _Offers:
         return tuple(Gpu(idle.could_have((host.host_id, d.device.name)), d.n_workers) for d in devices)
 
     def bandwidth(self, server: Server, n_bytes: float, within_s: float) -> float:
-        if self._link(server.id, n_bytes) == RESIDENT_BYTES_PER_S:
+        host = self._hosts[server.id]
+        if not (self._resident[server.id] and n_bytes >= self._whole) and not host.pool_takes(n_bytes):
+            return 0.0  # the whole model has its place there; a part of it is copied into one of its own
+        if self._resident[server.id]:
             return RESIDENT_BYTES_PER_S  # nothing is fetched, so no promise is in the way
-        return self._hosts[server.id].ledger.bandwidth(n_bytes, self._now_s + within_s, self._now_s)
+        return host.ledger.bandwidth(n_bytes, self._now_s + within_s, self._now_s)
 
-    def _link(self, i: int, n_bytes: float) -> float:
-        """At best, for so many bytes."""
-        is_there = n_bytes >= self._whole and self._resident[i]
-        return RESIDENT_BYTES_PER_S if is_there else self.servers[i].bandwidth
+    def _link(self, i: int) -> float:
+        """At best."""
+        return RESIDENT_BYTES_PER_S if self._resident[i] else self.servers[i].bandwidth
 
     def choice(self, scheme: Scheme, request: Request, facts: ActionFacts, why: Mapping[str, object]) -> Choice:
         seats = [*(self._seat(p, StageRole.FULL) for p in scheme.full),
@@ -206,11 +219,13 @@ class _Offers:
         return Seat(host.host_id, device.name, device.kind, role)
 
     def _bound(self, scheme: Scheme, request: Request) -> float:
-        """Eq. 5 with every link idle; stages that share a host share its link."""
+        """Eq. 5 with every link idle; stages that share a host share its link.  Only the fetch differs from what is
+        foretold: the pass is the same."""
         here = [p.server for p in (*scheme.full, *scheme.low)]
         factor = predict.f_factor(scheme.s, scheme.w)
-        return max(
-            predict.bound(here.count(i) * request.part(scheme.s), self._link(i, request.part(scheme.s)),
-                          self.servers[i].pcie, request.t_w, scheme.s, factor, self.servers[i].times or request.times)
+        kappas = (
+            predict.kappa(here.count(i) * request.part(scheme.s), self._link(i), self.servers[i].pcie,
+                          self.servers[i].times or request.times)
             for i in set(here)
         )  # fmt: skip
+        return predict.bound(request.t_w, max(kappas), scheme.s, factor, request.times)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from gateway.scheduler import draining, groups, instances, models
+from gateway.scheduler import draining, groups, instances, models, stemcells
 from gateway.scheduler.decisions import Decision, DropDemand, Flag, RevokeCredential, TimerKind
 from gateway.scheduler.events import (
     ActionDeleted,
@@ -34,9 +34,14 @@ HOST_GRACE_S: Final = 6.0
 
 def decide(view: ClusterView, event: Event, now_s: float) -> list[Decision]:
     """Take one event in and say what is to be done.  ``view`` already assumes that it will be done."""
+    decided = _decide(view, event, now_s)
+    return [*decided, *stemcells.follow(view, event, decided, now_s)]
+
+
+def _decide(view: ClusterView, event: Event, now_s: float) -> list[Decision]:
     match event:
         case DemandAdded():
-            return _demand_added(view, event, now_s, now_s)
+            return _demand_added(view, event, now_s - min(event.waited_ms / 1000, _LONGEST_WAIT_S), now_s)
         case DemandRemoved():
             view.serve_demand(event.activation_id)
             return []

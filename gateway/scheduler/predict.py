@@ -62,10 +62,9 @@ def tpot(s: int, factor: float, times: Times) -> float:
     return times.t_d * factor + times.t_n * s
 
 
-def bound(part_bytes: float, link: float, pcie: float, t_w: float, s: int, factor: float, times: Times) -> float:
-    """What no start can beat: Eq. 5 on an idle link, without a tail."""
-    whole = kappa(part_bytes, link, pcie, times)
-    return t_w + whole + times.t_p * factor + times.t_n * s
+def bound(t_w: float, kappa_s: float, s: int, factor: float, times: Times) -> float:
+    """What no start can beat: Eq. 5 without a tail, ``kappa_s`` being the largest with idle links."""
+    return t_w + kappa_s + (times.t_p * factor + times.t_n * s)  # summed as ttft is: not an ulp above it
 
 
 def fetch_time_left(slo_ttft: float, t_w: float, s: int, factor: float, times: Times) -> float:

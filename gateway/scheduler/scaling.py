@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections import deque
 
@@ -14,7 +15,11 @@ class Window:
         self._arrivals: deque[float] = deque()
 
     def add(self, at_s: float) -> None:
-        self._arrivals.append(at_s)
+        """In any order: who comes back is older than the last."""
+        if self._arrivals and at_s < self._arrivals[-1]:
+            bisect.insort(self._arrivals, at_s)
+        else:
+            self._arrivals.append(at_s)
 
     def count(self, now_s: float) -> int:
         while self._arrivals and self._arrivals[0] <= now_s - self.window_s:

@@ -26,10 +26,22 @@ class SchedulerSettings:
                              "empty: no group of more than one stage", "")  # fmt: skip
     object_address: str = setting("THAW_TRANSPORT_OBJECT", "where stages meet that use the transport object, "
                                   "s3://bucket/prefix or file:///directory; empty: not available", "")  # fmt: skip
+    bind: str = setting("THAW_SCHEDULER_BIND", "host:port of /metrics, for who has the installation's token; port 0 "
+                        "takes a free one", "127.0.0.1:0")  # fmt: skip
+    stem_cell_floor: int = setting("THAW_STEM_CELL_FLOOR", "stem cells a host keeps of a kind without an action", 0)
+    stem_cell_idle_s: float = setting(
+        "THAW_STEM_CELL_IDLE_S", "a kind without an action for this long goes down to the floor, seconds", 600.0
+    )
+    stem_cell_window_s: float = setting(
+        "THAW_STEM_CELL_WINDOW_S", "starts of the last so many seconds say how many stem cells a host keeps beyond one",
+        300.0,
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         one_of("THAW_LEDGER_DISCIPLINE", self.discipline, DISCIPLINES)
         one_of("THAW_SELECT_VARIANT", self.variant, VARIANTS)
+        if not self.bind.rpartition(":")[2].isdigit():
+            raise SettingError(f"THAW_SCHEDULER_BIND={self.bind!r} names no port", hint="set it to host:port")
 
 
 def one_of(variable: str, value: str, known: Sequence[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gateway.scheduler import pools
 from gateway.scheduler.decisions import (
     Decision,
     FailDemand,
@@ -65,7 +66,10 @@ def rescale(view: ClusterView, name: ActionName, now_s: float) -> list[Decision]
         stages = view.model(facts.model_uri).stages
         if stages is None or not view.model(facts.model_uri).fresh:
             return asked
-        if (error := _indivisible(view, facts, stages)) is not None:
+        error = _indivisible(view, facts, stages) or pools.refusal(
+            view, facts, stages, most_stages(view, facts, stages)
+        )
+        if error is not None:
             return fail_all(view, name, error)
     return _start_many(view, action, facts, stages, n_new, now_s)
 
@@ -224,10 +228,12 @@ def _book(view: ClusterView, plan: Plan, deadline_s: float, now_s: float) -> Non
     """Each stage's own bytes on its own host's link."""
     if plan.model is None:
         return
+    facts = view.model(plan.model.uri).facts
+    least = plan.model.n_bytes if facts is None else facts.weight_bytes
     for stage in plan.stages:
         host, n_bytes = view.hosts[stage.host], partition.size(stage.first_ranges)
-        if len(plan.stages) == 1 and host.has_model(plan.model.uri, plan.model.n_bytes):
-            continue  # nothing to fetch
+        if host.has_model(plan.model.uri, least, plan.model.sha256 or plan.model.etag):
+            continue  # nothing to fetch: a part of it is copied
         host.ledger.add(fetch_key(plan.group_id, stage.stage), n_bytes, deadline_s, now_s)
 
 
@@ -264,7 +270,10 @@ def _assign(view: ClusterView, facts: ActionFacts, group_id: GroupId, n_slots: i
 def _make_room(view: ClusterView, facts: ActionFacts) -> list[Decision]:
     n = facts.forced_stages or 1
     needs = (facts.need_bytes, *[low_reserve(facts.need_bytes, n)] * (n - 1))
-    return [release(view, v, only_idle=True, reason="memory") for v in evictions(view, facts, needs)]
+    return [
+        release(view, v, only_idle=True, reason="memory")
+        for v in evictions(view, facts, needs) or pools.evictions(view, facts)
+    ]
 
 
 def release(view: ClusterView, instance: InstanceView, *, only_idle: bool, reason: str) -> ReleaseInstance:

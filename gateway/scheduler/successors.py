@@ -46,4 +46,6 @@ def succeed(view: ClusterView, group: GroupView, now_s: float) -> list[Decision]
 def _has_model(view: ClusterView, name: ActionName, host_id: HostId) -> bool:
     facts, host = view.action(name).facts, view.hosts.get(host_id)
     model = None if facts is None else view.model(facts.model_uri).facts
-    return host is not None and model is not None and host.has_model(model.uri, model.weight_bytes)
+    if host is None or model is None:
+        return False
+    return host.has_model(model.uri, model.weight_bytes, model.sha256 or model.etag)

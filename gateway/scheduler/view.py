@@ -20,6 +20,7 @@ from gateway.scheduler.ledger import Discipline
 from gateway.scheduler.scaling import Window
 from gateway.scheduler.settings import SchedulerSettings
 from gateway.scheduler.stages import Stages
+from gateway.scheduler.stemcells import StemCells
 from gateway.scheduler.turns import Turn, Turns
 from relay.messages import DemandAdded
 from thaw.action import KIND_LLM
@@ -144,6 +145,7 @@ class ClusterView:
         self.blocked = Turns()  # wait for memory
         self.keeper: tuple[ActionName, Where] | None = None  # who is first in turn, and the device that it keeps
         self._largest: dict[bool, int | None] = {}
+        self.cells = StemCells()
         self.grace_until_s = 0.0  # until then a silent host is not yet lost
 
     # actions and models --------------------------------------------------------------------------------------------
@@ -181,15 +183,16 @@ class ClusterView:
         """False: it was known.  One that had an instance and lost it has its age, and stands before who came later."""
         if demand.activation_id in self.demand:
             return False
-        known = self.demand[demand.activation_id] = self._served.pop(demand.activation_id, DemandView(demand, queued_s))
-        action = self.action(demand.action)
-        if known.queued_s < queued_s:
-            order = [*(self.demand[a] for a in action.waiting), known]
-            action.waiting = {d.demand.activation_id: None for d in sorted(order, key=lambda d: d.queued_s)}
-        else:
-            action.waiting[demand.activation_id] = None
+        action, known = self.action(demand.action), self._served.pop(demand.activation_id, None)
+        if known is None:
+            known = DemandView(demand, queued_s)
             action.window.add(queued_s)
+        newest = self.demand[next(reversed(action.waiting))] if action.waiting else None
         known.demand, known.group_id = demand, None
+        self.demand[demand.activation_id] = known
+        action.waiting[demand.activation_id] = None
+        if newest is not None and known.queued_s < newest.queued_s:
+            action.waiting = dict.fromkeys(sorted(action.waiting, key=lambda a: self.demand[a].queued_s))
         self._note_demand(demand.action)
         return True
 

@@ -21,6 +21,7 @@ from thaw.errors import (
     ModelUnsupported,
     NotFound,
     PlatformError,
+    PoolFull,
     ProtocolError,
     StaleEpoch,
     Unavailable,
@@ -174,7 +175,7 @@ def test_an_idle_model_makes_room_and_a_held_one_does_not(tmp_path: Path) -> Non
     with Fetchd(tmp_path, THAW_FETCHD_POOL_MB=16) as fetchd:
         first, second = inspect(fetchd, one), inspect(fetchd, two)
         door, reader = read_all(fetchd, fetchd.start(first, "a").segment_id, "a")
-        with pytest.raises(MemoryTooSmall):
+        with pytest.raises(PoolFull, match=r"needs 9\d+ bytes .* 4194304 of 16777216 bytes are not in use"):
             fetchd.start(second, "b")
         reader.close()
         door.close()

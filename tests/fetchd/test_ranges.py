@@ -13,7 +13,7 @@ import pytest
 from relay.messages import FetchUpdate
 from tests.fetchd.harness import Fetchd, Request, Store, safetensors_bytes, wait_until, write_index
 from thaw import partition
-from thaw.errors import BadRequest, ModelCorrupt, PlatformError
+from thaw.errors import BadRequest, MemoryTooSmall, ModelCorrupt, PlatformError, PoolFull
 from thaw.ids import GroupId, InstanceId
 from thaw.model import CHUNK_BYTES, INDEX_NAME, FileRange, ModelFacts
 
@@ -222,6 +222,44 @@ def test_a_cancel_of_the_group_ends_the_later_part_too(fetchd: Fetchd, store: St
     door.close()
     fetchd.client.door_close(InstanceId("i1"))
     wait_until(lambda: fetchd.free_bytes() == free and not fetchd.client.status().segments)
+
+
+def test_a_later_part_that_the_pool_has_no_room_for_is_left_out_and_said_so(tmp_path: Path, store: Store) -> None:
+    with Fetchd(tmp_path, THAW_FETCHD_POOL_MB=16) as fetchd:
+        facts = fetchd.client.inspect(f"{store.uri}/m")
+        first, later = first_and_later(facts)
+        left_out = sum(r.n_bytes for r in later)
+        gate = Gate(store, first)
+        started = fetchd.start(facts, "g", first, later_ranges=later)
+        assert started.left_out_bytes == left_out
+        (status,) = fetchd.client.status().fetches
+        assert (status.later_bytes, status.left_out_bytes) == (0, left_out)
+        gate.opened.set()
+        done = fetchd.client.wait(G, 0, deadline_s=10)
+        assert done.n_bytes == started.n_bytes < sum(facts.files.values())
+        assert done.events[-1].attrs["left_out_bytes"] == left_out
+        again = fetchd.start(facts, "g2", first, later_ranges=later)  # still no room: it shares what is there
+        assert (again.segment_id, again.resident, again.left_out_bytes) == (started.segment_id, True, left_out)
+        wait_until(lambda: any(e.get("left_out_bytes") == left_out for e in fetchd.events))
+
+
+def test_a_first_part_that_does_not_fit_now_is_told_apart_from_one_that_never_does(
+    tmp_path: Path, store: Store
+) -> None:
+    with Fetchd(tmp_path, THAW_FETCHD_POOL_MB=16, THAW_FETCHD_RETAIN="false") as fetchd:
+        facts = fetchd.client.inspect(f"{store.uri}/m")
+        first = stage(facts, 1, 4)
+        fetchd.start(facts, "g", first)
+        fetchd.client.wait(G, 0, deadline_s=10)
+        assert fetchd.client.status().held_bytes == 12 * 2**20
+        with pytest.raises(PoolFull, match="4194304 of 16777216 bytes are not in use"):
+            fetchd.start(facts, "rest", stage(facts, 4, N_LAYERS), later_ranges=first)
+        with pytest.raises(MemoryTooSmall):
+            fetchd.start(facts, "all")
+        fetchd.client.cancel(G, 1)
+        assert fetchd.client.status().held_bytes == 0
+        assert fetchd.start(facts, "rest", stage(facts, 4, N_LAYERS), later_ranges=first).left_out_bytes > 0
+        fetchd.client.wait(GroupId("rest"), 0, deadline_s=10)
 
 
 def later_bytes(fetchd: Fetchd, group: str) -> int:

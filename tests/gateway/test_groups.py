@@ -52,6 +52,7 @@ def test_a_request_whose_group_is_lost_before_its_first_token_goes_before_those_
         again, other = sorted(invoker.wait_for_demand(2), key=lambda d: d.queued_wall_ms)
         assert other == waiting
         assert again.queued_wall_ms < other.queued_wall_ms  # it kept its age
+        assert again.waited_ms > other.waited_ms
         invoker.pace = None
         group(invoker, "b", slots=1)
         assert (first.result(), later.result()) == (200, 200)

@@ -13,9 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from invoker import zygote
 from invoker.shares import CgroupShares
-from relay.messages import Cancel, InspectModel, InstanceChanged, Start
+from relay.messages import Cancel, InspectModel, InstanceChanged, SetStemCells, Start
+from tests.invoker import fake_zygote
 from tests.invoker.platform import WAIT_S, Host, until
+from thaw.action import KIND_LLM, KIND_PYTHON
 from thaw.ids import GroupId, InstanceId, random_hex_id
 from thaw.instance import InstanceState, StartMode
 
@@ -188,6 +191,43 @@ def test_a_stem_cell_is_taken_and_replaced(valkey_url: str, run_dir: Path) -> No
         host.events.instance(record.instance_id, InstanceState.GONE)
         until(lambda: bool(cells.view()))
         assert cells.view()[0].cell_id != first
+
+
+def targets(host: Host) -> dict[str, int]:
+    return {t.kind: t.count for t in host.agent.reporter.report().stem_targets}
+
+
+def test_a_host_keeps_as_many_stem_cells_as_it_is_told_and_says_so(
+    valkey_url: str, run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(zygote, "PROGRAM", [fake_zygote.__file__])
+    with Host(valkey_url, run_dir, stem_cells="on") as host:
+        host.deploy(HELLO)
+        cells = host.agent.cells
+        until(lambda: len(cells.view()) == 2)  # one of each kind, until somebody says otherwise
+        assert targets(host) == {KIND_PYTHON: 1, KIND_LLM: 1}
+        host.send(SetStemCells(KIND_PYTHON, 3))
+        host.send(SetStemCells(KIND_LLM, 0))
+        until(lambda: [c.kind for c in cells.view()] == [KIND_PYTHON] * 3)
+        assert targets(host) == {KIND_PYTHON: 3, KIND_LLM: 0}
+        assert not any("fake_zygote" in line for line in host.processes())
+        host.send(SetStemCells(KIND_PYTHON, 3))  # again: nothing changes
+        before = {c.cell_id for c in cells.view()}
+        record = host.ready()
+        assert record.start_mode is StartMode.PREWARMED
+        until(lambda: len(cells.view()) == 3)  # the one that was taken is replaced while its instance lives
+        assert len(before & {c.cell_id for c in cells.view()}) == 2
+
+
+def test_a_host_whose_operator_keeps_no_stem_cells_names_none_and_takes_no_orders(
+    valkey_url: str, run_dir: Path
+) -> None:
+    with Host(valkey_url, run_dir) as host:
+        host.send(SetStemCells(KIND_PYTHON, 2))
+        host.deploy(HELLO)
+        host.ready()  # behind it in the stream
+        assert targets(host) == {}
+        assert host.agent.cells.view() == ()
 
 
 def _invoker(host: Host) -> subprocess.Popen[bytes]:

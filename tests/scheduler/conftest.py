@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from relay.messages import (
     InspectModel,
     ModelInspected,
     Release,
+    SetStemCells,
     Start,
 )
 from relay.records import Records
@@ -33,7 +35,7 @@ from thaw.action import KIND_LLM, KIND_PYTHON, Action, Exec, Limits
 from thaw.clock import wall_ms
 from thaw.config import LlmConfig, ModelConfig, ResourcesConfig, ScalingConfig
 from thaw.errors import ErrorInfo, PlatformError
-from thaw.host import Device, HostReport
+from thaw.host import Device, HostReport, StemTarget
 from thaw.ids import ActionName, ActivationId, GatewayId, GroupId, HostId, Namespace, random_hex_id
 from thaw.instance import InstanceRecord, InstanceState, StartMode
 from thaw.logs import Log
@@ -64,17 +66,23 @@ class Recorder:
             self._all.append(message)
             self._changed.notify_all()
 
-    def of(self, kind: type[Any]) -> list[Any]:
+    def of(self, kind: type[Any] | tuple[type[Any], ...]) -> list[Any]:
         with self._changed:
             return [m for m in self._all if isinstance(m, kind)]
 
-    def wait(self, kind: type[Any], n: int = 1, timeout_s: float = 8.0) -> list[Any]:
-        """The first ``n`` of this kind."""
+    def wait(
+        self, kind: type[Any] | tuple[type[Any], ...], n: int = 1, timeout_s: float = 8.0,
+        where: Callable[[Any], bool] = lambda message: True,
+    ) -> list[Any]:  # fmt: skip
+        """The first ``n`` of this kind (or these)."""
+
+        def found() -> list[Any]:
+            return [m for m in self._all if isinstance(m, kind) and where(m)]
+
         with self._changed:
-            enough = self._changed.wait_for(lambda: sum(isinstance(m, kind) for m in self._all) >= n, timeout_s)
-            found = [m for m in self._all if isinstance(m, kind)]
-        assert enough, f"waited for {n} {kind.__name__}, saw {self._all}"
-        return found[:n]
+            enough = self._changed.wait_for(lambda: len(found()) >= n, timeout_s)
+            assert enough, f"waited for {n} {kind}, saw {self._all}"
+            return found()[:n]
 
 
 class FakeInvoker:
@@ -92,6 +100,8 @@ class FakeInvoker:
         self.on_start: Callable[[Start], ErrorInfo | bool | None] = lambda start: None
         self.on_inspect: Callable[[str], ModelFacts | ErrorInfo] = facts_of_model
         self.busy = False
+        self.pool_bytes = self.held_bytes = 0  # its memory for models; 0: it does not say
+        self.stem_targets: tuple[StemTarget, ...] = ()
         self.is_deaf = False  # takes starts and says nothing of them
         self._ended = threading.Event()
         self._reader = bus.CommandReader(url, self.host_id, self._command, lambda: None, Log("fake-invoker"))
@@ -121,6 +131,7 @@ class FakeInvoker:
         self.registry.report_host(HostReport(
             self.host_id, "boot", "127.0.0.1:1", (Device("cpu", "cpu", self.memory, self.memory - used),), 2, 1e8,
             "none", "process", 0, wall_ms(), instances=tuple(r.instance_id for r in self.instances.values()),
+            stem_targets=self.stem_targets, segment_pool_bytes=self.pool_bytes, segment_held_bytes=self.held_bytes,
         ))  # fmt: skip
 
     def _beat(self) -> None:
@@ -145,6 +156,10 @@ class FakeInvoker:
                 self._start(body)
         elif isinstance(body, Release):
             self._release(command, body)
+        elif isinstance(body, SetStemCells):
+            self.stem_targets = tuple(replace(t, count=body.count) if t.kind == body.kind else t
+                                      for t in self.stem_targets)  # fmt: skip
+            self.report()
         elif isinstance(body, Cancel):
             for record in [r for r in self.instances.values() if r.group_id == body.group_id]:
                 self._gone(record)
@@ -245,17 +260,29 @@ class Platform:
         self.records.put_action(action, overwrite=True)
         return action
 
-    def ask(self, action: str = "guest/hello", gateway: str = "g0") -> ActivationId:
+    def ask(self, action: str = "guest/hello", gateway: str = "g0", waited_ms: int = 0) -> ActivationId:
         self.registry.gateway_alive(GatewayId(gateway))
         activation = ActivationId(random_hex_id())
-        self.registry.add_demand(
-            DemandAdded(activation, ActionName(action), Namespace("guest"), GatewayId(gateway), wall_ms())
-        )
+        self.registry.add_demand(DemandAdded(activation, ActionName(action), Namespace("guest"), GatewayId(gateway),
+                                             wall_ms() - waited_ms, waited_ms))  # fmt: skip
         return activation
 
     def credentials(self) -> set[str]:
         with redis_link.translated("list credentials"):
             return {redis_link.text(k) for k in self.client.scan_iter("thaw:group-credential:*")}
+
+    def until_planned(self, timeout_s: float = 8.0) -> None:
+        """A plan is the first thing that a start leaves; nobody announces it."""
+        self._until(lambda: bool(self.registry.plans()), timeout_s)
+
+    def until_credentials(self, wanted: set[str], timeout_s: float = 8.0) -> None:
+        self._until(lambda: self.credentials() == wanted, timeout_s)
+
+    def _until(self, condition: Callable[[], bool], timeout_s: float) -> None:
+        deadline_s, tick = time.monotonic() + timeout_s, threading.Event()
+        while not condition():
+            assert time.monotonic() < deadline_s, "it did not happen in time"
+            tick.wait(0.02)
 
     def served(self, activation: ActivationId, action: str = "guest/hello") -> None:
         self.registry.remove_demand(activation, ActionName(action))

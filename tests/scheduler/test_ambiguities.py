@@ -1,6 +1,6 @@
 """Where the papers are silent, ambiguous or misprinted: each resolution, R1 to R23, as the code keeps it.
 
-R22 is of live migration, which startup.py plans and nothing executes yet.
+R22 is of live migration, which nothing executes yet: its rules stand in migration.py and have tests of their own.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from gateway.scheduler import migration
 from gateway.scheduler.decisions import CancelGroup, StartGroup
 from gateway.scheduler.history import ALPHA, History, Measured
 from gateway.scheduler.ledger import LinkLedger
@@ -218,3 +219,10 @@ def test_waiting_time_is_taken_when_the_decision_is_made() -> None:
     assert late is not None
     assert early.predicted_ttft_s is not None
     assert late.predicted_ttft_s == pytest.approx(early.predicted_ttft_s + 3.0)
+
+
+def test_r22_of_the_two_source_failures_that_are_printed_the_second_is_the_destinations() -> None:
+    resuming = migration.step(migration.State.RESUMING, migration.Event.DEST_FAILED)
+    assert resuming.commands == (migration.Command.TELL_SOURCE,)  # it goes on
+    lost = migration.step(migration.State.RESUMING, migration.Event.SOURCE_FAILED)
+    assert migration.Command.RETRY_ELSEWHERE in lost.commands

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import redis
 
 from gateway.scheduler.decisions import InspectModelOn, LearnFrom, StartGroup
 from gateway.scheduler.effects import Arrival, Effects, load_history
+from gateway.scheduler.group_credentials import GroupCredentials
 from gateway.scheduler.history import History
+from gateway.scheduler.relay_work import RelayWork
 from relay import redis_link
 from relay.records import Records
-from tests.relay.samples import PLAN
+from tests.relay.samples import PLAN, record
 from thaw.ids import ActionName, ActivationId, CommandId, GroupId, HostId
 from thaw.instance import StartMode
 from thaw.logs import Log
@@ -27,11 +32,15 @@ def client(valkey_url: str) -> Iterator[redis.Redis]:
         yield connected
 
 
+def effects_on(client: redis.Redis) -> Effects:
+    return Effects(client, 1, Log("test"), RelayWork(GroupCredentials(client, ""), lambda item: None, Log("test")))
+
+
 def test_what_a_start_took_is_kept_for_the_next_scheduler(client: redis.Redis) -> None:
     events = [TraceEvent(Phase.CONTAINER_BEGIN, boot_id="b"), TraceEvent(Phase.CONTAINER_END, boot_id="b",
                                                                          mono_ns=250_000_000)]  # fmt: skip
     Records(client).add_trace("g1", events)
-    Effects(client, 1, Log("test")).learn(History(), LearnFrom(GroupId("g1"), CHAT, "cpu", StartMode.COLD))
+    effects_on(client).learn(History(), LearnFrom(GroupId("g1"), CHAT, "cpu", StartMode.COLD))
     assert load_history(client, Log("test")).times(CHAT, "cpu", StartMode.COLD, 1).t_cc == pytest.approx(0.25)
 
 
@@ -39,7 +48,7 @@ def test_a_trace_that_cannot_be_read_teaches_nothing_and_stops_nothing(
     client: redis.Redis, capsys: pytest.CaptureFixture[str]
 ) -> None:
     client.rpush("thaw:trace:g1", b"{")
-    Effects(client, 1, Log("test")).learn(History(), LearnFrom(GroupId("g1"), CHAT, "cpu", StartMode.COLD))
+    effects_on(client).learn(History(), LearnFrom(GroupId("g1"), CHAT, "cpu", StartMode.COLD))
     assert client.hgetall("thaw:history") == {}
     assert '"event": "trace_refused"' in capsys.readouterr().err
 
@@ -53,7 +62,7 @@ def test_a_history_entry_of_another_version_is_passed_over(client: redis.Redis) 
 
 def test_a_demand_that_waited_for_a_look_at_its_model_is_planned_from_when_it_came(client: redis.Redis) -> None:
     assert PLAN.model is not None
-    effects = Effects(client, 1, Log("test"))
+    effects = effects_on(client)
     came, looked, decided = (Arrival(mono_ns=n, wall_ns=n) for n in (100, 101, 5_000))
     effects.seen(ActivationId("a"), came)
     effects.apply(InspectModelOn(HostId("h"), PLAN.model.uri, CommandId("1")), looked)
@@ -64,8 +73,36 @@ def test_a_demand_that_waited_for_a_look_at_its_model_is_planned_from_when_it_ca
 
 
 def test_a_demand_that_is_planned_at_once_waited_for_nothing(client: redis.Redis) -> None:
-    effects = Effects(client, 1, Log("test"))
+    effects = effects_on(client)
     now = Arrival.now()
     effects.seen(ActivationId("a"), now)
     effects.apply(StartGroup(PLAN, (), (ActivationId("a"),), {}), now)
     assert "waited_for" not in Records(client).trace(PLAN.group_id)[1].attrs
+
+
+def at(name: Phase, seconds: float, **fields: Any) -> TraceEvent:
+    return TraceEvent(name, boot_id="b", mono_ns=int(seconds * 1e9), **fields)
+
+
+def test_a_group_teaches_its_pass_and_how_good_its_prediction_was_for_the_next_scheduler(
+    client: redis.Redis, capsys: pytest.CaptureFixture[str]
+) -> None:
+    group, served = GroupId("g4"), ActivationId("a" * 32)
+    records, history = Records(client), History()
+    records.add_trace(group, [at(Phase.PLANNED_END, 0, attrs={"predicted_ttft_s": 4.0, "bound_ttft_s": 3.5})])
+    learn = LearnFrom(group, CHAT, "cpu", StartMode.PREWARMED, n_stages=4, n_full=1, served=(served,))
+    later = effects_on(client).learn(history, learn)
+    assert later is not None  # its request has not ended
+    assert later.attempt == 1
+    run = [at(Phase.RECEIVED, 1.0), at(Phase.PREFILL_BEGIN, 5.0), at(Phase.PREFILL_END, 5.99),
+           at(Phase.FIRST_TOKEN, 6.0), at(Phase.RUN_END, 7.0)]  # fmt: skip
+    records.add_trace(served, run)
+    assert records.end(replace(record(served), usage={"completion_tokens": 11}))
+    assert effects_on(client).learn(history, later) is None
+    kept = load_history(client, Log("test")).learned(CHAT, "cpu", StartMode.PREWARMED)
+    factor = 4 - 1 + 1 / 4
+    assert kept.times.t_p == pytest.approx((0.99 - 4 * 0.005) / factor)
+    assert kept.times.t_d == pytest.approx((0.101 - 4 * 0.005) / factor)
+    assert kept.ttft_ratio == pytest.approx(1.25)
+    told = next(json.loads(line) for line in capsys.readouterr().err.splitlines() if "ttft_foretold" in line)
+    assert (told["predicted_s"], told["bound_s"], told["actual_s"], told["stages"]) == (4.0, 3.5, 5.0, 4)

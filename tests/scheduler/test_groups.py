@@ -299,6 +299,17 @@ def test_who_was_being_served_by_a_group_that_was_lost_comes_back_before_those_t
     assert next(iter(w.view.action(CHAT).waiting)) == start.activation_ids[0]
 
 
+def test_one_that_a_former_scheduler_saw_served_stands_where_its_age_puts_it() -> None:
+    w = group_world(facts=forced(2, slots=1, max_instances=0))
+    w.ask(CHAT)
+    w.later(2.0)
+    w.ask(CHAT)
+    for name, waited_ms in (("between", 1_000), ("oldest", 60_000), ("clockless", 10**12)):
+        w.do(DemandAdded(ActivationId(name), CHAT, Namespace("guest"), GatewayId("g"), 0, waited_ms))
+    assert list(w.view.action(CHAT).waiting) == ["clockless", "oldest", "a0", "between", "a1"]
+    assert w.view.action(CHAT).window.count(w.now) == 1  # arrivals of the last second: none of those that come back
+
+
 def test_a_lost_host_takes_the_whole_group_along_and_the_group_begins_anew_elsewhere() -> None:
     w = group_world(n_hosts=5, facts=forced(4))
     start = started(w)

@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 from relay.messages import Cancel, InspectModel, InstanceChanged, Release, Start, StartFailed
+from tests.scheduler.conftest import MIB
 from thaw.errors import ErrorInfo
 from thaw.instance import InstanceState
 
@@ -28,6 +29,22 @@ def test_demand_starts_an_instance_that_is_released_when_it_was_idle_for_its_kee
     scheduler.send_signal(signal.SIGTERM)
     assert scheduler.wait(5) == 0
     assert len(host.commands.of(Start)) == 1
+
+
+def test_who_comes_back_goes_to_the_head_of_the_queue_by_its_age(platform: Any) -> None:
+    """R23 under a scheduler that has never seen it served."""
+    platform.action(memory=256)
+    platform.scheduler()
+    platform.ask()
+    old = platform.ask(waited_ms=5_000)
+    younger = platform.ask(waited_ms=3_000)
+    host = platform.host(memory=256 * MIB)
+    host.busy = True
+    (start,) = host.commands.wait(Start)
+    assert start.activation_ids == (old,)
+    platform.served(old)
+    host.lose_all()
+    assert host.commands.wait(Start, 2)[1].activation_ids == (younger,)
 
 
 def test_a_model_is_inspected_before_its_first_start_and_the_plan_names_every_file(platform: Any) -> None:
@@ -127,6 +144,40 @@ def test_a_platform_error_is_retried_three_times_before_the_request_fails(platfo
     (failed,) = platform.events.wait(StartFailed)
     assert failed.error.code == "StoreUnavailable"
     assert len(host.commands.of(Start)) == 3
+
+
+def test_a_start_that_finds_a_pool_full_begins_on_another_host_without_counting_as_tried(platform: Any) -> None:
+    hosts = [platform.host("h0"), platform.host("h1")]
+    tried: list[str] = []
+
+    def only_the_second(start: Any) -> ErrorInfo | None:
+        tried.append(start.plan.stages[0].host)
+        return ErrorInfo("PoolFull", "no room now") if len(tried) == 1 else None
+
+    for host in hosts:
+        host.pool_bytes, host.on_start = 4096, only_the_second
+        host.report()
+    platform.llm()
+    platform.scheduler(THAW_START_ATTEMPTS="1")
+    activation = platform.ask("guest/chat")
+    ready = platform.events.wait(InstanceChanged, where=lambda e: e.instance.state is InstanceState.READY)
+    assert sorted(tried) == ["h0", "h1"]
+    assert ready[0].instance.host_id == tried[1]
+    assert platform.events.of(StartFailed) == []
+    platform.served(activation, "guest/chat")
+
+
+def test_a_model_that_is_larger_than_every_pool_is_the_developers_error_with_both_sizes(platform: Any) -> None:
+    host = platform.host()
+    host.pool_bytes = 100
+    host.report()
+    platform.llm()
+    platform.scheduler()
+    platform.ask("guest/chat")
+    (failed,) = platform.events.wait(StartFailed)
+    assert failed.error.code == "MemoryTooSmall"
+    assert "the largest pool of 1 host(s) has 1 MiB" in failed.error.message
+    assert host.commands.of(Start) == []
 
 
 def test_a_start_that_was_planned_and_never_sent_is_taken_back_by_the_successor(platform: Any) -> None:

@@ -12,6 +12,7 @@ from relay import credentials, redis_link
 from relay.messages import Cancel, InstanceChanged, Release, Start, StartFailed
 from tests.scheduler.conftest import facts_of_model
 from thaw.ids import GroupId
+from thaw.instance import InstanceState
 from thaw.plan import StageRole, TransportKind
 
 
@@ -19,9 +20,10 @@ def four_hosts(platform: Any) -> list[Any]:
     return [platform.host(f"h{i}") for i in range(4)]
 
 
-def starts(hosts: list[Any]) -> list[Start]:
+def starts(hosts: list[Any], action: str = "guest/chat") -> list[Start]:
     """One of every host, by stage."""
-    return sorted((h.commands.wait(Start)[0] for h in hosts), key=lambda s: s.stage)
+    found = (h.commands.wait(Start, where=lambda s: s.plan.action == action)[0] for h in hosts)
+    return sorted(found, key=lambda s: s.stage)
 
 
 def test_a_forced_size_starts_a_stage_on_every_host_and_lets_the_group_into_the_relay(platform: Any) -> None:
@@ -157,3 +159,40 @@ def test_without_its_relay_a_group_is_not_commanded_and_the_request_fails_with_t
     platform.llm("guest/single", stages=1)
     platform.ask("guest/single")  # the scheduler goes on
     platform.events.wait(InstanceChanged)
+
+
+def test_a_relay_that_hangs_holds_up_its_groups_and_nobody_else(platform: Any, own_valkey: Any) -> None:
+    hosts = four_hosts(platform)
+    platform.llm(stages=4)
+    platform.action()
+    platform.scheduler(THAW_RELAY_URL=own_valkey.url, THAW_START_ATTEMPTS="1")
+    own_valkey.freeze()
+    held_up = platform.ask("guest/chat")
+    platform.until_planned()
+    platform.ask()
+    platform.events.wait(InstanceChanged, where=lambda e: e.instance.state is InstanceState.READY)
+    assert platform.events.of(StartFailed) == []
+    (failed,) = platform.events.wait(StartFailed)
+    assert (failed.activation_ids, failed.error.code) == ((held_up,), "Unavailable")
+    assert "relay" in failed.error.message
+    assert [s for h in hosts for s in h.commands.of(Start) if s.plan.action == "guest/chat"] == []
+    own_valkey.thaw()
+    platform.ask("guest/chat")
+    let_in = starts(hosts)[0].plan.group_id
+    platform.until_credentials({credentials.ref(let_in)})  # that of the first was taken back
+
+
+@pytest.mark.full
+def test_a_relay_that_is_killed_and_comes_back_delays_its_groups_and_loses_none(platform: Any, own_valkey: Any) -> None:
+    hosts = four_hosts(platform)
+    platform.llm(stages=4)
+    platform.action()
+    platform.scheduler(THAW_RELAY_URL=own_valkey.url, THAW_START_ATTEMPTS="100")
+    own_valkey.kill()
+    activation = platform.ask("guest/chat")
+    platform.until_planned()
+    platform.ask()
+    assert platform.events.wait(InstanceChanged)[0].instance.action == "guest/hello"
+    own_valkey.start()
+    assert [s.activation_ids for s in starts(hosts)] == [(activation,)] * 4
+    assert platform.events.of(StartFailed) == []

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.scheduler.history import History, Measured, measure, measure_run
+from gateway.scheduler.history import History, Measured, Pass, measure, measure_run
 from gateway.scheduler.predict import (
     Times,
     bound,
@@ -56,7 +56,7 @@ def test_a_low_worker_alone_on_its_device_costs_nothing_when_shares_are_not_enfo
 
 def test_the_bound_has_no_tail_and_the_prediction_has() -> None:
     slow = Times(t_tail=2.0)
-    floor = bound(M, 2e9, P, 0.5, 1, 1.0, slow)
+    floor = bound(0.5, kappa(M, 2e9, P, slow), 1, 1.0, slow)
     assert ttft(0.5, [kappa(M, 2e9, P, slow)], 1.0, slow) - floor == pytest.approx(2.0)
 
 
@@ -129,9 +129,60 @@ def test_a_start_from_a_stem_cell_waits_for_no_imports_and_is_learned_apart() ->
 
 def test_a_request_teaches_prefill_and_the_time_of_a_token() -> None:
     run = [_event(Phase.PREFILL_BEGIN, 1.0), _event(Phase.PREFILL_END, 1.5), _event(Phase.RUN_END, 3.5)]
-    assert measure_run(run, 5) == Measured(t_p=pytest.approx(0.5), t_d=pytest.approx(0.5))
-    assert measure_run(run, 1).t_d is None
-    assert measure_run(run[:1], 5) == Measured()
+    assert measure_run(run, 5) == Pass(1, 1, pytest.approx(0.5), pytest.approx(0.5))
+    assert measure_run(run, 1).token_s is None
+    assert measure_run(run[:1], 5) == Pass(1, 1)
+    learned = History().update_pass("guest/chat", "cpu", COLD, measure_run(run, 5))
+    assert (learned.times.t_p, learned.times.t_d, learned.alone) == (0.5, 0.5, ("t_d", "t_p"))
+
+
+def truth(s: int, w: int, t_p: float = 0.9, t_d: float = 0.03, t_n: float = 0.012) -> Pass:
+    """What a group of this shape really shows."""
+    factor = f_factor(s, w)
+    return Pass(s, w, t_p * factor + t_n * s, t_d * factor + t_n * s)
+
+
+def test_a_group_teaches_the_hop_when_the_token_of_one_stage_is_known() -> None:
+    history = History()
+    history.update_pass("guest/chat", "cpu", COLD, truth(1, 1, t_n=0.0))
+    history.update_pass("guest/chat", "cpu", StartMode.PREWARMED, truth(4, 1))  # what one mode knows the other does too
+    times = history.times("guest/chat", "cpu", StartMode.PREWARMED, LLAMA2_7B)
+    assert (times.t_p, times.t_d, times.t_n) == pytest.approx((0.9, 0.03, 0.012))
+    assert tpot(2, f_factor(2, 1), times) == pytest.approx(0.03 * 1.5 + 0.012 * 2)
+
+
+@pytest.mark.parametrize(("s", "w"), [(2, 0), (2, 2), (3, 1), (4, 1), (8, 1)])
+def test_groups_alone_teach_prefill_and_token_with_the_hop_as_it_is_known(s: int, w: int) -> None:
+    history = History()
+    history.update("guest/other", "cpu", COLD, Measured(t_n=0.012))  # of any action
+    learned = history.update_pass("guest/chat", "cpu", COLD, truth(s, w))
+    assert (learned.times.t_p, learned.times.t_d) == pytest.approx((0.9, 0.03))
+    assert learned.alone == ()
+    assert tpot(s, f_factor(s, w), history.times("guest/chat", "cpu", COLD, LLAMA2_7B)) == pytest.approx(
+        truth(s, w).token_s
+    )
+
+
+def test_a_hop_that_is_believed_too_long_leaves_half_of_a_pass_to_the_stages() -> None:
+    history = History()
+    history.update("guest/other", "cpu", COLD, Measured(t_n=1.0))
+    learned = history.update_pass("guest/chat", "cpu", COLD, Pass(4, 4, 0.4, 0.04))
+    assert (learned.times.t_p, learned.times.t_d) == pytest.approx((0.2, 0.02))
+
+
+def test_a_group_that_is_faster_than_one_stage_has_no_hop_and_never_a_negative_one() -> None:
+    history = History()
+    history.update_pass("guest/chat", "cpu", COLD, truth(1, 1, t_n=0.0))
+    assert history.update_pass("guest/chat", "cpu", COLD, Pass(2, 1, 0.5, 0.01)).times.t_n == 0.0
+
+
+def test_how_good_predictions_were_is_kept_and_corrects_nothing() -> None:
+    history = History()
+    before = history.times("guest/chat", "cpu", COLD, LLAMA2_7B)
+    history.update("guest/chat", "cpu", COLD, Measured(ttft_ratio=2.0))
+    learned = history.update("guest/chat", "cpu", COLD, Measured(ttft_ratio=1.0))
+    assert learned.ttft_ratio == pytest.approx(1.8)
+    assert history.times("guest/chat", "cpu", COLD, LLAMA2_7B) == before
 
 
 def test_what_is_not_known_of_a_small_model_is_guessed_from_its_bytes() -> None:

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from gateway.scheduler.decisions import StartGroup
 from gateway.scheduler.events import HostsSeen
-from tests.scheduler.test_policy import CHAT, FACTS, llm_world, of, report
+from gateway.scheduler.history import Measured
+from tests.scheduler.world import CHAT, FACTS, SMOLLM2, chat, llm_world, of, report
 from thaw.host import Resident
 from thaw.ids import HostId
+from thaw.instance import StartMode
 
 SLOW = 1e6  # 100 MiB take 105 s
 
@@ -35,3 +43,55 @@ def test_what_a_host_has_given_up_is_forgotten_with_its_next_report() -> None:
     assert set(w.view.index.with_model("s3://m")) == {"h1"}
     w.do(HostsSeen((report("h0"), report("h1"))))
     assert set(w.view.index.with_model("s3://m")) == set()
+
+
+def test_a_model_that_was_pushed_anew_is_fetched_though_its_former_version_lies_there() -> None:
+    old = report("h0", network_bytes_per_s=SLOW, resident=(Resident("s3://m", FACTS.n_bytes, "the former"),))
+    (start,) = of(llm_world(old).ask(CHAT), StartGroup)
+    assert start.attrs["fallback"] is True
+    assert start.plan.predicted_ttft_s is not None
+    assert start.plan.predicted_ttft_s > FACTS.n_bytes / SLOW
+    now = report("h0", network_bytes_per_s=SLOW, resident=(Resident("s3://m", FACTS.n_bytes, FACTS.sha256),))
+    assert of(llm_world(now).ask(CHAT), StartGroup)[0].attrs["fallback"] is False
+
+
+def test_stages_on_a_host_that_has_the_model_copy_their_parts_and_book_no_link() -> None:
+    there = report("h0", network_bytes_per_s=SLOW, resident=(Resident("s3://m", SMOLLM2.n_bytes, "aa"),))
+    w = llm_world(there, facts=chat(forced_stages=2), model=SMOLLM2, relay_url="redis://relay:1")
+    (start,) = of(w.ask(CHAT), StartGroup)
+    assert w.view.hosts[HostId("h0")].ledger.fetches() == {}
+    assert start.plan.predicted_ttft_s is not None
+    assert start.plan.bound_ttft_s is not None
+    assert start.plan.bound_ttft_s <= start.plan.predicted_ttft_s < SMOLLM2.n_bytes / SLOW
+
+
+_HERE = Resident("s3://m", SMOLLM2.n_bytes, "aa")
+_HOST = st.fixed_dictionaries({
+    "network_bytes_per_s": st.sampled_from([SLOW, 25e6, 1e9]),
+    "resident": st.sampled_from([(), (_HERE,), (replace(_HERE, version="former"),), (replace(_HERE, n_bytes=10**7),)]),
+    "stem_kinds": st.sampled_from([(), ("llm:vllm",)]),
+})  # fmt: skip
+_TIMES = st.fixed_dictionaries(
+    {n: st.floats(0.001, 3.0) for n in ("t_cc", "t_cu", "t_l", "t_p", "t_d", "t_n", "t_tail")}
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    hosts=st.lists(_HOST, min_size=1, max_size=4), cold=_TIMES, prewarmed=_TIMES,
+    stages=st.sampled_from([None, 1, 2, 4]), slo_ttft_s=st.sampled_from([1.0, 7.5, 60.0]), n=st.integers(1, 3),
+)  # fmt: skip
+def test_no_start_is_foretold_earlier_than_idle_links_allow(
+    hosts: list[dict[str, Any]], cold: dict[str, float], prewarmed: dict[str, float], stages: int | None,
+    slo_ttft_s: float, n: int,
+) -> None:  # fmt: skip
+    """Whatever is known of its times, wherever the model lies, and whoever else fetches."""
+    reports = [report(f"h{i}", memory_mb=16_384, **fields) for i, fields in enumerate(hosts)]
+    facts = chat(forced_stages=stages, max_stages=4, slo_ttft_s=slo_ttft_s, slots=1)
+    w = llm_world(*reports, facts=facts, model=SMOLLM2, relay_url="redis://relay:1")
+    w.view.history.update(CHAT, "cpu", StartMode.COLD, Measured(**cold))
+    w.view.history.update(CHAT, "cpu", StartMode.PREWARMED, Measured(**prewarmed))
+    for start in [s for _ in range(n) for s in of(w.ask(CHAT), StartGroup)]:
+        assert start.plan.predicted_ttft_s is not None
+        assert start.plan.bound_ttft_s is not None
+        assert start.plan.predicted_ttft_s >= start.plan.bound_ttft_s - 1e-9

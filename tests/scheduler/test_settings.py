@@ -13,3 +13,8 @@ from thaw.errors import ThawError
 def test_a_misspelt_policy_is_refused_by_the_name_of_its_variable(variable: str) -> None:
     with pytest.raises(ThawError, match=f"{variable}='fastest' is not known"):
         settings.load(SchedulerSettings, {"THAW_STATE_URL": "redis://", variable: "fastest"})
+
+
+def test_an_address_without_a_port_is_refused_by_the_name_of_its_variable() -> None:
+    with pytest.raises(ThawError, match="THAW_SCHEDULER_BIND='localhost' names no port"):
+        settings.load(SchedulerSettings, {"THAW_STATE_URL": "redis://", "THAW_SCHEDULER_BIND": "localhost"})
