@@ -55,11 +55,14 @@ class BenchPlatform:
         body = {"config": config, "exec": {"kind": "llm:vllm", "code": "", "binary": False}}
         self.api.put(action_path(name), body, overwrite=True)
 
-    def remove(self, name: str) -> None:
-        """Delete an action; returns when the hosts have none of its instances left."""
+    def n_instances(self) -> int:
+        return sum(len(h["instances"]) for h in self.api.get("/api/v1/thaw/hosts")["hosts"])
+
+    def remove(self, name: str, *, others: int = 0) -> None:
+        """Delete an action; returns when the hosts have none of its instances left, and only ``others``."""
         self.api.delete(action_path(name))
         end = time.monotonic() + 30
-        while any(h["instances"] for h in self.api.get("/api/v1/thaw/hosts")["hosts"]):
+        while self.n_instances() > others:
             if time.monotonic() > end:
                 raise SystemExit(f"{name} left an instance behind")
             time.sleep(0.05)

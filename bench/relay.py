@@ -4,23 +4,33 @@ Two processes, one message in flight, there and back; half of the round trip is 
 hiredis parser on a bare socket: RPUSH and BLPOP of the same bytes, no frame, no checksum, nothing kept; ``raw_stream``
 the same with XADD and XREAD, ``raw_tcp`` two blocking sockets.  Throughput is one way, messages back to back.  The
 goals compare medians of rounds that alternate.
+
+Then real pipelines: the time a token takes with 1, 2 and 4 stages on each transport (_pipelines.py), and while a fetch
+fills the link that the stages meet across (_busy_link.py).
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # bench/relay.py must not hide relay
 
-from bench import _common, _relay_ends
+from bench import _busy_link, _common, _model, _pipelines, _relay_ends, _shared_cores
 from bench._common import Goal, interleave, judge, median, percentile, say
+from bench._pipelines import Pipelines
+from bench._platform import BenchPlatform
 from bench._relay_ends import Sample
+from thaw.cli.demo_model import cache_dir
+from thaw.dev import links
+from thaw.dev.smollm2 import obtain
 
 _KIB, _MIB = 1024, 1024 * 1024
 _SIZES = (8 * _KIB, 128 * _KIB, _MIB, 8 * _MIB, 64 * _MIB)
@@ -28,17 +38,38 @@ _FAST = ("raw_redis", "raw_stream", "redis", "raw_tcp", "tcp")
 
 
 def main() -> int:
-    options = _common.options(__doc__ or "", only=("", "latency or throughput"))
+    options = _common.options(__doc__ or "", only=("", "latency, throughput, tpot or busy"))
+    wanted = {options.only} if options.only else {"latency", "throughput", "tpot", "busy"}
     rounds = options.n or (5 if options.quick else 9)
-    work = Path(tempfile.mkdtemp(prefix="bench-relay-"))
+    goals: list[Goal] = []
+    facts: dict[str, Any] = {}
+    with _place() as work:
+        if wanted & {"latency", "throughput"}:
+            with _relay_ends.Servers(work, s3=not options.quick) as servers:
+                if "latency" in wanted:
+                    facts["one_way_us_8k"], goals = at_8k(servers, rounds, 400 if options.quick else 1500)
+                if "throughput" in wanted:
+                    facts["sizes"] = sizes(servers, quick=options.quick)
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cores[0]})  # children inherit it; engines get the last one to themselves
+        if wanted & {"tpot", "busy"}:
+            _model.write_index(Path(shutil.copytree(obtain(cache_dir(), say), work / "models" / "smollm2")))
+        if "tpot" in wanted:
+            goals.append(tpot(work, cores[-1], rounds, facts, quick=options.quick))
+        if "busy" in wanted:
+            goals.append(busy(work, cores[-1], min(rounds, 3 if options.quick else 7), facts))
+    return _common.report("relay", goals, rounds=rounds, **facts)
+
+
+@contextlib.contextmanager
+def _place() -> Iterator[Path]:
+    work = Path(tempfile.mkdtemp(prefix="bench-relay-", dir="/dev/shm"))
+    (work / "empty").mkdir()
     try:
-        with _relay_ends.Servers(work, s3=not options.quick) as servers:
-            latency, goals = at_8k(servers, rounds, 400 if options.quick else 1500)
-            table = {} if options.only == "latency" else sizes(servers, quick=options.quick)
+        yield work
     finally:
+        _shared_cores.sweep()
         shutil.rmtree(work)
-    # tpot_s4_redis_vs_s1 and tpot_under_fetch: measured on pipelines, add their Goals to this list
-    return _common.report("relay", goals, rounds=rounds, one_way_us_8k=latency, sizes=table)
 
 
 def at_8k(servers: _relay_ends.Servers, rounds: int, n_messages: int) -> tuple[dict[str, Any], list[Goal]]:
@@ -80,6 +111,40 @@ def sizes(servers: _relay_ends.Servers, *, quick: bool) -> dict[str, dict[str, A
     return table
 
 
+def tpot(work: Path, engine_core: int, rounds: int, facts: dict[str, Any], *, quick: bool) -> Goal:
+    """Of 1, 2 and 4 stages on one core.  The goal takes what the relay itself needs for four hand-overs off."""
+    uri = f"file://{work / 'models' / 'smollm2'}"
+    found: dict[str, list[float]] = {}
+    runs: dict[bool, tuple[str, ...]] = {False: ("redis",)} if quick else {False: ("redis", "object"), True: ("tcp",)}
+    for direct, transports in runs.items():
+        with BenchPlatform(work / f"state-{transports[0]}", hosts=4, memory_mb=_pipelines.DEVICE_MB, pool_mb=768,
+                           store=work / "empty", direct=direct) as platform:  # fmt: skip
+            pipelines = Pipelines(platform, uri, engine_core)
+            part = _pipelines.table(pipelines, transports, (4,) if quick else (4, 2), rounds)
+        for name, values in part.items():
+            found.setdefault(name, []).extend(values)
+    payload = os.urandom(_pipelines.decode_bytes(work / "models" / "smollm2"))
+    (work / "one-core").mkdir()
+    with _relay_ends.Servers(work / "one-core", s3=False) as servers:
+        one_way_ms = (
+            median([percentile(servers.ping_pong("redis", payload, 400).one_way_us, 50) for _ in range(5)]) / 1e3
+        )
+    four, one = median(found["s=4 redis"]), median(found["s=1"])
+    facts["tpot_ms"] = {name: round(median(values), 2) for name, values in found.items()}
+    facts["one_way_ms_on_one_core"] = round(one_way_ms, 4)
+    return judge("tpot_s4_redis_vs_s1", (four - 4 * one_way_ms) / one, "<=", 1.3,
+                 floor=f"{four:.2f} ms less 4 x {one_way_ms:.3f} ms, against {one:.2f} ms")  # fmt: skip
+
+
+def busy(work: Path, engine_core: int, rounds: int, facts: dict[str, Any]) -> Goal:
+    if reason := links.available():
+        return judge("tpot_under_fetch", None, "<=", 1.15, floor=reason)
+    found = _busy_link.measure(work, engine_core, rounds)
+    idle, under = median(found.idle), median(found.busy)
+    facts["busy_link"] = {"idle_ms": round(idle, 2), "busy_ms": round(under, 2), "ranks": found.ranks,
+                          "filled": [round(f, 3) for f in found.filled]}  # fmt: skip
+    return judge("tpot_under_fetch", under / idle, "<=", 1.15, floor=f"{under:.2f} against {idle:.2f} ms")
+
+
 if __name__ == "__main__":
-    say(f"one message in flight: {', '.join(_FAST)}")
     sys.exit(main())

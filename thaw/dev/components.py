@@ -124,8 +124,10 @@ def control_plane(platform: Platform) -> list[Component]:
     env = _thaw_env(platform)
     gateway_env = env | {"THAW_GATEWAY_BIND": platform.apihost.removeprefix("http://"), "THAW_DRIVER": platform.driver,
                          "THAW_GATEWAY_DRAIN_S": "5"}  # fmt: skip
+    shared = Path(platform.run_dir) / "objects"  # for the transport object; a container of docker does not see it
+    meets = {"THAW_TRANSPORT_OBJECT": f"file://{shared}"} if platform.driver == "process" else {}
     return [
-        _python("scheduler", "gateway.scheduler.loop", env, 0),
+        _python("scheduler", "gateway.scheduler.loop", env | meets, 0),
         _python("gateway", "gateway.main", gateway_env, 0),
     ]
 
@@ -171,7 +173,7 @@ def host(platform: Platform, options: Options, number: int) -> list[Component]:
         "THAW_FETCHD_POOL_MB": str(options.pool_mb),
         "THAW_MEMORY_MB": str(options.host_memory_mb),
         "THAW_INVOKER_BIND": f"{platform.host_address(number)}:0",
-        "THAW_STAGE_ADDRESS": platform.host_address(number) if options.driver == "process" else "",
+        "THAW_STAGE_ADDRESS": platform.host_address(number) if options.driver == "process" and options.direct else "",
         "THAW_STEM_CELLS": "on" if options.stem_cells else "off",
         "THAW_DRIVER": options.driver,
         "THAW_LINK_BYTES_PER_S": str(rate or _UNLIMITED_BYTES_PER_S),

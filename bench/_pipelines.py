@@ -1,0 +1,93 @@
+"""Pipelines of the small real model on a platform of their own: the time a token takes, for stages that share a core.
+
+Every stage computes with one thread.  All of them, and the relay, run on one core; the gateway, the hosts' daemons and
+the client on the others.  A pipeline then cannot be faster than one worker, and what it is slower by is the relay's
+and the stages' own: hand-overs, and steps that each do less.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+from bench import _shared_cores
+from bench._common import median, say
+from bench._platform import BenchPlatform, llm_config
+from bench._processes import pin
+from bench._sse import Caller
+
+_PROMPT: Final = "Write a short story about a traveller who carries a lantern through a valley at night."
+_TOKENS: Final = 64
+_WHOLE_MB: Final = 2048
+DEVICE_MB: Final = 8192
+"""What a host declares.  A group's model asks for more, so all its workers are low ones: it stays a pipeline."""
+
+
+class Pipelines:
+    def __init__(self, platform: BenchPlatform, uri: str, engine_core: int) -> None:
+        self.platform, self._uri, self._core = platform, uri, engine_core
+        relay_port = urlsplit(platform.platform.relay_url).port
+        for pid, line in platform.pids().items():
+            if "valkey-server" in line and f":{relay_port}" in line:
+                pin(pid, engine_core)
+
+    @contextlib.contextmanager
+    def deployed(self, name: str, n_stages: int, transport: str) -> Iterator[Caller]:
+        """Warm, and where it belongs."""
+        config = llm_config(self._uri, stages=n_stages, max_stages=n_stages)
+        config["transport"] = transport
+        config["resources"]["gpu_memory_mb"] = _WHOLE_MB if n_stages == 1 else DEVICE_MB + 1024
+        before, others = frozenset(_shared_cores.containers(self.platform)), self.platform.n_instances()
+        self.platform.deploy(name, config)
+        caller = self.platform.caller(name)
+        try:
+            caller.chat(_PROMPT, 8)
+            self._place(before)
+            caller.chat(_PROMPT, 8)
+            yield caller
+        finally:
+            caller.close()
+            self.platform.remove(name, others=others)
+
+    def _place(self, before: frozenset[str]) -> None:
+        """Pin what is new, and lift the quota of a low-memory worker: no part of a core is wanted, but this one."""
+        with _shared_cores.capped(self.platform, 1.0):
+            for container, pids in _shared_cores.containers(self.platform).items():
+                for pid in pids if container not in before else ():
+                    pin(pid, self._core)
+
+
+def tpot_ms(caller: Caller) -> float:
+    """Of one greedy answer: the mean time between its tokens."""
+    answer = caller.chat(_PROMPT, _TOKENS, ignore_eos=True)
+    if answer.completion_tokens != _TOKENS:
+        raise SystemExit(f"an answer of {answer.completion_tokens} tokens, {_TOKENS} were asked for")
+    return (answer.arrivals_s[-1] - answer.arrivals_s[0]) / (_TOKENS - 1) * 1e3
+
+
+def decode_bytes(model: Path) -> int:
+    """What one stage hands the next for one token: hidden states and residual in bf16, the step and descriptors."""
+    config = json.loads((model / "config.json").read_text())
+    return 2 * 2 * int(config["hidden_size"]) + 250
+
+
+def table(pipelines: Pipelines, transports: Sequence[str], sizes: Sequence[int], rounds: int) -> dict[str, list[float]]:
+    """TPOT in ms, ``rounds`` of each, of one worker and of every size of pipeline on each transport.
+
+    A pipeline takes turns with the one worker: a slow minute of the machine hits both.
+    """
+    found: dict[str, list[float]] = {"s=1": []}
+    with pipelines.deployed("one", 1, "auto") as one:
+        for transport in transports:
+            for n_stages in sizes:
+                name = f"s={n_stages} {transport}"
+                with pipelines.deployed(f"{transport}-{n_stages}", n_stages, transport) as several:
+                    for _ in range(rounds):
+                        found["s=1"].append(tpot_ms(one))
+                        found.setdefault(name, []).append(tpot_ms(several))
+                say(f"  {name:12} {median(found[name]):7.2f} ms a token, s=1 {median(found['s=1']):7.2f}")
+    return found
