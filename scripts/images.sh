@@ -11,8 +11,7 @@ prefix=${THAW_IMAGE_PREFIX:-thaw}
 version=${THAW_VERSION:-0.1.0}
 names=("$@")
 [ ${#names[@]} -gt 0 ] || names=(gateway invoker fetchd python vllm-cpu)
-# the classic builder is in every engine, the newer one only where its plugin is
-docker buildx version >/dev/null 2>&1 || export DOCKER_BUILDKIT=${DOCKER_BUILDKIT:-0}
+export DOCKER_BUILDKIT=${DOCKER_BUILDKIT:-0}     # the classic builder is in every engine, and it is the one that was tried
 python=.venv/bin/python
 [ -x "$python" ] || python=python3
 

@@ -23,6 +23,7 @@ from tests.docker.engine import ROOT, DockerEngine
 from thaw.dev.containers import owner
 
 UP_S = 300
+SAID_S = 120.0
 HOSTS = ("host-1", "host-2")
 BIN = Path(sys.executable).parent
 
@@ -33,6 +34,7 @@ class Stack:
     def __init__(self, engine: DockerEngine, directory: Path, **settings: str) -> None:
         self.name = f"thawtest{os.getpid()}"
         self.engine = engine
+        self._others = {v.id for v in engine.client.volumes.list()}
         self._file = directory / "env"
         self.port = free_port()
         chosen = {"THAW_STEM_CELLS": "off", "THAW_FETCHD_POOL_MB": "128", "THAW_MEMORY_MB": "1024", **settings}
@@ -95,24 +97,32 @@ class Stack:
         return str(reply.json()["activationId"])
 
     def record(self, activation_id: str) -> dict[str, Any]:
-        """The one record that an accepted activation ends in.  Nobody announces it, so it is asked for."""
-        deadline = time.monotonic() + UP_S
-        pause = threading.Event()
-        while True:
-            try:
-                reply = self.request("GET", f"activations/{activation_id}")
-            except requests.ConnectionError as e:
-                seen = str(e)  # the gateway or the engine is coming back
-            else:
-                if reply.status_code == 200:
-                    break
-                seen = reply.text
-            assert time.monotonic() < deadline, seen + self.logs()
-            pause.wait(0.2)
+        """The one record that an accepted activation ends in."""
+        reply = self._until_there(f"activations/{activation_id}")
         listed = self.request("GET", "activations?limit=0&docs=true").json()
         assert [r["activationId"] for r in listed].count(activation_id) == 1
         found: dict[str, Any] = reply.json()
         return found
+
+    def wait_back(self) -> None:
+        """Until the gateway answers (again)."""
+        self._until_there("/health")
+
+    def _until_there(self, path: str) -> requests.Response:
+        """Nobody announces to a client what was not there: it is asked for."""
+        deadline = time.monotonic() + UP_S
+        pause = threading.Event()
+        while True:
+            try:
+                reply = self.request("GET", path)
+            except requests.RequestException as e:
+                seen = str(e)  # the gateway or the engine is coming back
+            else:
+                if reply.status_code == 200:
+                    return reply
+                seen = reply.text
+            assert time.monotonic() < deadline, seen + self.logs()
+            pause.wait(0.2)
 
     # containers ----------------------------------------------------------------------------------------------------
 
@@ -140,38 +150,51 @@ class Stack:
     @contextmanager
     def next_function(self) -> Iterator[Awaited]:
         """The container that is started within the block, when it has said a word."""
-        filters = {"type": "container", "event": "start", "label": "thaw.owner"}
-        events = self.engine.client.events(since=int(time.time()), filters=filters, decode=True)
-        known = {c.id for c in self.functions()}
-        try:
-            yield Awaited(self, events, known)
-        finally:
-            events.close()
+        since = str(int(time.time()))
+        command = ["docker", "events", "--since", since, "--filter", "event=start", "--filter", "label=thaw.owner",
+                   "--format", "{{.ID}}"]  # fmt: skip
+        known = {str(c.id) for c in self.functions()}
+        with _following(command, self.engine.env) as started:
+            yield Awaited(self, started, known)
 
     def left(self) -> list[str]:
         """What the engine still has of it: containers (and with them processes and their segments, which have no
         name), networks, volumes and the sockets in them."""
         client = self.engine.client
-        parts = [*client.containers.list(all=True), *client.volumes.list(), *client.networks.list()]
+        parts = [*client.containers.list(all=True), *client.networks.list()]
         named = [str(p.name) for p in [*self.functions(), *(p for p in parts if self.name in str(p.name))]]
-        return named + [str(path) for path in self.run_dirs if path.exists()]
+        volumes = [str(v.id) for v in client.volumes.list() if v.id not in self._others]  # nameless ones too
+        return [*named, *volumes, *(str(path) for path in self.run_dirs if path.exists())]
 
 
 class Awaited:
-    def __init__(self, stack: Stack, events: Iterator[Mapping[str, Any]], known: set[str | None]) -> None:
-        self._stack, self._events, self._known = stack, events, known
+    def __init__(self, stack: Stack, started: Iterator[str], known: set[str]) -> None:
+        self._stack, self._started, self._known = stack, started, known
 
     def says(self, word: str) -> Container:
-        """Blocks on the engine's streams; the test's own time limit ends it."""
-        for event in self._events:
-            labels = event["Actor"]["Attributes"]
-            if labels["thaw.owner"] in self._stack.owners and event["Actor"]["ID"] not in self._known:
-                break
-        function = self._stack.engine.client.containers.get(event["Actor"]["ID"])
-        lines = function.logs(stream=True, follow=True)
-        assert any(word.encode() in line for line in lines)
-        lines.close()
+        """Blocks on what the engine writes; the test's own time limit ends it."""
+        engine = self._stack.engine
+        started = (engine.client.containers.get(line.strip()) for line in self._started)
+        function = next(c for c in started if c.id not in self._known and c.labels["thaw.owner"] in self._stack.owners)
+        with _following(["docker", "logs", "--follow", str(function.id)], engine.env) as lines:
+            assert any(word in line for line in lines)
         return function
+
+
+@contextmanager
+def _following(command: list[str], env: Mapping[str, str]) -> Iterator[Iterator[str]]:
+    """The lines of a command that goes on writing.  (The SDK's streams leave their sockets open.)"""
+    with subprocess.Popen(
+        command, env=dict(env), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as running:
+        assert running.stdout is not None
+        deadline = threading.Timer(SAID_S, running.kill)  # then its lines end
+        deadline.start()
+        try:
+            yield running.stdout
+        finally:
+            deadline.cancel()
+            running.kill()
 
 
 def _with_compose(directory: Path) -> str:

@@ -79,7 +79,9 @@ PROGRAMS_OF_WOE = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("woe", PROGRAMS_OF_WOE)
+@pytest.mark.parametrize(
+    "woe", [pytest.param(w, marks=pytest.mark.full if "never listens" in w else ()) for w in PROGRAMS_OF_WOE]
+)
 def test_a_container_that(
     docker_engine: DockerEngine, valkey_url: str, run_dir: Path, monkeypatch: pytest.MonkeyPatch, woe: str
 ) -> None:
