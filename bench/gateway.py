@@ -22,7 +22,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # bench/gateway.py must not hide gateway
 
 from bench import _common, _model, _streams
-from bench._common import PYTHON, interleave, judge, median, python_env, say, start
+from bench._common import PYTHON, cpu_seconds, interleave, judge, median, python_env, say, start
 from bench._platform import BenchPlatform, llm_config
 from thaw.cli.client import action_path
 from thaw.cli.demo_model import cache_dir
@@ -50,13 +50,14 @@ class GatewayBench:
         self.port = int(platform.platform.apihost.rsplit(":", 1)[1])
 
     def invocations(self, connections: int, seconds: float) -> dict[str, Any]:
-        before = self._records()
+        before, cpu = self._records(), self._cpu_s()
         found = self._run(self.port, "/api/v1/namespaces/_/actions/hello?blocking=true", connections, seconds)
         end = time.monotonic() + 30
         while (made := self._records() - before) < found["answers"] and time.monotonic() < end:
             time.sleep(0.1)  # records are written behind the answers
         if made != found["answers"]:
             raise SystemExit(f"{found['answers']} answers, {made} records")
+        found["cpu_ms"] = round(1000 * (self._cpu_s() - cpu) / made, 3)
         return found
 
     def bare(self, port: int, connections: int, seconds: float) -> dict[str, Any]:
@@ -77,6 +78,10 @@ class GatewayBench:
         if found["not_200"]:
             raise SystemExit(f"{found['not_200']} of {found['answers']} answers were not 200")
         return found
+
+    def _cpu_s(self) -> float:
+        """Of all processes of the platform, containers included.  One that ends meanwhile takes its share along."""
+        return sum(cpu_seconds(pid) for pid in self.platform.pids() if Path(f"/proc/{pid}").exists())
 
     def _records(self) -> int:
         return int(self.platform.api.get("activations", count="true")["activations"])
@@ -132,6 +137,7 @@ def main() -> int:
         judge("rps_vs_bare_flask", rps["thaw"] / rps["flask"], ">=", 0.2, floor=floor),
     ]  # fmt: skip
     return _common.report("gateway", goals, rounds=rounds, per_s=rps, connections=options.connections,
+                          cpu_ms_an_invocation=median([r["cpu_ms"] for r in thaw]),
                           streams_s=round(held.seconds, 1), tokens_a_stream=_TOKENS)  # fmt: skip
 
 
