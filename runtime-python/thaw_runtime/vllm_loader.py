@@ -28,12 +28,13 @@ from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 from vllm.model_executor.model_loader.utils import process_weights_after_loading
 from vllm.model_executor.models.utils import PPMissingLayer
 from vllm.platforms import current_platform
-from vllm.utils.torch_utils import set_default_torch_dtype
+from vllm.utils.torch_utils import PIN_MEMORY, set_default_torch_dtype
 from vllm.v1.core.kv_cache_utils import KVCacheBlockCopy
 from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, LogprobsLists, ModelRunnerOutput
+from vllm.v1.sample.logits_processor import build_logitsprocs
 from vllm.v1.worker.cpu_worker import CPUWorker
 from vllm.v1.worker.gpu_worker import Worker
 
@@ -43,6 +44,7 @@ from thaw_runtime.continuation import Continuations
 from thaw_runtime.engine import EngineRequest, Sampling, Segment
 from thaw_runtime.lazy_zeros import ZeroOnDemand
 from thaw_runtime.packing import Finisher, Kinds, Rehearsal
+from thaw_runtime.persistent_batches import PersistentBatches
 from thaw_runtime.pipeline_link import StageLink
 from thaw_runtime.pipeline_stage import (
     Pending,
@@ -305,6 +307,7 @@ class StageExecutor(SegmentExecutor):
         super()._init_executor()
         self.link: Any = _start().link
         self.group = parallel_state.get_pp_group()
+        self._batches: PersistentBatches | None = None
         runner = self.runner
         if not self.group.is_first_rank:  # vLLM allocates it while profiling only
             runner.intermediate_tensors = runner.model.make_empty_intermediate_tensors(
@@ -314,6 +317,9 @@ class StageExecutor(SegmentExecutor):
     def compute(self, output: SchedulerOutput, received: Tensors) -> Tensors:
         """This stage's part of a batch; what the next stage needs, empty after the last stage and without tokens."""
         self.group.received, self.group.computed = received, {}
+        if self._batches is None:  # the runner knows the shape of its tables now
+            self._batches = PersistentBatches(_input_batches(self.runner, self.group.world_size))
+        self._batches.take_up(self.runner, output)
         self.collective_rpc("execute_model", args=(output,), single_value=True)
         return self.group.computed
 
@@ -328,6 +334,21 @@ class StageExecutor(SegmentExecutor):
             self.compute(_scheduler_output(step), received)
             if step.n_tokens and self.group.is_last_rank:
                 self.sample_tokens(None)
+
+
+def _input_batches(runner: Any, n: int) -> list[Any]:
+    """The runner's own persistent batch and more of its kind, made as the runner makes it."""
+    made = [runner.input_batch]
+    for _ in range(n - 1):
+        runner._init_block_sizes = []  # it makes one when they differ from the cache's
+        runner.may_reinitialize_input_batch(runner.kv_cache_config)
+        runner.input_batch.logitsprocs = build_logitsprocs(
+            runner.vllm_config, runner.device, PIN_MEMORY, runner.is_pooling_model
+        )
+        if current_platform.is_cpu():
+            runner._postprocess_tensors()
+        made.append(runner.input_batch)
+    return made
 
 
 class RelayExecutor(StageExecutor):
