@@ -10,7 +10,7 @@ Knows the fields of the engine's runner, but imports no engine.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 
@@ -18,6 +18,21 @@ class PersistentBatches:
     def __init__(self, batches: Sequence[Any]) -> None:
         """``batches``: empty ones of the runner's kind, as many as can be in flight."""
         self._batches = list(batches)
+
+    @classmethod
+    def of(cls, runner: Any, logitsprocs: Callable[..., Any], pin_memory: bool) -> PersistentBatches:
+        """The runner's own and more of its kind, made as it makes them, each with ``logitsprocs`` of its own."""
+        made = [runner.input_batch]
+        for _ in range(runner.vllm_config.parallel_config.pipeline_parallel_size - 1):
+            runner._init_block_sizes = []  # it makes one when they differ from the cache's
+            runner.may_reinitialize_input_batch(runner.kv_cache_config)
+            runner.input_batch.logitsprocs = logitsprocs(
+                runner.vllm_config, runner.device, pin_memory, runner.is_pooling_model
+            )
+            if hasattr(runner, "_postprocess_tensors"):  # on a CPU there is no second copy of a table
+                runner._postprocess_tensors()
+            made.append(runner.input_batch)
+        return cls(made)
 
     def take_up(self, runner: Any, output: Any) -> None:
         """Give the runner the rows of the requests that ``output`` schedules; a request is in no others then."""

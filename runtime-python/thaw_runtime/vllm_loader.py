@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -50,16 +50,16 @@ from thaw_runtime.pipeline_stage import (
     Pending,
     StageGroup,
     Tensors,
+    as_kind,
     batch_of,
-    bounds_of,
+    check_for,
     from_host,
-    known_to,
     rehearsal,
     sampled_of,
     step_of,
     wanted_by,
 )
-from thaw_runtime.pipeline_wire import Sampled, Step, check_batch
+from thaw_runtime.pipeline_wire import Sampled, Step
 from thaw_runtime.stage_parts import StagePart
 from thaw_runtime.start_trace import Asleep, PhaseNotes, StartTrace
 from thaw_runtime.weights import arriving_tensors
@@ -253,12 +253,7 @@ class _StageWorker:
         specs: dict[str, Any] = super().get_kv_cache_spec()  # type: ignore[misc]
         if _start().part.whole:
             return specs
-        return {name: _full(spec) if isinstance(spec, SlidingWindowSpec) else spec for name, spec in specs.items()}
-
-
-def _full(spec: Any) -> Any:
-    names = {f.name for f in fields(FullAttentionSpec)} & {f.name for f in fields(spec)}
-    return FullAttentionSpec(**{name: getattr(spec, name) for name in names})
+        return {n: as_kind(FullAttentionSpec, s) if isinstance(s, SlidingWindowSpec) else s for n, s in specs.items()}
 
 
 class LazyKvCpuWorker(_StageWorker, CPUWorker):
@@ -307,7 +302,7 @@ class StageExecutor(SegmentExecutor):
         super()._init_executor()
         self.link: Any = _start().link
         self.group = parallel_state.get_pp_group()
-        self._batches: PersistentBatches | None = None
+        self._batches: PersistentBatches | None = None  # made when the runner knows the shape of its tables
         runner = self.runner
         if not self.group.is_first_rank:  # vLLM allocates it while profiling only
             runner.intermediate_tensors = runner.model.make_empty_intermediate_tensors(
@@ -317,8 +312,7 @@ class StageExecutor(SegmentExecutor):
     def compute(self, output: SchedulerOutput, received: Tensors) -> Tensors:
         """This stage's part of a batch; what the next stage needs, empty after the last stage and without tokens."""
         self.group.received, self.group.computed = received, {}
-        if self._batches is None:  # the runner knows the shape of its tables now
-            self._batches = PersistentBatches(_input_batches(self.runner, self.group.world_size))
+        self._batches = self._batches or PersistentBatches.of(self.runner, build_logitsprocs, PIN_MEMORY)
         self._batches.take_up(self.runner, output)
         self.collective_rpc("execute_model", args=(output,), single_value=True)
         return self.group.computed
@@ -334,21 +328,6 @@ class StageExecutor(SegmentExecutor):
             self.compute(_scheduler_output(step), received)
             if step.n_tokens and self.group.is_last_rank:
                 self.sample_tokens(None)
-
-
-def _input_batches(runner: Any, n: int) -> list[Any]:
-    """The runner's own persistent batch and more of its kind, made as the runner makes it."""
-    made = [runner.input_batch]
-    for _ in range(n - 1):
-        runner._init_block_sizes = []  # it makes one when they differ from the cache's
-        runner.may_reinitialize_input_batch(runner.kv_cache_config)
-        runner.input_batch.logitsprocs = build_logitsprocs(
-            runner.vllm_config, runner.device, PIN_MEMORY, runner.is_pooling_model
-        )
-        if current_platform.is_cpu():
-            runner._postprocess_tensors()
-        made.append(runner.input_batch)
-    return made
 
 
 class RelayExecutor(StageExecutor):
@@ -393,9 +372,9 @@ class FollowerExecutor(StageExecutor):
 
     def follow(self) -> None:
         """One batch.  Raises ProtocolError for one that cannot be computed here, WorkerLost."""
-        batch, runner = self.link.next_batch(), self.runner
+        batch = self.link.next_batch()
         step = batch.step
-        check_batch(batch, bounds_of(runner), known_to(runner), wanted_by(runner))
+        check_for(batch, self.runner)
         for new in step.new:
             self.begin(new.request)
         computed = self.compute(_scheduler_output(step), from_host(batch.tensors))
