@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from thaw_runtime.pipeline_wire import (
     Sampled,
     SampledLogprobs,
     Step,
+    check_batch,
 )
 
 Tensors = Mapping[str, torch.Tensor]
@@ -138,6 +140,17 @@ def bounds_of(runner: Any) -> Bounds:
 def known_to(runner: Any) -> dict[str, int]:
     """The requests a runner has, with the blocks each holds in its scarcest group."""
     return {name: min(map(len, state.block_ids)) for name, state in runner.requests.items()}
+
+
+def as_kind(kind: type[Any], spec: Any) -> Any:
+    """A KV cache spec as one of another kind."""
+    names = {f.name for f in fields(kind)} & {f.name for f in fields(spec)}
+    return kind(**{name: getattr(spec, name) for name in names})
+
+
+def check_for(batch: Batch, runner: Any) -> None:
+    """Raises ProtocolError for a batch that this stage cannot compute."""
+    check_batch(batch, bounds_of(runner), known_to(runner), wanted_by(runner))
 
 
 def rehearsal(n_tokens: int, block_size: int, n_groups: int) -> Iterator[Step]:

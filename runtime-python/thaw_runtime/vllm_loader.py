@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,12 +28,13 @@ from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 from vllm.model_executor.model_loader.utils import process_weights_after_loading
 from vllm.model_executor.models.utils import PPMissingLayer
 from vllm.platforms import current_platform
-from vllm.utils.torch_utils import set_default_torch_dtype
+from vllm.utils.torch_utils import PIN_MEMORY, set_default_torch_dtype
 from vllm.v1.core.kv_cache_utils import KVCacheBlockCopy
 from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, LogprobsLists, ModelRunnerOutput
+from vllm.v1.sample.logits_processor import build_logitsprocs
 from vllm.v1.worker.cpu_worker import CPUWorker
 from vllm.v1.worker.gpu_worker import Worker
 
@@ -43,21 +44,22 @@ from thaw_runtime.continuation import Continuations
 from thaw_runtime.engine import EngineRequest, Sampling, Segment
 from thaw_runtime.lazy_zeros import ZeroOnDemand
 from thaw_runtime.packing import Finisher, Kinds, Rehearsal
+from thaw_runtime.persistent_batches import PersistentBatches
 from thaw_runtime.pipeline_link import StageLink
 from thaw_runtime.pipeline_stage import (
     Pending,
     StageGroup,
     Tensors,
+    as_kind,
     batch_of,
-    bounds_of,
+    check_for,
     from_host,
-    known_to,
     rehearsal,
     sampled_of,
     step_of,
     wanted_by,
 )
-from thaw_runtime.pipeline_wire import Sampled, Step, check_batch
+from thaw_runtime.pipeline_wire import Sampled, Step
 from thaw_runtime.stage_parts import StagePart
 from thaw_runtime.start_trace import Asleep, PhaseNotes, StartTrace
 from thaw_runtime.weights import arriving_tensors
@@ -251,12 +253,7 @@ class _StageWorker:
         specs: dict[str, Any] = super().get_kv_cache_spec()  # type: ignore[misc]
         if _start().part.whole:
             return specs
-        return {name: _full(spec) if isinstance(spec, SlidingWindowSpec) else spec for name, spec in specs.items()}
-
-
-def _full(spec: Any) -> Any:
-    names = {f.name for f in fields(FullAttentionSpec)} & {f.name for f in fields(spec)}
-    return FullAttentionSpec(**{name: getattr(spec, name) for name in names})
+        return {n: as_kind(FullAttentionSpec, s) if isinstance(s, SlidingWindowSpec) else s for n, s in specs.items()}
 
 
 class LazyKvCpuWorker(_StageWorker, CPUWorker):
@@ -305,6 +302,7 @@ class StageExecutor(SegmentExecutor):
         super()._init_executor()
         self.link: Any = _start().link
         self.group = parallel_state.get_pp_group()
+        self._batches: PersistentBatches | None = None  # made when the runner knows the shape of its tables
         runner = self.runner
         if not self.group.is_first_rank:  # vLLM allocates it while profiling only
             runner.intermediate_tensors = runner.model.make_empty_intermediate_tensors(
@@ -314,6 +312,8 @@ class StageExecutor(SegmentExecutor):
     def compute(self, output: SchedulerOutput, received: Tensors) -> Tensors:
         """This stage's part of a batch; what the next stage needs, empty after the last stage and without tokens."""
         self.group.received, self.group.computed = received, {}
+        self._batches = self._batches or PersistentBatches.of(self.runner, build_logitsprocs, PIN_MEMORY)
+        self._batches.take_up(self.runner, output)
         self.collective_rpc("execute_model", args=(output,), single_value=True)
         return self.group.computed
 
@@ -372,9 +372,9 @@ class FollowerExecutor(StageExecutor):
 
     def follow(self) -> None:
         """One batch.  Raises ProtocolError for one that cannot be computed here, WorkerLost."""
-        batch, runner = self.link.next_batch(), self.runner
+        batch = self.link.next_batch()
         step = batch.step
-        check_batch(batch, bounds_of(runner), known_to(runner), wanted_by(runner))
+        check_for(batch, self.runner)
         for new in step.new:
             self.begin(new.request)
         computed = self.compute(_scheduler_output(step), from_host(batch.tensors))

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from relay.messages import GroupCredential, GroupLink, LlmInit, StageShape
+from relay.segment import HEARTBEAT_S
 from tests.thaw_runtime.doorway import WEIGHTS, Doorway, model_parts
 from tests.thaw_runtime.kv_probe import in_child, make_checkpoint
 from tests.thaw_runtime.models import read_segment
@@ -125,8 +126,10 @@ class Stage:
         full = init.n_stages > 1 and init.role is StageRole.FULL
         self._door = Doorway(model, directory / f"door{init.stage}-{init.group_id}", arrived=not (trickle or full),
                              layers=init.layers if init.n_stages > 1 else None, full=full)  # fmt: skip
+        self._rest_came = threading.Event()
         if full:
             self._door.arrive(self._door.first_bytes)
+            threading.Thread(target=self._beat, daemon=True).start()
         self._client, segment = read_segment(self._door)
         self.engine = engine_main.vllm()(self._emit)
         if trickle:
@@ -139,7 +142,13 @@ class Stage:
                 "rehearsal_s": load.attrs["rehearsal_s"]}  # fmt: skip
 
     def rest_arrives(self) -> None:
+        self._rest_came.set()
         self._door.arrive(self._door.n_bytes)
+
+    def _beat(self) -> None:
+        """As fetchd does while bytes are outstanding: a reader that waits for them would take it for dead."""
+        while not self._rest_came.wait(HEARTBEAT_S):
+            self._door.beat()
 
     def _arrive(self) -> None:
         """The weights in three seconds from when they are waited for, as over a slow link."""
