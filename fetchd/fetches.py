@@ -85,8 +85,7 @@ class FetchTable:
             thread.join(timeout=5)
 
     def _version_now(self, uri: str) -> str:
-        facts = self._machinery.catalog.inspect(uri)
-        return facts.sha256 or facts.etag
+        return self._machinery.catalog.inspect(uri).version
 
     def _join(self, request: FetchStart, version: str) -> Member:
         holder = f"fetch:{request.group_id}/{request.stage}"

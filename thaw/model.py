@@ -102,3 +102,8 @@ class ModelFacts:
     files: Mapping[str, int]  # name → n_bytes, sidecars first, in fetch order
     architecture: str = ""
     parts: ModelParts | None = None  # None: the model cannot be divided into stages
+
+    @property
+    def version(self) -> str:
+        """Tells what was pushed anew from what was there before."""
+        return self.sha256 or self.etag

@@ -169,7 +169,7 @@ class _Offers:
         also = set(view.index.with_model(uri))
         also |= view.idle.hosts(EXPLAINED_HOSTS) if without_idle else set()
         self._hosts = view.index.offers(wanted, now_s, also)
-        version = stages.facts.sha256 or stages.facts.etag
+        version = stages.facts.version
         self._resident = [h.has_model(uri, stages.facts.weight_bytes, version) for h in self._hosts]
         self._whole = request.part(1)
         kinds = {h.room(for_model=True).kind for h in self._hosts}

@@ -48,4 +48,4 @@ def _has_model(view: ClusterView, name: ActionName, host_id: HostId) -> bool:
     model = None if facts is None else view.model(facts.model_uri).facts
     if host is None or model is None:
         return False
-    return host.has_model(model.uri, model.weight_bytes, model.sha256 or model.etag)
+    return host.has_model(model.uri, model.weight_bytes, model.version)
