@@ -195,12 +195,17 @@ class TcpOut:
             frame.payload = bytes(frame.payload)
 
     def _await_room(self, n_bytes: int, until: float) -> None:
-        while self.queue and self._queued_bytes + n_bytes > self._flow.window_bytes:
+        while self._lacks_room(n_bytes):
             self._flush(until)
+            if not self._lacks_room(n_bytes):
+                return  # a connection that was made anew has said what arrived; it may say no more
             if self._sock is not None and not self._wait(select.POLLIN, until):
                 raise Unavailable(f"stage {self._receiver} does not keep up: {self._queued_bytes} bytes are unread",
                                   hint="is the stage alive?")  # fmt: skip
             self._read_acks_or_lose()
+
+    def _lacks_room(self, n_bytes: int) -> bool:
+        return bool(self.queue) and self._queued_bytes + n_bytes > self._flow.window_bytes
 
     def _flush(self, until: float) -> None:
         """Write the queue; when the receiver does not take it until the deadline, whoever comes next goes on."""

@@ -86,7 +86,8 @@ def cut(transport: Transport) -> None:
     """Every connection of this end breaks, as by a network that forgets it."""
     inbox: Any = transport._inbox  # type: ignore[attr-defined]
     for fd in list(inbox._lanes):
-        with socket.socket(fileno=socket.dup(fd)) as sock, contextlib.suppress(OSError):  # it is cut already
+        # it is cut already, or its owner has just closed it
+        with contextlib.suppress(OSError), socket.socket(fileno=socket.dup(fd)) as sock:
             sock.shutdown(socket.SHUT_RDWR)
 
 
