@@ -39,8 +39,9 @@ class StageContainer:
         return f'"{event}"' in (self.directory / "stderr.log").read_text()
 
     def kill(self) -> None:
+        """Its processes; the first may have been forked a moment ago and not lead their session yet."""
         for pid in processes():
-            if session_of(pid) == self.pid:
+            if pid == self.pid or session_of(pid) == self.pid:
                 os.kill(pid, signal.SIGKILL)
 
 
