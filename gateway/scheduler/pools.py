@@ -19,7 +19,6 @@ from gateway.scheduler.view import ClusterView, InstanceView
 from thaw import partition
 from thaw.errors import MemoryTooSmall, ThawError
 from thaw.ids import GroupId, HostId
-from thaw.instance import InstanceState
 
 
 def refusal(view: ClusterView, facts: ActionFacts, stages: Stages, most: int) -> ThawError | None:
@@ -66,18 +65,8 @@ def _victims(view: ClusterView, facts: ActionFacts, host_id: HostId, need: float
 
 def _idle(view: ClusterView, facts: ActionFacts, here: Iterable[InstanceView]) -> list[InstanceView]:
     heads = {h.record.instance_id: h for v in here if (h := view.head(v.record)) is not None}
-    return [h for h in heads.values() if h.idle_since_s is not None and view.may_go(h) and _is_spare(view, facts, h)]
-
-
-def _is_spare(view: ClusterView, facts: ActionFacts, head: InstanceView) -> bool:
-    """Nobody waits for it, and ``min_instances`` stays kept."""
-    owner = view.action(head.record.action)
-    if head.record.action == facts.name or owner.waiting:
-        return False
-    least = 0 if owner.facts is None else owner.facts.min_instances
-    serving = [v for i in owner.instances if (v := view.instances[i]).record.takes_requests and v.releasing is None
-               and v.state in (InstanceState.STARTING, InstanceState.READY)]  # fmt: skip
-    return len(serving) > least
+    return [h for h in heads.values() if h.idle_since_s is not None and view.may_go(h)
+            and h.record.action != facts.name and view.action(h.record.action).is_spare]  # fmt: skip
 
 
 def _held(view: ClusterView, instance: InstanceView) -> int:
