@@ -102,6 +102,7 @@ class Agent:
         self.driver.close()
         if isinstance(self._shares, CgroupShares):
             self._shares.close()
+        self._redis.close()
         self._log.event("stopped")
 
     def _start_over(self) -> None:

@@ -75,10 +75,9 @@ class _StreamThread:
         self._stop.set()
         if self._client_id is None:
             return
-        with contextlib.suppress(redis.RedisError):  # no server: the read has ended already
-            waker = redis_link.connect(self._url)
+        # no server: the read has ended already
+        with contextlib.suppress(redis.RedisError), redis_link.connect(self._url) as waker:
             waker.client_unblock(self._client_id)
-            waker.close()
 
     def join(self, timeout_s: float) -> None:
         self._thread.join(timeout_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import platform
 import signal
 import socket
@@ -103,3 +104,11 @@ def own_valkey(tmp_path: Path) -> Iterator[ValkeyServer]:
     server.start()
     yield server
     server.kill()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _leaves_nothing_open() -> Iterator[None]:
+    """What a module's tests left open is told there, and not by whichever later test looks for garbage."""
+    yield
+    gc.unfreeze()  # a scheduler under test sets aside what it finds, other tests' garbage too
+    gc.collect()
