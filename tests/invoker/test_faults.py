@@ -266,6 +266,7 @@ def test_a_killed_invoker_finds_its_containers_again(valkey_url: str, run_dir: P
     assert host.processes() == []
     host.agent._publisher.close()
     host.agent.driver.close()
+    host.agent._redis.close()
     host.close()
 
 

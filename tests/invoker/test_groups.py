@@ -234,4 +234,5 @@ def abandon(host: Host) -> None:
     host.agent.port.stop()
     host.agent.reporter._stop.set()
     host.agent.driver.close()
+    host.agent._redis.close()
     host.close()
