@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 import redis
 from redis.backoff import ExponentialBackoff
@@ -19,13 +19,19 @@ CALL_TIMEOUT_S = 5.0
 """A call that has no answer in this time counts as a lost server; AOF rewrites stay well below it."""
 
 
+_MAX_CONNECTIONS: Final = 32
+"""Of one client.  A thousand threads that call at once wait for one of these, up to the call's timeout: a connection of
+its own for each costs the server four calls to greet it, and the one that was meant comes last."""
+
+
 def connect(url: str, *, timeout_s: float = CALL_TIMEOUT_S, n_retries: int = 3) -> redis.Redis:
     """A client for ordinary calls: binary replies, bounded waits, quick retries over a server restart."""
     retry = Retry(ExponentialBackoff(cap=0.5, base=0.05), n_retries)
-    return redis.Redis.from_url(
-        url, socket_timeout=timeout_s, socket_connect_timeout=timeout_s, retry=retry,
-        retry_on_error=[RedisConnectionError], health_check_interval=30,
+    pool = redis.BlockingConnectionPool.from_url(
+        url, max_connections=_MAX_CONNECTIONS, timeout=timeout_s, socket_timeout=timeout_s,
+        socket_connect_timeout=timeout_s, retry=retry, retry_on_error=[RedisConnectionError], health_check_interval=30,
     )  # fmt: skip
+    return redis.Redis.from_pool(pool)
 
 
 def connect_blocking(url: str) -> redis.Redis:
