@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from platformdirs import user_cache_path
 from rich.console import Console
-from rich.progress import track
+from rich.progress import Progress, track
 
 from bench import _common
 from bench.simulation import charts, experiments, report, stress
@@ -95,7 +95,7 @@ def main() -> int:
     options = _arguments()
     console = Console(stderr=True)
     if options.stress:
-        return _stress(options.stress, options.seed)
+        return _stress(options.stress, options.seed, console)
     options.out.mkdir(parents=True, exist_ok=True)
     try:
         runs = _runs(options)
@@ -121,8 +121,10 @@ def main() -> int:
                           bands_met=sum(b.met is True for b in bands), bands=len(bands))  # fmt: skip
 
 
-def _stress(n_requests: int, seed: int) -> int:
-    found = stress.run(n_requests, seed)
+def _stress(n_requests: int, seed: int, console: Console) -> int:
+    with Progress(console=console, transient=True) as bar:
+        task = bar.add_task("requests", total=n_requests)
+        found = stress.run(n_requests, seed, progress=lambda n_ended: bar.update(task, completed=n_ended))
     goals = [
         _common.judge("stress_wall_s", found.wall_s, "<=", 900.0, floor="of a million requests on 1,000 hosts"),
         _common.judge("stress_peak_bytes", float(found.peak_bytes), "<=", 2e9),

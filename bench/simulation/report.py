@@ -36,8 +36,8 @@ def page(
         mine = [r for r in runs if r.source == source]
         if mine:
             shown = [p for p in pictures if p.name.startswith(source)]
-            parts += [f"## {title}", _CAVEATS[source], _centre(mine), _points(source, mine), _scales(source, mine),
-                      _behind(source, mine)]  # fmt: skip
+            parts += [f"## {title}", _CAVEATS[source], _centre(mine), by_seed(mine), _points(source, mine),
+                      _scales(source, mine), _behind(source, mine)]  # fmt: skip
             parts.append("\n\n".join(f"![{p.stem}](simulation/{p.name})" for p in shown))
     parts += ["## What each part is worth", _ablations(*ablations)]
     parts += ["## Calibration: cold starts", _cold(cold), "## Bands", _bands(bands)]
@@ -70,6 +70,23 @@ def _centre(runs: Sequence[Summary]) -> str:
             "cold %")  # fmt: skip
     seeds = sorted({r.seed for r in runs})
     return f"CV {cv:g}, {rps:g} requests/s, seed {seeds[0]}:\n\n" + _table(head, rows)
+
+
+def by_seed(runs: Sequence[Summary]) -> str:
+    """How far one seed is from another, and whether Thaw's lead is larger than that."""
+    cv, rps = CENTRE
+    found = {(r.system, r.seed): r.ttft_pct for r in runs if (r.cv, r.rps, r.scale) == (cv, rps, 1.0)}
+    seeds = sorted({seed for _, seed in found})
+    if len(seeds) < 2:
+        return ""
+    rows = [(spec.label, *(_pct(found.get((name, seed))) for seed in seeds)) for name, spec in SYSTEMS.items()]
+    leads = [found["thaw", seed] - found["paraserve-cache", seed] for seed in seeds]
+    return "\n\n".join((
+        f"TTFT attainment in percent by seed, CV {cv:g}, {rps:g} requests/s:",
+        _table(("system", *(f"seed {seed}" for seed in seeds)), rows),
+        f"Thaw (today) leads ParaServe with a cache with {sum(lead > 0 for lead in leads)} of {len(seeds)} seeds, by "
+        f"{min(leads):.1f} to {max(leads):.1f} points.",
+    ))  # fmt: skip
 
 
 def _points(source: str, runs: Sequence[Summary]) -> str:

@@ -2,7 +2,8 @@
 
 The production policy whole (``thaw``).  Requests are made one at a time, as they come, and forgotten when they have
 ended, so that memory holds the cluster and what is under way.  Popularity is log-normal as in the workloads; arrivals
-are Poisson, at a rate that keeps about half the devices taken.
+are Poisson, at a rate at which every device is soon taken, by workers that serve or that are kept warm, so that a start
+of another function is the eviction of an idle one.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import itertools
 import random
 import resource
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from bench.simulation.cluster import build
@@ -36,13 +38,16 @@ class Stress:
     wall_s: float
     cpu_s: float
     peak_bytes: int
+    log_hash: str
 
 
 class Crowd:
     """Makes the next request when one has come, and counts those that have ended."""
 
-    def __init__(self, engine: Engine, system: Production, n_requests: int, seed: int) -> None:
-        self._engine, self._system, self._n_requests = engine, system, n_requests
+    def __init__(
+        self, engine: Engine, system: Production, n_requests: int, seed: int, progress: Callable[[int], None]
+    ) -> None:
+        self._engine, self._system, self._n_requests, self._progress = engine, system, n_requests, progress
         self._rng = random.Random(f"stress {seed}")
         weights = (self._rng.lognormvariate(0.0, POPULARITY_SIGMA / 2) for _ in range(FUNCTIONS))
         self._cumulative = list(itertools.accumulate(weights))
@@ -71,18 +76,22 @@ class Crowd:
                 raise AssertionError(f"request {index} ended {request.n_ends} times")
             self.n_ended += 1
             self.n_in_time += request.ttft <= objectives.ttft(request.app, request.model)
+        self._progress(self.n_ended)
 
     @property
     def alive(self) -> bool:
         return self._system.n_ended < self._n_requests
 
 
-def run(n_requests: int = REQUESTS, seed: int = 0, n_hosts: int = HOSTS) -> Stress:
+def run(
+    n_requests: int = REQUESTS, seed: int = 0, n_hosts: int = HOSTS, progress: Callable[[int], None] = lambda _: None
+) -> Stress:
+    """``progress`` hears now and then how many requests have ended."""
     specs = [ServerSpec("A10", 4, 64 * GBIT, 752 * 10**9) if i % 3 == 0 else
              ServerSpec("V100", 4, 16 * GBIT, 368 * 10**9) for i in range(n_hosts)]  # fmt: skip
     engine, spec = Engine(), SYSTEMS["thaw"]
     system = Production(engine, build(specs, engine, spec.discipline, cache=True), spec, Objectives())
-    crowd = Crowd(engine, system, n_requests, seed)
+    crowd = Crowd(engine, system, n_requests, seed, progress)
     pauses = Pauses()  # as the scheduler's own loop: a thousand hosts are no garbage
     pauses.after_rebuild()
 
@@ -99,4 +108,4 @@ def run(n_requests: int = REQUESTS, seed: int = 0, n_hosts: int = HOSTS) -> Stre
         raise AssertionError(f"{n_requests - crowd.n_ended} request(s) never ended")
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return Stress(n_requests, engine.n_events, system.n_starts, 100 * crowd.n_in_time / n_requests, engine.now,
-                  time.perf_counter() - wall, time.process_time() - cpu, peak)  # fmt: skip
+                  time.perf_counter() - wall, time.process_time() - cpu, peak, engine.log_hash())  # fmt: skip

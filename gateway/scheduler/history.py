@@ -88,6 +88,7 @@ class Pass:
 class History:
     def __init__(self, learned: Mapping[str, Learned] | None = None) -> None:
         self._learned: dict[str, Learned] = dict(learned or {})
+        self._times: dict[tuple[str, int], Times] = {}  # what was answered since something was learned last
 
     @staticmethod
     def key(action: str, device_kind: str, mode: StartMode) -> str:
@@ -96,6 +97,12 @@ class History:
     def times(self, action: str, device_kind: str, mode: StartMode, weight_bytes: int) -> Times:
         """What is known of the action; else of its other mode (prefill, token, hop and tail hardly depend on it); else
         of any action; else the paper's times, prefill and token scaled by the bytes they read."""
+        asked = self.key(action, device_kind, mode), weight_bytes
+        if asked not in self._times:
+            self._times[asked] = self._mixed(action, device_kind, mode, weight_bytes)
+        return self._times[asked]
+
+    def _mixed(self, action: str, device_kind: str, mode: StartMode, weight_bytes: int) -> Times:
         other = _other(mode)
         learned = self.learned(action, device_kind, mode)
         scale = weight_bytes / _PAPER_WEIGHT_BYTES
@@ -125,7 +132,7 @@ class History:
         if seen.s == 1:
             told = {n for n in ("t_p", "t_d") if getattr(measured, n) is not None}
             learned = replace(learned, alone=tuple(sorted({*learned.alone, *told})))
-            self._learned[self.key(action, device_kind, mode)] = learned
+            self._keep(action, device_kind, mode, learned)
         return learned
 
     def _of_pass(self, action: str, device_kind: str, mode: StartMode, seen: Pass) -> Measured:
@@ -151,8 +158,12 @@ class History:
         bandwidth, ttft_ratio = mixed.pop("bandwidth", old.bandwidth), mixed.pop("ttft_ratio", old.ttft_ratio)
         known = tuple(sorted({*old.known, *given}))
         new = Learned(replace(old.times, **mixed), bandwidth, known, old.alone, ttft_ratio)
-        self._learned[self.key(action, device_kind, mode)] = new
+        self._keep(action, device_kind, mode, new)
         return new
+
+    def _keep(self, action: str, device_kind: str, mode: StartMode, learned: Learned) -> None:
+        self._learned[self.key(action, device_kind, mode)] = learned
+        self._times.clear()
 
 
 def _mix(old: Learned, name: str, value: float) -> float:

@@ -17,7 +17,8 @@ import bisect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from gateway.scheduler.hosts import HostView
+from gateway.scheduler.hosts import HostView, Room
+from gateway.scheduler.schemes import Gpu, Seats
 from thaw.ids import HostId, InstanceId
 
 Where = tuple[HostId, str]
@@ -44,6 +45,14 @@ class _Part(NamedTuple):
     head: InstanceId
     place: int  # among the members of its group
     n_bytes: int
+
+
+class Emptied(NamedTuple):
+    """The devices of a host once all that may go has gone; ``room``: as they were then."""
+
+    room: Room
+    gpus: tuple[Gpu, ...]
+    seats: Seats
 
 
 class _Sorted:
@@ -82,6 +91,7 @@ class IdleMemory:
         self._evictable: dict[Where, int] = {}
         self._order: list[tuple[float, InstanceId]] = []
         self._groups: dict[InstanceId, tuple[float, tuple[tuple[Where, int], ...]]] = {}
+        self._emptied: dict[HostId, Emptied] = {}
 
     # what changes --------------------------------------------------------------------------------------------------
 
@@ -145,6 +155,7 @@ class IdleMemory:
         before = self._bytes.get(where)
         if before == now:
             return
+        self._emptied.pop(where[0], None)
         if before is not None and before.use != now.use:
             self._forget(where)
             before = None
@@ -156,6 +167,7 @@ class IdleMemory:
 
     def _forget(self, where: Where) -> None:
         known = self._bytes.pop(where)
+        self._emptied.pop(where[0], None)
         self._soon[known.use].move(where, known.soon, None)
         self._could[known.use].move(where, known.could, None)
         self._releasing.discard(where)
@@ -184,6 +196,14 @@ class IdleMemory:
         """Bytes free on it once all that may go has gone."""
         known = self._bytes.get(where)
         return -1 if known is None else known.could
+
+    def emptied(self, host: HostView) -> Emptied:
+        """Its devices for models.  Who would have to be evicted still counts as there: what is idle now goes first."""
+        room, known = host.room(for_model=True), self._emptied.get(host.host_id)
+        if known is None or known.room is not room:
+            gpus = tuple(Gpu(self.could_have((host.host_id, d.device.name)), d.n_workers) for d in room.devices)
+            known = self._emptied[host.host_id] = Emptied(room, gpus, {})
+        return known
 
     def lacking(self, where: Where, n_bytes: int) -> list[InstanceId]:
         """Heads of the groups that must go for so many bytes there, longest idle first; [] if what is going will do."""

@@ -39,14 +39,21 @@ class Pace(NamedTuple):
 
 class Wanted(NamedTuple):
     """``needs``: bytes that a worker may need, ascending, the last a whole model's.  ``depth``: workers of a group.
-    ``within_s``: no fetch that may be asked for is due earlier.  ``part``, ``whole``: bytes of the smallest and the
-    largest fetch."""
+    ``within_s``, ``latest_s``: no fetch that may be asked for is due earlier, or later.  ``part``, ``whole``: bytes of
+    the smallest and the largest fetch.  ``only_promises``: every fetch has a deadline, but for the fallback's; a link
+    that can promise none is of no use."""
 
     needs: tuple[int, ...]
     depth: int
     within_s: float
+    latest_s: float = 0.0
     part: float = 0.0
     whole: float = 0.0
+    only_promises: bool = False
+
+    def can_be_promised(self, host: HostView, now_s: float) -> bool:
+        """The fetch that is easiest to promise, the smallest at the latest, is one that this link can promise."""
+        return not self.only_promises or host.ledger.bandwidth(self.part, now_s + self.latest_s, now_s) > 0
 
 
 _Key = tuple[int, HostId]
@@ -168,7 +175,8 @@ class HostIndex:
         left = [host for host in busy if not taken.is_beaten(host)]  # by links that are free
         for host in sorted(left, key=lambda h: tie_order(h, now_s)):
             if host.ledger.in_line_after_s > due_s:
-                yield host.host_id  # what it could promise is its own matter
+                if wanted.can_be_promised(host, now_s):
+                    yield host.host_id  # which of them is its own matter
             elif not taken.is_enough and taken.take(host):
                 yield host.host_id
 

@@ -44,7 +44,8 @@ class LinkLedger:
         if not (math.isfinite(bytes_per_s) and bytes_per_s > 0):
             raise ValueError(f"a link has a positive bandwidth, not {bytes_per_s!r}")
         self.bytes_per_s, self.discipline, self.now_s = bytes_per_s, discipline, now_s
-        self._fetches: dict[str, Fetch] = {}
+        self._promises: dict[str, Fetch] = {}  # in order of deadline: admission asks far more often than one is made
+        self._others: dict[str, Fetch] = {}
         self._unsaid: dict[str, float] = {}
         """Ended by our account, no word of it yet: key → deadline, should a report say that it goes on."""
         self.promised_until_s = now_s
@@ -58,25 +59,33 @@ class LinkLedger:
     # state ---------------------------------------------------------------------------------------------------------
 
     def pending(self, key: str) -> float:
-        fetch = self._fetches.get(key)
+        fetch = self._known(key)
         return 0.0 if fetch is None else fetch.pending
 
     def fetches(self) -> dict[str, Fetch]:
-        return dict(self._fetches)
+        return self._promises | self._others
+
+    def _known(self, key: str) -> Fetch | None:
+        return self._promises.get(key) or self._others.get(key)
+
+    def _book(self, key: str, fetch: Fetch) -> None:
+        if not fetch.promised:
+            self._others[key] = fetch
+            return
+        self._promises[key] = fetch
+        in_order = sorted(self._promises.items(), key=lambda p: (p[1].deadline, p[0]))
+        self._promises = dict(in_order)
 
     def advance(self, now_s: float) -> None:
         """Let the link run until ``now_s``.  A clock that jumped back changes nothing."""
-        if now_s <= self.now_s or not self._fetches:
-            self.now_s = max(self.now_s, now_s)
+        if now_s <= self.now_s:
             return
-        promised = {k: f for k, f in self._fetches.items() if f.promised}
-        left = now_s - self.now_s
-        self.now_s = now_s
-        if self.discipline == "equal":
-            left = self._run_equal(promised, left)
-        else:
-            left = self._run_earliest_first(promised, left)
-        self._run_equal({k: f for k, f in self._fetches.items() if not f.promised}, left)
+        left, self.now_s = now_s - self.now_s, now_s
+        if self._promises:
+            run = self._run_equal if self.discipline == "equal" else self._run_in_order
+            left = run(self._promises, left)
+        if self._others:
+            self._run_equal(self._others, left)
 
     def set_bandwidth(self, bytes_per_s: float, now_s: float) -> None:
         """A link that was measured anew.  What was admitted stays admitted."""
@@ -88,14 +97,15 @@ class LinkLedger:
         """The host says what is really left of a fetch.  One that we thought ended goes on under its old deadline; one
         that was never booked (or was removed) is none of ours."""
         self.advance(now_s)
-        fetch = self._fetches.get(key)
+        fetch = self._known(key)
         if fetch is None and key in self._unsaid and pending > _DONE:
-            fetch = self._fetches[key] = Fetch(pending, self._unsaid.pop(key))
+            fetch = Fetch(pending, self._unsaid.pop(key))
+            self._book(key, fetch)
         if fetch is None:
             return
         fetch.pending = pending
         if pending <= _DONE:
-            self._end(key)
+            self._end(self._promises if fetch.promised else self._others, key)
         self._foresee()
 
     # admission -----------------------------------------------------------------------------------------------------
@@ -103,9 +113,8 @@ class LinkLedger:
     def node_bandwidth(self, now_s: float) -> float:
         """Algorithm 2 as printed (with B/(N+1)): what a new fetch gets, 0 when that would break a promise."""
         self.advance(now_s)
-        promised = [f for f in self._fetches.values() if f.promised]
-        share = self.bytes_per_s / (len(promised) + 1)
-        kept = all(_fits(f.pending, share * (f.deadline - now_s)) for f in promised)
+        share = self.bytes_per_s / (len(self._promises) + 1)
+        kept = all(_fits(f.pending, share * (f.deadline - now_s)) for f in self._promises.values())
         return share if kept else 0.0
 
     def bandwidth(self, n_bytes: float, deadline: float, now_s: float) -> float:
@@ -118,20 +127,18 @@ class LinkLedger:
         self.advance(now_s)
         if not _fits(n_bytes, self.bytes_per_s * (deadline - now_s)):
             return 0.0  # not even on a link that is idle
-        if not self._keeps_every_deadline(n_bytes, deadline):
-            return 0.0
-        ahead = sum(f.pending for f in self._fetches.values() if f.deadline <= deadline)
-        return n_bytes * self.bytes_per_s / (ahead + n_bytes) if n_bytes > 0 else self.bytes_per_s
+        ahead = self._ahead(n_bytes, deadline)
+        return 0.0 if ahead is None else self._mean_rate(n_bytes, ahead)
 
     def add(self, key: str, n_bytes: float, deadline: float, now_s: float) -> bool:
         """Admit and book it; False, and nothing is booked, when a promise would break (its own included)."""
         self.advance(now_s)
-        if key in self._fetches:
+        if self._known(key) is not None:
             return True
         if math.isfinite(deadline) and self.bandwidth(n_bytes, deadline, now_s) <= 0:
             return False
         if n_bytes > _DONE:
-            self._fetches[key] = Fetch(n_bytes, deadline)
+            self._book(key, Fetch(n_bytes, deadline))
             self._unsaid.pop(key, None)
             self._foresee()
         return True
@@ -140,47 +147,52 @@ class LinkLedger:
         """It completed, failed or was cancelled; unknown keys are those that the ledger already saw end."""
         self.advance(now_s)
         self._unsaid.pop(key, None)
-        if self._fetches.pop(key, None) is not None:
+        if (self._promises.pop(key, None) or self._others.pop(key, None)) is not None:
             self._foresee()
 
     def next_end_s(self) -> float | None:
         """A time by which some fetch has ended, if nothing changes: when to look again."""
-        if not self._fetches:
-            return None
-        smallest = min(f.pending for f in self._fetches.values())
-        return self.now_s + smallest * len(self._fetches) / self.bytes_per_s
+        pending = [f.pending for f in self.fetches().values()]
+        return self.now_s + min(pending) * len(pending) / self.bytes_per_s if pending else None
 
     def _foresee(self) -> None:
-        promised = math.fsum(f.pending for f in self._fetches.values() if f.promised)
-        everything = math.fsum(f.pending for f in self._fetches.values())
+        promised = math.fsum(f.pending for f in self._promises.values())
+        everything = math.fsum(f.pending for f in self.fetches().values())
         self.promised_until_s = self.now_s + promised / self.bytes_per_s
         self.busy_until_s = self.now_s + everything / self.bytes_per_s
         self.in_line_after_s = self._in_line_after_s()
 
     def _in_line_after_s(self) -> float:
-        last = max((f.deadline for f in self._fetches.values() if f.promised), default=-math.inf)
-        if math.isinf(last) or (self.discipline == "edf" and self._keeps_every_deadline(0.0, last)):
+        last = self._promises[next(reversed(self._promises))].deadline if self._promises else -math.inf
+        if math.isinf(last) or (self.discipline == "edf" and self._ahead(0.0, last) is not None):
             return last
         return math.inf
 
-    def _end(self, key: str) -> None:
-        self._unsaid[key] = self._fetches.pop(key).deadline
-
-    def _keeps_every_deadline(self, n_bytes: float, deadline: float) -> bool:
-        jobs = [(f.deadline, f.pending) for f in self._fetches.values() if f.deadline < math.inf]
-        jobs.append((deadline, n_bytes))
-        due = 0.0
-        for at, pending in sorted(jobs):
-            due += pending
-            if not _fits(due, self.bytes_per_s * (at - self.now_s)):
-                return False
-        return True
+    def _ahead(self, n_bytes: float, deadline: float) -> float | None:
+        """Bytes served before a new fetch, earliest deadline first; None: some deadline, or its own, is not kept."""
+        due, ahead = 0.0, None
+        for fetch in self._promises.values():
+            if ahead is None and fetch.deadline > deadline:
+                ahead, due = due, due + n_bytes
+                if not _fits(due, self.bytes_per_s * (deadline - self.now_s)):
+                    return None
+            due += fetch.pending
+            if not _fits(due, self.bytes_per_s * (fetch.deadline - self.now_s)):
+                return None
+        if ahead is None and not _fits(due + n_bytes, self.bytes_per_s * (deadline - self.now_s)):
+            return None
+        return due if ahead is None else ahead
 
     def _leftover(self, n_bytes: float, now_s: float) -> float:
         """Mean rate of a fetch that waits for all there is (an upper bound on the others, so pessimistic)."""
         self.advance(now_s)
-        ahead = sum(f.pending for f in self._fetches.values())
+        return self._mean_rate(n_bytes, sum(f.pending for f in self.fetches().values()))
+
+    def _mean_rate(self, n_bytes: float, ahead: float) -> float:
         return n_bytes * self.bytes_per_s / (ahead + n_bytes) if n_bytes > 0 else self.bytes_per_s
+
+    def _end(self, among: dict[str, Fetch], key: str) -> None:
+        self._unsaid[key] = among.pop(key).deadline
 
     # the fluid model -----------------------------------------------------------------------------------------------
 
@@ -194,19 +206,19 @@ class LinkLedger:
             for key in list(fetches):
                 fetches[key].pending -= moved
                 if fetches[key].pending <= _DONE:
-                    del fetches[key]
-                    self._end(key)
+                    self._end(fetches, key)
         return left
 
-    def _run_earliest_first(self, fetches: dict[str, Fetch], left: float) -> float:
-        for key in sorted(fetches, key=lambda k: (fetches[k].deadline, k)):
+    def _run_in_order(self, fetches: dict[str, Fetch], left: float) -> float:
+        """One after another."""
+        for key in list(fetches):
             if left <= 0:
                 break
             step = min(left, fetches[key].pending / self.bytes_per_s)
             left -= step
             fetches[key].pending -= step * self.bytes_per_s
             if fetches[key].pending <= _DONE:
-                self._end(key)
+                self._end(fetches, key)
         return left
 
 

@@ -7,12 +7,13 @@ from dataclasses import replace
 
 from gateway.scheduler import predict
 from gateway.scheduler.events import ActionFacts
-from gateway.scheduler.hosts import HostView
+from gateway.scheduler.hosts import Room
+from gateway.scheduler.idle import Emptied
 from gateway.scheduler.index import Wanted
 from gateway.scheduler.plans import Choice, Seat, low_reserve
 from gateway.scheduler.predict import Times
 from gateway.scheduler.reasons import considered
-from gateway.scheduler.schemes import VARIANTS, Gpu, Placement, Request, Scheme, Server, Variant, sizes
+from gateway.scheduler.schemes import VARIANTS, Placement, Request, Scheme, Server, Variant, sizes
 from gateway.scheduler.select import Weighing, select, spread, weigh
 from gateway.scheduler.stages import Stages
 from gateway.scheduler.transports import has_transport
@@ -42,15 +43,16 @@ def place(
         return None  # every group has a full worker, and the fallback is one
     most = most_stages(view, facts, stages)
     request = _request(view, facts, stages, t_w)
-    offers = _Offers(view, facts, stages, request, most, now_s)
     if facts.forced_stages is not None:
+        offers = _Offers(view, facts, stages, request, most, now_s)
         scheme = _forced(view, facts, offers, request, facts.forced_stages)
         return None if scheme is None else offers.choice(scheme, request, facts, {})
+    many = len(view.hosts) > EXPLAINED_HOSTS
+    offers = _Offers(view, facts, stages, request, most, now_s, only_promises=many)
     weighing = _chosen(view, facts, offers, request, most, n_workers)
     if (chosen := weighing.chosen) is None:
-        late = _in_parts(view, offers, request, most)
-        return None if late is None else offers.choice(late, request, facts, {})
-    if len(view.hosts) > EXPLAINED_HOSTS:  # what the others would have come to is another ten looks at the links
+        return _in_parts(view, facts, stages, request, most, now_s)
+    if many:  # what the others would have come to is another ten looks at the links
         weighing = replace(weighing, tried=tuple(t for t in weighing.tried if t[1] is not None))
     judged = considered(weighing, offers.servers, _variant(view), offers.bandwidth)
     return offers.choice(chosen, request, facts, {"sizes": [c.plain() for c in judged]})
@@ -64,7 +66,7 @@ def in_time_without_idle(
     if view.idle.is_empty or t_w >= facts.slo_ttft_s:
         return None
     request, most = _request(view, facts, stages, t_w), most_stages(view, facts, stages)
-    offers = _Offers(view, facts, stages, request, most, now_s, without_idle=True)
+    offers = _Offers(view, facts, stages, request, most, now_s, without_idle=True, only_promises=True)
     scheme = _chosen(view, facts, offers, request, most, n_workers).chosen
     if scheme is None or scheme.fallback:
         return None
@@ -110,7 +112,7 @@ def _chosen(
 
 def _forced(view: ClusterView, facts: ActionFacts, offers: _Offers, request: Request, s: int) -> Scheme | None:
     """Exactly ``s`` stages, in time if that can be.  Without a device for a whole model all of them are low."""
-    largest = view.largest_device(for_model=True)
+    largest = view.largest.device(for_model=True)
     w = 0 if largest is not None and facts.need_bytes > largest and s > 1 else min(s, facts.keep or 1)
     found = select(
         offers.servers, request, variant=_variant(view), min_stages=s, max_stages=s, min_full=w,
@@ -121,12 +123,16 @@ def _forced(view: ClusterView, facts: ActionFacts, offers: _Offers, request: Req
     return spread(offers.servers, request, s, w, bandwidth=offers.bandwidth)
 
 
-def _in_parts(view: ClusterView, offers: _Offers, request: Request, most: int) -> Scheme | None:
+def _in_parts(
+    view: ClusterView, facts: ActionFacts, stages: Stages, request: Request, most: int, now_s: float
+) -> Choice | None:
     """Too late for its objective, and the fallback, one whole worker, is not possible: no pool holds the model."""
     if not view.hosts or any(h.pool_holds(request.part(1)) for h in view.hosts.values()):
         return None
+    offers = _Offers(view, facts, stages, request, most, now_s)
     schemes = (spread(offers.servers, request, s, 1, bandwidth=offers.bandwidth) for s in range(2, most + 1))
-    return next((scheme for scheme in schemes if scheme is not None), None)
+    late = next((scheme for scheme in schemes if scheme is not None), None)
+    return None if late is None else offers.choice(late, request, facts, {})
 
 
 def _variant(view: ClusterView) -> Variant:
@@ -146,11 +152,12 @@ def _least_loaded(view: ClusterView, facts: ActionFacts) -> Choice | None:
     return Choice((Seat(best[2], device.name, device.kind),))
 
 
-def _first_due_s(view: ClusterView, request: Request, most: int) -> float:
-    """The earliest deadline, from now, of any size that some link could keep."""
+def _due_s(view: ClusterView, request: Request, most: int) -> tuple[float, float]:
+    """The earliest and the latest deadline, from now, of any size that some link could keep."""
     fastest = view.index.fastest
     possible = (size for size in sizes(request, 1, most, 0) if size.meets_tpot)
-    return min((s.within_s for s in possible if request.part(s.s) <= fastest * s.within_s), default=0.0)
+    within_s = [s.within_s for s in possible if request.part(s.s) <= fastest * s.within_s]
+    return min(within_s, default=0.0), max(within_s, default=0.0)
 
 
 class _Offers:
@@ -158,19 +165,21 @@ class _Offers:
 
     def __init__(
         self, view: ClusterView, facts: ActionFacts, stages: Stages, request: Request, most: int, now_s: float,
-        *, without_idle: bool = False,
+        *, without_idle: bool = False, only_promises: bool = False,
     ) -> None:  # fmt: skip
         self._without_idle = without_idle
         self._view, self._name, self._model, self._now_s = view, facts.name, stages.facts, now_s
         # what a worker may need, least first: a low one of so many stages …, a full one
         needs = tuple(low_reserve(facts.need_bytes, s) for s in range(most, 0, -1))
-        within_s, uri = _first_due_s(view, request, most), stages.facts.uri
-        wanted = Wanted(needs, most, within_s, request.part(most), request.part(1))
-        also = set(view.index.with_model(uri))
+        uri = stages.facts.uri
+        wanted = Wanted(needs, most, *_due_s(view, request, most), request.part(most), request.part(1), only_promises)
+        holders = view.index.with_model(uri)
+        also = set(holders)
         also |= view.idle.hosts(EXPLAINED_HOSTS) if without_idle else set()
         self._hosts = view.index.offers(wanted, now_s, also)
         version = stages.facts.version
-        self._resident = [h.has_model(uri, stages.facts.weight_bytes, version) for h in self._hosts]
+        self._resident = [h.host_id in holders and h.has_model(uri, stages.facts.weight_bytes, version)
+                          for h in self._hosts]  # fmt: skip
         self._whole = request.part(1)
         kinds = {h.room(for_model=True).kind for h in self._hosts}
         times = {(k, m): self.times(k, m) for k in kinds for m in (StartMode.COLD, StartMode.PREWARMED)}
@@ -183,13 +192,8 @@ class _Offers:
         room = self._hosts[i].room(for_model=True)
         mode = StartMode.PREWARMED if KIND_LLM in self._hosts[i].report.stem_kinds else StartMode.COLD
         pcie = PCIE_BYTES_PER_S.get(room.kind, _PCIE_DEFAULT)
-        gpus, seats = (self._gpus_without_idle(self._hosts[i]), {}) if self._without_idle else (room.gpus, room.seats)
-        return Server(i, self._hosts[i].ledger.bytes_per_s, pcie, gpus, times[room.kind, mode], seats)
-
-    def _gpus_without_idle(self, host: HostView) -> tuple[Gpu, ...]:
-        """Who would have to be evicted still counts as there: a device that is idle now goes first."""
-        idle, devices = self._view.idle, host.room(for_model=True).devices
-        return tuple(Gpu(idle.could_have((host.host_id, d.device.name)), d.n_workers) for d in devices)
+        at: Room | Emptied = self._view.idle.emptied(self._hosts[i]) if self._without_idle else room
+        return Server(i, self._hosts[i].ledger.bytes_per_s, pcie, at.gpus, times[room.kind, mode], at.seats)
 
     def bandwidth(self, server: Server, n_bytes: float, within_s: float) -> float:
         host = self._hosts[server.id]

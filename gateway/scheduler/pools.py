@@ -25,13 +25,13 @@ def refusal(view: ClusterView, facts: ActionFacts, stages: Stages, most: int) ->
     """Why no host can ever hold a part of this model that a start would fetch; ``most``: stages it may have."""
     n = facts.forced_stages or most
     least = stages.largest(n)[-1]
-    pools = [h.report.segment_pool_bytes for h in view.hosts.values()]
-    if not pools or 0 in pools or least <= max(pools):  # 0: a host that does not say
+    largest = view.largest.pool()
+    if largest is None or least <= largest:
         return None
     each = f" in each of {n} stages" if n > 1 else ""
     return MemoryTooSmall(
-        f"{facts.name} needs {_mb(least)} of host memory for its model{each}; the largest pool of {len(pools)} host(s) "
-        f"has {_mb(max(pools))}",
+        f"{facts.name} needs {_mb(least)} of host memory for its model{each}; the largest pool of "
+        f"{len(view.hosts)} host(s) has {_mb(largest)}",
         hint="raise THAW_FETCHD_POOL_MB",
     )
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from functools import lru_cache
+from typing import Final, Literal, NamedTuple
 
 from gateway.scheduler import predict
 from gateway.scheduler.predict import Times
@@ -17,18 +18,21 @@ _NOISE: Final = 1e-9
 _DEFAULT_TIMES: Final = Times()
 
 
-Seats = dict[tuple[float, bool], tuple[int, bool] | None]
-"""(bytes, idle devices preferred) → (device, it hosts a worker already); None: no device has so many bytes free."""
+class Seat(NamedTuple):
+    gpu: int
+    shares: bool  # the device already hosts a worker
 
 
-@dataclass(frozen=True, slots=True)
-class Gpu:
+Seats = dict[tuple[float, bool], Seat | None]
+"""(bytes, idle devices preferred) → seat; None: no device has so many bytes free."""
+
+
+class Gpu(NamedTuple):
     free: int
     n_workers: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Server:
+class Server(NamedTuple):
     """``id`` breaks ties, so callers number servers by preference (least loaded first)."""
 
     id: int
@@ -36,8 +40,17 @@ class Server:
     pcie: float
     gpus: tuple[Gpu, ...]
     times: Times | None = None  # of its own kind of device; None: the request's
-    seats: Seats = field(default_factory=dict, compare=False, repr=False)
+    seats: Seats | None = None
     """What ``gpus`` answered before: a caller whose devices have not changed gives the same one again."""
+
+    def seat(self, need: float, variant: Variant) -> Seat | None:
+        """``paper``: best fit.  The others prefer an idle device, then best fit."""
+        asked = need, variant != "paper"
+        if self.seats is None:
+            return _seat(self.gpus, *asked)
+        if asked not in self.seats:
+            self.seats[asked] = _seat(self.gpus, *asked)
+        return self.seats[asked]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +76,7 @@ class Request:
         return math.ceil(self.need_full / s)
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
+class Placement(NamedTuple):
     server: int
     gpu: int
     shares: bool  # the device already hosts a worker
@@ -103,18 +115,22 @@ def static_bandwidth(server: Server, n_bytes: float, within_s: float) -> float:
     return server.bandwidth
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A server as one (s, w) sees it; placements are None where the need does not fit."""
+class Candidate(NamedTuple):
+    """A server as one (s, w) sees it; seats are None where the need does not fit."""
 
     server: Server
     key: tuple[float, float, int]
-    full: Placement | None
-    low: Placement | None
+    full: Seat | None
+    low: Seat | None
 
     @property
     def kappa(self) -> float:
         return self.key[0]
+
+    @property
+    def shares(self) -> tuple[bool | None, bool | None]:
+        """As full, as low."""
+        return self.full and self.full.shares, self.low and self.low.shares
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,9 +141,11 @@ class Size:
     s: int
     w: int
     factor: float = field(init=False)
+    need_low: float = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "factor", predict.f_factor(self.s, self.w))
+        object.__setattr__(self, "need_low", self.request.need_low(self.s))
 
     @property
     def within_s(self) -> float:
@@ -141,7 +159,7 @@ class Size:
 
     @property
     def memory(self) -> float:
-        return self.w * self.request.need_full + (self.s - self.w) * self.request.need_low(self.s)
+        return self.w * self.request.need_full + (self.s - self.w) * self.need_low
 
     def meets(self, kappa: float) -> bool:
         ttft = self.request.t_w + kappa + predict.pass_s(self.s, self.factor, self.request.times)
@@ -151,39 +169,47 @@ class Size:
     def meets_tpot(self) -> bool:
         return self.tpot <= self.request.slo_tpot + _NOISE
 
+    def seats(self, server: Server, variant: Variant) -> tuple[Seat | None, Seat | None]:
+        """Where a full worker would go, and a low one.  What fits full fits low."""
+        full = server.seat(self.request.need_full, variant)
+        return full, full if self.s == 1 else server.seat(self.need_low, variant)
+
     def scheme(self, full: Sequence[Candidate], low: Sequence[Candidate], *, fallback: bool = False) -> Scheme:
         ttft = predict.ttft(self.request.t_w, [c.kappa for c in (*full, *low)], self.factor, self.request.times)
         return Scheme(
-            self.s, self.w, tuple(c.full for c in full if c.full), tuple(c.low for c in low if c.low), ttft,
-            self.tpot, self.memory, math.inf if fallback else self.within_s, fallback,
+            self.s, self.w, tuple(Placement(c.server.id, *c.full) for c in full if c.full),
+            tuple(Placement(c.server.id, *c.low) for c in low if c.low), ttft, self.tpot, self.memory,
+            math.inf if fallback else self.within_s, fallback,
         )  # fmt: skip
 
 
-def sizes(request: Request, min_stages: int, max_stages: int, min_full: int) -> Iterator[Size]:
-    """Every (s, w) in order.  (1, 0) is (1, 1): one worker has everything."""
-    for s in range(max(1, min_stages), max_stages + 1):
-        for w in range(s + 1):
-            if (s, w) != (1, 0) and w >= min(min_full, s):
-                yield Size(request, s, w)
+def sizes(request: Request, min_stages: int, max_stages: int, min_full: int) -> list[Size]:
+    """Every (s, w) in order."""
+    return [size for size in _sizes(request, max_stages) if size.s >= min_stages and size.w >= min(min_full, size.s)]
+
+
+@lru_cache(maxsize=8)
+def _sizes(request: Request, max_stages: int) -> tuple[Size, ...]:
+    """One start looks at them several times.  (1, 0) is (1, 1): one worker has everything."""
+    return tuple(Size(request, s, w) for s in range(1, max_stages + 1) for w in range(s + 1) if (s, w) != (1, 0))
 
 
 def candidates(
     servers: Sequence[Server], size: Size, variant: Variant, bandwidth: Bandwidth, *, fallback: bool = False
 ) -> list[Candidate]:
     """Servers that may take part, by (kappa, 1/b + 1/p, id)."""
-    part, within_s = size.request.part(size.s), math.inf if fallback else size.within_s
+    request = size.request
+    part, within_s = request.part(size.s), math.inf if fallback else size.within_s
     if within_s < 0:
         return []
-    need_low = size.request.need_low(size.s)
     found = []
     for server in servers:
-        full = _gpu(server, size.request.need_full, variant)
-        low = full if size.s == 1 else _gpu(server, need_low, variant)
-        if full is None and low is None:
+        full, low = size.seats(server, variant)
+        if low is None:
             continue
         b = bandwidth(server, part, within_s)
         if b > 0:
-            found.append(Candidate(server, key_of(server, part, b, size.request), full, low))
+            found.append(Candidate(server, key_of(server, part, b, request), full, low))
     return sorted(found, key=lambda c: c.key)
 
 
@@ -194,19 +220,9 @@ def key_of(server: Server, part: float, b: float, request: Request) -> tuple[flo
     return predictor(part, b, server.pcie, times) + further_tail, 1 / b + 1 / server.pcie, server.id
 
 
-def _gpu(server: Server, need: float, variant: Variant) -> Placement | None:
-    """``paper``: best fit.  The others prefer an idle device, then best fit."""
-    asked = need, variant != "paper"
-    if asked in server.seats:
-        seat = server.seats[asked]
-    else:
-        seat = server.seats[asked] = _seat(server.gpus, *asked)
-    return None if seat is None else Placement(server.id, *seat)
-
-
-def _seat(gpus: Sequence[Gpu], need: float, prefers_idle: bool) -> tuple[int, bool] | None:
+def _seat(gpus: Sequence[Gpu], need: float, prefers_idle: bool) -> Seat | None:
     fits = [(gpu.n_workers > 0 and prefers_idle, gpu.free, i) for i, gpu in enumerate(gpus) if gpu.free >= need]
     if not fits:
         return None
     index = min(fits)[2]
-    return index, gpus[index].n_workers > 0
+    return Seat(index, gpus[index].n_workers > 0)

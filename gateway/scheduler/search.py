@@ -7,11 +7,15 @@ servers comes first; then the shortest prefix by kappa that still reaches it; th
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gateway.scheduler.schemes import Candidate, Scheme, Size
+from gateway.scheduler.schemes import Candidate, Scheme, Server, Size, Variant
+
+Shares = bool | None
+"""The device that a worker would have hosts one already; None: there is no such device."""
 
 
 @dataclass(slots=True)
@@ -25,10 +29,17 @@ class Classes:
     d: int = 0
     e: int = 0
 
-    def count(self, candidate: Candidate, by: int, *, low_only: bool = False) -> None:
-        name = _class_of(candidate, low_only)
-        if name:
-            setattr(self, name, getattr(self, name) + by)
+    def count(self, full: Shares, low: Shares, by: int) -> None:
+        if full is False:
+            self.a += by
+        elif full and low:
+            self.c += by
+        elif full:
+            self.b += by
+        elif low:
+            self.e += by
+        elif low is False:
+            self.d += by
 
     def least_sharing(self, n_full: int, n_low: int) -> float:
         """Fewest shared devices with which n_full + n_low distinct servers can be had; infinite: they cannot."""
@@ -45,22 +56,28 @@ class Classes:
         return best
 
 
-def _class_of(candidate: Candidate, low_only: bool) -> str:
-    if candidate.low is None:
-        return ""  # cannot be: what fits full fits low
-    if candidate.full is None or low_only:
-        return "e" if candidate.low.shares else "d"
-    if not candidate.full.shares:
-        return "a"
-    return "c" if candidate.low.shares else "b"
+class DevicesAlone:
+    """What servers have memory for, whatever their links: no scheme of a size shares less than that allows."""
+
+    def __init__(self, servers: Sequence[Server], variant: Variant) -> None:
+        self._servers, self._variant = servers, variant
+        self._of: dict[int, Classes] = {}
+
+    def least_sharing(self, size: Size) -> float:
+        if (counts := self._of.get(size.s)) is None:
+            counts = self._of[size.s] = Classes()
+            for server in self._servers:
+                full, low = size.seats(server, self._variant)
+                counts.count(full and full.shares, low and low.shares, 1)
+        return counts.least_sharing(size.w, size.s - size.w)
 
 
 def least_sharing(size: Size, found: Sequence[Candidate]) -> Scheme | None:
     """Of all placements that meet the SLOs: least sharing, then TTFT, then sorted full ids, then low ids."""
-    admissible = [c for c in found if size.meets(c.kappa)]  # found is sorted by kappa
+    admissible = found[: bisect.bisect(found, False, key=lambda c: not size.meets(c.kappa))]  # found is sorted by kappa
     everyone = Classes()
     for candidate in admissible:
-        everyone.count(candidate, 1)
+        everyone.count(*candidate.shares, 1)
     least = everyone.least_sharing(size.w, size.s - size.w)
     if not math.isfinite(least):
         return None
@@ -72,7 +89,7 @@ def least_sharing(size: Size, found: Sequence[Candidate]) -> Scheme | None:
 def _shortest_prefix(size: Size, admissible: Sequence[Candidate], least: float) -> list[Candidate]:
     counts, n = Classes(), 0
     for n, candidate in enumerate(admissible, 1):
-        counts.count(candidate, 1)
+        counts.count(*candidate.shares, 1)
         if n >= size.s and counts.least_sharing(size.w, size.s - size.w) == least:
             break
     worst = admissible[n - 1].kappa
@@ -83,18 +100,18 @@ def _least_full(size: Size, by_id: Sequence[Candidate], least: float) -> list[Ca
     """Take each server as full, lowest id first, if the rest can still be had; a skipped one may yet be low."""
     counts, taken, cost = Classes(), list[Candidate](), 0
     for candidate in by_id:
-        counts.count(candidate, 1)
+        counts.count(*candidate.shares, 1)
     for candidate in by_id:
         if len(taken) == size.w:
             break
-        counts.count(candidate, -1)
+        counts.count(*candidate.shares, -1)
         if candidate.full is not None:
             after = cost + candidate.full.shares
             if after + counts.least_sharing(size.w - len(taken) - 1, size.s - size.w) <= least:
                 taken.append(candidate)
                 cost = after
                 continue
-        counts.count(candidate, 1, low_only=True)
+        counts.count(None, candidate.shares[1], 1)
     return taken
 
 

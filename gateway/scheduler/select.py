@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from gateway.scheduler.schemes import (
     Bandwidth,
     Candidate,
-    Placement,
     Request,
     Scheme,
+    Seat,
     Server,
     Size,
     Variant,
@@ -28,7 +28,7 @@ from gateway.scheduler.schemes import (
     sizes,
     static_bandwidth,
 )
-from gateway.scheduler.search import least_sharing
+from gateway.scheduler.search import DevicesAlone, least_sharing
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +56,11 @@ def weigh(
     those whose time per token is beyond the objective, nothing is said.  The choice is the same."""
     best: Scheme | None = None
     tried: list[tuple[Size, Scheme | None]] = []
+    devices = DevicesAlone(servers, variant)
     every = sizes(request, min_stages, max_stages, min_full)
     for size in every if thorough else _in_order(every, variant):
-        if not thorough and best is not None and (best.sharing, best.memory) <= (0, size.memory):
-            break  # no later one can share less, and none is smaller
+        if not thorough and best is not None and (best.sharing == 0 or best.sharing <= devices.least_sharing(size)):
+            continue  # it cannot share less, and is no smaller
         found = candidates(servers, size, variant, bandwidth)
         scheme = least_sharing(size, found) if variant == "min_sharing" else greedy(size, found)
         tried.append((size, scheme))
@@ -117,7 +118,7 @@ def spread(
         free[best.server.id][best.full.gpu] -= int(need)
         n_here[best.server.id] += 1
         seats.append(best)
-    return size.scheme(seats[:w], [replace(c, low=c.full) for c in seats[w:]], fallback=True)
+    return size.scheme(seats[:w], [c._replace(low=c.full) for c in seats[w:]], fallback=True)
 
 
 def _next_seat(
@@ -129,5 +130,5 @@ def _next_seat(
     if not fits or (b := bandwidth(server, n_bytes, math.inf)) <= 0:
         return None
     gpu = min(fits)[1]
-    seat = Placement(server.id, gpu, server.gpus[gpu].n_workers > 0 or free[gpu] < server.gpus[gpu].free)
+    seat = Seat(gpu, server.gpus[gpu].n_workers > 0 or free[gpu] < server.gpus[gpu].free)
     return Candidate(server, key_of(server, n_bytes, b, size.request), seat, seat)

@@ -85,7 +85,7 @@ def wake(action: ActionView, name: ActionName, at_s: float, now_s: float) -> lis
 
 def _refusal(view: ClusterView, facts: ActionFacts) -> ThawError | None:
     """Why no start of this action can ever go well here."""
-    largest = view.largest_device(for_model=facts.is_llm)
+    largest = view.largest.device(for_model=facts.is_llm)
     least = low_reserve(facts.need_bytes, facts.forced_stages or 1)
     if largest is not None and least > largest:
         return MemoryTooSmall(

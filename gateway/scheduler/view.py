@@ -16,6 +16,7 @@ from gateway.scheduler.history import History
 from gateway.scheduler.hosts import HostView, new_host
 from gateway.scheduler.idle import IdleMemory, Where
 from gateway.scheduler.index import HostIndex
+from gateway.scheduler.largest import Largest, same_sizes
 from gateway.scheduler.ledger import Discipline
 from gateway.scheduler.scaling import Window
 from gateway.scheduler.settings import SchedulerSettings
@@ -144,7 +145,7 @@ class ClusterView:
         self.models: dict[str, ModelView] = {}
         self.blocked = Turns()  # wait for memory
         self.keeper: tuple[ActionName, Where] | None = None  # who is first in turn, and the device that it keeps
-        self._largest: dict[bool, int | None] = {}
+        self.largest = Largest(self.hosts)
         self.cells = StemCells()
         self.grace_until_s = 0.0  # until then a silent host is not yet lost
 
@@ -379,8 +380,8 @@ class ClusterView:
     def put_host(self, report: HostReport, now_s: float) -> list[str]:
         """Take over a heartbeat; returns what of it was nonsense and has been clamped."""
         host = self.hosts.get(report.host_id)
-        if host is None or _sizes(host.report) != _sizes(report):
-            self._largest.clear()
+        if host is None or not same_sizes(host.report, report):
+            self.largest.changed()
         if host is None:
             host = self.hosts[report.host_id] = new_host(report, self.discipline, now_s)
             host.on_change = self._host_changed
@@ -421,16 +422,8 @@ class ClusterView:
         self.hosts.pop(host_id, None)
         self.index.drop(host_id)
         self.idle.drop_host(host_id)
-        self._largest.clear()
+        self.largest.changed()
         return [self.instances[i] for i in sorted(self.on_host.get(host_id, ()))]
-
-    def largest_device(self, *, for_model: bool) -> int | None:
-        """Bytes of the largest device any host has for such functions; None without hosts."""
-        if for_model not in self._largest:
-            rooms = (h.room(for_model=for_model) for h in self.hosts.values())
-            sizes = (d.device.memory_bytes for room in rooms for d in room.devices)
-            self._largest[for_model] = max(sizes, default=None)
-        return self._largest[for_model]
 
     def live_hosts(self) -> Iterable[HostView]:
         """Hosts that take new work."""
@@ -439,10 +432,6 @@ class ClusterView:
 
 def _same_idleness(before: InstanceRecord, after: InstanceRecord) -> bool:
     return before.state is after.state and before.idle_since_wall_ms == after.idle_since_wall_ms
-
-
-def _sizes(report: HostReport) -> list[tuple[str, int]]:
-    return [(d.kind, d.memory_bytes) for d in report.devices]
 
 
 def _place(record: InstanceRecord) -> tuple[HostId, str, int]:

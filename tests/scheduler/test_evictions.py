@@ -99,6 +99,10 @@ def agrees(view: ClusterView) -> None:
     for facts in ASKING:
         for needs in NEEDS:
             assert ids(evictions(view, facts, needs)) == ids(plain(view, facts, needs))
+    for host in view.live_hosts():
+        devices = host.room(for_model=True).devices
+        could = [(view.idle.could_have((host.host_id, d.device.name)), d.n_workers) for d in devices]
+        assert list(view.idle.emptied(host).gpus) == could
 
 
 # histories -----------------------------------------------------------------------------------------------------------

@@ -86,11 +86,20 @@ def test_the_indexed_answer_is_the_answer_over_all_hosts(
     request = Request(n_bytes * GB, reserve * GB, slo_ttft=slo, slo_tpot=0.2, times=TIMES[False])
     everyone = sorted((h for h in hosts if not h.draining), key=lambda h: tie_order(h, NOW))
     needs = tuple(math.ceil(request.need_full / s) for s in range(most, 0, -1))
-    within_s = min(size.within_s for size in sizes(request, 1, most, full))
-    few = index.offers(Wanted(needs, most, within_s), NOW)
-    assert named(answer(few, request, variant, most, full), few) == named(
-        answer(everyone, request, variant, most, full), everyone
-    )
+    within_s = [size.within_s for size in sizes(request, 1, most, full)]
+    every = Wanted(needs, most, min(within_s), max(within_s), request.part(most), request.part(1))
+    for wanted in (every, every._replace(only_promises=True)):
+        few = index.offers(wanted, NOW)
+        assert named(answer(few, request, variant, most, full), few) == named(
+            answer(everyone, request, variant, most, full), everyone
+        )
+
+
+def test_a_link_that_can_promise_nothing_is_offered_only_for_the_fallback() -> None:
+    index, hosts = cluster([(1.0, False, [(24, [])], [(4, 4.0)], False)] * 5, "edf")
+    wanted = Wanted((24 * GB,), 1, 2.0, 3.0, 3 * GB, 3 * GB)
+    assert len(index.offers(wanted, NOW)) == len(hosts)
+    assert index.offers(wanted._replace(only_promises=True), NOW) == hosts[:1]
 
 
 def test_of_a_thousand_like_hosts_only_as_many_as_a_group_has_workers_are_looked_at() -> None:
