@@ -20,6 +20,8 @@ _BACKLOG: Final = 64
 class UnixServer:
     """Calls ``serve(channel)`` on a new thread for each connection and closes the channel after it.
 
+    It listens before its socket gets its name, so who sees that appear can connect.
+
     A connection beyond ``most`` at once is hung up: a container must not be able to use up our threads.
     """
 
@@ -34,10 +36,12 @@ class UnixServer:
         self._closed = False
         _remove_stale(path)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        unnamed = os.path.join(os.path.dirname(path), f".{os.urandom(3).hex()}")
         try:
-            self._listener.bind(path)
-            os.chmod(path, mode)
+            self._listener.bind(unnamed)
+            os.chmod(unnamed, mode)
             self._listener.listen(_BACKLOG)
+            os.rename(unnamed, path)
         except OSError as e:
             self._listener.close()
             raise PlatformError(f"{path}: cannot listen: {e}", hint="check the directory and its permissions") from e

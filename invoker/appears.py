@@ -44,6 +44,30 @@ def wait_socket_until(path: str, ended: int, deadline_s: float, cancelled: int) 
         os.close(watch)
 
 
+def listens(path: str) -> bool:
+    sock = _connected(path)
+    if sock is not None:
+        sock.close()
+    return sock is not None
+
+
+def wait_listens(path: str, cancelled: int) -> bool:
+    """However long that takes; False when ``cancelled`` became readable first.  For a server that listens before its
+    socket gets its name (fetchd's).  Raises PlatformError when there is no such directory."""
+    watch = _inotify(os.path.dirname(path))
+    poll = select.poll()
+    poll.register(watch, select.POLLIN)
+    poll.register(cancelled, select.POLLIN)
+    try:
+        while not listens(path):
+            if any(fd == cancelled for fd, _ in poll.poll()):
+                return False
+            os.read(watch, 65536)
+    finally:
+        os.close(watch)
+    return True
+
+
 def _wait(path: str, watch: int, ended: int, cancelled: int, deadline: float) -> socket.socket:
     poll = select.poll()
     for fd in (watch, ended, cancelled):

@@ -7,16 +7,20 @@ it is there once.
 
 from __future__ import annotations
 
+import os
+import select
 import threading
 from collections import deque
+from collections.abc import Callable
 from typing import Final
 
+from invoker.appears import listens, wait_listens
 from invoker.driver import Driver, Exit, Handle, Spec
 from invoker.ledger import Ledger
 from invoker.pool import StemCell
 from relay.fetch_client import FetchClient
 from thaw.action import KIND_LLM, KIND_PYTHON
-from thaw.errors import ThawError
+from thaw.errors import PlatformError, ThawError
 from thaw.host import StemTarget
 from thaw.ids import InstanceId, random_hex_id
 from thaw.logs import Log
@@ -39,8 +43,9 @@ class StemCells:
         self._refill_lock = threading.Lock()
         self._waiting: deque[Handle] = deque()
         self._targets = {KIND_PYTHON: 0, KIND_LLM: 0}
-        self._retry: threading.Timer | None = None
+        self._retries: dict[str, threading.Thread] = {}  # of kinds that could not be made
         self._closing = False
+        self._closed_fd = os.eventfd(0, os.EFD_CLOEXEC)  # readable once we are closing
         driver.on_exit(self._exited)
 
     def targets(self) -> tuple[StemTarget, ...]:
@@ -105,8 +110,12 @@ class StemCells:
 
     def close(self) -> None:
         self._closing = True
-        if self._retry is not None:
-            self._retry.cancel()
+        os.eventfd_write(self._closed_fd, 1)
+        with self._lock:
+            retries = list(self._retries.values())
+        for retry in retries:
+            retry.join()
+        os.close(self._closed_fd)
         with self._refill_lock:
             for cell in self.view():
                 self.give_up(cell)
@@ -153,24 +162,43 @@ class StemCells:
             handle = self._driver.start(handle, spec)
             self._driver.connect(handle, deadline_s=_ANSWER_S)
         except ThawError as e:
-            self._log.event("stem_cell_failed", kind=kind, error=e.message)
             self._ledger.give_back(cell_id)
             if handle is not None:
                 self.end(handle)
-            self._retry_later()
+            self._retry_later(kind, e)
             return False
         with self._lock:
             self._waiting.append(handle)
         return True
 
-    def _retry_later(self) -> None:
-        """fetchd or the engine may be coming up; nobody announces when it is."""
+    def _retry_later(self, kind: str, error: ThawError) -> None:
+        no_fetchd = kind == KIND_LLM and not listens(self._fetch.path)
+        self._log.event("stem_cell_waits" if no_fetchd else "stem_cell_failed", kind=kind, error=error.message)
         with self._lock:
-            if self._closing or (self._retry is not None and self._retry.is_alive()):
+            if self._closing or kind in self._retries:
                 return
-            self._retry = threading.Timer(_RETRY_S, self.refill)
-            self._retry.daemon = True
-            self._retry.start()
+            wait = self._fetchd_listens if no_fetchd else self._a_while_passes
+            retry = threading.Thread(target=self._refill_when, args=(wait, kind), name="stem-cells-again", daemon=True)
+            self._retries[kind] = retry
+            retry.start()
+
+    def _refill_when(self, wait: Callable[[], bool], kind: str) -> None:
+        goes_on = wait()
+        with self._lock:
+            del self._retries[kind]
+        if goes_on:
+            self.refill()
+
+    def _fetchd_listens(self) -> bool:
+        """It fills its pool first: some seconds of a host's life."""
+        try:
+            return wait_listens(self._fetch.path, self._closed_fd)
+        except PlatformError:  # not even its directory is there
+            return self._a_while_passes()
+
+    def _a_while_passes(self) -> bool:
+        """The engine may be coming up, or have got room; nobody announces that."""
+        return not select.select([self._closed_fd], [], [], _RETRY_S)[0]
 
     def _spec(self, cell_id: str, kind: str) -> Spec:
         """Raises Unavailable when an llm cell cannot have a door."""

@@ -225,6 +225,8 @@ class DockerDriver:
 
     def adopt(self, owned: Owned) -> None:
         handle = owned.handle
+        if handle.kind == KIND_LLM:
+            self._reopen_relays()
         container = _Container(handle, owned.labels, started=True, ended_fd=os.eventfd(0, os.EFD_CLOEXEC),
                                cancelled_fd=os.eventfd(0, os.EFD_CLOEXEC))  # fmt: skip
         with self._lock:
@@ -290,8 +292,17 @@ class DockerDriver:
             except NotFound:
                 return False
 
-        return LogFollower(self._engine.socket_path, name, container.handle, runs,
-                           lambda: self._events.wait_back(_ENGINE_BACK_S), since=since)  # fmt: skip
+        def back(given_up: Callable[[], bool]) -> bool:
+            return self._events.wait_back(_ENGINE_BACK_S, given_up)
+
+        return LogFollower(self._engine.socket_path, name, container.handle, runs, back, self._events.look_up,
+                           since=since)  # fmt: skip
+
+    def _reopen_relays(self) -> None:
+        try:
+            self._relays.reopen()
+        except PlatformError as e:  # its group is given up then, and what it answers goes on elsewhere
+            self._log.event("relay_not_reopened", error=e.message)
 
     def _event(self, event: EngineEvent) -> None:
         with self._lock:

@@ -35,12 +35,17 @@ class EngineEvents:
         self._thread = threading.Thread(target=self._run, name="engine-events", daemon=True)
         self._thread.start()
 
-    def wait_back(self, deadline_s: float) -> bool:
-        """Until the engine answers again; False at the deadline or when we stop."""
+    def wait_back(self, deadline_s: float, given_up: Callable[[], bool]) -> bool:
+        """Until the engine answers again; False at the deadline, when we stop or when it is ``given_up`` (look_up)."""
         with self._changed:
             seen = self._lives
-            self._changed.wait_for(lambda: self._stop.is_set() or self._lives > seen, deadline_s)
+            self._changed.wait_for(lambda: self._stop.is_set() or given_up() or self._lives > seen, deadline_s)
             return not self._stop.is_set() and (self._lives > seen or not self._away)
+
+    def look_up(self) -> None:
+        """Who waits asks again whether that is given up."""
+        with self._changed:
+            self._changed.notify_all()
 
     def stop(self) -> None:
         self._stop.set()

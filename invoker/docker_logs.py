@@ -32,12 +32,14 @@ _LONGEST_FRAME: Final = 1 << 20  # the engine cuts lines at 16 KiB
 
 
 class LogFollower:
-    """``runs`` says whether the container still does (it may raise); ``back`` waits for the engine to come back."""
+    """``runs`` says whether the container still does (it may raise); ``back`` waits for the engine to come back, unless
+    what it is given says that it is for nothing, which it is told by ``look_up``."""
 
     def __init__(self, engine_socket: str, name: str, handle: Handle, runs: Callable[[], bool],
-                 back: Callable[[], bool], *, since: float) -> None:  # fmt: skip
+                 back: Callable[[Callable[[], bool]], bool], look_up: Callable[[], None], *,
+                 since: float) -> None:  # fmt: skip
         self._engine, self._name, self._handle = engine_socket, name, handle
-        self._runs, self._back = runs, back
+        self._runs, self._back, self._look_up = runs, back, look_up
         self._since = f"{since:.9f}"
         self._grown = threading.Condition()
         self._connection: UnixConnection | None = None
@@ -59,6 +61,7 @@ class LogFollower:
     def close(self) -> None:
         self._closing = True
         self._hang_up()
+        self._look_up()
         self._thread.join(_CONNECT_S)
 
     def _more_than(self, cursors: tuple[int, int]) -> bool:
@@ -84,7 +87,7 @@ class LogFollower:
         try:
             return self._runs()
         except ThawError:
-            return self._back()
+            return self._back(lambda: self._closing)
 
     def _follow(self) -> None:
         self._connection = connection = UnixConnection(self._engine, _CONNECT_S)

@@ -72,7 +72,9 @@ class ProcessDriver:
             known = self._handles.get(handle.container_id, handle)
         if known.pid:
             return known
-        env = {"THAW_SOCKET": handle.socket_path, **({"THAW_DOOR": spec.door} if spec.door else {}), **spec.env}
+        # what it leaves in its own directory goes with that: a killed process removes nothing
+        env = {"THAW_SOCKET": handle.socket_path, "TMPDIR": str(handle.directory),
+               **({"THAW_DOOR": spec.door} if spec.door else {}), **spec.env}  # fmt: skip
         pid = self._forked(handle, env) if spec.fork else self._spawned(handle, env)
         started = Handle(handle.container_id, handle.kind, handle.directory, pid, proc.start_ticks(pid) or 0)
         self._owned.write(started, spec.labels)

@@ -4,17 +4,22 @@
 keeps one forwarding process a relay (``python -m invoker.relay_door``), so that a pipeline's frames do not wait for the
 invoker's other threads.  The process moves bytes with splice(2), which copies none of them, and ends with the invoker.
 What comes through has to authenticate at the relay as anybody else: the door grants nothing but the way.
+
+Which doors there were is written down beside the directory: stages that outlive an invoker need theirs again, under the
+same names, from the next.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import json
 import os
 import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
@@ -37,6 +42,10 @@ class RelayDoors:
         directory.chmod(0o755)
         for left_over in directory.glob("*.sock"):
             left_over.unlink()
+        self._notes = directory.with_name(f"{directory.name}.json")
+        self._former = _noted(self._notes)
+        self._notes.unlink(missing_ok=True)
+        self._doors: dict[str, tuple[str, int]] = {}
         self._lock = threading.Lock()
         self._forwarders: dict[str, subprocess.Popen[bytes]] = {}
 
@@ -50,11 +59,19 @@ class RelayDoors:
         database = parts.path.strip("/") or "0"
         return f"unix://{mounted}/{name}?db={database}"
 
+    def reopen(self) -> None:
+        """Those of an earlier life, for a container of its that lives on.  Raises PlatformError."""
+        with self._lock:
+            former, self._former = self._former, {}
+        for host, port in former.values():
+            self._forward(host, port)
+
     def close(self) -> None:
         with self._lock:
             for process in self._forwarders.values():
                 _end(process)
             self._forwarders.clear()
+            self._notes.unlink(missing_ok=True)
 
     def _forward(self, host: str, port: int) -> str:
         name = hashlib.sha256(f"{host}:{port}".encode()).hexdigest()[:12] + ".sock"
@@ -65,6 +82,8 @@ class RelayDoors:
                 process = None
             if process is None:
                 self._forwarders[name] = self._started(self.directory / name, host, port)
+                self._doors[name] = (host, port)
+                _note(self._notes, self._doors)
         return name
 
     def _started(self, path: Path, host: str, port: int) -> subprocess.Popen[bytes]:
@@ -80,6 +99,22 @@ class RelayDoors:
         finally:
             os.close(never)
         return process
+
+
+def _noted(notes: Path) -> dict[str, tuple[str, int]]:
+    try:
+        return {str(name): (str(host), int(port)) for name, (host, port) in json.loads(notes.read_bytes()).items()}
+    except (FileNotFoundError, ValueError):  # none, or of a disk that was full
+        return {}
+
+
+def _note(notes: Path, doors: Mapping[str, tuple[str, int]]) -> None:
+    part = notes.with_suffix(".part")
+    try:
+        part.write_text(json.dumps(doors))
+        part.rename(notes)
+    except OSError as e:
+        raise PlatformError(f"cannot write to {notes}: {e.strerror}", hint="make room where THAW_RUN_DIR is") from e
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

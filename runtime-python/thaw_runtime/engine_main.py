@@ -48,7 +48,7 @@ def serve(channel: Channel, make_engine: Callable[[], MakeEngine]) -> int:
     A start runs on a thread of its own: a proxy that dies in the middle of one is seen at once, not when the last
     byte has come.  The caller ends the process, with whatever the start is waiting for.
     """
-    keep_files_together()
+    use_own_tmp()
     parameter_manager.start()  # before any heavy import: a CUDA context is made meanwhile, on a thread of its own
     libraries = _Importing(make_engine)
     channel.set_timeout(None)
@@ -70,9 +70,9 @@ def serve(channel: Channel, make_engine: Callable[[], MakeEngine]) -> int:
         return EXIT_LOST_PROXY
 
 
-def keep_files_together() -> None:
-    """Temporary files go into the container's own directory: the invoker removes it, a killed process cannot."""
-    tempfile.tempdir = os.path.dirname(os.environ.get("THAW_SOCKET", "")) or None
+def use_own_tmp() -> None:
+    """Temporary files go where the container's driver says (TMPDIR), also where a zygote had chosen before its fork."""
+    tempfile.tempdir = None
 
 
 class _Importing:

@@ -64,7 +64,7 @@ def model_config(segment: Segment) -> dict[str, Any]:
 @contextmanager
 def materialised(segment: Segment) -> Iterator[Path]:
     """The sidecars as files in a private directory, gone when the block ends or with the container."""
-    directory = Path(tempfile.mkdtemp(prefix="model-"))  # see engine_main.keep_files_together
+    directory = Path(tempfile.mkdtemp(prefix="model-"))  # see engine_main.use_own_tmp
     try:
         for placed in sidecar_ranges(segment):
             target = directory / placed.file

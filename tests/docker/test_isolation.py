@@ -7,7 +7,7 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,7 @@ from invoker import docker_spec
 from invoker.docker_driver import DockerDriver
 from invoker.driver import Handle, Spec
 from invoker.programs import PROGRAMS
+from invoker.relay_door import RelayDoors
 from relay import credentials
 from relay.channel import Channel
 from relay.messages import SegmentWanted, to_plain
@@ -295,6 +296,21 @@ def test_a_relay_that_is_restarted_is_found_again_through_the_same_socket(
             client.ping()
         own_valkey.start()
         assert client.ping()
+
+
+def test_a_door_of_a_killed_invoker_is_opened_again_by_the_next(own_valkey: ValkeyServer, run_dir: Path) -> None:
+    """Under its name: stages that live on look for the relay where it was."""
+    directory = run_dir / "relays"
+    with closing(RelayDoors(directory)) as killed:
+        name = killed.inside(own_valkey.url, "/there").partition("?")[0].rpartition("/")[2]
+        with closing(RelayDoors(directory)) as following:
+            assert not (directory / name).exists()
+            following.reopen()
+            with redis.Redis(unix_socket_path=str(directory / name)) as client:
+                assert client.ping()
+    third = RelayDoors(directory)
+    third.reopen()  # of one that ended in order nothing lives on
+    assert list(run_dir.rglob("*.*")) == []
 
 
 class Wire(Channel):

@@ -16,12 +16,14 @@ from thaw.errors import ModelCorrupt
 from thaw_runtime.sidecars import materialised
 
 ENGINE = """
-import sys
+import os, sys, tempfile
 from tests.thaw_runtime.doorway import Doorway
 from relay.fetch_client import DoorClient
 from thaw_runtime import engine_main
 from thaw_runtime.sidecars import materialised
-engine_main.keep_files_together()
+tempfile.gettempdir()  # as a zygote may have done before it forked
+os.environ["TMPDIR"] = sys.argv[2]
+engine_main.use_own_tmp()
 client = DoorClient.connect(sys.argv[1])
 with materialised(client.segment(deadline_s=10)) as directory:
     print(directory, flush=True)
@@ -33,9 +35,9 @@ def test_what_a_killed_engine_leaves_lies_in_its_containers_directory(door: Door
     own = tmp_path / "container"
     own.mkdir()
     door.arrive(door.n_bytes)
-    env = dict(os.environ, THAW_SOCKET=str(own / "s"), PYTHONPATH=f"{ROOT}:{ROOT / 'runtime-python'}")
-    with subprocess.Popen([sys.executable, "-c", ENGINE, door.path], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                          env=env, text=True, cwd=ROOT) as engine:  # fmt: skip
+    env = dict(os.environ, PYTHONPATH=f"{ROOT}:{ROOT / 'runtime-python'}")
+    with subprocess.Popen([sys.executable, "-c", ENGINE, door.path, own], stdin=subprocess.PIPE,
+                          stdout=subprocess.PIPE, env=env, text=True, cwd=ROOT) as engine:  # fmt: skip
         assert engine.stdout is not None
         directory = Path(engine.stdout.readline().strip())
         engine.kill()

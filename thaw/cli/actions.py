@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from thaw.cli.context import client, out, print_json, say_ok
+from thaw.cli.context import client, print_json, say_ok
 
 app = typer.Typer(no_args_is_help=True, help="Deploy functions and call them.")
 
@@ -82,7 +82,7 @@ def list_(
     skip: Annotated[int, typer.Option("--skip", "-s", help="leave out the first")] = 0,
 ) -> None:
     """The functions of this namespace, last changed first."""
-    from thaw.cli.tables import moment, table
+    from thaw.cli.tables import moment, show, table
 
     rows = table("action", "version", "kind", "timeout", "memory", "updated")
     for action in client().get("actions", limit=limit, skip=skip):
@@ -91,7 +91,7 @@ def list_(
         rows.add_row(f"/{action['namespace']}/{action['name']}", action.get("version", ""), str(kind),
                      f"{limits.get('timeout', '')} ms", f"{limits.get('memory', '')} MB",
                      moment(action.get("updated")))  # fmt: skip
-    out().print(rows)
+    show(rows)
 
 
 @app.command()

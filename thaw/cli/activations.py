@@ -25,7 +25,7 @@ def list_(
     upto: Annotated[int | None, typer.Option(help="not newer than this, epoch milliseconds")] = None,
 ) -> None:
     """Newest first."""
-    from thaw.cli.tables import moment, table
+    from thaw.cli.tables import moment, show, table
 
     found = client().get("activations", name=name, limit=limit, skip=skip, since=since, upto=upto)
     rows = table("datetime", "activation id", "start", "duration", "status", "action")
@@ -33,7 +33,7 @@ def list_(
         notes = {a["key"]: a["value"] for a in record.get("annotations", [])}
         rows.add_row(moment(record.get("start")), record["activationId"], _start(notes),
                      f"{record.get('duration', 0)} ms", _status(record), record["name"])  # fmt: skip
-    out().print(rows)
+    show(rows)
 
 
 def _start(notes: dict[str, Any]) -> str:

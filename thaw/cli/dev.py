@@ -150,7 +150,7 @@ def down(
 @app.command()
 def status() -> None:
     """What runs, since when, with how much memory.  Exit code 1 when the platform is not up."""
-    from thaw.cli.tables import duration, size, table
+    from thaw.cli.tables import duration, show, size, table
     from thaw.dev.layout import default_layout
     from thaw.dev.status import components
 
@@ -165,7 +165,7 @@ def status() -> None:
         state = "[green]running[/green]" if c.running else "[red]not running[/red]"
         rows.add_row(c.name, state, str(c.pid), duration(c.up_s) if c.running else "", size(c.rss_bytes),
                      duration(c.cpu_s) if c.running else "")  # fmt: skip
-    out().print(rows)
+    show(rows)
     where = platform.store_dir or platform.s3_endpoint
     out().print(f"api {platform.apihost} · store {where} · logs {layout.logs}", soft_wrap=True)
     if not all(c.running for c in found):

@@ -7,8 +7,8 @@ from urllib.parse import quote
 
 import typer
 
-from thaw.cli.context import client, out
-from thaw.cli.tables import age, size, table
+from thaw.cli.context import client
+from thaw.cli.tables import age, bit_rate, show, size, table
 
 host_app = typer.Typer(no_args_is_help=True, help="The hosts that functions run on.")
 namespace_app = typer.Typer(no_args_is_help=True, help="What this key may use.")
@@ -27,16 +27,16 @@ def hosts() -> None:
     """Hosts with their devices, memory and what runs there."""
     from thaw.cli.host_reports import reports
 
-    rows = table("host", "devices", "free / memory", "link", "share", "stem cells", "instances", "seen")
+    rows = table("host", "device", "free / memory", "link", "share", "cells", "instances", "seen")
     for host in reports(client()):
         free, memory = sum(d.free_bytes for d in host.devices), sum(d.memory_bytes for d in host.devices)
-        link = f"{host.network_bytes_per_s * 8 / 1e6:.0f} Mbit/s" if host.network_bytes_per_s else "unlimited"
+        link = bit_rate(host.network_bytes_per_s) if host.network_bytes_per_s else "unlimited"
         rows.add_row(
             host.host_id + (" (draining)" if host.draining else ""), ", ".join(d.name for d in host.devices),
             f"{size(free)} / {size(memory)}", link, host.share, str(host.stem_cells), str(len(host.instances)),
             age(host.seen_wall_ms),
         )  # fmt: skip
-    out().print(rows)
+    show(rows)
 
 
 Name = Annotated[str, typer.Argument(metavar="HOST", help="as thaw host list names it")]

@@ -42,7 +42,7 @@ def _push(directory: Path, uri: str) -> None:
 def list_() -> None:
     """The models in the store of the platform that runs here (or of THAW_S3_ENDPOINT)."""
     from thaw.cli.listing import models
-    from thaw.cli.tables import size, table
+    from thaw.cli.tables import show, size, table
 
     rows = table("model", "bytes", "tensors", "sha256")
     for uri, index in models():
@@ -50,7 +50,7 @@ def list_() -> None:
             rows.add_row(uri, "?", "?", "(not indexed: push it again)")
         else:
             rows.add_row(uri, size(index.n_bytes), str(len(index.tensors)), index.sha256[:16])
-    out().print(rows)
+    show(rows)
 
 
 @app.command()
@@ -58,7 +58,7 @@ def inspect(uri: Uri) -> None:
     """What the platform knows of a model: layers, bytes, files."""
     from thaw.cli import checkpoints
     from thaw.cli.stores import open_store
-    from thaw.cli.tables import size, table
+    from thaw.cli.tables import show, size, table
 
     store = open_store(uri)
     index = checkpoints.read_index(store)
@@ -71,7 +71,7 @@ def inspect(uri: Uri) -> None:
     rows = table("file", "bytes", "sha256")
     for file in index.files:
         rows.add_row(file.name, str(file.n_bytes), file.sha256[:16])
-    out().print(rows)
+    show(rows)
 
 
 @app.command()

@@ -13,10 +13,22 @@ def table(*columns: str) -> Table:
     from rich import box
     from rich.table import Table
 
-    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, header_style="bold")
     for column in columns:
-        made.add_column(column, overflow="fold")
+        made.add_column(column, overflow="fold", no_wrap=column == "activation id")  # it is copied from here
     return made
+
+
+def show(made: Table) -> None:
+    """On stdout.  In a narrow terminal cells are broken between words, within one only if all else fails."""
+    from rich.text import Text
+
+    from thaw.cli.context import out
+
+    for column in made.columns:
+        words = [w for cell in (column.header, *column.cells) for w in Text.from_markup(str(cell)).plain.split()]
+        column.min_width = max(map(len, words), default=0)
+    out().print(made)
 
 
 def size(n_bytes: float) -> str:
@@ -26,6 +38,12 @@ def size(n_bytes: float) -> str:
             return f"{n_bytes:.0f} {unit}" if unit == "B" or n_bytes >= 100 else f"{n_bytes:.3g} {unit}"
         n_bytes /= 1024
     return f"{n_bytes:.3g} TiB"
+
+
+def bit_rate(bytes_per_s: float) -> str:
+    """Decimal, as links are sold: 400 Mbit/s, 10 Gbit/s."""
+    mbit = bytes_per_s * 8 / 1e6
+    return f"{mbit:.3g} Mbit/s" if mbit < 1000 else f"{mbit / 1000:.3g} Gbit/s"
 
 
 def duration(seconds: float) -> str:
