@@ -18,9 +18,10 @@ def own_engine(docker_engine: DockerEngine) -> Iterator[DockerEngine]:
     """One that may be killed: scripts/engine.sh started it."""
     if not (Path(docker_engine.url.removeprefix("unix://")).parent / "exec").exists():
         pytest.fail("this engine is somebody's: unset DOCKER_HOST, so that the tests start one of their own")
-    yield docker_engine
-    docker_engine.forget_sockets()  # when nothing of the test refers to them any more
-    docker_engine.connect()
+    with docker_engine.unused():
+        yield docker_engine
+        docker_engine.forget_sockets()  # when nothing of the test refers to them any more
+        docker_engine.connect()
 
 
 @pytest.fixture

@@ -1,7 +1,8 @@
 """A real engine for tests: the one DOCKER_HOST names, else one of this checkout's own (scripts/engine.sh).
 
 It fails where it cannot be had; nothing is skipped.  Images are built once a session by the product's own Dockerfiles
-on a base image that stands in for python:3.11.14-slim-bookworm where no registry can be reached.
+on a base image that stands in for python:3.11.14-slim-bookworm where no registry can be reached.  Those that tests of
+this session need later are built beside the ones that run before, which mostly wait.
 """
 
 from __future__ import annotations
@@ -10,7 +11,11 @@ import gc
 import os
 import subprocess
 import sys
+import threading
 import warnings
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +31,8 @@ from thaw.logs import Log
 ROOT = Path(__file__).parents[2]
 PREFIX = "thaw-test"
 BASE = "python:3.11.14-slim-bookworm"
+AHEAD = {"test_images.py": ("gateway", "invoker", "fetchd"), "test_stack.py": ("gateway", "invoker", "fetchd")}
+"""What is built as soon as there is an engine, for tests of these files."""
 
 
 class DockerEngine:
@@ -36,19 +43,30 @@ class DockerEngine:
         self.script_env = {**os.environ, "THAW_ENGINE_DIR": str(Path(url.removeprefix("unix://")).parent)}
         self.env = {**os.environ, "DOCKER_HOST": url, "THAW_IMAGE_PREFIX": PREFIX, "DOCKER_BUILDKIT": "0"}
         self.connect()
-        self._built: set[str] = set()
+        self._builder = ThreadPoolExecutor(1, "images")  # one at a time: tests have the other core
+        self._builds: dict[str, Future[None]] = {}
+        self._building = threading.Lock()
 
     def connect(self) -> None:
         self.client = docker.DockerClient(base_url=self.url)
 
     def build(self, name: str) -> str:
-        """The tag of one of the product's images."""
-        tag = f"{PREFIX}/{name}:0.1.0"
-        if name not in self._built:
-            self._base()
-            self._run([str(ROOT / "scripts/images.sh"), name])
-            self._built.add(name)
-        return tag
+        """The tag of one of the product's images, when it is there."""
+        self.build_ahead(name)
+        self._builds[name].result()
+        return f"{PREFIX}/{name}:0.1.0"
+
+    def build_ahead(self, *names: str) -> None:
+        for name in names:
+            if name not in self._builds:
+                self._builds[name] = self._builder.submit(self._build, name)
+
+    @contextmanager
+    def unused(self) -> Iterator[None]:
+        """Nothing is built meanwhile, but what every test needs has been."""
+        self.build("python")
+        with self._building:
+            yield
 
     def driver(self, run_dir: Path, host_id: str = "host-t", **limits: Any) -> DockerDriver:
         images = Images({KIND_PYTHON: self.build("python"), KIND_LLM: f"{PREFIX}/python:0.1.0"}, pull_s=0)
@@ -61,7 +79,9 @@ class DockerEngine:
 
     def has(self, image: str) -> None:
         """It was loaded: no need to build it."""
-        self._built.add(image.rpartition("/")[2].partition(":")[0])
+        done: Future[None] = Future()
+        done.set_result(None)
+        self._builds[image.rpartition("/")[2].partition(":")[0]] = done
 
     def containers(self, prefix: str = "thaw-") -> list[str]:
         return [c.name for c in self.client.containers.list(all=True) if str(c.name).startswith(prefix)]
@@ -75,12 +95,15 @@ class DockerEngine:
             gc.collect()
 
     def close(self) -> None:
+        self._builder.shutdown(cancel_futures=True)
         self.forget_sockets()
         if self.ours:
             self.script("down")
 
-    def _base(self) -> None:
-        self._run([sys.executable, str(ROOT / "scripts/base_image.py"), BASE])
+    def _build(self, name: str) -> None:
+        with self._building:
+            self._run([sys.executable, str(ROOT / "scripts/base_image.py"), BASE])
+            self._run([str(ROOT / "scripts/images.sh"), name])
 
     def _run(self, command: list[str]) -> None:
         done = subprocess.run(command, env=self.env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -104,6 +127,8 @@ def docker_engine(request: pytest.FixtureRequest) -> DockerEngine:
                 pytest.fail("these tests need a container engine, and none could be started; see above")
             url = done.stdout.strip()
         engine = DockerEngine(url, ours=not given)
+        files = {item.path.name for item in request.session.items}
+        engine.build_ahead("python", *(name for file in sorted(files & set(AHEAD)) for name in AHEAD[file]))
         _shared.append(engine)
         request.config.add_cleanup(engine.close)
     return _shared[0]

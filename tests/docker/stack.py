@@ -18,6 +18,7 @@ from typing import Any
 import requests
 from docker.models.containers import Container
 
+from relay.fetch_client import FetchClient
 from tests.conftest import free_port
 from tests.docker.engine import ROOT, DockerEngine
 from thaw.dev.containers import owner
@@ -56,7 +57,8 @@ class Stack:
         return self.shell(f"docker compose {' '.join(arguments)} 2>&1")
 
     def up(self) -> None:
-        self.compose("up", "-d", "--wait", "--wait-timeout", str(UP_S))
+        self.compose("up", "-d")
+        self.wait_invokers({})
         volumes = [self.engine.client.volumes.get(f"{self.name}_{host}") for host in HOSTS]
         self.run_dirs = [Path(volume.attrs["Mountpoint"]) for volume in volumes]
         self.owners = [owner(host, run_dir) for host, run_dir in zip(HOSTS, self.run_dirs, strict=True)]
@@ -78,10 +80,15 @@ class Stack:
     # the API -------------------------------------------------------------------------------------------------------
 
     def request(self, method: str, path: str, **options: Any) -> requests.Response:
-        """``path`` is below the namespace's, or absolute."""
-        url = path if path.startswith("/") else f"/api/v1/namespaces/_/{path}"
-        options = {"timeout": UP_S, "auth": self.auth, **options}
-        return requests.request(method, f"http://127.0.0.1:{self.port}{url}", **options)
+        """``path`` is below the namespace's, or absolute, or the whole address."""
+        url = path if path.startswith(("/", "http:")) else f"/api/v1/namespaces/_/{path}"
+        url = f"http://127.0.0.1:{self.port}{url}" if url.startswith("/") else url
+        return requests.request(method, url, **{"timeout": UP_S, "auth": self.auth, **options})
+
+    def behind_the_port(self) -> str:
+        """Where the gateway is for other containers: a way that needs nothing of the engine's own processes."""
+        networks = self.service("gateway").attrs["NetworkSettings"]["Networks"]
+        return f"http://{networks[f'{self.name}_control']['IPAddress']}:3233"
 
     def deploy(self, name: str, code: str) -> None:
         body = {"exec": {"kind": "python:3.11", "code": code}}
@@ -107,6 +114,19 @@ class Stack:
     def wait_back(self) -> None:
         """Until the gateway answers (again)."""
         self._until_there("/health")
+
+    def invokers(self) -> dict[str, int]:
+        """Those that report, by host, and when they were started."""
+        reports = self._until_there("/api/v1/thaw/hosts").json()["hosts"]
+        return {r["host_id"]: r["started_wall_ms"] for r in reports if r["live"]}
+
+    def wait_invokers(self, former: Mapping[str, int]) -> None:
+        """Until every host has one that is none of the ``former``."""
+        deadline = time.monotonic() + UP_S
+        pause = threading.Event()
+        while set(now := self.invokers()) != set(HOSTS) or set(now.items()) & set(former.items()):
+            assert time.monotonic() < deadline, self.logs()
+            pause.wait(0.2)
 
     def _until_there(self, path: str) -> requests.Response:
         """Nobody announces to a client what was not there: it is asked for."""
@@ -142,6 +162,33 @@ class Stack:
                 owned = json.loads(file.read_text())
                 if owned["labels"].get("role") == "instance":
                     found.append(self.engine.client.containers.get(f"thaw-{name}-{owned['container_id']}"))
+        return found
+
+    def strays(self) -> list[str]:
+        """What its hosts hold for nobody: containers that none of them reports, and doors and segments of no container.
+        Asked for until there is nothing: a host that comes back looks through what it finds."""
+        deadline = time.monotonic() + UP_S
+        pause = threading.Event()
+        while (found := self._strays()) and time.monotonic() < deadline:
+            pause.wait(0.2)
+        return found
+
+    def _strays(self) -> list[str]:
+        reply = self.request("GET", "/api/v1/thaw/hosts").json()["hosts"]
+        reports = {report["host_id"]: report for report in reply}
+        seen = {f"{c.labels['thaw.owner']}/{c.labels['thaw.container']}": c.status for c in self.functions()}
+        found = [name for name, status in seen.items() if status not in ("running", "paused")]
+        for host, run_dir, name in zip(HOSTS, self.run_dirs, self.owners, strict=True):
+            owned = [json.loads(file.read_text()) for file in run_dir.glob("c/*/owner.json")]
+            ids = {str(o["container_id"]) for o in owned}
+            found += [n for n in seen if n.startswith(f"{name}/") and n.partition("/")[2] not in ids]
+            found += [f"{name}/{n} (is no more)" for n in ids if f"{name}/{n}" not in seen]
+            serving = {json.loads(o["labels"]["record"])["instance_id"] for o in owned if "record" in o["labels"]}
+            found += sorted(serving ^ set(reports[host]["instances"]))
+            fetchd = FetchClient(str(run_dir / "fetchd.sock"))
+            doors = {f"door:{i}" for i in fetchd.doors()}
+            holders = {h for segment in fetchd.status().segments for h in segment.holders if h.startswith("door:")}
+            found += sorted((doors | holders) - {f"door:{i}" for i in ids})
         return found
 
     def host_of(self, function: Container) -> str:

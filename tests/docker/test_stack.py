@@ -45,7 +45,7 @@ def stack(docker_engine: DockerEngine, tmp_path_factory: pytest.TempPathFactory)
         made.up()
         yield made
     finally:
-        made.compose("down", "-v", "--timeout", "20")
+        made.compose("down", "-v")
     assert made.left() == []
 
 
@@ -63,9 +63,10 @@ def test_a_function_goes_on_when_its_invoker_was_killed(stack: Stack) -> None:
     """The same container: adopted, not made anew."""
     stack.deploy("count", COUNT)
     assert stack.invoke("count").json()["response"]["result"] == {"n": 1}
+    former = stack.invokers()
     for host in ("host-1-invoker", "host-2-invoker"):
         kill(stack.service(host))
-    stack.up()
+    stack.wait_invokers(former)
     assert stack.invoke("count").json()["response"]["result"] == {"n": 2}
 
 
