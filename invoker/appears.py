@@ -51,16 +51,19 @@ def listens(path: str) -> bool:
     return sock is not None
 
 
-def wait_listens(path: str, cancelled: int) -> bool:
-    """However long that takes; False when ``cancelled`` became readable first.  For a server that listens before its
+def wait_listens(path: str, cancelled: int | None = None, *, deadline_s: float | None = None) -> bool:
+    """False when ``cancelled`` became readable, or the deadline passed, first.  For a server that listens before its
     socket gets its name (fetchd's).  Raises PlatformError when there is no such directory."""
+    until = None if deadline_s is None else time.monotonic() + deadline_s
     watch = _inotify(os.path.dirname(path))
     poll = select.poll()
-    poll.register(watch, select.POLLIN)
-    poll.register(cancelled, select.POLLIN)
+    for fd in (watch, cancelled):
+        if fd is not None:
+            poll.register(fd, select.POLLIN)
     try:
         while not listens(path):
-            if any(fd == cancelled for fd, _ in poll.poll()):
+            ready = [fd for fd, _ in poll.poll(None if until is None else 1000 * max(0.0, until - time.monotonic()))]
+            if not ready or cancelled in ready:
                 return False
             os.read(watch, 65536)
     finally:

@@ -21,6 +21,7 @@ from invoker.drivers import find_host_shares, make_driver
 from invoker.fleet import Fleet
 from invoker.instance import State
 from invoker.ledger import Ledger
+from invoker.patient_fetch import PatientFetchClient
 from invoker.placing import Placing
 from invoker.publish import Publisher
 from invoker.recovery import recover
@@ -30,7 +31,6 @@ from invoker.shares import CgroupShares
 from invoker.start import Deps
 from relay import credentials, redis_link
 from relay.bus import CommandReader
-from relay.fetch_client import FetchClient
 from relay.records import Records
 from relay.registry import Registry
 from thaw.action import KIND_LLM, KIND_PYTHON
@@ -57,7 +57,7 @@ class Agent:
         self.driver = make_driver(settings, run_dir, self._shares, self._log, self._start_over)
         self._publisher = Publisher(self._registry, self._log)
         ledger = Ledger(settings.memory_bytes)
-        fetch = FetchClient(settings.fetchd_socket)
+        fetch = PatientFetchClient(settings.fetchd_socket)
         self.fleet = Fleet(self.driver, fetch, self._publisher, ledger, self._log)
         self.cells = StemCells(self.driver, fetch, ledger, settings.stem_cell_mb << 20, self._log,
                                device=settings.device)  # fmt: skip

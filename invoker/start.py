@@ -135,6 +135,9 @@ class Starting:
                              stage.fetch_deadline_ms, stage.pace_bytes_per_s,
                              later_ranges=stage.later_ranges)  # fmt: skip
         self._segment_id = self._fleet.fetch.start(request).segment_id
+        if not self._live.fetching:  # it was ended while fetchd was away, and nobody there to give the fetch up
+            self._fleet.fetch.cancel(plan.group_id, plan.epoch)
+            raise _given_up(self._live)
         threading.Thread(target=self._await_fetch, name="fetch", daemon=True).start()
 
     def _await_fetch(self) -> None:

@@ -23,6 +23,8 @@ class FakeFetchd(FetchClient):
         self.open: set[str] = set()
         self.failure: ThawError | None = None
         self.ended = threading.Event()
+        self.is_up = threading.Event()  # until then a fetch does not begin
+        self.is_up.set()
 
     def inspect(self, uri: str, *, deadline_s: float = 0) -> ModelFacts:
         self.calls.append("inspect")
@@ -31,6 +33,7 @@ class FakeFetchd(FetchClient):
     def start(self, request: FetchStart, *, deadline_s: float = 0) -> FetchStarted:
         self.calls.append("start")
         self.requests.append(request)
+        assert self.is_up.wait(20)
         return FetchStarted("segment-1", 10, False)
 
     def wait(self, group_id: GroupId, stage: int, *, deadline_s: float) -> FetchDone:

@@ -150,6 +150,19 @@ def _open_run(host: LlmHost, instance_id: str) -> tuple[http.client.HTTPConnecti
     return connection, connection.getresponse()
 
 
+def test_a_fetch_that_begins_when_its_start_has_ended_is_given_up(host: LlmHost) -> None:
+    host.deploy_llm()
+    host.fetchd.is_up.clear()  # it is coming up, and the start waits
+    plan = host.llm_plan()
+    instance_id = host.launch(plan)
+    until(lambda: host.fetchd.calls == ["start"])
+    host.cancel(plan.group_id)
+    host.events.instance(instance_id, InstanceState.GONE)
+    host.fetchd.calls.clear()  # the cancel of before found nothing
+    host.fetchd.is_up.set()
+    until(lambda: host.fetchd.calls == ["cancel"])
+
+
 def test_each_token_passes_when_it_is_made(host: LlmHost) -> None:
     record = host.ready_llm()
     connection, response = _open_run(host, record.instance_id)

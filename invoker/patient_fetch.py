@@ -1,0 +1,42 @@
+"""fetchd as a start sees it: one that is coming up is waited for.
+
+A fetchd that was killed is back within seconds, most of which it fills its pool.  A start that failed for that would be
+tried again a few times within one second, and its request be lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+from invoker.appears import wait_listens
+from relay.fetch_client import FetchClient
+from relay.messages import FetchStart, FetchStarted
+from thaw.errors import PoolFull, Unavailable
+from thaw.model import ModelFacts
+
+T = TypeVar("T")
+
+_COMES_UP_S: Final = 15.0
+"""A pool of some gigabytes is filled in this time; who needs longer is not coming for this start."""
+
+
+class PatientFetchClient(FetchClient):
+    """What begins something waits for fetchd; what ends something does not, for then there is nothing to end."""
+
+    def inspect(self, uri: str, *, deadline_s: float = 60.0) -> ModelFacts:
+        return self._once_it_listens(lambda: super(PatientFetchClient, self).inspect(uri, deadline_s=deadline_s))
+
+    def start(self, request: FetchStart, *, deadline_s: float = 60.0) -> FetchStarted:
+        return self._once_it_listens(lambda: super(PatientFetchClient, self).start(request, deadline_s=deadline_s))
+
+    def _once_it_listens(self, ask: Callable[[], T]) -> T:
+        """Both questions may be asked twice: a fetch that has begun is joined."""
+        try:
+            return ask()
+        except PoolFull:
+            raise
+        except Unavailable:
+            if not wait_listens(self.path, deadline_s=_COMES_UP_S):
+                raise
+            return ask()

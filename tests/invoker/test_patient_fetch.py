@@ -1,0 +1,64 @@
+"""A start outlasts a fetchd that is coming up; nothing else waits for it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from fetchd.server import UnixServer
+from invoker import patient_fetch
+from invoker.patient_fetch import PatientFetchClient
+from relay.channel import Channel, ChannelClosed
+from relay.messages import FetchStart, FetchStarted, Refused, to_plain
+from tests.invoker.platform import WAIT_S
+from thaw.errors import PoolFull, Unavailable
+from thaw.ids import GroupId
+from thaw.logs import Log
+from thaw.plan import PlanModel
+
+REQUEST = FetchStart(GroupId("1" * 32), 0, 1, PlanModel("s3://models/tiny", "00", "", 10), ((0, 10),), 0, 0.0)
+
+
+def serve(path: Path, reply: object, asked: Callable[[], None] = lambda: None) -> UnixServer:
+    def answer(channel: Channel) -> None:
+        try:
+            channel.receive()
+        except ChannelClosed:
+            return
+        asked()
+        channel.send(to_plain(reply))
+
+    return UnixServer(str(path), 0o600, answer, Log("test"), most=8)
+
+
+def test_a_fetch_begins_as_soon_as_fetchd_listens(run_dir: Path) -> None:
+    with ThreadPoolExecutor(1) as starts:
+        started = starts.submit(PatientFetchClient(str(run_dir / "f")).start, REQUEST)
+        fetchd = serve(run_dir / "f", FetchStarted("segment-1", 10, False))
+        assert started.result(WAIT_S).segment_id == "segment-1"
+        fetchd.close()
+
+
+def test_one_that_does_not_come_is_unavailable(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patient_fetch, "_COMES_UP_S", 0.05)
+    with pytest.raises(Unavailable, match="fetchd does not listen"):
+        PatientFetchClient(str(run_dir / "f")).inspect("s3://models/tiny")
+
+
+def test_a_full_pool_is_asked_once(run_dir: Path) -> None:
+    asked = threading.Semaphore(0)
+    fetchd = serve(run_dir / "f", Refused(PoolFull("full").info()), asked.release)
+    with pytest.raises(PoolFull):
+        PatientFetchClient(str(run_dir / "f")).start(REQUEST)
+    fetchd.close()
+    assert asked.acquire(blocking=False)
+    assert not asked.acquire(blocking=False)
+
+
+def test_what_ends_something_does_not_wait(run_dir: Path) -> None:
+    with pytest.raises(Unavailable):
+        PatientFetchClient(str(run_dir / "f")).cancel(REQUEST.group_id, 1)
