@@ -258,6 +258,8 @@ class Production(System):
             idle_ms = int(self.engine.now * 1000)
             instance.record = replace(instance.record, state=InstanceState.READY, idle_since_wall_ms=idle_ms)
             self.tell(InstanceChanged(instance.record))
+            if instance_id not in self._instances:
+                return  # whole, and nobody waits for it any more: it has made room for somebody who does
         if waiting[0] == 0:
             self._say(unit)
         if instance.later > 0:

@@ -62,8 +62,12 @@ class StemCells:
             if self._n_deployed[kind] == 0:
                 self._unused_since_s[kind] = now_s
 
-    def began(self, host_id: HostId, kind: str, now_s: float) -> None:
-        self._began.setdefault((host_id, kind), deque()).append(now_s)
+    def began(self, host_id: HostId, kind: str, window_s: float, now_s: float) -> None:
+        """What is older than ``window_s`` is forgotten: of a host that names no kind nobody ever asks."""
+        began = self._began.setdefault((host_id, kind), deque())
+        began.append(now_s)
+        while began[0] < now_s - window_s:
+            began.popleft()
 
     def unused_s(self, kind: str, now_s: float) -> float | None:
         """For how long no action of this kind has been deployed; None: one is."""
@@ -128,7 +132,8 @@ def follow(view: ClusterView, event: Event, decided: Iterable[Decision], now_s: 
     for decision in decided:
         if isinstance(decision, StartGroup):
             for stage in decision.stages:
-                view.cells.began(stage.host_id, _kind(view.action(decision.plan.action).facts), now_s)
+                kind = _kind(view.action(decision.plan.action).facts)
+                view.cells.began(stage.host_id, kind, view.settings.stem_cell_window_s, now_s)
     if not isinstance(event, HostsSeen | Rebuilt):
         return []
     return [d for host in view.hosts.values() for d in _of_host(view, host, now_s)]

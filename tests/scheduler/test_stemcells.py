@@ -10,12 +10,13 @@ import pytest
 
 from gateway.scheduler.decisions import KeepStemCells, StartGroup
 from gateway.scheduler.events import ActionDeleted, ActionSeen, HostsSeen, Rebuilt
-from gateway.scheduler.stemcells import REPEAT_S
+from gateway.scheduler.stemcells import REPEAT_S, StemCells
 from relay import bus
 from relay.messages import ActionChanged, SetStemCells
 from tests.scheduler.world import HELLO, MIB, World, chat, hello, of, report
 from thaw.action import KIND_LLM, KIND_PYTHON
 from thaw.host import HostReport, StemTarget
+from thaw.ids import HostId
 
 PY = StemTarget(KIND_PYTHON, 1, 64 * MIB)
 LLM = StemTarget(KIND_LLM, 1, 768 * MIB)
@@ -89,6 +90,13 @@ def test_starts_that_leave_time_to_make_another_need_one() -> None:
     assert beat(w) == []
 
 
+def test_starts_where_nobody_asks_are_forgotten_with_the_window() -> None:
+    cells, host = StemCells(), HostId("h1")
+    for at_s in range(0, 1000, 10):
+        cells.began(host, KIND_LLM, 60.0, float(at_s))
+    assert cells.at_once(host, KIND_LLM, 1000.0, 1000.0, 990.0) == 7
+
+
 def test_cells_beyond_the_first_take_a_quarter_of_the_free_memory_at_most() -> None:
     w = World(report(stem_targets=(PY,), memory_mb=2048))
     w.do(ActionSeen(hello(max_instances=20)))
@@ -103,7 +111,7 @@ def test_a_zygote_is_there_once_however_many_start() -> None:
     w = World(host_with(shared))
     w.do(ActionSeen(chat()))
     for _ in range(5):
-        w.view.cells.began(w.reports[next(iter(w.reports))].host_id, KIND_LLM, w.now)
+        w.view.cells.began(w.reports[next(iter(w.reports))].host_id, KIND_LLM, 300.0, w.now)
     assert beat(w) == [(KIND_LLM, 1)]
 
 
