@@ -98,6 +98,11 @@ class SharedCell(Protocol):
     @property
     def ready(self) -> bool: ...
 
+    @property
+    def pid(self) -> int:
+        """0 when there is none."""
+        ...
+
     def wait_warm(self, deadline_s: float) -> None:
         """Return when a process that is importing is ready or gone; at once when there is none."""
         ...

@@ -82,16 +82,17 @@ def _members(pgid: int) -> list[tuple[int, int]]:
     return found
 
 
-def spent(pid: int) -> dict[str, float]:
-    """What the time of a process's first thread went into: ``cpu_s``, and ``core_wait_s`` in which another ran.
+def spent(task: int | str) -> tuple[float, float]:
+    """What the time of a process's first thread went into: CPU seconds, and seconds in which it was ready and another
+    ran.  ``task`` is a pid or "thread-self".
 
-    Empty for a process that has ended, and where the kernel does not count it.
+    Zeros for a process that has ended, and where the kernel does not count it.
     """
     try:
-        cpu_ns, core_wait_ns, _ = Path(f"/proc/{pid}/schedstat").read_text().split()
+        cpu_ns, core_wait_ns, _ = Path(f"/proc/{task}/schedstat").read_text().split()
     except (OSError, ValueError):
-        return {}
-    return {"cpu_s": round(int(cpu_ns) / 1e9, 4), "core_wait_s": round(int(core_wait_ns) / 1e9, 4)}
+        return 0.0, 0.0
+    return int(cpu_ns) / 1e9, int(core_wait_ns) / 1e9
 
 
 def usage(pid: int) -> tuple[int, float]:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from invoker import metrics, proc
+from invoker import metrics
 from invoker.cells import StemCells
 from invoker.driver import Handle, Spec
 from invoker.fleet import Fleet
@@ -27,6 +27,7 @@ from invoker.initialise import InitCall, group_link, keep_alive_s_of, llm_init, 
 from invoker.instance import Action, Event, State
 from invoker.live import Live
 from invoker.logs import last_lines
+from invoker.making import Making
 from invoker.placing import Placement, Placing
 from invoker.settings import MIB, InvokerSettings
 from relay.messages import FetchStart, GroupCredential, InitReply, Start
@@ -93,7 +94,7 @@ class Starting:
         self._init_call: InitCall | None = None
         self._fetch_ended = threading.Event()
         self._segment_id = ""
-        self._spent: Mapping[str, float] = {}  # by a container that was made for this start
+        self._spent: Mapping[str, object] = {}  # on a container that was made for this start
 
     def run(self) -> None:
         self._mark(Phase.COMMAND)
@@ -116,6 +117,7 @@ class Starting:
                    keep_alive_s=keep_alive_s_of(live.function),
                    reserve_bytes=record.reserve_bytes or live.function.limits.memory << 20)  # fmt: skip
         self._mark(Phase.CONTAINER_BEGIN)
+        self._making = Making()
         importing_s = self._deps.placing.wait_warm(live)
         path = self._container(self._deps.placing.place(live))
         waited = {"stem_cell_wait_s": round(importing_s, 3)} if importing_s > 0.001 else {}
@@ -188,9 +190,10 @@ class Starting:
         """The path of the instance's own."""
         instance_id = self._live.record.instance_id
         self._live.has_door = True  # before the call: an answer that is lost may have opened it
-        path = self._fleet.fetch.door_open(instance_id)
-        self._live.has_door = True  # again: an end in between has closed what was not open yet
-        self._fleet.fetch.door_grant(instance_id, self._segment_id)
+        with self._making.waiting_for_fetchd():
+            path = self._fleet.fetch.door_open(instance_id)
+            self._live.has_door = True  # again: an end in between has closed what was not open yet
+            self._fleet.fetch.door_grant(instance_id, self._segment_id)
         return path
 
     def _create(self, door: str, *, fork: bool) -> str:
@@ -199,14 +202,17 @@ class Starting:
         spec = Spec(record.instance_id, self._live.kind, identity, self._labels(), self._stage.share, fork,
                     self._memory_bytes(), door, self._stage.device)  # fmt: skip
         handle = driver.create(spec)
+        if fork and driver.zygote is not None:
+            self._making.forked_by(driver.zygote.pid)
         try:
             handle = driver.start(handle, spec)
         except PlatformError:
             driver.remove(handle)
             raise
+        self._making.begun()
         self._take(handle, StartMode.PREWARMED if fork else StartMode.COLD)
         path = driver.connect(handle, deadline_s=CONTAINER_ANSWERS_S)
-        self._spent = proc.spent(handle.pid)
+        self._spent = self._making.answered(handle.pid)
         return path
 
     def _take(self, handle: Handle, mode: StartMode) -> None:

@@ -57,6 +57,10 @@ class Zygote:
     def ready(self) -> bool:
         return self._channel is not None
 
+    @property
+    def pid(self) -> int:
+        return self._pid
+
     def wait_warm(self, deadline_s: float) -> None:
         """Return when the process that is importing now is ready or gone; at once when there is none."""
         with self._lock:

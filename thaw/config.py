@@ -10,12 +10,13 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import resources
-from typing import Any
-
-import jsonschema
+from typing import TYPE_CHECKING, Any
 
 from thaw import wire
 from thaw.errors import ConfigError
+
+if TYPE_CHECKING:
+    import jsonschema
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +88,8 @@ def schema() -> dict[str, Any]:
 
 def parse_llm_config(plain: object) -> LlmConfig:
     """Validate against the schema and build the config.  Raises ConfigError for the first violation in file order."""
+    import jsonschema  # 50 ms, which no process of a container that starts need wait for: its config has been checked
+
     validator = jsonschema.Draft202012Validator(schema())
     errors = sorted(validator.iter_errors(plain), key=lambda e: list(map(str, e.absolute_path)))
     if errors:

@@ -12,7 +12,6 @@ import socket
 import sys
 import tempfile
 import threading
-import time
 import traceback
 from collections.abc import Callable, Sequence
 from typing import NoReturn
@@ -76,7 +75,7 @@ def use_own_tmp() -> None:
 
 
 class _Importing:
-    """The heavy import, begun at once.  In a stem cell it has happened before and takes no time."""
+    """The heavy import, begun at once.  In a stem cell it has happened before: then there is no phase of it."""
 
     def __init__(self, make_engine: Callable[[], MakeEngine]) -> None:
         self._make = make_engine
@@ -87,20 +86,20 @@ class _Importing:
         self._thread.start()
 
     def _run(self) -> None:
-        began = time.monotonic()
+        n_before = len(sys.modules)
         try:
             with self._trace.phase(Phase.LIBRARIES_BEGIN):
                 self._made = self._make()
         except Exception as e:  # noqa: BLE001  whatever an import raises is told to the proxy
             traceback.print_exc()
             self._error = e
-        self._slow = time.monotonic() - began > 0.01
+        self._imported = len(sys.modules) > n_before
 
     def result(self, trace: StartTrace) -> MakeEngine:
         self._thread.join()
         if self._made is None:
             raise PlatformError(f"the engine's libraries cannot be imported: {self._error}")
-        if self._slow:
+        if self._imported:
             trace.adopt(self._trace.events)
         return self._made
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from relay.channel import Channel
 from thaw.settings import SettingError, load, setting
-from thaw_runtime import engine_env, proxy
+from thaw_runtime import engine_env
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,8 @@ def main() -> None:
     settings = read_settings()
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))  # the engine sees its socket close
     channel, pid = spawn_engine(warm=settings.warm == "on")
+    from thaw_runtime import proxy  # while the engine's process begins: it takes longest of all
+
     proxy.serve(settings.socket, settings.door, channel, pid)
 
 

@@ -11,10 +11,13 @@ from thaw_runtime.start_trace import Busy
 
 
 class OpenRequest:
-    """Numbers a request's tokens."""
+    """Numbers a request's tokens.
 
-    def __init__(self, request: EngineRequest) -> None:
-        self._request = request
+    ``asleep`` names what a step can only sleep for: the other threads of its kernels, in a pipeline the other stages.
+    """
+
+    def __init__(self, request: EngineRequest, asleep: str) -> None:
+        self._request, self._asleep = request, asleep
         self._next = request.first_index
         self.submitted = time.monotonic()
         self._busy: Busy | None = None
@@ -30,7 +33,7 @@ class OpenRequest:
         """What an EngineCoreOutput of vLLM says."""
         events: list[Event] = []
         for i, token_id in enumerate(output.new_token_ids):
-            spent, self._busy = self._busy.attrs() if self._busy else None, None
+            spent, self._busy = self._busy.attrs(self._asleep) if self._busy else None, None
             events.append(Token(self._next, token_id, _logprobs(output.new_logprobs, i), spent))
             self._next += 1
         if output.finish_reason is not None:

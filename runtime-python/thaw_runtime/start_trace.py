@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -28,13 +29,17 @@ class Busy:
     """What this thread's time has gone into since this was made."""
 
     def __init__(self) -> None:
-        self._cpu_s, self._core_wait_s = time.thread_time(), _core_wait_s()
+        self._began, self._cpu_s, self._core_wait_s = time.monotonic(), time.thread_time(), _core_wait_s()
 
-    def attrs(self) -> dict[str, float]:
-        """CPU seconds, and seconds in which it was ready and another ran."""
+    def attrs(self, asleep: str = "") -> dict[str, float]:
+        """CPU seconds, and seconds in which it was ready and another ran.
+
+        ``asleep`` names what the thread can only have slept for, if there is but one such thing.
+        """
         cpu_s, core_wait_s = time.thread_time() - self._cpu_s, _core_wait_s() - self._core_wait_s
-        waited = {"core_wait_s": round(core_wait_s, 4)} if core_wait_s > _WORTH_SAYING_S else {}
-        return {"cpu_s": round(cpu_s, 4)} | waited
+        asleep_s = time.monotonic() - self._began - cpu_s - core_wait_s
+        found = {"core_wait_s": core_wait_s, **({asleep: asleep_s} if asleep else {})}
+        return {"cpu_s": round(cpu_s, 4)} | {k: round(v, 4) for k, v in found.items() if v > _WORTH_SAYING_S}
 
 
 class Asleep:
@@ -45,15 +50,34 @@ class Asleep:
 
     def __init__(self) -> None:
         self.seconds = 0.0
+        self._account = _Account()
 
     @contextmanager
     def counted(self) -> Iterator[None]:
-        began, busy_s = time.monotonic(), time.thread_time() + _core_wait_s()
+        began, busy_s = time.monotonic(), self._account.busy_s()
         try:
             yield
         finally:
-            busy_s = time.thread_time() + _core_wait_s() - busy_s
+            busy_s = self._account.busy_s() - busy_s
             self.seconds += max(0.0, time.monotonic() - began - busy_s)
+
+
+class _Account:
+    """The kernel's of the thread that makes this; kept open, for opening costs ten times what reading does."""
+
+    def __init__(self) -> None:
+        try:
+            self._fd = os.open(_SCHEDSTAT, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            self._fd = -1
+
+    def busy_s(self) -> float:
+        """On a core, or ready to be."""
+        return time.thread_time() + (_waited_s(os.pread(self._fd, 80, 0)) if self._fd >= 0 else 0.0)
+
+    def __del__(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
 
 
 class StartTrace:
@@ -103,6 +127,12 @@ class StartTrace:
 def _core_wait_s() -> float:
     """How long this thread was ready to run and another ran; 0 where the kernel does not count it."""
     try:
-        return int(_SCHEDSTAT.read_text().split()[1]) / 1e9
-    except (OSError, IndexError, ValueError):
+        return _waited_s(_SCHEDSTAT.read_bytes())
+    except OSError:
         return 0.0
+
+
+def _waited_s(schedstat: bytes) -> float:
+    """0 for what is not three numbers: a kernel that does not count."""
+    fields = schedstat.split()
+    return int(fields[1]) / 1e9 if len(fields) == 3 else 0.0

@@ -100,7 +100,7 @@ class VllmEngine:
         with self._changed:
             dead = self._dead
             if dead is None:
-                self._open[request.request_id] = OpenRequest(request)
+                self._open[request.request_id] = OpenRequest(request, "wait_s" if self._link else "threads_wait_s")
                 self._inbox.append(request)
                 self._changed.notify_all()
         if dead is not None:
@@ -365,9 +365,12 @@ def _engine_config(init: LlmInit, segment: Segment, part: StagePart, directory: 
     }
     if not part.whole:
         args |= _stage_args(part, args["max_num_seqs"])
+    return _configured(directory, dtype=engine.dtype, max_model_len=engine.max_model_len, **args)
+
+
+def _configured(directory: str, **args: Any) -> Any:
     return EngineArgs(
-        model=directory, load_format=LOAD_FORMAT, skip_tokenizer_init=True, dtype=engine.dtype,
-        max_model_len=engine.max_model_len, enforce_eager=True, trust_remote_code=False,
+        model=directory, load_format=LOAD_FORMAT, skip_tokenizer_init=True, enforce_eager=True, trust_remote_code=False,
         kv_cache_memory_bytes=1, disable_log_stats=True,
         worker_cls=CPU_WORKER if current_platform.is_cpu() else GPU_WORKER,
         **{"distributed_executor_backend": "uni"} | args,
@@ -384,8 +387,11 @@ def _stage_args(part: StagePart, batch: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def preload(architectures: Sequence[str]) -> None:
-    """For a zygote: what is the same for every model.  No tensor is computed, no thread started."""
+def preload(architectures: Sequence[str], no_model: str) -> None:
+    """For a zygote: what is the same for every model.  No tensor is computed, no thread started.
+
+    ``no_model`` is a directory with the config.json of a model that nobody has.
+    """
     torch.set_num_threads(1)
     for name in architectures:
         _register_architecture({"architectures": [name]})
@@ -396,6 +402,7 @@ def preload(architectures: Sequence[str]) -> None:
         # it runs a program in every start; which of the cores this process may use is looked up behind it, each time
         cores = cpu_resource_utils._get_cpu_list()
         cpu_resource_utils._get_cpu_list = lambda: cores
+        _configured(no_model, max_model_len=64)  # the first in a process looks up and builds what the others find
     # both look through all installed distributions for what extends the engine
     load_general_plugins()
     processors = logits_processor._load_logitsprocs_plugins()

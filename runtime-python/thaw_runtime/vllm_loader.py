@@ -91,10 +91,10 @@ class _Start:
         return self.phases.enter_context(self.trace.phase(begin))
 
     def arriving(
-        self, waited: Asleep, finisher: Finisher | None, rehearsal: Rehearsal | None
+        self, waited: Asleep, copied: Asleep, finisher: Finisher | None, rehearsal: Rehearsal | None
     ) -> Iterator[tuple[str, torch.Tensor]]:
         """Raises WorkerLost when the pipeline breaks before all have come."""
-        return arriving_tensors(self.segment, self.tensors, self.check, waited, finisher, rehearsal)
+        return arriving_tensors(self.segment, self.tensors, self.check, waited, copied, finisher, rehearsal)
 
     def check(self) -> None:
         if self.link is not None:
@@ -207,17 +207,19 @@ def _take_weights(
 ) -> None:
     start = _start()
     start.phases.close()
-    waited = Asleep()
+    waited, copied = Asleep(), Asleep()
     with start.trace.phase(Phase.LOAD_BEGIN) as notes, warnings.catch_warnings():
         # the views are read-only on purpose; nothing writes through them
         warnings.filterwarnings("ignore", message="The given buffer is not writable")
         parameters = {name for name, _ in model.named_parameters()}
-        loaded = model.load_weights(start.arriving(waited, finisher, rehearsal))
+        loaded = model.load_weights(start.arriving(waited, copied, finisher, rehearsal))
         notes.n_bytes = sum(t.n_bytes for t in start.tensors)
         notes.attrs |= {"wait_s": round(waited.seconds, 4), "waits_for": "fetch"}
+        threads_wait_s = copied.seconds
         if finisher is not None and rehearsal is not None:
-            threads_wait_s = finisher.asleep.seconds + rehearsal.asleep.seconds
-            notes.attrs |= {"rehearsal_s": round(rehearsal.took_s, 4), "threads_wait_s": round(threads_wait_s, 4)}
+            threads_wait_s += finisher.asleep.seconds + rehearsal.asleep.seconds
+            notes.attrs["rehearsal_s"] = round(rehearsal.took_s, 4)
+        notes.attrs["threads_wait_s"] = round(threads_wait_s, 4)
     start.trace.mark(Phase.ENGINE_BEGIN)
     if _is_full(model_config):
         later = {name for name in parameters if not start.part.computes(name.rpartition(".")[0], start.tensors)}

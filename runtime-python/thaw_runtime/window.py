@@ -111,7 +111,8 @@ class Rest:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST)
         waited = Asleep()
         try:
-            filled = self._model.load_weights(arriving_tensors(self._segment, self._tensors, self._check, waited))
+            tensors = arriving_tensors(self._segment, self._tensors, self._check, waited, Asleep())
+            filled = self._model.load_weights(tensors)
             pack(self._model, self._aside, self._kinds)
             self._complete(filled)
             _log.event("rest_loaded", n_bytes=sum(t.n_bytes for t in self._tensors), wait_s=round(waited.seconds, 3))

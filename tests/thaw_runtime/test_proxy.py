@@ -6,6 +6,8 @@ import json
 import os
 import select
 import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -170,3 +172,11 @@ def test_a_body_that_is_no_json_or_no_init_is_a_bad_request(container: Container
     del broken["layers"]
     status, answer = container.ask("POST", "/init", {"value": broken})
     assert (status, answer["error"]) == (400, "$.value.layers: missing in LlmInit")
+
+
+def test_a_containers_engine_waits_for_no_import_that_only_its_proxy_needs() -> None:
+    """From nothing the engine takes longest by far: each import before it is begun is on the way to the first token."""
+    asked = {"thaw_runtime.proxy", "tokenizers", "jinja2", "jsonschema"}
+    code = f"import sys, thaw_runtime.llm_container, thaw_runtime.engine_main; print({asked} & sys.modules.keys())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "set()"

@@ -1,0 +1,64 @@
+"""What the ``container`` phase says of itself."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from invoker.making import Making
+
+COMPUTE = "import time\nwhile time.process_time() < 0.15: pass\nprint(flush=True)\ninput()"
+
+
+def compute(cpu_s: float) -> None:
+    until = time.thread_time() + cpu_s
+    while time.thread_time() < until:
+        pass
+
+
+@contextmanager
+def process() -> Iterator[int]:
+    """The pid of one that has computed for 0.15 s."""
+    with subprocess.Popen([sys.executable, "-c", COMPUTE], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        yield child.pid
+
+
+def number(attrs: dict[str, object], name: str) -> float:
+    return float(str(attrs[name]))
+
+
+def test_the_thread_that_makes_it_and_the_container_are_added() -> None:
+    making = Making()
+    compute(0.05)
+    making.begun()
+    compute(0.3)  # beside the container: it would count twice
+    with process() as pid:
+        attrs = making.answered(pid)
+    assert 0.2 <= number(attrs, "cpu_s") < 0.5
+    assert "wait_s" not in attrs
+
+
+def test_of_a_stem_cell_counts_what_it_did_since_it_was_asked() -> None:
+    with process() as cell, process() as pid:
+        making = Making()
+        making.forked_by(cell)
+        making.begun()
+        assert number(making.answered(pid), "cpu_s") < 0.3  # the container's, not the cell's earlier life
+
+
+def test_sleeping_until_fetchd_answers_is_waiting_and_computing_is_not() -> None:
+    making = Making()
+    with making.waiting_for_fetchd():
+        compute(0.05)
+        threading.Event().wait(0.02)  # what it is there to count
+    making.begun()
+    attrs = making.answered(os.getpid())
+    assert attrs["waits_for"] == "fetchd"
+    assert number(attrs, "wait_s") >= 0.019
