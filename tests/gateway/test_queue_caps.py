@@ -33,7 +33,7 @@ def plan(group: str = "g", ttft_s: float | None = 40.0, made_s_ago: float = 0.0)
 def test_a_full_queue_of_an_action_is_a_429_that_says_when_its_start_will_be_ready(
     start_gateway: Callable[..., GatewayProcess], invoker: FakeInvoker, valkey_url: str
 ) -> None:
-    gateway = start_gateway(THAW_QUEUE_PER_ACTION="1")
+    gateway = start_gateway(THAW_QUEUE_PER_ACTION="1", THAW_GATEWAY_DRAIN_S="1")  # a 202 is left when it stops
     gateway.put_llm()
     gateway.put_python()
     with ThreadPoolExecutor(1) as pool, redis.Redis.from_url(valkey_url) as client:

@@ -17,6 +17,7 @@ from invoker import zygote
 from invoker.shares import CgroupShares
 from relay.messages import Cancel, InspectModel, InstanceChanged, SetStemCells, Start
 from tests.invoker import fake_zygote
+from tests.invoker.fake_fetchd import FakeFetchd
 from tests.invoker.platform import WAIT_S, Host, until
 from thaw.action import KIND_LLM, KIND_PYTHON
 from thaw.ids import GroupId, InstanceId, random_hex_id
@@ -44,7 +45,8 @@ def test_a_command_that_comes_twice_is_carried_out_once(host: Host) -> None:
     pid = host.pid(record.instance_id)
     host.send(start, command_id="c1")
     host.send(start, command_id="c2")
-    host.send(InspectModel("file:///nowhere"), command_id="after")  # commands are read in order
+    host.agent.fleet.fetch = FakeFetchd(host.run_dir)
+    host.send(InspectModel("s3://models/tiny"), command_id="after")  # commands are read in order
     host.events.wait(lambda m: type(m).__name__ == "ModelInspected")
     assert host.pid(record.instance_id) == pid
     assert len(host.agent.fleet.all()) == 1
