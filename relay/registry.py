@@ -27,6 +27,13 @@ T = TypeVar("T")
 
 LEASE_MS: Final = 10_000
 """A host or gateway silent for this long is dropped and its work requeued."""
+_DROP_DEMAND: Final = """
+local held = redis.call('HGET', KEYS[1], ARGV[1])
+if not held or cjson.decode(held).gateway ~= ARGV[2] then return 0 end
+redis.call('HDEL', KEYS[1], ARGV[1])
+redis.call('XADD', KEYS[2], 'MAXLEN', '~', ARGV[3], '*', 'f', ARGV[4])
+return 1
+"""
 
 
 class Registry:
@@ -110,6 +117,12 @@ class Registry:
             event = bus.pack(DemandRemoved(activation_id, action))
             pipe.xadd(keys.EVENTS, {"f": event}, maxlen=bus.EVENTS_KEPT, approximate=True)
             pipe.execute()
+
+    def drop_demand(self, activation_id: ActivationId, action: ActionName, gateway: GatewayId) -> None:
+        """``gateway`` is dead; another that has claimed the request meanwhile, and said so, goes on waiting."""
+        event = bus.pack(DemandRemoved(activation_id, action))
+        with redis_link.translated("unqueue a dead gateway's request"):
+            self._redis.eval(_DROP_DEMAND, 2, keys.DEMAND, keys.EVENTS, activation_id, gateway, bus.EVENTS_KEPT, event)
 
     def demand(self) -> list[DemandAdded]:
         return self._all(keys.DEMAND, DemandAdded)

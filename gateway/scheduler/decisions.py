@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from thaw.errors import ErrorInfo
-from thaw.ids import ActionName, ActivationId, CommandId, GroupId, HostId, InstanceId
+from thaw.ids import ActionName, ActivationId, CommandId, GatewayId, GroupId, HostId, InstanceId
 from thaw.instance import InstanceRecord, StartMode
 from thaw.plan import Plan
 
@@ -82,10 +82,11 @@ class ForgetInstance:
 
 @dataclass(frozen=True, slots=True)
 class DropDemand:
-    """The gateway that held it is dead; nobody waits for an answer any more."""
+    """The gateway that held it is dead; nobody waits for an answer any more, unless another has taken it over."""
 
     action: ActionName
     activation_id: ActivationId
+    gateway: GatewayId
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,7 +107,7 @@ class Effects:
             case DropDemand():
                 self.gone(decision.activation_id)
                 self._log.event("demand_dropped", activation_id=decision.activation_id, action=decision.action)
-                self._registry.remove_demand(decision.activation_id, decision.action)
+                self._registry.drop_demand(decision.activation_id, decision.action, decision.gateway)
             case RevokeCredential():
                 self._relay.revoke(decision.group_id)
             case DropPlan():

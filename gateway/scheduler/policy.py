@@ -177,7 +177,7 @@ def _gateways_lost(view: ClusterView, event: GatewaysLost) -> list[Decision]:
     lost = [d.demand for d in view.demand.values() if d.demand.gateway in event.gateways]
     for demand in lost:
         view.drop_demand(demand.activation_id)
-    return [DropDemand(d.action, d.activation_id) for d in lost]
+    return [DropDemand(d.action, d.activation_id, d.gateway) for d in lost]
 
 
 def _timer(view: ClusterView, event: Timer, now_s: float) -> list[Decision]:

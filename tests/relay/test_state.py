@@ -67,6 +67,19 @@ def test_demand_is_kept_until_it_is_removed(client: redis.Redis) -> None:
     assert registry.demand() == []
 
 
+def test_a_dead_gateways_demand_is_dropped_unless_another_has_claimed_it(client: redis.Redis) -> None:
+    registry = Registry(client)
+    left, claimed = (DemandAdded(ActivationId(c * 32), CHAT, GUEST, GatewayId("dead"), 5) for c in "ab")
+    registry.add_demand(left)
+    registry.add_demand(replace(claimed, gateway=GatewayId("new")))  # the scheduler has not heard of it yet
+    before = client.xlen(keys.EVENTS)
+    for demand in (left, claimed):
+        registry.drop_demand(demand.activation_id, CHAT, GatewayId("dead"))
+    registry.drop_demand(ActivationId("c" * 32), CHAT, GatewayId("dead"))
+    assert registry.demand() == [replace(claimed, gateway=GatewayId("new"))]
+    assert client.xlen(keys.EVENTS) == before + 1, "removed: said once, of the one that was"
+
+
 def test_a_plan_is_kept_under_its_group(client: redis.Redis) -> None:
     registry = Registry(client)
     registry.put_plan(PLAN)

@@ -309,7 +309,7 @@ def test_the_requests_of_a_dead_gateway_are_dropped() -> None:
     w.ask(gateway="dead")
     w.ask(gateway="alive")
     dropped = of(w.do(GatewaysLost(frozenset({GatewayId("dead")}))), DropDemand)
-    assert [d.activation_id for d in dropped] == ["a0"]
+    assert [(d.activation_id, d.gateway) for d in dropped] == [("a0", "dead")]
 
 
 @pytest.mark.parametrize("link", [0.0, -5.0, float("nan"), float("inf")])
