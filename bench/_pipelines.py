@@ -41,7 +41,7 @@ class Pipelines:
         config = llm_config(self._uri, stages=n_stages, max_stages=n_stages)
         config["transport"] = transport
         config["resources"]["gpu_memory_mb"] = _WHOLE_MB if n_stages == 1 else DEVICE_MB + 1024
-        before, others = frozenset(_shared_cores.containers(self.platform)), self.platform.n_instances()
+        before, others = frozenset(c.name for c in _shared_cores.containers(self.platform)), self.platform.n_instances()
         self.platform.deploy(name, config)
         caller = self.platform.caller(name)
         try:
@@ -56,8 +56,8 @@ class Pipelines:
     def _place(self, before: frozenset[str]) -> None:
         """Pin what is new, and lift the quota of a low-memory worker: no part of a core is wanted, but this one."""
         with _shared_cores.capped(self.platform, 1.0):
-            for container, pids in _shared_cores.containers(self.platform).items():
-                for pid in pids if container not in before else ():
+            for container in _shared_cores.containers(self.platform):
+                for pid in container.pids if container.name not in before else ():
                     pin(pid, self._core)
 
 
