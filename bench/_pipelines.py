@@ -80,14 +80,20 @@ def table(pipelines: Pipelines, transports: Sequence[str], sizes: Sequence[int],
 
     A pipeline takes turns with the one worker: a slow minute of the machine hits both.
     """
-    found: dict[str, list[float]] = {"s=1": []}
+    found: dict[str, list[float]] = {}
     with pipelines.deployed("one", 1, "auto") as one:
         for transport in transports:
             for n_stages in sizes:
                 name = f"s={n_stages} {transport}"
                 with pipelines.deployed(f"{transport}-{n_stages}", n_stages, transport) as several:
                     for _ in range(rounds):
-                        found["s=1"].append(tpot_ms(one))
+                        found.setdefault(beside(name), []).append(tpot_ms(one))
                         found.setdefault(name, []).append(tpot_ms(several))
-                say(f"  {name:12} {median(found[name]):7.2f} ms a token, s=1 {median(found['s=1']):7.2f}")
+                alone = median(found[beside(name)])
+                say(f"  {name:12} {median(found[name]):7.2f} ms a token, s=1 beside it {alone:7.2f}")
     return found
+
+
+def beside(name: str) -> str:
+    """What the one worker took, that the pipeline ``name`` took turns with."""
+    return f"s=1 beside {name}"

@@ -17,7 +17,7 @@ import pytest
 from tests.e2e.machine import Machine, text_of
 from tests.e2e.pipelines import Pipelines, StageContainer, plan_of, wait_for, wait_gone
 from thaw.ids import GroupId
-from thaw.plan import Plan
+from thaw.plan import Plan, TransportKind
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 PROMPTS = ("What is the capital of France?", "Count from one to thirty.")
@@ -30,8 +30,8 @@ class Fleet(Machine):
     directory: Path
     pipelines: Pipelines
 
-    def deploy(self, name: str, **changes: dict[str, Any]) -> None:
-        config = json.loads(Path("examples/chat/chat.json").read_text())
+    def deploy(self, name: str, *, transport: str = "auto", **changes: dict[str, Any]) -> None:
+        config = json.loads(Path("examples/chat/chat.json").read_text()) | {"transport": transport}
         config["engine"]["dtype"] = "float32"
         config["resources"]["gpu_memory_mb"] = 3072
         for section, values in changes.items():
@@ -107,6 +107,15 @@ def test_any_number_of_stages_gives_the_same_tokens(fleet: Fleet, reference: lis
     plan, _ = plan_of(fleet, activation_id)
     check_stages(plan, stages)
     fleet.remove(f"forced-{stages}")
+
+
+def test_hidden_states_may_travel_as_files_and_are_the_same(fleet: Fleet, reference: list[str]) -> None:
+    fleet.deploy("by-files", scaling={"stages": 2}, transport="object")
+    answers, activation_id = fleet.answers("by-files")
+    assert answers == reference
+    plan, _ = plan_of(fleet, activation_id)
+    assert (plan.transport.kind, len(plan.stages)) == (TransportKind.OBJECT, 2)
+    fleet.remove("by-files")
 
 
 def check_stages(plan: Plan, n: int) -> None:

@@ -124,8 +124,11 @@ def control_plane(platform: Platform) -> list[Component]:
     env = _thaw_env(platform)
     gateway_env = env | {"THAW_GATEWAY_BIND": platform.apihost.removeprefix("http://"), "THAW_DRIVER": platform.driver,
                          "THAW_GATEWAY_DRAIN_S": "5"}  # fmt: skip
-    shared = Path(platform.run_dir) / "objects"  # for the transport object; a container of docker does not see it
-    meets = {"THAW_TRANSPORT_OBJECT": f"file://{shared}"} if platform.driver == "process" else {}
+    meets = {}
+    if platform.driver == "process":  # a container of docker would not see it
+        shared = Path(platform.run_dir) / "objects"
+        shared.mkdir(exist_ok=True)
+        meets = {"THAW_TRANSPORT_OBJECT": f"file://{shared}"}
     return [
         _python("scheduler", "gateway.scheduler.loop", env | meets, 0),
         _python("gateway", "gateway.main", gateway_env, 0),
