@@ -73,7 +73,7 @@ class RawRedis:
         self._sock.close()
 
     def _call(self, *arguments: bytes) -> Any:
-        self._sock.sendall(hiredis.pack_command(arguments))
+        self._sock.sendall(hiredis.pack_command(arguments))  # type: ignore[arg-type]  # its stub allows one argument
         while (reply := self._reader.gets()) is False:
             self._reader.feed(self._sock.recv(256 * 1024))
         return reply
