@@ -44,6 +44,8 @@ class UnixServer:
             os.rename(unnamed, path)
         except OSError as e:
             self._listener.close()
+            if os.path.exists(unnamed):
+                os.unlink(unnamed)
             raise PlatformError(f"{path}: cannot listen: {e}", hint="check the directory and its permissions") from e
         self._thread = threading.Thread(target=self._accept, name="accept", daemon=True)
         self._thread.start()

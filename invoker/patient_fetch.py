@@ -7,12 +7,13 @@ tried again a few times within one second, and its request be lost.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Final, TypeVar
 
 from invoker.appears import wait_listens
 from relay.fetch_client import FetchClient
 from relay.messages import FetchStart, FetchStarted
-from thaw.errors import PoolFull, Unavailable
+from thaw.errors import PlatformError, PoolFull, Unavailable
 from thaw.model import ModelFacts
 
 T = TypeVar("T")
@@ -25,10 +26,10 @@ class PatientFetchClient(FetchClient):
     """What begins something waits for fetchd; what ends something does not, for then there is nothing to end."""
 
     def inspect(self, uri: str, *, deadline_s: float = 60.0) -> ModelFacts:
-        return self._once_it_listens(lambda: super(PatientFetchClient, self).inspect(uri, deadline_s=deadline_s))
+        return self._once_it_listens(partial(super().inspect, uri, deadline_s=deadline_s))
 
     def start(self, request: FetchStart, *, deadline_s: float = 60.0) -> FetchStarted:
-        return self._once_it_listens(lambda: super(PatientFetchClient, self).start(request, deadline_s=deadline_s))
+        return self._once_it_listens(partial(super().start, request, deadline_s=deadline_s))
 
     def _once_it_listens(self, ask: Callable[[], T]) -> T:
         """Both questions may be asked twice: a fetch that has begun is joined."""
@@ -37,6 +38,12 @@ class PatientFetchClient(FetchClient):
         except PoolFull:
             raise
         except Unavailable:
-            if not wait_listens(self.path, deadline_s=_COMES_UP_S):
+            if not self._comes_up():
                 raise
             return ask()
+
+    def _comes_up(self) -> bool:
+        try:
+            return wait_listens(self.path, deadline_s=_COMES_UP_S)
+        except PlatformError:  # not even its directory is there
+            return False

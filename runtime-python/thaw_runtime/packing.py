@@ -19,7 +19,6 @@ import torch
 from thaw_runtime.engine import Segment
 from thaw_runtime.start_trace import Asleep
 
-_TENSOR_AND_STORAGE = 2  # who counts when torch counts the users of a tensor's memory: it, and the object asked
 _LAYER = re.compile(r"\A(.*?\.\d+)\.")
 
 Aside = Sequence[tuple[Any, Any]]
@@ -53,7 +52,6 @@ class Finisher:
         self._left: dict[str, int] = {}
         self._taken: dict[str, list[weakref.ref[torch.Tensor]]] = {}
         self._finished: list[tuple[Any, Any]] = []
-        self._used: dict[tuple[torch.Size, torch.dtype], list[torch.Tensor]] = {}  # memory that a layer was packed from
         self._spared = _spare_embeddings(model, kinds)
         self.asleep = Asleep()  # in kernels: until their other threads have done their part
         groups = {_group(name) for name in names}
@@ -71,9 +69,7 @@ class Finisher:
     def handing_out(self, name: str, tensor: torch.Tensor) -> None:
         group = _group(name)
         self._left[group] -= 1
-        if group in self._untouched:
-            self._untouched.remove(group)
-            self._settle(group)
+        self._untouched.discard(group)
         self._taken.setdefault(group, []).append(weakref.ref(tensor))
 
     def finish_complete(self) -> None:
@@ -85,18 +81,10 @@ class Finisher:
             with self.asleep.counted():
                 self._finish(group)
 
-    def _settle(self, group: str) -> None:
-        """Before its first tensor comes: fill the layer where an earlier one was, whose memory has all its pages."""
-        for module in self._modules.get(group, ()):
-            if used := self._used.get((module.weight.shape, module.weight.dtype)):
-                module.weight.data = used.pop()
-
     def _finish(self, group: str) -> None:
         for module in self._modules.get(group, ()):
-            method, weight = module.quant_method, module.weight.data
+            method = module.quant_method
             method.process_weights_after_loading(module)
-            if module.weight.numel() == 0 and _is_alone(weight):
-                self._used.setdefault((weight.shape, weight.dtype), []).append(weight)
             module.quant_method = None  # vLLM's own pass skips what has no method
             self._finished.append((module, method))
 
@@ -216,12 +204,6 @@ def _has_head(model: torch.nn.Module, kinds: Kinds) -> bool:
 def _only_looked_up(module: Any, kinds: Kinds) -> bool:
     """An embedding that, where there is a head, nothing is multiplied by."""
     return type(module) is not kinds.head and type(getattr(module, "quant_method", None)) is kinds.embedding
-
-
-def _is_alone(tensor: torch.Tensor) -> bool:
-    """Nobody else has its memory: packing that only rearranges a view of it would still compute with it."""
-    storage = tensor.untyped_storage()
-    return int(torch._C._storage_Use_Count(storage._cdata)) == _TENSOR_AND_STORAGE
 
 
 def _group(name: str) -> str:

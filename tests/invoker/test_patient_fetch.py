@@ -49,6 +49,11 @@ def test_one_that_does_not_come_is_unavailable(run_dir: Path, monkeypatch: pytes
         PatientFetchClient(str(run_dir / "f")).inspect("s3://models/tiny")
 
 
+def test_without_its_directory_the_error_is_that_it_does_not_listen(run_dir: Path) -> None:
+    with pytest.raises(Unavailable, match="fetchd does not listen"):
+        PatientFetchClient(str(run_dir / "none" / "f")).inspect("s3://models/tiny")
+
+
 def test_a_full_pool_is_asked_once(run_dir: Path) -> None:
     asked = threading.Semaphore(0)
     fetchd = serve(run_dir / "f", Refused(PoolFull("full").info()), asked.release)
