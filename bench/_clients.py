@@ -48,7 +48,7 @@ def run_program(command: list[str], made: Path, n_bytes: int, env: dict[str, str
 
 
 def _boto3(endpoint: str, bucket: str, key: str, n_bytes: int) -> Callable[[], None]:
-    import boto3  # type: ignore[import-untyped]
+    import boto3
     from botocore import UNSIGNED
     from botocore.config import Config
 
