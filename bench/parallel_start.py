@@ -189,7 +189,7 @@ def main() -> int:
                 if "starts" in wanted:
                     found |= bench.starts(platform, url, link, (1, 4) if options.quick else _SIZES, rounds)
                 if "throughput" in wanted and link is links[-1]:
-                    goals.append(_throughput_goal(bench, platform, url, min(rounds, 3), facts))
+                    goals += _throughput_goals(bench, platform, url, min(rounds, 3), facts)
         if found:
             _print_starts(found, models, links, constants)
             goals = _start_goals(found, models[-1], _judged(links), constants) + goals
@@ -266,23 +266,26 @@ def _start_goals(found: Runs, model: Model, link: Link, constants: Constants) ->
     ]  # fmt: skip
 
 
-def _throughput_goal(
+def _throughput_goals(
     bench: ParallelStart, platform: BenchPlatform, url: str, rounds: int, facts: dict[str, Any]
-) -> Goal:
-    """Of the small model, whose steps are short: the harder case for a pipeline."""
-    runs = {f"{s} stages": partial(bench.throughput, platform, url, bench.models[0], s) for s in (4, 1)}
+) -> Iterator[Goal]:
+    """Judged like the starts, and of the small model too: its steps are short and its ends mostly embedding, the
+    harder case for a pipeline."""
+    runs = {f"{m.name} s={s}": partial(bench.throughput, platform, url, m, s) for m in bench.models for s in (4, 1)}
     try:
         found = interleave(runs, rounds)
     finally:
         _shared_cores.sweep()
     rates = {name: [v for v in values if v is not None] for name, values in found.items()}
     facts["tokens_per_s"] = {name: [round(v, 2) for v in values] for name, values in rates.items()}
-    if not rates["4 stages"]:
-        return judge("pipeline_throughput_s4", None, ">=", 0.8, floor="no cgroup quota can be set here")
-    four, one = median(rates["4 stages"]), median(rates["1 stages"])
-    return judge(
-        "pipeline_throughput_s4", four / (4 * one), ">=", 0.8, floor=f"{four:.1f} against 4 x {one:.1f} tokens/s"
-    )
+    for model in bench.models:
+        name = "pipeline_throughput_s4" + (f"_{model.name}" if model is not bench.models[-1] else "")
+        four, one = rates[f"{model.name} s=4"], rates[f"{model.name} s=1"]
+        if four and one:
+            floor = f"{median(four):.1f} against 4 x {median(one):.1f} tokens/s"
+            yield judge(name, median(four) / (4 * median(one)), ">=", 0.8, floor=floor)
+        else:
+            yield judge(name, None, ">=", 0.8, floor="no cgroup quota can be set here")
 
 
 def _overlap(bench: ParallelStart, loopback: Origin, link: Link, found: Runs) -> dict[str, Any]:

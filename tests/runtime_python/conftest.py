@@ -24,11 +24,11 @@ class Proxy:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.socket = str(directory / "s")
+        env = {"PATH": os.environ["PATH"], "TMPDIR": str(directory), "THAW_SOCKET": self.socket, "THAW_X": "1"}
         never = os.eventfd(0)
         with (directory / "out").open("ab") as out, (directory / "err").open("ab") as err:
             self.process = subprocess.Popen([sys.executable, str(ROOT / "runtime-python" / "launcher.py")],
-                                            env={"PATH": os.environ["PATH"], "THAW_SOCKET": self.socket, "THAW_X": "1"},
-                                            stdout=out, stderr=err, start_new_session=True)  # fmt: skip
+                                            env=env, stdout=out, stderr=err, start_new_session=True)  # fmt: skip
         wait_socket(self.socket, self.process.pid, WAIT_S, never).close()
         os.close(never)
 
