@@ -23,6 +23,12 @@ def pin(pid: int, core: int) -> None:
         os.sched_setaffinity(int(thread.name), {core})
 
 
+def wake_ups(pid: int) -> int:
+    """How often a thread of ``pid`` has gone to sleep so far."""
+    statuses = [status.read_text().splitlines() for status in Path(f"/proc/{pid}/task").glob("*/status")]
+    return sum(int(line.split()[1]) for lines in statuses for line in lines if line.startswith("voluntary"))
+
+
 def tree(pid: int) -> list[int]:
     """All descendants of ``pid``."""
     parents = {int(p.name): _parent(p) for p in Path("/proc").iterdir() if p.name.isdigit()}

@@ -3,6 +3,7 @@
 The engine's process is pinned to one core and computes with one thread, in both systems; everything else, the client
 included, runs on the other core.  Throughput: greedy answers of one fixed length, streamed, at 1, 8 and 32 at once.
 Added time: the same request through the gateway and straight to the container's socket, in pairs, one at a time.
+Then how often the engine of each system is woken while nobody asks anything.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # bench/gateway
 from bench import _common, _model
 from bench._common import Goal, interleave, judge, median, percentile, say
 from bench._platform import BenchPlatform, llm_config
-from bench._processes import busiest, pin, tree
+from bench._processes import busiest, pin, tree, wake_ups
 from bench._sse import Caller
 from bench._vllm import VllmServer
 from relay.http_unix import UnixConnection
@@ -42,6 +43,7 @@ _STORY = "Write a short story about a traveller who carries {} lanterns through 
 _PROMPTS = [_STORY.format(n) for n in range(97)]
 _SLOTS = 32
 _PING = "Say hello."
+_IDLE_S = 5.0
 
 
 class Warm:
@@ -116,6 +118,11 @@ class Warm:
         container.close()
         return added
 
+    def idle_wake_ups_per_s(self) -> dict[str, float]:
+        before = {system: wake_ups(pid) for system, pid in self.engine.items()}
+        time.sleep(_IDLE_S)
+        return {system: (wake_ups(pid) - before[system]) / _IDLE_S for system, pid in self.engine.items()}
+
     def _container(self) -> UnixConnection:
         sockets = list(Path(self.platform.platform.run_dir).glob("host-0/c/*/s"))
         for path in sockets:
@@ -170,9 +177,11 @@ def main() -> int:
         runs = {f"{system}@{c}": partial(bench.throughput, system, c, 4 if c == 1 else 2 if c == 8 else 1)
                 for c in _CONCURRENCY for system in ("thaw", "vllm")}  # fmt: skip
         found = interleave(runs, rounds)
+        idle = bench.idle_wake_ups_per_s()
+        say(f"woken while idle, times a second: {idle}")
     speeds = {name: round(median(values), 2) for name, values in found.items()}
     return _common.report("warm", _judge(speeds, added), rounds=rounds, pairs=pairs, tokens_per_s=speeds,
-                          vllm_command=server.command)  # fmt: skip
+                          idle_wake_ups_per_s=idle, vllm_command=server.command)  # fmt: skip
 
 
 def _judge(speeds: dict[str, float], added: list[float]) -> list[Goal]:

@@ -13,7 +13,6 @@ FIXED = {
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
     "TOKENIZERS_PARALLELISM": "false",
-    "GLOO_SOCKET_IFNAME": "lo",  # a world of one process; else gloo resolves the host's name
 }
 
 

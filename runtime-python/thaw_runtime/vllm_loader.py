@@ -64,6 +64,7 @@ from thaw_runtime.stage_parts import StagePart
 from thaw_runtime.start_trace import Asleep, PhaseNotes, StartTrace
 from thaw_runtime.weights import arriving_tensors
 from thaw_runtime.window import Rest, check_filled, drop_foreign, set_window, whole_skeleton
+from thaw_runtime.world_of_one import world_of_one
 
 LOAD_FORMAT = "thaw_segment"
 REHEARSED_TOKENS = 64  # the length of a short prompt: kernels are made for the number of rows they see
@@ -238,14 +239,15 @@ class _StageWorker:
 
     def init_device(self: Any) -> None:
         part = _start().part
-        if not part.whole:
-            # before the worker does, which would wait for the others; it finds everything initialised
-            parallel_state.init_distributed_environment(
-                1, 0, self.distributed_init_method, self.local_rank, current_platform.dist_backend
-            )
-            parallel_state.ensure_model_parallel_initialized(1, 1, 1, 1)
-            parallel_state._PP = StageGroup(part.stage, part.n_stages)
-        super().init_device()  # type: ignore[misc]
+        with world_of_one():
+            if not part.whole:
+                # before the worker does, which would wait for the others; it finds everything initialised
+                parallel_state.init_distributed_environment(
+                    1, 0, self.distributed_init_method, self.local_rank, current_platform.dist_backend
+                )
+                parallel_state.ensure_model_parallel_initialized(1, 1, 1, 1)
+                parallel_state._PP = StageGroup(part.stage, part.n_stages)
+            super().init_device()  # type: ignore[misc]
         # where a world of several would have met; a process that is ended at once leaves the file behind
         Path(self.distributed_init_method.removeprefix("file://")).unlink(missing_ok=True)
 

@@ -251,6 +251,35 @@ def test_an_engine_that_computed_before_its_weights_were_there_answers_the_same(
     assert at_once.rehearsal_s == 0
 
 
+def test_an_engine_with_nothing_to_do_is_left_asleep(fork: Callable[..., Forked], model: Path) -> None:
+    """Event loops that only look whether they shall end woke an engine 1,200 times a second."""
+    container = fork(model)
+    status, reply = container.init()
+    assert status == 200, reply
+    assert answer(container, CAPITAL)
+    before = wake_ups(container.forked["pid"])
+    threading.Event().wait(2)  # there is no event for nothing happening
+    assert wake_ups(container.forked["pid"]) - before < 50
+
+
+def wake_ups(pid: int) -> int:
+    """How often the threads of a process and of its children have gone to sleep."""
+    family = [pid, *(child for child in running() if parent(child) == pid)]
+    statuses = [status.read_text() for member in family for status in Path(f"/proc/{member}/task").glob("*/status")]
+    return sum(int(line.split()[1]) for s in statuses for line in s.splitlines() if line.startswith("voluntary"))
+
+
+def running() -> list[int]:
+    return [int(p.name) for p in Path("/proc").iterdir() if p.name.isdigit()]
+
+
+def parent(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except FileNotFoundError:
+        return 0
+
+
 def trickle(door: Doorway) -> None:
     """The weights in four seconds from when both processes have the segment, as over a slow link."""
     door.arrive(door.sidecar_bytes)
