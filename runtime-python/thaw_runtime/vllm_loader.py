@@ -167,8 +167,7 @@ class SegmentLoader(BaseModelLoader):
 
     def load_model(self, vllm_config: Any, model_config: Any, prefix: str = "") -> torch.nn.Module:
         if not current_platform.is_cpu() or model_config.quantization is not None:
-            whole: torch.nn.Module = super().load_model(vllm_config, model_config, prefix)
-            return whole
+            return super().load_model(vllm_config, model_config, prefix)
         with set_default_torch_dtype(model_config.dtype), torch.device("cpu"):
             model = self.create_model(vllm_config, model_config, prefix)
         _start().load = partial(_load_layer_by_layer, model, model_config)
@@ -237,17 +236,16 @@ def _take_weights(
 class _StageWorker:
     """A process is a torch.distributed world of its own; only the pipeline group says that there are others."""
 
+    @world_of_one()
     def init_device(self: Any) -> None:
         part = _start().part
-        with world_of_one():
-            if not part.whole:
-                # before the worker does, which would wait for the others; it finds everything initialised
-                parallel_state.init_distributed_environment(
-                    1, 0, self.distributed_init_method, self.local_rank, current_platform.dist_backend
-                )
-                parallel_state.ensure_model_parallel_initialized(1, 1, 1, 1)
-                parallel_state._PP = StageGroup(part.stage, part.n_stages)
-            super().init_device()  # type: ignore[misc]
+        if not part.whole:
+            # before the worker does, which would wait for the others; it finds everything initialised
+            parallel_state.init_distributed_environment(1, 0, self.distributed_init_method, self.local_rank,
+                                                        current_platform.dist_backend)  # fmt: skip
+            parallel_state.ensure_model_parallel_initialized(1, 1, 1, 1)
+            parallel_state._PP = StageGroup(part.stage, part.n_stages)
+        super().init_device()  # type: ignore[misc]
         # where a world of several would have met; a process that is ended at once leaves the file behind
         Path(self.distributed_init_method.removeprefix("file://")).unlink(missing_ok=True)
 
