@@ -2,8 +2,9 @@
 
 ``python tests/thaw_runtime/pipeline_costs.py bytes`` prints the bytes of every stage with the tied embedding at both
 ends, and with the head computed in stage 0.  ``… head`` prints the CPU time of the head and of greedy sampling.
-``… steps RELAY_URL`` prints the CPU time of a decode step in pipelines of 1, 2 and 4 stages.  ``… hop RELAY_URL`` prints
-what the last stage's answer to stage 0 takes as token ids, and as the hidden states that a head there would need.
+``… steps RELAY_URL`` prints the CPU time of a decode step in pipelines of 1, 2 and 4 stages.  ``… parts RELAY_URL``
+prints what such a step consists of, in one worker and in three of four stages.  ``… hop RELAY_URL`` prints what the last
+stage's answer to stage 0 takes as token ids, and as the hidden states that a head there would need.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +119,66 @@ def print_steps(url: str) -> None:
                     os.waitpid(pid, 0)
 
 
+class Parts:
+    """CPU time of the calling thread in named functions, each with what it calls."""
+
+    def __init__(self) -> None:
+        self._spent_s: dict[str, float] = {}
+
+    def watch(self, owner: Any, *names: str) -> None:
+        for name in names:
+            setattr(owner, name, self._timed(name, getattr(owner, name)))
+
+    def _timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*args: Any, **options: Any) -> Any:
+            began = time.thread_time()
+            try:
+                return function(*args, **options)
+            finally:
+                self._spent_s[name] = self._spent_s.get(name, 0.0) + time.thread_time() - began
+
+        return timed
+
+    def print(self, title: str, n_steps: int) -> None:
+        print(f"{title}, CPU-ms a step")
+        for name, spent_s in sorted(self._spent_s.items(), key=lambda item: -item[1]):
+            print(f"  {name:42} {spent_s * 1000 / n_steps:.3f}", flush=True)
+
+
+def print_parts(url: str) -> None:
+    from tests.thaw_runtime.pipeline_probe import Stage, fork, inits
+    from thaw_runtime import engine_env, vllm_loader
+    from thaw_runtime.engine import EngineRequest, Sampling
+    from thaw_runtime.pipeline_link import StageLink
+
+    engine_env.prepare(1)
+    from thaw_runtime.warm import warm_up
+
+    warm_up()
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+    def stage(init: Any, scratch: str, watched: int) -> None:
+        parts = Parts()
+        made = Stage(real_model(), init, Path(scratch))
+        if init.stage == watched:
+            parts.watch(GPUModelRunner, "execute_model", "_model_forward", "_prepare_inputs", "_update_states",
+                        "_build_attention_metadata", "_preprocess", "sample_tokens")  # fmt: skip
+            parts.watch(vllm_loader, "check_for", "from_host", "batch_of", "_scheduler_output")
+            parts.watch(StageLink, "_take", "send_batch")
+        if init.stage == 0:
+            made.ask([EngineRequest("a", (1, 2, 3), Sampling(N_TOKENS, temperature=0.0), 0)])
+            made.engine.stop()
+        made.engine.join()
+        if init.stage == watched:
+            parts.print(f"stage {init.stage} of {init.n_stages}, layers {init.layers}", N_TOKENS)
+
+    for n_stages, watched in ((1, 0), (4, 0), (4, 1), (4, 3)):
+        with tempfile.TemporaryDirectory() as scratch:
+            plans = inits(real_model(), n_stages, url, reserve=2 << 30, dtype="bfloat16")
+            for pid in [fork(partial(stage, init, scratch, watched)) for init in plans]:
+                os.waitpid(pid, 0)
+
+
 def print_hop(url: str) -> None:
     from relay.frames import FrameHeader, FrameKind, Priority
     from relay.messages import GroupCredential, GroupLink
@@ -144,5 +206,5 @@ def print_hop(url: str) -> None:
 
 
 if __name__ == "__main__":
-    prints = {"bytes": print_bytes, "head": print_head, "steps": print_steps, "hop": print_hop}
+    prints = {"bytes": print_bytes, "head": print_head, "steps": print_steps, "parts": print_parts, "hop": print_hop}
     prints[sys.argv[1]](*sys.argv[2:])
