@@ -232,7 +232,7 @@ def test_greedy_tokens_equal_plain_vllms_and_swapped_layers_do_not(
     reference = vanilla(model, prompts)
     assert all(len(set(tokens)) >= 20 for tokens in reference), "a degenerate reference proves nothing"
     assert ours(fork(model), prompts) == reference
-    assert ours(fork(swap_two_layers(model, tmp_path / "swapped")), prompts) != reference
+    assert ours(fork(swap_two_layers(model, tmp_path / "swapped")), prompts[:1]) != reference[:1]
 
 
 def test_an_engine_that_computed_before_its_weights_were_there_answers_the_same(
