@@ -114,6 +114,10 @@ class AsyncRunner:
                         return
                 except PlatformError as e:
                     self._log.event("run_postponed", activation_id=entry.pending.activation_id, error=e.message)
+                except Exception as e:  # noqa: BLE001  an error of our own: the entry ends all the same
+                    call = _make_call(entry.pending, _deleted(entry.pending))
+                    self._end(call, outcome_of(self._dispatcher.fault(call, e)), entry)
+                    return
                 call = None
                 self._stop.wait(_RETRY_S)
         finally:

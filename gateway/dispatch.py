@@ -13,7 +13,6 @@ yielded, too, before it is waited for: who drives the run may leave that to anot
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Generator
 from typing import Final
@@ -83,6 +82,11 @@ class Dispatcher:
         self._log.event("worker_lost", activation_id=call.activation_id, losses=call.losses, error=error.message)
         if not call.action.idempotent or call.losses > MAX_LOSSES:
             raise error
+
+    def fault(self, call: Call, error: Exception) -> PlatformError:
+        """What ends a call that met an error of our own."""
+        self._log.event("run_failed", activation_id=call.activation_id, error=repr(error))
+        return PlatformError("There was an internal server error.")
 
     def announce(self, call: Call) -> None:
         """Tell the scheduler that a request has no route."""
@@ -183,7 +187,7 @@ def run_body(call: Call, deadline_s: float) -> bytes:
         "transaction_id": call.activation_id,
         "deadline": str(wall_ms() + max(0, round((deadline_s - time.monotonic()) * 1000))),
     }
-    return json.dumps(plain, separators=(",", ":"), ensure_ascii=False).encode()
+    return wire.encode(plain)
 
 
 def time_limit(call: Call, *, waiting: bool = False) -> TimeLimitExceeded:

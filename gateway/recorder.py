@@ -10,7 +10,7 @@ import queue
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from gateway.calls import Call
@@ -20,6 +20,8 @@ from gateway.outcome import activation_of
 from gateway.runs import Outcome
 from relay.messages import LogsWanted, RunRef
 from relay.records import Ended, Records
+from thaw import wire
+from thaw.activation import ActivationStatus
 from thaw.errors import PlatformError, ThawError
 from thaw.logs import Log
 from thaw.trace import Phase
@@ -85,7 +87,10 @@ class Recorder:
         logs = self._logs([item.call for item in items])
         ended = [Ended(activation_of(i.call, i.outcome, lines), i.call.events, i.pending_entry)
                  for i, lines in zip(items, logs, strict=True)]  # fmt: skip
-        self._records.end_all(ended)
+        try:
+            self._records.end_all(ended)
+        except RecursionError:
+            self._records.end_all([_writable(one) for one in ended])
 
     def _logs(self, calls: Sequence[Call]) -> list[tuple[str, ...]]:
         """The lines ordinary functions printed; an LLM container's are the host's own."""
@@ -149,12 +154,25 @@ class Recorder:
                 if self._stop.wait(_RETRY_S) or time.monotonic() > deadline_s:
                     self._log.event("record_lost", activation_ids=ids, error=e.message)
                     return
+            except Exception as e:  # noqa: BLE001  these records must not end the writing of all others
+                self._log.event("record_lost", activation_ids=ids, error=repr(e))
+                return
 
     def _done(self, n: int) -> None:
         with self._settled:
             self._unwritten -= n
             if self._unwritten == 0:
                 self._settled.notify_all()
+
+
+def _writable(ended: Ended) -> Ended:
+    """As it is, or without a result that is nested too deep to be written."""
+    try:
+        wire.dumps(ended.record)
+    except RecursionError:
+        result = {"error": "The action returned a result that is nested too deep to be recorded."}
+        return replace(ended, record=replace(ended.record, status=ActivationStatus.DEVELOPER_ERROR, result=result))
+    return ended
 
 
 def _complete(call: Call, outcome: Outcome) -> None:

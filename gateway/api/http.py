@@ -12,6 +12,7 @@ from werkzeug.exceptions import HTTPException
 
 from gateway.core import Gateway
 from relay.records import Subject
+from thaw import wire
 from thaw.errors import BadRequest, ConfigError, Forbidden, NotFound, ThawError, Throttled, TooLarge, Unauthorized
 from thaw.ids import ActionName, Namespace, is_entity_name, random_hex_id
 
@@ -168,4 +169,4 @@ def install(app: Flask) -> None:
 
 
 def json_response(plain: object, status: int = 200) -> Response:
-    return Response(json.dumps(plain, ensure_ascii=False), status, content_type="application/json")
+    return Response(wire.encode(plain, (", ", ": ")), status, content_type="application/json")
