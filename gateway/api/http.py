@@ -19,6 +19,7 @@ from thaw.ids import ActionName, Namespace, is_entity_name, random_hex_id
 MISSING: Final = "The requested resource does not exist."
 _ALLOWED_HEADERS: Final = "Authorization, Origin, X-Requested-With, Content-Type, Accept, User-Agent"
 _TRANSACTION = re.compile(r"\A[\x21-\x7e]{1,128}\Z")
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _OPENAI_TYPES: Final = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
@@ -92,7 +93,10 @@ def json_object(max_bytes: int, *, optional: bool = False) -> dict[str, Any]:
     if optional and not data.strip():
         return {}
     try:
-        plain = json.loads(data)
+        text = data.decode("utf-8-sig")
+        plain = json.loads(text)
+        if _SURROGATE.search(text):
+            json.dumps(plain, ensure_ascii=False).encode()  # half a pair is no character, and no UTF-8
     except (ValueError, RecursionError) as e:
         raise BadRequest(f"The request content was malformed:\n{e}") from e
     if not isinstance(plain, dict):
