@@ -18,15 +18,14 @@ from collections.abc import Generator
 from typing import Final
 
 from gateway.calls import Call
+from gateway.demand import Demand
 from gateway.link import InvokerPool, Reply
 from gateway.routes import Route
 from gateway.waiting import Ticket, WaitingRoom
-from relay.messages import DemandAdded, LlmResume, LlmRun
-from relay.registry import Registry
+from relay.messages import LlmResume, LlmRun
 from thaw import wire
 from thaw.clock import wall_ms
 from thaw.errors import InstanceBusy, InstanceGone, PlatformError, TimeLimitExceeded, WorkerLost
-from thaw.ids import GatewayId
 from thaw.logs import Log
 from thaw.trace import Phase
 
@@ -37,9 +36,8 @@ _REFUSED_S: Final = (0.05, 0.1, 0.25, 0.5)
 
 
 class Dispatcher:
-    def __init__(self, room: WaitingRoom, registry: Registry, pool: InvokerPool, gateway: GatewayId, log: Log) -> None:
-        self.room, self._registry, self._pool = room, registry, pool
-        self._gateway, self._log = gateway, log
+    def __init__(self, room: WaitingRoom, demand: Demand, pool: InvokerPool, log: Log) -> None:
+        self.room, self._demand, self._pool, self._log = room, demand, pool, log
 
     def reach(self, call: Call) -> Generator[str | Reply, None, tuple[Route, Reply]]:
         """An instance that accepted the call.  The caller ends the reply and gives the route back."""
@@ -88,28 +86,6 @@ class Dispatcher:
         self._log.event("run_failed", activation_id=call.activation_id, error=repr(error))
         return PlatformError("There was an internal server error.")
 
-    def announce(self, call: Call) -> None:
-        """Tell the scheduler that a request has no route."""
-        if call.announced_s is None:
-            call.announced_s = time.monotonic()
-            self.announce_again(call)
-
-    def announce_again(self, call: Call) -> None:
-        """With its age: one that lost its worker before its first token goes to the head of the scheduler's queue."""
-        waited_ms = max(0, wall_ms() - call.received_ms)
-        self._registry.add_demand(
-            DemandAdded(call.activation_id, call.action.name, call.action.namespace, self._gateway, call.received_ms,
-                        waited_ms)
-        )  # fmt: skip
-
-    def withdraw(self, call: Call) -> None:
-        if call.announced_s is not None:
-            call.announced_s = None
-            try:
-                self._registry.remove_demand(call.activation_id, call.action.name)
-            except PlatformError as e:  # the scheduler drops demand whose record exists or whose gateway is gone
-                self._log.event("demand_not_removed", activation_id=call.activation_id, error=e.message)
-
     def _route(self, call: Call, refusals: int) -> Generator[str, None, Route]:
         ticket = Ticket(call.activation_id, call.action.name, call.action.version, call.received_s)
         self.room.enter(ticket)
@@ -126,14 +102,14 @@ class Dispatcher:
             self.room.leave(ticket)
             raise
         finally:
-            self.withdraw(call)
+            self._demand.withdraw(call)
         self._note_route(call, route, announced_s)
         return route
 
     def _begin_wait(self, call: Call) -> None:
         call.queued = True
         call.trace(Phase.QUEUED_BEGIN)
-        self.announce(call)
+        self._demand.add(call)
 
     def _wait(self, call: Call, ticket: Ticket, refusals: int) -> Generator[str, None, None]:
         with call.hangup.waking(ticket.event.set):

@@ -96,13 +96,6 @@ class WaitingRoom:
             self._table.release(route)
             self._table.drop(route)
 
-    def has_route(self, action: ActionName, version: str) -> bool:
-        with self._lock:
-            route = self._table.take(action, version)
-            if route is not None:
-                self._table.release(route, ran=False)
-            return route is not None
-
     def retry(self, action: ActionName) -> None:
         """Ask instances again that refused a while ago."""
         with self._lock:
@@ -125,6 +118,10 @@ class WaitingRoom:
             for action in self._table.replace(records, time.monotonic()):
                 self._serve(action)
             return [t for queue in self._queues.values() for t in queue]
+
+    def waiting(self, action: ActionName, activation_id: ActivationId) -> Ticket | None:
+        with self._lock:
+            return next((t for t in self._queues.get(action, ()) if t.activation_id == activation_id), None)
 
     def fail(self, action: ActionName, activation_ids: Collection[ActivationId], error: ThawError) -> None:
         with self._lock:

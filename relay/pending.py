@@ -18,7 +18,7 @@ from relay.bus import _StreamThread
 from relay.records import Pending
 from thaw import wire
 from thaw.errors import ProtocolError
-from thaw.ids import GatewayId
+from thaw.ids import ActivationId, GatewayId
 from thaw.logs import Log
 
 _BLOCK_MS: Final = 30_000
@@ -92,6 +92,12 @@ class PendingClaims:
                 keys.PENDING, keys.PENDING_GROUP, self._gateway, _CLAIM_IDLE_MS, [r["message_id"] for r in rows]
             )
         return list(parse(claimed))
+
+    def starter(self, activation_id: ActivationId) -> GatewayId | None:
+        """Who has marked its one run (Records.mark_started)."""
+        with redis_link.translated("read who started a run"):
+            found: Any = self._redis.get(keys.started(activation_id))
+        return None if found is None else GatewayId(redis_link.text(found))
 
     def hand_to(self, owner: GatewayId, entry_id: bytes) -> None:
         """The entry belongs to the gateway that runs it."""
