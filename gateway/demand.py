@@ -28,10 +28,11 @@ class Demand:
         self._left: dict[ActivationId, ActionName] = {}  # withdrawals that failed
 
     def add(self, call: Call) -> None:
-        """Tell the scheduler that a request has no route.  Raises Unavailable."""
+        """Tell the scheduler that a request has no route; again, where a failed start may have ended what was told
+        before the request waited.  Raises Unavailable."""
         if call.announced_s is None:
             call.announced_s = time.monotonic()
-            self._put(call.activation_id, call.action.name, call.received_ms)
+        self._put(call.activation_id, call.action.name, call.received_ms)
 
     def withdraw(self, call: Call) -> None:
         if call.announced_s is None:

@@ -8,10 +8,13 @@ from collections.abc import Callable
 import pytest
 import redis
 
-from relay import keys
+from relay import bus, keys
+from relay.messages import StartFailed
 from tests.conftest import ValkeyServer
 from tests.gateway.conftest import KEY, GatewayProcess, add_key, wait_for_record
 from tests.gateway.fake_invoker import FakeInvoker
+from thaw.errors import InitFailed
+from thaw.ids import ActionName, GroupId
 
 HELLO = "/api/v1/namespaces/_/actions/hello"
 
@@ -150,3 +153,20 @@ def test_more_202s_than_runners_announce_their_demand_and_all_end(
     assert len(invoker.runs) == 8
     assert pending(valkey_url) == 0
     invoker.wait_for_demand(0)
+
+
+def test_202s_that_waited_for_a_runner_end_with_the_error_of_their_start(
+    start_gateway: Callable[..., GatewayProcess], invoker: FakeInvoker, valkey_url: str
+) -> None:
+    """A start that failed ended their demand before they waited: they announce it again."""
+    gateway = start_gateway(THAW_GATEWAY_ASYNC_THREADS="2")
+    gateway.put_python()
+    ids = [gateway.call("POST", HELLO, json={"n": n}).json()["activationId"] for n in range(4)]
+    for waiting in (4, 2):
+        found = invoker.wait_for_demand(waiting)
+        for demand in found:  # as the scheduler does
+            invoker.registry.remove_demand(demand.activation_id, demand.action)
+        named = tuple(demand.activation_id for demand in found)
+        error = InitFailed("no main").info()
+        bus.publish(invoker.client, StartFailed(ActionName("guest/hello"), named, error, GroupId("b" * 32)))
+    assert [wait_for_record(valkey_url, i).result for i in ids] == [{"error": "no main"}] * 4
