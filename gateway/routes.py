@@ -27,7 +27,6 @@ class Route:
     inflight: int = 0
     handed: int = 0
     full: bool = False
-    gone: bool = False
 
     @property
     def free(self) -> bool:
@@ -125,8 +124,6 @@ class RouteTable:
         routes = self._routes.get(action)
         if routes is None:
             return
-        route = routes.pop(instance_id, None)
-        if route is not None:
-            route.gone = True
+        routes.pop(instance_id, None)
         if not routes:
             del self._routes[action]
