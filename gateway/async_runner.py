@@ -145,6 +145,8 @@ class AsyncRunner:
         if ended is not None:  # its gateway died between the record and the acknowledgement
             self._records.end(ended, pending_entry=entry.entry_id)
             return True
+        if self._hand_to_owner(entry):
+            return True
         try:
             call = self._call(entry.pending)
         except NotFound:

@@ -65,13 +65,7 @@ class Recorder:
     def submit(self, call: Call, outcome: Outcome, pending_entry: bytes | None = None) -> None:
         """Queue the record; it is written over a restart of the state server."""
         _complete(call, outcome)
-        with self._settled:
-            self._unwritten += 1
-        try:
-            self._queue.put_nowait(_Item(call, outcome, pending_entry))
-        except queue.Full:
-            self._done(1)
-            self._log.event("record_dropped", activation_id=call.activation_id)
+        self._put(_Item(call, outcome, pending_entry))
 
     def settle(self, timeout_s: float) -> None:
         """Wait until everything submitted is written, so that a client finds the record of the answer it has."""
@@ -82,6 +76,15 @@ class Recorder:
         """The record of a 202, written before this returns.  Raises Unavailable, PlatformError."""
         _complete(call, outcome)
         self._write([_Item(call, outcome, pending_entry)])
+
+    def _put(self, item: _Item) -> None:
+        with self._settled:
+            self._unwritten += 1
+        try:
+            self._queue.put_nowait(item)
+        except queue.Full:
+            self._done(1)
+            self._log.event("record_dropped", activation_id=item.call.activation_id)
 
     def _write(self, items: Sequence[_Item]) -> None:
         logs = self._logs([item.call for item in items])
@@ -152,11 +155,21 @@ class Recorder:
             except PlatformError as e:
                 late = True
                 if self._stop.wait(_RETRY_S) or time.monotonic() > deadline_s:
-                    self._log.event("record_lost", activation_ids=ids, error=e.message)
+                    self._give_up(batch, e)
                     return
             except Exception as e:  # noqa: BLE001  these records must not end the writing of all others
                 self._log.event("record_lost", activation_ids=ids, error=repr(e))
                 return
+
+    def _give_up(self, batch: Sequence[_Item], error: PlatformError) -> None:
+        """A 202's record is promised: behind the others, again; of a gateway that stops another ends the entry."""
+        lost = [i for i in batch if i.pending_entry is None or self._stop.is_set()]
+        if lost:
+            ids = [item.call.activation_id for item in lost]
+            self._log.event("record_lost", activation_ids=ids, error=error.message)
+        for item in batch:
+            if item not in lost:
+                self._put(item)
 
     def _done(self, n: int) -> None:
         with self._settled:
