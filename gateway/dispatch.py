@@ -41,6 +41,12 @@ class Dispatcher:
 
     def reach(self, call: Call) -> Generator[str | Reply, None, tuple[Route, Reply]]:
         """An instance that accepted the call.  The caller ends the reply and gives the route back."""
+        try:
+            return (yield from self._reach(call))
+        finally:
+            self._demand.withdraw(call)
+
+    def _reach(self, call: Call) -> Generator[str | Reply, None, tuple[Route, Reply]]:
         refusals = 0
         while True:
             route = yield from self._route(call, refusals)
@@ -48,6 +54,7 @@ class Dispatcher:
             try:
                 self._claim(call)
                 reply = self._send(call, route)
+                self._demand.withdraw(call)  # behind the request: no slot waits for the state server
                 yield reply
                 reply.read_head()
                 return route, reply
@@ -89,11 +96,9 @@ class Dispatcher:
     def _route(self, call: Call, refusals: int) -> Generator[str, None, Route]:
         ticket = Ticket(call.activation_id, call.action.name, call.action.version, call.received_s)
         self.room.enter(ticket)
-        announced_s = call.announced_s
         try:
             if ticket.route is None:
                 self._begin_wait(call)
-                announced_s = call.announced_s
                 yield "queued"
                 yield from self._wait(call, ticket, refusals)
             route = ticket.route
@@ -101,9 +106,7 @@ class Dispatcher:
         except BaseException:
             self.room.leave(ticket)
             raise
-        finally:
-            self._demand.withdraw(call)
-        self._note_route(call, route, announced_s)
+        self._note_route(call, route)
         return route
 
     def _begin_wait(self, call: Call) -> None:
@@ -120,19 +123,22 @@ class Dispatcher:
                 remaining_s = call.wait_deadline_s - time.monotonic()
                 if remaining_s <= 0:
                     raise time_limit(call, waiting=True)
-                pause_s = _REFUSED_S[min(refusals, len(_REFUSED_S)) - 1] if refusals else remaining_s
+                asks = self.room.must_ask(ticket)
+                pause_s = _REFUSED_S[min(max(refusals, 1), len(_REFUSED_S)) - 1] if asks else remaining_s
                 if not ticket.event.wait(min(pause_s, remaining_s)):
-                    self.room.retry(call.action.name)
+                    if asks:
+                        self.room.retry(call.action.name)
                     continue
                 ticket.event.clear()
                 while ticket.notices:
                     yield ticket.notices.popleft()
         call.hangup.check()
 
-    def _note_route(self, call: Call, route: Route, announced_s: float | None) -> None:
+    def _note_route(self, call: Call, route: Route) -> None:
         """Cold: the request waited, and is one of those that the instance's first slots were started for."""
         call.instance = route.record
-        call.cold = announced_s is not None and route.ready_s >= announced_s and route.handed <= route.record.slots
+        waited = call.announced_s is not None and route.ready_s >= call.announced_s
+        call.cold = waited and route.handed <= route.record.slots
         if call.queued:
             call.trace(Phase.QUEUED_END)
             call.queued = False

@@ -99,6 +99,9 @@ class RouteTable:
         """It does not answer; its invoker's next word brings it back."""
         self._remove(route.record.action, route.record.instance_id)
 
+    def is_any_full(self, action: ActionName) -> bool:
+        return any(route.full for route in self._routes.get(action, {}).values())
+
     def retry_full(self, action: ActionName) -> None:
         """A refusal was some time ago: ask again."""
         for route in self._routes.get(action, {}).values():
