@@ -13,6 +13,7 @@ from typing import Final
 
 from gateway.actions import Actions
 from gateway.calls import Call
+from gateway.demand import Demand
 from gateway.dispatch import Dispatcher
 from gateway.hangup import Hangup
 from gateway.outcome import outcome_of
@@ -31,13 +32,22 @@ READ_AHEAD: Final = 500
 _RETRY_S: Final = 0.5
 
 
+class _RunsElsewhere(PlatformError):
+    """What is not idempotent was started by a gateway that lives."""
+
+    def __init__(self, starter: GatewayId) -> None:
+        super().__init__("Another gateway runs this function.")
+        self.starter = starter
+
+
 class AsyncRunner:
     def __init__(
         self, url: str, gateway: GatewayId, execute: Callable[[Call], Outcome], dispatcher: Dispatcher,
-        actions: Actions, records: Records, registry: Registry, claims: PendingClaims, recorder: Recorder,
-        threads: int, log: Log,
+        demand: Demand, actions: Actions, records: Records, registry: Registry, claims: PendingClaims,
+        recorder: Recorder, threads: int, log: Log,
     ) -> None:  # fmt: skip
-        self._gateway, self._execute, self._dispatcher, self._actions = gateway, execute, dispatcher, actions
+        self._gateway, self._execute, self._dispatcher, self._demand = gateway, execute, dispatcher, demand
+        self._actions = actions
         self._records, self._registry, self._claims, self._recorder = records, registry, claims, recorder
         self._log, self._threads = log, threads
         self._pool = ThreadPoolExecutor(threads, "async-run")
@@ -66,6 +76,10 @@ class AsyncRunner:
                 self._log.event("entry_claimed", activation_id=entry.pending.activation_id, gateway=consumer)
                 self._take(entry)
 
+    def holds(self, activation_id: ActivationId) -> bool:
+        with self._lock:
+            return activation_id in self._held
+
     def _room(self) -> int:
         with self._lock:
             self._lock.wait_for(lambda: len(self._held) < self._limit or self._stop.is_set())
@@ -84,18 +98,18 @@ class AsyncRunner:
                 return
             self._held.add(activation_id)
             queued = len(self._held) > self._threads
-        call = None
+        ahead = None
         try:
             if self._hand_to_owner(entry):
                 self._forget(activation_id)
                 return
-            call = self._call(entry.pending)
             if queued:
-                self._dispatcher.announce(call)
+                ahead = self._call(entry.pending)
+                self._demand.add(ahead)
         except (PlatformError, NotFound) as e:  # its thread meets the same and deals with it
             self._log.event("entry_unprepared", activation_id=activation_id, error=e.message)
         try:
-            self._pool.submit(self._run, entry, call)
+            self._pool.submit(self._run, entry, ahead)
         except RuntimeError:  # the pool is shut: this gateway stops, another claims the entry
             self._forget(activation_id)
 
@@ -106,32 +120,46 @@ class AsyncRunner:
         self._claims.hand_to(owner, entry.entry_id)
         return True
 
-    def _run(self, entry: Entry, call: Call | None) -> None:
+    def _run(self, entry: Entry, ahead: Call | None) -> None:
+        """``ahead`` announced the demand of what waited for this thread."""
         try:
             while not self._stop.is_set():
                 try:
-                    if self._run_once(entry, call):
+                    if self._run_once(entry, ahead):
                         return
                 except PlatformError as e:
                     self._log.event("run_postponed", activation_id=entry.pending.activation_id, error=e.message)
-                call = None
+                except Exception as e:  # noqa: BLE001  an error of our own: the entry ends all the same
+                    call = _make_call(entry.pending, _deleted(entry.pending))
+                    self._end(call, outcome_of(self._dispatcher.fault(call, e)), entry)
+                    return
                 self._stop.wait(_RETRY_S)
         finally:
+            if ahead is not None:
+                self._demand.withdraw(ahead)
             self._forget(entry.pending.activation_id)
 
-    def _run_once(self, entry: Entry, call: Call | None) -> bool:
+    def _run_once(self, entry: Entry, ahead: Call | None) -> bool:
         """False: nothing ran because the state server was away; try again.  Raises PlatformError likewise."""
         ended = self._records.activation(entry.pending.activation_id)
         if ended is not None:  # its gateway died between the record and the acknowledgement
             self._records.end(ended, pending_entry=entry.entry_id)
             return True
+        if self._hand_to_owner(entry):
+            return True
         try:
-            call = call or self._call(entry.pending)
+            call = self._call(entry.pending)
         except NotFound:
             call = _make_call(entry.pending, _deleted(entry.pending))
             self._end(call, outcome_of(DeveloperError("The action was deleted before it ran.")), entry)
             return True
+        if ahead is not None:
+            call.announced_s, ahead.announced_s = ahead.announced_s, None
         outcome = self._execute(call)
+        if isinstance(outcome.error, _RunsElsewhere):  # it was claimed while its gateway could not say that it lives
+            self._claims.hand_to(outcome.error.starter, entry.entry_id)
+            self._log.event("entry_handed_back", activation_id=call.activation_id, gateway=outcome.error.starter)
+            return True
         if isinstance(outcome.error, Unavailable) and call.dispatched_ms is None:
             return False
         self._end(call, outcome, entry)
@@ -151,8 +179,17 @@ class AsyncRunner:
         """The call as it was accepted.  Raises Unavailable, NotFound (deleted since)."""
         call = _make_call(pending, self._actions.get(pending.action))
         if not call.action.idempotent:
-            call.claim = lambda: self._records.mark_started(pending.activation_id, self._gateway)
+            call.claim = lambda: self._may_start(pending.activation_id)
         return call
+
+    def _may_start(self, activation_id: ActivationId) -> bool:
+        """False: the gateway that started it is lost.  Raises _RunsElsewhere, Unavailable."""
+        if self._records.mark_started(activation_id, self._gateway):
+            return True
+        starter = self._claims.starter(activation_id)
+        if starter is not None and self._registry.is_gateway_alive(starter):
+            raise _RunsElsewhere(starter)
+        return False
 
     def _forget(self, activation_id: ActivationId) -> None:
         with self._lock:

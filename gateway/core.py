@@ -6,11 +6,12 @@ import secrets
 import threading
 import time
 
-from gateway.actions import Actions, namespace_of
+from gateway.actions import Actions
 from gateway.async_runner import AsyncRunner
 from gateway.auth import Authenticator
 from gateway.blocking import BlockingRuns
 from gateway.calls import Call
+from gateway.demand import Demand
 from gateway.dispatch import Dispatcher
 from gateway.execute import Steps, steps, to_end
 from gateway.expect import Expectation
@@ -23,14 +24,30 @@ from gateway.throttle import QueueCaps, Throttle
 from gateway.waiting import WaitingRoom
 from relay import redis_link
 from relay.bus import EventReader
-from relay.messages import ActionChanged, DemandAdded, InstanceChanged, StartFailed
+from relay.messages import ActionChanged, InstanceChanged, StartFailed
 from relay.pending import PendingClaims
 from relay.records import Records
-from relay.registry import Registry
-from thaw.clock import wall_ms
+from relay.registry import LEASE_MS, Registry
 from thaw.errors import NotFound, PlatformError, from_info
 from thaw.ids import ActionName, GatewayId, random_hex_id
 from thaw.logs import Log
+
+
+class Beats:
+    """Of our own heart, by which others are judged: where ours came late, the state server may have been away, and the
+    leases that are missing may be those of gateways that live."""
+
+    def __init__(self, interval_s: float) -> None:
+        self._late_s = interval_s + LEASE_MS / 3000
+        self._beaten_s: float | None = None
+        self._from_s = float("-inf")
+
+    def may_claim(self, now_s: float) -> bool:
+        """Called at every beat that arrived."""
+        if self._beaten_s is not None and now_s - self._beaten_s > self._late_s:
+            self._from_s = now_s + LEASE_MS / 1000
+        self._beaten_s = now_s
+        return now_s >= self._from_s
 
 
 class Gateway:
@@ -50,11 +67,12 @@ class Gateway:
         expected = Expectation(self.registry)
         self.caps = QueueCaps(settings.queue_action, settings.queue_namespace, self.room, expected)
         self.pool = InvokerPool(self.registry.host_token(secrets.token_urlsafe(32)))
-        self.dispatcher = Dispatcher(self.room, self.registry, self.pool, self.gateway_id, self.log)
+        self.demand = Demand(self.room, self.registry, self.gateway_id, self.log)
+        self.dispatcher = Dispatcher(self.room, self.demand, self.pool, self.log)
         self.recorder = Recorder(self.records, self.pool, self.log)
         self.blocking = BlockingRuns(self.steps, self.recorder, self.records, self.gateway_id, settings.threads)
         self.runner = AsyncRunner(
-            settings.state_url, self.gateway_id, self.execute, self.dispatcher, self.actions, self.records,
+            settings.state_url, self.gateway_id, self.execute, self.dispatcher, self.demand, self.actions, self.records,
             self.registry, PendingClaims(self.client, self.gateway_id), self.recorder, settings.async_threads,
             self.log,
         )  # fmt: skip
@@ -95,10 +113,13 @@ class Gateway:
 
     def _beat(self) -> None:
         """Signs of life; and the deaths of others, whose work is taken over."""
+        beats = Beats(self.settings.heartbeat_s)
         while True:
             try:
                 self.registry.gateway_alive(self.gateway_id)
-                self.runner.claim_dead()
+                self.demand.retry()
+                if beats.may_claim(time.monotonic()):
+                    self.runner.claim_dead()
             except PlatformError as e:
                 self.log.event("heartbeat_missed", error=e.message)
             if self._stop.wait(self.settings.heartbeat_s):
@@ -125,10 +146,6 @@ class Gateway:
 
     def _on_connected(self) -> None:
         """Events may have been missed: the registry is the truth, and our demand may be gone with a server."""
+        self.registry.gateway_alive(self.gateway_id)  # first: demand of a gateway without a lease is dropped
         self.actions.forget()
-        for ticket in self.room.reload(self.registry.instances()):
-            waited_ms = max(0, round(1000 * (time.monotonic() - ticket.since_s)))
-            self.registry.add_demand(
-                DemandAdded(ticket.activation_id, ticket.action, namespace_of(ticket.action), self.gateway_id,
-                            wall_ms() - waited_ms, waited_ms)
-            )  # fmt: skip
+        self.demand.restore(self.room.reload(self.registry.instances()), self.runner.holds)

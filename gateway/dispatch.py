@@ -13,21 +13,19 @@ yielded, too, before it is waited for: who drives the run may leave that to anot
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Generator
 from typing import Final
 
 from gateway.calls import Call
+from gateway.demand import Demand
 from gateway.link import InvokerPool, Reply
 from gateway.routes import Route
 from gateway.waiting import Ticket, WaitingRoom
-from relay.messages import DemandAdded, LlmResume, LlmRun
-from relay.registry import Registry
+from relay.messages import LlmResume, LlmRun
 from thaw import wire
 from thaw.clock import wall_ms
 from thaw.errors import InstanceBusy, InstanceGone, PlatformError, TimeLimitExceeded, WorkerLost
-from thaw.ids import GatewayId
 from thaw.logs import Log
 from thaw.trace import Phase
 
@@ -38,12 +36,17 @@ _REFUSED_S: Final = (0.05, 0.1, 0.25, 0.5)
 
 
 class Dispatcher:
-    def __init__(self, room: WaitingRoom, registry: Registry, pool: InvokerPool, gateway: GatewayId, log: Log) -> None:
-        self.room, self._registry, self._pool = room, registry, pool
-        self._gateway, self._log = gateway, log
+    def __init__(self, room: WaitingRoom, demand: Demand, pool: InvokerPool, log: Log) -> None:
+        self.room, self._demand, self._pool, self._log = room, demand, pool, log
 
     def reach(self, call: Call) -> Generator[str | Reply, None, tuple[Route, Reply]]:
         """An instance that accepted the call.  The caller ends the reply and gives the route back."""
+        try:
+            return (yield from self._reach(call))
+        finally:
+            self._demand.withdraw(call)
+
+    def _reach(self, call: Call) -> Generator[str | Reply, None, tuple[Route, Reply]]:
         refusals = 0
         while True:
             route = yield from self._route(call, refusals)
@@ -51,6 +54,7 @@ class Dispatcher:
             try:
                 self._claim(call)
                 reply = self._send(call, route)
+                self._demand.withdraw(call)  # behind the request: no slot waits for the state server
                 yield reply
                 reply.read_head()
                 return route, reply
@@ -84,36 +88,17 @@ class Dispatcher:
         if not call.action.idempotent or call.losses > MAX_LOSSES:
             raise error
 
-    def announce(self, call: Call) -> None:
-        """Tell the scheduler that a request has no route."""
-        if call.announced_s is None:
-            call.announced_s = time.monotonic()
-            self.announce_again(call)
-
-    def announce_again(self, call: Call) -> None:
-        """With its age: one that lost its worker before its first token goes to the head of the scheduler's queue."""
-        waited_ms = max(0, wall_ms() - call.received_ms)
-        self._registry.add_demand(
-            DemandAdded(call.activation_id, call.action.name, call.action.namespace, self._gateway, call.received_ms,
-                        waited_ms)
-        )  # fmt: skip
-
-    def withdraw(self, call: Call) -> None:
-        if call.announced_s is not None:
-            call.announced_s = None
-            try:
-                self._registry.remove_demand(call.activation_id, call.action.name)
-            except PlatformError as e:  # the scheduler drops demand whose record exists or whose gateway is gone
-                self._log.event("demand_not_removed", activation_id=call.activation_id, error=e.message)
+    def fault(self, call: Call, error: Exception) -> PlatformError:
+        """What ends a call that met an error of our own."""
+        self._log.event("run_failed", activation_id=call.activation_id, error=repr(error))
+        return PlatformError("There was an internal server error.")
 
     def _route(self, call: Call, refusals: int) -> Generator[str, None, Route]:
         ticket = Ticket(call.activation_id, call.action.name, call.action.version, call.received_s)
         self.room.enter(ticket)
-        announced_s = call.announced_s
         try:
             if ticket.route is None:
                 self._begin_wait(call)
-                announced_s = call.announced_s
                 yield "queued"
                 yield from self._wait(call, ticket, refusals)
             route = ticket.route
@@ -121,15 +106,13 @@ class Dispatcher:
         except BaseException:
             self.room.leave(ticket)
             raise
-        finally:
-            self.withdraw(call)
-        self._note_route(call, route, announced_s)
+        self._note_route(call, route)
         return route
 
     def _begin_wait(self, call: Call) -> None:
         call.queued = True
         call.trace(Phase.QUEUED_BEGIN)
-        self.announce(call)
+        self._demand.add(call)
 
     def _wait(self, call: Call, ticket: Ticket, refusals: int) -> Generator[str, None, None]:
         with call.hangup.waking(ticket.event.set):
@@ -140,19 +123,22 @@ class Dispatcher:
                 remaining_s = call.wait_deadline_s - time.monotonic()
                 if remaining_s <= 0:
                     raise time_limit(call, waiting=True)
-                pause_s = _REFUSED_S[min(refusals, len(_REFUSED_S)) - 1] if refusals else remaining_s
+                asks = self.room.must_ask(ticket)
+                pause_s = _REFUSED_S[min(max(refusals, 1), len(_REFUSED_S)) - 1] if asks else remaining_s
                 if not ticket.event.wait(min(pause_s, remaining_s)):
-                    self.room.retry(call.action.name)
+                    if asks:
+                        self.room.retry(call.action.name)
                     continue
                 ticket.event.clear()
                 while ticket.notices:
                     yield ticket.notices.popleft()
         call.hangup.check()
 
-    def _note_route(self, call: Call, route: Route, announced_s: float | None) -> None:
+    def _note_route(self, call: Call, route: Route) -> None:
         """Cold: the request waited, and is one of those that the instance's first slots were started for."""
         call.instance = route.record
-        call.cold = announced_s is not None and route.ready_s >= announced_s and route.handed <= route.record.slots
+        waited = call.announced_s is not None and route.ready_s >= call.announced_s
+        call.cold = waited and route.handed <= route.record.slots
         if call.queued:
             call.trace(Phase.QUEUED_END)
             call.queued = False
@@ -183,7 +169,7 @@ def run_body(call: Call, deadline_s: float) -> bytes:
         "transaction_id": call.activation_id,
         "deadline": str(wall_ms() + max(0, round((deadline_s - time.monotonic()) * 1000))),
     }
-    return json.dumps(plain, separators=(",", ":"), ensure_ascii=False).encode()
+    return wire.encode(plain)
 
 
 def time_limit(call: Call, *, waiting: bool = False) -> TimeLimitExceeded:

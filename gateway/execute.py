@@ -21,7 +21,7 @@ Steps = Generator[str | Reply, None, Outcome]
 
 
 def steps(dispatcher: Dispatcher, call: Call) -> Steps:
-    """Never raises for what can go wrong with an activation: that is its outcome."""
+    """Never raises: whatever goes wrong with an activation is its outcome."""
     try:
         if not call.action.is_llm:
             return (yield from function_steps(dispatcher, call))
@@ -29,6 +29,8 @@ def steps(dispatcher: Dispatcher, call: Call) -> Steps:
         return llm_outcome(dispatcher, call)
     except ThawError as e:
         return outcome_of(e)
+    except Exception as e:  # noqa: BLE001  an error of our own ends the activation, not its thread
+        return outcome_of(dispatcher.fault(call, e))
 
 
 def to_end(run: Generator[object, None, T]) -> T:

@@ -6,6 +6,7 @@ answers InstanceGone or InstanceBusy, nothing ran; a connection that breaks afte
 
 from __future__ import annotations
 
+import errno
 import socket
 import struct
 import threading
@@ -204,6 +205,6 @@ class _Guarded:
         self._reply.abort()
         if isinstance(error, OSError) or self._hangup.is_set:
             self._hangup.check()
-            if isinstance(error, TimeoutError):
+            if isinstance(error, TimeoutError) and error.errno != errno.ETIMEDOUT:  # that one is of a vanished host
                 raise TimeLimitExceeded("The action exceeded its time limits.") from error
             raise WorkerLost(f"the connection to the container broke: {error!r}") from error

@@ -10,7 +10,7 @@ import queue
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from gateway.calls import Call
@@ -20,6 +20,8 @@ from gateway.outcome import activation_of
 from gateway.runs import Outcome
 from relay.messages import LogsWanted, RunRef
 from relay.records import Ended, Records
+from thaw import wire
+from thaw.activation import ActivationStatus
 from thaw.errors import PlatformError, ThawError
 from thaw.logs import Log
 from thaw.trace import Phase
@@ -63,13 +65,7 @@ class Recorder:
     def submit(self, call: Call, outcome: Outcome, pending_entry: bytes | None = None) -> None:
         """Queue the record; it is written over a restart of the state server."""
         _complete(call, outcome)
-        with self._settled:
-            self._unwritten += 1
-        try:
-            self._queue.put_nowait(_Item(call, outcome, pending_entry))
-        except queue.Full:
-            self._done(1)
-            self._log.event("record_dropped", activation_id=call.activation_id)
+        self._put(_Item(call, outcome, pending_entry))
 
     def settle(self, timeout_s: float) -> None:
         """Wait until everything submitted is written, so that a client finds the record of the answer it has."""
@@ -81,11 +77,23 @@ class Recorder:
         _complete(call, outcome)
         self._write([_Item(call, outcome, pending_entry)])
 
+    def _put(self, item: _Item) -> None:
+        with self._settled:
+            self._unwritten += 1
+        try:
+            self._queue.put_nowait(item)
+        except queue.Full:
+            self._done(1)
+            self._log.event("record_dropped", activation_id=item.call.activation_id)
+
     def _write(self, items: Sequence[_Item]) -> None:
         logs = self._logs([item.call for item in items])
         ended = [Ended(activation_of(i.call, i.outcome, lines), i.call.events, i.pending_entry)
                  for i, lines in zip(items, logs, strict=True)]  # fmt: skip
-        self._records.end_all(ended)
+        try:
+            self._records.end_all(ended)
+        except RecursionError:
+            self._records.end_all([_writable(one) for one in ended])
 
     def _logs(self, calls: Sequence[Call]) -> list[tuple[str, ...]]:
         """The lines ordinary functions printed; an LLM container's are the host's own."""
@@ -147,14 +155,37 @@ class Recorder:
             except PlatformError as e:
                 late = True
                 if self._stop.wait(_RETRY_S) or time.monotonic() > deadline_s:
-                    self._log.event("record_lost", activation_ids=ids, error=e.message)
+                    self._give_up(batch, e)
                     return
+            except Exception as e:  # noqa: BLE001  these records must not end the writing of all others
+                self._log.event("record_lost", activation_ids=ids, error=repr(e))
+                return
+
+    def _give_up(self, batch: Sequence[_Item], error: PlatformError) -> None:
+        """A 202's record is promised: behind the others, again; of a gateway that stops another ends the entry."""
+        lost = [i for i in batch if i.pending_entry is None or self._stop.is_set()]
+        if lost:
+            ids = [item.call.activation_id for item in lost]
+            self._log.event("record_lost", activation_ids=ids, error=error.message)
+        for item in batch:
+            if item not in lost:
+                self._put(item)
 
     def _done(self, n: int) -> None:
         with self._settled:
             self._unwritten -= n
             if self._unwritten == 0:
                 self._settled.notify_all()
+
+
+def _writable(ended: Ended) -> Ended:
+    """As it is, or without a result that is nested too deep to be written."""
+    try:
+        wire.dumps(ended.record)
+    except RecursionError:
+        result = {"error": "The action returned a result that is nested too deep to be recorded."}
+        return replace(ended, record=replace(ended.record, status=ActivationStatus.DEVELOPER_ERROR, result=result))
+    return ended
 
 
 def _complete(call: Call, outcome: Outcome) -> None:

@@ -27,7 +27,6 @@ class Route:
     inflight: int = 0
     handed: int = 0
     full: bool = False
-    gone: bool = False
 
     @property
     def free(self) -> bool:
@@ -100,6 +99,9 @@ class RouteTable:
         """It does not answer; its invoker's next word brings it back."""
         self._remove(route.record.action, route.record.instance_id)
 
+    def is_any_full(self, action: ActionName) -> bool:
+        return any(route.full for route in self._routes.get(action, {}).values())
+
     def retry_full(self, action: ActionName) -> None:
         """A refusal was some time ago: ask again."""
         for route in self._routes.get(action, {}).values():
@@ -125,8 +127,6 @@ class RouteTable:
         routes = self._routes.get(action)
         if routes is None:
             return
-        route = routes.pop(instance_id, None)
-        if route is not None:
-            route.gone = True
+        routes.pop(instance_id, None)
         if not routes:
             del self._routes[action]

@@ -90,18 +90,18 @@ class WaitingRoom:
                 self._table.drop(route)
             else:
                 route.full = True
+                self._wake_asking(route.record.action)
 
     def lost(self, route: Route) -> None:
         with self._lock:
             self._table.release(route)
             self._table.drop(route)
 
-    def has_route(self, action: ActionName, version: str) -> bool:
+    def must_ask(self, ticket: Ticket) -> bool:
+        """Whether it is for this one to retry(): it is the next, and an instance refused somebody.  Woken when so."""
         with self._lock:
-            route = self._table.take(action, version)
-            if route is not None:
-                self._table.release(route, ran=False)
-            return route is not None
+            queue = self._queues.get(ticket.action)
+            return queue is not None and queue[0] is ticket and self._table.is_any_full(ticket.action)
 
     def retry(self, action: ActionName) -> None:
         """Ask instances again that refused a while ago."""
@@ -125,6 +125,10 @@ class WaitingRoom:
             for action in self._table.replace(records, time.monotonic()):
                 self._serve(action)
             return [t for queue in self._queues.values() for t in queue]
+
+    def waiting(self, action: ActionName, activation_id: ActivationId) -> Ticket | None:
+        with self._lock:
+            return next((t for t in self._queues.get(action, ()) if t.activation_id == activation_id), None)
 
     def fail(self, action: ActionName, activation_ids: Collection[ActivationId], error: ThawError) -> None:
         with self._lock:
@@ -174,12 +178,18 @@ class WaitingRoom:
             ticket.notices.append(notice)
             ticket.event.set()
 
+    def _wake_asking(self, action: ActionName) -> None:
+        queue = self._queues.get(action)
+        if queue and self._table.is_any_full(action):
+            queue[0].event.set()
+
     def _unqueue(self, ticket: Ticket) -> None:
         queue = self._queues[ticket.action]
         queue.remove(ticket)
         if not queue:
             del self._queues[ticket.action]
             self._handed.pop(ticket.action, None)
+        self._wake_asking(ticket.action)
 
 
 def _place(queue: Sequence[Ticket], ticket: Ticket) -> int:

@@ -18,7 +18,7 @@ from relay.bus import _StreamThread
 from relay.records import Pending
 from thaw import wire
 from thaw.errors import ProtocolError
-from thaw.ids import GatewayId
+from thaw.ids import ActivationId, GatewayId
 from thaw.logs import Log
 
 _BLOCK_MS: Final = 30_000
@@ -43,7 +43,8 @@ class Entry:
 
 
 class PendingReader(_StreamThread):
-    """Hands on new entries, as many as ``room()`` says; room() may block to hold the reader back."""
+    """Hands on new entries, as many as ``room()`` says; room() may block to hold the reader back.  Behind a
+    reconnection an entry that has not ended comes again."""
 
     def __init__(
         self, url: str, gateway: GatewayId, on_entry: Callable[[Entry], None], room: Callable[[], int], log: Log
@@ -53,16 +54,19 @@ class PendingReader(_StreamThread):
 
     def _read_all(self, client: redis.Redis) -> None:
         create_group(client)
+        position: Any = "0"  # first what is ours and may have been lost with a connection, then the new
         while not self._stop.is_set():
             count = self._room()
             if count == 0:
                 return  # stopping
             reply: Any = client.xreadgroup(
-                keys.PENDING_GROUP, self._gateway, {keys.PENDING: ">"}, count=count, block=_BLOCK_MS
+                keys.PENDING_GROUP, self._gateway, {keys.PENDING: position}, count=count, block=_BLOCK_MS
             )
-            for _, entries in reply or []:
-                for entry in parse(entries):
-                    self._on_message(entry)
+            entries = reply[0][1] if reply else []
+            if position != ">":
+                position = entries[-1][0] if entries else ">"
+            for entry in parse(entries):
+                self._on_message(entry)
 
 
 class PendingClaims:
@@ -92,6 +96,12 @@ class PendingClaims:
                 keys.PENDING, keys.PENDING_GROUP, self._gateway, _CLAIM_IDLE_MS, [r["message_id"] for r in rows]
             )
         return list(parse(claimed))
+
+    def starter(self, activation_id: ActivationId) -> GatewayId | None:
+        """Who has marked its one run (Records.mark_started)."""
+        with redis_link.translated("read who started a run"):
+            found: Any = self._redis.get(keys.started(activation_id))
+        return None if found is None else GatewayId(redis_link.text(found))
 
     def hand_to(self, owner: GatewayId, entry_id: bytes) -> None:
         """The entry belongs to the gateway that runs it."""

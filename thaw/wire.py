@@ -47,14 +47,22 @@ def _field_names(cls: Any) -> tuple[str, ...] | None:
 
 
 def dumps(value: Any) -> bytes:
-    return json.dumps(to_plain(value), separators=(",", ":"), ensure_ascii=False).encode()
+    return encode(to_plain(value))
+
+
+def encode(plain: Any, separators: tuple[str, str] = (",", ":")) -> bytes:
+    """UTF-8; half a surrogate pair, which a function may return, is none and goes escaped."""
+    try:
+        return json.dumps(plain, separators=separators, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return json.dumps(plain, separators=separators).encode()
 
 
 def loads(cls: type[T], data: bytes | str) -> T:
     """Parse JSON into ``cls``.  Raises ProtocolError."""
     try:
         plain = json.loads(data)
-    except ValueError as e:
+    except (ValueError, RecursionError) as e:
         raise ProtocolError(f"{cls.__name__}: not JSON: {e}") from e
     return from_plain(cls, plain)
 

@@ -12,12 +12,14 @@ from werkzeug.exceptions import HTTPException
 
 from gateway.core import Gateway
 from relay.records import Subject
+from thaw import wire
 from thaw.errors import BadRequest, ConfigError, Forbidden, NotFound, ThawError, Throttled, TooLarge, Unauthorized
 from thaw.ids import ActionName, Namespace, is_entity_name, random_hex_id
 
 MISSING: Final = "The requested resource does not exist."
 _ALLOWED_HEADERS: Final = "Authorization, Origin, X-Requested-With, Content-Type, Accept, User-Agent"
 _TRANSACTION = re.compile(r"\A[\x21-\x7e]{1,128}\Z")
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _OPENAI_TYPES: Final = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
@@ -91,7 +93,10 @@ def json_object(max_bytes: int, *, optional: bool = False) -> dict[str, Any]:
     if optional and not data.strip():
         return {}
     try:
-        plain = json.loads(data)
+        text = data.decode("utf-8-sig")
+        plain = json.loads(text)
+        if _SURROGATE.search(text):
+            json.dumps(plain, ensure_ascii=False).encode()  # half a pair is no character, and no UTF-8
     except (ValueError, RecursionError) as e:
         raise BadRequest(f"The request content was malformed:\n{e}") from e
     if not isinstance(plain, dict):
@@ -168,4 +173,4 @@ def install(app: Flask) -> None:
 
 
 def json_response(plain: object, status: int = 200) -> Response:
-    return Response(json.dumps(plain, ensure_ascii=False), status, content_type="application/json")
+    return Response(wire.encode(plain, (", ", ": ")), status, content_type="application/json")

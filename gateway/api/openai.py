@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any, Final
 
 from flask import Blueprint, Response, request
@@ -19,7 +20,6 @@ from gateway.api.openai_body import choose_seed, validate
 from gateway.api.openai_format import Chunks, aggregate
 from gateway.calls import Call
 from gateway.core import Gateway
-from gateway.execute import llm_outcome
 from gateway.hangup import ClientGone
 from gateway.outcome import outcome_of
 from gateway.runs import Outcome, llm_tokens
@@ -87,31 +87,23 @@ def _answer(endpoint: str) -> Response:
     action = _find(subject.namespace, body["model"])
     validate(endpoint, body)
     core.caps.check(action.name)
-    core.throttle.enter(subject.namespace)
-    hangup, unwatch = core.hangups.watch(request.environ.get("gunicorn.socket"))
-
-    def leave() -> None:
-        unwatch()
-        core.throttle.leave(subject.namespace)
-
-    call = Call(ActivationId(random_hex_id()), action, subject, body, hangup, endpoint, choose_seed(body))
-    call.trace(Phase.RECEIVED)
-    if body.get("stream"):
-        return _stream(core, call, leave)
-    try:
+    with ExitStack() as entered:
+        hangup, unwatch = core.hangups.watch(request.environ.get("gunicorn.socket"))
+        entered.callback(unwatch)
+        entered.enter_context(core.throttle.counted(subject.namespace))
+        call = Call(ActivationId(random_hex_id()), action, subject, body, hangup, endpoint, choose_seed(body))
+        call.trace(Phase.RECEIVED)
+        if body.get("stream"):
+            return _stream(core, call, entered.pop_all().close)
         return _whole(core, call)
-    finally:
-        leave()
 
 
 def _whole(core: Gateway, call: Call) -> Response:
-    try:
-        outcome = llm_outcome(core.dispatcher, call)
-    except ThawError as e:
-        _record(core, call, outcome_of(e))
-        response = json_response(openai_error(e), e.http_status)
+    outcome = core.execute(call)
+    _record(core, call, outcome)
+    if outcome.error is not None:
+        response = json_response(openai_error(outcome.error), outcome.error.http_status)
     else:
-        _record(core, call, outcome)
         response = json_response(outcome.result)
     response.headers[ACTIVATION_HEADER] = call.activation_id
     return response
@@ -146,9 +138,8 @@ class _Lines:
         """Raises ThawError, and then the record is written."""
         try:
             return next(self._steps)
-        except ThawError as e:
-            self._end(outcome_of(e))
-            raise
+        except Exception as e:  # noqa: BLE001  however it failed, it is counted out and recorded
+            raise self._failed(e) from None
 
     def after(self, first: str | RunToken | RunFinished) -> Iterator[str]:
         try:
@@ -157,16 +148,22 @@ class _Lines:
             for step in self._steps:
                 if text := self._of(step):
                     yield text
-        except ThawError as e:
-            self._end(outcome_of(e))
-            if isinstance(e, ClientGone):
+        except Exception as e:  # noqa: BLE001  however it failed, it is counted out and recorded
+            error = self._failed(e)
+            if isinstance(error, ClientGone):
                 return
-            yield f"data: {json.dumps(openai_error(e))}\n\n"
+            yield f"data: {json.dumps(openai_error(error))}\n\n"
 
     def close(self) -> None:
         """The server is done with the answer; unfinished, the client has gone."""
         self._steps.close()
         self._end(Outcome(ActivationStatus.APPLICATION_ERROR, {"error": "The client closed the connection."}))
+
+    def _failed(self, error: Exception) -> ThawError:
+        if not isinstance(error, ThawError):
+            error = self._core.dispatcher.fault(self._call, error)
+        self._end(outcome_of(error))
+        return error
 
     def _of(self, step: str | RunToken | RunFinished) -> str:
         if isinstance(step, RunToken):

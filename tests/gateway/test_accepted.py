@@ -8,10 +8,13 @@ from collections.abc import Callable
 import pytest
 import redis
 
-from relay import keys
+from relay import bus, keys
+from relay.messages import StartFailed
 from tests.conftest import ValkeyServer
 from tests.gateway.conftest import KEY, GatewayProcess, add_key, wait_for_record
 from tests.gateway.fake_invoker import FakeInvoker
+from thaw.errors import InitFailed
+from thaw.ids import ActionName, GroupId
 
 HELLO = "/api/v1/namespaces/_/actions/hello"
 
@@ -74,6 +77,29 @@ def test_a_202_of_a_killed_gateway_ends_in_exactly_one_record(
     assert sorted(r["activationId"] for r in listed) == sorted(ended)
 
 
+def test_what_was_claimed_of_a_gateway_that_lives_goes_back_to_it(
+    start_gateway: Callable[..., GatewayProcess], invoker: FakeInvoker, valkey_url: str
+) -> None:
+    """Its lease ended for want of a state server, say: the function it runs is neither run twice nor given up."""
+    first = start_gateway(THAW_GATEWAY_HEARTBEAT_S="1000")  # the other is the one that claims
+    first.put_python()
+    invoker.pace = threading.Semaphore(0)
+    invoker.ready("guest/hello", slots=2)
+    activation_id = first.call("POST", HELLO, json={"n": 1}).json()["activationId"]
+    assert invoker.entered.acquire(timeout=10)
+    with redis.Redis.from_url(valkey_url) as client:
+        ((entry, _),) = client.xrange(keys.PENDING)
+        (owner,) = client.hkeys(keys.GATEWAYS)
+        client.persist(keys.gateway_lease(owner.decode()))
+        client.xclaim(keys.PENDING, keys.PENDING_GROUP, "a dead gateway", 0, [entry])
+        start_gateway(THAW_GATEWAY_HEARTBEAT_S="0.5").wait_for_event("entry_handed_back")
+        (held,) = client.xpending_range(keys.PENDING, keys.PENDING_GROUP, "-", "+", 10)
+        assert held["consumer"] == owner
+    invoker.pace = None
+    assert wait_for_record(valkey_url, activation_id).result == {"n": 1}
+    assert len(invoker.runs) == 1
+
+
 def test_a_202_outlives_a_state_server_killed_right_after_it(own_valkey: ValkeyServer) -> None:
     add_key(own_valkey.url, KEY, "guest")
     gateway, invoker = GatewayProcess(own_valkey.url), FakeInvoker(own_valkey.url)
@@ -127,3 +153,20 @@ def test_more_202s_than_runners_announce_their_demand_and_all_end(
     assert len(invoker.runs) == 8
     assert pending(valkey_url) == 0
     invoker.wait_for_demand(0)
+
+
+def test_202s_that_waited_for_a_runner_end_with_the_error_of_their_start(
+    start_gateway: Callable[..., GatewayProcess], invoker: FakeInvoker, valkey_url: str
+) -> None:
+    """A start that failed ended their demand before they waited: they announce it again."""
+    gateway = start_gateway(THAW_GATEWAY_ASYNC_THREADS="2")
+    gateway.put_python()
+    ids = [gateway.call("POST", HELLO, json={"n": n}).json()["activationId"] for n in range(4)]
+    for waiting in (4, 2):
+        found = invoker.wait_for_demand(waiting)
+        for demand in found:  # as the scheduler does
+            invoker.registry.remove_demand(demand.activation_id, demand.action)
+        named = tuple(demand.activation_id for demand in found)
+        error = InitFailed("no main").info()
+        bus.publish(invoker.client, StartFailed(ActionName("guest/hello"), named, error, GroupId("b" * 32)))
+    assert [wait_for_record(valkey_url, i).result for i in ids] == [{"error": "no main"}] * 4

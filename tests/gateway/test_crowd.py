@@ -93,6 +93,28 @@ def test_a_request_that_waited_over_a_restart_of_the_state_server_is_still_serve
         gateway.stop()
 
 
+def test_a_gateway_that_is_back_says_that_it_lives_before_it_says_who_waits(own_valkey: ValkeyServer) -> None:
+    add_key(own_valkey.url, KEY, "guest")
+    gateway = GatewayProcess(own_valkey.url, THAW_GATEWAY_HEARTBEAT_S="1000")
+    invoker = FakeInvoker(own_valkey.url)
+    try:
+        gateway.put_llm()
+        with ThreadPoolExecutor(1) as pool:
+            reply = pool.submit(gateway.chat, max_tokens=2)
+            (demand,) = invoker.wait_for_demand()
+            invoker.registry.remove_demand(demand.activation_id, demand.action)
+            invoker.registry.forget_gateway(demand.gateway)
+            own_valkey.kill()
+            own_valkey.start()
+            invoker.wait_for_demand()
+            assert invoker.registry.is_gateway_alive(demand.gateway)
+            invoker.ready("guest/chat")
+            assert reply.result().status_code == 200
+    finally:
+        invoker.stop()
+        gateway.stop()
+
+
 def test_a_stopping_gateway_finishes_its_streams(
     start_gateway: Callable[..., GatewayProcess], invoker: FakeInvoker
 ) -> None:

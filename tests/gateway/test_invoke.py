@@ -13,8 +13,9 @@ import redis
 from relay import bus
 from relay.messages import StartFailed
 from relay.records import Records
-from tests.gateway.conftest import GatewayProcess
+from tests.gateway.conftest import GatewayProcess, wait_for_record
 from tests.gateway.fake_invoker import FakeInvoker
+from thaw.activation import ActivationStatus
 from thaw.errors import InitFailed, ModelNotFound
 from thaw.ids import ActionName, GroupId, Namespace
 
@@ -73,6 +74,33 @@ def test_a_functions_ending_decides_status_and_record(
     assert reply.status_code == status
     assert "code" not in reply.json()
     assert (reply.json()["response"]["status"], reply.json()["response"]["result"]) == (text, result)
+
+
+def test_a_result_that_is_hard_to_write_costs_no_other_activation_its_record(
+    gateway: GatewayProcess, invoker: FakeInvoker, valkey_url: str
+) -> None:
+    """Half a surrogate pair is kept as it is; what is nested too deep is replaced by an error.  Held and 202 alike."""
+    nested: Any = []
+    for _ in range(600):
+        nested = [nested]
+    results = [{"x": "\ud800"}, nested, {"y": 1}]
+    answers = [(200, result) for result in results for _ in range(2)]
+    gateway.put_python()
+    invoker.ready("guest/hello")
+    invoker.function = lambda _: answers.pop(0)
+    records = []
+    for _ in results:
+        reply = gateway.call("POST", f"{HELLO}?blocking=true")
+        assert reply.status_code == 200
+        held = reply.headers["X-Openwhisk-Activation-Id"]
+        accepted = gateway.call("POST", HELLO).json()["activationId"]
+        records.append([wait_for_record(valkey_url, activation_id) for activation_id in (held, accepted)])
+    (half, half_later), (deep, deep_later), (plain, plain_later) = records
+    assert half.result == half_later.result == {"x": "\ud800"}
+    assert gateway.record(half.activation_id)["response"]["result"] == {"x": "\ud800"}
+    assert "nested too deep" in str(deep.result)
+    assert deep.status is deep_later.status is ActivationStatus.DEVELOPER_ERROR
+    assert plain.result == plain_later.result == {"y": 1}
 
 
 def test_a_function_whose_worker_died_ends_in_one_internal_error_and_is_not_run_again(

@@ -184,6 +184,38 @@ def test_a_body_that_cannot_be_run_names_its_parameter(
     }
 
 
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_request_that_meets_an_error_of_ours_is_recorded_and_counted_out(
+    start_gateway: Callable[..., GatewayProcess], invoker: FakeInvoker, stream: bool
+) -> None:
+    """Something nested too deep to be sent on stands for any such error."""
+    gateway = start_gateway(THAW_INVOCATIONS_CONCURRENT="1")
+    gateway.put_llm()
+    invoker.ready("guest/chat")
+    nested: Any = []
+    for _ in range(600):
+        nested = [nested]
+    for _ in range(2):
+        reply = gateway.chat(stream=stream, messages=[{"role": "user", "content": "x", "more": nested}])
+        assert reply.status_code == 500
+        assert reply.json()["error"]["message"] == "There was an internal server error."
+        assert gateway.record(reply.headers["X-Openwhisk-Activation-Id"])["statusCode"] == 3
+    assert gateway.chat(max_tokens=1).status_code == 200
+
+
+@pytest.mark.parametrize("content", [rb"\ud800", b"\xed\xa0\x80"])
+def test_half_a_surrogate_pair_is_refused(gateway: GatewayProcess, invoker: FakeInvoker, content: bytes) -> None:
+    gateway.put_llm()
+    invoker.ready("guest/chat")
+
+    def status(content: bytes) -> int:
+        body = b'{"model": "chat", "stream": true, "messages": [{"role": "user", "content": "' + content + b'"}]}'
+        return gateway.call("POST", "/v1/chat/completions", data=body).status_code
+
+    assert status(content) == 400
+    assert status(rb"\ud83d\ude00 \\ud800") == 200
+
+
 def test_a_thousand_held_requests_are_all_answered_when_the_instance_comes(
     start_gateway: Callable[..., GatewayProcess], invoker: FakeInvoker
 ) -> None:

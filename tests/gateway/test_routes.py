@@ -130,6 +130,27 @@ def test_who_was_refused_keeps_its_turn() -> None:
     assert second.route is None
 
 
+def test_only_who_is_next_asks_an_instance_again_that_refused() -> None:
+    room = WaitingRoom()
+    room.instance_changed(record("a", slots=2))
+    tickets = [enter(room, name, since_s) for name, since_s in (("a", 1.0), ("b", 2.0), ("c", 3.0), ("d", 4.0))]
+    assert not room.must_ask(tickets[2])
+    for ticket in tickets[:2]:
+        assert ticket.route is not None
+        room.refused(ticket.route, gone=False)
+    assert room.must_ask(tickets[2])
+    assert tickets[2].event.is_set()  # the one that could be next is told
+    again = [enter(room, name, since_s) for name, since_s in (("b", 2.0), ("a", 1.0))]
+    waiting = [*reversed(again), *tickets[2:]]
+    assert [room.must_ask(t) for t in waiting] == [True, False, False, False]
+    room.leave(waiting[0])
+    assert waiting[1].event.is_set()  # its client went: the next asks
+    assert [room.must_ask(t) for t in waiting] == [False, True, False, False]
+    room.retry(CHAT)
+    assert [t.route is not None for t in waiting] == [False, True, True, False]
+    assert not room.must_ask(waiting[3])
+
+
 def test_several_that_lost_their_worker_come_back_in_the_order_they_came_in() -> None:
     room = WaitingRoom()
     room.instance_changed(record("a", slots=2))

@@ -115,6 +115,15 @@ def test_an_answer_that_ends_the_connection_says_so(head: str) -> None:
     connection.close()
 
 
+def test_a_peer_that_vanishes_is_noticed_whether_we_wait_or_send() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        connection = Connection.connect("127.0.0.1", listening.getsockname()[1], WAIT_S)
+        assert connection.sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        assert connection.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) <= 10
+        assert 0 < connection.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) <= 10_000
+        connection.close()
+
+
 class _Echo(Handler):
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["content-length"]))

@@ -71,3 +71,11 @@ def test_a_wrong_value_is_named_by_its_json_path(plain: object, message: str) ->
 def test_what_is_not_json_is_a_protocol_error() -> None:
     with pytest.raises(ProtocolError, match="not JSON"):
         wire.loads(Inner, b"{")
+    with pytest.raises(ProtocolError, match="not JSON"):
+        wire.loads(object, b"[" * 100_000)
+
+
+def test_half_a_surrogate_pair_crosses_as_json_allows() -> None:
+    assert wire.dumps("ü\ud800") == b'"\\u00fc\\ud800"'
+    assert wire.loads(str, wire.dumps("ü\ud800")) == "ü\ud800"
+    assert wire.dumps("ü") == '"ü"'.encode()

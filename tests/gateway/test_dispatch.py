@@ -1,0 +1,71 @@
+"""The order of what a dispatch does, without a process around it."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from gateway.calls import Call
+from gateway.demand import Demand
+from gateway.dispatch import Dispatcher
+from gateway.hangup import Hangup
+from gateway.link import InvokerPool
+from gateway.waiting import WaitingRoom
+from relay.records import Subject
+from thaw.action import KIND_PYTHON, Action, Exec, Limits
+from thaw.errors import InstanceBusy
+from thaw.ids import ActionName, ActivationId, GroupId, HostId, InstanceId, Namespace
+from thaw.instance import InstanceRecord, InstanceState, StartMode
+from thaw.logs import Log
+
+HELLO = ActionName("guest/hello")
+
+
+class Noted:
+    """Stands for the demand, the invokers and their replies."""
+
+    def __init__(self) -> None:
+        self.done: list[str] = []
+        self.refusals = 1
+
+    def add(self, call: Call) -> None:
+        call.announced_s = 0.0
+        self.done.append("added")
+
+    def withdraw(self, call: Call) -> None:
+        if call.announced_s is not None:
+            call.announced_s = None
+            self.done.append("withdrawn")
+
+    def post(self, *_: Any, **__: Any) -> Noted:
+        self.done.append("sent")
+        return self
+
+    def read_head(self) -> None:
+        if self.refusals:
+            self.refusals -= 1
+            self.done.append("refused")
+            raise InstanceBusy("full")
+        self.done.append("accepted")
+
+    def abort(self) -> None: ...
+
+
+def test_a_slot_does_not_wait_for_the_state_server() -> None:
+    """The request is sent before its demand is withdrawn; refused, it is demand again."""
+    noted, room = Noted(), WaitingRoom()
+    dispatcher = Dispatcher(room, cast(Demand, noted), cast(InvokerPool, noted), Log("gateway"))
+    action = Action(HELLO, Namespace("guest"), "0.0.1", Exec(KIND_PYTHON), Limits())
+    reached = dispatcher.reach(Call(ActivationId("a"), action, Subject(Namespace("guest"), "x"), {}, Hangup()))
+    assert next(reached) == "queued"
+    record = InstanceRecord(
+        InstanceId("i"), HostId("h"), HELLO, "0.0.1", GroupId("g"), InstanceState.READY, "127.0.0.1:1", 1, 0, "cpu",
+        StartMode.COLD,
+    )  # fmt: skip
+    room.instance_changed(record)
+    assert next(reached) is cast(Any, noted)
+    assert next(reached) == "queued"
+    room.retry(HELLO)
+    assert next(reached) is cast(Any, noted)
+    assert next(reached, None) is None
+    once = ["added", "sent", "withdrawn"]
+    assert noted.done == [*once, "refused", *once, "accepted"]
