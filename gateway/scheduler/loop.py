@@ -87,7 +87,7 @@ class Scheduler:
         self._leadership = Leadership(lease, lambda: self._queue.put(Stop()), self._log)
         self._reader = EventReader(settings.state_url, self._queue.put, lambda: self._queue.put(Reload()), self._log)
         self._view: ClusterView | None = None  # None: nothing is decided before the registry was read
-        self._reading = Reading(self._client, credentials)
+        self._reading = Reading(self._client, credentials, self._log)
         self._pauses = Pauses()
 
     def stop(self) -> None:
