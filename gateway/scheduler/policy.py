@@ -28,8 +28,9 @@ _LONGEST_WAIT_S: Final = 3_600.0
 """Wall clocks of other machines are believed up to this when a view is rebuilt."""
 
 
-HOST_GRACE_S: Final = 6.0
-"""After the state server was away every lease may have run out; healthy hosts report again within two heartbeats."""
+GRACE_S: Final = 6.0
+"""After the state server was away every lease may have run out; healthy hosts and gateways are heard of again within
+two heartbeats."""
 
 
 def decide(view: ClusterView, event: Event, now_s: float) -> list[Decision]:
@@ -60,7 +61,7 @@ def _decide(view: ClusterView, event: Event, now_s: float) -> list[Decision]:
         case HostsSeen():
             return _hosts_seen(view, event.reports, now_s)
         case GatewaysLost():
-            return _gateways_lost(view, event)
+            return _gateways_lost(view, event) if now_s >= view.grace_until_s else []
         case Timer():
             return _timer(view, event, now_s)
         case Rebuilt():
@@ -208,7 +209,7 @@ def _rebuild(view: ClusterView, event: Rebuilt, now_s: float) -> list[Decision]:
         view.model(model.uri).take(model)
     for report in event.hosts:
         view.put_host(report, now_s)
-    view.grace_until_s = now_s + HOST_GRACE_S
+    view.grace_until_s = now_s + GRACE_S
     _rebuild_instances(view, event, now_s)
     decided = _rebuild_plans(view, event, now_s)
     for demand in sorted(event.demand, key=lambda d: (d.queued_wall_ms, d.activation_id)):

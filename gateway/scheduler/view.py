@@ -147,7 +147,7 @@ class ClusterView:
         self.keeper: tuple[ActionName, Where] | None = None  # who is first in turn, and the device that it keeps
         self.largest = Largest(self.hosts)
         self.cells = StemCells()
-        self.grace_until_s = 0.0  # until then a silent host is not yet lost
+        self.grace_until_s = 0.0  # until then who is silent is not yet lost
 
     # actions and models --------------------------------------------------------------------------------------------
 

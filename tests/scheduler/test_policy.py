@@ -379,6 +379,17 @@ def test_a_successor_waits_for_silent_hosts_before_it_calls_them_lost() -> None:
     assert len(of(w.do(HostsSeen(())), ForgetInstance)) == 1
 
 
+def test_a_successor_waits_for_silent_gateways_before_it_drops_what_they_hold() -> None:
+    w = World()
+    demand = DemandAdded(ActivationId("a9"), HELLO, Namespace("guest"), GatewayId("silent"), 9_000)
+    w.do(_rebuilt(demand=(demand,)))
+    lost = GatewaysLost(frozenset({GatewayId("silent")}))
+    w.now += 5
+    assert w.do(lost) == []
+    w.now += 2
+    assert [d.activation_id for d in of(w.do(lost), DropDemand)] == ["a9"]
+
+
 steps = st.lists(
     st.tuples(st.sampled_from(["ask", "ask", "ask", "ready", "gone", "idle", "report", "wait", "lose", "join"]),
               st.integers(0, 5)),
