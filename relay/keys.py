@@ -37,8 +37,8 @@ def actions(namespace: str) -> str:
     return f"thaw:actions:{namespace}"
 
 
-def code(action: str, version: str) -> str:
-    return f"thaw:code:{action}:{version}"
+def last_version(action: str) -> str:
+    return f"thaw:last-version:{action}"
 
 
 def activation(activation_id: str) -> str:

@@ -140,7 +140,7 @@ def test_a_record_with_impossible_numbers_keeps_no_other_action_from_its_start(
 ) -> None:
     config = replace(platform.llm("guest/odd").config, **odd)
     action = replace(platform.records.action("guest", "guest/odd"), config=config)
-    platform.records.put_action(action, overwrite=True)
+    platform.records.put_action(action, last="0.0.1")
     host = platform.host()
     platform.action()
     scheduler = platform.scheduler()
