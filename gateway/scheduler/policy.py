@@ -136,7 +136,7 @@ def _action_deleted(view: ClusterView, name: ActionName, now_s: float) -> list[D
             and instance.releasing is None
             and (group is None or not group.is_starting)
         ):
-            decided.append(release(view, instance, only_idle=False, reason="deleted"))
+            decided += release(view, instance, now_s, only_idle=False, reason="deleted")
     return [*decided, *rescale(view, name, now_s)]
 
 

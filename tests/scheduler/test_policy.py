@@ -272,6 +272,20 @@ def test_the_longest_idle_instance_of_another_action_is_evicted_for_room() -> No
     assert start.plan.action == other.name
 
 
+def test_an_eviction_whose_refusal_was_lost_is_asked_for_again() -> None:
+    w = world(report(memory_mb=256), facts=hello(need_bytes=256 * MIB))
+    (start,) = of(w.ask(), StartGroup)
+    w.ready(start)
+    other = replace(hello(need_bytes=256 * MIB), name=ActionName("guest/other"))
+    w.do(ActionSeen(other))
+    assert len(of(w.ask(other.name), ReleaseInstance)) == 1
+    w.said(start, InstanceState.READY, inflight=1)  # it was busy after all, and nothing else was heard of it
+    w.said(start, InstanceState.READY, idle_since_wall_ms=2)
+    assert of(w.later(55.0), ReleaseInstance) == []
+    again = of(w.later(10.0), ReleaseInstance)
+    assert [(r.instance_id, r.reason) for r in again] == [(start.stages[0].instance_id, "memory")]
+
+
 def test_busy_and_starting_instances_are_never_evicted() -> None:
     w = world(report(memory_mb=512), facts=hello())
     (busy,), (_starting,) = of(w.ask(), StartGroup), of(w.ask(), StartGroup)
