@@ -180,8 +180,10 @@ class Records:
                 pipe.set(key, wire.dumps(one.record), nx=True, ex=RECORD_TTL_S)
             for namespace in {one.record.namespace for one in ended}:
                 index = keys.activations(namespace)
-                of_it = (one.record for one in ended if one.record.namespace == namespace)
+                of_it = [one.record for one in ended if one.record.namespace == namespace]
                 pipe.zadd(index, {record.activation_id: record.start_ms for record in of_it})
+                expired_ms = max(record.start_ms for record in of_it) - RECORD_TTL_S * 1000
+                pipe.zremrangebyscore(index, "-inf", expired_ms)
                 pipe.expire(index, RECORD_TTL_S)
             if entries := [one.pending_entry for one in ended if one.pending_entry is not None]:
                 pipe.xack(keys.PENDING, keys.PENDING_GROUP, *entries)

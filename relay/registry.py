@@ -15,7 +15,6 @@ import redis
 from relay import bus, keys, redis_link
 from relay.messages import DemandAdded, DemandRemoved, HostChanged, InstanceChanged
 from thaw import wire
-from thaw.clock import wall_ms
 from thaw.errors import NotFound, ProtocolError
 from thaw.host import HostReport
 from thaw.ids import ActionName, ActivationId, GatewayId, GroupId, HostId, InstanceId
@@ -131,15 +130,11 @@ class Registry:
 
     def gateway_alive(self, gateway_id: GatewayId) -> None:
         with redis_link.translated("report a gateway"):
-            pipe = self._redis.pipeline(transaction=False)
-            pipe.hset(keys.GATEWAYS, gateway_id, wall_ms())
-            pipe.set(keys.gateway_lease(gateway_id), "1", px=LEASE_MS)
-            pipe.execute()
+            self._redis.set(keys.gateway_lease(gateway_id), "1", px=LEASE_MS)
 
     def forget_gateway(self, gateway_id: GatewayId) -> None:
         """A clean stop: what it held may be claimed at once."""
         with redis_link.translated("forget a gateway"):
-            self._redis.hdel(keys.GATEWAYS, gateway_id)
             self._redis.delete(keys.gateway_lease(gateway_id))
 
     def is_gateway_alive(self, gateway_id: GatewayId) -> bool:

@@ -11,7 +11,7 @@ import redis
 from relay import keys, redis_link
 from relay.lease import SchedulerLease
 from relay.messages import DemandAdded
-from relay.records import RECORD_TTL_S, Pending, Records, Subject
+from relay.records import RECORD_TTL_S, Ended, Pending, Records, Subject
 from relay.registry import Registry
 from tests.conftest import ValkeyServer
 from tests.relay.samples import GROUP, INSTANCE, PLAN, record
@@ -164,6 +164,17 @@ def test_a_run_is_claimed_once(client: redis.Redis) -> None:
         True,
         False,
     ]
+
+
+def test_the_index_of_records_loses_those_that_have_expired(client: redis.Redis) -> None:
+    records = Records(client)
+    week_ms = RECORD_TTL_S * 1000
+    records.end(record("a" * 32, start_ms=1000))
+    records.end_all([Ended(record("b" * 32, start_ms=week_ms)), Ended(record("c" * 32, start_ms=1000, namespace="x"))])
+    assert records.count_activations(GUEST) == 2
+    records.end(record("d" * 32, start_ms=1001 + week_ms))
+    assert [a.activation_id for a in records.activations(GUEST, limit=9)] == ["d" * 32, "b" * 32]
+    assert (records.count_activations(GUEST), records.count_activations(Namespace("x"))) == (2, 1)
 
 
 def test_records_are_listed_newest_first_within_the_asked_times(client: redis.Redis) -> None:
