@@ -6,7 +6,7 @@ is written by whoever inspected the model last.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Final, TypeVar
 
@@ -160,6 +160,11 @@ class Registry:
     def put_model(self, facts: ModelFacts) -> None:
         with redis_link.translated("write a model's facts"):
             self._redis.hset(keys.MODELS, facts.uri, wire.dumps(facts))
+
+    def drop_models(self, uris: Sequence[str]) -> None:
+        if uris:
+            with redis_link.translated("drop models' facts"):
+                self._redis.hdel(keys.MODELS, *uris)
 
     def model(self, uri: str) -> ModelFacts | None:
         return self._one(keys.MODELS, uri, ModelFacts)

@@ -102,6 +102,14 @@ class RevokeCredential:
 
 
 @dataclass(frozen=True, slots=True)
+class Forget:
+    """Actions were deleted: what was learned of them (keys of the history), and of models that no other action has."""
+
+    learned: tuple[str, ...]
+    model_uris: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class LearnFrom:
     """A start has ended well: read its trace and give the measured times to the history."""
 
@@ -142,5 +150,5 @@ class Flag:
 
 Decision = (
     StartGroup | ReleaseInstance | CancelGroup | InspectModelOn | FailDemand | ForgetInstance | DropDemand | DropPlan
-    | RevokeCredential | LearnFrom | Wake | Flag | KeepStemCells
+    | RevokeCredential | Forget | LearnFrom | Wake | Flag | KeepStemCells
 )  # fmt: skip

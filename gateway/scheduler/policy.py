@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 from gateway.scheduler import draining, groups, instances, models, stemcells
-from gateway.scheduler.decisions import Decision, DropDemand, Flag, RevokeCredential, TimerKind
+from gateway.scheduler.decisions import Decision, DropDemand, Flag, Forget, RevokeCredential, TimerKind
 from gateway.scheduler.events import (
     ActionDeleted,
     ActionSeen,
@@ -126,7 +127,7 @@ def _action_seen(view: ClusterView, event: ActionSeen, now_s: float) -> list[Dec
 
 def _action_deleted(view: ClusterView, name: ActionName, now_s: float) -> list[Decision]:
     view.delete_action(name)
-    decided: list[Decision] = []
+    decided = _forget(view, (name,))
     for instance in view.of_action(name):
         # what starts is left to become ready: a half-loaded model helps nobody, and its release follows
         group = view.groups.get(instance.record.group_id)
@@ -138,6 +139,12 @@ def _action_deleted(view: ClusterView, name: ActionName, now_s: float) -> list[D
         ):
             decided += release(view, instance, now_s, only_idle=False, reason="deleted")
     return [*decided, *rescale(view, name, now_s)]
+
+
+def _forget(view: ClusterView, names: Iterable[str]) -> list[Decision]:
+    learned = tuple(key for name in names for key in view.history.forget(name))
+    model_uris = view.drop_unused_models()
+    return [Forget(learned, model_uris)] if learned or model_uris else []
 
 
 def _idle_check_all(view: ClusterView, name: ActionName, now_s: float) -> list[Decision]:
@@ -211,7 +218,8 @@ def _rebuild(view: ClusterView, event: Rebuilt, now_s: float) -> list[Decision]:
         view.put_host(report, now_s)
     view.grace_until_s = now_s + GRACE_S
     _rebuild_instances(view, event, now_s)
-    decided = _rebuild_plans(view, event, now_s)
+    decided = _forget(view, sorted(view.history.actions() - {facts.name for facts in event.actions}))
+    decided += _rebuild_plans(view, event, now_s)
     for demand in sorted(event.demand, key=lambda d: (d.queued_wall_ms, d.activation_id)):
         view.add_demand(demand, now_s - _age_s(event.wall_ms, demand.queued_wall_ms))
     for name, action in list(view.actions.items()):

@@ -178,6 +178,13 @@ class ClusterView:
     def model(self, uri: str) -> ModelView:
         return self.models.setdefault(uri, ModelView())
 
+    def drop_unused_models(self) -> tuple[str, ...]:
+        """That no action has (any more) and no host is looking at."""
+        unused = tuple(uri for uri, model in self.models.items() if not model.actions and model.asked is None)
+        for uri in unused:
+            del self.models[uri]
+        return unused
+
     # demand --------------------------------------------------------------------------------------------------------
 
     def add_demand(self, demand: DemandAdded, queued_s: float) -> bool:

@@ -15,6 +15,7 @@ from gateway.scheduler.decisions import (
     DropDemand,
     FailDemand,
     Flag,
+    Forget,
     ForgetInstance,
     InspectModelOn,
     ReleaseInstance,
@@ -23,12 +24,13 @@ from gateway.scheduler.decisions import (
     Wake,
 )
 from gateway.scheduler.events import ActionDeleted, ActionSeen, GatewaysLost, HostsSeen, Rebuilt
+from gateway.scheduler.history import Measured
 from relay.messages import CommandRefused, DemandAdded, ModelInspected
 from tests.scheduler.world import CHAT, FACTS, HELLO, MIB, World, chat, hello, llm_world, of, record_of, report, world
 from thaw.errors import ErrorInfo
 from thaw.host import Device, FetchReport, HostReport
 from thaw.ids import ActionName, ActivationId, GatewayId, GroupId, HostId, InstanceId, Namespace
-from thaw.instance import InstanceState
+from thaw.instance import InstanceState, StartMode
 from thaw.plan import Plan
 
 
@@ -164,6 +166,25 @@ def test_a_deleted_action_releases_all_and_its_requests_are_not_found() -> None:
     assert [f.error.code for f in of(decided, FailDemand)] == ["NotFound"]
     (release,) = of(w.ready(second), ReleaseInstance)
     assert release.instance_id == second.stages[0].instance_id
+
+
+def test_what_was_learned_of_an_action_and_of_its_model_is_forgotten_when_it_is_deleted() -> None:
+    w = llm_world()
+    other = chat(name=ActionName("guest/other"))
+    w.do(ActionSeen(other))
+    for name in (CHAT, other.name):
+        w.view.history.update(name, "cpu", StartMode.COLD, Measured(t_cc=1.0))
+    assert of(w.do(ActionDeleted(CHAT)), Forget) == [Forget((f"{CHAT}|cpu|cold",), ())]
+    assert of(w.do(ActionDeleted(other.name)), Forget) == [Forget((f"{other.name}|cpu|cold",), (FACTS.uri,))]
+    assert w.view.history.learned("*", "cpu", StartMode.COLD).times.t_cc == 1.0
+
+
+def test_a_successor_forgets_what_was_learned_of_actions_that_are_not_there() -> None:
+    w = World()
+    for name in (CHAT, HELLO):
+        w.view.history.update(name, "cpu", StartMode.COLD, Measured(t_cc=1.0))
+    decided = w.do(_rebuilt(models=(FACTS,)))
+    assert of(decided, Forget) == [Forget((f"{CHAT}|cpu|cold",), (FACTS.uri,))]
 
 
 def test_a_start_that_makes_progress_is_never_given_up() -> None:
