@@ -118,9 +118,9 @@ class Registry:
             pipe.execute()
 
     def drop_demand(self, activation_id: ActivationId, action: ActionName, gateway: GatewayId) -> None:
-        """``gateway`` is dead; another that has claimed the request meanwhile, and said so, goes on waiting."""
+        """``gateway`` holds it no more; another that has claimed it meanwhile, and said so, goes on waiting."""
         event = bus.pack(DemandRemoved(activation_id, action))
-        with redis_link.translated("unqueue a dead gateway's request"):
+        with redis_link.translated("unqueue a request that nobody holds"):
             self._redis.eval(_DROP_DEMAND, 2, keys.DEMAND, keys.EVENTS, activation_id, gateway, bus.EVENTS_KEPT, event)
 
     def demand(self) -> list[DemandAdded]:

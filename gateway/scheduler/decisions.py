@@ -82,7 +82,7 @@ class ForgetInstance:
 
 @dataclass(frozen=True, slots=True)
 class DropDemand:
-    """The gateway that held it is dead; nobody waits for an answer any more, unless another has taken it over."""
+    """Its gateway is dead, or cannot hold it any more; nobody waits for an answer, unless another has taken it over."""
 
     action: ActionName
     activation_id: ActivationId

@@ -44,6 +44,7 @@ class ActionFacts:
     slo_tpot_s: float = 0.2
     transport: str = "auto"
     keep: int | None = None
+    timeout_s: float = 300.0
 
     @property
     def is_llm(self) -> bool:
@@ -68,13 +69,14 @@ def _plain_facts(action: Action) -> ActionFacts:
         return ActionFacts(
             action.name, action.version, action.exec.kind or KIND_PYTHON, action.limits.memory * MIB,
             max(1, action.limits.concurrency), action.max_instances, action.keep_alive_s,
+            timeout_s=action.limits.timeout / 1000,
         )  # fmt: skip
     scaling = config.scaling
     return ActionFacts(
         action.name, action.version, action.exec.kind, config.reserve_bytes,
         max(1, min(scaling.max_batch, config.limits.concurrency)), scaling.max_instances, scaling.keep_alive_s,
         scaling.min_instances, config.model.uri, scaling.max_stages, scaling.stages, config.slo.ttft_ms / 1000,
-        config.slo.tpot_ms / 1000, config.transport, scaling.keep,
+        config.slo.tpot_ms / 1000, config.transport, scaling.keep, action.limits.timeout / 1000,
     )  # fmt: skip
 
 

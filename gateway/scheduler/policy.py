@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import takewhile
 from typing import Final
 
 from gateway.scheduler import draining, groups, instances, models, stemcells
@@ -32,6 +33,11 @@ _LONGEST_WAIT_S: Final = 3_600.0
 GRACE_S: Final = 6.0
 """After the state server was away every lease may have run out; healthy hosts and gateways are heard of again within
 two heartbeats."""
+
+
+HELD_BEYOND_LIMIT_S: Final = 90.0
+"""A gateway holds no request for longer than its action's time limit and a minute for its container, since it last said
+so; the rest is for messages that take their time."""
 
 
 def decide(view: ClusterView, event: Event, now_s: float) -> list[Decision]:
@@ -70,12 +76,20 @@ def _decide(view: ClusterView, event: Event, now_s: float) -> list[Decision]:
 
 
 def _demand_added(view: ClusterView, demand: DemandAdded, queued_s: float, now_s: float) -> list[Decision]:
-    if not view.add_demand(demand, queued_s):
+    if not _take_demand(view, demand, queued_s, now_s):
         return []
     decided = rescale(view, demand.action, now_s)
     if (known := view.demand.get(demand.activation_id)) is not None and not view.awaits_start(known):
         _join_a_start(view, known)
     return decided
+
+
+def _take_demand(view: ClusterView, demand: DemandAdded, queued_s: float, now_s: float) -> bool:
+    """False: it was known, and is held still."""
+    is_new, facts = view.add_demand(demand, queued_s), view.action(demand.action).facts
+    if facts is not None:
+        view.demand[demand.activation_id].held_until_s = now_s + facts.timeout_s + HELD_BEYOND_LIMIT_S
+    return is_new
 
 
 def _join_a_start(view: ClusterView, demand: DemandView) -> None:
@@ -182,17 +196,26 @@ def _wants(view: ClusterView, name: ActionName) -> bool:
 
 
 def _gateways_lost(view: ClusterView, event: GatewaysLost) -> list[Decision]:
-    lost = [d.demand for d in view.demand.values() if d.demand.gateway in event.gateways]
-    for demand in lost:
+    return _drop(view, [d.demand for d in view.demand.values() if d.demand.gateway in event.gateways])
+
+
+def _drop_unheld(view: ClusterView, name: ActionName, now_s: float) -> list[Decision]:
+    """The word that withdrew them was lost: nobody waits, and they would keep instances for ever."""
+    return _drop(view, [d.demand for d in takewhile(lambda d: d.held_until_s <= now_s, view.waiting(name))])
+
+
+def _drop(view: ClusterView, demands: Sequence[DemandAdded]) -> list[Decision]:
+    for demand in demands:
         view.drop_demand(demand.activation_id)
-    return [DropDemand(d.action, d.activation_id, d.gateway) for d in lost]
+    return [DropDemand(d.action, d.activation_id, d.gateway) for d in demands]
 
 
 def _timer(view: ClusterView, event: Timer, now_s: float) -> list[Decision]:
     match event.kind:
         case TimerKind.RESCALE:
-            view.action(ActionName(event.key)).wake_s = None
-            return rescale(view, ActionName(event.key), now_s)
+            name = ActionName(event.key)
+            view.action(name).wake_s = None
+            return [*_drop_unheld(view, name, now_s), *rescale(view, name, now_s)]
         case TimerKind.START:
             return instances.start_overdue(view, GroupId(event.key), now_s)
         case TimerKind.INSPECT:
@@ -221,7 +244,7 @@ def _rebuild(view: ClusterView, event: Rebuilt, now_s: float) -> list[Decision]:
     decided = _forget(view, sorted(view.history.actions() - {facts.name for facts in event.actions}))
     decided += _rebuild_plans(view, event, now_s)
     for demand in sorted(event.demand, key=lambda d: (d.queued_wall_ms, d.activation_id)):
-        view.add_demand(demand, now_s - _age_s(event.wall_ms, demand.queued_wall_ms))
+        _take_demand(view, demand, now_s - _age_s(event.wall_ms, demand.queued_wall_ms), now_s)
     for name, action in list(view.actions.items()):
         if action.facts is None:
             decided += _action_deleted(view, name, now_s)

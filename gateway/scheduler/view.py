@@ -60,6 +60,7 @@ class InstanceView:
 class DemandView:
     demand: DemandAdded
     queued_s: float
+    held_until_s: float = math.inf  # its gateway has given it up by then
     attempts: int = 0  # starts that were made for it and failed
     group_id: GroupId | None = None  # the start that it waits for
 

@@ -347,6 +347,25 @@ def test_the_requests_of_a_dead_gateway_are_dropped() -> None:
     assert [(d.activation_id, d.gateway) for d in dropped] == [("a0", "dead")]
 
 
+def test_a_request_that_outlives_its_time_limit_is_held_by_nobody_and_keeps_no_instance() -> None:
+    w = world(facts=hello(timeout_s=300.0))
+    demand = DemandAdded(ActivationId("left"), HELLO, Namespace("guest"), GatewayId("g"), 0)
+    started, dropped, released = 0, list[DropDemand](), list[ReleaseInstance]()
+    decided = w.do(demand)
+    for at_s in range(700):
+        assert (dropped != []) is (at_s > 200 + 390)
+        if at_s == 200:
+            decided += w.do(replace(demand, waited_ms=200_000))  # its gateway says once more that it holds it
+        for start in of(decided, StartGroup):
+            started += 1
+            w.said(start, InstanceState.READY, idle_since_wall_ms=1)  # and nobody says that it was served
+        dropped += of(decided, DropDemand)
+        released += of(decided, ReleaseInstance)
+        decided = w.later(1.0)
+    assert dropped == [DropDemand(HELLO, demand.activation_id, demand.gateway)]
+    assert len({r.instance_id for r in released}) == started == 8
+
+
 @pytest.mark.parametrize("link", [0.0, -5.0, float("nan"), float("inf")])
 def test_a_host_that_reports_nonsense_is_clamped_and_flagged_and_still_used(link: float) -> None:
     odd = report(network_bytes_per_s=link, devices=(Device("cpu", "cpu", 4096 * MIB, 9000 * MIB),))
