@@ -55,7 +55,6 @@ class ScalingConfig:
     max_batch: int = 8
     keep_alive_s: float = 300.0
     max_stages: int = 4
-    prewarm: int = 0
     stages: int | None = None  # forced size, for tests and benchmarks
     keep: int | None = None
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import math
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +21,23 @@ def test_a_minimal_config_gets_the_documented_defaults() -> None:
     assert isinstance(config, LlmConfig)
     assert (config.scaling.keep_alive_s, config.scaling.max_batch, config.transport) == (300.0, 8, "auto")
     assert config.reserve_bytes == 2048 * 1024 * 1024
+
+
+def _allowed_args() -> set[str]:
+    """As the engine says in its source: to import it takes vLLM."""
+    tree = ast.parse((Path(__file__).parents[2] / "runtime-python/thaw_runtime/vllm_engine.py").read_text())
+    (call,) = (node.value for node in tree.body if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)
+               and ast.unparse(node.targets[0]) == "ALLOWED_ARGS")  # fmt: skip
+    return set(ast.literal_eval(call.args[0]))
+
+
+ALLOWED_ARGS = _allowed_args()
+
+
+def test_a_deploy_takes_the_arguments_that_the_engine_takes() -> None:
+    assert set(schema()["properties"]["engine"]["properties"]["args"]["propertyNames"]["enum"]) == ALLOWED_ARGS
+    args = dict.fromkeys(ALLOWED_ARGS, 1)
+    assert parse_llm_config(MINIMAL | {"engine": {"args": args}}).engine.args == args
 
 
 @pytest.mark.parametrize(
@@ -38,6 +57,7 @@ def test_a_minimal_config_gets_the_documented_defaults() -> None:
         ({"scaling": {"min_instances": True}}, "$.scaling.min_instances", "instances kept when idle, 0 to 1024"),
         ({"scaling": {"keep_alive_s": math.nan}}, "$.scaling.keep_alive_s", "seconds an idle instance stays, 0 to 31536000 (a year)"),
         ({"scaling": {"keep_alive_s": math.inf}}, "$.scaling.keep_alive_s", "seconds an idle instance stays, 0 to 31536000 (a year)"),
+        ({"engine": {"args": {"tensor_parallel_size": 2}}}, "$.engine.args", f"one of {', '.join(sorted(ALLOWED_ARGS))}"),
         ({"limits": {"timeout": "5s"}}, "$.limits.timeout", "milliseconds a request may take, cold start included, 100 to 3600000"),
     ],
 )  # fmt: skip
