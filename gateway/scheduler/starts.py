@@ -218,7 +218,7 @@ def start_group(
     served = _assign(view, facts, group_id, slots(facts, choice.n_stages))
     view.groups[group_id] = GroupView(
         plan, tuple(s.instance_id for s in starts), tuple(s.command_id for s in starts),
-        slots(facts, choice.n_stages), set(served), now_s, now_s, served=served,
+        slots(facts, choice.n_stages), set(served), now_s, served=served,
     )  # fmt: skip
     _book(view, plan, now_s + choice.fetch_within_s, now_s)
     deadline = Wake(now_s + view.settings.start_deadline_s, TimerKind.START, group_id)

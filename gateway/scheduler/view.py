@@ -74,7 +74,6 @@ class GroupView:
     command_ids: tuple[CommandId, ...]
     slots: int  # requests it holds at once
     activation_ids: set[ActivationId]  # that wait for its start
-    started_s: float
     progress_s: float
     done_bytes: dict[tuple[HostId, int], int] = field(default_factory=dict)  # by host and stage
     is_starting: bool = True  # not every stage is READY yet
