@@ -2,7 +2,6 @@
 SHELL := /bin/bash
 VENV := .venv/bin
 PYTEST := $(VENV)/python -m pytest
-UNIT := $(or $(wildcard tests/unit),tests)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-dev demo dev down test test-full check native check-native bench-quick locks docs images
@@ -35,7 +34,7 @@ check: setup-dev ## Lint, types, layers, unit tests
 	@$(VENV)/ruff check . && $(VENV)/ruff format --check .
 	@$(VENV)/mypy
 	@$(VENV)/lint-imports
-	@$(PYTEST) -q -m "not vllm and not full" $(UNIT)
+	@$(PYTEST) -q -m "not vllm and not full" tests
 
 native: ## The native library (csrc/); without it the runtime reads segments in Python
 	@$(MAKE) -s -C csrc all

@@ -53,9 +53,9 @@ class Actions:
         """Newest first, from the state server."""
         return self._records.actions(namespace)
 
-    def put(self, action: Action, *, overwrite: bool) -> None:
-        """Raises Conflict."""
-        self._records.put_action(action, overwrite=overwrite)
+    def put(self, action: Action, *, last: str | None) -> None:
+        """Raises Conflict when ``last`` is not the last version of its name any more."""
+        self._records.put_action(action, last=last)
         self.forget(action.name)
         bus.publish(self._redis, ActionChanged(action.name))
 

@@ -8,7 +8,6 @@ API_KEYS: Final = "thaw:keys"  # hash: sha256 hex of "uuid:key" → Subject
 HOST_TOKEN: Final = "thaw:token"  # bearer token between platform processes  # noqa: S105
 EVENTS: Final = "thaw:events"  # stream: every event
 DEMAND: Final = "thaw:demand"  # hash: activation id → DemandAdded
-GATEWAYS: Final = "thaw:gateways"  # hash: gateway id → wall ms of the last heartbeat
 PENDING: Final = "thaw:pending"  # stream: 202s not yet ended
 PENDING_GROUP: Final = "gateways"
 HOSTS: Final = "thaw:hosts"  # hash: host id → HostReport
@@ -37,8 +36,8 @@ def actions(namespace: str) -> str:
     return f"thaw:actions:{namespace}"
 
 
-def code(action: str, version: str) -> str:
-    return f"thaw:code:{action}:{version}"
+def last_version(action: str) -> str:
+    return f"thaw:last-version:{action}"
 
 
 def activation(activation_id: str) -> str:

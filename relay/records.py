@@ -24,6 +24,15 @@ from thaw.trace import TraceEvent
 RECORD_TTL_S: Final = 7 * 24 * 3600
 TRACE_TTL_S: Final = 7 * 24 * 3600
 _FSYNC_WAIT_MS: Final = 2_000
+_PUT_ACTION: Final = """
+local last = redis.call('GET', KEYS[2])
+if last and last ~= ARGV[4] then
+    return redis.call('HGET', KEYS[1], ARGV[1]) == ARGV[2] and 1 or 0  -- a repeat, after an answer that was lost
+end
+redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
+redis.call('SET', KEYS[2], ARGV[3])
+return 1
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,16 +88,22 @@ class Records:
 
     # actions -------------------------------------------------------------------------------------------------------
 
-    def put_action(self, action: Action, *, overwrite: bool) -> None:
-        """Raises Conflict when it exists and ``overwrite`` is false."""
-        field, data = action.name, wire.dumps(action)
+    def put_action(self, action: Action, *, last: str | None) -> None:
+        """``last``: the version of this name that ``action`` was made from, whether it is there or was deleted.  Raises
+        Conflict when somebody has written another meanwhile: a version stands for one code and one model."""
         with redis_link.translated("write an action"):
-            if overwrite:
-                self._redis.hset(keys.actions(action.namespace), field, data)
-                return
-            created: Any = self._redis.hsetnx(keys.actions(action.namespace), field, data)
-        if not created:
-            raise Conflict("resource already exists", hint="update it, or PUT with overwrite=true")
+            written: Any = self._redis.eval(
+                _PUT_ACTION, 2, keys.actions(action.namespace), keys.last_version(action.name), action.name,
+                wire.dumps(action), action.version, last or "",
+            )  # fmt: skip
+        if not written:
+            raise Conflict("Concurrent modification to resource detected", hint="read it, and try again")
+
+    def last_version(self, name: ActionName) -> str | None:
+        """That an action of this name has or had; instances of one that was deleted may still run."""
+        with redis_link.translated("read an action's last version"):
+            version = self._redis.get(keys.last_version(name))
+        return None if version is None else redis_link.text(version)
 
     def action(self, namespace: Namespace, name: ActionName) -> Action:
         """Raises NotFound."""
@@ -113,7 +128,11 @@ class Records:
     def delete_action(self, namespace: Namespace, name: ActionName) -> Action:
         action = self.action(namespace, name)
         with redis_link.translated("delete an action"):
-            self._redis.hdel(keys.actions(namespace), name)
+            pipe = self._redis.pipeline(transaction=True)
+            pipe.hdel(keys.actions(namespace), name)
+            pipe.set(keys.last_version(name), action.version, nx=True)  # it was written before versions were kept
+            pipe.expire(keys.last_version(name), RECORD_TTL_S)
+            pipe.execute()
         return action
 
     # activations ---------------------------------------------------------------------------------------------------
@@ -161,8 +180,10 @@ class Records:
                 pipe.set(key, wire.dumps(one.record), nx=True, ex=RECORD_TTL_S)
             for namespace in {one.record.namespace for one in ended}:
                 index = keys.activations(namespace)
-                of_it = (one.record for one in ended if one.record.namespace == namespace)
+                of_it = [one.record for one in ended if one.record.namespace == namespace]
                 pipe.zadd(index, {record.activation_id: record.start_ms for record in of_it})
+                expired_ms = max(record.start_ms for record in of_it) - RECORD_TTL_S * 1000
+                pipe.zremrangebyscore(index, "-inf", expired_ms)
                 pipe.expire(index, RECORD_TTL_S)
             if entries := [one.pending_entry for one in ended if one.pending_entry is not None]:
                 pipe.xack(keys.PENDING, keys.PENDING_GROUP, *entries)

@@ -6,7 +6,7 @@ is written by whoever inspected the model last.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Final, TypeVar
 
@@ -15,7 +15,6 @@ import redis
 from relay import bus, keys, redis_link
 from relay.messages import DemandAdded, DemandRemoved, HostChanged, InstanceChanged
 from thaw import wire
-from thaw.clock import wall_ms
 from thaw.errors import NotFound, ProtocolError
 from thaw.host import HostReport
 from thaw.ids import ActionName, ActivationId, GatewayId, GroupId, HostId, InstanceId
@@ -119,9 +118,9 @@ class Registry:
             pipe.execute()
 
     def drop_demand(self, activation_id: ActivationId, action: ActionName, gateway: GatewayId) -> None:
-        """``gateway`` is dead; another that has claimed the request meanwhile, and said so, goes on waiting."""
+        """``gateway`` holds it no more; another that has claimed it meanwhile, and said so, goes on waiting."""
         event = bus.pack(DemandRemoved(activation_id, action))
-        with redis_link.translated("unqueue a dead gateway's request"):
+        with redis_link.translated("unqueue a request that nobody holds"):
             self._redis.eval(_DROP_DEMAND, 2, keys.DEMAND, keys.EVENTS, activation_id, gateway, bus.EVENTS_KEPT, event)
 
     def demand(self) -> list[DemandAdded]:
@@ -131,15 +130,11 @@ class Registry:
 
     def gateway_alive(self, gateway_id: GatewayId) -> None:
         with redis_link.translated("report a gateway"):
-            pipe = self._redis.pipeline(transaction=False)
-            pipe.hset(keys.GATEWAYS, gateway_id, wall_ms())
-            pipe.set(keys.gateway_lease(gateway_id), "1", px=LEASE_MS)
-            pipe.execute()
+            self._redis.set(keys.gateway_lease(gateway_id), "1", px=LEASE_MS)
 
     def forget_gateway(self, gateway_id: GatewayId) -> None:
         """A clean stop: what it held may be claimed at once."""
         with redis_link.translated("forget a gateway"):
-            self._redis.hdel(keys.GATEWAYS, gateway_id)
             self._redis.delete(keys.gateway_lease(gateway_id))
 
     def is_gateway_alive(self, gateway_id: GatewayId) -> bool:
@@ -165,6 +160,11 @@ class Registry:
     def put_model(self, facts: ModelFacts) -> None:
         with redis_link.translated("write a model's facts"):
             self._redis.hset(keys.MODELS, facts.uri, wire.dumps(facts))
+
+    def drop_models(self, uris: Sequence[str]) -> None:
+        if uris:
+            with redis_link.translated("drop models' facts"):
+                self._redis.hdel(keys.MODELS, *uris)
 
     def model(self, uri: str) -> ModelFacts | None:
         return self._one(keys.MODELS, uri, ModelFacts)

@@ -36,9 +36,12 @@ find_python() {
     fail "no Python 3.11, 3.12 or 3.13 found" "hint: install one (apt-get install python3), or set PYTHON to its path"
 }
 
+interpreter() { "$1" -c 'import sys; print(sys.version, sys.base_prefix)'; }
+
 stamp_of() {
     { cat "${locks[@]}" deps/tools.lock pyproject.toml scripts/setup.sh
-      "$1" -c 'import platform, sys; print(sys.version, sys.base_prefix, platform.platform())'
+      interpreter "$1"
+      "$1" -c 'import platform; print(platform.platform())'
       echo "$engine $profile $venv"; } | sha256sum | cut -d' ' -f1
 }
 
@@ -50,7 +53,8 @@ check_disk() {
 }
 
 make_venv() {
-    if [ -x "$venv/bin/python" ] && "$venv/bin/python" -m pip --version >/dev/null 2>&1; then return; fi
+    if [ -x "$venv/bin/python" ] && "$venv/bin/python" -m pip --version >/dev/null 2>&1 &&
+        [ "$(interpreter "$venv/bin/python")" = "$(interpreter "$1")" ]; then return; fi
     say "creating .venv with $1"
     "$1" -m venv --clear "$venv" || fail "'$1 -m venv' failed" \
         "hint: apt-get install -y python3-venv    (or python3.11-venv, fitting the interpreter)"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -47,6 +48,14 @@ def test_every_direct_dependency_has_its_line() -> None:
             if line and not line.startswith(("#", "-")):
                 package = re.split(r"[=<>;\s]", line)[0].removeprefix("types-")
                 assert package in listed, package
+
+
+@pytest.mark.parametrize("lock", ["cpu.lock", "gpu.lock"])
+def test_what_runs_needs_nothing_that_its_lock_lacks(lock: str) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    needed = {n for group in [project["dependencies"], *project["optional-dependencies"].values()] for n in group}
+    locked = set(re.findall(r"^([a-z0-9-]+)==", (ROOT / "deps" / lock).read_text(), re.M))
+    assert {n for n in needed if not n.startswith("thaw[")} - locked == set()
 
 
 def test_no_file_grew_past_one_idea() -> None:

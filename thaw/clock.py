@@ -4,23 +4,6 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Protocol
-
-
-class Clock(Protocol):
-    """The one thing of the outside world that tests fake besides the GPU driver."""
-
-    def monotonic_s(self) -> float: ...
-
-    def wall_ns(self) -> int: ...
-
-
-class SystemClock:
-    def monotonic_s(self) -> float:
-        return time.monotonic()
-
-    def wall_ns(self) -> int:
-        return time.time_ns()
 
 
 def boot_id() -> str:

@@ -7,16 +7,20 @@ violation into a ConfigError that names the JSON path, the value and the fix.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import resources
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from thaw import wire
 from thaw.errors import ConfigError
 
 if TYPE_CHECKING:
     import jsonschema
+
+MOST_INSTANCES: Final = 1024
+"""Of one action: the schema's maximum of ``min_instances`` and ``max_instances``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +55,6 @@ class ScalingConfig:
     max_batch: int = 8
     keep_alive_s: float = 300.0
     max_stages: int = 4
-    prewarm: int = 0
     stages: int | None = None  # forced size, for tests and benchmarks
     keep: int | None = None
 
@@ -88,10 +91,7 @@ def schema() -> dict[str, Any]:
 
 def parse_llm_config(plain: object) -> LlmConfig:
     """Validate against the schema and build the config.  Raises ConfigError for the first violation in file order."""
-    import jsonschema  # 50 ms, which no process of a container that starts need wait for: its config has been checked
-
-    validator = jsonschema.Draft202012Validator(schema())
-    errors = sorted(validator.iter_errors(plain), key=lambda e: list(map(str, e.absolute_path)))
+    errors = sorted(_validator().iter_errors(plain), key=lambda e: list(map(str, e.absolute_path)))
     if errors:
         raise _config_error(errors[0])
     config = wire.from_plain(LlmConfig, plain)
@@ -100,6 +100,19 @@ def parse_llm_config(plain: object) -> LlmConfig:
         raise ConfigError("$.scaling.keep", config.scaling.keep, "keeps more workers than there are stages",
                           f"set it to at most {forced}")  # fmt: skip
     return config
+
+
+def _validator() -> Any:
+    """JSON Schema takes 8.0 for an integer and Python's NaN for a number; what comes after takes neither."""
+    import jsonschema  # 50 ms, which no process of a container that starts need wait for: its config has been checked
+
+    plain = jsonschema.Draft202012Validator
+    types = plain.TYPE_CHECKER.redefine_many({
+        "integer": lambda _, value: type(value) is int,
+        "number": lambda _, value: type(value) is int or (type(value) is float and math.isfinite(value)),
+    })  # fmt: skip
+    strict = jsonschema.validators.extend(plain, type_checker=types)  # type: ignore[no-untyped-call]
+    return strict(schema())
 
 
 def _config_error(error: jsonschema.ValidationError) -> ConfigError:

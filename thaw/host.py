@@ -75,7 +75,6 @@ class HostReport:
     fetches: tuple[FetchReport, ...] = ()
     segment_bytes: int = 0
     segment_pool_bytes: int = 0
-    clock_offset_ns: int = 0
     resident: tuple[Resident, ...] = ()
     stem_targets: tuple[StemTarget, ...] = ()  # none: its operator keeps no stem cells here
     segment_held_bytes: int = 0  # of the pool, in segments that somebody holds

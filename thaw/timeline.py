@@ -88,7 +88,6 @@ class Timeline:
     bound_s: float | None
     predicted_s: float | None
     n_boots: int
-    clock_uncertainty_s: float | None
 
     @property
     def unexplained_s(self) -> float:
@@ -122,7 +121,7 @@ def analyse(events: Sequence[TraceEvent], plan: Plan | None = None) -> Timeline 
         end_s, end_name, tuple(_gaps(covered, end_s, end_name, leaves)), sum(b - a for a, b in covered),
         _foretold(intervals, "bound_ttft_s", plan.bound_ttft_s if plan else None),
         _foretold(intervals, "predicted_ttft_s", plan.predicted_ttft_s if plan else None),
-        len({e.boot_id for e in events}), _uncertainty(events),
+        len({e.boot_id for e in events}),
     )  # fmt: skip
 
 
@@ -223,10 +222,3 @@ def _gaps(covered: list[tuple[float, float]], end_s: float, end_name: str, leave
             before = next((i.phase for i in sorted(leaves, key=lambda i: i.begin_s) if i.begin_s >= end), end_name)
             ended = max((i for i in leaves if i.end_s <= begin), key=lambda i: i.end_s, default=None)
             yield Gap(begin, end, ended.phase if ended else "received", before if end < end_s else end_name)
-
-
-def _uncertainty(events: Sequence[TraceEvent]) -> float | None:
-    """The largest clock uncertainty that a host reported beside its events; None when none did."""
-    reported = [e.attrs.get("clock_uncertainty_ns") for e in events]
-    known = [v for v in reported if isinstance(v, (int, float))]
-    return max(known) / _NS if known else None

@@ -4,8 +4,8 @@ A phase is a begin/end pair of events written where the work happens (``fetch`` 
 container); an instant is a single event.  An activation's own events are stored under its id, the events of the
 start that served it under its group's id; ``explain`` lays them over each other.
 
-Monotonic times of different boots are never subtracted: across hosts only wall time, with the hosts' reported clock
-offsets, is compared.
+Monotonic times of different boots are never subtracted: across hosts only wall time is compared, which is as exact as
+their clocks agree.
 """
 
 from __future__ import annotations

@@ -39,14 +39,17 @@ def malformed(problem: str) -> BadRequest:
     return BadRequest(f"The request content was malformed:\n{problem}")
 
 
-def new_action(name: ActionName, namespace: Namespace, body: Json, settings: GatewaySettings) -> Action:
-    """Raises BadRequest, ConfigError, TooLarge, NotHere."""
+def new_action(
+    name: ActionName, namespace: Namespace, body: Json, settings: GatewaySettings, last: str | None = None
+) -> Action:
+    """``last``: of one of this name that was deleted; what ran it may still run, and must not be taken for the new
+    one.  Raises BadRequest, ConfigError, TooLarge, NotHere."""
     if "exec" not in body and "config" not in body:
         raise malformed("exec undefined")
     blank = Action(
         name, namespace, "0.0.1", Exec(""), Limits(), annotations={"provide-api-key": False}
     )  # fmt: skip
-    return changed_action(blank, body, settings, version="0.0.1")
+    return changed_action(blank, body, settings, version="0.0.1" if last is None else next_version(last, None))
 
 
 def changed_action(old: Action, body: Json, settings: GatewaySettings, *, version: str | None = None) -> Action:

@@ -42,12 +42,14 @@ def put_action(ns: str, name: str) -> Response:
     try:
         old = core.records.action(namespace(ns), full_name)
     except NotFound:
-        action = new_action(full_name, namespace(ns), body, core.settings)
+        last = core.records.last_version(full_name)
+        action = new_action(full_name, namespace(ns), body, core.settings, last)
     else:
         if not overwrite:
             raise Conflict("resource already exists", hint="update it, or PUT with overwrite=true")
+        last = old.version
         action = changed_action(old, body, core.settings)
-    core.actions.put(action, overwrite=overwrite)
+    core.actions.put(action, last=last)
     return json_response(render.action(action))
 
 

@@ -82,7 +82,7 @@ class ForgetInstance:
 
 @dataclass(frozen=True, slots=True)
 class DropDemand:
-    """The gateway that held it is dead; nobody waits for an answer any more, unless another has taken it over."""
+    """Its gateway is dead, or cannot hold it any more; nobody waits for an answer, unless another has taken it over."""
 
     action: ActionName
     activation_id: ActivationId
@@ -99,6 +99,14 @@ class RevokeCredential:
     """The group has ended: what let its stages into the relay ends too."""
 
     group_id: GroupId
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """Actions were deleted: what was learned of them (keys of the history), and of models that no other action has."""
+
+    learned: tuple[str, ...]
+    model_uris: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,5 +150,5 @@ class Flag:
 
 Decision = (
     StartGroup | ReleaseInstance | CancelGroup | InspectModelOn | FailDemand | ForgetInstance | DropDemand | DropPlan
-    | RevokeCredential | LearnFrom | Wake | Flag | KeepStemCells
+    | RevokeCredential | Forget | LearnFrom | Wake | Flag | KeepStemCells
 )  # fmt: skip

@@ -26,6 +26,6 @@ def leave(view: ClusterView, host: HostView, now_s: float) -> list[Decision]:
         group = view.groups.get(head.record.group_id)
         if group is not None and group.is_starting:
             continue
-        decided.append(release(view, head, only_idle=False, reason="drained"))
+        decided += release(view, head, now_s, only_idle=False, reason="drained")
         actions[head.record.action] = None
     return decided + [d for name in actions for d in rescale(view, name, now_s)]

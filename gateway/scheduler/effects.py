@@ -20,6 +20,7 @@ from gateway.scheduler.decisions import (
     DropPlan,
     FailDemand,
     Flag,
+    Forget,
     ForgetInstance,
     InspectModelOn,
     KeepStemCells,
@@ -113,6 +114,11 @@ class Effects:
             case DropPlan():
                 self._admitting.pop(decision.group_id, None)
                 self._registry.drop_plan(decision.group_id)
+            case Forget():
+                self._registry.drop_models(decision.model_uris)
+                if decision.learned:
+                    with redis_link.translated("forget what starts took"):
+                        self._redis.hdel(keys.HISTORY, *decision.learned)
             case Flag():
                 self._log.event(decision.name, **decision.fields)
             case _:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from gateway.scheduler.decisions import TimerKind
@@ -13,7 +14,8 @@ from relay.messages import (
     ModelInspected,
 )
 from thaw.action import KIND_PYTHON, Action
-from thaw.errors import ErrorInfo
+from thaw.config import MOST_INSTANCES
+from thaw.errors import ErrorInfo, ProtocolError
 from thaw.host import HostReport
 from thaw.ids import ActionName, GatewayId, GroupId
 from thaw.instance import InstanceRecord
@@ -42,6 +44,7 @@ class ActionFacts:
     slo_tpot_s: float = 0.2
     transport: str = "auto"
     keep: int | None = None
+    timeout_s: float = 300.0
 
     @property
     def is_llm(self) -> bool:
@@ -49,18 +52,31 @@ class ActionFacts:
 
 
 def facts_of(action: Action) -> ActionFacts:
+    """Raises ProtocolError for a record with numbers that cannot be reckoned with (no deploy takes them now)."""
+    try:
+        facts = _plain_facts(action)
+        numbers = (facts.keep_alive_s, float(facts.need_bytes), float(facts.slots))
+    except OverflowError as e:
+        raise ProtocolError(f"{action.name}: {e}") from e
+    if not all(map(math.isfinite, numbers)) or max(facts.min_instances, facts.max_instances) > MOST_INSTANCES:
+        raise ProtocolError(f"{action.name}: its scaling is out of bounds")
+    return facts
+
+
+def _plain_facts(action: Action) -> ActionFacts:
     config = action.config
     if not action.is_llm or config is None:
         return ActionFacts(
             action.name, action.version, action.exec.kind or KIND_PYTHON, action.limits.memory * MIB,
             max(1, action.limits.concurrency), action.max_instances, action.keep_alive_s,
+            timeout_s=action.limits.timeout / 1000,
         )  # fmt: skip
     scaling = config.scaling
     return ActionFacts(
         action.name, action.version, action.exec.kind, config.reserve_bytes,
         max(1, min(scaling.max_batch, config.limits.concurrency)), scaling.max_instances, scaling.keep_alive_s,
         scaling.min_instances, config.model.uri, scaling.max_stages, scaling.stages, config.slo.ttft_ms / 1000,
-        config.slo.tpot_ms / 1000, config.transport, scaling.keep,
+        config.slo.tpot_ms / 1000, config.transport, scaling.keep, action.limits.timeout / 1000,
     )  # fmt: skip
 
 

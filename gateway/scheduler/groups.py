@@ -72,7 +72,7 @@ def adopt(view: ClusterView, plan: Plan, now_s: float) -> list[Decision]:
     facts = view.action(plan.action).facts
     n_slots = slots(facts, len(members)) if facts is not None else members[0].record.slots
     view.groups[plan.group_id] = GroupView(
-        plan, tuple(m.record.instance_id for m in members), (), n_slots, set(), now_s, now_s,
+        plan, tuple(m.record.instance_id for m in members), (), n_slots, set(), now_s,
         is_starting=bool(starting),
     )  # fmt: skip
     view.note_group(members[0].record)

@@ -135,6 +135,18 @@ class History:
             self._keep(action, device_kind, mode, learned)
         return learned
 
+    def actions(self) -> set[str]:
+        """Of which something was learned."""
+        return {key.rsplit("|", 2)[0] for key in self._learned} - {EVERY_ACTION}
+
+    def forget(self, action: str) -> tuple[str, ...]:
+        """It was deleted; returns the keys that are to go."""
+        gone = tuple(key for key in self._learned if key.rsplit("|", 2)[0] == action)
+        for key in gone:
+            del self._learned[key]
+        self._times.clear()
+        return gone
+
     def _of_pass(self, action: str, device_kind: str, mode: StartMode, seen: Pass) -> Measured:
         """``time = t * F + t_n * s`` (t is t_p or t_d).  With t known from an instance of one stage it tells of the
         hop, else of t, with the hop as it is known so far."""

@@ -123,7 +123,7 @@ def idle_check(view: ClusterView, instance: InstanceView, now_s: float) -> list[
     facts = action.facts
     outdated = action.deleted or (facts is not None and facts.version != record.action_version)
     if outdated:
-        return _release(view, instance, now_s, "outdated")
+        return release(view, instance, now_s, only_idle=True, reason="outdated")
     due_s = instance.idle_since_s + max(record.keep_alive_s, MIN_IDLE_S)
     if record.n_stages > 1 and now_s < due_s:
         return _give_way(view, instance, due_s, now_s)
@@ -133,7 +133,7 @@ def idle_check(view: ClusterView, instance: InstanceView, now_s: float) -> list[
         return _look_again(instance, now_s + MIN_IDLE_S, now_s)
     if action.n_serving <= action.minimum:
         return []
-    return _release(view, instance, now_s, "keep_alive")
+    return release(view, instance, now_s, only_idle=True, reason="keep_alive")
 
 
 def _give_way(view: ClusterView, instance: InstanceView, due_s: float, now_s: float) -> list[Decision]:
@@ -141,7 +141,7 @@ def _give_way(view: ClusterView, instance: InstanceView, due_s: float, now_s: fl
     if idle_s < MIN_IDLE_S or not successors.is_due(view, instance):
         return _look_again(instance, min(due_s, now_s + MIN_IDLE_S), now_s)
     view.groups[instance.record.group_id].gives_way = True
-    return _release(view, instance, now_s, "successor")
+    return release(view, instance, now_s, only_idle=True, reason="successor")
 
 
 def _look_again(instance: InstanceView, at_s: float, now_s: float) -> list[Decision]:
@@ -150,11 +150,6 @@ def _look_again(instance: InstanceView, at_s: float, now_s: float) -> list[Decis
         return []
     instance.wake_s = at_s
     return [Wake(at_s, TimerKind.KEEP_ALIVE, instance.record.instance_id)]
-
-
-def _release(view: ClusterView, instance: InstanceView, now_s: float, reason: str) -> list[Decision]:
-    decision = release(view, instance, only_idle=True, reason=reason)
-    return [decision, Wake(now_s + groups.RELEASE_DEADLINE_S, TimerKind.RELEASE, instance.record.instance_id)]
 
 
 def release_refused(view: ClusterView, instance: InstanceView, now_s: float) -> list[Decision]:

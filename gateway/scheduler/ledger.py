@@ -150,11 +150,6 @@ class LinkLedger:
         if (self._promises.pop(key, None) or self._others.pop(key, None)) is not None:
             self._foresee()
 
-    def next_end_s(self) -> float | None:
-        """A time by which some fetch has ended, if nothing changes: when to look again."""
-        pending = [f.pending for f in self.fetches().values()]
-        return self.now_s + min(pending) * len(pending) / self.bytes_per_s if pending else None
-
     def _foresee(self) -> None:
         promised = math.fsum(f.pending for f in self._promises.values())
         everything = math.fsum(f.pending for f in self.fetches().values())

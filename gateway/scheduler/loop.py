@@ -87,7 +87,7 @@ class Scheduler:
         self._leadership = Leadership(lease, lambda: self._queue.put(Stop()), self._log)
         self._reader = EventReader(settings.state_url, self._queue.put, lambda: self._queue.put(Reload()), self._log)
         self._view: ClusterView | None = None  # None: nothing is decided before the registry was read
-        self._reading = Reading(self._client, credentials)
+        self._reading = Reading(self._client, credentials, self._log)
         self._pauses = Pauses()
 
     def stop(self) -> None:
@@ -208,7 +208,7 @@ class Scheduler:
                 self._at(time.monotonic() + ISSUE_DEADLINE_S, CredentialOverdue(decision.plan.group_id))
 
     def _learn(self, item: LearnFrom) -> None:
-        if self._view is not None:
+        if self._view is not None and self._view.action(item.action).facts is not None:  # else it was deleted
             later = self._effects.learn(self._view.history, item)
             if later is not None and later.attempt < len(_RUN_SETTLES_S):
                 self._at(time.monotonic() + _RUN_SETTLES_S[later.attempt], later)

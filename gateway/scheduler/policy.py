@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from itertools import takewhile
 from typing import Final
 
 from gateway.scheduler import draining, groups, instances, models, stemcells
-from gateway.scheduler.decisions import Decision, DropDemand, Flag, RevokeCredential, TimerKind
+from gateway.scheduler.decisions import Decision, DropDemand, Flag, Forget, RevokeCredential, TimerKind
 from gateway.scheduler.events import (
     ActionDeleted,
     ActionSeen,
@@ -28,8 +30,14 @@ _LONGEST_WAIT_S: Final = 3_600.0
 """Wall clocks of other machines are believed up to this when a view is rebuilt."""
 
 
-HOST_GRACE_S: Final = 6.0
-"""After the state server was away every lease may have run out; healthy hosts report again within two heartbeats."""
+GRACE_S: Final = 6.0
+"""After the state server was away every lease may have run out; healthy hosts and gateways are heard of again within
+two heartbeats."""
+
+
+HELD_BEYOND_LIMIT_S: Final = 90.0
+"""A gateway holds no request for longer than its action's time limit and a minute for its container, since it last said
+so; the rest is for messages that take their time."""
 
 
 def decide(view: ClusterView, event: Event, now_s: float) -> list[Decision]:
@@ -60,7 +68,7 @@ def _decide(view: ClusterView, event: Event, now_s: float) -> list[Decision]:
         case HostsSeen():
             return _hosts_seen(view, event.reports, now_s)
         case GatewaysLost():
-            return _gateways_lost(view, event)
+            return _gateways_lost(view, event) if now_s >= view.grace_until_s else []
         case Timer():
             return _timer(view, event, now_s)
         case Rebuilt():
@@ -68,12 +76,20 @@ def _decide(view: ClusterView, event: Event, now_s: float) -> list[Decision]:
 
 
 def _demand_added(view: ClusterView, demand: DemandAdded, queued_s: float, now_s: float) -> list[Decision]:
-    if not view.add_demand(demand, queued_s):
+    if not _take_demand(view, demand, queued_s, now_s):
         return []
     decided = rescale(view, demand.action, now_s)
     if (known := view.demand.get(demand.activation_id)) is not None and not view.awaits_start(known):
         _join_a_start(view, known)
     return decided
+
+
+def _take_demand(view: ClusterView, demand: DemandAdded, queued_s: float, now_s: float) -> bool:
+    """False: it was known, and is held still."""
+    is_new, facts = view.add_demand(demand, queued_s), view.action(demand.action).facts
+    if facts is not None:
+        view.demand[demand.activation_id].held_until_s = now_s + facts.timeout_s + HELD_BEYOND_LIMIT_S
+    return is_new
 
 
 def _join_a_start(view: ClusterView, demand: DemandView) -> None:
@@ -125,7 +141,7 @@ def _action_seen(view: ClusterView, event: ActionSeen, now_s: float) -> list[Dec
 
 def _action_deleted(view: ClusterView, name: ActionName, now_s: float) -> list[Decision]:
     view.delete_action(name)
-    decided: list[Decision] = []
+    decided = _forget(view, (name,))
     for instance in view.of_action(name):
         # what starts is left to become ready: a half-loaded model helps nobody, and its release follows
         group = view.groups.get(instance.record.group_id)
@@ -135,8 +151,14 @@ def _action_deleted(view: ClusterView, name: ActionName, now_s: float) -> list[D
             and instance.releasing is None
             and (group is None or not group.is_starting)
         ):
-            decided.append(release(view, instance, only_idle=False, reason="deleted"))
+            decided += release(view, instance, now_s, only_idle=False, reason="deleted")
     return [*decided, *rescale(view, name, now_s)]
+
+
+def _forget(view: ClusterView, names: Iterable[str]) -> list[Decision]:
+    learned = tuple(key for name in names for key in view.history.forget(name))
+    model_uris = view.drop_unused_models()
+    return [Forget(learned, model_uris)] if learned or model_uris else []
 
 
 def _idle_check_all(view: ClusterView, name: ActionName, now_s: float) -> list[Decision]:
@@ -174,17 +196,26 @@ def _wants(view: ClusterView, name: ActionName) -> bool:
 
 
 def _gateways_lost(view: ClusterView, event: GatewaysLost) -> list[Decision]:
-    lost = [d.demand for d in view.demand.values() if d.demand.gateway in event.gateways]
-    for demand in lost:
+    return _drop(view, [d.demand for d in view.demand.values() if d.demand.gateway in event.gateways])
+
+
+def _drop_unheld(view: ClusterView, name: ActionName, now_s: float) -> list[Decision]:
+    """The word that withdrew them was lost: nobody waits, and they would keep instances for ever."""
+    return _drop(view, [d.demand for d in takewhile(lambda d: d.held_until_s <= now_s, view.waiting(name))])
+
+
+def _drop(view: ClusterView, demands: Sequence[DemandAdded]) -> list[Decision]:
+    for demand in demands:
         view.drop_demand(demand.activation_id)
-    return [DropDemand(d.action, d.activation_id, d.gateway) for d in lost]
+    return [DropDemand(d.action, d.activation_id, d.gateway) for d in demands]
 
 
 def _timer(view: ClusterView, event: Timer, now_s: float) -> list[Decision]:
     match event.kind:
         case TimerKind.RESCALE:
-            view.action(ActionName(event.key)).wake_s = None
-            return rescale(view, ActionName(event.key), now_s)
+            name = ActionName(event.key)
+            view.action(name).wake_s = None
+            return [*_drop_unheld(view, name, now_s), *rescale(view, name, now_s)]
         case TimerKind.START:
             return instances.start_overdue(view, GroupId(event.key), now_s)
         case TimerKind.INSPECT:
@@ -208,11 +239,12 @@ def _rebuild(view: ClusterView, event: Rebuilt, now_s: float) -> list[Decision]:
         view.model(model.uri).take(model)
     for report in event.hosts:
         view.put_host(report, now_s)
-    view.grace_until_s = now_s + HOST_GRACE_S
+    view.grace_until_s = now_s + GRACE_S
     _rebuild_instances(view, event, now_s)
-    decided = _rebuild_plans(view, event, now_s)
+    decided = _forget(view, sorted(view.history.actions() - {facts.name for facts in event.actions}))
+    decided += _rebuild_plans(view, event, now_s)
     for demand in sorted(event.demand, key=lambda d: (d.queued_wall_ms, d.activation_id)):
-        view.add_demand(demand, now_s - _age_s(event.wall_ms, demand.queued_wall_ms))
+        _take_demand(view, demand, now_s - _age_s(event.wall_ms, demand.queued_wall_ms), now_s)
     for name, action in list(view.actions.items()):
         if action.facts is None:
             decided += _action_deleted(view, name, now_s)

@@ -9,6 +9,7 @@ import redis
 
 from gateway.scheduler.events import (
     ActionDeleted,
+    ActionFacts,
     ActionSeen,
     Event,
     GatewaysLost,
@@ -31,9 +32,11 @@ from relay.messages import (
 )
 from relay.records import Records
 from relay.registry import LEASE_MS, Registry
+from thaw.action import Action
 from thaw.clock import wall_ms
-from thaw.errors import NotFound
+from thaw.errors import NotFound, ProtocolError
 from thaw.ids import ActionName, Namespace
+from thaw.logs import Log
 
 _FOR_POLICY: Final = (DemandAdded, DemandRemoved, InstanceChanged, ModelInspected, CommandRefused, StartRefused, Timer)
 
@@ -41,8 +44,9 @@ _FOR_POLICY: Final = (DemandAdded, DemandRemoved, InstanceChanged, ModelInspecte
 class Reading:
     """Raises PlatformError when the state server does not answer."""
 
-    def __init__(self, client: redis.Redis, credentials: GroupCredentials) -> None:
+    def __init__(self, client: redis.Redis, credentials: GroupCredentials, log: Log) -> None:
         self._registry, self._records, self._credentials = Registry(client), Records(client), credentials
+        self._log = log
 
     def rebuilt(self) -> Rebuilt:
         # instances before demand: a request served in between is seen as waiting, and its removal is an event
@@ -53,7 +57,7 @@ class Reading:
             models=tuple(self._registry.models()),
             demand=tuple(self._registry.demand()),
             # after demand: an action that a request names and this does not have is gone, not new
-            actions=tuple(facts_of(a) for a in self._records.all_actions()),
+            actions=tuple(facts for a in self._records.all_actions() if (facts := self._facts(a)) is not None),
             wall_ms=wall_ms(),
             credentials=tuple(self._credentials.groups()),
         )
@@ -81,6 +85,15 @@ class Reading:
     def _action(self, name: ActionName, *, changed: bool, namespace: Namespace | None = None) -> Event:
         owner = namespace or Namespace(name.partition("/")[0])
         try:
-            return ActionSeen(facts_of(self._records.action(owner, name)), changed)
-        except NotFound:
-            return ActionDeleted(name)
+            facts = self._facts(self._records.action(owner, name))
+        except (NotFound, ProtocolError):
+            facts = None
+        return ActionDeleted(name) if facts is None else ActionSeen(facts, changed)
+
+    def _facts(self, action: Action) -> ActionFacts | None:
+        """None: one record that nothing can be started from must not keep the scheduler from all others."""
+        try:
+            return facts_of(action)
+        except ProtocolError as e:
+            self._log.event("action_refused", action=action.name, error=e.message)
+            return None

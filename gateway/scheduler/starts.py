@@ -15,6 +15,7 @@ from gateway.scheduler.decisions import (
 )
 from gateway.scheduler.events import ActionFacts
 from gateway.scheduler.evictions import evictions
+from gateway.scheduler.groups import RELEASE_DEADLINE_S
 from gateway.scheduler.placement import in_time_without_idle, most_stages, place
 from gateway.scheduler.plans import Choice, Names, fetch_key, group_plan, low_reserve, slots, starting_record
 from gateway.scheduler.scaling import groups, new_workers
@@ -168,7 +169,7 @@ def _start_many(
         choice = place(view, facts, stages, _waited_s(view, facts.name, now_s), now_s, n_workers)
         if choice is None:
             view.block(facts.name)
-            room = _make_room(view, facts)
+            room = _make_room(view, facts, now_s)
             if action.waiting and view.blocked.first == facts.name:
                 view.keep_nearest(facts.name)
             return [*decided, *room, *wake(action, facts.name, now_s + _recheck_s(view), now_s)]
@@ -191,7 +192,7 @@ def _too_slow(
     heads = in_time_without_idle(view, facts, stages, _waited_s(view, facts.name, now_s), now_s, n_workers)
     if heads is None:
         return None
-    return [release(view, view.instances[head], only_idle=True, reason="memory") for head in heads]
+    return [d for head in heads for d in release(view, view.instances[head], now_s, only_idle=True, reason="memory")]
 
 
 def _recheck_s(view: ClusterView) -> float:
@@ -217,7 +218,7 @@ def start_group(
     served = _assign(view, facts, group_id, slots(facts, choice.n_stages))
     view.groups[group_id] = GroupView(
         plan, tuple(s.instance_id for s in starts), tuple(s.command_id for s in starts),
-        slots(facts, choice.n_stages), set(served), now_s, now_s, served=served,
+        slots(facts, choice.n_stages), set(served), now_s, served=served,
     )  # fmt: skip
     _book(view, plan, now_s + choice.fetch_within_s, now_s)
     deadline = Wake(now_s + view.settings.start_deadline_s, TimerKind.START, group_id)
@@ -267,21 +268,21 @@ def _assign(view: ClusterView, facts: ActionFacts, group_id: GroupId, n_slots: i
     return tuple(served)
 
 
-def _make_room(view: ClusterView, facts: ActionFacts) -> list[Decision]:
+def _make_room(view: ClusterView, facts: ActionFacts, now_s: float) -> list[Decision]:
     n = facts.forced_stages or 1
     needs = (facts.need_bytes, *[low_reserve(facts.need_bytes, n)] * (n - 1))
-    return [
-        release(view, v, only_idle=True, reason="memory")
-        for v in evictions(view, facts, needs) or pools.evictions(view, facts)
-    ]
+    victims = evictions(view, facts, needs) or pools.evictions(view, facts)
+    return [d for victim in victims for d in release(view, victim, now_s, only_idle=True, reason="memory")]
 
 
-def release(view: ClusterView, instance: InstanceView, *, only_idle: bool, reason: str) -> ReleaseInstance:
-    """Of stage 0; the others of its group follow when it has gone, so their memory is on its way too."""
-    command_id = CommandId(view.new_id())
-    for member in view.members(instance.record.group_id):
+def release(view: ClusterView, instance: InstanceView, now_s: float, *, only_idle: bool, reason: str) -> list[Decision]:
+    """Of stage 0; the others of its group follow when it has gone, so their memory is on its way too.  The answer may
+    be lost."""
+    command_id, record = CommandId(view.new_id()), instance.record
+    for member in view.members(record.group_id):
         view.set_releasing(member, command_id)
-    return ReleaseInstance(instance.record.host_id, instance.record.instance_id, command_id, only_idle, reason)
+    return [ReleaseInstance(record.host_id, record.instance_id, command_id, only_idle, reason),
+            Wake(now_s + RELEASE_DEADLINE_S, TimerKind.RELEASE, record.instance_id)]  # fmt: skip
 
 
 def fail_all(view: ClusterView, name: ActionName, error: ThawError) -> list[Decision]:

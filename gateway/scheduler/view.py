@@ -60,6 +60,7 @@ class InstanceView:
 class DemandView:
     demand: DemandAdded
     queued_s: float
+    held_until_s: float = math.inf  # its gateway has given it up by then
     attempts: int = 0  # starts that were made for it and failed
     group_id: GroupId | None = None  # the start that it waits for
 
@@ -73,7 +74,6 @@ class GroupView:
     command_ids: tuple[CommandId, ...]
     slots: int  # requests it holds at once
     activation_ids: set[ActivationId]  # that wait for its start
-    started_s: float
     progress_s: float
     done_bytes: dict[tuple[HostId, int], int] = field(default_factory=dict)  # by host and stage
     is_starting: bool = True  # not every stage is READY yet
@@ -147,7 +147,7 @@ class ClusterView:
         self.keeper: tuple[ActionName, Where] | None = None  # who is first in turn, and the device that it keeps
         self.largest = Largest(self.hosts)
         self.cells = StemCells()
-        self.grace_until_s = 0.0  # until then a silent host is not yet lost
+        self.grace_until_s = 0.0  # until then who is silent is not yet lost
 
     # actions and models --------------------------------------------------------------------------------------------
 
@@ -177,6 +177,13 @@ class ClusterView:
 
     def model(self, uri: str) -> ModelView:
         return self.models.setdefault(uri, ModelView())
+
+    def drop_unused_models(self) -> tuple[str, ...]:
+        """That no action has (any more) and no host is looking at."""
+        unused = tuple(uri for uri, model in self.models.items() if not model.actions and model.asked is None)
+        for uri in unused:
+            del self.models[uri]
+        return unused
 
     # demand --------------------------------------------------------------------------------------------------------
 

@@ -228,11 +228,6 @@ def test_an_architecture_that_the_engine_does_not_have(refused: Refused, bare: P
     refused(f"file://{bare}", "ModelUnsupported", "NobodyWroteThisForCausalLM", hint="supported models")
 
 
-def test_an_engine_argument_that_does_not_exist(refused: Refused, pushed: Path) -> None:
-    refused(f"file://{pushed}", "InitFailed", "no_such_argument",
-            engine={"max_model_len": 128, "args": {"no_such_argument": 1}})  # fmt: skip
-
-
 # ── however it is asked ───────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -96,6 +96,14 @@ def test_an_action_is_created_read_updated_listed_and_deleted(gateway: GatewayPr
     assert (missing.status_code, missing.json()["error"]) == (404, "The requested resource does not exist.")
 
 
+def test_an_action_that_is_created_after_a_deletion_is_a_later_version(gateway: GatewayProcess) -> None:
+    path = f"{ACTIONS}/again"
+    gateway.call("PUT", path, json={"exec": PYTHON})
+    gateway.call("PUT", f"{path}?overwrite=true", json={"exec": PYTHON})
+    assert gateway.call("DELETE", path).json()["version"] == "0.0.2"
+    assert gateway.call("PUT", path, json={"exec": PYTHON}).json()["version"] == "0.0.3"
+
+
 def test_an_llm_is_created_from_a_config_object_or_from_its_text(gateway: GatewayProcess) -> None:
     by_object = gateway.call("PUT", f"{ACTIONS}/a", json={"config": LLM_CONFIG}).json()
     by_text = gateway.call(

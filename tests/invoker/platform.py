@@ -134,7 +134,7 @@ class Host:
                binary: bool = False, main: str = "", memory: int = 128, version: str = "0.0.1") -> Action:  # fmt: skip
         action = Action(ActionName(name), Namespace("guest"), version, Exec(KIND_PYTHON, code, binary, main),
                         Limits(timeout, memory, 10, concurrency))  # fmt: skip
-        self.records.put_action(action, overwrite=True)
+        self.records.put_action(action, last=self.records.last_version(action.name))
         return action
 
     def plan(self, action: str = "guest/hello", *, model: PlanModel | None = None, share: float = 1.0,

@@ -34,7 +34,7 @@ class LlmHost(Host):
         config = parse_llm_config({"kind": KIND_LLM, "model": {"uri": URI}, "scaling": {"max_batch": 3}})
         action = Action(ActionName("guest/chat"), Namespace("guest"), "0.0.1", Exec(KIND_LLM),
                         Limits(60_000, 256, 10, 3), config=config)  # fmt: skip
-        self.records.put_action(action, overwrite=True)
+        self.records.put_action(action, last=self.records.last_version(action.name))
 
     def llm_plan(self) -> Plan:
         return self.plan("guest/chat", model=PlanModel(URI, "00", "", 10), reserve_bytes=1 << 30)

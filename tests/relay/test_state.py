@@ -11,10 +11,11 @@ import redis
 from relay import keys, redis_link
 from relay.lease import SchedulerLease
 from relay.messages import DemandAdded
-from relay.records import Pending, Records, Subject
+from relay.records import RECORD_TTL_S, Ended, Pending, Records, Subject
 from relay.registry import Registry
 from tests.conftest import ValkeyServer
 from tests.relay.samples import GROUP, INSTANCE, PLAN, record
+from thaw import wire
 from thaw.action import Action, Exec, Limits
 from thaw.errors import Conflict, NotFound, PlatformError, Unavailable
 from thaw.host import Device, HostReport
@@ -99,17 +100,35 @@ def test_the_installation_token_is_made_once(client: redis.Redis) -> None:
     assert [registry.host_token("first"), registry.host_token("second")] == ["first", "first"]
 
 
-def test_an_action_is_created_once_and_then_overwritten(client: redis.Redis) -> None:
+def test_of_two_who_write_the_same_version_of_an_action_one_is_refused(client: redis.Redis) -> None:
     records = Records(client)
-    records.put_action(ACTION, overwrite=False)
-    with pytest.raises(Conflict, match="resource already exists"):
-        records.put_action(ACTION, overwrite=False)
-    records.put_action(replace(ACTION, version="0.0.2"), overwrite=True)
-    assert records.action(GUEST, CHAT).version == "0.0.2"
+    records.put_action(ACTION, last=None)
+    with pytest.raises(Conflict, match="Concurrent modification"):
+        records.put_action(replace(ACTION, publish=True), last=None)
+    for _ in range(2):  # the answer to the first was lost
+        records.put_action(replace(ACTION, version="0.0.2"), last="0.0.1")
+    with pytest.raises(Conflict, match="Concurrent modification"):
+        records.put_action(replace(ACTION, version="0.0.2", publish=True), last="0.0.1")
+    assert records.action(GUEST, CHAT) == replace(ACTION, version="0.0.2")
     assert [a.name for a in records.all_actions()] == [CHAT]
     records.delete_action(GUEST, CHAT)
     with pytest.raises(NotFound):
         records.action(GUEST, CHAT)
+    assert records.last_version(CHAT) == "0.0.2"
+    assert 0 < int(client.ttl(keys.last_version(CHAT))) <= RECORD_TTL_S
+    records.put_action(replace(ACTION, version="0.0.3"), last="0.0.2")
+    assert client.ttl(keys.last_version(CHAT)) == -1
+
+
+def test_an_action_of_before_versions_were_kept_is_updated_and_deleted(client: redis.Redis) -> None:
+    records = Records(client)
+    client.hset(keys.actions(GUEST), CHAT, wire.dumps(ACTION))
+    records.delete_action(GUEST, CHAT)
+    assert records.last_version(CHAT) == ACTION.version
+    client.delete(keys.last_version(CHAT))
+    client.hset(keys.actions(GUEST), CHAT, wire.dumps(ACTION))
+    records.put_action(replace(ACTION, version="0.0.2"), last=ACTION.version)
+    assert records.action(GUEST, CHAT).version == "0.0.2"
 
 
 def test_a_key_is_found_by_its_hash_only(client: redis.Redis) -> None:
@@ -145,6 +164,17 @@ def test_a_run_is_claimed_once(client: redis.Redis) -> None:
         True,
         False,
     ]
+
+
+def test_the_index_of_records_loses_those_that_have_expired(client: redis.Redis) -> None:
+    records = Records(client)
+    week_ms = RECORD_TTL_S * 1000
+    records.end(record("a" * 32, start_ms=1000))
+    records.end_all([Ended(record("b" * 32, start_ms=week_ms)), Ended(record("c" * 32, start_ms=1000, namespace="x"))])
+    assert records.count_activations(GUEST) == 2
+    records.end(record("d" * 32, start_ms=1001 + week_ms))
+    assert [a.activation_id for a in records.activations(GUEST, limit=9)] == ["d" * 32, "b" * 32]
+    assert (records.count_activations(GUEST), records.count_activations(Namespace("x"))) == (2, 1)
 
 
 def test_records_are_listed_newest_first_within_the_asked_times(client: redis.Redis) -> None:

@@ -250,14 +250,14 @@ class Platform:
     def action(self, name: str = "guest/hello", memory: int = 256, version: str = "0.0.1", **fields: Any) -> Action:
         action = Action(ActionName(name), Namespace("guest"), version, Exec(KIND_PYTHON, "x"), Limits(memory=memory),
                         **fields)  # fmt: skip
-        self.records.put_action(action, overwrite=True)
+        self.records.put_action(action, last=self.records.last_version(action.name))
         return action
 
     def llm(self, name: str = "guest/chat", memory: int = 1024, transport: str = "auto", **scaling: Any) -> Action:
         config = LlmConfig(KIND_LLM, ModelConfig("file:///m"), resources=ResourcesConfig(gpu_memory_mb=memory),
                            scaling=ScalingConfig(**scaling), transport=transport)  # fmt: skip
         action = Action(ActionName(name), Namespace("guest"), "0.0.1", Exec(KIND_LLM), Limits(), config=config)
-        self.records.put_action(action, overwrite=True)
+        self.records.put_action(action, last=self.records.last_version(action.name))
         return action
 
     def ask(self, action: str = "guest/hello", gateway: str = "g0", waited_ms: int = 0) -> ActivationId:

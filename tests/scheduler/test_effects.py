@@ -10,14 +10,17 @@ from typing import Any
 import pytest
 import redis
 
-from gateway.scheduler.decisions import InspectModelOn, LearnFrom, StartGroup
+from gateway.scheduler.decisions import Forget, InspectModelOn, LearnFrom, StartGroup
 from gateway.scheduler.effects import Arrival, Effects, load_history
 from gateway.scheduler.group_credentials import GroupCredentials
-from gateway.scheduler.history import History
+from gateway.scheduler.history import History, Learned
 from gateway.scheduler.relay_work import RelayWork
 from relay import redis_link
 from relay.records import Records
+from relay.registry import Registry
 from tests.relay.samples import PLAN, record
+from tests.scheduler.world import FACTS
+from thaw import wire
 from thaw.ids import ActionName, ActivationId, CommandId, GroupId, HostId
 from thaw.instance import StartMode
 from thaw.logs import Log
@@ -42,6 +45,17 @@ def test_what_a_start_took_is_kept_for_the_next_scheduler(client: redis.Redis) -
     Records(client).add_trace("g1", events)
     effects_on(client).learn(History(), LearnFrom(GroupId("g1"), CHAT, "cpu", StartMode.COLD))
     assert load_history(client, Log("test")).times(CHAT, "cpu", StartMode.COLD, 1).t_cc == pytest.approx(0.25)
+
+
+def test_what_was_learned_of_a_deleted_action_leaves_the_registry(client: redis.Redis) -> None:
+    learned = {"guest/chat|cpu|cold": wire.dumps(Learned()), "guest/other|cpu|cold": wire.dumps(Learned())}
+    client.hset("thaw:history", mapping=learned)
+    registry = Registry(client)
+    registry.put_model(FACTS)
+    effects_on(client).apply(Forget(("guest/chat|cpu|cold",), ("s3://other",)), Arrival.now())
+    assert (client.hkeys("thaw:history"), registry.models()) == ([b"guest/other|cpu|cold"], [FACTS])
+    effects_on(client).apply(Forget((), (FACTS.uri,)), Arrival.now())
+    assert registry.models() == []
 
 
 def test_a_trace_that_cannot_be_read_teaches_nothing_and_stops_nothing(

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import time
+from dataclasses import replace
 from typing import Any
 
-from relay.messages import Cancel, InspectModel, InstanceChanged, Release, Start, StartFailed
+import pytest
+
+from relay import bus
+from relay.messages import ActionChanged, Cancel, InspectModel, InstanceChanged, Release, Start, StartFailed
 from tests.scheduler.conftest import MIB
+from thaw.config import ResourcesConfig, ScalingConfig, SloConfig
 from thaw.errors import ErrorInfo
 from thaw.instance import InstanceState
 
@@ -122,6 +128,28 @@ def test_a_scheduler_that_was_stopped_and_replaced_sends_nothing_more(platform: 
     host.commands.wait(Start, 5)
     assert sorted(host.epochs) == host.epochs
     assert set(host.epochs) == {1, 2}
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [{"slo": SloConfig(ttft_ms=10**400)}, {"scaling": ScalingConfig(min_instances=10**12, max_instances=10**12)},
+     {"scaling": ScalingConfig(keep_alive_s=math.nan)}, {"resources": ResourcesConfig(gpu_memory_mb=10**400)}],
+)  # fmt: skip
+def test_a_record_with_impossible_numbers_keeps_no_other_action_from_its_start(
+    platform: Any, odd: dict[str, Any]
+) -> None:
+    config = replace(platform.llm("guest/odd").config, **odd)
+    action = replace(platform.records.action("guest", "guest/odd"), config=config)
+    platform.records.put_action(action, last="0.0.1")
+    host = platform.host()
+    platform.action()
+    scheduler = platform.scheduler()
+    bus.publish(platform.client, ActionChanged(action.name))
+    asked = [platform.ask("guest/odd"), platform.ask()]
+    (start,) = host.commands.wait(Start)
+    assert start.activation_ids == (asked[1],)
+    assert [f.activation_ids for f in platform.events.wait(StartFailed)] == [(asked[0],)]
+    assert scheduler.poll() is None
 
 
 def test_a_developer_error_fails_every_waiting_request_at_once(platform: Any) -> None:

@@ -15,6 +15,7 @@ from gateway.scheduler.decisions import (
     DropDemand,
     FailDemand,
     Flag,
+    Forget,
     ForgetInstance,
     InspectModelOn,
     ReleaseInstance,
@@ -23,12 +24,13 @@ from gateway.scheduler.decisions import (
     Wake,
 )
 from gateway.scheduler.events import ActionDeleted, ActionSeen, GatewaysLost, HostsSeen, Rebuilt
+from gateway.scheduler.history import Measured
 from relay.messages import CommandRefused, DemandAdded, ModelInspected
 from tests.scheduler.world import CHAT, FACTS, HELLO, MIB, World, chat, hello, llm_world, of, record_of, report, world
 from thaw.errors import ErrorInfo
 from thaw.host import Device, FetchReport, HostReport
 from thaw.ids import ActionName, ActivationId, GatewayId, GroupId, HostId, InstanceId, Namespace
-from thaw.instance import InstanceState
+from thaw.instance import InstanceState, StartMode
 from thaw.plan import Plan
 
 
@@ -166,6 +168,25 @@ def test_a_deleted_action_releases_all_and_its_requests_are_not_found() -> None:
     assert release.instance_id == second.stages[0].instance_id
 
 
+def test_what_was_learned_of_an_action_and_of_its_model_is_forgotten_when_it_is_deleted() -> None:
+    w = llm_world()
+    other = chat(name=ActionName("guest/other"))
+    w.do(ActionSeen(other))
+    for name in (CHAT, other.name):
+        w.view.history.update(name, "cpu", StartMode.COLD, Measured(t_cc=1.0))
+    assert of(w.do(ActionDeleted(CHAT)), Forget) == [Forget((f"{CHAT}|cpu|cold",), ())]
+    assert of(w.do(ActionDeleted(other.name)), Forget) == [Forget((f"{other.name}|cpu|cold",), (FACTS.uri,))]
+    assert w.view.history.learned("*", "cpu", StartMode.COLD).times.t_cc == 1.0
+
+
+def test_a_successor_forgets_what_was_learned_of_actions_that_are_not_there() -> None:
+    w = World()
+    for name in (CHAT, HELLO):
+        w.view.history.update(name, "cpu", StartMode.COLD, Measured(t_cc=1.0))
+    decided = w.do(_rebuilt(models=(FACTS,)))
+    assert of(decided, Forget) == [Forget((f"{CHAT}|cpu|cold",), (FACTS.uri,))]
+
+
 def test_a_start_that_makes_progress_is_never_given_up() -> None:
     w = llm_world(start_deadline_s=10.0)
     (start,) = of(w.ask(CHAT), StartGroup)
@@ -272,6 +293,20 @@ def test_the_longest_idle_instance_of_another_action_is_evicted_for_room() -> No
     assert start.plan.action == other.name
 
 
+def test_an_eviction_whose_refusal_was_lost_is_asked_for_again() -> None:
+    w = world(report(memory_mb=256), facts=hello(need_bytes=256 * MIB))
+    (start,) = of(w.ask(), StartGroup)
+    w.ready(start)
+    other = replace(hello(need_bytes=256 * MIB), name=ActionName("guest/other"))
+    w.do(ActionSeen(other))
+    assert len(of(w.ask(other.name), ReleaseInstance)) == 1
+    w.said(start, InstanceState.READY, inflight=1)  # it was busy after all, and nothing else was heard of it
+    w.said(start, InstanceState.READY, idle_since_wall_ms=2)
+    assert of(w.later(55.0), ReleaseInstance) == []
+    again = of(w.later(10.0), ReleaseInstance)
+    assert [(r.instance_id, r.reason) for r in again] == [(start.stages[0].instance_id, "memory")]
+
+
 def test_busy_and_starting_instances_are_never_evicted() -> None:
     w = world(report(memory_mb=512), facts=hello())
     (busy,), (_starting,) = of(w.ask(), StartGroup), of(w.ask(), StartGroup)
@@ -310,6 +345,25 @@ def test_the_requests_of_a_dead_gateway_are_dropped() -> None:
     w.ask(gateway="alive")
     dropped = of(w.do(GatewaysLost(frozenset({GatewayId("dead")}))), DropDemand)
     assert [(d.activation_id, d.gateway) for d in dropped] == [("a0", "dead")]
+
+
+def test_a_request_that_outlives_its_time_limit_is_held_by_nobody_and_keeps_no_instance() -> None:
+    w = world(facts=hello(timeout_s=300.0))
+    demand = DemandAdded(ActivationId("left"), HELLO, Namespace("guest"), GatewayId("g"), 0)
+    started, dropped, released = 0, list[DropDemand](), list[ReleaseInstance]()
+    decided = w.do(demand)
+    for at_s in range(700):
+        assert (dropped != []) is (at_s > 200 + 390)
+        if at_s == 200:
+            decided += w.do(replace(demand, waited_ms=200_000))  # its gateway says once more that it holds it
+        for start in of(decided, StartGroup):
+            started += 1
+            w.said(start, InstanceState.READY, idle_since_wall_ms=1)  # and nobody says that it was served
+        dropped += of(decided, DropDemand)
+        released += of(decided, ReleaseInstance)
+        decided = w.later(1.0)
+    assert dropped == [DropDemand(HELLO, demand.activation_id, demand.gateway)]
+    assert len({r.instance_id for r in released}) == started == 8
 
 
 @pytest.mark.parametrize("link", [0.0, -5.0, float("nan"), float("inf")])
@@ -377,6 +431,17 @@ def test_a_successor_waits_for_silent_hosts_before_it_calls_them_lost() -> None:
     assert of(w.do(HostsSeen(())), ForgetInstance) == []
     w.now += 4
     assert len(of(w.do(HostsSeen(())), ForgetInstance)) == 1
+
+
+def test_a_successor_waits_for_silent_gateways_before_it_drops_what_they_hold() -> None:
+    w = World()
+    demand = DemandAdded(ActivationId("a9"), HELLO, Namespace("guest"), GatewayId("silent"), 9_000)
+    w.do(_rebuilt(demand=(demand,)))
+    lost = GatewaysLost(frozenset({GatewayId("silent")}))
+    w.now += 5
+    assert w.do(lost) == []
+    w.now += 2
+    assert [d.activation_id for d in of(w.do(lost), DropDemand)] == ["a9"]
 
 
 steps = st.lists(

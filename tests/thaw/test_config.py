@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ast
+import math
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from thaw.config import LlmConfig, parse_llm_config
+from thaw.config import MOST_INSTANCES, LlmConfig, parse_llm_config, schema
 from thaw.errors import ConfigError
 
 MINIMAL: dict[str, Any] = {"kind": "llm:vllm", "model": {"uri": "s3://models/smollm2-135m"}}
@@ -17,6 +21,23 @@ def test_a_minimal_config_gets_the_documented_defaults() -> None:
     assert isinstance(config, LlmConfig)
     assert (config.scaling.keep_alive_s, config.scaling.max_batch, config.transport) == (300.0, 8, "auto")
     assert config.reserve_bytes == 2048 * 1024 * 1024
+
+
+def _allowed_args() -> set[str]:
+    """As the engine says in its source: to import it takes vLLM."""
+    tree = ast.parse((Path(__file__).parents[2] / "runtime-python/thaw_runtime/vllm_engine.py").read_text())
+    (call,) = (node.value for node in tree.body if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)
+               and ast.unparse(node.targets[0]) == "ALLOWED_ARGS")  # fmt: skip
+    return set(ast.literal_eval(call.args[0]))
+
+
+ALLOWED_ARGS = _allowed_args()
+
+
+def test_a_deploy_takes_the_arguments_that_the_engine_takes() -> None:
+    assert set(schema()["properties"]["engine"]["properties"]["args"]["propertyNames"]["enum"]) == ALLOWED_ARGS
+    args = dict.fromkeys(ALLOWED_ARGS, 1)
+    assert parse_llm_config(MINIMAL | {"engine": {"args": args}}).engine.args == args
 
 
 @pytest.mark.parametrize(
@@ -30,6 +51,13 @@ def test_a_minimal_config_gets_the_documented_defaults() -> None:
         ({"scaling": {"stages": 9}}, "$.scaling.stages", "forces the number of stages, 1 to 8; leave it out to let the scheduler decide"),
         ({"scaling": {"stages": 2, "keep": 3}}, "$.scaling.keep", "set it to at most 2"),
         ({"engine": {"dtype": "fp4"}}, "$.engine.dtype", "one of auto, float32, float16, bfloat16"),
+        ({"slo": {"ttft_ms": 10**400}}, "$.slo.ttft_ms", "milliseconds to the first token, 1 to 3600000"),
+        ({"slo": {"ttft_ms": 7500.0}}, "$.slo.ttft_ms", "milliseconds to the first token, 1 to 3600000"),
+        ({"scaling": {"max_instances": 10**12}}, "$.scaling.max_instances", "1 to 1024"),
+        ({"scaling": {"min_instances": True}}, "$.scaling.min_instances", "instances kept when idle, 0 to 1024"),
+        ({"scaling": {"keep_alive_s": math.nan}}, "$.scaling.keep_alive_s", "seconds an idle instance stays, 0 to 31536000 (a year)"),
+        ({"scaling": {"keep_alive_s": math.inf}}, "$.scaling.keep_alive_s", "seconds an idle instance stays, 0 to 31536000 (a year)"),
+        ({"engine": {"args": {"tensor_parallel_size": 2}}}, "$.engine.args", f"one of {', '.join(sorted(ALLOWED_ARGS))}"),
         ({"limits": {"timeout": "5s"}}, "$.limits.timeout", "milliseconds a request may take, cold start included, 100 to 3600000"),
     ],
 )  # fmt: skip
@@ -46,3 +74,16 @@ def test_a_violation_names_its_path_and_the_fix(change: dict[str, Any], path: st
 def test_what_is_not_an_object_is_refused(plain: object) -> None:
     with pytest.raises(ConfigError, match=r"^\$: "):
         parse_llm_config(plain)
+
+
+def test_every_number_has_a_least_and_a_most() -> None:
+    def numbers(node: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+        for name, child in node.get("properties", {}).items():
+            yield from numbers(child)
+            if child.get("type") in ("integer", "number"):
+                yield name, child
+
+    found = dict(numbers(schema()))
+    assert [name for name, node in found.items() if not {"minimum", "maximum"} <= node.keys()] == []
+    assert {found[name]["maximum"] for name in ("min_instances", "max_instances")} == {MOST_INSTANCES}
+    assert parse_llm_config(MINIMAL | {"scaling": {"keep_alive_s": 0.5}}).scaling.keep_alive_s == 0.5

@@ -60,9 +60,8 @@ def _head(console: Console, timeline: Timeline, plan: Plan | None, activation_id
         line.append(f"  group {group_id}", style="not bold")
     console.print(line, soft_wrap=True)
     if timeline.n_boots > 1:
-        known = timeline.clock_uncertainty_s
-        text = f"± {duration(known)}" if known is not None else "by an unknown amount: no clock offsets were reported"
-        console.print(f"{timeline.n_boots} machines: times of one against another may be off {text}; lengths are exact")
+        text = "times of one against another may be off by as much as their clocks differ; lengths are exact"
+        console.print(f"{timeline.n_boots} machines: {text}", soft_wrap=True)
 
 
 def _bars(console: Console, timeline: Timeline) -> None:
