@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -61,25 +62,27 @@ def load_model_text(segment: Segment) -> ModelText:
     tokenizer.no_padding()
     config = model_config(segment)
     generation = read_json(segment, "generation_config.json") or {}
+    vocab_size = int(config.get("text_config", config).get("vocab_size", tokenizer.get_vocab_size()))
     return ModelText(
         tokenizer=tokenizer,
         template=_template(segment),
-        eos_token_ids=_eos(config, generation),
-        vocab_size=int(config.get("text_config", config).get("vocab_size", tokenizer.get_vocab_size())),
+        eos_token_ids=_eos(config, generation, vocab_size),
+        vocab_size=vocab_size,
         default_sampling={k: generation[k] for k in DEFAULT_SAMPLING_KEYS if _is_number(generation.get(k))},
     )  # fmt: skip
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _eos(config: Mapping[str, Any], generation: Mapping[str, Any]) -> tuple[int, ...]:
+def _eos(config: Mapping[str, Any], generation: Mapping[str, Any], vocab_size: int) -> tuple[int, ...]:
+    """Without those that the model never says: an engine asked to hold such a token back would end."""
     found: list[int] = []
     for source in (config, generation):
         ids = source.get("eos_token_id")
         found.extend([ids] if isinstance(ids, int) else ids or [])
-    return tuple(dict.fromkeys(found))
+    return tuple(t for t in dict.fromkeys(found) if type(t) is int and 0 <= t < vocab_size)
 
 
 def _template(segment: Segment) -> ChatTemplate | None:
