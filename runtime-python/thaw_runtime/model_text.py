@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -33,12 +32,12 @@ class ModelText:
     def encode(self, text: str) -> tuple[int, ...]:
         return tuple(self.tokenizer.encode(text, add_special_tokens=True).ids)
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]], **kwargs: Any) -> tuple[int, ...]:
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> tuple[int, ...]:
         """Raises BadRequest for a model without a chat template."""
         if self.template is None:
             raise BadRequest("this model has no chat template", hint="use /v1/completions")
         # the template writes the special tokens itself
-        return tuple(self.tokenizer.encode(self.template.render(messages, **kwargs), add_special_tokens=False).ids)
+        return tuple(self.tokenizer.encode(self.template.render(messages, variables), add_special_tokens=False).ids)
 
     def stream(self, prompt_token_ids: Sequence[int], stops: Sequence[str]) -> TextStream:
         return TextStream(self.tokenizer, prompt_token_ids, stops)
@@ -50,6 +49,13 @@ class ModelText:
 
 def load_model_text(segment: Segment) -> ModelText:
     """As soon as the sidecars have arrived.  Raises ModelUnsupported, ModelCorrupt."""
+    try:
+        return _load(segment)
+    except (AttributeError, KeyError, TypeError, ValueError) as e:  # a value is of another type than it ever is
+        raise ModelCorrupt(f"the checkpoint's tokenizer, template or config cannot be read: {e}") from e
+
+
+def _load(segment: Segment) -> ModelText:
     data = read_sidecar(segment, "tokenizer.json")
     if data is None:
         raise ModelUnsupported("the checkpoint has no tokenizer.json",
@@ -102,8 +108,8 @@ def _template_source(segment: Segment, config: Mapping[str, Any]) -> str | None:
     found = config.get("chat_template")
     if isinstance(found, list):  # several named ones
         found = next((t.get("template") for t in found if t.get("name") == "default"), None)
-    if found is None and (data := read_sidecar(segment, "chat_template.json")) is not None:
-        found = json.loads(data).get("chat_template")
+    if found is None:
+        found = (read_json(segment, "chat_template.json") or {}).get("chat_template")
     return found if isinstance(found, str) else None
 
 

@@ -58,8 +58,10 @@ def parse_run(run: LlmRun, request_id: str, text: ModelText, max_model_len: int)
 
 def _prompt(endpoint: str, body: Mapping[str, Any], text: ModelText) -> tuple[int, ...]:
     if endpoint == "chat":
-        kwargs = body.get("chat_template_kwargs") or {}
-        return text.encode_chat(body["messages"], **kwargs)
+        variables = body.get("chat_template_kwargs") or {}
+        if not isinstance(variables, dict) or "messages" in variables:
+            raise BadRequest("chat_template_kwargs must be an object of what the template knows beside the messages")
+        return text.encode_chat(body["messages"], variables)
     if endpoint != "completions":
         raise BadRequest(f"unknown endpoint {endpoint!r}", hint="chat or completions")
     prompt = body.get("prompt")

@@ -12,6 +12,7 @@ import os
 import socketserver
 import struct
 import sys
+import traceback
 from collections.abc import Iterable
 from typing import Any
 
@@ -19,7 +20,7 @@ from relay import http11, messages
 from relay.channel import Channel
 from relay.messages import LlmInit, RunFailed, RunFinished, RunToken
 from thaw import wire
-from thaw.errors import BadRequest, NotFound, ProtocolError, ThawError, from_info
+from thaw.errors import BadRequest, NotFound, PlatformError, ProtocolError, ThawError, from_info
 from thaw.logs import Log
 from thaw_runtime.container import LlmContainer
 from thaw_runtime.engine_link import EngineLink
@@ -62,6 +63,8 @@ class Handler(http11.Handler):
                 self._refuse(e)
             except OSError:
                 self.close_connection = True  # the client has gone; there is nobody to tell
+            except Exception as e:  # noqa: BLE001  an answer cut off reads as a lost container, and is asked for again
+                self._refuse(_unforeseen(e))
 
     def _post(self, body: dict[str, Any]) -> None:
         if self.path == "/init":
@@ -111,9 +114,12 @@ class Handler(http11.Handler):
             for batch in batches:
                 ended = bool(batch) and not isinstance(batch[-1], RunToken)
                 self.wfile.write(_chunk(b"".join(map(_frame, batch)), last=ended))
-        except ThawError as e:
+        except OSError:
+            raise
+        except Exception as e:  # noqa: BLE001  as in do_POST, behind a head
             ended = True
-            self.wfile.write(_chunk(_frame(RunFailed(e.info())), last=True))
+            error = e if isinstance(e, ThawError) else _unforeseen(e)
+            self.wfile.write(_chunk(_frame(RunFailed(error.info())), last=True))
         if not ended:
             self.wfile.write(_LAST_CHUNK)
 
@@ -144,6 +150,11 @@ def _chunk(data: bytes, *, last: bool) -> bytes:
 def _frame(message: RunMessage) -> bytes:
     data = json.dumps(messages.to_plain(message), separators=(",", ":"), ensure_ascii=False).encode()
     return struct.pack("<I", len(data)) + data
+
+
+def _unforeseen(error: Exception) -> PlatformError:
+    traceback.print_exc()
+    return PlatformError(f"the container failed: {type(error).__name__}: {error}")
 
 
 def _print_sentinel() -> None:

@@ -10,9 +10,14 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
+
+import pytest
 
 from relay.http_unix import UnixConnection
-from tests.thaw_runtime.conftest import STREAM, Container, frames, llm_init, run_body
+from tests.thaw_runtime.conftest import START, STREAM, Container, frames, llm_init, run_body
+from tests.thaw_runtime.doorway import Doorway
+from tests.thaw_runtime.models import write_tiny_model
 from thaw import wire
 from thaw.errors import ErrorInfo
 from thaw_runtime.proxy import SENTINEL
@@ -108,6 +113,39 @@ def test_what_the_engine_cannot_do_is_refused_by_name(ready: Container) -> None:
         status, reply = ready.run(PROMPT | change)
         assert (status, reply["info"]["code"]) == (400, "BadRequest")
         assert wanted in reply["error"]
+
+
+def test_what_no_template_or_tokenizer_takes_is_refused_on_a_connection_that_stays(ready: Container) -> None:
+    chat = {"messages": [{"role": "user", "content": "hi"}]}
+    for variables in ("x", [1], {"messages": []}):
+        status, reply = ready.run(chat | {"chat_template_kwargs": variables}, "chat")
+        assert (status, reply["info"]["code"]) == (400, "BadRequest"), variables
+
+
+def test_a_failure_nobody_foresaw_is_a_whole_answer(ready: Container) -> None:
+    status, reply = ready.run({}, "chat")  # no gateway lets it through
+    assert (status, reply["info"]["code"]) == (500, "PlatformError")
+    assert len(ready.stream(PROMPT)) == 9
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("chat_template.jinja", b"\xff"), ("generation_config.json", b'{"eos_token_id": [[1]]}'),
+     ("tokenizer_config.json", b'{"chat_template": [5]}')],
+)  # fmt: skip
+def test_a_checkpoint_whose_text_makes_no_sense_is_corrupt(tmp_path: Path, name: str, content: bytes) -> None:
+    model = write_tiny_model(tmp_path / "model")
+    (model / name).write_bytes(content)
+    door = Doorway(model, tmp_path / "door")
+    container = Container([sys.executable, "-c", START], tmp_path, door)
+    try:
+        container.wait_listening()
+        status, reply = container.init()
+        assert (status, reply["info"]["code"]) == (502, "ModelCorrupt")
+        assert container.ask("GET", "/health")[1]["state"] == "failed"
+    finally:
+        container.close()
+        door.close()
 
 
 def test_a_request_beyond_the_context_is_refused_in_openais_words(ready: Container) -> None:
