@@ -11,7 +11,6 @@ import json
 import os
 import socketserver
 import struct
-import sys
 import traceback
 from collections.abc import Iterable
 from typing import Any
@@ -29,7 +28,6 @@ from thaw_runtime.openai_reply import aggregate
 from thaw_runtime.runs import RunMessage, RunStream
 
 STREAM_TYPE = "application/x-thaw-stream"
-SENTINEL = "XXX_THE_END_OF_A_WHISK_ACTIVATION_XXX"
 MAX_BODY_BYTES = 64 * 1024 * 1024  # the gateway's own limit is far below
 EXIT_ENGINE_LOST = 70
 TELL_DEADLINE_S = 2.0
@@ -95,16 +93,12 @@ class Handler(http11.Handler):
         self._reply(200, self.server.container.init(init))
 
     def _run(self, body: dict[str, Any]) -> None:
-        container = self.server.container
-        try:
-            stream, deadline = container.run(body)
-            with self.server.hangups.watching(self.connection, stream.hang_up):
-                if STREAM_TYPE in (self.headers.get("accept") or ""):
-                    self._stream(stream.messages(deadline))
-                else:
-                    self._aggregate(stream, deadline, body)
-        finally:
-            _print_sentinel()
+        stream, deadline = self.server.container.run(body)
+        with self.server.hangups.watching(self.connection, stream.hang_up):
+            if STREAM_TYPE in (self.headers.get("accept") or ""):
+                self._stream(stream.messages(deadline))
+            else:
+                self._aggregate(stream, deadline, body)
 
     def _stream(self, batches: Iterable[list[RunMessage]]) -> None:
         """The head goes out before the first token is there: whoever passes it on has done so by then."""
@@ -155,12 +149,6 @@ def _frame(message: RunMessage) -> bytes:
 def _unforeseen(error: Exception) -> PlatformError:
     traceback.print_exc()
     return PlatformError(f"the container failed: {type(error).__name__}: {error}")
-
-
-def _print_sentinel() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        stream.write(SENTINEL + "\n")
-        stream.flush()
 
 
 def serve(socket_path: str, door: str, channel: Channel, engine_pid: int) -> None:

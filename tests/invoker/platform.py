@@ -176,12 +176,12 @@ class Host:
         finally:
             connection.close()
 
-    def logs(self, instance_id: str, activation_id: str) -> list[str]:
+    def logs(self, instance_id: str, activation_id: str) -> list[str] | None:
         connection = self.connection()
         try:
             wanted = json.dumps({"runs": [{"instance_id": instance_id, "activation_id": activation_id}]})
             connection.request("POST", "/logs", wanted, self.headers())
-            lines: list[str] = json.loads(connection.getresponse().read())["logs"][0]
+            lines: list[str] | None = json.loads(connection.getresponse().read())["logs"][0]
             return lines
         finally:
             connection.close()
