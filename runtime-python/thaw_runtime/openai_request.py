@@ -1,7 +1,7 @@
 """An OpenAI request body becomes a prompt in token ids and sampling parameters.
 
-The gateway has validated the types; here is what needs the model: lengths, token ids, the template, what the engine can
-do.  The engine takes what it is given: a token id that the model has not would end it, with all its other requests.
+The gateway has validated types and what is supported; here is what needs the model: lengths, token ids, the template.
+The engine takes what it is given: a token id that the model has not would end it, with all its other requests.
 """
 
 from __future__ import annotations
@@ -21,26 +21,16 @@ MAX_STOPS = 4
 MAX_BIAS = 100.0  # OpenAI's
 CONTEXT_HINT = "context_length_exceeded"
 
-_ONLY: Mapping[str, Sequence[object]] = {
-    "n": (1,), "best_of": (1,), "echo": (False,), "suffix": ("",), "tools": ([],), "functions": ([],),
-    "tool_choice": ("none", "auto"), "response_format": ({"type": "text"},),
-}  # fmt: skip
-"""Parameters the engine has one value for; null counts as absent."""
-
 
 @dataclass(frozen=True, slots=True)
 class ParsedRun:
     engine: EngineRequest
     stops: tuple[str, ...]
-    logprobs: bool
 
 
 def parse_run(run: LlmRun, request_id: str, text: ModelText, max_model_len: int) -> ParsedRun:
     """Raises BadRequest; its hint is ``context_length_exceeded`` when the prompt leaves no room."""
     body = run.body
-    for name, allowed in _ONLY.items():
-        if body.get(name) is not None and body[name] not in allowed:
-            raise BadRequest(f"{name}={body[name]!r:.60} is not supported", hint=f"leave {name} out")
     prompt = _prompt(run.endpoint, body, text)
     if not prompt:
         raise BadRequest("the prompt is empty")
@@ -52,7 +42,6 @@ def parse_run(run: LlmRun, request_id: str, text: ModelText, max_model_len: int)
     return ParsedRun(
         EngineRequest(request_id, prompt, sampling, run.seed, len(output), tuple(output)),
         stops=_stops(body),
-        logprobs=sampling.logprobs is not None,
     )
 
 
