@@ -22,7 +22,7 @@ from gateway.demand import Demand
 from gateway.link import InvokerPool, Reply
 from gateway.routes import Route
 from gateway.waiting import Ticket, WaitingRoom
-from relay.messages import LlmResume, LlmRun
+from relay.messages import ACTIVATION_HEADER, LlmResume, LlmRun
 from thaw import wire
 from thaw.clock import wall_ms
 from thaw.errors import InstanceBusy, InstanceGone, PlatformError, TimeLimitExceeded, WorkerLost
@@ -150,8 +150,9 @@ class Dispatcher:
         path = f"/instances/{route.record.instance_id}/run"
         body = run_body(call, deadline_s)
         return self._pool.post(
-            route.record.address, path, body, stream=call.action.is_llm, deadline_s=deadline_s, hangup=call.hangup
-        )
+            route.record.address, path, body, stream=call.action.is_llm, deadline_s=deadline_s, hangup=call.hangup,
+            headers=f"{ACTIVATION_HEADER}: {call.activation_id}\r\n",
+        )  # fmt: skip
 
 
 def run_body(call: Call, deadline_s: float) -> bytes:

@@ -36,10 +36,11 @@ class InvokerPool:
         self._lock = threading.Lock()
         self._idle: dict[str, list[tuple[float, Connection]]] = {}
 
-    def post(self, address: str, path: str, body: bytes, *, stream: bool, deadline_s: float, hangup: Hangup) -> Reply:
-        """Send.  Raises InstanceGone, WorkerLost, ClientGone, TimeLimitExceeded."""
+    def post(self, address: str, path: str, body: bytes, *, stream: bool, deadline_s: float, hangup: Hangup,
+             headers: str = "") -> Reply:  # fmt: skip
+        """Send.  ``headers`` are whole lines.  Raises InstanceGone, WorkerLost, ClientGone, TimeLimitExceeded."""
         reply = Reply(self, address, self._connect(address), deadline_s, hangup)
-        reply.send(path, self._headers + (f"Accept: {STREAM_TYPE}\r\n" if stream else ""), body)
+        reply.send(path, self._headers + headers + (f"Accept: {STREAM_TYPE}\r\n" if stream else ""), body)
         return reply
 
     def logs(self, address: str, wanted: LogsWanted, *, timeout_s: float) -> LogsFound:

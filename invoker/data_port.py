@@ -22,7 +22,7 @@ from invoker.forward import Ending, Forwarded, forward
 from invoker.live import Live
 from invoker.logs import LATE_S
 from relay import http11
-from relay.messages import LogsFound, LogsWanted
+from relay.messages import ACTIVATION_HEADER, LogsFound, LogsWanted
 from thaw import wire
 from thaw.action import KIND_PYTHON
 from thaw.errors import (
@@ -174,7 +174,7 @@ class Handler(http11.Handler):
         if result.ending is Ending.NOBODY:  # its end is on its way; the caller may go elsewhere already
             raise InstanceGone(f"the container of instance {live.record.instance_id} does not listen any more")
         if live.logs is not None and result.ending is not Ending.CONTAINER_LOST:
-            live.logs.run_ended(_activation_id(body))
+            live.logs.run_ended(self.headers.get(ACTIVATION_HEADER, ""))
         if result.ending is not Ending.DONE:
             self._broken(live, result)
         return result
@@ -208,11 +208,3 @@ class Handler(http11.Handler):
 
 def _is_token(given: bytes, token: str) -> bool:
     return bool(token) and hmac.compare_digest(given, f"Bearer {token}".encode())
-
-
-def _activation_id(body: bytes) -> str:
-    try:
-        plain = json.loads(body)
-    except ValueError:
-        return ""
-    return str(plain.get("activation_id") or "") if isinstance(plain, dict) else ""

@@ -14,6 +14,7 @@ from invoker.live import Live
 from invoker.logs import LogCollector, last_lines
 from invoker.publish import Publisher
 from relay.fetch_client import FetchClient
+from thaw.action import KIND_PYTHON
 from thaw.clock import wall_ms
 from thaw.errors import (
     InitFailed,
@@ -68,8 +69,9 @@ class Fleet:
 
     def attach(self, live: Live, handle: Handle) -> bool:
         """Give ``live`` its container.  False if its start was given up meanwhile."""
-        limit = (live.function.limits.logs if live.function else 10) * MIB
-        live.logs = LogCollector(handle, self.driver.logs, self.driver.truncate_logs, limit, self.driver.more_logs)
+        if live.kind == KIND_PYTHON:  # what an LLM's container prints is the host's own, and nobody asks for it
+            limit = (live.function.limits.logs if live.function else 10) * MIB
+            live.logs = LogCollector(handle, self.driver.logs, self.driver.truncate_logs, limit, self.driver.more_logs)
         with self._lock:
             if not live.attach(handle):
                 return False

@@ -27,7 +27,7 @@ class Live:
         self.kind = kind
         self.function: FunctionAction | None = None
         self.handle: Handle | None = None
-        self.logs: LogCollector | None = None
+        self.logs: LogCollector | None = None  # of a function
         self.has_door = False
         self.fetching = False  # fetchd works for it: to be cancelled when it ends
         self.served = False  # it was READY once

@@ -1,8 +1,9 @@
 """Which lines belong to which activation: OpenWhisk's sentinel contract, read from a container's two log files.
 
-The k-th sentinel of a stream ends the lines of the k-th run that ended.  With a concurrency of 1 that is exact; an
-LLM instance answers many at once, and its lines go to the activation whose run ended there.  What a container prints
-is bounded per activation, and so is the number of activations whose lines are kept.
+The k-th sentinel of a stream ends the lines of the k-th run that ended.  With a concurrency of 1 that is exact; of runs
+at the same time, lines go to the activation whose run ended there.  What a container prints is bounded per activation,
+and so is the number of activations whose lines are kept.  What a function prints while it loads belongs to its first
+run, as in OpenWhisk.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ class LogCollector:
         self._kept: OrderedDict[str, dict[str, list[str]]] = OrderedDict()
 
     def skip(self) -> None:
-        """Start behind what is there: lines of an earlier invoker's runs, or an engine's talk while it starts."""
+        """Start behind what is there: lines of an earlier invoker's runs."""
         with self._lock:
             for name in STREAMS:
                 self._drain(name)

@@ -286,8 +286,6 @@ class Starting:
     def _ready(self) -> None:
         live = self._live
         live.served = True
-        if live.logs is not None and live.kind == KIND_LLM:
-            live.logs.skip()  # what a function prints while it loads belongs to its first run, as in OpenWhisk
         if live.apply(Event.INIT_DONE) is not Action.READY:
             raise _given_up(live)
         self._mark(Phase.READY)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from relay.fetch_messages import (
     Done,
@@ -301,6 +301,10 @@ class RunFailed:
 
 
 # ── an invoker's data port ────────────────────────────────────────────────────────────────────────────────────────
+
+
+ACTIVATION_HEADER: Final = "x-thaw-activation-id"
+"""Of ``POST /instances/{id}/run``: an invoker looks into no body."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,14 +52,16 @@ class ChatTemplate:
             raise ModelUnsupported(f"the chat template does not compile: {e}") from e
         self._special_tokens = dict(special_tokens)
 
-    def render(self, messages: Sequence[Mapping[str, Any]], **kwargs: Any) -> str:
+    def render(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
         """The prompt, ending where the assistant speaks.  Raises BadRequest with what the template objects to."""
         try:
+            said = [{**m, "content": _text(m.get("content"))} for m in messages]
             return self._template.render(
-                messages=[{**m, "content": _text(m.get("content"))} for m in messages],
-                **{"add_generation_prompt": True, **self._special_tokens, **kwargs},
+                {"add_generation_prompt": True, **self._special_tokens, **variables, "messages": said}
             )
-        except (TemplateError, TypeError, AttributeError) as e:
+        except BadRequest:
+            raise
+        except Exception as e:  # a template is a program: it may fail in any way
             raise BadRequest(f"the chat template refuses these messages: {e}") from e
 
 

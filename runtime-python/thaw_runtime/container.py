@@ -12,7 +12,7 @@ from typing import Any
 from relay.fetch_client import DoorClient
 from relay.messages import InitReply, LlmInit, LlmRun
 from thaw import wire
-from thaw.errors import BadRequest, Conflict, InstanceGone, ThawError
+from thaw.errors import BadRequest, Conflict, InstanceGone
 from thaw.trace import Phase
 from thaw_runtime.engine import GRANT_DEADLINE_S
 from thaw_runtime.engine_link import EngineLink
@@ -49,7 +49,7 @@ class LlmContainer:
         try:
             with trace.phase(Phase.INIT_BEGIN):
                 memory = self._start(init, trace)
-        except ThawError:
+        except Exception:
             self._set_state("failed")
             raise
         gc.freeze()  # the tokenizer stays: no collection needs to walk over it while a token waits

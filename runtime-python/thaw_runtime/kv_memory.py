@@ -186,11 +186,6 @@ def plan_stage(stage: int, rooms: Sequence[Room], worst: Worst) -> MemoryPlan:
     return MemoryPlan(room.reserve, weights, intermediates, kv, (blocks - 1) * worst.block_size, blocks)
 
 
-def plan_memory(*, reserve: int, weights: int, shape: Geometry, **worst: Any) -> MemoryPlan:
-    """:func:`plan_stage` of a whole model; the other arguments are those of Worst."""
-    return plan_stage(0, (Room(reserve, weights, shape),), Worst(**worst))
-
-
 def _slices(room: Room, worst: Worst, n_stages: int) -> tuple[int, int, int]:
     """(weights, intermediates, blocks)"""
     shape, tokens = room.shape, worst.max_num_batched_tokens

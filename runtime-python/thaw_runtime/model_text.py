@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -32,12 +32,12 @@ class ModelText:
     def encode(self, text: str) -> tuple[int, ...]:
         return tuple(self.tokenizer.encode(text, add_special_tokens=True).ids)
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]], **kwargs: Any) -> tuple[int, ...]:
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> tuple[int, ...]:
         """Raises BadRequest for a model without a chat template."""
         if self.template is None:
             raise BadRequest("this model has no chat template", hint="use /v1/completions")
         # the template writes the special tokens itself
-        return tuple(self.tokenizer.encode(self.template.render(messages, **kwargs), add_special_tokens=False).ids)
+        return tuple(self.tokenizer.encode(self.template.render(messages, variables), add_special_tokens=False).ids)
 
     def stream(self, prompt_token_ids: Sequence[int], stops: Sequence[str]) -> TextStream:
         return TextStream(self.tokenizer, prompt_token_ids, stops)
@@ -49,6 +49,13 @@ class ModelText:
 
 def load_model_text(segment: Segment) -> ModelText:
     """As soon as the sidecars have arrived.  Raises ModelUnsupported, ModelCorrupt."""
+    try:
+        return _load(segment)
+    except (AttributeError, KeyError, TypeError, ValueError) as e:  # a value is of another type than it ever is
+        raise ModelCorrupt(f"the checkpoint's tokenizer, template or config cannot be read: {e}") from e
+
+
+def _load(segment: Segment) -> ModelText:
     data = read_sidecar(segment, "tokenizer.json")
     if data is None:
         raise ModelUnsupported("the checkpoint has no tokenizer.json",
@@ -61,25 +68,27 @@ def load_model_text(segment: Segment) -> ModelText:
     tokenizer.no_padding()
     config = model_config(segment)
     generation = read_json(segment, "generation_config.json") or {}
+    vocab_size = int(config.get("text_config", config).get("vocab_size", tokenizer.get_vocab_size()))
     return ModelText(
         tokenizer=tokenizer,
         template=_template(segment),
-        eos_token_ids=_eos(config, generation),
-        vocab_size=int(config.get("text_config", config).get("vocab_size", tokenizer.get_vocab_size())),
+        eos_token_ids=_eos(config, generation, vocab_size),
+        vocab_size=vocab_size,
         default_sampling={k: generation[k] for k in DEFAULT_SAMPLING_KEYS if _is_number(generation.get(k))},
     )  # fmt: skip
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _eos(config: Mapping[str, Any], generation: Mapping[str, Any]) -> tuple[int, ...]:
+def _eos(config: Mapping[str, Any], generation: Mapping[str, Any], vocab_size: int) -> tuple[int, ...]:
+    """Without those that the model never says: an engine asked to hold such a token back would end."""
     found: list[int] = []
     for source in (config, generation):
         ids = source.get("eos_token_id")
         found.extend([ids] if isinstance(ids, int) else ids or [])
-    return tuple(dict.fromkeys(found))
+    return tuple(t for t in dict.fromkeys(found) if type(t) is int and 0 <= t < vocab_size)
 
 
 def _template(segment: Segment) -> ChatTemplate | None:
@@ -99,8 +108,8 @@ def _template_source(segment: Segment, config: Mapping[str, Any]) -> str | None:
     found = config.get("chat_template")
     if isinstance(found, list):  # several named ones
         found = next((t.get("template") for t in found if t.get("name") == "default"), None)
-    if found is None and (data := read_sidecar(segment, "chat_template.json")) is not None:
-        found = json.loads(data).get("chat_template")
+    if found is None:
+        found = (read_json(segment, "chat_template.json") or {}).get("chat_template")
     return found if isinstance(found, str) else None
 
 

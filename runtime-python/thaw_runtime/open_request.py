@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from thaw.errors import ErrorInfo, WorkerLost
@@ -19,7 +18,6 @@ class OpenRequest:
     def __init__(self, request: EngineRequest, asleep: str) -> None:
         self._request, self._asleep = request, asleep
         self._next = request.first_index
-        self.submitted = time.monotonic()
         self._busy: Busy | None = None
 
     def begin(self) -> None:

@@ -1,11 +1,12 @@
 """An OpenAI request body becomes a prompt in token ids and sampling parameters.
 
-The gateway has validated the types; here is what needs the model: lengths, the template, what the engine can do.
+The gateway has validated types and what is supported; here is what needs the model: lengths, token ids, the template.
+The engine takes what it is given: a token id that the model has not would end it, with all its other requests.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,29 +18,22 @@ from thaw_runtime.model_text import ModelText
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's for /v1/completions; a chat may fill the context
 MAX_TOP_LOGPROBS = 20
 MAX_STOPS = 4
+MAX_BIAS = 100.0  # OpenAI's
 CONTEXT_HINT = "context_length_exceeded"
-
-_ONLY: Mapping[str, Sequence[object]] = {
-    "n": (1,), "best_of": (1,), "echo": (False,), "suffix": ("",), "tools": ([],), "functions": ([],),
-    "tool_choice": ("none", "auto"), "response_format": ({"type": "text"},),
-}  # fmt: skip
-"""Parameters the engine has one value for; null counts as absent."""
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedRun:
     engine: EngineRequest
     stops: tuple[str, ...]
-    logprobs: bool
 
 
 def parse_run(run: LlmRun, request_id: str, text: ModelText, max_model_len: int) -> ParsedRun:
     """Raises BadRequest; its hint is ``context_length_exceeded`` when the prompt leaves no room."""
     body = run.body
-    for name, allowed in _ONLY.items():
-        if body.get(name) is not None and body[name] not in allowed:
-            raise BadRequest(f"{name}={body[name]!r:.60} is not supported", hint=f"leave {name} out")
     prompt = _prompt(run.endpoint, body, text)
+    if not prompt:
+        raise BadRequest("the prompt is empty")
     _check_ids(prompt, text)
     output = run.resume.output_token_ids if run.resume else ()
     usual = text.default_sampling.get("max_new_tokens")
@@ -48,14 +42,15 @@ def parse_run(run: LlmRun, request_id: str, text: ModelText, max_model_len: int)
     return ParsedRun(
         EngineRequest(request_id, prompt, sampling, run.seed, len(output), tuple(output)),
         stops=_stops(body),
-        logprobs=sampling.logprobs is not None,
     )
 
 
 def _prompt(endpoint: str, body: Mapping[str, Any], text: ModelText) -> tuple[int, ...]:
     if endpoint == "chat":
-        kwargs = body.get("chat_template_kwargs") or {}
-        return text.encode_chat(body["messages"], **kwargs)
+        variables = body.get("chat_template_kwargs") or {}
+        if not isinstance(variables, dict) or "messages" in variables:
+            raise BadRequest("chat_template_kwargs must be an object of what the template knows beside the messages")
+        return text.encode_chat(body["messages"], variables)
     if endpoint != "completions":
         raise BadRequest(f"unknown endpoint {endpoint!r}", hint="chat or completions")
     prompt = body.get("prompt")
@@ -68,12 +63,10 @@ def _prompt(endpoint: str, body: Mapping[str, Any], text: ModelText) -> tuple[in
     raise BadRequest("prompt must be one string or one list of token ids")
 
 
-def _check_ids(prompt: Sequence[int], text: ModelText) -> None:
-    if not prompt:
-        raise BadRequest("the prompt is empty")
-    worst = max(prompt) if min(prompt) >= 0 else min(prompt)
-    if not 0 <= worst < text.vocab_size:
-        raise BadRequest(f"token id {worst} is outside the vocabulary of {text.vocab_size}")
+def _check_ids(token_ids: Collection[int], text: ModelText) -> None:
+    for worst in (min(token_ids, default=0), max(token_ids, default=0)):
+        if not 0 <= worst < text.vocab_size:
+            raise BadRequest(f"token id {worst} is outside the vocabulary of {text.vocab_size}")
 
 
 def _max_tokens(endpoint: str, body: Mapping[str, Any], n_prompt: int, max_model_len: int, usual: int | None) -> int:
@@ -99,6 +92,9 @@ def _sampling(endpoint: str, body: Mapping[str, Any], text: ModelText, max_token
         return text.default_sampling.get(name, fallback) if value is None else value
 
     ignore_eos = bool(body.get("ignore_eos"))
+    min_tokens = int(body.get("min_tokens") or 0)
+    if min_tokens > max_tokens:
+        raise BadRequest(f"min_tokens={min_tokens} is more than the {max_tokens} tokens the answer may have")
     return Sampling(
         max_tokens=max_tokens,
         temperature=float(number("temperature", 1.0)),
@@ -108,11 +104,31 @@ def _sampling(endpoint: str, body: Mapping[str, Any], text: ModelText, max_token
         presence_penalty=float(number("presence_penalty", 0.0)),
         frequency_penalty=float(number("frequency_penalty", 0.0)),
         repetition_penalty=float(number("repetition_penalty", 1.0)),
-        stop_token_ids=(*(() if ignore_eos else text.eos_token_ids), *(body.get("stop_token_ids") or ())),
-        min_tokens=int(body.get("min_tokens") or 0),
+        stop_token_ids=(*(() if ignore_eos else text.eos_token_ids), *_stop_token_ids(body, text)),
+        min_tokens=min_tokens,
         logprobs=_logprobs(endpoint, body),
-        logit_bias={int(token): float(bias) for token, bias in (body.get("logit_bias") or {}).items()},
+        logit_bias=_logit_bias(body, text),
     )
+
+
+def _stop_token_ids(body: Mapping[str, Any], text: ModelText) -> Sequence[int]:
+    token_ids = body.get("stop_token_ids") or []
+    if not isinstance(token_ids, list) or not all(type(t) is int for t in token_ids):
+        raise BadRequest("stop_token_ids must be a list of token ids")
+    _check_ids(token_ids, text)
+    return token_ids
+
+
+def _logit_bias(body: Mapping[str, Any], text: ModelText) -> Mapping[int, float]:
+    """JSON has no integer keys."""
+    try:
+        biases = {int(token): float(bias) for token, bias in (body.get("logit_bias") or {}).items()}
+    except (AttributeError, TypeError, ValueError, OverflowError) as e:
+        raise BadRequest("logit_bias must be an object of token ids and numbers") from e
+    _check_ids(biases, text)
+    if not all(-MAX_BIAS <= bias <= MAX_BIAS for bias in biases.values()):
+        raise BadRequest(f"a logit_bias must be a number from {-MAX_BIAS:g} to {MAX_BIAS:g}")
+    return biases
 
 
 def _logprobs(endpoint: str, body: Mapping[str, Any]) -> int | None:

@@ -77,10 +77,6 @@ class StageLink:
         for thread in self._threads:
             thread.start()
 
-    @property
-    def lost(self) -> ErrorInfo | None:
-        return self._lost
-
     def when_lost(self, callback: Callable[[ErrorInfo], None]) -> None:
         """Call it once when the pipeline breaks or is ended, on whatever thread sees it; at once if it has."""
         with self._changed:

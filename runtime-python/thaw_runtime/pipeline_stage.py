@@ -185,14 +185,15 @@ class Pending:
         return future
 
     def fulfil(self, sampled: Sampled, vocab_size: int) -> None:
-        """Raises ProtocolError for tokens nobody waits for, or of other requests."""
-        with self._lock:
-            names, future = self._open.pop(sampled.number, (frozenset(), None))
+        """Raises ProtocolError for tokens nobody waits for, or of other requests; who waits is left to fail()."""
         rows = len(sampled.request_ids)
-        fits = names == set(sampled.request_ids) and len(names) == rows == len(sampled.token_ids)
         known = all(0 <= t < vocab_size for row in sampled.token_ids for t in row)
-        if future is None or not fits or not known:
-            raise ProtocolError(f"the tokens of step {sampled.number} are not those it was to bring")
+        with self._lock:
+            names, future = self._open.get(sampled.number, (frozenset(), None))
+            fits = names == set(sampled.request_ids) and len(names) == rows == len(sampled.token_ids)
+            if future is None or not fits or not known:
+                raise ProtocolError(f"the tokens of step {sampled.number} are not those it was to bring")
+            del self._open[sampled.number]
         future.set_result(sampled)
 
     def fail(self, error: ErrorInfo) -> None:

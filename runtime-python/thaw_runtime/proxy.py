@@ -11,7 +11,7 @@ import json
 import os
 import socketserver
 import struct
-import sys
+import traceback
 from collections.abc import Iterable
 from typing import Any
 
@@ -19,7 +19,7 @@ from relay import http11, messages
 from relay.channel import Channel
 from relay.messages import LlmInit, RunFailed, RunFinished, RunToken
 from thaw import wire
-from thaw.errors import BadRequest, NotFound, ProtocolError, ThawError, from_info
+from thaw.errors import BadRequest, NotFound, PlatformError, ProtocolError, ThawError, from_info
 from thaw.logs import Log
 from thaw_runtime.container import LlmContainer
 from thaw_runtime.engine_link import EngineLink
@@ -28,7 +28,6 @@ from thaw_runtime.openai_reply import aggregate
 from thaw_runtime.runs import RunMessage, RunStream
 
 STREAM_TYPE = "application/x-thaw-stream"
-SENTINEL = "XXX_THE_END_OF_A_WHISK_ACTIVATION_XXX"
 MAX_BODY_BYTES = 64 * 1024 * 1024  # the gateway's own limit is far below
 EXIT_ENGINE_LOST = 70
 TELL_DEADLINE_S = 2.0
@@ -62,6 +61,8 @@ class Handler(http11.Handler):
                 self._refuse(e)
             except OSError:
                 self.close_connection = True  # the client has gone; there is nobody to tell
+            except Exception as e:  # noqa: BLE001  an answer cut off reads as a lost container, and is asked for again
+                self._refuse(_unforeseen(e))
 
     def _post(self, body: dict[str, Any]) -> None:
         if self.path == "/init":
@@ -92,16 +93,12 @@ class Handler(http11.Handler):
         self._reply(200, self.server.container.init(init))
 
     def _run(self, body: dict[str, Any]) -> None:
-        container = self.server.container
-        try:
-            stream, deadline = container.run(body)
-            with self.server.hangups.watching(self.connection, stream.hang_up):
-                if STREAM_TYPE in (self.headers.get("accept") or ""):
-                    self._stream(stream.messages(deadline))
-                else:
-                    self._aggregate(stream, deadline, body)
-        finally:
-            _print_sentinel()
+        stream, deadline = self.server.container.run(body)
+        with self.server.hangups.watching(self.connection, stream.hang_up):
+            if STREAM_TYPE in (self.headers.get("accept") or ""):
+                self._stream(stream.messages(deadline))
+            else:
+                self._aggregate(stream, deadline, body)
 
     def _stream(self, batches: Iterable[list[RunMessage]]) -> None:
         """The head goes out before the first token is there: whoever passes it on has done so by then."""
@@ -111,9 +108,12 @@ class Handler(http11.Handler):
             for batch in batches:
                 ended = bool(batch) and not isinstance(batch[-1], RunToken)
                 self.wfile.write(_chunk(b"".join(map(_frame, batch)), last=ended))
-        except ThawError as e:
+        except OSError:
+            raise
+        except Exception as e:  # noqa: BLE001  as in do_POST, behind a head
             ended = True
-            self.wfile.write(_chunk(_frame(RunFailed(e.info())), last=True))
+            error = e if isinstance(e, ThawError) else _unforeseen(e)
+            self.wfile.write(_chunk(_frame(RunFailed(error.info())), last=True))
         if not ended:
             self.wfile.write(_LAST_CHUNK)
 
@@ -146,10 +146,9 @@ def _frame(message: RunMessage) -> bytes:
     return struct.pack("<I", len(data)) + data
 
 
-def _print_sentinel() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        stream.write(SENTINEL + "\n")
-        stream.flush()
+def _unforeseen(error: Exception) -> PlatformError:
+    traceback.print_exc()
+    return PlatformError(f"the container failed: {type(error).__name__}: {error}")
 
 
 def serve(socket_path: str, door: str, channel: Channel, engine_pid: int) -> None:

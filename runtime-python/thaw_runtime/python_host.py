@@ -1,7 +1,7 @@
 """The proxy's view of its child: one init, runs by number, what it prints, and its death.
 
-One thread listens to everything but requests: the child's answers, its two output streams, and the sockets of callers
-that wait, which it only watches for their end.
+One thread listens to everything but requests: the child's answers, its two output streams, its end, and the sockets of
+callers that wait, which it only watches for theirs.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import select
 import signal
 import socket
 import threading
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Final
 
 from thaw_runtime.python_streams import Drain, write_all
@@ -24,6 +24,10 @@ LOGS_WAIT_S: Final = 2.0
 
 class CommandExited(Exception):
     """The child ended."""
+
+
+class ExitedBefore(CommandExited):
+    """The child had ended before this run: nothing ran."""
 
 
 class CallerGone(Exception):
@@ -59,20 +63,24 @@ class Child:
         self._lock, self._sending = threading.Lock(), threading.Lock()
         self._waiters: dict[int, _Waiter] = {}
         self._next_id = INIT
-        self.exited = threading.Event()
+        self._exited = False
         self._said_all = threading.Event()
         self._drains = {fd: Drain(fd, target) for fd, target in ((stdout, 1), (stderr, 2))}
+        self._end = os.pidfd_open(pid)
         self._epoll = select.epoll()
-        for fd in (sock.fileno(), stdout, stderr):
+        for fd in (sock.fileno(), stdout, stderr, self._end):
             self._epoll.register(fd, select.EPOLLIN)
-        threading.Thread(target=self._listen, name="child", daemon=True).start()
+
+    def listen(self, on_exit: Callable[[], None]) -> None:
+        """Begin to hear the child.  ``on_exit`` is called once, on a thread of its own, after open runs were told."""
+        threading.Thread(target=self._listen, args=(on_exit,), name="child", daemon=True).start()
 
     def init(self, body: bytes) -> Message:
-        """Must come before the first run.  Raises CommandExited."""
+        """Must come after listen() and before the first run.  Raises CommandExited."""
         return self._ask(body, self._expect(-1))
 
     def run(self, body: bytes, caller: socket.socket) -> Message:
-        """The run's answer; its logs are written then.  Raises CommandExited, CallerGone."""
+        """The run's answer; its logs are written then.  Raises ExitedBefore, CommandExited, CallerGone."""
         run = self._expect(caller.fileno())  # first: a caller that has gone already is reported but once
         self._epoll.register(caller, select.EPOLLRDHUP | select.EPOLLONESHOT)
         try:
@@ -93,8 +101,8 @@ class Child:
     def _expect(self, caller: int) -> tuple[int, _Waiter]:
         waiter = _Waiter(caller)
         with self._lock:
-            if self.exited.is_set():
-                raise CommandExited
+            if self._exited:
+                raise ExitedBefore
             run_id, self._next_id = self._next_id, self._next_id + 1
             self._waiters[run_id] = waiter
         return run_id, waiter
@@ -110,18 +118,20 @@ class Child:
 
     # the listening thread ------------------------------------------------------------------------------------------
 
-    def _listen(self) -> None:
+    def _listen(self, on_exit: Callable[[], None]) -> None:
         try:
             while True:
                 ready = [fd for fd, _ in self._epoll.poll()]
                 for fd in ready:
                     if fd in self._drains:
                         self._carry(fd)
+                if self._end in ready:
+                    self._hang_up()
                 if self._sock.fileno() in ready:
                     self._answered(receive(self._sock))
                 self._abandon(ready)
         except PeerGone:
-            self._ended()
+            self._ended(on_exit)
 
     def _carry(self, fd: int) -> None:
         if not self._drains[fd].some():
@@ -144,14 +154,21 @@ class Child:
         for waiter in waiters:
             waiter.wake(CallerGone)
 
-    def _ended(self) -> None:
+    def _hang_up(self) -> None:
+        """It has ended.  What it had sent can still be read; then its socket ends, also where a fork of it holds it."""
+        self._epoll.unregister(self._end)
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+
+    def _ended(self, on_exit: Callable[[], None]) -> None:
         with contextlib.suppress(ChildProcessError):
             os.waitpid(self._pid, 0)
         with self._lock:
-            self.exited.set()
+            self._exited = True
             waiters, self._waiters = self._waiters, {}
         for waiter in waiters.values():
             waiter.wake(CommandExited)
+        threading.Thread(target=on_exit, name="end", daemon=True).start()
         for drain in self._drains.values():
             while drain.some():
                 pass

@@ -19,16 +19,20 @@ import socket
 import socketserver
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 from thaw_runtime import python_child
 from thaw_runtime.lean_http import LeanHandler
 from thaw_runtime.python_child import NO_BINARY, refusal
-from thaw_runtime.python_host import CallerGone, Child, CommandExited
+from thaw_runtime.python_host import CallerGone, Child, CommandExited, ExitedBefore
 from thaw_runtime.python_wire import INIT, MAX_MESSAGE_BYTES, Message
 
 EXIT_CHILD_LOST: Final = 70
 EXIT_ABANDONED: Final = 71  # a run whose caller has gone cannot be stopped but by ending the process
+TELL_DEADLINE_S: Final = 2.0
+"""How long the end waits for callers that are being answered."""
 
 
 class Refused(Exception):
@@ -48,14 +52,45 @@ class Proxy(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
         self.lock = threading.Lock()
         self.state = "new"
         self.inflight = 0
+        self._told = threading.Condition(self.lock)
+        self._owed = 0
+        self._ending = False
         super().__init__(path, Handler, bind_and_activate=False)
         _bind_ready(self, path)
+        child.listen(self._child_exited)
+
+    @contextmanager
+    def answering(self) -> Iterator[None]:
+        """While the block runs, a caller is owed an answer and the process must not end."""
+        with self.lock:
+            self._owed += 1
+        try:
+            yield
+        finally:
+            with self.lock:
+                self._owed -= 1
+                self._told.notify_all()
 
     def end(self, status: int) -> None:
-        """Leave, after the answer on its way has been handed to the kernel."""
+        """Leave, after the answers on their way have been handed to the kernel.  Once."""
+        with self.lock:
+            if self._ending:
+                return
+            self._ending = True
         self.child.kill()
+        self._wait_told()
         self.child.end_logs()
         os._exit(status)
+
+    def _child_exited(self) -> None:
+        """A container whose init failed is ended by who sent the init, after reading why."""
+        self._wait_told()
+        if self.state != "failed":
+            self.end(EXIT_CHILD_LOST)
+
+    def _wait_told(self) -> None:
+        with self.lock:
+            self._told.wait_for(lambda: self._owed == 0, TELL_DEADLINE_S)
 
 
 class Handler(LeanHandler):
@@ -68,22 +103,22 @@ class Handler(LeanHandler):
             self._reply(404, _dumps({"error": f"no {self.path}"}))
 
     def do_POST(self) -> None:
-        leave = 0
+        try:
+            with self.server.answering():
+                self._reply(*self._post())
+        except CallerGone:
+            self.server.end(EXIT_ABANDONED)
+
+    def _post(self) -> tuple[int, bytes]:
         try:
             body = self._body()
             if self.path == "/init":
-                status, answer = self._init(body)
-            elif self.path == "/run":
-                status, answer, leave = self._run(body)
-            else:
-                raise Refused(404, f"no {self.path}", "NotFound")
+                return self._init(body)
+            if self.path == "/run":
+                return self._run(body)
+            raise Refused(404, f"no {self.path}", "NotFound")
         except Refused as e:
-            status, answer = e.status, _dumps(refusal(e.code, e.error))
-        except CallerGone:
-            self.server.end(EXIT_ABANDONED)
-        self._reply(status, answer)
-        if leave:
-            self.server.end(leave)
+            return e.status, _dumps(refusal(e.code, e.error))
 
     def _body(self) -> bytes:
         length = int(self.headers.get("content-length") or 0)
@@ -93,7 +128,6 @@ class Handler(LeanHandler):
         return self.rfile.read(length)
 
     def _init(self, body: bytes) -> tuple[int, bytes]:
-        """A container whose init failed is ended by who sent the init, after reading why."""
         value = _object(body).get("value")
         if not isinstance(value, dict) or not value.get("code"):
             raise Refused(403, "Missing main/no code to execute.", "InitFailed")
@@ -113,20 +147,20 @@ class Handler(LeanHandler):
         info = {"code": "InitFailed", "message": error, "hint": "see the action's stderr"}
         return reply.status, _dumps({"error": error, "info": info})
 
-    def _run(self, body: bytes) -> tuple[int, bytes, int]:
+    def _run(self, body: bytes) -> tuple[int, bytes]:
         """The child reads the body: it passes through as it came, and so does the answer."""
         if self.server.state != "ready":
             raise Refused(500, "no action defined yet", "PlatformError")
-        if self.server.child.exited.is_set():
-            raise Refused(500, "command exited")
         self._count(1)
         try:
             answer = self.server.child.run(body, self.connection)
+        except ExitedBefore:
+            raise Refused(500, "command exited", "InstanceGone") from None
         except CommandExited:
-            return 400, _dumps(refusal("DeveloperError", "command exited")), EXIT_CHILD_LOST
+            raise Refused(400, "command exited") from None
         finally:
             self._count(-1)
-        return answer.status, answer.body, 0
+        return answer.status, answer.body
 
     def _count(self, n: int) -> None:
         with self.server.lock:

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from vllm.engine.arg_utils import EngineArgs
+from vllm.exceptions import VLLMClientError
 from vllm.model_executor.models import ModelRegistry
 from vllm.platforms import current_platform
 from vllm.plugins import load_general_plugins
@@ -227,7 +228,7 @@ class VllmEngine:
             self._core.model_executor.begin(request)
             if opened := self._open.get(request.request_id):  # a rehearsed one is nobody's
                 opened.begin()
-        except (ValueError, TypeError) as e:
+        except (ValueError, TypeError, VLLMClientError) as e:
             self._end([(request.request_id, Failed(ErrorInfo("BadRequest", str(e))))])
 
     def _abort(self, request_id: str) -> None:

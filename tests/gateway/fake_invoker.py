@@ -17,7 +17,7 @@ from typing import Any
 import redis
 
 from relay import messages
-from relay.messages import RunFinished, RunToken, TokenLogprob
+from relay.messages import ACTIVATION_HEADER, RunFinished, RunToken, TokenLogprob
 from relay.registry import Registry
 from thaw.errors import ThawError
 from thaw.ids import ActionName, GroupId, HostId, InstanceId
@@ -128,7 +128,7 @@ def _handler(fake: FakeInvoker) -> type[BaseHTTPRequestHandler]:
                 info = {"code": error.code, "message": error.message, "hint": ""}
                 self._json(410 if error.code == "InstanceGone" else 429, {"error": error.message, "info": info})
                 return
-            fake.runs.append({**body, "path": self.path})
+            fake.runs.append({**body, "path": self.path, "header": self.headers.get(ACTIVATION_HEADER)})
             fake.entered.release()
             with fake.run(self.connection):
                 try:

@@ -39,7 +39,7 @@ def test_a_blocking_call_answers_with_the_record_and_result_alone_with_the_resul
     (run,) = invoker.runs
     assert run["path"] == "/instances/i0/run"
     assert run["action_name"] == "/guest/hello"
-    assert run["activation_id"] == body["activationId"]
+    assert run["activation_id"] == run["header"] == body["activationId"]
     record = gateway.record(body["activationId"])
     assert {**record, "logs": [], "end": 0, "duration": 0} == {**body, "end": 0, "duration": 0}
     assert record["logs"] == ["2026-01-01T00:00:00.0Z stdout: hi"]

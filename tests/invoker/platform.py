@@ -16,7 +16,16 @@ from invoker.main import Agent
 from invoker.settings import InvokerSettings
 from relay import bus, redis_link
 from relay.bus import EventReader
-from relay.messages import Cancel, Command, CommandBody, CommandRefused, InstanceChanged, Release, Start
+from relay.messages import (
+    ACTIVATION_HEADER,
+    Cancel,
+    Command,
+    CommandBody,
+    CommandRefused,
+    InstanceChanged,
+    Release,
+    Start,
+)
 from relay.records import Records
 from relay.registry import Registry
 from thaw.action import KIND_PYTHON, Action, Exec, Limits
@@ -169,19 +178,20 @@ class Host:
     def run(self, instance_id: str, value: Any, *, activation_id: str = "") -> tuple[int, Any]:
         connection = self.connection()
         try:
-            body = json.dumps({"value": value, "activation_id": activation_id or random_hex_id()})
-            connection.request("POST", f"/instances/{instance_id}/run", body, self.headers())
+            headers = {**self.headers(), ACTIVATION_HEADER: activation_id or random_hex_id()}
+            body = json.dumps({"value": value, "activation_id": random_hex_id()})  # for the function alone
+            connection.request("POST", f"/instances/{instance_id}/run", body, headers)
             response = connection.getresponse()
             return response.status, json.loads(response.read())
         finally:
             connection.close()
 
-    def logs(self, instance_id: str, activation_id: str) -> list[str]:
+    def logs(self, instance_id: str, activation_id: str) -> list[str] | None:
         connection = self.connection()
         try:
             wanted = json.dumps({"runs": [{"instance_id": instance_id, "activation_id": activation_id}]})
             connection.request("POST", "/logs", wanted, self.headers())
-            lines: list[str] = json.loads(connection.getresponse().read())["logs"][0]
+            lines: list[str] | None = json.loads(connection.getresponse().read())["logs"][0]
             return lines
         finally:
             connection.close()

@@ -176,6 +176,16 @@ def test_each_token_passes_when_it_is_made(host: LlmHost) -> None:
     connection.close()
 
 
+def test_of_an_llms_runs_no_lines_are_kept(host: LlmHost) -> None:
+    """Its container may answer a million, and nobody asks."""
+    record = host.ready_llm()
+    connection, response = _open_run(host, record.instance_id)
+    (host.run_dir / f"door-{record.instance_id[:6]}.feed").write_text("one\n")
+    assert response.read()
+    assert host.logs(record.instance_id, "a" * 32) is None
+    connection.close()
+
+
 def test_a_container_that_dies_in_a_stream_leaves_it_without_an_end(host: LlmHost) -> None:
     record = host.ready_llm()
     connection, response = _open_run(host, record.instance_id)

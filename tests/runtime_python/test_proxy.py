@@ -11,6 +11,8 @@ import signal
 import subprocess
 import sys
 import zipfile
+from pathlib import Path
+from unittest.mock import ANY
 
 import pytest
 
@@ -117,6 +119,40 @@ def test_a_child_that_ends_is_command_exited(proxy: Proxy, how: str) -> None:
     assert (status, body["error"]) == (400, "command exited")
     assert proxy.process.wait(WAIT_S) == 70
     assert proxy.out == f"last words\n{SENTINEL}"
+
+
+def test_a_child_that_ends_between_runs_takes_its_container_along(proxy: Proxy) -> None:
+    proxy.init("import os\ndef main(args):\n    return {'pid': os.getpid()}\n")
+    os.kill(proxy.run()[1]["pid"], 9)
+    assert proxy.process.wait(WAIT_S) == 70
+
+
+def test_a_child_that_ends_before_its_init_takes_its_container_along(proxy: Proxy) -> None:
+    pid = proxy.process.pid
+    os.kill(int(Path(f"/proc/{pid}/task/{pid}/children").read_text()), 9)
+    assert proxy.process.wait(WAIT_S) == 70
+
+
+def test_a_process_that_the_function_left_behind_does_not_hide_its_end(proxy: Proxy) -> None:
+    """The fork has the child's socket and its output."""
+    code = ("import os, signal\ndef main(args):\n    if not (left := os.fork()):\n        signal.pause()\n"
+            "    open('left', 'w').write(str(left))\n    os.kill(os.getpid(), 9)\n")  # fmt: skip
+    proxy.init(f"import os\nos.chdir({str(proxy.directory)!r})\n{code}")
+    try:
+        assert proxy.run() == (400, {"error": "command exited", "info": ANY})
+        assert proxy.process.wait(WAIT_S) == 70
+    finally:
+        os.kill(int((proxy.directory / "left").read_text()), 9)
+
+
+def test_every_run_is_answered_when_the_child_ends(proxy: Proxy) -> None:
+    code = ("import os, threading\nb = threading.Barrier(4, timeout=10)\n"
+            "def main(args):\n    b.wait()\n    os._exit(1)\n")  # fmt: skip
+    proxy.init(code, concurrency=4)
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        statuses = [status for status, _ in pool.map(proxy.run, [{}] * 4)]
+    assert statuses == [400] * 4
+    assert proxy.process.wait(WAIT_S) == 70
 
 
 def test_a_hundred_megabytes_are_cut_and_the_next_run_is_whole(proxy: Proxy) -> None:

@@ -82,7 +82,7 @@ class Doorway:
             os.close(fd)
 
     def _fill(self, model: Path, layers: tuple[int, int] | None, full: bool) -> None:
-        blobs = {p.name: p.read_bytes() for p in sorted(model.glob("*.json"))}
+        blobs = {p.name: p.read_bytes() for p in sorted(model.iterdir()) if p.suffix in (".json", ".jinja")}
         weights = (model / WEIGHTS).read_bytes()
         (n,) = struct.unpack("<Q", weights[:8])
         data = 8 + n

@@ -18,7 +18,6 @@ from thaw_runtime.kv_memory import (
     layer_count,
     packed_head_bytes,
     peak_intermediate_bytes,
-    plan_memory,
     plan_stage,
     relayed_bytes,
 )
@@ -35,9 +34,11 @@ def shape() -> Geometry:
 
 
 def plan(reserve: int, **changes: Any) -> Any:
+    """Of a whole model."""
     settings = {"weights": 269_030_016, "shape": shape(), "dtype": "bfloat16", "max_num_batched_tokens": 2048,
                 "max_num_seqs": 8, "max_model_len": 2048, "block_size": 128} | changes  # fmt: skip
-    return plan_memory(reserve=reserve, **settings)
+    room = Room(reserve, settings.pop("weights"), settings.pop("shape"))
+    return plan_stage(0, (room,), Worst(**settings))
 
 
 def test_a_token_takes_a_key_and_a_value_in_every_layer() -> None:

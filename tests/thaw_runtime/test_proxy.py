@@ -10,12 +10,16 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
+
+import pytest
 
 from relay.http_unix import UnixConnection
-from tests.thaw_runtime.conftest import STREAM, Container, frames, llm_init, run_body
+from tests.thaw_runtime.conftest import START, STREAM, Container, frames, llm_init, run_body
+from tests.thaw_runtime.doorway import Doorway
+from tests.thaw_runtime.models import write_tiny_model
 from thaw import wire
 from thaw.errors import ErrorInfo
-from thaw_runtime.proxy import SENTINEL
 
 PROMPT = {"prompt": "hello", "max_tokens": 8, "temperature": 0}
 
@@ -103,11 +107,37 @@ def test_a_chat_goes_through_the_checkpoints_template(ready: Container) -> None:
     assert chat[:-1] == plain[:-1]
 
 
-def test_what_the_engine_cannot_do_is_refused_by_name(ready: Container) -> None:
-    for change, wanted in (({"n": 2}, "n=2"), ({"echo": True}, "echo=True"), ({"best_of": 3}, "best_of=3")):
-        status, reply = ready.run(PROMPT | change)
-        assert (status, reply["info"]["code"]) == (400, "BadRequest")
-        assert wanted in reply["error"]
+def test_what_no_template_or_tokenizer_takes_is_refused_on_a_connection_that_stays(ready: Container) -> None:
+    chat = {"messages": [{"role": "user", "content": "hi"}]}
+    for variables in ("x", [1], {"messages": []}):
+        status, reply = ready.run(chat | {"chat_template_kwargs": variables}, "chat")
+        assert (status, reply["info"]["code"]) == (400, "BadRequest"), variables
+
+
+def test_a_failure_nobody_foresaw_is_a_whole_answer(ready: Container) -> None:
+    status, reply = ready.run({}, "chat")  # no gateway lets it through
+    assert (status, reply["info"]["code"]) == (500, "PlatformError")
+    assert len(ready.stream(PROMPT)) == 9
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("chat_template.jinja", b"\xff"), ("generation_config.json", b'{"eos_token_id": [[1]]}'),
+     ("tokenizer_config.json", b'{"chat_template": [5]}')],
+)  # fmt: skip
+def test_a_checkpoint_whose_text_makes_no_sense_is_corrupt(tmp_path: Path, name: str, content: bytes) -> None:
+    model = write_tiny_model(tmp_path / "model")
+    (model / name).write_bytes(content)
+    door = Doorway(model, tmp_path / "door")
+    container = Container([sys.executable, "-c", START], tmp_path, door)
+    try:
+        container.wait_listening()
+        status, reply = container.init()
+        assert (status, reply["info"]["code"]) == (502, "ModelCorrupt")
+        assert container.ask("GET", "/health")[1]["state"] == "failed"
+    finally:
+        container.close()
+        door.close()
 
 
 def test_a_request_beyond_the_context_is_refused_in_openais_words(ready: Container) -> None:
@@ -156,12 +186,13 @@ def test_an_engine_that_breaks_fails_its_runs_and_ends_the_container(ready: Cont
     assert ready.process.wait(10) == 70
 
 
-def test_each_run_ends_with_the_sentinel_on_both_logs(ready: Container) -> None:
+def test_runs_leave_nothing_in_the_logs(ready: Container) -> None:
+    """Nobody reads them, so nobody empties them."""
+    before = [log.read_bytes() for log in (ready.out, ready.err)]
     ready.run(PROMPT)
-    ready.run(PROMPT | {"n": 2})
+    ready.run({"prompt": []})
     ready.ask("GET", "/health")
-    for log in (ready.out, ready.err):
-        assert log.read_text().count(SENTINEL) == 2
+    assert [log.read_bytes() for log in (ready.out, ready.err)] == before
 
 
 def test_a_body_that_is_no_json_or_no_init_is_a_bad_request(container: Container) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from relay.messages import LlmRun
 from tests.thaw_runtime.doorway import Doorway
 from tests.thaw_runtime.models import read_segment, write_tiny_model
 from thaw import wire
+from thaw.errors import BadRequest
 from thaw_runtime.engine import Sampling
 from thaw_runtime.model_text import load_model_text
 from thaw_runtime.openai_request import parse_run
@@ -25,7 +27,7 @@ def choose(tmp_path: Path) -> Iterator[Choose]:
     """The sampling of a request to a model with this generation_config.json."""
     doors: list[Doorway] = []
 
-    def sampling(generation: dict[str, Any] | None, endpoint: str = "chat", **body: Any) -> Sampling:
+    def sampling(generation: Mapping[str, Any] | None, endpoint: str = "chat", **body: Any) -> Sampling:
         model = write_tiny_model(tmp_path / str(len(doors)))
         if generation is not None:
             (model / "generation_config.json").write_text(json.dumps(generation))
@@ -74,4 +76,36 @@ def test_a_chat_is_as_long_as_the_checkpoint_says_or_as_there_is_room(choose: Ch
 
 
 def test_what_is_no_number_in_generation_config_is_left_alone(choose: Choose) -> None:
-    assert choose({"temperature": None, "top_p": "0.5", "top_k": True}) == choose(None)
+    assert choose({"temperature": None, "top_p": "0.5", "top_k": True, "min_p": math.nan}) == choose(None)
+
+
+LAST = 256  # of the tiny model's tokens
+
+
+def test_tokens_of_the_model_may_be_biased_and_stop_an_answer(choose: Choose) -> None:
+    found = choose(None, logit_bias={"0": -100, str(LAST): 2.5}, stop_token_ids=[0, LAST], min_tokens=3)
+    assert dict(found.logit_bias) == {0: -100.0, LAST: 2.5}
+    assert found.stop_token_ids == (LAST, 0, LAST)
+    assert found.min_tokens == 3
+
+
+@pytest.mark.parametrize("body", [
+    {"logit_bias": {str(LAST + 1): 1}}, {"logit_bias": {"-1": 1}}, {"logit_bias": {"a": 1}}, {"logit_bias": {"5": None}},
+    {"logit_bias": {"5": math.nan}}, {"logit_bias": {"5": math.inf}}, {"logit_bias": {"5": 10**400}},
+    {"logit_bias": {"5": 101}}, {"stop_token_ids": [LAST + 1], "min_tokens": 1}, {"stop_token_ids": [-1]},
+    {"stop_token_ids": ["a"]}, {"stop_token_ids": [1.5]}, {"stop_token_ids": [True]}, {"stop_token_ids": 5},
+    {"stop_token_ids": {"5": 1}}, {"min_tokens": 9, "max_tokens": 8},
+])  # fmt: skip
+def test_what_would_end_the_engine_is_refused(choose: Choose, body: dict[str, Any]) -> None:
+    with pytest.raises(BadRequest):
+        choose(None, **body)
+
+
+@pytest.mark.parametrize("prompt", [[], "", [LAST + 1], [-1], [5, 10**30]])
+def test_a_prompt_is_of_the_models_tokens(choose: Choose, prompt: object) -> None:
+    with pytest.raises(BadRequest):
+        choose(None, "completions", prompt=prompt)
+
+
+def test_an_end_of_sequence_that_is_none_of_the_models_tokens_stops_nothing(choose: Choose) -> None:
+    assert choose({"eos_token_id": [LAST, LAST + 1, 3]}).stop_token_ids == (LAST, 3)

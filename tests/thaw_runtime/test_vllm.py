@@ -158,6 +158,14 @@ def test_a_forked_container_answers_the_same_and_reports_no_import(fork: Callabl
     assert answer(container, CAPITAL | {"stop": [" Paris"]}) == "The capital of France is"
 
 
+def test_what_the_engine_refuses_fails_alone(fork: Callable[..., Forked], model: Path) -> None:
+    container = fork(model)
+    assert container.init()[0] == 200
+    last = container.stream(CAPITAL | {"temperature": 2.5}, "chat")[-1]  # no gateway lets it through
+    assert (last["t"], last["error"]["code"]) == ("RunFailed", "BadRequest")
+    assert answer(container, CAPITAL) == "The capital of France is Paris."
+
+
 def test_containers_of_one_pipeline_answer_and_a_killed_one_fails_the_request_as_lost(
     fork: Callable[..., Forked], model: Path, relay_url: str
 ) -> None:
