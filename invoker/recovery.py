@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import http.client
-import json
 from dataclasses import replace
 from typing import Final
 
+from invoker.container_call import ContainerCall
 from invoker.driver import Owned
 from invoker.fleet import Fleet
 from invoker.instance import State
 from invoker.live import Live
-from relay.http_unix import UnixConnection
 from relay.records import Records
 from relay.registry import Registry
 from thaw import wire
@@ -64,15 +62,11 @@ def _revived(owned: Owned, known: dict[InstanceId, InstanceRecord], records: Rec
 
 
 def _answers(path: str) -> bool:
-    connection = UnixConnection(path, _HEALTH_S)
     try:
-        connection.request("GET", "/health")
-        response = connection.getresponse()
-        return bool(json.loads(response.read()).get("state") == "ready")
-    except (OSError, http.client.HTTPException, ValueError):
+        _, plain = ContainerCall(path, _HEALTH_S).ask("GET", "/health")
+    except (OSError, ProtocolError):
         return False
-    finally:
-        connection.close()
+    return plain.get("state") == "ready"
 
 
 def _adopt(fleet: Fleet, owned: Owned, live: Live) -> None:

@@ -72,10 +72,11 @@ class Connection:
 
     def read(self, n_bytes: int) -> bytes:
         """The next bytes of the body; fewer only at its end."""
-        data = b""
-        while len(data) < n_bytes and self._more():
-            data += self._some(n_bytes - len(data))
-        return data
+        parts = []
+        while n_bytes and self._more():
+            parts.append(self._some(n_bytes))
+            n_bytes -= len(parts[-1])
+        return b"".join(parts)
 
     def read_rest(self) -> bytes:
         """All that is left; behind it the connection takes the next exchange."""
