@@ -25,6 +25,7 @@ _HEALTH_S: Final = 2.0
 
 def recover(fleet: Fleet, registry: Registry, records: Records, host_id: HostId, address: str, log: Log) -> None:
     """Before the first command is read.  Raises Unavailable when the state server is away."""
+    fleet.epoch = registry.scheduler_epoch()  # what ends before the first command must be given up under it
     known = {r.instance_id: r for r in registry.instances() if r.host_id == host_id}
     adopted: set[InstanceId] = set()
     doors: set[InstanceId] = set()
