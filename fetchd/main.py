@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import resource
 import signal
 import sys
 import threading
 
 from fetchd.daemon import Daemon
 from fetchd.settings import FetchdSettings
+from thaw import descriptors
 from thaw.errors import ThawError
 from thaw.logs import Log
 from thaw.settings import load
@@ -21,7 +21,7 @@ def main() -> None:
         signal.signal(number, lambda *_: stop.set())
     try:
         settings = load(FetchdSettings)
-        _raise_descriptor_limit()
+        descriptors.raise_limit()  # a slab is one
         daemon = Daemon(settings, log.bind(host_id=settings.host_id))
     except ThawError as e:
         log.event("start_failed", error=e.message, hint=e.hint)
@@ -30,12 +30,6 @@ def main() -> None:
     stop.wait()
     daemon.stop()
     log.event("stopped")
-
-
-def _raise_descriptor_limit() -> None:
-    """A large pool has more slabs than the usual 1,024 descriptors."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 if __name__ == "__main__":

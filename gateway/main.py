@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import resource
 import signal
 import sys
 import threading
@@ -17,6 +16,7 @@ from gateway import first_key
 from gateway.app import create_app
 from gateway.core import Gateway
 from gateway.settings import GatewaySettings
+from thaw import descriptors
 from thaw.errors import ThawError
 from thaw.logs import Log
 from thaw.settings import SettingError, load
@@ -89,8 +89,7 @@ def main() -> None:
         check(settings)
     except ThawError as e:
         sys.exit(f"thaw-gateway: {e.message}\n  {e.hint}")
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    descriptors.raise_limit()
     threading.stack_size(_STACK_BYTES)
     _Server(settings, log).run()
 

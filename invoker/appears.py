@@ -103,5 +103,8 @@ def _connected(path: str) -> socket.socket | None:
 def _inotify(directory: str) -> int:
     fd: int = _libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK)
     if fd < 0 or _libc.inotify_add_watch(fd, os.fsencode(directory), _IN_CREATE | _IN_MOVED_TO) < 0:
-        raise PlatformError(f"cannot watch {directory}: {os.strerror(ctypes.get_errno())}")
+        reason = os.strerror(ctypes.get_errno())
+        if fd >= 0:
+            os.close(fd)
+        raise PlatformError(f"cannot watch {directory}: {reason}")
     return fd

@@ -148,7 +148,7 @@ class StemCells:
             self._driver.zygote.give_up()
             self._ledger.give_back(ZYGOTE)
         elif self._ledger.take(ZYGOTE, self._bytes[KIND_LLM]):
-            self._driver.zygote.want()
+            self._driver.zygote.want(self._ledger.wake)
 
     def _make(self, kind: str) -> bool:
         """One more cell; False when there is no memory for it or it does not start."""
@@ -169,6 +169,7 @@ class StemCells:
             return False
         with self._lock:
             self._waiting.append(handle)
+        self._ledger.wake()  # a start that waits for memory may take the cell's
         return True
 
     def _retry_later(self, kind: str, error: ThawError) -> None:

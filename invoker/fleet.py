@@ -25,6 +25,7 @@ from thaw.errors import (
     WorkerLost,
 )
 from thaw.ids import GroupId, InstanceId
+from thaw.instance import InstanceRecord
 from thaw.logs import Log
 
 STOP_S: Final = 3.0
@@ -197,15 +198,18 @@ class Fleet:
     def close_fetches(self, live: Live) -> None:
         """Door and fetch of ``live``; may be called twice."""
         record = live.record
+        if live.fetching:
+            live.fetching = False
+            self._tell_fetchd(record, "fetch_cancel_failed", lambda: self.fetch.cancel(record.group_id, self.epoch))
+        if live.has_door:
+            live.has_door = False
+            self._tell_fetchd(record, "door_close_failed", lambda: self.fetch.door_close(live.door_id))
+
+    def _tell_fetchd(self, record: InstanceRecord, failure: str, tell: Callable[[], None]) -> None:
         try:
-            if live.fetching:
-                live.fetching = False
-                self.fetch.cancel(record.group_id, self.epoch)
-            if live.has_door:
-                live.has_door = False
-                self.fetch.door_close(live.door_id)
+            tell()
         except ThawError as e:  # fetchd is away: its own clean-up and our next start close what is left
-            self.log.event("door_close_failed", instance_id=record.instance_id, error=e.message)
+            self.log.event(failure, instance_id=record.instance_id, error=e.message)
 
     def _in_background(self, run: Callable[[], None]) -> None:
         threading.Thread(target=run, name="ending", daemon=True).start()

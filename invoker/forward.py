@@ -74,12 +74,12 @@ def _pass_on(container: socket.socket, caller: socket.socket, parser: ResponsePa
         data = container.recv(_READ_BYTES)
         if not data:
             return Forwarded(Ending.CONTAINER_LOST, started, parser.status)
-        n_bytes = parser.feed(data)
+        whole = parser.feed(data)
         try:
-            caller.sendall(data[:n_bytes])
+            caller.sendall(whole)
         except OSError:
             return Forwarded(Ending.CALLER_GONE, started, parser.status)
-        started = True
+        started = started or bool(whole)
     return Forwarded(Ending.DONE, started, parser.status)
 
 

@@ -5,19 +5,16 @@ The call may take minutes (an engine loads), so it can be given up from another 
 
 from __future__ import annotations
 
-import contextlib
-import http.client
 import json
-import socket
 from collections.abc import Callable
 from typing import Any, Final
 
+from invoker.container_call import ContainerCall
 from invoker.settings import InvokerSettings
-from relay.http_unix import UnixConnection
 from relay.messages import GroupCredential, GroupLink, LlmInit, StageShape
 from thaw import wire
 from thaw.action import Action
-from thaw.errors import ErrorInfo, InitFailed, WorkerLost, from_info
+from thaw.errors import ErrorInfo, InitFailed, ProtocolError, WorkerLost, from_info
 from thaw.ids import HostId
 from thaw.plan import Plan, PlanStage, PlanTransport, TransportKind
 
@@ -26,32 +23,26 @@ WEIGHTS_SUFFIX: Final = ".safetensors"
 
 class InitCall:
     def __init__(self, path: str, deadline_s: float) -> None:
-        self._connection = UnixConnection(path, deadline_s)
+        self._call = ContainerCall(path, deadline_s)
 
     def post(self, value: Any) -> Any:
         """The reply's JSON.  Raises what the container says, WorkerLost when it says nothing."""
         try:
-            body = json.dumps({"value": value}).encode()
-            self._connection.request("POST", "/init", body, {"Content-Type": "application/json"})
-            response = self._connection.getresponse()
-            plain = json.loads(response.read())
+            status, plain = self._call.ask("POST", "/init", json.dumps({"value": value}).encode())
         except TimeoutError as e:
             raise InitFailed("the container did not finish its start in time", hint="raise THAW_START_TIMEOUT_S") from e
-        except (OSError, http.client.HTTPException, ValueError) as e:
+        except OSError as e:
             raise WorkerLost("the container closed its connection while it started") from e
-        finally:
-            self._connection.close()
-        if response.status != 200:
+        except ProtocolError as e:
+            raise InitFailed(f"the container's answer to /init cannot be read: {e.message}") from e
+        if status != 200:
             info = plain.get("info")
             raise from_info(wire.from_plain(ErrorInfo, info)) if info else InitFailed(str(plain.get("error")))
         return plain
 
     def abort(self) -> None:
         """Make :meth:`post` raise WorkerLost now."""
-        sock = self._connection.sock
-        if sock is not None:
-            with contextlib.suppress(OSError):  # it has just ended
-                sock.shutdown(socket.SHUT_RDWR)
+        self._call.abort()
 
 
 def llm_init(plan: Plan, stage: PlanStage, function: Action, settings: InvokerSettings,

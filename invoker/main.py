@@ -33,6 +33,7 @@ from relay import credentials, redis_link
 from relay.bus import CommandReader
 from relay.records import Records
 from relay.registry import Registry
+from thaw import descriptors
 from thaw.action import KIND_LLM, KIND_PYTHON
 from thaw.errors import PlatformError, Unavailable
 from thaw.ids import HostId
@@ -154,6 +155,7 @@ def main() -> None:
     ended = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ended.set())
+    descriptors.raise_limit()  # a run is two, and what we start inherits it
     try:
         agent = Agent(load(InvokerSettings))
         agent.start()

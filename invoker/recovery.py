@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import http.client
-import json
 from dataclasses import replace
 from typing import Final
 
+from invoker.container_call import ContainerCall
 from invoker.driver import Owned
 from invoker.fleet import Fleet
 from invoker.instance import State
 from invoker.live import Live
-from relay.http_unix import UnixConnection
 from relay.records import Records
 from relay.registry import Registry
 from thaw import wire
@@ -27,6 +25,7 @@ _HEALTH_S: Final = 2.0
 
 def recover(fleet: Fleet, registry: Registry, records: Records, host_id: HostId, address: str, log: Log) -> None:
     """Before the first command is read.  Raises Unavailable when the state server is away."""
+    fleet.epoch = registry.scheduler_epoch()  # what ends before the first command must be given up under it
     known = {r.instance_id: r for r in registry.instances() if r.host_id == host_id}
     adopted: set[InstanceId] = set()
     doors: set[InstanceId] = set()
@@ -64,15 +63,11 @@ def _revived(owned: Owned, known: dict[InstanceId, InstanceRecord], records: Rec
 
 
 def _answers(path: str) -> bool:
-    connection = UnixConnection(path, _HEALTH_S)
     try:
-        connection.request("GET", "/health")
-        response = connection.getresponse()
-        return bool(json.loads(response.read()).get("state") == "ready")
-    except (OSError, http.client.HTTPException, ValueError):
+        _, plain = ContainerCall(path, _HEALTH_S).ask("GET", "/health")
+    except (OSError, ProtocolError):
         return False
-    finally:
-        connection.close()
+    return plain.get("state") == "ready"
 
 
 def _adopt(fleet: Fleet, owned: Owned, live: Live) -> None:

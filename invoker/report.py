@@ -8,6 +8,7 @@ from typing import Final
 
 from invoker import metrics
 from invoker.cells import StemCells
+from invoker.device_kind import kind_of
 from invoker.fleet import Fleet
 from invoker.instance import State
 from invoker.settings import InvokerSettings
@@ -28,6 +29,7 @@ class Reporter:
                  log: Log) -> None:  # fmt: skip
         self._settings, self._fleet, self._cells, self._registry = settings, fleet, cells, registry
         self._address, self._log = address, log
+        self._device_kind = kind_of(settings.device)
         self._started_ms = wall_ms()
         self._boot_id = boot_id()
         self._draining = False
@@ -65,7 +67,7 @@ class Reporter:
         held = ledger.holders()
         cell_bytes = sum(n for owner, n in held.items() if owner == "zygote" or owner.startswith("cell-"))
         free = ledger.free_bytes + cell_bytes  # stem cells are given up when an instance needs their memory
-        device = Device(settings.device, "cpu", ledger.total_bytes, free)
+        device = Device(settings.device, self._device_kind, ledger.total_bytes, free)
         status = self._fetchd
         metrics.MEMORY_HELD.set(sum(held.values()))
         lives = self._fleet.all()

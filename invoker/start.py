@@ -159,11 +159,9 @@ class Starting:
     def _container(self, placement: Placement) -> str:
         """The path of a socket that answers.  A zygote that fails is replaced by a cold start."""
         cell, handle = placement
-        if handle is not None:
-            if self._granted(handle):
-                self._take(handle, StartMode.PREWARMED)
-                return self._fleet.driver.connect(handle, deadline_s=CONTAINER_ANSWERS_S)
-            self._deps.cells.end(handle)
+        if handle is not None and self._granted(handle):
+            self._take(handle, StartMode.PREWARMED)
+            return self._fleet.driver.connect(handle, deadline_s=CONTAINER_ANSWERS_S)
         door = self._door() if self._plan.model is not None else ""
         if cell is not None and cell.shared:
             try:
@@ -175,14 +173,20 @@ class Starting:
         return self._create(door, fork=False)
 
     def _granted(self, handle: Handle) -> bool:
-        """Give a stem cell its model, through the door it was made with.  False if the door is no more."""
+        """Give a stem cell its model, through the door it was made with.  False if the door is no more.
+
+        A cell that has not got it is ended: nobody else knows of it any more.
+        """
         if self._plan.model is None:
             return True
         try:
             self._fleet.fetch.door_grant(InstanceId(handle.container_id), self._segment_id)
-        except NotFound as e:  # fetchd was restarted since
+        except ThawError as e:
+            self._deps.cells.end(handle)
+            if not isinstance(e, NotFound):
+                raise
             self._deps.log.event("stem_cell_stale", container_id=handle.container_id, error=e.message)
-            return False
+            return False  # fetchd was restarted since
         self._live.has_door = True
         return True
 

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -44,6 +44,7 @@ class Zygote:
         self._env, self._exits, self._log = env, exits, log
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
+        self._on_ready: Callable[[], None] = lambda: None
         self._channel: Channel | None = None
         self._wanted = False
         self._running = False  # a keeper thread exists
@@ -66,10 +67,11 @@ class Zygote:
         with self._lock:
             self._changed.wait_for(lambda: not self._warming, deadline_s)
 
-    def want(self) -> None:
-        """Start it, and again whenever it dies; returns at once."""
+    def want(self, on_ready: Callable[[], None] = lambda: None) -> None:
+        """Start it, and again whenever it dies; returns at once.  ``on_ready`` is called whenever it is ready."""
         with self._lock:
             self._wanted = True
+            self._on_ready = on_ready
             if self._running:
                 return
             self._running = True
@@ -146,6 +148,7 @@ class Zygote:
         """One process: found or started, listened to until its connection ends."""
         channel = self._warm_up()
         self._log.event("zygote_ready", pid=self._pid)
+        self._on_ready()
         try:
             while True:
                 self._take(channel.receive()[0])

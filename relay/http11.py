@@ -3,6 +3,10 @@
 The standard library's write a head and its body apart, so the peer wakes twice, and read a head with the mail parser,
 which costs more than anything else on a warm request's way.  Here a message is one write and a head is split at its
 colons.  Bodies have a length or chunks; both are plain bytes to the caller.
+
+An invoker passes a container's answer on and has to find the end that the gateway will find, whatever user code made
+the container say.  So both read it here, and what two readers could take differently is refused: lines that do not end
+in CR LF or hold more than printable ASCII, chunk extensions, trailers.
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ from __future__ import annotations
 import re
 import select
 import socket
+from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from io import BufferedIOBase
@@ -18,11 +23,21 @@ from typing import Any, Final, Self
 _MAX_LINE: Final = 64 * 1024
 _MAX_HEADERS: Final = 100
 _VANISHED_MS: Final = 10_000
+_LINE: Final = re.compile(rb"[\t -~]*\r\n")
 _HEX: Final = re.compile(rb"[0-9A-Fa-f]{1,15}")
+_STATUS: Final = re.compile(rb"[0-9]{3}")
+_LENGTH: Final = re.compile(r"[0-9]{1,15}")
 
 
 class BrokenExchange(ConnectionError):
     """The peer closed in the middle, or what came is not HTTP/1.1."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerHead:
+    status: int
+    keep_alive: bool
+    n_bytes: int | None  # of the body; None: it comes in chunks
 
 
 class Connection:
@@ -57,24 +72,17 @@ class Connection:
 
     def read_head(self) -> None:
         """Sets ``status`` and ``keep_alive``."""
-        words = self._line().split(b" ", 2)
-        if len(words) < 2 or words[0] not in (b"HTTP/1.1", b"HTTP/1.0") or not words[1].isdigit():
-            raise BrokenExchange("not an HTTP response")
-        self.status = int(words[1])
-        headers = read_headers(self._file)
-        self.keep_alive = words[0] == b"HTTP/1.1" and headers.get("connection", "").lower() != "close"
-        self._chunked = headers.get("transfer-encoding", "").lower() == "chunked"
-        length = headers.get("content-length", "")
-        if not self._chunked and not length.isdigit():
-            raise BrokenExchange("a response without a length or chunks")
-        self._left = 0 if self._chunked else int(length)
+        head = read_answer_head(self._file)
+        self.status, self.keep_alive = head.status, head.keep_alive
+        self._chunked, self._left = head.n_bytes is None, head.n_bytes or 0
 
     def read(self, n_bytes: int) -> bytes:
         """The next bytes of the body; fewer only at its end."""
-        data = b""
-        while len(data) < n_bytes and self._more():
-            data += self._some(n_bytes - len(data))
-        return data
+        parts = []
+        while n_bytes and self._more():
+            parts.append(self._some(n_bytes))
+            n_bytes -= len(parts[-1])
+        return b"".join(parts)
 
     def read_rest(self) -> bytes:
         """All that is left; behind it the connection takes the next exchange."""
@@ -100,14 +108,11 @@ class Connection:
         return self._left > 0
 
     def _next_chunk(self) -> None:
-        size = self._line().partition(b";")[0].strip()
-        if not _HEX.fullmatch(size):  # int() would also take a sign, 0x and underscores
-            raise BrokenExchange("not a chunk size")
-        self._left = int(size, 16)
+        self._left = chunk_size(_read_line(self._file))
         if self._left == 0:
             self._chunked = False
-            while self._line():  # trailers
-                pass
+            if _read_line(self._file):
+                raise BrokenExchange("something behind the last chunk")
 
     def _some(self, n_bytes: int) -> bytes:
         n_bytes = min(n_bytes, self._left)
@@ -118,12 +123,6 @@ class Connection:
         if self._chunked and not self._left and self._file.read(2) != b"\r\n":
             raise BrokenExchange("a chunk without its end")
         return data
-
-    def _line(self) -> bytes:
-        line = self._file.readline(_MAX_LINE + 1)
-        if not line.endswith(b"\n"):
-            raise BrokenExchange("the peer closed before its answer, or sends a line without end")
-        return line.rstrip(b"\r\n")
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -165,15 +164,45 @@ class Handler(BaseHTTPRequestHandler):
         """Requests are counted in metrics and logged by who sends them."""
 
 
+def read_answer_head(file: BufferedIOBase) -> AnswerHead:
+    """To the empty line.  Raises BrokenExchange."""
+    words = _read_line(file).split(b" ", 2)
+    if len(words) < 2 or words[0] not in (b"HTTP/1.1", b"HTTP/1.0") or not _STATUS.fullmatch(words[1]):
+        raise BrokenExchange("not an HTTP response")
+    status, headers = int(words[1]), read_headers(file)
+    keep_alive = words[0] == b"HTTP/1.1" and headers.get("connection", "").lower() != "close"
+    if headers.get("transfer-encoding", "").lower() == "chunked":
+        return AnswerHead(status, keep_alive, None)
+    length = headers.get("content-length", "0" if status in (204, 304) else "")
+    if not _LENGTH.fullmatch(length):
+        raise BrokenExchange("a response without a length or chunks")
+    return AnswerHead(status, keep_alive, int(length))
+
+
+def chunk_size(line: bytes) -> int:
+    """Raises BrokenExchange."""
+    if not _HEX.fullmatch(line):  # int() would also take a sign, 0x and underscores
+        raise BrokenExchange("not a chunk size")
+    return int(line, 16)
+
+
 def read_headers(file: BufferedIOBase) -> dict[str, str]:
     """To the empty line; names in lower case, of a repeated one the last.  Raises BrokenExchange."""
     headers: dict[str, str] = {}
     for _ in range(_MAX_HEADERS + 1):
-        line = file.readline(_MAX_LINE + 1)
-        if line in (b"\r\n", b"\n"):
+        line = _read_line(file)
+        if not line:
             return headers
-        name, colon, value = line.decode("latin-1").partition(":")
-        if not colon or len(line) > _MAX_LINE:
+        name, colon, value = line.decode("ascii").partition(":")
+        if not colon:
             raise BrokenExchange("not a header")
         headers[name.strip().lower()] = value.strip()
     raise BrokenExchange(f"more than {_MAX_HEADERS} headers")
+
+
+def _read_line(file: BufferedIOBase) -> bytes:
+    """Without its end.  Raises BrokenExchange."""
+    line = file.readline(_MAX_LINE + 1)
+    if not _LINE.fullmatch(line):
+        raise BrokenExchange("the peer closed before its answer's end, or sends what is no line of ASCII text")
+    return line[:-2]

@@ -172,6 +172,14 @@ class Registry:
     def models(self) -> list[ModelFacts]:
         return self._all(keys.MODELS, ModelFacts)
 
+    # the scheduler's fencing token -----------------------------------------------------------------------------------
+
+    def scheduler_epoch(self) -> int:
+        """Of the newest scheduler; 0 before the first."""
+        with redis_link.translated("read the scheduler's epoch"):
+            epoch: Any = self._redis.get(keys.SCHEDULER_EPOCH)
+        return int(epoch or 0)
+
     # the installation's bearer token -------------------------------------------------------------------------------
 
     def host_token(self, new_token: str) -> str:

@@ -6,24 +6,52 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from fetchd.server import UnixServer
-from invoker.cells import StemCells
+from invoker import placing
+from invoker.cells import PYTHON_CELL_BYTES, StemCells
 from invoker.driver import Exit, Handle, Spec
+from invoker.fleet import Fleet
 from invoker.ledger import Ledger
+from invoker.live import Live
+from invoker.placing import Placing
 from relay.channel import Channel, ChannelClosed
 from relay.fetch_client import FetchClient
 from relay.messages import Done, DoorOpen, DoorOpened, from_plain, to_plain
 from tests.invoker.platform import WAIT_S
 from thaw.action import KIND_LLM, KIND_PYTHON
+from thaw.ids import ActionName, GroupId, HostId, InstanceId
+from thaw.instance import InstanceRecord, InstanceState, StartMode
 from thaw.logs import Log
 
 
-class Containers:
-    """They answer at once."""
+class Shared:
+    """A zygote that is ready when the test says so."""
 
-    zygote = None
+    pid, ready = 0, False
 
     def __init__(self) -> None:
+        self.wanted = threading.Event()
+
+    def wait_warm(self, deadline_s: float) -> None:
+        pass
+
+    def want(self, on_ready: Callable[[], None]) -> None:
+        self.on_ready = on_ready
+        self.wanted.set()
+
+    def give_up(self) -> None:
+        self.ready = False
+
+
+class Containers:
+    """They answer as soon as they may, which is at once."""
+
+    def __init__(self, zygote: Shared | None = None) -> None:
+        self.zygote = zygote
+        self.may_answer = threading.Event()
+        self.may_answer.set()
         self.doors: dict[str, str] = {}  # by kind, of those that were made
         self.made = {KIND_PYTHON: threading.Event(), KIND_LLM: threading.Event()}
 
@@ -39,6 +67,7 @@ class Containers:
 
     def connect(self, handle: Handle, *, deadline_s: float) -> str:
         self.made[handle.kind].set()
+        assert self.may_answer.wait(WAIT_S)
         return handle.socket_path
 
     def stop(self, handle: Handle, *, deadline_s: float) -> None:
@@ -83,3 +112,65 @@ def test_a_host_that_ends_waits_for_no_fetchd(run_dir: Path) -> None:
     cells.close()
     assert cells.view() == ()
     assert KIND_LLM not in driver.doors
+
+
+class WatchedLedger(Ledger):
+    """Tells when somebody has looked at what there is, and waits."""
+
+    def __init__(self, total_bytes: int) -> None:
+        super().__init__(total_bytes)
+        self.looked = threading.Event()
+
+    def wait_change(self, ready: Callable[[], bool], deadline: float) -> bool:
+        def look() -> bool:
+            found = ready()
+            self.looked.set()  # under the ledger's lock: who wakes it now comes after the wait has begun
+            return found
+
+        return super().wait_change(look, deadline)
+
+
+def begin_start(driver: Containers, ledger: WatchedLedger, cells: StemCells, n_bytes: int) -> threading.Thread:
+    """One of a python function that needs ``n_bytes``; returns when it waits for memory."""
+    fleet = Fleet(driver, FetchClient("/none"), None, ledger, Log("test"))  # type: ignore[arg-type]
+    record = InstanceRecord(InstanceId("i"), HostId("h"), ActionName("guest/a"), "0.0.1", GroupId("g"),
+                            InstanceState.STARTING, "", 1, n_bytes, "cpu", StartMode.COLD)  # fmt: skip
+    start = threading.Thread(target=Placing(fleet, cells).place, args=(Live(record, KIND_PYTHON),), daemon=True)
+    start.start()
+    assert ledger.looked.wait(WAIT_S)
+    return start
+
+
+def test_a_start_that_waits_for_memory_takes_a_stem_cells_as_soon_as_it_is_ready(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(placing, "WAIT_S", 3600.0)
+    driver, ledger = Containers(), WatchedLedger(100 << 20)
+    driver.may_answer.clear()
+    cells = StemCells(driver, FetchClient("/none"), ledger, 1 << 20, Log("test"))  # type: ignore[arg-type]
+    cells.set_target(KIND_PYTHON, 1)
+    assert driver.made[KIND_PYTHON].wait(WAIT_S)
+    start = begin_start(driver, ledger, cells, 100 << 20)
+    driver.may_answer.set()
+    start.join(WAIT_S)
+    assert not start.is_alive()
+    assert ledger.holders() == {"i": 100 << 20}
+    cells.close()
+
+
+def test_a_start_that_waits_for_memory_takes_the_zygotes_as_soon_as_it_is_ready(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(placing, "WAIT_S", 3600.0)
+    zygote = Shared()
+    driver, ledger = Containers(zygote), WatchedLedger(PYTHON_CELL_BYTES + 1)
+    cells = StemCells(driver, FetchClient("/none"), ledger, PYTHON_CELL_BYTES, Log("test"))  # type: ignore[arg-type]
+    cells.set_target(KIND_LLM, 1)
+    assert zygote.wanted.wait(WAIT_S)
+    start = begin_start(driver, ledger, cells, PYTHON_CELL_BYTES)
+    zygote.ready = True
+    zygote.on_ready()
+    start.join(WAIT_S)
+    assert not start.is_alive()
+    assert ledger.holders() == {"i": PYTHON_CELL_BYTES}
+    cells.close()

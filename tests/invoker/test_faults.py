@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -266,6 +267,27 @@ def test_a_killed_invoker_finds_its_containers_again(valkey_url: str, run_dir: P
     assert host.registry.instances() == []
     assert host.registry.hosts() == []
     assert host.processes() == []
+    host.agent._publisher.close()
+    host.agent.driver.close()
+    host.agent._redis.close()
+    host.close()
+
+
+def test_an_invoker_takes_all_descriptors_that_it_may(valkey_url: str, run_dir: Path) -> None:
+    host = Host(valkey_url, run_dir)
+    host.agent.port.server_close()
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(1024, before[1]), before[1]))
+    try:
+        process = _invoker(host)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    try:
+        until(lambda: bool(host.registry.live_hosts()))
+        assert resource.prlimit(process.pid, resource.RLIMIT_NOFILE) == (before[1], before[1])
+    finally:
+        process.terminate()
+    assert process.wait(WAIT_S) == 0
     host.agent._publisher.close()
     host.agent.driver.close()
     host.agent._redis.close()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import http.client
 import json
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +14,7 @@ import pytest
 
 from invoker.initialise import group_link, llm_init, slots_in
 from invoker.programs import PROGRAMS
-from relay import credentials
+from relay import credentials, keys
 from relay.messages import GroupCredential, GroupLink, StageShape, Start
 from tests.invoker import fake_llm
 from tests.invoker.fake_fetchd import FakeFetchd
@@ -20,7 +22,7 @@ from tests.invoker.platform import HOST, WAIT_S, Host, until
 from tests.invoker.test_llm_start import URI, LlmHost
 from thaw import wire
 from thaw.action import KIND_LLM
-from thaw.errors import WorkerLost
+from thaw.errors import StaleEpoch, WorkerLost
 from thaw.ids import ActivationId, GroupId, InstanceId, Namespace, random_hex_id
 from thaw.instance import InstanceRecord, InstanceState
 from thaw.model import FileRange
@@ -224,6 +226,41 @@ def test_a_restarted_invoker_adopts_every_stage(
             new.events.instance(record.instance_id, InstanceState.GONE)
         until(lambda: not fetchd.open)
     assert [Path(f"/proc/{pid}").exists() for pid in pids] == [False, False]
+
+
+class StrictFetchd(FakeFetchd):
+    """Refuses, as the real one does, what comes under an older epoch than it has seen."""
+
+    seen_epoch = 5
+
+    def cancel(self, group_id: GroupId, epoch: int, *, deadline_s: float = 0) -> None:
+        if epoch < self.seen_epoch:
+            raise StaleEpoch(f"epoch {epoch} is over; {self.seen_epoch} has been seen")
+        super().cancel(group_id, epoch)
+
+
+@pytest.mark.parametrize("known_epoch", [5, 4])  # by the state server: a fetchd that knows more still closes its doors
+def test_a_stage_that_ends_before_a_restarted_invoker_hears_a_command_leaves_nothing_in_fetchd(
+    valkey_url: str, run_dir: Path, monkeypatch: pytest.MonkeyPatch, known_epoch: int
+) -> None:
+    monkeypatch.setitem(PROGRAMS, KIND_LLM, (fake_llm.__file__,))
+    old = GroupHost(valkey_url, run_dir)
+    old.epoch = known_epoch
+    old.client.set(keys.SCHEDULER_EPOCH, known_epoch)
+    fetchd = old.fetchd = old.agent.fleet.fetch = StrictFetchd(run_dir)
+    old.start()
+    first, second = old.ready_group(two_stages())
+    pids = [old.pid(r.instance_id) for r in (first, second)]
+    abandon(old)
+    new = GroupHost(valkey_url, run_dir)
+    new.fetchd = new.agent.fleet.fetch = fetchd
+    with new:
+        for pid, record in zip(pids, (first, second), strict=True):
+            os.kill(pid, signal.SIGKILL)
+            live = new.agent.fleet.find(record.instance_id)
+            assert live is None or live.gone.wait(WAIT_S)
+        assert fetchd.open == set()
+        assert ("cancel" in fetchd.calls) is (known_epoch == fetchd.seen_epoch)
 
 
 def abandon(host: Host) -> None:

@@ -18,7 +18,7 @@ from tests.invoker.fake_fetchd import FakeFetchd
 from tests.invoker.platform import WAIT_S, Host, until
 from thaw.action import KIND_LLM, Action, Exec, Limits
 from thaw.config import parse_llm_config
-from thaw.errors import ModelCorrupt
+from thaw.errors import ModelCorrupt, Unavailable
 from thaw.ids import ActionName, Namespace, random_hex_id
 from thaw.instance import InstanceRecord, InstanceState
 from thaw.plan import Plan, PlanModel
@@ -130,6 +130,25 @@ def test_a_container_killed_while_it_starts_may_be_started_again_elsewhere(host:
     gone = host.events.instance(instance_id, InstanceState.GONE)
     assert gone.error is not None
     assert gone.error.code == "WorkerLost"
+
+
+def test_a_stem_cell_that_cannot_be_given_its_model_is_ended(host: LlmHost, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_grant(instance_id: str, segment_id: str, *, deadline_s: float = 0) -> None:
+        raise Unavailable("fetchd does not answer")
+
+    monkeypatch.setattr(host.fetchd, "door_grant", no_grant)
+    monkeypatch.setattr(host.agent.driver, "zygote", None)  # each cell is a container of its own
+    cells = host.agent.cells
+    monkeypatch.setattr(cells, "_fetch", host.fetchd)
+    cells.set_target(KIND_LLM, 1)
+    until(lambda: bool(cells.view()))
+    cell = cells._waiting[0]
+    host.deploy_llm()
+    gone = host.events.instance(host.launch(host.llm_plan()), InstanceState.GONE)
+    assert gone.error is not None
+    assert gone.error.message == "fetchd does not answer"
+    assert not Path(f"/proc/{cell.pid}").exists()
+    assert cell.container_id not in host.fetchd.open
 
 
 def test_a_cancelled_group_gives_its_fetch_up(host: LlmHost) -> None:

@@ -1,15 +1,20 @@
-"""What a host says of its fetchd: progress for the ledger, metrics behind its own."""
+"""What a host says of its device and of its fetchd: progress for the ledger, metrics behind its own."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
-from invoker.report import _fetches
+from invoker.device_kind import kind_of
+from invoker.report import Reporter, _fetches
 from relay.fetch_client import FetchClient
 from relay.messages import FetchStatus, Status
 from tests.invoker.platform import Host
 from thaw.host import FetchReport
 from thaw.ids import GroupId
+from thaw.logs import Log
 
 
 def test_the_heartbeat_says_what_is_pending_of_each_stage_and_what_follows_later() -> None:
@@ -26,3 +31,23 @@ def test_fetchds_metrics_stand_behind_the_invokers(host: Host, monkeypatch: pyte
     connection.close()
     assert page.endswith("thaw_fetchd_pool_bytes 7.0\n")
     assert "thaw_invoker_memory_held_bytes" in page
+
+
+def test_a_device_is_of_the_kind_that_its_driver_names(tmp_path: Path) -> None:
+    for bus, model in (("0000:9b:00.0", "NVIDIA H200"), ("0000:1b:00.0", "NVIDIA L4")):
+        (tmp_path / bus).mkdir()
+        (tmp_path / bus / "information").write_text(f"Model: \t\t {model}\nIRQ:   \t\t 42\nDevice Minor: \t 0\n")
+    names = ("cuda:0", "cuda:1", "cuda", "cuda:2", "cuda:x", "cpu", "cpu:0")
+    kinds = ["NVIDIA L4", "NVIDIA H200", "NVIDIA L4", "cuda", "cuda", "cpu", "cpu"]
+    assert [kind_of(name, tmp_path) for name in names] == kinds
+    assert kind_of("cuda:0", tmp_path / "no driver") == "cuda"
+
+
+def test_a_host_with_a_gpu_is_no_cpu_host(host: Host) -> None:
+    agent = host.agent
+    assert [(d.name, d.kind) for d in agent.reporter.report().devices] == [("cpu", "cpu")]
+    settings = replace(host.settings, device="cuda:0")
+    other = Reporter(settings, agent.fleet, agent.cells, host.registry, agent.address, Log("test"))
+    (device,) = other.report().devices
+    assert device.name == "cuda:0"
+    assert device.kind != "cpu"

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from invoker import proc, zygote
 from invoker.exits import ExitWatch
 from invoker.zygote import Zygote
 from tests.invoker import bare_zygote, fake_zygote
-from tests.invoker.platform import until
+from tests.invoker.platform import WAIT_S, until
 from thaw.errors import PlatformError
 from thaw.logs import Log
 
@@ -58,10 +59,13 @@ def test_a_fork_is_a_container_and_its_end_has_a_status(cell: Zygote, run_dir: P
     assert cell.status_of(pid, 10.0) == -9
 
 
-def test_one_that_dies_is_started_again(cell: Zygote, run_dir: Path) -> None:
-    first = _pid(run_dir)
+def test_one_that_dies_is_started_again_and_says_when_it_is_ready(cell: Zygote, run_dir: Path) -> None:
+    first, ready = _pid(run_dir), threading.Event()
+    cell.want(ready.set)
     os.kill(first, signal.SIGKILL)
-    until(lambda: cell.ready and _pid(run_dir) != first)
+    assert ready.wait(WAIT_S)
+    assert cell.ready
+    assert _pid(run_dir) != first
 
 
 def test_who_waits_for_one_that_warms_up_goes_on_when_it_is_ready(

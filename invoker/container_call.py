@@ -1,0 +1,70 @@
+"""One question to a container, bounded in time and in size: what answers may be user code."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import threading
+from typing import Any, Final
+
+from relay.http11 import Connection
+from thaw.errors import ProtocolError
+
+MOST_BYTES: Final = 256 * 1024
+"""Of an answer: many times what the events of a start take."""
+
+
+class ContainerCall:
+    def __init__(self, path: str, deadline_s: float) -> None:
+        self._path, self._deadline_s = path, deadline_s
+        self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._expired = False
+
+    def ask(self, method: str, path: str, body: bytes = b"") -> tuple[int, dict[str, Any]]:
+        """The answer's status and JSON object; may be called once.
+
+        Raises TimeoutError at the deadline of the whole exchange, OSError when the connection breaks, ProtocolError
+        for what is no object or too large.
+        """
+        timer = threading.Timer(self._deadline_s, self._expire)  # a socket's timeout begins anew with every byte
+        timer.daemon = True
+        timer.start()
+        try:
+            return self._exchange(method, path, body)
+        except OSError as e:
+            if self._expired:
+                raise TimeoutError from e
+            raise
+        finally:
+            timer.cancel()
+            self._sock.close()
+
+    def abort(self) -> None:
+        """Make :meth:`ask` raise OSError now."""
+        with contextlib.suppress(OSError):  # it is not connected yet, or has just ended
+            self._sock.shutdown(socket.SHUT_RDWR)
+
+    def _expire(self) -> None:
+        self._expired = True
+        self.abort()
+
+    def _exchange(self, method: str, path: str, body: bytes) -> tuple[int, dict[str, Any]]:
+        self._sock.settimeout(self._deadline_s)
+        self._sock.connect(self._path)
+        connection = Connection(self._sock)
+        try:
+            connection.send(method, path, "Content-Type: application/json\r\n", body)
+            connection.read_head()
+            data = connection.read(MOST_BYTES + 1)
+        finally:
+            connection.close()
+        if len(data) > MOST_BYTES:
+            raise ProtocolError(f"more than {MOST_BYTES} bytes")
+        try:
+            plain = json.loads(data)
+        except (ValueError, RecursionError) as e:
+            raise ProtocolError("no JSON") from e
+        if not isinstance(plain, dict):
+            raise ProtocolError("no JSON object")
+        return connection.status, plain
