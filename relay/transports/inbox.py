@@ -29,6 +29,9 @@ _MOST_EVENTS: Final = 64
 LOSS_ONLY: Final = select.EPOLLRDHUP
 """For a socket that is written: nobody is woken by the answers, only when it is lost."""
 
+BUSY_S: Final = 0.01
+"""After which a lane is revived that a thread which sends was at work on: that thread may leave it as it is."""
+
 
 class Lane(Protocol):
     """One way messages come, or go.  All methods are called with the inbox's lock held."""

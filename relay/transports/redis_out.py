@@ -11,7 +11,7 @@ from typing import Final, Protocol
 
 from relay.frames import HEADER_BYTES, FrameHeader, Priority, encode_chunk
 from relay.transports.base import Flow, closed, split
-from relay.transports.inbox import LOSS_ONLY, Inbox
+from relay.transports.inbox import BUSY_S, LOSS_ONLY, Inbox
 from relay.transports.redis_server import SKIP_REPLY, TOUCH_S, GroupRelay, memory_full
 from relay.transports.resp import SMALL_BYTES, Connection, Refused, command, gave_up
 from thaw.errors import PlatformError, ProtocolError, Unavailable, WorkerLost
@@ -147,8 +147,10 @@ class Sender:
     def arm(self) -> None: ...
 
     def revive(self, now_s: float) -> float | None:
-        if not self._lock.acquire(blocking=False):
+        if self._connection is not None:
             return None
+        if not self._lock.acquire(blocking=False):
+            return now_s + BUSY_S
         try:
             if self._connection is None and self._unconfirmed:
                 self._pump(_PIPELINE_BYTES, now_s + self._flow.resume_s)

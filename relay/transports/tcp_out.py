@@ -23,7 +23,7 @@ from typing import Final
 
 from relay.frames import HEADER_BYTES, FrameHeader, FrameKind, Priority, decode_header, encode_chunk
 from relay.transports.base import Flow, closed, split
-from relay.transports.inbox import LOSS_ONLY, Inbox
+from relay.transports.inbox import BUSY_S, LOSS_ONLY, Inbox
 from relay.transports.resp import SMALL_BYTES
 from thaw.errors import ProtocolError, Unavailable, WorkerLost
 
@@ -117,8 +117,10 @@ class TcpOut:
     def arm(self) -> None: ...
 
     def revive(self, now_s: float) -> float | None:
-        if not self._lock.acquire(blocking=False):
+        if self._sock is not None:
             return None
+        if not self._lock.acquire(blocking=False):
+            return now_s + BUSY_S
         try:
             if self._sock is None and self.queue and not self.broken:
                 if self._on_lost is None:
@@ -273,6 +275,7 @@ class TcpOut:
                 self._read_acks(self._sock)
         except OSError:
             self._drop()
+            self._inbox.idle(self)  # whoever sends here may not come again: the thread that receives goes on
 
     def _connect(self, timeout_s: float) -> socket.socket:
         if self._closed.is_set():
@@ -295,6 +298,7 @@ class TcpOut:
         if not was_up and self._on_lost is not None:
             raise NoRoute(f"stage {self._receiver} cannot be reached: {e}") from e
         if now >= until:
+            self._inbox.idle(self)
             raise Unavailable(f"stage {self._receiver} cannot be reached: {e}", hint="is the stage alive?") from e
         if not was_up:
             self._closed.wait(min(_RETRY_S, until - now))

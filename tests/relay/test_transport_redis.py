@@ -261,3 +261,12 @@ def test_small_messages_are_there_when_settled(make: Make) -> None:
         sender.send(1, HIDDEN, bytes([i]), deadline_s=5)
     settle(receiver, Priority.INFERENCE)
     assert [receiver.receive(deadline_s=5).payload[0] for _ in range(5)] == [0, 1, 2, 3, 4]
+
+
+def test_a_lost_connection_is_not_forgotten_while_somebody_sends(make: Make) -> None:
+    transport = make(0)
+    transport.send(1, HIDDEN, b"x", deadline_s=5)
+    sender = transport._senders[Priority.INFERENCE]
+    with sender._lock:
+        sender._drop()
+        assert sender.revive(5.0) == pytest.approx(5.0, abs=0.1)  # asked again, soon

@@ -174,6 +174,32 @@ def test_what_was_sent_before_a_cut_is_sent_again_by_the_thread_that_waits_for_t
     waiting.join()
 
 
+def test_a_cut_that_is_noticed_by_looking_for_acknowledgements_is_repaired_too(ends: list[TcpTransport]) -> None:
+    ends[0].send(1, HIDDEN, b"first", deadline_s=5)
+    assert bytes(ends[1].receive(deadline_s=5).payload) == b"first"
+    link = ends[0]._ends.link(1, Priority.INFERENCE)
+    n_kept = -(-FLOW.credit_bytes // 1000)  # so many and the first are not enough to look for acknowledgements
+    for i in range(n_kept):
+        ends[0].send(1, HIDDEN, bytes([i]) * 900, deadline_s=5)
+    cut(ends[1])
+    ends[0].send(1, HIDDEN, bytes([n_kept]) * 900, deadline_s=5)  # the last that is sent: it waits for an answer
+    assert link._sock is None
+    waiting = Worker(lambda: ends[0].receive(deadline_s=20))
+    assert [ends[1].receive(deadline_s=10).payload[0] for _ in range(n_kept + 1)] == list(range(n_kept + 1))
+    ends[1].send(0, HIDDEN, b"the answer", deadline_s=5)
+    waiting.join()
+
+
+def test_a_lost_link_is_not_forgotten_while_somebody_sends_on_it(ends: list[TcpTransport]) -> None:
+    ends[0].send(1, HIDDEN, b"x", deadline_s=5)
+    link = ends[0]._ends.link(1, Priority.INFERENCE)
+    with link._lock:
+        link._drop()
+        assert link.revive(5.0) == pytest.approx(5.0, abs=0.1)  # asked again, soon
+    assert link.revive(5.0) is None
+    assert link._sock is not None
+
+
 def test_a_message_above_the_window_passes_while_it_is_read(ends: list[TcpTransport]) -> None:
     payload = bytes(range(256)) * 2000
     sending = Worker(lambda: ends[0].send(1, HIDDEN, payload, deadline_s=20))
