@@ -84,6 +84,11 @@ class Inbox:
     def deliver(self, message: Message) -> None:
         self._ready[message.priority].append(message)
 
+    def arm_again(self, lane: Lane) -> None:
+        """``lane`` cannot say yet what it has taken: it does after something else has come."""
+        if lane not in self._unarmed:
+            self._unarmed.append(lane)
+
     def idle(self, lane: Lane) -> None:
         """``lane`` has no socket now; ``revive`` is asked for one, by the thread that receives."""
         if lane not in self._idle:
@@ -150,9 +155,9 @@ class Inbox:
 
     def _arm(self) -> None:
         with self.lock:
-            for lane in self._unarmed:
+            lanes, self._unarmed = self._unarmed, []
+            for lane in lanes:
                 lane.arm()
-            self._unarmed.clear()
 
     def _revive(self) -> float | None:
         now = time.monotonic()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 import struct
 import time
@@ -17,8 +18,9 @@ from relay.messages import GroupCredential
 from relay.transports import handshake
 from relay.transports.auto import AutoTransport
 from relay.transports.base import Flow
+from relay.transports.redis_in import RedisLane
 from relay.transports.tcp import TcpTransport
-from tests.conformance.transports import Worker, cut
+from tests.conformance.transports import Worker, cut, settle
 from thaw.errors import PlatformError, ProtocolError, Unavailable
 from thaw.ids import GroupId
 
@@ -252,6 +254,33 @@ def test_a_short_cut_that_is_lost_leaves_everything_to_redis(pair: list[AutoTran
     for i in range(count, count + 12):
         assert bytes(pair[1].receive(deadline_s=10).payload) == i.to_bytes(4, "little") * 300
     assert not pair[0].shortcut_up(1, Priority.INFERENCE)
+
+
+def test_what_came_by_the_short_cut_before_its_turn_is_acknowledged_when_its_turn_has_come(
+    pair: list[AutoTransport],
+) -> None:
+    number = talk_until_up(pair)
+    link = pair[0]._links[1, Priority.INFERENCE]
+    link.up, link.next_try_s = False, math.inf
+    pair[0].send(1, HIDDEN, bytes([number]) * 900, deadline_s=5)
+    settle(pair[1], Priority.INFERENCE)
+    link.up = True
+    inbox: Any = pair[1]._inbox
+    redis_fd, redis_lane = next((fd, lane) for fd, lane in inbox._lanes.items()
+                                if isinstance(lane, RedisLane) and lane.priority is Priority.INFERENCE)  # fmt: skip
+    inbox.forget(redis_fd)  # the relay is slow
+    count = FLOW.window_bytes // (900 + frames.HEADER_BYTES)
+    for i in range(number + 1, number + 1 + count):
+        pair[0].send(1, HIDDEN, bytes([i]) * 900, deadline_s=5)
+    with pytest.raises(TimeoutError):
+        pair[1].receive(deadline_s=0.1)
+    inbox.watch(redis_fd, redis_lane)
+    for i in range(number, number + 1 + count):
+        assert bytes(pair[1].receive(deadline_s=5).payload) == bytes([i]) * 900
+    with pytest.raises(TimeoutError):
+        pair[1].receive(deadline_s=0.1)  # it has come back for more: that acknowledges
+    pair[0].send(1, HIDDEN, bytes(900), deadline_s=2)  # the window has room for it
+    assert bytes(pair[1].receive(deadline_s=5).payload) == bytes(900)
 
 
 def test_an_end_that_cannot_listen_keeps_to_redis(url: str) -> None:
