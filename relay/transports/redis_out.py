@@ -103,13 +103,22 @@ class Sender:
             link = self._links.get(receiver)
             if link is None:
                 link = self._links[receiver] = _Link(self._relay, self._stage, receiver, self.priority)
-            for frame in frames:
-                self._await_credit(link, HEADER_BYTES + len(frame.payload), until)
-                link.sent_bytes += HEADER_BYTES + len(frame.payload)
-                payload = memoryview(frame.payload)
-                self._unwritten.append(_entry(link, frame.seq, frame.chunk, frame.head, payload, self._touch(link)))
-                self._pump(_PIPELINE_BYTES, until)
-            self._pump(0, until)
+            try:
+                for frame in frames:
+                    self._await_credit(link, HEADER_BYTES + len(frame.payload), until)
+                    link.sent_bytes += HEADER_BYTES + len(frame.payload)
+                    payload = memoryview(frame.payload)
+                    self._unwritten.append(_entry(link, frame.seq, frame.chunk, frame.head, payload, self._touch(link)))
+                    self._pump(_PIPELINE_BYTES, until)
+                self._pump(0, until)
+            except BaseException as e:
+                self._cut_off(link, e)  # whoever gave them has them no more
+                raise
+
+    def broken(self, receiver: int) -> str:
+        """Why nothing can be sent to ``receiver`` any more; empty while it can."""
+        link = self._links.get(receiver)
+        return "" if link is None else link.broken
 
     def check(self) -> None:
         """Raise what the relay has to say about frames since the last call.

@@ -51,7 +51,7 @@ Dial = Callable[[float], tuple[socket.socket, tuple[int, int]]]
 
 
 class NoRoute(Unavailable):
-    """The receiver cannot be reached, and the caller has another way to it."""
+    """The receiver cannot be reached, and the caller has another way to it: also for what was cut off."""
 
 
 class TcpOut:
@@ -103,7 +103,6 @@ class TcpOut:
             self._drop()
             frames, self.queue = list(self.queue), deque()
             self._queued_bytes = self._n_written = self._offset = 0
-            self.broken = ""
             return frames
 
     def advance(self) -> None:
@@ -155,6 +154,8 @@ class TcpOut:
                 self.queue.append(Outgoing(seq, number, head, part))
                 self._queued_bytes += HEADER_BYTES + len(part)
                 self._flush(until)
+        except NoRoute:
+            raise
         except BaseException as e:
             if self.queue and self.queue[-1].seq == seq:
                 self.broken = f"a message was cut off: {e}"
@@ -182,6 +183,8 @@ class TcpOut:
             self._offset = sent
         try:
             self._flush(until)
+        except NoRoute:
+            raise
         except BaseException as e:
             self.broken = f"a message was cut off: {e}"
             raise

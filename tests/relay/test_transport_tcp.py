@@ -21,7 +21,7 @@ from relay.transports.base import Flow
 from relay.transports.redis_in import RedisLane
 from relay.transports.tcp import TcpTransport
 from tests.conformance.transports import Worker, cut, settle
-from thaw.errors import PlatformError, ProtocolError, Unavailable
+from thaw.errors import PlatformError, ProtocolError, Unavailable, WorkerLost
 from thaw.ids import GroupId
 
 GROUP = GroupId("ab" * 16)
@@ -281,6 +281,43 @@ def test_what_came_by_the_short_cut_before_its_turn_is_acknowledged_when_its_tur
         pair[1].receive(deadline_s=0.1)  # it has come back for more: that acknowledges
     pair[0].send(1, HIDDEN, bytes(900), deadline_s=2)  # the window has room for it
     assert bytes(pair[1].receive(deadline_s=5).payload) == bytes(900)
+
+
+@pytest.mark.parametrize("by_shortcut", [True, False])
+def test_a_message_that_was_cut_off_on_one_way_breaks_the_link_on_both(
+    pair: list[AutoTransport], by_shortcut: bool
+) -> None:
+    talk_until_up(pair)
+    link = pair[0]._links[1, Priority.INFERENCE]
+    link.up = by_shortcut
+    with pytest.raises(Unavailable, match="does not keep up"):  # nobody reads
+        pair[0].send(1, HIDDEN, bytes(50 * FLOW.window_bytes if by_shortcut else 2 * FLOW.window_bytes), deadline_s=0.5)
+    for way_now in (by_shortcut, not by_shortcut):
+        link.up = way_now
+        with pytest.raises(WorkerLost, match="a message was cut off"):
+            pair[0].send(1, HIDDEN, b"another", deadline_s=5)
+
+
+def test_a_broken_short_cut_that_is_given_up_leaves_the_link_broken(pair: list[AutoTransport]) -> None:
+    talk_until_up(pair)
+    link = pair[0]._links[1, Priority.INFERENCE]
+    with pytest.raises(Unavailable, match="does not keep up"):
+        pair[0].send(1, HIDDEN, bytes(50 * FLOW.window_bytes), deadline_s=0.5)
+    with link.lock:
+        pair[0]._surrender(link, 1)
+    with pytest.raises(WorkerLost, match="a message was cut off"):
+        pair[0].send(1, HIDDEN, b"another", deadline_s=5)
+
+
+def test_what_a_given_up_short_cut_could_not_leave_to_redis_breaks_the_link(pair: list[AutoTransport]) -> None:
+    count = talk_until_up(pair)
+    link = pair[0]._links[1, Priority.INFERENCE]
+    pair[0].send(1, HIDDEN, bytes([count]) * 900, deadline_s=5)
+    link.sender.close()  # redis takes nothing any more
+    with link.lock:
+        pair[0]._surrender(link, 1)
+    with pytest.raises(WorkerLost, match="broke"):
+        pair[0].send(1, HIDDEN, b"the next", deadline_s=5)
 
 
 def test_an_end_that_cannot_listen_keeps_to_redis(url: str) -> None:
