@@ -10,7 +10,7 @@ from fetchd.doors import Doors
 from fetchd.fetches import FetchTable
 from fetchd.pacing import Link
 from fetchd.segments import SegmentStore
-from fetchd.server import peer_pid, receive
+from fetchd.server import peer_pid
 from fetchd.slabs import SlabPool
 from relay.channel import Channel, ChannelClosed
 from relay.messages import (
@@ -49,7 +49,7 @@ class Control:
     def serve(self, channel: Channel) -> None:
         while True:
             try:
-                plain = receive(channel)
+                plain, _ = channel.receive()
             except ChannelClosed:
                 return
             channel.send(to_plain(self._answer(plain, channel)))

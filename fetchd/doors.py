@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from fetchd.segments import Segment, SegmentStore
-from fetchd.server import UnixServer, receive
+from fetchd.server import UnixServer
 from relay.channel import Channel
 from relay.messages import MoreSlabs, Refused, SegmentOffer, SegmentWanted, from_plain, to_plain
 from thaw.errors import BadRequest, NotFound
@@ -60,7 +60,7 @@ class Door:
         try:
             answered = 0
             while True:
-                if not isinstance(from_plain(receive(channel)), SegmentWanted):
+                if not isinstance(from_plain(channel.receive()[0]), SegmentWanted):
                     channel.send(to_plain(Refused(BadRequest("a door answers SegmentWanted only").info())))
                     return
                 segment = self._granted(answered)

@@ -167,6 +167,7 @@ class Fetch:
         return error
 
     def cancel(self) -> None:
+        self.segment.given_up = True
         with self._lock:
             self._cancelled = True
             if self._transfer is not None:

@@ -60,6 +60,8 @@ class Segment:
     indexed: threading.Event = field(default_factory=threading.Event)
     """Set once ``tensors`` is final (or the fetch failed before): only then may a door offer the segment."""
     error: ErrorInfo | None = None
+    given_up: bool = False
+    """Its fetch was cancelled, and may take a moment to end: nobody may join it."""
     first_is_here: bool = False
     arrived: dict[tuple[str, int], list[Arrived]] = field(default_factory=dict)  # by file and number of the chunk
 
@@ -147,7 +149,7 @@ class SegmentStore:
         """A usable segment of these very bytes, now held by ``holder`` too."""
         with self._lock:
             for segment in self._by_id.values():
-                if segment.key == key and segment.error is None:
+                if segment.key == key and segment.error is None and (segment.complete or not segment.given_up):
                     segment.holders[holder] = None
                     return segment
         return None

@@ -7,7 +7,7 @@ import socket
 import struct
 import threading
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 from relay.channel import Channel
 from thaw.errors import PlatformError, ProtocolError
@@ -15,6 +15,7 @@ from thaw.logs import Log
 
 _MAX_PATH: Final = 107  # sun_path, less the terminating zero
 _BACKLOG: Final = 64
+_PAUSE_S: Final = 0.2
 
 
 class UnixServer:
@@ -33,7 +34,7 @@ class UnixServer:
         self._serve, self._log, self._most = serve, log, most
         self._lock = threading.Lock()
         self._channels: set[Channel] = set()
-        self._closed = False
+        self._closed = threading.Event()
         _remove_stale(path)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         unnamed = os.path.join(os.path.dirname(path), f".{os.urandom(3).hex()}")
@@ -53,7 +54,7 @@ class UnixServer:
     def close(self) -> None:
         """No further connection, and the present ones end."""
         with self._lock:
-            self._closed = True
+            self._closed.set()
             channels = list(self._channels)
         self._listener.shutdown(socket.SHUT_RDWR)  # wakes accept()
         self._thread.join(timeout=5)
@@ -69,11 +70,15 @@ class UnixServer:
         while True:
             try:
                 sock, _ = self._listener.accept()
-            except OSError:
-                return  # closed
-            channel = Channel(sock)
+            except OSError as e:
+                if self._closed.is_set():
+                    return
+                self._log.event("accept_failed", path=self.path, error=str(e))  # EMFILE, ENOMEM: who asks stays queued
+                self._closed.wait(_PAUSE_S)
+                continue
+            channel = Channel(sock, takes_fds=False)  # nobody sends us any, except to use up ours
             with self._lock:
-                if self._closed:
+                if self._closed.is_set():
                     channel.close()
                     return
                 if len(self._channels) >= self._most:
@@ -93,14 +98,6 @@ class UnixServer:
             with self._lock:
                 self._channels.discard(channel)
             channel.close()
-
-
-def receive(channel: Channel) -> Any:
-    """The next message.  Descriptors that came along are closed: nobody sends us any, except to use up ours."""
-    plain, fds = channel.receive()
-    for fd in fds:
-        os.close(fd)
-    return plain
 
 
 def peer_pid(channel: Channel) -> int:

@@ -14,7 +14,6 @@ from typing import Any, Self
 
 from relay.frames import (
     HEADER_BYTES,
-    Frame,
     FrameHeader,
     FrameKind,
     check_payload,
@@ -33,8 +32,10 @@ class ChannelClosed(ProtocolError):
 
 
 class Channel:
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, *, takes_fds: bool = True) -> None:
+        """Without ``takes_fds`` the kernel closes what comes along: it never counts against this process's limit."""
         self.sock = sock
+        self._ancillary_bytes = socket.CMSG_SPACE(MAX_FDS * 4) if takes_fds else 0
         self._write_lock = threading.Lock()
         self._seq = 0
 
@@ -66,25 +67,21 @@ class Channel:
     def receive(self) -> tuple[Any, list[int]]:
         """The next control message as plain JSON, and the descriptors that came with it.
 
-        Raises ChannelClosed when the peer closed, ProtocolError for a bad frame, TimeoutError.
+        Raises ChannelClosed when the peer closed, ProtocolError for a bad frame, TimeoutError.  Then no
+        descriptor is left open.
         """
-        frame, fds = self.receive_frame()
-        if frame.header.kind is not FrameKind.CONTROL:
-            raise ProtocolError(f"expected a control frame, got {frame.header.kind.name}")
-        return wire.loads(object, bytes(frame.payload)), fds
-
-    def receive_frame(self) -> tuple[Frame, list[int]]:
-        """The next frame and its descriptors; those of a frame that turns out bad are closed, not leaked."""
         fds: list[int] = []
         try:
             header = decode_header(self._read(HEADER_BYTES, fds, at_boundary=True))
             payload = self._read(header.n_bytes, fds, at_boundary=False)
             check_payload(header, payload)
+            if header.kind is not FrameKind.CONTROL:
+                raise ProtocolError(f"expected a control frame, got {header.kind.name}")
+            return wire.loads(object, payload), fds
         except BaseException:
             for fd in fds:
                 os.close(fd)
             raise
-        return Frame(header, payload), fds
 
     def close(self) -> None:
         try:
@@ -98,7 +95,7 @@ class Channel:
         view = memoryview(buffer)
         done = 0
         while done < n_bytes:
-            count, ancillary, _, _ = self.sock.recvmsg_into([view[done:]], socket.CMSG_SPACE(MAX_FDS * 4))
+            count, ancillary, _, _ = self.sock.recvmsg_into([view[done:]], self._ancillary_bytes)
             for level, kind, data in ancillary:
                 if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                     received = array.array("i")

@@ -10,7 +10,7 @@ import os
 import time
 from typing import Self, TypeVar
 
-from relay.channel import Channel
+from relay.channel import Channel, ChannelClosed
 from relay.messages import (
     Done,
     DoorClose,
@@ -100,7 +100,7 @@ class FetchClient:
             plain, _ = channel.receive()
         except TimeoutError as e:
             raise PlatformError(f"fetchd did not answer {type(message).__name__} within {deadline_s:g} s") from e
-        except OSError as e:
+        except (OSError, ChannelClosed) as e:
             raise Unavailable(f"the connection to fetchd broke: {e}", hint="see fetchd's log") from e
         finally:
             channel.close()
@@ -146,7 +146,7 @@ class DoorClient:
             return offer, mine
         except TimeoutError as e:
             raise PlatformError(f"no segment was granted within {deadline_s:g} s") from e
-        except OSError as e:
+        except (OSError, ChannelClosed) as e:
             raise Unavailable(f"the door broke: {e}", hint="fetchd has died or closed it; see its log") from e
         finally:
             for fd in fds:

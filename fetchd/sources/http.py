@@ -69,6 +69,7 @@ class HttpConnection:
             self._http = http.client.HTTPConnection(host, port, timeout=source.timeout_s)
         self._http._create_connection = connect_marked  # type: ignore[attr-defined]  # before its SYN, as its subclasses do
         self._most = _FIRST_READ_BYTES
+        self._interrupted = False
         self._socket: socket.socket | None = None  # http.client forgets it when the answer ends the connection
 
     def stat(self, name: str) -> ObjectInfo:
@@ -100,6 +101,7 @@ class HttpConnection:
         return found
 
     def interrupt(self) -> None:
+        self._interrupted = True  # before the socket is looked at: _ask_once looks at both the other way round
         sock = self._socket
         if sock is not None:
             try:
@@ -121,7 +123,7 @@ class HttpConnection:
             return self._ask_once(method, name, headers)
         except _DROPPED as e:
             self.close()
-            if not reused:
+            if not reused or self._interrupted:
                 raise self._unavailable(name, e) from e
         except (OSError, http.client.HTTPException) as e:
             self.close()
@@ -137,6 +139,8 @@ class HttpConnection:
         if self._http.sock is None:
             self._http.connect()
             self._socket = self._http.sock
+        if self._interrupted:
+            raise ConnectionAbortedError("interrupted")
         signed = self._source.sign(method, url, {**headers, "Accept-Encoding": "identity"})
         self._http.request(method, url[len(self._origin) :], headers=signed)
         return self._http.getresponse()

@@ -40,6 +40,11 @@ class Assembly:
         self._held_bytes = 0
         self.position: Position = (0, 0)
 
+    @property
+    def is_ahead(self) -> bool:
+        """Whether chunks wait for earlier ones."""
+        return bool(self._held)
+
     def whole(self, header: FrameHeader, payload: bytes) -> Message | None:
         """The short cut for a sound message of one chunk whose turn it is.  None: go the long way."""
         kind, priority, flags, _, stream_id, seq, _, n_chunks, _, step, _ = header

@@ -30,7 +30,7 @@ from relay.transports.redis_out import Sender
 from relay.transports.redis_server import GroupRelay
 from relay.transports.tcp import TcpEnds
 from relay.transports.tcp_out import NoRoute, TcpOut
-from thaw.errors import PlatformError
+from thaw.errors import PlatformError, WorkerLost
 from thaw.ids import GroupId
 
 _DIAL_S: Final = 1.0
@@ -48,6 +48,7 @@ class _Link:
     lock: threading.Lock = field(default_factory=threading.Lock)
     seq: int = 0
     up: bool = False
+    broken: str = ""
     next_try_s: float = 0.0
 
 
@@ -80,7 +81,11 @@ class AutoTransport:
     def send(self, receiver: int, message: FrameHeader, payload: bytes | memoryview, *, deadline_s: float) -> None:
         link = self._link((receiver, message.priority))
         with link.lock:
-            if not (link.up and self._by_shortcut(link, receiver, message, payload, deadline_s)):
+            if broken := link.broken or link.sender.broken(receiver) or (link.shortcut and link.shortcut.broken):
+                raise WorkerLost(f"the link to stage {receiver} broke: {broken}")
+            if link.up:
+                self._by_shortcut(link, receiver, message, payload, deadline_s)
+            else:
                 link.sender.send(receiver, message, payload, deadline_s, link.seq)
             link.seq += 1
             if not link.up and link.shortcut is not None and time.monotonic() >= link.next_try_s:
@@ -121,14 +126,17 @@ class AutoTransport:
         return found
 
     def _by_shortcut(self, link: _Link, receiver: int, message: FrameHeader, payload: bytes | memoryview,
-                     deadline_s: float) -> bool:  # fmt: skip
+                     deadline_s: float) -> None:  # fmt: skip
         assert link.shortcut is not None  # noqa: S101  only then is it up
         try:
             link.shortcut.send_as(link.seq, message, payload, deadline_s)
         except NoRoute:
-            self._fall_back(link, receiver, link.seq)
-            return False
-        return True
+            try:
+                self._fall_back(link, receiver, link.seq)
+                link.sender.send(receiver, message, payload, deadline_s, link.seq)
+            except BaseException as e:
+                link.broken = f"a message was cut off: {e}"  # the receiver may have a part of it: its number is used up
+                raise
 
     def _fall_back(self, link: _Link, receiver: int, before_seq: int) -> None:
         """Leave to redis what the short cut did not deliver, up to the message in progress, which is sent anew."""
@@ -157,4 +165,4 @@ class AutoTransport:
         try:
             self._fall_back(link, receiver, link.seq)
         except PlatformError:
-            return  # the relay is away too: the next send or receive says so
+            return  # the relay is away too: the next send says so

@@ -29,6 +29,9 @@ _MOST_EVENTS: Final = 64
 LOSS_ONLY: Final = select.EPOLLRDHUP
 """For a socket that is written: nobody is woken by the answers, only when it is lost."""
 
+BUSY_S: Final = 0.01
+"""After which a lane is revived that a thread which sends was at work on: that thread may leave it as it is."""
+
 
 class Lane(Protocol):
     """One way messages come, or go.  All methods are called with the inbox's lock held."""
@@ -80,6 +83,11 @@ class Inbox:
 
     def deliver(self, message: Message) -> None:
         self._ready[message.priority].append(message)
+
+    def arm_again(self, lane: Lane) -> None:
+        """``lane`` cannot say yet what it has taken: it does after something else has come."""
+        if lane not in self._unarmed:
+            self._unarmed.append(lane)
 
     def idle(self, lane: Lane) -> None:
         """``lane`` has no socket now; ``revive`` is asked for one, by the thread that receives."""
@@ -147,9 +155,9 @@ class Inbox:
 
     def _arm(self) -> None:
         with self.lock:
-            for lane in self._unarmed:
+            lanes, self._unarmed = self._unarmed, []
+            for lane in lanes:
                 lane.arm()
-            self._unarmed.clear()
 
     def _revive(self) -> float | None:
         now = time.monotonic()

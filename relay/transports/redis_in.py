@@ -25,7 +25,7 @@ from relay.frames import (
 from relay.transports.assembly import Assembly
 from relay.transports.base import Flow, Message
 from relay.transports.inbox import Inbox
-from relay.transports.redis_server import TTL_MS, GroupRelay, unanswered
+from relay.transports.redis_server import REMEMBERED_MS, GroupRelay, unanswered
 from relay.transports.resp import BUFFER_BYTES, READ_BYTES, Connection, command, gave_up
 from thaw.errors import PlatformError, ProtocolError, WorkerLost
 
@@ -279,7 +279,7 @@ class RedisLane:
                 self._credited[key] = taken
                 credit = key + b":credit"
                 acks += (unanswered("XADD", credit, "MAXLEN", 1, f"{taken}-0", "c", ""),
-                         unanswered("PEXPIRE", credit, TTL_MS))  # fmt: skip
+                         unanswered("PEXPIRE", credit, REMEMBERED_MS))  # fmt: skip
         self._read.clear()
         return b"".join(acks)
 

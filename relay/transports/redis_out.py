@@ -11,7 +11,7 @@ from typing import Final, Protocol
 
 from relay.frames import HEADER_BYTES, FrameHeader, Priority, encode_chunk
 from relay.transports.base import Flow, closed, split
-from relay.transports.inbox import LOSS_ONLY, Inbox
+from relay.transports.inbox import BUSY_S, LOSS_ONLY, Inbox
 from relay.transports.redis_server import SKIP_REPLY, TOUCH_S, GroupRelay, memory_full
 from relay.transports.resp import SMALL_BYTES, Connection, Refused, command, gave_up
 from thaw.errors import PlatformError, ProtocolError, Unavailable, WorkerLost
@@ -103,13 +103,22 @@ class Sender:
             link = self._links.get(receiver)
             if link is None:
                 link = self._links[receiver] = _Link(self._relay, self._stage, receiver, self.priority)
-            for frame in frames:
-                self._await_credit(link, HEADER_BYTES + len(frame.payload), until)
-                link.sent_bytes += HEADER_BYTES + len(frame.payload)
-                payload = memoryview(frame.payload)
-                self._unwritten.append(_entry(link, frame.seq, frame.chunk, frame.head, payload, self._touch(link)))
-                self._pump(_PIPELINE_BYTES, until)
-            self._pump(0, until)
+            try:
+                for frame in frames:
+                    self._await_credit(link, HEADER_BYTES + len(frame.payload), until)
+                    link.sent_bytes += HEADER_BYTES + len(frame.payload)
+                    payload = memoryview(frame.payload)
+                    self._unwritten.append(_entry(link, frame.seq, frame.chunk, frame.head, payload, self._touch(link)))
+                    self._pump(_PIPELINE_BYTES, until)
+                self._pump(0, until)
+            except BaseException as e:
+                self._cut_off(link, e)  # whoever gave them has them no more
+                raise
+
+    def broken(self, receiver: int) -> str:
+        """Why nothing can be sent to ``receiver`` any more; empty while it can."""
+        link = self._links.get(receiver)
+        return "" if link is None else link.broken
 
     def check(self) -> None:
         """Raise what the relay has to say about frames since the last call.
@@ -147,8 +156,10 @@ class Sender:
     def arm(self) -> None: ...
 
     def revive(self, now_s: float) -> float | None:
-        if not self._lock.acquire(blocking=False):
+        if self._connection is not None:
             return None
+        if not self._lock.acquire(blocking=False):
+            return now_s + BUSY_S
         try:
             if self._connection is None and self._unconfirmed:
                 self._pump(_PIPELINE_BYTES, now_s + self._flow.resume_s)

@@ -17,7 +17,9 @@ TTL_MS: Final = 120_000
 """What nobody reads is gone after this; a live group touches its streams far more often."""
 TOUCH_S: Final = 30.0
 """A stream's time to live is renewed this often while it is written, not with every frame."""
-_MARKER_TTL_MS: Final = 24 * 3600 * 1000
+REMEMBERED_MS: Final = 24 * 3600 * 1000
+"""For the few bytes that a quiet group comes back to: its marker, and how much each receiver has taken.  A sender that
+found no such sum would wait for one, from a receiver that has said all there is to say."""
 
 _UNKNOWN: Final = frozenset({"WRONGPASS", "NOAUTH", "NOPERM"})
 _STARTING: Final = frozenset({"LOADING", "MASTERDOWN", "BUSY", "TRYAGAIN"})
@@ -41,9 +43,9 @@ class GroupRelay:
         return f"{key_prefix(self.group_id)}at:{stage}"
 
     def touch(self, key: str) -> bytes:
-        """The command that keeps ``key``, and the marker beside it, for another while."""
-        return SKIP_REPLY + command("PEXPIRE", key, TTL_MS) + SKIP_REPLY + command(
-            "PEXPIRE", self._marker_key, _MARKER_TTL_MS)  # fmt: skip
+        """The commands that keep the stream ``key``, and what is beside it, for another while."""
+        return b"".join((unanswered("PEXPIRE", key, TTL_MS), unanswered("PEXPIRE", key + ":credit", REMEMBERED_MS),
+                         unanswered("PEXPIRE", self._marker_key, REMEMBERED_MS)))  # fmt: skip
 
     def connect(self, priority: Priority, timeout_s: float) -> Connection:
         """Raises OSError while the relay cannot be reached; WorkerLost when it does not know the group any more."""
@@ -65,7 +67,7 @@ class GroupRelay:
         """A relay that was restarted empty holds another marker than the one this stage has seen, or none."""
         with self._lock:
             made = secrets.token_hex(8)
-            connection.send(command("SET", self._marker_key, made, "NX", "PX", _MARKER_TTL_MS),
+            connection.send(command("SET", self._marker_key, made, "NX", "PX", REMEMBERED_MS),
                             command("GET", self._marker_key))  # fmt: skip
             connection.reply()
             found = connection.reply()

@@ -210,6 +210,9 @@ class TcpLane:
         """Tell the sender what it need not keep any longer."""
         if self._owed < self._ack_bytes:
             return
+        if self._assembly.is_ahead:  # of what the relay still carries; the position does not cover what came here yet
+            self._inbox.arm_again(self)
+            return
         seq, chunk = self._assembly.position
         ack = encode_header(FrameHeader(FrameKind.ACK, self.priority, 0, self._group_id, seq=seq, chunk=chunk,
                                         n_chunks=chunk + 1))  # fmt: skip

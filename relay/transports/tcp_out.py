@@ -23,7 +23,7 @@ from typing import Final
 
 from relay.frames import HEADER_BYTES, FrameHeader, FrameKind, Priority, decode_header, encode_chunk
 from relay.transports.base import Flow, closed, split
-from relay.transports.inbox import LOSS_ONLY, Inbox
+from relay.transports.inbox import BUSY_S, LOSS_ONLY, Inbox
 from relay.transports.resp import SMALL_BYTES
 from thaw.errors import ProtocolError, Unavailable, WorkerLost
 
@@ -51,7 +51,7 @@ Dial = Callable[[float], tuple[socket.socket, tuple[int, int]]]
 
 
 class NoRoute(Unavailable):
-    """The receiver cannot be reached, and the caller has another way to it."""
+    """The receiver cannot be reached, and the caller has another way to it: also for what was cut off."""
 
 
 class TcpOut:
@@ -103,7 +103,6 @@ class TcpOut:
             self._drop()
             frames, self.queue = list(self.queue), deque()
             self._queued_bytes = self._n_written = self._offset = 0
-            self.broken = ""
             return frames
 
     def advance(self) -> None:
@@ -117,8 +116,10 @@ class TcpOut:
     def arm(self) -> None: ...
 
     def revive(self, now_s: float) -> float | None:
-        if not self._lock.acquire(blocking=False):
+        if self._sock is not None:
             return None
+        if not self._lock.acquire(blocking=False):
+            return now_s + BUSY_S
         try:
             if self._sock is None and self.queue and not self.broken:
                 if self._on_lost is None:
@@ -153,6 +154,8 @@ class TcpOut:
                 self.queue.append(Outgoing(seq, number, head, part))
                 self._queued_bytes += HEADER_BYTES + len(part)
                 self._flush(until)
+        except NoRoute:
+            raise
         except BaseException as e:
             if self.queue and self.queue[-1].seq == seq:
                 self.broken = f"a message was cut off: {e}"
@@ -180,6 +183,8 @@ class TcpOut:
             self._offset = sent
         try:
             self._flush(until)
+        except NoRoute:
+            raise
         except BaseException as e:
             self.broken = f"a message was cut off: {e}"
             raise
@@ -273,6 +278,7 @@ class TcpOut:
                 self._read_acks(self._sock)
         except OSError:
             self._drop()
+            self._inbox.idle(self)  # whoever sends here may not come again: the thread that receives goes on
 
     def _connect(self, timeout_s: float) -> socket.socket:
         if self._closed.is_set():
@@ -295,6 +301,7 @@ class TcpOut:
         if not was_up and self._on_lost is not None:
             raise NoRoute(f"stage {self._receiver} cannot be reached: {e}") from e
         if now >= until:
+            self._inbox.idle(self)
             raise Unavailable(f"stage {self._receiver} cannot be reached: {e}", hint="is the stage alive?") from e
         if not was_up:
             self._closed.wait(min(_RETRY_S, until - now))

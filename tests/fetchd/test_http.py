@@ -257,6 +257,31 @@ def test_a_cancelled_fetch_stops_at_once_and_leaves_nothing(fetchd: Fetchd, stor
     wait_until(lambda: fetchd.free_bytes() == whole)
 
 
+def test_who_comes_after_a_cancel_fetches_anew_and_the_cancelled_one_asks_no_more(tmp_path: Path, store: Store) -> None:
+    asked, again = threading.Event(), threading.Event()
+
+    def silent(request: Request) -> bool:
+        if request.name != WEIGHTS or request.first < CHUNK_BYTES:  # a connection that is kept alive has gone silent
+            return False
+        if asked.is_set():
+            again.set()
+        asked.set()
+        return store.stopped.wait(30)
+
+    with Fetchd(tmp_path, THAW_FETCHD_CONNECTIONS=1, THAW_FETCHD_READ_TIMEOUT_S=30) as fetchd:
+        facts = inspect(fetchd, store)
+        store.fault = silent
+        one = fetchd.start(facts, "one")
+        assert asked.wait(10)
+        fetchd.client.cancel(GroupId("one"), 1)
+        wait_until(lambda: again.is_set() or any(e["event"] == "fetch_end" for e in fetchd.events))
+        assert not again.is_set()
+        store.fault = lambda request: False
+        two = fetchd.start(facts, "two")
+        assert two.segment_id != one.segment_id
+        assert fetchd.client.wait(GroupId("two"), 0, deadline_s=10).n_bytes == two.n_bytes
+
+
 def test_a_pace_is_kept_and_a_new_pace_is_obeyed_while_it_runs(fetchd: Fetchd, store: Store) -> None:
     facts = inspect(fetchd, store)
     pace = 4_000_000

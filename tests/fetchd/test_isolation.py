@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import resource
+import socket
 import subprocess
 import sys
 import time
@@ -14,6 +17,8 @@ import pytest
 from fetchd.doors import FDS_PER_MESSAGE
 from relay.channel import Channel
 from relay.fetch_client import DoorClient, FetchClient
+from relay.frames import FrameHeader, FrameKind, encode
+from relay.messages import Status, StatusQuery, from_plain, to_plain
 from tests.fetchd.harness import ROOT, Fetchd, wait_until, write_model
 from thaw.errors import PlatformError, Unavailable
 from thaw.ids import GroupId, InstanceId
@@ -154,12 +159,12 @@ def test_a_container_cannot_use_up_fetchds_descriptors_or_threads_through_its_do
         before = len(os.listdir(proc / "fd"))
         channels = [Channel.connect(path) for _ in range(40)]
         null = os.open(os.devnull, os.O_RDONLY)
-        for channel in channels:
-            for nonsense in ({"t": "SegmentWanted"}, {"t": "Command"}):
-                try:
-                    channel.send(nonsense, (null,) * 50)
-                except OSError:
-                    break
+        wanted = encode(FrameHeader(FrameKind.CONTROL), b'{"t": "SegmentWanted"}')
+        refused = encode(FrameHeader(FrameKind.BULK), b"{}")
+        for i, channel in enumerate(channels):
+            with contextlib.suppress(OSError):  # hung up: one too many
+                socket.send_fds(channel.sock, [refused if i % 2 else wanted], [null] * 50)
+                socket.send_fds(channel.sock, [wanted], [null] * 50)
         wait_until(lambda: len(os.listdir(proc / "task")) < 40 and len(os.listdir(proc / "fd")) <= before + 2 * 16)
         for channel in channels:
             channel.close()
@@ -167,6 +172,18 @@ def test_a_container_cannot_use_up_fetchds_descriptors_or_threads_through_its_do
         fetchd.client.door_close(InstanceId("i1"))
         wait_until(lambda: len(os.listdir(proc / "fd")) <= before)
         assert fetchd.client.doors() == ()
+
+
+def test_who_asks_while_fetchd_has_no_descriptor_left_is_answered_when_it_has(tmp_path: Path) -> None:
+    with Fetchd(tmp_path) as fetchd:
+        pid = fetchd.process.pid
+        limits = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (0, limits[1]))
+        with contextlib.closing(Channel.connect(fetchd.socket)) as channel:
+            wait_until(lambda: any(e["event"] == "accept_failed" for e in fetchd.events))
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
+            channel.send(to_plain(StatusQuery()))
+            assert isinstance(from_plain(channel.receive()[0]), Status)
 
 
 def test_a_reader_notices_a_killed_fetchd_by_its_heartbeat_and_nothing_is_left_of_it(tmp_path: Path) -> None:

@@ -54,6 +54,17 @@ def test_the_pool_loses_no_slab_whatever_order_segments_come_and_go_in(pool: Sla
             pass
 
 
+def test_nobody_joins_what_was_given_up_unless_it_became_whole(pool: SlabPool) -> None:
+    store, key = SegmentStore(pool, retain=True), SegmentKey("u", "v", (FileRange("f", 0, SLAB),))
+    segment = store.create(key, "one")
+    assert store.find(key, "two") is segment
+    segment.given_up = True
+    assert store.find(key, "three") is None
+    assert "three" not in segment.holders
+    segment.finish()
+    assert store.find(key, "three") is segment
+
+
 def test_a_slab_that_was_written_is_zero_when_it_is_taken_again(pool: SlabPool) -> None:
     slabs = pool.take(N_SLABS)
     for slab in slabs:

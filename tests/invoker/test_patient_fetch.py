@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from fetchd.server import UnixServer
 from invoker import patient_fetch
 from invoker.patient_fetch import PatientFetchClient
 from relay.channel import Channel, ChannelClosed
+from relay.fetch_client import DoorClient, FetchClient
 from relay.messages import FetchStart, FetchStarted, Refused, to_plain
 from tests.invoker.platform import WAIT_S
 from thaw.errors import PoolFull, Unavailable
@@ -47,6 +49,35 @@ def test_one_that_does_not_come_is_unavailable(run_dir: Path, monkeypatch: pytes
     monkeypatch.setattr(patient_fetch, "_COMES_UP_S", 0.05)
     with pytest.raises(Unavailable, match="fetchd does not listen"):
         PatientFetchClient(str(run_dir / "f")).inspect("s3://models/tiny")
+
+
+def test_one_that_is_killed_over_the_question_is_asked_again(run_dir: Path) -> None:
+    replies = iter((None, FetchStarted("segment-1", 10, False)))
+
+    def answer(channel: Channel) -> None:
+        channel.receive()
+        reply = next(replies)
+        if reply is not None:
+            channel.send(to_plain(reply))
+
+    fetchd = UnixServer(str(run_dir / "f"), 0o600, answer, Log("test"), most=8)
+    assert PatientFetchClient(str(run_dir / "f")).start(REQUEST).segment_id == "segment-1"
+    fetchd.close()
+
+
+def test_a_fetchd_that_hangs_up_is_unavailable(run_dir: Path) -> None:
+    def answer(channel: Channel) -> None:
+        channel.receive()
+
+    fetchd = UnixServer(str(run_dir / "f"), 0o600, answer, Log("test"), most=8)
+    with pytest.raises(Unavailable, match="the connection to fetchd broke: the peer closed"):
+        FetchClient(fetchd.path).cancel(REQUEST.group_id, 1)
+    with (
+        closing(DoorClient.connect(fetchd.path)) as door,
+        pytest.raises(Unavailable, match="the door broke: the peer closed"),
+    ):
+        door.granted(deadline_s=5)
+    fetchd.close()
 
 
 def test_without_its_directory_the_error_is_that_it_does_not_listen(run_dir: Path) -> None:

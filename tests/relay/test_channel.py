@@ -38,17 +38,40 @@ def test_a_message_and_its_descriptors_arrive_together(pair: tuple[Channel, Chan
         os.close(fd)
 
 
-def test_descriptors_of_a_damaged_frame_are_closed(pair: tuple[Channel, Channel]) -> None:
+def damaged() -> bytes:
+    frame = bytearray(encode(FrameHeader(FrameKind.CONTROL), b"{}"))
+    frame[-1] ^= 1
+    return bytes(frame)
+
+
+@pytest.mark.parametrize(
+    ("frame", "message"),
+    [
+        (damaged(), "payload failed its checksum"),
+        (encode(FrameHeader(FrameKind.BULK), b"{}"), "expected a control frame, got BULK"),
+        (encode(FrameHeader(FrameKind.CONTROL), b"not json"), "not JSON"),
+    ],
+    ids=["damaged", "kind", "json"],
+)
+def test_descriptors_of_a_refused_frame_are_closed(pair: tuple[Channel, Channel], frame: bytes, message: str) -> None:
     before = open_descriptors()
-    damaged = bytearray(encode(FrameHeader(FrameKind.CONTROL), b"{}"))
-    damaged[-1] ^= 1
     reader, writer = os.pipe()
-    socket.send_fds(pair[0].sock, [bytes(damaged)], [reader])
-    with pytest.raises(ProtocolError, match="payload failed its checksum"):
+    socket.send_fds(pair[0].sock, [frame], [reader])
+    with pytest.raises(ProtocolError, match=message):
         pair[1].receive()
     os.close(reader)
     os.close(writer)
     assert open_descriptors() == before
+
+
+def test_descriptors_that_nobody_takes_never_come_in(pair: tuple[Channel, Channel]) -> None:
+    reader, writer = os.pipe()
+    pair[0].send({"op": "x"}, (writer,))
+    os.close(writer)
+    message, fds = Channel(pair[1].sock, takes_fds=False).receive()
+    assert (message, fds) == ({"op": "x"}, [])
+    assert os.read(reader, 1) == b""  # nobody has the other end any more
+    os.close(reader)
 
 
 def test_a_close_between_frames_is_told_from_one_inside_a_frame(pair: tuple[Channel, Channel]) -> None:
@@ -63,10 +86,4 @@ def test_a_close_between_frames_is_told_from_one_inside_a_frame(pair: tuple[Chan
 def test_a_close_at_a_boundary_is_channel_closed(pair: tuple[Channel, Channel]) -> None:
     pair[0].close()
     with pytest.raises(ChannelClosed, match="the peer closed"):
-        pair[1].receive()
-
-
-def test_what_is_not_a_control_frame_is_refused(pair: tuple[Channel, Channel]) -> None:
-    pair[0].sock.sendall(encode(FrameHeader(FrameKind.BULK), b"x"))
-    with pytest.raises(ProtocolError, match="expected a control frame, got BULK"):
         pair[1].receive()

@@ -71,6 +71,31 @@ def test_what_was_read_is_deleted_and_what_nobody_reads_expires(make: Make, clie
     assert list(client.scan_iter("thaw:relay:*")) == []
 
 
+def age(client: redis.Redis, ms: int) -> None:
+    """Nothing happens for so long, as far as the relay's keys can tell."""
+    for key in list(client.scan_iter(f"thaw:relay:{GROUP}:*")):
+        left_ms = client.pttl(key) - ms
+        client.pexpire(key, left_ms) if left_ms > 0 else client.delete(key)
+
+
+def test_a_quiet_group_does_not_forget_what_its_receiver_has_taken(
+    make: Make, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("relay.transports.redis_out.TOUCH_S", 0.0)
+    sender, receiver = make(0), make(1)
+    for n_bytes in (5000, 5000, 5000, 6000, 100, 6000):
+        for _ in range(10):
+            age(client, 2 * TTL_MS)
+        sender.send(1, HIDDEN, bytes(n_bytes), deadline_s=2)
+        assert receiver.receive(deadline_s=5).payload.nbytes == n_bytes
+    age(client, 20 * 3600 * 1000)
+    sender.send(1, HIDDEN, b"a sign of life", deadline_s=2)
+    receiver.receive(deadline_s=5)
+    age(client, 20 * 3600 * 1000)
+    sender.send(1, HIDDEN, bytes(9000), deadline_s=2)
+    assert receiver.receive(deadline_s=5).payload.nbytes == 9000
+
+
 @pytest.mark.parametrize("n_bytes", [0, 1, 63, 64, 70, 100])
 def test_a_truncated_frame_is_refused(make: Make, client: redis.Redis, n_bytes: int) -> None:
     whole = frames.encode(HIDDEN, bytes(40))
@@ -236,3 +261,12 @@ def test_small_messages_are_there_when_settled(make: Make) -> None:
         sender.send(1, HIDDEN, bytes([i]), deadline_s=5)
     settle(receiver, Priority.INFERENCE)
     assert [receiver.receive(deadline_s=5).payload[0] for _ in range(5)] == [0, 1, 2, 3, 4]
+
+
+def test_a_lost_connection_is_not_forgotten_while_somebody_sends(make: Make) -> None:
+    transport = make(0)
+    transport.send(1, HIDDEN, b"x", deadline_s=5)
+    sender = transport._senders[Priority.INFERENCE]
+    with sender._lock:
+        sender._drop()
+        assert sender.revive(5.0) == pytest.approx(5.0, abs=0.1)  # asked again, soon

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 import struct
 import time
@@ -17,9 +18,10 @@ from relay.messages import GroupCredential
 from relay.transports import handshake
 from relay.transports.auto import AutoTransport
 from relay.transports.base import Flow
+from relay.transports.redis_in import RedisLane
 from relay.transports.tcp import TcpTransport
-from tests.conformance.transports import Worker, cut
-from thaw.errors import PlatformError, ProtocolError, Unavailable
+from tests.conformance.transports import Worker, cut, settle
+from thaw.errors import PlatformError, ProtocolError, Unavailable, WorkerLost
 from thaw.ids import GroupId
 
 GROUP = GroupId("ab" * 16)
@@ -174,6 +176,32 @@ def test_what_was_sent_before_a_cut_is_sent_again_by_the_thread_that_waits_for_t
     waiting.join()
 
 
+def test_a_cut_that_is_noticed_by_looking_for_acknowledgements_is_repaired_too(ends: list[TcpTransport]) -> None:
+    ends[0].send(1, HIDDEN, b"first", deadline_s=5)
+    assert bytes(ends[1].receive(deadline_s=5).payload) == b"first"
+    link = ends[0]._ends.link(1, Priority.INFERENCE)
+    n_kept = -(-FLOW.credit_bytes // 1000)  # so many and the first are not enough to look for acknowledgements
+    for i in range(n_kept):
+        ends[0].send(1, HIDDEN, bytes([i]) * 900, deadline_s=5)
+    cut(ends[1])
+    ends[0].send(1, HIDDEN, bytes([n_kept]) * 900, deadline_s=5)  # the last that is sent: it waits for an answer
+    assert link._sock is None
+    waiting = Worker(lambda: ends[0].receive(deadline_s=20))
+    assert [ends[1].receive(deadline_s=10).payload[0] for _ in range(n_kept + 1)] == list(range(n_kept + 1))
+    ends[1].send(0, HIDDEN, b"the answer", deadline_s=5)
+    waiting.join()
+
+
+def test_a_lost_link_is_not_forgotten_while_somebody_sends_on_it(ends: list[TcpTransport]) -> None:
+    ends[0].send(1, HIDDEN, b"x", deadline_s=5)
+    link = ends[0]._ends.link(1, Priority.INFERENCE)
+    with link._lock:
+        link._drop()
+        assert link.revive(5.0) == pytest.approx(5.0, abs=0.1)  # asked again, soon
+    assert link.revive(5.0) is None
+    assert link._sock is not None
+
+
 def test_a_message_above_the_window_passes_while_it_is_read(ends: list[TcpTransport]) -> None:
     payload = bytes(range(256)) * 2000
     sending = Worker(lambda: ends[0].send(1, HIDDEN, payload, deadline_s=20))
@@ -226,6 +254,70 @@ def test_a_short_cut_that_is_lost_leaves_everything_to_redis(pair: list[AutoTran
     for i in range(count, count + 12):
         assert bytes(pair[1].receive(deadline_s=10).payload) == i.to_bytes(4, "little") * 300
     assert not pair[0].shortcut_up(1, Priority.INFERENCE)
+
+
+def test_what_came_by_the_short_cut_before_its_turn_is_acknowledged_when_its_turn_has_come(
+    pair: list[AutoTransport],
+) -> None:
+    number = talk_until_up(pair)
+    link = pair[0]._links[1, Priority.INFERENCE]
+    link.up, link.next_try_s = False, math.inf
+    pair[0].send(1, HIDDEN, bytes([number]) * 900, deadline_s=5)
+    settle(pair[1], Priority.INFERENCE)
+    link.up = True
+    inbox: Any = pair[1]._inbox
+    redis_fd, redis_lane = next((fd, lane) for fd, lane in inbox._lanes.items()
+                                if isinstance(lane, RedisLane) and lane.priority is Priority.INFERENCE)  # fmt: skip
+    inbox.forget(redis_fd)  # the relay is slow
+    count = FLOW.window_bytes // (900 + frames.HEADER_BYTES)
+    for i in range(number + 1, number + 1 + count):
+        pair[0].send(1, HIDDEN, bytes([i]) * 900, deadline_s=5)
+    with pytest.raises(TimeoutError):
+        pair[1].receive(deadline_s=0.1)
+    inbox.watch(redis_fd, redis_lane)
+    for i in range(number, number + 1 + count):
+        assert bytes(pair[1].receive(deadline_s=5).payload) == bytes([i]) * 900
+    with pytest.raises(TimeoutError):
+        pair[1].receive(deadline_s=0.1)  # it has come back for more: that acknowledges
+    pair[0].send(1, HIDDEN, bytes(900), deadline_s=2)  # the window has room for it
+    assert bytes(pair[1].receive(deadline_s=5).payload) == bytes(900)
+
+
+@pytest.mark.parametrize("by_shortcut", [True, False])
+def test_a_message_that_was_cut_off_on_one_way_breaks_the_link_on_both(
+    pair: list[AutoTransport], by_shortcut: bool
+) -> None:
+    talk_until_up(pair)
+    link = pair[0]._links[1, Priority.INFERENCE]
+    link.up = by_shortcut
+    with pytest.raises(Unavailable, match="does not keep up"):  # nobody reads
+        pair[0].send(1, HIDDEN, bytes(50 * FLOW.window_bytes if by_shortcut else 2 * FLOW.window_bytes), deadline_s=0.5)
+    for way_now in (by_shortcut, not by_shortcut):
+        link.up = way_now
+        with pytest.raises(WorkerLost, match="a message was cut off"):
+            pair[0].send(1, HIDDEN, b"another", deadline_s=5)
+
+
+def test_a_broken_short_cut_that_is_given_up_leaves_the_link_broken(pair: list[AutoTransport]) -> None:
+    talk_until_up(pair)
+    link = pair[0]._links[1, Priority.INFERENCE]
+    with pytest.raises(Unavailable, match="does not keep up"):
+        pair[0].send(1, HIDDEN, bytes(50 * FLOW.window_bytes), deadline_s=0.5)
+    with link.lock:
+        pair[0]._surrender(link, 1)
+    with pytest.raises(WorkerLost, match="a message was cut off"):
+        pair[0].send(1, HIDDEN, b"another", deadline_s=5)
+
+
+def test_what_a_given_up_short_cut_could_not_leave_to_redis_breaks_the_link(pair: list[AutoTransport]) -> None:
+    count = talk_until_up(pair)
+    link = pair[0]._links[1, Priority.INFERENCE]
+    pair[0].send(1, HIDDEN, bytes([count]) * 900, deadline_s=5)
+    link.sender.close()  # redis takes nothing any more
+    with link.lock:
+        pair[0]._surrender(link, 1)
+    with pytest.raises(WorkerLost, match="broke"):
+        pair[0].send(1, HIDDEN, b"the next", deadline_s=5)
 
 
 def test_an_end_that_cannot_listen_keeps_to_redis(url: str) -> None:
