@@ -50,6 +50,14 @@ class EngineRequest:
     first_index: int = 0
     output_so_far: tuple[int, ...] = ()
 
+    @property
+    def over(self) -> str | None:
+        """Why ``output_so_far`` is the whole answer, if it is: a worker may be lost before it can say that it ended."""
+        output, sampling = self.output_so_far, self.sampling
+        if output and len(output) >= sampling.min_tokens and output[-1] in sampling.stop_token_ids:
+            return "stop"
+        return "length" if len(output) >= sampling.max_tokens else None
+
 
 @dataclass(frozen=True, slots=True)
 class Logprobs:

@@ -28,7 +28,8 @@ class RunStream:
         self.parsed: ParsedRun = parse_run(run, request_id, text, max_model_len)
         request = self.parsed.engine
         self._stream = text.stream(request.prompt_token_ids, self.parsed.stops)
-        self._stream.replay(request.output_so_far)
+        stopped = self._stream.replay(request.output_so_far)
+        self._over = "stop" if stopped else request.over
         self._completed = len(request.output_so_far)
         self._first = True
 
@@ -42,6 +43,9 @@ class RunStream:
         Raises TimeLimitExceeded.  However it is left, the engine forgets the request.
         """
         self._trace.mark(Phase.PREFILL_BEGIN, attrs={"prompt_tokens": len(self.parsed.engine.prompt_token_ids)})
+        if self._over is not None:
+            yield [self._finished(self._over, self._stream.flush())]
+            return
         answer = self._link.submit(self.parsed.engine)
         try:
             while True:

@@ -94,7 +94,10 @@ class TextStream:
     def flush(self) -> str:
         return self._stops.flush()
 
-    def replay(self, token_ids: Sequence[int]) -> None:
-        """Tokens delivered by another worker: their text was shown (or is still held back) exactly as there."""
-        for token_id in token_ids:
-            self.push(token_id)
+    def replay(self, token_ids: Sequence[int]) -> bool:
+        """Tokens delivered by another worker: their text was shown (or is still held back) exactly as there.
+
+        True: they end in a stop string.
+        """
+        shown = [self.push(token_id) for token_id in token_ids]
+        return any(s.stopped for s in shown)

@@ -92,6 +92,21 @@ def test_a_resumed_stream_goes_on_where_the_other_stopped(ready: Container) -> N
     assert rest[-1]["completion_tokens"] == 8
 
 
+@pytest.mark.parametrize(
+    ("changes", "n_tokens", "reason"),
+    [({}, 8, "length"), ({"stop_token_ids": True}, 3, "stop"), ({"stop": True}, 3, "stop")],
+    ids=["its length", "a stop token", "a stop string"],
+)
+def test_a_stream_that_lost_only_its_last_word_is_resumed_with_that(
+    ready: Container, changes: dict[str, bool], n_tokens: int, reason: str
+) -> None:
+    whole = ready.stream(PROMPT | {"temperature": 1.0})[:n_tokens]
+    values = {"stop_token_ids": [whole[-1]["token_id"]], "stop": whole[-1]["text"]}
+    body = PROMPT | {"temperature": 1.0} | {name: values[name] for name in changes}
+    (end,) = ready.stream(body, resume={"output_token_ids": [m["token_id"] for m in whole]})
+    assert (end["t"], end["reason"], end["completion_tokens"]) == ("RunFinished", reason, n_tokens)
+
+
 def test_without_the_stream_header_one_openai_object_comes(ready: Container) -> None:
     streamed = ready.stream(PROMPT)
     status, reply = ready.run(PROMPT)
