@@ -11,7 +11,7 @@ from fetchd import metrics
 from fetchd.fetch import Fetch, Machinery, Member, Wishes
 from fetchd.janitor import Heart, Janitor
 from fetchd.pipeline import FetchCancelled
-from fetchd.segments import SegmentKey, SegmentStore
+from fetchd.segments import SegmentKey, SegmentStore, fetch_holder
 from relay.messages import FetchCancel, FetchDone, FetchStart, FetchStarted, FetchStatus, FetchUpdate
 from thaw import checkpoint
 from thaw.errors import BadRequest, MemoryTooSmall, NotFound, PoolFull, StaleEpoch, from_info
@@ -88,7 +88,7 @@ class FetchTable:
         return self._machinery.catalog.inspect(uri).version
 
     def _join(self, request: FetchStart, version: str) -> Member:
-        holder = f"fetch:{request.group_id}/{request.stage}"
+        holder = fetch_holder(request.group_id, request.stage)
         begin = event(Phase.FETCH_BEGIN, group_id=request.group_id, stage=request.stage, host=self._host_id)
         fetch = self._fetch_of(request, version, holder)
         segment = fetch.segment
