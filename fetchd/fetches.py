@@ -33,7 +33,10 @@ class FetchTable:
         self._threads: set[threading.Thread] = set()
 
     def start(self, request: FetchStart) -> FetchStarted:
-        """Begin, join, or find resident.  Raises StaleEpoch, BadRequest, MemoryTooSmall, PoolFull."""
+        """Begin, join, or find resident; a repeat says its wishes anew.
+
+        Raises StaleEpoch, BadRequest, MemoryTooSmall, PoolFull.
+        """
         _check_ranges(request)
         version = request.model.sha256 or request.model.etag or self._version_now(request.model.uri)
         with self._lock:
@@ -44,6 +47,9 @@ class FetchTable:
                 member = None
             if member is None:
                 member = self._join(request, version)
+            else:
+                member.wishes = _wishes(request)
+                member.fetch.apply_wishes()
             segment = member.fetch.segment
             return FetchStarted(segment.segment_id, segment.n_bytes, member.resident, member.left_out_bytes)
 
