@@ -80,7 +80,7 @@ class Fetched:
         if started.resident:
             raise SystemExit("fetchd had the model in memory: nothing would be measured")
         path = self._client.door_open(self._instance)
-        self._client.door_grant(self._instance, started.segment_id)
+        self._client.door_grant(self._instance, started.segment_id, self._group, 0)
         self._door = DoorClient.connect(path)
         self._reader = self._door.segment(deadline_s=_DEADLINE_S)
         return self.tensors(touched=True)

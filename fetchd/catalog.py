@@ -1,4 +1,5 @@
-"""The catalogue: what each model consists of, read once and remembered while the store still has that version.
+"""The catalogue: what each model consists of, read once and remembered while the store still has that version, of the
+models used last.
 
 With ``thaw-index.json`` beside the model everything is known and verified.  Without it the safetensors headers are
 read and checked, the model counts as unverified, and its version is a hash of the store's etags; the checksums of its
@@ -24,6 +25,7 @@ T = TypeVar("T")
 
 _MAX_INDEX_BYTES: Final = 64 * 1024 * 1024
 _MAX_CONFIG_BYTES: Final = 4 * 1024 * 1024
+_MOST_MODELS: Final = 64
 _SPECULATIVE_BYTES: Final = 64 * 1024
 """Read together with the 8 bytes of length: the header of a small model comes in one round trip."""
 
@@ -45,20 +47,29 @@ class Entry:
         return self.index.sha256 or self.index.etag
 
 
+class _Place:
+    """Of one uri: its entry, and who reads it."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.entry: Entry | None = None
+
+
 class Catalog:
     """Thread-safe; loads of one uri wait for each other, loads of different ones do not."""
 
     def __init__(self, opener: SourceOpener, retries: int, stopping: threading.Event) -> None:
         self._open, self._retries, self._stopping = opener, retries, stopping
         self._lock = threading.Lock()
-        self._entries: dict[str, Entry] = {}
-        self._loading: dict[str, threading.Lock] = {}
+        self._places: dict[str, _Place] = {}  # by uri, least recently used first
 
     def inspect(self, uri: str) -> ModelFacts:
         """Of the version that the store has now."""
-        with self._one_at_a_time(uri):
-            known = self._entries.get(uri)
-            entry = known if known is not None and _is_current(known) else self._load(uri)
+        place = self._place(uri)
+        with place.lock:
+            if place.entry is None or not _is_current(place.entry):
+                place.entry = self._load(uri)
+            entry = place.entry
             if entry.facts is None:
                 config = self._persist(entry.source, lambda connection: _Loader(uri, connection).config())
                 entry.facts = checkpoint.facts_of(uri, entry.index, config)
@@ -66,9 +77,11 @@ class Catalog:
 
     def planned(self, uri: str, version: str) -> Entry:
         """The version that was planned.  Raises ModelChanged when the store has another one by now."""
-        with self._one_at_a_time(uri):
-            known = self._entries.get(uri)
-            entry = known if known is not None and known.version == version else self._load(uri)
+        place = self._place(uri)
+        with place.lock:
+            if place.entry is None or place.entry.version != version:
+                place.entry = self._load(uri)
+            entry = place.entry
         if entry.version != version:
             raise ModelChanged(
                 f"{uri} has changed: version {version[:12]} was planned, the store has {entry.version[:12]}",
@@ -78,20 +91,23 @@ class Catalog:
 
     def check_unchanged(self, uri: str, version: str) -> None:
         """Bytes did not fit what was known of them: raises ModelChanged when that is because they were replaced."""
-        with self._lock:
-            self._entries.pop(uri, None)
+        place = self._place(uri)
+        with place.lock:
+            place.entry = None
         self.planned(uri, version)
 
-    def _one_at_a_time(self, uri: str) -> threading.Lock:
+    def _place(self, uri: str) -> _Place:
+        """Whose place is taken by others meanwhile finishes there, and the next one reads again."""
         with self._lock:
-            return self._loading.setdefault(uri, threading.Lock())
+            place = self._places.pop(uri, None) or _Place()
+            self._places[uri] = place
+            if len(self._places) > _MOST_MODELS:
+                del self._places[next(iter(self._places))]
+            return place
 
     def _load(self, uri: str) -> Entry:
         source = self._open(uri)
-        entry = self._persist(source, lambda connection: _Loader(uri, connection).load(source))
-        with self._lock:
-            self._entries[uri] = entry
-        return entry
+        return self._persist(source, lambda connection: _Loader(uri, connection).load(source))
 
     def _persist(self, source: Source, read: Callable[[Connection], T]) -> T:
         """``read`` on a new connection; again, after a pause, while the store is unavailable."""

@@ -9,7 +9,7 @@ from fetchd.catalog import Catalog
 from fetchd.doors import Doors
 from fetchd.fetches import FetchTable
 from fetchd.pacing import Link
-from fetchd.segments import SegmentStore
+from fetchd.segments import SegmentStore, fetch_holder
 from fetchd.server import peer_pid
 from fetchd.slabs import SlabPool
 from relay.channel import Channel, ChannelClosed
@@ -77,8 +77,8 @@ class Control:
                 self._fetches.cancel(message)
             case DoorOpen(instance_id):
                 return DoorOpened(self._doors.open(instance_id, peer))
-            case DoorGrant(instance_id, segment_id):
-                self._doors.grant(instance_id, segment_id)
+            case DoorGrant(instance_id, segment_id, group_id, stage):
+                self._doors.grant(instance_id, segment_id, fetch_holder(group_id, stage))
             case DoorClose(instance_id):
                 self._doors.close(instance_id)
             case DoorList():

@@ -117,8 +117,8 @@ class Doors:
             self._watch(owner)
             return door.server.path
 
-    def grant(self, instance_id: str, segment_id: str) -> None:
-        """Give the instance a segment.  The oldest waiting fetch's hold on it passes over to the door."""
+    def grant(self, instance_id: str, segment_id: str, fetch: str) -> None:
+        """Give the instance a segment.  The hold of ``fetch`` on it passes over to the door."""
         with self._lock:
             door = self._doors.get(instance_id)
             if door is None:
@@ -126,9 +126,7 @@ class Doors:
             if any(s.segment_id == segment_id for s in door.grants):
                 return
             segment = self._store.hold(segment_id, door.holder)
-            waiting = next((h for h in segment.holders if h.startswith("fetch:")), None)
-            if waiting is not None:
-                self._store.drop(segment, waiting)
+            self._store.drop(segment, fetch)
             door.grant(segment)
 
     def close(self, instance_id: str) -> None:

@@ -13,7 +13,7 @@ from fetchd.chunks import plan_chunks
 from fetchd.marks import Way
 from fetchd.pacing import Link, Pacer
 from fetchd.pipeline import FetchCancelled, Origin, Transfer
-from fetchd.segments import Segment
+from fetchd.segments import Segment, fetch_holder
 from fetchd.settings import FetchdSettings
 from fetchd.sharing import Board
 from relay.messages import FetchDone, FetchStart, FetchStatus
@@ -61,7 +61,7 @@ class Member:
 
     @property
     def holder(self) -> str:
-        return f"fetch:{self.request.group_id}/{self.request.stage}"
+        return fetch_holder(self.request.group_id, self.request.stage)
 
     def finish(self, host: str) -> None:
         """Its bytes are here, or never will be.  The first word counts."""

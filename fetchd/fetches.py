@@ -11,7 +11,7 @@ from fetchd import metrics
 from fetchd.fetch import Fetch, Machinery, Member, Wishes
 from fetchd.janitor import Heart, Janitor
 from fetchd.pipeline import FetchCancelled
-from fetchd.segments import SegmentKey, SegmentStore
+from fetchd.segments import SegmentKey, SegmentStore, fetch_holder
 from relay.messages import FetchCancel, FetchDone, FetchStart, FetchStarted, FetchStatus, FetchUpdate
 from thaw import checkpoint
 from thaw.errors import BadRequest, MemoryTooSmall, NotFound, PoolFull, StaleEpoch, from_info
@@ -33,7 +33,10 @@ class FetchTable:
         self._threads: set[threading.Thread] = set()
 
     def start(self, request: FetchStart) -> FetchStarted:
-        """Begin, join, or find resident.  Raises StaleEpoch, BadRequest, MemoryTooSmall, PoolFull."""
+        """Begin, join, or find resident; a repeat says its wishes anew.
+
+        Raises StaleEpoch, BadRequest, MemoryTooSmall, PoolFull.
+        """
         _check_ranges(request)
         version = request.model.sha256 or request.model.etag or self._version_now(request.model.uri)
         with self._lock:
@@ -44,6 +47,9 @@ class FetchTable:
                 member = None
             if member is None:
                 member = self._join(request, version)
+            else:
+                member.wishes = _wishes(request)
+                member.fetch.apply_wishes()
             segment = member.fetch.segment
             return FetchStarted(segment.segment_id, segment.n_bytes, member.resident, member.left_out_bytes)
 
@@ -88,7 +94,7 @@ class FetchTable:
         return self._machinery.catalog.inspect(uri).version
 
     def _join(self, request: FetchStart, version: str) -> Member:
-        holder = f"fetch:{request.group_id}/{request.stage}"
+        holder = fetch_holder(request.group_id, request.stage)
         begin = event(Phase.FETCH_BEGIN, group_id=request.group_id, stage=request.stage, host=self._host_id)
         fetch = self._fetch_of(request, version, holder)
         segment = fetch.segment

@@ -139,6 +139,11 @@ def _place(tensor: TensorInfo, spans: Iterable[PlacedRange]) -> int | None:
     return None
 
 
+def fetch_holder(group_id: str, stage: int) -> str:
+    """Who holds a segment from the start of its fetch until a door does."""
+    return f"fetch:{group_id}/{stage}"
+
+
 class SegmentStore:
     def __init__(self, pool: SlabPool, *, retain: bool) -> None:
         self._pool, self._retain = pool, retain

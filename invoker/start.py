@@ -180,7 +180,7 @@ class Starting:
         if self._plan.model is None:
             return True
         try:
-            self._fleet.fetch.door_grant(InstanceId(handle.container_id), self._segment_id)
+            self._grant(InstanceId(handle.container_id))
         except ThawError as e:
             self._deps.cells.end(handle)
             if not isinstance(e, NotFound):
@@ -197,8 +197,11 @@ class Starting:
         with self._making.waiting_for_fetchd():
             path = self._fleet.fetch.door_open(instance_id)
             self._live.has_door = True  # again: an end in between has closed what was not open yet
-            self._fleet.fetch.door_grant(instance_id, self._segment_id)
+            self._grant(instance_id)
         return path
+
+    def _grant(self, instance_id: InstanceId) -> None:
+        self._fleet.fetch.door_grant(instance_id, self._segment_id, self._plan.group_id, self._stage.stage)
 
     def _create(self, door: str, *, fork: bool) -> str:
         record, driver = self._live.record, self._fleet.driver

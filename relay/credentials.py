@@ -3,7 +3,7 @@
 ::
 
     scheduler: issue() ──▶ state server: thaw:group-credential:<group>    (platform processes only)
-                      └──▶ relay: ACL user, ~thaw:relay:<group>:*, eight commands
+                      └──▶ relay: ACL user, ~thaw:relay:<group>:*, seven commands
     invoker:   read()  ──▶ LlmInit.link.credential ──▶ the stage
 
 The relay keeps its users in memory: one that was restarted refuses the group, as it has lost the group's frames too.
@@ -23,7 +23,7 @@ from thaw import wire
 from thaw.errors import WorkerLost
 from thaw.ids import GroupId
 
-COMMANDS: Final = ("xadd", "xread", "xtrim", "pexpire", "set", "get", "ping", "client|reply")
+COMMANDS: Final = ("xadd", "xread", "xtrim", "pexpire", "set", "get", "client|reply")
 """What relay/transports/redis.py sends.  Nothing here lists keys, runs scripts, or sees another client."""
 
 

@@ -77,8 +77,9 @@ class FetchClient:
         """The path of the instance's door socket."""
         return self._ask(DoorOpen(instance_id), DoorOpened, deadline_s).path
 
-    def door_grant(self, instance_id: InstanceId, segment_id: str, *, deadline_s: float = DEADLINE_S) -> None:
-        self._ask(DoorGrant(instance_id, segment_id), Done, deadline_s)
+    def door_grant(self, instance_id: InstanceId, segment_id: str, group_id: GroupId, stage: int, *,
+                   deadline_s: float = DEADLINE_S) -> None:  # fmt: skip
+        self._ask(DoorGrant(instance_id, segment_id, group_id, stage), Done, deadline_s)
 
     def door_close(self, instance_id: InstanceId, *, deadline_s: float = DEADLINE_S) -> None:
         self._ask(DoorClose(instance_id), Done, deadline_s)

@@ -96,8 +96,12 @@ class DoorOpened:
 
 @dataclass(frozen=True, slots=True)
 class DoorGrant:
+    """The hold that the group's fetch has on the segment passes over to the door."""
+
     instance_id: InstanceId
     segment_id: str
+    group_id: str = ""  # empty: from an older invoker: its hold ends with the group, or after a while
+    stage: int = 0
 
 
 @dataclass(frozen=True, slots=True)

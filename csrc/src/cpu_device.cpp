@@ -22,7 +22,6 @@ class CpuDevice final : public Device {
         if (copier_.joinable()) copier_.join();
     }
 
-    bool is_cuda() const override { return false; }
     void ready(const Deadline &) override {}
     size_t piece_bytes(bool) const override { return kPieceBytes; }
     std::shared_ptr<Ticket> make_ticket() override { return std::make_shared<Ticket>(); }

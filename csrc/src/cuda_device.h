@@ -20,7 +20,6 @@ class CudaDevice final : public Device, public std::enable_shared_from_this<Cuda
     explicit CudaDevice(const thaw_device_config &config);
     ~CudaDevice() override;
 
-    bool is_cuda() const override { return true; }
     int ordinal() const override { return config_.ordinal; }
     void ready(const Deadline &deadline) override;
     void describe(thaw_device_info *info) override;

@@ -13,7 +13,6 @@ class Device {
    public:
     virtual ~Device() = default;
 
-    virtual bool is_cuda() const = 0;
     virtual int ordinal() const { return 0; }
     // Throws Fault when the device cannot be used.
     virtual void ready(const Deadline &deadline) = 0;

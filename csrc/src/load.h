@@ -15,7 +15,6 @@ class Load {
     Load(std::shared_ptr<Segment> segment, std::vector<thaw_tensor> tensors);
     virtual ~Load() = default;
 
-    size_t size() const { return tensors_.size(); }
     virtual void wait(size_t i, const Deadline &deadline) = 0;
     virtual void wait_on_stream(size_t i, uintptr_t stream, const Deadline &deadline) = 0;
     // Throws Fault unless tensor i is there and was not taken before.

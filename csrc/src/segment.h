@@ -43,7 +43,6 @@ class Segment {
 
    private:
     PageLook look();
-    [[noreturn]] void refuse(const PageLook &look);
 
     uint64_t n_bytes_;
     Region page_;

@@ -94,6 +94,7 @@ class Fetchd:
         }  # fmt: skip
         self.events: list[dict[str, Any]] = []
         self._epochs = 0
+        self._asked: dict[str, tuple[GroupId, int]] = {}  # by segment: who asked first
 
     def __enter__(self) -> Self:
         command = (sys.executable, "-m", "fetchd.main")
@@ -134,11 +135,13 @@ class Fetchd:
         model = PlanModel(facts.uri, facts.sha256, facts.etag, facts.n_bytes)
         whole = tuple(FileRange(name, 0, n) for name, n in facts.files.items())
         fields = {"stage": 0, "epoch": 1, **more}
-        return self.client.start(FetchStart(GroupId(group), model=model, ranges=ranges or whole, **fields))
+        started = self.client.start(FetchStart(GroupId(group), model=model, ranges=ranges or whole, **fields))
+        self._asked.setdefault(started.segment_id, (GroupId(group), fields["stage"]))
+        return started
 
     def open(self, segment_id: str, instance: str = "i1") -> tuple[DoorClient, SegmentReader]:
         path = self.client.door_open(InstanceId(instance))
-        self.client.door_grant(InstanceId(instance), segment_id)
+        self.client.door_grant(InstanceId(instance), segment_id, *self._asked[segment_id])
         door = DoorClient.connect(path)
         return door, door.segment(deadline_s=10)
 

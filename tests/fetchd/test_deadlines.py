@@ -67,6 +67,16 @@ def ends(fetchd: Fetchd, *groups: str) -> list[str]:
     return sorted(at, key=lambda g: at[g])
 
 
+def test_a_start_that_is_repeated_says_its_wishes_anew(tmp_path: Path, store: Store) -> None:
+    with Fetchd(tmp_path, THAW_FETCHD_LINK_BYTES_PER_S=RATE) as fetchd:
+        facts = models(fetchd, store)
+        with held(store):
+            early = fetchd.start(facts[0], "early", background=True)
+            fetchd.start(facts[1], "plain")
+            assert fetchd.start(facts[0], "early", deadline_ms=30_000) == early
+        assert ends(fetchd, "plain", "early") == ["early", "plain"]
+
+
 def test_deadlines_go_by_their_time_then_who_has_none_then_the_background(tmp_path: Path, store: Store) -> None:
     with Fetchd(tmp_path, THAW_FETCHD_LINK_BYTES_PER_S=RATE) as fetchd:
         facts = models(fetchd, store)

@@ -291,10 +291,10 @@ def test_shards_are_found_through_their_index(fetchd: Fetchd, tmp_path: Path) ->
 
 def test_a_door_of_nobody_and_a_segment_of_nobody_are_not_found(fetchd: Fetchd) -> None:
     with pytest.raises(NotFound, match="no door of instance ghost"):
-        fetchd.client.door_grant(InstanceId("ghost"), "x")
+        fetchd.client.door_grant(InstanceId("ghost"), "x", GroupId("g"), 0)
     fetchd.client.door_open(InstanceId("i9"))
     with pytest.raises(NotFound, match="no segment x"):
-        fetchd.client.door_grant(InstanceId("i9"), "x")
+        fetchd.client.door_grant(InstanceId("i9"), "x", GroupId("g"), 0)
     with pytest.raises(BadRequest):
         fetchd.client.door_open(InstanceId("../x"))
     fetchd.client.door_close(InstanceId("i9"))

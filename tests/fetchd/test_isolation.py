@@ -144,6 +144,22 @@ def test_more_slabs_than_one_message_carries_arrive_in_order(tmp_path: Path) -> 
         door.close()
 
 
+def test_a_grant_takes_no_hold_but_its_own_groups(tmp_path: Path) -> None:
+    with Fetchd(tmp_path, THAW_FETCHD_RETAIN="false") as fetchd:
+        facts = fetchd.client.inspect(write_model(tmp_path / "m").as_uri())
+        first, second = (fetchd.start(facts, group).segment_id for group in ("first", "second"))
+        assert first == second
+        fetchd.client.wait(GroupId("first"), 0, deadline_s=10)
+        fetchd.client.door_open(InstanceId("i2"))
+        fetchd.client.door_grant(InstanceId("i2"), second, GroupId("second"), 0)
+        fetchd.client.cancel(GroupId("second"), 1)
+        fetchd.client.door_close(InstanceId("i2"))
+        door, reader = fetchd.open(first)
+        reader.wait(reader.n_bytes, 5)
+        reader.close()
+        door.close()
+
+
 def test_the_control_socket_is_for_its_user_and_doors_cannot_be_listed(tmp_path: Path) -> None:
     with Fetchd(tmp_path) as fetchd:
         assert os.stat(fetchd.socket).st_mode & 0o777 == 0o600
@@ -222,7 +238,7 @@ import sys
 from relay.fetch_client import FetchClient
 client = FetchClient(sys.argv[1])
 print(client.door_open("i1"), flush=True)
-client.door_grant("i1", sys.argv[2])
+client.door_grant("i1", sys.argv[2], "g", 0)
 print("granted", flush=True)
 sys.stdin.read()
 """

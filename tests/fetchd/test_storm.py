@@ -50,7 +50,7 @@ def live(fetchd: Fetchd, models: list[ModelFacts], contents: dict[str, bytes], n
             if generator.random() < 0.3:
                 fetchd.client.cancel(GroupId(group), 1)
             path = fetchd.client.door_open(instance)
-            fetchd.client.door_grant(instance, started.segment_id)
+            fetchd.client.door_grant(instance, started.segment_id, GroupId(group), 0)
             door = DoorClient.connect(path)
             reader = door.segment(deadline_s=10)
             try:

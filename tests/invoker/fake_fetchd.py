@@ -56,7 +56,8 @@ class FakeFetchd(FetchClient):
             os.mkfifo(f"{path}{suffix}")
         return str(path)
 
-    def door_grant(self, instance_id: InstanceId, segment_id: str, *, deadline_s: float = 0) -> None:
+    def door_grant(self, instance_id: InstanceId, segment_id: str, group_id: GroupId, stage: int, *,
+                   deadline_s: float = 0) -> None:  # fmt: skip
         self.calls.append(f"grant {segment_id}")
 
     def door_close(self, instance_id: InstanceId, *, deadline_s: float = 0) -> None:
