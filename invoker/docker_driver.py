@@ -331,6 +331,7 @@ class DockerDriver:
         except NotFound:
             self._ended(container, None)
             return
+        container.memory_bytes = seen.memory_bytes
         if not seen.running:
             container.out_of_memory = container.out_of_memory or seen.out_of_memory
             self._ended(container, seen.exit_code)

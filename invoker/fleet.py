@@ -131,7 +131,7 @@ class Fleet:
             self._in_background(lambda: self._drain(live, drain_s))
 
     def kill(self, live: Live, error: ThawError | None) -> None:
-        """End it whatever it does: its run went over its time, or its group was given up."""
+        """End it whatever it does: its run went over its time, its caller hung up, or its group was given up."""
         if error is not None:
             live.blame(error)
         for event in (Event.CANCEL, Event.DRAIN, Event.DEADLINE):

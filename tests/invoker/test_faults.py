@@ -85,7 +85,8 @@ def test_a_caller_that_hangs_up_ends_the_function(host: Host) -> None:
     host.events.wait(lambda m: isinstance(m, InstanceChanged) and m.instance.inflight == 1)
     connection.sock.close()
     connection.close()
-    host.events.instance(record.instance_id, InstanceState.GONE)
+    gone = host.events.instance(record.instance_id, InstanceState.GONE)
+    assert gone.error is None  # it did nothing wrong
 
 
 def test_more_runs_than_slots_are_refused_before_they_run(host: Host) -> None:
