@@ -295,6 +295,16 @@ def test_an_invoker_takes_all_descriptors_that_it_may(valkey_url: str, run_dir: 
     host.close()
 
 
+def test_a_run_directory_that_cannot_be_made_is_named(valkey_url: str) -> None:
+    env = {**os.environ, "THAW_STATE_URL": valkey_url, "THAW_HOST_ID": "h", "THAW_RUN_DIR": "/proc/none",
+           "THAW_FETCHD_SOCKET": "/none"}  # fmt: skip
+    ended = subprocess.run([sys.executable, "-m", "invoker.main"], env=env, stderr=subprocess.PIPE, timeout=60,
+                           check=False)  # fmt: skip
+    assert ended.returncode == 1
+    assert ended.stderr.startswith(b"thaw-invoker: cannot make /proc/none: ")
+    assert b"THAW_RUN_DIR" in ended.stderr
+
+
 def _run_at(host: Host, address: str, instance_id: str) -> object:
     host.agent.address = address
     return host.run(instance_id, {})
