@@ -108,14 +108,6 @@ class Engine:
         finally:
             client.close()
 
-    def has_image(self, image: str) -> bool:
-        try:
-            with _translated("look for the image"):
-                self._api.inspect_image(image)
-        except NotFound:
-            return False
-        return True
-
     def start(self, name: str) -> None:
         with _translated("start the container"):
             self._api.start(name)

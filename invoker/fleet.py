@@ -14,7 +14,6 @@ from invoker.live import Live
 from invoker.logs import LogCollector, last_lines
 from invoker.publish import Publisher
 from relay.fetch_client import FetchClient
-from thaw.clock import wall_ms
 from thaw.errors import (
     InitFailed,
     InstanceBusy,
@@ -229,8 +228,3 @@ def _how(end: Exit) -> str:
 def _hint(live: Live) -> str:
     said = last_lines(live.handle) if live.handle is not None else ""
     return f"its last words: {said}" if said else "out of memory, or killed from outside"
-
-
-def idle_for_ms(live: Live) -> int:
-    since = live.record.idle_since_wall_ms
-    return 0 if since is None else wall_ms() - since
