@@ -188,7 +188,8 @@ class Handler(http11.Handler):
         else:
             self.close_connection = True
         if live.kind == KIND_PYTHON and result.ending in (Ending.TIMEOUT, Ending.CALLER_GONE):
-            threading.Thread(target=self.server.fleet.kill, args=(live, error), name="over-time", daemon=True).start()
+            blamed = error if result.ending is Ending.TIMEOUT else None
+            threading.Thread(target=self.server.fleet.kill, args=(live, blamed), name="over-time", daemon=True).start()
 
     def _instance_id(self, path: str, verb: str) -> InstanceId:
         parts = path.split("/")

@@ -40,6 +40,7 @@ class Seen:
     pid: int
     exit_code: int
     out_of_memory: bool
+    memory_bytes: int  # its limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +94,10 @@ class Engine:
             raise error
 
     def _pull(self, image: str, outcome: queue.SimpleQueue[PlatformError | None]) -> None:
-        repository, _, tag = image.partition("@") if "@" in image else image.rpartition(":")
         client = docker.APIClient(base_url=self.url, version=OLDEST_API, timeout=CALL_S)  # it may outlive this engine's
         try:
             with _translated(f"pull {image}"):
-                for step in client.pull(repository, tag, stream=True, decode=True):
+                for step in client.pull(image, stream=True, decode=True):
                     if "error" in step:
                         outcome.put(PlatformError(f"cannot pull {image}: {step['error']}", hint=_image_hint(image)))
                         return
@@ -107,14 +107,6 @@ class Engine:
             outcome.put(None)
         finally:
             client.close()
-
-    def has_image(self, image: str) -> bool:
-        try:
-            with _translated("look for the image"):
-                self._api.inspect_image(image)
-        except NotFound:
-            return False
-        return True
 
     def start(self, name: str) -> None:
         with _translated("start the container"):
@@ -225,6 +217,7 @@ def _seen(plain: Mapping[str, Any]) -> Seen:
     return Seen(
         str(plain["Name"]).lstrip("/"), plain["Config"].get("Labels") or {}, bool(state["Running"]),
         bool(state["Paused"]), int(state["Pid"]), int(state["ExitCode"]), bool(state["OOMKilled"]),
+        int(plain["HostConfig"]["Memory"]),
     )  # fmt: skip
 
 

@@ -43,7 +43,6 @@ _ENGINE_BACK_S: Final = 60.0
 @dataclass(slots=True)
 class _Container:
     handle: Handle
-    labels: Mapping[str, str]
     memory_bytes: int = 0
     started: bool = False
     out_of_memory: bool = False
@@ -105,7 +104,7 @@ class DockerDriver:
             raise
         with self._lock:
             self._containers[spec.container_id] = _Container(
-                handle, spec.labels, spec.memory_bytes, ended_fd=os.eventfd(0, os.EFD_CLOEXEC),
+                handle, spec.memory_bytes, ended_fd=os.eventfd(0, os.EFD_CLOEXEC),
                 cancelled_fd=os.eventfd(0, os.EFD_CLOEXEC),
             )  # fmt: skip
         try:
@@ -141,7 +140,7 @@ class DockerDriver:
 
     def relabel(self, handle: Handle, labels: Mapping[str, str]) -> None:
         """An engine's labels never change: these are kept beside the container."""
-        self._get(handle).labels = labels
+        self._get(handle)  # what is written for one that has been removed would stay
         self._owned.write(handle, labels)
 
     def limit(self, handle: Handle, share: float, memory_bytes: int) -> None:
@@ -227,7 +226,7 @@ class DockerDriver:
         handle = owned.handle
         if handle.kind == KIND_LLM:
             self._reopen_relays()
-        container = _Container(handle, owned.labels, started=True, ended_fd=os.eventfd(0, os.EFD_CLOEXEC),
+        container = _Container(handle, started=True, ended_fd=os.eventfd(0, os.EFD_CLOEXEC),
                                cancelled_fd=os.eventfd(0, os.EFD_CLOEXEC))  # fmt: skip
         with self._lock:
             self._containers[handle.container_id] = container
@@ -331,6 +330,7 @@ class DockerDriver:
         except NotFound:
             self._ended(container, None)
             return
+        container.memory_bytes = seen.memory_bytes
         if not seen.running:
             container.out_of_memory = container.out_of_memory or seen.out_of_memory
             self._ended(container, seen.exit_code)

@@ -15,7 +15,6 @@ from invoker.logs import LogCollector, last_lines
 from invoker.publish import Publisher
 from relay.fetch_client import FetchClient
 from thaw.action import KIND_PYTHON
-from thaw.clock import wall_ms
 from thaw.errors import (
     InitFailed,
     InstanceBusy,
@@ -133,7 +132,7 @@ class Fleet:
             self._in_background(lambda: self._drain(live, drain_s))
 
     def kill(self, live: Live, error: ThawError | None) -> None:
-        """End it whatever it does: its run went over its time, or its group was given up."""
+        """End it whatever it does: its run went over its time, its caller hung up, or its group was given up."""
         if error is not None:
             live.blame(error)
         for event in (Event.CANCEL, Event.DRAIN, Event.DEADLINE):
@@ -231,8 +230,3 @@ def _how(end: Exit) -> str:
 def _hint(live: Live) -> str:
     said = last_lines(live.handle) if live.handle is not None else ""
     return f"its last words: {said}" if said else "out of memory, or killed from outside"
-
-
-def idle_for_ms(live: Live) -> int:
-    since = live.record.idle_since_wall_ms
-    return 0 if since is None else wall_ms() - since

@@ -22,7 +22,7 @@ from thaw.errors import ProtocolError
 _READ_BYTES: Final = 1 << 16
 _CONNECT_S: Final = 5.0
 _WRITE_S: Final = 30.0
-"""A peer that takes no byte for this long is lost."""
+"""A container that takes no byte for this long is lost.  A caller has longer: its connection's own limit."""
 
 
 class Ending(enum.StrEnum):

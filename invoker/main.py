@@ -53,7 +53,11 @@ class Agent:
         self._redis = redis_link.connect(settings.state_url)
         self._registry, records = Registry(self._redis), Records(self._redis)
         run_dir = Path(settings.run_dir)
-        run_dir.mkdir(parents=True, exist_ok=True)
+        try:
+            run_dir.mkdir(parents=True, exist_ok=True)
+        except OSError as e:
+            raise PlatformError(f"cannot make {run_dir}: {e.strerror}",
+                                hint="set THAW_RUN_DIR to a directory that this user may make") from e  # fmt: skip
         self._shares = find_host_shares(settings)
         self.driver = make_driver(settings, run_dir, self._shares, self._log, self._start_over)
         self._publisher = Publisher(self._registry, self._log)

@@ -55,9 +55,6 @@ class OwnedContainers:
             raise PlatformError(f"cannot write to {self._root}: {e.strerror}",
                                 hint="make room where THAW_RUN_DIR is") from e  # fmt: skip
 
-    def read(self, container_id: str, kind: str) -> Owned | None:
-        return self._owned(self.handle(container_id, kind).directory)
-
     def all(self) -> Iterator[Owned]:
         for directory in sorted(self._root.iterdir()):
             owned = self._owned(directory)

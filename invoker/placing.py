@@ -87,4 +87,4 @@ class Placing:
 
 
 def _need(live: Live) -> Need:
-    return Need(live.record.instance_id, live.kind, live.record.reserve_bytes)
+    return Need(live.kind, live.record.reserve_bytes)

@@ -1,4 +1,4 @@
-"""The container pool's choice, OpenWhisk's order: warm → prewarmed stem cell → cold → make room → wait → refuse.  Pure.
+"""The container pool's choice, OpenWhisk's order: prewarmed stem cell → cold → make room → wait → refuse.  Pure.
 
 Room is made from what costs least to lose: stem cells of other kinds, then the needed kind's own (a cold start is
 better than none), then instances that have been idle longest.
@@ -16,7 +16,6 @@ MIB = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    instance_id: InstanceId
     kind: str
     n_bytes: int
 
@@ -42,12 +41,6 @@ class PoolView:
     free_bytes: int  # total minus everything held, stem cells included
     cells: tuple[StemCell, ...]
     idle: tuple[IdleInstance, ...]
-    known: frozenset[InstanceId] = frozenset()
-
-
-@dataclass(frozen=True, slots=True)
-class Warm:
-    """It is here already: the command is a repeat."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,16 +56,12 @@ class Place:
 class Wait:
     """Instances that work hold the memory."""
 
-    missing_bytes: int
 
-
-Choice = Warm | Place | Wait
+Choice = Place | Wait
 
 
 def choose(view: PoolView, need: Need) -> Choice:
     """Raises MemoryTooSmall for what this host could never hold."""
-    if need.instance_id in view.known:
-        return Warm()
     if need.n_bytes > view.total_bytes:
         raise MemoryTooSmall(
             f"the function needs {need.n_bytes // MIB} MiB, this host has {view.total_bytes // MIB} MiB",
@@ -101,4 +90,4 @@ def _make_room(view: PoolView, cell: StemCell | None, missing: int) -> Place | W
         if missing > 0:
             evicted.append(idle.instance_id)
             missing -= idle.n_bytes
-    return Wait(missing) if missing > 0 else Place(cell, tuple(dropped), tuple(evicted))
+    return Wait() if missing > 0 else Place(cell, tuple(dropped), tuple(evicted))

@@ -45,7 +45,6 @@ class ProcessDriver:
         self._exits = ExitWatch()
         self._callbacks: list[Callable[[Exit], None]] = []
         self._lock = threading.Lock()
-        self._labels: dict[str, Mapping[str, str]] = {}
         self._handles: dict[str, Handle] = {}
         self._ended: dict[str, threading.Event] = {}
         self._cancelled: dict[str, int] = {}
@@ -63,7 +62,6 @@ class ProcessDriver:
         self._owned.write(handle, spec.labels)
         with self._lock:
             self._handles[spec.container_id] = handle
-            self._labels[spec.container_id] = spec.labels
             self._cancelled[spec.container_id] = os.eventfd(0, os.EFD_CLOEXEC)
         return handle
 
@@ -88,8 +86,6 @@ class ProcessDriver:
         return handle.socket_path
 
     def relabel(self, handle: Handle, labels: Mapping[str, str]) -> None:
-        with self._lock:
-            self._labels[handle.container_id] = labels
         self._owned.write(handle, labels)
 
     def limit(self, handle: Handle, share: float, memory_bytes: int) -> None:
@@ -132,7 +128,6 @@ class ProcessDriver:
         self._owned.remove(handle)
         with self._lock:
             self._handles.pop(handle.container_id, None)
-            self._labels.pop(handle.container_id, None)
             self._ended.pop(handle.container_id, None)
             cancelled = self._cancelled.pop(handle.container_id, None)
         if cancelled is not None:
@@ -156,7 +151,6 @@ class ProcessDriver:
     def adopt(self, owned: Owned) -> None:
         handle = owned.handle
         with self._lock:
-            self._labels[handle.container_id] = owned.labels
             self._cancelled.setdefault(handle.container_id, os.eventfd(0, os.EFD_CLOEXEC))
         self._owned.write(handle, owned.labels)
         self._watch(handle, forked=False)

@@ -85,7 +85,8 @@ def test_a_caller_that_hangs_up_ends_the_function(host: Host) -> None:
     host.events.wait(lambda m: isinstance(m, InstanceChanged) and m.instance.inflight == 1)
     connection.sock.close()
     connection.close()
-    host.events.instance(record.instance_id, InstanceState.GONE)
+    gone = host.events.instance(record.instance_id, InstanceState.GONE)
+    assert gone.error is None  # it did nothing wrong
 
 
 def test_more_runs_than_slots_are_refused_before_they_run(host: Host) -> None:
@@ -292,6 +293,16 @@ def test_an_invoker_takes_all_descriptors_that_it_may(valkey_url: str, run_dir: 
     host.agent.driver.close()
     host.agent._redis.close()
     host.close()
+
+
+def test_a_run_directory_that_cannot_be_made_is_named(valkey_url: str) -> None:
+    env = {**os.environ, "THAW_STATE_URL": valkey_url, "THAW_HOST_ID": "h", "THAW_RUN_DIR": "/proc/none",
+           "THAW_FETCHD_SOCKET": "/none"}  # fmt: skip
+    ended = subprocess.run([sys.executable, "-m", "invoker.main"], env=env, stderr=subprocess.PIPE, timeout=60,
+                           check=False)  # fmt: skip
+    assert ended.returncode == 1
+    assert ended.stderr.startswith(b"thaw-invoker: cannot make /proc/none: ")
+    assert b"THAW_RUN_DIR" in ended.stderr
 
 
 def _run_at(host: Host, address: str, instance_id: str) -> object:

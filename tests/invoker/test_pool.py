@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from invoker.ledger import Ledger
-from invoker.pool import IdleInstance, Need, Place, PoolView, StemCell, Wait, Warm, choose
+from invoker.pool import IdleInstance, Need, Place, PoolView, StemCell, Wait, choose
 from relay.messages import InstanceChanged
 from tests.invoker.platform import Host
 from thaw.action import KIND_LLM, KIND_PYTHON
@@ -21,12 +21,8 @@ ZYGOTE = StemCell("zygote", KIND_LLM, 700, shared=True)
 OLD, NEW = IdleInstance(InstanceId("old"), 300, 1), IdleInstance(InstanceId("new"), 300, 2)
 
 
-def need(n_bytes: int, kind: str = KIND_PYTHON, instance_id: str = "i") -> Need:
-    return Need(InstanceId(instance_id), kind, n_bytes)
-
-
-def test_a_repeat_is_warm() -> None:
-    assert choose(PoolView(100, 0, (), (), frozenset({InstanceId("i")})), need(50)) == Warm()
+def need(n_bytes: int, kind: str = KIND_PYTHON) -> Need:
+    return Need(kind, n_bytes)
 
 
 def test_a_stem_cell_of_the_kind_is_taken_and_its_own_memory_counts_for_it() -> None:
@@ -47,7 +43,7 @@ def test_other_stem_cells_go_first_then_the_own_then_the_longest_idle() -> None:
 
 
 def test_what_works_is_waited_for_and_never_evicted() -> None:
-    assert choose(PoolView(1000, 100, (), (OLD,)), need(500)) == Wait(100)
+    assert choose(PoolView(1000, 100, (), (OLD,)), need(500)) == Wait()
 
 
 def test_more_than_the_host_has_is_refused_for_good() -> None:

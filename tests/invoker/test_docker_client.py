@@ -1,0 +1,106 @@
+"""What the engine is asked and what its answers are taken for, with an engine that is none."""
+
+from __future__ import annotations
+
+import queue
+import socketserver
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from invoker.docker_client import Engine, EngineEvent, Seen
+from invoker.docker_driver import DockerDriver, Images
+from invoker.docker_spec import Limits
+from invoker.driver import Exit, Handle, Owned
+from tests.invoker.platform import WAIT_S
+from thaw.action import KIND_PYTHON
+from thaw.errors import PlatformError
+from thaw.logs import Log
+
+MIB = 1 << 20
+
+
+class Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
+    daemon_threads = True
+
+
+@pytest.mark.parametrize(
+    ("image", "repository", "tag"),
+    [
+        ("myfuncs", "myfuncs", "latest"),
+        ("thaw/python:0.1.0", "thaw/python", "0.1.0"),
+        ("registry:5000/x", "registry:5000/x", "latest"),
+        ("registry:5000/x:2", "registry:5000/x", "2"),
+        ("x@sha256:" + "0" * 64, "x", "sha256:" + "0" * 64),
+    ],
+)
+def test_an_image_is_pulled_by_its_name_and_its_tag(run_dir: Path, image: str, repository: str, tag: str) -> None:
+    asked: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            asked.put(self.path)
+            self.send_response(200)
+            self.send_header("Transfer-Encoding", "chunked")
+            self.end_headers()
+            self.wfile.write(b'f\r\n{"status":"ok"}\r\n0\r\n\r\n')
+
+        def address_string(self) -> str:
+            return "unix"
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    with Server(str(run_dir / "d"), Handler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        engine = Engine(f"unix://{run_dir / 'd'}")
+        try:
+            engine.pull(image, WAIT_S)
+        finally:
+            engine.close()
+            server.shutdown()
+    query = parse_qs(urlsplit(asked.get(timeout=WAIT_S)).query)
+    assert (query["fromImage"], query["tag"]) == ([repository], [tag])
+
+
+class OutOfMemory:
+    """An engine with one container, which has just been killed for its memory."""
+
+    socket_path = "/none/engine"
+
+    def __init__(self) -> None:
+        self._ended = threading.Event()
+
+    def check(self) -> None:
+        pass
+
+    def inspect(self, name: str) -> Seen:
+        return Seen(name, {}, running=False, paused=False, pid=0, exit_code=137, out_of_memory=True,
+                    memory_bytes=640 * MIB)  # fmt: skip
+
+    def events(self, label: str, since_ns: int) -> Iterator[EngineEvent]:
+        self._ended.wait()
+        raise PlatformError("ended")
+        yield
+
+    def end_events(self) -> None:
+        self._ended.set()
+
+    def close(self) -> None:
+        pass
+
+
+def test_an_adopted_container_that_ran_out_of_memory_names_its_own_limit(run_dir: Path) -> None:
+    driver = DockerDriver(OutOfMemory(), run_dir, "h", Images({}), Limits(1), Log("test"))  # type: ignore[arg-type]
+    ends: queue.SimpleQueue[Exit] = queue.SimpleQueue()
+    driver.on_exit(ends.put)
+    driver.adopt(Owned(Handle("c", KIND_PYTHON, run_dir / "c" / "c"), {}, alive=True))
+    assert ends.get(timeout=WAIT_S) == Exit("c", -9, "out of memory: its limit is 640 MiB")
+    driver.close()
