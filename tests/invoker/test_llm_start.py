@@ -133,7 +133,7 @@ def test_a_container_killed_while_it_starts_may_be_started_again_elsewhere(host:
 
 
 def test_a_stem_cell_that_cannot_be_given_its_model_is_ended(host: LlmHost, monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_grant(instance_id: str, segment_id: str, *, deadline_s: float = 0) -> None:
+    def no_grant(*_: object) -> None:
         raise Unavailable("fetchd does not answer")
 
     monkeypatch.setattr(host.fetchd, "door_grant", no_grant)
