@@ -61,7 +61,17 @@ dependencies() {
     note="1 GB to download, some minutes; once for these locks" build "$deps_image" vllm-cpu/deps.Dockerfile ${address:+--build-arg "WHEELHOUSE=$address"}
 }
 
+# The library is compiled here, not in the image: a compiler would be the largest thing in it.  The build tries it there.
+native_library() {
+    command -v "${CXX:-g++}" >/dev/null && command -v make >/dev/null || {
+        echo "images: the vLLM images carry the native library (csrc/): apt-get install -y g++ make" >&2
+        exit 1
+    }
+    make -s -j2 -C csrc all
+}
+
 for name in "${names[@]}"; do
+    [[ $name != vllm-* ]] || native_library
     if [ "$name" = vllm-cpu ]; then
         dependencies
         build "$prefix/$name:$version" "$name/Dockerfile" --build-arg "DEPS_IMAGE=$deps_image"

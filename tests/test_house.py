@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
@@ -56,6 +57,37 @@ def test_what_runs_needs_nothing_that_its_lock_lacks(lock: str) -> None:
     needed = {n for group in [project["dependencies"], *project["optional-dependencies"].values()] for n in group}
     locked = set(re.findall(r"^([a-z0-9-]+)==", (ROOT / "deps" / lock).read_text(), re.M))
     assert {n for n in needed if not n.startswith("thaw[")} - locked == set()
+
+
+@pytest.mark.parametrize("component", ["gateway", "invoker", "fetchd"])
+def test_an_extra_brings_what_its_component_imports(component: str) -> None:
+    """A host of a fleet has `pip install thaw[invoker,fetchd]` and no lock."""
+    own = {"thaw", "relay", component}
+    files = [p for part in own for p in (ROOT / part).rglob("*.py")]
+    only_stages, only_cli = ROOT / "relay/transports/object_s3.py", (ROOT / "thaw/cli", ROOT / "thaw/dev")
+    imported = {name for path in files if path != only_stages and not any(d in path.parents for d in only_cli)
+                for name in imports(path)}  # fmt: skip
+    third_party = {name.replace("_", "-") for name in imported - own - sys.stdlib_module_names}
+    assert third_party - extra(component) == set()
+
+
+def imports(path: Path) -> set[str]:
+    """The packages that a file names, wherever in it."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found.add(node.module.partition(".")[0])
+    return found
+
+
+def extra(name: str) -> set[str]:
+    """What an extra brings, with those it names and what every installation has."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    names = set(project["dependencies"]) | set(project["optional-dependencies"][name])
+    nested = {match[1] for n in names if (match := re.fullmatch(r"thaw\[([\w,]+)\]", n))}
+    return names.union(*(extra(one) for group in nested for one in group.split(",")))
 
 
 def test_no_file_grew_past_one_idea() -> None:

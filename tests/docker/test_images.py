@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.docker.engine import ROOT, DockerEngine
+from tests.docker.engine import BASE, ROOT, DockerEngine
 
 IMAGES = sorted(path.parent.name for path in (ROOT / "deploy/images").glob("*/Dockerfile"))
 DOCKERFILES = sorted((ROOT / "deploy/images").glob("*/*Dockerfile"))
@@ -89,3 +90,16 @@ print(json.dumps({'uid': os.getuid(), 'parts': sorted(p.name for p in app.iterdi
     assert {p for p in found["packages"] if p in ("torch", "vllm", "flask", "docker", "boto3")} == locked & {
         "torch", "vllm", "flask", "docker", "boto3"
     }  # fmt: skip
+
+
+def test_a_models_container_has_the_native_library(docker_engine: DockerEngine) -> None:
+    """As it is built on the image of what it imports, here on the base alone; the build tries it."""
+    docker_engine.build("python")  # the base is there
+    tag = "thaw-test/native:0"
+    build = ["docker", "build", "--network", "host", "-f", "deploy/images/vllm-cpu/Dockerfile", "-t", tag]
+    done = subprocess.run([*build, "--build-arg", f"DEPS_IMAGE={BASE}", "."], cwd=ROOT, env=docker_engine.env,
+                          capture_output=True, text=True, check=False)  # fmt: skip
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    look = "from thaw_runtime import native_library; print(native_library.find().path)"
+    found = docker_engine.client.containers.run(tag, ["python", "-c", look], remove=True, network_mode="none")
+    assert found == b"/app/thaw_runtime/libthaw_params.so\n"
