@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from invoker.process_driver import ProcessDriver
 from invoker.settings import InvokerSettings
 from invoker.shares import NoShares, Shares, find_shares
 from thaw.action import KIND_LLM, KIND_PYTHON
+from thaw.host import name_on_machine
 from thaw.logs import Log
 from thaw.settings import SettingError
 
@@ -19,9 +19,7 @@ def find_host_shares(settings: InvokerSettings) -> Shares:
     """What bounds processes' shares; a container engine does that itself."""
     if settings.driver != "process":
         return NoShares()
-    # by the run directory: two platforms on one machine have hosts of the same names
-    own = hashlib.sha256(settings.run_dir.encode()).hexdigest()[:8]
-    return find_shares(f"{settings.host_id}-{own}", enabled=settings.cpu_share == "on")
+    return find_shares(name_on_machine(settings.host_id, settings.run_dir), enabled=settings.cpu_share == "on")
 
 
 def make_driver(settings: InvokerSettings, run_dir: Path, shares: Shares, log: Log,

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 
 from thaw.ids import HostId, InstanceId
+
+
+def name_on_machine(host_id: str, run_dir: str) -> str:
+    """Platforms on one machine have hosts of the same names; their run directories differ."""
+    return f"{host_id}-{hashlib.sha256(run_dir.encode()).hexdigest()[:8]}"
 
 
 @dataclass(frozen=True, slots=True)

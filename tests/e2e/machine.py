@@ -17,8 +17,12 @@ from typing import Any
 
 import requests
 
+from thaw.dev.layout import Layout
+from thaw.dev.leftovers import cgroups
+
 ROOT = Path(__file__).parents[2]
 THAW = str(Path(sys.executable).with_name("thaw"))
+_MOST_HOSTS = 8
 
 
 def free_port() -> int:
@@ -86,13 +90,14 @@ class Machine:
         return pid
 
     def leftovers(self) -> list[str]:
-        """Processes and listening ports that were not there before, and namespaces of ours."""
+        """Processes and listening ports that were not there before, namespaces and control groups of ours."""
         left = [
             f"process {pid}: {line}"
             for pid, line in processes().items()
             if pid not in self._before and self.is_ours(pid)
         ]
         left += [f"port {p}" for p in sorted(self._ports & set(listening().values()))]
+        left += [f"control group {p}" for p in cgroups(Layout(self.state_dir), _MOST_HOSTS)]
         left += [f"namespace {p.name}" for p in Path("/run/netns").glob(f"thaw{self._digest}*")]
         return left + [f"directory {d}" for d in self._run_dirs()]
 

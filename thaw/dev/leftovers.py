@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from thaw.dev.components import weed_sockets
+from thaw.dev.components import host_name, weed_sockets
 from thaw.dev.layout import Layout, Platform
 from thaw.dev.ports import is_free
 from thaw.dev.processes import belonging_to
+from thaw.host import name_on_machine
 
+_CGROUPS = (Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup"))  # version 1, version 2
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  looked at, never written
 
 
@@ -19,6 +21,7 @@ def find(layout: Layout, platform: Platform | None) -> list[str]:
     """One sentence for each thing that is left; empty is what it should be."""
     found = [f"process {p.pid}: {_command(p.pid)}" for p in sorted(belonging_to(layout.homes), key=lambda p: p.pid)]
     found += [f"shared memory {path}" for path in _SHARED_MEMORY.glob(f"*{layout.run_dir.name}*")]
+    found += [f"control group {path}" for path in cgroups(layout, platform.hosts if platform is not None else 1)]
     if layout.run_dir.exists():
         found.append(f"the run directory {layout.run_dir}")
     if platform is not None:
@@ -26,6 +29,13 @@ def find(layout: Layout, platform: Platform | None) -> list[str]:
         found += [f"port {port} is still bound" for port in own if not is_free(port)]
         found += [f"socket {path}" for path in weed_sockets(platform) if not platform.store_dir and path.exists()]
     return found
+
+
+def cgroups(layout: Layout, n_hosts: int) -> list[Path]:
+    """Where its hosts' invokers bound their containers."""
+    names = [host_name(number) for number in range(n_hosts)]
+    groups = [f"thaw-{name_on_machine(name, str(layout.run_dir / name))}" for name in names]
+    return [root / group for root in _CGROUPS for group in groups if (root / group).is_dir()]
 
 
 def _command(pid: int) -> str:

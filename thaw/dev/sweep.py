@@ -10,11 +10,11 @@ from pathlib import Path
 from thaw.dev import containers, links
 from thaw.dev.components import host_name, weed_sockets
 from thaw.dev.layout import Layout, Platform
+from thaw.dev.leftovers import cgroups
 from thaw.dev.processes import ProcessId, belonging_to, is_alive, send, wait_gone
 
 _ORDERLY_S = 15.0  # components that saw their supervisor die are ending already
 _SUPERVISOR_S = 60.0
-_CGROUP_ROOT = Path("/sys/fs/cgroup")
 
 
 def stop_supervisor(platform: Platform) -> bool:
@@ -36,7 +36,7 @@ def sweep(layout: Layout, platform: Platform | None) -> int:
     still = wait_gone(left, _ORDERLY_S) | belonging_to(layout.homes, seeds)
     send(still, signal.SIGKILL)
     wait_gone(still, 5.0)
-    _remove_cgroups(platform.hosts if platform is not None else 1)
+    _remove_cgroups(cgroups(layout, platform.hosts if platform is not None else 1))
     if platform is not None and platform.driver == "docker":
         hosts = map(host_name, range(platform.hosts))
         containers.remove([containers.owner(name, layout.run_dir / name) for name in hosts])
@@ -58,14 +58,11 @@ def _recorded(layout: Layout) -> list[ProcessId]:
     return found
 
 
-def _remove_cgroups(n_hosts: int) -> None:
-    """The invoker keeps a host's containers below one group.  Only empty ones can be removed, so nobody is hurt."""
-    for number in range(n_hosts):
-        for root in (_CGROUP_ROOT / "cpu", _CGROUP_ROOT):  # version 1, version 2
-            path = root / f"thaw-{host_name(number)}"
-            groups = sorted((p for p in path.glob("**/") if p.is_dir()), reverse=True) if path.is_dir() else []
-            for group in groups:
-                try:
-                    group.rmdir()
-                except OSError:
-                    continue  # somebody's processes are in it
+def _remove_cgroups(paths: list[Path]) -> None:
+    """Only empty ones can be removed, so nobody is hurt."""
+    for path in paths:
+        for group in sorted((p for p in path.glob("**/") if p.is_dir()), reverse=True):
+            try:
+                group.rmdir()
+            except OSError:
+                continue  # somebody's processes are in it
