@@ -92,8 +92,8 @@ def verify(uri: Uri) -> None:
 def demo(
     path_only: Annotated[bool, typer.Option("--path-only", help="push nothing, print the model's directory")] = False,
 ) -> None:
-    """Obtain the small real model (SmolLM2-135M-Instruct) and push it: to the store that the environment names
-    (THAW_S3_ENDPOINT, AWS_*), else to the platform that runs here."""
+    """Obtain the small real model (SmolLM2-135M-Instruct) and push it: to the store that THAW_S3_ENDPOINT names,
+    else to the platform that runs here."""
     from thaw.cli.demo_model import cache_dir, obtain_quietly
 
     if path_only:
