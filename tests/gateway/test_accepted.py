@@ -14,7 +14,7 @@ from tests.conftest import ValkeyServer
 from tests.gateway.conftest import KEY, GatewayProcess, add_key, wait_for_record
 from tests.gateway.fake_invoker import FakeInvoker
 from thaw.errors import InitFailed
-from thaw.ids import ActionName, GroupId
+from thaw.ids import ActionName, GatewayId, GroupId
 
 HELLO = "/api/v1/namespaces/_/actions/hello"
 
@@ -89,8 +89,9 @@ def test_what_was_claimed_of_a_gateway_that_lives_goes_back_to_it(
     assert invoker.entered.acquire(timeout=10)
     with redis.Redis.from_url(valkey_url) as client:
         ((entry, _),) = client.xrange(keys.PENDING)
-        (owner,) = client.hkeys(keys.GATEWAYS)
-        client.persist(keys.gateway_lease(owner.decode()))
+        (lease,) = client.keys(keys.gateway_lease(GatewayId("*")))
+        owner = lease.removeprefix(keys.gateway_lease(GatewayId("")).encode())
+        client.persist(lease)
         client.xclaim(keys.PENDING, keys.PENDING_GROUP, "a dead gateway", 0, [entry])
         start_gateway(THAW_GATEWAY_HEARTBEAT_S="0.5").wait_for_event("entry_handed_back")
         (held,) = client.xpending_range(keys.PENDING, keys.PENDING_GROUP, "-", "+", 10)
