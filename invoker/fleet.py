@@ -50,6 +50,8 @@ class Fleet:
 
     def add(self, live: Live) -> bool:
         """False if the instance is known already."""
+        # before: whoever ends it gives this back.  Not under our lock: who waits for memory holds the ledger's
+        self.ledger.expect(live.record.instance_id, live.record.reserve_bytes)
         with self._lock:
             if live.record.instance_id in self._instances:
                 return False
