@@ -41,6 +41,7 @@ class StemCells:
         self._device = device
         self._lock = threading.Lock()
         self._refill_lock = threading.Lock()
+        self._zygote_lock = threading.Lock()  # it is wanted while its memory is held, and at no other time
         self._waiting: deque[Handle] = deque()
         self._targets = {KIND_PYTHON: 0, KIND_LLM: 0}
         self._retries: dict[str, threading.Thread] = {}  # of kinds that could not be made
@@ -91,9 +92,8 @@ class StemCells:
 
     def give_up(self, cell: StemCell) -> None:
         if cell.shared:
-            if self._driver.zygote is not None:
-                self._driver.zygote.give_up()
-            self._ledger.give_back(ZYGOTE)
+            with self._zygote_lock:
+                self._end_zygote()
             return
         handle = self.take(cell)
         if handle is not None:
@@ -119,15 +119,14 @@ class StemCells:
         with self._refill_lock:
             for cell in self.view():
                 self.give_up(cell)
-            if self._driver.zygote is not None:
-                self._driver.zygote.give_up()
+            with self._zygote_lock:
+                self._end_zygote()
 
     def _refill(self) -> None:
         with self._refill_lock:
             if self._closing:
                 return
-            if self._driver.zygote is not None:
-                self._keep_zygote()
+            self._keep_zygote()
             for kind in (KIND_PYTHON, KIND_LLM) if self._driver.zygote is None else (KIND_PYTHON,):
                 self._keep(kind)
 
@@ -143,17 +142,25 @@ class StemCells:
             return self._targets[kind] - sum(h.kind == kind for h in self._waiting)
 
     def _keep_zygote(self) -> None:
-        assert self._driver.zygote is not None  # noqa: S101
-        if self._targets[KIND_LLM] <= 0:
+        zygote = self._driver.zygote
+        if zygote is None:
+            return
+        with self._zygote_lock:
+            if self._targets[KIND_LLM] <= 0:
+                self._end_zygote()
+            elif self._ledger.take(ZYGOTE, self._bytes[KIND_LLM], spare=True):
+                zygote.want(self._ledger.wake)
+
+    def _end_zygote(self) -> None:
+        """Under its lock: else a refill would start another in between, whose memory nobody counts."""
+        if self._driver.zygote is not None:
             self._driver.zygote.give_up()
             self._ledger.give_back(ZYGOTE)
-        elif self._ledger.take(ZYGOTE, self._bytes[KIND_LLM]):
-            self._driver.zygote.want(self._ledger.wake)
 
     def _make(self, kind: str) -> bool:
         """One more cell; False when there is no memory for it or it does not start."""
         cell_id = f"cell-{random_hex_id()[:12]}"
-        if not self._ledger.take(cell_id, self._bytes[kind]):
+        if not self._ledger.take(cell_id, self._bytes[kind], spare=True):
             return False
         handle = None
         try:

@@ -103,9 +103,9 @@ class Commands:
         if not self._fleet.add(live):
             known = self._fleet.find(body.instance_id)
             if known is not None:
-                self._fleet.publisher.put(known.record)  # a repeat: say again how it stands
+                self._fleet.announce(known)  # a repeat: say again how it stands
             return
-        self._fleet.publisher.put(live.record)
+        self._fleet.announce(live)
         threading.Thread(target=Starting(body, live, self._deps).run, name="start", daemon=True).start()
 
     def _prefetch(self, body: Prefetch) -> None:
@@ -134,7 +134,7 @@ class Commands:
             self._fleet.release(body.instance_id, only_idle=body.only_idle, drain_s=drain_s)
         except InstanceBusy:
             if live is not None:
-                self._fleet.publisher.put(live.record)  # the scheduler's view was old
+                self._fleet.announce(live)  # the scheduler's view was old
             raise
 
     def _cancel(self, group_id: GroupId) -> None:

@@ -50,6 +50,8 @@ class Fleet:
 
     def add(self, live: Live) -> bool:
         """False if the instance is known already."""
+        # before: whoever ends it gives this back.  Not under our lock: who waits for memory holds the ledger's
+        self.ledger.expect(live.record.instance_id, live.record.reserve_bytes)
         with self._lock:
             if live.record.instance_id in self._instances:
                 return False
@@ -78,6 +80,12 @@ class Fleet:
             self._by_container[handle.container_id] = live
             return True
 
+    def announce(self, live: Live, *, flip: bool = False) -> None:
+        """As it is now.  Under its lock: what was read before a change must not be put after it, or an instance that
+        has gone would be announced as idle."""
+        with live.lock:
+            self.publisher.put(live.record, flip=flip)
+
     # runs ----------------------------------------------------------------------------------------------------------
 
     def begin_run(self, instance_id: InstanceId) -> Live:
@@ -96,7 +104,7 @@ class Fleet:
             live.idle.clear()
             action = live.apply(Event.RUN_BEGAN)
         if action is Action.FLIP:
-            self.publisher.put(live.record, flip=True)
+            self.announce(live, flip=True)
         return live
 
     def end_run(self, live: Live) -> None:
@@ -107,7 +115,7 @@ class Fleet:
                 live.idle.set()
                 action = live.apply(Event.LAST_RUN_ENDED)
         if action is Action.FLIP:
-            self.publisher.put(live.record, flip=True)
+            self.announce(live, flip=True)
             self.ledger.wake()  # an idle instance may be evicted for a start that waits
         elif action is Action.STOP:
             self._in_background(lambda: self.stop(live))
@@ -128,7 +136,7 @@ class Fleet:
         if action is Action.STOP:
             self._in_background(lambda: self.stop(live))
         elif action is Action.ANNOUNCE:
-            self.publisher.put(live.record)
+            self.announce(live)
             self._in_background(lambda: self._drain(live, drain_s))
 
     def kill(self, live: Live, error: ThawError | None) -> None:
@@ -143,7 +151,7 @@ class Fleet:
     def stop(self, live: Live) -> None:
         """STOPPING → GONE: end the process, then undo the rest.  Its memory is free when this returns."""
         if live.served:
-            self.publisher.put(live.record)
+            self.announce(live)
         if live.handle is not None:
             try:
                 self.driver.stop(live.handle, deadline_s=STOP_S)
@@ -178,7 +186,7 @@ class Fleet:
     def _bury(self, live: Live) -> None:
         """Announce first, so that nobody routes here; memory comes back last, when the process has none."""
         record = live.record
-        self.publisher.put(record)
+        self.announce(live)
         metrics.INSTANCES_ENDED.labels(reason=record.error.code if record.error else "released").inc()
         self.log.event("instance_gone", instance_id=record.instance_id, group_id=record.group_id,
                        error=record.error.message if record.error else "")  # fmt: skip

@@ -12,14 +12,23 @@ class Ledger:
         self.total_bytes = total_bytes
         self._changed = threading.Condition()
         self._held: dict[str, int] = {}
+        self._expected: dict[str, int] = {}  # by starts that have not taken it yet
 
-    def take(self, owner: str, n_bytes: int) -> bool:
-        """Hold ``n_bytes`` for ``owner`` if they are free.  A second take by the same owner changes nothing."""
+    def expect(self, owner: str, n_bytes: int) -> None:
+        """A start will take ``n_bytes`` as soon as they are free.  Ends with its take, or when it gives them back."""
+        with self._changed:
+            if owner not in self._held:
+                self._expected[owner] = n_bytes
+
+    def take(self, owner: str, n_bytes: int, *, spare: bool = False) -> bool:
+        """Hold ``n_bytes`` for ``owner`` if they are free (``spare``: and no start expects them).  A second take by
+        the same owner changes nothing."""
         with self._changed:
             if owner in self._held:
                 return True
-            if n_bytes > self._free():
+            if n_bytes > self._free() - (sum(self._expected.values()) if spare else 0):
                 return False
+            self._expected.pop(owner, None)
             self._held[owner] = n_bytes
             return True
 
@@ -31,6 +40,7 @@ class Ledger:
     def give_back(self, owner: str) -> None:
         with self._changed:
             self._held.pop(owner, None)
+            self._expected.pop(owner, None)
             self._changed.notify_all()
 
     def wait_change(self, ready: Callable[[], bool], deadline: float) -> bool:

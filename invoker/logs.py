@@ -2,8 +2,8 @@
 
 The k-th sentinel of a stream ends the lines of the k-th run that ended.  With a concurrency of 1 that is exact; of runs
 at the same time, lines go to the activation whose run ended there.  What a container prints is bounded per activation,
-and so is the number of activations whose lines are kept.  What a function prints while it loads belongs to its first
-run, as in OpenWhisk.
+and so are the number and the bytes of the activations whose lines are kept.  What a function prints while it loads
+belongs to its first run, as in OpenWhisk.
 """
 
 from __future__ import annotations
@@ -13,12 +13,18 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Final
+from typing import Final, NamedTuple
 
 from invoker.driver import Handle, LogChunk
 
 SENTINEL: Final = "XXX_THE_END_OF_A_WHISK_ACTIVATION_XXX"
+LINE_BYTES: Final = len("2026-01-01T00:00:00.000000Z stdout: \n")
+"""Of a line beside its text: they count too, or empty words would become a record many times the limit."""
+
 KEPT_ACTIVATIONS: Final = 200
+KEPT_LIMITS: Final = 2
+"""So many times a function's limit is kept of what it printed, on each stream (of FILE_LIMIT_BYTES at least)."""
+
 FILE_LIMIT_BYTES: Final = 1 << 20
 """A log file that was read to its end and is larger than this is emptied."""
 
@@ -58,10 +64,20 @@ class SentinelSplitter:
     def _add(self, text: str) -> None:
         if not text or self._used > self._limit:
             return
-        self._used += len(text) + 1
+        self._used += len(text) + LINE_BYTES
         if self._used > self._limit:
             text = f"Logs were truncated because the total bytes size exceeds the limit of {self._limit} bytes."
         self._lines.append(text)
+
+
+class _Output(NamedTuple):
+    """Of one run on one stream.  One string: one for each line would cost many times what short lines hold."""
+
+    stamp: str
+    text: str
+
+    def lines(self, stream: str) -> list[str]:
+        return [f"{self.stamp} {stream}: {line}" for line in self.text.split("\n")] if self.text else []
 
 
 class LogCollector:
@@ -73,25 +89,29 @@ class LogCollector:
         self._lock = threading.Lock()
         self._cursors = dict.fromkeys(STREAMS, 0)
         self._limit = limit_bytes
+        self._most_bytes = max(KEPT_LIMITS * limit_bytes, FILE_LIMIT_BYTES)
         self._splitters = {name: SentinelSplitter(limit_bytes) for name in STREAMS}
-        self._unclaimed: dict[str, deque[list[str]]] = {name: deque() for name in STREAMS}
-        self._waiting: dict[str, deque[str]] = {name: deque() for name in STREAMS}
-        self._kept: OrderedDict[str, dict[str, list[str]]] = OrderedDict()
+        # a function may print sentinels itself, or close a stream: neither is waited for without bound
+        self._unclaimed: dict[str, deque[str]] = {name: deque(maxlen=KEPT_ACTIVATIONS) for name in STREAMS}
+        self._waiting: dict[str, deque[str]] = {name: deque(maxlen=KEPT_ACTIVATIONS) for name in STREAMS}
+        self._kept: OrderedDict[str, dict[str, _Output]] = OrderedDict()
+        self._kept_bytes = 0
 
     def skip(self) -> None:
         """Start behind what is there: lines of an earlier invoker's runs."""
         with self._lock:
             for name in STREAMS:
-                self._drain(name)
+                self._drain(name, "")
                 self._unclaimed[name].clear()
                 self._splitters[name] = SentinelSplitter(self._limit)
 
     def run_ended(self, activation_id: str) -> None:
         """In the order in which runs end."""
         with self._lock:
+            self._forget(activation_id)
             self._kept[activation_id] = {}
-            while len(self._kept) > KEPT_ACTIVATIONS:
-                self._kept.popitem(last=False)
+            if len(self._kept) > KEPT_ACTIVATIONS:
+                self._forget(next(iter(self._kept)))
             for name in STREAMS:
                 self._waiting[name].append(activation_id)
 
@@ -102,28 +122,46 @@ class LogCollector:
         while True:
             with self._lock:
                 for name in STREAMS:
-                    self._drain(name)
-                    self._assign(name)
+                    self._drain(name, activation_id)
                 streams = dict(self._kept.get(activation_id, {}))
                 cursors = (self._cursors["stdout"], self._cursors["stderr"])
                 whole = len(streams) == len(STREAMS) or activation_id not in self._kept
             if whole or not self._more(self._handle, cursors, deadline - time.monotonic()):
-                return [line for name in STREAMS for line in streams.get(name, [])]
+                return [line for name in STREAMS if name in streams for line in streams[name].lines(name)]
 
-    def _drain(self, name: str) -> None:
+    def _drain(self, name: str, wanted: str) -> None:
         while (chunk := self._read(self._handle, name, self._cursors[name])).data:
             self._cursors[name] = chunk.cursor
-            self._unclaimed[name].extend(self._splitters[name].feed(chunk.data))
+            self._unclaimed[name].extend("\n".join(lines) for lines in self._splitters[name].feed(chunk.data))
+            self._assign(name, wanted)
+        self._assign(name, wanted)
         if self._cursors[name] > FILE_LIMIT_BYTES:
             self._truncate(self._handle, name)
             self._cursors[name] = 0
 
-    def _assign(self, name: str) -> None:
+    def _assign(self, name: str, wanted: str) -> None:
         stamp = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%f") + "Z"
         while self._unclaimed[name] and self._waiting[name]:
-            activation_id, lines = self._waiting[name].popleft(), self._unclaimed[name].popleft()
-            if activation_id in self._kept:
-                self._kept[activation_id][name] = [f"{stamp} {name}: {line}" for line in lines]
+            activation_id, text = self._waiting[name].popleft(), self._unclaimed[name].popleft()
+            streams = self._kept.get(activation_id)
+            if streams is not None and name not in streams:
+                streams[name] = _Output(stamp, text)
+                self._kept_bytes += len(text)
+        self._let_go(name, wanted)
+
+    def _let_go(self, name: str, wanted: str) -> None:
+        """The oldest output beyond what is kept, but for that of the activation that is ``wanted`` now."""
+        while sum(map(len, self._unclaimed[name])) > self._most_bytes:
+            self._unclaimed[name].popleft()
+        if self._kept_bytes > len(STREAMS) * self._most_bytes:
+            for activation_id in [i for i, streams in self._kept.items() if streams and i != wanted]:
+                self._forget(activation_id)
+                if self._kept_bytes <= len(STREAMS) * self._most_bytes:
+                    return
+
+    def _forget(self, activation_id: str) -> None:
+        """It may be asked for again until then: the state server that its lines went to may have come up anew."""
+        self._kept_bytes -= sum(len(output.text) for output in self._kept.pop(activation_id, {}).values())
 
 
 def last_lines(handle: Handle, n_lines: int = 5, n_bytes: int = 4096) -> str:

@@ -151,7 +151,7 @@ class Agent:
         self._publisher.forget_sent()
         for live in self.fleet.all():
             if live.state is not State.GONE:
-                self._publisher.put(live.record)
+                self.fleet.announce(live)
         metrics.MEMORY_HELD.set(sum(self.fleet.ledger.holders().values()))
 
 

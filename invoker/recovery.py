@@ -78,7 +78,7 @@ def _adopt(fleet: Fleet, owned: Owned, live: Live) -> None:
         live.logs.skip()
     live.state = State.IDLE
     fleet.driver.adopt(owned)
-    fleet.publisher.put(live.record)
+    fleet.announce(live)
 
 
 def _close_doors(fleet: Fleet, used: set[InstanceId], log: Log) -> None:

@@ -44,7 +44,6 @@ class RelayDoors:
             left_over.unlink()
         self._notes = directory.with_name(f"{directory.name}.json")
         self._former = _noted(self._notes)
-        self._notes.unlink(missing_ok=True)
         self._doors: dict[str, tuple[str, int]] = {}
         self._lock = threading.Lock()
         self._forwarders: dict[str, subprocess.Popen[bytes]] = {}
@@ -63,6 +62,7 @@ class RelayDoors:
         """Those of an earlier life, for a container of its that lives on.  Raises PlatformError."""
         with self._lock:
             former, self._former = self._former, {}
+            self._doors |= former  # so that they stay noted if we end before all are open
         for host, port in former.values():
             self._forward(host, port)
 

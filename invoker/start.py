@@ -296,7 +296,7 @@ class Starting:
         if live.apply(Event.INIT_DONE) is not Action.READY:
             raise _given_up(live)
         self._mark(Phase.READY)
-        self._fleet.publisher.put(live.record)
+        self._fleet.announce(live)
         if live.handle is not None:
             self._fleet.driver.relabel(live.handle, self._labels())  # READY: an invoker that comes back adopts it
         mode = live.record.start_mode.value

@@ -116,11 +116,22 @@ class Zygote:
         except OSError as e:
             raise PlatformError(f"the llm stem cell does not answer: {e}") from e
         with self._lock:
-            self._changed.wait_for(lambda: container_id in self._replies or self._channel is not channel, _FORK_S)
+            if not self._changed.wait_for(
+                lambda: container_id in self._replies or self._channel is not channel, _FORK_S
+            ):
+                self._replace(channel)
             reply = self._replies.pop(container_id, None)
         if reply is None or reply["op"] != "forked":
             raise PlatformError(f"the llm stem cell did not fork: {reply['error'] if reply else 'no answer'}")
         return int(reply["pid"])
+
+    def _replace(self, channel: Channel) -> None:
+        """It hangs, and its keeper starts another: it must not fork, later, what somebody else then stands in for.
+        What it has said before its end has been heard when this returns."""
+        pid, ticks = self._pid, self._ticks
+        self._log.event("zygote_hangs", pid=pid)
+        proc.signal_tree(pid, ticks, signal.SIGKILL)
+        self._changed.wait_for(lambda: self._channel is not channel, _ENDED_S)
 
     def status_of(self, pid: int, deadline_s: float) -> int | None:
         """How its child ended, if it lived to tell."""

@@ -146,6 +146,7 @@ class CommandReader(_StreamThread):
             if position == "0" and not entries:
                 position = ">"
             for entry_id, fields in entries:
-                self._deliver(fields[b"f"])
+                if fields:  # else the stream was cut to its length since this was delivered
+                    self._deliver(fields[b"f"])
                 client.xack(self._key, _COMMAND_GROUP, entry_id)
                 client.xdel(self._key, entry_id)

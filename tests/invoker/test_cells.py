@@ -10,9 +10,10 @@ import pytest
 
 from fetchd.server import UnixServer
 from invoker import placing
-from invoker.cells import PYTHON_CELL_BYTES, StemCells
+from invoker.cells import PYTHON_CELL_BYTES, ZYGOTE, StemCells
 from invoker.driver import Exit, Handle, Spec
 from invoker.fleet import Fleet
+from invoker.instance import Event
 from invoker.ledger import Ledger
 from invoker.live import Live
 from invoker.placing import Placing
@@ -130,12 +131,27 @@ class WatchedLedger(Ledger):
         return super().wait_change(look, deadline)
 
 
+class Nowhere:
+    """Records go there."""
+
+    def put(self, record: InstanceRecord, *, flip: bool = False) -> None:
+        pass
+
+
+def fleet_of(driver: Containers, ledger: Ledger) -> Fleet:
+    return Fleet(driver, FetchClient("/none"), Nowhere(), ledger, Log("test"))  # type: ignore[arg-type]
+
+
+def starting(instance_id: str, n_bytes: int) -> Live:
+    record = InstanceRecord(InstanceId(instance_id), HostId("h"), ActionName("guest/a"), "0.0.1", GroupId("g"),
+                            InstanceState.STARTING, "", 1, n_bytes, "cpu", StartMode.COLD)  # fmt: skip
+    return Live(record, KIND_PYTHON)
+
+
 def begin_start(driver: Containers, ledger: WatchedLedger, cells: StemCells, n_bytes: int) -> threading.Thread:
     """One of a python function that needs ``n_bytes``; returns when it waits for memory."""
-    fleet = Fleet(driver, FetchClient("/none"), None, ledger, Log("test"))  # type: ignore[arg-type]
-    record = InstanceRecord(InstanceId("i"), HostId("h"), ActionName("guest/a"), "0.0.1", GroupId("g"),
-                            InstanceState.STARTING, "", 1, n_bytes, "cpu", StartMode.COLD)  # fmt: skip
-    start = threading.Thread(target=Placing(fleet, cells).place, args=(Live(record, KIND_PYTHON),), daemon=True)
+    placing = Placing(fleet_of(driver, ledger), cells)
+    start = threading.Thread(target=placing.place, args=(starting("i", n_bytes),), daemon=True)
     start.start()
     assert ledger.looked.wait(WAIT_S)
     return start
@@ -173,4 +189,65 @@ def test_a_start_that_waits_for_memory_takes_the_zygotes_as_soon_as_it_is_ready(
     start.join(WAIT_S)
     assert not start.is_alive()
     assert ledger.holders() == {"i": PYTHON_CELL_BYTES}
+    cells.close()
+
+
+def test_memory_that_a_start_made_free_goes_to_no_stem_cell(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(placing, "WAIT_S", 0.0)
+    driver, ledger = Containers(Shared()), Ledger(2 * PYTHON_CELL_BYTES)
+    fleet = fleet_of(driver, ledger)
+    cells = StemCells(driver, FetchClient("/none"), ledger, PYTHON_CELL_BYTES, Log("test"))  # type: ignore[arg-type]
+    idle, start = starting("idle", ledger.total_bytes), starting("start", ledger.total_bytes)
+    assert ledger.take("idle", ledger.total_bytes)
+    assert fleet.add(idle)
+    cells.set_target(KIND_PYTHON, 1)
+    cells.set_target(KIND_LLM, 1)
+    idle.apply(Event.UP)
+    idle.apply(Event.INIT_DONE)
+    fleet.on_buried = cells._refill  # at once: nothing that was given back is taken before
+    assert fleet.add(start)
+    Placing(fleet, cells).place(start)
+    assert ledger.holders() == {"start": ledger.total_bytes}
+    fleet.kill(start, None)
+    assert set(ledger.holders()) == {ZYGOTE, *(c.cell_id for c in cells.view())}
+    assert len(ledger.holders()) == 2
+    cells.close()
+
+
+class SlowToGo(Shared):
+    """One whose memory the kernel frees slowly: ``meanwhile`` is what others do."""
+
+    meanwhile: Callable[[], None] | None = None
+
+    def give_up(self) -> None:
+        self.ready = False
+        self.wanted.clear()
+        if self.meanwhile is not None:
+            other = threading.Thread(target=self.meanwhile, daemon=True)
+            other.start()
+            other.join(0.1)  # it may have to wait for us
+
+
+def test_a_zygote_that_is_being_given_up_is_not_wanted_before_its_memory_is_free() -> None:
+    zygote = SlowToGo()
+    driver, ledger = Containers(zygote), Ledger(1 << 30)
+    fleet = fleet_of(driver, ledger)
+    cells = StemCells(driver, FetchClient("/none"), ledger, 1 << 20, Log("test"))  # type: ignore[arg-type]
+    cells.set_target(KIND_LLM, 1)
+    assert zygote.wanted.wait(WAIT_S)
+    zygote.ready = True
+    start = starting("start", ledger.total_bytes)
+    assert fleet.add(start)
+    refilled = threading.Event()
+
+    def refill() -> None:
+        cells._refill()
+        refilled.set()
+
+    zygote.meanwhile = refill
+    Placing(fleet, cells).place(start)
+    assert refilled.wait(WAIT_S)
+    assert ledger.holders() == {"start": ledger.total_bytes}
+    assert not zygote.wanted.is_set()
+    zygote.meanwhile = None
     cells.close()

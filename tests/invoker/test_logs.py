@@ -40,9 +40,9 @@ def test_the_splitter_gives_the_same_at_every_cut() -> None:
 
 
 def test_lines_beyond_the_limit_are_replaced_by_one_that_says_so() -> None:
-    splitter = SentinelSplitter(10)
+    splitter = SentinelSplitter(50)
     (lines,) = splitter.feed(b"12345\n" * 5 + END)
-    assert lines == ["12345", "Logs were truncated because the total bytes size exceeds the limit of 10 bytes."]
+    assert lines == ["12345", "Logs were truncated because the total bytes size exceeds the limit of 50 bytes."]
     assert splitter.feed(b"next\n" + END) == [["next"]]
 
 
@@ -94,6 +94,57 @@ def test_old_activations_and_large_files_are_let_go() -> None:
     assert logs.lines("0") == []
     assert files.truncated >= 3
     assert len(logs.lines(str(KEPT_ACTIVATIONS + 4))) == 1
+
+
+def test_short_lines_make_no_record_that_is_larger_than_the_limit() -> None:
+    files = Files()
+    logs = collector(files, 10_000)
+    files.data["stdout"] = b"a\n" * 5_000 + END
+    logs.run_ended("1")
+    lines = logs.lines("1")
+    assert "Logs were truncated" in lines[-1]
+    assert sum(len(line) + 1 for line in lines[:-1]) <= 10_000
+
+
+def test_what_is_kept_is_bounded_in_bytes_and_can_be_asked_for_again() -> None:
+    files = Files()
+    logs = collector(files, 1 << 20)
+    n_runs = 20
+    for n in range(n_runs):
+        logs.run_ended(str(n))
+        files.data["stdout"] += b"x" * 1_000_000 + b"\n" + END
+    first = logs.lines("0")
+    assert len(first) == 1, "the one that is asked for is there, however many came after it"
+    assert logs.lines("0") == first
+    assert len(logs.lines(str(n_runs - 1))) == 1
+    assert sum(len(line) for n in range(n_runs) for line in logs.lines(str(n))) < 5 << 20
+
+
+def test_a_run_that_ends_twice_is_counted_once() -> None:
+    files = Files()
+    logs = collector(files, 1 << 20)
+    for _ in range(20):
+        logs.run_ended("again")
+        files.data["stdout"] += b"x" * 1_000_000 + b"\n" + END
+        logs.lines("again")
+    logs.run_ended("other")
+    files.data["stdout"] += b"said\n" + END
+    assert len(logs.lines("again")) == 1
+    assert texts(logs.lines("other")) == ["stdout: said"]
+
+
+def test_sentinels_of_a_functions_own_and_a_stream_that_it_closed_cost_no_more_with_every_run() -> None:
+    files = Files()
+    logs = collector(files)
+    for n in range(3):
+        files.data["stdout"] = END * 10_000
+        logs._cursors["stdout"] = 0
+        logs.run_ended(str(n))
+        logs.lines(str(n))
+    assert len(logs._unclaimed["stdout"]) <= KEPT_ACTIVATIONS
+    for n in range(2 * KEPT_ACTIVATIONS):
+        logs.run_ended(str(n))
+    assert len(logs._waiting["stderr"]) <= KEPT_ACTIVATIONS
 
 
 def test_last_lines_of_a_failed_start_are_bounded(tmp_path: Path) -> None:

@@ -76,6 +76,21 @@ def test_a_ledger_never_promises_twice_and_repeats_are_free() -> None:
     assert ledger.free_bytes == 0
 
 
+def test_what_a_start_expects_is_not_spare_until_it_is_taken_or_given_back() -> None:
+    ledger = Ledger(100)
+    ledger.expect("start", 60)
+    assert not ledger.take("cell", 50, spare=True)
+    assert ledger.take("cell", 40, spare=True)
+    assert ledger.take("start", 60)
+    ledger.give_back("start")
+    assert ledger.take("other", 60, spare=True)
+    ledger.expect("other", 60)
+    ledger.give_back("other")
+    ledger.expect("next", 60)
+    ledger.give_back("next")
+    assert ledger.take("last", 60, spare=True)
+
+
 def test_a_start_without_room_evicts_the_longest_idle_instance(valkey_url: str, run_dir: Path) -> None:
     with Host(valkey_url, run_dir, memory_mb=256) as host:
         host.deploy("def main(args):\n    return {}\n", memory=128)

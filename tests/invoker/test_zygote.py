@@ -87,6 +87,23 @@ def test_without_one_a_fork_is_refused(run_dir: Path, exits: ExitWatch) -> None:
         _fork(_make(run_dir, exits), run_dir)
 
 
+def test_one_that_does_not_answer_is_replaced_before_it_forks_what_nobody_waits_for(
+    cell: Zygote, run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, ready = _pid(run_dir), threading.Event()
+    cell.want(ready.set)
+    ticks = proc.start_ticks(first) or 0
+    os.kill(first, signal.SIGSTOP)
+    with monkeypatch.context() as short, pytest.raises(PlatformError, match="no answer"):
+        short.setattr(zygote, "_FORK_S", 0.1)
+        _fork(cell, run_dir)
+    assert proc.wait_gone(first, ticks, WAIT_S)
+    assert ready.wait(WAIT_S)
+    pid = _fork(cell, run_dir)
+    os.kill(pid, signal.SIGKILL)
+    assert cell.status_of(pid, 10.0) == -9
+
+
 def test_one_that_was_given_up_can_be_wanted_again(cell: Zygote, run_dir: Path) -> None:
     first = _pid(run_dir)
     cell.give_up()

@@ -116,6 +116,21 @@ def test_a_command_that_was_not_finished_is_delivered_again(
     client.close()
 
 
+def test_a_command_that_the_stream_let_go_before_it_was_finished_stops_none_behind_it(
+    valkey_url: str, inbox: Inbox, running: Callable[[Any], None]
+) -> None:
+    client = redis_link.connect(valkey_url)
+    host = HostId("host-0")
+    bus.send_command(client, host, Command(CommandId("1"), 1, 2, InspectModel("s3://m")))
+    client.xgroup_create(keys.commands(host), "host", id="0")
+    client.xreadgroup("host", "invoker", {keys.commands(host): ">"})
+    client.xtrim(keys.commands(host), maxlen=0, approximate=False)
+    running(bus.CommandReader(valkey_url, host, inbox.messages.put, inbox.on_up, LOG))
+    bus.send_command(client, host, Command(CommandId("2"), 1, 2, Release(InstanceId("i"))))
+    assert inbox.next().command_id == "2"
+    client.close()
+
+
 @pytest.mark.parametrize(
     "message",
     [

@@ -1,0 +1,23 @@
+"""Doors to the relay over the lives of an invoker."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+
+from invoker.relay_door import RelayDoors
+
+
+def test_a_door_survives_an_invoker_that_dies_before_it_has_opened_it_again(run_dir: Path) -> None:
+    directory = run_dir / "relays"
+    with closing(RelayDoors(directory)) as killed:
+        names = [
+            killed.inside(f"redis://127.0.0.1:{port}", "/there").partition("?")[0].rpartition("/")[2] for port in (1, 2)
+        ]
+        RelayDoors(directory)  # it came no further
+        with closing(RelayDoors(directory)) as following:
+            following.reopen()
+            assert sorted(path.name for path in directory.iterdir()) == sorted(names)
+    with closing(RelayDoors(directory)) as last:
+        last.reopen()  # of one that ended in order nothing lives on
+        assert list(directory.glob("*.sock")) == []
