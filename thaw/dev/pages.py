@@ -39,8 +39,8 @@ An error is one line and a hint on stderr. The exit code is wsk's: the HTTP stat
 404 → 148, 409 → 153, 502 → 246, 503 → 247); 2 for a line that cannot be read, 0 for success.
 
 `-p KEY VALUE` gives a parameter; a value that is JSON is taken as JSON, everything else as text. `-P FILE` gives a JSON
-object of them. Model URIs: `s3://bucket/prefix` (in the store that `THAW_S3_ENDPOINT` names, else the dev platform's, else AWS),
-`file:///absolute/path`, and `http(s)://host/path` to read.
+object of them. Model URIs: `s3://bucket/prefix` (in the store that `THAW_S3_ENDPOINT` names, else the dev platform's,
+else AWS), `file:///absolute/path`, and `http(s)://host/path` to read.
 
 `thaw dev up --link 200mbit` puts each host into a network namespace with a link of that rate when it runs as root;
 otherwise each host's fetchd paces what it reads from the store. It says which.
