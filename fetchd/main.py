@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import signal
 import sys
-import threading
 
 from fetchd.daemon import Daemon
 from fetchd.settings import FetchdSettings
 from thaw import descriptors
+from thaw.ending import Ending
 from thaw.errors import ThawError
 from thaw.logs import Log
 from thaw.settings import load
@@ -16,9 +15,7 @@ from thaw.settings import load
 
 def main() -> None:
     log = Log("fetchd")
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+    ending = Ending()
     try:
         settings = load(FetchdSettings)
         descriptors.raise_limit()  # a slab is one
@@ -27,7 +24,7 @@ def main() -> None:
         log.event("start_failed", error=e.message, hint=e.hint)
         sys.exit(1)
     log.event("ready", socket=settings.socket, host_id=settings.host_id)
-    stop.wait()
+    ending.wait()
     daemon.stop()
     log.event("stopped")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import secrets
-import signal
 import sys
 import threading
 import time
@@ -35,6 +34,7 @@ from relay.records import Records
 from relay.registry import Registry
 from thaw import descriptors
 from thaw.action import KIND_LLM, KIND_PYTHON
+from thaw.ending import Ending
 from thaw.errors import PlatformError, Unavailable
 from thaw.ids import HostId
 from thaw.logs import Log
@@ -156,9 +156,7 @@ class Agent:
 
 
 def main() -> None:
-    ended = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: ended.set())
+    ending = Ending()
     descriptors.raise_limit()  # a run is two, and what we start inherits it
     try:
         agent = Agent(load(InvokerSettings))
@@ -167,7 +165,7 @@ def main() -> None:
         sys.exit(f"thaw-invoker: {e.message}; {e.hint}")
     except OSError as e:
         sys.exit(f"thaw-invoker: cannot listen: {e}; set THAW_INVOKER_BIND to a free host:port")
-    ended.wait()
+    ending.wait()
     agent.stop()
 
 

@@ -1,0 +1,27 @@
+"""A process ends when it is asked to, also where the signal does not interrupt its main thread's wait."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = """
+import signal, threading
+from thaw.ending import Ending
+
+def ask():
+    threading.Event().wait(0.3)  # the main thread waits by now
+    signal.pthread_kill(threading.get_ident(), signal.SIGTERM)  # caught here, by a thread that runs no handlers
+
+ending = Ending()
+threading.Thread(target=ask).start()
+ending.wait()
+print("ended")
+"""
+
+
+def test_a_signal_that_another_thread_caught_ends_the_process() -> None:
+    done = subprocess.run([sys.executable, "-c", PROGRAM], cwd=ROOT, capture_output=True, text=True, timeout=30)
+    assert (done.returncode, done.stdout) == (0, "ended\n"), done.stderr

@@ -1,0 +1,26 @@
+"""The end that an operator asks for: SIGTERM or SIGINT, waited for by the main thread."""
+
+from __future__ import annotations
+
+import signal
+import socket
+
+
+class Ending:
+    """Made on the main thread, before others; for a process that does not fork without exec.
+
+    A handler that sets an event can come to nothing: a signal that arrives after the interpreter has looked for signals
+    and before it sleeps on the event's lock wakes nobody, and a busy machine draws that moment out to milliseconds.  A
+    descriptor keeps it.
+    """
+
+    def __init__(self) -> None:
+        self._read, self._write = socket.socketpair()
+        self._write.setblocking(False)
+        signal.set_wakeup_fd(self._write.fileno(), warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: None)
+
+    def wait(self) -> None:
+        """Until the first signal, which may have come already."""
+        self._read.recv(1)
