@@ -27,11 +27,11 @@ class CommandExited(Exception):
 
 
 class ExitedBefore(CommandExited):
-    """The child had ended before this run: nothing ran."""
+    """The child took no more runs: nothing ran."""
 
 
 class CallerGone(Exception):
-    """The caller of a run hung up before its answer."""
+    """The caller of a run hung up before its answer, and nobody waits for another."""
 
 
 class _Waiter:
@@ -39,6 +39,7 @@ class _Waiter:
 
     def __init__(self, caller: int) -> None:
         self.caller = caller
+        self.hung_up = False
         self._there = threading.Lock()
         self._there.acquire()
         self._outcome: Message | type[Exception] = CommandExited
@@ -63,7 +64,7 @@ class Child:
         self._lock, self._sending = threading.Lock(), threading.Lock()
         self._waiters: dict[int, _Waiter] = {}
         self._next_id = INIT
-        self._exited = False
+        self._closed = False  # takes no more runs
         self._said_all = threading.Event()
         self._drains = {fd: Drain(fd, target) for fd, target in ((stdout, 1), (stderr, 2))}
         self._end = os.pidfd_open(pid)
@@ -101,7 +102,7 @@ class Child:
     def _expect(self, caller: int) -> tuple[int, _Waiter]:
         waiter = _Waiter(caller)
         with self._lock:
-            if self._exited:
+            if self._closed:
                 raise ExitedBefore
             run_id, self._next_id = self._next_id, self._next_id + 1
             self._waiters[run_id] = waiter
@@ -147,11 +148,18 @@ class Child:
             waiter.wake(answer)
 
     def _abandon(self, ready: Collection[int]) -> None:
-        """Runs whose callers are among ``ready``: they hung up."""
+        """Note the callers among ``ready`` that hung up.  Their runs cannot be stopped but with the child's others, so
+        they go on for as long as anybody waits for one; then no more are taken, and all are given up.
+        """
         with self._lock:
-            gone = [run_id for run_id, waiter in self._waiters.items() if waiter.caller in ready]
-            waiters = [self._waiters.pop(run_id) for run_id in gone]
-        for waiter in waiters:
+            for waiter in self._waiters.values():
+                if waiter.caller in ready and _has_hung_up(waiter.caller):
+                    waiter.hung_up = True
+            if not self._waiters or not all(waiter.hung_up for waiter in self._waiters.values()):
+                return
+            self._closed = True
+            waiters, self._waiters = self._waiters, {}
+        for waiter in waiters.values():
             waiter.wake(CallerGone)
 
     def _hang_up(self) -> None:
@@ -164,7 +172,7 @@ class Child:
         with contextlib.suppress(ChildProcessError):
             os.waitpid(self._pid, 0)
         with self._lock:
-            self._exited = True
+            self._closed = True
             waiters, self._waiters = self._waiters, {}
         for waiter in waiters.values():
             waiter.wake(CommandExited)
@@ -173,3 +181,10 @@ class Child:
             while drain.some():
                 pass
         self._said_all.set()
+
+
+def _has_hung_up(fd: int) -> bool:
+    """An event may be of a connection that has been closed since, and whose number a new one has."""
+    poll = select.poll()
+    poll.register(fd, select.POLLRDHUP)
+    return bool(poll.poll(0))

@@ -30,7 +30,7 @@ from thaw_runtime.python_host import CallerGone, Child, CommandExited, ExitedBef
 from thaw_runtime.python_wire import INIT, MAX_MESSAGE_BYTES, Message
 
 EXIT_CHILD_LOST: Final = 70
-EXIT_ABANDONED: Final = 71  # a run whose caller has gone cannot be stopped but by ending the process
+EXIT_ABANDONED: Final = 71  # runs that nobody waits for cannot be stopped but by ending the process
 TELL_DEADLINE_S: Final = 2.0
 """How long the end waits for callers that are being answered."""
 

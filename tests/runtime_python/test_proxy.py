@@ -169,14 +169,62 @@ def test_a_large_result_comes_whole(proxy: Proxy) -> None:
     assert proxy.run({"n": 20_000_000}) == (200, {"x": "y" * 20_000_000})
 
 
+def hang_up(connection: UnixConnection) -> None:
+    assert connection.sock is not None
+    connection.sock.shutdown(2)
+    connection.close()
+
+
 def test_a_caller_that_hangs_up_ends_the_run_with_its_container(proxy: Proxy) -> None:
     proxy.init("import time\ndef main(args):\n    print('began', flush=True)\n    time.sleep(60)\n")
     connection = UnixConnection(proxy.socket, WAIT_S)
     connection.request("POST", "/run", b'{"value": {}}')
-    assert connection.sock is not None
-    connection.sock.shutdown(2)
-    connection.close()
+    hang_up(connection)
     assert proxy.process.wait(WAIT_S) == 71
+
+
+BESIDE = """\
+import os, threading
+both = threading.Barrier(2, timeout=10)
+def main(args):
+    if not args:
+        return {}
+    both.wait()
+    if args['fifo'] == 'never':
+        threading.Event().wait()
+    return {'read': open(args['fifo']).read()}
+"""
+
+
+def beside(proxy: Proxy) -> tuple[UnixConnection, UnixConnection, Path]:
+    """Two runs in one container: one that never ends, and one that returns what is written into the named pipe."""
+    fifo = proxy.directory / "fifo"
+    os.mkfifo(fifo)
+    proxy.init(BESIDE, concurrency=3)
+    endless, other = UnixConnection(proxy.socket, WAIT_S), UnixConnection(proxy.socket, WAIT_S)
+    endless.request("POST", "/run", json.dumps({"value": {"fifo": "never"}}))
+    other.request("POST", "/run", json.dumps({"value": {"fifo": str(fifo)}}))
+    return endless, other, fifo
+
+
+def test_a_caller_that_hangs_up_leaves_its_container_to_those_who_wait(proxy: Proxy) -> None:
+    endless, other, fifo = beside(proxy)
+    with fifo.open("w") as pipe:  # opened by the run: both have begun
+        hang_up(endless)
+        assert proxy.run() == (200, {})  # its answer comes behind the hangup
+        pipe.write("text")
+    response = other.getresponse()
+    assert (response.status, json.loads(response.read())) == (200, {"read": "text"})
+    other.close()
+    assert proxy.process.wait(WAIT_S) == 71  # nobody waits any more
+
+
+def test_a_container_whose_callers_have_all_hung_up_ends(proxy: Proxy) -> None:
+    endless, other, fifo = beside(proxy)
+    with fifo.open("w"):
+        hang_up(endless)
+        hang_up(other)
+        assert proxy.process.wait(WAIT_S) == 71
 
 
 def test_runs_overlap_when_the_action_allows_it(proxy: Proxy) -> None:
