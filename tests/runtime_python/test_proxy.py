@@ -17,7 +17,7 @@ from unittest.mock import ANY
 import pytest
 
 from relay.http_unix import UnixConnection
-from tests.runtime_python.conftest import ROOT, WAIT_S, Proxy
+from tests.runtime_python.conftest import ROOT, WAIT_S, Proxy, running
 
 SENTINEL = "XXX_THE_END_OF_A_WHISK_ACTIVATION_XXX\n"
 ECHO = "def main(args):\n    return args\n"
@@ -278,6 +278,31 @@ def test_sigterm_ends_proxy_and_child(proxy: Proxy) -> None:
     poll.register(watched, select.POLLIN)
     assert poll.poll(1000 * WAIT_S)  # its socket closed: it leaves by itself
     os.close(watched)
+
+
+AS_A_CONTAINER = ("unshare", "--user", "--map-user=65534", "--map-group=65534", "--pid", "--fork", "--kill-child",
+                  "--mount-proc")  # fmt: skip
+REACH = """\
+import os
+def opens(pid, name):
+    try:
+        os.close(os.open(f'/proc/{pid}/{name}', os.O_WRONLY))
+    except PermissionError:
+        return False
+    return True
+def main(args):
+    print('printed')
+    pids = os.getpid(), os.getppid()
+    return {'pids': pids, 'opened': [[opens(pid, name) for name in ('mem', 'fd/1')] for pid in pids]}
+"""
+
+
+def test_user_code_cannot_reach_into_the_proxy_of_its_container() -> None:
+    """It could speak in the platform's name: both have one uid."""
+    with running(*AS_A_CONTAINER) as proxy:
+        proxy.init(REACH)
+        assert proxy.run() == (200, {"pids": [ANY, 1], "opened": [[True, True], [False, False]]})
+        assert proxy.out == f"printed\n{SENTINEL}"
 
 
 def test_the_launcher_needs_the_standard_library_only() -> None:
