@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection
 from typing import Final
 
 from thaw_runtime.python_streams import Drain, write_all
-from thaw_runtime.python_wire import INIT, SENTINEL, Message, PeerGone, receive, send
+from thaw_runtime.python_wire import INIT, SENTINEL, Incoming, Message, PeerGone, send
 
 LOGS_WAIT_S: Final = 2.0
 """How long the end waits for last words; only a process that the function left behind holds them back."""
@@ -61,6 +61,7 @@ class Child:
 
     def __init__(self, pid: int, sock: socket.socket, stdout: int, stderr: int) -> None:
         self._pid, self._sock = pid, sock
+        self._incoming = Incoming(sock, socket.MSG_DONTWAIT)
         self._lock, self._sending = threading.Lock(), threading.Lock()
         self._waiters: dict[int, _Waiter] = {}
         self._next_id = INIT
@@ -128,8 +129,8 @@ class Child:
                         self._carry(fd)
                 if self._end in ready:
                     self._hang_up()
-                if self._sock.fileno() in ready:
-                    self._answered(receive(self._sock))
+                if self._sock.fileno() in ready and (answer := self._incoming.take()) is not None:
+                    self._answered(answer)
                 self._abandon(ready)
         except PeerGone:
             self._ended(on_exit)
