@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Collection
 from typing import Final
 
+from thaw_runtime.hangup import has_hung_up
 from thaw_runtime.python_streams import Drain, write_all
 from thaw_runtime.python_wire import INIT, SENTINEL, Incoming, Message, PeerGone, send
 
@@ -154,7 +155,7 @@ class Child:
         """
         with self._lock:
             for waiter in self._waiters.values():
-                if waiter.caller in ready and _has_hung_up(waiter.caller):
+                if waiter.caller in ready and has_hung_up(waiter.caller):
                     waiter.hung_up = True
             if not self._waiters or not all(waiter.hung_up for waiter in self._waiters.values()):
                 return
@@ -182,10 +183,3 @@ class Child:
             while drain.some():
                 pass
         self._said_all.set()
-
-
-def _has_hung_up(fd: int) -> bool:
-    """An event may be of a connection that has been closed since, and whose number a new one has."""
-    poll = select.poll()
-    poll.register(fd, select.POLLRDHUP)
-    return bool(poll.poll(0))
