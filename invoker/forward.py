@@ -2,7 +2,8 @@
 
 Nothing is buffered and nothing is decoded but the response's framing.  Both sockets are watched while the container
 works: a gateway that hangs up closes the container's connection at once (the engine then aborts the request), a
-container that dies cuts the gateway's connection before the last chunk.
+container that dies cuts the gateway's connection before the last chunk.  A function cannot abort one of several runs:
+such a run goes on, and keeps its slot, while others run beside it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Final
 from invoker.http_body import ResponseParser
 from invoker.live import Live
 from relay.http_unix import UnixConnection
+from thaw.action import KIND_PYTHON
 from thaw.errors import ProtocolError
 
 _READ_BYTES: Final = 1 << 16
@@ -28,6 +30,7 @@ _WRITE_S: Final = 30.0
 class Ending(enum.StrEnum):
     DONE = "done"
     CALLER_GONE = "caller_gone"
+    UNREAD = "unread"  # the caller had gone, and the run came to its own end
     CONTAINER_LOST = "container_lost"
     NOBODY = "nobody"  # listens in the container any more: nothing ran
     TIMEOUT = "timeout"
@@ -51,6 +54,9 @@ def forward(live: Live, path: str, head: bytes, body: bytes, caller: socket.sock
         container.settimeout(_WRITE_S)
         container.sendall(head + body)
         result = _pass_on(container, caller, parser, deadline)
+        if result.ending is Ending.CALLER_GONE and live.kind == KIND_PYTHON:
+            with live.unwanted_run() as shared:
+                result = _let_it_end(container, parser, deadline) if shared else result
     except (OSError, ProtocolError):
         result = Forwarded(Ending.CONTAINER_LOST, parser.status != 0, parser.status)
     if result.ending is Ending.DONE and parser.keep_alive:
@@ -81,6 +87,20 @@ def _pass_on(container: socket.socket, caller: socket.socket, parser: ResponsePa
             return Forwarded(Ending.CALLER_GONE, started, parser.status)
         started = started or bool(whole)
     return Forwarded(Ending.DONE, started, parser.status)
+
+
+def _let_it_end(container: socket.socket, parser: ResponseParser, deadline: float) -> Forwarded:
+    """Nobody reads the answer."""
+    poll = select.poll()
+    poll.register(container, select.POLLIN)
+    while not parser.done:
+        if not poll.poll(max(0.0, 1000 * (deadline - time.monotonic()))):
+            return Forwarded(Ending.TIMEOUT, True, parser.status)
+        data = container.recv(_READ_BYTES)
+        if not data:
+            return Forwarded(Ending.CONTAINER_LOST, True, parser.status)
+        parser.feed(data)
+    return Forwarded(Ending.UNREAD, True, parser.status)
 
 
 def _connection(live: Live, path: str) -> UnixConnection | None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -33,6 +35,7 @@ class Live:
         self.served = False  # it was READY once
         self.error: ThawError | None = None  # the first reason to end; later ones follow from it
         self.inflight = 0
+        self.unwanted = 0  # runs in flight whose callers hung up
         self.gone = threading.Event()
         self.idle = threading.Event()
         self.idle.set()
@@ -77,6 +80,18 @@ class Live:
                 return False
             self.handle = handle
             return True
+
+    @contextmanager
+    def unwanted_run(self) -> Iterator[bool]:
+        """One of its runs lost its caller.  True if somebody waits for another: the container must go on for them."""
+        with self.lock:
+            self.unwanted += 1
+            shared = self.unwanted < self.inflight
+        try:
+            yield shared
+        finally:
+            with self.lock:
+                self.unwanted -= 1
 
     def _update_record(self) -> None:
         state = instance.PUBLIC[self.state]

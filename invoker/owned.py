@@ -2,13 +2,15 @@
 
 ``<run_dir>/c/<12 hex of the container id>/`` holds the socket ``s``, both logs and ``owner.json``.  The short name
 keeps socket paths below the kernel's 107 bytes.  The file is written before the process exists (pid 0) and again with
-its pid, so a crash in between leaves a directory whose process is found by its environment.
+its pid, so a crash in between leaves a directory whose process is found by its socket or its environment.
 """
 
 from __future__ import annotations
 
 import hashlib
 import shutil
+import socket
+import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +22,7 @@ from thaw import wire
 from thaw.errors import PlatformError, ProtocolError
 
 _MAX_SOCKET_PATH: Final = 107
+_PEER: Final = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,16 +82,36 @@ class OwnedContainers:
 
 
 def find_by_socket(socket_path: str) -> tuple[int, int]:
-    """The session leader that was started with THAW_SOCKET=``socket_path``: (pid, start ticks), or zeros."""
+    """The container of ``socket_path``: (pid, start ticks), or zeros.
+
+    Who listens there, or was started to: a fork of the stem cell shows the stem cell's environment.
+    """
+    for pid in (_listener(socket_path), _started_for(socket_path)):
+        ticks = proc.start_ticks(pid) if pid else None
+        if ticks is not None:
+            return pid, ticks
+    return 0, 0
+
+
+def _listener(socket_path: str) -> int:
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.setblocking(False)  # a full queue is no reason to wait
+        try:
+            sock.connect(socket_path)
+        except OSError:
+            return 0
+        pid: int = _PEER.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))[0]
+        return pid
+
+
+def _started_for(socket_path: str) -> int:
     wanted = f"THAW_SOCKET={socket_path}".encode()
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
         try:
-            found = wanted in (entry / "environ").read_bytes().split(b"\0")
+            if wanted in (entry / "environ").read_bytes().split(b"\0"):
+                return int(entry.name)
         except OSError:
             continue
-        ticks = proc.start_ticks(int(entry.name)) if found else None
-        if ticks is not None:
-            return int(entry.name), ticks
-    return 0, 0
+    return 0

@@ -83,12 +83,18 @@ class EngineLink:
         return outcome
 
     def submit(self, request: EngineRequest) -> Answer:
+        """Raises InstanceGone, ProtocolError for a request that fits no frame."""
         answer = Answer(request.request_id)
         with self._lock:
             if self._lost is not None:
                 raise InstanceGone("the engine has died")
             self._answers[request.request_id] = answer
-        self._send(Submit(request))
+        try:
+            self._send(Submit(request))
+        except ProtocolError:
+            with self._lock:
+                self._answers.pop(request.request_id, None)
+            raise
         return answer
 
     def abort(self, request_id: str) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
+import signal
 import socket
 import ssl
 import sys
@@ -90,6 +92,13 @@ def fork_container(order: Fork, in_child: Callable[[], None]) -> int:
 def fork_zygote(order: Spawn, in_child: Callable[[], None], serve: Callable[[str], None]) -> int:
     """The pid of another zygote, which ``serve``s on its own socket and leads its own session."""
     return _fork(lambda: _zygote(order, in_child, serve))
+
+
+def kill_fork(pid: int) -> None:
+    """End one of ours that was not reaped yet, and what it started, also before it led its session."""
+    os.kill(pid, signal.SIGKILL)  # first: it can become no leader from now on
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
 
 
 def _fork(run: Callable[[], None]) -> int:

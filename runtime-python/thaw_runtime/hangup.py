@@ -35,7 +35,18 @@ class HangupWatch:
     def _run(self) -> None:
         while True:
             for fd, _ in self._epoll.poll():
-                with self._lock:
-                    callback = self._callbacks.pop(fd, None)
-                if callback is not None:
-                    callback()
+                self._event(fd)
+
+    def _event(self, fd: int) -> None:
+        with self._lock:
+            gone = fd in self._callbacks and has_hung_up(fd)
+            callback = self._callbacks.pop(fd) if gone else None
+        if callback is not None:
+            callback()
+
+
+def has_hung_up(fd: int) -> bool:
+    """An event may be of a connection that has been closed since, and whose number a new one has."""
+    poll = select.poll()
+    poll.register(fd, select.POLLRDHUP)
+    return bool(poll.poll(0))

@@ -15,8 +15,9 @@ import threading
 from collections.abc import Callable, Collection
 from typing import Final
 
+from thaw_runtime.hangup import has_hung_up
 from thaw_runtime.python_streams import Drain, write_all
-from thaw_runtime.python_wire import INIT, SENTINEL, Message, PeerGone, receive, send
+from thaw_runtime.python_wire import INIT, SENTINEL, Incoming, Message, PeerGone, send
 
 LOGS_WAIT_S: Final = 2.0
 """How long the end waits for last words; only a process that the function left behind holds them back."""
@@ -27,11 +28,11 @@ class CommandExited(Exception):
 
 
 class ExitedBefore(CommandExited):
-    """The child had ended before this run: nothing ran."""
+    """The child took no more runs: nothing ran."""
 
 
 class CallerGone(Exception):
-    """The caller of a run hung up before its answer."""
+    """The caller of a run hung up before its answer, and nobody waits for another."""
 
 
 class _Waiter:
@@ -39,6 +40,7 @@ class _Waiter:
 
     def __init__(self, caller: int) -> None:
         self.caller = caller
+        self.hung_up = False
         self._there = threading.Lock()
         self._there.acquire()
         self._outcome: Message | type[Exception] = CommandExited
@@ -60,10 +62,11 @@ class Child:
 
     def __init__(self, pid: int, sock: socket.socket, stdout: int, stderr: int) -> None:
         self._pid, self._sock = pid, sock
+        self._incoming = Incoming(sock, socket.MSG_DONTWAIT)
         self._lock, self._sending = threading.Lock(), threading.Lock()
         self._waiters: dict[int, _Waiter] = {}
         self._next_id = INIT
-        self._exited = False
+        self._closed = False  # takes no more runs
         self._said_all = threading.Event()
         self._drains = {fd: Drain(fd, target) for fd, target in ((stdout, 1), (stderr, 2))}
         self._end = os.pidfd_open(pid)
@@ -101,7 +104,7 @@ class Child:
     def _expect(self, caller: int) -> tuple[int, _Waiter]:
         waiter = _Waiter(caller)
         with self._lock:
-            if self._exited:
+            if self._closed:
                 raise ExitedBefore
             run_id, self._next_id = self._next_id, self._next_id + 1
             self._waiters[run_id] = waiter
@@ -127,8 +130,8 @@ class Child:
                         self._carry(fd)
                 if self._end in ready:
                     self._hang_up()
-                if self._sock.fileno() in ready:
-                    self._answered(receive(self._sock))
+                if self._sock.fileno() in ready and (answer := self._incoming.take()) is not None:
+                    self._answered(answer)
                 self._abandon(ready)
         except PeerGone:
             self._ended(on_exit)
@@ -147,11 +150,18 @@ class Child:
             waiter.wake(answer)
 
     def _abandon(self, ready: Collection[int]) -> None:
-        """Runs whose callers are among ``ready``: they hung up."""
+        """Note the callers among ``ready`` that hung up.  Their runs cannot be stopped but with the child's others, so
+        they go on for as long as anybody waits for one; then no more are taken, and all are given up.
+        """
         with self._lock:
-            gone = [run_id for run_id, waiter in self._waiters.items() if waiter.caller in ready]
-            waiters = [self._waiters.pop(run_id) for run_id in gone]
-        for waiter in waiters:
+            for waiter in self._waiters.values():
+                if waiter.caller in ready and has_hung_up(waiter.caller):
+                    waiter.hung_up = True
+            if not self._waiters or not all(waiter.hung_up for waiter in self._waiters.values()):
+                return
+            self._closed = True
+            waiters, self._waiters = self._waiters, {}
+        for waiter in waiters.values():
             waiter.wake(CallerGone)
 
     def _hang_up(self) -> None:
@@ -164,7 +174,7 @@ class Child:
         with contextlib.suppress(ChildProcessError):
             os.waitpid(self._pid, 0)
         with self._lock:
-            self._exited = True
+            self._closed = True
             waiters, self._waiters = self._waiters, {}
         for waiter in waiters.values():
             waiter.wake(CommandExited)

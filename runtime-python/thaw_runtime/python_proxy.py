@@ -30,7 +30,8 @@ from thaw_runtime.python_host import CallerGone, Child, CommandExited, ExitedBef
 from thaw_runtime.python_wire import INIT, MAX_MESSAGE_BYTES, Message
 
 EXIT_CHILD_LOST: Final = 70
-EXIT_ABANDONED: Final = 71  # a run whose caller has gone cannot be stopped but by ending the process
+EXIT_ABANDONED: Final = 71  # runs that nobody waits for cannot be stopped but by ending the process
+_PR_SET_DUMPABLE: Final = 4
 TELL_DEADLINE_S: Final = 2.0
 """How long the end waits for callers that are being answered."""
 
@@ -201,6 +202,18 @@ def _bind_ready(server: Proxy, path: str) -> None:
     os.rename(hidden, path)
 
 
+def _close_memory() -> None:
+    """To user code, which has our uid: what this process says is the platform's word.  The child was forked before and
+    is not affected.  Imports ctypes late, while the init is on its way.
+    """
+    import ctypes
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
 def fork_child() -> Child:
     """Called before any thread exists: a fork copies only the calling one."""
     ours, theirs = socket.socketpair()
@@ -244,6 +257,8 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     child = fork_child()
     with Proxy(path, child) as proxy:
+        if os.getpid() == 1:  # a confined container's; elsewhere a platform must know its processes by /proc
+            _close_memory()
         proxy.serve_forever(poll_interval=3600)  # shutdown() is never called; its poll would wake an idle container
 
 

@@ -43,18 +43,39 @@ def send(sock: socket.socket, run_id: int, body: bytes, status: int = 0) -> None
 
 def receive(sock: socket.socket) -> Message:
     """Raises PeerGone."""
-    n_bytes, run_id, status = _HEAD.unpack(_read(sock, _HEAD.size))
-    return Message(run_id, status, _read(sock, n_bytes))
+    message = Incoming(sock).take()
+    assert message is not None  # noqa: S101  it waits
+    return message
 
 
-def _read(sock: socket.socket, n_bytes: int) -> bytes:
-    parts = bytearray()
-    while len(parts) < n_bytes:
+class Incoming:
+    """Messages in parts, as they come: who has more to watch must not wait in the middle of one."""
+
+    def __init__(self, sock: socket.socket, flags: int = 0) -> None:
+        """``flags`` are recv's."""
+        self._sock, self._flags = sock, flags
+        self._head: tuple[int, int, int] | None = None
+        self._parts = bytearray()
+
+    def take(self) -> Message | None:
+        """The next message; None with MSG_DONTWAIT when it is not whole yet.  Raises PeerGone."""
         try:
-            got = sock.recv(min(n_bytes - len(parts), 1 << 20))
+            if self._head is None:
+                self._fill(_HEAD.size)
+                self._head = _HEAD.unpack(self._parts)
+                self._parts = bytearray()
+            n_bytes, run_id, status = self._head
+            self._fill(n_bytes)
+        except BlockingIOError:
+            return None
         except OSError as e:
             raise PeerGone(str(e)) from e
-        if not got:
-            raise PeerGone("closed")
-        parts += got
-    return bytes(parts)
+        body, self._head, self._parts = bytes(self._parts), None, bytearray()
+        return Message(run_id, status, body)
+
+    def _fill(self, n_bytes: int) -> None:
+        while len(self._parts) < n_bytes:
+            got = self._sock.recv(min(n_bytes - len(self._parts), 1 << 20), self._flags)
+            if not got:
+                raise PeerGone("closed")
+            self._parts += got

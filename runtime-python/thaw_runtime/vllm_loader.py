@@ -441,7 +441,7 @@ def sampling_params(request: EngineRequest) -> SamplingParams:
     done = len(request.output_so_far)
     return SamplingParams(
         temperature=s.temperature, top_p=1.0 if greedy else s.top_p, top_k=0 if greedy else s.top_k,
-        min_p=0.0 if greedy else s.min_p, seed=None if greedy else request.seed,
+        min_p=0.0 if greedy else s.min_p, seed=None if greedy else request.seed % 2**63,  # vLLM takes -1 for none
         presence_penalty=s.presence_penalty, frequency_penalty=s.frequency_penalty,
         repetition_penalty=s.repetition_penalty, stop_token_ids=list(s.stop_token_ids),
         max_tokens=s.max_tokens - done, min_tokens=max(0, s.min_tokens - done), logprobs=s.logprobs,

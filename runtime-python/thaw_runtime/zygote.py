@@ -35,6 +35,7 @@ from thaw_runtime.fork import (
     Spawned,
     fork_container,
     fork_zygote,
+    kill_fork,
 )
 
 log = Log("zygote")
@@ -68,7 +69,8 @@ class Zygote:
             for fd, _ in poll.poll():
                 if fd == self._listener.fileno():
                     channel = self._accept()
-                    poll.register(channel.sock, select.POLLIN)
+                    if channel is not None:
+                        poll.register(channel.sock, select.POLLIN)
                 elif fd == self._wake_read:
                     os.read(self._wake_read, 4096)
                     self._reap()
@@ -76,12 +78,15 @@ class Zygote:
                     poll.unregister(fd)
                     self._channels.pop(fd).close()
 
-    def _accept(self) -> Channel:
+    def _accept(self) -> Channel | None:
+        """None: the client has gone already."""
         sock, _ = self._listener.accept()
         sock.settimeout(10.0)  # a client that stops in the middle of a frame must not hold the others up
         channel = Channel(sock)
+        if not _sent(channel, Ready("ready", os.getpid(), len(self._children))):
+            channel.close()
+            return None
         self._channels[sock.fileno()] = channel
-        channel.send(wire.to_plain(Ready("ready", os.getpid(), len(self._children))))
         return channel
 
     def _command(self, channel: Channel) -> bool:
@@ -92,18 +97,21 @@ class Zygote:
             log.event("client_gone", reason=str(e))
             return False
         name = order.socket if isinstance(order, Spawn) else order.instance_id
+        done: Forked | Spawned
         try:
             if isinstance(order, Spawn):
                 pid = fork_zygote(order, self._in_child, serve)
-                channel.send(Spawned("spawned", name, pid))
+                done = Spawned("spawned", name, pid)
             else:
                 pid = fork_container(order, self._in_child)
-                channel.send(Forked("forked", name, pid))
+                done = Forked("forked", name, pid)
         except OSError as e:
-            channel.send(ForkFailed("fork_failed", name, str(e)))
-            return True
+            return _sent(channel, ForkFailed("fork_failed", name, str(e)))
         self._children[pid] = name
-        return True
+        if _sent(channel, done):
+            return True
+        kill_fork(pid)  # nobody knows of it: it would wait for ever
+        return False
 
     def _in_child(self) -> None:
         """A container inherits no socket and no signal handling of the zygote's."""
@@ -124,10 +132,16 @@ class Zygote:
 
     def _tell(self, event: Any) -> None:
         for channel in self._channels.values():
-            try:
-                channel.send(event)
-            except OSError:
-                pass  # its own closing is seen by the poll
+            _sent(channel, event)  # its own closing is seen by the poll
+
+
+def _sent(channel: Channel, message: Any) -> bool:
+    try:
+        channel.send(message)
+    except OSError as e:
+        log.event("client_gone", reason=str(e))
+        return False
+    return True
 
 
 def _order(plain: Any) -> Fork | Spawn:

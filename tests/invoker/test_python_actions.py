@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import base64
+import http.client
 import io
+import json
+import os
 import zipfile
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.invoker.platform import Host, until
-from thaw.ids import random_hex_id
+from thaw.ids import InstanceId, random_hex_id
 from thaw.instance import InstanceState, StartMode
 from thaw.trace import Phase
 
@@ -119,6 +124,60 @@ def test_a_run_over_its_time_limit_is_answered_and_its_container_ended(host: Hos
     assert body["error"] == "The action exceeded its time limits of 300 milliseconds."
     assert body["info"]["code"] == "TimeLimitExceeded"
     host.events.instance(record.instance_id, InstanceState.GONE)
+
+
+BESIDE = """\
+import os
+def main(args):
+    os.close(os.open(args['began'], os.O_WRONLY))
+    return {'read': open(args['fifo']).read()}
+"""
+
+
+TwoRuns = tuple[Host, str, list[http.client.HTTPConnection], list[Path]]
+
+
+@pytest.fixture
+def two_runs(host: Host, tmp_path: Path) -> Iterator[TwoRuns]:
+    """Two runs of one container that have begun; each ends when its named pipe is closed."""
+    host.deploy(BESIDE, concurrency=2)
+    instance_id = host.ready().instance_id
+    connections, fifos = [], []
+    for n in range(2):
+        began, fifo = tmp_path / f"began-{n}", tmp_path / f"fifo-{n}"
+        os.mkfifo(began)
+        os.mkfifo(fifo)
+        connection = host.connection()
+        body = json.dumps({"value": {"began": str(began), "fifo": str(fifo)}})
+        connection.request("POST", f"/instances/{instance_id}/run", body, host.headers())
+        began.read_bytes()
+        connections.append(connection)
+        fifos.append(fifo)
+    yield host, instance_id, connections, fifos
+    for connection in connections:
+        connection.close()
+
+
+def test_a_caller_that_hangs_up_keeps_its_slot_and_fails_no_other(two_runs: TwoRuns) -> None:
+    host, instance_id, (first, second), (of_first, of_second) = two_runs
+    live = host.agent.fleet.find(InstanceId(instance_id))
+    assert live is not None
+    first.close()
+    until(lambda: live.unwanted == 1)
+    assert host.run(instance_id, {})[0] == 429
+    of_first.write_text("nobody's")
+    until(lambda: live.inflight == 1)
+    of_second.write_text("text")
+    response = second.getresponse()
+    assert (response.status, json.loads(response.read())) == (200, {"read": "text"})
+    assert live.unwanted == 0
+
+
+def test_a_container_whose_callers_have_all_hung_up_is_ended(two_runs: TwoRuns) -> None:
+    host, instance_id, connections, _ = two_runs
+    for connection in connections:
+        connection.close()
+    host.events.instance(instance_id, InstanceState.GONE)
 
 
 def test_the_platforms_environment_does_not_reach_user_code(

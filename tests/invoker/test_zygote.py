@@ -9,12 +9,16 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from invoker import proc, zygote
+from invoker.appears import wait_socket
 from invoker.exits import ExitWatch
+from invoker.owned import find_by_socket
 from invoker.zygote import Zygote
+from relay.channel import Channel
 from tests.invoker import bare_zygote, fake_zygote
 from tests.invoker.platform import WAIT_S, until
 from thaw.errors import PlatformError
@@ -153,6 +157,76 @@ def test_hosts_of_one_machine_fork_theirs_from_one_process(run_dir: Path, exits:
         for cell in made:
             cell.give_up()
         parent.wait(10)
+
+
+@pytest.fixture
+def bare(run_dir: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """A zygote's own loop, and its socket."""
+    path = str(run_dir / "bare.s")
+    process, never = subprocess.Popen([sys.executable, "-P", bare_zygote.__file__, path]), os.eventfd(0)
+    wait_socket(path, process.pid, WAIT_S, never).close()
+    os.close(never)
+    yield process, path
+    process.kill()
+    process.wait(WAIT_S)
+
+
+def _connect(path: str) -> tuple[Channel, dict[str, Any]]:
+    channel = Channel.connect(path, timeout_s=WAIT_S)
+    return channel, channel.receive()[0]
+
+
+def _stopped(process: subprocess.Popen[bytes]) -> None:
+    process.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+
+
+def test_a_fork_that_nobody_hears_of_is_ended_and_the_zygote_goes_on(
+    bare: tuple[subprocess.Popen[bytes], str], run_dir: Path
+) -> None:
+    process, path = bare
+    killed, _ = _connect(path)
+    other, _ = _connect(path)
+    _stopped(process)
+    env = {"THAW_SOCKET": str(run_dir / "s"), "THAW_DOOR": str(run_dir / "d")}
+    order = {"op": "fork", "instance_id": "one", "env": env, "stdout": str(run_dir / "o"), "stderr": str(run_dir / "e")}
+    killed.send(order)
+    killed.close()
+    process.send_signal(signal.SIGCONT)
+    event = other.receive()[0]
+    assert (event["op"], event["instance_id"], event["status"]) == ("exited", "one", -signal.SIGKILL)
+    other.close()
+
+
+def test_a_client_that_has_gone_before_it_was_greeted_does_not_end_the_zygote(
+    bare: tuple[subprocess.Popen[bytes], str],
+) -> None:
+    process, path = bare
+    _stopped(process)
+    Channel.connect(path).close()
+    process.send_signal(signal.SIGCONT)
+    channel, ready = _connect(path)
+    assert ready["pid"] == process.pid
+    channel.close()
+
+
+def test_a_fork_whose_pid_was_not_written_down_is_found_by_its_socket(
+    bare: tuple[subprocess.Popen[bytes], str], run_dir: Path
+) -> None:
+    channel, _ = _connect(bare[1])
+    env = {"THAW_SOCKET": str(run_dir / "s"), "THAW_DOOR": str(run_dir / "d")}
+    out, err = str(run_dir / "o"), str(run_dir / "e")
+    channel.send({"op": "fork", "instance_id": "one", "env": env, "stdout": out, "stderr": err})
+    pid = channel.receive()[0]["pid"]
+    never = os.eventfd(0)
+    try:
+        wait_socket(env["THAW_SOCKET"], pid, WAIT_S, never).close()
+        assert find_by_socket(env["THAW_SOCKET"]) == (pid, proc.start_ticks(pid))
+    finally:
+        os.close(never)
+        os.killpg(pid, signal.SIGKILL)
+        assert channel.receive()[0]["status"] == -signal.SIGKILL
+        channel.close()
 
 
 def _parent(pid: int) -> int:

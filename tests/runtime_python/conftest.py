@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +23,15 @@ WAIT_S = 20.0
 
 
 class Proxy:
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *within: str) -> None:
+        """``within``: a command that runs the one behind it."""
         self.directory = directory
         self.socket = str(directory / "s")
         env = {"PATH": os.environ["PATH"], "TMPDIR": str(directory), "THAW_SOCKET": self.socket, "THAW_X": "1"}
         never = os.eventfd(0)
         with (directory / "out").open("ab") as out, (directory / "err").open("ab") as err:
-            self.process = subprocess.Popen([sys.executable, str(ROOT / "runtime-python" / "launcher.py")],
-                                            env=env, stdout=out, stderr=err, start_new_session=True)  # fmt: skip
+            command = [*within, sys.executable, str(ROOT / "runtime-python" / "launcher.py")]
+            self.process = subprocess.Popen(command, env=env, stdout=out, stderr=err, start_new_session=True)  # fmt: skip
         wait_socket(self.socket, self.process.pid, WAIT_S, never).close()
         os.close(never)
 
@@ -57,10 +60,18 @@ class Proxy:
         return (self.directory / "err").read_text()
 
 
+@contextmanager
+def running(*within: str) -> Iterator[Proxy]:
+    with tempfile.TemporaryDirectory(prefix="thaw-", dir="/tmp") as directory:
+        made = Proxy(Path(directory), *within)
+        try:
+            yield made
+        finally:
+            made.process.send_signal(signal.SIGKILL if within else signal.SIGTERM)  # unshare ignores the latter
+            made.process.wait(WAIT_S)
+
+
 @pytest.fixture
 def proxy() -> Iterator[Proxy]:
-    with tempfile.TemporaryDirectory(prefix="thaw-", dir="/tmp") as directory:
-        made = Proxy(Path(directory))
+    with running() as made:
         yield made
-        made.process.terminate()
-        made.process.wait(WAIT_S)

@@ -17,7 +17,7 @@ from unittest.mock import ANY
 import pytest
 
 from relay.http_unix import UnixConnection
-from tests.runtime_python.conftest import ROOT, WAIT_S, Proxy
+from tests.runtime_python.conftest import ROOT, WAIT_S, Proxy, running
 
 SENTINEL = "XXX_THE_END_OF_A_WHISK_ACTIVATION_XXX\n"
 ECHO = "def main(args):\n    return args\n"
@@ -133,10 +133,18 @@ def test_a_child_that_ends_before_its_init_takes_its_container_along(proxy: Prox
     assert proxy.process.wait(WAIT_S) == 70
 
 
-def test_a_process_that_the_function_left_behind_does_not_hide_its_end(proxy: Proxy) -> None:
+HALF_AN_ANSWER = """
+    import stat, struct
+    fds = [fd for fd in range(3, 100) if os.path.exists(f'/proc/self/fd/{fd}') and stat.S_ISSOCK(os.fstat(fd).st_mode)]
+    os.write(fds[0], struct.pack('<IQH', 1000, 1, 200) + b'{')
+"""
+
+
+@pytest.mark.parametrize("last", ["", HALF_AN_ANSWER])
+def test_a_process_that_the_function_left_behind_does_not_hide_its_end(proxy: Proxy, last: str) -> None:
     """The fork has the child's socket and its output."""
     code = ("import os, signal\ndef main(args):\n    if not (left := os.fork()):\n        signal.pause()\n"
-            "    open('left', 'w').write(str(left))\n    os.kill(os.getpid(), 9)\n")  # fmt: skip
+            f"    open('left', 'w').write(str(left))\n{last}\n    os.kill(os.getpid(), 9)\n")  # fmt: skip
     proxy.init(f"import os\nos.chdir({str(proxy.directory)!r})\n{code}")
     try:
         assert proxy.run() == (400, {"error": "command exited", "info": ANY})
@@ -169,14 +177,62 @@ def test_a_large_result_comes_whole(proxy: Proxy) -> None:
     assert proxy.run({"n": 20_000_000}) == (200, {"x": "y" * 20_000_000})
 
 
+def hang_up(connection: UnixConnection) -> None:
+    assert connection.sock is not None
+    connection.sock.shutdown(2)
+    connection.close()
+
+
 def test_a_caller_that_hangs_up_ends_the_run_with_its_container(proxy: Proxy) -> None:
     proxy.init("import time\ndef main(args):\n    print('began', flush=True)\n    time.sleep(60)\n")
     connection = UnixConnection(proxy.socket, WAIT_S)
     connection.request("POST", "/run", b'{"value": {}}')
-    assert connection.sock is not None
-    connection.sock.shutdown(2)
-    connection.close()
+    hang_up(connection)
     assert proxy.process.wait(WAIT_S) == 71
+
+
+BESIDE = """\
+import os, threading
+both = threading.Barrier(2, timeout=10)
+def main(args):
+    if not args:
+        return {}
+    both.wait()
+    if args['fifo'] == 'never':
+        threading.Event().wait()
+    return {'read': open(args['fifo']).read()}
+"""
+
+
+def beside(proxy: Proxy) -> tuple[UnixConnection, UnixConnection, Path]:
+    """Two runs in one container: one that never ends, and one that returns what is written into the named pipe."""
+    fifo = proxy.directory / "fifo"
+    os.mkfifo(fifo)
+    proxy.init(BESIDE, concurrency=3)
+    endless, other = UnixConnection(proxy.socket, WAIT_S), UnixConnection(proxy.socket, WAIT_S)
+    endless.request("POST", "/run", json.dumps({"value": {"fifo": "never"}}))
+    other.request("POST", "/run", json.dumps({"value": {"fifo": str(fifo)}}))
+    return endless, other, fifo
+
+
+def test_a_caller_that_hangs_up_leaves_its_container_to_those_who_wait(proxy: Proxy) -> None:
+    endless, other, fifo = beside(proxy)
+    with fifo.open("w") as pipe:  # opened by the run: both have begun
+        hang_up(endless)
+        assert proxy.run() == (200, {})  # its answer comes behind the hangup
+        pipe.write("text")
+    response = other.getresponse()
+    assert (response.status, json.loads(response.read())) == (200, {"read": "text"})
+    other.close()
+    assert proxy.process.wait(WAIT_S) == 71  # nobody waits any more
+
+
+def test_a_container_whose_callers_have_all_hung_up_ends(proxy: Proxy) -> None:
+    endless, other, fifo = beside(proxy)
+    with fifo.open("w"):
+        hang_up(endless)
+        hang_up(other)
+        assert proxy.process.wait(WAIT_S) == 71
 
 
 def test_runs_overlap_when_the_action_allows_it(proxy: Proxy) -> None:
@@ -230,6 +286,31 @@ def test_sigterm_ends_proxy_and_child(proxy: Proxy) -> None:
     poll.register(watched, select.POLLIN)
     assert poll.poll(1000 * WAIT_S)  # its socket closed: it leaves by itself
     os.close(watched)
+
+
+AS_A_CONTAINER = ("unshare", "--user", "--map-user=65534", "--map-group=65534", "--pid", "--fork", "--kill-child",
+                  "--mount-proc")  # fmt: skip
+REACH = """\
+import os
+def opens(pid, name):
+    try:
+        os.close(os.open(f'/proc/{pid}/{name}', os.O_WRONLY))
+    except PermissionError:
+        return False
+    return True
+def main(args):
+    print('printed')
+    pids = os.getpid(), os.getppid()
+    return {'pids': pids, 'opened': [[opens(pid, name) for name in ('mem', 'fd/1')] for pid in pids]}
+"""
+
+
+def test_user_code_cannot_reach_into_the_proxy_of_its_container() -> None:
+    """It could speak in the platform's name: both have one uid."""
+    with running(*AS_A_CONTAINER) as proxy:
+        proxy.init(REACH)
+        assert proxy.run() == (200, {"pids": [ANY, 1], "opened": [[True, True], [False, False]]})
+        assert proxy.out == f"printed\n{SENTINEL}"
 
 
 def test_the_launcher_needs_the_standard_library_only() -> None:
