@@ -189,7 +189,8 @@ class ClusterView:
 
     def add_demand(self, demand: DemandAdded, queued_s: float) -> bool:
         """False: it was known.  One that had an instance and lost it has its age, and stands before who came later."""
-        if demand.activation_id in self.demand:
+        if (waits := self.demand.get(demand.activation_id)) is not None:
+            waits.demand = demand  # another gateway may hold it now
             return False
         action, known = self.action(demand.action), self._served.pop(demand.activation_id, None)
         if known is None:

@@ -347,6 +347,16 @@ def test_the_requests_of_a_dead_gateway_are_dropped() -> None:
     assert [(d.activation_id, d.gateway) for d in dropped] == [("a0", "dead")]
 
 
+def test_a_request_that_another_gateway_took_over_is_not_dropped_with_the_first() -> None:
+    """The word of who holds it now comes before the word that the first is lost."""
+    w = World()
+    w.ask(gateway="dead")
+    (held,) = w.view.demand.values()
+    assert of(w.do(replace(held.demand, gateway=GatewayId("heir"))), StartGroup) == []
+    assert of(w.do(GatewaysLost(frozenset({GatewayId("dead")}))), DropDemand) == []
+    assert [d.gateway for d in of(w.do(GatewaysLost(frozenset({GatewayId("heir")}))), DropDemand)] == ["heir"]
+
+
 def test_a_request_that_outlives_its_time_limit_is_held_by_nobody_and_keeps_no_instance() -> None:
     w = world(facts=hello(timeout_s=300.0))
     demand = DemandAdded(ActivationId("left"), HELLO, Namespace("guest"), GatewayId("g"), 0)
