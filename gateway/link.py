@@ -1,6 +1,6 @@
 """HTTP/1.1 keep-alive to the invokers' data ports: a pool of connections per address, and one run on one of them.
 
-What may be repeated is decided by what the invoker can have seen.  Before the request was written, and when it
+What may be repeated is decided by what the invoker can have seen.  Without a connection (Unreachable), and when it
 answers InstanceGone or InstanceBusy, nothing ran; a connection that breaks afterwards is WorkerLost: it may have run.
 """
 
@@ -19,7 +19,7 @@ from relay import messages
 from relay.http11 import Connection
 from relay.messages import LogsFound, LogsWanted
 from thaw import wire
-from thaw.errors import ErrorInfo, InstanceGone, ProtocolError, ThawError, TimeLimitExceeded, WorkerLost, from_info
+from thaw.errors import ErrorInfo, PlatformError, ProtocolError, ThawError, TimeLimitExceeded, WorkerLost, from_info
 
 STREAM_TYPE: Final = "application/x-thaw-stream"
 IDLE_S: Final = 20.0
@@ -30,6 +30,10 @@ _TIMEOUT_SLACK_S: Final = 0.5
 _MAX_FRAME_BYTES: Final = 8 * 1024 * 1024
 
 
+class Unreachable(PlatformError):
+    """No connection to the invoker now: nothing was sent, and nothing is known of its instances."""
+
+
 class InvokerPool:
     def __init__(self, token: str) -> None:
         self._headers = f"Authorization: Bearer {token}\r\nContent-Type: application/json\r\n"
@@ -38,7 +42,7 @@ class InvokerPool:
 
     def post(self, address: str, path: str, body: bytes, *, stream: bool, deadline_s: float, hangup: Hangup,
              headers: str = "") -> Reply:  # fmt: skip
-        """Send.  ``headers`` are whole lines.  Raises InstanceGone, WorkerLost, ClientGone, TimeLimitExceeded."""
+        """Send.  ``headers`` are whole lines.  Raises Unreachable, WorkerLost, ClientGone, TimeLimitExceeded."""
         reply = Reply(self, address, self._connect(address), deadline_s, hangup)
         reply.send(path, self._headers + headers + (f"Accept: {STREAM_TYPE}\r\n" if stream else ""), body)
         return reply
@@ -70,7 +74,7 @@ class InvokerPool:
         try:
             return Connection.connect(host, int(port), _CONNECT_S)
         except OSError as e:
-            raise InstanceGone(f"the invoker at {address} does not answer: {e}") from e
+            raise Unreachable(f"the invoker at {address} does not answer: {e}") from e
 
     def _pop(self, address: str) -> Connection | None:
         """The connection used last; those that were idle for too long are closed on the way."""
