@@ -66,7 +66,7 @@ class Gateway:
         self.room = WaitingRoom()
         expected = Expectation(self.registry)
         self.caps = QueueCaps(settings.queue_action, settings.queue_namespace, self.room, expected)
-        self.pool = InvokerPool(self.registry.host_token(secrets.token_urlsafe(32)))
+        self.pool = InvokerPool(self.registry.host_token(secrets.token_urlsafe(32)), settings.result_bytes)
         self.demand = Demand(self.room, self.registry, self.gateway_id, self.log)
         self.dispatcher = Dispatcher(self.room, self.demand, self.pool, self.log)
         self.recorder = Recorder(self.records, self.pool, self.log)

@@ -24,6 +24,8 @@ from thaw.trace import TraceEvent
 RECORD_TTL_S: Final = 7 * 24 * 3600
 TRACE_TTL_S: Final = 7 * 24 * 3600
 _FSYNC_WAIT_MS: Final = 2_000
+_TRANSACTION_BYTES: Final = 8 << 20
+"""Of records written together: the state server answers nobody while it takes them."""
 _PUT_ACTION: Final = """
 local last = redis.call('GET', KEYS[2])
 if last and last ~= ARGV[4] then
@@ -169,15 +171,26 @@ class Records:
         return self.end_all([Ended(record, pending_entry=pending_entry)])[0]
 
     def end_all(self, ended: Sequence[Ended]) -> list[bool]:
-        """Traces and records in one transaction: whoever sees a record finds its trace.  See end()."""
+        """A trace and its record in one transaction: whoever sees a record finds its trace.  See end()."""
+        encoded = [wire.dumps(one.record) for one in ended]  # all of them, before any is written
+        parts, used = [0], 0
+        for i, data in enumerate(encoded):
+            used += len(data)
+            if used > _TRANSACTION_BYTES and i > parts[-1]:
+                parts, used = [*parts, i], len(data)
+        written: list[bool] = []
+        for begin, end in zip(parts, [*parts[1:], len(ended)], strict=True):
+            written += self._end_together(ended[begin:end], encoded[begin:end])
+        return written
+
+    def _end_together(self, ended: Sequence[Ended], encoded: Sequence[bytes]) -> list[bool]:
         with redis_link.translated("write records"):
             pipe = self._redis.pipeline(transaction=True)
             for one in ended:
                 self._push_trace(pipe, one.record.activation_id, one.events)
             at = len(pipe.command_stack)
-            for one in ended:
-                key = keys.activation(one.record.activation_id)
-                pipe.set(key, wire.dumps(one.record), nx=True, ex=RECORD_TTL_S)
+            for one, data in zip(ended, encoded, strict=True):
+                pipe.set(keys.activation(one.record.activation_id), data, nx=True, ex=RECORD_TTL_S)
             for namespace in {one.record.namespace for one in ended}:
                 index = keys.activations(namespace)
                 of_it = [one.record for one in ended if one.record.namespace == namespace]
