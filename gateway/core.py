@@ -61,7 +61,7 @@ class Gateway:
         self.records, self.registry = Records(self.client), Registry(self.client)
         self.auth = Authenticator(self.records)
         self.actions = Actions(self.client, self.records)
-        self.throttle = Throttle(settings.per_minute, settings.concurrent)
+        self.throttle = Throttle(settings.per_minute, settings.held_per_namespace)
         self.hangups = HangupWatcher()
         self.room = WaitingRoom()
         expected = Expectation(self.registry)
