@@ -150,12 +150,16 @@ class Records:
             entry, synced = pipe.execute(raise_on_error=False)
         if isinstance(entry, redis.ResponseError):
             raise PlatformError(f"the state server refused an activation: {entry}", hint="is its memory full?")
+        if not isinstance(synced, redis.ResponseError) and int(synced[0]) >= 1:
+            return bytes(entry)
+        with redis_link.translated("take an activation back"):
+            pipe = self._redis.pipeline(transaction=True)
+            _take_away(pipe, [bytes(entry)])
+            pipe.execute()
         if isinstance(synced, redis.ResponseError):
             raise PlatformError(f"the state server cannot promise durability: {synced}",
                                 hint="start it with --appendonly yes")  # fmt: skip
-        if int(synced[0]) < 1:
-            raise PlatformError("the state server did not sync its AOF in time", hint="is its disk full or slow?")
-        return bytes(entry)
+        raise PlatformError("the state server did not sync its AOF in time", hint="is its disk full or slow?")
 
     def mark_started(self, activation_id: ActivationId, owner: str) -> bool:
         """Claim the one run of a non-idempotent activation.  False: somebody else ran it before (a repeat by the same
@@ -199,8 +203,7 @@ class Records:
                 pipe.zremrangebyscore(index, "-inf", expired_ms)
                 pipe.expire(index, RECORD_TTL_S)
             if entries := [one.pending_entry for one in ended if one.pending_entry is not None]:
-                pipe.xack(keys.PENDING, keys.PENDING_GROUP, *entries)
-                pipe.xdel(keys.PENDING, *entries)
+                _take_away(pipe, entries)
             written = pipe.execute()[at : at + len(ended)]
         return [bool(w) for w in written]
 
@@ -250,6 +253,11 @@ class Records:
                 rows: Any = self._redis.lrange(keys.trace(trace_id), 0, -1)
                 events += [wire.loads(TraceEvent, row) for row in rows]
         return sorted(events, key=lambda e: e.wall_ns)
+
+
+def _take_away(pipe: Any, entries: Sequence[bytes]) -> None:
+    pipe.xack(keys.PENDING, keys.PENDING_GROUP, *entries)
+    pipe.xdel(keys.PENDING, *entries)
 
 
 def _readable(rows: Iterable[bytes]) -> Iterable[Action]:

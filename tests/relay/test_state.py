@@ -219,6 +219,7 @@ def test_no_202_without_an_append_only_file(own_valkey: ValkeyServer) -> None:
     with pytest.raises(PlatformError, match="cannot promise durability") as caught:
         Records(client).accept(pending("e" * 32))
     assert caught.value.hint == "start it with --appendonly yes"
+    assert client.xlen(keys.PENDING) == 0  # nobody runs what was refused
     client.close()
 
 
