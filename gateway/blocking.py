@@ -19,6 +19,7 @@ from gateway.link import Reply
 from gateway.recorder import Recorder
 from gateway.runs import Outcome
 from relay.records import Pending, Records
+from relay.registry import Registry
 from thaw.errors import PlatformError
 from thaw.ids import GatewayId
 
@@ -35,9 +36,11 @@ class _Run:
 
 class BlockingRuns:
     def __init__(
-        self, steps: Callable[[Call], Steps], recorder: Recorder, records: Records, gateway: GatewayId, threads: int
-    ) -> None:
-        self._steps, self._recorder, self._records, self._gateway = steps, recorder, records, gateway
+        self, steps: Callable[[Call], Steps], recorder: Recorder, records: Records, registry: Registry,
+        gateway: GatewayId, threads: int,
+    ) -> None:  # fmt: skip
+        self._steps, self._recorder, self._gateway = steps, recorder, gateway
+        self._records, self._registry = records, registry
         self._pool = ThreadPoolExecutor(threads, "blocking")
 
     def run(self, call: Call, wait_s: float) -> Outcome | None:
@@ -94,6 +97,7 @@ class BlockingRuns:
         return None
 
     def _accept(self, call: Call) -> bytes:
+        self._registry.gateway_alive(self._gateway)  # who reads the entry must find its owner alive
         if not call.action.idempotent:
             self._records.mark_started(call.activation_id, self._gateway)
         return self._records.accept(pending_of(call), self._gateway)

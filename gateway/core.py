@@ -70,7 +70,9 @@ class Gateway:
         self.demand = Demand(self.room, self.registry, self.gateway_id, self.log)
         self.dispatcher = Dispatcher(self.room, self.demand, self.pool, self.log)
         self.recorder = Recorder(self.records, self.pool, self.log)
-        self.blocking = BlockingRuns(self.steps, self.recorder, self.records, self.gateway_id, settings.threads)
+        self.blocking = BlockingRuns(
+            self.steps, self.recorder, self.records, self.registry, self.gateway_id, settings.threads
+        )
         self.runner = AsyncRunner(
             settings.state_url, self.gateway_id, self.execute, self.dispatcher, self.demand, self.actions, self.records,
             self.registry, PendingClaims(self.client, self.gateway_id), self.recorder, settings.async_threads,
