@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import ExitStack
 
 from gateway.blocking import BlockingRuns
 from gateway.calls import Call
@@ -48,7 +49,7 @@ def test_the_owner_of_an_entry_has_a_lease_though_none_outlived_the_state_server
         runs = BlockingRuns(steps, recorder, records, Registry(client), OURS, 1)
         action = Action(ActionName("guest/hello"), Namespace("guest"), "0.0.1", Exec(KIND_PYTHON), Limits())
         call = Call(ActivationId("a" * 32), action, Subject(Namespace("guest"), "x"), {}, Hangup())
-        assert runs.run(call, 0.0) is None
+        assert runs.run(call, 0.0, ExitStack()) is None
         assert records.lives
         ends.set()
         assert wait_for_record(valkey_url, call.activation_id).result == {"n": 1}

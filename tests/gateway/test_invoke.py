@@ -202,6 +202,22 @@ def test_throttles_answer_429_in_openwhisks_words(
     assert 1 <= int(refused[-1].headers["Retry-After"]) <= 60
 
 
+def test_a_blocking_call_that_became_a_202_is_in_flight_until_its_run_ends(
+    start_gateway: Callable[..., GatewayProcess], invoker: FakeInvoker, valkey_url: str
+) -> None:
+    gateway = start_gateway(THAW_INVOCATIONS_CONCURRENT="1")
+    gateway.put_python()
+    invoker.ready("guest/hello")
+    invoker.pace = threading.Semaphore(0)
+    accepted = gateway.call("POST", f"{HELLO}?blocking=true&timeout=1")
+    assert accepted.status_code == 202
+    refused = gateway.call("POST", f"{HELLO}?blocking=true")
+    assert (refused.status_code, "concurrent" in refused.json()["error"]) == (429, True)
+    invoker.pace = None
+    wait_for_record(valkey_url, accepted.json()["activationId"])
+    assert gateway.call("POST", f"{HELLO}?blocking=true").status_code == 200
+
+
 def test_records_are_listed_newest_first_and_filtered(gateway: GatewayProcess, invoker: FakeInvoker) -> None:
     gateway.put_python()
     gateway.put_python("other")
