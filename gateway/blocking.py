@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from gateway.calls import Call
@@ -19,6 +20,7 @@ from gateway.link import Reply
 from gateway.recorder import Recorder
 from gateway.runs import Outcome
 from relay.records import Pending, Records
+from relay.registry import Registry
 from thaw.errors import PlatformError
 from thaw.ids import GatewayId
 
@@ -35,19 +37,22 @@ class _Run:
 
 class BlockingRuns:
     def __init__(
-        self, steps: Callable[[Call], Steps], recorder: Recorder, records: Records, gateway: GatewayId, threads: int
-    ) -> None:
-        self._steps, self._recorder, self._records, self._gateway = steps, recorder, records, gateway
+        self, steps: Callable[[Call], Steps], recorder: Recorder, records: Records, registry: Registry,
+        gateway: GatewayId, threads: int,
+    ) -> None:  # fmt: skip
+        self._steps, self._recorder, self._gateway = steps, recorder, gateway
+        self._records, self._registry = records, registry
         self._pool = ThreadPoolExecutor(threads, "blocking")
 
-    def run(self, call: Call, wait_s: float) -> Outcome | None:
-        """The outcome, or None when it became a 202.  Raises Unavailable when it could not become one."""
+    def run(self, call: Call, wait_s: float, counted: ExitStack) -> Outcome | None:
+        """The outcome, or None when it became a 202.  Raises Unavailable when it could not become one.  ``counted`` is
+        what the caller holds for it; a run that goes on here takes it over and closes it at its end."""
         run = _Run(call, self._steps(call))
         until_s = time.monotonic() + wait_s
         outcome = self._run_here(run, until_s)
         if outcome is not None:
             return outcome
-        future = self._pool.submit(self._run_on, run)
+        future = self._pool.submit(self._run_on, run, counted.pop_all())
         try:
             return future.result(max(0.0, until_s - time.monotonic()))
         except TimeoutError:
@@ -68,8 +73,9 @@ class BlockingRuns:
             if not isinstance(step, Reply) or not step.comes_within(until_s - time.monotonic()):
                 return None
 
-    def _run_on(self, run: _Run) -> Outcome:
-        outcome = to_end(run.steps)
+    def _run_on(self, run: _Run, counted: ExitStack) -> Outcome:
+        with counted:
+            outcome = to_end(run.steps)
         with run.lock:
             run.outcome = outcome
             mine = not run.handing_over or run.entry is not None
@@ -94,6 +100,7 @@ class BlockingRuns:
         return None
 
     def _accept(self, call: Call) -> bytes:
+        self._registry.gateway_alive(self._gateway)  # who reads the entry must find its owner alive
         if not call.action.idempotent:
             self._records.mark_started(call.activation_id, self._gateway)
         return self._records.accept(pending_of(call), self._gateway)

@@ -61,16 +61,18 @@ class Gateway:
         self.records, self.registry = Records(self.client), Registry(self.client)
         self.auth = Authenticator(self.records)
         self.actions = Actions(self.client, self.records)
-        self.throttle = Throttle(settings.per_minute, settings.concurrent)
+        self.throttle = Throttle(settings.per_minute, settings.held_per_namespace)
         self.hangups = HangupWatcher()
         self.room = WaitingRoom()
         expected = Expectation(self.registry)
         self.caps = QueueCaps(settings.queue_action, settings.queue_namespace, self.room, expected)
-        self.pool = InvokerPool(self.registry.host_token(secrets.token_urlsafe(32)))
+        self.pool = InvokerPool(self.registry.host_token(secrets.token_urlsafe(32)), settings.result_bytes)
         self.demand = Demand(self.room, self.registry, self.gateway_id, self.log)
         self.dispatcher = Dispatcher(self.room, self.demand, self.pool, self.log)
         self.recorder = Recorder(self.records, self.pool, self.log)
-        self.blocking = BlockingRuns(self.steps, self.recorder, self.records, self.gateway_id, settings.threads)
+        self.blocking = BlockingRuns(
+            self.steps, self.recorder, self.records, self.registry, self.gateway_id, settings.threads
+        )
         self.runner = AsyncRunner(
             settings.state_url, self.gateway_id, self.execute, self.dispatcher, self.demand, self.actions, self.records,
             self.registry, PendingClaims(self.client, self.gateway_id), self.recorder, settings.async_threads,

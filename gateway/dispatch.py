@@ -3,7 +3,7 @@
 ::
 
     route? ──yes──────────────▶ POST ──200──▶ the caller reads the answer
-      │ no                       │ InstanceGone, InstanceBusy: nothing ran
+      │ no                       │ InstanceGone, InstanceBusy, Unreachable: nothing ran
       ▼                          │
     demand + wait ◀──────────────┘
 
@@ -19,7 +19,7 @@ from typing import Final
 
 from gateway.calls import Call
 from gateway.demand import Demand
-from gateway.link import InvokerPool, Reply
+from gateway.link import InvokerPool, Reply, Unreachable
 from gateway.routes import Route
 from gateway.waiting import Ticket, WaitingRoom
 from relay.messages import ACTIVATION_HEADER, LlmResume, LlmRun
@@ -32,7 +32,8 @@ from thaw.trace import Phase
 MAX_LOSSES: Final = 3
 """Workers one activation may lose before it is taken for their cause."""
 _REFUSED_S: Final = (0.05, 0.1, 0.25, 0.5)
-"""Waits between two tries at an instance whose slots other gateways hold; a slot freed here is used at once."""
+"""Waits between two tries at an instance whose slots other gateways hold, or whose host cannot be reached; a slot freed
+here is used at once."""
 
 
 class Dispatcher:
@@ -60,7 +61,7 @@ class Dispatcher:
                 return route, reply
             except InstanceGone:
                 self.room.refused(route, gone=True)
-            except InstanceBusy:
+            except (InstanceBusy, Unreachable):
                 self.room.refused(route, gone=False)
                 refusals += 1
             except WorkerLost as e:

@@ -101,6 +101,13 @@ class HangupWatcher:
                 if events & _GONE:
                     with self._lock:
                         hangup = self._hangups.get(fd)
+                        if hangup is None or not _is_gone(fd):  # the word is of a socket that had this number before
+                            continue
                     self._forget(fd)
-                    if hangup is not None:
-                        hangup.set()
+                    hangup.set()
+
+
+def _is_gone(fd: int) -> bool:
+    poll = select.poll()
+    poll.register(fd, select.POLLRDHUP)
+    return bool(poll.poll(0))

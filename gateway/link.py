@@ -1,6 +1,6 @@
 """HTTP/1.1 keep-alive to the invokers' data ports: a pool of connections per address, and one run on one of them.
 
-What may be repeated is decided by what the invoker can have seen.  Before the request was written, and when it
+What may be repeated is decided by what the invoker can have seen.  Without a connection (Unreachable), and when it
 answers InstanceGone or InstanceBusy, nothing ran; a connection that breaks afterwards is WorkerLost: it may have run.
 """
 
@@ -19,7 +19,16 @@ from relay import messages
 from relay.http11 import Connection
 from relay.messages import LogsFound, LogsWanted
 from thaw import wire
-from thaw.errors import ErrorInfo, InstanceGone, ProtocolError, ThawError, TimeLimitExceeded, WorkerLost, from_info
+from thaw.errors import (
+    DeveloperError,
+    ErrorInfo,
+    PlatformError,
+    ProtocolError,
+    ThawError,
+    TimeLimitExceeded,
+    WorkerLost,
+    from_info,
+)
 
 STREAM_TYPE: Final = "application/x-thaw-stream"
 IDLE_S: Final = 20.0
@@ -28,17 +37,26 @@ _CONNECT_S: Final = 5.0
 _TIMEOUT_SLACK_S: Final = 0.5
 """Setting a socket's timeout is a system call; a token is not worth one."""
 _MAX_FRAME_BYTES: Final = 8 * 1024 * 1024
+_MAX_LOGS_BYTES: Final = 1 << 30
+"""An invoker's own answer: it bounds each run's lines (limits.logs)."""
+
+
+class Unreachable(PlatformError):
+    """No connection to the invoker now: nothing was sent, and nothing is known of its instances."""
 
 
 class InvokerPool:
-    def __init__(self, token: str) -> None:
+    """``result_bytes``: the longest answer that is taken from a container (a function's; a stream has its frames)."""
+
+    def __init__(self, token: str, result_bytes: int = 1 << 20) -> None:
+        self.result_bytes = result_bytes
         self._headers = f"Authorization: Bearer {token}\r\nContent-Type: application/json\r\n"
         self._lock = threading.Lock()
         self._idle: dict[str, list[tuple[float, Connection]]] = {}
 
     def post(self, address: str, path: str, body: bytes, *, stream: bool, deadline_s: float, hangup: Hangup,
              headers: str = "") -> Reply:  # fmt: skip
-        """Send.  ``headers`` are whole lines.  Raises InstanceGone, WorkerLost, ClientGone, TimeLimitExceeded."""
+        """Send.  ``headers`` are whole lines.  Raises Unreachable, WorkerLost, ClientGone, TimeLimitExceeded."""
         reply = Reply(self, address, self._connect(address), deadline_s, hangup)
         reply.send(path, self._headers + headers + (f"Accept: {STREAM_TYPE}\r\n" if stream else ""), body)
         return reply
@@ -48,7 +66,7 @@ class InvokerPool:
         deadline_s = time.monotonic() + timeout_s
         reply = self.post(address, "/logs", wire.dumps(wanted), stream=False, deadline_s=deadline_s, hangup=Hangup())
         reply.read_head()
-        return wire.from_plain(LogsFound, reply.read_json())
+        return wire.from_plain(LogsFound, reply.read_json(max_bytes=_MAX_LOGS_BYTES))
 
     def give_back(self, address: str, connection: Connection) -> None:
         with self._lock:
@@ -70,7 +88,7 @@ class InvokerPool:
         try:
             return Connection.connect(host, int(port), _CONNECT_S)
         except OSError as e:
-            raise InstanceGone(f"the invoker at {address} does not answer: {e}") from e
+            raise Unreachable(f"the invoker at {address} does not answer: {e}") from e
 
     def _pop(self, address: str) -> Connection | None:
         """The connection used last; those that were idle for too long are closed on the way."""
@@ -111,7 +129,7 @@ class Reply:
 
     def read_head(self) -> None:
         """Wait for the answer.  Raises InstanceGone, InstanceBusy, WorkerLost, ClientGone, TimeLimitExceeded, or the
-        error the invoker or container names."""
+        error the invoker or container names, or that is of its answer (read_json)."""
         with self._guarded():
             self._connection.read_head()
             self.status = self._connection.status
@@ -126,11 +144,17 @@ class Reply:
                 raise ProtocolError(f"a frame of {n_bytes} bytes in a run's stream")
             return messages.from_plain(wire.loads(object, self._exactly(n_bytes)))
 
-    def read_json(self) -> Any:
-        """The whole body of an answer that is one JSON value."""
+    def read_json(self, *, max_bytes: int | None = None) -> Any:
+        """The whole body of an answer that is one JSON value.  Raises DeveloperError when it is too long."""
         if self._plain is None:
+            allowed = self._pool.result_bytes if max_bytes is None else max_bytes
             with self._guarded():
-                data = self._connection.read_rest()
+                data = self._connection.read(allowed + 1)
+                if len(data) > allowed:
+                    n_bytes = len(data) + self._connection.n_left
+                    raise DeveloperError(
+                        f"The action produced a response that exceeded the allowed length: {n_bytes} > {allowed} bytes."
+                    )
             self._end(keep=True)
             self._plain = wire.loads(object, data)
         return self._plain

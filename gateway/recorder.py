@@ -10,6 +10,7 @@ import queue
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -26,14 +27,17 @@ from thaw.errors import PlatformError, ThawError
 from thaw.logs import Log
 from thaw.trace import Phase
 
-_BATCH: Final = 64
-"""Records in one transaction at most.  Under load they are written together; a lone one waits for nobody."""
+_BATCH: Final = 512
+"""Records written together at most, under load; a lone one waits for nobody.  So many that a host whose logs are late
+with every batch (_LOGS_S) does not make a backlog of everybody's records."""
 _BACKLOG: Final = 20_000
 """Records held while the state server is away; those beyond it are dropped and said so."""
 _RETRY_S: Final = 0.5
 _KEPT_S: Final = 60.0
 _LOGS_S: Final = 3.0
 """An invoker waits up to two seconds for the end of an output."""
+_HOSTS_AT_ONCE: Final = 16
+"""That are asked for logs by one batch."""
 _NO_LOGS: Final = ("The logs of this activation could not be collected.",)
 
 
@@ -51,6 +55,7 @@ class Recorder:
         self._unwritten = 0
         self._settled = threading.Condition()
         self._stop = threading.Event()
+        self._asking = ThreadPoolExecutor(_HOSTS_AT_ONCE, "recorder-logs")
         self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
 
     def start(self) -> None:
@@ -103,8 +108,10 @@ class Recorder:
             if not call.action.is_llm and call.instance is not None and call.dispatched_ms is not None:
                 ref = RunRef(call.instance.instance_id, call.activation_id)
                 asked.setdefault(call.instance.address, []).append((i, ref))
-        for address, refs in asked.items():
-            found = self._ask(address, [ref for _, ref in refs])
+        # one host is mostly all, and then this thread asks; of several none waits for another
+        ask = self._asking.map if len(asked) > 1 else map
+        answers = ask(self._ask, asked, [[ref for _, ref in refs] for refs in asked.values()])
+        for refs, found in zip(asked.values(), answers, strict=True):
             for (i, _), of_run in zip(refs, found, strict=True):
                 lines[i] = _NO_LOGS if of_run is None else of_run
         return lines
@@ -127,6 +134,7 @@ class Recorder:
                 self._write_until(batch, time.monotonic() + _KEPT_S)
             finally:
                 self._done(len(batch))
+        self._asking.shutdown(wait=False)
 
     def _more(self) -> list[_Item]:
         """What else is waiting now."""

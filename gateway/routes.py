@@ -4,8 +4,9 @@ A pipeline group is one route, to its first stage.  When another stage of it is 
 sent there would only be lost too.
 
 An entry is an invoker's word (InstanceRecord) and this gateway's own count of requests on it.  Other gateways use the
-same slots unseen; when the instance refuses one of ours for that, the entry is ``full`` until a slot of it is
-released here, its record changes, or some time has passed.
+same slots unseen; when the instance refuses one of ours for that, or cannot be reached, the entry is ``full`` until a
+slot of it is released here, its record changes, or some time has passed.  It is not dropped: an invoker says nothing
+more of an idle instance that nobody asks.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ class RouteTable:
             route.handed -= 1
 
     def drop(self, route: Route) -> None:
-        """It does not answer; its invoker's next word brings it back."""
+        """It left, or broke under a request; its invoker's next word brings it back."""
         self._remove(route.record.action, route.record.instance_id)
 
     def is_any_full(self, action: ActionName) -> bool:

@@ -18,13 +18,21 @@ class GatewaySettings:
     first_key: str = setting("THAW_FIRST_KEY", "key of the namespace guest, uuid:secret; empty: none is made known", "")
     driver: str = setting("THAW_DRIVER", "the hosts' container driver, if this machine runs them", "")
     per_minute: int = setting("THAW_INVOCATIONS_PER_MINUTE", "per namespace; OpenWhisk's is 60", 100_000)
-    concurrent: int = setting("THAW_INVOCATIONS_CONCURRENT", "per namespace; OpenWhisk's is 30", 2_000)
+    concurrent: int = setting(
+        "THAW_INVOCATIONS_CONCURRENT", "per namespace, at most 7/8 of the threads; OpenWhisk's is 30", 2_000
+    )
     queue_action: int = setting("THAW_QUEUE_PER_ACTION", "requests that may wait for one action's instances", 1_000)
     queue_namespace: int = setting("THAW_QUEUE_PER_NAMESPACE", "requests of a namespace that may wait", 1_100)
     async_threads: int = setting("THAW_GATEWAY_ASYNC_THREADS", "202s this gateway runs at once", 64)
     payload_bytes: int = setting("THAW_PAYLOAD_BYTES", "largest argument of an ordinary function", MIB)
+    result_bytes: int = setting("THAW_RESULT_BYTES", "largest result of an ordinary function", MIB)
     llm_payload_bytes: int = setting("THAW_LLM_PAYLOAD_BYTES", "largest request body of an LLM", 8 * MIB)
     code_bytes: int = setting("THAW_CODE_BYTES", "largest code of an action", 48 * MIB)
     parameters_bytes: int = setting("THAW_PARAMETERS_BYTES", "largest bound parameters of an action", MIB)
     blocking_s: float = setting("THAW_BLOCKING_S", "a blocking invocation becomes a 202 after this", 60.0)
     heartbeat_s: float = setting("THAW_GATEWAY_HEARTBEAT_S", "seconds between two signs of life", 3.0)
+
+    @property
+    def held_per_namespace(self) -> int:
+        """Each request holds a thread: some stay for other namespaces, /health and /metrics."""
+        return min(self.concurrent, self.threads - self.threads // 8)

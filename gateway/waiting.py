@@ -83,7 +83,7 @@ class WaitingRoom:
             self._serve(route.record.action)
 
     def refused(self, route: Route, *, gone: bool) -> None:
-        """The instance did not take the request: it left, or other gateways use its slots."""
+        """The instance did not take the request: its invoker says that it left, or it is asked again later."""
         with self._lock:
             self._table.release(route, ran=False)
             if gone:

@@ -20,12 +20,16 @@ from typing import Final
 
 from invoker.docker_client import OLDEST_API
 from invoker.driver import Handle
+from invoker.logs import SENTINEL
 from relay.http_unix import UnixConnection
 from thaw.errors import ThawError
 
 FILE_LIMIT_BYTES: Final = 32 << 20
 """A file that nobody reads (an LLM's) stops here; the collector empties those it reads long before."""
+SENTINELS_BYTES: Final = 1 << 20
+"""Beyond it: of a run that printed more, the end is still seen, and the next run's lines are its own."""
 _FRAME: Final = struct.Struct(">BxxxI")
+_SENTINEL: Final = SENTINEL.encode()
 _STDERR: Final = 2
 _CONNECT_S: Final = 10.0
 _LONGEST_FRAME: Final = 1 << 20  # the engine cuts lines at 16 KiB
@@ -111,9 +115,15 @@ class LogFollower:
         since = _next_after(stamp.decode("ascii", "replace"))
         if since:
             self._since = since
-        if file.tell() < FILE_LIMIT_BYTES or file.seek(0, 2) < FILE_LIMIT_BYTES:
+        if _has_room(file, FILE_LIMIT_BYTES):
+            kept = text
+        elif text.rstrip(b"\n").endswith(_SENTINEL) and _has_room(file, FILE_LIMIT_BYTES + SENTINELS_BYTES):
+            kept = _SENTINEL + b"\n"
+        else:
+            kept = b""
+        if kept:
             with contextlib.suppress(OSError):  # the disk is full: the line is lost, the next may have room
-                file.write(text)
+                file.write(kept)
         with self._grown:
             self._grown.notify_all()
 
@@ -124,6 +134,11 @@ class LogFollower:
                 connection.sock.shutdown(socket.SHUT_RDWR)
             except OSError:
                 return  # it has just ended
+
+
+def _has_room(file: FileIO, limit_bytes: int) -> bool:
+    """The reader may have emptied it."""
+    return file.tell() < limit_bytes or file.seek(0, 2) < limit_bytes
 
 
 def _frames(response: http.client.HTTPResponse) -> Iterator[tuple[int, bytes]]:

@@ -84,6 +84,11 @@ class Connection:
             n_bytes -= len(parts[-1])
         return b"".join(parts)
 
+    @property
+    def n_left(self) -> int:
+        """Bytes that were announced and not read: of the body, or of the chunk that is being read."""
+        return self._left
+
     def read_rest(self) -> bytes:
         """All that is left; behind it the connection takes the next exchange."""
         parts = []

@@ -24,6 +24,8 @@ from thaw.trace import TraceEvent
 RECORD_TTL_S: Final = 7 * 24 * 3600
 TRACE_TTL_S: Final = 7 * 24 * 3600
 _FSYNC_WAIT_MS: Final = 2_000
+_TRANSACTION_BYTES: Final = 8 << 20
+"""Of records written together: the state server answers nobody while it takes them."""
 _PUT_ACTION: Final = """
 local last = redis.call('GET', KEYS[2])
 if last and last ~= ARGV[4] then
@@ -148,12 +150,16 @@ class Records:
             entry, synced = pipe.execute(raise_on_error=False)
         if isinstance(entry, redis.ResponseError):
             raise PlatformError(f"the state server refused an activation: {entry}", hint="is its memory full?")
+        if not isinstance(synced, redis.ResponseError) and int(synced[0]) >= 1:
+            return bytes(entry)
+        with redis_link.translated("take an activation back"):
+            pipe = self._redis.pipeline(transaction=True)
+            _take_away(pipe, [bytes(entry)])
+            pipe.execute()
         if isinstance(synced, redis.ResponseError):
             raise PlatformError(f"the state server cannot promise durability: {synced}",
                                 hint="start it with --appendonly yes")  # fmt: skip
-        if int(synced[0]) < 1:
-            raise PlatformError("the state server did not sync its AOF in time", hint="is its disk full or slow?")
-        return bytes(entry)
+        raise PlatformError("the state server did not sync its AOF in time", hint="is its disk full or slow?")
 
     def mark_started(self, activation_id: ActivationId, owner: str) -> bool:
         """Claim the one run of a non-idempotent activation.  False: somebody else ran it before (a repeat by the same
@@ -169,15 +175,26 @@ class Records:
         return self.end_all([Ended(record, pending_entry=pending_entry)])[0]
 
     def end_all(self, ended: Sequence[Ended]) -> list[bool]:
-        """Traces and records in one transaction: whoever sees a record finds its trace.  See end()."""
+        """A trace and its record in one transaction: whoever sees a record finds its trace.  See end()."""
+        encoded = [wire.dumps(one.record) for one in ended]  # all of them, before any is written
+        parts, used = [0], 0
+        for i, data in enumerate(encoded):
+            used += len(data)
+            if used > _TRANSACTION_BYTES and i > parts[-1]:
+                parts, used = [*parts, i], len(data)
+        written: list[bool] = []
+        for begin, end in zip(parts, [*parts[1:], len(ended)], strict=True):
+            written += self._end_together(ended[begin:end], encoded[begin:end])
+        return written
+
+    def _end_together(self, ended: Sequence[Ended], encoded: Sequence[bytes]) -> list[bool]:
         with redis_link.translated("write records"):
             pipe = self._redis.pipeline(transaction=True)
             for one in ended:
                 self._push_trace(pipe, one.record.activation_id, one.events)
             at = len(pipe.command_stack)
-            for one in ended:
-                key = keys.activation(one.record.activation_id)
-                pipe.set(key, wire.dumps(one.record), nx=True, ex=RECORD_TTL_S)
+            for one, data in zip(ended, encoded, strict=True):
+                pipe.set(keys.activation(one.record.activation_id), data, nx=True, ex=RECORD_TTL_S)
             for namespace in {one.record.namespace for one in ended}:
                 index = keys.activations(namespace)
                 of_it = [one.record for one in ended if one.record.namespace == namespace]
@@ -186,8 +203,7 @@ class Records:
                 pipe.zremrangebyscore(index, "-inf", expired_ms)
                 pipe.expire(index, RECORD_TTL_S)
             if entries := [one.pending_entry for one in ended if one.pending_entry is not None]:
-                pipe.xack(keys.PENDING, keys.PENDING_GROUP, *entries)
-                pipe.xdel(keys.PENDING, *entries)
+                _take_away(pipe, entries)
             written = pipe.execute()[at : at + len(ended)]
         return [bool(w) for w in written]
 
@@ -237,6 +253,11 @@ class Records:
                 rows: Any = self._redis.lrange(keys.trace(trace_id), 0, -1)
                 events += [wire.loads(TraceEvent, row) for row in rows]
         return sorted(events, key=lambda e: e.wall_ns)
+
+
+def _take_away(pipe: Any, entries: Sequence[bytes]) -> None:
+    pipe.xack(keys.PENDING, keys.PENDING_GROUP, *entries)
+    pipe.xdel(keys.PENDING, *entries)
 
 
 def _readable(rows: Iterable[bytes]) -> Iterable[Action]:

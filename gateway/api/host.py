@@ -61,7 +61,7 @@ def limits(ns: str) -> Response:
     settings = gateway().settings
     values: dict[str, Any] = {
         "invocationsPerMinute": settings.per_minute,
-        "concurrentInvocations": settings.concurrent,
+        "concurrentInvocations": settings.held_per_namespace,
         "firesPerMinute": 0,
         "maxPayloadSize": settings.payload_bytes,
         "maxLlmPayloadSize": settings.llm_payload_bytes,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Any, Final
 
 from flask import Blueprint, Response, request
@@ -45,8 +46,9 @@ def invoke(ns: str, name: str) -> Response:
     try:
         call = _call(core, action, hangup)
         core.caps.check(action.name)
-        with core.throttle.counted(call.subject.namespace):
-            return _blocking(core, call, wait_ms / 1000, only_result) if blocking else _accept(core, call)
+        with ExitStack() as counted:
+            counted.enter_context(core.throttle.counted(call.subject.namespace))
+            return _blocking(core, call, wait_ms / 1000, counted, only_result) if blocking else _accept(core, call)
     finally:
         unwatch()
 
@@ -85,8 +87,8 @@ def _accepted(call: Call) -> Response:
     return response
 
 
-def _blocking(core: Gateway, call: Call, wait_s: float, only_result: bool) -> Response:
-    outcome = core.blocking.run(call, wait_s)
+def _blocking(core: Gateway, call: Call, wait_s: float, counted: ExitStack, only_result: bool) -> Response:
+    outcome = core.blocking.run(call, wait_s, counted)
     if outcome is None:
         return _accepted(call)
     metrics.ended(call, outcome)

@@ -121,7 +121,7 @@ def idle_check(view: ClusterView, instance: InstanceView, now_s: float) -> list[
         return []
     record, action = instance.record, view.action(instance.record.action)
     facts = action.facts
-    outdated = action.deleted or (facts is not None and facts.version != record.action_version)
+    outdated = facts is None or facts.version != record.action_version
     if outdated:
         return release(view, instance, now_s, only_idle=True, reason="outdated")
     due_s = instance.idle_since_s + max(record.keep_alive_s, MIN_IDLE_S)

@@ -208,7 +208,7 @@ class Scheduler:
                 self._at(time.monotonic() + ISSUE_DEADLINE_S, CredentialOverdue(decision.plan.group_id))
 
     def _learn(self, item: LearnFrom) -> None:
-        if self._view is not None and self._view.action(item.action).facts is not None:  # else it was deleted
+        if self._view is not None and item.action in self._view.actions:  # else it was deleted
             later = self._effects.learn(self._view.history, item)
             if later is not None and later.attempt < len(_RUN_SETTLES_S):
                 self._at(time.monotonic() + _RUN_SETTLES_S[later.attempt], later)

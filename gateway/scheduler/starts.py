@@ -47,12 +47,14 @@ def rescale(view: ClusterView, name: ActionName, now_s: float) -> list[Decision]
     """Bring an action's workers up to what its queue and its minimum ask for."""
     action = view.action(name)
     facts = action.facts
-    if action.deleted:
-        return fail_all(view, name, NotFound("The requested resource does not exist."))
+    if facts is None:
+        failed = fail_all(view, name, NotFound("The requested resource does not exist."))
+        view.forget_deleted(name)
+        return failed
     view.blocked.drop(name)  # until it is found that there is no room
     if view.keeper is not None and view.keeper[0] == name:
         view.keep_nothing()
-    if facts is None or (not action.waiting and action.minimum == 0):
+    if not action.waiting and action.minimum == 0:
         return []
     if (refused := _refusal(view, facts)) is not None:
         return fail_all(view, name, refused)

@@ -34,7 +34,7 @@ def succeed(view: ClusterView, group: GroupView, now_s: float) -> list[Decision]
     """Its stage 0 has gone, as it was asked to.  Whoever waits by now is served by a start of its own."""
     action = view.action(group.plan.action)
     facts = action.facts
-    if not group.gives_way or facts is None or action.deleted or action.waiting or action.n_serving:
+    if not group.gives_way or facts is None or action.waiting or action.n_serving:
         return []
     stages = view.model(facts.model_uri).stages
     choice = None if stages is None else place(view, facts, stages, 0.0, now_s)

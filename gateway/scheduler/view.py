@@ -34,7 +34,6 @@ from thaw.plan import Plan
 SERVED_KEPT: Final = 10_000
 """Requests that are remembered after an instance took them; one that comes later back than so many others is new."""
 
-
 SERVING: Final = (InstanceState.STARTING, InstanceState.READY)
 
 
@@ -103,8 +102,7 @@ class ModelView:
 @dataclass(slots=True)
 class ActionView:
     window: Window
-    facts: ActionFacts | None = None
-    deleted: bool = False
+    facts: ActionFacts | None = None  # None: it was deleted
     waiting: dict[ActivationId, None] = field(default_factory=dict)  # in order of arrival
     instances: set[InstanceId] = field(default_factory=set)
     serving: dict[str, int] = field(default_factory=dict)  # groups that start or are ready and stay, by version
@@ -115,7 +113,7 @@ class ActionView:
 
     @property
     def minimum(self) -> int:
-        return 0 if self.deleted or self.facts is None else self.facts.min_instances
+        return 0 if self.facts is None else self.facts.min_instances
 
     @property
     def n_serving(self) -> int:
@@ -160,7 +158,7 @@ class ClusterView:
         action = self.action(facts.name)
         if action.facts is not None and action.facts.model_uri in self.models:
             self.models[action.facts.model_uri].actions.discard(facts.name)
-        action.facts, action.deleted = facts, False
+        action.facts = facts
         if facts.is_llm:
             self.model(facts.model_uri).actions.add(facts.name)
         self._note_action(facts.name)
@@ -171,9 +169,15 @@ class ClusterView:
         action = self.action(name)
         if action.facts is not None and action.facts.is_llm:
             self.model(action.facts.model_uri).actions.discard(name)
-        action.facts, action.deleted = None, True
+        action.facts = None
         self.blocked.drop(name)
         self._note_action(name)
+
+    def forget_deleted(self, name: ActionName) -> None:
+        """Unless something of it is left."""
+        action = self.action(name)
+        if action.facts is None and not action.waiting and not action.instances:
+            del self.actions[name]
 
     def model(self, uri: str) -> ModelView:
         return self.models.setdefault(uri, ModelView())
@@ -189,7 +193,8 @@ class ClusterView:
 
     def add_demand(self, demand: DemandAdded, queued_s: float) -> bool:
         """False: it was known.  One that had an instance and lost it has its age, and stands before who came later."""
-        if demand.activation_id in self.demand:
+        if (waits := self.demand.get(demand.activation_id)) is not None:
+            waits.demand = demand  # another gateway may hold it now
             return False
         action, known = self.action(demand.action), self._served.pop(demand.activation_id, None)
         if known is None:

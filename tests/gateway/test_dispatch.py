@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import socket
 from typing import Any, cast
 
 from gateway.calls import Call
 from gateway.demand import Demand
 from gateway.dispatch import Dispatcher
 from gateway.hangup import Hangup
-from gateway.link import InvokerPool
+from gateway.link import InvokerPool, Reply
 from gateway.waiting import WaitingRoom
 from relay.records import Subject
 from thaw.action import KIND_PYTHON, Action, Exec, Limits
@@ -69,3 +70,28 @@ def test_a_slot_does_not_wait_for_the_state_server() -> None:
     assert next(reached, None) is None
     once = ["added", "sent", "withdrawn"]
     assert noted.done == [*once, "refused", *once, "accepted"]
+
+
+def test_an_invoker_that_could_not_be_reached_is_asked_again() -> None:
+    """It says nothing more of an idle instance, so a route that was given up for that would never come back."""
+    noted, room, pool = Noted(), WaitingRoom(), InvokerPool("token")
+    dispatcher = Dispatcher(room, cast(Demand, noted), pool, Log("gateway"))
+    action = Action(HELLO, Namespace("guest"), "0.0.1", Exec(KIND_PYTHON), Limits())
+    with socket.socket() as invoker:
+        invoker.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{invoker.getsockname()[1]}"
+        record = InstanceRecord(
+            InstanceId("i"), HostId("h"), HELLO, "0.0.1", GroupId("g"), InstanceState.READY, address, 1, 0, "cpu",
+            StartMode.COLD,
+        )  # fmt: skip
+        room.instance_changed(record)
+        call = Call(ActivationId("a"), action, Subject(Namespace("guest"), "x"), {}, Hangup())
+        call.received_s -= 110  # of two minutes: a wait for nothing ends
+        reached = dispatcher.reach(call)
+        assert next(reached) == "queued"
+        invoker.listen()
+        room.retry(HELLO)
+        reply = next(reached)
+        assert isinstance(reply, Reply)
+        reached.close()
+    pool.close()

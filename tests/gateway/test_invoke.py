@@ -76,6 +76,26 @@ def test_a_functions_ending_decides_status_and_record(
     assert (reply.json()["response"]["status"], reply.json()["response"]["result"]) == (text, result)
 
 
+def test_a_result_longer_than_allowed_is_a_developer_error_in_openwhisks_words(
+    start_gateway: Callable[..., GatewayProcess], invoker: FakeInvoker
+) -> None:
+    gateway = start_gateway(THAW_RESULT_BYTES="100")
+    gateway.put_python()
+    invoker.ready("guest/hello", slots=1)
+    invoker.log_lines = ["x" * 200]
+    for n_bytes in (100, 101, 100):
+        invoker.function = lambda _, n=n_bytes: (200, {"x": "y" * (n - len('{"x": ""}'))})
+        reply = gateway.call("POST", f"{HELLO}?blocking=true")
+        record = gateway.record(reply.headers["X-Openwhisk-Activation-Id"])
+        assert record["logs"] == invoker.log_lines
+        if n_bytes > 100:
+            error = "The action produced a response that exceeded the allowed length: 101 > 100 bytes."
+            assert (reply.status_code, record["response"]["status"]) == (502, "action developer error")
+            assert record["response"]["result"] == {"error": error}
+        else:
+            assert reply.status_code == 200
+
+
 def test_a_result_that_is_hard_to_write_costs_no_other_activation_its_record(
     gateway: GatewayProcess, invoker: FakeInvoker, valkey_url: str
 ) -> None:
@@ -180,6 +200,22 @@ def test_throttles_answer_429_in_openwhisks_words(
     assert len(refused) >= 2
     assert refused[-1].json()["error"] == "Too many requests in the last minute (count: 3, allowed: 2)."
     assert 1 <= int(refused[-1].headers["Retry-After"]) <= 60
+
+
+def test_a_blocking_call_that_became_a_202_is_in_flight_until_its_run_ends(
+    start_gateway: Callable[..., GatewayProcess], invoker: FakeInvoker, valkey_url: str
+) -> None:
+    gateway = start_gateway(THAW_INVOCATIONS_CONCURRENT="1")
+    gateway.put_python()
+    invoker.ready("guest/hello")
+    invoker.pace = threading.Semaphore(0)
+    accepted = gateway.call("POST", f"{HELLO}?blocking=true&timeout=1")
+    assert accepted.status_code == 202
+    refused = gateway.call("POST", f"{HELLO}?blocking=true")
+    assert (refused.status_code, "concurrent" in refused.json()["error"]) == (429, True)
+    invoker.pace = None
+    wait_for_record(valkey_url, accepted.json()["activationId"])
+    assert gateway.call("POST", f"{HELLO}?blocking=true").status_code == 200
 
 
 def test_records_are_listed_newest_first_and_filtered(gateway: GatewayProcess, invoker: FakeInvoker) -> None:

@@ -69,6 +69,23 @@ def test_a_namespace_has_a_cap_of_its_own_and_others_do_not_feel_it(
         assert waiting.result().status_code == 200
 
 
+def test_one_namespace_leaves_threads_to_others(
+    start_gateway: Callable[..., GatewayProcess], invoker: FakeInvoker
+) -> None:
+    gateway = start_gateway(THAW_GATEWAY_THREADS="8")
+    gateway.put_llm()
+    limits = gateway.call("GET", "/api/v1/namespaces/_/limits").json()
+    assert limits["concurrentInvocations"] == 7
+    with ThreadPoolExecutor(7) as pool:
+        held = [pool.submit(gateway.chat, max_tokens=1) for _ in range(7)]
+        invoker.wait_for_demand(7)
+        refused = gateway.chat(max_tokens=1)
+        assert refused.status_code == 429
+        assert refused.json()["error"]["message"] == "Too many concurrent requests in flight (count: 8, allowed: 7)."
+        invoker.ready("guest/chat")
+        assert {reply.result().status_code for reply in held} == {200}
+
+
 class Plans:
     """A registry that has these plans, or does not answer."""
 

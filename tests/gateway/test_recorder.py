@@ -1,7 +1,8 @@
-"""Which records outlive a state server that is away for long."""
+"""What records wait for, and which outlive a state server that is away for long."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import cast
 
@@ -13,11 +14,13 @@ from gateway.hangup import Hangup
 from gateway.link import InvokerPool
 from gateway.recorder import Recorder
 from gateway.runs import Outcome
+from relay.messages import LogsFound, LogsWanted
 from relay.records import Ended, Records, Subject
 from thaw.action import KIND_PYTHON, Action, Exec, Limits
-from thaw.activation import ActivationStatus
+from thaw.activation import Activation, ActivationStatus
 from thaw.errors import Unavailable
-from thaw.ids import ActionName, ActivationId, Namespace
+from thaw.ids import ActionName, ActivationId, GroupId, HostId, InstanceId, Namespace
+from thaw.instance import InstanceRecord, InstanceState, StartMode
 from thaw.logs import Log
 
 
@@ -27,13 +30,47 @@ class Away:
     def __init__(self) -> None:
         self.failures = 2
         self.written: list[str] = []
+        self.records: list[Activation] = []
 
     def end_all(self, ended: Sequence[Ended]) -> list[bool]:
         if self.failures:
             self.failures -= 1
             raise Unavailable("away")
         self.written += [one.record.activation_id for one in ended]
+        self.records += [one.record for one in ended]
         return [True for _ in ended]
+
+
+class Hosts:
+    """Each answers when the other one has been asked, too."""
+
+    def __init__(self) -> None:
+        self.asked = threading.Barrier(2)
+
+    def logs(self, address: str, wanted: LogsWanted, *, timeout_s: float) -> LogsFound:
+        self.asked.wait(10)
+        return LogsFound(tuple((f"line of {address}",) for _ in wanted.runs))
+
+
+def test_the_logs_of_one_host_do_not_wait_for_those_of_another() -> None:
+    records = Away()
+    records.failures = 0
+    writing = Recorder(cast(Records, records), cast(InvokerPool, Hosts()), Log("gateway"))
+    action = Action(ActionName("guest/hello"), Namespace("guest"), "0.0.1", Exec(KIND_PYTHON), Limits())
+    for n in range(4):
+        call = Call(ActivationId(str(n)), action, Subject(Namespace("guest"), "x"), {}, Hangup())
+        call.dispatched_ms = 1
+        call.instance = InstanceRecord(
+            InstanceId("i"), HostId("h"), action.name, "0.0.1", GroupId("g"), InstanceState.READY, f"h{n % 2}", 1, 0,
+            "cpu", StartMode.COLD,
+        )  # fmt: skip
+        writing.submit(call, Outcome(ActivationStatus.SUCCESS, {}))
+    writing.start()
+    writing.settle(20.0)
+    writing.stop(1.0)
+    assert [(one.activation_id, one.logs) for one in records.records] == [
+        (str(n), (f"line of h{n % 2}",)) for n in range(4)
+    ]
 
 
 def test_the_record_of_a_202_is_never_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -177,6 +177,16 @@ def test_the_index_of_records_loses_those_that_have_expired(client: redis.Redis)
     assert (records.count_activations(GUEST), records.count_activations(Namespace("x"))) == (2, 1)
 
 
+def test_long_records_are_written_in_several_transactions(client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    many = [Ended(record(str(n) * 32), (event(Phase.RECEIVED),)) for n in range(5)]
+    monkeypatch.setattr("relay.records._TRANSACTION_BYTES", 2 * len(wire.dumps(many[0].record)))
+    client.config_resetstat()
+    assert Records(client).end_all(many) == [True] * 5
+    assert client.info("commandstats")["cmdstat_exec"]["calls"] == 3
+    assert Records(client).end_all(many[:1]) == [False]
+    assert Records(client).count_activations(GUEST) == 5
+
+
 def test_records_are_listed_newest_first_within_the_asked_times(client: redis.Redis) -> None:
     records = Records(client)
     for i in range(5):
@@ -209,6 +219,7 @@ def test_no_202_without_an_append_only_file(own_valkey: ValkeyServer) -> None:
     with pytest.raises(PlatformError, match="cannot promise durability") as caught:
         Records(client).accept(pending("e" * 32))
     assert caught.value.hint == "start it with --appendonly yes"
+    assert client.xlen(keys.PENDING) == 0  # nobody runs what was refused
     client.close()
 
 

@@ -41,7 +41,7 @@ def plain(view: ClusterView, facts: ActionFacts, needs: Sequence[int]) -> list[I
 
 def spare(view: ClusterView, v: InstanceView) -> bool:
     owner = view.action(v.record.action)
-    least = 0 if owner.deleted or owner.facts is None else owner.facts.min_instances
+    least = 0 if owner.facts is None else owner.facts.min_instances
     version = owner.facts.version if owner.facts else None
     others = [view.instances[i] for i in owner.instances]
     serving = [o for o in others if o.record.takes_requests and o.releasing is None and o.state in SERVING

@@ -180,9 +180,9 @@ def test_figure_7_thirty_waiting_requests_of_one_slot_get_seven_groups_of_four_a
     facts = chat(max_stages=4, slots=1, max_instances=30, need_bytes=600 * MIB)
     w = World(*(report(f"h{i:02d}", stem_kinds=("llm:vllm",)) for i in range(30)),
               relay_url="redis://relay:6379/0", window_s=1e-9)  # fmt: skip
-    for i in range(30):  # before their action is known: all are seen at once
-        w.do(DemandAdded(ActivationId(f"a{i}"), CHAT, Namespace("guest"), GatewayId("g"), 0))
     w.do(ActionSeen(facts))
+    for i in range(30):  # before their model is known: all are seen at once
+        w.do(DemandAdded(ActivationId(f"a{i}"), CHAT, Namespace("guest"), GatewayId("g"), 0))
     w.now += 1
     starts = of(w.do(ModelInspected("s3://m", HostId("h0"), SMOLLM2)), StartGroup)
     assert [len(s.plan.stages) for s in starts] == [4] * 7 + [2]

@@ -168,6 +168,17 @@ def test_a_deleted_action_releases_all_and_its_requests_are_not_found() -> None:
     assert release.instance_id == second.stages[0].instance_id
 
 
+def test_nothing_of_a_deleted_action_stays_behind_its_last_instance() -> None:
+    w = world()
+    (start,) = of(w.ask(), StartGroup)
+    w.ready(start)
+    w.do(ActionDeleted(HELLO))
+    w.said(start, InstanceState.GONE)
+    assert HELLO not in w.view.actions
+    w.do(ActionDeleted(ActionName("guest/never")))
+    assert w.view.actions == {}
+
+
 def test_what_was_learned_of_an_action_and_of_its_model_is_forgotten_when_it_is_deleted() -> None:
     w = llm_world()
     other = chat(name=ActionName("guest/other"))
@@ -340,11 +351,21 @@ def test_a_lost_hosts_instances_are_forgotten_and_its_requests_go_elsewhere() ->
 
 
 def test_the_requests_of_a_dead_gateway_are_dropped() -> None:
-    w = World()
+    w = world()
     w.ask(gateway="dead")
     w.ask(gateway="alive")
     dropped = of(w.do(GatewaysLost(frozenset({GatewayId("dead")}))), DropDemand)
     assert [(d.activation_id, d.gateway) for d in dropped] == [("a0", "dead")]
+
+
+def test_a_request_that_another_gateway_took_over_is_not_dropped_with_the_first() -> None:
+    """The word of who holds it now comes before the word that the first is lost."""
+    w = world()
+    w.ask(gateway="dead")
+    (held,) = w.view.demand.values()
+    assert of(w.do(replace(held.demand, gateway=GatewayId("heir"))), StartGroup) == []
+    assert of(w.do(GatewaysLost(frozenset({GatewayId("dead")}))), DropDemand) == []
+    assert [d.gateway for d in of(w.do(GatewaysLost(frozenset({GatewayId("heir")}))), DropDemand)] == ["heir"]
 
 
 def test_a_request_that_outlives_its_time_limit_is_held_by_nobody_and_keeps_no_instance() -> None:

@@ -1,0 +1,56 @@
+"""A blocking call that became a 202, without a process around it."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import ExitStack
+
+from gateway.blocking import BlockingRuns
+from gateway.calls import Call
+from gateway.execute import Steps
+from gateway.hangup import Hangup
+from gateway.link import InvokerPool
+from gateway.recorder import Recorder
+from gateway.runs import Outcome
+from relay import redis_link
+from relay.records import Pending, Records, Subject
+from relay.registry import Registry
+from tests.gateway.conftest import wait_for_record
+from thaw.action import KIND_PYTHON, Action, Exec, Limits
+from thaw.activation import ActivationStatus
+from thaw.ids import ActionName, ActivationId, GatewayId, Namespace
+from thaw.logs import Log
+
+OURS = GatewayId("ours")
+
+
+class Noted(Records):
+    """Notes whether its owner's lease is there when the entry is written."""
+
+    lives: bool
+
+    def accept(self, pending: Pending, owner: str = "") -> bytes:
+        self.lives = Registry(self._redis).is_gateway_alive(GatewayId(owner))
+        return super().accept(pending, owner)
+
+
+def test_the_owner_of_an_entry_has_a_lease_though_none_outlived_the_state_server(valkey_url: str) -> None:
+    """Without one, who reads the entry takes the run in progress for one that its gateway lost."""
+    ends = threading.Event()
+
+    def steps(_: Call) -> Steps:
+        yield "queued"
+        ends.wait(10)
+        return Outcome(ActivationStatus.SUCCESS, {"n": 1})
+
+    with redis_link.connect(valkey_url) as client:
+        records = Noted(client)
+        recorder = Recorder(records, InvokerPool("token"), Log("gateway"))
+        runs = BlockingRuns(steps, recorder, records, Registry(client), OURS, 1)
+        action = Action(ActionName("guest/hello"), Namespace("guest"), "0.0.1", Exec(KIND_PYTHON), Limits())
+        call = Call(ActivationId("a" * 32), action, Subject(Namespace("guest"), "x"), {}, Hangup())
+        assert runs.run(call, 0.0, ExitStack()) is None
+        assert records.lives
+        ends.set()
+        assert wait_for_record(valkey_url, call.activation_id).result == {"n": 1}
+        runs.stop()
