@@ -6,8 +6,6 @@ cell, and imports what any start would otherwise wait for).
 
 from __future__ import annotations
 
-import os
-import signal
 import socket
 import subprocess
 import sys
@@ -16,6 +14,7 @@ from dataclasses import dataclass
 from relay.channel import Channel
 from thaw.settings import SettingError, load, setting
 from thaw_runtime import engine_env
+from thaw_runtime.ending import end_when_asked
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +44,8 @@ def spawn_engine(*, warm: bool = False) -> tuple[Channel, int]:
 
 def main() -> None:
     settings = read_settings()
-    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))  # the engine sees its socket close
     channel, pid = spawn_engine(warm=settings.warm == "on")
+    end_when_asked()  # the engine sees its socket close
     from thaw_runtime import proxy  # while the engine's process begins: it takes longest of all
 
     proxy.serve(settings.socket, settings.door, channel, pid)

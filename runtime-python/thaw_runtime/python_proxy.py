@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
 import socketserver
 import sys
@@ -24,6 +23,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from thaw_runtime import python_child
+from thaw_runtime.ending import end_when_asked
 from thaw_runtime.lean_http import LeanHandler
 from thaw_runtime.python_child import NO_BINARY, refusal
 from thaw_runtime.python_host import CallerGone, Child, CommandExited, ExitedBefore
@@ -240,7 +240,6 @@ def _become_child(sock: socket.socket, out: int, err: int) -> None:
         os.dup2(err, 2)
         os.close(out)
         os.close(err)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         for name in [n for n in os.environ if n.startswith("THAW_")]:
             del os.environ[name]
         python_child.serve(sock)
@@ -254,8 +253,8 @@ def _become_child(sock: socket.socket, out: int, err: int) -> None:
 
 def main() -> None:
     path = os.environ["THAW_SOCKET"]
-    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     child = fork_child()
+    end_when_asked()
     with Proxy(path, child) as proxy:
         if os.getpid() == 1:  # a confined container's; elsewhere a platform must know its processes by /proc
             _close_memory()

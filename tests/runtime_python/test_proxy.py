@@ -7,6 +7,7 @@ import concurrent.futures
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -320,3 +321,12 @@ def test_the_launcher_needs_the_standard_library_only() -> None:
     )
     out = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=True).stdout
     assert out == "[]\n"
+
+
+def test_a_proxy_ends_when_it_is_asked_however_it_waits(proxy: Proxy) -> None:
+    """A handler would be the main thread's to run, which a signal just before its wait does not wake."""
+    blocked = re.search(r"^SigBlk:\t(\w+)$", Path(f"/proc/{proxy.process.pid}/status").read_text(), re.M)
+    assert blocked is not None
+    assert int(blocked[1], 16) & 1 << signal.SIGTERM - 1  # of the main thread: it stays for the other
+    proxy.process.terminate()
+    assert proxy.process.wait(WAIT_S) == 0
