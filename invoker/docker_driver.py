@@ -8,7 +8,6 @@ invokers on one engine never see each other's.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import stat
 import threading
@@ -30,6 +29,7 @@ from invoker.owned import OwnedContainers
 from invoker.relay_door import RelayDoors
 from thaw.action import KIND_LLM
 from thaw.errors import NotFound, PlatformError, WorkerLost
+from thaw.host import name_on_machine
 from thaw.logs import Log
 
 OWNER: Final = "thaw.owner"
@@ -75,7 +75,7 @@ class DockerDriver:
         self._engine, self._images, self._limits, self._log = engine, images, limits, log
         self._paths = EnginePaths.find(engine)
         self._owned = OwnedContainers(run_dir)
-        self.owner = f"{host_id}.{hashlib.sha256(self._paths.there(str(run_dir.absolute())).encode()).hexdigest()[:8]}"
+        self.owner = name_on_machine(host_id, self._paths.there(str(run_dir.absolute())))
         self._host_id = host_id
         self._callbacks: list[Callable[[Exit], None]] = []
         self._lock = threading.Lock()

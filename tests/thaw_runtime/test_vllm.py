@@ -260,7 +260,7 @@ def test_an_engine_that_computed_before_its_weights_were_there_answers_the_same(
 
 
 def test_an_engine_with_nothing_to_do_is_left_asleep(fork: Callable[..., Forked], model: Path) -> None:
-    """Event loops that only look whether they shall end woke an engine 1,200 times a second."""
+    """Event loops that only look whether they shall end woke an engine more than a thousand times a second."""
     container = fork(model)
     status, reply = container.init()
     assert status == 200, reply

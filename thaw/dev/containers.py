@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 import subprocess
 from pathlib import Path
+
+from thaw.host import name_on_machine
 
 _ENGINE_S = 60.0
 
 
 def owner(host_id: str, run_dir: Path) -> str:
     """The label thaw.owner of a host's containers, as its invoker writes it (invoker/docker_driver.py)."""
-    return f"{host_id}.{hashlib.sha256(str(run_dir.absolute()).encode()).hexdigest()[:8]}"
+    return name_on_machine(host_id, str(run_dir.absolute()))
 
 
 def remove(owners: list[str]) -> None:
