@@ -79,7 +79,7 @@ struct World {
     std::map<std::string, int> calls;
     std::map<std::string, std::pair<int, Result>> fail_at;
     std::map<std::string, Result> fail_always;
-    int delay_us = 0;
+    int delay_us = 0, free_delay_us = 0;
     bool read_only_register = true;
     std::vector<std::pair<int, int64_t>> log;
     int64_t most_queued = 0;
@@ -463,6 +463,12 @@ CALL Result cuMemAlloc_v2(Pointer *pointer, size_t n) {
 
 CALL Result cuMemFree_v2(Pointer pointer) {
     ENTER_CONTEXT("cuMemFree");
+    int delay_us;
+    {
+        const std::lock_guard<std::mutex> lock(world().mutex);
+        delay_us = world().free_delay_us;
+    }
+    if (delay_us > 0) std::this_thread::sleep_for(std::chrono::microseconds(delay_us));
     const std::lock_guard<std::mutex> lock(world().mutex);
     const auto found = world().device.find(reinterpret_cast<char *>(pointer));
     if (found == world().device.end()) misuse("cuMemFree of what is no allocation, or twice");
@@ -558,6 +564,11 @@ void fake_cuda_delay_us(int delay_us) {
     world().delay_us = delay_us;
 }
 
+void fake_cuda_free_delay_us(int delay_us) {
+    const std::lock_guard<std::mutex> lock(world().mutex);
+    world().free_delay_us = delay_us;
+}
+
 void fake_cuda_fail(const char *call, int nth, int result) {
     const std::lock_guard<std::mutex> lock(world().mutex);
     world().calls[call] = 0;
@@ -608,5 +619,5 @@ void fake_cuda_reset(void) {
     const std::lock_guard<std::mutex> lock(w.mutex);
     w.most_queued = 0;
     w.log.clear(), w.fail_at.clear(), w.fail_always.clear(), w.calls.clear();
-    w.delay_us = 0, w.read_only_register = true;
+    w.delay_us = w.free_delay_us = 0, w.read_only_register = true;
 }

@@ -14,6 +14,8 @@ struct FakeCudaLeaks {
 
 // Every operation on a stream takes this long before it happens.
 void fake_cuda_delay_us(int delay_us);
+// Every cuMemFree takes this long, as one does that waits for the device's work.
+void fake_cuda_free_delay_us(int delay_us);
 // The nth call (from 1) of "cuMemAlloc" … fails with this result; nth 0 forgets it.
 void fake_cuda_fail(const char *call, int nth, int result);
 // Every result of this call from now on; 0 forgets it.
@@ -26,7 +28,7 @@ int fake_cuda_log_size(void);
 void fake_cuda_log_at(int i, int *priority, int64_t *n_bytes);
 // The most bytes of copies that ever waited on one stream.
 int64_t fake_cuda_most_queued(void);
-// Forgets the log, the faults and the delay.
+// Forgets the log, the faults and the delays.
 void fake_cuda_reset(void);
 }
 

@@ -12,24 +12,36 @@ namespace {
 constexpr uint64_t kTensorAlignment = 256;  // what cuMemAlloc gives; kernels read wide words
 constexpr int64_t kContextDeadlineNs = 120'000'000'000;
 
-// Device memory of the groups nobody has let go of.
+// Device memory of the groups, from before its allocation until it is freed.
 class Budget {
    public:
     explicit Budget(uint64_t window_bytes) : window_bytes_(window_bytes) {}
 
-    // Waits until n bytes fit, or nothing is held, or somebody waits for `group`.  False: stopped.
+    // Waits until n bytes fit or nothing is held.  Somebody who waits for `group` may need a tensor more than fit, but
+    // waits for what was let go: it is freed without anybody's help.  False: stopped.
     bool take(uint64_t n_bytes, size_t group) {
         std::unique_lock<std::mutex> lock(mutex_);
         changed_.wait(lock, [&] {
             return stopped_ || window_bytes_ == 0 || held_ == 0 || held_ + n_bytes <= window_bytes_ ||
-                   group < demanded_;
+                   (group < demanded_ && leaving_ == 0);
         });
         held_ += n_bytes;
         return !stopped_;
     }
+    // What was taken was not allocated.
     void give_back(uint64_t n_bytes) {
         const std::lock_guard<std::mutex> lock(mutex_);
         held_ -= n_bytes;
+        changed_.notify_all();
+    }
+    // Nobody holds it any more; `freed` follows.
+    void let_go(uint64_t n_bytes) {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        leaving_ += n_bytes;
+    }
+    void freed(uint64_t n_bytes) {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        held_ -= n_bytes, leaving_ -= n_bytes;
         changed_.notify_all();
     }
     void demand(size_t group) {
@@ -47,7 +59,8 @@ class Budget {
     std::mutex mutex_;
     std::condition_variable changed_;
     const uint64_t window_bytes_;
-    uint64_t held_ = 0;
+    uint64_t held_ = 0;     // also what is leaving
+    uint64_t leaving_ = 0;  // let go of, not yet freed
     size_t demanded_ = 0;
     bool stopped_ = false;
 };
@@ -62,8 +75,8 @@ struct Buffer {
           n_bytes(n_bytes),
           pointer(this->device->allocate(n_bytes)) {}
     ~Buffer() {
-        device->free_later(pointer, n_bytes, std::move(ticket),
-                           [budget = budget, n = n_bytes] { budget->give_back(n); });
+        budget->let_go(n_bytes);
+        device->free_later(pointer, n_bytes, std::move(ticket), [budget = budget, n = n_bytes] { budget->freed(n); });
     }
     Buffer(const Buffer &) = delete;
     Buffer &operator=(const Buffer &) = delete;

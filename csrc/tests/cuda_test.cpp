@@ -309,6 +309,21 @@ TEST(cuda_a_window_bounds_the_device_memory_but_never_who_waits) {
     check_nothing_leaked();
 }
 
+TEST(cuda_who_waits_for_a_group_waits_for_memory_that_is_being_freed) {
+    fake().reset(), fake().free_delay_us(2000);
+    Producer producer(4 * kSlab);
+    producer.complete();
+    {
+        Loading loading(producer, rows(16, kSlab / 4), small_config(), kSlab);
+        for (size_t i = 0; i < 16; i++) {
+            DLManagedTensor *t = loading.take(i);
+            CHECK(loading.info().live_bytes <= kSlab + kSlab / 4);
+            t->deleter(t);
+        }
+    }
+    check_nothing_leaked();
+}
+
 TEST(cuda_a_fetch_that_fails_keeps_what_arrived) {
     fake().reset();
     Producer producer(kSlab);

@@ -39,6 +39,7 @@ Fake &fake() {
         if (library == nullptr) fail(__FILE__, __LINE__, dlerror());
         Fake f;
         find(library, "fake_cuda_delay_us", f.delay_us), find(library, "fake_cuda_fail", f.fail);
+        find(library, "fake_cuda_free_delay_us", f.free_delay_us);
         find(library, "fake_cuda_fail_always", f.fail_always), find(library, "fake_cuda_leaks", f.leaks);
         find(library, "fake_cuda_read_only_register", f.read_only_register);
         find(library, "fake_cuda_log_size", f.log_size), find(library, "fake_cuda_log_at", f.log_at);

@@ -12,6 +12,7 @@ namespace thaw_test {
 
 struct Fake {
     void (*delay_us)(int);
+    void (*free_delay_us)(int);
     void (*fail)(const char *, int, int);
     void (*fail_always)(const char *, int);
     void (*read_only_register)(int);

@@ -117,8 +117,8 @@ typedef struct thaw_tensor {
     uint32_t background; /* copied only while nothing critical is to be copied */
 } thaw_tensor;
 
-/* Takes the tensors in the order given.  window_bytes bounds the device memory of groups nobody has let go of
- * (0: no bound); a group somebody waits for is loaded all the same. */
+/* Takes the tensors in the order given.  window_bytes bounds the device memory of the groups until it is freed
+ * (0: no bound).  A group somebody waits for may exceed it, once what was let go is freed. */
 THAW_API int thaw_load_open(thaw_device *device, thaw_segment *segment, const thaw_tensor *tensors, size_t n,
                             uint64_t window_bytes, thaw_load **load);
 /* Until tensor i can be read by the host (CPU), or was copied (CUDA). */
