@@ -245,22 +245,28 @@ def test_on_a_measured_link_the_others_get_what_a_paced_best_rank_leaves() -> No
         until(lambda: rest.taken > WIRE // 8)
 
 
+UPTIMES_S = (0.0, 20.0, 10_000.0, 31_536_000.0)
+"""A machine that just booted, ones whose clock rounds differently, and one that has been up for a year."""
+
+
+@pytest.mark.parametrize("uptime_s", UPTIMES_S)
 @pytest.mark.parametrize("link", [3e6, 125e6])
-def test_a_measure_that_was_too_low_grows_until_the_link_does_not_follow(link: float) -> None:
-    meter, now = Meter(), time.monotonic()
-    now = measured(meter, 1e6, now)
+def test_a_measure_that_was_too_low_grows_until_the_link_does_not_follow(link: float, uptime_s: float) -> None:
+    meter = Meter()
+    now = measured(meter, 1e6, uptime_s)
     tops = []
     for _ in range(60):
         now, top = held_window(meter, link, now)
         tops.append(top)
-    assert link <= meter.bytes_per_s <= 1.3 * link
-    tries = [top for top in tops[-25:] if top > link]
+    assert 0.999 * link <= meter.bytes_per_s <= 1.3 * link
+    tries = [top for top in tops[-25:] if top > 1.001 * link]
     assert len(tries) <= 2, "once a minute it is filled for a window"
 
 
-def test_a_store_that_is_slow_for_a_while_does_not_lower_the_measure() -> None:
-    meter, now = Meter(), time.monotonic()
-    now = measured(meter, 50e6, now)
+@pytest.mark.parametrize("uptime_s", UPTIMES_S)
+def test_a_store_that_is_slow_for_a_while_does_not_lower_the_measure(uptime_s: float) -> None:
+    meter = Meter()
+    now = measured(meter, 50e6, uptime_s)
     for _ in range(10):
         now, _ = held_window(meter, 1e6, now)
     assert meter.bytes_per_s == pytest.approx(50e6, rel=0.01)
