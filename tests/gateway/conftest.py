@@ -8,6 +8,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -85,6 +87,13 @@ class GatewayProcess:
         stream = bool(body.get("stream"))
         plain = {"model": "chat", "messages": [{"role": "user", "content": "hi"}], **body}
         return self.call("POST", "/v1/chat/completions", json=plain, stream=stream)
+
+    def wait_for_routes(self, count: int = 1, timeout_s: float = 20) -> None:
+        """Until it has heard of so many ready instances.  A request that comes before waits, as in a cold start."""
+        end_s, tick = time.monotonic() + timeout_s, threading.Event()
+        while f"\nthaw_gateway_route_count {count}.0\n" not in (page := self.call("GET", "/metrics").text):
+            assert time.monotonic() < end_s, page
+            tick.wait(0.01)
 
     def record(self, activation_id: str) -> dict[str, Any]:
         reply = self.call("GET", f"/api/v1/namespaces/_/activations/{activation_id}")

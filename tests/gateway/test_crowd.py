@@ -61,6 +61,7 @@ def test_a_warm_request_needs_no_state_server_and_its_record_is_written_when_it_
     try:
         gateway.put_llm()
         invoker.ready("guest/chat")
+        gateway.wait_for_routes()  # its events come in order: that the action is new was heard before
         assert gateway.chat(max_tokens=1).status_code == 200
         own_valkey.kill()
         reply = gateway.chat(max_tokens=2)
@@ -121,6 +122,7 @@ def test_a_stopping_gateway_finishes_its_streams(
     gateway = start_gateway()
     gateway.put_llm()
     invoker.ready("guest/chat")
+    gateway.wait_for_routes()
     invoker.pace = threading.Semaphore(1)
     with gateway.chat(stream=True, max_tokens=3) as reply:
         lines = reply.iter_lines()

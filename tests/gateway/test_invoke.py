@@ -28,6 +28,7 @@ def test_a_blocking_call_answers_with_the_record_and_result_alone_with_the_resul
     gateway.put_python(parameters=[{"key": "a", "value": 1}])
     invoker.ready("guest/hello")
     invoker.log_lines.append("2026-01-01T00:00:00.0Z stdout: hi")
+    gateway.wait_for_routes()
     reply = gateway.call("POST", f"{HELLO}?blocking=true", json={"b": 2})
     assert reply.status_code == 200
     body = reply.json()

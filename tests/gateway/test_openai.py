@@ -29,6 +29,7 @@ def texts(chunks: list[str]) -> str:
 def test_a_chat_is_answered_whole_with_usage_and_an_activation(gateway: GatewayProcess, invoker: FakeInvoker) -> None:
     gateway.put_llm()
     invoker.ready("guest/chat")
+    gateway.wait_for_routes()
     reply = gateway.chat(max_tokens=3, seed=7)
     assert reply.status_code == 200, reply.text
     body = reply.json()
@@ -192,6 +193,7 @@ def test_a_request_that_meets_an_error_of_ours_is_recorded_and_counted_out(
     gateway = start_gateway(THAW_INVOCATIONS_CONCURRENT="1")
     gateway.put_llm()
     invoker.ready("guest/chat")
+    gateway.wait_for_routes()
     nested: Any = []
     for _ in range(600):
         nested = [nested]
