@@ -1,7 +1,9 @@
 # Every target prepares .venv first (scripts/setup.sh: nothing is installed outside it; a second run takes a second).
 SHELL := /bin/bash
 VENV := .venv/bin
-PYTEST := $(VENV)/python -m pytest
+# SEED=123 repeats the order of a run that printed "Using --randomly-seed=123".  JOBS=0 runs the tests one after another.
+JOBS ?= 2
+PYTEST := $(VENV)/python -m pytest -n $(JOBS) $(if $(SEED),--randomly-seed=$(SEED))
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-dev demo dev down test test-full check native check-native bench-quick locks docs images
@@ -24,7 +26,7 @@ dev: setup ## The platform on this machine, in the foreground (Ctrl-C ends it)
 down: setup ## End a platform that runs here, also after a crash of its supervisor
 	@$(VENV)/thaw dev down
 
-test: setup-dev ## Every test but the long ones
+test: setup-dev ## Every test but the long ones, in random order (SEED=123 repeats it), by two processes (JOBS=2)
 	@$(PYTEST) -m "not full"
 
 test-full: setup-dev ## Every test
@@ -34,7 +36,7 @@ check: setup-dev ## Lint, types, layers, unit tests
 	@$(VENV)/ruff check . && $(VENV)/ruff format --check .
 	@$(VENV)/mypy
 	@$(VENV)/lint-imports
-	@$(PYTEST) -q -m "not vllm and not full" tests
+	@$(PYTEST) -m "not vllm and not full" tests
 
 native: ## The native library (csrc/); without it the runtime reads segments in Python
 	@$(MAKE) -s -C csrc all

