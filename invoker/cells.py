@@ -20,7 +20,7 @@ from invoker.ledger import Ledger
 from invoker.pool import StemCell
 from relay.fetch_client import FetchClient
 from thaw.action import KIND_LLM, KIND_PYTHON
-from thaw.errors import PlatformError, ThawError
+from thaw.errors import PlatformError, ThawError, Unavailable
 from thaw.host import StemTarget
 from thaw.ids import InstanceId, random_hex_id
 from thaw.logs import Log
@@ -106,7 +106,7 @@ class StemCells:
         except ThawError as e:
             self._log.event("stem_cell_left", container_id=handle.container_id, error=e.message)
         self._driver.remove(handle)
-        self._close_door(handle)
+        self._close_door(handle.container_id, handle.kind)
 
     def close(self) -> None:
         self._closing = True
@@ -172,6 +172,8 @@ class StemCells:
             self._ledger.give_back(cell_id)
             if handle is not None:
                 self.end(handle)
+            else:
+                self._close_door(cell_id, kind)  # it is opened before the container is made
             self._retry_later(kind, e)
             return False
         with self._lock:
@@ -216,13 +218,15 @@ class StemCells:
         return Spec(cell_id, kind, {WARM: "on"}, labels, door=self._fetch.door_open(InstanceId(cell_id)),
                     device=self._device)  # fmt: skip
 
-    def _close_door(self, handle: Handle) -> None:
-        if handle.kind != KIND_LLM:
+    def _close_door(self, container_id: str, kind: str) -> None:
+        if kind != KIND_LLM:
             return
         try:
-            self._fetch.door_close(InstanceId(handle.container_id))
-        except ThawError as e:  # fetchd is away: it has no doors when it comes back
-            self._log.event("door_close_failed", instance_id=handle.container_id, error=e.message)
+            self._fetch.door_close(InstanceId(container_id))
+        except Unavailable:
+            pass  # fetchd is away: it has no doors when it comes back
+        except ThawError as e:
+            self._log.event("door_close_failed", instance_id=container_id, error=e.message)
 
     def _exited(self, end: Exit) -> None:
         with self._lock:
@@ -232,5 +236,5 @@ class StemCells:
             self._waiting.remove(dead)
         self._ledger.give_back(dead.container_id)
         self._driver.remove(dead)
-        self._close_door(dead)
+        self._close_door(dead.container_id, dead.kind)
         self.refill()

@@ -25,6 +25,7 @@ from relay.messages import GroupCredential
 from relay.transports.assembly import Assembly
 from relay.transports.base import Flow, Message
 from relay.transports.inbox import Inbox
+from relay.transports.quota import LinkQuota
 from relay.transports.redis_in import open_lanes
 from relay.transports.redis_out import Sender
 from relay.transports.redis_server import GroupRelay
@@ -60,10 +61,11 @@ class AutoTransport:
         flow = flow or Flow()
         relay = GroupRelay(url, credential, group_id)
         self._inbox = Inbox(stage)
-        held = 2 * flow.window_bytes  # a short cut is at most a window ahead, and its last chunk
+        held = 2 * flow.most_bytes  # a short cut is at most so far ahead, and its last chunk
         assemblies = {(p, priority): Assembly(p, max_message_bytes=flow.max_message_bytes, hold_bytes=held)
                       for p in peers for priority in Priority}  # fmt: skip
-        self._senders = {priority: Sender(relay, self._inbox, stage, priority, flow) for priority in Priority}
+        quotas = {p: LinkQuota(flow) for p in peers}
+        self._senders = {p: Sender(relay, self._inbox, stage, p, flow, quotas) for p in Priority}
         self._links: dict[LinkId, _Link] = {}
         self._links_lock = threading.Lock()
         self.no_shortcut = ""

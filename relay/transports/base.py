@@ -19,7 +19,7 @@ CHUNK_BYTES: Final = 1024 * 1024
 
 WINDOW_BYTES: Final = 64 * 1024 * 1024
 GROUP_BYTES: Final = 128 * 1024 * 1024
-"""A group's quota: what its stages may have on their way, all links and priorities together.  A relay of 512 MB, which
+"""A group's quota: what its stages may have on the relay, all links and priorities together.  A relay of 512 MB, which
 is what is started by default, holds three groups whose receivers have died, and has room for the others."""
 MAX_MESSAGE_BYTES: Final = 1024 * 1024 * 1024
 MAX_STAGES: Final = 256
@@ -47,26 +47,36 @@ class Message(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """How much may be on its way.  Both ends of a link have the same."""
+    """How much may be on its way.  Both ends of a link have the same.
+
+    ``window_bytes`` is what each priority of a link may always have on its way.  When the flow is ``shared``, a
+    priority may also use the windows of the lower ones while they do not (quota.py).
+    """
 
     chunk_bytes: int = CHUNK_BYTES
     window_bytes: int = WINDOW_BYTES
     max_message_bytes: int = MAX_MESSAGE_BYTES
     resume_s: float = RESUME_S
+    shared: bool = False
 
     @staticmethod
     def of_group(n_stages: int, group_bytes: int = GROUP_BYTES) -> Flow:
-        """Every link and priority has the same part of the group's quota to itself, so that none waits for another.
+        """Every link has the same part of the group's quota to itself; its priorities share it.
 
         Both ends come to the same without asking.
         """
         n_ways = max(1, n_stages * (n_stages - 1) * len(Priority))
         window = max(4 * HEADER_BYTES, min(WINDOW_BYTES, group_bytes // n_ways))
-        return Flow(chunk_bytes=min(CHUNK_BYTES, window // 4), window_bytes=window)
+        return Flow(chunk_bytes=min(CHUNK_BYTES, window // 4), window_bytes=window, shared=True)
 
     def __post_init__(self) -> None:
         if not 0 < self.chunk_bytes <= MAX_PAYLOAD_BYTES:
             raise ProtocolError(f"chunks of {self.chunk_bytes} bytes; a frame carries 1 to {MAX_PAYLOAD_BYTES}")
+
+    @property
+    def most_bytes(self) -> int:
+        """What one priority of a link may have on its way while the others send nothing."""
+        return self.window_bytes * (len(Priority) if self.shared else 1)
 
     @property
     def credit_bytes(self) -> int:

@@ -23,6 +23,7 @@ from relay.messages import GroupCredential
 from relay.transports.assembly import Assembly
 from relay.transports.base import Flow, Message
 from relay.transports.inbox import Inbox
+from relay.transports.quota import LinkQuota
 from relay.transports.redis_in import open_lanes
 from relay.transports.redis_out import Sender
 from relay.transports.redis_server import GroupRelay
@@ -37,7 +38,8 @@ class RedisTransport:
         flow = flow or Flow()
         relay = GroupRelay(url, credential or GroupCredential("", ""), group_id)
         self._stage, self._inbox = stage, Inbox(stage)
-        self._senders = {priority: Sender(relay, self._inbox, stage, priority, flow) for priority in Priority}
+        quotas = {p: LinkQuota(flow) for p in peers}
+        self._senders = {p: Sender(relay, self._inbox, stage, p, flow, quotas) for p in Priority}
         open_lanes(relay, self._inbox, stage, {priority: _assemblies(peers, flow) for priority in Priority}, flow)
 
     def send(self, receiver: int, message: FrameHeader, payload: bytes | memoryview, *, deadline_s: float) -> None:

@@ -62,7 +62,8 @@ class RedisLane:
         self._taken = dict.fromkeys(self._keys, 0)  # bytes
         self._credited = dict.fromkeys(self._keys, 0)
         self._owed_frames = self._owed_bytes = 0
-        self._ack_bytes = min(_ACK_BYTES, flow.credit_bytes)
+        self._credit_step_bytes = max(1, flow.credit_bytes // 2)
+        self._ack_bytes = min(_ACK_BYTES, self._credit_step_bytes)  # with a step it stays below credit_bytes
         self._read: set[bytes] = set()  # streams with frames that were taken and not acknowledged
         self._question = command("XREAD", "COUNT", _READ_COUNT[priority], "BLOCK", 0, "STREAMS", *self._keys)
         self._question = self._question.replace(b"*%d" % (6 + len(self._keys)), b"*%d" % (6 + 2 * len(self._keys)), 1)
@@ -275,7 +276,7 @@ class RedisLane:
             message, chunk = self._ids[key]
             acks.append(unanswered("XTRIM", key, "MINID", "=", f"{message}-{chunk + 1}"))
             taken = self._taken[key]
-            if taken - self._credited[key] >= self._flow.credit_bytes:
+            if taken - self._credited[key] >= self._credit_step_bytes:
                 self._credited[key] = taken
                 credit = key + b":credit"
                 acks += (unanswered("XADD", credit, "MAXLEN", 1, f"{taken}-0", "c", ""),

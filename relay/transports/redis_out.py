@@ -5,13 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
 from relay.frames import HEADER_BYTES, FrameHeader, Priority, encode_chunk
 from relay.transports.base import Flow, closed, split
 from relay.transports.inbox import BUSY_S, LOSS_ONLY, Inbox
+from relay.transports.quota import LinkQuota
 from relay.transports.redis_server import SKIP_REPLY, TOUCH_S, GroupRelay, memory_full
 from relay.transports.resp import SMALL_BYTES, Connection, Refused, command, gave_up
 from thaw.errors import PlatformError, ProtocolError, Unavailable, WorkerLost
@@ -27,18 +28,15 @@ _RETRY_S: Final = 0.2
 class _Link:
     """To one receiver, at one priority."""
 
-    def __init__(self, relay: GroupRelay, stage: int, receiver: int, priority: Priority) -> None:
+    def __init__(self, relay: GroupRelay, stage: int, receiver: int, priority: Priority, quota: LinkQuota) -> None:
         self.receiver, self.key = receiver, relay.stream(stage, receiver, priority)
+        self.quota = quota
+        self.credit_keys = {f"{relay.stream(stage, receiver, p)}:credit".encode(): p for p in Priority}
         self.prefix = command("XADD", self.key).replace(b"*2", b"*5", 1)
         self.silent_prefix = SKIP_REPLY + self.prefix
         self.seq = 0
-        self.sent_bytes = self.taken_bytes = 0
         self.touched_s = -TOUCH_S
         self.broken = ""
-
-    @property
-    def ahead_bytes(self) -> int:
-        return self.sent_bytes - self.taken_bytes
 
 
 class Frame(Protocol):
@@ -69,9 +67,11 @@ class Sender:
     receives sends again what is kept (so this is a lane of the inbox too).
     """
 
-    def __init__(self, relay: GroupRelay, inbox: Inbox, stage: int, priority: Priority, flow: Flow) -> None:
+    def __init__(self, relay: GroupRelay, inbox: Inbox, stage: int, priority: Priority, flow: Flow,
+                 quotas: Mapping[int, LinkQuota]) -> None:  # fmt: skip
+        """``quotas``: by receiver; the senders of all priorities share them."""
         self.priority = priority
-        self._relay, self._inbox, self._stage, self._flow = relay, inbox, stage, flow
+        self._relay, self._inbox, self._stage, self._flow, self._quotas = relay, inbox, stage, flow, quotas
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._links: dict[int, _Link] = {}
@@ -87,9 +87,7 @@ class Sender:
         """``seq``: the message's number, from a caller who has another way to the receiver beside this one."""
         until = time.monotonic() + deadline_s
         with self._lock:
-            link = self._links.get(receiver)
-            if link is None:
-                link = self._links[receiver] = _Link(self._relay, self._stage, receiver, self.priority)
+            link = self._link(receiver)
             if link.broken:
                 raise WorkerLost(f"the link to stage {receiver} broke: {link.broken}")
             self._send(link, link.seq if seq is None else seq, message, payload, until)
@@ -100,13 +98,10 @@ class Sender:
         """Frames that began on another way and did not arrive there."""
         until = time.monotonic() + deadline_s
         with self._lock:
-            link = self._links.get(receiver)
-            if link is None:
-                link = self._links[receiver] = _Link(self._relay, self._stage, receiver, self.priority)
+            link = self._link(receiver)
             try:
                 for frame in frames:
-                    self._await_credit(link, HEADER_BYTES + len(frame.payload), until)
-                    link.sent_bytes += HEADER_BYTES + len(frame.payload)
+                    self._take_room(link, HEADER_BYTES + len(frame.payload), until)
                     payload = memoryview(frame.payload)
                     self._unwritten.append(_entry(link, frame.seq, frame.chunk, frame.head, payload, self._touch(link)))
                     self._pump(_PIPELINE_BYTES, until)
@@ -175,19 +170,36 @@ class Sender:
         with self._lock:
             self._drop()
 
+    def _link(self, receiver: int) -> _Link:
+        link = self._links.get(receiver)
+        if link is None:
+            link = self._links[receiver] = _Link(self._relay, self._stage, receiver, self.priority,
+                                                 self._quotas[receiver])  # fmt: skip
+        return link
+
     def _send(self, link: _Link, seq: int, message: FrameHeader, payload: bytes | memoryview, until: float) -> None:
         n_bytes = len(payload) if isinstance(payload, bytes) else payload.nbytes
-        size = n_bytes + HEADER_BYTES
-        if link.ahead_bytes + size > self._flow.window_bytes:
-            self._await_credit(link, min(size, self._flow.at_once_bytes), until)
         if n_bytes <= SMALL_BYTES and n_bytes <= self._flow.chunk_bytes:
+            self._take_room(link, n_bytes + HEADER_BYTES, until)
             self._send_small(link, seq, message, bytes(payload), until)
             return
+        link.quota.begin(self.priority)
+        try:
+            room = min(n_bytes, max(self._flow.at_once_bytes, self._flow.chunk_bytes)) + HEADER_BYTES
+            self._take_room(link, room, until)
+            self._send_chunks(link, seq, message, payload, until, room)
+        finally:
+            link.quota.end(self.priority)
+
+    def _send_chunks(self, link: _Link, seq: int, message: FrameHeader, payload: bytes | memoryview, until: float,
+                     room: int) -> None:  # fmt: skip
+        """``room``: bytes of the quota that were taken for the message, a chunk or more."""
         try:
             for number, head, part in split(message, self._relay.group_bytes, seq, payload, self._flow):
-                if number:
-                    self._await_credit(link, HEADER_BYTES + len(part), until)
-                link.sent_bytes += HEADER_BYTES + len(part)
+                room -= HEADER_BYTES + len(part)
+                if room < 0:
+                    self._take_room(link, -room, until)
+                    room = 0
                 self._unwritten.append(_entry(link, seq, number, head, part, self._touch(link)))
                 self._pump(_PIPELINE_BYTES, until)
             self._pump(0, until)  # the payload is the caller's again
@@ -206,7 +218,6 @@ class Sender:
         wire = b"%b$%d\r\n%b\r\n$1\r\nf\r\n$%d\r\n%b%b\r\n%b" % (
             link.silent_prefix if silent else link.prefix, len(frame_id), frame_id, n_bytes, head, payload,
             self._touch(link))  # fmt: skip
-        link.sent_bytes += n_bytes
         entry = _Entry(link, (wire,), n_bytes, silent)
         try:
             if connection is not None and at_once:
@@ -288,22 +299,34 @@ class Sender:
             entry.link.broken = error.message
             raise error from refused
 
-    def _await_credit(self, link: _Link, n_bytes: int, until: float) -> None:
-        while link.ahead_bytes and link.ahead_bytes + n_bytes > self._flow.window_bytes:
-            left_s = until - time.monotonic()
-            if left_s <= 0:
-                raise Unavailable(f"stage {link.receiver} does not keep up: {link.ahead_bytes} bytes are unread",
-                                  hint="is the stage alive?")  # fmt: skip
-            self._pump(0, until)
-            try:
-                reply = (self._connection or self._connect(until)).call(
-                    "XREAD", "COUNT", 1, "BLOCK", max(1, int(left_s * 1000)), "STREAMS", link.key + ":credit",
-                    f"{link.taken_bytes}-0", wait_s=left_s + 5.0)  # fmt: skip
-            except OSError as e:
-                self._lost(e, until)
-                continue
-            if reply is not None:
-                link.taken_bytes = int(reply[0][1][-1][0].partition(b"-")[0])
+    def _take_room(self, link: _Link, n_bytes: int, until: float) -> None:
+        """Wait for ``n_bytes`` of the quota.  Raises Unavailable at the deadline; nothing was taken then."""
+        if link.quota.take(self.priority, n_bytes):
+            return
+        link.quota.begin(self.priority)
+        try:
+            while not link.quota.take(self.priority, n_bytes):
+                self._await_credit(link, until)
+        finally:
+            link.quota.end(self.priority)
+
+    def _await_credit(self, link: _Link, until: float) -> None:
+        """Wait until the receiver reports what it has taken, at any priority: another may have borrowed our part."""
+        left_s = until - time.monotonic()
+        if left_s <= 0:
+            raise Unavailable(f"stage {link.receiver} does not keep up: {link.quota.unread_bytes} bytes are unread",
+                              hint="is the stage alive?")  # fmt: skip
+        self._pump(0, until)
+        known = (f"{link.quota.taken_bytes(p)}-0" for p in link.credit_keys.values())
+        try:
+            reply = (self._connection or self._connect(until)).call(
+                "XREAD", "COUNT", 1, "BLOCK", max(1, int(left_s * 1000)), "STREAMS", *link.credit_keys, *known,
+                wait_s=left_s + 5.0)  # fmt: skip
+        except OSError as e:
+            self._lost(e, until)
+            return
+        for key, entries in reply or ():
+            link.quota.report(link.credit_keys[bytes(key)], int(entries[-1][0].partition(b"-")[0]))
 
     def _connect(self, until: float) -> Connection:
         if self._closed.is_set():

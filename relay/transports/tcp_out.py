@@ -192,7 +192,7 @@ class TcpOut:
     def _keep(self, seq: int, payload: bytes | memoryview) -> None:
         """The payload is the caller's again: copy what may have to be sent again."""
         self._read_acks_or_lose()  # of a large message most has arrived by now
-        if isinstance(payload, bytes) and len(payload) <= self._flow.window_bytes:  # nobody changes them
+        if isinstance(payload, bytes) and len(payload) <= self._flow.most_bytes:  # nobody changes them
             return
         for frame in reversed(self.queue):
             if frame.seq != seq:
@@ -210,7 +210,7 @@ class TcpOut:
             self._read_acks_or_lose()
 
     def _lacks_room(self, n_bytes: int) -> bool:
-        return bool(self.queue) and self._queued_bytes + n_bytes > self._flow.window_bytes
+        return bool(self.queue) and self._queued_bytes + n_bytes > self._flow.most_bytes
 
     def _flush(self, until: float) -> None:
         """Write the queue; when the receiver does not take it until the deadline, whoever comes next goes on."""

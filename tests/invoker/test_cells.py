@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import invoker.cells
 from fetchd.server import UnixServer
 from invoker import placing
 from invoker.cells import PYTHON_CELL_BYTES, ZYGOTE, StemCells
@@ -20,8 +21,10 @@ from invoker.placing import Placing
 from relay.channel import Channel, ChannelClosed
 from relay.fetch_client import FetchClient
 from relay.messages import Done, DoorOpen, DoorOpened, from_plain, to_plain
+from tests.fetchd.harness import Fetchd
 from tests.invoker.platform import WAIT_S
 from thaw.action import KIND_LLM, KIND_PYTHON
+from thaw.errors import PlatformError
 from thaw.ids import ActionName, GroupId, HostId, InstanceId
 from thaw.instance import InstanceRecord, InstanceState, StartMode
 from thaw.logs import Log
@@ -113,6 +116,47 @@ def test_a_host_that_ends_waits_for_no_fetchd(run_dir: Path) -> None:
     cells.close()
     assert cells.view() == ()
     assert KIND_LLM not in driver.doors
+
+
+class Broken(Containers):
+    """No container gets past ``step``; ``failed`` is released each time."""
+
+    def __init__(self, step: str) -> None:
+        super().__init__()
+        self._step = step
+        self.failed = threading.Semaphore(0)
+
+    def _reach(self, step: str) -> None:
+        if step == self._step:
+            self.failed.release()
+            raise PlatformError(f"cannot {step} a container")
+
+    def create(self, spec: Spec) -> Handle:
+        self._reach("create")
+        return super().create(spec)
+
+    def start(self, handle: Handle, spec: Spec) -> Handle:
+        self._reach("start")
+        return super().start(handle, spec)
+
+    def connect(self, handle: Handle, *, deadline_s: float) -> str:
+        self._reach("connect to")
+        return super().connect(handle, deadline_s=deadline_s)
+
+
+@pytest.mark.parametrize("step", ["create", "start", "connect to"])
+def test_llm_cells_that_fail_leave_no_door_in_fetchd(
+    step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(invoker.cells, "_RETRY_S", 0.0)
+    driver = Broken(step)
+    with Fetchd(tmp_path, THAW_FETCHD_POOL_MB=8) as fetchd:
+        cells = StemCells(driver, fetchd.client, Ledger(1 << 30), 1 << 20, Log("test"))  # type: ignore[arg-type]
+        cells.set_target(KIND_LLM, 1)
+        for _ in range(5):
+            assert driver.failed.acquire(timeout=WAIT_S)
+        cells.close()
+        assert fetchd.client.doors() == ()
 
 
 class WatchedLedger(Ledger):

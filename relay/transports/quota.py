@@ -1,0 +1,97 @@
+"""How the priorities of one link share what the link may have on its way through the relay.
+
+::
+
+    inference │ its part │ what KV and bulk do not use
+    KV        │          │ its part │ what bulk does not use
+    bulk      │          │          │ its part
+
+Each priority has one part of its own.  It may borrow the parts of the priorities below it, never those of the ones
+above: an inference message therefore never waits until a KV message was read.  A priority that comes back while its
+part is lent takes it over as the receiver reads, which it does in the order of the priorities; until then the borrower
+gets no more than its own.  The parts together are never exceeded.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from relay.frames import Priority
+from relay.transports.base import Flow
+
+
+class LinkQuota:
+    """From one stage to one other.  Thread-safe: every priority has a thread that sends."""
+
+    def __init__(self, flow: Flow) -> None:
+        self._part_bytes, self._idle_bytes, self._shared = flow.window_bytes, flow.credit_bytes, flow.shared
+        self._lock = threading.Lock()
+        self._ahead = [0 for _ in Priority]  # bytes on their way, also those of a message that is being sent
+        self._total = 0  # of _ahead
+        self._taken = [0 for _ in Priority]  # bytes, ever, as far as the receiver has reported
+        self._n_sending = [0 for _ in Priority]
+
+    def begin(self, priority: Priority) -> None:
+        """A message waits for room, or is sent chunk by chunk: until ``end`` nobody borrows this priority's part."""
+        with self._lock:
+            self._n_sending[priority] += 1
+
+    def end(self, priority: Priority) -> None:
+        with self._lock:
+            self._n_sending[priority] -= 1
+
+    def take(self, priority: Priority, n_bytes: int) -> bool:
+        """Count ``n_bytes`` as being on their way.  False when there is no room for them, and nothing was counted."""
+        with self._lock:
+            if self._total + n_bytes > self._part_bytes:  # nearly never, and less than a part suits every rule
+                fits = self._fits_shared if self._shared else self._fits
+                if not fits(priority, n_bytes):
+                    return False
+            self._ahead[priority] += n_bytes
+            self._total += n_bytes
+            return True
+
+    def report(self, priority: Priority, taken_bytes: int) -> None:
+        """The receiver has taken so many bytes since the link was made.  May be told twice, by two threads."""
+        with self._lock:
+            news = max(0, taken_bytes - self._taken[priority])
+            self._taken[priority] += news
+            self._ahead[priority] -= news
+            self._total -= news
+
+    def taken_bytes(self, priority: Priority) -> int:
+        return self._taken[priority]
+
+    @property
+    def unread_bytes(self) -> int:
+        """Of all priorities."""
+        return self._total
+
+    def _fits(self, priority: Priority, n_bytes: int) -> bool:
+        """Without sharing.  A message that is longer than the window begins when nothing else is on its way."""
+        ahead = self._ahead[priority]
+        return not ahead or ahead + n_bytes <= self._part_bytes
+
+    def _fits_shared(self, priority: Priority, n_bytes: int) -> bool:
+        for level in Priority:
+            if level <= priority and self._ahead_from(level) + n_bytes > self._parts_from(level):
+                return False  # it would take what belongs to a higher priority
+        ahead = self._ahead[priority] + n_bytes
+        below = sum(self._kept(p) for p in Priority if p > priority)
+        return ahead <= self._part_bytes or ahead + below <= self._parts_from(priority)
+
+    def _ahead_from(self, level: Priority) -> int:
+        """Of ``level`` and what is below it."""
+        return sum(self._ahead[level:])
+
+    def _parts_from(self, level: Priority) -> int:
+        return (len(Priority) - level) * self._part_bytes
+
+    def _kept(self, priority: Priority) -> int:
+        """What a higher priority must leave to this one.
+
+        A receiver does not report the last bytes it took, so a small rest on its way does not mean that it is in use.
+        """
+        ahead = self._ahead[priority]
+        in_use = self._n_sending[priority] > 0 or ahead > self._idle_bytes
+        return max(ahead, self._part_bytes) if in_use else ahead
