@@ -1,7 +1,8 @@
 """In which order tests run, and which of them may run side by side (``pytest -n 2``).
 
-pytest-randomly shuffles the modules and the tests within each.  Two things are put right behind it: a test that ends
-what it shares with others comes behind them, and side by side the long modules begin first.
+pytest-randomly shuffles the modules and the tests within each.  Two things are put right behind it: a test that needs
+what it shares with others untouched comes before them, and one that ends it comes behind them; and side by side the long
+modules begin first.
 """
 
 from __future__ import annotations
@@ -25,17 +26,22 @@ def unit_of(nodeid: str) -> str:
     return next((name for name, prefixes in ONE_BY_ONE.items() if module.startswith(prefixes)), module)
 
 
-def enders_behind(items: Sequence[pytest.Item]) -> list[pytest.Item]:
-    """A test marked ``ends(fixture)`` goes behind the tests of its module that got the same from that fixture."""
-    ended = {i.path: str(mark.args[0]) for i in items for mark in i.iter_markers("ends")}
+_RANKS = {"begins": -1, "ends": 1}
+
+
+def in_place(items: Sequence[pytest.Item]) -> list[pytest.Item]:
+    """A test marked ``begins(fixture)`` goes before, one marked ``ends(fixture)`` behind, the tests of its module that
+    get the same from that fixture."""
+    fixtures = {i.path: str(mark.args[0]) for i in items for name in _RANKS for mark in i.iter_markers(name)}
     places: dict[object, int] = {}
 
-    def place(n: int, item: pytest.Item) -> tuple[int, bool]:
-        if item.path not in ended:
-            return n, False
+    def place(n: int, item: pytest.Item) -> tuple[int, int]:
+        if item.path not in fixtures:
+            return n, 0
         parameters: dict[str, Any] = getattr(getattr(item, "callspec", None), "params", {})
-        shared = (item.path, str(parameters.get(ended[item.path])))
-        return places.setdefault(shared, n), item.get_closest_marker("ends") is not None
+        shared = (item.path, str(parameters.get(fixtures[item.path])))
+        rank = sum(rank for name, rank in _RANKS.items() if item.get_closest_marker(name))
+        return places.setdefault(shared, n), rank
 
     keys = {id(item): place(n, item) for n, item in enumerate(items)}
     return sorted(items, key=lambda item: keys[id(item)])
@@ -49,7 +55,7 @@ def long_ones_first(items: Sequence[pytest.Item]) -> list[pytest.Item]:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    items[:] = enders_behind(items)
+    items[:] = in_place(items)
     if hasattr(config, "workerinput"):
         items[:] = long_ones_first(items)
 

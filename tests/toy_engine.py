@@ -40,7 +40,8 @@ from thaw_runtime.pipeline_wire import Batch, NewSequence, Sampled, Step
 from thaw_runtime.start_trace import StartTrace
 
 VOCAB = 256
-STEP_S = 0.002  # a step takes a while in any engine; an abort must find something to abort
+STEP_S = float(os.environ.get("TOY_STEP_S", "0.002"))
+"""A step takes a while in any engine; an abort must find something to abort."""
 POISON = 0
 """A prompt that begins with this token breaks the engine."""
 

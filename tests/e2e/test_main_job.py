@@ -15,6 +15,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 FRANCE = "What is the capital of France?"
 
 
+@pytest.mark.begins("platform")
 def test_a_model_that_was_not_there_answers_and_its_trace_explains_the_start(platform: Machine) -> None:
     response = platform.chat("chat", FRANCE, stream=True, temperature=0)
     assert response.status_code == 200, response.text

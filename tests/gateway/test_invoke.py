@@ -145,7 +145,7 @@ def test_a_function_over_its_time_limit_is_a_developer_error(gateway: GatewayPro
     assert reply.status_code == 502
     assert reply.json()["response"]["result"] == {"error": "The action exceeded its time limits of 200 milliseconds."}
     assert {"key": "timeout", "value": True} in reply.json()["annotations"]
-    assert invoker.closed.acquire(timeout=2)
+    assert invoker.closed.acquire(timeout=20)
 
 
 def test_an_llm_can_be_invoked_as_an_action(gateway: GatewayProcess, invoker: FakeInvoker) -> None:

@@ -32,10 +32,12 @@ def test_a_quota_is_enforced_and_removed() -> None:
     shares = find_shares("test-shares")
     if not isinstance(shares, CgroupShares):
         pytest.skip("this machine's cgroups cannot be written")
-    spin = "import time\nt = time.monotonic()\nwhile time.monotonic() < t + 1.0: pass\nprint(time.process_time())"
-    process = subprocess.Popen([sys.executable, "-c", spin], stdout=subprocess.PIPE)
+    spin = (
+        "import time\ninput()\nt = time.monotonic()\nwhile time.monotonic() < t + 1.0: pass\nprint(time.process_time())"
+    )
+    process = subprocess.Popen([sys.executable, "-c", spin], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     shares.apply("c", process.pid, 0.2)
-    out, _ = process.communicate(timeout=30)
+    out, _ = process.communicate(b"\n", timeout=30)
     assert float(out) < 0.5  # 0.2 of a second, and what it had before the quota
     shares.close()
     assert not shares.path("c").exists()

@@ -162,7 +162,14 @@ def test_a_request_beyond_the_context_is_refused_in_openais_words(ready: Contain
     assert reply["info"]["hint"] == "context_length_exceeded"
 
 
-def test_a_client_that_hangs_up_frees_its_slot_within_a_second(ready: Container) -> None:
+@pytest.fixture
+def slow_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of containers that are made after this: 500 tokens take more than a minute."""
+    monkeypatch.setenv("TOY_STEP_S", "0.2")
+
+
+@pytest.mark.usefixtures("slow_engine")
+def test_a_client_that_hangs_up_frees_its_slot(ready: Container) -> None:
     other = UnixConnection(ready.socket, timeout=10)
     other.request("POST", "/run", json.dumps(run_body({"prompt": "x", "max_tokens": 500}, "completions")), STREAM)
     reply = other.getresponse()
@@ -172,7 +179,7 @@ def test_a_client_that_hangs_up_frees_its_slot_within_a_second(ready: Container)
     other.close()
     began = time.monotonic()
     while ready.ask("GET", "/health")[1]["inflight"]:
-        assert time.monotonic() - began < 1
+        assert time.monotonic() - began < 30
 
 
 def test_a_run_past_its_deadline_fails_as_such(ready: Container) -> None:
