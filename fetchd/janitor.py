@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from fetchd.segments import Segment
 from relay.segment import HEARTBEAT_S
+from thaw.lasting import LastingThread
 
 
 class Janitor:
@@ -20,7 +21,7 @@ class Janitor:
         self._due: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
         self._stopped = False
-        self._thread = threading.Thread(target=self._run, name="janitor", daemon=True)
+        self._thread = LastingThread(self._run, "janitor")
         self._thread.start()
 
     def call_later(self, delay_s: float, call: Callable[[], None]) -> None:
@@ -52,7 +53,7 @@ class Heart:
         self._changed = threading.Condition()
         self._filling: set[Segment] = set()
         self._stopped = False
-        self._thread = threading.Thread(target=self._run, name="heart", daemon=True)
+        self._thread = LastingThread(self._run, "heart")
         self._thread.start()
 
     def add(self, segment: Segment) -> None:

@@ -6,7 +6,7 @@ import sys
 
 from fetchd.daemon import Daemon
 from fetchd.settings import FetchdSettings
-from thaw import descriptors
+from thaw import descriptors, lasting
 from thaw.ending import Ending
 from thaw.errors import ThawError
 from thaw.logs import Log
@@ -15,6 +15,7 @@ from thaw.settings import load
 
 def main() -> None:
     log = Log("fetchd")
+    lasting.guard(log)
     ending = Ending()
     try:
         settings = load(FetchdSettings)

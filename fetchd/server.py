@@ -11,6 +11,7 @@ from typing import Final
 
 from relay.channel import Channel
 from thaw.errors import PlatformError, ProtocolError
+from thaw.lasting import LastingThread
 from thaw.logs import Log
 
 _MAX_PATH: Final = 107  # sun_path, less the terminating zero
@@ -48,7 +49,7 @@ class UnixServer:
             if os.path.exists(unnamed):
                 os.unlink(unnamed)
             raise PlatformError(f"{path}: cannot listen: {e}", hint="check the directory and its permissions") from e
-        self._thread = threading.Thread(target=self._accept, name="accept", daemon=True)
+        self._thread = LastingThread(self._accept, "accept")
         self._thread.start()
 
     def close(self) -> None:

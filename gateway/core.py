@@ -30,6 +30,7 @@ from relay.records import Records
 from relay.registry import LEASE_MS, Registry
 from thaw.errors import NotFound, PlatformError, from_info
 from thaw.ids import ActionName, GatewayId, random_hex_id
+from thaw.lasting import LastingThread
 from thaw.logs import Log
 
 
@@ -80,13 +81,22 @@ class Gateway:
         )  # fmt: skip
         self._events = EventReader(settings.state_url, self._on_event, self._on_connected, self.log)
         self._stop = threading.Event()
-        self._heartbeat = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+        self._missed = ""  # why the last heartbeat was not written
+        self._heartbeat = LastingThread(self._beat, "heartbeat")
 
     def steps(self, call: Call) -> Steps:
         return steps(self.dispatcher, call)
 
     def execute(self, call: Call) -> Outcome:
         return to_end(self.steps(call))
+
+    def problems(self) -> tuple[str, ...]:
+        """What is wrong with the state server, a sentence each.  Raises PlatformError when it does not answer.
+
+        One whose disk is full may still read: the last heartbeat says whether it writes.
+        """
+        self.records.has_keys()
+        return (f"the last heartbeat was not written: {self._missed}",) if self._missed else ()
 
     def start(self) -> None:
         self.registry.gateway_alive(self.gateway_id)
@@ -122,7 +132,9 @@ class Gateway:
                 self.demand.retry()
                 if beats.may_claim(time.monotonic()):
                     self.runner.claim_dead()
+                self._missed = ""
             except PlatformError as e:
+                self._missed = e.message
                 self.log.event("heartbeat_missed", error=e.message)
             if self._stop.wait(self.settings.heartbeat_s):
                 return

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from thaw.errors import ThawError
+from thaw.lasting import LastingThread
 
 _GONE = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
 
@@ -65,7 +66,7 @@ class HangupWatcher:
         self._lock = threading.Lock()
         self._wake_read, self._wake_write = os.pipe()
         self._epoll.register(self._wake_read, select.EPOLLIN)
-        self._thread = threading.Thread(target=self._run, name="hangup", daemon=True)
+        self._thread = LastingThread(self._run, "hangup")
 
     def start(self) -> None:
         self._thread.start()

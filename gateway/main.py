@@ -16,7 +16,7 @@ from gateway import first_key
 from gateway.app import create_app
 from gateway.core import Gateway
 from gateway.settings import GatewaySettings
-from thaw import descriptors
+from thaw import descriptors, lasting
 from thaw.errors import ThawError
 from thaw.logs import Log
 from thaw.settings import SettingError, load
@@ -54,6 +54,7 @@ class _Server(BaseApplication):  # type: ignore[misc]
     def load(self) -> Wsgi:
         """Runs in the worker."""
         sys.setswitchinterval(_SWITCH_S)
+        lasting.guard(self._log)
         self._gateway = Gateway(self._settings, self._log)
         self._gateway.start()
         first_key.admit(self._gateway.records, self._settings.first_key)

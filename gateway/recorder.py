@@ -24,6 +24,7 @@ from relay.records import Ended, Records
 from thaw import wire
 from thaw.activation import ActivationStatus
 from thaw.errors import PlatformError, ThawError
+from thaw.lasting import LastingThread
 from thaw.logs import Log
 from thaw.trace import Phase
 
@@ -56,7 +57,7 @@ class Recorder:
         self._settled = threading.Condition()
         self._stop = threading.Event()
         self._asking = ThreadPoolExecutor(_HOSTS_AT_ONCE, "recorder-logs")
-        self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
+        self._thread = LastingThread(self._run, "recorder")
 
     def start(self) -> None:
         self._thread.start()

@@ -1,7 +1,7 @@
 """The data port: where gateways send runs.  HTTP/1.1 keep-alive, one thread a connection, every request with the
 installation's bearer token.
 
-``POST /instances/{id}/run`` · ``POST /logs`` · ``GET /metrics``.  A refusal before
+``POST /instances/{id}/run`` · ``POST /logs`` · ``GET /metrics``; ``GET /health`` needs no token.  A refusal before
 anything ran is a whole answer (401, 404, 410 InstanceGone, 429 InstanceBusy: route again); a container that is lost
 under a request cuts the connection, so an answer without its last chunk is never taken for whole.
 """
@@ -11,8 +11,10 @@ from __future__ import annotations
 import hmac
 import json
 import socketserver
+import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -23,7 +25,7 @@ from invoker.live import Live
 from invoker.logs import LATE_S
 from relay import http11
 from relay.messages import ACTIVATION_HEADER, LogsFound, LogsWanted
-from thaw import wire
+from thaw import lasting, wire
 from thaw.action import KIND_PYTHON
 from thaw.errors import (
     BadRequest,
@@ -36,6 +38,7 @@ from thaw.errors import (
     Unauthorized,
 )
 from thaw.ids import InstanceId
+from thaw.lasting import LastingThread
 
 MAX_BODY_BYTES: Final = 64 * 1024 * 1024
 STATUS: Final[dict[type[ThawError], int]] = {InstanceGone: 410, InstanceBusy: 429}
@@ -57,7 +60,7 @@ class DataPort(socketserver.ThreadingMixIn, socketserver.TCPServer):
         self.fleet, self.token, self._refresh = fleet, token, refresh
         self._refreshed = 0.0
         super().__init__((host, int(port)), Handler)
-        self._thread = threading.Thread(target=self._serve, name="data-port", daemon=True)
+        self._thread = LastingThread(self._serve, "data-port")
 
     @property
     def address(self) -> str:
@@ -85,10 +88,8 @@ class DataPort(socketserver.ThreadingMixIn, socketserver.TCPServer):
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A connection that broke is its handler's business; anything else is a bug and must be seen."""
-        import sys
-
         if not isinstance(sys.exception(), OSError):
-            super().handle_error(request, client_address)
+            self.fleet.log.event("data_port_failed", traceback=traceback.format_exc())
 
 
 class Handler(http11.Handler):
@@ -97,7 +98,10 @@ class Handler(http11.Handler):
     server: DataPort
 
     def do_GET(self) -> None:
-        self._answer(self._get)
+        if self.path == "/health":
+            self._reply(*lasting.health())
+        else:
+            self._answer(self._get)
 
     def do_POST(self) -> None:
         self._answer(self._post)

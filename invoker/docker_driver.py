@@ -24,7 +24,7 @@ from invoker.docker_events import EngineEvents
 from invoker.docker_logs import LogFollower
 from invoker.docker_paths import EnginePaths
 from invoker.docker_spec import Asked, Limits, Mounts
-from invoker.driver import Exit, Handle, LogChunk, Owned, Spec, Stats
+from invoker.driver import Exit, Handle, LogChunk, Owned, Spec, Stats, status_of
 from invoker.owned import OwnedContainers
 from invoker.relay_door import RelayDoors
 from thaw.action import KIND_LLM
@@ -358,12 +358,7 @@ class DockerDriver:
             if container.handle.container_id in self._containers:
                 os.eventfd_write(container.ended_fd, 1)
         for callback in self._callbacks:
-            callback(Exit(container.handle.container_id, _status(exit_code), reason))
-
-
-def _status(exit_code: int | None) -> int | None:
-    """A shell's 128 + signal → minus the signal."""
-    return -(exit_code - 128) if exit_code is not None and exit_code > 128 else exit_code
+            callback(Exit(container.handle.container_id, status_of(exit_code), reason))
 
 
 def _io(handle: Handle) -> Path:

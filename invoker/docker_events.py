@@ -15,6 +15,7 @@ from typing import Final
 from invoker.docker_client import Engine, EngineEvent
 from invoker.docker_paths import is_replaced
 from thaw.errors import PlatformError
+from thaw.lasting import LastingThread
 from thaw.logs import Log
 
 _FIRST_PAUSE_S: Final = 0.1
@@ -32,7 +33,7 @@ class EngineEvents:
         self._changed = threading.Condition()
         self._lives = 0  # how many times the engine was (back) there
         self._away = False
-        self._thread = threading.Thread(target=self._run, name="engine-events", daemon=True)
+        self._thread = LastingThread(self._run, "engine-events")
         self._thread.start()
 
     def wait_back(self, deadline_s: float, given_up: Callable[[], bool]) -> bool:

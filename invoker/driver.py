@@ -71,6 +71,11 @@ class Exit:
         return self.status == -9
 
 
+def status_of(exit_code: int | None) -> int | None:
+    """A shell's 128 + signal → minus the signal.  A container whose engine or function was killed ends so, too."""
+    return 128 - exit_code if exit_code is not None and exit_code > 128 else exit_code
+
+
 @dataclass(frozen=True, slots=True)
 class Owned:
     handle: Handle

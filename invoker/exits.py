@@ -7,6 +7,8 @@ import select
 import threading
 from collections.abc import Callable
 
+from thaw.lasting import LastingThread
+
 
 class ExitWatch:
     """Calls back once per watched process, with the status when it was our child, else None."""
@@ -18,7 +20,7 @@ class ExitWatch:
         self._wake = os.eventfd(0, os.EFD_CLOEXEC)
         self._closing = False
         self._epoll.register(self._wake, select.EPOLLIN)
-        self._thread = threading.Thread(target=self._run, name="exits", daemon=True)
+        self._thread = LastingThread(self._run, "exits")
         self._thread.start()
 
     def watch(self, pid: int, callback: Callable[[int | None], None]) -> None:

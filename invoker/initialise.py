@@ -24,6 +24,7 @@ WEIGHTS_SUFFIX: Final = ".safetensors"
 class InitCall:
     def __init__(self, path: str, deadline_s: float) -> None:
         self._call = ContainerCall(path, deadline_s)
+        self.answered = False  # what is raised is then the container's own word
 
     def post(self, value: Any) -> Any:
         """The reply's JSON.  Raises what the container says, WorkerLost when it says nothing."""
@@ -35,6 +36,7 @@ class InitCall:
             raise WorkerLost("the container closed its connection while it started") from e
         except ProtocolError as e:
             raise InitFailed(f"the container's answer to /init cannot be read: {e.message}") from e
+        self.answered = True
         if status != 200:
             info = plain.get("info")
             raise from_info(wire.from_plain(ErrorInfo, info)) if info else InitFailed(str(plain.get("error")))

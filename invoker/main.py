@@ -32,7 +32,7 @@ from relay import credentials, redis_link
 from relay.bus import CommandReader
 from relay.records import Records
 from relay.registry import Registry
-from thaw import descriptors
+from thaw import descriptors, lasting
 from thaw.action import KIND_LLM, KIND_PYTHON
 from thaw.ending import Ending
 from thaw.errors import PlatformError, Unavailable
@@ -156,6 +156,7 @@ class Agent:
 
 
 def main() -> None:
+    lasting.guard(Log("invoker"))
     ending = Ending()
     descriptors.raise_limit()  # a run is two, and what we start inherits it
     try:

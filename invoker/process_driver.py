@@ -18,7 +18,7 @@ from typing import Final
 
 from invoker import log_files, proc
 from invoker.appears import wait_socket
-from invoker.driver import Exit, Handle, LogChunk, Owned, Spec, Stats
+from invoker.driver import Exit, Handle, LogChunk, Owned, Spec, Stats, status_of
 from invoker.exits import ExitWatch
 from invoker.owned import OwnedContainers
 from invoker.programs import PROGRAMS
@@ -192,7 +192,7 @@ class ProcessDriver:
                 status = self.zygote.status_of(handle.pid, _EXIT_STATUS_S)
             ended.set()
             for callback in self._callbacks:
-                callback(Exit(handle.container_id, status))
+                callback(Exit(handle.container_id, status_of(status)))
 
         self._exits.watch(handle.pid, exited)
 

@@ -17,6 +17,7 @@ from relay.registry import Registry
 from thaw.errors import PlatformError
 from thaw.ids import InstanceId
 from thaw.instance import InstanceRecord, InstanceState
+from thaw.lasting import LastingThread
 from thaw.logs import Log
 
 FLIP_REST_S: Final = 0.1
@@ -32,7 +33,7 @@ class Publisher:
         self._closing = False
         self._busy = False
         self._sleeps_until = 0.0  # awake: it looks by itself
-        self._thread = threading.Thread(target=self._run, name="publisher", daemon=True)
+        self._thread = LastingThread(self._run, "publisher")
         self._thread.start()
 
     def put(self, record: InstanceRecord, *, flip: bool = False) -> None:

@@ -18,6 +18,7 @@ from thaw.clock import boot_id, wall_ms
 from thaw.errors import PlatformError, ThawError
 from thaw.host import Device, FetchReport, HostReport, Resident
 from thaw.ids import HostId
+from thaw.lasting import LastingThread
 from thaw.logs import Log
 
 INTERVAL_S: Final = 1.0
@@ -36,9 +37,9 @@ class Reporter:
         self._stop = threading.Event()
         self._fetchd: Status | None = None
         self._threads = [
-            threading.Thread(target=self._beat, name="heartbeat", daemon=True),
+            LastingThread(self._beat, "heartbeat"),
             # apart, so that a fetchd that hangs does not make the host look lost
-            threading.Thread(target=self._watch_fetchd, name="fetchd-status", daemon=True),
+            LastingThread(self._watch_fetchd, "fetchd-status"),
         ]
 
     def start(self) -> None:

@@ -283,6 +283,8 @@ class Starting:
                 e.hint = last_lines(live.handle) or e.hint  # why a function did not load is on its stderr
             raise
         except WorkerLost as e:
+            if call.answered:
+                raise
             live.gone.wait(EXIT_SEEN_S)  # the exit that broke the connection says why, and is on its way
             raise (live.error or e) from e
         finally:

@@ -21,6 +21,7 @@ from invoker.appears import wait_socket, wait_socket_until
 from invoker.exits import ExitWatch
 from relay.channel import Channel
 from thaw.errors import PlatformError, ProtocolError
+from thaw.lasting import LastingThread
 from thaw.logs import Log
 
 PROGRAM: list[str] = ["-m", "thaw_runtime.zygote"]
@@ -77,7 +78,7 @@ class Zygote:
             self._running = True
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._stopped)  # an earlier give_up must not end the new wait
-        threading.Thread(target=self._keep, name="zygote", daemon=True).start()
+        LastingThread(self._keep, "zygote").start()
 
     def give_up(self) -> None:
         """End it; its containers go on.  Returns when its memory is free."""

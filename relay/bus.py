@@ -19,6 +19,7 @@ from relay import keys, messages, redis_link
 from relay.frames import FrameHeader, FrameKind, decode, encode
 from thaw.errors import PlatformError, ProtocolError
 from thaw.ids import HostId
+from thaw.lasting import LastingThread
 from thaw.logs import Log
 
 EVENTS_KEPT: Final = 20_000
@@ -65,7 +66,7 @@ class _StreamThread:
         self._on_message, self._on_up, self._log = on_message, on_up, log
         self._stop = threading.Event()
         self._client_id: int | None = None
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread = LastingThread(self._run, name)
 
     def start(self) -> None:
         self._thread.start()

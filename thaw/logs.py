@@ -1,4 +1,8 @@
-"""Logs: one JSON object a line on stderr, a constant event name, values as fields.  Never prompts, never keys."""
+"""Logs: one JSON object a line on stderr, a constant event name, values as fields.  Never prompts, never keys.
+
+Logging never raises.  Most lines are written where something has just failed, often in a thread that must go on, and a
+full disk or a closed pipe must not end it.  The first line that can be written again says how many were lost.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +10,10 @@ import json
 import sys
 import threading
 import time
+from collections.abc import Mapping
 
 _lock = threading.Lock()
+_n_lost = 0
 
 
 class Log:
@@ -22,7 +28,38 @@ class Log:
         return bound
 
     def event(self, name: str, **fields: object) -> None:
-        line = json.dumps({"ts": round(time.time(), 3), "event": name, **self._fields, **fields}, default=str)
-        with _lock:
-            sys.stderr.write(line + "\n")
-            sys.stderr.flush()
+        _write(_line({"ts": round(time.time(), 3), "event": name, **self._fields, **fields}), self._fields)
+
+
+def _write(line: str, fields: Mapping[str, object]) -> None:
+    """``fields`` are those of every line of this log."""
+    global _n_lost
+    with _lock:
+        if _n_lost:
+            lost = _line({"ts": round(time.time(), 3), "event": "log_lines_lost", **fields, "n": _n_lost})
+            line = f"\n{lost}\n{line}"  # on lines of their own: of the last one that failed a part may be there
+        _n_lost = 0 if _written(line) else _n_lost + 1
+
+
+def _written(line: str) -> bool:
+    """False: there is no room (ENOSPC), nobody reads (EPIPE), or stderr is closed or was never open."""
+    try:
+        sys.stderr.write(line + "\n")
+        sys.stderr.flush()
+    except (OSError, ValueError, AttributeError):
+        return False
+    return True
+
+
+def _line(fields: Mapping[str, object]) -> str:
+    try:
+        return json.dumps(fields, default=str)
+    except Exception:  # noqa: BLE001  a value that cannot be written must not end who reports a failure
+        return json.dumps({name: _text(value) for name, value in fields.items()})
+
+
+def _text(value: object) -> str:
+    try:
+        return str(value)
+    except Exception:  # noqa: BLE001  as above
+        return f"a {type(value).__name__} that cannot be written"

@@ -9,7 +9,7 @@ from flask import Blueprint, Response, request
 from gateway import metrics
 from gateway.api.action_body import LLM_LIMITS, PYTHON_LIMITS
 from gateway.api.http import caller, gateway, json_response, namespace
-from thaw import __version__, wire
+from thaw import __version__, lasting, wire
 from thaw.action import KIND_LLM, KIND_PYTHON
 from thaw.clock import wall_ms
 from thaw.ids import HostId
@@ -97,9 +97,9 @@ def drain(host_id: str) -> Response:
 
 @blueprint.get("/health")
 def health() -> Response:
-    """Ready to serve: the state server answers."""
-    gateway().records.has_keys()
-    return json_response({"status": "ok", "gateway": gateway().gateway_id})
+    """Ready to serve: the state server reads and writes, and every thread that must last is alive."""
+    status, plain = lasting.health(*gateway().problems(), gateway=gateway().gateway_id)
+    return json_response(plain, status)
 
 
 @blueprint.get("/metrics")

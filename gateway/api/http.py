@@ -12,12 +12,23 @@ from werkzeug.exceptions import HTTPException
 
 from gateway.core import Gateway
 from relay.records import Subject
-from thaw import wire
-from thaw.errors import BadRequest, ConfigError, Forbidden, NotFound, ThawError, Throttled, TooLarge, Unauthorized
+from thaw import lasting, wire
+from thaw.errors import (
+    BadRequest,
+    ConfigError,
+    Forbidden,
+    NotFound,
+    ThawError,
+    Throttled,
+    TooLarge,
+    Unauthorized,
+    Unavailable,
+)
 from thaw.ids import ActionName, Namespace, is_entity_name, random_hex_id
 
 MISSING: Final = "The requested resource does not exist."
 _ALLOWED_HEADERS: Final = "Authorization, Origin, X-Requested-With, Content-Type, Accept, User-Agent"
+_ALWAYS_ANSWERED: Final = ("/health", "/metrics")
 _TRANSACTION = re.compile(r"\A[\x21-\x7e]{1,128}\Z")
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _OPENAI_TYPES: Final = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
@@ -138,6 +149,8 @@ def install(app: Flask) -> None:
     def begin() -> Response | None:
         sent = request.headers.get("X-Request-ID", "")
         g.transaction_id = sent if _TRANSACTION.match(sent) else random_hex_id()
+        if lasting.dead() and request.path not in _ALWAYS_ANSWERED:
+            raise Unavailable("This gateway is about to be started again.", hint="try again in a second")
         return Response(status=200) if request.method == "OPTIONS" else None
 
     @app.after_request

@@ -176,7 +176,7 @@ class Effects:
 
     def _fail(self, decision: FailDemand) -> None:
         for activation_id in decision.activation_ids:
-            self._log.event("start_failed", activation_id=activation_id, action=decision.action,
+            self._log.event("request_failed", activation_id=activation_id, action=decision.action,
                             group_id=decision.group_id, code=decision.error.code,
                             error=decision.error.message)  # fmt: skip
         failed = StartFailed(decision.action, decision.activation_ids, decision.error, decision.group_id)

@@ -219,6 +219,8 @@ def start_failed(view: ClusterView, group: GroupView, error: ErrorInfo, now_s: f
         view.model(plan.model.uri).fresh = False
     action = view.action(plan.action)
     action.failures += 1
+    decided.append(Flag("start_failed", {"group_id": plan.group_id, "action": plan.action, "code": error.code,
+                                         "error": error.message, "in_a_row": action.failures}))  # fmt: skip
     if isinstance(from_info(error), DeveloperError):
         action.broken_version = plan.action_version
         return [*decided, *fail(view, plan.action, tuple(action.waiting), error, plan.group_id)]

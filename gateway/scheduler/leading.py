@@ -13,6 +13,7 @@ from typing import Final
 
 from relay.lease import LEASE_MS, SchedulerLease
 from thaw.errors import PlatformError
+from thaw.lasting import LastingThread
 from thaw.logs import Log
 
 RENEW_S: Final = 0.6
@@ -46,7 +47,7 @@ class Leadership:
         self._lease, self._on_lost, self._log = lease, on_lost, log
         self._stop = threading.Event()
         self._valid_until_s = time.monotonic() + LEASE_MS / 1000
-        self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
+        self._thread = LastingThread(self._run, "lease")
 
     def start(self) -> None:
         self._thread.start()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import os
 import queue
 import secrets
 import signal
@@ -43,9 +42,11 @@ from relay.bus import EventReader
 from relay.lease import SchedulerLease
 from relay.messages import DemandAdded, DemandRemoved
 from relay.registry import Registry
+from thaw import lasting
 from thaw import settings as thaw_settings
 from thaw.errors import PlatformError
 from thaw.ids import random_hex_id
+from thaw.lasting import LastingThread
 from thaw.logs import Log
 from thaw.plan import TransportKind
 
@@ -227,7 +228,6 @@ class Process:
         self._port = MetricsPort(settings.bind, lambda: Registry(self._client).host_token(secrets.token_urlsafe(32)))
         self._stop = threading.Event()
         self._leader: Scheduler | None = None
-        self.ended_well = False
 
     def stop(self) -> None:
         self._stop.set()
@@ -247,7 +247,6 @@ class Process:
             self._leader.run()
         self._port.close()
         self._client.close()
-        self.ended_well = True
 
 
 def main() -> None:
@@ -255,25 +254,17 @@ def main() -> None:
     # signals are waited for, not handled: a handler would run inside a lock that it needs
     signals = {signal.SIGTERM, signal.SIGINT}
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    log = Log("scheduler")
+    lasting.guard(log)
     try:
-        process = Process(settings, Log("scheduler"))
+        process = Process(settings, log)
     except OSError as e:
         sys.exit(f"thaw-scheduler: cannot listen at {settings.bind}: {e}; set THAW_SCHEDULER_BIND to a free host:port")
-    worker = threading.Thread(target=_run_then_signal, args=(process,), name="scheduler")
+    worker = LastingThread(process.run, "scheduler")
     worker.start()
     signal.sigwait(signals)
     process.stop()
     worker.join()
-    if not process.ended_well:
-        sys.exit(1)
-
-
-def _run_then_signal(process: Process) -> None:
-    """A crash must end the process too, so that its supervisor starts another."""
-    try:
-        process.run()
-    finally:
-        os.kill(os.getpid(), signal.SIGTERM)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
 """Where the scheduler's metrics are read: ``GET /metrics`` with the installation's token, as at an invoker's data port.
 
-Standbys answer too: that they stand by is worth knowing.
+``GET /health`` needs no token.  Standbys answer too: that they stand by is worth knowing.
 """
 
 from __future__ import annotations
 
 import hmac
+import json
 import socketserver
 import threading
 import time
@@ -14,7 +15,9 @@ from http.server import BaseHTTPRequestHandler
 from typing import Final
 
 from gateway.scheduler import metrics
+from thaw import lasting
 from thaw.errors import PlatformError
+from thaw.lasting import LastingThread
 
 REFRESH_S: Final = 1.0
 _IDLE_S: Final = 30.0
@@ -32,13 +35,16 @@ class MetricsPort(socketserver.ThreadingTCPServer):
         super().__init__((host, int(port)), _Handler)
         self._read_token, self._token, self._read_s = token, "", float("-inf")
         self._lock = threading.Lock()
-        self._thread = threading.Thread(target=self.serve_forever, name="metrics", daemon=True)
+        self._thread = LastingThread(self.serve_forever, "metrics")
         self._thread.start()
 
     @property
     def address(self) -> str:
         host, port = self.server_address[:2]
         return f"{host!s}:{port}"
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Nothing: a scrape that broke is its client's business, and a line on stderr might not be written."""
 
     def lets_in(self, authorization: str) -> bool:
         return self._is(authorization) or (self._refresh() and self._is(authorization))
@@ -70,16 +76,19 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = _IDLE_S
 
     def do_GET(self) -> None:
-        if not self.server.lets_in(self.headers.get("Authorization", "")):
+        if self.path == "/health":
+            status, plain = lasting.health()
+            self._answer(status, json.dumps(plain).encode(), "application/json")
+        elif not self.server.lets_in(self.headers.get("Authorization", "")):
             self._answer(401, b"a bearer token is needed\n")
         elif self.path != "/metrics":
-            self._answer(404, b"only /metrics is here\n")
+            self._answer(404, b"only /metrics and /health are here\n")
         else:
             self._answer(200, metrics.page())
 
-    def _answer(self, status: int, body: bytes) -> None:
+    def _answer(self, status: int, body: bytes, content_type: str = "text/plain; version=0.0.4; charset=utf-8") -> None:
         self.send_response(status)
-        self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
+        self.send_header("Content-Type", content_type)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)

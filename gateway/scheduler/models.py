@@ -1,13 +1,30 @@
-"""Models: what a host's look at one changes."""
+"""Models: what a host's look at one changes, and how long looks are repeated.
+
+A store that restarts is away for as long as it takes.  So a look that fails by ours is repeated for as long as a start
+may make no progress, with pauses that grow to LOOK_AGAIN_S.  A request whose time limit comes first ends with the
+store's own error and not with that of its limit::
+
+    look ──facts──▶ starts
+      │ the developer's error ──▶ every waiting request ends
+      │ ours ──▶ requests at their time limit end ──▶ pause ──▶ look again, until THAW_START_DEADLINE_S
+"""
 
 from __future__ import annotations
 
-from gateway.scheduler.decisions import Decision, TimerKind, Wake
+import math
+from typing import Final
+
+from gateway.scheduler.decisions import Decision, Flag, TimerKind, Wake
 from gateway.scheduler.starts import INSPECT_DEADLINE_S, RETRY_BASE_S, RETRY_CAP_S, ensure_model, fail, rescale, wake
-from gateway.scheduler.view import ClusterView, ModelView
+from gateway.scheduler.view import ClusterView, DemandView, ModelView
 from relay.messages import CommandRefused, ModelInspected
 from thaw.errors import DeveloperError, ErrorInfo, StoreUnavailable, from_info
 from thaw.ids import GroupId
+
+LOOK_AGAIN_S: Final = 5.0
+"""The longest pause between two looks: a store that is back is noticed within this time."""
+_TO_SAY_IT_S: Final = 2.0
+"""An error must reach the gateway before the request's time limit does."""
 
 
 def inspected(view: ClusterView, event: ModelInspected, now_s: float) -> list[Decision]:
@@ -16,7 +33,7 @@ def inspected(view: ClusterView, event: ModelInspected, now_s: float) -> list[De
         error = event.error or StoreUnavailable(f"{event.uri} could not be inspected").info()
         return _failed(view, event.uri, model, error, now_s)
     model.take(event.facts)
-    model.asked, model.attempts = None, 0
+    model.asked, model.attempts, model.failing_since_s = None, 0, None
     return _rescale_users(view, model, now_s)
 
 
@@ -35,23 +52,53 @@ def overdue(view: ClusterView, uri: str, now_s: float) -> list[Decision]:
     if model.asked is not None:
         error = StoreUnavailable(f"no host could look at {uri} in time", hint="is the model store up?").info()
         return _failed(view, uri, model, error, now_s)
-    waiting = any(view.action(a).waiting or view.action(a).minimum for a in model.actions)
-    return ensure_model(view, uri, now_s) if waiting else []
+    if not any(view.action(a).waiting or view.action(a).minimum for a in model.actions):
+        model.attempts, model.failing_since_s = 0, None  # nobody waits any more
+        return []
+    if now_s < model.again_s:
+        return [Wake(model.again_s, TimerKind.INSPECT, uri)]  # the timer of an earlier question
+    return ensure_model(view, uri, now_s)
 
 
 def _failed(view: ClusterView, uri: str, model: ModelView, error: ErrorInfo, now_s: float) -> list[Decision]:
     model.asked = None
-    not_ours = not isinstance(from_info(error), DeveloperError)
-    if not_ours and model.attempts < view.settings.max_attempts:
-        return [Wake(now_s + RETRY_BASE_S * 2**model.attempts, TimerKind.INSPECT, uri)]
-    model.attempts, model.fresh = 0, False
-    decided: list[Decision] = []
+    ours = not isinstance(from_info(error), DeveloperError)
+    decided: list[Decision] = [Flag("look_failed", {"uri": uri, "code": error.code, "error": error.message})]
+    if model.failing_since_s is None:
+        model.failing_since_s = now_s
+    if ours and now_s - model.failing_since_s < view.settings.start_deadline_s:
+        decided += _fail_overdue(view, model, error, now_s)
+        model.again_s = _next_look_s(view, model, now_s)
+        return [*decided, Wake(model.again_s, TimerKind.INSPECT, uri)]
+    model.attempts, model.fresh, model.failing_since_s = 0, False, None
     for name in sorted(model.actions):
         action = view.action(name)
         decided += fail(view, name, tuple(action.waiting), error, GroupId(""))
-        if not_ours and action.minimum:
+        if ours and action.minimum:
             decided += wake(action, name, now_s + RETRY_CAP_S, now_s)
     return decided
+
+
+def _fail_overdue(view: ClusterView, model: ModelView, error: ErrorInfo, now_s: float) -> list[Decision]:
+    """Requests that cannot wait for another look."""
+    decided: list[Decision] = []
+    for name in sorted(model.actions):
+        due = tuple(d.demand.activation_id for d in view.waiting(name) if _due_s(view, d) <= now_s)
+        decided += fail(view, name, due, error, GroupId(""))
+    return decided
+
+
+def _next_look_s(view: ClusterView, model: ModelView, now_s: float) -> float:
+    """After a pause, and in time for the request that is due first."""
+    pause_s = min(LOOK_AGAIN_S, RETRY_BASE_S * 2.0 ** min(model.attempts, 16))
+    due_s = (_due_s(view, d) for name in model.actions for d in view.waiting(name))
+    return min(now_s + pause_s, max(now_s + RETRY_BASE_S, min(due_s, default=math.inf)))
+
+
+def _due_s(view: ClusterView, demand: DemandView) -> float:
+    """Shortly before its time limit."""
+    facts = view.action(demand.demand.action).facts
+    return math.inf if facts is None else demand.queued_s + facts.timeout_s - _TO_SAY_IT_S
 
 
 def _rescale_users(view: ClusterView, model: ModelView, now_s: float) -> list[Decision]:

@@ -13,7 +13,6 @@ as an item of its queue; in order, because a group's credential is never issued 
 from __future__ import annotations
 
 import queue
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -22,6 +21,7 @@ from gateway.scheduler.events import StartRefused
 from gateway.scheduler.group_credentials import GroupCredentials
 from thaw.errors import PlatformError, Unavailable
 from thaw.ids import GroupId
+from thaw.lasting import LastingThread
 from thaw.logs import Log
 
 ISSUE_DEADLINE_S: Final = 3.0
@@ -57,7 +57,7 @@ class RelayWork:
         self._credentials, self._done, self._log = credentials, done, log
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._wanted: set[GroupId] = set()
-        self._thread = threading.Thread(target=self._run, name="relay-work", daemon=True)
+        self._thread = LastingThread(self._run, "relay-work")
 
     def issue(self, group_id: GroupId) -> None:
         self._wanted.add(group_id)

@@ -86,7 +86,9 @@ class ModelView:
     fresh: bool = False
     asked: tuple[HostId, CommandId] | None = None
     asked_s: float = 0.0
-    attempts: int = 0
+    attempts: int = 0  # looks since the last one that went well
+    failing_since_s: float | None = None  # when the first of them failed
+    again_s: float = 0.0  # the end of the pause after the last of them
     actions: set[ActionName] = field(default_factory=set)
 
     @property

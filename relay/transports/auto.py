@@ -33,6 +33,7 @@ from relay.transports.tcp import TcpEnds
 from relay.transports.tcp_out import NoRoute, TcpOut
 from thaw.errors import PlatformError, WorkerLost
 from thaw.ids import GroupId
+from thaw.lasting import LastingThread
 
 _DIAL_S: Final = 1.0
 _TRY_AGAIN_S: Final = 1.0
@@ -77,7 +78,7 @@ class AutoTransport:
         except (OSError, PlatformError) as e:
             self.no_shortcut = str(e)
         self._jobs: queue.SimpleQueue[LinkId | None] = queue.SimpleQueue()
-        self._helper = threading.Thread(target=self._help, name=f"stage-{stage}-shortcuts", daemon=True)
+        self._helper = LastingThread(self._help, f"stage-{stage}-shortcuts")
         self._helper.start()
 
     def send(self, receiver: int, message: FrameHeader, payload: bytes | memoryview, *, deadline_s: float) -> None:

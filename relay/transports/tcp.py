@@ -41,6 +41,7 @@ from relay.transports.resp import BUFFER_BYTES, READ_BYTES, tune
 from relay.transports.tcp_out import Dial, TcpOut
 from thaw.errors import PlatformError, ProtocolError
 from thaw.ids import GroupId
+from thaw.lasting import LastingThread
 
 _HANDSHAKE_S: Final = 3.0
 _MAX_STRANGERS: Final = 32
@@ -332,7 +333,7 @@ class _Porter:
         host, port = self._listener.getsockname()[:2]
         self.address = f"{host}:{port}"
         self._wake_in, self._wake_out = socket.socketpair()
-        self._thread = threading.Thread(target=self._run, name=f"stage-{stage}-porter", daemon=True)
+        self._thread = LastingThread(self._run, f"stage-{stage}-porter")
         self._thread.start()
 
     def close(self) -> None:

@@ -8,6 +8,7 @@ import signal
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from relay.channel import Channel
 from relay.messages import LlmInit
@@ -21,6 +22,7 @@ from thaw.errors import (
     WorkerLost,
     from_info,
 )
+from thaw.lasting import LastingThread
 from thaw.logs import Log
 from thaw_runtime.engine import EngineRequest, EngineStarted, Event, Failed, Finished, Token, Usage
 from thaw_runtime.engine_wire import (
@@ -68,9 +70,10 @@ class EngineLink:
         self._lost: ErrorInfo | None = None
         channel.set_timeout(None)
 
-    def listen(self, on_lost: Callable[[], None]) -> None:
-        """Begin to hear the engine.  ``on_lost`` is called once, on the reader thread, after open requests failed."""
-        threading.Thread(target=self._read, args=(on_lost,), name="engine-link", daemon=True).start()
+    def listen(self, on_lost: Callable[[int], None]) -> None:
+        """Begin to hear the engine.  ``on_lost`` is called once, on the reader thread, after open requests failed, with
+        the signal that killed the engine or 0."""
+        LastingThread(partial(self._read, on_lost), "engine-link").start()
 
     def begin_start(self, init: LlmInit, door: str) -> None:
         self._send(EngineStart(init, door))
@@ -115,13 +118,12 @@ class EngineLink:
         except OSError:
             pass  # the reader thread sees the same end and fails the request
 
-    def _read(self, on_lost: Callable[[], None]) -> None:
+    def _read(self, on_lost: Callable[[int], None]) -> None:
         try:
             while True:
                 self._deliver(decode(self._channel.receive()[0]))
         except (ProtocolError, OSError):  # closed, or damaged, which ends it as well
-            self._lose()
-            on_lost()
+            on_lost(self._lose())
 
     def _deliver(self, message: Message) -> None:
         if isinstance(message, Events):
@@ -142,22 +144,38 @@ class EngineLink:
         if answer is not None:
             answer.events.put(event)
 
-    def _lose(self) -> None:
-        error = ErrorInfo(WorkerLost.__name__, f"the engine process {_describe_end(self._pid)}")
+    def _lose(self) -> int:
+        """Every request of the engine has failed.  Returns the signal that killed it, 0 where it ended by itself."""
+        signal_number, how = _end_of(self._pid)
+        error = ErrorInfo(WorkerLost.__name__, f"the engine process {how}")
         log.event("engine_lost", pid=self._pid, reason=error.message)
         with self._lock:
             self._lost = error
             answers, self._answers = self._answers, {}
         for answer in answers.values():
             answer.events.put(Failed(error))
-        self._outcome.put(InitFailed(f"{error.message} while it started", hint="see the container's log"))
+        self._outcome.put(_start_error(how, signal_number))
+        return signal_number
 
 
-def _describe_end(pid: int) -> str:
-    """Reap it and say how it ended.  Its socket is closed, so it has gone; one that sent damage is made to."""
+def _start_error(how: str, signal_number: int) -> ThawError:
+    """A kill may be tried again elsewhere; an engine that gave up by itself would do so again."""
+    said = f"the engine process {how} while it started"
+    if signal_number:
+        return WorkerLost(said, hint="out of memory, or killed from outside")
+    return InitFailed(said, hint="see the container's log")
+
+
+def _end_of(pid: int) -> tuple[int, str]:
+    """Reap it.  Returns the signal that killed it, or 0, and how it ended in words.
+
+    Its socket is closed, so it has gone; one that sent damage is made to.
+    """
     try:
         os.kill(pid, signal.SIGKILL)  # changes nothing for one that is ending
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     except (ChildProcessError, ProcessLookupError):
-        return "has gone"
-    return f"was killed by signal {-code}" if code < 0 else f"ended with status {code}"
+        return 0, "has gone"
+    if code < 0:
+        return -code, f"was killed by {signal.Signals(-code).name}"
+    return 0, f"ended with status {code}"

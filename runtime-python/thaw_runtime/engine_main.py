@@ -18,7 +18,9 @@ from typing import NoReturn
 
 from relay.channel import Channel, ChannelClosed
 from relay.fetch_client import DoorClient
+from thaw import lasting
 from thaw.errors import PlatformError, ThawError
+from thaw.logs import Log
 from thaw.trace import Phase
 from thaw_runtime import engine_env, parameter_manager
 from thaw_runtime.engine import GRANT_DEADLINE_S, Emit, Engine, EngineStarted, Event
@@ -47,6 +49,7 @@ def serve(channel: Channel, make_engine: Callable[[], MakeEngine]) -> int:
     A start runs on a thread of its own: a proxy that dies in the middle of one is seen at once, not when the last
     byte has come.  The caller ends the process, with whatever the start is waiting for.
     """
+    lasting.guard(Log("engine"))
     use_own_tmp()
     parameter_manager.start()  # before any heavy import: a CUDA context is made meanwhile, on a thread of its own
     libraries = _Importing(make_engine)

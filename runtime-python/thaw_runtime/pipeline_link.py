@@ -21,6 +21,7 @@ from relay.messages import LlmInit
 from relay.transports.base import Message, Transport
 from relay.transports.connect import connect
 from thaw.errors import ErrorInfo, InitFailed, ProtocolError, ThawError, WorkerLost
+from thaw.lasting import LastingThread
 from thaw_runtime.pipeline_wire import (
     Batch,
     Beat,
@@ -71,9 +72,9 @@ class StageLink:
         self._heard = False
         self.on_sampled: Callable[[Sampled], None] = lambda _: None
         self._when_lost: list[Callable[[ErrorInfo], None]] = []
-        self._threads = [threading.Thread(target=self._receive, name="stage-receive", daemon=True)]
+        self._threads = [LastingThread(self._receive, "stage-receive")]
         if stage == 0:
-            self._threads.append(threading.Thread(target=self._beat, name="stage-beat", daemon=True))
+            self._threads.append(LastingThread(self._beat, "stage-beat"))
         for thread in self._threads:
             thread.start()
 

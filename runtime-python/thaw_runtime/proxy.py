@@ -18,7 +18,7 @@ from typing import Any
 from relay import http11, messages
 from relay.channel import Channel
 from relay.messages import LlmInit, RunFailed, RunFinished, RunToken
-from thaw import wire
+from thaw import lasting, wire
 from thaw.errors import BadRequest, NotFound, PlatformError, ProtocolError, ThawError, from_info
 from thaw.logs import Log
 from thaw_runtime.container import LlmContainer
@@ -30,6 +30,8 @@ from thaw_runtime.runs import RunMessage, RunStream
 STREAM_TYPE = "application/x-thaw-stream"
 MAX_BODY_BYTES = 64 * 1024 * 1024  # the gateway's own limit is far below
 EXIT_ENGINE_LOST = 70
+EXIT_KILLED = 128
+"""As a shell has it: a container ends with this and the number of the signal that killed its engine."""
 TELL_DEADLINE_S = 2.0
 _STREAM_HEAD = (f"HTTP/1.1 200 OK\r\nContent-Type: {STREAM_TYPE}\r\nTransfer-Encoding: chunked\r\n\r\n").encode()
 _LAST_CHUNK = b"0\r\n\r\n"
@@ -154,11 +156,12 @@ def _unforeseen(error: Exception) -> PlatformError:
 def serve(socket_path: str, door: str, channel: Channel, engine_pid: int) -> None:
     """Serve until the engine is lost, which ends this process: a container without an engine is of no use."""
 
-    def lost() -> None:
+    def lost(signal_number: int) -> None:
         container.wait_told(TELL_DEADLINE_S)
         log.event("container_ends", reason="engine lost")
-        os._exit(EXIT_ENGINE_LOST)
+        os._exit(EXIT_KILLED + signal_number if signal_number else EXIT_ENGINE_LOST)
 
+    lasting.guard(log)
     server = _bind(socket_path)
     link = EngineLink(channel, engine_pid)
     server.container = container = LlmContainer(link, door)

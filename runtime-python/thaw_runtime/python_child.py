@@ -2,7 +2,8 @@
 
 One init, then runs.  With a concurrency of 1 user code runs on the main thread (signals and event loops work as in a
 script); else each run has a thread, and ``__OW_*`` is the process's: the last run's.  An exception of user code is an
-application error; an exit is the end of this process, which the proxy reports as "command exited".
+application error.  An exit is the end of this process, which the proxy reports as "command exited"; where a signal
+killed the process, the proxy names it.
 """
 
 from __future__ import annotations
@@ -145,9 +146,9 @@ def _answer(main: Main, body: bytes) -> tuple[int, bytes]:
     return 502, _dumps({"error": NOT_A_DICT})
 
 
-def refusal(code: str, error: str) -> dict[str, Any]:
+def refusal(code: str, error: str, hint: str = "") -> dict[str, Any]:
     """A body that is not the function's own."""
-    return {"error": error, "info": {"code": code, "message": error, "hint": ""}}
+    return {"error": error, "info": {"code": code, "message": error, "hint": hint}}
 
 
 def _dumps(value: object) -> bytes:

@@ -24,7 +24,11 @@ LOGS_WAIT_S: Final = 2.0
 
 
 class CommandExited(Exception):
-    """The child ended."""
+    """The child ended.  ``killed_by`` names the signal that killed it (SIGKILL); empty where it ended by itself."""
+
+    def __init__(self, killed_by: str = "") -> None:
+        super().__init__(killed_by)
+        self.killed_by = killed_by
 
 
 class ExitedBefore(CommandExited):
@@ -43,9 +47,9 @@ class _Waiter:
         self.hung_up = False
         self._there = threading.Lock()
         self._there.acquire()
-        self._outcome: Message | type[Exception] = CommandExited
+        self._outcome: Message | Exception = CommandExited()
 
-    def wake(self, outcome: Message | type[Exception]) -> None:
+    def wake(self, outcome: Message | Exception) -> None:
         self._outcome = outcome
         self._there.release()
 
@@ -67,6 +71,7 @@ class Child:
         self._waiters: dict[int, _Waiter] = {}
         self._next_id = INIT
         self._closed = False  # takes no more runs
+        self.exit_code = 0  # of the child once it has ended; minus the signal that killed it
         self._said_all = threading.Event()
         self._drains = {fd: Drain(fd, target) for fd, target in ((stdout, 1), (stderr, 2))}
         self._end = os.pidfd_open(pid)
@@ -162,7 +167,7 @@ class Child:
             self._closed = True
             waiters, self._waiters = self._waiters, {}
         for waiter in waiters.values():
-            waiter.wake(CallerGone)
+            waiter.wake(CallerGone())
 
     def _hang_up(self) -> None:
         """It has ended.  What it had sent can still be read; then its socket ends, also where a fork of it holds it."""
@@ -172,14 +177,23 @@ class Child:
 
     def _ended(self, on_exit: Callable[[], None]) -> None:
         with contextlib.suppress(ChildProcessError):
-            os.waitpid(self._pid, 0)
+            self.exit_code = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
         with self._lock:
             self._closed = True
             waiters, self._waiters = self._waiters, {}
         for waiter in waiters.values():
-            waiter.wake(CommandExited)
+            waiter.wake(CommandExited(_signal_name(self.exit_code)))
         threading.Thread(target=on_exit, name="end", daemon=True).start()
         for drain in self._drains.values():
             while drain.some():
                 pass
         self._said_all.set()
+
+
+def _signal_name(exit_code: int) -> str:
+    if exit_code >= 0:
+        return ""
+    try:
+        return signal.Signals(-exit_code).name
+    except ValueError:
+        return f"signal {-exit_code}"  # a real-time signal

@@ -6,8 +6,9 @@
                           └───◀── pipes (stdout, stderr), bounded ───┘
 
 The child is forked at once, so a container that waits for its action (a stem cell) has its interpreter ready.  Status
-codes and sentences are OpenWhisk's (openwhisk-runtime-go, initHandler.go and runHandler.go).  This process ends when
-its initialised child has: a container without its function is of no use.
+codes and sentences are OpenWhisk's (openwhisk-runtime-go, initHandler.go and runHandler.go), but for a child that was
+killed by a signal: OpenWhisk calls that the developer's error too.  This process ends when its initialised child has: a
+container without its function is of no use.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ from thaw_runtime.python_host import CallerGone, Child, CommandExited, ExitedBef
 from thaw_runtime.python_wire import INIT, MAX_MESSAGE_BYTES, Message
 
 EXIT_CHILD_LOST: Final = 70
+EXIT_KILLED: Final = 128
+"""As a shell has it: a container ends with this and the number of the signal that killed its function."""
 EXIT_ABANDONED: Final = 71  # runs that nobody waits for cannot be stopped but by ending the process
 _PR_SET_DUMPABLE: Final = 4
 TELL_DEADLINE_S: Final = 2.0
@@ -39,9 +42,17 @@ TELL_DEADLINE_S: Final = 2.0
 class Refused(Exception):
     """An answer that is not the function's own."""
 
-    def __init__(self, status: int, error: str, code: str = "DeveloperError") -> None:
+    def __init__(self, status: int, error: str, code: str = "DeveloperError", hint: str = "") -> None:
         super().__init__(error)
-        self.status, self.error, self.code = status, error, code
+        self.status, self.error, self.code, self.hint = status, error, code, hint
+
+
+class Killed(Refused):
+    """Something killed the function's process: an idempotent action is run again elsewhere, others say what it was."""
+
+    def __init__(self, signal_name: str, while_it: str) -> None:
+        super().__init__(500, f"The function's process was killed by {signal_name} while it {while_it}.", "WorkerLost",
+                         "it used more memory than its limit, crashed, or was killed from outside")  # fmt: skip
 
 
 class Proxy(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
@@ -87,7 +98,8 @@ class Proxy(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
         """A container whose init failed is ended by who sent the init, after reading why."""
         self._wait_told()
         if self.state != "failed":
-            self.end(EXIT_CHILD_LOST)
+            exit_code = self.child.exit_code
+            self.end(EXIT_KILLED - exit_code if exit_code < 0 else EXIT_CHILD_LOST)
 
     def _wait_told(self) -> None:
         with self.lock:
@@ -119,7 +131,7 @@ class Handler(LeanHandler):
                 return self._run(body)
             raise Refused(404, f"no {self.path}", "NotFound")
         except Refused as e:
-            return e.status, _dumps(refusal(e.code, e.error))
+            return e.status, _dumps(refusal(e.code, e.error, e.hint))
 
     def _body(self) -> bytes:
         length = int(self.headers.get("content-length") or 0)
@@ -138,7 +150,10 @@ class Handler(LeanHandler):
             self.server.state = "starting"
         try:
             reply = self.server.child.init(_dumps(value))
-        except CommandExited:
+        except CommandExited as e:
+            if e.killed_by:
+                self.server.state = "failed"
+                raise Killed(e.killed_by, "was loaded") from None
             reply = Message(INIT, 502, _dumps({"error": NO_BINARY}))
         if reply.status == 200:
             self.server.state = "ready"
@@ -157,7 +172,9 @@ class Handler(LeanHandler):
             answer = self.server.child.run(body, self.connection)
         except ExitedBefore:
             raise Refused(500, "command exited", "InstanceGone") from None
-        except CommandExited:
+        except CommandExited as e:
+            if e.killed_by:
+                raise Killed(e.killed_by, "ran") from None
             raise Refused(400, "command exited") from None
         finally:
             self._count(-1)

@@ -133,7 +133,9 @@ def test_a_shard_that_is_named_and_not_there(refused: Refused, bare: Path) -> No
 
 
 def test_an_http_store_that_is_down(refused: Refused) -> None:
-    refused(f"http://127.0.0.1:{free_port()}/m", "StoreUnavailable", "Connection refused", hint="is the store up")
+    """A store that restarts is waited for; the error comes before the request's time limit does."""
+    down = f"http://127.0.0.1:{free_port()}/m"
+    refused(down, "StoreUnavailable", "Connection refused", hint="is the store up", limits={"timeout": 10_000})
 
 
 # ── damaged ───────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -130,6 +130,26 @@ def test_a_function_marked_idempotent_is_run_again_when_its_worker_dies(
     assert len(invoker.runs) == 2
 
 
+@pytest.mark.parametrize("idempotent", [True, False])
+def test_a_function_whose_process_was_killed_is_run_again_if_it_is_idempotent_and_else_says_what_killed_it(
+    gateway: GatewayProcess, invoker: FakeInvoker, valkey_url: str, idempotent: bool
+) -> None:
+    said = "The function's process was killed by SIGKILL while it ran."
+    killed = {"error": said, "info": {"code": "WorkerLost", "message": said, "hint": "it used more memory"}}
+    answers = iter([(500, killed), (200, {"n": 1})])
+    gateway.put_python(annotations=[{"key": "idempotent", "value": idempotent}])
+    invoker.function = lambda value: next(answers)
+    invoker.ready("guest/hello", instance="i0")
+    activation_id = gateway.call("POST", HELLO, json={"n": 1}).json()["activationId"]
+    if idempotent:
+        invoker.wait_for_demand()
+        invoker.ready("guest/hello", instance="i1")
+    record = wait_for_record(valkey_url, activation_id)
+    assert len(invoker.runs) == 1 + idempotent
+    assert record.result == ({"n": 1} if idempotent else {"error": said, "hint": "it used more memory"})
+    assert record.status.text == ("success" if idempotent else "whisk internal error")
+
+
 def test_a_202_of_an_action_deleted_meanwhile_ends_and_says_so(
     gateway: GatewayProcess, invoker: FakeInvoker, valkey_url: str
 ) -> None:

@@ -51,7 +51,7 @@ class FakeFetchd(FetchClient):
     def door_open(self, instance_id: InstanceId, *, deadline_s: float = 0) -> str:
         self.calls.append("door_open")
         self.open.add(instance_id)
-        path = self._directory / f"door-{instance_id[:6]}"
+        path = self._directory / f"door-{instance_id[-6:]}"
         for suffix in (".init", ".feed"):
             os.mkfifo(f"{path}{suffix}")
         return str(path)

@@ -1,6 +1,6 @@
 """A container of kind llm:vllm without an engine, for the invoker's side of the contract.
 
-``/init`` waits until the file ``go`` lies beside its door (its content is the reply), ``/run`` sends a frame for each
+``/init`` waits until the file ``go`` lies beside its door (its content is the reply, or the status to exit with), ``/run`` sends a frame for each
 line that is written to ``<door>.feed``, a FIFO.
 """
 
@@ -26,6 +26,8 @@ class Handler(BaseHTTPRequestHandler):
         if self.path == "/init":
             with open(os.environ["THAW_DOOR"] + ".init") as fifo:
                 reply = json.loads(fifo.read())
+            if "exit" in reply:
+                os._exit(reply["exit"])
             self._json(reply.pop("status", 200), reply)
         else:
             self._stream()

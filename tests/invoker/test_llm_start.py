@@ -18,7 +18,7 @@ from tests.invoker.fake_fetchd import FakeFetchd
 from tests.invoker.platform import WAIT_S, Host, until
 from thaw.action import KIND_LLM, Action, Exec, Limits
 from thaw.config import parse_llm_config
-from thaw.errors import ModelCorrupt, Unavailable
+from thaw.errors import ErrorInfo, ModelCorrupt, Unavailable
 from thaw.ids import ActionName, Namespace, random_hex_id
 from thaw.instance import InstanceRecord, InstanceState
 from thaw.plan import Plan, PlanModel
@@ -41,7 +41,7 @@ class LlmHost(Host):
 
     def tell_init(self, instance_id: str, reply: object) -> None:
         """Opening the FIFO waits for the container to be in its /init."""
-        with (self.run_dir / f"door-{instance_id[:6]}.init").open("w") as fifo:
+        with (self.run_dir / f"door-{instance_id[-6:]}.init").open("w") as fifo:
             fifo.write(json.dumps(reply))
 
     def ready_llm(self) -> InstanceRecord:
@@ -54,7 +54,7 @@ class LlmHost(Host):
 
     def in_init(self, instance_id: str) -> None:
         self.events.instance(instance_id, InstanceState.STARTING)
-        path = self.run_dir / f"door-{instance_id[:6]}.init"
+        path = self.run_dir / f"door-{instance_id[-6:]}.init"
         from invoker.appears import _inotify
 
         watch = _inotify(str(self.run_dir))
@@ -124,12 +124,34 @@ def test_a_container_killed_while_it_starts_may_be_started_again_elsewhere(host:
     instance_id = host.launch(host.llm_plan())
     host.in_init(instance_id)
     live = host.agent.fleet.all()[0]
-    with (host.run_dir / f"door-{instance_id[:6]}.init").open("w"):  # its /init is waiting for us: it is up
+    with (host.run_dir / f"door-{instance_id[-6:]}.init").open("w"):  # its /init is waiting for us: it is up
         assert live.handle is not None
         os.kill(live.handle.pid, signal.SIGKILL)
     gone = host.events.instance(instance_id, InstanceState.GONE)
     assert gone.error is not None
     assert gone.error.code == "WorkerLost"
+
+
+def test_an_engine_killed_while_it_starts_is_what_its_container_says_and_no_developers_error(host: LlmHost) -> None:
+    host.deploy_llm()
+    instance_id = host.launch(host.llm_plan())
+    host.in_init(instance_id)
+    info = {"code": "WorkerLost", "message": "the engine process was killed by SIGKILL", "hint": "out of memory"}
+    host.tell_init(instance_id, {"status": 500, "error": "x", "info": info})
+    gone = host.events.instance(instance_id, InstanceState.GONE)
+    assert gone.error == ErrorInfo(**info)
+
+
+def test_a_container_that_ends_by_the_signal_of_its_engine_was_killed(host: LlmHost) -> None:
+    """It may end before it can answer /init."""
+    host.deploy_llm()
+    instance_id = host.launch(host.llm_plan())
+    host.in_init(instance_id)
+    host.tell_init(instance_id, {"exit": 128 + signal.SIGKILL})
+    gone = host.events.instance(instance_id, InstanceState.GONE)
+    assert gone.error is not None
+    assert (gone.error.code, gone.error.message) == (
+        "WorkerLost", "the container was killed while it started (status -9)")  # fmt: skip
 
 
 def test_a_stem_cell_that_cannot_be_given_its_model_is_ended(host: LlmHost, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,7 +208,7 @@ def test_each_token_passes_when_it_is_made(host: LlmHost) -> None:
     record = host.ready_llm()
     connection, response = _open_run(host, record.instance_id)
     assert response.headers["Content-Type"] == "application/x-thaw-stream"
-    with (host.run_dir / f"door-{record.instance_id[:6]}.feed").open("w", buffering=1) as feed:
+    with (host.run_dir / f"door-{record.instance_id[-6:]}.feed").open("w", buffering=1) as feed:
         for word in ("one", "two", "three"):
             feed.write(word + "\n")
             n_bytes = int.from_bytes(response.read(4), "little")  # the next is not written before this arrived
@@ -199,7 +221,7 @@ def test_of_an_llms_runs_no_lines_are_kept(host: LlmHost) -> None:
     """Its container may answer a million, and nobody asks."""
     record = host.ready_llm()
     connection, response = _open_run(host, record.instance_id)
-    (host.run_dir / f"door-{record.instance_id[:6]}.feed").write_text("one\n")
+    (host.run_dir / f"door-{record.instance_id[-6:]}.feed").write_text("one\n")
     assert response.read()
     assert host.logs(record.instance_id, "a" * 32) is None
     connection.close()
@@ -208,7 +230,7 @@ def test_of_an_llms_runs_no_lines_are_kept(host: LlmHost) -> None:
 def test_a_container_that_dies_in_a_stream_leaves_it_without_an_end(host: LlmHost) -> None:
     record = host.ready_llm()
     connection, response = _open_run(host, record.instance_id)
-    with (host.run_dir / f"door-{record.instance_id[:6]}.feed").open("w", buffering=1) as feed:
+    with (host.run_dir / f"door-{record.instance_id[-6:]}.feed").open("w", buffering=1) as feed:
         feed.write("one\n")
         response.read(4)
         os.kill(host.pid(record.instance_id), signal.SIGKILL)
@@ -223,7 +245,7 @@ def test_a_container_that_dies_in_a_stream_leaves_it_without_an_end(host: LlmHos
 def test_a_caller_that_hangs_up_closes_the_containers_connection_only(host: LlmHost) -> None:
     record = host.ready_llm()
     connection, response = _open_run(host, record.instance_id)
-    with (host.run_dir / f"door-{record.instance_id[:6]}.feed").open("w", buffering=1) as feed:
+    with (host.run_dir / f"door-{record.instance_id[-6:]}.feed").open("w", buffering=1) as feed:
         feed.write("one\n")
         response.read(4)
         live = host.agent.fleet.all()[0]

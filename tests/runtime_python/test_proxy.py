@@ -113,7 +113,7 @@ def test_the_sentinel_follows_every_run_on_both_streams(proxy: Proxy) -> None:
     assert proxy.err == f"err\n{SENTINEL}" * 2
 
 
-@pytest.mark.parametrize("how", ["sys.exit(0)", "os._exit(1)", "os.kill(os.getpid(), 9)"])
+@pytest.mark.parametrize("how", ["sys.exit(0)", "os._exit(1)"])
 def test_a_child_that_ends_is_command_exited(proxy: Proxy, how: str) -> None:
     proxy.init(f"import os, sys\ndef main(args):\n    print('last words', flush=True)\n    {how}\n")
     status, body = proxy.run()
@@ -122,16 +122,37 @@ def test_a_child_that_ends_is_command_exited(proxy: Proxy, how: str) -> None:
     assert proxy.out == f"last words\n{SENTINEL}"
 
 
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGRTMIN + 1])
+def test_a_child_that_was_killed_is_a_lost_worker_and_says_by_what(proxy: Proxy, number: int) -> None:
+    proxy.init(
+        f"import os\ndef main(args):\n    print('last words', flush=True)\n    os.kill(os.getpid(), {number:d})\n"
+    )
+    status, body = proxy.run()
+    name = number.name if isinstance(number, signal.Signals) else f"signal {number}"
+    said = f"The function's process was killed by {name} while it ran."
+    hint = "it used more memory than its limit, crashed, or was killed from outside"
+    assert (status, body) == (500, {"error": said, "info": {"code": "WorkerLost", "message": said, "hint": hint}})
+    assert proxy.process.wait(WAIT_S) == 128 + number
+    assert proxy.out == f"last words\n{SENTINEL}"
+
+
+def test_a_child_killed_while_it_loads_the_function_is_no_fault_of_the_code(proxy: Proxy) -> None:
+    status, body = proxy.init("import os\nos.kill(os.getpid(), 9)\n")
+    assert (status, body["info"]["code"]) == (500, "WorkerLost")
+    assert body["error"] == "The function's process was killed by SIGKILL while it was loaded."
+    assert proxy.init("import os\n")[0] == 403
+
+
 def test_a_child_that_ends_between_runs_takes_its_container_along(proxy: Proxy) -> None:
     proxy.init("import os\ndef main(args):\n    return {'pid': os.getpid()}\n")
     os.kill(proxy.run()[1]["pid"], 9)
-    assert proxy.process.wait(WAIT_S) == 70
+    assert proxy.process.wait(WAIT_S) == 128 + 9
 
 
 def test_a_child_that_ends_before_its_init_takes_its_container_along(proxy: Proxy) -> None:
     pid = proxy.process.pid
     os.kill(int(Path(f"/proc/{pid}/task/{pid}/children").read_text()), 9)
-    assert proxy.process.wait(WAIT_S) == 70
+    assert proxy.process.wait(WAIT_S) == 128 + 9
 
 
 HALF_AN_ANSWER = """
@@ -148,8 +169,9 @@ def test_a_process_that_the_function_left_behind_does_not_hide_its_end(proxy: Pr
             f"    open('left', 'w').write(str(left))\n{last}\n    os.kill(os.getpid(), 9)\n")  # fmt: skip
     proxy.init(f"import os\nos.chdir({str(proxy.directory)!r})\n{code}")
     try:
-        assert proxy.run() == (400, {"error": "command exited", "info": ANY})
-        assert proxy.process.wait(WAIT_S) == 70
+        status, body = proxy.run()
+        assert (status, body["info"]["code"]) == (500, "WorkerLost")
+        assert proxy.process.wait(WAIT_S) == 128 + 9
     finally:
         os.kill(int((proxy.directory / "left").read_text()), 9)
 

@@ -25,7 +25,7 @@ from gateway.scheduler.decisions import (
 )
 from gateway.scheduler.events import ActionDeleted, ActionSeen, GatewaysLost, HostsSeen, Rebuilt
 from gateway.scheduler.history import Measured
-from relay.messages import CommandRefused, DemandAdded, ModelInspected
+from relay.messages import CommandRefused, DemandAdded, InstanceChanged, ModelInspected
 from tests.scheduler.world import CHAT, FACTS, HELLO, MIB, World, chat, hello, llm_world, of, record_of, report, world
 from thaw.errors import ErrorInfo
 from thaw.host import Device, FetchReport, HostReport
@@ -266,12 +266,26 @@ def test_a_model_that_does_not_exist_fails_the_requests_and_is_looked_up_again_f
     assert len(of(w.ask(CHAT), InspectModelOn)) == 1
 
 
-def test_an_inspection_that_nobody_answers_is_asked_again_and_fails_after_three() -> None:
-    w = world(facts=chat())
+def test_an_inspection_that_nobody_answers_is_asked_again_until_the_request_has_no_time_left() -> None:
+    w = world(facts=chat(timeout_s=100.0))
     w.ask(CHAT)
     decided = w.later(200.0)
-    assert len(of(decided, InspectModelOn)) == 2
+    assert len(of(decided, InspectModelOn)) == 3
     assert [f.error.code for f in of(decided, FailDemand)] == ["StoreUnavailable"]
+
+
+def test_a_worker_killed_while_it_starts_is_replaced_and_a_minimum_is_kept() -> None:
+    """Without a request, too: only a developer's error gives min_instances up."""
+    w = llm_world(facts=chat(min_instances=1))
+    for n in range(1, 6):
+        (group,) = w.view.groups.values()
+        record = w.view.instances[group.instance_ids[0]].record
+        error = ErrorInfo("WorkerLost", "the engine process was killed by SIGKILL while it started")
+        decided = w.do(InstanceChanged(replace(record, state=InstanceState.GONE, error=error)))
+        (flag,) = of(decided, Flag)
+        assert flag.name == "start_failed"
+        assert (flag.fields["code"], flag.fields["in_a_row"]) == ("WorkerLost", n)
+        assert len(of(w.later(60.0), StartGroup)) == 1, "the minimum was given up"
 
 
 def test_what_is_larger_than_every_device_is_refused_with_both_numbers() -> None:

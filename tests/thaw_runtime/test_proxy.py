@@ -20,6 +20,7 @@ from tests.thaw_runtime.doorway import Doorway
 from tests.thaw_runtime.models import write_tiny_model
 from thaw import wire
 from thaw.errors import ErrorInfo
+from thaw_runtime.proxy import EXIT_ENGINE_LOST, EXIT_KILLED
 
 PROMPT = {"prompt": "hello", "max_tokens": 8, "temperature": 0}
 
@@ -197,8 +198,33 @@ def test_a_dead_engine_fails_its_runs_and_ends_the_container(ready: Container) -
     os.kill(engine, signal.SIGKILL)
     last = list(stream)[-1]
     assert (last["t"], last["error"]["code"]) == ("RunFailed", "WorkerLost")
-    assert "killed by signal 9" in last["error"]["message"]
-    assert ready.process.wait(10) == 70
+    assert "killed by SIGKILL" in last["error"]["message"]
+    assert ready.process.wait(10) == EXIT_KILLED + signal.SIGKILL
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM])
+def test_an_engine_killed_while_it_starts_is_a_lost_worker_and_no_fault_of_the_model(
+    container: Container, number: signal.Signals
+) -> None:
+    engine = int(container.out.read_text().split()[1])
+    container.door.arrive(container.door.sidecar_bytes)  # the engine waits for the rest
+    container.http.request("POST", "/init", wire.dumps({"value": llm_init()}))
+    container.door.wait_served(2)
+    container.door.beat()  # else the engine would soon end by itself: fetchd looks dead
+    os.kill(engine, number)
+    reply = container.http.getresponse()
+    said = json.loads(reply.read())
+    assert (reply.status, said["info"]["code"]) == (500, "WorkerLost")
+    assert said["error"] == f"the engine process was killed by {number.name} while it started"
+    assert container.process.wait(10) == EXIT_KILLED + number
+
+
+def test_an_engine_that_ends_by_itself_while_it_starts_would_do_so_again(container: Container) -> None:
+    container.door.arrive(container.door.n_bytes)
+    status, reply = container.init(args={"exit": 3})
+    assert (status, reply["info"]["code"]) == (502, "InitFailed")
+    assert reply["error"] == "the engine process ended with status 3 while it started"
+    assert container.process.wait(10) == EXIT_ENGINE_LOST
 
 
 def test_an_engine_that_breaks_fails_its_runs_and_ends_the_container(ready: Container) -> None:

@@ -204,7 +204,7 @@ def test_a_killed_engine_is_reported_with_the_containers_exit_status(
     engine = int(Path(f"/proc/{pid}/task/{pid}/children").read_text())
     os.kill(engine, 9)
     exited = zygote.receive()
-    assert (exited["op"], exited["pid"], exited["status"]) == ("exited", pid, 70)
+    assert (exited["op"], exited["pid"], exited["status"]) == ("exited", pid, 128 + 9)
     container.close()
     door.close()
 

@@ -1,0 +1,136 @@
+"""Each component as its operator runs it, with one of its threads made to fail: it ends, and says why."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+
+from tests.conftest import free_port
+from thaw.lasting import EXIT_THREAD_DIED
+
+ROOT = Path(__file__).parents[2]
+FAILS = """
+import {module} as component
+from thaw import lasting
+
+def fails(*_):
+    raise KeyError("a defect")
+
+lasting.GRACE_S = {grace_s}
+{patch}
+component.main()
+"""
+ONCE = """
+import os, gateway.core
+beat = gateway.core.Gateway._beat
+
+def fails_once(self):
+    try:
+        os.mkdir({marker!r})
+    except FileExistsError:
+        return beat(self)
+    fails()
+
+gateway.core.Gateway._beat = fails_once
+"""
+
+
+class Component:
+    def __init__(self, module: str, patch: str, env: dict[str, str], grace_s: float = 0.0) -> None:
+        code = FAILS.format(module=module, patch=patch, grace_s=grace_s)
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT}/runtime-python", **env},
+            stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        self._overdue = threading.Timer(60, self.process.kill)  # then nobody waits for its next line any more
+        self._overdue.start()
+
+    def event(self, name: str) -> dict[str, Any]:
+        assert self.process.stderr is not None
+        seen = []
+        for line in self.process.stderr:
+            seen.append(line)
+            if line.startswith("{") and (event := json.loads(line))["event"] == name:
+                return dict(event)
+        raise AssertionError(f"no {name}: {''.join(seen)}")
+
+    def end(self) -> int:
+        """Its exit status, by itself or made to."""
+        try:
+            return self.process.wait(20)
+        finally:
+            self._overdue.cancel()
+            self.process.kill()
+            self.process.wait(20)
+            assert self.process.stderr is not None
+            self.process.stderr.close()
+
+
+@pytest.mark.parametrize(
+    ("module", "patch", "thread"),
+    [
+        ("gateway.scheduler.loop", "component.Leadership._run = fails", "lease"),
+        ("gateway.scheduler.loop", "component.Scheduler._items = fails", "scheduler"),
+        ("gateway.scheduler.loop", "component.EventReader._run = fails", "event-reader"),
+        ("invoker.main", "component.Reporter._beat = fails", "heartbeat"),
+        ("invoker.main", "component.Publisher._next = fails", "publisher"),
+        ("invoker.main", "component.CommandReader._read_all = fails", "command-reader"),
+        ("fetchd.main", "import fetchd.janitor; fetchd.janitor.Heart._run = fails", "heart"),
+        ("fetchd.main", "import fetchd.server; fetchd.server.UnixServer._accept = fails", "accept"),
+    ],
+)
+def test_a_component_ends_with_a_thread_that_must_last_and_names_it(
+    valkey_url: str, tmp_path: Path, module: str, patch: str, thread: str
+) -> None:
+    run_dir = tmp_path / "r"
+    component = Component(module, patch, {
+        "THAW_STATE_URL": valkey_url, "THAW_HOST_ID": "h", "THAW_RUN_DIR": str(run_dir), "THAW_STEM_CELLS": "off",
+        "THAW_FETCHD_SOCKET": str(run_dir / "f"), "THAW_FETCHD_DOORS": str(run_dir / "d"), "THAW_FETCHD_POOL_MB": "64",
+        "THAW_INVOKER_BIND": "127.0.0.1:0",
+    })  # fmt: skip
+    try:
+        event = component.event("thread_died")
+    finally:
+        status = component.end()
+    assert (event["thread"], event["error"]) == (thread, "KeyError: 'a defect'")
+    assert status == EXIT_THREAD_DIED
+
+
+def test_a_gateway_whose_heartbeat_dies_says_so_refuses_and_is_replaced(valkey_url: str, tmp_path: Path) -> None:
+    port = free_port()
+    env = {"THAW_STATE_URL": valkey_url, "THAW_GATEWAY_BIND": f"127.0.0.1:{port}"}
+    component = Component("gateway.main", ONCE.format(marker=str(tmp_path / "failed")), env, grace_s=3.0)
+    url = f"http://127.0.0.1:{port}"
+    try:
+        component.event("thread_died")
+        health, refused = requests.get(f"{url}/health", timeout=10), requests.get(f"{url}/api/v1", timeout=10)
+        component.event("gateway_started")
+        again = answer_of(lambda: requests.get(f"{url}/health", timeout=10))
+    finally:
+        component.process.terminate()
+        component.end()
+    assert (health.status_code, health.json()["status"]) == (503, "failing")
+    assert health.json()["problems"] == ["the thread heartbeat has died: KeyError: 'a defect'"]
+    assert (refused.status_code, refused.json()["error"]) == (503, "This gateway is about to be started again.")
+    assert (again.status_code, again.json()["status"]) == (200, "ok")
+    assert again.json()["gateway"] != health.json()["gateway"]
+
+
+def answer_of(ask: Callable[[], requests.Response]) -> requests.Response:
+    """Connections that the former worker had taken end with it."""
+    until = time.monotonic() + 20
+    while True:
+        try:
+            return ask()
+        except requests.ConnectionError:
+            assert time.monotonic() < until
