@@ -19,6 +19,7 @@ from typing import NoReturn
 from relay.channel import Channel, ChannelClosed
 from relay.fetch_client import DoorClient
 from thaw.errors import PlatformError, ThawError
+from thaw.logs import Log
 from thaw.trace import Phase
 from thaw_runtime import engine_env, parameter_manager
 from thaw_runtime.engine import GRANT_DEADLINE_S, Emit, Engine, EngineStarted, Event
@@ -34,6 +35,8 @@ from thaw_runtime.engine_wire import (
     encode,
 )
 from thaw_runtime.start_trace import StartTrace
+
+log = Log("runtime-engine")
 
 EXIT_LOST_PROXY = 0
 EXIT_BROKEN = 70  # EX_SOFTWARE
@@ -169,6 +172,7 @@ def warm_vllm() -> MakeEngine:
     from thaw_runtime.warm import warm_up
 
     warm_up()
+    log.event("ready", pid=os.getpid())
     return vllm()
 
 
