@@ -278,17 +278,24 @@ class Starting:
         self._init_call = call
         try:
             return call.post(value)
-        except InitFailed as e:
-            if live.kind == KIND_PYTHON and live.handle is not None:
-                e.hint = last_lines(live.handle) or e.hint  # why a function did not load is on its stderr
-            raise
         except WorkerLost as e:
             if call.answered:
                 raise
             live.gone.wait(EXIT_SEEN_S)  # the exit that broke the connection says why, and is on its way
             raise (live.error or e) from e
+        except ThawError as e:
+            e.hint = self._hint(e)
+            raise
         finally:
             self._init_call = None
+
+    def _hint(self, error: ThawError) -> str:
+        """Why a function did not load is on its stderr.  What an engine prints stays in this host's log."""
+        live = self._live
+        if live.kind == KIND_PYTHON and isinstance(error, InitFailed):
+            return (live.handle and last_lines(live.handle)) or error.hint
+        where = f"what the engine printed is in the invoker's log on {live.record.host_id}: start_failed"
+        return error.hint or (where if live.kind == KIND_LLM else "")
 
     # the end -------------------------------------------------------------------------------------------------------
 
@@ -314,8 +321,9 @@ class Starting:
         live.blame(error)
         if live.apply(Event.START_FAILED) is Action.STOP:
             metrics.STARTS.labels(mode=live.record.start_mode.value, outcome=error.code).inc()
+            printed = last_lines(live.handle) if live.handle is not None and live.kind == KIND_LLM else ""
             self._deps.log.event("start_failed", instance_id=live.record.instance_id, group_id=self._plan.group_id,
-                                 error=error.message)  # fmt: skip
+                                 error=error.message, printed=printed)  # fmt: skip
             call = self._init_call
             if call is not None:
                 call.abort()

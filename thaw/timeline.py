@@ -49,8 +49,15 @@ class Interval:
         return self.end_s - self.begin_s
 
     @property
+    def was_resident(self) -> bool:
+        """A fetch of bytes that were in the host's memory before it began: nothing moved, so it has no rate."""
+        return dict(self.attrs).get("resident") is True
+
+    @property
     def bytes_per_s(self) -> float | None:
-        return self.n_bytes / self.seconds if self.n_bytes and self.seconds > 0 else None
+        if self.was_resident or not self.n_bytes or self.seconds <= 0:
+            return None
+        return self.n_bytes / self.seconds
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,7 @@ from gateway.scheduler.history import (
     foretold,
     measure,
     measure_run,
+    was_continued,
 )
 from gateway.scheduler.relay_work import RelayWork, overdue
 from relay import bus, keys, redis_link
@@ -214,6 +215,8 @@ class Effects:
     def _learn_run(
         self, history: History, start: LearnFrom, begun: Sequence[TraceEvent], run: Sequence[TraceEvent], n_tokens: int
     ) -> None:
+        if was_continued(run):
+            return
         seen = measure_run(run, n_tokens, start.n_stages, start.n_full)
         history.update_pass(start.action, start.device_kind, start.mode, seen)
         told, actual_s = foretold(begun), first_token_s(run)

@@ -222,6 +222,14 @@ def first_token_s(events: Iterable[TraceEvent]) -> float | None:
     return _phase_s(tuple(events), Phase.RECEIVED, Phase.FIRST_TOKEN)
 
 
+def was_continued(events: Iterable[TraceEvent]) -> bool:
+    """The gateway sent the request to another group after its first token.  The time to that token then says nothing of
+    the other group's start."""
+    by_gateway = [e for e in events if e.name in (Phase.FIRST_TOKEN, Phase.DISPATCHED)]
+    firsts = [e for e in by_gateway if e.name == Phase.FIRST_TOKEN]
+    return any(e.wall_ns > first.wall_ns for first in firsts for e in by_gateway)
+
+
 def foretold(events: Iterable[TraceEvent]) -> tuple[float, float] | None:
     """(predicted, bound) of a start, seconds, as its trace says; None: nothing was foretold."""
     attrs = next((e.attrs for e in events if e.name == Phase.PLANNED_END), {})
@@ -240,8 +248,9 @@ def _phase_s(events: Sequence[TraceEvent], begin: Phase, end: Phase) -> float | 
 
 
 def _fetched(events: Sequence[TraceEvent]) -> int:
+    """Bytes that moved: none where the model was in the host's memory."""
     end = next((e for e in reversed(events) if e.name == Phase.FETCH_END), None)
-    return 0 if end is None or end.n_bytes is None else end.n_bytes
+    return 0 if end is None or end.attrs.get("resident") is True else end.n_bytes or 0
 
 
 def _tail_s(events: Sequence[TraceEvent]) -> float | None:

@@ -37,6 +37,8 @@ from thaw_runtime.engine_wire import (
 )
 from thaw_runtime.start_trace import StartTrace
 
+log = Log("runtime-engine")
+
 EXIT_LOST_PROXY = 0
 EXIT_BROKEN = 70  # EX_SOFTWARE
 
@@ -172,6 +174,7 @@ def warm_vllm() -> MakeEngine:
     from thaw_runtime.warm import warm_up
 
     warm_up()
+    log.event("ready", pid=os.getpid())
     return vllm()
 
 

@@ -21,16 +21,17 @@ from vllm.exceptions import VLLMClientError
 from vllm.model_executor.models import ModelRegistry
 from vllm.platforms import current_platform
 from vllm.plugins import load_general_plugins
-from vllm.utils import cpu_resource_utils
+from vllm.utils import cpu_resource_utils, mem_utils, numa_utils, platform_utils
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.request import Request
 from vllm.v1.sample import logits_processor
 
 from relay.messages import LlmInit
-from thaw.errors import ErrorInfo, InitFailed, MemoryTooSmall, ModelUnsupported, PlatformError, ThawError, WorkerLost
+from thaw.errors import ErrorInfo, InitFailed, ModelUnsupported, PlatformError, ThawError, WorkerLost
 from thaw.trace import Phase
 from thaw_runtime.engine import Emit, EngineRequest, EngineStarted, Event, Failed, Finished, Sampling, Segment, Token
+from thaw_runtime.engine_errors import translated
 from thaw_runtime.kv_memory import CPU, GPU, MemoryPlan, Worst, plan_stage
 from thaw_runtime.open_request import OpenRequest
 from thaw_runtime.packing import give_back_freed
@@ -57,6 +58,7 @@ from thaw_runtime.window import Rest
 MAX_BATCHED_TOKENS = 2048  # vLLM's own default for a server on a CPU
 PIPELINED_BATCHED_TOKENS = 512
 """Of a batch that travels: a prompt of 2,048 tokens is four batches, of which the stages compute four at once."""
+_LOOKS_AT_THE_MACHINE = (cpu_resource_utils, mem_utils, numa_utils, platform_utils)
 _STOPPED = ErrorInfo(WorkerLost.__name__, "the engine was stopped")
 ALLOWED_ARGS = frozenset({"block_size", "max_num_batched_tokens", "max_num_seqs", "enable_prefix_caching",
                           "enable_chunked_prefill", "seed", "quantization", "kv_cache_dtype",
@@ -147,7 +149,7 @@ class VllmEngine:
             outcome.append(e)
         except Exception as e:  # noqa: BLE001  the edge to vLLM: whatever it raises becomes an error of ours
             traceback.print_exc()
-            outcome.append(_translate(e))
+            outcome.append(translated(e))
         started = isinstance(outcome[0], EngineStarted)
         if not started and self._link is not None:
             self._link.end(outcome[0].info())
@@ -263,6 +265,7 @@ class VllmEngine:
 
     def _start(self, init: LlmInit, segment: Segment) -> EngineStarted:
         trace = StartTrace(group_id=init.group_id, stage=init.stage, host=init.host)
+        forget_surroundings()
         torch.set_num_threads(max(1, init.n_threads))
         part = StagePart.of(init)
         if not part.whole:
@@ -410,6 +413,18 @@ def preload(architectures: Sequence[str], no_model: str) -> None:
     logits_processor._load_logitsprocs_plugins = lambda: list(processors)
 
 
+def forget_surroundings() -> None:
+    """Let vLLM look again at the machine and the limits that it runs under.
+
+    A stem cell imports and configures under the small limits of a waiting container.  Its claim raises them, and vLLM
+    would keep what it saw first: the control group's memory limit is in a cache of its own.
+    """
+    for module in _LOOKS_AT_THE_MACHINE:
+        for found in list(vars(module).values()):
+            if callable(clear := getattr(found, "cache_clear", None)):
+                clear()
+
+
 def _register_architecture(config: Mapping[str, Any]) -> None:
     """Import the model's class here: vLLM would start a second Python to look at it.  Raises ModelUnsupported."""
     names = config.get("architectures") or ["(none)"]
@@ -432,12 +447,3 @@ def _memory_plan(init: LlmInit, segment: Segment, config: Any) -> MemoryPlan:
     )
     quantised = config.model_config.quantization is not None
     return plan_stage(init.stage, rooms_of(init, segment, worst.dtype, quantised=quantised), worst)
-
-
-def _translate(error: Exception) -> ThawError:
-    text = f"{type(error).__name__}: {error}"
-    if isinstance(error, MemoryError) or "memory" in text.lower():
-        return MemoryTooSmall(text)
-    if "not supported" in text or "architecture" in text:
-        return ModelUnsupported(text)
-    return InitFailed(text)

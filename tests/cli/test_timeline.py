@@ -6,6 +6,7 @@ import io
 import itertools
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -162,6 +163,14 @@ def test_the_picture_shows_rates_bound_and_overlap() -> None:
     )
     assert "fetch on h: 47.7 MiB at 200 Mbit/s, 100% of the link's 200 Mbit/s" in lines
     assert any(x.startswith("longest phase: fetch on h, 2.00 s") for x in lines)
+
+
+def test_a_model_that_was_in_memory_is_given_no_rate() -> None:
+    """256 MB that "arrived" in 0.2 ms were 10,889,511 Mbit/s, or 3,047,923 % of the link."""
+    resident = [replace(e, attrs={"resident": True}) if e.name is P.FETCH_END else e for e in trace(COLD)]
+    lines = _draw(resident, _plan())
+    assert "fetch on h: none, 47.7 MiB were in the host's memory" in lines
+    assert not [line for line in lines if line.startswith(("fetch", "h fetch")) and ("Mbit/s" in line or "%" in line)]
 
 
 def test_several_machines_are_said_to_have_clocks_that_may_differ() -> None:

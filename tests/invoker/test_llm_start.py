@@ -108,7 +108,10 @@ def test_a_fetch_that_fails_ends_the_start_at_once_with_its_error(host: LlmHost)
     assert (gone.error.code, gone.error.message) == ("ModelCorrupt", "chunk 3 failed its checksum")
 
 
-def test_an_engine_that_refuses_ends_the_start_with_its_error_and_undoes_it(host: LlmHost) -> None:
+def test_an_engine_that_refuses_ends_the_start_with_its_error_and_says_where_its_words_are(
+    host: LlmHost, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """An activation of kind llm has no logs, and what its container printed goes with the container."""
     host.deploy_llm()
     instance_id = host.launch(host.llm_plan())
     host.in_init(instance_id)
@@ -117,6 +120,9 @@ def test_an_engine_that_refuses_ends_the_start_with_its_error_and_undoes_it(host
     gone = host.events.instance(instance_id, InstanceState.GONE)
     assert gone.error is not None
     assert gone.error.code == "ModelUnsupported"
+    assert gone.error.hint == "what the engine printed is in the invoker's log on host-t: start_failed"
+    logged = [json.loads(line) for line in capfd.readouterr().err.splitlines() if '"start_failed"' in line]
+    assert '"POST /init' in logged[0]["printed"]
 
 
 def test_a_container_killed_while_it_starts_may_be_started_again_elsewhere(host: LlmHost) -> None:

@@ -95,7 +95,7 @@ def test_a_demand_that_is_planned_at_once_waited_for_nothing(client: redis.Redis
 
 
 def at(name: Phase, seconds: float, **fields: Any) -> TraceEvent:
-    return TraceEvent(name, boot_id="b", mono_ns=int(seconds * 1e9), **fields)
+    return TraceEvent(name, boot_id="b", mono_ns=int(seconds * 1e9), wall_ns=int(seconds * 1e9), **fields)
 
 
 def test_a_group_teaches_its_pass_and_how_good_its_prediction_was_for_the_next_scheduler(
@@ -120,3 +120,21 @@ def test_a_group_teaches_its_pass_and_how_good_its_prediction_was_for_the_next_s
     assert kept.ttft_ratio == pytest.approx(1.25)
     told = next(json.loads(line) for line in capsys.readouterr().err.splitlines() if "ttft_foretold" in line)
     assert (told["predicted_s"], told["bound_s"], told["actual_s"], told["stages"]) == (4.0, 3.5, 5.0, 4)
+
+
+def test_a_stream_that_was_continued_by_a_group_tells_nothing_of_the_groups_start(
+    client: redis.Redis, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its first token came 0.08 s after it was asked for, from the group before, and not from this one's start."""
+    group, served = GroupId("g5"), ActivationId("b" * 32)
+    records, history = Records(client), History()
+    records.add_trace(group, [at(Phase.PLANNED_END, 20, attrs={"predicted_ttft_s": 4.0, "bound_ttft_s": 3.5})])
+    run = [at(Phase.RECEIVED, 10.0), at(Phase.DISPATCHED, 10.01), at(Phase.FIRST_TOKEN, 10.08),
+           at(Phase.DISPATCHED, 25.0), at(Phase.PREFILL_BEGIN, 25.0), at(Phase.PREFILL_END, 25.1),
+           at(Phase.RUN_END, 27.0)]  # fmt: skip
+    records.add_trace(served, run)
+    assert records.end(replace(record(served), usage={"completion_tokens": 11}))
+    learn = LearnFrom(group, CHAT, "cpu", StartMode.PREWARMED, n_stages=4, n_full=1, served=(served,))
+    assert effects_on(client).learn(history, learn) is None
+    assert "ttft_foretold" not in capsys.readouterr().err
+    assert not history.learned(CHAT, "cpu", StartMode.PREWARMED).ttft_ratio

@@ -85,6 +85,7 @@ def test_a_trace_gives_the_phases_the_rate_and_the_tail() -> None:
 def test_a_start_that_fetched_nothing_teaches_no_tail() -> None:
     resident = [replace(e, attrs={"resident": True}) if e.name is Phase.FETCH_END else e for e in TRACE]
     assert measure(resident).t_tail is None
+    assert measure(resident).bandwidth is None, "nothing moved, so there is no rate to learn"
     assert measure([*TRACE, _event(Phase.CONTEXT_END, 4.8)]).t_tail == pytest.approx(0.2)
 
 

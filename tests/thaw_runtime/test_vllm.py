@@ -43,12 +43,12 @@ CAPITAL = {
 class Zygote:
     """Forks containers; ``command`` for Container runs a relay process that is killed with it."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, wrapped: Callable[..., list[str]] = lambda *command: list(command)) -> None:
         self.path = str(directory / "z.sock")
         env = dict(os.environ, PYTHONPATH=f"{ROOT}:{ROOT / 'runtime-python'}")
         self.log = directory / "zygote.log"
         with self.log.open("wb") as log:
-            command = [sys.executable, "-m", "thaw_runtime.zygote", "--socket", self.path]
+            command = wrapped(sys.executable, "-m", "thaw_runtime.zygote", "--socket", self.path)
             self.process = subprocess.Popen(command, env=env, stderr=log)
         self.channel = self._connect()
         assert self.receive()["op"] == "ready"

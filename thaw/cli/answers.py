@@ -78,4 +78,4 @@ def events(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
 def _stream_error(error: Any) -> ApiError:
     message = error.get("message", "the answer failed") if isinstance(error, dict) else str(error)
     hint = error.get("hint") if isinstance(error, dict) else None
-    return ApiError(502, str(message), body=error, hint=str(hint or "thaw activation logs --last"))
+    return ApiError(502, str(message), body=error, hint=str(hint or "thaw activation explain --last"))

@@ -133,9 +133,9 @@ def verdict(timeline: Timeline, plan: Plan | None, links: Mapping[str, float]) -
         measured += f"; predicted {duration(timeline.predicted_s)} (measured {off:+.0%})"
     yield measured
     yield from why.lines(timeline)
-    fetches = sorted((i for i in timeline.intervals if i.phase == "fetch" and i.bytes_per_s), key=lambda i: i.stage)
+    fetches = sorted((i for i in timeline.intervals if i.phase == "fetch" and i.n_bytes), key=lambda i: i.stage)
     yield from (_fetch_line(i, plan, links, several=len(fetches) > 1) for i in fetches)
-    yield from why.side_by_side(fetches)
+    yield from why.side_by_side([i for i in fetches if i.bytes_per_s])
     leaf, gap = timeline.longest_leaf, timeline.longest_gap
     if leaf is not None:
         yield f"longest phase: {leaf.phase}{f' on {leaf.host}' if leaf.host else ''}, {duration(leaf.seconds)}"
@@ -147,6 +147,8 @@ def verdict(timeline: Timeline, plan: Plan | None, links: Mapping[str, float]) -
 def _fetch_line(fetch: Interval, plan: Plan | None, links: Mapping[str, float], *, several: bool) -> str:
     rate, where = fetch.bytes_per_s or 0.0, f" on {fetch.host}" if fetch.host else ""
     where += f" (stage {fetch.stage})" if several else ""
+    if fetch.was_resident:
+        return f"fetch{where}: none, {size(fetch.n_bytes or 0)} were in the host's memory"
     line = f"fetch{where}: {size(fetch.n_bytes or 0)} at {rate * 8 / 1e6:.0f} Mbit/s"
     link = _link(fetch, plan) or links.get(fetch.host)
     return line + (f", {rate / link:.0%} of the link's {link * 8 / 1e6:.0f} Mbit/s" if link else "")

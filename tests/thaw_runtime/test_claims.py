@@ -1,0 +1,111 @@
+"""Stem cells of both kinds that wait under small limits and are claimed under others: the real engine, claimed when it
+is ready.
+
+The limits are files of a control group, which a mount namespace puts in the place of the machine's own: a claim changes
+them as a container engine does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.thaw_runtime.conftest import Container
+from tests.thaw_runtime.doorway import Doorway
+from tests.thaw_runtime.models import real_model
+from tests.thaw_runtime.test_vllm import CAPITAL, Forked, Zygote, answer
+
+pytestmark = pytest.mark.vllm
+
+GIB = 1 << 30
+READY_S = 120.0
+UNDER = 'mount --bind "$0" /sys/fs/cgroup && exec "$@"'
+
+
+class Group:
+    """A control group that holds 300 MiB, as its files tell of it."""
+
+    def __init__(self, directory: Path, limit: int) -> None:
+        self.directory = directory
+        directory.mkdir()
+        (directory / "memory.current").write_text(str(300 << 20))
+        self.limit(limit)
+
+    def limit(self, n_bytes: int) -> None:
+        (self.directory / "memory.max").write_text(str(n_bytes))
+
+    def runs(self, *command: str) -> list[str]:
+        return ["unshare", "--mount", "sh", "-c", UNDER, str(self.directory), *command]
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Group:
+    """What a cell has while it waits: less than the engine's KV cache takes (docs/docker.md)."""
+    return Group(tmp_path / "cgroup", 512 << 20)
+
+
+@pytest.fixture
+def door(tmp_path: Path) -> Iterator[Doorway]:
+    made = Doorway(real_model(), tmp_path / "door")
+    yield made
+    made.close()
+
+
+def wait_ready(cell: Container) -> None:
+    """It says so in a line on stderr; nobody announces that to a test."""
+    bell = threading.Event()
+    for _ in range(int(READY_S / 0.05)):
+        said = [json.loads(line) for line in cell.err.read_text().splitlines() if line.startswith("{")]
+        if any(line["event"] == "ready" for line in said):
+            return
+        assert cell.process.poll() is None, cell.err.read_text()
+        bell.wait(0.05)
+    raise AssertionError("the cell was never ready")
+
+
+def test_a_cell_that_is_a_container_and_ready_starts_under_the_limits_of_its_claim(
+    group: Group, door: Doorway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("THAW_WARM", "on")
+    cell = Container(group.runs(sys.executable, "-m", "thaw_runtime.llm_container"), tmp_path, door)
+    try:
+        wait_ready(cell)
+        group.limit(4 * GIB)
+        status, reply = cell.init()
+        assert status == 200, reply
+        assert answer(cell, CAPITAL) == "The capital of France is Paris."
+    finally:
+        cell.close()
+
+
+def test_every_fork_of_a_zygote_starts_under_the_limits_of_its_own_claim(
+    group: Group, door: Doorway, tmp_path: Path
+) -> None:
+    """Two that go well, and between them one whose host grants less than it was promised: that is no developer's error."""
+    zygote = Zygote(tmp_path, group.runs)
+    try:
+        for name, limit, outcome in (("a", 4 * GIB, 200), ("b", 512 << 20, 500), ("c", 3 * GIB, 200)):
+            group.limit(limit)
+            directory = tmp_path / name
+            directory.mkdir()
+            container = Forked(zygote, directory, door)
+            container.wait_listening()
+            status, reply = container.init()
+            assert status == outcome, reply
+            if outcome == 200:
+                assert answer(container, CAPITAL) == "The capital of France is Paris."
+                os.kill(container.forked["pid"], 9)
+            else:
+                assert reply["info"]["code"] == "PlatformError"
+                assert "less memory than it promised" in reply["error"]
+                assert reply["info"]["hint"]
+            assert zygote.receive()["op"] == "exited"
+            container.close()
+    finally:
+        zygote.close()
