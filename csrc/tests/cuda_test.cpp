@@ -156,6 +156,36 @@ TEST(cuda_a_driver_that_refuses_to_pin_is_not_asked_again) {
     check_nothing_leaked();
 }
 
+// The ring has one buffer: a copy that could not allocate it must leave its place in the ring to the next copy.
+TEST(cuda_a_buffer_of_the_ring_that_could_not_be_allocated_is_allocated_for_the_next_copy) {
+    fake().reset(), fake().read_only_register(0), fake().fail("cuMemHostAlloc", 1, 2);
+    Producer producer(2 * kSlab);
+    producer.complete();
+    {
+        thaw_device_config config = small_config();
+        config.n_slots = 1;
+        Loading loading(producer, rows(2, kSlab), config);
+        REFUSED(thaw_load_wait(loading.load, 0, kLong), THAW_OUT_OF_MEMORY, "cuMemHostAlloc");
+        DLManagedTensor *t = loading.take(1);
+        CHECK(is_pattern(t->dl_tensor.data, kSlab, kSlab));
+        t->deleter(t);
+    }
+    check_nothing_leaked();
+}
+
+// Two copies of one group fail, each in another way: what the second says follows from the first, or hides it.
+TEST(cuda_of_two_faults_of_one_group_the_first_is_told) {
+    fake().reset(), fake().read_only_register(0);
+    fake().fail("cuMemHostAlloc", 1, 2), fake().fail("cuMemcpyHtoDAsync", 1, 700);
+    Producer producer(kSlab);
+    producer.complete();
+    {
+        Loading loading(producer, rows(1, kSlab));
+        REFUSED(thaw_load_wait(loading.load, 0, kLong), THAW_OUT_OF_MEMORY, "cuMemHostAlloc");
+    }
+    check_nothing_leaked();
+}
+
 TEST(cuda_memory_somebody_else_pinned_is_used_and_left_pinned) {
     fake().reset();
     Producer producer(kSlab);

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 from relay.lease import LEASE_MS, SchedulerLease
@@ -22,12 +23,26 @@ _MARGIN_S: Final = 0.01  # the server expires a key at its next look, up to a fe
 _RETRY_S: Final = 0.3  # between tries while the state server does not answer
 
 
-def wait_for_lease(lease: SchedulerLease, stop: threading.Event, log: Log) -> int | None:
-    """Block until this process leads; the epoch, or None when it is to stop."""
+@dataclass(frozen=True, slots=True)
+class Term:
+    """One leadership.  ``valid_until_s`` is of this process's monotonic clock.
+
+    It counts from the moment at which the lease was asked for: the server had it run since some moment after that.
+    """
+
+    epoch: int
+    valid_until_s: float
+
+
+def wait_for_lease(
+    lease: SchedulerLease, stop: threading.Event, log: Log, now_s: Callable[[], float] = time.monotonic
+) -> Term | None:
+    """Block until this process leads.  Returns None when it is to stop."""
     while not stop.is_set():
+        asked_s = now_s()
         try:
             if (epoch := lease.acquire()) is not None:
-                return epoch
+                return Term(epoch, asked_s + LEASE_MS / 1000)
             pause_s = lease.remaining_s() + _MARGIN_S
         except PlatformError as e:
             log.event("lease_unavailable", error=e.message)
@@ -43,10 +58,17 @@ class Leadership:
     sees it by its own clock, before the renewal has found out.
     """
 
-    def __init__(self, lease: SchedulerLease, on_lost: Callable[[], None], log: Log) -> None:
-        self._lease, self._on_lost, self._log = lease, on_lost, log
+    def __init__(
+        self,
+        lease: SchedulerLease,
+        term: Term,
+        on_lost: Callable[[], None],
+        log: Log,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._lease, self._on_lost, self._log, self._now_s = lease, on_lost, log, now_s
         self._stop = threading.Event()
-        self._valid_until_s = time.monotonic() + LEASE_MS / 1000
+        self._valid_until_s = term.valid_until_s
         self._thread = LastingThread(self._run, "lease")
 
     def start(self) -> None:
@@ -54,7 +76,7 @@ class Leadership:
 
     @property
     def is_held(self) -> bool:
-        return not self._stop.is_set() and time.monotonic() < self._valid_until_s
+        return not self._stop.is_set() and self._now_s() < self._valid_until_s
 
     def end(self) -> None:
         """Give the lease back, so that a standby need not wait for its expiry."""
@@ -66,7 +88,7 @@ class Leadership:
 
     def _run(self) -> None:
         while not self._stop.wait(RENEW_S):
-            asked_s = time.monotonic()
+            asked_s = self._now_s()
             try:
                 kept = self._lease.renew()
             except PlatformError as e:

@@ -23,7 +23,7 @@ from gateway.scheduler.decisions import Decision, LearnFrom, RevokeCredential, S
 from gateway.scheduler.effects import Arrival, Effects, load_history
 from gateway.scheduler.events import Event, StartRefused, Timer
 from gateway.scheduler.group_credentials import GroupCredentials
-from gateway.scheduler.leading import Leadership, wait_for_lease
+from gateway.scheduler.leading import Leadership, Term, wait_for_lease
 from gateway.scheduler.metrics_port import MetricsPort
 from gateway.scheduler.pauses import Pauses
 from gateway.scheduler.policy import decide
@@ -76,16 +76,16 @@ class Stop:
 class Scheduler:
     """One leadership: from taking the lease to losing it."""
 
-    def __init__(self, settings: SchedulerSettings, lease: SchedulerLease, epoch: int, log: Log) -> None:
-        self._settings, self._epoch, self._log = settings, epoch, log.bind(epoch=epoch)
+    def __init__(self, settings: SchedulerSettings, lease: SchedulerLease, term: Term, log: Log) -> None:
+        self._settings, self._epoch, self._log = settings, term.epoch, log.bind(epoch=term.epoch)
         self._client = redis_link.connect(settings.state_url)
         self._queue: queue.SimpleQueue[object] = queue.SimpleQueue()
         self._timers: list[tuple[float, int, object]] = []
         self._order = itertools.count()
         credentials = GroupCredentials(self._client, settings.relay_url)
         self._relay = RelayWork(credentials, self._queue.put, self._log)
-        self._effects = Effects(self._client, epoch, self._log, self._relay)
-        self._leadership = Leadership(lease, lambda: self._queue.put(Stop()), self._log)
+        self._effects = Effects(self._client, term.epoch, self._log, self._relay)
+        self._leadership = Leadership(lease, term, lambda: self._queue.put(Stop()), self._log)
         self._reader = EventReader(settings.state_url, self._queue.put, lambda: self._queue.put(Reload()), self._log)
         self._view: ClusterView | None = None  # None: nothing is decided before the registry was read
         self._reading = Reading(self._client, credentials, self._log)
@@ -238,10 +238,10 @@ class Process:
         self._log.event("standing_by", metrics=self._port.address)
         while not self._stop.is_set():
             lease = SchedulerLease(self._client, random_hex_id())
-            epoch = wait_for_lease(lease, self._stop, self._log)
-            if epoch is None:
+            term = wait_for_lease(lease, self._stop, self._log)
+            if term is None:
                 break
-            self._leader = Scheduler(self._settings, lease, epoch, self._log)
+            self._leader = Scheduler(self._settings, lease, term, self._log)
             if self._stop.is_set():  # it came between the lease and the leader
                 self._leader.stop()
             self._leader.run()

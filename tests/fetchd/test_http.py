@@ -106,6 +106,39 @@ def test_a_store_that_stays_down_is_given_up_as_unavailable(tmp_path: Path, stor
         door.close()
 
 
+def test_a_store_that_trickles_is_given_up_as_unavailable(tmp_path: Path, store: Store) -> None:
+    """Each attempt brings a little and breaks off: that is no progress, or such a store would be asked for ever."""
+
+    def fault(request: Request) -> bool:
+        if request.name == WEIGHTS and request.method == "GET":
+            request.sock.sendall(request.head() + request.body[:1000])
+            return True
+        return False
+
+    with Fetchd(tmp_path, THAW_FETCHD_RETRIES=3) as fetchd:
+        facts = inspect(fetchd, store)
+        store.fault = fault
+        with pytest.raises(StoreUnavailable, match="gave up after 3 attempts"):
+            fetch(fetchd, facts)
+
+
+def test_a_store_that_breaks_off_again_and_again_is_not_given_up_while_it_brings_enough(
+    tmp_path: Path, store: Store
+) -> None:
+    def fault(request: Request) -> bool:
+        if request.name == WEIGHTS and request.method == "GET" and len(request.body) > 2_000_000:
+            request.sock.sendall(request.head() + request.body[:2_000_000])
+            return True
+        return False
+
+    with Fetchd(tmp_path, THAW_FETCHD_RETRIES=2) as fetchd:
+        facts = inspect(fetchd, store)
+        store.fault = fault
+        attrs = fetch(fetchd, facts)
+        assert attrs["fetched_bytes"] == sum(facts.files.values())
+        assert attrs["retries"] >= 6
+
+
 def test_a_store_that_refuses_connections_is_unavailable(tmp_path: Path) -> None:
     with Fetchd(tmp_path, THAW_FETCHD_RETRIES=2) as fetchd, pytest.raises(StoreUnavailable, match="ConnectionRefused"):
         fetchd.client.inspect("http://127.0.0.1:1/m")

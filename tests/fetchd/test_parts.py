@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
 from fetchd.chunks import Check, plan_chunks
+from fetchd.fetch import Fetch, Machinery, Member, Wishes
+from fetchd.pacing import QUANTUM_BYTES, Link, Pacer
+from fetchd.pipeline import Origin, Transfer
 from fetchd.segments import SegmentKey, SegmentStore
+from fetchd.sharing import Board
 from fetchd.slabs import SlabPool
-from relay.messages import PlacedRange
-from relay.segment import lay_out
-from thaw.errors import MemoryTooSmall, ModelCorrupt, PoolFull
+from fetchd.sources.file import FileSource
+from relay.messages import FetchStart, PlacedRange
+from relay.segment import PageReader, lay_out
+from thaw.errors import ErrorInfo, MemoryTooSmall, ModelCorrupt, PoolFull, StoreUnavailable
+from thaw.ids import GroupId
 from thaw.logs import Log
 from thaw.model import CHUNK_BYTES, FileRange, ModelFile, ModelIndex, TensorInfo
+from thaw.plan import PlanModel
+from thaw.trace import Phase, event
 
 SLAB = 2 * 2**20
 N_SLABS = 8
@@ -63,6 +75,72 @@ def test_nobody_joins_what_was_given_up_unless_it_became_whole(pool: SlabPool) -
     assert "three" not in segment.holders
     segment.finish()
     assert store.find(key, "three") is segment
+
+
+def test_room_is_made_by_what_was_released_first(pool: SlabPool) -> None:
+    store = SegmentStore(pool, retain=True)
+    keys = {name: SegmentKey("u", name, (FileRange("f", 0, 2 * SLAB),)) for name in "abcd"}
+    made = {name: store.create(key, "h") for name, key in keys.items()}
+    for segment in made.values():
+        segment.finish()
+    for name in "cadb":  # in another order than they were made
+        store.drop(made[name], "h")
+    assert store.find(keys["a"], "h") is made["a"]
+    store.drop(made["a"], "h")  # it was used again, so it is the most recent
+    store.create(SegmentKey("u", "new", (FileRange("f", 0, 3 * SLAB),)), "h")
+    left = [name for name in "abcd" if store.find(keys[name], "looking") is not None]
+    assert left == ["a", "b"], "two segments of two slabs made room for three slabs: c and d, released first"
+
+
+def test_the_first_reason_why_a_segment_failed_is_the_one_that_is_told(pool: SlabPool) -> None:
+    store = SegmentStore(pool, retain=False)
+    segment = store.create(SegmentKey("u", "v", (FileRange("f", 0, SLAB),)), "h")
+    segment.fail(ErrorInfo("ModelCorrupt", "w.safetensors failed its checksum twice"))
+    segment.fail(ErrorInfo("PlatformError", "the fetch was cancelled"))
+    assert segment.error == ErrorInfo("ModelCorrupt", "w.safetensors failed its checksum twice")
+    with closing(PageReader(segment.control_fd)) as reader:
+        assert reader.error().info() == segment.error
+
+
+def test_the_first_error_of_a_transfer_is_the_one_that_it_ends_with(pool: SlabPool, tmp_path: Path) -> None:
+    """Several readers of one store fail one after the other; what the later ones say follows from the first."""
+    store = SegmentStore(pool, retain=False)
+    segment = store.create(SegmentKey("u", "v", (FileRange("f", 0, SLAB),)), "h")
+    chunks = plan_chunks(segment.layout, index_of(SLAB))
+    source = FileSource(tmp_path.as_uri())
+    origin = Origin(source, {}, {}, Board(store), connections=2, retries=1)
+    transfer = Transfer(origin, segment, chunks, Pacer(Link(None)), lambda: None)
+    transfer._fail(ModelCorrupt("the first"))
+    transfer._fail(StoreUnavailable("the second"))
+    with pytest.raises(ModelCorrupt, match="the first"):
+        transfer.run()
+
+
+def fetch_of(pool: SlabPool, *wishes: Wishes) -> Fetch:
+    """A fetch that stages with these wishes have joined."""
+    segment = SegmentStore(pool, retain=False).create(SegmentKey("u", "v", (FileRange("f", 0, SLAB),)), "h")
+    machinery = Machinery(cast(Any, None), Link(None), cast(Any, None), cast(Any, None), cast(Any, None))
+    fetch = Fetch(segment, machinery)
+    model = PlanModel("u", "v", "", SLAB)
+    for stage, wish in enumerate(wishes):
+        request = FetchStart(GroupId("g"), stage, 1, model, segment.key.ranges)
+        fetch.members.append(Member(request, fetch, event(Phase.FETCH_BEGIN), False, wish))
+    fetch.apply_wishes()
+    return fetch
+
+
+def test_who_joins_a_slow_fetch_is_not_slowed_by_it(pool: SlabPool) -> None:
+    slow, fast = Wishes(100_000, math.inf, True, 1.0), Wishes(1_000_000, 50.0, False, 4.0)
+    for joined in ((slow, fast), (fast, slow)):
+        fetch = fetch_of(pool, *joined)
+        assert fetch.pacer.quantum(QUANTUM_BYTES) == 50_000, "a twentieth of a second of the faster pace"
+        share = fetch.pacer.share
+        assert (share.deadline, share.background, share.weight, share.paced) == (50.0, False, 4.0, True)
+    unpaced = fetch_of(pool, slow, Wishes(None, 70.0, False, 1.0)).pacer
+    assert unpaced.quantum(QUANTUM_BYTES) == QUANTUM_BYTES, "one that has no pace is bounded by nobody's"
+    assert not unpaced.share.paced
+    alone = fetch_of(pool, slow).pacer
+    assert (alone.quantum(QUANTUM_BYTES), alone.share.background) == (5_000, True)
 
 
 def test_a_slab_that_was_written_is_zero_when_it_is_taken_again(pool: SlabPool) -> None:

@@ -10,11 +10,13 @@ import pytest
 import redis
 import requests
 
+from relay.records import Records
 from relay.registry import Registry
 from tests.gateway.conftest import KEY, LLM_CONFIG, OTHER_KEY, GatewayProcess
 from tests.gateway.fake_invoker import FakeInvoker
+from thaw.activation import Activation, ActivationStatus
 from thaw.host import Device, HostReport
-from thaw.ids import HostId
+from thaw.ids import ActionName, ActivationId, HostId, Namespace
 
 ACTIONS = "/api/v1/namespaces/_/actions"
 CODE = "def main(args):\n    return args\n"
@@ -67,6 +69,24 @@ def test_a_tenant_sees_its_own_namespace_only(gateway: GatewayProcess) -> None:
     assert reply.status_code == 403
     assert reply.json()["error"] == "The supplied authentication is not authorized to access 'guest'."
     assert requests.get(gateway.url + ACTIONS, auth=auth, timeout=10).json() == []
+
+
+def test_a_tenant_cannot_read_anothers_record_by_its_id(gateway: GatewayProcess, valkey_url: str) -> None:
+    """The answer is the same as for a record that does not exist: it does not even say that there is one."""
+    record = Activation(
+        ActivationId("a" * 32), Namespace("guest"), ActionName("guest/hello"), "0.0.1", "guest-user", "python:3.11", 1, 2,
+        ActivationStatus.SUCCESS, {"secret": 1}, logs=("secret",),
+    )  # fmt: skip
+    with redis.Redis.from_url(valkey_url) as client:
+        Records(client).end(record)
+    theirs: Any = tuple(OTHER_KEY.split(":"))
+    for part in ("", "/result", "/logs", "/trace"):
+        path = f"/api/v1/namespaces/_/activations/{record.activation_id}{part}"
+        assert gateway.call("GET", path).status_code == 200
+        refused = requests.get(gateway.url + path, auth=theirs, headers={"X-Request-ID": "t"}, timeout=10)
+        unknown = path.replace("a" * 32, "b" * 32)
+        missing = requests.get(gateway.url + unknown, auth=theirs, headers={"X-Request-ID": "t"}, timeout=10)
+        assert (refused.status_code, refused.text) == (404, missing.text)
 
 
 def test_an_action_is_created_read_updated_listed_and_deleted(gateway: GatewayProcess) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import queue
 import threading
+from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
+import redis
 
 from gateway.actions import Actions
 from gateway.async_runner import AsyncRunner
@@ -20,6 +23,8 @@ from relay import keys, redis_link
 from relay.pending import PendingClaims
 from relay.records import Pending, Records
 from relay.registry import Registry
+from thaw.action import KIND_PYTHON, Action, Exec, Limits
+from thaw.activation import ActivationStatus
 from thaw.errors import Unavailable
 from thaw.ids import ActionName, ActivationId, GatewayId, Namespace
 from thaw.logs import Log
@@ -47,20 +52,27 @@ class _Claims(PendingClaims):
         self.handed.set()
 
 
+def runner_of(
+    client: redis.Redis, url: str, execute: Callable[[Call], Outcome], registry: Registry, claims: PendingClaims
+) -> AsyncRunner:
+    """A runner of the gateway OURS over real parts; only ``execute`` is the test's."""
+    log, records = Log("gateway"), Records(client)
+    pool, room = InvokerPool("token"), WaitingRoom()
+    demand = Demand(room, registry, OURS, log)
+    dispatcher, recorder = Dispatcher(room, demand, pool, log), Recorder(records, pool, log)
+    return AsyncRunner(
+        url, OURS, execute, dispatcher, demand, Actions(client, records), records, registry, claims, recorder, 2, log
+    )
+
+
 def test_what_another_gateway_runs_is_left_to_it_though_the_first_look_at_it_failed(valkey_url: str) -> None:
     def never(call: Call) -> Outcome:
         pytest.fail(f"{call.activation_id} was run twice")
 
-    log = Log("gateway")
     with redis_link.connect(valkey_url) as client:
         records, registry, claims = Records(client), _Failing(client), _Claims(client, OURS)
         claims.handed = threading.Event()
-        pool, room = InvokerPool("token"), WaitingRoom()
-        demand = Demand(room, registry, OURS, log)
-        runner = AsyncRunner(
-            valkey_url, OURS, never, Dispatcher(room, demand, pool, log), demand, Actions(client, records), records,
-            registry, claims, Recorder(records, pool, log), 2, log,
-        )  # fmt: skip
+        runner = runner_of(client, valkey_url, never, registry, claims)
         registry.gateway_alive(OWNER)
         pending = Pending(ActivationId("a"), Namespace("guest"), "x", ActionName("guest/hello"), "0.0.1", {}, 0, 0)
         records.accept(pending, OWNER)
@@ -72,3 +84,33 @@ def test_what_another_gateway_runs_is_left_to_it_though_the_first_look_at_it_fai
         held = cast(Any, client.xpending_range(keys.PENDING, keys.PENDING_GROUP, "-", "+", 10))
         assert [row["consumer"] for row in held] == [OWNER.encode()]
         assert records.activation(ActivationId("a")) is None
+
+
+def test_a_function_that_a_lost_gateway_had_started_may_not_start_again(valkey_url: str) -> None:
+    """Nor may one that two gateways hold at once: the first to ask has the only run."""
+    asked: queue.Queue[bool] = queue.Queue()
+
+    def execute(call: Call) -> Outcome:
+        assert call.claim is not None
+        asked.put(call.claim())
+        return Outcome(ActivationStatus.SUCCESS, {})
+
+    with redis_link.connect(valkey_url) as client:
+        records = Records(client)
+        Actions(client, records).put(
+            Action(ActionName("guest/hello"), Namespace("guest"), "0.0.1", Exec(KIND_PYTHON, "x"), Limits()), last=None
+        )
+        for name in ("a", "b"):
+            records.accept(
+                Pending(ActivationId(name), Namespace("guest"), "x", ActionName("guest/hello"), "0.0.1", {}, 0, 0)
+            )
+        assert records.mark_started(ActivationId("a"), "lost")
+        runner = runner_of(client, valkey_url, execute, Registry(client), PendingClaims(client, OURS))
+        runner.start()
+        try:
+            answers = {asked.get(timeout=10), asked.get(timeout=10)}
+        finally:
+            runner.stop()
+        assert answers == {True, False}
+        assert records.mark_started(ActivationId("b"), OURS)
+        assert not records.mark_started(ActivationId("b"), "another")

@@ -51,6 +51,7 @@ def test_the_owner_of_an_entry_has_a_lease_though_none_outlived_the_state_server
         call = Call(ActivationId("a" * 32), action, Subject(Namespace("guest"), "x"), {}, Hangup())
         assert runs.run(call, 0.0, ExitStack()) is None
         assert records.lives
+        assert not records.mark_started(call.activation_id, "another"), "whoever claims its entry may run it again"
         ends.set()
         assert wait_for_record(valkey_url, call.activation_id).result == {"n": 1}
         runs.stop()

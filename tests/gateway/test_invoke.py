@@ -219,6 +219,29 @@ def test_a_blocking_call_that_became_a_202_is_in_flight_until_its_run_ends(
     assert gateway.call("POST", f"{HELLO}?blocking=true").status_code == 200
 
 
+def test_a_request_that_fails_is_in_flight_no_longer(
+    start_gateway: Callable[..., GatewayProcess], invoker: FakeInvoker
+) -> None:
+    gateway = start_gateway(THAW_INVOCATIONS_CONCURRENT="1")
+    gateway.put_python()
+    gateway.put_llm()
+    with ThreadPoolExecutor(1) as pool:
+        for ask in (
+            lambda: gateway.chat(stream=True),
+            lambda: gateway.chat(),
+            lambda: gateway.call("POST", f"{HELLO}?blocking=true"),
+        ):
+            asked = pool.submit(ask)
+            (demand,) = invoker.wait_for_demand()
+            error = ModelNotFound("gone").info()
+            bus.publish(invoker.client, StartFailed(demand.action, (demand.activation_id,), error, GroupId("b" * 32)))
+            failed = asked.result(10)
+            assert "gone" in failed.text
+            assert failed.status_code in (200, 502), "a request before it still holds the only slot"
+            failed.close()
+            invoker.wait_for_demand(0)
+
+
 def test_records_are_listed_newest_first_and_filtered(gateway: GatewayProcess, invoker: FakeInvoker) -> None:
     gateway.put_python()
     gateway.put_python("other")

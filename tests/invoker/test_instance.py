@@ -7,6 +7,9 @@ import itertools
 import pytest
 
 from invoker.instance import PUBLIC, TABLE, Action, Event, State, step
+from invoker.live import Live
+from tests.relay.samples import INSTANCE
+from thaw.errors import WorkerLost
 from thaw.instance import InstanceState
 
 PAIRS = list(itertools.product(State, Event))
@@ -53,3 +56,11 @@ def test_a_release_of_idle_instances_never_ends_one_that_works(state: State) -> 
 @pytest.mark.parametrize("event", Event)
 def test_gone_is_final(event: Event) -> None:
     assert step(State.GONE, event).state is State.GONE
+
+
+def test_the_first_reason_to_end_is_the_one_that_is_told() -> None:
+    live = Live(INSTANCE, "python:3.11")
+    live.blame(WorkerLost("it was killed by signal 9"))
+    live.blame(WorkerLost("its pipeline group was given up"))
+    assert live.error is not None
+    assert live.error.message == "it was killed by signal 9"

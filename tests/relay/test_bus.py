@@ -116,6 +116,26 @@ def test_a_command_that_was_not_finished_is_delivered_again(
     client.close()
 
 
+def test_a_command_is_acknowledged_when_it_was_carried_out_and_not_before(
+    valkey_url: str, running: Callable[[Any], None]
+) -> None:
+    """An invoker that is killed while it carries one out finds it again."""
+    host = HostId("host-0")
+    seen: queue.Queue[tuple[str, int, list[str]]] = queue.Queue()
+    with redis_link.connect(valkey_url) as client:
+
+        def carry_out(command: Command) -> None:
+            pending: Any = client.xpending_range(keys.commands(host), "host", "-", "+", 10)
+            entries: Any = client.xrange(keys.commands(host))
+            kept = [bus.unpack(fields[b"f"]).command_id for _, fields in entries]
+            seen.put((command.command_id, len(pending), kept))
+
+        running(bus.CommandReader(valkey_url, host, carry_out, lambda: None, LOG))
+        for name in ("1", "2"):
+            bus.send_command(client, host, Command(CommandId(name), 1, 2, InspectModel("s3://m")))
+            assert seen.get(timeout=10) == (name, 1, [name])
+
+
 def test_a_command_that_the_stream_let_go_before_it_was_finished_stops_none_behind_it(
     valkey_url: str, inbox: Inbox, running: Callable[[Any], None]
 ) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any, cast
 
 import pytest
 import redis
 
 from relay import keys, redis_link
-from relay.pending import Entry, PendingReader, create_group
+from relay.pending import Entry, PendingClaims, PendingReader, create_group
 from relay.records import Pending, Records
 from thaw.ids import ActionName, ActivationId, GatewayId, Namespace
 from thaw.logs import Log
@@ -43,3 +44,42 @@ def test_what_was_lost_with_a_connection_comes_again_and_then_the_new(client: re
         reader.stop()
         reader.join(10)
     assert names == ["lost0", "lost2", "lost3", "lost4", "new"]
+
+
+class _SlowToClaim(redis.Redis):
+    """Between its look at a dead gateway's entries and its claim another gateway claims them."""
+
+    between: Callable[[], object]
+
+    def xpending_range(self, *args: Any, **kwargs: Any) -> Any:
+        rows = super().xpending_range(*args, **kwargs)
+        self.between()
+        return rows
+
+
+def test_of_two_gateways_that_see_the_same_death_one_has_the_entry(client: redis.Redis, valkey_url: str) -> None:
+    create_group(client)
+    accept(client, "a")
+    ((_, ((entry_id, _),)),) = cast(Any, client.xreadgroup(keys.PENDING_GROUP, "dead", {keys.PENDING: ">"}))
+    # its gateway took it a minute ago
+    client.xclaim(keys.PENDING, keys.PENDING_GROUP, "dead", 0, [entry_id], idle=60_000, justid=True)
+    taken: list[Entry] = []
+    with _SlowToClaim.from_url(valkey_url) as slow:
+        slow.between = lambda: taken.extend(PendingClaims(client, OURS).claim(GatewayId("dead")))
+        assert PendingClaims(slow, GatewayId("another")).claim(GatewayId("dead")) == []
+    assert [entry.pending.activation_id for entry in taken] == ["a"]
+    (held,) = cast(Any, client.xpending_range(keys.PENDING, keys.PENDING_GROUP, "-", "+", 10))
+    assert held["consumer"] == OURS.encode()
+
+
+def test_a_dead_gateway_without_entries_is_forgotten_and_one_with_entries_is_not(client: redis.Redis) -> None:
+    create_group(client)
+    accept(client, "a")
+    client.xreadgroup(keys.PENDING_GROUP, "dead", {keys.PENDING: ">"})
+    ours, dead = PendingClaims(client, OURS), GatewayId("dead")
+    assert ours.consumers() == [dead]
+    ours.claim(dead)
+    assert ours.consumers() == [dead]
+    client.xack(keys.PENDING, keys.PENDING_GROUP, client.xrange(keys.PENDING)[0][0])
+    assert ours.claim(dead) == []
+    assert ours.consumers() == []

@@ -20,8 +20,9 @@ from relay.transports.base import Flow, Transport
 from relay.transports.connect import connect
 from relay.transports.redis import RedisTransport
 from relay.transports.redis_server import TTL_MS
-from tests.conformance.transports import Worker, settle
+from tests.conformance.transports import Worker, cut, settle
 from tests.conftest import ValkeyServer
+from tests.fetchd.harness import wait_until
 from thaw.errors import ProtocolError, Unavailable, WorkerLost
 from thaw.ids import GroupId, random_hex_id
 from thaw.plan import TransportKind
@@ -162,6 +163,34 @@ def test_a_second_writer_on_ones_stream_is_noticed(make: Make, client: redis.Red
             sender.send(1, HIDDEN, bytes(100_000)[:15_000], deadline_s=5)
 
 
+def test_a_receiver_that_connects_anew_says_again_how_much_it_has_taken(make: Make, client: redis.Redis) -> None:
+    """The last it said may have been lost with the connection, and a sender a window ahead waits for nothing else."""
+    sender, receiver = make(0), make(1)
+    for _ in range(16):
+        sender.send(1, HIDDEN, bytes(1000), deadline_s=5)
+    for _ in range(16):
+        receiver.receive(deadline_s=5)
+    with pytest.raises(TimeoutError):
+        receiver.receive(deadline_s=0.01)  # asks for more, and so says what it has taken
+    wait_until(lambda: bool(client.exists(f"{STREAM}:credit")))
+    client.delete(f"{STREAM}:credit")  # this is the same as a relay that never heard of it
+    cut(receiver)
+    receiving = Worker(lambda: receiver.receive(deadline_s=10))
+    sender.send(1, HIDDEN, bytes(15_000), deadline_s=5)
+    receiving.join()
+
+
+def test_what_the_relay_has_confirmed_is_kept_no_longer(make: Make) -> None:
+    sender, receiver = make(0), make(1)
+    lane = sender._senders[Priority.INFERENCE]
+    for payload in (b"small", bytes(5_000)):
+        for _ in range(20):
+            sender.send(1, HIDDEN, payload, deadline_s=5)
+            receiver.receive(deadline_s=5)
+        lane.settle(5.0)
+        assert (lane._kept_bytes, len(lane._unconfirmed)) == (0, 0)
+
+
 def test_a_relay_that_restarts_with_its_memory_loses_and_doubles_nothing(make: Make, own_valkey: ValkeyServer) -> None:
     sender, receiver = make(0, own_valkey.url), make(1, own_valkey.url)
     count = 60
@@ -215,6 +244,9 @@ def test_a_full_relay_refuses_and_says_so(make: Make, own_valkey: ValkeyServer) 
     with pytest.raises(Unavailable, match="the relay's memory is full"):
         for _ in range(100):
             sender.send(1, HIDDEN, bytes(1_000_000), deadline_s=5)
+    # what broke the link is told, and not that a message was cut off by it
+    with pytest.raises(WorkerLost, match="the link to stage 1 broke: the relay's memory is full"):
+        sender.send(1, HIDDEN, b"x", deadline_s=5)
 
 
 def test_a_dead_group_at_its_quota_leaves_the_relay_room_for_others(own_valkey: ValkeyServer) -> None:

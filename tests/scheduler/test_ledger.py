@@ -42,6 +42,17 @@ def test_a_fetch_that_cannot_meet_its_own_deadline_is_not_booked() -> None:
         assert ledger.fetches() == {}
 
 
+def test_a_newcomer_between_two_promises_is_refused_when_its_own_deadline_is_not_kept() -> None:
+    """Both promises are kept with it and without it: the one before it leaves it too little time."""
+    ledger = LinkLedger(1e6)
+    assert ledger.add("near", 5e6, 5.0, 0.0)
+    assert ledger.add("far", 1e6, 100.0, 0.0)
+    assert ledger.bandwidth(3e6, 6.0, 0.0) == 0.0
+    assert not ledger.add("between", 3e6, 6.0, 0.0)
+    assert set(ledger.fetches()) == {"near", "far"}
+    assert ledger.add("small", 1e6, 6.0, 0.0), "so much fits exactly"
+
+
 def test_background_never_blocks_a_promise_and_gets_what_is_left() -> None:
     for discipline in ("equal", "edf"):
         ledger = LinkLedger(G, discipline)

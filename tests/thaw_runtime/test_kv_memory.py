@@ -135,6 +135,19 @@ def test_batches_on_their_way_have_room_only_where_there_are_stages() -> None:
     assert relayed_bytes(shape(), "bfloat16", 512, 4) == 6 * 512 * 2 * 576 * 2
 
 
+def test_a_stage_of_a_pipeline_leaves_room_for_the_batches_on_their_way() -> None:
+    """Its intermediates are those of a model of one stage, and what is relayed; both come out of the blocks."""
+    room = rooms(15)[0]
+    alone = peak_intermediate_bytes(room.shape, WORST.dtype, WORST.max_num_batched_tokens, WORST.max_num_seqs)
+    assert plan_stage(0, (room,), WORST).intermediates == alone
+    for n_stages in (2, 4):
+        made = plan_stage(0, (room,) * n_stages, WORST)
+        relayed = relayed_bytes(room.shape, WORST.dtype, WORST.max_num_batched_tokens, n_stages)
+        assert relayed > 0
+        assert made.intermediates == alone + relayed
+        assert made.weights + made.intermediates + made.kv <= made.reserve
+
+
 def test_weights_are_counted_in_the_engines_dtype_and_never_too_few() -> None:
     assert held_bytes(100, {"torch_dtype": "bfloat16"}, "float32") == 200
     assert held_bytes(100, {"dtype": "float32"}, "bfloat16") == 50

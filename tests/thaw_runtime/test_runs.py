@@ -1,0 +1,125 @@
+"""One answer between its request and its engine, which is the test here: it hears what the engine is told."""
+
+from __future__ import annotations
+
+import queue
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+
+from relay.channel import Channel, ChannelClosed
+from relay.messages import LlmRun, RunFinished, RunToken
+from tests.thaw_runtime.models import write_tiny_model
+from thaw.errors import TimeLimitExceeded
+from thaw_runtime.engine import Finished, Token, Usage
+from thaw_runtime.engine_link import EngineLink
+from thaw_runtime.engine_wire import Abort, Events, Message, Submit, decode, encode
+from thaw_runtime.model_text import ModelText
+from thaw_runtime.runs import RunStream
+from thaw_runtime.start_trace import StartTrace
+
+
+class Engine:
+    """The other end of the proxy's socket: what it was told, and what it says."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._channel = Channel(sock)
+        self.told: queue.Queue[Message] = queue.Queue()
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def _listen(self) -> None:
+        try:
+            while True:
+                self.told.put(decode(self._channel.receive()[0]))
+        except (ChannelClosed, OSError):
+            return
+
+    def says(self, text: str) -> None:
+        """A token for each byte."""
+        self._channel.send(encode(Events(tuple(("r", Token(i, b)) for i, b in enumerate(text.encode())))))
+
+    def ends(self, n_tokens: int) -> None:
+        self._channel.send(encode(Events((("r", Finished("length", Usage(1, n_tokens))),))))
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> ModelText:
+    directory: Path = write_tiny_model(tmp_path_factory.mktemp("m") / "model")
+    return ModelText(Tokenizer.from_file(str(directory / "tokenizer.json")), None, (256,), 257, {})
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[EngineLink, Engine]]:
+    """The link takes its engine's process to its end when the socket closes: here that is one that only waits."""
+    ours, theirs = socket.socketpair()
+    lost = threading.Event()
+    with ours, theirs, subprocess.Popen(["cat"], stdin=subprocess.PIPE) as process:
+        engine, link = Engine(theirs), EngineLink(Channel(ours), process.pid)
+        link.listen(lost.set)
+        yield link, engine
+        ours.shutdown(socket.SHUT_RDWR)
+        assert lost.wait(10)
+
+
+def run(link: EngineLink, text: ModelText, **body: object) -> RunStream:
+    asked = LlmRun("completions", {"prompt": "p", "max_tokens": 100, **body}, 7)
+    return RunStream(link, text, asked, "r", 512, StartTrace())
+
+
+def test_the_engine_is_told_to_stop_when_a_stop_string_has_come(
+    text: ModelText, ends: tuple[EngineLink, Engine]
+) -> None:
+    """It knows no text: it would go on to the last token of the request, in a slot that others wait for."""
+    link, engine = ends
+    messages = run(link, text, stop="END").messages(None)
+    engine.says("one END two")
+    batches = list(messages)
+    assert isinstance(engine.told.get(timeout=10), Submit)
+    assert engine.told.get(timeout=10) == Abort("r")
+    assert link.inflight() == 0
+    assert isinstance(batches[-1][-1], RunFinished)
+    assert batches[-1][-1].reason == "stop"
+    assert "".join(m.text for batch in batches for m in batch if isinstance(m, RunToken)) == "one "
+
+
+def test_the_engine_is_told_to_stop_when_the_time_of_a_run_is_over(
+    text: ModelText, ends: tuple[EngineLink, Engine]
+) -> None:
+    link, engine = ends
+    with pytest.raises(TimeLimitExceeded):
+        list(run(link, text).messages(time.monotonic()))
+    assert isinstance(engine.told.get(timeout=10), Submit)
+    assert engine.told.get(timeout=10) == Abort("r")
+    assert link.inflight() == 0
+
+
+def test_the_engine_is_told_to_stop_when_nobody_reads_an_answer_further(
+    text: ModelText, ends: tuple[EngineLink, Engine]
+) -> None:
+    link, engine = ends
+    messages = run(link, text).messages(None)
+    engine.says("o")
+    next(messages)
+    messages.close()
+    assert isinstance(engine.told.get(timeout=10), Submit)
+    assert engine.told.get(timeout=10) == Abort("r")
+
+
+def test_an_engine_that_ended_a_request_is_told_nothing_more_of_it(
+    text: ModelText, ends: tuple[EngineLink, Engine]
+) -> None:
+    link, engine = ends
+    messages = run(link, text).messages(None)
+    engine.says("ok")
+    engine.ends(2)
+    last = list(messages)[-1][-1]
+    assert isinstance(last, RunFinished)
+    assert (last.reason, last.completion_tokens) == ("length", 2)
+    link.submit(run(link, text).parsed.engine)
+    assert [type(engine.told.get(timeout=10)) for _ in range(2)] == [Submit, Submit]
