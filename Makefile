@@ -6,7 +6,7 @@ JOBS ?= 2
 PYTEST := $(VENV)/python -m pytest -n $(JOBS) $(if $(SEED),--randomly-seed=$(SEED))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev demo dev down test test-full check native check-native bench-quick locks docs images
+.PHONY: help setup setup-dev demo dev down test test-full test-matrix check native check-native bench-quick locks docs images
 
 help: ## What there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -26,11 +26,14 @@ dev: setup ## The platform on this machine, in the foreground (Ctrl-C ends it)
 down: setup ## End a platform that runs here, also after a crash of its supervisor
 	@$(VENV)/thaw dev down
 
-test: setup-dev ## Every test but the long ones, in random order (SEED=123 repeats it), by two processes (JOBS=2)
-	@$(PYTEST) -m "not full"
+test: setup-dev ## Every test but the long ones, in random order (SEED=123 repeats it), by two processes (JOBS=2); TESTS=PATH runs some
+	@$(PYTEST) -m "not full" $(TESTS)
 
 test-full: setup-dev ## Every test
 	@$(PYTEST)
+
+test-matrix: setup-dev ## make test ten times: 2 and 4 cores, just booted and up for a year, alone and beside others (hours)
+	@$(VENV)/python scripts/test_matrix.py --write
 
 check: setup-dev ## Lint, types, layers, unit tests
 	@$(VENV)/ruff check . && $(VENV)/ruff format --check .

@@ -174,14 +174,30 @@ class Handler(http11.Handler):
         assert live.handle is not None  # noqa: S101  a READY instance has one
         self.wfile.flush()
         deadline = time.monotonic() + live.timeout_s
-        result = forward(live, live.handle.socket_path, head, body, self.connection, deadline)
+        activation_id = self.headers.get(ACTIVATION_HEADER, "")
+        if live.logs is not None:
+            live.logs.run_began(activation_id)
+        ending = Ending.CONTAINER_LOST
+        try:
+            result = forward(live, live.handle.socket_path, head, body, self.connection, deadline)
+            ending = result.ending
+        finally:
+            self._note_end(live, activation_id, ending)
         if result.ending is Ending.NOBODY:  # its end is on its way; the caller may go elsewhere already
             raise InstanceGone(f"the container of instance {live.record.instance_id} does not listen any more")
-        if live.logs is not None and result.ending is not Ending.CONTAINER_LOST:
-            live.logs.run_ended(self.headers.get(ACTIVATION_HEADER, ""))
         if result.ending is not Ending.DONE:
             self._broken(live, result)
         return result
+
+    @staticmethod
+    def _note_end(live: Live, activation_id: str, ending: Ending) -> None:
+        """A run that its container began ends its lines with a sentinel; of others there is none to wait for."""
+        if live.logs is None:
+            return
+        if ending in (Ending.NOBODY, Ending.CONTAINER_LOST):
+            live.logs.run_lost(activation_id)
+        else:
+            live.logs.run_ended(activation_id)
 
     def _broken(self, live: Live, result: Forwarded) -> None:
         """Not the whole answer.  A function that still runs is ended with its container: nothing else stops it."""

@@ -86,7 +86,8 @@ class LogCollector:
     def __init__(self, handle: Handle, read: Read, truncate: Truncate, limit_bytes: int,
                  more: More = lambda *_: False) -> None:  # fmt: skip
         self._handle, self._read, self._truncate, self._more = handle, read, truncate, more
-        self._lock = threading.Lock()
+        self._lock = threading.Condition(threading.Lock())  # notified when a run has ended
+        self._running: set[str] = set()
         self._cursors = dict.fromkeys(STREAMS, 0)
         self._limit = limit_bytes
         self._most_bytes = max(KEPT_LIMITS * limit_bytes, FILE_LIMIT_BYTES)
@@ -105,9 +106,22 @@ class LogCollector:
                 self._unclaimed[name].clear()
                 self._splitters[name] = SentinelSplitter(self._limit)
 
+    def run_began(self, activation_id: str) -> None:
+        """Until it has ended, whoever asks for its lines waits: the answer may reach the caller before we are told."""
+        with self._lock:
+            self._running.add(activation_id)
+
+    def run_lost(self, activation_id: str) -> None:
+        """It ended without a sentinel."""
+        with self._lock:
+            self._running.discard(activation_id)
+            self._lock.notify_all()
+
     def run_ended(self, activation_id: str) -> None:
         """In the order in which runs end."""
         with self._lock:
+            self._running.discard(activation_id)
+            self._lock.notify_all()
             self._forget(activation_id)
             self._kept[activation_id] = {}
             if len(self._kept) > KEPT_ACTIVATIONS:
@@ -119,6 +133,8 @@ class LogCollector:
         """``2026-01-01T00:00:00.000Z stdout: text``, stdout first; what has arrived, or does until ``deadline`` of the
         monotonic clock (LATE_S from now)."""
         deadline = time.monotonic() + LATE_S if deadline is None else deadline
+        with self._lock:
+            self._lock.wait_for(lambda: activation_id not in self._running, max(0.0, deadline - time.monotonic()))
         while True:
             with self._lock:
                 for name in STREAMS:

@@ -59,6 +59,14 @@ class GatewayProcess:
         os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait(10)
 
+    def end(self) -> None:
+        """Whatever it still does: half a second faster than ``stop``, which is tested by itself."""
+        self.session.close()
+        if self.process.poll() is None:
+            self.kill()
+        assert self.process.stderr is not None
+        self.process.stderr.close()
+
     def stop(self) -> None:
         self.session.close()  # a kept connection would be waited for
         if self.process.poll() is None:
@@ -136,7 +144,7 @@ def start_gateway(valkey_url: str) -> Iterator[Callable[..., GatewayProcess]]:
 
     yield start
     for gateway in started:
-        gateway.stop()
+        gateway.end()
 
 
 @pytest.fixture

@@ -7,12 +7,14 @@ import http.client
 import io
 import json
 import os
+import threading
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from invoker.logs import LogCollector
 from tests.invoker.platform import Host, until
 from thaw.ids import InstanceId, random_hex_id
 from thaw.instance import InstanceState, StartMode
@@ -100,6 +102,24 @@ def test_logs_go_to_the_activation_that_printed_them(host: Host) -> None:
         assert [line.partition("Z ")[2] for line in host.logs(record.instance_id, activation_id)] == [
             f"stdout: run {n}"
         ]
+
+
+def test_who_asks_for_the_lines_as_soon_as_it_has_the_answer_gets_them(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The caller reads the answer before the invoker's own thread goes on; on a busy machine long before."""
+    run_ended = LogCollector.run_ended
+
+    def late(self: LogCollector, activation_id: str) -> None:
+        threading.Event().wait(0.3)
+        run_ended(self, activation_id)
+
+    monkeypatch.setattr(LogCollector, "run_ended", late)
+    host.deploy("def main(args):\n    print('hello')\n    return {}\n")
+    record, activation_id = host.ready(), random_hex_id()
+    assert host.run(record.instance_id, {}, activation_id=activation_id) == (200, {})
+    (line,) = host.logs(record.instance_id, activation_id) or ("",)
+    assert line.endswith("stdout: hello")
 
 
 def test_a_hundred_megabytes_of_print_neither_stop_nor_fill_anything(host: Host) -> None:

@@ -155,7 +155,8 @@ def test_a_view_outside_the_segment_is_refused(made: Made) -> None:
     reader.close()
 
 
-def test_a_waiter_is_woken_by_the_chunk_and_not_by_the_clock(made: Made) -> None:
+def test_a_waiter_is_woken_by_the_chunk_and_not_by_the_clock(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("relay.segment.MAX_WAIT_S", 4.0)
     reader = made.reader()
     woken: list[float] = []
     latencies = []
@@ -164,7 +165,7 @@ def test_a_waiter_is_woken_by_the_chunk_and_not_by_the_clock(made: Made) -> None
 
         def follow(end: int = step * 1000, ready: threading.Event = ready) -> None:
             ready.set()
-            assert reader.wait(end, 5) >= end
+            assert reader.wait(end, 20) >= end
             woken.append(time.monotonic())
 
         thread = threading.Thread(target=follow)
@@ -172,9 +173,9 @@ def test_a_waiter_is_woken_by_the_chunk_and_not_by_the_clock(made: Made) -> None
         ready.wait(5)
         began = time.monotonic()
         made.page.advance(step * 1000)
-        thread.join(5)
+        thread.join(20)
         latencies.append(woken[-1] - began)
-    assert sorted(latencies)[10] < 0.05, "the cap of a wait is 200 ms: these were not woken"
+    assert sorted(latencies)[10] < 1, "these were not woken, but looked again"
     reader.close()
 
 

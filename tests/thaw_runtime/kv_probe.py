@@ -115,7 +115,7 @@ class Probe:
         for _ in range(PROFILES):
             with torch.inference_mode():
                 profiled = max(profiled, peak_of(self.worker.model_runner.profile_run) - self.base)
-            give_back_freed()
+            # with what that batch left in the heap: vLLM looks at what the process has after its own
             vllm_kv = min(vllm_kv, self._granted_by_vllm(plan["reserve"]))
             give_back_freed()  # the next batches run in another thread, whose heap is another
         for cache in self.worker.model_runner.kv_caches:
