@@ -35,7 +35,7 @@ class Daemon:
 
     def __init__(self, settings: FetchdSettings, log: Log) -> None:
         _check(settings)
-        if settings.s3_endpoint or settings.s3_key_id:
+        if settings.s3_endpoint or settings.s3_region:
             import fetchd.sources.s3  # noqa: F401 - now, not inside the first start from S3
         self._janitor, self._heart = Janitor(), Heart()
         slab_bytes = settings.slab_mb * _MIB

@@ -27,7 +27,6 @@ class FetchdSettings:
     read_timeout_s: float = setting("THAW_FETCHD_READ_TIMEOUT_S", "a store silent for so long counts as broken", 10.0)
     retries: int = setting("THAW_FETCHD_RETRIES", "attempts at a chunk that bring no byte before giving up", 6)
     hold_s: float = setting("THAW_FETCHD_HOLD_S", "a finished fetch keeps its segment so long for a grant", 120.0)
-    s3_endpoint: str = setting("THAW_S3_ENDPOINT", "URL of the S3 server; empty: AWS in AWS_REGION", "")
-    s3_region: str = setting("AWS_REGION", "region that requests are signed for", "us-east-1")
-    s3_key_id: str = setting("AWS_ACCESS_KEY_ID", "S3 key id; empty: anonymous requests", "")
-    s3_secret: str = setting("AWS_SECRET_ACCESS_KEY", "S3 secret", "")
+    s3_endpoint: str = setting("THAW_S3_ENDPOINT", "URL of the S3 server; empty: AWS in its region", "")
+    s3_region: str = setting("AWS_REGION", "region that requests are signed for; empty: the profile's, else us-east-1. "
+                             "Credentials for S3: docs/fetchd.md", "")  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import subprocess
 import sys
@@ -16,6 +17,18 @@ import botocore.session
 from tests.conftest import free_port
 
 KEY, SECRET = "thaw-test-key", "thaw-test-secret"
+ROLE = "arn:aws:iam::000000000000:role/reader"
+_MAY_ALL = {"Effect": "Allow", "Action": ["s3:*", "sts:*"], "Resource": ["arn:aws:s3:::*", "arn:aws:s3:::*/*"]}
+_MAY_TAKE = {"Effect": "Allow", "Principal": {"AWS": "*"}, "Action": ["sts:AssumeRole"]}
+_IAM = {
+    "sts": {"tokenDuration": "1h", "maxSessionLength": "12h", "issuer": "test",
+            "signingKey": base64.b64encode(b"k" * 32).decode()},
+    "policy": {"defaultEffect": "Deny", "storeType": "memory"},
+    "policies": [{"name": "all", "document": {"Version": "2012-10-17", "Statement": [_MAY_ALL]}}],
+    "roles": [{"roleName": "reader", "roleArn": ROLE, "attachedPolicies": ["all"],
+               "trustPolicy": {"Version": "2012-10-17", "Statement": [_MAY_TAKE]}}],
+}  # fmt: skip
+"""It has a real STS too: whoever has the key may take the role, and its session's token is checked."""
 
 
 @contextmanager
@@ -23,11 +36,13 @@ def seaweed(directory: Path, bucket: str) -> Iterator[str]:
     """Its endpoint.  ``bucket`` is there and takes objects."""
     identity = {"name": "t", "credentials": [{"accessKey": KEY, "secretKey": SECRET}], "actions": ["Admin"]}
     (directory / "s3.json").write_text(json.dumps({"identities": [identity]}))
+    (directory / "iam.json").write_text(json.dumps(_IAM))
     ports = {name: _low_port() for name in ("s3.port", "master.port", "volume.port", "filer.port")}
     with (directory / "log").open("wb") as log:
         process = subprocess.Popen(
             [Path(sys.executable).parent / "weed", "server", f"-dir={directory}", "-ip=127.0.0.1",
-             "-ip.bind=127.0.0.1", "-s3", f"-s3.config={directory / 's3.json'}", "-master.telemetry=false",
+             "-ip.bind=127.0.0.1", "-s3", f"-s3.config={directory / 's3.json'}",
+             f"-s3.iam.config={directory / 'iam.json'}", "-master.telemetry=false",
              "-s3.port.iceberg=0", "-s3.port.lance=0", "-volume.max=8", "-master.volumeSizeLimitMB=64",
              *(f"-{name}={port}" for name, port in ports.items())],
             stdout=log, stderr=log,
@@ -43,6 +58,16 @@ def seaweed(directory: Path, bucket: str) -> Iterator[str]:
             role = name.partition(".")[0]
             for left in (f"{role}-{port}", f"{role}-grpc-{port + 10_000}"):
                 Path(f"/tmp/seaweedfs-{left}.sock").unlink(missing_ok=True)
+
+
+def session_credentials(endpoint: str) -> dict[str, str]:
+    """AccessKeyId, SecretAccessKey and SessionToken of the role, from the server's own STS."""
+    client = botocore.session.get_session().create_client(
+        "sts", endpoint_url=endpoint, region_name="us-east-1", aws_access_key_id=KEY, aws_secret_access_key=SECRET
+    )
+    found = client.assume_role(RoleArn=ROLE, RoleSessionName="test")["Credentials"]
+    client.close()
+    return {name: found[name] for name in ("AccessKeyId", "SecretAccessKey", "SessionToken")}
 
 
 def _make_bucket(endpoint: str, bucket: str) -> None:

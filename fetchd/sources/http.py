@@ -194,7 +194,8 @@ class HttpConnection:
         if 300 <= status < 400:
             place = response.getheader("Location", "elsewhere")
             return ModelNotFound(f"{url}: moved to {place:.200} ({status})", hint="use that uri (S3: check AWS_REGION)")
-        return ModelNotFound(f"{url}: the store answered {status}", hint="check the model's uri")
+        also = "; S3: check the region, and whether a session token has expired" if status == 400 else ""
+        return ModelNotFound(f"{url}: the store answered {status}", hint=f"check the model's uri{also}")
 
     def _unavailable(self, name: str, e: Exception) -> StoreUnavailable:
         if isinstance(e, TimeoutError):

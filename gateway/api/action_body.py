@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import json
 import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
+from gateway.api.code_zip import check_packages, decoded_zip
 from gateway.routes import version_key
 from gateway.settings import GatewaySettings
 from thaw import wire
@@ -114,7 +113,10 @@ def _with_code(action: Action, body: Json, settings: GatewaySettings) -> Action:
     if not code:
         raise malformed("exec.code undefined")
     main = str(plain.get("main") or "")
-    return replace(action, exec=Exec(kind, code, _is_binary(code), main), config=None)
+    data = decoded_zip(code)
+    if data is not None:
+        check_packages(data)
+    return replace(action, exec=Exec(kind, code, data is not None, main), config=None)
 
 
 def _with_config(action: Action, code: str, body: Json) -> Action:
@@ -146,11 +148,3 @@ def _with_limits(action: Action, plain: Any) -> Action:
         if type(value) is not int or not low <= value <= high:
             raise malformed(f"limits.{name}: {value!r} {_UNITS[name]} is not within {low} to {high}")
     return replace(action, limits=replace(action.limits, **given))
-
-
-def _is_binary(code: str) -> bool:
-    """OpenWhisk's rule: what decodes as base64 is a zip."""
-    try:
-        return base64.b64decode(code, validate=True)[:2] == b"PK"
-    except (binascii.Error, ValueError):
-        return False

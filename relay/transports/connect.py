@@ -50,7 +50,8 @@ def _store(uri: str) -> Store:
     if parts.scheme == "file":
         return DirStore(Path(unquote(parts.path)))
     if parts.scheme == "s3":
-        from relay.transports.object_s3 import S3Access, S3Store  # botocore takes 0.1 s: for those who need it
+        from relay.transports.object_s3 import S3Store  # botocore takes 0.1 s: for those who need it
+        from thaw.s3 import S3Access
 
         return S3Store(uri, S3Access.from_environment(os.environ))
     raise PlatformError(f"the object transport does not know {uri!r}", hint="use s3://bucket/prefix or file:///dir")

@@ -1,6 +1,6 @@
 """``s3://bucket/prefix``: botocore signs, http.client carries.  A store of objects notifies nobody, so it is asked.
 
-Keys and endpoint are those of fetchd: THAW_S3_ENDPOINT, AWS_REGION, AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY.
+The endpoint and the credentials are found as fetchd finds its own (thaw/s3.py).
 """
 
 from __future__ import annotations
@@ -10,39 +10,22 @@ import re
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from email.utils import parsedate_to_datetime
 from typing import Final
 from urllib.parse import quote, urlencode, urlsplit
 
-from botocore.auth import S3SigV4Auth
-from botocore.awsrequest import AWSRequest
-from botocore.credentials import Credentials
-
 from relay.transports.object import Entry
 from thaw.errors import PlatformError, ProtocolError, StoreUnavailable
+from thaw.s3 import S3Access
 
 POLL_S: Final = (0.002, 0.25)
 """First and last pause between two listings.  A thousand listings cost about half a cent: four a second when idle."""
 _TIMEOUT_S: Final = 10.0
 _FIELDS: Final = {"key": re.compile(r"<Key>([^<]*)</Key>"), "modified": re.compile(r"<LastModified>([^<]*)<"),
                   "size": re.compile(r"<Size>(\d+)<")}  # fmt: skip
+_CODE: Final = re.compile(r"<Code>(\w{1,80})</Code>")
 _BLOCK: Final = re.compile(r"<Contents>(.*?)</Contents>", re.S)
-
-
-@dataclass(frozen=True, slots=True)
-class S3Access:
-    endpoint: str
-    region: str
-    key_id: str
-    secret: str
-
-    @staticmethod
-    def from_environment(env: Mapping[str, str]) -> S3Access:
-        region = env.get("AWS_REGION", "us-east-1")
-        endpoint = env.get("THAW_S3_ENDPOINT", "") or f"https://s3.{region}.amazonaws.com"
-        return S3Access(endpoint, region, env.get("AWS_ACCESS_KEY_ID", ""), env.get("AWS_SECRET_ACCESS_KEY", ""))
 
 
 class S3Store:
@@ -61,7 +44,6 @@ class S3Session:
 
     def __init__(self, bucket: str, prefix: str, access: S3Access) -> None:
         self._bucket, self._prefix, self._access = bucket, prefix, access
-        self._auth = S3SigV4Auth(Credentials(access.key_id, access.secret), "s3", access.region)
         parts = urlsplit(access.endpoint)
         connection = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
         self._http = connection(parts.hostname or "", parts.port, timeout=_TIMEOUT_S)
@@ -126,7 +108,8 @@ class S3Session:
 
     def _ask_once(self, method: str, target: str, body: bytes, wanted: tuple[int, ...],
                   most_bytes: int) -> tuple[int, bytes, float]:  # fmt: skip
-        self._http.request(method, target, body=body or None, headers=self._signed(method, target, body))
+        headers = self._access.sign(method, self._origin + target, {}, body)
+        self._http.request(method, target, body=body or None, headers=headers)
         response = self._http.getresponse()
         if (response.length or 0) > most_bytes:
             self._http.close()
@@ -136,18 +119,13 @@ class S3Session:
             self._http.close()
             raise ProtocolError(f"{target}: more than {most_bytes} bytes")
         if response.status not in wanted:
-            text = answer[:300].decode("utf-8", "replace")
-            raise StoreUnavailable(f"{method} {self._origin}{target}: {response.status} {text}",
-                                   hint="check THAW_S3_ENDPOINT, the bucket and the keys")  # fmt: skip
+            reason = _CODE.search(answer.decode("utf-8", "replace"))  # what else it says may repeat a session token
+            raise StoreUnavailable(
+                f"{method} {self._origin}{target}: {response.status} {reason[1] if reason else ''}".rstrip(),
+                hint="check THAW_S3_ENDPOINT, the bucket and the credentials (docs/fetchd.md)",
+            )
         date = response.getheader("Date", "")
         return response.status, answer, parsedate_to_datetime(date).timestamp() if date else time.time()
-
-    def _signed(self, method: str, target: str, body: bytes) -> dict[str, str]:
-        if not self._access.key_id:
-            return {}
-        request = AWSRequest(method=method, url=self._origin + target, data=body, headers={})
-        self._auth.add_auth(request)
-        return {name: str(value) for name, value in request.headers.items()}
 
 
 def _field(name: str, block: str) -> str:

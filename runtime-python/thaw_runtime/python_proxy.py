@@ -25,6 +25,7 @@ from typing import Any, Final
 
 from thaw_runtime import python_child
 from thaw_runtime.ending import end_when_asked
+from thaw_runtime.function_imports import confine
 from thaw_runtime.lean_http import LeanHandler
 from thaw_runtime.python_child import NO_BINARY, refusal
 from thaw_runtime.python_host import CallerGone, Child, CommandExited, ExitedBefore
@@ -257,6 +258,7 @@ def _become_child(sock: socket.socket, out: int, err: int) -> None:
         os.dup2(err, 2)
         os.close(out)
         os.close(err)
+        confine(os.environ)
         for name in [n for n in os.environ if n.startswith("THAW_")]:
             del os.environ[name]
         python_child.serve(sock)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.docker.engine import BASE, ROOT, DockerEngine
+from thaw_runtime.function_imports import PACKAGES
 
 IMAGES = sorted(path.parent.name for path in (ROOT / "deploy/images").glob("*/Dockerfile"))
 DOCKERFILES = sorted((ROOT / "deploy/images").glob("*/*Dockerfile"))
@@ -61,6 +62,15 @@ def test_a_scanner_finds_what_is_in_it(name: str) -> None:
     assert 'org.opencontainers.image.licenses="Apache-2.0"' in labels
     removed = [i for i in instructions(dockerfile, "RUN") if re.search(r"dist-info|/build", i) and "rm " in i]
     assert removed == []
+
+
+def test_a_functions_image_adds_nothing_to_python_but_where_packages_go() -> None:
+    """What a function may import is the same without containers: docs/functions.md."""
+    dockerfile = ROOT / "deploy/images/python/Dockerfile"
+    assert instructions(dockerfile, "COPY") == ["runtime-python/thaw_runtime /app/thaw_runtime"]
+    assert [step for step in instructions(dockerfile, "RUN") if "install" in step] == []
+    settings = dict(word.split("=", 1) for line in instructions(dockerfile, "ENV") for word in line.split())
+    assert settings[PACKAGES] == settings["PIP_TARGET"]  # what pip installs into an image built on it is found
 
 
 @pytest.mark.parametrize("name", ["gateway", "invoker", "fetchd", "python"])

@@ -21,6 +21,7 @@ from invoker.relay_door import RelayDoors
 from relay import credentials
 from relay.channel import Channel
 from relay.messages import SegmentWanted, to_plain
+from tests import function_imports
 from tests.conftest import ValkeyServer, free_port, valkey_binary
 from tests.docker.engine import DockerEngine
 from tests.docker.inside import PROBES, WAIT_S, ask, load, up
@@ -180,6 +181,13 @@ def main(args):
     assert not {"sda", "vda", "mem", "kmsg", "kvm"} & set(found["devices"])
     assert found["engine"] == "FileNotFoundError No such file or directory"
     assert [name for name in found["environment"] if "THAW" in name or "REDIS" in name or "AWS" in name] == []
+
+
+def test_a_function_may_import_the_standard_library_and_nothing_of_the_image(driver: DockerDriver) -> None:
+    """As where containers are processes: tests/invoker/test_python_actions.py."""
+    handle = up(driver, "importer")
+    load(handle, function_imports.PROBE)
+    function_imports.check(ask(handle, **function_imports.ARGUMENTS))
 
 
 # an llm container, whose program is a prober here -------------------------------------------------------------------

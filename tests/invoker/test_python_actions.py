@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from invoker.logs import LogCollector
+from tests import function_imports
 from tests.invoker.platform import Host, until
 from thaw.ids import InstanceId, random_hex_id
 from thaw.instance import InstanceState, StartMode
@@ -209,6 +210,14 @@ def test_the_platforms_environment_does_not_reach_user_code(
     _, environment = host.run(record.instance_id, {})
     assert not [name for name in environment if name.startswith(("AWS_", "THAW_"))]
     assert environment["__OW_ACTIVATION_ID"]
+
+
+def test_a_function_may_import_the_standard_library_and_nothing_of_the_platforms(host: Host) -> None:
+    """As in the image: tests/docker/test_isolation.py."""
+    host.deploy(function_imports.PROBE)
+    status, answer = host.run(host.ready().instance_id, function_imports.ARGUMENTS)
+    assert status == 200
+    function_imports.check(answer)
 
 
 def test_a_missing_action_ends_the_start_with_not_found(host: Host) -> None:

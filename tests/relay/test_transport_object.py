@@ -15,12 +15,13 @@ from relay.transports.base import Flow
 from relay.transports.connect import connect
 from relay.transports.object import ObjectTransport, _mac
 from relay.transports.object_dir import DirStore
-from relay.transports.object_s3 import S3Access, S3Store
+from relay.transports.object_s3 import S3Store
 from tests.conformance.transports import Worker
 from tests.conftest import free_port
 from thaw.errors import PlatformError, ProtocolError, StoreUnavailable, Unavailable
 from thaw.ids import GroupId
 from thaw.plan import TransportKind
+from thaw.s3 import S3Access
 
 GROUP = GroupId("ab" * 16)
 SECRET = "the group's secret"
@@ -132,7 +133,7 @@ def test_a_directory_that_goes_away_ends_in_unavailable(tmp_path: Path) -> None:
 
 
 def test_a_store_that_is_not_there_or_refuses_ends_in_unavailable() -> None:
-    nobody = S3Store("s3://relay/x", S3Access(f"http://127.0.0.1:{free_port()}", "us-east-1", "k", "s"))
+    nobody = S3Store("s3://relay/x", S3Access(f"http://127.0.0.1:{free_port()}", key_id="k", secret="s"))
     receiver = ObjectTransport(nobody, GROUP, 1, (0,), flow=FLOW)
     with pytest.raises(Unavailable, match="the store does not answer"):
         receiver.receive(deadline_s=20)
@@ -141,7 +142,7 @@ def test_a_store_that_is_not_there_or_refuses_ends_in_unavailable() -> None:
 
 def test_a_store_that_answers_without_end_is_cut_off() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        store = S3Store("s3://relay/x", S3Access(f"http://127.0.0.1:{server.getsockname()[1]}", "us-east-1", "", ""))
+        store = S3Store("s3://relay/x", S3Access(f"http://127.0.0.1:{server.getsockname()[1]}", key_id="k", secret="s"))
 
         def answer() -> None:
             sock, _ = server.accept()

@@ -352,3 +352,20 @@ def test_a_proxy_ends_when_it_is_asked_however_it_waits(proxy: Proxy) -> None:
     assert int(blocked[1], 16) & 1 << signal.SIGTERM - 1  # of the main thread: it stays for the other
     proxy.process.terminate()
     assert proxy.process.wait(WAIT_S) == 0
+
+
+def test_a_function_may_import_the_packages_of_its_image(tmp_path: Path) -> None:
+    (tmp_path / "of_the_image.py").write_text("name = 'of the image'\n")
+    with running("env", f"THAW_PACKAGES={tmp_path}") as proxy:
+        proxy.init("import of_the_image\ndef main(args):\n    return {'found': of_the_image.name}\n")
+        assert proxy.run() == (200, {"found": "of the image"})
+
+
+def test_a_function_may_import_what_its_zip_brings_in_a_virtualenv(proxy: Proxy) -> None:
+    packages = f"virtualenv/lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w") as archive:
+        archive.writestr("__main__.py", "import brought\ndef main(args):\n    return {'found': brought.name}\n")
+        archive.writestr(f"{packages}/brought.py", "name = 'brought'\n")
+    proxy.init(base64.b64encode(data.getvalue()).decode(), binary=True)
+    assert proxy.run() == (200, {"found": "brought"})

@@ -33,12 +33,14 @@ def _in_s3() -> set[str]:
     from botocore.exceptions import BotoCoreError, ClientError
 
     from thaw.cli.s3 import client
+    from thaw.s3 import refusal
 
     s3 = client()
     try:
         return {uri for bucket in s3.list_buckets()["Buckets"] for uri in _in_bucket(s3, bucket["Name"])}
     except ClientError as e:
-        raise PlatformError(f"the store refused to list: {e}", hint="check AWS_ACCESS_KEY_ID") from e
+        raise PlatformError(f"the store refused to list: {refusal(e)}",
+                            hint="see 'Credentials for S3' in docs/fetchd.md") from e  # fmt: skip
     except BotoCoreError as e:
         raise StoreUnavailable(f"the store does not answer: {e}", hint="thaw dev status; THAW_S3_ENDPOINT") from e
 

@@ -161,18 +161,22 @@ class S3Store:
 
     @contextmanager
     def _errors(self, name: str) -> Iterator[None]:
-        from botocore.exceptions import BotoCoreError, ClientError
+        from botocore.exceptions import BotoCoreError, ClientError, CredentialRetrievalError
+
+        from thaw.s3 import credential_error, refusal
 
         where = f"{self.uri}/{name}".rstrip("/")
         try:
             yield
         except ClientError as e:
-            code = str(e.response.get("Error", {}).get("Code", ""))
+            code = refusal(e)
             if code in ("NoSuchKey", "NoSuchBucket", "404"):
                 raise ModelNotFound(f"{where}: there is no such {'bucket' if not name else 'object'}",
                                     hint="thaw model list; the store's owner makes buckets") from e  # fmt: skip
-            raise PlatformError(f"{where}: the store refused: {code or e}",
-                                hint="check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY") from e  # fmt: skip
+            raise PlatformError(f"{where}: the store refused: {code}",
+                                hint="see 'Credentials for S3' in docs/fetchd.md") from e  # fmt: skip
+        except CredentialRetrievalError as e:
+            raise credential_error(e) from None
         except BotoCoreError as e:
             raise StoreUnavailable(f"{where}: the store does not answer: {e}",
                                    hint="is THAW_S3_ENDPOINT right?  thaw dev status") from e  # fmt: skip

@@ -85,7 +85,7 @@ def _run(layout: Layout) -> None:
     step("starting a platform on free ports, with its state in a temporary directory")
     platform = up.detach(layout, Options(port=0), _reporter())
     console.print(f"up at {platform.apihost}")
-    os.environ.update(platform.store_env())  # whatever store this shell is set to
+    os.environ.pop("THAW_S3_ENDPOINT", None)  # whatever store this shell is set to, the platform's own is meant
     index = _push_model(platform)
     api = Client(resolve(None, None))
     step("deploying examples/chat/chat.json as the function chat")

@@ -1,0 +1,41 @@
+"""What a function may import: the standard library, the packages of its image (THAW_PACKAGES), what its zip brings.
+
+The interpreter that runs it has more in reach: the platform's own packages where containers are processes, pip in an
+image.  All of that is put out of reach before user code is loaded, so that a function which runs under one driver runs
+under the other (docs/functions.md).  This is a promise about names and no protection: code may extend ``sys.path``.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib.machinery import BuiltinImporter, FrozenImporter, PathFinder
+from typing import Final
+
+PACKAGES: Final = "THAW_PACKAGES"
+"""Names the folder where an image keeps the packages that it adds for functions."""
+_FINDERS: Final = (BuiltinImporter, FrozenImporter, PathFinder)
+_PATH_HOOKS: Final = ("zipimport", "_frozen_importlib_external")
+
+
+def confine(environ: dict[str, str] | os._Environ[str]) -> None:
+    """Of this process, for good.  Modules that were imported already and that a function may not import are forgotten;
+    whoever holds them goes on using them."""
+    sys.path[:] = _standard_library()
+    packages = environ.get(PACKAGES, "")
+    if os.path.isdir(packages):
+        sys.path.append(packages)
+    environ.pop("PYTHONPATH", None)  # for interpreters that the function starts
+    sys.meta_path[:] = [finder for finder in sys.meta_path if finder in _FINDERS]  # editable installs add their own
+    sys.path_hooks[:] = [hook for hook in sys.path_hooks if hook.__module__ in _PATH_HOOKS]
+    sys.path_importer_cache.clear()
+    for name in list(sys.modules):
+        if name != "__main__" and name.partition(".")[0] not in sys.stdlib_module_names:
+            del sys.modules[name]
+
+
+def _standard_library() -> list[str]:
+    """Without site-packages, which lies inside it."""
+    library = os.path.dirname(os.__file__)
+    archive = os.path.join(os.path.dirname(library), f"python{sys.version_info[0]}{sys.version_info[1]}.zip")
+    return [archive, library, os.path.join(library, "lib-dynload")]

@@ -1,0 +1,39 @@
+"""A function that says what it may import.  Every driver is asked, and gives the same answer (docs/functions.md)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+PROBE = """
+import sys
+LOADED = sorted({name.partition(".")[0] for name in sys.modules} - sys.stdlib_module_names - {"__main__"})
+import importlib, importlib.util, os, pkgutil
+
+def is_there(name):
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:
+        return False
+
+def main(args):
+    library = os.path.dirname(os.__file__)
+    of_library = (library, os.path.join(library, "lib-dynload"))
+    for name in args["library"]:
+        importlib.import_module(name)
+    return {
+        "elsewhere": sorted(m.name for m in pkgutil.iter_modules() if m.module_finder.path not in of_library),
+        "loaded": LOADED,
+        "there": [name for name in args["absent"] if is_there(name)],
+        "pythonpath": os.environ.get("PYTHONPATH"),
+    }
+"""
+ARGUMENTS = {
+    "library": ["asyncio", "json", "multiprocessing", "sqlite3", "ssl", "urllib.request", "zoneinfo"],
+    "absent": ["flask", "numpy", "pip", "redis", "relay", "requests", "setuptools", "thaw", "thaw_runtime",
+               "thaw_runtime.python_child", "torch", "vllm"],
+}  # fmt: skip
+
+
+def check(answer: dict[str, Any]) -> None:
+    """The standard library, and nothing else."""
+    assert answer == {"elsewhere": [], "loaded": [], "there": [], "pythonpath": None}

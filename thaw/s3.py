@@ -1,0 +1,165 @@
+"""An S3 server and who we are there: for everyone who speaks S3, whatever the kind of the credentials.
+
+botocore finds the credentials (environment, profile, role of a web identity, of a container or of an instance), renews
+those that expire before they are used, and signs.  The bytes go through readers of our own (fetchd, the object relay)
+or through botocore's client (the command line).  No key, secret or token gets into an error: what a server or a
+program says about credentials may repeat them, so only its code is passed on.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import botocore.config
+import botocore.session
+from botocore import UNSIGNED
+from botocore.auth import S3SigV4Auth
+from botocore.awsrequest import AWSRequest
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    CredentialRetrievalError,
+    HTTPClientError,
+    PartialCredentialsError,
+    ProfileNotFound,
+)
+
+from thaw.errors import PlatformError, StoreUnavailable, ThawError
+
+_DEFAULT_REGION: Final = "us-east-1"
+_NOBODY_S: Final = 60.0
+"""Where no credentials are found, they are looked for again after this: an instance's own may have been slow to come,
+and asking for those takes a second on a machine that is none of Amazon's."""
+_OF_NO_SHELL: Final = {"profile": (None, None, None, None), "config_file": (None, None, os.devnull, None),
+                       "credentials_file": (None, None, os.devnull, None)}  # fmt: skip
+"""Instead of the variables that name a profile and its files."""
+_HINT: Final = "see 'Credentials for S3' in docs/fetchd.md"
+_ROLES: Final = botocore.config.Config(
+    connect_timeout=5, read_timeout=10, retries={"mode": "standard", "max_attempts": 2}
+)
+"""For the service that gives us a role: a read of a model waits for it."""
+_CREDENTIAL_ERRORS: Final = (BotoCoreError, ClientError, OSError, RuntimeError, ValueError)
+"""What looking for credentials and renewing them raises: also for a file that is missing, for credentials that have
+expired although they were renewed just now, and for an answer that cannot be read."""
+
+
+class S3Access:
+    """One server, as one identity.  Thread-safe."""
+
+    def __init__(self, endpoint: str = "", region: str = "", *, key_id: str = "", secret: str = "") -> None:
+        """Empty: Amazon's endpoint of the region; the profile's region, else us-east-1; whom botocore's chain finds.
+
+        With ``key_id`` nothing of the shell counts, neither its profile nor its files.  Raises PlatformError for a
+        profile that cannot be used.
+        """
+        self._session = botocore.session.Session(session_vars=dict(_OF_NO_SHELL) if key_id else None)
+        self._session.set_default_client_config(_ROLES)
+        if key_id:
+            self._session.set_credentials(key_id, secret)
+        try:
+            self.region = region or self._session.get_config_variable("region") or _DEFAULT_REGION
+        except _CREDENTIAL_ERRORS as e:
+            raise credential_error(e) from None
+        self._session.set_config_variable("region", self.region)  # also of the STS that gives us a role
+        self._given_endpoint = endpoint or None
+        self.endpoint = (endpoint or _of_amazon(self.region)).rstrip("/")
+        self._lock = threading.Lock()
+        self._credentials: Any = None
+        self._nobody_until_s = 0.0  # monotonic
+
+    @staticmethod
+    def from_environment(env: Mapping[str, str]) -> S3Access:
+        """The server that ``env`` names.  The credentials are those of this process in any case."""
+        return S3Access(env.get("THAW_S3_ENDPOINT", ""), env.get("AWS_REGION", ""))
+
+    def sign(self, method: str, url: str, headers: Mapping[str, str], body: bytes = b"") -> dict[str, str]:
+        """The headers to send; as they are when there are no credentials, for a server that asks for none.
+
+        Raises StoreUnavailable while credentials cannot be had, PlatformError when they never can.
+        """
+        credentials = self._current()
+        if credentials is None:
+            return dict(headers)
+        request = AWSRequest(method=method, url=url, headers=dict(headers), data=body)
+        S3SigV4Auth(credentials, "s3", self.region).add_auth(request)
+        return {name: str(value) for name, value in request.headers.items()}
+
+    def client(self) -> Any:
+        """A botocore client, for what is not worth code of our own.  Raises as :meth:`sign`."""
+        config = botocore.config.Config(
+            signature_version=None if self._current() else UNSIGNED,
+            proxies={} if _is_loopback(self.endpoint) else None,  # None: as http_proxy and no_proxy say
+            retries={"mode": "standard", "max_attempts": 3},
+            s3={"addressing_style": "path"},
+            connect_timeout=10,
+            read_timeout=60,
+            max_pool_connections=8,
+            request_checksum_calculation="when_required",
+            response_checksum_validation="when_required",
+            ignore_configured_endpoint_urls=True,
+        )
+        return self._session.create_client(
+            "s3", region_name=self.region, endpoint_url=self._given_endpoint, config=config
+        )
+
+    def _current(self) -> Any:
+        """Key, secret and token for one request, renewed if they are about to expire; None without credentials."""
+        try:
+            credentials = self._find()
+            return None if credentials is None else credentials.get_frozen_credentials()
+        except _CREDENTIAL_ERRORS as e:
+            raise credential_error(e) from None  # what caused it may hold what must not be printed
+
+    def _find(self) -> Any:
+        """Kept: those that expire renew themselves."""
+        if self._credentials is not None:
+            return self._credentials
+        with self._lock:
+            if self._credentials is None and time.monotonic() >= self._nobody_until_s:
+                self._credentials = self._session.get_credentials()
+                self._nobody_until_s = time.monotonic() + _NOBODY_S
+            return self._credentials
+
+
+def refusal(e: ClientError) -> str:
+    """The code of a server's refusal: what it says beside that may repeat a token."""
+    return str(e.response.get("Error", {}).get("Code", "")) or "no reason given"
+
+
+def credential_error(e: Exception) -> ThawError:
+    """As our own error: StoreUnavailable where another try may help."""
+    text = f"the credentials for S3 cannot be had: {_why(e)}"
+    if isinstance(e, ClientError):
+        status = int(e.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+        passing = status >= 500 or status == 429
+    else:
+        passing = isinstance(e, (HTTPClientError, CredentialRetrievalError, OSError, RuntimeError))
+    return StoreUnavailable(text, hint=_HINT) if passing else PlatformError(text, hint=_HINT)
+
+
+def _why(e: Exception) -> str:
+    if isinstance(e, ClientError):
+        return f"{e.operation_name}: {refusal(e)}"
+    if isinstance(e, (ProfileNotFound, PartialCredentialsError, HTTPClientError)):
+        return str(e)  # they name a profile, a variable or an address
+    if isinstance(e, OSError):
+        return f"{e.filename or type(e).__name__}: {e.strerror}"
+    return type(e).__name__
+
+
+def _of_amazon(region: str) -> str:
+    return f"https://s3.{region}.amazonaws.com" + (".cn" if region.startswith("cn-") else "")
+
+
+def _is_loopback(url: str) -> bool:
+    host = urlsplit(url).hostname or ""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
