@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Iterator
 
 import pytest
 
 from fetchd.chunks import Check, plan_chunks
-from fetchd.segments import SegmentKey, SegmentStore
+from fetchd.segments import Arrived, SegmentKey, SegmentStore
 from fetchd.slabs import SlabPool
 from relay.messages import PlacedRange
 from relay.segment import lay_out
+from tests.fetchd.harness import wait_until
 from thaw.errors import MemoryTooSmall, ModelCorrupt, PoolFull
 from thaw.logs import Log
 from thaw.model import CHUNK_BYTES, FileRange, ModelFile, ModelIndex, TensorInfo
@@ -63,6 +65,43 @@ def test_nobody_joins_what_was_given_up_unless_it_became_whole(pool: SlabPool) -
     assert "three" not in segment.holders
     segment.finish()
     assert store.find(key, "three") is segment
+
+
+def test_a_segment_that_is_only_copied_from_counts_as_free_and_goes_when_the_copy_has_ended(pool: SlabPool) -> None:
+    store, order = SegmentStore(pool, retain=True), list[str]()
+    old = store.create(SegmentKey("u", "v", (FileRange("f", 0, N_SLABS * SLAB),)), "one")
+    old.note_arrived("f", 0, Arrived(0, SLAB, 0))
+    old.finish()
+    store.drop(old, "one")
+    pinned = store.pin(old.key, "f", 0)
+    assert (pinned, store.held_bytes()) == ([old], 0)
+
+    def create() -> None:
+        store.create(SegmentKey("u", "w", (FileRange("f", 0, N_SLABS * SLAB),)), "two")
+        order.append("created")
+
+    thread = threading.Thread(target=create)
+    thread.start()
+    wait_until(lambda: store.statuses() == ())  # nobody finds it any more, and it is waited for
+    order.append("copied")
+    store.unpin(pinned)
+    thread.join(10)
+    assert order == ["copied", "created"]
+
+
+def test_whoever_waits_for_room_is_told_when_a_segment_is_whole_or_let_go(pool: SlabPool) -> None:
+    store = SegmentStore(pool, retain=True)
+    segment = store.create(SegmentKey("u", "v", (FileRange("f", 0, SLAB),)), "one")
+    store.hold(segment.segment_id, "two")
+    before = store.await_change(-1, 10)
+    store.drop(segment, "two")
+    assert store.await_change(before, 0) == before  # "one" has it still
+    told: list[int] = []
+    waiting = threading.Thread(target=lambda: told.append(store.await_change(before, 10)))
+    waiting.start()
+    store.drop(segment, "one")
+    waiting.join(10)
+    assert told != [before]
 
 
 def test_a_slab_that_was_written_is_zero_when_it_is_taken_again(pool: SlabPool) -> None:
