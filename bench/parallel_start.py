@@ -86,8 +86,10 @@ Runs = dict[Key, list[ParallelRun]]
 
 
 class ParallelStart:
-    def __init__(self, work: Path, models: Sequence[Model], *, quick: bool) -> None:
+    def __init__(self, work: Path, models: Sequence[Model], *, quick: bool, pool_mb: int = 0) -> None:
+        """``pool_mb``: what each host's pool has; 0: the largest model and two slabs."""
         self.work, self.models = work, models
+        self.pool_mb = pool_mb or 64 * (2 + max(m.index.n_bytes for m in models) // (64 << 20))
         self._settle_s, self._n_tokens = (1.0, 24) if quick else (_SETTLE_S, _TOKENS)
         self._n = 0
 
@@ -139,9 +141,8 @@ class ParallelStart:
 
     @contextlib.contextmanager
     def platform(self, link: Link, *, stem_cells: bool) -> Iterator[tuple[BenchPlatform, str]]:
-        pool_mb = 64 * (2 + max(m.index.n_bytes for m in self.models) // (64 << 20))
         with BenchPlatform(self.work / f"state-{link.name}", hosts=_HOSTS, stem_cells=stem_cells, link=link.option,
-                           pool_mb=pool_mb, memory_mb=8192, store=self.work / "empty") as platform, \
+                           pool_mb=self.pool_mb, memory_mb=8192, store=self.work / "empty") as platform, \
                 link.store(platform) as url:  # fmt: skip
             yield platform, url
 
@@ -167,7 +168,7 @@ class ParallelStart:
 
 def main() -> int:
     options = _common.options(__doc__ or "", only=("", "starts, throughput or overlap"),
-                              rates=("", "Mbit/s, comma-separated"))  # fmt: skip
+                              rates=("", "Mbit/s, comma-separated"), pool_mb=(0, "MiB of a host's pool"))  # fmt: skip
     rounds = options.n or (1 if options.quick else 5)
     wanted = [options.only] if options.only else ["starts", "throughput", *([] if options.quick else ["overlap"])]
     work = Path(tempfile.mkdtemp(prefix="bench-", dir="/dev/shm"))
@@ -175,7 +176,7 @@ def main() -> int:
     with contextlib.ExitStack() as stack:
         stack.callback(shutil.rmtree, work, ignore_errors=True)
         models = _models(work, small_only=options.quick)
-        bench = ParallelStart(work, models, quick=options.quick)
+        bench = ParallelStart(work, models, quick=options.quick, pool_mb=options.pool_mb)
         say("constants of the bound")
         constants = calibrate(work)
         say(f"  {constants}")
@@ -192,7 +193,8 @@ def main() -> int:
                     goals += _throughput_goals(bench, platform, url, min(rounds, 3), facts)
         if found:
             _print_starts(found, models, links, constants)
-            goals = _start_goals(found, models[-1], _judged(links), constants) + goals
+            goals = [*_start_goals(found, models[-1], _judged(links), constants), _worst_start(found, models, links),
+                     *goals]  # fmt: skip
         if "overlap" in wanted:
             facts["overlap"] = _overlap(bench, loopback, _judged(links), found)
     return _common.report(
@@ -264,6 +266,16 @@ def _start_goals(found: Runs, model: Model, link: Link, constants: Constants) ->
         judge("tail_ratio_s4", tail, "<=", 3, paced=link.paced,
               floor=f"{median([r.tail_s for r in four]) * 1e3:.0f} ms, warm {_warm(four) * 1e3:.0f} ms"),
     ]  # fmt: skip
+
+
+def _worst_start(found: Runs, models: Sequence[Model], links: Sequence[Link]) -> Goal:
+    """No single start may be late, whatever the others of its size took."""
+    ideal_s = {(m.name, link.name, s): m.ideal_s(s, link.bytes_per_s) for m in models for link in links for s in _SIZES}
+    late = [(r.ttft_s / ideal_s[key], r.ttft_s, key) for key, runs in found.items() for r in runs]
+    worst, ttft_s, key = max(late)
+    paced = any(link.paced for link in links)
+    return judge("worst_ttft_vs_ideal", worst, "<=", 1.3, paced=paced,
+                 floor=f"{ttft_s:.2f} s of {len(late)} starts, {_title(key)}, ideal {ideal_s[key]:.2f} s")  # fmt: skip
 
 
 def _throughput_goals(

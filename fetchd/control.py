@@ -28,6 +28,8 @@ from relay.messages import (
     Inspected,
     MetricsPage,
     MetricsQuery,
+    PoolChanged,
+    PoolWatch,
     Refused,
     Status,
     StatusQuery,
@@ -85,6 +87,8 @@ class Control:
                 return DoorNames(tuple(InstanceId(i) for i in self._doors.instances()))
             case StatusQuery():
                 return self._status()
+            case PoolWatch(version, timeout_ms):
+                return PoolChanged(self._store.await_change(version, timeout_ms / 1000))
             case MetricsQuery():
                 return MetricsPage(self._metrics())
             case _:
@@ -95,7 +99,7 @@ class Control:
         pool_bytes = self._pool.n_slabs * self._pool.slab_bytes
         free_bytes = self._pool.free_slabs * self._pool.slab_bytes
         return Status(pool_bytes, free_bytes, self._store.statuses(), self._fetches.statuses(),
-                      self._link.bytes_per_s, self._store.held_bytes())  # fmt: skip
+                      self._link.bytes_per_s, self._store.held_bytes(), self._pool.slab_bytes)  # fmt: skip
 
     def _metrics(self) -> str:
         status = self._status()

@@ -161,6 +161,7 @@ class FetchTable:
                 self._end_member(member)
             self._threads.discard(threading.current_thread())
             self._store.drop(segment, _RUNNING)
+        self._store.note_change()
 
     def _first_part_came(self, fetch: Fetch) -> None:
         with self._lock:

@@ -7,6 +7,9 @@
                         └────────── same bytes wanted again ───────┘
 
 A failed or cancelled segment is never resident.  A slab returns to the pool only when nobody holds its segment.
+
+A fetch that copies a chunk out of a segment *pins* that segment for as long as the copy takes.  A pin is no hold: a
+segment that is only pinned counts as free, and whoever needs its slabs waits for the copy of that one chunk.
 """
 
 from __future__ import annotations
@@ -20,8 +23,9 @@ from typing import NamedTuple
 
 from fetchd.slabs import SlabPool, create_sealable, seal_and_reopen
 from relay.messages import PlacedRange, SegmentStatus
+from relay.pool import content_key, n_slabs
 from relay.segment import PAGE_BYTES, ControlPage, SegmentState, lay_out, segment_bytes
-from thaw.errors import ErrorInfo, MemoryTooSmall, NotFound, PoolFull
+from thaw.errors import ErrorInfo, MemoryTooSmall, NotFound, PoolFull, ThawError
 from thaw.ids import random_hex_id
 from thaw.model import FileRange, TensorInfo
 
@@ -56,6 +60,7 @@ class Segment:
     pool: SlabPool
     lock: threading.Lock = field(default_factory=threading.Lock)
     holders: dict[str, None] = field(default_factory=dict)  # in order of arrival
+    pins: int = 0  # copies out of it that are being made
     tensors: tuple[TensorInfo, ...] = ()
     indexed: threading.Event = field(default_factory=threading.Event)
     """Set once ``tensors`` is final (or the fetch failed before): only then may a door offer the segment."""
@@ -116,8 +121,10 @@ class Segment:
         self.indexed.set()
 
     def status(self) -> SegmentStatus:
-        return SegmentStatus(self.segment_id, self.key.uri, self.n_bytes, self.page.end, tuple(self.holders),
-                             self.key.version)  # fmt: skip
+        return SegmentStatus(
+            self.segment_id, self.key.uri, self.n_bytes, self.page.end, tuple(self.holders), self.key.version,
+            content_key(*self.key), len(self.slabs), self.complete,
+        )  # fmt: skip
 
     def finish(self) -> None:
         with self.lock:
@@ -148,6 +155,8 @@ class SegmentStore:
     def __init__(self, pool: SlabPool, *, retain: bool) -> None:
         self._pool, self._retain = pool, retain
         self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        self._version = 0
         self._by_id: dict[str, Segment] = {}  # least recently released first among those without holders
 
     def find(self, key: SegmentKey, holder: str) -> Segment | None:
@@ -164,7 +173,7 @@ class SegmentStore:
         never fits, PoolFull when it does not fit now."""
         layout = lay_out((*key.ranges, *key.later))
         n_bytes, first_bytes = segment_bytes(layout), segment_bytes(layout[: len(key.ranges)])
-        count = -(-n_bytes // self._pool.slab_bytes)
+        count = n_slabs((*key.ranges, *key.later), self._pool.slab_bytes)
         with self._lock:
             self._make_room(count, n_bytes)
             slabs = self._pool.take(count)
@@ -183,13 +192,20 @@ class SegmentStore:
             segment.holders[holder] = None
             return segment
 
-    def holding(self, key: SegmentKey, file: str, number: int, holder: str) -> list[Segment]:
-        """The segments that have verified bytes of a chunk of the model of ``key``, now held by ``holder`` too."""
+    def pin(self, key: SegmentKey, file: str, number: int) -> list[Segment]:
+        """The segments that have verified bytes of a chunk of the model of ``key``.  Their slabs stay where they are
+        until :meth:`unpin`, which the caller owes soon: somebody may be waiting for the slabs."""
         with self._lock:
             found = [s for s in self._by_id.values() if s.key[:2] == key[:2] and (file, number) in s.arrived]
             for segment in found:
-                segment.holders[holder] = None
+                segment.pins += 1
         return found
+
+    def unpin(self, segments: Iterable[Segment]) -> None:
+        with self._lock:
+            for segment in segments:
+                segment.pins -= 1
+            self._changed.notify_all()
 
     def drop(self, segment: Segment, holder: str) -> None:
         with self._lock:
@@ -200,6 +216,19 @@ class SegmentStore:
                 self._by_id[segment.segment_id] = self._by_id.pop(segment.segment_id)  # now the most recent
             else:
                 self._remove(segment)
+            self.note_change()
+
+    def note_change(self) -> None:
+        """A segment became complete, or the last of its holders left: whoever waits for room is told."""
+        with self._lock:
+            self._version += 1
+            self._changed.notify_all()
+
+    def await_change(self, version: int, timeout_s: float) -> int:
+        """The present version as soon as it is not ``version``, or after ``timeout_s``."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._version != version, timeout_s)
+            return self._version
 
     def held_bytes(self) -> int:
         """Of the pool, in segments that somebody holds: what no other model can have now."""
@@ -213,23 +242,26 @@ class SegmentStore:
             return tuple(s.status() for s in segments)
 
     def _make_room(self, count: int, n_bytes: int) -> None:
-        idle = [s for s in self._by_id.values() if not s.holders]
-        available = self._pool.free_slabs + sum(len(s.slabs) for s in idle)
-        if count > available:
-            size = self._pool.slab_bytes
-            error = MemoryTooSmall if count > self._pool.n_slabs else PoolFull
-            raise error(
-                f"the model needs {n_bytes} bytes of host memory ({count} slabs of {size}); "
-                f"{available * size} of {self._pool.n_slabs * size} bytes are not in use",
-                hint="raise THAW_FETCHD_POOL_MB, or wait until another model has gone",
-            )
-        for segment in idle:
-            if self._pool.free_slabs >= count:
-                return
-            self._remove(segment)
+        while self._pool.free_slabs < count:
+            idle = [s for s in self._by_id.values() if not s.holders]
+            available = self._pool.free_slabs + sum(len(s.slabs) for s in idle)
+            if count > available:
+                raise self._too_full(count, n_bytes, available)
+            self._remove(idle[0])  # one at a time: others may come and go while it waits for a copy
+
+    def _too_full(self, count: int, n_bytes: int, available: int) -> ThawError:
+        size = self._pool.slab_bytes
+        error = MemoryTooSmall if count > self._pool.n_slabs else PoolFull
+        return error(
+            f"the model needs {n_bytes} bytes of host memory ({count} slabs of {size}); "
+            f"{available * size} of {self._pool.n_slabs * size} bytes are not in use",
+            hint="raise THAW_FETCHD_POOL_MB, or wait until another model has gone",
+        )
 
     def _remove(self, segment: Segment) -> None:
+        """Nobody can find it any more; its slabs are free when this returns."""
         del self._by_id[segment.segment_id]
+        self._changed.wait_for(lambda: segment.pins == 0)  # a chunk is copied in milliseconds
         os.close(segment.control_fd)
         segment.page.close()
         self._pool.give_back(segment.slabs)

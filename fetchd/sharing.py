@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from fetchd.chunks import Chunk
 from fetchd.pacing import Pacer
 from fetchd.segments import Segment, SegmentStore
-from thaw.ids import random_hex_id
 
 Place = tuple[str, str, str, int]
 """(uri, version, file, chunk number)"""
@@ -92,10 +91,9 @@ class Board:
     def copy(self, segment: Segment, chunk: Chunk) -> list[Gap]:
         """Fill what other segments of the same model hold of ``chunk``; what they do not."""
         at, end, gaps = chunk.offset, chunk.offset + chunk.n_bytes, list[Gap]()
-        holder = f"copy:{random_hex_id()}"
-        held = self._store.holding(segment.key, chunk.file, chunk.number, holder)
+        pinned = self._store.pin(segment.key, chunk.file, chunk.number)
         try:
-            pieces = [(*p, s) for s in held for p in s.arrived_in(chunk.file, chunk.number)]
+            pieces = [(*p, s) for s in pinned for p in s.arrived_in(chunk.file, chunk.number)]
             for begin, stop, offset, source in sorted(pieces, key=lambda p: p[:2]):
                 if stop <= at or begin >= end:
                     continue
@@ -106,6 +104,5 @@ class Board:
                 segment.copy(chunk.segment_offset + at - chunk.offset, source, offset + at - begin, n_bytes)
                 at += n_bytes
         finally:
-            for source in held:
-                self._store.drop(source, holder)
+            self._store.unpin(pinned)
         return [*gaps, Gap(at - chunk.offset, end - at)] if at < end else gaps

@@ -99,12 +99,13 @@ class Commands:
         stage = stage_of(body)
         if stage.host != self._host_id:
             raise BadRequest(f"stage {body.stage} of the plan is for {stage.host}, this is {self._host_id}")
-        live = new_live(body, self._deps)
-        if not self._fleet.add(live):
-            known = self._fleet.find(body.instance_id)
-            if known is not None:
-                self._fleet.announce(known)  # a repeat: say again how it stands
+        if (known := self._fleet.find(body.instance_id)) is not None:
+            self._fleet.announce(known)  # a repeat: say again how it stands
             return
+        if body.plan.model is not None:  # before the record says since when it is there
+            self._fleet.pool_users.enter(body.instance_id)
+        live = new_live(body, self._deps)
+        self._fleet.add(live)
         self._fleet.announce(live)
         threading.Thread(target=Starting(body, live, self._deps).run, name="start", daemon=True).start()
 

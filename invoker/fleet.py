@@ -12,9 +12,10 @@ from invoker.instance import Action, Event, State
 from invoker.ledger import Ledger
 from invoker.live import Live
 from invoker.logs import LogCollector, last_lines
+from invoker.pool_users import PoolUsers
 from invoker.publish import Publisher
 from relay.fetch_client import FetchClient
-from thaw.action import KIND_PYTHON
+from thaw.action import KIND_LLM, KIND_PYTHON
 from thaw.errors import (
     InitFailed,
     InstanceBusy,
@@ -41,6 +42,9 @@ class Fleet:
         self.driver, self.fetch, self.publisher, self.ledger, self.log = driver, fetch, publisher, ledger, log
         self.epoch = 0
         self.on_buried: Callable[[], None] = lambda: None
+        self.pool_users = PoolUsers()
+        self.on_pool_left: Callable[[], None] = lambda: None
+        """Called after an instance has released what it had of fetchd's pool."""
         self._lock = threading.Lock()
         self._instances: dict[InstanceId, Live] = {}
         self._by_container: dict[str, Live] = {}
@@ -55,6 +59,8 @@ class Fleet:
         with self._lock:
             if live.record.instance_id in self._instances:
                 return False
+            if live.kind == KIND_LLM:
+                self.pool_users.enter(live.record.instance_id)
             self._instances[live.record.instance_id] = live
             return True
 
@@ -205,12 +211,14 @@ class Fleet:
     def close_fetches(self, live: Live) -> None:
         """Door and fetch of ``live``; may be called twice."""
         record = live.record
-        if live.fetching:
-            live.fetching = False
+        if live.fetching or live.ungranted:
+            live.fetching = live.ungranted = False
             self._tell_fetchd(record, "fetch_cancel_failed", lambda: self.fetch.cancel(record.group_id, self.epoch))
         if live.has_door:
             live.has_door = False
             self._tell_fetchd(record, "door_close_failed", lambda: self.fetch.door_close(live.door_id))
+        if self.pool_users.leave(record.instance_id):
+            self.on_pool_left()
 
     def _tell_fetchd(self, record: InstanceRecord, failure: str, tell: Callable[[], None]) -> None:
         try:

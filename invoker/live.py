@@ -32,6 +32,7 @@ class Live:
         self.logs: LogCollector | None = None  # of a function
         self.has_door = False
         self.fetching = False  # fetchd works for it: to be cancelled when it ends
+        self.ungranted = False  # fetchd may hold a segment for it that no door has yet
         self.served = False  # it was READY once
         self.error: ThawError | None = None  # the first reason to end; later ones follow from it
         self.inflight = 0

@@ -1,9 +1,14 @@
-"""The heartbeat: once a second this host says how it stands.  Silence for 10 s means the host is lost."""
+"""The heartbeat: once a second this host says how it stands.  Silence for 10 s means the host is lost.
+
+Room in fetchd's pool is said at once, with an event: a start may be waiting for it.  fetchd tells when a segment was
+let go or became complete, the fleet when an instance has released what it had.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Mapping
 from typing import Final
 
 from invoker import metrics
@@ -12,17 +17,19 @@ from invoker.device_kind import kind_of
 from invoker.fleet import Fleet
 from invoker.instance import State
 from invoker.settings import InvokerSettings
-from relay.messages import Status
+from relay.messages import SegmentStatus, Status
 from relay.registry import Registry
 from thaw.clock import boot_id, wall_ms
 from thaw.errors import PlatformError, ThawError
-from thaw.host import Device, FetchReport, HostReport, Resident
-from thaw.ids import HostId
+from thaw.host import Device, FetchReport, HeldSegment, HostReport, PoolReport, Resident
+from thaw.ids import HostId, InstanceId
 from thaw.lasting import LastingThread
 from thaw.logs import Log
 
 INTERVAL_S: Final = 1.0
 _FETCHD_S: Final = 5.0
+_WATCH_S: Final = 30.0
+"""A question about changes that found none is asked again after this, so that a fetchd that is gone is noticed."""
 
 
 class Reporter:
@@ -36,17 +43,26 @@ class Reporter:
         self._draining = False
         self._stop = threading.Event()
         self._fetchd: Status | None = None
+        self._pool: PoolReport | None = None
+        self._news = threading.Event()
+        self._sending = threading.Lock()  # the last report to be made must be the last to be written
         self._threads = [
             LastingThread(self._beat, "heartbeat"),
             # apart, so that a fetchd that hangs does not make the host look lost
             LastingThread(self._watch_fetchd, "fetchd-status"),
         ]
+        self._watcher = LastingThread(self._watch_pool, "fetchd-pool")
 
     def start(self) -> None:
         """The first report goes out before this returns: whoever sees an instance of this host finds the host."""
+        self._look_at_fetchd()
         self._registry.report_host(self.report())
-        for thread in self._threads:
+        for thread in (*self._threads, self._watcher):
             thread.start()
+
+    def has_news(self) -> None:
+        """There may be more room in the pool: look, and say so at once."""
+        self._news.set()
 
     def drain(self) -> None:
         self._draining = True
@@ -55,6 +71,7 @@ class Reporter:
     def stop(self) -> None:
         """The host leaves the registry."""
         self._stop.set()
+        self._news.set()
         for thread in self._threads:
             thread.join(_FETCHD_S + INTERVAL_S)
         try:
@@ -82,27 +99,64 @@ class Reporter:
             len(cells), tuple(sorted({c.kind for c in cells})), cell_bytes, self._draining,
             tuple(live.record.instance_id for live in lives),
             _fetches(status), status.pool_bytes - status.free_bytes if status is not None else 0,
-            status.pool_bytes if status is not None else 0, resident=_resident(status),
+            resident=_resident(status),
             stem_targets=self._cells.targets() if settings.stem_cells == "on" else (),
-            segment_held_bytes=status.held_bytes if status is not None else 0,
+            pool=self._pool,
         )  # fmt: skip
 
     def _beat(self) -> None:
         while not self._stop.wait(INTERVAL_S):
             self._send()
 
-    def _send(self) -> None:
+    def _send(self, *, announce: bool = False) -> None:
         try:
-            self._registry.report_host(self.report())
+            with self._sending:
+                self._registry.report_host(self.report(), announce=announce)
         except PlatformError as e:
             self._log.event("heartbeat_failed", error=e.message)
 
     def _watch_fetchd(self) -> None:
-        while not self._stop.wait(INTERVAL_S):
+        while True:
+            has_news = self._news.wait(INTERVAL_S)
+            if self._stop.is_set():
+                return
+            self._news.clear()  # before the look: what changes during it is looked at again
+            self._look_at_fetchd()
+            if has_news:
+                self._send(announce=True)
+
+    def _look_at_fetchd(self) -> None:
+        seen_ms, users = wall_ms(), self._fleet.pool_users.names()  # first: what has left by now is in the status
+        try:
+            status = self._fleet.fetch.status(deadline_s=_FETCHD_S)
+        except ThawError:
+            self._fetchd = self._pool = None  # reported as no segments and no fetches
+            return
+        lives = [(live.record, live.door_id) for live in self._fleet.all()]
+        holders = {f"fetch:{r.group_id}/{r.stage}": r.instance_id for r, _ in lives}
+        holders |= {f"door:{door_id}": r.instance_id for r, door_id in lives}
+        held = tuple(_held(s, holders) for s in status.segments if s.holders)
+        n_slabs = status.pool_bytes // status.slab_bytes if status.slab_bytes else 0
+        self._fetchd = status
+        self._pool = PoolReport(status.slab_bytes, n_slabs, seen_ms, held, users) if n_slabs else None
+
+    def _watch_pool(self) -> None:
+        version = 0
+        while not self._stop.is_set():
             try:
-                self._fetchd = self._fleet.fetch.status(deadline_s=_FETCHD_S)
+                seen = self._fleet.fetch.await_pool_change(version, timeout_s=_WATCH_S)
             except ThawError:
-                self._fetchd = None  # reported as no segments and no fetches
+                self._stop.wait(INTERVAL_S)  # it is away, or comes up
+                continue
+            if seen != version:
+                version = seen
+                self._news.set()
+
+
+def _held(segment: SegmentStatus, instances: Mapping[str, InstanceId]) -> HeldSegment:
+    """``instances`` by the names under which fetchd knows them."""
+    found = {instances[h] for h in segment.holders if h in instances}
+    return HeldSegment(segment.key, segment.n_slabs, segment.complete, tuple(sorted(found)))
 
 
 def _fetches(status: Status | None) -> tuple[FetchReport, ...]:

@@ -132,14 +132,15 @@ class Starting:
     def _begin_fetch(self) -> None:
         plan, stage = self._plan, self._stage
         assert plan.model is not None  # noqa: S101
-        self._live.fetching = True
+        self._live.fetching = self._live.ungranted = True
         request = FetchStart(plan.group_id, stage.stage, plan.epoch, plan.model, stage.first_ranges,
                              stage.fetch_deadline_ms, stage.pace_bytes_per_s,
                              later_ranges=stage.later_ranges)  # fmt: skip
-        self._segment_id = self._fleet.fetch.start(request).segment_id
-        if not self._live.fetching:  # it was ended while fetchd was away, and nobody there to give the fetch up
-            self._fleet.fetch.cancel(plan.group_id, plan.epoch)
-            raise _given_up(self._live)
+        with self._fleet.pool_users.asking(self._live.record.instance_id):
+            self._segment_id = self._fleet.fetch.start(request).segment_id
+            if not self._live.fetching:  # it was ended while fetchd was away, and nobody there to give the fetch up
+                self._fleet.fetch.cancel(plan.group_id, plan.epoch)
+                raise _given_up(self._live)
         threading.Thread(target=self._await_fetch, name="fetch", daemon=True).start()
 
     def _await_fetch(self) -> None:
@@ -202,6 +203,7 @@ class Starting:
 
     def _grant(self, instance_id: InstanceId) -> None:
         self._fleet.fetch.door_grant(instance_id, self._segment_id, self._plan.group_id, self._stage.stage)
+        self._live.ungranted = False
 
     def _create(self, door: str, *, fork: bool) -> str:
         record, driver = self._live.record, self._fleet.driver

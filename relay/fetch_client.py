@@ -30,6 +30,8 @@ from relay.messages import (
     MetricsPage,
     MetricsQuery,
     MoreSlabs,
+    PoolChanged,
+    PoolWatch,
     Refused,
     SegmentOffer,
     SegmentWanted,
@@ -89,6 +91,11 @@ class FetchClient:
 
     def status(self, *, deadline_s: float = DEADLINE_S) -> Status:
         return self._ask(StatusQuery(), Status, deadline_s)
+
+    def await_pool_change(self, version: int, *, timeout_s: float, deadline_s: float = DEADLINE_S) -> int:
+        """The pool's version once a segment became complete or was let go since ``version``, or after ``timeout_s``."""
+        question = PoolWatch(version, round(timeout_s * 1000))
+        return self._ask(question, PoolChanged, timeout_s + deadline_s).version
 
     def metrics(self, *, deadline_s: float = DEADLINE_S) -> str:
         """Prometheus text."""

@@ -147,6 +147,9 @@ class SegmentStatus:
     end: int
     holders: tuple[str, ...]
     version: str = ""  # of the model, as SegmentKey has it
+    key: str = ""  # of its content, as relay/pool.py makes it
+    n_slabs: int = 0
+    complete: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +160,21 @@ class Status:
     fetches: tuple[FetchStatus, ...]
     link_bytes_per_s: float
     held_bytes: int = 0  # of the pool, in segments that somebody holds
+    slab_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PoolWatch:
+    """Answered with PoolChanged as soon as a segment became complete or lost its last holder since ``version``, and
+    after ``timeout_ms`` in any case.  The first question names any version."""
+
+    version: int
+    timeout_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class PoolChanged:
+    version: int
 
 
 @dataclass(frozen=True, slots=True)

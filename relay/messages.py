@@ -31,6 +31,8 @@ from relay.fetch_messages import (
     MetricsQuery,
     MoreSlabs,
     PlacedRange,
+    PoolChanged,
+    PoolWatch,
     Refused,
     SegmentOffer,
     SegmentStatus,
@@ -115,7 +117,7 @@ class CommandRefused:
 
 @dataclass(frozen=True, slots=True)
 class HostChanged:
-    """A host joined, left (drain or shutdown), or was drained/undrained."""
+    """A host joined, left (drain or shutdown), was drained or undrained, or has more room for models than it said."""
 
     host_id: HostId
     present: bool
@@ -333,8 +335,8 @@ _TYPES: dict[str, type[Any]] = {
         DemandAdded, DemandRemoved, InstanceChanged, ActionChanged, StartFailed, ModelInspected, CommandRefused,
         HostChanged, InspectModel, Prefetch, Start, Cancel, Release, SetStemCells, Command, Inspect, Inspected,
         FetchStart, FetchStarted, FetchUpdate, FetchWait, FetchDone, FetchCancel, DoorOpen, DoorOpened, DoorGrant,
-        DoorClose, DoorList, Doors, StatusQuery, Status, MetricsQuery, MetricsPage, Done, Refused, SegmentWanted,
-        SegmentOffer, MoreSlabs, RunToken, RunFinished, RunFailed,
+        DoorClose, DoorList, Doors, StatusQuery, Status, PoolWatch, PoolChanged, MetricsQuery, MetricsPage, Done,
+        Refused, SegmentWanted, SegmentOffer, MoreSlabs, RunToken, RunFinished, RunFailed,
     )
 }  # fmt: skip
 
@@ -361,7 +363,8 @@ def from_plain(plain: Any) -> Any:
 __all__ = [
     "StartMode", "from_plain", "to_plain", "Done", "DoorClose", "DoorGrant", "DoorList", "DoorOpen", "DoorOpened",
     "Doors", "FetchCancel", "FetchDone", "FetchStart", "FetchStarted", "FetchStatus", "FetchUpdate", "FetchWait",
-    "Inspect", "Inspected", "MetricsPage", "MetricsQuery", "MoreSlabs", "PlacedRange", "Refused", "SegmentOffer",
+    "Inspect", "Inspected", "MetricsPage", "MetricsQuery", "MoreSlabs", "PlacedRange", "PoolChanged",
+    "PoolWatch", "Refused", "SegmentOffer",
     "SegmentStatus", "SegmentWanted", "Status", "StatusQuery",
     *_TYPES,
 ]  # fmt: skip

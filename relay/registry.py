@@ -41,11 +41,15 @@ class Registry:
 
     # hosts ---------------------------------------------------------------------------------------------------------
 
-    def report_host(self, report: HostReport) -> None:
+    def report_host(self, report: HostReport, *, announce: bool = False) -> None:
+        """``announce``: with an event, for whoever waits for something that the report says."""
         with redis_link.translated("report a host"):
             pipe = self._redis.pipeline(transaction=True)
             pipe.hset(keys.HOSTS, report.host_id, wire.dumps(report))
             pipe.set(keys.host_lease(report.host_id), "1", px=LEASE_MS)
+            if announce:
+                event = bus.pack(HostChanged(report.host_id, True))
+                pipe.xadd(keys.EVENTS, {"f": event}, maxlen=bus.EVENTS_KEPT, approximate=True)
             pipe.execute()
 
     def forget_host(self, host_id: HostId) -> None:
@@ -72,6 +76,19 @@ class Registry:
         names = {redis_link.text(d) for d in drained}
         reports = self._all(keys.HOSTS, HostReport)
         return [replace(r, draining=True) if r.host_id in names else r for r in reports]
+
+    def live_host(self, host_id: HostId) -> HostReport | None:
+        """One of :meth:`live_hosts`; None when its lease has run out."""
+        with redis_link.translated("read a host"):
+            pipe = self._redis.pipeline(transaction=True)
+            pipe.hget(keys.HOSTS, host_id)
+            pipe.exists(keys.host_lease(host_id))
+            pipe.sismember(keys.DRAINED, host_id)
+            data, alive, drained = pipe.execute()
+        if data is None or not alive:
+            return None
+        found = next(iter(_readable(HostReport, (data,))), None)
+        return replace(found, draining=True) if found is not None and drained else found
 
     def live_hosts(self) -> list[HostReport]:
         reports = self.hosts()

@@ -25,6 +25,7 @@ from typing import Final
 
 from relay.memory import Region, futex_wait, futex_wake
 from relay.messages import PlacedRange, SegmentOffer
+from relay.pool import aligned
 from thaw.errors import (
     ErrorInfo,
     MemoryTooSmall,
@@ -43,9 +44,6 @@ from thaw.model import FileRange
 MAGIC: Final = b"THWS"
 VERSION: Final = 1
 PAGE_BYTES: Final = 4096
-ALIGNMENT: Final = 4096
-"""Every range begins at a multiple of a page, so that O_DIRECT and cudaHostRegister can work on it."""
-
 MAX_WAIT_S: Final = 0.2
 """A waiter looks at the heartbeat this often: a dead fetchd wakes nobody."""
 HEARTBEAT_S: Final = 0.2
@@ -81,12 +79,12 @@ def error_on_page(number: int, message: str, hint: str) -> ThawError:
 
 
 def lay_out(ranges: Sequence[FileRange]) -> tuple[PlacedRange, ...]:
-    """Where each range lies in the segment: in the order given, each at the next multiple of ALIGNMENT."""
+    """Where each range lies in the segment: in the order given, each at the next multiple of ``pool.ALIGNMENT``."""
     placed: list[PlacedRange] = []
     offset = 0
     for r in ranges:
         placed.append(PlacedRange(r.file, r.offset, r.n_bytes, offset))
-        offset += -(-r.n_bytes // ALIGNMENT) * ALIGNMENT
+        offset += aligned(r.n_bytes)
     return tuple(placed)
 
 

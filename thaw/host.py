@@ -49,6 +49,32 @@ class Resident:
 
 
 @dataclass(frozen=True, slots=True)
+class HeldSegment:
+    """A part of the pool that somebody holds.  ``instances`` are those of this host; a fetch that is being given up
+    holds one too."""
+
+    key: str  # of its content: a start with an equal key shares a segment that is ``complete``
+    n_slabs: int
+    complete: bool
+    instances: tuple[InstanceId, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PoolReport:
+    """The host's memory for models, counted as its fetchd counts it.  What is in no held segment is free.
+
+    ``users`` are the instances that may hold a part of the pool, or ask for one yet: an instance that had begun before
+    ``seen_wall_ms`` and is not among them never takes anything again.
+    """
+
+    slab_bytes: int
+    n_slabs: int
+    seen_wall_ms: int
+    held: tuple[HeldSegment, ...] = ()
+    users: tuple[InstanceId, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class StemTarget:
     """How many stem cells of a kind the host keeps now, and what one costs.  ``shared``: any number of starts fork from
     one."""
@@ -80,7 +106,6 @@ class HostReport:
     instances: tuple[InstanceId, ...] = ()
     fetches: tuple[FetchReport, ...] = ()
     segment_bytes: int = 0
-    segment_pool_bytes: int = 0
     resident: tuple[Resident, ...] = ()
     stem_targets: tuple[StemTarget, ...] = ()  # none: its operator keeps no stem cells here
-    segment_held_bytes: int = 0  # of the pool, in segments that somebody holds
+    pool: PoolReport | None = None  # None: fetchd does not answer

@@ -101,6 +101,13 @@ class HostsSeen:
 
 
 @dataclass(frozen=True, slots=True)
+class HostSeen:
+    """One host's report, between the looks at all of them: it has something to say that others may wait for."""
+
+    report: HostReport
+
+
+@dataclass(frozen=True, slots=True)
 class GatewaysLost:
     gateways: frozenset[GatewayId]
 
@@ -135,5 +142,5 @@ class Rebuilt:
 
 Event = (
     DemandAdded | DemandRemoved | InstanceChanged | ModelInspected | CommandRefused | ActionSeen | ActionDeleted
-    | HostsSeen | GatewaysLost | StartRefused | Timer | Rebuilt
+    | HostsSeen | HostSeen | GatewaysLost | StartRefused | Timer | Rebuilt
 )  # fmt: skip

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 from gateway.scheduler.decisions import CancelGroup, Decision, DropPlan, RevokeCredential, TimerKind, Wake
 from gateway.scheduler.plans import fetch_key, later_key, slots
+from gateway.scheduler.pool_account import claim_of
 from gateway.scheduler.view import ClusterView, GroupView, InstanceView
 from thaw import partition
 from thaw.ids import CommandId, HostId
@@ -76,6 +78,10 @@ def adopt(view: ClusterView, plan: Plan, now_s: float) -> list[Decision]:
         is_starting=bool(starting),
     )  # fmt: skip
     view.note_group(members[0].record)
+    for member, stage in zip(members, plan.stages, strict=True):
+        if plan.model is not None and (host := view.hosts.get(member.record.host_id)) is not None:
+            claim = replace(claim_of(plan.model, stage), is_reported=member.state is not InstanceState.STARTING)
+            host.pool.claim(member.record.instance_id, claim)
     for record in starting:
         n_bytes = partition.size(plan.stages[record.stage].first_ranges)
         if (host := view.hosts.get(record.host_id)) is not None and n_bytes:

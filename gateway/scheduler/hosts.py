@@ -13,9 +13,12 @@ from typing import Final
 
 from gateway.scheduler.ledger import Discipline, LinkLedger
 from gateway.scheduler.plans import fetch_key, later_key
+from gateway.scheduler.pool_account import UNLIMITED, PoolAccount
 from gateway.scheduler.schemes import Gpu, Seats
+from gateway.scheduler.stages import Stages
 from thaw.host import Device, FetchReport, HostReport
 from thaw.ids import HostId, InstanceId
+from thaw.instance import InstanceRecord
 
 ASSUMED_LINK: Final = 125e6
 """1 Gbit/s, for a host that reports no link, a negative one or not a number."""
@@ -23,8 +26,6 @@ LARGEST_LINK: Final = 1e12
 LARGEST_FETCH: Final = 10**14
 OLDEST_S: Final = 10.0
 """A lease runs out after this, so nothing older is a report of a host that is there."""
-POOL_REFUSED_MS: Final = 10_000
-"""Ten reports: enough for other hosts to be tried, and for what was in the way there to have gone."""
 _LINK_CHANGE: Final = 0.05
 """A measured link wobbles; less than this is no news to the ledger."""
 
@@ -78,8 +79,8 @@ class HostView:
     most_free: int = -1
     most_idle: int = -1
     """Of ``room(for_model=True)``: an index walks over hundreds of hosts."""
-    pool_refused_until_ms: int = -1
-    """Of the host's clock: its pool refused a fetch that seemed to fit, so the next ones go elsewhere for a while."""
+    pool: PoolAccount = field(default_factory=PoolAccount)
+    """Its memory for models."""
     on_change: Callable[[HostView], None] = field(default=lambda _: None)
     """An index of hosts wants to know of every change of its memory, its pace or its draining."""
     _rooms: dict[bool, Room] = field(default_factory=dict)
@@ -110,22 +111,24 @@ class HostView:
         """All of it lies in this host's memory, as it is now: what was pushed anew since must be fetched."""
         return any(r.uri == uri and r.n_bytes >= n_bytes and r.version in ("", version) for r in self.report.resident)
 
-    def pool_refused(self) -> None:
-        self.pool_refused_until_ms = self.report.seen_wall_ms + POOL_REFUSED_MS
+    def pool_ever_takes(self, stages: Stages) -> bool:
+        """Its memory for models is large enough for the whole model, whoever uses it now."""
+        return self.pool.slab_bytes == 0 or stages.slabs(1, self.pool.slab_bytes) <= self.pool.n_slabs
 
-    def pool_holds(self, n_bytes: float) -> bool:
-        """Its memory for models is as large, whoever uses it now."""
-        return self.report.segment_pool_bytes <= 0 or n_bytes <= self.report.segment_pool_bytes
+    def pool_takes(self, stages: Stages | None, n_stages: int) -> bool:
+        """The largest part of a model in so many stages fits into its memory for models now."""
+        return self.pool_parts(stages, n_stages) > 0
 
-    def pool_takes(self, n_bytes: float) -> bool:
-        """So many bytes of models fit into its memory for models now, beside what starts decided of late will need."""
-        report = self.report
-        if report.segment_pool_bytes <= 0:  # it does not say
-            return True
-        if report.seen_wall_ms < self.pool_refused_until_ms:
-            return False
-        coming = sum(f.pending for key, f in self.ledger.fetches().items() if key not in self.fetching)
-        return n_bytes <= report.segment_pool_bytes - report.segment_held_bytes - coming
+    def pool_parts(self, stages: Stages | None, n_stages: int) -> int:
+        """How many such parts fit."""
+        pool = self.pool
+        if pool.is_doubted:
+            return 0
+        if stages is None or pool.slab_bytes == 0:
+            return UNLIMITED
+        if n_stages == 1 and pool.shares(stages.whole.key):
+            return UNLIMITED  # beside an instance that has the whole model
+        return max(0, pool.free_slabs()) // stages.slabs(n_stages, pool.slab_bytes)
 
     def hold(self, device: str, n_bytes: int) -> None:
         if (view := self.devices.get(device)) is not None:
@@ -133,6 +136,12 @@ class HostView:
             view.n_workers += 1
             self.as_reported = False
             self._changed()
+
+    def set_leaving(self, record: InstanceRecord, *, leaving: bool) -> None:
+        """What an instance has here is free soon, or is not after all."""
+        self.pool.set_leaving(record.instance_id, leaving=leaving)
+        if (view := self.devices.get(record.device)) is not None:
+            view.releasing += record.reserve_bytes if leaving else -record.reserve_bytes
 
     def keep(self, device: str, *, for_the_first: bool) -> None:
         if (view := self.devices.get(device)) is not None:
@@ -165,6 +174,7 @@ class HostView:
         if report.seen_wall_ms != self.report.seen_wall_ms:
             self._age_s(report, now_s)
         self.report = report
+        self.pool.take_report(report.pool)
 
     def take_report(self, report: HostReport, ours: Mapping[InstanceId, tuple[str, int]], now_s: float) -> list[str]:
         """Refresh from a heartbeat; ``ours`` are the known instances here (device, reserve).  Returns what was odd."""
@@ -172,6 +182,7 @@ class HostView:
         counted = dict(self.departed)
         self.departed = {i: held for i, held in self.departed.items() if i in report.instances}
         counted.update(ours)
+        self.pool.take_report(report.pool)
         self._take_link(report, now_s, odd)
         self._take_fetches(report, now_s, odd)
         fresh = {d.name: DeviceView(_sane(d, odd)) for d in report.devices}

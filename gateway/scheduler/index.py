@@ -25,6 +25,7 @@ from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
 from gateway.scheduler.hosts import HostView
+from gateway.scheduler.stages import Stages
 from thaw.ids import HostId
 
 
@@ -39,16 +40,16 @@ class Pace(NamedTuple):
 
 class Wanted(NamedTuple):
     """``needs``: bytes that a worker may need, ascending, the last a whole model's.  ``depth``: workers of a group.
-    ``within_s``, ``latest_s``: no fetch that may be asked for is due earlier, or later.  ``part``, ``whole``: bytes of
-    the smallest and the largest fetch.  ``only_promises``: every fetch has a deadline, but for the fallback's; a link
-    that can promise none is of no use."""
+    ``within_s``, ``latest_s``: no fetch that may be asked for is due earlier, or later.  ``part``: bytes of the
+    smallest fetch.  ``stages``: what a part takes of a host's memory for models.  ``only_promises``: every fetch has a
+    deadline, but for the fallback's; a link that can promise none is of no use."""
 
     needs: tuple[int, ...]
     depth: int
     within_s: float
     latest_s: float = 0.0
     part: float = 0.0
-    whole: float = 0.0
+    stages: Stages | None = None
     only_promises: bool = False
 
     def can_be_promised(self, host: HostView, now_s: float) -> bool:
@@ -192,8 +193,8 @@ class HostIndex:
             n_free, promised = 0, list[HostView]()
             for key in order:
                 host = self._hosts[key[1]]
-                if not host.pool_takes(wanted.whole):
-                    partly += [host] if host.pool_takes(wanted.part) else []
+                if not host.pool_takes(wanted.stages, 1):
+                    partly += [host] if host.pool_takes(wanted.stages, wanted.depth) else []
                     continue
                 if host.ledger.promised_until_s > now_s:
                     promised.append(host)
@@ -214,7 +215,7 @@ class HostIndex:
         enough = [order for (_, most_free), order in self._order[pace].items() if most_free >= need]
         for _, host_id in heapq.merge(*enough):
             host = self._hosts[host_id]
-            if not host.pool_takes(wanted.whole):
+            if not host.pool_takes(wanted.stages, 1):
                 continue
             if host.ledger.busy_until_s <= now_s:
                 return host_id

@@ -185,7 +185,7 @@ def _gone(view: ClusterView, record: InstanceRecord, before: InstanceView | None
     if group is not None and group.is_starting:
         error = record.error or WorkerLost("the instance left before it was ready").info()
         if error.code == PoolFull.__name__ and (host := view.hosts.get(record.host_id)) is not None:
-            host.pool_refused()
+            host.pool.refused(record.created_wall_ms)
         decided += start_failed(view, group, error, now_s)
     elif group is not None:
         decided += groups.end(view, group, now_s)
@@ -224,11 +224,12 @@ def start_failed(view: ClusterView, group: GroupView, error: ErrorInfo, now_s: f
     if isinstance(from_info(error), DeveloperError):
         action.broken_version = plan.action_version
         return [*decided, *fail(view, plan.action, tuple(action.waiting), error, plan.group_id)]
+    if error.code == PoolFull.__name__:  # it waits as who finds no memory does: the host's next report wakes it
+        action.retry_at_s = now_s + RETRY_BASE_S
+        return [*decided, *wake(action, plan.action, action.retry_at_s, now_s)]
     pause_s = min(RETRY_CAP_S, RETRY_BASE_S * 2 ** min(action.failures - 1, 16))
     action.retry_at_s = now_s + pause_s
-    # who found a pool full waits as who finds no memory does, and is not failed for it
-    exhausted = () if error.code == PoolFull.__name__ else _count_attempt(view, group)
-    decided += fail(view, plan.action, exhausted, error, plan.group_id)
+    decided += fail(view, plan.action, _count_attempt(view, group), error, plan.group_id)
     return [*decided, *wake(action, plan.action, action.retry_at_s, now_s)]
 
 
@@ -309,8 +310,14 @@ def retry_blocked(view: ClusterView, now_s: float) -> list[Decision]:
         if turn.need_bytes >= refused:
             continue
         decided += rescale(view, turn.name, now_s)
-        if turn.name in view.blocked:
+        # where a device has so much, it is a pool that lacks: it may well have room for a smaller model
+        if turn.name in view.blocked and not (_is_llm(view, turn.name) and view.index.most_free >= turn.need_bytes):
             refused = turn.need_bytes
             if refused <= view.blocked.least_need:
                 break
     return decided
+
+
+def _is_llm(view: ClusterView, name: ActionName) -> bool:
+    facts = view.action(name).facts
+    return facts is not None and facts.is_llm

@@ -18,7 +18,7 @@ class Largest:
     def __init__(self, hosts: Mapping[HostId, HostView]) -> None:
         self._hosts = hosts
         self._device: dict[bool, int | None] = {}
-        self._pools: list[int] | None = None
+        self._pools: frozenset[tuple[int, int]] | None = None
 
     def changed(self) -> None:
         self._device.clear()
@@ -32,19 +32,23 @@ class Largest:
             self._device[for_model] = max(sizes, default=None)
         return self._device[for_model]
 
-    def pool(self) -> int | None:
-        """Bytes of the largest pool; None without hosts, or where one does not say."""
+    def pools(self) -> frozenset[tuple[int, int]]:
+        """The sizes of pools that there are, as (bytes of a slab, slabs); none where a host does not say."""
         if self._pools is None:
-            pools = [h.report.segment_pool_bytes for h in self._hosts.values()]
-            self._pools = [] if 0 in pools else sorted(pools)[-1:]
-        return self._pools[0] if self._pools else None
+            found = {(h.pool.slab_bytes, h.pool.n_slabs) for h in self._hosts.values()}
+            self._pools = frozenset() if any(slab_bytes == 0 for slab_bytes, _ in found) else frozenset(found)
+        return self._pools
 
 
 def same_sizes(one: HostReport, other: HostReport) -> bool:
     if one is other:
         return True
-    return one.segment_pool_bytes == other.segment_pool_bytes and _devices(one) == _devices(other)
+    return _pool(one) == _pool(other) and _devices(one) == _devices(other)
 
 
 def _devices(report: HostReport) -> list[tuple[str, int]]:
     return [(d.kind, d.memory_bytes) for d in report.devices]
+
+
+def _pool(report: HostReport) -> tuple[int, int] | None:
+    return None if report.pool is None else (report.pool.slab_bytes, report.pool.n_slabs)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from gateway.scheduler import predict
+from gateway.scheduler import pools, predict
 from gateway.scheduler.events import ActionFacts
-from gateway.scheduler.hosts import Room
+from gateway.scheduler.hosts import HostView, Room
 from gateway.scheduler.idle import Emptied
 from gateway.scheduler.index import Wanted
 from gateway.scheduler.plans import Choice, Seat, low_reserve
@@ -19,7 +19,7 @@ from gateway.scheduler.stages import Stages
 from gateway.scheduler.transports import has_transport
 from gateway.scheduler.view import ClusterView
 from thaw.action import KIND_LLM
-from thaw.ids import InstanceId
+from thaw.ids import HostId, InstanceId
 from thaw.instance import StartMode
 from thaw.plan import StageRole
 
@@ -28,6 +28,8 @@ PCIE_BYTES_PER_S = {"cpu": 20e9}
 _PCIE_DEFAULT = 12e9
 RESIDENT_BYTES_PER_S = 1e12
 """A whole model that lies in the host's memory: the copy to the device is Eq. 5's other term."""
+RELEASE_WAIT_S = 60.0
+"""A release has long ended by then; a request that has waited so long takes the hosts that there are."""
 EXPLAINED_HOSTS = 32
 """Up to so many hosts every size is looked at, so that a trace can say what each would have come to.  Beyond, a
 decision must be quick, and the trace speaks of those that had to be looked at."""
@@ -46,7 +48,9 @@ def place(
     if facts.forced_stages is not None:
         offers = _Offers(view, facts, stages, request, most, now_s)
         scheme = _forced(view, facts, offers, request, facts.forced_stages)
-        return None if scheme is None else offers.choice(scheme, request, facts, {})
+        if scheme is None or _waits_for_a_host(view, facts, stages, offers, scheme, t_w):
+            return None
+        return offers.choice(scheme, request, facts, {})
     many = len(view.hosts) > EXPLAINED_HOSTS
     offers = _Offers(view, facts, stages, request, most, now_s, only_promises=many)
     weighing = _chosen(view, facts, offers, request, most, n_workers)
@@ -123,11 +127,26 @@ def _forced(view: ClusterView, facts: ActionFacts, offers: _Offers, request: Req
     return spread(offers.servers, request, s, w, bandwidth=offers.bandwidth)
 
 
+def _waits_for_a_host(
+    view: ClusterView, facts: ActionFacts, stages: Stages, offers: _Offers, scheme: Scheme, t_w: float
+) -> bool:
+    """Some stages would share a host while another host is about to have room for one: it is waited for."""
+    used = {offers.host_id(p.server) for p in (*scheme.full, *scheme.low)}
+    if len(used) == scheme.s or t_w >= RELEASE_WAIT_S:
+        return False
+    need = low_reserve(facts.need_bytes, scheme.s)
+    return any(
+        host.host_id not in used and pools.has_room_soon(host, stages, scheme.s)
+        and any(d.free + d.releasing >= need for d in host.room(for_model=True).devices)
+        for host in view.live_hosts()
+    )  # fmt: skip
+
+
 def _in_parts(
     view: ClusterView, facts: ActionFacts, stages: Stages, request: Request, most: int, now_s: float
 ) -> Choice | None:
     """Too late for its objective, and the fallback, one whole worker, is not possible: no pool holds the model."""
-    if not view.hosts or any(h.pool_holds(request.part(1)) for h in view.hosts.values()):
+    if not view.hosts or any(h.pool_ever_takes(stages) for h in view.hosts.values()):
         return None
     offers = _Offers(view, facts, stages, request, most, now_s)
     schemes = (spread(offers.servers, request, s, 1, bandwidth=offers.bandwidth) for s in range(2, most + 1))
@@ -172,7 +191,7 @@ class _Offers:
         # what a worker may need, least first: a low one of so many stages …, a full one
         needs = tuple(low_reserve(facts.need_bytes, s) for s in range(most, 0, -1))
         uri = stages.facts.uri
-        wanted = Wanted(needs, most, *_due_s(view, request, most), request.part(most), request.part(1), only_promises)
+        wanted = Wanted(needs, most, *_due_s(view, request, most), request.part(most), stages, only_promises)
         holders = view.index.with_model(uri)
         also = set(holders)
         also |= view.idle.hosts(EXPLAINED_HOSTS) if without_idle else set()
@@ -180,7 +199,7 @@ class _Offers:
         version = stages.facts.version
         self._resident = [h.host_id in holders and h.has_model(uri, stages.facts.weight_bytes, version)
                           for h in self._hosts]  # fmt: skip
-        self._whole = request.part(1)
+        self._stages, self._most = stages, most
         kinds = {h.room(for_model=True).kind for h in self._hosts}
         times = {(k, m): self.times(k, m) for k in kinds for m in (StartMode.COLD, StartMode.PREWARMED)}
         self.servers = [self._server(i, times) for i in range(len(self._hosts))]
@@ -193,15 +212,23 @@ class _Offers:
         mode = StartMode.PREWARMED if KIND_LLM in self._hosts[i].report.stem_kinds else StartMode.COLD
         pcie = PCIE_BYTES_PER_S.get(room.kind, _PCIE_DEFAULT)
         at: Room | Emptied = self._view.idle.emptied(self._hosts[i]) if self._without_idle else room
-        return Server(i, self._hosts[i].ledger.bytes_per_s, pcie, at.gpus, times[room.kind, mode], at.seats)
+        return Server(i, self._hosts[i].ledger.bytes_per_s, pcie, at.gpus, times[room.kind, mode], at.seats,
+                      self._parts(self._hosts[i]))  # fmt: skip
+
+    def _parts(self, host: HostView) -> tuple[int, ...] | None:
+        """A pool holds its models whatever the devices hold, so what is idle counts there as it stands."""
+        if host.pool.slab_bytes == 0 and not host.pool.is_doubted:
+            return None
+        return tuple(host.pool_parts(self._stages, s) for s in range(1, self._most + 1))
 
     def bandwidth(self, server: Server, n_bytes: float, within_s: float) -> float:
         host = self._hosts[server.id]
-        if not (self._resident[server.id] and n_bytes >= self._whole) and not host.pool_takes(n_bytes):
-            return 0.0  # the whole model has its place there; a part of it is copied into one of its own
         if self._resident[server.id]:
             return RESIDENT_BYTES_PER_S  # nothing is fetched, so no promise is in the way
         return host.ledger.bandwidth(n_bytes, self._now_s + within_s, self._now_s)
+
+    def host_id(self, i: int) -> HostId:
+        return self._hosts[i].host_id
 
     def _link(self, i: int) -> float:
         """At best."""

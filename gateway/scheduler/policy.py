@@ -6,13 +6,14 @@ from collections.abc import Iterable, Sequence
 from itertools import takewhile
 from typing import Final
 
-from gateway.scheduler import draining, groups, instances, models, stemcells
+from gateway.scheduler import draining, groups, instances, models, pools, stemcells
 from gateway.scheduler.decisions import Decision, DropDemand, Flag, Forget, RevokeCredential, TimerKind
 from gateway.scheduler.events import (
     ActionDeleted,
     ActionSeen,
     Event,
     GatewaysLost,
+    HostSeen,
     HostsSeen,
     Rebuilt,
     StartRefused,
@@ -67,6 +68,8 @@ def _decide(view: ClusterView, event: Event, now_s: float) -> list[Decision]:
             return _action_deleted(view, event.action, now_s)
         case HostsSeen():
             return _hosts_seen(view, event.reports, now_s)
+        case HostSeen():
+            return _host_seen(view, event.report, now_s)
         case GatewaysLost():
             return _gateways_lost(view, event) if now_s >= view.grace_until_s else []
         case Timer():
@@ -169,15 +172,29 @@ def _hosts_seen(view: ClusterView, reports: tuple[HostReport, ...], now_s: float
     decided: list[Decision] = []
     new = {r.host_id for r in reports} - view.hosts.keys()
     for report in reports:
-        odd = view.put_host(report, now_s)
-        decided += [Flag("host_report_clamped", {"host_id": report.host_id, "what": text}) for text in odd]
-        host = view.hosts[report.host_id]
-        decided += instances.release_strangers(view, host, now_s)
-        decided += draining.leave(view, host, now_s) if host.draining else []
+        decided += _take_report(view, report, now_s)
     for host_id in _silent(view, reports) if now_s >= view.grace_until_s else ():
         decided += instances.host_lost(view, host_id, now_s)
     decided += instances.retry_blocked(view, now_s)
     return decided + (_retry_everyone(view, now_s) if new else [])
+
+
+def _host_seen(view: ClusterView, report: HostReport, now_s: float) -> list[Decision]:
+    is_new = report.host_id not in view.hosts
+    decided = _take_report(view, report, now_s)
+    decided += instances.retry_blocked(view, now_s)
+    return decided + (_retry_everyone(view, now_s) if is_new else [])
+
+
+def _take_report(view: ClusterView, report: HostReport, now_s: float) -> list[Decision]:
+    is_new = report.host_id not in view.hosts
+    odd = view.put_host(report, now_s)
+    if is_new:
+        pools.claim_again(view, view.hosts[report.host_id])
+    decided: list[Decision] = [Flag("host_report_clamped", {"host_id": report.host_id, "what": text}) for text in odd]
+    host = view.hosts[report.host_id]
+    decided += instances.release_strangers(view, host, now_s)
+    return [*decided, *(draining.leave(view, host, now_s) if host.draining else [])]
 
 
 def _silent(view: ClusterView, reports: tuple[HostReport, ...]) -> list[HostId]:

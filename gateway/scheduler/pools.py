@@ -1,64 +1,116 @@
 """A host's memory for models: fetchd's pool, where every byte of a model lies before a device has it.
 
-It is another memory than the device's, so it can be full where a device has room.  A host tells how much of its pool is
-held by somebody; what nobody holds makes room by itself.  Bytes that a start has been decided for, and that no report
-tells of yet, are in the link's ledger.
+It is another memory than the device's, so it can be full where a device has room.  The scheduler counts in slabs, as
+fetchd does (relay/pool.py), and knows of every host what is held there and what its own starts take
+(pool_account.py).
 
     never fits  → MemoryTooSmall, with what is needed and what the hosts have
-    not now     → the link promises nothing there (placement looks elsewhere), idle instances that hold a model go,
-                  and who waits, waits in line as for device memory
+    not now     → the host is no server for such a part (placement looks elsewhere), idle instances that hold a model
+                  go, and who waits, waits in line as for device memory
+    it fits     → ``reserve`` counts all stages of the group before any of them is told to start
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
+from gateway.scheduler.decisions import StageStart
 from gateway.scheduler.events import ActionFacts
+from gateway.scheduler.hosts import HostView
+from gateway.scheduler.pool_account import PoolAccount, claim_of
 from gateway.scheduler.stages import Stages
 from gateway.scheduler.view import ClusterView, InstanceView
-from thaw import partition
 from thaw.errors import MemoryTooSmall, ThawError
-from thaw.ids import GroupId, HostId
+from thaw.ids import InstanceId
+from thaw.plan import Plan, PlanModel, PlanStage
 
 
 def refusal(view: ClusterView, facts: ActionFacts, stages: Stages, most: int) -> ThawError | None:
     """Why no host can ever hold a part of this model that a start would fetch; ``most``: stages it may have."""
     n = facts.forced_stages or most
-    least = stages.largest(n)[-1]
-    largest = view.largest.pool()
-    if largest is None or least <= largest:
+    pools = view.largest.pools()
+    if not pools or any(stages.slabs(n, slab_bytes) <= n_slabs for slab_bytes, n_slabs in pools):
         return None
+    least = min(stages.slabs(n, slab_bytes) * slab_bytes for slab_bytes, _ in pools)
     each = f" in each of {n} stages" if n > 1 else ""
     return MemoryTooSmall(
         f"{facts.name} needs {_mb(least)} of host memory for its model{each}; the largest pool of "
-        f"{len(view.hosts)} host(s) has {_mb(largest)}",
+        f"{len(view.hosts)} host(s) has {_mb(max(slab_bytes * n_slabs for slab_bytes, n_slabs in pools))}",
         hint="raise THAW_FETCHD_POOL_MB",
     )
 
 
+def reserve(view: ClusterView, plan: Plan, starts: Sequence[StageStart]) -> Plan:
+    """Count every stage's part of its host's pool from now on; placement has seen that all of them have room.
+
+    The rest of the model, which a full stage fetches behind the traffic, is an extra: the plan that is returned goes
+    without it where the pool has no room for it.  A host therefore takes what was counted here and no more.
+    """
+    if plan.model is None:
+        return plan
+    firsts = [replace(stage, later_ranges=()) for stage in plan.stages]
+    for stage, start in zip(firsts, starts, strict=True):
+        view.hosts[stage.host].pool.claim(start.instance_id, claim_of(plan.model, stage))
+    stages = (_with_rest(view.hosts[stage.host].pool, plan.model, stage, first, start)
+              for stage, first, start in zip(plan.stages, firsts, starts, strict=True))  # fmt: skip
+    return replace(plan, stages=tuple(stages))
+
+
+def claim_again(view: ClusterView, host: HostView) -> None:
+    """The host was not known when its instances were."""
+    for instance_id in view.on_host.get(host.host_id, ()):
+        record = view.instances[instance_id].record
+        if (group := view.groups.get(record.group_id)) is not None and group.plan.model is not None:
+            host.pool.claim(instance_id, claim_of(group.plan.model, group.plan.stages[record.stage]))
+
+
+def _with_rest(
+    pool: PoolAccount, model: PlanModel, stage: PlanStage, first: PlanStage, start: StageStart
+) -> PlanStage:  # fmt: skip
+    if not stage.later_ranges:
+        return stage
+    whole = claim_of(model, stage)
+    if pool.need(whole) > max(0, pool.free_slabs()) + pool.need(claim_of(model, first)):
+        return first
+    pool.claim(start.instance_id, whole)
+    return stage
+
+
 def evictions(view: ClusterView, facts: ActionFacts) -> list[InstanceView]:
     """Idle instances of other actions, longest idle first, whose models make room in a host's pool; [] when nothing
-    helps, or a pool has room (it is something else that lacks)."""
+    helps, or the pools have room by now or soon (it is something else that lacks)."""
     stages = view.model(facts.model_uri).stages if facts.is_llm else None
     if stages is None:
         return []
-    need = stages.largest(1 if facts.forced_stages is None else facts.forced_stages)[-1]
-    if any(h.pool_takes(need) for h in view.live_hosts()):
+    n = facts.forced_stages or 1
+    if sum(min(n, _parts_soon(h, stages, n)) for h in view.live_hosts()) >= n:
         return []
-    options = [v for h in view.live_hosts() if (v := _victims(view, facts, h.host_id, need))]
+    options = [v for h in view.live_hosts() if (v := _victims(view, facts, h, stages.slabs(n, h.pool.slab_bytes)))]
     return min(options, key=lambda victims: victims[-1].idle_since_s or 0.0, default=[])
 
 
-def _victims(view: ClusterView, facts: ActionFacts, host_id: HostId, need: float) -> list[InstanceView]:
+def _parts_soon(host: HostView, stages: Stages, n_stages: int) -> int:
+    """Of the largest parts of a model in so many stages: how many fit when what is leaving has left."""
+    parts = host.pool_parts(stages, n_stages)
+    if parts or host.pool.slab_bytes == 0:
+        return parts
+    return max(0, host.pool.free_without()) // stages.slabs(n_stages, host.pool.slab_bytes)
+
+
+def has_room_soon(host: HostView, stages: Stages, n_stages: int) -> bool:
+    """A part of the model in so many stages fits into its pool, now or when what is leaving has left."""
+    return _parts_soon(host, stages, n_stages) > 0
+
+
+def _victims(view: ClusterView, facts: ActionFacts, host: HostView, need: int) -> list[InstanceView]:
     """On one host.  Stage 0 is named, wherever it is; a model that several instances hold goes with the last."""
-    host, found = view.hosts[host_id], list[InstanceView]()
-    here = [view.instances[i] for i in view.on_host.get(host_id, ())]
-    gained = 0
+    found, gone = list[InstanceView](), set[InstanceId]()
+    here = [view.instances[i] for i in view.on_host.get(host.host_id, ())]
     for head in sorted(_idle(view, facts, here), key=lambda v: (v.idle_since_s or 0.0, v.record.instance_id)):
         found.append(head)
-        gone = {v.record.group_id for v in found}
-        gained = sum(_held(view, v) for v in here if v.record.group_id in gone and not _is_shared(view, v, here, gone))
-        if host.pool_takes(need - gained):
+        gone |= {v.record.instance_id for v in here if v.record.group_id == head.record.group_id}
+        if host.pool.free_without(gone) >= need:
             return found
     return []
 
@@ -67,27 +119,6 @@ def _idle(view: ClusterView, facts: ActionFacts, here: Iterable[InstanceView]) -
     heads = {h.record.instance_id: h for v in here if (h := view.head(v.record)) is not None}
     return [h for h in heads.values() if h.idle_since_s is not None and view.may_go(h)
             and h.record.action != facts.name and view.action(h.record.action).is_spare]  # fmt: skip
-
-
-def _held(view: ClusterView, instance: InstanceView) -> int:
-    """Bytes of the pool that it holds; 0 where its plan is not known."""
-    group = view.groups.get(instance.record.group_id)
-    if group is None:
-        return 0
-    stage = group.plan.stages[instance.record.stage]
-    return partition.size(stage.first_ranges) + partition.size(stage.later_ranges)
-
-
-def _is_shared(view: ClusterView, one: InstanceView, here: Iterable[InstanceView], gone: Collection[GroupId]) -> bool:
-    """Somebody who stays holds the same bytes: they would not come free."""
-    mine = view.groups.get(one.record.group_id)
-    for other in here:
-        its = view.groups.get(other.record.group_id)
-        if mine is None or its is None or other.record.group_id in gone or its.plan.model != mine.plan.model:
-            continue
-        if its.plan.stages[other.record.stage].first_ranges == mine.plan.stages[one.record.stage].first_ranges:
-            return True
-    return False
 
 
 def _mb(n_bytes: float) -> str:

@@ -13,6 +13,7 @@ from gateway.scheduler.events import (
     ActionSeen,
     Event,
     GatewaysLost,
+    HostSeen,
     HostsSeen,
     Rebuilt,
     StartRefused,
@@ -76,7 +77,8 @@ class Reading:
         if isinstance(item, ActionChanged):
             yield self._action(item.action, changed=True)
         elif isinstance(item, HostChanged):
-            yield HostsSeen(tuple(self._registry.live_hosts()))
+            report = self._registry.live_host(item.host_id)
+            yield HostsSeen(tuple(self._registry.live_hosts())) if report is None else HostSeen(report)
         elif isinstance(item, _FOR_POLICY):
             if isinstance(item, DemandAdded) and view.action(item.action).facts is None:
                 yield self._action(item.action, changed=False, namespace=item.namespace)

@@ -42,6 +42,12 @@ class Server(NamedTuple):
     times: Times | None = None  # of its own kind of device; None: the request's
     seats: Seats | None = None
     """What ``gpus`` answered before: a caller whose devices have not changed gives the same one again."""
+    parts: tuple[int, ...] | None = None
+    """How many of the largest parts of a model in 1, 2, … stages its memory for models has room for; None: any."""
+
+    def takes_part(self, s: int, n_here: int = 0) -> bool:
+        """Beside ``n_here`` other parts there is room for one of ``s``."""
+        return self.parts is None or s > len(self.parts) or self.parts[s - 1] > n_here
 
     def seat(self, need: float, variant: Variant) -> Seat | None:
         """``paper``: best fit.  The others prefer an idle device, then best fit."""
@@ -171,6 +177,8 @@ class Size:
 
     def seats(self, server: Server, variant: Variant) -> tuple[Seat | None, Seat | None]:
         """Where a full worker would go, and a low one.  What fits full fits low."""
+        if not server.takes_part(self.s):
+            return None, None
         full = server.seat(self.request.need_full, variant)
         return full, full if self.s == 1 else server.seat(self.need_low, variant)
 

@@ -127,7 +127,7 @@ def _next_seat(
     """One more worker on ``server``, whose link then carries ``n_here + 1`` parts at once."""
     fits = [(left, i) for i, left in enumerate(free) if left >= need]
     n_bytes = size.request.part(size.s) * (n_here + 1)
-    if not fits or (b := bandwidth(server, n_bytes, math.inf)) <= 0:
+    if not fits or not server.takes_part(size.s, n_here) or (b := bandwidth(server, n_bytes, math.inf)) <= 0:
         return None
     gpu = min(fits)[1]
     seat = Seat(gpu, server.gpus[gpu].n_workers > 0 or free[gpu] < server.gpus[gpu].free)

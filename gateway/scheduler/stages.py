@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from gateway.scheduler.pool_account import Claim
+from relay.pool import content_key, n_slabs
 from thaw import partition
 from thaw.errors import ModelUnsupported
 from thaw.model import FileRange, ModelFacts, ModelParts
@@ -24,6 +26,8 @@ class Stages:
     facts: ModelFacts
     _known: dict[int, tuple[StageBytes, ...]] = field(default_factory=dict)
     _largest: list[float] = field(default_factory=list)
+    _slabs: dict[tuple[int, int], int] = field(default_factory=dict)
+    _whole: Claim | None = None
 
     @property
     def most(self) -> int:
@@ -46,6 +50,21 @@ class Stages:
             further = range(len(self._largest) + 1, wanted + 1)
             self._largest += [float(beside + max(partition.stage_bytes(parts, n))) for n in further]
         return tuple(self._largest[:up_to])
+
+    def slabs(self, n_stages: int, slab_bytes: int) -> int:
+        """Of a pool, that the first part of the largest of so many stages takes.  Raises ModelUnsupported."""
+        if (known := self._slabs.get((n_stages, slab_bytes))) is None:
+            known = max(n_slabs(stage.first, slab_bytes) for stage in self.of(n_stages))
+            self._slabs[n_stages, slab_bytes] = known
+        return known
+
+    @property
+    def whole(self) -> Claim:
+        """What one worker with the whole model takes of a pool."""
+        if self._whole is None:
+            ranges = self.of(1)[0].first
+            self._whole = Claim(content_key(self.facts.uri, self.facts.version, ranges, ()), ranges)
+        return self._whole
 
     def _sidecars(self, parts: ModelParts) -> tuple[FileRange, ...]:
         weights = {r.file for r in partition.ranges(parts, (0, len(parts.layers)))}

@@ -210,9 +210,10 @@ def start_group(
     names = Names(view.epoch, view.new_id(), group_id)
     several = choice.n_stages > 1
     transport = transport_of(view.settings, facts, group_id) if several else PlanTransport()
-    plan = group_plan(facts, stages, choice, names, transport)
+    wished = group_plan(facts, stages, choice, names, transport)
     starts = tuple(StageStart(s.stage, s.host, InstanceId(view.new_id()), CommandId(view.new_id()))
-                   for s in plan.stages)  # fmt: skip
+                   for s in wished.stages)  # fmt: skip
+    plan = pools.reserve(view, wished, starts)
     for start in starts:
         view.put_instance(
             starting_record(plan, start.stage, start.instance_id, facts), now_s, started_by=start.command_id
@@ -224,7 +225,7 @@ def start_group(
     )  # fmt: skip
     _book(view, plan, now_s + choice.fetch_within_s, now_s)
     deadline = Wake(now_s + view.settings.start_deadline_s, TimerKind.START, group_id)
-    return [StartGroup(plan, starts, served, _attrs(facts, plan, choice)), deadline]
+    return [StartGroup(plan, starts, served, _attrs(facts, wished, plan, choice)), deadline]
 
 
 def _book(view: ClusterView, plan: Plan, deadline_s: float, now_s: float) -> None:
@@ -240,7 +241,7 @@ def _book(view: ClusterView, plan: Plan, deadline_s: float, now_s: float) -> Non
         host.ledger.add(fetch_key(plan.group_id, stage.stage), n_bytes, deadline_s, now_s)
 
 
-def _attrs(facts: ActionFacts, plan: Plan, choice: Choice) -> dict[str, object]:
+def _attrs(facts: ActionFacts, wished: Plan, plan: Plan, choice: Choice) -> dict[str, object]:
     first = choice.seats[0]
     found: dict[str, object] = {
         "action": facts.name, "stages": choice.n_stages, "host": first.host_id, "device": first.device,
@@ -250,6 +251,10 @@ def _attrs(facts: ActionFacts, plan: Plan, choice: Choice) -> dict[str, object]:
         found["hosts"] = [seat.host_id for seat in choice.seats]
         found["full"] = sum(seat.role is StageRole.FULL for seat in choice.seats)
         found["transport"] = str(plan.transport.kind)
+    if left_out := sum(partition.size(w.later_ranges) for w in wished.stages) - sum(
+        partition.size(s.later_ranges) for s in plan.stages
+    ):
+        found["left_out_bytes"] = left_out  # the pool of a full stage's host has no room for it
     return {**found, **choice.why}
 
 

@@ -8,7 +8,8 @@ nothing, and is idle in its stead::
     group of s stages, idle ──released──▶ stage 0 gone ──start of one stage from host memory──▶ idle, for keep_alive_s
                         └──refused: a request came──▶ goes on, and is asked again when it is idle
 
-The worker is started only where there is room: nobody is evicted for it and nothing waits.
+The worker is started only where there is room, in the host's memory for models beside what stage 0 has there: nobody
+is evicted for it and nothing waits.
 """
 
 from __future__ import annotations
@@ -21,12 +22,14 @@ from thaw.ids import ActionName, HostId
 
 
 def is_due(view: ClusterView, head: InstanceView) -> bool:
-    """An idle group of several stages, whose size nobody forced, on whose first host the whole model lies."""
+    """An idle group of several stages, whose size nobody forced, on whose first host the whole model lies, and would
+    have room once more."""
     record, action = head.record, view.action(head.record.action)
     return (
         record.n_stages > 1 and record.group_id in view.groups and action.facts is not None
         and action.facts.forced_stages is None and not action.waiting and action.n_serving > action.minimum
         and _has_model(view, record.action, record.host_id)
+        and view.hosts[record.host_id].pool_takes(view.model(action.facts.model_uri).stages, 1)
     )  # fmt: skip
 
 

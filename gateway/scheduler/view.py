@@ -271,6 +271,8 @@ class ClusterView:
         before = self.instances.get(record.instance_id)
         if record.state is InstanceState.GONE:
             self._forget_instance(before)
+            if (host := self.hosts.get(record.host_id)) is not None:
+                host.pool.end(record.instance_id, record.created_wall_ms)
             return before
         # a release is refused by an instance that is busy after all, so a doubtful record counts as idle
         idle = record.idle_since_wall_ms is not None or (record.state is InstanceState.READY and record.inflight == 0)
@@ -325,9 +327,8 @@ class ClusterView:
         self._count(view, -1)
         view.releasing = command_id
         self._count(view, 1)
-        host = self.hosts.get(view.record.host_id)
-        if host is not None and (device := host.devices.get(view.record.device)) is not None:
-            device.releasing += view.record.reserve_bytes if command_id else -view.record.reserve_bytes
+        if (host := self.hosts.get(view.record.host_id)) is not None:
+            host.set_leaving(view.record, leaving=command_id is not None)
             self.idle.put_host(host)
         self.note_group(view.record)
 
@@ -353,8 +354,7 @@ class ClusterView:
 
     def note_group(self, record: InstanceRecord) -> None:
         """After every change of it: ``idle`` knows the groups that are idle and spare."""
-        head = self.head(record)
-        if head is None:
+        if (head := self.head(record)) is None:
             return
         if self.actions[record.action].is_spare and self.may_go(head):
             members = [head] if record.n_stages == 1 else self.members(record.group_id)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -15,12 +16,13 @@ from fetchd.chunks import Check, plan_chunks
 from fetchd.fetch import Fetch, Machinery, Member, Wishes
 from fetchd.pacing import QUANTUM_BYTES, Link, Pacer
 from fetchd.pipeline import Origin, Transfer
-from fetchd.segments import SegmentKey, SegmentStore
+from fetchd.segments import Arrived, SegmentKey, SegmentStore
 from fetchd.sharing import Board
 from fetchd.slabs import SlabPool
 from fetchd.sources.file import FileSource
 from relay.messages import FetchStart, PlacedRange
 from relay.segment import PageReader, lay_out
+from tests.fetchd.harness import wait_until
 from thaw.errors import ErrorInfo, MemoryTooSmall, ModelCorrupt, PoolFull, StoreUnavailable
 from thaw.ids import GroupId
 from thaw.logs import Log
@@ -141,6 +143,43 @@ def test_who_joins_a_slow_fetch_is_not_slowed_by_it(pool: SlabPool) -> None:
     assert not unpaced.share.paced
     alone = fetch_of(pool, slow).pacer
     assert (alone.quantum(QUANTUM_BYTES), alone.share.background) == (5_000, True)
+
+
+def test_a_segment_that_is_only_copied_from_counts_as_free_and_goes_when_the_copy_has_ended(pool: SlabPool) -> None:
+    store, order = SegmentStore(pool, retain=True), list[str]()
+    old = store.create(SegmentKey("u", "v", (FileRange("f", 0, N_SLABS * SLAB),)), "one")
+    old.note_arrived("f", 0, Arrived(0, SLAB, 0))
+    old.finish()
+    store.drop(old, "one")
+    pinned = store.pin(old.key, "f", 0)
+    assert (pinned, store.held_bytes()) == ([old], 0)
+
+    def create() -> None:
+        store.create(SegmentKey("u", "w", (FileRange("f", 0, N_SLABS * SLAB),)), "two")
+        order.append("created")
+
+    thread = threading.Thread(target=create)
+    thread.start()
+    wait_until(lambda: store.statuses() == ())  # nobody finds it any more, and it is waited for
+    order.append("copied")
+    store.unpin(pinned)
+    thread.join(10)
+    assert order == ["copied", "created"]
+
+
+def test_whoever_waits_for_room_is_told_when_a_segment_is_whole_or_let_go(pool: SlabPool) -> None:
+    store = SegmentStore(pool, retain=True)
+    segment = store.create(SegmentKey("u", "v", (FileRange("f", 0, SLAB),)), "one")
+    store.hold(segment.segment_id, "two")
+    before = store.await_change(-1, 10)
+    store.drop(segment, "two")
+    assert store.await_change(before, 0) == before  # "one" has it still
+    told: list[int] = []
+    waiting = threading.Thread(target=lambda: told.append(store.await_change(before, 10)))
+    waiting.start()
+    store.drop(segment, "one")
+    waiting.join(10)
+    assert told != [before]
 
 
 def test_a_slab_that_was_written_is_zero_when_it_is_taken_again(pool: SlabPool) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from relay.messages import FetchUpdate
+from relay.pool import content_key, n_slabs
 from tests.fetchd.harness import Fetchd, Request, Store, safetensors_bytes, wait_until, write_index
 from thaw import partition
 from thaw.errors import BadRequest, MemoryTooSmall, ModelCorrupt, PlatformError, PoolFull
@@ -251,12 +252,18 @@ def test_a_first_part_that_does_not_fit_now_is_told_apart_from_one_that_never_do
         first = stage(facts, 1, 4)
         fetchd.start(facts, "g", first)
         fetchd.client.wait(G, 0, deadline_s=10)
-        assert fetchd.client.status().held_bytes == 12 * 2**20
+        status = fetchd.client.status()
+        assert status.held_bytes == 12 * 2**20
+        assert [(s.key, s.n_slabs, s.complete) for s in status.segments] == [
+            (content_key(facts.uri, facts.version, first, ()), n_slabs(first, status.slab_bytes), True)
+        ]
+        version = fetchd.client.await_pool_change(-1, timeout_s=10)
         with pytest.raises(PoolFull, match="4194304 of 16777216 bytes are not in use"):
             fetchd.start(facts, "rest", stage(facts, 4, N_LAYERS), later_ranges=first)
         with pytest.raises(MemoryTooSmall):
             fetchd.start(facts, "all")
         fetchd.client.cancel(G, 1)
+        assert fetchd.client.await_pool_change(version, timeout_s=10) != version
         assert fetchd.client.status().held_bytes == 0
         assert fetchd.start(facts, "rest", stage(facts, 4, N_LAYERS), later_ranges=first).left_out_bytes > 0
         fetchd.client.wait(GroupId("rest"), 0, deadline_s=10)

@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 
 from relay.fetch_client import FetchClient
-from relay.messages import FetchDone, FetchStart, FetchStarted, Status
+from relay.messages import FetchDone, FetchStart, FetchStarted, SegmentStatus, Status
 from thaw.errors import ThawError, Unavailable
 from thaw.ids import GroupId, InstanceId
 from thaw.model import ModelFacts
@@ -21,6 +21,7 @@ class FakeFetchd(FetchClient):
         self.calls: list[str] = []
         self.requests: list[FetchStart] = []
         self.open: set[str] = set()
+        self.holders: set[str] = set()  # of its one segment, which takes two slabs
         self.failure: ThawError | None = None
         self.ended = threading.Event()
         self.is_up = threading.Event()  # until then a fetch does not begin
@@ -34,6 +35,7 @@ class FakeFetchd(FetchClient):
         self.calls.append("start")
         self.requests.append(request)
         assert self.is_up.wait(20)
+        self.holders.add(f"fetch:{request.group_id}/{request.stage}")
         return FetchStarted("segment-1", 10, False)
 
     def wait(self, group_id: GroupId, stage: int, *, deadline_s: float) -> FetchDone:
@@ -44,6 +46,7 @@ class FakeFetchd(FetchClient):
 
     def cancel(self, group_id: GroupId, epoch: int, *, deadline_s: float = 0) -> None:
         self.calls.append("cancel")
+        self.holders = {h for h in self.holders if not h.startswith(f"fetch:{group_id}/")}
         if not self.ended.is_set():
             self.failure = Unavailable("the fetch was cancelled")
             self.ended.set()
@@ -59,13 +62,16 @@ class FakeFetchd(FetchClient):
     def door_grant(self, instance_id: InstanceId, segment_id: str, group_id: GroupId, stage: int, *,
                    deadline_s: float = 0) -> None:  # fmt: skip
         self.calls.append(f"grant {segment_id}")
+        self.holders = self.holders - {f"fetch:{group_id}/{stage}"} | {f"door:{instance_id}"}
 
     def door_close(self, instance_id: InstanceId, *, deadline_s: float = 0) -> None:
         self.calls.append("door_close")
         self.open.discard(instance_id)
+        self.holders.discard(f"door:{instance_id}")
 
     def doors(self, *, deadline_s: float = 0) -> tuple[InstanceId, ...]:
         return tuple(InstanceId(i) for i in self.open)
 
     def status(self, *, deadline_s: float = 0) -> Status:
-        return Status(1 << 30, 1 << 29, (), (), 1e8)
+        segment = SegmentStatus("segment-1", "u", 10, 10, tuple(self.holders), "v", "its key", 2, True)
+        return Status(1 << 30, 1 << 29, (segment,), (), 1e8, 0, 1 << 26)

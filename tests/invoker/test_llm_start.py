@@ -12,14 +12,15 @@ from pathlib import Path
 import pytest
 
 from invoker.programs import PROGRAMS
-from relay.messages import InspectModel, ModelInspected
+from relay.messages import HostChanged, InspectModel, ModelInspected
 from tests.invoker import fake_llm
 from tests.invoker.fake_fetchd import FakeFetchd
-from tests.invoker.platform import WAIT_S, Host, until
+from tests.invoker.platform import HOST, WAIT_S, Host, until
 from thaw.action import KIND_LLM, Action, Exec, Limits
 from thaw.config import parse_llm_config
 from thaw.errors import ErrorInfo, ModelCorrupt, Unavailable
-from thaw.ids import ActionName, Namespace, random_hex_id
+from thaw.host import HeldSegment, PoolReport
+from thaw.ids import ActionName, InstanceId, Namespace, random_hex_id
 from thaw.instance import InstanceRecord, InstanceState
 from thaw.plan import Plan, PlanModel
 from thaw.trace import Phase
@@ -206,8 +207,45 @@ def test_a_fetch_that_begins_when_its_start_has_ended_is_given_up(host: LlmHost)
     host.cancel(plan.group_id)
     host.events.instance(instance_id, InstanceState.GONE)
     host.fetchd.calls.clear()  # the cancel of before found nothing
+    users = host.agent.fleet.pool_users
+    assert users.names() == (instance_id,), "its question may still take a part of the pool"
     host.fetchd.is_up.set()
     until(lambda: host.fetchd.calls == ["cancel"])
+    until(lambda: users.names() == ())
+
+
+def test_a_start_that_ends_between_its_last_byte_and_its_door_leaves_nothing_in_the_pool(
+    host: LlmHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_door(instance_id: InstanceId, **_: object) -> str:
+        live = host.agent.fleet.find(instance_id)
+        assert live is not None
+        until(lambda: not live.fetching)  # the bytes are here
+        raise Unavailable("fetchd makes no doors")
+
+    monkeypatch.setattr(host.fetchd, "door_open", no_door)
+    host.deploy_llm()
+    host.fetchd.ended.set()
+    host.events.instance(host.launch(host.llm_plan()), InstanceState.GONE)
+    until(lambda: host.fetchd.holders == set())
+
+
+def test_the_host_says_at_once_that_there_is_room_in_its_pool(host: LlmHost) -> None:
+    record = host.ready_llm()
+    mine = (record.instance_id,)
+
+    def pool() -> PoolReport:
+        report = host.registry.live_host(HOST)
+        assert report is not None
+        assert report.pool is not None
+        return report.pool
+
+    until(lambda: pool().users == mine and pool().held == (HeldSegment("its key", 2, True, mine),))
+    assert (pool().slab_bytes, pool().n_slabs) == (1 << 26, 16)
+    host.release(record.instance_id)
+    host.events.wait(lambda m: m == HostChanged(HOST, True), "word of the room")
+    assert (pool().held, pool().users) == ((), ())
+    assert pool().seen_wall_ms > record.created_wall_ms
 
 
 def test_each_token_passes_when_it_is_made(host: LlmHost) -> None:

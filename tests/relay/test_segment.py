@@ -18,8 +18,8 @@ import pytest
 
 from relay.memory import Region, futex_wait, futex_wake
 from relay.messages import PlacedRange, SegmentOffer
+from relay.pool import ALIGNMENT, n_slabs, segment_length
 from relay.segment import (
-    ALIGNMENT,
     DEAD_AFTER_S,
     PAGE_BYTES,
     ControlPage,
@@ -130,7 +130,16 @@ def test_ranges_are_laid_out_as_the_vectors_say(vector: dict[str, Any]) -> None:
     placed = lay_out([FileRange(*r) for r in vector["ranges"]])
     assert [p.segment_offset for p in placed] == vector["segment_offsets"]
     assert segment_bytes(placed) == vector["n_bytes"]
+    assert segment_length([FileRange(*r) for r in vector["ranges"]]) == vector["n_bytes"]
     assert all(p.segment_offset % ALIGNMENT == 0 for p in placed)
+
+
+def test_a_segment_takes_whole_slabs_and_its_ranges_whole_pages() -> None:
+    page, slab = ALIGNMENT, 4 * ALIGNMENT
+    for ranges, expected in (
+        ((), 0), ((1,), 1), ((4 * page,), 1), ((4 * page + 1,), 2), ((1, 1, 1, page), 1), ((1, 1, 1, page + 1), 2),
+    ):  # fmt: skip
+        assert n_slabs([FileRange("f", 0, n) for n in ranges], slab) == expected, ranges
 
 
 def test_a_view_crosses_slabs_and_is_read_only(made: Made) -> None:

@@ -35,7 +35,7 @@ from thaw.action import KIND_LLM, KIND_PYTHON, Action, Exec, Limits
 from thaw.clock import wall_ms
 from thaw.config import LlmConfig, ModelConfig, ResourcesConfig, ScalingConfig
 from thaw.errors import ErrorInfo, PlatformError
-from thaw.host import Device, HostReport, StemTarget
+from thaw.host import Device, HeldSegment, HostReport, PoolReport, StemTarget
 from thaw.ids import ActionName, ActivationId, GatewayId, GroupId, HostId, Namespace, random_hex_id
 from thaw.instance import InstanceRecord, InstanceState, StartMode
 from thaw.logs import Log
@@ -100,7 +100,8 @@ class FakeInvoker:
         self.on_start: Callable[[Start], ErrorInfo | bool | None] = lambda start: None
         self.on_inspect: Callable[[str], ModelFacts | ErrorInfo] = facts_of_model
         self.busy = False
-        self.pool_bytes = self.held_bytes = 0  # its memory for models; 0: it does not say
+        self.slabs: tuple[int, int] | None = None  # of its memory for models: bytes of one, and how many
+        self.n_taken = 0  # of them, by who knows whom
         self.stem_targets: tuple[StemTarget, ...] = ()
         self.is_deaf = False  # takes starts and says nothing of them
         self._ended = threading.Event()
@@ -126,13 +127,14 @@ class FakeInvoker:
         self._reader.stop()
         self._client.close()
 
-    def report(self) -> None:
+    def report(self, *, announce: bool = False) -> None:
+        held = (HeldSegment("other", self.n_taken, True),) if self.n_taken else ()
         used = sum(r.reserve_bytes for r in self.instances.values())
         self.registry.report_host(HostReport(
             self.host_id, "boot", "127.0.0.1:1", (Device("cpu", "cpu", self.memory, self.memory - used),), 2, 1e8,
             "none", "process", 0, wall_ms(), instances=tuple(r.instance_id for r in self.instances.values()),
-            stem_targets=self.stem_targets, segment_pool_bytes=self.pool_bytes, segment_held_bytes=self.held_bytes,
-        ))  # fmt: skip
+            stem_targets=self.stem_targets, pool=self.slabs and PoolReport(*self.slabs, wall_ms(), held),
+        ), announce=announce)  # fmt: skip
 
     def _beat(self) -> None:
         while not self._ended.wait(1.0):

@@ -11,7 +11,16 @@ from typing import Any
 import pytest
 
 from relay import bus
-from relay.messages import ActionChanged, Cancel, InspectModel, InstanceChanged, Release, Start, StartFailed
+from relay.messages import (
+    ActionChanged,
+    Cancel,
+    InspectModel,
+    InstanceChanged,
+    ModelInspected,
+    Release,
+    Start,
+    StartFailed,
+)
 from tests.scheduler.conftest import MIB
 from thaw.config import ResourcesConfig, ScalingConfig, SloConfig
 from thaw.errors import ErrorInfo
@@ -183,7 +192,7 @@ def test_a_start_that_finds_a_pool_full_begins_on_another_host_without_counting_
         return ErrorInfo("PoolFull", "no room now") if len(tried) == 1 else None
 
     for host in hosts:
-        host.pool_bytes, host.on_start = 4096, only_the_second
+        host.slabs, host.on_start = (4096, 8), only_the_second
         host.report()
     platform.llm()
     platform.scheduler(THAW_START_ATTEMPTS="1")
@@ -195,9 +204,26 @@ def test_a_start_that_finds_a_pool_full_begins_on_another_host_without_counting_
     platform.served(activation, "guest/chat")
 
 
+def test_who_waits_for_a_pool_begins_when_the_host_says_that_it_has_room(platform: Any) -> None:
+    host = platform.host()
+    host.slabs, host.n_taken = (4096, 8), 8
+    host.report()
+    taken_at_start: list[int] = []
+    host.on_start = lambda start: taken_at_start.append(host.n_taken)
+    platform.llm(max_stages=1)
+    platform.scheduler(THAW_HOSTS_REFRESH_S="3600")  # nothing but the host's word can tell
+    first = platform.ask("guest/chat")
+    platform.events.wait(ModelInspected)
+    host.n_taken = 0
+    host.report(announce=True)
+    host.commands.wait(Start)
+    assert taken_at_start == [0]
+    platform.served(first, "guest/chat")
+
+
 def test_a_model_that_is_larger_than_every_pool_is_the_developers_error_with_both_sizes(platform: Any) -> None:
     host = platform.host()
-    host.pool_bytes = 100
+    host.slabs = 100, 1
     host.report()
     platform.llm()
     platform.scheduler()

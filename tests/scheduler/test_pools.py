@@ -2,57 +2,130 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
+from typing import Any
 
-from gateway.scheduler.decisions import FailDemand, ReleaseInstance, StartGroup
-from gateway.scheduler.events import ActionSeen, HostsSeen
-from gateway.scheduler.hosts import POOL_REFUSED_MS
+import pytest
+
+from gateway.scheduler.decisions import CancelGroup, FailDemand, ReleaseInstance, StartGroup
+from gateway.scheduler.events import ActionDeleted, ActionSeen, HostSeen, HostsSeen
+from gateway.scheduler.starts import RETRY_BASE_S
 from relay.messages import ModelInspected
-from tests.scheduler.world import CHAT, FACTS, MIB, World, chat, group_world, llm_world, of, report
+from relay.pool import n_slabs
+from tests.scheduler.world import (
+    CHAT,
+    FACTS,
+    MIB,
+    SMOLLM2,
+    World,
+    chat,
+    group_world,
+    llm_world,
+    of,
+    pool,
+    pool_after,
+    report,
+)
 from thaw.errors import ErrorInfo
+from thaw.host import HeldSegment, HostReport, Resident
 from thaw.ids import ActionName, HostId
 from thaw.instance import InstanceState
+from thaw.plan import StageRole
 
 FULL = ErrorInfo("PoolFull", "the model needs 104857600 bytes of host memory")
 OTHER = ActionName("guest/other")
+GONE = InstanceState.GONE
 
 
-def pool(host: str, pool_mb: int, held_mb: int = 0, seen_ms: int = 1_000) -> object:
-    return report(host, segment_pool_bytes=pool_mb * MIB, segment_held_bytes=held_mb * MIB, seen_wall_ms=seen_ms)
+def host(name: str, n_slabs: int, held: int = 0, seen_ms: int = 1_000) -> HostReport:
+    """The model of most tests takes two slabs."""
+    return report(name, pool=pool(n_slabs, held, seen_ms), seen_wall_ms=seen_ms)
 
 
 def test_a_start_goes_where_the_pool_has_room_and_waits_where_none_has() -> None:
-    w = llm_world(pool("h0", 128, 64), pool("h1", 128))
+    w = llm_world(host("h0", 2, 1), host("h1", 2))
     (start,) = of(w.ask(CHAT), StartGroup)
     assert start.plan.stages[0].host == "h1"
     w.ready(start, idle=False)
-    full = (pool("h0", 128, 64, 2_000), pool("h1", 128, 100, 2_000))
-    w.do(HostsSeen(full))
+    full = report("h1", pool=pool_after(start, 2, 2, 2_000))
+    w.do(HostsSeen((host("h0", 2, 1, 2_000), full)))
     w.later(2.0)
     assert of(w.ask(CHAT), StartGroup) == []
-    again = of(w.do(HostsSeen((pool("h0", 128, 0, 3_000), full[1]))) + w.later(2.0), StartGroup)
+    again = of(w.do(HostsSeen((host("h0", 2, 0, 3_000), full))), StartGroup)
     assert [s.plan.stages[0].host for s in again] == ["h0"]
 
 
 def test_what_was_decided_counts_before_the_host_reports_it() -> None:
-    w = llm_world(pool("h0", 128), facts=chat(slots=1))
+    w = llm_world(host("h0", 3), facts=chat(slots=1))
     assert len(of(w.ask(CHAT), StartGroup)) == 1
-    assert of(w.ask(CHAT), StartGroup) == []  # its 100 MiB are on their way into a pool of 128
+    assert of(w.ask(CHAT), StartGroup) == []  # its two slabs are on their way into a pool of three
+
+
+def test_a_start_counts_in_slabs_and_not_in_bytes() -> None:
+    """100 + 20 MiB are less than three slabs of 64 MiB hold, and take three."""
+    small = replace(FACTS, uri="s3://other", n_bytes=20 * MIB, weight_bytes=19 * MIB, files={"w": 20 * MIB})
+    for n, expected in ((2, 1), (3, 2)):
+        w = llm_world(host("h0", n))
+        w.do(ActionSeen(chat(name=OTHER, model_uri="s3://other")))
+        w.do(ModelInspected("s3://other", HostId("h0"), small))
+        assert len(of(w.ask(CHAT), StartGroup) + of(w.ask(OTHER), StartGroup)) == expected
+
+
+def test_an_instance_beside_one_that_has_the_whole_model_takes_nothing_of_the_pool() -> None:
+    w = llm_world(host("h0", 3), facts=chat(slots=1))
+    (start,) = of(w.ask(CHAT), StartGroup)
+    w.ready(start, idle=False)
+    stages, mine = w.view.model("s3://m").stages, start.stages[0].instance_id
+    assert stages is not None
+    for complete in (False, True):  # while it is fetched it may fail yet, and then each needs its own
+        segment = HeldSegment(stages.whole.key, 2, complete, (mine,))
+        said = w.do(HostSeen(report("h0", pool=pool(3, 0, 2_000 + complete, held=(segment,), users=(mine,)))))
+        assert bool(of(said + w.ask(CHAT), StartGroup)) is complete
+
+
+def test_what_a_start_took_counts_until_the_host_says_that_it_is_free() -> None:
+    w = llm_world(host("h0", 2), facts=chat(slots=1))
+    (start,) = of(w.ask(CHAT), StartGroup)
+    mine = start.stages[0].instance_id
+    w.said(start, GONE, created_wall_ms=1_500)
+    w.later(1.0)
+    assert of(w.ask(CHAT), StartGroup) == []
+    assert of(w.do(HostSeen(host("h0", 2, 0, 1_400))), StartGroup) == []  # from before it began
+    held = (HeldSegment("its", 2, False),)  # the fetch that is being given up
+    assert of(w.do(HostSeen(report("h0", pool=pool(2, 0, 1_600, held=held, users=(mine,))))), StartGroup) == []
+    assert of(w.do(HostSeen(report("h0", pool=pool(2, 0, 1_700, held=held)))), StartGroup) == []
+    assert len(of(w.do(HostSeen(host("h0", 2, 0, 1_800))), StartGroup)) == 1
+
+
+def test_a_host_whose_clock_went_back_is_believed_all_the_same() -> None:
+    w = llm_world(host("h0", 2, 0, 9_000), facts=chat(slots=1))
+    (start,) = of(w.ask(CHAT), StartGroup)
+    w.said(start, GONE, created_wall_ms=9_500)
+    w.later(1.0)
+    assert len(of(w.do(HostSeen(host("h0", 2, 0, 10))) + w.ask(CHAT), StartGroup)) == 1
+
+
+def test_a_host_whose_fetchd_does_not_answer_holds_what_it_held() -> None:
+    w = llm_world(host("h0", 2), facts=chat(slots=1))
+    assert len(of(w.ask(CHAT), StartGroup)) == 1
+    w.do(HostsSeen((report("h0", seen_wall_ms=2_000),)))
+    assert of(w.ask(CHAT), StartGroup) == []
 
 
 def test_a_model_that_fits_no_pool_fails_with_what_it_needs_and_what_there_is() -> None:
-    w = llm_world(pool("h0", 64), pool("h1", 96))
+    w = llm_world(host("h0", 1), report("h1", pool=pool(3, slab_mb=32)))
     (failed,) = of(w.ask(CHAT), FailDemand)
     assert failed.error == ErrorInfo(
         "MemoryTooSmall",
-        "guest/chat needs 100 MiB of host memory for its model; the largest pool of 2 host(s) has 96 MiB",
+        "guest/chat needs 128 MiB of host memory for its model; the largest pool of 2 host(s) has 96 MiB",
         "raise THAW_FETCHD_POOL_MB",
     )
 
 
 def test_a_model_that_fits_no_pool_whole_starts_in_stages_that_do() -> None:
     for slo_ttft_s in (60.0, 1.0):  # in time or not
-        w = group_world(facts=chat(max_stages=4, slo_ttft_s=slo_ttft_s), segment_pool_bytes=192 * MIB)
+        w = group_world(facts=chat(max_stages=4, slo_ttft_s=slo_ttft_s), pool=pool(3))
         start = of(w.ask(CHAT), StartGroup)[0]
         assert len(start.plan.stages) == 2
 
@@ -62,40 +135,182 @@ def test_a_host_that_does_not_tell_of_its_pool_is_taken_at_its_device_memory() -
 
 
 def test_who_is_refused_by_a_full_pool_starts_elsewhere_and_is_not_failed_for_it() -> None:
-    w = llm_world(pool("h0", 1024), pool("h1", 1024), max_attempts=1)
+    w = llm_world(host("h0", 16), host("h1", 16), max_attempts=1)
     (start,) = of(w.ask(CHAT), StartGroup)
-    decided = w.said(start, InstanceState.GONE, error=FULL) + w.later(1.0)
+    decided = w.said(start, GONE, error=FULL, created_wall_ms=1_100) + w.later(1.0)
     (again,) = of(decided, StartGroup)
     assert of(decided, FailDemand) == []
     assert again.activation_ids == start.activation_ids
     assert again.plan.stages[0].host != start.plan.stages[0].host
-    refused = again.plan.stages[0].host
-    w.said(again, InstanceState.GONE, error=FULL)
-    assert of(w.later(5.0), StartGroup) == []  # both have refused
-    host = pool(refused, 1024, 0, 1_000 + POOL_REFUSED_MS)
-    (third,) = of(w.do(HostsSeen((host, pool("h1" if refused == "h0" else "h0", 1024)))) + w.later(2.0), StartGroup)
-    assert third.plan.stages[0].host == refused
+    w.said(again, GONE, error=FULL, created_wall_ms=1_200)
+    assert of(w.later(5.0), StartGroup) == []  # both have refused, and neither has said why
+    (third,) = of(w.do(HostSeen(host(again.plan.stages[0].host, 16, 0, 1_300))), StartGroup)
+    assert third.plan.stages[0].host == again.plan.stages[0].host
 
 
-def with_idle_other(held_mb: int) -> tuple[World, StartGroup]:
-    """One host whose pool is held by an idle instance of another model."""
-    w = llm_world(pool("h0", 192), facts=chat(name=OTHER, model_uri="s3://other"))
+def with_idle_other(held: int) -> tuple[World, StartGroup]:
+    """One host whose pool of three slabs has an idle instance of another model, and ``held`` of who knows whom."""
+    w = llm_world(host("h0", 3), facts=chat(name=OTHER, model_uri="s3://other"))
     w.do(ModelInspected("s3://other", HostId("h0"), replace(FACTS, uri="s3://other")))
     (start,) = of(w.ask(OTHER), StartGroup)
     w.ready(start)
     w.do(ActionSeen(chat()))
-    w.do(HostsSeen((pool("h0", 192, held_mb, 2_000),)))
+    mine = start.stages[0].instance_id
+    segments = (HeldSegment("its", 2, True, (mine,)), *((HeldSegment("other", held, True),) if held else ()))
+    w.do(HostsSeen((report("h0", pool=pool(3, 0, 2_000, held=segments, users=(mine,))),)))
     return w, start
 
 
 def test_an_idle_instance_of_another_model_goes_for_its_room_in_the_pool() -> None:
-    w, start = with_idle_other(100)
+    w, start = with_idle_other(0)
     decided = w.ask(CHAT)
     assert of(decided, StartGroup) == []
     assert [r.instance_id for r in of(decided, ReleaseInstance)] == [start.stages[0].instance_id]
+    assert of(w.ask(CHAT), ReleaseInstance) == []  # it is on its way
 
 
 def test_an_instance_is_not_evicted_when_its_model_would_not_make_enough_room() -> None:
-    w, _ = with_idle_other(192 + 100)
+    w, _ = with_idle_other(2)
     decided = w.ask(CHAT)
     assert of(decided, StartGroup) + of(decided, ReleaseInstance) == []
+
+
+# groups ------------------------------------------------------------------------------------------------------------
+
+SIX = pool(6)
+"""384 MiB.  The whole of SmolLM2 takes five slabs, each of four stages two."""
+
+
+def four_stages(**fields: Any) -> Any:
+    return chat(forced_stages=4, max_stages=4, **fields)
+
+
+def slabs_by_host(start: StartGroup) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for stage in start.plan.stages:
+        found[stage.host] += n_slabs((*stage.first_ranges, *stage.later_ranges), 64 * MIB)
+    return found
+
+
+def test_a_group_is_counted_whole_before_any_host_has_said_a_word() -> None:
+    w = group_world(facts=four_stages(), pool=SIX)
+    (start,) = of(w.ask(CHAT), StartGroup)
+    free = {h.host_id: h.pool.free_slabs() for h in w.view.hosts.values()}
+    assert free == {host_id: 6 - n for host_id, n in slabs_by_host(start).items()}
+    assert sorted(free.values()) == [1, 4, 4, 4]
+
+
+def test_a_group_that_one_host_refuses_leaves_nothing_on_any() -> None:
+    w = group_world(facts=four_stages(), pool=SIX)
+    (start,) = of(w.ask(CHAT), StartGroup)
+    decided = w.said(start, GONE, stage=2, error=FULL, created_wall_ms=1_100)
+    others = {s.host for s in start.plan.stages if s.stage != 2}
+    assert {c.host_id for c in of(decided, CancelGroup)} == others
+    assert of(decided, StartGroup) == []
+    for stage in (0, 1, 3):
+        w.said(start, GONE, stage=stage, created_wall_ms=1_100)
+    w.do(HostsSeen(tuple(replace(r, pool=replace(SIX, seen_wall_ms=1_200)) for r in w.reports.values())))
+    (again,) = of(w.later(0.3), StartGroup)
+    assert len(slabs_by_host(again)) == 4
+
+
+def test_the_rest_of_a_model_is_left_out_of_the_plan_where_the_pool_has_no_room_for_it() -> None:
+    for n, left_out in ((6, False), (4, True)):
+        w = group_world(facts=four_stages(), pool=pool(n))
+        (start,) = of(w.ask(CHAT), StartGroup)
+        (full,) = (s for s in start.plan.stages if s.role is StageRole.FULL)
+        assert (full.later_ranges == ()) is left_out
+        assert ("left_out_bytes" in start.attrs) is left_out
+        assert max(slabs_by_host(start).values()) <= n
+
+
+def world_after_a_worker() -> tuple[World, StartGroup, str]:
+    """Four hosts of six slabs.  One has the whole of the model for an action that has just been deleted."""
+    w = group_world(facts=chat(name=OTHER, forced_stages=1), pool=SIX)
+    (first,) = of(w.ask(OTHER), StartGroup)
+    w.ready(first)
+    where = first.plan.stages[0].host
+    w.do(HostSeen(replace(w.reports[where], pool=pool_after(first, 6, 5, 2_000))))
+    w.do(ActionSeen(four_stages()))
+    w.do(ActionDeleted(OTHER))
+    return w, first, where
+
+
+def test_a_forced_size_waits_for_the_host_that_is_being_emptied_and_stacks_no_stages() -> None:
+    w, first, where = world_after_a_worker()
+    began_s = w.now
+    assert of(w.ask(CHAT), StartGroup) == []
+    assert of(w.later(0.4) + w.said(first, GONE, created_wall_ms=1_500), StartGroup) == []
+    w.now += 0.1
+    (start,) = of(w.do(HostSeen(replace(w.reports[HostId(where)], pool=pool(6, 0, 3_000)))), StartGroup)
+    assert len(slabs_by_host(start)) == 4
+    assert w.now - began_s < 0.51, "the start followed the host's word, and no timer"
+
+
+def test_a_host_that_does_not_come_free_is_not_waited_for_for_ever() -> None:
+    w, *_ = world_after_a_worker()
+    w.ask(CHAT)
+    (start,) = of(w.later(120.0), StartGroup)
+    assert len(slabs_by_host(start)) == 3
+
+
+def test_a_forced_size_uses_the_hosts_that_are_left_where_another_is_busy() -> None:
+    w = group_world(facts=four_stages(), pool=SIX)
+    busy = replace(w.reports[HostId("h3")], pool=pool(6, 5, 2_000))
+    w.do(HostSeen(busy))
+    (start,) = of(w.ask(CHAT), StartGroup)
+    assert set(slabs_by_host(start)) == {"h0", "h1", "h2"}
+    assert max(slabs_by_host(start).values()) <= 6
+
+
+def test_who_waits_for_a_pool_is_not_held_up_by_who_waits_for_more_of_it() -> None:
+    small = replace(FACTS, uri="s3://other", n_bytes=20 * MIB, weight_bytes=19 * MIB, files={"w": 20 * MIB})
+    w = llm_world(host("h0", 3, 3), host("h1", 3, 3))
+    w.do(ActionSeen(chat(name=OTHER, model_uri="s3://other", need_bytes=2048 * MIB)))
+    w.do(ModelInspected("s3://other", HostId("h0"), small))
+    assert of(w.ask(CHAT) + w.ask(OTHER), StartGroup) == []
+    (start,) = of(w.do(HostsSeen((host("h0", 3, 2, 2_000), host("h1", 3, 2, 2_000)))), StartGroup)
+    assert start.plan.action == OTHER
+
+
+@pytest.mark.parametrize("wait_s", [0.3, 3.0, 30.0])
+@pytest.mark.parametrize("n_refusals", [0, 1, 5])
+def test_a_start_that_has_to_wait_takes_the_wait_and_one_start(wait_s: float, n_refusals: int) -> None:
+    """However often it was refused before, and however long it has waited, nothing but the room is waited for."""
+    w = group_world(facts=four_stages(), pool=SIX)
+    seen_ms = 2_000
+
+    def hosts(taken: int) -> HostsSeen:
+        nonlocal seen_ms
+        seen_ms += 1_000
+        return HostsSeen(tuple(replace(r, pool=pool(6, taken, seen_ms)) for r in w.reports.values()))
+
+    if not n_refusals:
+        w.do(hosts(6))
+    began_s, decided = w.now, w.ask(CHAT)
+    for _ in range(n_refusals):  # by a host that did not say what it holds
+        (start,) = of(decided + w.later(RETRY_BASE_S), StartGroup)
+        for stage in range(4):
+            w.said(start, GONE, stage, error=FULL, created_wall_ms=seen_ms)
+        decided = w.do(hosts(0))
+    w.do(hosts(6))
+    assert of(w.later(wait_s), StartGroup) == []
+    until_room_s = w.now - began_s
+    (start,) = of(w.do(hosts(0)), StartGroup)
+    assert len(slabs_by_host(start)) == 4
+    assert start.plan.predicted_ttft_s is not None
+    (alone,) = of(group_world(facts=four_stages(), pool=SIX).ask(CHAT), StartGroup)
+    assert alone.plan.predicted_ttft_s is not None
+    assert start.plan.predicted_ttft_s <= until_room_s + alone.plan.predicted_ttft_s + 0.01
+
+
+def test_a_group_gives_way_to_one_worker_only_where_the_pool_has_room_for_both() -> None:
+    for n, gives_way in ((9, False), (10, True)):
+        w = group_world(facts=chat(max_stages=4, slo_ttft_s=4.5, keep_alive_s=600.0), pool=pool(n))
+        (start,) = of(w.ask(CHAT), StartGroup)
+        assert len(start.plan.stages) > 1
+        w.ready(start)
+        there = (Resident("s3://m", SMOLLM2.n_bytes, "aa"),)
+        first = start.plan.stages[0].host
+        w.do(HostSeen(replace(w.reports[first], pool=pool_after(start, n, 5, 2_000), resident=there)))
+        assert bool(of(w.later(5.0), ReleaseInstance)) is gives_way

@@ -14,7 +14,7 @@ from gateway.scheduler.policy import decide
 from gateway.scheduler.settings import SchedulerSettings
 from gateway.scheduler.view import ClusterView
 from relay.messages import DemandAdded, DemandRemoved, InstanceChanged, ModelInspected
-from thaw.host import Device, HostReport
+from thaw.host import Device, HeldSegment, HostReport, PoolReport
 from thaw.ids import ActionName, ActivationId, GatewayId, HostId, Namespace
 from thaw.instance import InstanceRecord, InstanceState, StartMode
 from thaw.model import FileRange, ModelFacts, ModelParts
@@ -54,6 +54,18 @@ def report(host: str = "h0", memory_mb: int = 4096, used_mb: int = 0, **fields: 
     devices = (Device("cpu", "cpu", memory_mb * MIB, (memory_mb - used_mb) * MIB),)
     plain = HostReport(HostId(host), "boot", "a:1", devices, 2, 1e9, "none", "process", 0, 1_000)
     return replace(plain, **fields)
+
+
+def pool(n_slabs: int, taken: int = 0, seen_ms: int = 1_000, *, slab_mb: int = 64, **fields: Any) -> PoolReport:
+    """``taken``: slabs of something that no instance of the test has."""
+    segments = (HeldSegment("other", taken, True),) if taken else ()
+    return replace(PoolReport(slab_mb * MIB, n_slabs, seen_ms, segments), **fields)
+
+
+def pool_after(start: StartGroup, n_slabs: int, held: int, seen_ms: int, *, stage: int = 0) -> PoolReport:
+    """What the host of a stage says when that stage has its part: ``held`` slabs of it."""
+    instance_id = start.stages[stage].instance_id
+    return pool(n_slabs, 0, seen_ms, held=(HeldSegment("its", held, True, (instance_id,)),), users=(instance_id,))
 
 
 class World:
