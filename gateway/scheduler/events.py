@@ -133,7 +133,9 @@ class Rebuilt:
     credentials: tuple[GroupId, ...] = ()
 
 
-Event = (
-    DemandAdded | DemandRemoved | InstanceChanged | ModelInspected | CommandRefused | ActionSeen | ActionDeleted
-    | HostsSeen | GatewaysLost | StartRefused | Timer | Rebuilt
+Demand = DemandAdded | DemandRemoved
+OtherEvent = (
+    InstanceChanged | ModelInspected | CommandRefused | ActionSeen | ActionDeleted | HostsSeen | GatewaysLost
+    | StartRefused | Timer | Rebuilt
 )  # fmt: skip
+Event = Demand | OtherEvent

@@ -219,6 +219,7 @@ def start_failed(view: ClusterView, group: GroupView, error: ErrorInfo, now_s: f
         view.model(plan.model.uri).fresh = False
     action = view.action(plan.action)
     action.failures += 1
+    action.gathers_until_s = 0.0
     if isinstance(from_info(error), DeveloperError):
         action.broken_version = plan.action_version
         return [*decided, *fail(view, plan.action, tuple(action.waiting), error, plan.group_id)]
