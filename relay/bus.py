@@ -97,13 +97,17 @@ class _StreamThread:
     def _read_all(self, client: redis.Redis) -> None:
         raise NotImplementedError
 
-    def _deliver(self, data: bytes) -> None:
-        try:
-            message = unpack(data)
-        except ProtocolError as e:  # an entry we cannot read must not stop those behind it
-            self._log.event("stream_entry_refused", error=e.message)
-            return
-        self._on_message(message)
+    def _deliver(self, *entries: bytes) -> None:
+        """Entries that were read together are handed on together: all of them are unpacked first, so that their owner
+        does not begin with one while others of a burst are still on their way to it."""
+        messages: list[Any] = []
+        for data in entries:
+            try:
+                messages.append(unpack(data))
+            except ProtocolError as e:  # an entry we cannot read must not stop those behind it
+                self._log.event("stream_entry_refused", error=e.message)
+        for message in messages:
+            self._on_message(message)
 
 
 class EventReader(_StreamThread):
@@ -119,9 +123,8 @@ class EventReader(_StreamThread):
         while not self._stop.is_set():
             reply: Any = client.xread({keys.EVENTS: position}, count=500, block=_BLOCK_MS)
             for _, entries in reply or []:
-                for entry_id, fields in entries:
-                    position = entry_id
-                    self._deliver(fields[b"f"])
+                position = entries[-1][0]
+                self._deliver(*(fields[b"f"] for _, fields in entries))
 
 
 class CommandReader(_StreamThread):

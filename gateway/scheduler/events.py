@@ -140,7 +140,9 @@ class Rebuilt:
     credentials: tuple[GroupId, ...] = ()
 
 
-Event = (
-    DemandAdded | DemandRemoved | InstanceChanged | ModelInspected | CommandRefused | ActionSeen | ActionDeleted
-    | HostsSeen | HostSeen | GatewaysLost | StartRefused | Timer | Rebuilt
+Demand = DemandAdded | DemandRemoved
+OtherEvent = (
+    InstanceChanged | ModelInspected | CommandRefused | ActionSeen | ActionDeleted | HostsSeen | HostSeen
+    | GatewaysLost | StartRefused | Timer | Rebuilt
 )  # fmt: skip
+Event = Demand | OtherEvent

@@ -221,6 +221,7 @@ def start_failed(view: ClusterView, group: GroupView, error: ErrorInfo, now_s: f
     action.failures += 1
     decided.append(Flag("start_failed", {"group_id": plan.group_id, "action": plan.action, "code": error.code,
                                          "error": error.message, "in_a_row": action.failures}))  # fmt: skip
+    action.gathers_until_s = 0.0
     if isinstance(from_info(error), DeveloperError):
         action.broken_version = plan.action_version
         return [*decided, *fail(view, plan.action, tuple(action.waiting), error, plan.group_id)]

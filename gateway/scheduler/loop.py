@@ -1,12 +1,13 @@
 """The scheduler process: the one place with a queue, a clock and a connection.
 
-One thread takes events (from the stream, from timers) one at a time, asks the policy, and carries out what it decided.
-Others only feed the queue: the stream's reader, and the lease's renewal.  It blocks until the next event or the next
-timer, whichever is first.
+One thread takes the events that are there (from the stream, from timers), asks the policy, and carries out what it
+decided.  Others only feed the queue: the stream's reader, and the lease's renewal.  It blocks until the next event or
+the next timer, whichever is first.
 """
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import itertools
 import queue
@@ -15,8 +16,9 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from gateway.scheduler import metrics
 from gateway.scheduler.decisions import Decision, LearnFrom, RevokeCredential, StartGroup, Wake
@@ -26,7 +28,7 @@ from gateway.scheduler.group_credentials import GroupCredentials
 from gateway.scheduler.leading import Leadership, Term, wait_for_lease
 from gateway.scheduler.metrics_port import MetricsPort
 from gateway.scheduler.pauses import Pauses
-from gateway.scheduler.policy import decide
+from gateway.scheduler.policy import decide_all
 from gateway.scheduler.reading import Reading
 from gateway.scheduler.relay_work import (
     ISSUE_DEADLINE_S,
@@ -56,6 +58,8 @@ _RUN_SETTLES_S = (_TRACE_SETTLES_S, 8.0, 50.0)
 """A request's own trace comes with its end; after a minute the next start may teach the same."""
 _RELOAD_RETRY_S = 0.3
 _REVOKE_RETRY_S = 5.0
+_TURN = 1_000
+"""Items taken together.  A burst is smaller, and timers that fall due meanwhile come next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +75,12 @@ class Refresh:
 @dataclass(frozen=True, slots=True)
 class Stop:
     pass
+
+
+_OURS: Final = (
+    Reload, Refresh, LearnFrom, CredentialIssued, CredentialNotRevoked, CredentialOverdue, RevokeCredential
+)  # fmt: skip
+"""Items of the queue that are no events of the policy."""
 
 
 class Scheduler:
@@ -103,10 +113,10 @@ class Scheduler:
         self._reader.start()
         self._at(time.monotonic() + self._settings.hosts_refresh_s, Refresh())
         try:
-            for item in self._items():
-                if isinstance(item, Stop) or not self._leadership.is_held:
+            for items in self._turns():
+                if any(isinstance(item, Stop) for item in items) or not self._leadership.is_held:
                     break
-                self._take(item)
+                self._take_all(items)
         finally:
             metrics.LEADING.set(0)
             if not self._leadership.is_held:
@@ -117,36 +127,51 @@ class Scheduler:
             self._client.close()
             self._log.event("leading_ended")
 
-    def _items(self) -> Iterator[object]:
+    def _turns(self) -> Iterator[list[object]]:
+        """What is there when the loop is ready for it, in the order in which it came; at least one item."""
         while True:
             due_s = self._timers[0][0]  # never empty: a refresh is always planned
             try:
-                yield self._queue.get(timeout=max(0.0, due_s - time.monotonic()))
+                items = [self._queue.get(timeout=max(0.0, due_s - time.monotonic()))]
             except queue.Empty:
-                yield heapq.heappop(self._timers)[2]
+                items = [heapq.heappop(self._timers)[2]]
+            with contextlib.suppress(queue.Empty):
+                while len(items) < _TURN:
+                    items.append(self._queue.get_nowait())
+            yield items
 
-    def _take(self, item: object) -> None:
+    def _take_all(self, items: Iterable[object]) -> None:
+        """The loop's own items one by one; what is for the policy together, up to the next of the loop's own."""
+        for is_ours, some in itertools.groupby(items, lambda item: isinstance(item, _OURS)):
+            for part in [[item] for item in some] if is_ours else [list(some)]:
+                self._take(part)
+
+    def _take(self, items: Sequence[object]) -> None:
         arrival = Arrival.now()
         try:
-            match item:
-                case Reload():
+            match items:
+                case [Reload()]:
                     self._reload(arrival)
-                case Refresh():
+                case [Refresh()]:
                     self._refresh(arrival)
-                case LearnFrom():
-                    self._learn(item)
-                case CredentialIssued() | CredentialNotRevoked() | CredentialOverdue() | RevokeCredential():
-                    self._relay_said(item, arrival)
+                case [LearnFrom() as start]:
+                    self._learn(start)
+                case [CredentialIssued() | CredentialNotRevoked() | CredentialOverdue() | RevokeCredential() as word]:
+                    self._relay_said(word, arrival)
                 case _ if self._view is not None:
-                    self._note(item, arrival)
-                    for event in self._reading.events_of(item, self._view):
-                        self._decide(event, arrival)
+                    self._tell(items, self._view, arrival)
         except PlatformError as e:
             # a decision may be half carried out: the registry and the hosts say what is, so begin from them
             self._log.event("state_server_lost", error=e.message)
             self._view = None
             self._effects.give_up_all()
             self._at(time.monotonic() + _RELOAD_RETRY_S, Reload())
+
+    def _tell(self, items: Sequence[object], view: ClusterView, arrival: Arrival) -> None:
+        for item in items:
+            self._note(item, arrival)
+        if events := list(self._reading.events_of(items, view)):
+            self._decide(events, arrival)
 
     def _relay_said(
         self, item: CredentialIssued | CredentialNotRevoked | CredentialOverdue | RevokeCredential, arrival: Arrival
@@ -176,7 +201,7 @@ class Scheduler:
         self._timers = [t for t in self._timers if not isinstance(t[2], (Timer, Reload))]
         heapq.heapify(self._timers)
         self._view = ClusterView(self._epoch, self._settings, random_hex_id, history)
-        self._decide(rebuilt, arrival)
+        self._decide([rebuilt], arrival)
         metrics.RELOADS.inc()
         self._pauses.after_rebuild()
         self._log.event("view_rebuilt", hosts=len(rebuilt.hosts), instances=len(rebuilt.instances),
@@ -185,16 +210,15 @@ class Scheduler:
     def _refresh(self, arrival: Arrival) -> None:
         self._at(time.monotonic() + self._settings.hosts_refresh_s, Refresh())
         if self._view is not None:
-            for event in self._reading.heartbeats(self._view):
-                self._decide(event, arrival)
+            self._decide(list(self._reading.heartbeats(self._view)), arrival)
             metrics.look(self._view, time.monotonic())
             self._pauses.after_heartbeats()
 
-    def _decide(self, event: Event, arrival: Arrival) -> None:
+    def _decide(self, events: Sequence[Event], arrival: Arrival) -> None:
         assert self._view is not None  # noqa: S101  _take looked
         began_s = time.monotonic()
-        decisions = decide(self._view, event, began_s)
-        metrics.decided(self._view, event, decisions, time.monotonic() - began_s)
+        decisions = decide_all(self._view, events, began_s)
+        metrics.decided(self._view, events, decisions, time.monotonic() - began_s)
         for decision in decisions:
             self._carry_out(decision, arrival)
 

@@ -3,7 +3,7 @@ docs/metrics.md lists them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -16,6 +16,8 @@ from relay.messages import DemandAdded
 REGISTRY: Final = CollectorRegistry()
 LARGEST: Final = 100
 OTHERS: Final = "(others)"
+SEVERAL: Final = "(several)"
+"""Events of more than one kind that were decided together."""
 
 LEADING = Gauge("thaw_scheduler_leading", "1 while this process leads, 0 while it stands by", registry=REGISTRY)
 LEASES_LOST = Counter("thaw_scheduler_leases_lost", "Leaderships that ended because the lease was lost",
@@ -26,7 +28,8 @@ RELOADS = Counter("thaw_scheduler_reloads", "Views made anew: taking over, and a
                   registry=REGISTRY)  # fmt: skip
 DECISIONS = Counter("thaw_scheduler_decisions", "Decisions by kind", ["type"], registry=REGISTRY)
 DECISION_SECONDS = Histogram(
-    "thaw_scheduler_decision_seconds", "From an event to its decisions, without carrying them out", ["event"],
+    "thaw_scheduler_decision_seconds", "From events that came together to their decisions, "
+    "without carrying them out; several: events of more than one kind", ["event"],
     registry=REGISTRY, buckets=(0.0001, 0.00025, 0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.064, 0.256, 1),
 )  # fmt: skip
 ADMISSIONS = Counter(
@@ -57,9 +60,10 @@ BELOW_BOUND = Counter("thaw_scheduler_predictions_below_bound", "Starts foretold
                       registry=REGISTRY)  # fmt: skip
 
 
-def decided(view: ClusterView, event: Event, decisions: Iterable[Decision], took_s: float) -> None:
-    """One turn of the loop."""
-    DECISION_SECONDS.labels(event=type(event).__name__).observe(took_s)
+def decided(view: ClusterView, events: Sequence[Event], decisions: Iterable[Decision], took_s: float) -> None:
+    """One turn of the loop: events that were there together, and what was decided of them."""
+    kinds = {type(event).__name__ for event in events}
+    DECISION_SECONDS.labels(event=kinds.pop() if len(kinds) == 1 else SEVERAL).observe(took_s)
     for decision in decisions:
         DECISIONS.labels(type=type(decision).__name__).inc()
         match decision:
@@ -71,10 +75,11 @@ def decided(view: ClusterView, event: Event, decisions: Iterable[Decision], took
                 FAILED.labels(code=decision.error.code).inc(len(decision.activation_ids))
             case Flag() if decision.name == "command_stale":
                 COMMANDS_STALE.inc()
-    if isinstance(event, DemandAdded) and event.action in view.blocked:
-        ADMISSIONS.labels(outcome="waits").inc()
-    if isinstance(event, StartRefused):
-        STARTS_REFUSED.inc()
+    for event in events:
+        if isinstance(event, DemandAdded) and event.action in view.blocked:
+            ADMISSIONS.labels(outcome="waits").inc()
+        if isinstance(event, StartRefused):
+            STARTS_REFUSED.inc()
 
 
 def _outcome(start: StartGroup) -> str:

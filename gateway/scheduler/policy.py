@@ -1,4 +1,4 @@
-"""decide(view, event, now_s) -> decisions.  The whole policy behind one function, without I/O or a clock."""
+"""decide_all(view, events, now_s) -> decisions.  The whole policy behind one function, without I/O or a clock."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from gateway.scheduler.events import (
     GatewaysLost,
     HostSeen,
     HostsSeen,
+    OtherEvent,
     Rebuilt,
     StartRefused,
     Timer,
@@ -24,7 +25,7 @@ from gateway.scheduler.view import ClusterView, DemandView
 from relay.messages import CommandRefused, DemandAdded, DemandRemoved, InstanceChanged, ModelInspected
 from thaw.errors import StaleEpoch
 from thaw.host import HostReport
-from thaw.ids import ActionName, GroupId, HostId, InstanceId
+from thaw.ids import ActionName, ActivationId, GroupId, HostId, InstanceId
 from thaw.instance import InstanceState
 
 _LONGEST_WAIT_S: Final = 3_600.0
@@ -43,17 +44,36 @@ so; the rest is for messages that take their time."""
 
 def decide(view: ClusterView, event: Event, now_s: float) -> list[Decision]:
     """Take one event in and say what is to be done.  ``view`` already assumes that it will be done."""
-    decided = _decide(view, event, now_s)
-    return [*decided, *stemcells.follow(view, event, decided, now_s)]
+    return decide_all(view, (event,), now_s)
 
 
-def _decide(view: ClusterView, event: Event, now_s: float) -> list[Decision]:
+def decide_all(view: ClusterView, events: Iterable[Event], now_s: float) -> list[Decision]:
+    """Take in events that are there together, in their order, and say what is to be done.  Requests are all counted
+    before any start is decided for them: a burst is met as a whole, by groups of its workers (ParaServe 6.1)."""
+    decided: list[Decision] = []
+    newcomers: dict[ActionName, list[ActivationId]] = {}  # of every action whose demand has changed
+    for event in events:
+        match event:
+            case DemandAdded():
+                queued_s = now_s - min(event.waited_ms / 1000, _LONGEST_WAIT_S)
+                if _take_demand(view, event, queued_s, now_s):
+                    newcomers.setdefault(event.action, []).append(event.activation_id)
+            case DemandRemoved():
+                view.serve_demand(event.activation_id)
+                if event.action in view.actions and not view.actions[event.action].waiting:
+                    newcomers.setdefault(event.action, [])  # its window may ask for more workers still
+            case _:
+                found = _decide(view, event, now_s)
+                decided += [*found, *stemcells.follow(view, event, found, now_s)]
+    for name, activation_ids in newcomers.items():
+        found = _meet_demand(view, name, activation_ids, now_s)
+        stemcells.note_starts(view, found, now_s)
+        decided += found
+    return decided
+
+
+def _decide(view: ClusterView, event: OtherEvent, now_s: float) -> list[Decision]:
     match event:
-        case DemandAdded():
-            return _demand_added(view, event, now_s - min(event.waited_ms / 1000, _LONGEST_WAIT_S), now_s)
-        case DemandRemoved():
-            view.serve_demand(event.activation_id)
-            return []
         case InstanceChanged():
             return instances.changed(view, event.instance, now_s)
         case ModelInspected():
@@ -78,12 +98,15 @@ def _decide(view: ClusterView, event: Event, now_s: float) -> list[Decision]:
             return _rebuild(view, event, now_s)
 
 
-def _demand_added(view: ClusterView, demand: DemandAdded, queued_s: float, now_s: float) -> list[Decision]:
-    if not _take_demand(view, demand, queued_s, now_s):
-        return []
-    decided = rescale(view, demand.action, now_s)
-    if (known := view.demand.get(demand.activation_id)) is not None and not view.awaits_start(known):
-        _join_a_start(view, known)
+def _meet_demand(
+    view: ClusterView, name: ActionName, newcomers: Iterable[ActivationId], now_s: float
+) -> list[Decision]:
+    """Starts for an action's whole queue; requests that no start was decided for share one that is in progress."""
+    decided = rescale(view, name, now_s)
+    for activation_id in newcomers:
+        known = view.demand.get(activation_id)
+        if known is not None and not view.awaits_start(known):
+            _join_a_start(view, known)
     return decided
 
 

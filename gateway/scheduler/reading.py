@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 import redis
@@ -72,17 +72,22 @@ class Reading:
         if lost:
             yield GatewaysLost(lost)
 
-    def events_of(self, item: object, view: ClusterView) -> Iterator[Event]:
-        """What a message means to the policy; what it does not know yet of an action is read first."""
-        if isinstance(item, ActionChanged):
-            yield self._action(item.action, changed=True)
-        elif isinstance(item, HostChanged):
-            report = self._registry.live_host(item.host_id)
-            yield HostsSeen(tuple(self._registry.live_hosts())) if report is None else HostSeen(report)
-        elif isinstance(item, _FOR_POLICY):
-            if isinstance(item, DemandAdded) and view.action(item.action).facts is None:
-                yield self._action(item.action, changed=False, namespace=item.namespace)
-            yield item
+    def events_of(self, items: Iterable[object], view: ClusterView) -> Iterator[Event]:
+        """What messages mean to the policy; what it does not know yet of an action is read first, once for all of
+        them."""
+        read: set[ActionName] = set()
+        for item in items:
+            if isinstance(item, ActionChanged):
+                read.add(item.action)
+                yield self._action(item.action, changed=True)
+            elif isinstance(item, HostChanged):
+                report = self._registry.live_host(item.host_id)
+                yield HostsSeen(tuple(self._registry.live_hosts())) if report is None else HostSeen(report)
+            elif isinstance(item, _FOR_POLICY):
+                if isinstance(item, DemandAdded) and item.action not in read and view.action(item.action).facts is None:
+                    read.add(item.action)
+                    yield self._action(item.action, changed=False, namespace=item.namespace)
+                yield item
 
     def _action(self, name: ActionName, *, changed: bool, namespace: Namespace | None = None) -> Event:
         owner = namespace or Namespace(name.partition("/")[0])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import math
 from collections import deque
+from dataclasses import dataclass
 
 
 class Window:
@@ -20,6 +21,11 @@ class Window:
             bisect.insort(self._arrivals, at_s)
         else:
             self._arrivals.append(at_s)
+
+    @property
+    def newest_s(self) -> float:
+        """When the last of them came; minus infinity without one."""
+        return self._arrivals[-1] if self._arrivals else -math.inf
 
     def count(self, now_s: float) -> int:
         while self._arrivals and self._arrivals[0] <= now_s - self.window_s:
@@ -37,6 +43,27 @@ def groups(n_workers: int, largest: int = 4) -> list[int]:
     """As many groups of ``largest`` as fit, then one of the rest."""
     whole, rest = divmod(n_workers, largest)
     return [largest] * whole + [rest] * (rest > 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Lacking:
+    """What an action has too little of.  ``workers``: to hold its requests.  ``instances``: of its ``min_instances``.
+    ``room``: instances that ``max_instances`` still allows."""
+
+    workers: int
+    instances: int
+    room: int
+
+    @property
+    def is_nothing(self) -> bool:
+        return self.room <= 0 or (self.workers <= 0 and self.instances <= 0)
+
+    def sizes(self, largest: int) -> list[int]:
+        """Workers of each group to start.  A group answers as one endpoint and counts as one instance, whatever its
+        number of workers: the minimum asks for groups of one worker each, and only demand for larger ones."""
+        by_demand = groups(max(0, self.workers), largest)
+        by_minimum = [1] * (self.instances - len(by_demand))
+        return [*by_demand, *by_minimum][: max(0, self.room)]
 
 
 def keep(inflight: int, waiting: int, arrivals: int, other_free_slots: int, slots: int, n_full: int) -> int:

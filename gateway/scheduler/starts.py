@@ -18,7 +18,7 @@ from gateway.scheduler.evictions import evictions
 from gateway.scheduler.groups import RELEASE_DEADLINE_S
 from gateway.scheduler.placement import in_time_without_idle, most_stages, place
 from gateway.scheduler.plans import Choice, Names, fetch_key, group_plan, low_reserve, slots, starting_record
-from gateway.scheduler.scaling import groups, new_workers
+from gateway.scheduler.scaling import Lacking, new_workers
 from gateway.scheduler.stages import Stages
 from gateway.scheduler.transports import transport_of
 from gateway.scheduler.view import ActionView, ClusterView, GroupView, InstanceView
@@ -39,6 +39,11 @@ INSPECT_DEADLINE_S = 30.0
 """Reading a model's index is a few small requests; a host that has not answered by then is not going to."""
 
 RETRY_BASE_S, RETRY_CAP_S = 0.25, 30.0
+GATHER_S = 0.05
+"""So long after a start of a model its further requests are gathered, and then met together.  The requests of a burst
+reach the scheduler a millisecond or so apart, thirty of them within 50 ms; decided one by one they start single workers
+and no groups.  The first start never waits for this (docs/lab-log.md has the measurement)."""
+
 RECHECK_S, RECHECKS_PER_S = 1.0, 50
 """How long a request that waits for memory or for the link waits at most before it is looked at again."""
 
@@ -51,18 +56,21 @@ def rescale(view: ClusterView, name: ActionName, now_s: float) -> list[Decision]
         failed = fail_all(view, name, NotFound("The requested resource does not exist."))
         view.forget_deleted(name)
         return failed
+    was_blocked = name in view.blocked
     view.blocked.drop(name)  # until it is found that there is no room
     if view.keeper is not None and view.keeper[0] == name:
         view.keep_nothing()
-    if not action.waiting and action.minimum == 0:
+    if not action.waiting and action.minimum == 0 and not facts.is_llm:
         return []
     if (refused := _refusal(view, facts)) is not None:
         return fail_all(view, name, refused)
-    n_new = wanted(view, action, facts, now_s)
-    if n_new == 0:
+    lacks = lacking(view, action, facts, now_s)
+    if lacks.is_nothing:
         return wake(action, name, now_s + SLOT_TRUST_S, now_s) if action.waiting else []
     if now_s < action.retry_at_s:
         return wake(action, name, action.retry_at_s, now_s)
+    if now_s < action.gathers_until_s and not was_blocked:
+        return wake(action, name, action.gathers_until_s, now_s)
     stages: Stages | None = None
     if facts.is_llm:
         asked = ensure_model(view, facts.model_uri, now_s)
@@ -74,7 +82,10 @@ def rescale(view: ClusterView, name: ActionName, now_s: float) -> list[Decision]
         )
         if error is not None:
             return fail_all(view, name, error)
-    return _start_many(view, action, facts, stages, n_new, now_s)
+    decided = _start_many(view, action, facts, stages, lacks, now_s)
+    if facts.is_llm and any(isinstance(d, StartGroup) for d in decided):
+        action.gathers_until_s = now_s + GATHER_S
+    return decided
 
 
 def wake(action: ActionView, name: ActionName, at_s: float, now_s: float) -> list[Decision]:
@@ -119,25 +130,31 @@ def _mb(n_bytes: int) -> str:
     return f"{n_bytes // (1024 * 1024)} MiB"
 
 
-def wanted(view: ClusterView, action: ActionView, facts: ActionFacts, now_s: float) -> int:
-    """Workers to add: the window formula for models, the queue alone for ordinary functions, the minimum for both."""
+def lacking(view: ClusterView, action: ActionView, facts: ActionFacts, now_s: float) -> Lacking:
+    """The window formula (scaling.py) says how many workers a model needs, the queue alone how many an ordinary
+    function needs.  The minimum and the maximum count instances that serve: a group of stages is one."""
     instances = [view.instances[i] for i in action.instances]
     current = [v for v in instances if v.record.takes_requests and v.releasing is None
                and v.record.action_version == facts.version]  # fmt: skip
-    by_demand = 0
-    if action.waiting:
-        arrivals = action.window.count(now_s) if facts.is_llm else 0
-        newest_s = view.demand[next(reversed(action.waiting))].queued_s
+    is_broken = action.broken_version == facts.version
+    n_waiting, arrivals = len(action.waiting), 0
+    if facts.is_llm and (n_waiting or not (is_broken or action.failures)):
+        arrivals = action.window.count(now_s)  # with nobody waiting it only foretells, and not what failed of late
+    workers = 0
+    if n_waiting or arrivals:
+        newest_s = view.demand[next(reversed(action.waiting))].queued_s if n_waiting else action.window.newest_s
         supply = sum(_free_slots(view, v, facts, newest_s, now_s) for v in current)
-        by_demand = new_workers(len(action.waiting), arrivals, supply, facts.slots)
-    serving = action.n_serving
-    missing = facts.min_instances - serving if action.broken_version != facts.version else 0
-    return max(0, min(max(by_demand, missing), facts.max_instances - serving))
+        workers = new_workers(n_waiting, arrivals, supply, facts.slots)
+    missing = 0 if is_broken else facts.min_instances - action.n_serving
+    return Lacking(workers, missing, facts.max_instances - action.n_serving)
 
 
 def _free_slots(view: ClusterView, head: InstanceView, facts: ActionFacts, newest_s: float, now_s: float) -> int:
+    """``newest_s``: when the last request was queued, which a gateway does only when it sees no free slot."""
     if head.state is InstanceState.STARTING:
         return slots(facts, head.record.n_stages)  # its host does not know them before it has read the function
+    if head.is_idle and not view.action(facts.name).waiting:
+        return head.record.slots
     if head.state is not InstanceState.READY or now_s - head.changed_s >= SLOT_TRUST_S:
         return 0
     if newest_s > head.changed_s + CROSSING_S:
@@ -161,27 +178,39 @@ def ensure_model(view: ClusterView, uri: str, now_s: float) -> list[Decision]:
 
 
 def _start_many(
-    view: ClusterView, action: ActionView, facts: ActionFacts, stages: Stages | None, n_new: int, now_s: float
+    view: ClusterView, action: ActionView, facts: ActionFacts, stages: Stages | None, lacks: Lacking, now_s: float
 ) -> list[Decision]:
     """Groups of as many workers as a group may have (ParaServe 6.1); what one that is smaller lacks, others have."""
     decided: list[Decision] = []
-    wanted = groups(n_new, 1 if stages is None else most_stages(view, facts, stages))[::-1]
-    while wanted:
-        n_workers = wanted.pop()
+    sizes = lacks.sizes(1 if stages is None else most_stages(view, facts, stages))[::-1]
+    n_started = 0
+    while sizes and n_started < lacks.room:
+        n_workers = sizes.pop()
         choice = place(view, facts, stages, _waited_s(view, facts.name, now_s), now_s, n_workers)
         if choice is None:
-            view.block(facts.name)
-            room = _make_room(view, facts, now_s)
-            if action.waiting and view.blocked.first == facts.name:
-                view.keep_nearest(facts.name)
-            return [*decided, *room, *wake(action, facts.name, now_s + _recheck_s(view), now_s)]
+            return [*decided, *_wait_for_room(view, action, facts, lacks, now_s)]
         if choice.fallback and (victims := _too_slow(view, facts, stages, now_s, n_workers)) is not None:
             view.block(facts.name)
             return [*decided, *victims, *wake(action, facts.name, now_s + _recheck_s(view), now_s)]
         decided += start_group(view, facts, stages, choice, now_s)
+        n_started += 1
         if choice.n_stages < n_workers:
-            wanted.append(n_workers - choice.n_stages)
+            sizes.append(n_workers - choice.n_stages)
     return decided
+
+
+def _wait_for_room(
+    view: ClusterView, action: ActionView, facts: ActionFacts, lacks: Lacking, now_s: float
+) -> list[Decision]:
+    """In line, and others' idle instances make room.  Requests that are only foretold move nobody: their window has
+    passed before room is there, and the instances that went would be started again."""
+    if not action.waiting and lacks.instances <= 0:
+        return []
+    view.block(facts.name)
+    room = _make_room(view, facts, now_s)
+    if action.waiting and view.blocked.first == facts.name:
+        view.keep_nearest(facts.name)
+    return [*room, *wake(action, facts.name, now_s + _recheck_s(view), now_s)]
 
 
 def _too_slow(

@@ -129,14 +129,19 @@ def follow(view: ClusterView, event: Event, decided: Iterable[Decision], now_s: 
                 view.cells.deployed(facts.name, facts.kind)
         case HostsSeen():
             view.cells.forget_hosts(view.hosts)
+    note_starts(view, decided, now_s)
+    if not isinstance(event, HostsSeen | Rebuilt):
+        return []
+    return [d for host in view.hosts.values() for d in _of_host(view, host, now_s)]
+
+
+def note_starts(view: ClusterView, decided: Iterable[Decision], now_s: float) -> None:
+    """Each stage that begins takes a stem cell of its host."""
     for decision in decided:
         if isinstance(decision, StartGroup):
             for stage in decision.stages:
                 kind = _kind(view.action(decision.plan.action).facts)
                 view.cells.began(stage.host_id, kind, view.settings.stem_cell_window_s, now_s)
-    if not isinstance(event, HostsSeen | Rebuilt):
-        return []
-    return [d for host in view.hosts.values() for d in _of_host(view, host, now_s)]
 
 
 def _kind(facts: ActionFacts | None) -> str:

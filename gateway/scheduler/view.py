@@ -110,6 +110,7 @@ class ActionView:
     serving: dict[str, int] = field(default_factory=dict)  # groups that start or are ready and stay, by version
     failures: int = 0  # starts failed since the last one that went well
     retry_at_s: float = 0.0
+    gathers_until_s: float = 0.0  # requests that come before then are met together
     wake_s: float | None = None  # when it is looked at again
     broken_version: str = ""  # a DeveloperError: min_instances stops trying until the action changes
 
@@ -320,8 +321,7 @@ class ClusterView:
 
     def set_releasing(self, view: InstanceView, command_id: CommandId | None) -> None:
         """Note (or take back) that a release is on its way: its memory is free soon."""
-        was = view.releasing
-        if (was is None) == (command_id is None):
+        if (view.releasing is None) == (command_id is None):
             view.releasing = command_id
             return
         self._count(view, -1)

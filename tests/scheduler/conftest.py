@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from relay import bus, credentials, redis_link
+from relay import bus, credentials, keys, redis_link
 from relay.messages import (
     Cancel,
     Command,
@@ -31,6 +31,7 @@ from relay.messages import (
 )
 from relay.records import Records
 from relay.registry import Registry
+from thaw import wire
 from thaw.action import KIND_LLM, KIND_PYTHON, Action, Exec, Limits
 from thaw.clock import wall_ms
 from thaw.config import LlmConfig, ModelConfig, ResourcesConfig, ScalingConfig
@@ -268,6 +269,17 @@ class Platform:
         self.registry.add_demand(DemandAdded(activation, ActionName(action), Namespace("guest"), GatewayId(gateway),
                                              wall_ms() - waited_ms, waited_ms))  # fmt: skip
         return activation
+
+    def burst(self, n: int, action: str, gateway: str = "g0") -> None:
+        """Requests that a reader of the event stream sees together."""
+        self.registry.gateway_alive(GatewayId(gateway))
+        pipe = self.client.pipeline(transaction=True)
+        for _ in range(n):
+            asked = DemandAdded(ActivationId(random_hex_id()), ActionName(action), Namespace("guest"),
+                                GatewayId(gateway), wall_ms())  # fmt: skip
+            pipe.hset(keys.DEMAND, asked.activation_id, wire.dumps(asked))
+            pipe.xadd(keys.EVENTS, {"f": bus.pack(asked)})
+        pipe.execute()
 
     def credentials(self) -> set[str]:
         with redis_link.translated("list credentials"):

@@ -21,6 +21,7 @@ from gateway.scheduler.decisions import (
 )
 from gateway.scheduler.events import ActionSeen, HostsSeen, Rebuilt, StartRefused
 from gateway.scheduler.plans import fetch_key, later_key
+from gateway.scheduler.starts import GATHER_S
 from relay.messages import CommandRefused, DemandAdded, DemandRemoved, ModelInspected
 from tests.scheduler.world import (
     CHAT,
@@ -181,18 +182,71 @@ def test_figure_7_thirty_waiting_requests_of_one_slot_get_seven_groups_of_four_a
     w = World(*(report(f"h{i:02d}", stem_kinds=("llm:vllm",)) for i in range(30)),
               relay_url="redis://relay:6379/0", window_s=1e-9)  # fmt: skip
     w.do(ActionSeen(facts))
-    for i in range(30):  # before their model is known: all are seen at once
-        w.do(DemandAdded(ActivationId(f"a{i}"), CHAT, Namespace("guest"), GatewayId("g"), 0))
-    w.now += 1
+    w.burst(30)
+    w.now += 1  # so that only the queue counts
     starts = of(w.do(ModelInspected("s3://m", HostId("h0"), SMOLLM2)), StartGroup)
     assert [len(s.plan.stages) for s in starts] == [4] * 7 + [2]
     assert all(sum(x.role is StageRole.FULL for x in s.plan.stages) == len(s.plan.stages) for s in starts)
     assert sum(len(s.activation_ids) for s in starts) == 30
 
 
+def test_thirty_requests_at_once_in_batches_of_eight_get_two_groups_of_four() -> None:
+    w = group_world(n_hosts=8, facts=chat(max_stages=4, need_bytes=600 * MIB, slo_ttft_s=60.0))
+    decided = w.burst(30)
+    starts = of(decided, StartGroup)
+    assert [len(s.plan.stages) for s in starts] == [4, 4]
+    assert [len(s.activation_ids) for s in starts] == [30, 0]  # a group of four holds 32; the other is for who follows
+
+
+def test_of_requests_that_come_one_by_one_the_first_starts_at_once_and_the_others_start_in_groups() -> None:
+    w = group_world(n_hosts=8, facts=chat(max_stages=4, need_bytes=600 * MIB, slo_ttft_s=60.0))
+    (first,) = of(w.ask(CHAT), StartGroup)
+    assert len(first.plan.stages) == 1
+    decided: list[Decision] = []
+    for _ in range(29):
+        decided += w.later(0.001) + w.ask(CHAT)
+    assert of(decided, StartGroup) == []
+    starts = of(w.later(GATHER_S), StartGroup)
+    assert [len(s.plan.stages) for s in starts] == [4, 3]
+    assert all(w.view.awaits_start(d) for d in w.view.demand.values())
+
+
+def test_a_burst_of_one_model_does_not_hold_up_the_first_request_of_another() -> None:
+    other = ActionName("guest/other")
+    w = group_world(n_hosts=8, facts=chat(max_stages=4, slo_ttft_s=60.0))
+    w.do(ActionSeen(chat(name=other)))
+    w.ask(CHAT)
+    assert of(w.burst(20), StartGroup) == []  # gathered
+    assert len(of(w.ask(other), StartGroup)) == 1
+
+
+def test_a_minimum_counts_groups_and_starts_as_many() -> None:
+    w = group_world(n_hosts=8, facts=chat(max_stages=4, need_bytes=600 * MIB, slo_ttft_s=60.0))
+    starts = of(
+        w.do(ActionSeen(chat(max_stages=4, need_bytes=600 * MIB, slo_ttft_s=60.0, min_instances=4))), StartGroup
+    )
+    assert [len(s.plan.stages) for s in starts] == [1, 1, 1, 1]
+    for start in starts:
+        assert of(w.ready(start), StartGroup) == []
+    assert of(w.later(600.0), ReleaseInstance) == []
+
+
+def test_a_minimum_of_a_forced_size_is_as_many_groups_of_it() -> None:
+    w = group_world(n_hosts=4, facts=forced(2))
+    starts = of(w.do(ActionSeen(forced(2, min_instances=3))), StartGroup)
+    assert [len(s.plan.stages) for s in starts] == [2, 2, 2]
+
+
+def test_a_burst_starts_no_more_groups_than_max_instances() -> None:
+    facts = chat(max_stages=4, slots=1, max_instances=2, need_bytes=600 * MIB, slo_ttft_s=60.0)
+    w = group_world(n_hosts=8, facts=facts)
+    assert [len(s.plan.stages) for s in of(w.burst(30), StartGroup)] == [4, 4]
+    assert of(w.burst(30) + w.later(5.0), StartGroup) == []
+
+
 def test_a_burst_where_hosts_are_few_gets_smaller_groups_in_time() -> None:
     w = group_world(n_hosts=2, facts=chat(max_stages=4, slots=1, slo_ttft_s=60.0, need_bytes=512 * MIB))
-    starts = [s for _ in range(4) for s in of(w.ask(CHAT), StartGroup)]
+    starts = of(w.burst(4), StartGroup)
     assert all(len(s.plan.stages) <= 2 for s in starts)
     assert sum(len(s.plan.stages) for s in starts) >= 4
 
@@ -213,6 +267,7 @@ def test_a_group_is_ready_when_its_last_stage_is_and_teaches_once() -> None:
 def test_a_groups_slots_are_those_of_as_many_batches_as_it_has_stages() -> None:
     w = group_world(facts=forced(4))
     started(w)
+    w.now += GATHER_S
     assert [of(w.ask(CHAT), StartGroup) for _ in range(15)] == [[]] * 15  # 16 waiting and 16 new fill 32
     assert len(of(w.ask(CHAT), StartGroup)) == 1
 

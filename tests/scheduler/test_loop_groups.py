@@ -48,6 +48,24 @@ def test_a_forced_size_starts_a_stage_on_every_host_and_lets_the_group_into_the_
     assert credentials.read(platform.client, plan.transport.credential_ref).username.endswith(plan.group_id)
 
 
+def test_thirty_requests_at_once_are_started_as_two_groups_of_four(platform: Any) -> None:
+    hosts = four_hosts(platform)
+    for host in hosts:
+        host.on_start = lambda start: False
+    platform.llm(memory=1000)
+    platform.action(memory=128)
+    platform.registry.put_model(facts_of_model("file:///m"))  # else the whole burst would wait for a look at it
+    platform.scheduler()
+    platform.ask()
+    platform.events.wait(InstanceChanged)  # it leads, so the burst is read from the stream
+    platform.burst(30, "guest/chat")
+    found = [s for host in hosts for s in host.commands.wait(Start, 2, where=lambda s: s.plan.action == "guest/chat")]
+    assert sorted(s.stage for s in found) == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert {len(s.plan.stages) for s in found} == {4}
+    assert len({s.plan.group_id for s in found}) == 2
+    assert len({a for s in found for a in s.activation_ids}) == 30
+
+
 def test_an_idle_group_is_released_by_its_first_stage_and_leaves_nothing(platform: Any) -> None:
     hosts = four_hosts(platform)
     platform.llm(stages=4)

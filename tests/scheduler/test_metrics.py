@@ -51,7 +51,7 @@ def test_starts_are_counted_by_what_was_promised() -> None:
     before = value("thaw_scheduler_admissions_total", outcome="fallback")
     decided = w.ask(CHAT)
     event = next(iter(w.view.demand.values())).demand
-    metrics.decided(w.view, event, decided, 0.001)
+    metrics.decided(w.view, [event], decided, 0.001)
     assert value("thaw_scheduler_admissions_total", outcome="fallback") == before + 1
     assert value("thaw_scheduler_decision_seconds_count", event="DemandAdded") >= 1
 

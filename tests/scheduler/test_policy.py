@@ -25,7 +25,8 @@ from gateway.scheduler.decisions import (
 )
 from gateway.scheduler.events import ActionDeleted, ActionSeen, GatewaysLost, HostsSeen, Rebuilt
 from gateway.scheduler.history import Measured
-from relay.messages import CommandRefused, DemandAdded, InstanceChanged, ModelInspected
+from gateway.scheduler.starts import GATHER_S
+from relay.messages import CommandRefused, DemandAdded, DemandRemoved, InstanceChanged, ModelInspected
 from tests.scheduler.world import CHAT, FACTS, HELLO, MIB, World, chat, hello, llm_world, of, record_of, report, world
 from thaw.errors import ErrorInfo
 from thaw.host import Device, FetchReport, HostReport
@@ -48,10 +49,9 @@ def test_every_request_beyond_the_slots_that_start_gets_its_own_instance() -> No
 
 def test_a_models_batch_slots_take_a_burst() -> None:
     w = llm_world()
-    starts = [s for _ in range(4) for s in of(w.ask(CHAT), StartGroup)]
-    assert len(starts) == 1
-    starts += [s for _ in range(16) for s in of(w.ask(CHAT), StartGroup)]
-    assert len(starts) == 4  # on a host of 4 GiB; Q + P = 40 wants five
+    assert len(of(w.burst(4), StartGroup)) == 1
+    w.now += GATHER_S
+    assert len(of(w.burst(16), StartGroup)) == 3  # on a host of 4 GiB; Q + P = 40 wants five
 
 
 def test_max_instances_is_never_passed() -> None:
@@ -144,6 +144,79 @@ def test_min_instances_are_started_without_demand_and_outlive_their_keep_alive()
     (start,) = of(w.do(ModelInspected("s3://m", HostId("h0"), FACTS)), StartGroup)
     w.ready(start)
     assert of(w.later(600.0), ReleaseInstance) == []
+
+
+def served_at_once(w: World, n: int) -> list[Decision]:
+    """Requests that are queued and find a slot before the scheduler reads of them."""
+    asked = [w.request(CHAT) for _ in range(n)]
+    return w.do(*asked, *(DemandRemoved(a.activation_id, CHAT) for a in asked))
+
+
+def busy_world(**facts: Any) -> World:
+    """Its one instance has had all its slots taken for a while."""
+    w = llm_world(facts=chat(**facts))
+    (start,) = of(w.ask(CHAT), StartGroup)
+    w.later(2.0)
+    w.ready(start, idle=False)
+    w.later(2.0)
+    return w
+
+
+def test_a_full_window_starts_workers_though_the_queue_is_empty() -> None:
+    w = busy_world(keep_alive_s=5.0)
+    starts = of(served_at_once(w, 9), StartGroup)
+    assert [s.activation_ids for s in starts] == [(), ()]  # ceil((0 + 9 - 0) / 8)
+    assert of(served_at_once(w, 1) + w.later(GATHER_S), StartGroup) == []  # what starts is supply
+    for start in starts:
+        w.ready(start)
+    later = w.later(60.0)
+    assert of(later, StartGroup) == []
+    assert len(of(later, ReleaseInstance)) == 2  # once each, when it was idle for its keep-alive
+
+
+def test_the_last_slots_that_recent_requests_took_are_followed_by_another_worker() -> None:
+    w = llm_world()
+    (start,) = of(w.ask(CHAT), StartGroup)
+    w.later(2.0)
+    w.ready(start)
+    w.said(start, InstanceState.READY, slots=8, idle_since_wall_ms=1)
+    asked = [w.request(CHAT) for _ in range(4)]
+    assert of(w.do(*asked), StartGroup) == []  # eight slots are free
+    w.said(start, InstanceState.READY, slots=8, inflight=8)
+    decided = [w.do(DemandRemoved(a.activation_id, CHAT)) for a in asked]
+    assert [len(of(d, StartGroup)) for d in decided] == [0, 0, 0, 1]
+
+
+def test_a_full_window_starts_no_more_than_max_instances() -> None:
+    w = busy_world(max_instances=2)
+    assert len(of(served_at_once(w, 40), StartGroup)) == 1
+
+
+def test_a_full_window_starts_nothing_beside_idle_instances() -> None:
+    w = llm_world()
+    (start,) = of(w.ask(CHAT), StartGroup)
+    w.ready(start)
+    w.said(start, InstanceState.READY, slots=8, idle_since_wall_ms=1)
+    w.later(2.0)
+    assert of(served_at_once(w, 8), StartGroup) == []
+
+
+def test_a_full_window_evicts_nobody_and_does_not_wait_in_line() -> None:
+    w = busy_world(need_bytes=3000 * MIB)
+    (other,) = of(w.do(ActionSeen(hello(need_bytes=1000 * MIB))) + w.ask(), StartGroup)
+    w.ready(other)
+    w.later(2.0)
+    decided = served_at_once(w, 9)
+    assert of(decided, StartGroup) + of(decided, ReleaseInstance) == []
+    assert CHAT not in w.view.blocked
+
+
+def test_a_start_that_failed_is_not_repeated_for_requests_that_are_only_foretold() -> None:
+    w = llm_world()
+    (start,) = of(w.ask(CHAT), StartGroup)
+    decided = w.said(start, InstanceState.GONE, error=ErrorInfo("InitFailed", "bad weights"))
+    decided += served_at_once(w, 9) + w.later(5.0)
+    assert of(decided, StartGroup) == []
 
 
 def test_a_new_version_releases_idle_instances_of_the_old_one_and_starts_its_own() -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.scheduler.scaling import Window, groups, keep, new_workers
+from gateway.scheduler.scaling import Lacking, Window, groups, keep, new_workers
 
 
 def test_worked_example_4_figure_7_thirty_requests_are_eight_groups() -> None:
@@ -48,3 +49,24 @@ def test_new_workers_are_just_enough(waiting: int, arrivals: int, supply: int, s
     new = new_workers(waiting, arrivals, supply, slots)
     assert new * slots + supply >= waiting + arrivals
     assert new == 0 or (new - 1) * slots + supply < waiting + arrivals
+
+
+@pytest.mark.parametrize(
+    ("workers", "instances", "room", "sizes"),
+    [
+        (8, 0, 8, [4, 4]),
+        (0, 4, 8, [1, 1, 1, 1]),  # a minimum asks for instances, and a group is one
+        (6, 4, 8, [4, 2, 1, 1]),  # what demand starts counts for the minimum
+        (30, 0, 2, [4, 4]),
+        (0, 9, 3, [1, 1, 1]),
+        (5, 5, 0, []),
+        (5, 5, -1, []),
+        (-3, -2, 8, []),
+    ],
+)
+def test_groups_are_sized_by_demand_and_counted_as_instances(
+    workers: int, instances: int, room: int, sizes: list[int]
+) -> None:
+    lacks = Lacking(workers, instances, room)
+    assert lacks.sizes(4) == sizes
+    assert lacks.is_nothing == (sizes == [])

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from gateway.scheduler.decisions import Decision, StartGroup, Wake
 from gateway.scheduler.events import ActionFacts, ActionSeen, HostsSeen, Timer
 from gateway.scheduler.history import History
-from gateway.scheduler.policy import decide
+from gateway.scheduler.policy import decide_all
 from gateway.scheduler.settings import SchedulerSettings
 from gateway.scheduler.view import ClusterView
 from relay.messages import DemandAdded, DemandRemoved, InstanceChanged, ModelInspected
@@ -80,14 +80,22 @@ class World:
         self.reports = {h.host_id: h for h in hosts}
         self.do(HostsSeen(tuple(hosts)))
 
-    def do(self, event: Any) -> list[Decision]:
-        decided = decide(self.view, event, self.now)
+    def do(self, *events: Any) -> list[Decision]:
+        """Events that are there together."""
+        decided = decide_all(self.view, events, self.now)
         self.timers += [d for d in decided if isinstance(d, Wake)]
         return decided
 
     def ask(self, action: ActionName = HELLO, gateway: str = "g") -> list[Decision]:
+        return self.do(self.request(action, gateway))
+
+    def burst(self, n: int, action: ActionName = CHAT) -> list[Decision]:
+        """So many requests that the scheduler reads at once."""
+        return self.do(*(self.request(action) for _ in range(n)))
+
+    def request(self, action: ActionName = HELLO, gateway: str = "g") -> DemandAdded:
         activation = ActivationId(f"a{next(self._asked)}")
-        return self.do(DemandAdded(activation, action, Namespace("guest"), GatewayId(gateway), 0))
+        return DemandAdded(activation, action, Namespace("guest"), GatewayId(gateway), 0)
 
     def said(self, start: StartGroup, state: InstanceState, stage: int = 0, **fields: Any) -> list[Decision]:
         return self.do(InstanceChanged(record_of(start, state, stage, **fields)))
