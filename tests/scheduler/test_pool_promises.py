@@ -292,9 +292,9 @@ def test_an_honest_host_never_refuses_for_memory_what_the_scheduler_decided(
 
 
 @pytest.mark.full
-@settings(max_examples=5_000, deadline=None)
+@settings(max_examples=2_000, deadline=None)
 @given(sizes=pools, models=model_sizes, stages=n_stages, history=steps)
-def test_an_honest_host_never_refuses_in_five_thousand_histories(
+def test_an_honest_host_never_refuses_in_two_thousand_histories(
     sizes: list[tuple[int, int]], models: list[tuple[int, int]], stages: list[int | None],
     history: list[tuple[str, int]],
 ) -> None:  # fmt: skip

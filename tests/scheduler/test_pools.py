@@ -10,7 +10,7 @@ import pytest
 
 from gateway.scheduler.decisions import CancelGroup, FailDemand, ReleaseInstance, StartGroup
 from gateway.scheduler.events import ActionDeleted, ActionSeen, HostSeen, HostsSeen
-from gateway.scheduler.starts import RETRY_BASE_S
+from gateway.scheduler.starts import GATHER_S, RETRY_BASE_S
 from relay.messages import ModelInspected
 from relay.pool import n_slabs
 from tests.scheduler.world import (
@@ -81,6 +81,7 @@ def test_an_instance_beside_one_that_has_the_whole_model_takes_nothing_of_the_po
     for complete in (False, True):  # while it is fetched it may fail yet, and then each needs its own
         segment = HeldSegment(stages.whole.key, 2, complete, (mine,))
         said = w.do(HostSeen(report("h0", pool=pool(3, 0, 2_000 + complete, held=(segment,), users=(mine,)))))
+        w.now += GATHER_S
         assert bool(of(said + w.ask(CHAT), StartGroup)) is complete
 
 
