@@ -15,8 +15,9 @@ import math
 from typing import Final
 
 from gateway.scheduler.decisions import Decision, Flag, TimerKind, Wake
+from gateway.scheduler.model_view import ModelView
 from gateway.scheduler.starts import INSPECT_DEADLINE_S, RETRY_BASE_S, RETRY_CAP_S, ensure_model, fail, rescale, wake
-from gateway.scheduler.view import ClusterView, DemandView, ModelView
+from gateway.scheduler.view import ClusterView, DemandView
 from relay.messages import CommandRefused, ModelInspected
 from thaw.errors import DeveloperError, ErrorInfo, StoreUnavailable, from_info
 from thaw.ids import GroupId

@@ -18,9 +18,9 @@ from gateway.scheduler.idle import IdleMemory, Where
 from gateway.scheduler.index import HostIndex
 from gateway.scheduler.largest import Largest, same_sizes
 from gateway.scheduler.ledger import Discipline
+from gateway.scheduler.model_view import ModelView
 from gateway.scheduler.scaling import Window
 from gateway.scheduler.settings import SchedulerSettings
-from gateway.scheduler.stages import Stages
 from gateway.scheduler.stemcells import StemCells
 from gateway.scheduler.turns import Turn, Turns
 from relay.messages import DemandAdded
@@ -28,7 +28,6 @@ from thaw.action import KIND_LLM
 from thaw.host import HostReport
 from thaw.ids import ActionName, ActivationId, CommandId, GroupId, HostId, InstanceId
 from thaw.instance import InstanceRecord, InstanceState
-from thaw.model import ModelFacts
 from thaw.plan import Plan
 
 SERVED_KEPT: Final = 10_000
@@ -78,27 +77,6 @@ class GroupView:
     is_starting: bool = True  # not every stage is READY yet
     served: tuple[ActivationId, ...] = ()  # whom it was started for
     gives_way: bool = False  # it was asked to leave its place to one worker
-
-
-@dataclass(slots=True)
-class ModelView:
-    stages: Stages | None = None
-    fresh: bool = False
-    asked: tuple[HostId, CommandId] | None = None
-    asked_s: float = 0.0
-    attempts: int = 0  # looks since the last one that went well
-    failing_since_s: float | None = None  # when the first of them failed
-    again_s: float = 0.0  # the end of the pause after the last of them
-    actions: set[ActionName] = field(default_factory=set)
-
-    @property
-    def facts(self) -> ModelFacts | None:
-        return None if self.stages is None else self.stages.facts
-
-    def take(self, facts: ModelFacts) -> None:
-        """Its facts as they are now."""
-        self.stages = Stages(facts) if facts != self.facts else self.stages
-        self.fresh = True
 
 
 @dataclass(slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -13,9 +14,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.full_disk import full_disk
 from thaw.dev.components import Component, base_env
 from thaw.dev.layout import Layout
-from thaw.dev.processes import belonging_to, identify, is_alive, send, wait_gone
+from thaw.dev.processes import ProcessId, belonging_to, identify, is_alive, send, wait_gone
+from thaw.dev.restarts import Recorded, RestartLog, read_pid_file, write_pid_file
 from thaw.dev.supervisor import Supervisor
 from thaw.dev.watch import LineReader, wait_for_line
 from thaw.errors import PlatformError
@@ -87,6 +90,58 @@ def test_a_killed_component_is_started_again_until_the_supervisor_is_asked_to_st
         supervisor.run()
     assert [event for _, event in reports.seen].count("crashed") == 2
     assert len(set(pids)) == 2
+
+
+def restarts(layout: Layout) -> list[tuple[str, str, str, int, int]]:
+    """What the supervisor's log says of each restart."""
+    events = map(json.loads, layout.supervisor_log.read_text().splitlines())
+    return [(e["event"], e["component"], e["cause"], e["count"], e["in_a_row"]) for e in events]
+
+
+def test_every_restart_is_a_line_with_component_cause_and_count_and_one_that_goes_on_is_named(layout: Layout) -> None:
+    reports, stop = Reports(), lambda: os.kill(os.getpid(), signal.SIGTERM)
+    reports.on[("loop", "starting", 5)] = stop
+    with Supervisor(layout, reports) as supervisor:
+        loop, calm = program(layout, "loop", f"{READY} raise SystemExit(3)"), program(layout, "calm", IDLE)
+        supervisor.start([calm, loop])
+        supervisor.wait_ready([calm])
+        os.kill(int((layout.pids / "calm").read_text().split()[0]), signal.SIGKILL)
+        supervisor.run()
+        found = {path.name: read_pid_file(path) for path in layout.pids.iterdir()}
+    lines = restarts(layout)
+    assert [line for line in lines if line[1] == "calm"] == [("restart", "calm", "signal SIGKILL", 1, 1)]
+    assert [line for line in lines if line[1] == "loop"] == [
+        (("restart", "restart", "restarts_again_and_again", "restarts_again_and_again")[n - 1], "loop",
+         "exit status 3", n, n)
+        for n in range(1, 5)
+    ]  # fmt: skip
+    of_loop, of_calm = found["loop"], found["calm"]
+    assert of_loop is not None
+    assert of_calm is not None
+    assert (of_loop.n_restarts, of_loop.in_a_row, of_loop.cause) == (4, 4, "exit status 3")
+    assert (of_calm.n_restarts, of_calm.cause) == (1, "signal SIGKILL")
+
+
+def test_restarts_on_a_full_disk_are_written_down_when_there_is_room_and_the_pid_files_at_once(tmp_path: Path) -> None:
+    with full_disk(tmp_path / "disk") as disk:
+        write_pid_file(disk.path / "it", Recorded(ProcessId(1, 2)))
+        log = RestartLog(disk.path / "supervisor.log")
+        log.event("restart", component="it", count=1)
+        disk.fill()
+        for n in range(2, 200):
+            log.event("restart", component="it", cause="exit status 1" * 10, count=n)
+        write_pid_file(disk.path / "it", Recorded(ProcessId(3, 4), 199, 199, "exit status 1"))
+        disk.free()
+        assert read_pid_file(disk.path / "it") == Recorded(ProcessId(3, 4), 199, 199, "exit status 1")
+        log.flush()
+        written = [json.loads(line)["count"] for line in (disk.path / "supervisor.log").read_text().splitlines()]
+    assert written == list(range(1, 200))
+
+
+def test_a_pid_file_that_could_not_be_written_is_no_process(tmp_path: Path) -> None:
+    for text in ("", "12", "x y 0 0", "\0" * 160):
+        (tmp_path / "it").write_text(text)
+        assert read_pid_file(tmp_path / "it") is None
 
 
 def test_a_component_that_ends_while_it_starts_is_an_error_with_its_last_words(layout: Layout) -> None:

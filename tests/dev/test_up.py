@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -16,6 +17,7 @@ import pytest
 from thaw.dev import leftovers, sweep
 from thaw.dev.layout import Layout, Platform
 from thaw.dev.processes import ProcessId, belonging_to, is_alive, wait_gone
+from thaw.dev.restarts import read_pid_file
 from thaw.dev.watch import LineReader
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -56,8 +58,9 @@ def platform(thaw: Run, layout: Layout, tmp_path: Path) -> Platform:
 
 
 def pid_of(layout: Layout, component: str) -> ProcessId:
-    pid, ticks = (layout.pids / component).read_text().split()
-    return ProcessId(int(pid), int(ticks))
+    recorded = read_pid_file(layout.pids / component)
+    assert recorded is not None
+    return recorded.process
 
 
 def nothing_is_left(layout: Layout, platform: Platform) -> None:
@@ -106,8 +109,13 @@ def test_every_component_that_is_killed_comes_back_and_deployed_functions_stay(
     while done.returncode != 0 and time.monotonic() < end:  # each try waits in the gateway, or is refused at once
         done = thaw("action", "invoke", "f", "--result")
     assert '"ok": true' in done.stdout, done.stderr
-    assert thaw("dev", "status").returncode == 0
+    status = thaw("dev", "status")
+    assert status.returncode == 0
     assert all(pid_of(layout, name) != before[name] for name in COMPONENTS)
+    rows = {line.split()[0]: line for line in status.stdout.splitlines() if line.strip()}
+    assert [name for name in COMPONENTS if "(signal SIGKILL)" not in rows[name]] == []
+    restarts = [json.loads(line) for line in layout.supervisor_log.read_text().splitlines()]
+    assert {e["component"].replace("/", "-") for e in restarts if e["cause"] == "signal SIGKILL"} == set(COMPONENTS)
 
 
 def test_down_cleans_up_after_a_killed_supervisor(platform: Platform, thaw: Run, layout: Layout) -> None:

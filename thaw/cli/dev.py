@@ -11,6 +11,7 @@ from thaw.cli.context import err, out, say_ok
 
 if TYPE_CHECKING:
     from thaw.dev.layout import Platform
+    from thaw.dev.status import Running
 
 app = typer.Typer(no_args_is_help=True, help="A whole platform on this machine.")
 
@@ -149,7 +150,8 @@ def down(
 
 @app.command()
 def status() -> None:
-    """What runs, since when, with how much memory.  Exit code 1 when the platform is not up."""
+    """What runs, since when, with how much memory, and what was started again how often and why.  Exit code 1 when the
+    platform is not up."""
     from thaw.cli.tables import duration, show, size, table
     from thaw.dev.layout import default_layout
     from thaw.dev.status import components
@@ -159,17 +161,25 @@ def status() -> None:
     if platform is None:
         out().print("no platform is up on this machine (thaw dev up)")
         raise typer.Exit(1)
-    rows = table("component", "state", "pid", "up", "memory", "cpu")
+    rows = table("component", "state", "pid", "up", "memory", "cpu", "restarts")
     found = components(layout, platform)
     for c in found:
         state = "[green]running[/green]" if c.running else "[red]not running[/red]"
         rows.add_row(c.name, state, str(c.pid), duration(c.up_s) if c.running else "", size(c.rss_bytes),
-                     duration(c.cpu_s) if c.running else "")  # fmt: skip
+                     duration(c.cpu_s) if c.running else "", _restarts(c))  # fmt: skip
     show(rows)
+    for c in found:
+        if c.ends_again_and_again:
+            out().print(f"[red]{c.name} ends again and again[/red]: {c.in_a_row} times in a row, the last time by "
+                        f"{c.cause} (thaw dev logs {c.name})", soft_wrap=True)  # fmt: skip
     where = platform.store_dir or platform.s3_endpoint
     out().print(f"api {platform.apihost} · store {where} · logs {layout.logs}", soft_wrap=True)
     if not all(c.running for c in found):
         raise typer.Exit(1)
+
+
+def _restarts(component: Running) -> str:
+    return f"{component.n_restarts} ({component.cause})" if component.n_restarts else ""
 
 
 @app.command()

@@ -90,6 +90,11 @@ class Layout:
         return self.root / "logs"
 
     @property
+    def supervisor_log(self) -> Path:
+        """One line for each restart of a component, and what the supervisor says of itself."""
+        return self.root / "supervisor.log"
+
+    @property
     def pids(self) -> Path:
         return self.root / "pids"
 

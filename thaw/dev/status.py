@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from thaw.dev.layout import Layout, Platform
 from thaw.dev.processes import ProcessId, belonging_to, is_alive
+from thaw.dev.restarts import AGAIN_AND_AGAIN, STEADY_S, Recorded, read_pid_file
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -21,16 +22,24 @@ class Running:
     up_s: float = 0.0
     rss_bytes: int = 0
     cpu_s: float = 0.0
+    n_restarts: int = 0  # since the platform came up
+    in_a_row: int = 0  # of them, each soon after a start
+    cause: str = ""  # of the last one
+
+    @property
+    def ends_again_and_again(self) -> bool:
+        return self.in_a_row >= AGAIN_AND_AGAIN and (not self.running or self.up_s < STEADY_S)
 
 
 def components(layout: Layout, platform: Platform) -> list[Running]:
     """The supervisor, every component, and the rest (containers) as one row."""
-    named = {"supervisor": platform.supervisor}
+    recorded = {"supervisor": Recorded(platform.supervisor)}
     for path in sorted(layout.pids.glob("*")):
-        pid, _, ticks = path.read_text().partition(" ")
-        named[path.name] = ProcessId(int(pid), int(ticks))
-    rows = [_look(name, process) for name, process in named.items()]
-    others = belonging_to(layout.homes, named.values()) - set(named.values())
+        recorded[path.name] = read_pid_file(path) or Recorded(ProcessId(0, 0))
+    rows = [replace(_look(name, one.process), n_restarts=one.n_restarts, in_a_row=one.in_a_row, cause=one.cause)
+            for name, one in recorded.items()]  # fmt: skip
+    processes = {one.process for one in recorded.values()}
+    others = belonging_to(layout.homes, processes) - processes
     looked = [_look("", process) for process in others]
     if looked:
         rows.append(Running(f"{len(looked)} containers and helpers", looked[0].pid, True, max(r.up_s for r in looked),

@@ -8,6 +8,7 @@ supervisor would break the children's orderly end.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import heapq
 import os
@@ -18,19 +19,20 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, BinaryIO
 
 from thaw.dev.components import Component
 from thaw.dev.layout import Layout
 from thaw.dev.processes import ProcessId, belonging_to, identify, send, wait_gone
+from thaw.dev.restarts import AGAIN_AND_AGAIN, STEADY_S, Recorded, RestartLog, write_pid_file
 from thaw.dev.watch import DirectoryWatch, LineReader
 from thaw.errors import PlatformError
 
 _PR_SET_PDEATHSIG = 1
 _FIRST_DELAY_S, _LONGEST_DELAY_S = 0.2, 10.0
-_STEADY_S = 30.0  # a component that lived this long was well: its next crash counts as the first
 _libc = ctypes.CDLL(None)
 
 Report = Callable[[str, str], None]
@@ -53,7 +55,7 @@ class Supervisor:
     layout: Layout
     report: Report
     _children: dict[str, _Child] = field(default_factory=dict)
-    _crashes: dict[str, int] = field(default_factory=dict)
+    _recorded: dict[str, Recorded] = field(default_factory=dict)
     _due: list[tuple[float, str]] = field(default_factory=list)  # heap of restarts
     _components: dict[str, Component] = field(default_factory=dict)
     _selector: selectors.DefaultSelector = field(default_factory=selectors.DefaultSelector)
@@ -61,6 +63,10 @@ class Supervisor:
     _wake: tuple[socket.socket, ...] = ()
     _handlers: dict[int, Any] = field(default_factory=dict)
     _stopping: bool = False
+    _log: RestartLog = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._log = RestartLog(self.layout.supervisor_log)
 
     def __enter__(self) -> Supervisor:
         self.layout.make()
@@ -111,7 +117,7 @@ class Supervisor:
     def _spawn(self, component: Component) -> None:
         self.report(component.name, "starting")
         path = self.layout.log(component.name)
-        with path.open("ab") as log:
+        with _opened(path) as log:
             end = log.tell()
             process = subprocess.Popen(
                 component.argv, env=dict(component.env), cwd=self.layout.run_dir, stdin=subprocess.DEVNULL, stdout=log,
@@ -124,8 +130,13 @@ class Supervisor:
         child = _Child(component, process, identity, pidfd, reader, time.monotonic())
         self._children[component.name] = child
         self._selector.register(pidfd, selectors.EVENT_READ, child)
-        pid_file = self.layout.pids / component.name.replace("/", "-")
-        pid_file.write_text(f"{identity.pid} {identity.start_ticks}\n")
+        known = self._recorded.get(component.name, Recorded(identity))
+        self._record(component.name, replace(known, process=identity))
+
+    def _record(self, name: str, recorded: Recorded) -> None:
+        self._recorded[name] = recorded
+        with contextlib.suppress(OSError):  # no room: its processes are found without the file, too
+            write_pid_file(self.layout.pids / name.replace("/", "-"), recorded)
 
     # running -------------------------------------------------------------------------------------------------------
 
@@ -134,19 +145,32 @@ class Supervisor:
         while not self._stopping:
             now = time.monotonic()
             while self._due and self._due[0][0] <= now:
-                self._spawn(self._components[heapq.heappop(self._due)[1]])
+                self._start_again(heapq.heappop(self._due)[1])
             for name in self._turn(self._due[0][0] - now if self._due else None):
-                self._plan_restart(name)
+                child = self._children[name]
+                self._plan_restart(name, _describe(child.process.returncode), time.monotonic() - child.started)
 
-    def _plan_restart(self, name: str) -> None:
-        child = self._children[name]
+    def _start_again(self, name: str) -> None:
+        try:
+            self._spawn(self._components[name])
+        except OSError as e:  # the machine has no process or no memory to give: a later try may find some
+            self._plan_restart(name, f"no start: {e}", 0.0)
+
+    def _plan_restart(self, name: str, cause: str, lived_s: float) -> None:
+        """Note that it ended, and start it again after a pause, which is longer each time in a row."""
         if self._stopping:
             return
-        self.report(name, f"crashed ({_describe(child.process.returncode)})")
-        lived = time.monotonic() - child.started
-        crashes = 0 if lived > _STEADY_S else self._crashes.get(name, 0)
-        self._crashes[name] = crashes + 1
-        heapq.heappush(self._due, (time.monotonic() + min(_LONGEST_DELAY_S, _FIRST_DELAY_S * 2**crashes), name))
+        known = self._recorded[name]
+        in_a_row = 1 if lived_s > STEADY_S else known.in_a_row + 1
+        recorded = replace(known, n_restarts=known.n_restarts + 1, in_a_row=in_a_row, cause=cause)
+        self._record(name, recorded)
+        pause_s = min(_LONGEST_DELAY_S, _FIRST_DELAY_S * 2.0 ** (in_a_row - 1))
+        event = "restarts_again_and_again" if in_a_row >= AGAIN_AND_AGAIN else "restart"
+        self._log.event(event, component=name, cause=cause, count=recorded.n_restarts, in_a_row=in_a_row,
+                        pause_s=pause_s)  # fmt: skip
+        again = f", {in_a_row} times in a row" if in_a_row >= AGAIN_AND_AGAIN else ""
+        self.report(name, f"crashed ({cause}{again})")
+        heapq.heappush(self._due, (time.monotonic() + pause_s, name))
 
     def _turn(self, timeout_s: float | None) -> list[str]:
         """Handle what happened; returns the names of components that have ended."""
@@ -166,6 +190,7 @@ class Supervisor:
         for name, child in self._children.items():
             if not child.ready and any(re.search(child.component.ready, line) for line in child.log.lines()):
                 child.ready = True
+                self._log.flush()
                 self.report(name, "ready")
 
     def _reap(self, child: _Child) -> None:
@@ -222,6 +247,14 @@ def _die_with(parent: int, sig: signal.Signals) -> Callable[[], None]:
             os._exit(1)
 
     return prepare
+
+
+def _opened(path: Path) -> BinaryIO:
+    """A child's log.  A disk without room for a new file must not keep the child from its work."""
+    try:
+        return path.open("ab")
+    except OSError:
+        return open(os.devnull, "ab")
 
 
 def _describe(code: int) -> str:

@@ -12,6 +12,7 @@ from thaw.dev.components import host_name, weed_sockets
 from thaw.dev.layout import Layout, Platform
 from thaw.dev.leftovers import cgroups
 from thaw.dev.processes import ProcessId, belonging_to, is_alive, send, wait_gone
+from thaw.dev.restarts import read_pid_file
 
 _ORDERLY_S = 15.0  # components that saw their supervisor die are ending already
 _SUPERVISOR_S = 60.0
@@ -50,12 +51,8 @@ def sweep(layout: Layout, platform: Platform | None) -> int:
 
 
 def _recorded(layout: Layout) -> list[ProcessId]:
-    found = []
-    for path in layout.pids.glob("*"):
-        pid, _, ticks = path.read_text().partition(" ")
-        if pid.isdigit() and ticks.strip().isdigit():
-            found.append(ProcessId(int(pid), int(ticks)))
-    return found
+    recorded = map(read_pid_file, layout.pids.glob("*"))
+    return [one.process for one in recorded if one is not None]
 
 
 def _remove_cgroups(paths: list[Path]) -> None:

@@ -53,7 +53,7 @@ def detach(layout: Layout, options: Options, report: Report) -> Platform:
     if already is not None:
         return already
     argv = [sys.executable, "-m", "thaw.dev.up", str(layout.root), json.dumps(wire.to_plain(_plain(options)))]
-    with (layout.root / "supervisor.log").open("ab") as log:
+    with layout.supervisor_log.open("ab") as log:
         process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log,
                                    start_new_session=True, cwd=layout.root)  # fmt: skip
     assert process.stdout is not None  # noqa: S101  asked for above
@@ -67,7 +67,7 @@ def detach(layout: Layout, options: Options, report: Report) -> Platform:
                 process.returncode = 0  # it goes on without us
                 return wire.from_plain(Platform, message["ready"])
             report(message["component"], message["event"])
-    raise PlatformError("the supervisor ended without a word", hint=f"its log: {layout.root / 'supervisor.log'}")
+    raise PlatformError("the supervisor ended without a word", hint=f"its log: {layout.supervisor_log}")
 
 
 def wait_platform(layout: Layout) -> Platform:

@@ -1,0 +1,79 @@
+"""What the supervisor writes down of its components, so that a full disk does not hide it.
+
+``pids/COMPONENT`` says which process a component is, how often it was started again and why.  The file has one size
+for ever: where no room is left it can still be written over.  ``supervisor.log`` has one line for each restart; lines
+that find no room are kept in memory and written behind the next one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from thaw.dev.processes import ProcessId
+
+AGAIN_AND_AGAIN: Final = 3
+"""A component that has ended so many times, each soon after its start, will go on like that until somebody helps."""
+STEADY_S: Final = 30.0
+"""A component that lived this long was well: its next end counts as the first in a row."""
+_PID_FILE_BYTES: Final = 160
+_MOST_LINES: Final = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """``n_restarts`` since the platform came up, ``in_a_row`` of them soon after a start; ``cause`` of the last one."""
+
+    process: ProcessId
+    n_restarts: int = 0
+    in_a_row: int = 0
+    cause: str = ""
+
+
+def write_pid_file(path: Path, recorded: Recorded) -> None:
+    """Raises OSError when the disk is full and the file is new."""
+    text = f"{recorded.process.pid} {recorded.process.start_ticks} {recorded.n_restarts} {recorded.in_a_row} "
+    data = (text + recorded.cause).encode()[: _PID_FILE_BYTES - 1].ljust(_PID_FILE_BYTES - 1) + b"\n"
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        os.pwrite(fd, data, 0)
+    finally:
+        os.close(fd)
+
+
+def read_pid_file(path: Path) -> Recorded | None:
+    """None: the disk was full when it was made."""
+    fields = path.read_text(errors="replace").split(maxsplit=4)
+    if len(fields) < 4 or not all(field.isdigit() for field in fields[:4]):
+        return None
+    pid, ticks, n_restarts, in_a_row = map(int, fields[:4])
+    return Recorded(ProcessId(pid, ticks), n_restarts, in_a_row, "".join(fields[4:]).strip())
+
+
+class RestartLog:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lines: deque[bytes] = deque(maxlen=_MOST_LINES)
+
+    def event(self, name: str, **fields: object) -> None:
+        line = {"ts": round(time.time(), 3), "event": name, **fields}
+        self._lines.append(json.dumps(line).encode() + b"\n")
+        self.flush()
+
+    def flush(self) -> None:
+        """Write what found no room before.  Never raises."""
+        try:
+            with self._path.open("ab", buffering=0) as f:
+                while self._lines:
+                    end = f.tell()
+                    if f.write(self._lines[0]) < len(self._lines[0]):
+                        f.truncate(end)  # whole lines only; the rest comes with a later flush
+                        return
+                    self._lines.popleft()
+        except OSError:
+            return  # a full disk: the lines stay in memory
