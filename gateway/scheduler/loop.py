@@ -44,6 +44,7 @@ from relay.lease import SchedulerLease
 from relay.messages import DemandAdded, DemandRemoved
 from relay.registry import Registry
 from thaw import settings as thaw_settings
+from thaw.ending import end_within
 from thaw.errors import PlatformError
 from thaw.ids import random_hex_id
 from thaw.logs import Log
@@ -54,6 +55,8 @@ _TRACE_SETTLES_S = 2.0
 _RUN_SETTLES_S = (_TRACE_SETTLES_S, 8.0, 50.0)
 """A request's own trace comes with its end; after a minute the next start may teach the same."""
 _RELOAD_RETRY_S = 0.3
+_LAST_WORDS_S = 4.0
+"""From SIGTERM to the end.  A successor takes the lease when it runs out, also where this one cannot be given back."""
 _REVOKE_RETRY_S = 5.0
 
 
@@ -251,17 +254,18 @@ class Process:
 
 
 def main() -> None:
-    settings = thaw_settings.load(SchedulerSettings)
+    settings, log = thaw_settings.load(SchedulerSettings), Log("scheduler")
     # signals are waited for, not handled: a handler would run inside a lock that it needs
     signals = {signal.SIGTERM, signal.SIGINT}
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:
-        process = Process(settings, Log("scheduler"))
+        process = Process(settings, log)
     except OSError as e:
         sys.exit(f"thaw-scheduler: cannot listen at {settings.bind}: {e}; set THAW_SCHEDULER_BIND to a free host:port")
     worker = threading.Thread(target=_run_then_signal, args=(process,), name="scheduler")
     worker.start()
     signal.sigwait(signals)
+    end_within(_LAST_WORDS_S, lambda: log.event("ends_unheard"))
     process.stop()
     worker.join()
     if not process.ended_well:
