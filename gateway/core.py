@@ -113,7 +113,7 @@ class Gateway:
         self._stop.set()
         self.runner.stop()
         self.blocking.stop()
-        self.recorder.stop(timeout_s=5.0)
+        self.recorder.stop(timeout_s=3.0)
         self._events.stop()
         self.hangups.stop()
         self.pool.close()

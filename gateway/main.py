@@ -17,6 +17,7 @@ from gateway.app import create_app
 from gateway.core import Gateway
 from gateway.settings import GatewaySettings
 from thaw import descriptors, lasting
+from thaw.ending import end_within
 from thaw.errors import ThawError
 from thaw.logs import Log
 from thaw.settings import SettingError, load
@@ -25,6 +26,8 @@ Wsgi = Callable[[dict[str, Any], Any], Iterable[bytes]]
 
 _STACK_BYTES: Final = 512 * 1024  # a thousand threads of the default 8 MiB frighten container memory limits
 _KEEP_ALIVE_S: Final = 75
+_LAST_WORDS_S: Final = 4.0
+"""After the last request.  The recorder may take three seconds of it to write what has ended."""
 _PR_SET_PDEATHSIG: Final = 1
 _SWITCH_S: Final = 0.0005
 """Python's 5 ms would let the thread that writes records hold a token back for as long."""
@@ -64,6 +67,7 @@ class _Server(BaseApplication):  # type: ignore[misc]
 
     def _on_exit(self, _arbiter: object, _worker: object) -> None:
         if self._gateway is not None:
+            end_within(_LAST_WORDS_S, lambda: self._log.event("ends_unheard"))
             self._gateway.stop()
 
 

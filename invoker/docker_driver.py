@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from invoker import docker_spec, log_files, proc
-from invoker.appears import wait_socket_until
+from invoker.appears import listens, wait_socket_until
 from invoker.docker_client import Engine, EngineEvent, Seen, gpu_request
 from invoker.docker_events import EngineEvents
 from invoker.docker_logs import LogFollower
@@ -84,6 +84,10 @@ class DockerDriver:
         self._relays = RelayDoors(run_dir / "relays")
         self._events = EngineEvents(engine, f"{OWNER}={self.owner}", self._event, self._reconcile, cut_off,
                                     log)  # fmt: skip
+
+    def reachable(self) -> bool:
+        """A connection that was made before is still served by an engine that is ending: only a new one tells."""
+        return listens(self._engine.socket_path)
 
     def on_exit(self, callback: Callable[[Exit], None]) -> None:
         self._callbacks.append(callback)

@@ -128,6 +128,10 @@ class Driver(Protocol):
     @property
     def zygote(self) -> SharedCell | None: ...
 
+    def reachable(self) -> bool:
+        """False while its engine is away: nothing can be started, ended or removed then."""
+        ...
+
     def on_exit(self, callback: Callable[[Exit], None]) -> None:
         """``callback`` is called once per ended container, on a thread of the driver's that it may not block."""
 

@@ -40,6 +40,9 @@ from thaw.ids import HostId
 from thaw.logs import Log
 from thaw.settings import SettingError, load
 
+LAST_WORDS_S: Final = 4.0
+"""From the last run's end to ours, where the engine is away.  The usual end takes one or two."""
+
 STATE_WAIT_S: Final = 60.0
 """The state server may come up after us; longer than this it is not coming."""
 
@@ -68,6 +71,7 @@ class Agent:
                                device=settings.device)  # fmt: skip
         self.fleet.on_buried = self.cells.refill
         self._token = ""
+        self._stopped = threading.Event()
         self.port = DataPort(settings.bind, self.fleet, lambda: self._token, self._refresh_token)
         self.address = settings.advertise or self.port.address
         deps = Deps(settings, self.fleet, Placing(self.fleet, self.cells), self.cells, records,
@@ -96,6 +100,7 @@ class Agent:
 
     def stop(self) -> None:
         """Finish what runs (bounded), end every container, take the host out of the registry."""
+        threading.Thread(target=self._end_without_engine, name="end-without-engine", daemon=True).start()
         self._commands.draining = True
         self.reporter.drain()
         self._reader.stop()
@@ -109,14 +114,27 @@ class Agent:
         if isinstance(self._shares, CgroupShares):
             self._shares.close()
         self._redis.close()
+        self._stopped.set()
         self._log.event("stopped")
+
+    def _end_without_engine(self) -> None:
+        """An engine that is shut down ends our containers itself, and the state server with them.  Once no run is left
+        there is then nothing to wait for.  The next life of this invoker finds what stayed, by its label."""
+        self._await_runs()
+        if not self._stopped.wait(LAST_WORDS_S) and not self.driver.reachable():
+            self._log.event("ends_without_engine")
+            os._exit(os.EX_OK)
+
+    def _await_runs(self) -> None:
+        """Until no run is in flight, or runs have had their time to finish."""
+        until = time.monotonic() + self._settings.drain_s
+        for live in self.fleet.all():
+            live.idle.wait(max(0.0, until - time.monotonic()))
 
     def _start_over(self) -> None:
         """The engine is another one now, and only a new life of this container gets its socket.  The next adopts what
         serves, so nothing is ended here; runs that are in flight would lose their way back, and may finish first."""
-        until = time.monotonic() + self._settings.drain_s
-        for live in self.fleet.all():
-            live.idle.wait(max(0.0, until - time.monotonic()))
+        self._await_runs()
         self._log.event("starts_over")
         os._exit(os.EX_TEMPFAIL)
 

@@ -50,6 +50,9 @@ class ProcessDriver:
         self._cancelled: dict[str, int] = {}
         self.zygote = Zygote(run_dir, _kept_environment(), self._exits, log, zygote_parent)
 
+    def reachable(self) -> bool:
+        return True
+
     def on_exit(self, callback: Callable[[Exit], None]) -> None:
         self._callbacks.append(callback)
 

@@ -4,6 +4,7 @@
 #   scripts/engine.sh up      start it (install it where it is missing, as root) and print its DOCKER_HOST
 #   scripts/engine.sh down    end it and remove everything it had
 #   scripts/engine.sh crash   kill -9 the daemon, its containers live on; `up` starts it again
+#   scripts/engine.sh stop    end the daemon as a machine's shutdown does, and print the seconds that took
 #
 # It keeps to itself: a private socket and data root below $THAW_ENGINE_DIR (default /var/tmp/thaw-engine), no bridge,
 # no iptables rules (a second daemon beside the machine's own would otherwise delete its bridge, and any daemon makes
@@ -39,6 +40,7 @@ up() {
     mkdir -p "$home"
     chmod 0711 "$home"
     mkdir -p "$home/exec" "$home/data"
+    : >"$home/log"
     # 9>&-: a lock that the caller holds must not live on in the daemon
     setsid dockerd --data-root "$home/data" --exec-root "$home/exec" --pidfile "$home/pid" --host "unix://$socket" \
         --iptables=false --ip6tables=false --ip-forward=false --ip-masq=false --bridge=none \
@@ -55,7 +57,12 @@ crash() {
     local pid
     pid=$(cat "$home/pid") && kill -9 "$pid" && timeout 10 tail --pid="$pid" -f /dev/null
     rm -f "$home/pid"     # the socket stays, as it would
-    : >"$home/log"
+}
+
+stop() {
+    local pid began=$EPOCHREALTIME
+    pid=$(cat "$home/pid") && kill "$pid" && timeout 120 tail --pid="$pid" -f /dev/null
+    awk -v began="$began" -v ended="$EPOCHREALTIME" 'BEGIN { printf "%.1f\n", ended - began }'
 }
 
 down() {
@@ -82,6 +89,6 @@ down() {
 }
 
 case ${1:-} in
-    up|down|crash) "$1" ;;
-    *) echo "usage: scripts/engine.sh up|down|crash" >&2; exit 2 ;;
+    up|down|crash|stop) "$1" ;;
+    *) echo "usage: scripts/engine.sh up|down|crash|stop" >&2; exit 2 ;;
 esac

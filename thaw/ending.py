@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
+import threading
+from collections.abc import Callable
 
 
 class Ending:
@@ -24,3 +27,18 @@ class Ending:
     def wait(self) -> None:
         """Until the first signal, which may have come already."""
         self._read.recv(1)
+
+
+def end_within(seconds: float, log_it: Callable[[], None] = lambda: None) -> None:
+    """Bound what is left of this process: it ends after ``seconds``, whatever its threads wait for.
+
+    What a process still tells the state server when it ends is a courtesy: leases run out by themselves.  A server
+    whose host is shutting down too does not answer, and its name takes the resolver ten seconds a call.
+    """
+    threading.Thread(target=_end_after, args=(seconds, log_it), name="end-within", daemon=True).start()
+
+
+def _end_after(seconds: float, log_it: Callable[[], None]) -> None:
+    threading.Event().wait(seconds)
+    log_it()
+    os._exit(os.EX_OK)

@@ -46,6 +46,7 @@ from relay.messages import DemandAdded, DemandRemoved
 from relay.registry import Registry
 from thaw import lasting
 from thaw import settings as thaw_settings
+from thaw.ending import end_within
 from thaw.errors import PlatformError
 from thaw.ids import random_hex_id
 from thaw.lasting import LastingThread
@@ -57,6 +58,8 @@ _TRACE_SETTLES_S = 2.0
 _RUN_SETTLES_S = (_TRACE_SETTLES_S, 8.0, 50.0)
 """A request's own trace comes with its end; after a minute the next start may teach the same."""
 _RELOAD_RETRY_S = 0.3
+_LAST_WORDS_S = 4.0
+"""From SIGTERM to the end.  A successor takes the lease when it runs out, also where this one cannot be given back."""
 _REVOKE_RETRY_S = 5.0
 _TURN = 1_000
 """Items taken together.  A burst is smaller, and timers that fall due meanwhile come next."""
@@ -274,7 +277,7 @@ class Process:
 
 
 def main() -> None:
-    settings = thaw_settings.load(SchedulerSettings)
+    settings, log = thaw_settings.load(SchedulerSettings), Log("scheduler")
     # signals are waited for, not handled: a handler would run inside a lock that it needs
     signals = {signal.SIGTERM, signal.SIGINT}
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
@@ -287,6 +290,7 @@ def main() -> None:
     worker = LastingThread(process.run, "scheduler")
     worker.start()
     signal.sigwait(signals)
+    end_within(_LAST_WORDS_S, lambda: log.event("ends_unheard"))
     process.stop()
     worker.join()
 

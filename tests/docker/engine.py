@@ -72,10 +72,11 @@ class DockerEngine:
         images = Images({KIND_PYTHON: self.build("python"), KIND_LLM: f"{PREFIX}/python:0.1.0"}, pull_s=0)
         return DockerDriver(Engine(self.url), run_dir, host_id, images, Limits(2, **limits), Log("test"))
 
-    def script(self, command: str, **settings: str) -> None:
-        """``scripts/engine.sh``: crash it, or bring it up again."""
-        subprocess.run([ROOT / "scripts/engine.sh", command], check=True, env={**self.script_env, **settings},
-                       stdout=subprocess.DEVNULL)  # fmt: skip
+    def script(self, command: str, **settings: str) -> str:
+        """``scripts/engine.sh``: crash it, stop it, or bring it up again.  What it printed."""
+        done = subprocess.run([ROOT / "scripts/engine.sh", command], check=True, env={**self.script_env, **settings},
+                              stdout=subprocess.PIPE, text=True)  # fmt: skip
+        return done.stdout
 
     def has(self, image: str) -> None:
         """It was loaded: no need to build it."""

@@ -162,6 +162,30 @@ def test_the_engine_is_killed_in_the_middle_of_a_request_and_comes_back(
     assert stack.record(stack.accepted(f"new-{action}"))["response"]["result"] == {"n": 1}
 
 
+@pytest.mark.full
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the SDK forgets a broken socket
+def test_an_engine_that_is_stopped_waits_for_no_service_that_talks_to_the_others(
+    own_engine: DockerEngine, stack: Stack
+) -> None:
+    """As at each shutdown of the machine.  It takes 8 s; an invoker that waited for the state server and for the engine
+    made it 64 s, and the grace period of an invoker alone is 60 s."""
+    stack.deploy("count", COUNT)
+    assert stack.invoke("count").json()["response"]["result"]["n"] > 0
+    own_engine.forget_sockets()
+    own_engine.script("crash")
+    own_engine.script("up", THAW_ENGINE_LIVE_RESTORE="false")  # one that ends its containers when it is stopped
+    own_engine.connect()
+    stack.wait_back()
+    stack.wait_invokers({})
+    own_engine.forget_sockets()
+    took_s = float(own_engine.script("stop"))
+    own_engine.script("up", THAW_ENGINE_LIVE_RESTORE="true")
+    own_engine.connect()
+    assert took_s < 20
+    stack.wait_back()
+    assert stack.record(stack.accepted("count"))["response"]["success"]
+
+
 # TLS ----------------------------------------------------------------------------------------------------------------
 
 

@@ -25,3 +25,18 @@ print("ended")
 def test_a_signal_that_another_thread_caught_ends_the_process() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], cwd=ROOT, capture_output=True, text=True, timeout=30)
     assert (done.returncode, done.stdout) == (0, "ended\n"), done.stderr
+
+
+WAITS = """
+import threading
+from thaw.ending import end_within
+
+end_within(0.2, lambda: print("unheard", flush=True))
+threading.Thread(target=threading.Event().wait).start()  # as for a server that is away; it keeps the process alive
+threading.Event().wait()
+"""
+
+
+def test_a_process_that_is_bounded_ends_whatever_its_threads_wait_for() -> None:
+    done = subprocess.run([sys.executable, "-c", WAITS], cwd=ROOT, capture_output=True, text=True, timeout=30)
+    assert (done.returncode, done.stdout) == (0, "unheard\n"), done.stderr
