@@ -6,7 +6,7 @@ JOBS ?= 2
 PYTEST := $(VENV)/python -m pytest -n $(JOBS) $(if $(SEED),--randomly-seed=$(SEED))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev demo dev down test test-full test-matrix check native check-native bench-quick locks docs images
+.PHONY: help setup setup-dev demo dev down test test-full test-matrix check mutants native check-native bench-quick locks docs images
 
 help: ## What there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -40,6 +40,9 @@ check: setup-dev ## Lint, types, layers, unit tests
 	@$(VENV)/mypy
 	@$(VENV)/lint-imports
 	@$(PYTEST) -m "not vllm and not full" tests
+
+mutants: setup-dev ## Plant small faults and count those that the tests notice (MUTANTS="ledger --most 0": all of one module)
+	@$(VENV)/python scripts/mutants.py $(MUTANTS)
 
 native: ## The native library (csrc/); without it the runtime reads segments in Python
 	@$(MAKE) -s -C csrc all

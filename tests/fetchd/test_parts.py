@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import pytest
 
+from fetchd.backoff import backoff_s
 from fetchd.chunks import Check, plan_chunks
 from fetchd.fetch import Fetch, Machinery, Member, Wishes
 from fetchd.pacing import QUANTUM_BYTES, Link, Pacer
@@ -116,6 +117,13 @@ def test_the_first_error_of_a_transfer_is_the_one_that_it_ends_with(pool: SlabPo
     transfer._fail(StoreUnavailable("the second"))
     with pytest.raises(ModelCorrupt, match="the first"):
         transfer.run()
+
+
+def test_a_store_is_asked_again_after_twice_as_long_up_to_five_seconds_and_not_by_all_hosts_at_once() -> None:
+    for failures, longest_s in ((1, 0.1), (2, 0.2), (3, 0.4), (6, 3.2), (7, 5.0), (50, 5.0)):
+        waits_s = [backoff_s(failures) for _ in range(300)]
+        assert longest_s / 2 <= min(waits_s) < 0.6 * longest_s
+        assert 0.9 * longest_s < max(waits_s) <= longest_s
 
 
 def fetch_of(pool: SlabPool, *wishes: Wishes) -> Fetch:

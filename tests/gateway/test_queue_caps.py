@@ -11,16 +11,17 @@ import pytest
 import redis
 
 from gateway.expect import Expectation
+from gateway.throttle import QueueCaps
 from gateway.waiting import Queue, Ticket, WaitingRoom
 from relay.registry import Registry
 from tests.gateway.conftest import GatewayProcess
 from tests.gateway.fake_invoker import FakeInvoker
-from thaw.errors import Unavailable
+from thaw.errors import Throttled, Unavailable
 from thaw.ids import ActionName, ActivationId, GroupId, HostId, PlanId
 from thaw.plan import PLAN_VERSION, Plan, PlanStage, StageRole
 
 COLLECTED_NS = time.time_ns()
-CHAT = ActionName("guest/chat")
+CHAT, HELLO_NAME = ActionName("guest/chat"), ActionName("guest/hello")
 HELLO = "/api/v1/namespaces/_/actions/hello"
 
 
@@ -149,3 +150,41 @@ def test_the_room_tells_of_its_queues() -> None:
         room.enter(Ticket(ActivationId(str(i)), action, "0.0.1", since_s=float(i)))
     found = room.queue(CHAT)
     assert (found.n_waiting, found.n_in_namespace, found.oldest_s) == (2, 3, 0.0)
+
+
+class Room:
+    """A waiting room with this queue for CHAT and none for anybody else."""
+
+    def __init__(self, queue: Queue) -> None:
+        self._queue = queue
+
+    def queue(self, action: ActionName) -> Queue:
+        return self._queue if action == CHAT else Queue(0, 0, None, (), frozenset())
+
+
+@pytest.mark.parametrize(
+    ("n_waiting", "n_in_namespace", "serving", "refused"),
+    [
+        (0, 0, (), ""),
+        (2, 4, (), ""),
+        (3, 4, (), r"wait for guest/chat \(count: 3, allowed: 3\)"),
+        (4, 9, ("g",), r"wait for guest/chat \(count: 4, allowed: 3\)"),
+        (2, 5, (), r"wait for namespace guest \(count: 5, allowed: 5\)"),
+        (2, 6, ("g",), r"wait for namespace guest \(count: 6, allowed: 5\)"),
+        (0, 5, (), r"wait for namespace guest \(count: 5, allowed: 5\)"),
+        (0, 5, ("g",), ""),  # an instance serves and nobody waits for it: this request most likely finds a slot
+    ],
+)
+def test_a_request_is_refused_where_its_actions_or_its_namespaces_queue_is_full(
+    n_waiting: int, n_in_namespace: int, serving: tuple[str, ...], refused: str
+) -> None:
+    found = Queue(n_waiting, n_in_namespace, 92.0, (), frozenset(map(GroupId, serving)))
+    expectation = Expectation(Plans(plan(ttft_s=40)), lambda: 100.0)  # type: ignore[arg-type]
+    caps = QueueCaps(3, 5, Room(found), expectation)  # type: ignore[arg-type]
+    caps.check(HELLO_NAME)
+    if not refused:
+        caps.check(CHAT)
+        return
+    with pytest.raises(Throttled, match=refused) as caught:
+        caps.check(CHAT)
+    assert caught.value.retry_after_s == pytest.approx(8.0 if serving == ("g",) else 32.0, abs=1.0)

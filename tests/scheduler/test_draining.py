@@ -46,6 +46,17 @@ def test_a_start_on_a_drained_host_is_left_to_serve_who_waits_for_it() -> None:
     assert [r.instance_id for r in of(drained(w), ReleaseInstance)] == [start.stages[0].instance_id]
 
 
+def test_a_group_whose_other_stages_still_start_is_left_to_start() -> None:
+    w = two_hosts()
+    (start,) = of(w.ask(), StartGroup)
+    w.ready(start)
+    (group,) = w.view.groups.values()
+    group.is_starting = True  # its first stage is ready before the others are
+    assert of(drained(w), ReleaseInstance) == []
+    group.is_starting = False
+    assert len(of(drained(w), ReleaseInstance)) == 1
+
+
 def test_nothing_new_starts_on_a_drained_host_until_it_is_taken_back() -> None:
     w = two_hosts()
     drained(w)

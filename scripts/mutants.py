@@ -1,0 +1,359 @@
+"""Plant small faults in the code, one at a time, and count those that the tests notice.
+
+::
+
+    make mutants                                    every module of the table, a fixed sample of its mutants
+    python scripts/mutants.py ledger turns          the modules whose names hold one of these words
+    python scripts/mutants.py --most 0 --modules pure   every mutant of the pure modules
+
+mutmut brings the mutations: what may stand in the place of a number, an operator, an argument.  The rest is here,
+because mutmut has neither a sample nor a seed, leaves out every decorated function, and runs one set of tests for all
+modules (docs/decisions/0015-mutants.md).  Each worker has a copy of the working tree, so that a test that starts
+processes runs the mutant in them too.  A mutant's tests are those of its module in the table below; the first that
+fails ends it, and so does a deadline in proportion to how long they take without a fault.
+
+What is mutated: the bodies of functions.  Left out are the wording of messages, log lines, assertions and annotations,
+which no caller depends on, and the constants of a module, which are tuned by measurements.
+
+The last line printed is JSON.  The exit status is 1 when fewer than nine in ten were noticed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import difflib
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Final
+
+import libcst as cst
+from libcst.metadata import MetadataWrapper, PositionProvider
+from mutmut.mutation.mutators import mutation_operators
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+SEED: Final = 20_260_701
+WANTED: Final = 0.9
+_WORDING: Final = {"operator_string"}
+_SLACK_S: Final = 15.0
+"""Beyond five times what the tests take without a fault.  A mutant that waits for ever is noticed by that."""
+
+SCHEDULER: Final = "tests/scheduler"
+PURE: Final[dict[str, tuple[str, ...]]] = {
+    "fetchd/backoff.py": ("tests/fetchd/test_parts.py",),
+    "fetchd/chunks.py": ("tests/fetchd/test_parts.py",),
+    "fetchd/meter.py": ("tests/fetchd/test_pacing.py",),
+    "gateway/scheduler/draining.py": (f"{SCHEDULER}/test_draining.py",),
+    "gateway/scheduler/evictions.py": (f"{SCHEDULER}/test_evictions.py",),
+    "gateway/scheduler/ledger.py": (f"{SCHEDULER}/test_ledger.py",),
+    "gateway/scheduler/pauses.py": (f"{SCHEDULER}/test_pauses.py",),
+    "gateway/scheduler/predict.py": (f"{SCHEDULER}/test_predict.py", f"{SCHEDULER}/test_select.py"),
+    "gateway/scheduler/scaling.py": (f"{SCHEDULER}/test_scaling.py",),
+    "gateway/scheduler/schemes.py": (f"{SCHEDULER}/test_select.py",),
+    "gateway/scheduler/search.py": (f"{SCHEDULER}/test_select.py",),
+    "gateway/scheduler/select.py": (f"{SCHEDULER}/test_select.py",),
+    "gateway/scheduler/stages.py": (f"{SCHEDULER}/test_groups.py", f"{SCHEDULER}/test_policy.py"),
+    "gateway/scheduler/successors.py": (f"{SCHEDULER}/test_successors.py",),
+    "gateway/scheduler/turns.py": (f"{SCHEDULER}/test_turns.py", f"{SCHEDULER}/test_policy.py"),
+    "gateway/throttle.py": (
+        "tests/gateway/test_throttle.py",
+        "tests/gateway/test_queue_caps.py::test_a_request_is_refused_where_its_actions_or_its_namespaces_queue_is_full",
+    ),
+    "invoker/instance.py": ("tests/invoker/test_instance.py",),
+    "invoker/logs.py": ("tests/invoker/test_logs.py",),
+    "invoker/shares.py": ("tests/invoker/test_shares.py",),
+    "relay/channel.py": ("tests/relay/test_channel.py",),
+    "relay/frames.py": ("tests/relay/test_frames.py",),
+    "relay/http11.py": ("tests/relay/test_http11.py",),
+    "relay/tensors.py": ("tests/relay/test_tensors.py",),
+    "relay/transports/assembly.py": ("tests/relay/test_transport_assembly.py",),
+    "runtime-python/thaw_runtime/kv_memory.py": ("tests/thaw_runtime/test_kv_memory.py",),
+    "runtime-python/thaw_runtime/text.py": ("tests/thaw_runtime/test_text.py",),
+    "thaw/partition.py": ("tests/thaw/test_partition.py",),
+    "thaw/wire.py": ("tests/thaw/test_wire.py",),
+}
+"""Modules without a clock or a connection, and the tests that hold each to its promise."""
+
+REST: Final[dict[str, tuple[str, ...]]] = {
+    "fetchd/pacing.py": ("tests/fetchd/test_pacing.py", "tests/fetchd/test_parts.py"),
+    "fetchd/segments.py": ("tests/fetchd/test_parts.py", "tests/fetchd/test_isolation.py"),
+    "gateway/auth.py": ("tests/gateway/test_auth.py", "tests/gateway/test_api.py"),
+    "gateway/waiting.py": ("tests/gateway/test_routes.py", "tests/gateway/test_dispatch.py"),
+    "relay/pending.py": ("tests/relay/test_pending.py", "tests/gateway/test_async_runner.py"),
+    "relay/bus.py": ("tests/relay/test_bus.py",),
+    "relay/segment.py": ("tests/relay/test_segment.py",),
+    "relay/transports/redis_out.py": ("tests/relay/test_transport_redis.py",),
+    "relay/transports/redis_in.py": ("tests/relay/test_transport_redis.py",),
+    "runtime-python/thaw_runtime/engine_link.py": (
+        "tests/thaw_runtime/test_engine_link.py", "tests/thaw_runtime/test_runs.py",
+    ),
+    "runtime-python/thaw_runtime/runs.py": ("tests/thaw_runtime/test_runs.py", "tests/thaw_runtime/test_proxy.py"),
+    "gateway/scheduler/leading.py": (f"{SCHEDULER}/test_leading.py",),
+}  # fmt: skip
+"""Modules with connections, threads or clocks: their tests take seconds, so fewer of their mutants are tried."""
+
+
+# what is planted ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """``source`` is the whole module with one fault, which begins at ``line``."""
+
+    module: str
+    line: int
+    source: str
+    diff: str
+
+
+class _Finder(cst.CSTVisitor):
+    """Every (node, its substitute, line) inside the functions of a module."""
+
+    METADATA_DEPENDENCIES = (PositionProvider,)
+
+    def __init__(self) -> None:
+        self.found: list[tuple[cst.CSTNode, cst.CSTNode, int]] = []
+        self._depth = 0
+        self._raised: cst.CSTNode | None = None
+
+    def on_visit(self, node: cst.CSTNode) -> bool:
+        if isinstance(node, cst.Annotation | cst.Decorator | cst.FormattedString | cst.Assert | cst.Parameters):
+            return False
+        if isinstance(node, cst.Call) and _does_nothing(node):
+            return False
+        if isinstance(node, cst.Raise):
+            self._raised = node.exc
+        if self._depth and node is not self._raised:  # what an error is made of is wording, and what is computed for it
+            self._mutate(node)
+        if isinstance(node, cst.FunctionDef):
+            self._depth += 1
+        return True
+
+    def on_leave(self, node: cst.CSTNode) -> None:
+        if isinstance(node, cst.FunctionDef):
+            self._depth -= 1
+
+    def _mutate(self, node: cst.CSTNode) -> None:
+        line = self.get_metadata(PositionProvider, node).start.line  # type: ignore[attr-defined]
+        for kind, operator in mutation_operators:
+            if isinstance(node, kind) and operator.__name__ not in _WORDING:
+                self.found += [(node, instead, line) for instead in operator(node)]
+
+
+def _does_nothing(call: cst.Call) -> bool:
+    """``log.event(…)`` is what an operator reads, ``cast(…)`` what a type checker does."""
+    return (isinstance(call.func, cst.Attribute) and call.func.attr.value == "event") or _names(call.func, "cast")
+
+
+def _names(node: cst.CSTNode, name: str) -> bool:
+    return isinstance(node, cst.Name) and node.value == name
+
+
+def mutants_of(module: str, most: int, seed: int) -> tuple[list[Mutant], int]:
+    """``most`` mutants of a module (0: all), the same for the same seed whatever else is run; and how many it has.
+
+    Each compiles, and is another program than the module is.
+    """
+    text = (ROOT / module).read_text()
+    wrapper = MetadataWrapper(cst.parse_module(text))
+    finder = _Finder()
+    wrapper.visit(finder)
+    made: dict[str, Mutant] = {}
+    before = ast.dump(ast.parse(text))
+    for node, instead, line in random.Random(f"{seed}:{module}").sample(finder.found, len(finder.found)):  # noqa: S311
+        source = wrapper.module.deep_replace(node, instead).code  # type: ignore[attr-defined]
+        if _is_another(source, before):
+            made.setdefault(source, Mutant(module, line, source, _diff(text, source)))
+        if most and len(made) >= most:
+            break
+    return sorted(made.values(), key=lambda m: m.line), len(finder.found)
+
+
+def _is_another(source: str, before: str) -> bool:
+    try:
+        return ast.dump(ast.parse(source)) != before
+    except SyntaxError:
+        return False
+
+
+def _diff(before: str, after: str) -> str:
+    lines = difflib.unified_diff(before.splitlines(), after.splitlines(), lineterm="", n=0)
+    return "\n".join(line for line in lines if line[:1] in "+-" and line[:3] not in ("+++", "---"))
+
+
+# where it is tried ----------------------------------------------------------------------------------------------------
+
+
+class Tree:
+    """A copy of what git knows of the working tree, in which one mutant at a time is tested (mutant_server.py)."""
+
+    def __init__(self, directory: Path) -> None:
+        self.path = directory
+        names = subprocess.run(
+            ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+            cwd=ROOT, capture_output=True, text=True, check=True,
+        ).stdout.split("\0")  # fmt: skip
+        for name in names:
+            if name and (ROOT / name).is_file():
+                target = directory / name
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(ROOT / name, target)
+        (directory / "build").symlink_to(ROOT / "build")
+        (directory / ".venv").symlink_to(ROOT / ".venv")
+        path = f"{directory}:{directory / 'runtime-python'}"
+        self._server = subprocess.Popen(
+            [sys.executable, "scripts/mutant_server.py"], cwd=directory, env={**os.environ, "PYTHONPATH": path},
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+    def test(self, tests: Sequence[str], timeout_s: float) -> str:
+        """Empty: all passed.  Otherwise how the fault was noticed."""
+        assert self._server.stdin is not None  # noqa: S101  both are pipes
+        assert self._server.stdout is not None  # noqa: S101
+        self._server.stdin.write(json.dumps([tests, timeout_s]) + "\n")
+        self._server.stdin.flush()
+        answer = self._server.stdout.readline()
+        shutil.rmtree(
+            self.path / ".hypothesis", ignore_errors=True
+        )  # an example that one mutant failed with is none of the next
+        if not answer:
+            sys.exit("the process that runs the tests has ended")
+        return answer.strip()
+
+    def plant(self, mutant: Mutant) -> None:
+        (self.path / mutant.module).write_text(mutant.source)
+        self._forget_compiled(mutant.module)
+
+    def restore(self, module: str) -> None:
+        shutil.copy2(ROOT / module, self.path / module)
+        self._forget_compiled(module)
+
+    def close(self) -> None:
+        assert self._server.stdin is not None  # noqa: S101
+        assert self._server.stdout is not None  # noqa: S101
+        self._server.stdin.close()
+        self._server.wait(30)
+        self._server.stdout.close()
+
+    def _forget_compiled(self, module: str) -> None:
+        """Python knows a changed source by its second and its size: two mutants may have the same."""
+        path = self.path / module
+        for compiled in (path.parent / "__pycache__").glob(f"{path.stem}.*.pyc"):
+            compiled.unlink()
+
+
+# the run --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Result:
+    module: str
+    n_mutants: int  # of the module
+    n_tried: int = 0
+    n_killed: int = 0
+    survivors: list[Mutant] = field(default_factory=list)
+
+
+class Run:
+    def __init__(self, trees: Sequence[Tree], until_s: float) -> None:
+        self._trees: SimpleQueue[Tree] = SimpleQueue()
+        for tree in trees:
+            self._trees.put(tree)
+        self._until_s = until_s
+        self._lock = threading.Lock()
+
+    def baseline_s(self, module: str, tests: Sequence[str]) -> float:
+        """How long the module's tests take without a fault.  Exits when they do not pass."""
+        tree = self._trees.get()
+        try:
+            began_s = time.monotonic()
+            noticed = tree.test(tests, 300.0)
+            if noticed:
+                sys.exit(f"{module}: its tests fail without any fault: {noticed}")
+            return time.monotonic() - began_s
+        finally:
+            self._trees.put(tree)
+
+    def try_one(self, mutant: Mutant, tests: Sequence[str], timeout_s: float, result: Result) -> None:
+        if time.monotonic() >= self._until_s:
+            return  # what was not tried is not counted
+        tree = self._trees.get()
+        try:
+            tree.plant(mutant)
+            noticed = tree.test(tests, timeout_s)
+        finally:
+            tree.restore(mutant.module)
+            self._trees.put(tree)
+        with self._lock:
+            result.n_tried += 1
+            result.n_killed += bool(noticed)
+            if not noticed:
+                result.survivors.append(mutant)
+
+    def module(self, module: str, tests: Sequence[str], chosen: Sequence[Mutant], result: Result, jobs: int) -> None:
+        timeout_s = 5 * self.baseline_s(module, tests) + _SLACK_S
+        with ThreadPoolExecutor(jobs) as pool:
+            for done in [pool.submit(self.try_one, m, tests, timeout_s, result) for m in chosen]:
+                done.result()
+
+
+def table(words: Sequence[str], which: str) -> Iterator[tuple[str, tuple[str, ...], bool]]:
+    for modules, is_pure in ((PURE, True), (REST, False)):
+        if which in ("all", "pure" if is_pure else "rest"):
+            for module, tests in modules.items():
+                if not words or any(word in module for word in words):
+                    yield module, tests, is_pure
+
+
+def tell(result: Result) -> None:
+    print(f"{result.module}: {result.n_killed} of {result.n_tried} noticed ({result.n_mutants} mutants)", flush=True)
+    for mutant in sorted(result.survivors, key=lambda m: m.line):
+        print(f"  survived at {mutant.module}:{mutant.line}")
+        print("".join(f"    {line}\n" for line in mutant.diff.splitlines()), end="", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Plant faults, and count those that the tests notice.")
+    parser.add_argument("words", nargs="*", help="only modules whose path holds one of these")
+    parser.add_argument("--modules", choices=("all", "pure", "rest"), default="all")
+    parser.add_argument("--most", type=int, default=40, help="mutants of a pure module; 0: all [40]")
+    parser.add_argument("--most-rest", type=int, default=12, help="mutants of another module; 0: all [12]")
+    parser.add_argument("--jobs", type=int, default=2, help="mutants that are tried at once [2]")
+    parser.add_argument("--minutes", type=float, default=60.0, help="begin no further mutant after this [60]")
+    parser.add_argument("--seed", type=int, default=SEED)
+    asked = parser.parse_args()
+    print(f"seed {asked.seed}, {asked.most} and {asked.most_rest} mutants of a module at most", flush=True)
+    began_s, results = time.monotonic(), list[Result]()
+    with tempfile.TemporaryDirectory(prefix="thaw-mutants-") as directory:
+        trees = [Tree(Path(directory) / str(i)) for i in range(asked.jobs)]
+        run = Run(trees, began_s + 60 * asked.minutes)
+        for module, tests, is_pure in table(asked.words, asked.modules):
+            chosen, n_mutants = mutants_of(module, asked.most if is_pure else asked.most_rest, asked.seed)
+            results.append(Result(module, n_mutants))
+            run.module(module, tests, chosen, results[-1], asked.jobs)
+            tell(results[-1])
+        for tree in trees:
+            tree.close()
+    n_tried, n_killed = sum(r.n_tried for r in results), sum(r.n_killed for r in results)
+    print(json.dumps({
+        "seed": asked.seed, "modules": len(results), "mutants": sum(r.n_mutants for r in results), "tried": n_tried,
+        "noticed": n_killed, "share": round(n_killed / max(1, n_tried), 3),
+        "minutes": round((time.monotonic() - began_s) / 60, 1),
+    }))  # fmt: skip
+    sys.exit(n_killed < WANTED * n_tried)
+
+
+if __name__ == "__main__":
+    main()
