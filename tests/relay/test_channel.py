@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import socket
+import tempfile
 from collections.abc import Iterator
 
 import pytest
 
-from relay.channel import Channel, ChannelClosed
+from relay.channel import MAX_FDS, Channel, ChannelClosed
 from relay.frames import FrameHeader, FrameKind, encode
 from thaw.errors import ProtocolError
 
@@ -83,7 +84,52 @@ def test_a_close_between_frames_is_told_from_one_inside_a_frame(pair: tuple[Chan
         pair[1].receive()
 
 
-def test_a_close_at_a_boundary_is_channel_closed(pair: tuple[Channel, Channel]) -> None:
+@pytest.mark.parametrize(
+    ("n_bytes", "said"),
+    [(0, "the peer closed"), (1, "the peer closed inside a frame (1 of 64 bytes)"),
+     (64, "the peer closed inside a frame (0 of 2 bytes)")],
+)  # fmt: skip
+def test_only_a_close_at_a_boundary_is_an_ordinary_end(pair: tuple[Channel, Channel], n_bytes: int, said: str) -> None:
+    pair[0].sock.sendall(encode(FrameHeader(FrameKind.CONTROL), b"{}")[:n_bytes])
     pair[0].close()
-    with pytest.raises(ChannelClosed, match="the peer closed"):
+    with pytest.raises(ChannelClosed) as caught:
         pair[1].receive()
+    assert caught.value.message == said
+
+
+def test_descriptors_that_come_with_any_part_of_a_frame_are_its_own(pair: tuple[Channel, Channel]) -> None:
+    frame = encode(FrameHeader(FrameKind.CONTROL), b"{}")
+    readers = [os.open("/dev/null", os.O_RDONLY) for _ in range(2)]
+    socket.send_fds(pair[0].sock, [frame[:64]], readers[:1])
+    socket.send_fds(pair[0].sock, [frame[64:]], readers[1:])
+    message, received = pair[1].receive()
+    assert (message, len(received)) == ({}, 2)
+    for fd in (*readers, *received):
+        os.close(fd)
+
+
+def test_as_many_descriptors_as_the_kernel_takes_come_in_one_message(pair: tuple[Channel, Channel]) -> None:
+    null = os.open("/dev/null", os.O_RDONLY)
+    pair[0].send({}, (null,) * MAX_FDS)
+    _, received = pair[1].receive()
+    assert len(received) == MAX_FDS
+    for fd in (null, *received):
+        os.close(fd)
+
+
+def test_a_channel_connects_by_a_path_and_leaves_nothing_open_where_nobody_listens() -> None:
+    with tempfile.TemporaryDirectory(prefix="thaw-") as directory:  # pytest's own paths are too long for a socket
+        before, path = open_descriptors(), f"{directory}/s"
+        with pytest.raises(OSError, match="No such file"):
+            Channel.connect(path)
+        assert open_descriptors() == before
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(path)
+            listener.listen()
+            ours = Channel.connect(path, timeout_s=5)
+            theirs = Channel(listener.accept()[0])
+            ours.send({"op": "x"})
+            assert theirs.receive() == ({"op": "x"}, [])
+            assert ours.sock.gettimeout() == 5
+            ours.close()
+            theirs.close()

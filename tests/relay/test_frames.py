@@ -107,3 +107,25 @@ def test_what_was_encoded_is_decoded(header: FrameHeader, payload: bytes) -> Non
     assert frame.payload == payload
     assert frame.header == header._replace(n_bytes=len(payload), payload_crc=frames.crc32c(payload))
     assert len(frames.encode(header, payload)) == HEADER_BYTES + len(payload)
+
+
+def test_a_chunks_header_is_its_messages_with_the_place_of_the_chunk_and_the_sum_of_its_bytes() -> None:
+    payload = bytes(range(256)) * 400
+    message = FrameHeader(FrameKind.HIDDEN_STATES, Priority.KV, FLAG_TENSORS, b"the message's id", 7, step=9)
+    head = frames.encode_chunk(message, HEADER.group_id, 8, 1, 3, memoryview(payload))
+    assert frames.decode(head + payload).header == message._replace(
+        group_id=HEADER.group_id, seq=8, chunk=1, n_chunks=3, n_bytes=len(payload), payload_crc=frames.crc32c(payload)
+    )
+    assert frames.encode_chunk(message, HEADER.group_id, 8, 1, 3, payload) == head
+    with pytest.raises(ProtocolError, match="the limit is"):
+        frames.encode_chunk(message, HEADER.group_id, 8, 1, 3, bytes(MAX_PAYLOAD_BYTES + 1))
+    assert frames.encode_chunk(message, HEADER.group_id, 8, 1, 3, bytes(MAX_PAYLOAD_BYTES))
+
+
+@pytest.mark.parametrize("n_bytes", [0, 1, 32 * 1024 - 1, 32 * 1024, 32 * 1024 + 1, 100_000])
+def test_the_sum_of_a_view_is_that_of_its_bytes_in_one_piece_or_in_several(n_bytes: int) -> None:
+    data = (bytes(range(251)) * 400)[:n_bytes]
+    whole = frames.crc32c(data)
+    assert frames.crc32c(memoryview(data)) == whole
+    for cut in (0, n_bytes // 3, n_bytes):
+        assert frames.crc32c(memoryview(data)[cut:], frames.crc32c(memoryview(data)[:cut])) == whole

@@ -175,3 +175,4 @@ def test_what_is_no_request_is_400_and_the_end(server: tuple[str, int], request_
         while data := sock.recv(65536):
             answer += data
     assert answer.startswith(b"HTTP/1.1 400 ")
+    assert answer.count(b"HTTP/1.1 ") == 1, "what was refused is answered once, and not carried out"

@@ -55,3 +55,23 @@ def test_random_bytes_raise_nothing_but_protocol_errors(data: bytes) -> None:
 def test_what_the_format_cannot_say_is_refused_by_the_writer(header: TensorHeader) -> None:
     with pytest.raises(ProtocolError, match="cannot be described"):
         tensors.pack([header])
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [TensorHeader("x" * 255, "U8", (0,))],
+        [TensorHeader("", "F8_E5M2", (0, *(1,) * 7))],
+        [TensorHeader("x", "BOOL", ())] * 4096,
+    ],
+)
+def test_the_largest_of_everything_that_the_format_can_say_comes_back(headers: list[TensorHeader]) -> None:
+    body = tensors.pack(headers) + bytes(sum(h.n_bytes for h in headers))
+    assert [header for header, _ in tensors.unpack(memoryview(body))] == headers
+
+
+def test_one_more_tensor_than_the_format_can_say_is_refused_on_both_sides() -> None:
+    with pytest.raises(ProtocolError, match="4097 tensors in one message; the limit is 4096"):
+        tensors.pack([TensorHeader("x", "U8", (0,))] * 4097)
+    with pytest.raises(ProtocolError, match="claims 4097 tensors; the limit is 4096"):
+        tensors.unpack(memoryview((4097).to_bytes(2, "little")))

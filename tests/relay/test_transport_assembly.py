@@ -100,3 +100,40 @@ def test_frames_of_two_ways_make_the_same_messages_in_any_order(payloads: list[b
     assembly = Assembly(0, hold_bytes=10_000)
     got = [message for frame in shuffled for message in give(assembly, *frame)]
     assert [bytes(m.payload) for m in got] == payloads
+
+
+def test_a_message_of_one_chunk_takes_a_short_cut_when_it_is_its_turn() -> None:
+    assembly = Assembly(3, hold_bytes=100)
+    ((header, payload),) = frames_of(0, b"12345")
+    message = assembly.whole(header, payload)
+    assert message is not None
+    assert (message.sender, message.kind, message.stream_id, message.seq, message.step) == (
+        3, FrameKind.HIDDEN_STATES, 4, 0, 9
+    )  # fmt: skip
+    assert (message.priority, message.flags, bytes(message.payload)) == (HIDDEN.priority, HIDDEN.flags, b"12345")
+    assert assembly.position == (1, 0)
+    assert assembly.whole(header, payload) is None, "it came before"
+    assert assembly.whole(*frames_of(2, b"x")[0]) is None, "it is ahead of its turn"
+    assert assembly.whole(*frames_of(1, b"0123456789abc")[0]) is None, "it is the first of two chunks"
+    assert give(assembly, *frames_of(2, b"ahead")[0]) == []
+    assert assembly.whole(*frames_of(1, b"x")[0]) is None, "one that waits has to come behind it"
+
+
+def test_chunks_that_waited_for_earlier_ones_make_room_for_others_that_wait() -> None:
+    assembly = Assembly(0, hold_bytes=10)
+    for seq in range(0, 10, 2):
+        assert not assembly.is_ahead
+        assert give(assembly, *frames_of(seq + 1, b"0123456789")[0]) == []
+        assert assembly.is_ahead
+        with pytest.raises(ProtocolError, match=f"message {seq + 2} chunk 0 came, expected"):
+            assembly.place(frames_of(seq + 2, b"x")[0][0])
+        assert [m.seq for m in give(assembly, *frames_of(seq, b"first")[0])] == [seq, seq + 1]
+
+
+@pytest.mark.parametrize(("n_bytes", "chunk_bytes"), [(10, 10), (7, 10), (10, 3), (1, 1)])
+def test_a_message_of_just_the_limit_is_taken_and_one_chunk_more_is_not(n_bytes: int, chunk_bytes: int) -> None:
+    first = frames_of(0, bytes(n_bytes), chunk_bytes)[0]
+    Assembly(0, max_message_bytes=n_bytes).place(first[0])
+    n_chunks = first[0].n_chunks
+    with pytest.raises(ProtocolError, match=f"a message of more than {n_bytes} bytes"):
+        Assembly(0, max_message_bytes=n_bytes).place(first[0]._replace(n_chunks=n_chunks + 1))

@@ -53,6 +53,43 @@ def test_a_newcomer_between_two_promises_is_refused_when_its_own_deadline_is_not
     assert ledger.add("small", 1e6, 6.0, 0.0), "so much fits exactly"
 
 
+def test_a_fetch_that_is_said_to_have_ended_goes_on_under_its_old_deadline_when_it_did_not() -> None:
+    for deadline in (20.0, math.inf):
+        ledger = LinkLedger(G)
+        assert ledger.add("a", 5 * G, deadline, 0.0)
+        ledger.correct("a", 0.0, 1.0)
+        assert ledger.fetches() == {}
+        assert (ledger.promised_until_s, ledger.busy_until_s) == (1.0, 1.0)
+        ledger.correct("a", 2 * G, 2.0)
+        assert {k: (f.pending, f.deadline) for k, f in ledger.fetches().items()} == {"a": (2 * G, deadline)}
+        ledger.remove("a", 2.0)
+        ledger.correct("a", 2 * G, 3.0)
+        assert ledger.fetches() == {}, "one that was removed is none of ours"
+
+
+def test_a_fetch_is_booked_once_and_one_that_is_not_known_can_be_removed() -> None:
+    ledger = LinkLedger(G)
+    for _ in range(2):
+        assert ledger.add("a", 3 * G, 10.0, 0.0)
+    assert ledger.pending("a") == 3 * G
+    for key in ("nobody", "a", "a"):
+        ledger.remove(key, 0.0)
+    assert ledger.fetches() == {}
+
+
+def test_when_the_promised_fetches_and_all_will_have_ended() -> None:
+    for discipline in ("equal", "edf"):
+        ledger = LinkLedger(2 * G, discipline, 10.0)
+        assert (ledger.promised_until_s, ledger.busy_until_s) == (10.0, 10.0)
+        ledger.add("promised", 4 * G, 30.0, 10.0)
+        ledger.add("background", 6 * G, math.inf, 10.0)
+        assert (ledger.promised_until_s, ledger.busy_until_s) == (12.0, 15.0)
+        ledger.set_bandwidth(1 * G, 11.0)
+        assert (ledger.promised_until_s, ledger.busy_until_s) == pytest.approx((13.0, 19.0))
+        ledger.remove("background", 11.0)
+        assert ledger.busy_until_s == pytest.approx(13.0)
+
+
 def test_background_never_blocks_a_promise_and_gets_what_is_left() -> None:
     for discipline in ("equal", "edf"):
         ledger = LinkLedger(G, discipline)

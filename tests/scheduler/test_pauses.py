@@ -33,3 +33,16 @@ def test_a_rebuilt_view_is_set_aside_and_thousands_of_new_objects_cause_no_pause
         gc.callbacks.pop()
     assert len(kept) == 20_000
     assert not any(len(gc.get_objects(0)) > 10_000 for _ in range(1))  # they are no longer young
+
+
+@pytest.mark.usefixtures("as_before")
+def test_what_lives_long_is_looked_at_every_ten_minutes_and_the_young_after_every_heartbeat(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looked_at: list[int] = []
+    monkeypatch.setattr(gc, "collect", looked_at.append)
+    pauses = Pauses()
+    for _ in range(1_200):
+        pauses.after_heartbeats()
+    assert [n for n, generation in enumerate(looked_at, start=1) if generation == 2] == [600, 1_200]
+    assert set(looked_at) == {1, 2}

@@ -37,6 +37,23 @@ def test_the_window_is_open_at_its_old_end_and_closed_at_now() -> None:
     assert window.count(2.0) == 0
 
 
+def test_an_arrival_that_is_older_than_the_last_leaves_the_window_first() -> None:
+    window = Window(1.0)
+    for at_s in (2.0, 1.5, 1.75, 2.0):
+        window.add(at_s)
+    assert [window.count(at_s) for at_s in (2.0, 2.5, 2.75, 3.0)] == [4, 3, 2, 0]
+
+
+@given(*(st.integers(0, 99) for _ in range(4)), st.integers(1, 16), st.integers(1, 8))
+def test_who_outlives_consolidation_is_just_enough(
+    inflight: int, waiting: int, arrivals: int, free: int, slots: int, n_full: int
+) -> None:
+    kept = keep(inflight, waiting, arrivals, free, slots, n_full)
+    assert 1 <= kept <= n_full
+    assert kept == n_full or kept * slots + free >= inflight + waiting + arrivals
+    assert kept == 1 or (kept - 1) * slots + free < inflight + waiting + arrivals
+
+
 @given(st.integers(0, 200), st.integers(1, 8))
 def test_groups_cover_exactly_the_workers(n: int, largest: int) -> None:
     made = groups(n, largest)
