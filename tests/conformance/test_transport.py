@@ -52,8 +52,8 @@ def another_group(group: Group) -> Iterator[Group]:
 def test_a_message_arrives_whole_with_what_its_header_says(group: Group) -> None:
     sender, receiver = group.stage(0), group.stage(1)
     payload = bytes(range(256)) * 30  # eight chunks
-    sender.send(1, HIDDEN, payload, deadline_s=5)
-    message = receiver.receive(deadline_s=5)
+    sender.send(1, HIDDEN, payload, deadline_s=20)
+    message = receiver.receive(deadline_s=20)
     assert bytes(message.payload) == payload
     assert (message.sender, message.kind, message.flags) == (0, FrameKind.HIDDEN_STATES, FLAG_TENSORS)
     assert (message.priority, message.stream_id, message.seq, message.step) == (Priority.INFERENCE, 3, 0, 11)
@@ -62,25 +62,25 @@ def test_a_message_arrives_whole_with_what_its_header_says(group: Group) -> None
 def test_order_holds_within_a_priority_and_empty_messages_count(group: Group) -> None:
     sender, receiver = group.stage(0), group.stage(1)
     for i in range(12):
-        sender.send(1, HIDDEN, bytes([i]) * (i * 150), deadline_s=5)
-    assert [len(receiver.receive(deadline_s=5).payload) for _ in range(12)] == [i * 150 for i in range(12)]
+        sender.send(1, HIDDEN, bytes([i]) * (i * 150), deadline_s=20)
+    assert [len(receiver.receive(deadline_s=20).payload) for _ in range(12)] == [i * 150 for i in range(12)]
 
 
 def test_the_sender_may_use_its_buffer_again_at_once(group: Group) -> None:
     sender, receiver = group.stage(0), group.stage(1)
     for n_bytes in (500, 5000):
         buffer = bytearray(b"a" * n_bytes)
-        sender.send(1, HIDDEN, memoryview(buffer), deadline_s=5)
+        sender.send(1, HIDDEN, memoryview(buffer), deadline_s=20)
         buffer[:] = b"b" * n_bytes
-        assert bytes(receiver.receive(deadline_s=5).payload) == b"a" * n_bytes
+        assert bytes(receiver.receive(deadline_s=20).payload) == b"a" * n_bytes
 
 
 def test_inference_overtakes_kv_and_kv_overtakes_bulk(group: Group) -> None:
     sender, receiver = group.stage(0), group.stage(1)
     for header in (BULK, KV, HIDDEN):
-        sender.send(1, header, b"x", deadline_s=5)
+        sender.send(1, header, b"x", deadline_s=20)
     settle(receiver, *Priority)
-    kinds = [receiver.receive(deadline_s=5).kind for _ in range(3)]
+    kinds = [receiver.receive(deadline_s=20).kind for _ in range(3)]
     assert kinds == [FrameKind.HIDDEN_STATES, FrameKind.KV, FrameKind.BULK]
 
 
@@ -91,9 +91,9 @@ def test_inference_goes_past_a_bulk_message_that_is_half_sent(group: Group) -> N
     with pytest.raises(TimeoutError):
         receiver.receive(deadline_s=0)  # not whole, however much of it there is
     assert sending.running
-    sender.send(1, HIDDEN, b"urgent", deadline_s=5)
+    sender.send(1, HIDDEN, b"urgent", deadline_s=20)
     settle(receiver, Priority.INFERENCE)
-    assert bytes(receiver.receive(deadline_s=5).payload) == b"urgent"
+    assert bytes(receiver.receive(deadline_s=20).payload) == b"urgent"
     assert bytes(receiver.receive(deadline_s=30).payload) == big
     sending.join()
 
@@ -107,10 +107,10 @@ def test_a_sender_a_window_ahead_waits_and_goes_on_when_the_receiver_reads(group
             sent += 1
     full = FLOW.window_bytes // (900 + 64)
     assert sent == full if group.kind != "auto" else full <= sent <= 2 * full  # a window on either way
-    sender.send(1, KV, b"another priority has its own window", deadline_s=5)
+    sender.send(1, KV, b"another priority has its own window", deadline_s=20)
     settle(receiver, Priority.KV)
     waiting = Worker(lambda: sender.send(1, BULK, b"the next" * 80, deadline_s=10))
-    received = [bytes(receiver.receive(deadline_s=5).payload) for _ in range(sent + 2)]
+    received = [bytes(receiver.receive(deadline_s=20).payload) for _ in range(sent + 2)]
     waiting.join()
     assert received[0] == b"another priority has its own window"
     assert received[-1] == b"the next" * 80
@@ -123,7 +123,7 @@ def test_a_group_whose_receivers_are_dead_stays_within_its_quota_and_another_gro
     stages = [group.stage(k, n_stages, Flow.of_group(n_stages, quota)) for k in range(n_stages)]  # none receives
     sent = 0
     for (k, to), header in itertools.product(itertools.permutations(range(n_stages), 2), (BULK, KV, HIDDEN)):
-        stages[k].send(to, header, bytes(900), deadline_s=5)
+        stages[k].send(to, header, bytes(900), deadline_s=20)
         sent += 900 + 64
         with pytest.raises(Unavailable, match="does not keep up"):
             while sent <= 4 * quota:
@@ -132,8 +132,8 @@ def test_a_group_whose_receivers_are_dead_stays_within_its_quota_and_another_gro
     # over TCP each priority has the link's whole part, in the sender's own memory; auto: on either way
     assert quota * 0.9 < sent <= quota * {"tcp": 3, "auto": 4}.get(group.kind, 1)
     sender, receiver = another_group.stage(0), another_group.stage(1)
-    sender.send(1, HIDDEN, b"alive", deadline_s=5)
-    assert bytes(receiver.receive(deadline_s=5).payload) == b"alive"
+    sender.send(1, HIDDEN, b"alive", deadline_s=20)
+    assert bytes(receiver.receive(deadline_s=20).payload) == b"alive"
 
 
 def test_an_empty_link_ends_in_a_timeout_not_in_a_hang(group: Group) -> None:
@@ -143,9 +143,9 @@ def test_an_empty_link_ends_in_a_timeout_not_in_a_hang(group: Group) -> None:
 
 def test_several_senders_are_told_apart(group: Group) -> None:
     receiver = group.stage(2, 3)
-    group.stage(0, 3).send(2, HIDDEN, b"from 0", deadline_s=5)
-    group.stage(1, 3).send(2, HIDDEN, b"from 1", deadline_s=5)
-    got = {m.sender: bytes(m.payload) for m in (receiver.receive(deadline_s=5) for _ in range(2))}
+    group.stage(0, 3).send(2, HIDDEN, b"from 0", deadline_s=20)
+    group.stage(1, 3).send(2, HIDDEN, b"from 1", deadline_s=20)
+    got = {m.sender: bytes(m.payload) for m in (receiver.receive(deadline_s=20) for _ in range(2))}
     assert got == {0: b"from 0", 1: b"from 1"}
 
 

@@ -20,7 +20,7 @@ from tests.e2e.machine import Machine, free_port
 from thaw.cli import s3
 from thaw.model import INDEX_NAME
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 SOON_S = 30.0
 """Bounds a failure that needs an engine start on a busy machine; most take a tenth of a second."""
 

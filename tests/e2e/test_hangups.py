@@ -21,7 +21,7 @@ from tests.e2e.bad_models import Shop
 from tests.e2e.machine import Machine
 from thaw.instance import InstanceState
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 LONG = {"max_tokens": 1900, "min_tokens": 1900, "ignore_eos": True, "temperature": 0}
 """Runs for many seconds, whatever the machine: that nothing works any more is never because the answer was done."""
 ABORTED_S = 5.0

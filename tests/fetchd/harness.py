@@ -255,7 +255,7 @@ class Store:
         return True
 
 
-def wait_until(condition: Callable[[], bool], deadline_s: float = 5.0) -> None:
+def wait_until(condition: Callable[[], bool], deadline_s: float = 20.0) -> None:
     """For what another process does and tells nobody: asks often, fails at the deadline."""
     deadline = time.monotonic() + deadline_s
     tick = threading.Event()

@@ -214,7 +214,7 @@ def test_a_prefetched_segment_nobody_took_is_let_go_after_its_time(tmp_path: Pat
         fetchd.start(facts)
         wait_until(lambda: fetchd.free_bytes() == whole and not fetchd.client.status().segments)
         with pytest.raises(NotFound):
-            fetchd.client.wait(G, 0, deadline_s=5)
+            fetchd.client.wait(G, 0, deadline_s=20)
 
 
 def test_a_model_that_changed_since_it_was_planned_is_not_mixed_with_the_old_one(
@@ -253,7 +253,7 @@ def test_a_range_beyond_the_file_ends_as_corrupt_and_the_door_says_so(fetchd: Fe
     facts = inspect(fetchd, write_model(tmp_path / "m", layer_bytes=10))
     started = fetchd.start(facts, "beyond", (FileRange("config.json", 0, 10**6),))
     with pytest.raises(ModelCorrupt, match=r"config.json: \[0, \+1000000\) was planned"):
-        fetchd.client.wait(GroupId("beyond"), 0, deadline_s=5)
+        fetchd.client.wait(GroupId("beyond"), 0, deadline_s=20)
     assert started.n_bytes == 10**6
 
 
@@ -310,7 +310,7 @@ def test_a_door_waits_for_its_grant_and_ends_when_it_is_closed(fetchd: Fetchd) -
     assert "stem" in fetchd.client.doors()
     fetchd.client.door_close(InstanceId("stem"))
     with pytest.raises((Unavailable, ProtocolError)):
-        door.segment(deadline_s=2)
+        door.segment(deadline_s=20)
     door.close()
     assert "stem" not in fetchd.client.doors()
 

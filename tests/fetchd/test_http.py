@@ -52,7 +52,7 @@ def test_a_model_arrives_over_http_on_few_connections_and_every_byte_once(fetchd
         assert file_bytes(reader, facts, name) == (store.root / "m" / name).read_bytes()
     chunks = [("GET", WEIGHTS, i * CHUNK_BYTES) for i in range(3)]
     assert sorted(store.requests) == [("GET", "config.json", 0), *chunks, ("GET", "tokenizer.json", 0)]
-    done = fetchd.client.wait(G, 0, deadline_s=5)
+    done = fetchd.client.wait(G, 0, deadline_s=20)
     assert done.fetched_bytes == sum(facts.files.values())
     assert done.events[-1].attrs["source"] == "http"
     reader.close()

@@ -43,7 +43,7 @@ def test_a_model_arrives_over_tls_from_a_store_that_the_host_trusts(
         reader.wait(reader.n_bytes, 20)
         for name in facts.files:
             assert file_bytes(reader, facts, name) == (store.root / "m" / name).read_bytes()
-        assert fetchd.client.wait(GroupId("g"), 0, deadline_s=5).fetched_bytes == facts.n_bytes
+        assert fetchd.client.wait(GroupId("g"), 0, deadline_s=20).fetched_bytes == facts.n_bytes
         reader.close()
         door.close()
 

@@ -92,7 +92,7 @@ def test_not_even_root_in_a_container_can_change_a_segment_by_any_way_it_has(tmp
         facts = fetchd.client.inspect(write_model(tmp_path / "m").as_uri())
         started = fetchd.start(facts)
         door, reader = fetchd.open(started.segment_id)
-        reader.wait(reader.n_bytes, 5)
+        reader.wait(reader.n_bytes, 20)
         before = bytes(reader.view(0, reader.n_bytes))
         output = run_child(ATTACK, fetchd.client.door_open(InstanceId("i1"))).splitlines()
         assert len(output) == 19
@@ -111,7 +111,7 @@ def test_a_door_shows_its_own_segment_and_no_slab_of_another_model(tmp_path: Pat
             facts = fetchd.client.inspect(write_model(tmp_path / f"m{i}", seed=i).as_uri())
             started = fetchd.start(facts, f"g{i}")
             readers.append(fetchd.open(started.segment_id, f"i{i}"))
-            readers[-1][1].wait(started.n_bytes, 5)
+            readers[-1][1].wait(started.n_bytes, 20)
         identify = PRELUDE + "print(*[os.fstat(fd).st_ino for fd in fds])"
         inodes = [set(run_child(identify, fetchd.client.door_open(InstanceId(f"i{i}"))).split()) for i in range(2)]
         assert all(len(found) == 1 + readers[i][1].offer.n_slabs for i, found in enumerate(inodes))
@@ -154,7 +154,7 @@ def test_a_grant_takes_no_hold_but_its_own_groups(tmp_path: Path) -> None:
         fetchd.client.cancel(GroupId("second"), 1)
         fetchd.client.door_close(InstanceId("i2"))
         door, reader = fetchd.open(first)
-        reader.wait(reader.n_bytes, 5)
+        reader.wait(reader.n_bytes, 20)
         reader.close()
         door.close()
 
@@ -223,7 +223,7 @@ def test_a_clean_stop_tells_the_readers(tmp_path: Path) -> None:
         door, reader = fetchd.open(fetchd.start(facts).segment_id)
         fetchd.process.terminate()
         with pytest.raises(PlatformError, match="cancelled"):
-            reader.wait(reader.n_bytes, 5)
+            reader.wait(reader.n_bytes, 20)
         assert fetchd.process.wait(10) == 0
         assert os.listdir(f"{fetchd.short.name}/d") == []
         reader.close()
@@ -247,7 +247,7 @@ def test_a_hold_outlives_its_invoker_until_the_containers_connection_ends(tmp_pa
         facts = fetchd.client.inspect(write_model(tmp_path / "m").as_uri())
         whole = fetchd.free_bytes()
         started = fetchd.start(facts)
-        fetchd.client.wait(GroupId("g"), 0, deadline_s=5)
+        fetchd.client.wait(GroupId("g"), 0, deadline_s=20)
         owner = subprocess.Popen(
             [sys.executable, "-c", OWNER, fetchd.socket, started.segment_id],
             env={**os.environ, "PYTHONPATH": str(ROOT)}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
@@ -257,7 +257,7 @@ def test_a_hold_outlives_its_invoker_until_the_containers_connection_ends(tmp_pa
         path = owner.stdout.readline().strip()
         assert owner.stdout.readline() == "granted\n"
         door = DoorClient.connect(path)
-        reader = door.segment(deadline_s=5)
+        reader = door.segment(deadline_s=20)
 
         def end_invoker() -> None:
             owner.kill()

@@ -62,7 +62,7 @@ def reading(*readers: Readers):  # type: ignore[no-untyped-def]
         yield readers
 
 
-def until(condition: Callable[[], bool], deadline_s: float = 10) -> None:
+def until(condition: Callable[[], bool], deadline_s: float = 30) -> None:
     end, tick = time.monotonic() + deadline_s, threading.Event()
     while not condition():
         assert time.monotonic() < end

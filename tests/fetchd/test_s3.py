@@ -66,7 +66,7 @@ def test_a_model_arrives_from_s3_with_signed_ranged_reads(fetchd: Fetchd, pushed
     reader.wait(reader.n_bytes, 30)
     for name in facts.files:
         assert file_bytes(reader, facts, name) == (pushed / name).read_bytes()
-    assert fetchd.client.wait(GroupId("g"), 0, deadline_s=5).events[-1].attrs["source"] == "s3"
+    assert fetchd.client.wait(GroupId("g"), 0, deadline_s=20).events[-1].attrs["source"] == "s3"
     reader.close()
     door.close()
 

@@ -142,14 +142,14 @@ def test_revoking_ends_connections_and_leaves_nothing(
 ) -> None:
     credential = credentials.read(state, credentials.issue(state, relay, MINE))
     stage = RedisTransport(own_valkey.url, MINE, 0, (1,), credential=credential)
-    stage.send(1, HIDDEN, b"x", deadline_s=5)
+    stage.send(1, HIDDEN, b"x", deadline_s=20)
     relay.set(f"thaw:relay:{OTHER}:alive", "x")
     credentials.revoke(state, relay, MINE)
     with pytest.raises(WorkerLost, match="does not know group"):
-        stage.receive(deadline_s=5)
+        stage.receive(deadline_s=20)
     with pytest.raises(WorkerLost):
         for _ in range(2):
-            stage.send(1, HIDDEN, b"x", deadline_s=5)
+            stage.send(1, HIDDEN, b"x", deadline_s=20)
     stage.close()
     assert list(relay.scan_iter("*")) == [f"thaw:relay:{OTHER}:alive".encode()]
     assert "thaw-group" not in str(relay.execute_command("ACL", "LIST"))

@@ -50,27 +50,27 @@ def put(root: Path, name: str, body: bytes, secret: str = SECRET) -> None:
 
 def test_a_waiting_receiver_is_woken_by_what_comes(ends: list[ObjectTransport]) -> None:
     waiting = Worker(lambda: ends[1].receive(deadline_s=20))
-    ends[0].send(1, HIDDEN, b"x" * 3000, deadline_s=5)
+    ends[0].send(1, HIDDEN, b"x" * 3000, deadline_s=20)
     waiting.join()
 
 
 def test_what_was_read_leaves_the_store(ends: list[ObjectTransport], tmp_path: Path) -> None:
-    ends[0].send(1, HIDDEN, b"x" * 3000, deadline_s=5)
+    ends[0].send(1, HIDDEN, b"x" * 3000, deadline_s=20)
     assert len(list((tmp_path / GROUP / "1").iterdir())) == 3
-    ends[1].receive(deadline_s=5)
+    ends[1].receive(deadline_s=20)
     with pytest.raises(TimeoutError):
         ends[1].receive(deadline_s=0)
     assert list((tmp_path / GROUP / "1").iterdir()) == []
 
 
 def test_what_nobody_reads_is_taken_back_by_its_sender(ends: list[ObjectTransport], tmp_path: Path) -> None:
-    ends[0].send(1, HIDDEN, b"never read", deadline_s=5)
+    ends[0].send(1, HIDDEN, b"never read", deadline_s=20)
     with pytest.raises(TimeoutError):
         ends[0].receive(deadline_s=0.1)  # past its time to live
-    ends[0].send(1, HIDDEN, b"later", deadline_s=5)
+    ends[0].send(1, HIDDEN, b"later", deadline_s=20)
     assert [p.name for p in (tmp_path / GROUP / "1").iterdir()] == ["0-000-0000000000000001-00000000"]
     with pytest.raises(ProtocolError, match="frames before .* are lost"):
-        ends[1].receive(deadline_s=5)
+        ends[1].receive(deadline_s=20)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_a_forged_object_is_refused(tmp_path: Path, name: str, body: bytes, secr
     receiver = ObjectTransport(DirStore(tmp_path), GROUP, 1, (0,), secret=SECRET, flow=FLOW)
     put(tmp_path, name, body, secret)
     with pytest.raises(ProtocolError, match=message):
-        receiver.receive(deadline_s=5)
+        receiver.receive(deadline_s=20)
     receiver.close()
 
 
@@ -99,18 +99,18 @@ def test_an_object_cannot_be_used_in_another_place(tmp_path: Path) -> None:
     receiver = ObjectTransport(DirStore(tmp_path), GROUP, 1, (0,), secret=SECRET, flow=FLOW)
     put(tmp_path, FIRST, frames.encode(HIDDEN, b"x"))
     folder = tmp_path / GROUP / "1"
-    assert bytes(receiver.receive(deadline_s=5).payload) == b"x"
+    assert bytes(receiver.receive(deadline_s=20).payload) == b"x"
     put(tmp_path, FIRST, frames.encode(HIDDEN, b"x"))
     (folder / FIRST).rename(folder / "0-000-0000000000000001-00000000")
     with pytest.raises(ProtocolError, match="not a frame of this group"):
-        receiver.receive(deadline_s=5)
+        receiver.receive(deadline_s=20)
     receiver.close()
 
 
 def test_a_group_that_ended_leaves_the_directory(tmp_path: Path) -> None:
     store = DirStore(tmp_path)
     sender = ObjectTransport(store, GROUP, 0, (1,), flow=FLOW)
-    sender.send(1, HIDDEN, b"x", deadline_s=5)
+    sender.send(1, HIDDEN, b"x", deadline_s=20)
     sender.close()
     store.drop_group(GROUP)
     assert list(tmp_path.iterdir()) == []

@@ -58,11 +58,11 @@ def client(valkey_url: str) -> Iterator[redis.Redis]:
 def test_what_was_read_is_deleted_and_what_nobody_reads_expires(make: Make, client: redis.Redis) -> None:
     sender, receiver = make(0), make(1)
     for _ in range(16):  # they are acknowledged together
-        sender.send(1, HIDDEN, b"x", deadline_s=5)
-        receiver.receive(deadline_s=5)
-    sender.send(1, KV, b"y", deadline_s=5)
-    assert receiver.receive(deadline_s=5).kind is FrameKind.KV  # coming back for more acknowledges
-    sender.send(1, HIDDEN, b"never read", deadline_s=5)
+        sender.send(1, HIDDEN, b"x", deadline_s=20)
+        receiver.receive(deadline_s=20)
+    sender.send(1, KV, b"y", deadline_s=20)
+    assert receiver.receive(deadline_s=20).kind is FrameKind.KV  # coming back for more acknowledges
+    sender.send(1, HIDDEN, b"never read", deadline_s=20)
     settle(receiver, Priority.INFERENCE)
     assert client.xlen(STREAM) == 1
     for key in client.scan_iter(f"thaw:relay:{GROUP}:*:*:*"):
@@ -88,14 +88,14 @@ def test_a_quiet_group_does_not_forget_what_its_receiver_has_taken(
     for n_bytes in (5000, 5000, 5000, 6000, 100, 6000):
         for _ in range(10):
             age(client, 2 * TTL_MS)
-        sender.send(1, HIDDEN, bytes(n_bytes), deadline_s=2)
-        assert receiver.receive(deadline_s=5).payload.nbytes == n_bytes
+        sender.send(1, HIDDEN, bytes(n_bytes), deadline_s=20)
+        assert receiver.receive(deadline_s=20).payload.nbytes == n_bytes
     age(client, 20 * 3600 * 1000)
-    sender.send(1, HIDDEN, b"a sign of life", deadline_s=2)
-    receiver.receive(deadline_s=5)
+    sender.send(1, HIDDEN, b"a sign of life", deadline_s=20)
+    receiver.receive(deadline_s=20)
     age(client, 20 * 3600 * 1000)
-    sender.send(1, HIDDEN, bytes(9000), deadline_s=2)
-    assert receiver.receive(deadline_s=5).payload.nbytes == 9000
+    sender.send(1, HIDDEN, bytes(9000), deadline_s=20)
+    assert receiver.receive(deadline_s=20).payload.nbytes == 9000
 
 
 @pytest.mark.parametrize("n_bytes", [0, 1, 63, 64, 70, 100])
@@ -104,7 +104,7 @@ def test_a_truncated_frame_is_refused(make: Make, client: redis.Redis, n_bytes: 
     receiver = make(1)
     client.xadd(STREAM, {"f": whole[:n_bytes]}, id="1-0")
     with pytest.raises(ProtocolError, match="not a frame|claims 40 bytes"):
-        receiver.receive(deadline_s=5)
+        receiver.receive(deadline_s=20)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_a_forged_frame_is_refused(
     client.xadd(STREAM, fields, id="1-0")  # type: ignore[arg-type]
     for _ in range(2):  # and again: nothing behind it is taken for sound
         with pytest.raises(ProtocolError, match=message):
-            receiver.receive(deadline_s=5)
+            receiver.receive(deadline_s=20)
 
 
 @pytest.mark.parametrize(("offset", "value"), [(40, 0xFFFFFFFF), (40, 2_000_000), (44, 0xFFFFFFFF), (44, 1 << 23)])
@@ -142,7 +142,7 @@ def test_a_header_that_claims_too_much_costs_no_memory(
     try:
         client.xadd(STREAM, {"f": bytes(raw)}, id="1-0")
         with pytest.raises(ProtocolError):
-            receiver.receive(deadline_s=5)
+            receiver.receive(deadline_s=20)
         assert tracemalloc.get_traced_memory()[1] < 1_000_000
     finally:
         tracemalloc.stop()
@@ -152,7 +152,7 @@ def test_an_entry_above_the_limit_is_refused_before_it_is_read(make: Make, clien
     receiver = make(1)
     client.xadd(STREAM, {"f": bytes(MAX_PAYLOAD_BYTES + 65)}, id="1-0")
     with pytest.raises(ProtocolError, match=r"an entry of 8388673 bytes"):
-        receiver.receive(deadline_s=5)
+        receiver.receive(deadline_s=20)
 
 
 def test_a_second_writer_on_ones_stream_is_noticed(make: Make, client: redis.Redis) -> None:
@@ -160,23 +160,23 @@ def test_a_second_writer_on_ones_stream_is_noticed(make: Make, client: redis.Red
     client.xadd(STREAM, {"f": b"x"}, id="99-0")
     with pytest.raises(ProtocolError, match="somebody else writes"):
         for _ in range(2):
-            sender.send(1, HIDDEN, bytes(100_000)[:15_000], deadline_s=5)
+            sender.send(1, HIDDEN, bytes(100_000)[:15_000], deadline_s=20)
 
 
 def test_a_receiver_that_connects_anew_says_again_how_much_it_has_taken(make: Make, client: redis.Redis) -> None:
     """The last it said may have been lost with the connection, and a sender a window ahead waits for nothing else."""
     sender, receiver = make(0), make(1)
     for _ in range(16):
-        sender.send(1, HIDDEN, bytes(1000), deadline_s=5)
+        sender.send(1, HIDDEN, bytes(1000), deadline_s=20)
     for _ in range(16):
-        receiver.receive(deadline_s=5)
+        receiver.receive(deadline_s=20)
     with pytest.raises(TimeoutError):
         receiver.receive(deadline_s=0.01)  # asks for more, and so says what it has taken
     wait_until(lambda: bool(client.exists(f"{STREAM}:credit")))
     client.delete(f"{STREAM}:credit")  # this is the same as a relay that never heard of it
     cut(receiver)
     receiving = Worker(lambda: receiver.receive(deadline_s=10))
-    sender.send(1, HIDDEN, bytes(15_000), deadline_s=5)
+    sender.send(1, HIDDEN, bytes(15_000), deadline_s=20)
     receiving.join()
 
 
@@ -185,8 +185,8 @@ def test_what_the_relay_has_confirmed_is_kept_no_longer(make: Make) -> None:
     lane = sender._senders[Priority.INFERENCE]
     for payload in (b"small", bytes(5_000)):
         for _ in range(20):
-            sender.send(1, HIDDEN, payload, deadline_s=5)
-            receiver.receive(deadline_s=5)
+            sender.send(1, HIDDEN, payload, deadline_s=20)
+            receiver.receive(deadline_s=20)
         lane.settle(5.0)
         assert (lane._kept_bytes, len(lane._unconfirmed)) == (0, 0)
 
@@ -214,20 +214,20 @@ def test_a_relay_that_lost_its_memory_is_a_clear_error_at_both_ends(
     make: Make, own_valkey: ValkeyServer, tmp_path: Path
 ) -> None:
     sender, receiver = make(0, own_valkey.url), make(1, own_valkey.url)
-    sender.send(1, HIDDEN, b"x", deadline_s=5)
-    receiver.receive(deadline_s=5)
+    sender.send(1, HIDDEN, b"x", deadline_s=20)
+    receiver.receive(deadline_s=20)
     own_valkey.kill()
     shutil.rmtree(tmp_path / "appendonlydir")
     own_valkey.start()
-    for call in (lambda: receiver.receive(deadline_s=5), lambda: sender.send(1, HIDDEN, bytes(20_000), deadline_s=5)):
+    for call in (lambda: receiver.receive(deadline_s=20), lambda: sender.send(1, HIDDEN, bytes(20_000), deadline_s=20)):
         with pytest.raises(WorkerLost, match=r"the relay has lost what group \w+ had sent"):
             call()
 
 
 def test_a_relay_that_stays_away_ends_in_unavailable(make: Make, own_valkey: ValkeyServer) -> None:
     sender, receiver = make(0, own_valkey.url), make(1, own_valkey.url)
-    sender.send(1, HIDDEN, b"x", deadline_s=5)
-    receiver.receive(deadline_s=5)
+    sender.send(1, HIDDEN, b"x", deadline_s=20)
+    receiver.receive(deadline_s=20)
     own_valkey.kill()
     with pytest.raises(Unavailable, match="the relay does not answer"):
         receiver.receive(deadline_s=30)
@@ -243,10 +243,10 @@ def test_a_full_relay_refuses_and_says_so(make: Make, own_valkey: ValkeyServer) 
         client.config_set("maxmemory", "5mb")
     with pytest.raises(Unavailable, match="the relay's memory is full"):
         for _ in range(100):
-            sender.send(1, HIDDEN, bytes(1_000_000), deadline_s=5)
+            sender.send(1, HIDDEN, bytes(1_000_000), deadline_s=20)
     # what broke the link is told, and not that a message was cut off by it
     with pytest.raises(WorkerLost, match="the link to stage 1 broke: the relay's memory is full"):
-        sender.send(1, HIDDEN, b"x", deadline_s=5)
+        sender.send(1, HIDDEN, b"x", deadline_s=20)
 
 
 def test_a_dead_group_at_its_quota_leaves_the_relay_room_for_others(own_valkey: ValkeyServer) -> None:
@@ -272,8 +272,8 @@ def test_a_dead_group_at_its_quota_leaves_the_relay_room_for_others(own_valkey: 
         other = GroupId(random_hex_id())
         sender, receiver = stage(other, 0), stage(other, 1)
         for _ in range(200):
-            sender.send(1, HIDDEN, bytes(20_000), deadline_s=5)
-            assert receiver.receive(deadline_s=5).payload.nbytes == 20_000
+            sender.send(1, HIDDEN, bytes(20_000), deadline_s=20)
+            assert receiver.receive(deadline_s=20).payload.nbytes == 20_000
 
 
 def sent_until_full(sender: RedisTransport, header: FrameHeader) -> int:
@@ -298,14 +298,14 @@ def test_what_inference_borrowed_goes_back_to_kv_as_it_is_read(make: Make) -> No
     sender, receiver = make(0, flow=flow), make(1, flow=flow)
     n_borrowed = sent_until_full(sender, HIDDEN) // (900 + HEADER_BYTES)
     sending = Worker(lambda: sender.send(1, KV, bytes(flow.at_once_bytes - HEADER_BYTES), deadline_s=30))
-    kinds = [receiver.receive(deadline_s=5).kind for _ in range(n_borrowed + 1)]
+    kinds = [receiver.receive(deadline_s=20).kind for _ in range(n_borrowed + 1)]
     sending.join()
     assert kinds.count(FrameKind.HIDDEN_STATES) == n_borrowed
     acknowledge(receiver)
-    sender.send(1, KV, bytes(flow.at_once_bytes - HEADER_BYTES), deadline_s=5)
+    sender.send(1, KV, bytes(flow.at_once_bytes - HEADER_BYTES), deadline_s=20)
     most = 2 * window  # its own part and bulk's, not KV's
     assert most - flow.credit_bytes - 1000 < sent_until_full(sender, HIDDEN) <= most
-    sender.send(1, KV, bytes(1000), deadline_s=5)
+    sender.send(1, KV, bytes(1000), deadline_s=20)
 
 
 def acknowledge(receiver: RedisTransport) -> None:
@@ -317,35 +317,35 @@ def acknowledge(receiver: RedisTransport) -> None:
 def test_what_a_receiver_took_and_did_not_report_makes_no_message_wait(make: Make) -> None:
     sender, receiver = make(0), make(1)
     for n_bytes in [236] * 16 + [900] * 5:  # acknowledged by their number, and then not yet by their bytes
-        sender.send(1, HIDDEN, bytes(n_bytes), deadline_s=5)
-        receiver.receive(deadline_s=5)
+        sender.send(1, HIDDEN, bytes(n_bytes), deadline_s=20)
+        receiver.receive(deadline_s=20)
     acknowledge(receiver)
-    sender.send(1, HIDDEN, bytes(FLOW.at_once_bytes - HEADER_BYTES), deadline_s=2)
+    sender.send(1, HIDDEN, bytes(FLOW.at_once_bytes - HEADER_BYTES), deadline_s=20)
 
 
 def test_a_refusal_of_a_small_message_is_told_to_the_thread_that_waits_for_the_answer(
     make: Make, own_valkey: ValkeyServer
 ) -> None:
     sender = make(0, own_valkey.url)
-    sender.send(1, HIDDEN, b"x", deadline_s=5)
+    sender.send(1, HIDDEN, b"x", deadline_s=20)
     with redis.Redis.from_url(own_valkey.url) as client:
         client.config_set("maxmemory", "1")
     with pytest.raises(Unavailable, match="the relay's memory is full"):
-        sender.send(1, HIDDEN, b"x", deadline_s=5)  # mostly it does not wait for the answer
+        sender.send(1, HIDDEN, b"x", deadline_s=20)  # mostly it does not wait for the answer
         sender.receive(deadline_s=0.3)
 
 
 def test_small_messages_are_there_when_settled(make: Make) -> None:
     sender, receiver = make(0), make(1)
     for i in range(5):
-        sender.send(1, HIDDEN, bytes([i]), deadline_s=5)
+        sender.send(1, HIDDEN, bytes([i]), deadline_s=20)
     settle(receiver, Priority.INFERENCE)
-    assert [receiver.receive(deadline_s=5).payload[0] for _ in range(5)] == [0, 1, 2, 3, 4]
+    assert [receiver.receive(deadline_s=20).payload[0] for _ in range(5)] == [0, 1, 2, 3, 4]
 
 
 def test_a_lost_connection_is_not_forgotten_while_somebody_sends(make: Make) -> None:
     transport = make(0)
-    transport.send(1, HIDDEN, b"x", deadline_s=5)
+    transport.send(1, HIDDEN, b"x", deadline_s=20)
     sender = transport._senders[Priority.INFERENCE]
     with sender._lock:
         sender._drop()

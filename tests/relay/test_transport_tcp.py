@@ -105,8 +105,8 @@ def test_a_proof_cannot_be_used_twice(ends: list[TcpTransport]) -> None:
 def test_strangers_that_say_nothing_are_few(ends: list[TcpTransport]) -> None:
     strangers = [dial(ends[1])[0] for _ in range(40)]
     assert closed_by_peer(strangers[0])  # pushed out by those that came later
-    ends[0].send(1, HIDDEN, b"still served", deadline_s=5)
-    assert bytes(ends[1].receive(deadline_s=5).payload) == b"still served"
+    ends[0].send(1, HIDDEN, b"still served", deadline_s=20)
+    assert bytes(ends[1].receive(deadline_s=20).payload) == b"still served"
     for stranger in strangers:
         stranger.close()
 
@@ -157,43 +157,43 @@ def test_a_member_that_forges_frames_is_refused_before_memory_is_taken(
         struct.pack_into("<I", raw, 56, frames.crc32c(bytes(raw[:56]) + bytes(raw[60:64])))
         sock.sendall(raw)
         with pytest.raises(ProtocolError, match=message):
-            ends[1].receive(deadline_s=5)
+            ends[1].receive(deadline_s=20)
         assert closed_by_peer(sock)
 
 
 def test_what_was_sent_before_a_cut_is_sent_again_by_the_thread_that_waits_for_the_answer(
     ends: list[TcpTransport],
 ) -> None:
-    ends[0].send(1, HIDDEN, b"first", deadline_s=5)
-    assert bytes(ends[1].receive(deadline_s=5).payload) == b"first"
+    ends[0].send(1, HIDDEN, b"first", deadline_s=20)
+    assert bytes(ends[1].receive(deadline_s=20).payload) == b"first"
     link = ends[0]._ends.link(1, Priority.INFERENCE)
     assert len(link.queue) == 1  # kept: nobody has acknowledged so little
     cut(ends[1])
-    ends[0].send(1, HIDDEN, b"into the void", deadline_s=5)
+    ends[0].send(1, HIDDEN, b"into the void", deadline_s=20)
     waiting = Worker(lambda: ends[0].receive(deadline_s=20))  # it redials
     assert bytes(ends[1].receive(deadline_s=10).payload) == b"into the void"
-    ends[1].send(0, HIDDEN, b"the answer", deadline_s=5)
+    ends[1].send(0, HIDDEN, b"the answer", deadline_s=20)
     waiting.join()
 
 
 def test_a_cut_that_is_noticed_by_looking_for_acknowledgements_is_repaired_too(ends: list[TcpTransport]) -> None:
-    ends[0].send(1, HIDDEN, b"first", deadline_s=5)
-    assert bytes(ends[1].receive(deadline_s=5).payload) == b"first"
+    ends[0].send(1, HIDDEN, b"first", deadline_s=20)
+    assert bytes(ends[1].receive(deadline_s=20).payload) == b"first"
     link = ends[0]._ends.link(1, Priority.INFERENCE)
     n_kept = -(-FLOW.credit_bytes // 1000)  # so many and the first are not enough to look for acknowledgements
     for i in range(n_kept):
-        ends[0].send(1, HIDDEN, bytes([i]) * 900, deadline_s=5)
+        ends[0].send(1, HIDDEN, bytes([i]) * 900, deadline_s=20)
     cut(ends[1])
-    ends[0].send(1, HIDDEN, bytes([n_kept]) * 900, deadline_s=5)  # the last that is sent: it waits for an answer
+    ends[0].send(1, HIDDEN, bytes([n_kept]) * 900, deadline_s=20)  # the last that is sent: it waits for an answer
     assert link._sock is None
     waiting = Worker(lambda: ends[0].receive(deadline_s=20))
     assert [ends[1].receive(deadline_s=10).payload[0] for _ in range(n_kept + 1)] == list(range(n_kept + 1))
-    ends[1].send(0, HIDDEN, b"the answer", deadline_s=5)
+    ends[1].send(0, HIDDEN, b"the answer", deadline_s=20)
     waiting.join()
 
 
 def test_a_lost_link_is_not_forgotten_while_somebody_sends_on_it(ends: list[TcpTransport]) -> None:
-    ends[0].send(1, HIDDEN, b"x", deadline_s=5)
+    ends[0].send(1, HIDDEN, b"x", deadline_s=20)
     link = ends[0]._ends.link(1, Priority.INFERENCE)
     with link._lock:
         link._drop()
@@ -227,8 +227,8 @@ def talk_until_up(pair: list[AutoTransport]) -> int:
     count, deadline = 0, time.monotonic() + 20
     while not pair[0].shortcut_up(1, Priority.INFERENCE):
         assert time.monotonic() < deadline
-        pair[0].send(1, HIDDEN, count.to_bytes(4, "little"), deadline_s=5)
-        assert bytes(pair[1].receive(deadline_s=5).payload) == count.to_bytes(4, "little")
+        pair[0].send(1, HIDDEN, count.to_bytes(4, "little"), deadline_s=20)
+        assert bytes(pair[1].receive(deadline_s=20).payload) == count.to_bytes(4, "little")
         count += 1
     return count
 
@@ -236,16 +236,16 @@ def talk_until_up(pair: list[AutoTransport]) -> int:
 def test_a_link_moves_to_the_short_cut_and_keeps_its_order(pair: list[AutoTransport]) -> None:
     count = talk_until_up(pair)
     for i in range(count, count + 20):
-        pair[0].send(1, HIDDEN, i.to_bytes(4, "little") * 200, deadline_s=5)
+        pair[0].send(1, HIDDEN, i.to_bytes(4, "little") * 200, deadline_s=20)
     for i in range(count, count + 20):
-        assert bytes(pair[1].receive(deadline_s=5).payload) == i.to_bytes(4, "little") * 200
+        assert bytes(pair[1].receive(deadline_s=20).payload) == i.to_bytes(4, "little") * 200
     link: Any = pair[0]._ends
     assert link.link(1, Priority.INFERENCE).queue  # they went past the relay
 
 
 def test_a_short_cut_that_is_lost_leaves_everything_to_redis(pair: list[AutoTransport]) -> None:
     count = talk_until_up(pair)
-    pair[0].send(1, HIDDEN, count.to_bytes(4, "little") * 300, deadline_s=5)  # not read yet
+    pair[0].send(1, HIDDEN, count.to_bytes(4, "little") * 300, deadline_s=20)  # not read yet
     listener: Any = pair[1]._ends
     listener._porter.close()  # nobody can dial it again
     cut(pair[1])
@@ -262,7 +262,7 @@ def test_what_came_by_the_short_cut_before_its_turn_is_acknowledged_when_its_tur
     number = talk_until_up(pair)
     link = pair[0]._links[1, Priority.INFERENCE]
     link.up, link.next_try_s = False, math.inf
-    pair[0].send(1, HIDDEN, bytes([number]) * 900, deadline_s=5)
+    pair[0].send(1, HIDDEN, bytes([number]) * 900, deadline_s=20)
     settle(pair[1], Priority.INFERENCE)
     link.up = True
     inbox: Any = pair[1]._inbox
@@ -271,16 +271,16 @@ def test_what_came_by_the_short_cut_before_its_turn_is_acknowledged_when_its_tur
     inbox.forget(redis_fd)  # the relay is slow
     count = FLOW.window_bytes // (900 + frames.HEADER_BYTES)
     for i in range(number + 1, number + 1 + count):
-        pair[0].send(1, HIDDEN, bytes([i]) * 900, deadline_s=5)
+        pair[0].send(1, HIDDEN, bytes([i]) * 900, deadline_s=20)
     with pytest.raises(TimeoutError):
         pair[1].receive(deadline_s=0.1)
     inbox.watch(redis_fd, redis_lane)
     for i in range(number, number + 1 + count):
-        assert bytes(pair[1].receive(deadline_s=5).payload) == bytes([i]) * 900
+        assert bytes(pair[1].receive(deadline_s=20).payload) == bytes([i]) * 900
     with pytest.raises(TimeoutError):
         pair[1].receive(deadline_s=0.1)  # it has come back for more: that acknowledges
-    pair[0].send(1, HIDDEN, bytes(900), deadline_s=2)  # the window has room for it
-    assert bytes(pair[1].receive(deadline_s=5).payload) == bytes(900)
+    pair[0].send(1, HIDDEN, bytes(900), deadline_s=20)  # the window has room for it
+    assert bytes(pair[1].receive(deadline_s=20).payload) == bytes(900)
 
 
 @pytest.mark.parametrize("by_shortcut", [True, False])
@@ -295,7 +295,7 @@ def test_a_message_that_was_cut_off_on_one_way_breaks_the_link_on_both(
     for way_now in (by_shortcut, not by_shortcut):
         link.up = way_now
         with pytest.raises(WorkerLost, match="a message was cut off"):
-            pair[0].send(1, HIDDEN, b"another", deadline_s=5)
+            pair[0].send(1, HIDDEN, b"another", deadline_s=20)
 
 
 def test_a_broken_short_cut_that_is_given_up_leaves_the_link_broken(pair: list[AutoTransport]) -> None:
@@ -306,18 +306,18 @@ def test_a_broken_short_cut_that_is_given_up_leaves_the_link_broken(pair: list[A
     with link.lock:
         pair[0]._surrender(link, 1)
     with pytest.raises(WorkerLost, match="a message was cut off"):
-        pair[0].send(1, HIDDEN, b"another", deadline_s=5)
+        pair[0].send(1, HIDDEN, b"another", deadline_s=20)
 
 
 def test_what_a_given_up_short_cut_could_not_leave_to_redis_breaks_the_link(pair: list[AutoTransport]) -> None:
     count = talk_until_up(pair)
     link = pair[0]._links[1, Priority.INFERENCE]
-    pair[0].send(1, HIDDEN, bytes([count]) * 900, deadline_s=5)
+    pair[0].send(1, HIDDEN, bytes([count]) * 900, deadline_s=20)
     link.sender.close()  # redis takes nothing any more
     with link.lock:
         pair[0]._surrender(link, 1)
     with pytest.raises(WorkerLost, match="broke"):
-        pair[0].send(1, HIDDEN, b"the next", deadline_s=5)
+        pair[0].send(1, HIDDEN, b"the next", deadline_s=20)
 
 
 def test_an_end_that_cannot_listen_keeps_to_redis(url: str) -> None:
@@ -325,9 +325,9 @@ def test_an_end_that_cannot_listen_keeps_to_redis(url: str) -> None:
     good = AutoTransport(url, GROUP, 1, (0,), host_address="127.0.0.1", credential=CREDENTIAL, flow=FLOW)
     assert "cannot listen on 192.0.2.1" in bad.no_shortcut
     for _ in range(3):
-        bad.send(1, HIDDEN, b"x", deadline_s=5)
-        good.receive(deadline_s=5)
-        good.send(0, HIDDEN, b"y", deadline_s=5)
-        assert bytes(bad.receive(deadline_s=5).payload) == b"y"
+        bad.send(1, HIDDEN, b"x", deadline_s=20)
+        good.receive(deadline_s=20)
+        good.send(0, HIDDEN, b"y", deadline_s=20)
+        assert bytes(bad.receive(deadline_s=20).payload) == b"y"
     bad.close()
     good.close()

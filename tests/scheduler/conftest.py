@@ -72,7 +72,7 @@ class Recorder:
             return [m for m in self._all if isinstance(m, kind)]
 
     def wait(
-        self, kind: type[Any] | tuple[type[Any], ...], n: int = 1, timeout_s: float = 8.0,
+        self, kind: type[Any] | tuple[type[Any], ...], n: int = 1, timeout_s: float = 30.0,
         where: Callable[[Any], bool] = lambda message: True,
     ) -> list[Any]:  # fmt: skip
         """The first ``n`` of this kind (or these)."""
@@ -207,7 +207,7 @@ class FakeInvoker:
         for record in list(self.instances.values()):
             self._gone(record, ErrorInfo("WorkerLost", "killed"))
 
-    def until_empty(self, timeout_s: float = 8.0) -> None:
+    def until_empty(self, timeout_s: float = 30.0) -> None:
         with self._changed:
             assert self._changed.wait_for(lambda: not self.instances, timeout_s), self.instances
 
@@ -285,11 +285,11 @@ class Platform:
         with redis_link.translated("list credentials"):
             return {redis_link.text(k) for k in self.client.scan_iter("thaw:group-credential:*")}
 
-    def until_planned(self, timeout_s: float = 8.0) -> None:
+    def until_planned(self, timeout_s: float = 30.0) -> None:
         """A plan is the first thing that a start leaves; nobody announces it."""
         self._until(lambda: bool(self.registry.plans()), timeout_s)
 
-    def until_credentials(self, wanted: set[str], timeout_s: float = 8.0) -> None:
+    def until_credentials(self, wanted: set[str], timeout_s: float = 30.0) -> None:
         self._until(lambda: self.credentials() == wanted, timeout_s)
 
     def _until(self, condition: Callable[[], bool], timeout_s: float) -> None:

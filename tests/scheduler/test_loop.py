@@ -93,7 +93,7 @@ def test_a_killed_scheduler_is_followed_by_its_standby(platform: Any) -> None:
     platform.ask()
     platform.ask()
     platform.ask()
-    host.commands.wait(Start, 2, timeout_s=20.0)
+    host.commands.wait(Start, 2, timeout_s=30.0)
     print(f"the standby's first start came {time.monotonic() - killed_s:.2f} s after the kill")
     assert sorted(set(host.epochs)) == [1, 2]
 
@@ -110,7 +110,7 @@ def test_the_instances_of_a_lost_host_are_gone_and_its_waiting_requests_start_el
     time_to_lose = platform.client.pttl("thaw:host-lease:h0")
     assert time_to_lose > 0
     lost.die()
-    (again,) = other.commands.wait(Start, timeout_s=15.0)
+    (again,) = other.commands.wait(Start, timeout_s=30.0)
     assert again.activation_ids == (activation,)
     platform.events.wait(InstanceChanged, 4)  # starting and gone there, starting and ready here
     gone = [e.instance for e in platform.events.of(InstanceChanged) if e.instance.state is InstanceState.GONE]
@@ -267,7 +267,7 @@ def test_the_scheduler_goes_on_after_the_state_server_was_killed(own_valkey: Any
     host.busy = True
     platform.ask()
     platform.ask()
-    again = host.commands.wait(Start, 2, timeout_s=20.0)[1]
+    again = host.commands.wait(Start, 2, timeout_s=30.0)[1]
     assert again.instance_id != start.instance_id
     assert scheduler.poll() is None
     gone = [e.instance for e in platform.events.of(InstanceChanged) if e.instance.state is InstanceState.GONE]

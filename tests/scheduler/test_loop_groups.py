@@ -171,7 +171,7 @@ def test_without_its_relay_a_group_is_not_commanded_and_the_request_fails_with_t
     platform.llm(stages=4)
     platform.scheduler(THAW_RELAY_URL="redis://127.0.0.1:1/0")
     platform.ask("guest/chat")
-    (failed,) = platform.events.wait(StartFailed, timeout_s=20.0)
+    (failed,) = platform.events.wait(StartFailed, timeout_s=30.0)
     assert failed.error.code == "Unavailable"
     assert [h.commands.of(Start) for h in hosts] == [[]] * 4
     platform.llm("guest/single", stages=1)

@@ -100,14 +100,14 @@ def test_the_program_says_where_a_file_is_bad(tmp_path: Path) -> None:
         "--out",
         str(tmp_path / "out"),
     ]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=python_env(COLUMNS="300"), timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=python_env(COLUMNS="300"), timeout=300)
     assert done.returncode == 2
     assert "w.csv:2: 1 fields, not 6" in done.stderr
 
 
 def test_the_programs_last_line_is_its_result(tmp_path: Path) -> None:
     command = [sys.executable, "bench/simulate.py", "--quick", "--out", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=python_env(), timeout=280)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=python_env(), timeout=500)
     assert done.returncode == 0, done.stderr
     last = json.loads(done.stdout.splitlines()[-1])
     assert {g["name"] for g in last["goals"]} == {"events_per_s", "deterministic"}

@@ -24,7 +24,7 @@ def measured() -> dict[str, dict[str, int]]:
     """All families by one process: its import of vLLM costs more than the measurements."""
     env = dict(os.environ, PYTHONPATH=f"{ROOT}:{ROOT / 'runtime-python'}")
     command = [sys.executable, str(Path(__file__).parent / "kv_probe.py")]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=500, check=False)
     line = next((line for line in done.stdout.splitlines() if line.startswith("MEASURED ")), None)
     assert line is not None, done.stderr[-3000:]
     found: dict[str, dict[str, int]] = json.loads(line.removeprefix("MEASURED "))

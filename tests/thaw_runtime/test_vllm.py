@@ -308,7 +308,7 @@ def ours(container: Forked, prompts: list[list[int]]) -> list[list[int]]:
 
 def vanilla(model: Path, prompts: list[list[int]]) -> list[list[int]]:
     command = [sys.executable, str(Path(__file__).parent / "vanilla.py"), str(model), "float32", str(N_TOKENS)]
-    done = subprocess.run(command, input=json.dumps(prompts), capture_output=True, text=True, timeout=280, check=False)
+    done = subprocess.run(command, input=json.dumps(prompts), capture_output=True, text=True, timeout=800, check=False)
     line = next((line for line in done.stdout.splitlines() if line.startswith("REFERENCE ")), None)
     assert line is not None, done.stderr[-2000:]
     answers = json.loads(line.removeprefix("REFERENCE "))
