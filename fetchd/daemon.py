@@ -36,7 +36,9 @@ class Daemon:
     def __init__(self, settings: FetchdSettings, log: Log) -> None:
         _check(settings)
         if settings.s3_endpoint or settings.s3_region:
-            import fetchd.sources.s3  # noqa: F401 - now, not inside the first start from S3
+            from fetchd.sources import s3  # botocore takes long to import: only where it is needed
+
+            s3.prepare(settings, log)
         self._janitor, self._heart = Janitor(), Heart()
         slab_bytes = settings.slab_mb * _MIB
         self._pool = SlabPool(settings.pool_mb * _MIB // slab_bytes, slab_bytes, log)

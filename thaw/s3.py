@@ -78,6 +78,10 @@ class S3Access:
         """The server that ``env`` names.  The credentials are those of this process in any case."""
         return S3Access(env.get("THAW_S3_ENDPOINT", ""), env.get("AWS_REGION", ""))
 
+    def prepare(self) -> None:
+        """Find the credentials, for requests to come.  Raises as :meth:`sign`."""
+        self._current()
+
     def sign(self, method: str, url: str, headers: Mapping[str, str], body: bytes = b"") -> dict[str, str]:
         """The headers to send; as they are when there are no credentials, for a server that asks for none.
 

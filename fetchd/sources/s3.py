@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from functools import lru_cache
 from urllib.parse import quote, urlsplit
 
 from fetchd.settings import FetchdSettings
 from fetchd.sources.http import HttpSource
+from thaw.errors import PlatformError, ThawError
+from thaw.logs import Log
 from thaw.s3 import S3Access
 
 
@@ -16,6 +19,28 @@ def s3_source(uri: str, settings: FetchdSettings) -> HttpSource:
     parts = urlsplit(uri)
     base_url = f"{access.endpoint}/{parts.netloc}{quote(parts.path, safe='/~-._%')}"
     return HttpSource(base_url, settings.read_timeout_s, kind="s3", sign=access.sign)
+
+
+def prepare(settings: FetchdSettings, log: Log) -> None:
+    """Look for the credentials now, in the background: the service that gives a role takes its time, and the first
+    start from S3 must not wait for it."""
+    try:
+        access = _access(settings.s3_endpoint, settings.s3_region)
+    except PlatformError as e:
+        _log_missing(log, e)
+        return
+
+    def look() -> None:
+        try:
+            access.prepare()
+        except ThawError as e:
+            _log_missing(log, e)
+
+    threading.Thread(target=look, name="s3-credentials", daemon=True).start()
+
+
+def _log_missing(log: Log, e: ThawError) -> None:
+    log.event("s3_credentials_missing", error=e.message, hint=e.hint)
 
 
 @lru_cache(maxsize=1)

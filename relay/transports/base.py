@@ -2,7 +2,8 @@
 
 A message is any number of bytes; it travels as chunks of at most ``chunk_bytes``, each one frame.  Order holds per
 (sender, receiver, priority); an inference message overtakes a KV message, a KV message overtakes bulk, also one that
-is half sent.  A sender that is ``window_bytes`` ahead of its receiver waits: memory between the two is bounded.
+is half sent.  A sender that is as far ahead of its receiver as their ``Flow`` allows waits: memory between the two is
+bounded.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from relay.frames import FrameHeader, FrameKind
 from relay.messages import GroupCredential, GroupLink
 from relay.transports.connect import connect
 from tests.aws_roles import Roles, serve_roles
-from tests.fetchd.harness import Fetchd, file_bytes, write_index, write_model
+from tests.fetchd.harness import Fetchd, file_bytes, wait_until, write_index, write_model
 from tests.seaweed import KEY, ROLE, SECRET, seaweed, session_credentials
 from thaw.cli import s3 as cli_s3
 from thaw.cli.stores import open_store
@@ -184,11 +184,12 @@ def test_all_who_speak_s3_find_every_kind_of_credentials(
         assert speak()
 
 
-def test_fetchd_reads_with_a_role_and_asks_for_it_once(
+def test_fetchd_asks_for_its_role_when_it_starts_and_reads_with_it(
     shell: pytest.MonkeyPatch, s3: str, roles: Roles, pushed: Path, tmp_path: Path
 ) -> None:
     use_web_identity(shell, s3, roles, tmp_path)
     with Fetchd(tmp_path, THAW_S3_ENDPOINT=s3, THAW_FETCHD_READ_TIMEOUT_S=10) as running:
+        wait_until(lambda: roles.n_handed == 1)
         facts = running.client.inspect("s3://models/some dir/tiny+1")
         door, reader = running.open(running.start(facts).segment_id)
         reader.wait(reader.n_bytes, 30)
@@ -276,6 +277,17 @@ def test_a_profile_that_does_not_exist_is_named(
     shell.setenv("AWS_PROFILE", "of-nobody")
     with pytest.raises(PlatformError, match="of-nobody"):
         speak()
+
+
+def test_fetchd_says_when_it_starts_that_it_cannot_have_its_credentials_and_serves_others(
+    shell: pytest.MonkeyPatch, s3: str, tmp_path: Path
+) -> None:
+    shell.setenv("AWS_PROFILE", "of-nobody")
+    model = write_model(tmp_path / "local")
+    with Fetchd(tmp_path, THAW_S3_ENDPOINT=s3) as running:
+        assert running.client.inspect(model.as_uri()).n_bytes
+        said = [e["error"] for e in running.events if e["event"] == "s3_credentials_missing"]
+    assert said == ["the credentials for S3 cannot be had: The config profile (of-nobody) could not be found"]
 
 
 def test_a_role_that_cannot_be_had_now_may_be_had_later(
