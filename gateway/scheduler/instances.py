@@ -20,6 +20,7 @@ from gateway.scheduler.decisions import (
 from gateway.scheduler.hosts import HostView
 from gateway.scheduler.plans import fetch_key, later_key
 from gateway.scheduler.starts import RETRY_BASE_S, RETRY_CAP_S, ensure_model, fail, release, rescale, wake
+from gateway.scheduler.turns import Turn
 from gateway.scheduler.view import ClusterView, GroupView, InstanceView
 from thaw import partition
 from thaw.errors import (
@@ -43,6 +44,9 @@ MIN_IDLE_S: Final = 1.0
 
 STRANGER_S: Final = 15.0
 """Reports and events cross; what a host still names after this is no matter of crossing."""
+
+POOL_LOOKS: Final = 16
+"""Actions that are looked at in vain, after one word of a host, because a pool lacks room: thousands may be waiting."""
 
 ABOUT_THE_MODEL: Final = frozenset(
     e.__name__ for e in (ModelChanged, ModelCorrupt, ModelNotFound, ModelUnsupported, StoreUnavailable)
@@ -304,21 +308,25 @@ def _ask_models_elsewhere(view: ClusterView, host_id: HostId, now_s: float) -> l
 
 def retry_blocked(view: ClusterView, now_s: float) -> list[Decision]:
     """Memory or a link was freed: serve who waits for it, who is due first before others; what is larger than a
-    refused need is not tried, as it would be refused too."""
+    refused need is not tried, as it would be refused too.  A need that some device could meet was refused for want of
+    a pool, which may have room for another model: a few more of those are tried."""
     decided: list[Decision] = []
-    refused = math.inf
+    refused, n_without_pool = math.inf, 0
     for turn in view.blocked:
         if turn.need_bytes >= refused:
             continue
         decided += rescale(view, turn.name, now_s)
-        # where a device has so much, it is a pool that lacks: it may well have room for a smaller model
-        if turn.name in view.blocked and not (_is_llm(view, turn.name) and view.index.most_free >= turn.need_bytes):
-            refused = turn.need_bytes
-            if refused <= view.blocked.least_need:
-                break
+        if turn.name not in view.blocked:
+            continue
+        if _lacks_a_pool(view, turn) and n_without_pool < POOL_LOOKS:
+            n_without_pool += 1
+            continue
+        refused = turn.need_bytes
+        if refused <= view.blocked.least_need:
+            break
     return decided
 
 
-def _is_llm(view: ClusterView, name: ActionName) -> bool:
-    facts = view.action(name).facts
-    return facts is not None and facts.is_llm
+def _lacks_a_pool(view: ClusterView, turn: Turn) -> bool:
+    facts = view.action(turn.name).facts
+    return facts is not None and facts.is_llm and view.index.most_free >= turn.need_bytes

@@ -282,7 +282,7 @@ def promises_are_kept(
         return c.n_started
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(sizes=pools, models=model_sizes, stages=n_stages, history=steps)
 def test_an_honest_host_never_refuses_for_memory_what_the_scheduler_decided(
     sizes: list[tuple[int, int]], models: list[tuple[int, int]], stages: list[int | None],
