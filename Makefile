@@ -6,7 +6,7 @@ JOBS ?= 2
 PYTEST := $(VENV)/python -m pytest -n $(JOBS) $(if $(SEED),--randomly-seed=$(SEED))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev demo dev down test test-full test-matrix check mutants native check-native bench-quick locks docs images
+.PHONY: help setup setup-dev demo dev down test test-full test-matrix check mutants native check-native bench-quick locks docs images stand-ins
 
 help: ## What there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -57,6 +57,9 @@ bench-quick: setup-dev ## Every benchmark, small; the last line of each is JSON
 
 images: ## Build the container images (needs Docker); docs/docker.md
 	@scripts/images.sh
+
+stand-ins: setup ## Without a registry: the images that those stand on or run beside, from Debian's and PyPI's packages
+	@$(VENV)/python scripts/stand_ins.py
 
 docs: setup ## Write the generated pages again
 	@$(VENV)/python -m thaw.dev.pages

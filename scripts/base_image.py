@@ -18,6 +18,7 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
+TAG = "python:3.11.14-slim-bookworm"
 LIBRARIES = "usr/lib/x86_64-linux-gnu"
 LEFT_OUT = ("test", "tests", "idlelib", "tkinter", "turtledemo", "ensurepip", "lib2to3", "site-packages", "config-*",
             "_tkinter*")  # fmt: skip
@@ -30,9 +31,13 @@ PROGRAMS = ("lscpu",)
 
 
 def main() -> int:
-    tag = sys.argv[1] if len(sys.argv) > 1 else "python:3.11.14-slim-bookworm"
-    if subprocess.run(["docker", "image", "inspect", tag], capture_output=True).returncode == 0:
-        return 0
+    tag = sys.argv[1] if len(sys.argv) > 1 else TAG
+    if subprocess.run(["docker", "image", "inspect", tag], capture_output=True).returncode != 0:
+        build(tag)
+    return 0
+
+
+def build(tag: str) -> None:
     with tempfile.TemporaryDirectory(prefix="thaw-base-", dir="/var/tmp") as directory:
         root = Path(directory)
         _skeleton(root)
@@ -42,12 +47,18 @@ def main() -> int:
         _settings(root)
         tar = subprocess.Popen(["tar", "-C", directory, "--owner=0", "--group=0", "-c", "."], stdout=subprocess.PIPE)
         assert tar.stdout is not None  # noqa: S101  asked for above
-        change = ["-c", "ENV PATH=/usr/local/bin:/usr/bin:/bin PYTHONDONTWRITEBYTECODE= LANG=C.UTF-8"]
+        change = [
+            "-c",
+            "LABEL thaw.stand-in=",
+            "-c",
+            "ENV PATH=/usr/local/bin:/usr/bin:/bin PYTHONDONTWRITEBYTECODE= LANG=C.UTF-8",
+        ]
         for name in ("SSL_CERT_FILE", "PIP_CERT", "REQUESTS_CA_BUNDLE"):
             change += ["-c", f"ENV {name}=/etc/ssl/certs/ca-certificates.crt"]
         result = subprocess.run(["docker", "import", *change, "-", tag], stdin=tar.stdout, stdout=subprocess.DEVNULL)
         tar.stdout.close()  # else tar would wait for a reader when the engine is away
-        return tar.wait() or result.returncode
+        if tar.wait() or result.returncode:
+            sys.exit(f"base_image: {tag} could not be made; is the engine up? (docker version)")
 
 
 def _skeleton(root: Path) -> None:

@@ -4,8 +4,8 @@
 #
 #   eval "$(scripts/compose-env.sh)"
 #
-# Variables that are set when .env is made go into it: THAW_PORT, DOCKER_SOCKET, THAW_VERSION …  THAW_ENV_FILE is another
-# file than .env, for docker compose --env-file.
+# Variables that are set when .env is made go into it: THAW_PORT, DOCKER_SOCKET, THAW_VERSION …  An .env of an earlier
+# version gets the variables that it lacks.  THAW_ENV_FILE is another file than .env, for docker compose --env-file.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -28,10 +28,39 @@ engine_socket() {
     echo "$found"
 }
 
+fail() { printf 'compose-env: %s\n' "$@" >&2; exit 1; }
+
+# THAW_PORT is a port, or a range of them with one for each gateway; where it is published is THAW_ADDRESS
+check_port() {
+    [[ $THAW_PORT =~ ^[0-9]+(-[0-9]+)?$ ]] || fail "THAW_PORT=$THAW_PORT is no port (in $env_file)" \
+        "hint: THAW_PORT=3233, or 3233-3234 for two gateways; THAW_ADDRESS is the address, 127.0.0.1 or 0.0.0.0 for all"
+}
+
+# What follows from others where it is not set: the images, what a host's models need of memory, and all cores but one
+derived() {
+    local prefix=${THAW_IMAGE_PREFIX:-thaw} version=${THAW_VERSION:-0.1.0} cores
+    cores=$(nproc)
+    echo "THAW_ADDRESS=127.0.0.1"
+    echo "THAW_IMAGE_PYTHON=$prefix/python:$version"
+    echo "THAW_IMAGE_LLM=$prefix/vllm-cpu:$version"
+    echo "THAW_FETCHD_LIMIT_MB=$((${THAW_FETCHD_POOL_MB:-1024} + 512))"
+    echo "THAW_DATA_CPUS=$((cores > 1 ? cores - 1 : 1))"
+}
+
+# those of them that the file has not, as they are set in the environment or as they follow
+add_derived() {
+    local line name
+    while read -r line; do
+        name=${line%%=*}
+        grep -q "^$name=" "$env_file" || echo "$name=${!name:-${line#*=}}" >>"$env_file"
+    done < <(derived)
+}
+
 secret() { od -An -N24 -tx1 /dev/urandom | tr -d ' \n'; }
 uuid() { cat /proc/sys/kernel/random/uuid; }
 
 if [ ! -s "$env_file" ]; then
+    THAW_PORT=${THAW_PORT:-3233} check_port
     socket=$(engine_socket)
     umask 077
     cat >"$env_file.part" <<ENV
@@ -43,7 +72,6 @@ THAW_STORE_PORT=${THAW_STORE_PORT:-8333}
 THAW_STEM_CELLS=${THAW_STEM_CELLS:-on}
 THAW_FETCHD_POOL_MB=${THAW_FETCHD_POOL_MB:-1024}
 THAW_MEMORY_MB=${THAW_MEMORY_MB:-4096}
-THAW_IMAGE_LLM=${THAW_IMAGE_LLM:-${THAW_IMAGE_PREFIX:-thaw}/vllm-cpu:${THAW_VERSION:-0.1.0}}
 DOCKER_SOCKET=$socket
 THAW_STATE_PASSWORD=$(secret)
 THAW_RELAY_PASSWORD=$(secret)
@@ -54,11 +82,19 @@ ENV
     mv "$env_file.part" "$env_file"
     echo "compose-env: made $env_file" >&2
 fi
+chosen=$(grep -E '^THAW_(IMAGE_PREFIX|VERSION|FETCHD_POOL_MB)=' "$env_file") && eval "$chosen"
+add_derived
 # shellcheck disable=SC1090  it is made above
 . "$(realpath "$env_file")"
+check_port
+[ "$THAW_FETCHD_LIMIT_MB" -gt "$THAW_FETCHD_POOL_MB" ] || fail \
+    "THAW_FETCHD_LIMIT_MB=$THAW_FETCHD_LIMIT_MB is no more than the $THAW_FETCHD_POOL_MB MB of models (in $env_file)" \
+    "hint: set it to THAW_FETCHD_POOL_MB and 512 more, or delete the line and run this again"
+address=${THAW_ADDRESS:-127.0.0.1}
+[ "$address" != 0.0.0.0 ] || address=127.0.0.1
 umask 077
 mkdir -p "$(dirname "$properties")"
-printf 'APIHOST=http://127.0.0.1:%s\nAUTH=%s\nNAMESPACE=_\n' "$THAW_PORT" "$THAW_FIRST_KEY" >"$properties"
+printf 'APIHOST=http://%s:%s\nAUTH=%s\nNAMESPACE=_\n' "$address" "${THAW_PORT%%-*}" "$THAW_FIRST_KEY" >"$properties"
 cat <<EXPORTS
 export WSK_CONFIG_FILE=$properties
 export THAW_S3_ENDPOINT=http://127.0.0.1:$THAW_STORE_PORT

@@ -49,6 +49,18 @@ build() {   # tag, Dockerfile, further arguments
     echo "images: $tag in $((SECONDS - began)) s"
 }
 
+# Everything stands on it.  Asked for first: the engine's own words do not say what to do without a registry.
+base=${PYTHON_IMAGE:-python:3.11.14-slim-bookworm}
+need_base() {
+    docker image inspect "$base" >/dev/null 2>&1 || docker pull -q "$base" >"$log" 2>&1 || {
+        tail -3 "$log" >&2
+        printf 'images: %s\n' "the engine has no image $base and cannot pull it; see above" \
+            "hint: without a registry: make stand-ins (docs/docker.md, Without a registry), then this again" \
+            "hint: from a mirror: PYTHON_IMAGE=mirror.example/python:3.11.14-slim-bookworm make images" >&2
+        exit 1
+    }
+}
+
 # The large layer, keyed by its base and the locks alone, whatever the prefix: a build argument would be part of the
 # builder's own key.
 dependencies() {
@@ -70,6 +82,7 @@ native_library() {
     make -s -j2 -C csrc all
 }
 
+need_base
 for name in "${names[@]}"; do
     [[ $name != vllm-* ]] || native_library
     if [ "$name" = vllm-cpu ]; then

@@ -105,19 +105,27 @@ class Stack:
 
     def record(self, activation_id: str) -> dict[str, Any]:
         """The one record that an accepted activation ends in."""
-        reply = self._until_there(f"activations/{activation_id}")
+        reply = self.until_there(f"activations/{activation_id}")
         listed = self.request("GET", "activations?limit=0&docs=true").json()
         assert [r["activationId"] for r in listed].count(activation_id) == 1
         found: dict[str, Any] = reply.json()
         return found
 
+    def wait_healthy(self, name: str) -> None:
+        """Until the engine's own check of the service went well."""
+        deadline = time.monotonic() + UP_S
+        pause = threading.Event()
+        while (health := self.service(name).attrs["State"]["Health"])["Status"] != "healthy":
+            assert time.monotonic() < deadline, health
+            pause.wait(0.5)
+
     def wait_back(self) -> None:
         """Until the gateway answers (again)."""
-        self._until_there("/health")
+        self.until_there("/health")
 
     def invokers(self) -> dict[str, int]:
         """Those that report, by host, and when they were started."""
-        reports = self._until_there("/api/v1/thaw/hosts").json()["hosts"]
+        reports = self.until_there("/api/v1/thaw/hosts").json()["hosts"]
         return {r["host_id"]: r["started_wall_ms"] for r in reports if r["live"]}
 
     def wait_invokers(self, former: Mapping[str, int]) -> None:
@@ -128,7 +136,7 @@ class Stack:
             assert time.monotonic() < deadline, self.logs()
             pause.wait(0.2)
 
-    def _until_there(self, path: str) -> requests.Response:
+    def until_there(self, path: str) -> requests.Response:
         """Nobody announces to a client what was not there: it is asked for."""
         deadline = time.monotonic() + UP_S
         pause = threading.Event()

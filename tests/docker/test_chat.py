@@ -11,7 +11,7 @@ import pytest
 
 from tests.docker import standins
 from tests.docker.answers import LONG, LongAnswer
-from tests.docker.engine import BASE, ROOT, DockerEngine
+from tests.docker.engine import ROOT, DockerEngine
 from tests.docker.stack import UP_S, Stack, kill
 from tests.e2e.test_readme import blocks
 
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.full, pytest.mark.vllm, pytest.mark.timeout(1800)]  # 
 def stack(docker_engine: DockerEngine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     for name in ("gateway", "invoker", "fetchd", "python", "vllm-cpu"):
         docker_engine.build(name)
-    standins.build(BASE, docker_engine.env)
+    standins.build(docker_engine.env)
     made = Stack(docker_engine, tmp_path_factory.mktemp("stack"), THAW_STEM_CELLS="on", THAW_FETCHD_POOL_MB="1024",
                  THAW_MEMORY_MB="4096")  # fmt: skip
     try:

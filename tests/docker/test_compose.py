@@ -46,12 +46,97 @@ def test_nothing_in_it_is_newer_than_docker_compose_1_29() -> None:
     assert all(len(name) >= 2 for part in ("services", "networks", "volumes") for name in loaded[part])
 
 
-def test_no_secret_has_a_default_and_no_port_but_the_gateways_is_open() -> None:
+def test_no_secret_has_a_default_and_no_port_is_open_to_other_machines() -> None:
     text = FILE.read_text()
     for name in re.findall(r"\$\{(THAW_\w*(?:PASSWORD|KEY|SECRET))([^}]*)\}", text):
         assert name[1] == "" or name[1].startswith(":?"), name
     ports = [p for service in compose_file()["services"].values() for p in service.get("ports", [])]
-    assert [p for p in ports if not p.startswith("127.0.0.1:")] == ["${THAW_PORT:-3233}:3233"]
+    assert [p for p in ports if not p.startswith("127.0.0.1:")] == [
+        "${THAW_ADDRESS:-127.0.0.1}:${THAW_PORT:-3233}:3233"
+    ]
+
+
+@pytest.mark.parametrize("name", sorted(compose_file()["services"]))
+def test_a_service_has_bounds_a_read_only_root_and_no_capability(name: str) -> None:
+    service = compose_file()["services"][name]
+    assert {"mem_limit", "cpus"} <= set(service)
+    assert (service["read_only"], service["cap_drop"]) == (True, ["ALL"])
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    # the sockets of an invoker's containers are their user's
+    assert service.get("cap_add", []) == (["DAC_OVERRIDE"] if name.endswith("-invoker") else [])
+
+
+def test_the_scheduler_is_asked_whether_it_lives_and_listens_where_it_can_be_scraped() -> None:
+    scheduler = compose_file()["services"]["scheduler"]
+    assert scheduler["environment"]["THAW_SCHEDULER_BIND"] == "0.0.0.0:9100"
+    assert "9100" in str(scheduler["healthcheck"]["test"])
+
+
+# scripts/compose-env.sh ----------------------------------------------------------------------------------------------
+
+
+def compose_env(directory: Path, **settings: str) -> subprocess.CompletedProcess[str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("THAW_")}
+    env = {**kept, "THAW_ENV_FILE": str(directory / "env"), "DOCKER_SOCKET": "/run/docker.sock", **settings}
+    return subprocess.run([ROOT / "scripts/compose-env.sh"], env=env, capture_output=True, text=True, check=False)
+
+
+def made(directory: Path, **settings: str) -> dict[str, str]:
+    done = compose_env(directory, **settings)
+    assert done.returncode == 0, done.stderr
+    lines = (directory / "env").read_text().splitlines()
+    return dict(line.split("=", 1) for line in lines if not line.startswith("#"))
+
+
+def test_an_address_in_the_port_is_refused_with_what_to_set_instead(tmp_path: Path) -> None:
+    done = compose_env(tmp_path, THAW_PORT="127.0.0.1:3233")
+    assert done.returncode == 1
+    assert "THAW_PORT=127.0.0.1:3233 is no port" in done.stderr
+    assert "THAW_ADDRESS is the address" in done.stderr
+    assert not (tmp_path / "env").exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "host"),
+    [
+        ({}, "http://127.0.0.1:3233"),
+        ({"THAW_PORT": "3300-3301"}, "http://127.0.0.1:3300"),
+        ({"THAW_ADDRESS": "0.0.0.0"}, "http://127.0.0.1:3233"),
+        ({"THAW_ADDRESS": "10.0.0.7"}, "http://10.0.0.7:3233"),
+    ],
+    ids=str,
+)
+def test_the_thaw_command_is_told_where_the_gateway_is(tmp_path: Path, settings: dict[str, str], host: str) -> None:
+    made(tmp_path, **settings)
+    assert (tmp_path / "env.wskprops").read_text().splitlines()[0] == f"APIHOST={host}"
+
+
+def test_images_follow_prefix_and_version_and_compose_takes_those_that_are_set(tmp_path: Path) -> None:
+    settings = made(tmp_path, THAW_IMAGE_PREFIX="mine", THAW_VERSION="7", THAW_IMAGE_LLM="other/llm:1")
+    assert (settings["THAW_IMAGE_PYTHON"], settings["THAW_IMAGE_LLM"]) == ("mine/python:7", "other/llm:1")
+    for service in (s for name, s in compose_file()["services"].items() if name.endswith("-invoker")):
+        assert service["environment"]["THAW_IMAGE_PYTHON"] == "${THAW_IMAGE_PYTHON:-thaw/python:0.1.0}"
+
+
+def test_an_env_file_of_an_earlier_version_gets_what_it_lacks_and_keeps_what_it_has(tmp_path: Path) -> None:
+    first = made(tmp_path, THAW_FETCHD_POOL_MB="2048")
+    assert first["THAW_FETCHD_LIMIT_MB"] == "2560"
+    lines = (tmp_path / "env").read_text().splitlines()
+    earlier = [line for line in lines if not line.startswith(("THAW_ADDRESS", "THAW_IMAGE_PYTHON", "THAW_DATA_CPUS"))]
+    (tmp_path / "env").write_text("\n".join(earlier) + "\n")
+    assert made(tmp_path) == first
+
+
+def test_more_models_than_their_service_may_hold_are_refused(tmp_path: Path) -> None:
+    made(tmp_path)
+    text = (tmp_path / "env").read_text().replace("THAW_FETCHD_POOL_MB=1024", "THAW_FETCHD_POOL_MB=4096")
+    (tmp_path / "env").write_text(text)
+    done = compose_env(tmp_path)
+    assert done.returncode == 1
+    assert "THAW_FETCHD_LIMIT_MB=1536 is no more than the 4096 MB of models" in done.stderr
+
+
+# what reads it -------------------------------------------------------------------------------------------------------
 
 
 def test_its_images_are_those_that_make_images_builds_and_two_pinned_servers() -> None:

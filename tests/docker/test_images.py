@@ -102,6 +102,23 @@ print(json.dumps({'uid': os.getuid(), 'parts': sorted(p.name for p in app.iterdi
     }  # fmt: skip
 
 
+def test_where_no_registry_answers_it_is_said_what_to_do(docker_engine: DockerEngine) -> None:
+    env = {**docker_engine.env, "PYTHON_IMAGE": "nowhere.invalid/python:3"}
+    done = subprocess.run([ROOT / "scripts/images.sh", "python"], env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "no image nowhere.invalid/python:3 and cannot pull it" in done.stderr
+    assert "hint: without a registry: make stand-ins" in done.stderr
+
+
+def test_the_stand_ins_are_all_that_the_compose_file_takes_from_others() -> None:
+    page = (ROOT / "docs/docker.md").read_text()
+    assert "make stand-ins" in page
+    compose = (ROOT / "docker-compose.yml").read_text() + (ROOT / "deploy/tls/docker-compose.tls.yml").read_text()
+    foreign = {image for image in re.findall(r"image: (\S+)", compose) if not image.startswith("$")}
+    script = (ROOT / "scripts/stand_ins.py").read_text()
+    assert all(f'"{image}"' in script for image in foreign)
+
+
 def test_a_models_container_has_the_native_library(docker_engine: DockerEngine) -> None:
     """As it is built on the image of what it imports, here on the base alone; the build tries it."""
     docker_engine.build("python")  # the base is there

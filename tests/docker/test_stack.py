@@ -6,6 +6,7 @@ Functions of kind python run in it here (their image is small); tests/docker/tes
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ import requests
 
 from tests.conftest import free_port
 from tests.docker import standins
-from tests.docker.engine import BASE, ROOT, DockerEngine
+from tests.docker.engine import ROOT, DockerEngine
 from tests.docker.stack import UP_S, Stack, kill
 from tests.e2e.test_readme import blocks
 
@@ -39,7 +40,7 @@ SAMPLE = {"the host's invoker"}
 def stack(docker_engine: DockerEngine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     for name in ("gateway", "invoker", "fetchd", "python"):
         docker_engine.build(name)
-    standins.build(BASE, docker_engine.env)
+    standins.build(docker_engine.env)
     made = Stack(docker_engine, tmp_path_factory.mktemp("stack"))
     try:
         made.up()
@@ -57,6 +58,36 @@ def test_the_stack_runs_a_function_in_a_container_of_its_own(stack: Stack, tmp_p
     stack.thaw("action", "create", "where", str(code))
     found = json.loads(stack.thaw("action", "invoke", "where", "--blocking", "--result"))
     assert found == {"uid": 65534, "files": ["io"]}
+
+
+def test_the_schedulers_metrics_are_scraped_with_the_installations_token(stack: Stack) -> None:
+    """By the page's own command for the token; from a container in its network, as a Prometheus would be."""
+    token = stack.shell("docker compose exec -T state valkey-cli get thaw:token").strip()
+    scheduler = stack.service("scheduler")
+    address = scheduler.attrs["NetworkSettings"]["Networks"][f"{stack.name}_control"]["IPAddress"]
+    page = requests.get(f"http://{address}:9100/metrics", headers={"Authorization": f"Bearer {token}"}, timeout=30)
+    assert "thaw_scheduler_leading 1.0" in page.text
+    assert requests.get(f"http://{address}:9100/metrics", timeout=30).status_code == 401
+    stack.wait_healthy("scheduler")
+
+
+@pytest.mark.full
+def test_two_gateways_have_a_port_each(stack: Stack) -> None:
+    low = next(p for p in range(free_port(), 65_000) if is_free(p) and is_free(p + 1))
+    try:
+        stack.shell("docker compose up -d --scale gateway=2 gateway 2>&1", THAW_PORT=f"{low}-{low + 1}")
+        names = set()
+        for port in (low, low + 1):
+            names.add(stack.until_there(f"http://127.0.0.1:{port}/health").json()["gateway"])
+        assert len(names) == 2
+    finally:
+        stack.compose("up", "-d", "gateway")
+        stack.wait_back()
+
+
+def is_free(port: int) -> bool:
+    with socket.socket() as sock:
+        return sock.connect_ex(("127.0.0.1", port)) != 0
 
 
 def test_a_function_goes_on_when_its_invoker_was_killed(stack: Stack) -> None:
@@ -191,7 +222,7 @@ def test_an_engine_that_is_stopped_waits_for_no_service_that_talks_to_the_others
 
 def test_the_example_of_tls_in_front_of_the_gateway_works_as_documented(stack: Stack, tmp_path: Path) -> None:
     """The page's own commands, in a copy of what they read, but for the port."""
-    standins.build_nginx(BASE, stack.engine.env)
+    standins.build(stack.engine.env, "nginx")
     make_certificate, start = (b.code for b in blocks(ROOT / "docs/docker.md") if "deploy/tls" in b.code)
     for name in ("deploy", "docker-compose.yml"):
         subprocess.run(["cp", "-r", ROOT / name, tmp_path], check=True)
