@@ -26,6 +26,10 @@ from thaw import lasting
 def fails(*_):
     raise KeyError("a defect")
 
+def break_method(cls, name):
+    assert callable(getattr(cls, name))
+    setattr(cls, name, fails)
+
 lasting.GRACE_S = {grace_s}
 {patch}
 component.main()
@@ -79,14 +83,14 @@ class Component:
 @pytest.mark.parametrize(
     ("module", "patch", "thread"),
     [
-        ("gateway.scheduler.loop", "component.Leadership._run = fails", "lease"),
-        ("gateway.scheduler.loop", "component.Scheduler._items = fails", "scheduler"),
-        ("gateway.scheduler.loop", "component.EventReader._run = fails", "event-reader"),
-        ("invoker.main", "component.Reporter._beat = fails", "heartbeat"),
-        ("invoker.main", "component.Publisher._next = fails", "publisher"),
-        ("invoker.main", "component.CommandReader._read_all = fails", "command-reader"),
-        ("fetchd.main", "import fetchd.janitor; fetchd.janitor.Heart._run = fails", "heart"),
-        ("fetchd.main", "import fetchd.server; fetchd.server.UnixServer._accept = fails", "accept"),
+        ("gateway.scheduler.loop", "break_method(component.Leadership, '_run')", "lease"),
+        ("gateway.scheduler.loop", "break_method(component.Scheduler, '_take')", "scheduler"),
+        ("gateway.scheduler.loop", "break_method(component.EventReader, '_read_all')", "event-reader"),
+        ("invoker.main", "break_method(component.Reporter, '_beat')", "heartbeat"),
+        ("invoker.main", "break_method(component.Publisher, '_next')", "publisher"),
+        ("invoker.main", "break_method(component.CommandReader, '_read_all')", "command-reader"),
+        ("fetchd.main", "import fetchd.janitor; break_method(fetchd.janitor.Heart, '_run')", "heart"),
+        ("fetchd.main", "import fetchd.server; break_method(fetchd.server.UnixServer, '_accept')", "accept"),
     ],
 )
 def test_a_component_ends_with_a_thread_that_must_last_and_names_it(
