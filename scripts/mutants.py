@@ -161,12 +161,11 @@ def _names(node: cst.CSTNode, name: str) -> bool:
     return isinstance(node, cst.Name) and node.value == name
 
 
-def mutants_of(module: str, most: int, seed: int) -> tuple[list[Mutant], int]:
+def mutants_of(module: str, text: str, most: int, seed: int) -> tuple[list[Mutant], int]:
     """``most`` mutants of a module (0: all), the same for the same seed whatever else is run; and how many it has.
 
     Each compiles, and is another program than the module is.
     """
-    text = (ROOT / module).read_text()
     wrapper = MetadataWrapper(cst.parse_module(text))
     finder = _Finder()
     wrapper.visit(finder)
@@ -232,13 +231,12 @@ class Tree:
             sys.exit("the process that runs the tests has ended")
         return answer.strip()
 
-    def plant(self, mutant: Mutant) -> None:
-        (self.path / mutant.module).write_text(mutant.source)
-        self._forget_compiled(mutant.module)
-
-    def restore(self, module: str) -> None:
-        shutil.copy2(ROOT / module, self.path / module)
-        self._forget_compiled(module)
+    def write(self, module: str, source: str) -> None:
+        """Python knows a changed source by its second and its size, and two mutants may have the same."""
+        path = self.path / module
+        path.write_text(source)
+        for compiled in (path.parent / "__pycache__").glob(f"{path.stem}.*.pyc"):
+            compiled.unlink()
 
     def close(self) -> None:
         assert self._server.stdin is not None  # noqa: S101
@@ -246,12 +244,6 @@ class Tree:
         self._server.stdin.close()
         self._server.wait(30)
         self._server.stdout.close()
-
-    def _forget_compiled(self, module: str) -> None:
-        """Python knows a changed source by its second and its size: two mutants may have the same."""
-        path = self.path / module
-        for compiled in (path.parent / "__pycache__").glob(f"{path.stem}.*.pyc"):
-            compiled.unlink()
 
 
 # the run --------------------------------------------------------------------------------------------------------------
@@ -286,15 +278,16 @@ class Run:
         finally:
             self._trees.put(tree)
 
-    def try_one(self, mutant: Mutant, tests: Sequence[str], timeout_s: float, result: Result) -> None:
+    def try_one(self, mutant: Mutant, text: str, tests: Sequence[str], timeout_s: float, result: Result) -> None:
+        """``text`` is the module without the fault."""
         if time.monotonic() >= self._until_s:
             return  # what was not tried is not counted
         tree = self._trees.get()
         try:
-            tree.plant(mutant)
+            tree.write(mutant.module, mutant.source)
             noticed = tree.test(tests, timeout_s)
         finally:
-            tree.restore(mutant.module)
+            tree.write(mutant.module, text)
             self._trees.put(tree)
         with self._lock:
             result.n_tried += 1
@@ -302,10 +295,10 @@ class Run:
             if not noticed:
                 result.survivors.append(mutant)
 
-    def module(self, module: str, tests: Sequence[str], chosen: Sequence[Mutant], result: Result, jobs: int) -> None:
-        timeout_s = 5 * self.baseline_s(module, tests) + _SLACK_S
+    def module(self, text: str, tests: Sequence[str], chosen: Sequence[Mutant], result: Result, jobs: int) -> None:
+        timeout_s = 5 * self.baseline_s(result.module, tests) + _SLACK_S
         with ThreadPoolExecutor(jobs) as pool:
-            for done in [pool.submit(self.try_one, m, tests, timeout_s, result) for m in chosen]:
+            for done in [pool.submit(self.try_one, m, text, tests, timeout_s, result) for m in chosen]:
                 done.result()
 
 
@@ -340,9 +333,10 @@ def main() -> None:
         trees = [Tree(Path(directory) / str(i)) for i in range(asked.jobs)]
         run = Run(trees, began_s + 60 * asked.minutes)
         for module, tests, is_pure in table(asked.words, asked.modules):
-            chosen, n_mutants = mutants_of(module, asked.most if is_pure else asked.most_rest, asked.seed)
+            text = (trees[0].path / module).read_text()
+            chosen, n_mutants = mutants_of(module, text, asked.most if is_pure else asked.most_rest, asked.seed)
             results.append(Result(module, n_mutants))
-            run.module(module, tests, chosen, results[-1], asked.jobs)
+            run.module(text, tests, chosen, results[-1], asked.jobs)
             tell(results[-1])
         for tree in trees:
             tree.close()

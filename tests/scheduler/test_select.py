@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given, settings
@@ -11,8 +12,9 @@ from hypothesis import strategies as st
 
 from gateway.scheduler.ledger import LinkLedger
 from gateway.scheduler.predict import Times, f_factor, kappa, pass_s, tpot
-from gateway.scheduler.schemes import Gpu, Request, Scheme, Server, Variant, candidates, sizes, static_bandwidth
-from gateway.scheduler.select import greedy, select
+from gateway.scheduler.schemes import Gpu, Request, Scheme, Server, Size, Variant, candidates, sizes, static_bandwidth
+from gateway.scheduler.search import least_sharing
+from gateway.scheduler.select import greedy, select, spread, weigh
 
 G, FREE = 1e9, int(22e9)
 
@@ -147,9 +149,9 @@ def shares(server: Server, need: float) -> int | None:
     return min(int(g.n_workers > 0) for g in fitting) if fitting else None
 
 
-def brute_force(servers: list[Server], request: Request, min_full: int) -> tuple[object, ...] | None:
+def brute_force(servers: list[Server], request: Request, every: Sequence[Size]) -> tuple[object, ...] | None:
     found = []
-    for size in sizes(request, 1, 4, min_full):
+    for size in every:
         s, w = size.s, size.w
         for full, low in every_placement(servers, s, w):
             shared = [shares(servers[i], request.need_full) for i in full]
@@ -172,7 +174,7 @@ def test_min_sharing_equals_trying_every_subset(
     plain: list[tuple[float, list[tuple[int, int]]]], slo: float, per_token: float, min_full: int
 ) -> None:
     servers, request = build(plain), Request(12 * G, slo_ttft=slo, slo_tpot=per_token)
-    best = brute_force(servers, request, min_full)
+    best = brute_force(servers, request, sizes(request, 1, 4, min_full))
     scheme = select(servers, request, variant="min_sharing", min_full=min_full)
     if best is None:
         assert scheme is None or scheme.fallback
@@ -182,6 +184,118 @@ def test_min_sharing_equals_trying_every_subset(
         found = (scheme.sharing, scheme.memory, scheme.s, scheme.w, round(scheme.ttft, 9), scheme.full_ids,
                  scheme.low_ids)  # fmt: skip
         assert found == best
+
+
+@settings(max_examples=100)
+@given(plain=st.lists(st.tuples(st.sampled_from([1.0, 2.0]), st.lists(st.tuples(st.sampled_from([3, 12]), st.integers(0, 1)),
+       min_size=1, max_size=2)), min_size=4, max_size=6), slo=st.sampled_from([9.0, 15.0]))  # fmt: skip
+def test_of_every_size_the_placement_of_least_sharing_is_found(
+    plain: list[tuple[float, list[tuple[int, int]]]], slo: float
+) -> None:
+    """Also of sizes that do not win: how many of the others share is counted down in the same way."""
+    servers, request = build(plain), Request(12 * G, slo_ttft=slo)
+    for size in sizes(request, 3, 4, 0):
+        scheme = least_sharing(size, candidates(servers, size, "min_sharing", static_bandwidth))
+        best = brute_force(servers, request, [size])
+        assert best == (scheme and (scheme.sharing, scheme.memory, scheme.s, scheme.w, round(scheme.ttft, 9),
+                                    scheme.full_ids, scheme.low_ids))  # fmt: skip
+
+
+@pytest.mark.parametrize("variant", ["paper", "slides", "min_sharing"])
+@given(plain=servers_st, slo=st.sampled_from([5.0, 7.5, 9.0, 15.0]), min_full=st.integers(0, 1))
+def test_a_thorough_look_chooses_the_same_and_says_what_it_tried(
+    variant: Variant, plain: list[tuple[float, list[tuple[int, int]]]], slo: float, min_full: int
+) -> None:
+    servers, request = build(plain), Request(12 * G, slo_ttft=slo, slo_tpot=0.1)
+    asked = {"variant": variant, "min_stages": 1, "max_stages": 4, "min_full": min_full, "bandwidth": static_bandwidth}
+    whole = weigh(servers, request, **asked)  # type: ignore[arg-type]
+    quick = weigh(servers, request, **asked, thorough=False)  # type: ignore[arg-type]
+    assert whole.chosen == quick.chosen == select(servers, request, variant=variant, min_full=min_full)
+    if variant != "paper":
+        assert [size for size, _ in whole.tried] == sizes(request, 1, 4, min_full)
+    assert all(size.meets_tpot for size, _ in quick.tried)
+    if whole.chosen is not None and not whole.chosen.fallback:
+        assert whole.chosen in [scheme for _, scheme in quick.tried]
+
+
+def test_sizes_that_cannot_share_less_are_not_tried() -> None:
+    """All four servers are idle, so the first scheme that is found shares nothing."""
+    asked = {"variant": "min_sharing", "min_stages": 1, "max_stages": 4, "min_full": 1, "bandwidth": static_bandwidth}
+    quick = weigh(FOUR, Request(12 * G, slo_ttft=7.5), **asked, thorough=False)  # type: ignore[arg-type]
+    assert [scheme for _, scheme in quick.tried if scheme is not None] == [quick.chosen]
+    assert len(quick.tried) < len(weigh(FOUR, Request(12 * G, slo_ttft=7.5), **asked).tried)  # type: ignore[arg-type]
+
+
+def test_an_objective_that_is_met_exactly_counts_as_met() -> None:
+    exactly = select(FOUR, Request(12 * G, slo_ttft=7.5, slo_tpot=0.2), variant="paper")
+    assert exactly is not None
+    for more, kept in ((0.0, True), (-1e-6, False)):
+        request = Request(12 * G, slo_ttft=exactly.ttft + more, slo_tpot=0.2)
+        scheme = select(FOUR, request, variant="paper", min_stages=2, max_stages=2)
+        assert scheme is not None
+        assert (chosen(scheme) == chosen(exactly)) is kept
+    for more, kept in ((0.0, True), (-1e-6, False)):
+        request = Request(12 * G, slo_ttft=7.5, slo_tpot=exactly.tpot + more)
+        scheme = select(FOUR, request, variant="paper", min_stages=2, max_stages=2)
+        assert scheme is not None
+        assert (chosen(scheme) == chosen(exactly)) is kept
+
+
+def test_a_stage_fetches_the_largest_part_where_that_is_known_and_an_even_one_where_not() -> None:
+    request = Request(12 * G, largest_parts=(12 * G, 7 * G))
+    assert [request.part(s) for s in (1, 2, 3, 4)] == [12 * G, 7 * G, 4 * G, 3 * G]
+
+
+def test_every_size_but_one_low_worker_alone_is_looked_at() -> None:
+    every = [(size.s, size.w) for size in sizes(Request(G), 1, 3, 0)]
+    assert every == [(1, 1), (2, 0), (2, 1), (2, 2), (3, 0), (3, 1), (3, 2), (3, 3)]
+    assert [(size.s, size.w) for size in sizes(Request(G), 2, 3, 2)] == [(2, 2), (3, 2), (3, 3)]
+
+
+def test_of_servers_that_are_ready_at_the_same_time_the_one_with_the_faster_links_comes_first() -> None:
+    servers = [Server(i, b * G, p * G, (Gpu(FREE),)) for i, (b, p) in enumerate([(2, 12), (2, 24), (4, 12)])]
+    (size,) = sizes(Request(G), 1, 1, 1)
+    found = candidates(servers, size, "paper", static_bandwidth)
+    assert len({c.kappa for c in found}) == 1
+    assert [c.server.id for c in found] == [2, 1, 0]
+
+
+def test_what_devices_answered_before_is_what_they_answer() -> None:
+    gpus = (Gpu(int(22e9), 1), Gpu(int(15e9)), Gpu(int(5e9), 1))
+    once, again = Server(0, G, G, gpus), Server(0, G, G, gpus, seats={})
+    for variant in ("paper", "min_sharing", "paper", "min_sharing"):
+        for need in (20e9, 14e9, 4e9, 30e9, 14e9):
+            assert again.seat(need, variant) == once.seat(need, variant)
+
+
+def test_a_forced_size_is_spread_over_as_many_servers_as_there_are() -> None:
+    asked: list[tuple[int, float, float]] = []
+
+    def bandwidth(server: Server, n_bytes: float, within_s: float) -> float:
+        asked.append((server.id, n_bytes, within_s))
+        return server.bandwidth
+
+    scheme = spread([idle(0, 2), idle(1, 1)], Request(12 * G), 4, 1, bandwidth=bandwidth)
+    assert scheme is not None
+    assert chosen(scheme) == (4, 1, (0,), (1, 0, 1))
+    assert [p.shares for p in (*scheme.full, *scheme.low)] == [False, False, True, True]
+    slowest_s = 2 * 3 * G / G  # two parts over the slower link
+    assert scheme.ttft == pytest.approx(slowest_s + pass_s(4, f_factor(4, 1), Times()))
+    assert (scheme.fallback, scheme.fetch_within_s, scheme.memory) == (True, math.inf, 21e9)
+    parts_at_once = {(0, 1), (0, 2), (0, 3), (1, 1), (1, 2)}
+    assert set(asked) == {(i, n * 3 * G, math.inf) for i, n in parts_at_once}
+
+
+def test_a_forced_size_takes_each_worker_to_the_fullest_device_that_has_room_for_it() -> None:
+    two = Server(0, 2 * G, 12 * G, (Gpu(int(22e9), 1), Gpu(int(4e9))))
+    scheme = spread([two], Request(12 * G), 4, 1)
+    assert scheme is not None
+    assert [(p.gpu, p.shares) for p in (*scheme.full, *scheme.low)] == [(0, True), (1, False), (0, True), (0, True)]
+    assert spread([two], Request(12 * G), 4, 2) is None, "12 + 12 and twice 3 of 22 and 4 thousand million bytes"
+    tight = [Server(i, 2 * G, 12 * G, (Gpu(int(13e9)),)) for i in range(2)]
+    uneven = spread(tight, Request(12 * G), 4, 1)
+    assert chosen(uneven) == (4, 1, (0,), (1, 1, 1)), "the other one has no room beside its full worker"
+    assert spread(tight, Request(12 * G), 4, 1, bandwidth=lambda server, n_bytes, within_s: 0.0) is None
 
 
 @settings(max_examples=100)
