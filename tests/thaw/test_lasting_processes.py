@@ -131,10 +131,12 @@ def test_a_gateway_whose_heartbeat_dies_says_so_refuses_and_is_replaced(valkey_u
 
 
 def answer_of(ask: Callable[[], requests.Response]) -> requests.Response:
-    """Connections that the former worker had taken end with it."""
-    until = time.monotonic() + 20
+    """Of the new worker: the former answers that it is failing until it has ended, and so do its connections."""
+    until = time.monotonic() + 30
     while True:
+        assert time.monotonic() < until
         try:
-            return ask()
+            if (reply := ask()).status_code == 200:
+                return reply
         except requests.ConnectionError:
-            assert time.monotonic() < until
+            pass

@@ -61,7 +61,7 @@ def ends() -> Iterator[tuple[EngineLink, Engine]]:
     lost = threading.Event()
     with ours, theirs, subprocess.Popen(["cat"], stdin=subprocess.PIPE) as process:
         engine, link = Engine(theirs), EngineLink(Channel(ours), process.pid)
-        link.listen(lost.set)
+        link.listen(lambda _status: lost.set())
         yield link, engine
         ours.shutdown(socket.SHUT_RDWR)
         assert lost.wait(10)
