@@ -31,11 +31,11 @@ from gateway.scheduler.pauses import Pauses
 from gateway.scheduler.policy import decide_all
 from gateway.scheduler.reading import Reading
 from gateway.scheduler.relay_work import (
-    ISSUE_DEADLINE_S,
     CredentialIssued,
     CredentialNotRevoked,
     CredentialOverdue,
     RelayWork,
+    patience_s,
 )
 from gateway.scheduler.settings import SchedulerSettings
 from gateway.scheduler.view import ClusterView
@@ -233,7 +233,8 @@ class Scheduler:
         elif self._leadership.is_held:  # hosts refuse an old epoch, but the registry would not
             self._effects.apply(decision, arrival)
             if isinstance(decision, StartGroup) and decision.plan.transport.kind is not TransportKind.NONE:
-                self._at(time.monotonic() + ISSUE_DEADLINE_S, CredentialOverdue(decision.plan.group_id))
+                due_s = time.monotonic() + patience_s(self._settings.start_deadline_s)
+                self._at(due_s, CredentialOverdue(decision.plan.group_id))
 
     def _learn(self, item: LearnFrom) -> None:
         if self._view is not None and item.action in self._view.actions:  # else it was deleted

@@ -1,18 +1,21 @@
 """What the relay must do for a group, off the loop: one thread issues and revokes credentials, in order.
 
-A relay that is dead or hangs delays the groups that need it and nobody else.  Everything the loop must know comes back
-as an item of its queue; in order, because a group's credential is never issued after it was revoked.
+A relay that is dead or hangs delays the groups that need it and nobody else.  A group waits for it as a start waits for
+the model store: for as long as a start may go without progress.  Everything the loop must know comes back as an item of
+its queue; in order, because a group's credential is never issued after it was revoked.
 
 ::
 
     decided ──▶ plan written ──▶ issue ──CredentialIssued──▶ commands sent
-                                   ├──StartRefused────────▶ policy: a start that failed by ours
-    loop's timer: CredentialOverdue┘   (given up: if it is still in line, it is not issued any more)
+                                 │ ▲ └───StartRefused──────▶ policy: a start that failed by ours (the relay said no)
+                 the relay is away ┘
+    loop's timer: CredentialOverdue ▶ given up: it is not issued any more, and the start has failed by ours
 """
 
 from __future__ import annotations
 
 import queue
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -24,8 +27,8 @@ from thaw.ids import GroupId
 from thaw.lasting import LastingThread
 from thaw.logs import Log
 
-ISSUE_DEADLINE_S: Final = 3.0
-"""A relay answers in a millisecond; a start that waits longer for it is better planned anew."""
+_AWAY_S: Final = 0.25
+"""Between two attempts to reach a relay that is away.  Nobody announces that it is back, and an attempt is one call."""
 _END_S: Final = 1.0
 
 
@@ -57,15 +60,20 @@ class RelayWork:
         self._credentials, self._done, self._log = credentials, done, log
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._wanted: set[GroupId] = set()
+        self._given_up = threading.Condition()
+        self._closing = False
         self._thread = LastingThread(self._run, "relay-work")
 
     def issue(self, group_id: GroupId) -> None:
-        self._wanted.add(group_id)
+        with self._given_up:
+            self._wanted.add(group_id)
         self._begin(lambda: self._issue(group_id))
 
     def give_up(self, group_id: GroupId) -> None:
         """Nobody waits for it any more: what is still in line is not issued."""
-        self._wanted.discard(group_id)
+        with self._given_up:
+            self._wanted.discard(group_id)
+            self._given_up.notify_all()
 
     def revoke(self, group_id: GroupId) -> None:
         self.give_up(group_id)
@@ -73,6 +81,9 @@ class RelayWork:
 
     def close(self) -> None:
         """What is left undone a successor finds in the state server."""
+        with self._given_up:
+            self._closing = True
+            self._given_up.notify_all()
         self._jobs.put(None)
         if self._thread.is_alive():
             self._thread.join(_END_S)
@@ -88,15 +99,26 @@ class RelayWork:
             job()
 
     def _issue(self, group_id: GroupId) -> None:
-        if group_id not in self._wanted:
-            return
-        try:
-            self._credentials.issue(group_id)
-        except PlatformError as e:
-            self._log.event("credential_not_issued", group_id=group_id, error=e.message)
-            self._done(StartRefused(group_id, e.info()))
-            return
-        self._done(CredentialIssued(group_id))
+        was_away = False
+        while self._awaits(group_id):
+            try:
+                self._credentials.issue(group_id)
+            except Unavailable as e:
+                if not was_away:
+                    self._log.event("relay_away", group_id=group_id, error=e.message)
+                was_away = True
+                with self._given_up:
+                    self._given_up.wait_for(lambda: not self._awaits(group_id), _AWAY_S)
+            except PlatformError as e:
+                self._log.event("credential_not_issued", group_id=group_id, error=e.message)
+                self._done(StartRefused(group_id, e.info()))
+                return
+            else:
+                self._done(CredentialIssued(group_id))
+                return
+
+    def _awaits(self, group_id: GroupId) -> bool:
+        return group_id in self._wanted and not self._closing
 
     def _revoke(self, group_id: GroupId) -> None:
         try:
@@ -106,7 +128,13 @@ class RelayWork:
             self._done(CredentialNotRevoked(group_id))
 
 
+def patience_s(start_deadline_s: float) -> float:
+    """How long a group waits for the relay: a little less than for any progress, so that the error names the relay."""
+    return 0.9 * start_deadline_s
+
+
 def overdue(group_id: GroupId) -> StartRefused:
-    error = Unavailable(f"the relay did not let the group in within {ISSUE_DEADLINE_S:g} s",
-                        hint="look at the relay of THAW_RELAY_URL")  # fmt: skip
+    error = Unavailable(
+        "the relay stayed away for as long as a start may wait", hint="look at the relay of THAW_RELAY_URL"
+    )
     return StartRefused(group_id, error.info())

@@ -166,13 +166,14 @@ def test_a_scheduler_that_was_stopped_while_it_led_gives_no_stage_of_a_group_to_
     assert len({s.plan.group_id for s in second}) == 1
 
 
-def test_without_its_relay_a_group_is_not_commanded_and_the_request_fails_with_that(platform: Any) -> None:
+def test_a_relay_that_stays_away_fails_the_request_when_a_start_may_wait_no_longer(platform: Any) -> None:
     hosts = four_hosts(platform)
     platform.llm(stages=4)
-    platform.scheduler(THAW_RELAY_URL="redis://127.0.0.1:1/0")
+    platform.scheduler(THAW_RELAY_URL="redis://127.0.0.1:1/0", THAW_START_DEADLINE_S="2", THAW_START_ATTEMPTS="1")
     platform.ask("guest/chat")
     (failed,) = platform.events.wait(StartFailed, timeout_s=30.0)
     assert failed.error.code == "Unavailable"
+    assert failed.error.message == "the relay stayed away for as long as a start may wait"
     assert [h.commands.of(Start) for h in hosts] == [[]] * 4
     platform.llm("guest/single", stages=1)
     platform.ask("guest/single")  # the scheduler goes on
@@ -183,7 +184,7 @@ def test_a_relay_that_hangs_holds_up_its_groups_and_nobody_else(platform: Any, o
     hosts = four_hosts(platform)
     platform.llm(stages=4)
     platform.action()
-    platform.scheduler(THAW_RELAY_URL=own_valkey.url, THAW_START_ATTEMPTS="1")
+    platform.scheduler(THAW_RELAY_URL=own_valkey.url, THAW_START_ATTEMPTS="1", THAW_START_DEADLINE_S="4")
     own_valkey.freeze()
     held_up = platform.ask("guest/chat")
     platform.until_planned()
@@ -200,12 +201,12 @@ def test_a_relay_that_hangs_holds_up_its_groups_and_nobody_else(platform: Any, o
     platform.until_credentials({credentials.ref(let_in)})  # that of the first was taken back
 
 
-@pytest.mark.full
 def test_a_relay_that_is_killed_and_comes_back_delays_its_groups_and_loses_none(platform: Any, own_valkey: Any) -> None:
+    """Every one of THAW_START_ATTEMPTS was used up within a second or two, and a relay takes as long to come back."""
     hosts = four_hosts(platform)
     platform.llm(stages=4)
     platform.action()
-    platform.scheduler(THAW_RELAY_URL=own_valkey.url, THAW_START_ATTEMPTS="100")
+    platform.scheduler(THAW_RELAY_URL=own_valkey.url, THAW_START_ATTEMPTS="1")
     own_valkey.kill()
     activation = platform.ask("guest/chat")
     platform.until_planned()
