@@ -61,6 +61,8 @@ class ToyEngine:
     def start(self, stage_plan: LlmInit, segment: Segment) -> EngineStarted:
         if "exit" in stage_plan.config.engine.args:
             os._exit(int(str(stage_plan.config.engine.args["exit"])))
+        if "raise" in stage_plan.config.engine.args:
+            raise KeyError("a defect")
         trace = StartTrace(group_id=stage_plan.group_id, stage=stage_plan.stage, host=stage_plan.host)
         with trace.phase(Phase.LOAD_BEGIN) as notes:
             segment.wait(segment.n_bytes, ARRIVAL_DEADLINE_S)

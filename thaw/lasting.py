@@ -54,10 +54,11 @@ def guard(log: Log, end: Callable[[int], None] = os._exit) -> None:
         if not lasts and issubclass(args.exc_type, SystemExit):
             return  # how a short-lived thread may end itself
         lines = traceback.format_exception(args.exc_type, args.exc_value, args.exc_traceback)
-        log.event("thread_died" if lasts else "thread_failed", thread=name, error=lines[-1].strip(),
-                  traceback="".join(lines))  # fmt: skip
+        error = lines[-1].strip()
         if lasts:
-            _dead.append(f"the thread {name} has died: {lines[-1].strip()}")
+            _dead.append(f"the thread {name} has died: {error}")
+        log.event("thread_died" if lasts else "thread_failed", thread=name, error=error, traceback="".join(lines))
+        if lasts:
             threading.Event().wait(GRACE_S)
             end(EXIT_THREAD_DIED)
 

@@ -6,12 +6,17 @@ full disk or a closed pipe must not end it.  The first line that can be written 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Mapping
+from typing import Final
 
+_UNWRITABLE: Final = (OSError, ValueError, AttributeError)
+"""There is no room (ENOSPC) or nobody who reads (EPIPE); stderr is closed; it was never open."""
 _lock = threading.Lock()
 _n_lost = 0
 
@@ -31,6 +36,19 @@ class Log:
         _write(_line({"ts": round(time.time(), 3), "event": name, **self._fields, **fields}), self._fields)
 
 
+def print_traceback() -> None:
+    """Of the exception that is being handled, as Python prints it: whoever deploys reads it.  Never raises."""
+    with contextlib.suppress(*_UNWRITABLE):
+        traceback.print_exc()
+
+
+def flush_output() -> None:
+    """Before a fork or an end that skips Python's own.  Never raises."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(*_UNWRITABLE):
+            stream.flush()
+
+
 def _write(line: str, fields: Mapping[str, object]) -> None:
     """``fields`` are those of every line of this log."""
     global _n_lost
@@ -42,11 +60,10 @@ def _write(line: str, fields: Mapping[str, object]) -> None:
 
 
 def _written(line: str) -> bool:
-    """False: there is no room (ENOSPC), nobody reads (EPIPE), or stderr is closed or was never open."""
     try:
         sys.stderr.write(line + "\n")
         sys.stderr.flush()
-    except (OSError, ValueError, AttributeError):
+    except _UNWRITABLE:
         return False
     return True
 

@@ -14,7 +14,9 @@ from thaw.settings import SettingError, setting
 class SchedulerSettings:
     state_url: str = setting("THAW_STATE_URL", "the state server, redis://host:port/0")
     start_deadline_s: float = setting(
-        "THAW_START_DEADLINE_S", "a start that makes no progress for this long is given up, seconds", 600.0
+        "THAW_START_DEADLINE_S",
+        "a start without progress for so long is given up, as are looks at a model whose store is away, seconds",
+        600.0,
     )
     max_attempts: int = setting("THAW_START_ATTEMPTS", "starts tried for one request before it fails", 3)
     hosts_refresh_s: float = setting("THAW_HOSTS_REFRESH_S", "how often heartbeats and leases are read, seconds", 1.0)

@@ -12,7 +12,6 @@ import socket
 import sys
 import tempfile
 import threading
-import traceback
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
@@ -20,7 +19,7 @@ from relay.channel import Channel, ChannelClosed
 from relay.fetch_client import DoorClient
 from thaw import lasting
 from thaw.errors import PlatformError, ThawError
-from thaw.logs import Log
+from thaw.logs import Log, flush_output, print_traceback
 from thaw.trace import Phase
 from thaw_runtime import engine_env, parameter_manager
 from thaw_runtime.engine import GRANT_DEADLINE_S, Emit, Engine, EngineStarted, Event
@@ -96,7 +95,7 @@ class _Importing:
             with self._trace.phase(Phase.LIBRARIES_BEGIN):
                 self._made = self._make()
         except Exception as e:  # noqa: BLE001  whatever an import raises is told to the proxy
-            traceback.print_exc()
+            print_traceback()
             self._error = e
         self._imported = len(sys.modules) > n_before
 
@@ -128,7 +127,7 @@ class _Start:
             _tell(self._channel, EngineStartFailed(e.info()))
             _exit(EXIT_BROKEN)
         except Exception:  # noqa: BLE001  the edge of a thread: without it the proxy would wait for ever
-            traceback.print_exc()
+            print_traceback()
             _exit(EXIT_BROKEN)
         trace.extend(started.events)
         self.engine = engine
@@ -149,8 +148,7 @@ class _Start:
 
 def _exit(status: int) -> NoReturn:
     """At once: vLLM's exit handlers take a second and free nothing the kernel does not."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    flush_output()
     os._exit(status)
 
 

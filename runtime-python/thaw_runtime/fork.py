@@ -9,12 +9,12 @@ import signal
 import socket
 import ssl
 import sys
-import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NoReturn
 
 from relay.channel import Channel
+from thaw.logs import flush_output, print_traceback
 from thaw_runtime import engine_env, engine_main, proxy
 
 KEPT_ENVIRONMENT = ("PATH", "LANG", "LC_ALL", "TZ", "HOME", "PYTHONPATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "TMPDIR",
@@ -102,8 +102,7 @@ def kill_fork(pid: int) -> None:
 
 
 def _fork(run: Callable[[], None]) -> int:
-    sys.stdout.flush()
-    sys.stderr.flush()
+    flush_output()
     pid = os.fork()
     if pid:
         return pid
@@ -116,8 +115,8 @@ def _become(run: Callable[[], None]) -> NoReturn:
         run()
         os._exit(0)
     except BaseException:  # noqa: BLE001  the edge of a process
-        traceback.print_exc()
-        sys.stderr.flush()
+        print_traceback()
+        flush_output()
         os._exit(70)
 
 
@@ -160,8 +159,7 @@ def _zygote(order: Spawn, in_child: Callable[[], None], serve: Callable[[str], N
 def _engine(sock: socket.socket) -> None:
     reseed()
     status = engine_main.serve(Channel(sock), engine_main.vllm)
-    sys.stdout.flush()
-    sys.stderr.flush()
+    flush_output()
     os._exit(status)
 
 

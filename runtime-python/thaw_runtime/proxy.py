@@ -11,7 +11,6 @@ import json
 import os
 import socketserver
 import struct
-import traceback
 from collections.abc import Iterable
 from typing import Any
 
@@ -20,7 +19,7 @@ from relay.channel import Channel
 from relay.messages import LlmInit, RunFailed, RunFinished, RunToken
 from thaw import lasting, wire
 from thaw.errors import BadRequest, NotFound, PlatformError, ProtocolError, ThawError, from_info
-from thaw.logs import Log
+from thaw.logs import Log, print_traceback
 from thaw_runtime.container import LlmContainer
 from thaw_runtime.engine_link import EngineLink
 from thaw_runtime.hangup import HangupWatch
@@ -149,7 +148,7 @@ def _frame(message: RunMessage) -> bytes:
 
 
 def _unforeseen(error: Exception) -> PlatformError:
-    traceback.print_exc()
+    print_traceback()
     return PlatformError(f"the container failed: {type(error).__name__}: {error}")
 
 

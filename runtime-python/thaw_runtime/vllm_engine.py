@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import threading
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -29,6 +28,7 @@ from vllm.v1.sample import logits_processor
 
 from relay.messages import LlmInit
 from thaw.errors import ErrorInfo, InitFailed, ModelUnsupported, PlatformError, ThawError, WorkerLost
+from thaw.logs import print_traceback
 from thaw.trace import Phase
 from thaw_runtime.engine import Emit, EngineRequest, EngineStarted, Event, Failed, Finished, Sampling, Segment, Token
 from thaw_runtime.engine_errors import translated
@@ -148,7 +148,7 @@ class VllmEngine:
         except ThawError as e:
             outcome.append(e)
         except Exception as e:  # noqa: BLE001  the edge to vLLM: whatever it raises becomes an error of ours
-            traceback.print_exc()
+            print_traceback()
             outcome.append(translated(e))
         started = isinstance(outcome[0], EngineStarted)
         if not started and self._link is not None:
@@ -168,7 +168,7 @@ class VllmEngine:
         except ThawError as e:
             error = ErrorInfo(WorkerLost.__name__, e.message, e.hint)
         except Exception as e:  # noqa: BLE001  a broken step loop must fail its requests, not hang them
-            traceback.print_exc()
+            print_traceback()
             error = ErrorInfo(WorkerLost.__name__, f"the engine failed: {type(e).__name__}: {e}")
         with self._changed:
             self._dead = error = _STOPPED if self._stopping else error

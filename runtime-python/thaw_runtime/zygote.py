@@ -17,7 +17,6 @@ import os
 import select
 import signal
 import socket
-import sys
 from typing import Any
 
 from relay.channel import Channel
@@ -152,7 +151,6 @@ def _order(plain: Any) -> Fork | Spawn:
 def serve(path: str) -> None:
     zygote = Zygote(path)
     log.event("ready", pid=os.getpid(), socket=path)
-    sys.stderr.flush()
     zygote.serve()
 
 
@@ -165,7 +163,6 @@ def main() -> None:
     parser.add_argument("--socket", required=True, help="unix socket to listen on")
     args = parser.parse_args()
     log.event("importing")
-    sys.stderr.flush()
     engine_env.prepare()
     from thaw_runtime.warm import warm_up
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import time
 from typing import Any
 
 import pytest
@@ -12,7 +13,8 @@ import requests
 
 from relay.records import Records
 from relay.registry import Registry
-from tests.gateway.conftest import KEY, LLM_CONFIG, OTHER_KEY, GatewayProcess
+from tests.conftest import ValkeyServer
+from tests.gateway.conftest import KEY, LLM_CONFIG, OTHER_KEY, GatewayProcess, add_key
 from tests.gateway.fake_invoker import FakeInvoker
 from thaw.activation import Activation, ActivationStatus
 from thaw.host import Device, HostReport
@@ -201,6 +203,28 @@ def test_a_host_is_drained_and_taken_back_and_one_that_never_reported_is_not_fou
     for method, draining in (("PUT", True), ("PUT", True), ("DELETE", False)):
         assert gateway.call(method, drain).json() == {"host": "h0", "draining": draining}
         assert [h["draining"] for h in gateway.call("GET", "/api/v1/thaw/hosts").json()["hosts"]] == [draining]
+
+
+def test_health_is_not_ok_while_the_state_server_reads_and_takes_no_writes(own_valkey: ValkeyServer) -> None:
+    """As one does whose disk is full and which does not sync every write."""
+    add_key(own_valkey.url, KEY, "guest")
+    gateway = GatewayProcess(own_valkey.url, THAW_GATEWAY_HEARTBEAT_S="0.2")
+    try:
+        gateway.put_python()
+        with redis.Redis.from_url(own_valkey.url) as client:
+            client.config_set("min-replicas-to-write", 1)
+            gateway.wait_for_event("heartbeat_missed")
+            failing = gateway.call("GET", "/health")
+            refused = gateway.call("POST", "/api/v1/namespaces/_/actions/hello", json={})
+            client.config_set("min-replicas-to-write", 0)
+        deadline = time.monotonic() + 30
+        while gateway.call("GET", "/health").status_code != 200:
+            assert time.monotonic() < deadline
+    finally:
+        gateway.stop()
+    assert (failing.status_code, failing.json()["status"]) == (503, "failing")
+    assert "NOREPLICAS" in failing.json()["problems"][0]
+    assert refused.status_code in (500, 503)
 
 
 def test_health_metrics_limits_and_hosts_answer(gateway: GatewayProcess, invoker: FakeInvoker) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from invoker.report import Reporter, _fetches
 from relay.fetch_client import FetchClient
 from relay.messages import FetchStatus, Status
 from tests.invoker.platform import Host
+from thaw import lasting
 from thaw.host import FetchReport
 from thaw.ids import GroupId
 from thaw.logs import Log
@@ -31,6 +33,20 @@ def test_fetchds_metrics_stand_behind_the_invokers(host: Host, monkeypatch: pyte
     connection.close()
     assert page.endswith("thaw_fetchd_pool_bytes 7.0\n")
     assert "thaw_invoker_memory_held_bytes" in page
+
+
+def test_health_needs_no_token_and_names_the_thread_that_died(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    def health() -> tuple[int, dict[str, object]]:
+        connection = host.connection()
+        connection.request("GET", "/health")
+        response = connection.getresponse()
+        found = response.status, json.loads(response.read())
+        connection.close()
+        return found
+
+    assert health() == (200, {"status": "ok"})
+    monkeypatch.setattr(lasting, "_dead", ["the thread heartbeat has died: KeyError: 'x'"])
+    assert health() == (503, {"status": "failing", "problems": ["the thread heartbeat has died: KeyError: 'x'"]})
 
 
 def test_a_device_is_of_the_kind_that_its_driver_names(tmp_path: Path) -> None:

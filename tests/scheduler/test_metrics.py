@@ -64,9 +64,9 @@ def test_a_prediction_is_laid_beside_what_happened_and_one_below_the_bound_is_a_
     assert value("thaw_scheduler_predictions_below_bound_total") == below + 1
 
 
-def page(address: str, authorization: str) -> tuple[int, str]:
+def page(address: str, authorization: str, path: str = "/metrics") -> tuple[int, str]:
     connection = http.client.HTTPConnection(address, timeout=5)
-    connection.request("GET", "/metrics", headers={"Authorization": authorization} if authorization else {})
+    connection.request("GET", path, headers={"Authorization": authorization} if authorization else {})
     answer = connection.getresponse()
     found = answer.status, answer.read().decode()
     connection.close()
@@ -92,5 +92,7 @@ def test_the_process_tells_them_to_who_has_the_installations_token_and_to_nobody
     assert float(found['thaw_scheduler_admissions_total{outcome="no_deadline"}']) == 1.0
     assert page(address, "")[0] == 401
     assert page(address, "Bearer " + "x" * 43)[0] == 401
+    status, text = page(address, "", "/health")
+    assert (status, json.loads(text)) == (200, {"status": "ok"})
     scheduler.send_signal(signal.SIGTERM)
     assert scheduler.wait(5) == 0

@@ -219,6 +219,19 @@ def test_an_engine_killed_while_it_starts_is_a_lost_worker_and_no_fault_of_the_m
     assert container.process.wait(10) == EXIT_KILLED + number
 
 
+def test_an_engine_whose_start_raises_ends_though_its_traceback_finds_no_room(tmp_path: Path, door: Doorway) -> None:
+    (tmp_path / "err").symlink_to("/dev/full")
+    container = Container([sys.executable, "-c", START], tmp_path, door)
+    try:
+        container.wait_listening()
+        door.arrive(door.n_bytes)
+        status, reply = container.init(args={"raise": "yes"})
+        assert (status, reply["error"]) == (502, "the engine process ended with status 70 while it started")
+        assert container.process.wait(10) == EXIT_ENGINE_LOST
+    finally:
+        container.close()
+
+
 def test_an_engine_that_ends_by_itself_while_it_starts_would_do_so_again(container: Container) -> None:
     container.door.arrive(container.door.n_bytes)
     status, reply = container.init(args={"exit": 3})
