@@ -54,7 +54,7 @@ SCHEDULER: Final = "tests/scheduler"
 PURE: Final[dict[str, tuple[str, ...]]] = {
     "fetchd/backoff.py": ("tests/fetchd/test_parts.py",),
     "fetchd/chunks.py": ("tests/fetchd/test_parts.py",),
-    "fetchd/meter.py": ("tests/fetchd/test_pacing.py",),
+    "fetchd/meter.py": ("tests/fetchd/test_meter.py",),
     "gateway/scheduler/draining.py": (f"{SCHEDULER}/test_draining.py",),
     "gateway/scheduler/evictions.py": (f"{SCHEDULER}/test_evictions.py",),
     "gateway/scheduler/ledger.py": (f"{SCHEDULER}/test_ledger.py",),

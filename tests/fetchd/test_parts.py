@@ -231,6 +231,14 @@ def test_ranges_are_cut_at_the_files_chunks_and_whole_chunks_have_their_own_chec
     assert [c.segment_offset for c in chunks] == [0, CHUNK_BYTES - 10, 2 * CHUNK_BYTES - 10, 2 * CHUNK_BYTES]
 
 
+def test_chunks_of_a_file_without_checksums_are_checked_against_what_is_learned() -> None:
+    index = ModelIndex(1, (ModelFile("f", 10, False, "", ()),), (tensor("t", 0, 6), tensor("u", 6, 4)), "", "e", False)
+    (whole,) = plan_chunks(lay_out([FileRange("f", 0, 10)]), index)
+    assert whole.checks == (Check("chunk 0", 0, 10, ""),)
+    (part,) = plan_chunks(lay_out([FileRange("f", 0, 6)]), index)
+    assert part.checks == (Check("tensor t", 0, 6, ""),), "the next tensor begins where the part ends"
+
+
 def test_a_part_of_a_chunk_is_checked_by_the_edges_of_the_tensors_in_it() -> None:
     border = CHUNK_BYTES
     tensors = (tensor("before", 0, 50, "b0"), tensor("small", 50, 50, "s0"), tensor("none", 100, 0),

@@ -23,6 +23,7 @@ def test_a_rebuilt_view_is_set_aside_and_thousands_of_new_objects_cause_no_pause
     pauses, looked = Pauses(), list[str]()
     pauses.after_rebuild()
     assert gc.get_freeze_count() > 0
+    assert gc.get_threshold() == (200_000, 10, 10)
     gc.callbacks.append(lambda phase, info: looked.append(phase))
     try:
         kept = [[i] for i in range(20_000)]

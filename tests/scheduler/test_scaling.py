@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -87,3 +89,38 @@ def test_groups_are_sized_by_demand_and_counted_as_instances(
     lacks = Lacking(workers, instances, room)
     assert lacks.sizes(4) == sizes
     assert lacks.is_nothing == (sizes == [])
+
+
+def test_the_window_knows_its_newest_arrival_whatever_came_behind_it() -> None:
+    window = Window(1.0)
+    assert window.newest_s == -math.inf
+    for at_s, newest_s in ((2.0, 2.0), (1.5, 2.0), (3.0, 3.0), (2.5, 3.0)):
+        window.add(at_s)
+        assert window.newest_s == newest_s
+
+
+@pytest.mark.parametrize(
+    ("workers", "instances", "room", "sizes"),
+    [
+        (0, 0, 9, []),
+        (1, 0, 9, [1]),
+        (8, 0, 9, [4, 4]),
+        (5, 0, 9, [4, 1]),
+        (5, 4, 9, [4, 1, 1, 1]),  # two of the minimum are the groups that demand asks for
+        (0, 3, 9, [1, 1, 1]),
+        (-2, 1, 9, [1]),
+        (8, 4, 3, [4, 4, 1]),
+        (8, 4, 1, [4]),
+        (8, 4, 0, []),
+        (8, 4, -1, []),
+        (-1, -1, 5, []),
+    ],
+)
+def test_what_an_action_lacks_is_started_in_groups_for_demand_and_one_by_one_for_its_minimum(
+    workers: int, instances: int, room: int, sizes: list[int]
+) -> None:
+    lacking = Lacking(workers, instances, room)
+    assert lacking.sizes(4) == sizes
+    assert lacking.is_nothing == (not sizes)
+    if workers > 0 and room > workers:
+        assert lacking.sizes(1)[:workers] == [1] * workers
