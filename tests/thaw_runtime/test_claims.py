@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.thaw_runtime.conftest import Container
+from tests.thaw_runtime.conftest import ROOT, Container
 from tests.thaw_runtime.doorway import Doorway
 from tests.thaw_runtime.models import real_model
 from tests.thaw_runtime.test_vllm import CAPITAL, Forked, Zygote, answer
@@ -44,6 +45,23 @@ class Group:
         return ["unshare", "--mount", "sh", "-c", UNDER, str(self.directory), *command]
 
 
+LOOK = """
+import functools, gc, json
+from thaw_runtime import engine_env
+engine_env.prepare()
+from thaw_runtime import vllm_engine, warm
+warm.warm_up()
+vllm_engine.forget_surroundings()
+caches = [o for o in gc.get_objects() if isinstance(o, functools._lru_cache_wrapper) and o.cache_info().currsize]
+print("KEPT", json.dumps(sorted({f"{c.__wrapped__.__module__}.{c.__wrapped__.__qualname__}" for c in caches})))
+"""
+OF_THE_CODE = (
+    "vllm.config.vllm.", "vllm.logger.", "vllm.model_executor.models.registry.", "vllm.transformers_utils.",
+    "vllm.utils.flashinfer.", "vllm.utils.func_utils.", "vllm.utils.import_utils.", "vllm.platforms.interface.in_wsl",
+)  # fmt: skip
+"""What vLLM may keep: which packages, models and kernel there are.  No claim changes these."""
+
+
 @pytest.fixture
 def group(tmp_path: Path) -> Group:
     """What a cell has while it waits: less than the engine's KV cache takes (docs/docker.md)."""
@@ -67,6 +85,17 @@ def wait_ready(cell: Container) -> None:
         assert cell.process.poll() is None, cell.err.read_text()
         bell.wait(0.05)
     raise AssertionError("the cell was never ready")
+
+
+def test_nothing_that_vllm_has_looked_up_about_its_surroundings_outlives_a_claim() -> None:
+    """A cache that a newer vLLM adds is either known not to depend on a claim, or has to be forgotten."""
+    env = dict(os.environ, PYTHONPATH=f"{ROOT}:{ROOT / 'runtime-python'}")
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", LOOK], env=env, capture_output=True, text=True,
+                          timeout=READY_S, check=False)  # fmt: skip
+    line = next((line for line in done.stdout.splitlines() if line.startswith("KEPT ")), None)
+    assert line is not None, done.stderr[-2000:]
+    kept = json.loads(line.removeprefix("KEPT "))
+    assert [name for name in kept if name.startswith("vllm.") and not name.startswith(OF_THE_CODE)] == []
 
 
 def test_a_cell_that_is_a_container_and_ready_starts_under_the_limits_of_its_claim(
