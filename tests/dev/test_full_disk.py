@@ -40,7 +40,7 @@ def machine(disk: Disk, tmp_path: Path) -> Iterator[Machine]:
 
 @dataclass
 class Load:
-    """A 202 every few milliseconds, and what became of each; a look at /health beside it."""
+    """A 202 twenty times a second, and what became of each; a look at /health beside it."""
 
     machine: Machine
     accepted: list[str] = field(default_factory=list)
@@ -62,7 +62,7 @@ class Load:
     def _ask(self) -> None:
         with requests.Session() as session:
             session.auth = self.machine.auth()
-            while not self._stop.wait(0.02):
+            while not self._stop.wait(0.05):
                 reply = session.post(self.machine.api + HELLO, json={"name": "Ada"}, timeout=60)
                 if reply.status_code == 202:
                     self.accepted.append(reply.json()["activationId"])
@@ -92,9 +92,9 @@ def test_every_202_accepted_around_a_full_disk_runs_and_health_tells_the_truth(m
     with Load(machine) as load:
         until(lambda: len(load.accepted) > 20, "nothing was accepted")
         disk.fill()
-        until(lambda: len(load.refused) > 5, "no 202 was refused on a full disk")
+        until(lambda: len(load.refused) > 2, "no 202 was refused on a full disk")
         # a state server that cuts off half a record has room for a heartbeat once more: not for long
-        until(lambda: len(load.health) > 20 and set(load.health[-20:]) == {503}, "/health said that all is well")
+        until(lambda: len(load.health) > 10 and set(load.health[-10:]) == {503}, "/health said that all is well")
         n_before = len(load.accepted)
         disk.free()
         until(lambda: len(load.accepted) > n_before + 20, "nothing was accepted any more")
