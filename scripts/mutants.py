@@ -56,7 +56,7 @@ PURE: Final[dict[str, tuple[str, ...]]] = {
     "fetchd/chunks.py": ("tests/fetchd/test_parts.py",),
     "fetchd/meter.py": ("tests/fetchd/test_meter.py",),
     "gateway/scheduler/draining.py": (f"{SCHEDULER}/test_draining.py",),
-    "gateway/scheduler/evictions.py": (f"{SCHEDULER}/test_evictions.py",),
+    "gateway/scheduler/evictions.py": (f"{SCHEDULER}/test_evictions.py", f"{SCHEDULER}/test_policy.py"),
     "gateway/scheduler/ledger.py": (f"{SCHEDULER}/test_ledger.py",),
     "gateway/scheduler/pauses.py": (f"{SCHEDULER}/test_pauses.py",),
     "gateway/scheduler/predict.py": (f"{SCHEDULER}/test_predict.py", f"{SCHEDULER}/test_select.py"),
@@ -64,8 +64,17 @@ PURE: Final[dict[str, tuple[str, ...]]] = {
     "gateway/scheduler/schemes.py": (f"{SCHEDULER}/test_select.py", f"{SCHEDULER}/test_ambiguities.py"),
     "gateway/scheduler/search.py": (f"{SCHEDULER}/test_select.py", f"{SCHEDULER}/test_ambiguities.py"),
     "gateway/scheduler/select.py": (f"{SCHEDULER}/test_select.py", f"{SCHEDULER}/test_ambiguities.py"),
-    "gateway/scheduler/stages.py": (f"{SCHEDULER}/test_groups.py", f"{SCHEDULER}/test_policy.py"),
-    "gateway/scheduler/successors.py": (f"{SCHEDULER}/test_successors.py",),
+    "gateway/scheduler/stages.py": (
+        f"{SCHEDULER}/test_groups.py",
+        f"{SCHEDULER}/test_pools.py",
+        f"{SCHEDULER}/test_index.py",
+        f"{SCHEDULER}/test_resident.py",
+    ),
+    "gateway/scheduler/successors.py": (
+        f"{SCHEDULER}/test_successors.py",
+        f"{SCHEDULER}/test_groups.py",
+        f"{SCHEDULER}/test_pools.py",
+    ),
     "gateway/scheduler/turns.py": (f"{SCHEDULER}/test_turns.py", f"{SCHEDULER}/test_policy.py"),
     "gateway/throttle.py": (
         "tests/gateway/test_throttle.py",
