@@ -56,7 +56,7 @@ PURE: Final[dict[str, tuple[str, ...]]] = {
     "fetchd/chunks.py": ("tests/fetchd/test_parts.py",),
     "fetchd/meter.py": ("tests/fetchd/test_meter.py",),
     "gateway/scheduler/draining.py": (f"{SCHEDULER}/test_draining.py",),
-    "gateway/scheduler/evictions.py": (f"{SCHEDULER}/test_evictions.py",),
+    "gateway/scheduler/evictions.py": (f"{SCHEDULER}/test_evictions.py", f"{SCHEDULER}/test_policy.py"),
     "gateway/scheduler/ledger.py": (f"{SCHEDULER}/test_ledger.py",),
     "gateway/scheduler/pauses.py": (f"{SCHEDULER}/test_pauses.py",),
     "gateway/scheduler/predict.py": (f"{SCHEDULER}/test_predict.py", f"{SCHEDULER}/test_select.py"),
@@ -64,8 +64,17 @@ PURE: Final[dict[str, tuple[str, ...]]] = {
     "gateway/scheduler/schemes.py": (f"{SCHEDULER}/test_select.py", f"{SCHEDULER}/test_ambiguities.py"),
     "gateway/scheduler/search.py": (f"{SCHEDULER}/test_select.py", f"{SCHEDULER}/test_ambiguities.py"),
     "gateway/scheduler/select.py": (f"{SCHEDULER}/test_select.py", f"{SCHEDULER}/test_ambiguities.py"),
-    "gateway/scheduler/stages.py": (f"{SCHEDULER}/test_groups.py", f"{SCHEDULER}/test_policy.py"),
-    "gateway/scheduler/successors.py": (f"{SCHEDULER}/test_successors.py",),
+    "gateway/scheduler/stages.py": (
+        f"{SCHEDULER}/test_groups.py",
+        f"{SCHEDULER}/test_pools.py",
+        f"{SCHEDULER}/test_index.py",
+        f"{SCHEDULER}/test_resident.py",
+    ),
+    "gateway/scheduler/successors.py": (
+        f"{SCHEDULER}/test_successors.py",
+        f"{SCHEDULER}/test_groups.py",
+        f"{SCHEDULER}/test_pools.py",
+    ),
     "gateway/scheduler/turns.py": (f"{SCHEDULER}/test_turns.py", f"{SCHEDULER}/test_policy.py"),
     "gateway/throttle.py": (
         "tests/gateway/test_throttle.py",
@@ -90,7 +99,10 @@ REST: Final[dict[str, tuple[str, ...]]] = {
     "fetchd/pacing.py": ("tests/fetchd/test_pacing.py", "tests/fetchd/test_parts.py"),
     "fetchd/segments.py": ("tests/fetchd/test_parts.py", "tests/fetchd/test_isolation.py"),
     "gateway/auth.py": ("tests/gateway/test_auth.py", "tests/gateway/test_api.py"),
-    "gateway/waiting.py": ("tests/gateway/test_routes.py", "tests/gateway/test_dispatch.py"),
+    "gateway/waiting.py": (
+        "tests/gateway/test_queue_caps.py::test_the_room_tells_of_its_queues", "tests/gateway/test_routes.py",
+        "tests/gateway/test_dispatch.py",
+    ),
     "relay/pending.py": ("tests/relay/test_pending.py", "tests/gateway/test_async_runner.py"),
     "relay/bus.py": ("tests/relay/test_bus.py",),
     "relay/segment.py": ("tests/relay/test_segment.py",),
@@ -321,8 +333,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Plant faults, and count those that the tests notice.")
     parser.add_argument("words", nargs="*", help="only modules whose path holds one of these")
     parser.add_argument("--modules", choices=("all", "pure", "rest"), default="all")
-    parser.add_argument("--most", type=int, default=40, help="mutants of a pure module; 0: all [40]")
-    parser.add_argument("--most-rest", type=int, default=12, help="mutants of another module; 0: all [12]")
+    parser.add_argument("--most", type=int, default=20, help="mutants of a pure module; 0: all [20]")
+    parser.add_argument("--most-rest", type=int, default=8, help="mutants of another module; 0: all [8]")
     parser.add_argument("--jobs", type=int, default=2, help="mutants that are tried at once [2]")
     parser.add_argument("--minutes", type=float, default=60.0, help="begin no further mutant after this [60]")
     parser.add_argument("--seed", type=int, default=SEED)

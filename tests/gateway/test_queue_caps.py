@@ -149,7 +149,10 @@ def test_the_room_tells_of_its_queues() -> None:
     for i, action in enumerate((CHAT, CHAT, ActionName("guest/hello"), ActionName("guests/x"))):
         room.enter(Ticket(ActivationId(str(i)), action, "0.0.1", since_s=float(i)))
     found = room.queue(CHAT)
-    assert (found.n_waiting, found.n_in_namespace, found.oldest_s) == (2, 3, 0.0)
+    assert found == Queue(2, 3, 0.0, (), frozenset())
+    assert room.queue(ActionName("guest/nobody")) == Queue(0, 3, None, (), frozenset())
+    room.fail(ActionName("guest/nobody"), (ActivationId("0"),), Unavailable("of another action"))
+    assert room.queue(CHAT) == found
 
 
 class Room:

@@ -136,13 +136,16 @@ class _Echo(Handler):
 
 @pytest.fixture
 def server() -> Iterator[tuple[str, int]]:
+    failed: list[object] = []
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), _Echo) as server:
         server.daemon_threads = True
+        server.handle_error = lambda request, address: failed.append(address)  # type: ignore[method-assign]
         thread = threading.Thread(target=server.serve_forever, args=(0.05,))
         thread.start()
         yield server.server_address[0], server.server_address[1]
         server.shutdown()
         thread.join()
+    assert failed == [], "a request that was refused is carried out, or one that was taken breaks its thread"
 
 
 def test_our_client_and_our_server_keep_their_connection(server: tuple[str, int]) -> None:

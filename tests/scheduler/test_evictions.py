@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.scheduler import idle
+from gateway.scheduler.decisions import StartGroup
 from gateway.scheduler.events import ActionFacts, ActionSeen, HostsSeen
 from gateway.scheduler.evictions import evictions
 from gateway.scheduler.hosts import DeviceView
@@ -18,7 +19,7 @@ from gateway.scheduler.view import SERVING, ClusterView, InstanceView
 from relay.messages import DemandAdded, DemandRemoved, InstanceChanged
 from tests.scheduler.cluster import Cluster
 from tests.scheduler.test_group_histories import ACTIONS, histories, play
-from tests.scheduler.world import MIB, World, chat, hello
+from tests.scheduler.world import MIB, World, chat, hello, of, report
 from thaw.host import Device, HostReport
 from thaw.ids import ActionName, ActivationId, GatewayId, GroupId, HostId, InstanceId, Namespace
 from thaw.instance import InstanceRecord, InstanceState, StartMode
@@ -216,3 +217,24 @@ def test_in_order_of_idleness_until_a_device_has_room_and_only_what_is_on_it() -
     c.put(8, 0, InstanceState.READY, busy=True)
     assert ids(evictions(c.w.view, chat(), (2000 * MIB,))) == ["i2.0", "i14.0"]
     assert ids(evictions(c.w.view, chat(), (2300 * MIB,))) == []  # more than a device has
+
+
+def test_room_that_one_worker_of_a_group_takes_is_not_there_for_the_next() -> None:
+    """Two idle instances of 256 MiB beside 512 free ones: what fits exactly evicts nobody, a byte more evicts the first."""
+    w = World(report("h0", 1024))
+    names = [ActionName("guest/a"), ActionName("guest/b")]
+    for name in names:
+        w.do(ActionSeen(replace(hello(), name=name)))
+        (start,) = of(w.ask(name), StartGroup)
+        w.ready(start)
+        w.now += 1.0
+    facts, oldest = chat(), w.view.instances[next(iter(w.view.action(names[0]).instances))]
+    for needs, evicted in (
+        ([256 * MIB, 256 * MIB], []),
+        ([512 * MIB, 0], []),
+        ([256 * MIB, 256 * MIB + 1], [oldest]),
+        ([512 * MIB, 256 * MIB], [oldest]),
+        ([512 * MIB, 1], [oldest]),
+    ):
+        found = evictions(w.view, facts, needs)
+        assert [v.record.instance_id for v in found] == [v.record.instance_id for v in evicted], needs

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from thaw.errors import ModelUnsupported
 from thaw.model import FileRange, ModelParts
-from thaw.partition import join, ranges, rest, size, split
+from thaw.partition import join, ranges, rest, size, split, stage_bytes
 
 SIZES = st.lists(st.integers(1, 50), min_size=1, max_size=9)
 
@@ -86,3 +86,10 @@ def test_the_rest_is_cut_out_of_every_file_that_a_stage_has_a_part_of() -> None:
     assert rest(parts, (1, 2)) == (FileRange("a", 0, 15), FileRange("b", 0, 4))
     assert rest(parts, (0, 1)) == (FileRange("a", 15, 5), FileRange("b", 8, 1), FileRange("c", 0, 2))
     assert rest(parts, (0, 2)) == ()
+
+
+@given(SIZES, st.booleans(), st.integers(1, 8))
+def test_the_bytes_of_every_stage_are_those_of_its_ranges(layers: list[int], tied: bool, n_stages: int) -> None:
+    n_stages = min(n_stages, len(layers))
+    parts = model(layers, 7, 3, tied=tied)
+    assert stage_bytes(parts, n_stages) == tuple(size(ranges(parts, bounds)) for bounds in split(parts, n_stages))

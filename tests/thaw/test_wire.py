@@ -79,3 +79,35 @@ def test_half_a_surrogate_pair_crosses_as_json_allows() -> None:
     assert wire.dumps("ü\ud800") == b'"\\u00fc\\ud800"'
     assert wire.loads(str, wire.dumps("ü\ud800")) == "ü\ud800"
     assert wire.dumps("ü") == '"ü"'.encode()
+
+
+@dataclass(frozen=True, slots=True)
+class _Either:
+    one: tuple[int, ...] | dict[str, int] | str = ""
+    maybe: int | None = None
+    seconds: float = 0.0
+
+
+@pytest.mark.parametrize("value", [_Either((1, 2)), _Either({"a": 1}), _Either("x", 3, 1.5), _Either((), None, 2.0)])
+def test_every_alternative_of_a_union_is_read_back_as_itself(value: _Either) -> None:
+    assert wire.loads(_Either, wire.dumps(value)) == value
+
+
+@pytest.mark.parametrize(
+    ("plain", "message"),
+    [
+        ({"one": None}, r"\$.one: expected str, got None"),
+        ({"one": 1.5}, r"\$.one: expected str, got 1.5"),
+        ({"maybe": "x"}, r"\$.maybe: expected int, got 'x'"),
+        ({"seconds": "x"}, r"\$.seconds: expected float, got 'x'"),
+        ({"seconds": None}, r"\$.seconds: expected float, got None"),
+    ],
+)
+def test_a_value_that_is_no_alternative_of_a_union_is_refused(plain: object, message: str) -> None:
+    with pytest.raises(ProtocolError, match=message):
+        wire.from_plain(_Either, plain)
+
+
+def test_a_whole_number_is_a_float_where_a_float_is_expected() -> None:
+    read = wire.from_plain(_Either, {"seconds": 2})
+    assert type(read.seconds) is float

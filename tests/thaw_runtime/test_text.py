@@ -68,3 +68,14 @@ def test_a_continued_answer_shows_what_the_uninterrupted_one_would(tokenizer: To
         continued = TextStream(tokenizer, (), ["STOP"])
         continued.replay(data[:cut])
         assert [continued.push(b) for b in data[cut:]] == shown[cut:]
+
+
+def test_the_first_of_several_stop_strings_in_one_piece_ends_the_text() -> None:
+    assert StopStrings(["END"]).push("a END b END").text == "a "
+
+
+def test_every_length_of_a_stop_strings_beginning_is_held_back() -> None:
+    for n in range(1, 5):
+        stops = StopStrings(["ABCDE", "AB", "x"] if n == 1 else ["ABCDE"])
+        assert stops.push("1" + "ABCDE"[:n]).text == "1"
+        assert stops.flush() == "ABCDE"[:n]
