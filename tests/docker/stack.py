@@ -10,17 +10,19 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import docker.errors
 import requests
 from docker.models.containers import Container
 
 from relay.fetch_client import FetchClient
 from tests.conftest import free_port
 from tests.docker.engine import ROOT, DockerEngine
+from thaw.action import KIND_LLM
 from thaw.dev.containers import owner
 
 UP_S = 300
@@ -172,6 +174,35 @@ class Stack:
                     found.append(self.engine.client.containers.get(f"thaw-{name}-{owned['container_id']}"))
         return found
 
+    def wait_ready_cells(self, action: str) -> None:
+        """Until ``action`` is not served, and each host has a stem cell for models that has imported its engine."""
+        self._wait(lambda: not self.serving(action) and len(list(filter(_is_warm, self._cells()))) == len(HOSTS))
+
+    def serving(self, action: str) -> list[Container]:
+        """Those that serve it.  One that is going is left out."""
+        return list(self._containers(lambda labels: f'/{action}"' in labels.get("record", "")))
+
+    def _cells(self) -> list[Container]:
+        waiting = self._containers(lambda labels: labels["role"] == "stem-cell")
+        return [c for c in waiting if c.labels["thaw.kind"] == KIND_LLM]
+
+    def _containers(self, wanted: Callable[[Mapping[str, str]], bool]) -> Iterator[Container]:
+        """By the labels that their hosts keep beside them."""
+        for run_dir, name in zip(self.run_dirs, self.owners, strict=True):
+            for file in run_dir.glob("c/*/owner.json"):
+                with suppress(FileNotFoundError, docker.errors.NotFound):
+                    owned = json.loads(file.read_text())
+                    if wanted(owned["labels"]):
+                        yield self.engine.client.containers.get(f"thaw-{name}-{owned['container_id']}")
+
+    def _wait(self, seen: Callable[[], bool]) -> None:
+        """For what nobody announces."""
+        deadline = time.monotonic() + UP_S
+        pause = threading.Event()
+        while not seen():
+            assert time.monotonic() < deadline, self.logs()
+            pause.wait(0.2)
+
     def strays(self) -> list[str]:
         """What its hosts hold for nobody: containers that none of them reports, and doors and segments of no container.
         Asked for until there is nothing: a host that comes back looks through what it finds."""
@@ -258,6 +289,12 @@ def _with_compose(directory: Path) -> str:
     plugins.mkdir(parents=True)
     (plugins / "docker-compose").symlink_to(BIN / "docker-compose")
     return str(plugins.parent)
+
+
+def _is_warm(cell: Container) -> bool:
+    with suppress(docker.errors.NotFound):
+        return b'"event": "ready"' in cell.logs()
+    return False
 
 
 def kill(container: Container) -> None:

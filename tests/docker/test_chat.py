@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -40,6 +42,27 @@ def test_the_commands_of_the_page_end_in_an_answer(stack: Stack) -> None:
         ["docker", "compose", "up"], ["thaw", "model", "demo"], ["thaw", "action", "create"], ["thaw", "chat", "chat"],
     ]  # fmt: skip
     assert "Paris" in stack.shell(commands)
+
+
+def test_ready_stem_cells_are_claimed_again_and_again_under_the_limits_of_the_claim(
+    stack: Stack, tmp_path: Path
+) -> None:
+    """A cell waits with 2 GiB.  What it looked up then, vLLM kept, and every start from a ready one failed."""
+    config = json.loads((ROOT / "examples/chat/chat.json").read_text())
+    config["scaling"]["keep_alive_s"] = 2
+    (tmp_path / "brief.json").write_text(json.dumps(config))
+    stack.thaw("action", "create", "brief", "--config", str(tmp_path / "brief.json"))
+    promised = sum(config["resources"][name] for name in ("gpu_memory_mb", "host_memory_mb")) << 20
+    for _ in range(3):
+        stack.wait_ready_cells("brief")
+        asked = {"model": "brief", "messages": [{"role": "user", "content": "What is the capital of France?"}]}
+        reply = stack.request("POST", "/v1/chat/completions", json={**asked, "temperature": 0})
+        assert "Paris" in reply.json()["choices"][0]["message"]["content"], reply.text
+        activation = reply.headers["X-Openwhisk-Activation-Id"]
+        annotations = {a["key"]: a["value"] for a in stack.record(activation)["annotations"]}
+        assert annotations["startMode"] == "prewarmed"
+        limits = {c.attrs["HostConfig"]["Memory"] for c in stack.serving("brief")}
+        assert limits <= {promised}  # it may have gone already
 
 
 def test_two_hosts_answer_together_over_the_relay_and_say_so(stack: Stack) -> None:
