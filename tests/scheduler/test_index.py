@@ -15,33 +15,48 @@ from gateway.scheduler.ledger import Discipline
 from gateway.scheduler.predict import Times
 from gateway.scheduler.schemes import Request, Scheme, Server, Variant, sizes
 from gateway.scheduler.select import select
-from thaw.host import Device, HostReport
+from thaw.host import Device, HostReport, StemTarget
 from thaw.ids import HostId, InstanceId
 
 GB = 10**9
 NOW = 10.0
-TIMES = {True: Times(t_cc=0.2, t_l=0.0), False: Times()}
+COLD, PREWARMED = Times(), Times(t_cc=0.2, t_l=0.0)
+Cell = bool | float
+"""One waits, or none does, or one is being made and ready in so many seconds."""
 
 devices_st = st.lists(st.tuples(st.sampled_from([4, 8, 16, 24]), st.lists(st.sampled_from([2, 4, 7]), max_size=2)),
                       min_size=1, max_size=3)  # fmt: skip
 fetches_st = st.lists(st.tuples(st.sampled_from([1, 4, 9]), st.sampled_from([4.0, 9.0, math.inf])), max_size=2)
 hosts_st = st.lists(
-    st.tuples(st.sampled_from([1.0, 2.0]), st.booleans(), devices_st, fetches_st, st.sampled_from([False] * 5 + [True])),
+    st.tuples(st.sampled_from([1.0, 2.0]), st.sampled_from([True, False, 2.0, 30.0]), devices_st, fetches_st, st.sampled_from([False] * 5 + [True])),
     min_size=1, max_size=14,
 )  # fmt: skip
-Plain = list[tuple[float, bool, list[tuple[int, list[int]]], list[tuple[int, float]], bool]]
+Plain = list[tuple[float, Cell, list[tuple[int, list[int]]], list[tuple[int, float]], bool]]
 
 
-def report(i: int, link: float, stem: bool, devices: Sequence[tuple[int, list[int]]], draining: bool) -> HostReport:
+def report(i: int, link: float, cell: Cell, devices: Sequence[tuple[int, list[int]]], draining: bool) -> HostReport:
     shown = tuple(Device(f"cuda:{d}", "A10", m * GB, m * GB) for d, (m, _) in enumerate(devices))
-    return HostReport(HostId(f"h{i:02d}"), "b", "a:1", shown, 8, link * GB, "none", "process", 0, 0,
-                      stem_kinds=("llm:vllm",) if stem else (), draining=draining)  # fmt: skip
+    return HostReport(
+        HostId(f"h{i:02d}"),
+        "b",
+        "a:1",
+        shown,
+        8,
+        link * GB,
+        "none",
+        "process",
+        0,
+        0,
+        stem_kinds=("llm:vllm",) if cell is True else (),
+        draining=draining,
+        stem_targets=(StemTarget("llm:vllm", 1, 0, True, None if isinstance(cell, bool) else cell),),
+    )
 
 
 def cluster(plain: Plain, discipline: Discipline) -> tuple[HostIndex, list[HostView]]:
     index, hosts = HostIndex("llm:vllm"), list[HostView]()
-    for i, (link, stem, devices, fetches, draining) in enumerate(plain):
-        said = report(i, link, stem, devices, draining)
+    for i, (link, cell, devices, fetches, draining) in enumerate(plain):
+        said = report(i, link, cell, devices, draining)
         host = new_host(said, discipline, 0.0)
         host.on_change = index.put
         host.take_report(said, {}, 0.0)
@@ -57,10 +72,11 @@ def cluster(plain: Plain, discipline: Discipline) -> tuple[HostIndex, list[HostV
 
 
 def answer(hosts: Sequence[HostView], request: Request, variant: Variant, most: int, full: int) -> Scheme | None:
-    servers = [
-        Server(i, h.ledger.bytes_per_s, 12 * GB, h.room(for_model=True).gpus, TIMES[bool(h.report.stem_kinds)])
-        for i, h in enumerate(hosts)
-    ]
+    servers = []
+    for i, h in enumerate(hosts):
+        cell_s, gpus = h.cell_s("llm:vllm"), h.room(for_model=True).gpus
+        times, wait_s = (COLD, 0.0) if cell_s == math.inf else (PREWARMED, max(0.0, cell_s - NOW))
+        servers.append(Server(i, h.ledger.bytes_per_s, 12 * GB, gpus, times, cell_wait_s=wait_s))
 
     def bandwidth(server: Server, n_bytes: float, within_s: float) -> float:
         return hosts[server.id].ledger.bandwidth(n_bytes, NOW + within_s, NOW)
@@ -83,7 +99,7 @@ def test_the_indexed_answer_is_the_answer_over_all_hosts(
     plain: Plain, variant: Variant, most: int, discipline: Discipline, slo: float, n_bytes: int, reserve: int, full: int
 ) -> None:
     index, hosts = cluster(plain, discipline)
-    request = Request(n_bytes * GB, reserve * GB, slo_ttft=slo, slo_tpot=0.2, times=TIMES[False])
+    request = Request(n_bytes * GB, reserve * GB, slo_ttft=slo, slo_tpot=0.2, times=COLD)
     everyone = sorted((h for h in hosts if not h.draining), key=lambda h: tie_order(h, NOW))
     needs = tuple(math.ceil(request.need_full / s) for s in range(most, 0, -1))
     within_s = [size.within_s for size in sizes(request, 1, most, full)]
