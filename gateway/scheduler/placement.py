@@ -56,7 +56,7 @@ def place(
         scheme = _forced(view, facts, offers, request, facts.forced_stages)
         if scheme is None or _waits_for_a_host(view, facts, stages, offers, scheme, t_w):
             return None
-        return offers.choice(scheme, request, facts, {})
+        return offers.explained(scheme, request, facts, {})
     many = len(view.hosts) > EXPLAINED_HOSTS
     offers = _Offers(view, facts, stages, request, most, now_s, only_promises=many)
     weighing = _chosen(view, facts, offers, request, most, n_workers)
@@ -65,7 +65,7 @@ def place(
     if many:  # what the others would have come to is another ten looks at the links
         weighing = replace(weighing, tried=tuple(t for t in weighing.tried if t[1] is not None))
     judged = considered(weighing, offers.servers, _variant(view), offers.bandwidth)
-    return offers.choice(chosen, request, facts, {"sizes": [c.plain() for c in judged]})
+    return offers.explained(chosen, request, facts, {"sizes": [c.plain() for c in judged]})
 
 
 def in_time_without_idle(
@@ -156,7 +156,7 @@ def _in_parts(
     offers = _Offers(view, facts, stages, request, most, now_s)
     schemes = (spread(offers.servers, request, s, 1, bandwidth=offers.bandwidth) for s in range(2, most + 1))
     late = next((scheme for scheme in schemes if scheme is not None), None)
-    return None if late is None else offers.choice(late, request, facts, {})
+    return None if late is None else offers.explained(late, request, facts, {})
 
 
 def _variant(view: ClusterView) -> Variant:
@@ -275,8 +275,12 @@ class _Offers:
         slo = {"slo_ttft_s": facts.slo_ttft_s, "slo_tpot_s": facts.slo_tpot_s, "t_w_s": round(request.t_w, 3)}
         return Choice(
             tuple(seats), scheme.fetch_within_s, scheme.ttft, self._bound(scheme, request), scheme.fallback, keep,
-            {**slo, **why, "candidates": self._estimates(scheme, request)},
+            {**slo, **why},
         )  # fmt: skip
+
+    def explained(self, scheme: Scheme, request: Request, facts: ActionFacts, why: Mapping[str, object]) -> Choice:
+        """The choice, with what the trace is to say of each host that was looked at."""
+        return self.choice(scheme, request, facts, {**why, "candidates": self._estimates(scheme, request)})
 
     def _estimates(self, scheme: Scheme, request: Request) -> list[dict[str, object]]:
         """Of the chosen hosts first.  With many hosts of them alone: every other is a look at its link."""

@@ -82,13 +82,8 @@ def worker_start(
     return WorkerStart(context_s + times.t_l, fetched_s, max(context_s, queue_s) + part_bytes / copy)
 
 
-def kappa(part_bytes: float, bandwidth: float, pcie: float, times: Times) -> float:
-    """Eq. 5's inner term: no queue, and no cell to wait for."""
-    return worker_start(part_bytes, bandwidth, pcie, times).ready_s
-
-
 def kappa_sequential(part_bytes: float, bandwidth: float, pcie: float, times: Times) -> float:
-    """The same for Eq. 1: everything one after another."""
+    """Eq. 1's inner term: everything one after another."""
     return times.t_c + part_bytes / bandwidth + part_bytes / pcie
 
 

@@ -75,7 +75,7 @@ class Possible:
 
     def __init__(self, servers: Sequence[Server], variant: Variant, bandwidth: Bandwidth) -> None:
         self._servers, self._variant, self._bandwidth = servers, variant, bandwidth
-        self._of: dict[int, _Of] = {}
+        self._of: dict[int, _Offered] = {}
 
     def least_sharing(self, size: Size) -> float:
         """No scheme of this size shares fewer devices."""
@@ -93,12 +93,12 @@ class Possible:
         """When the first worker would be ready if nobody had to fetch."""
         return self._known(size).runtime_s
 
-    def _known(self, size: Size) -> _Of:
+    def _known(self, size: Size) -> _Offered:
         if (known := self._of.get(size.s)) is None:
             known = self._of[size.s] = self._look(size)
         return known
 
-    def _look(self, size: Size) -> _Of:
+    def _look(self, size: Size) -> _Offered:
         found, part = seated(self._servers, size, self._variant), size.request.part(size.s)
         within_s = size.latest_s([each.speed for each in found])
         found = [each for each in found if within_s >= 0 and self._bandwidth(each.server, part, within_s) > 0]
@@ -110,11 +110,11 @@ class Possible:
         runtime_s = 0.0
         if len(fits) > 1:  # else there is one mix, and nothing to leave out
             runtime_s = min(key_of(each.server, part, math.inf, size.request)[0] for each in found)
-        return _Of(found, classes, fits, runtime_s)
+        return _Offered(found, classes, fits, runtime_s)
 
 
 @dataclass(slots=True)
-class _Of:
+class _Offered:
     """One number of stages."""
 
     seated: Sequence[Seated]

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 from gateway.scheduler.decisions import LearnFrom, StartGroup
 from gateway.scheduler.history import Measured
-from gateway.scheduler.predict import Times, kappa
+from gateway.scheduler.predict import Times
 from gateway.scheduler.schemes import Gpu, Request, Scheme, Server
 from gateway.scheduler.select import select
+from tests.scheduler.test_predict import kappa
 from tests.scheduler.world import CHAT, MIB, SMOLLM2, World, chat, group_world, llm_world, of, report
 from thaw.action import KIND_LLM
 from thaw.host import Device, HostReport

@@ -14,7 +14,6 @@ from gateway.scheduler.predict import (
     f_factor,
     f_general,
     fetch_time_left,
-    kappa,
     kappa_sequential,
     tpot,
     ttft,
@@ -26,6 +25,11 @@ from thaw.trace import Phase, TraceEvent
 COLD, LLAMA2_7B = StartMode.COLD, 13_476_839_424
 T = Times()
 M, P = 12e9, 12e9
+
+
+def kappa(part: float, bandwidth: float, pcie: float, times: Times) -> float:
+    """Eq. 5's inner term: no queue, and no cell to wait for."""
+    return worker_start(part, bandwidth, pcie, times).ready_s
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,12 @@ _REASONS = {
     "memory": "in time too, but holds more memory",
     "larger": "in time too, with more stages",
 }
+_SOURCES = {
+    "resident": "its bytes lie in host memory",
+    "memory": "its bytes are copied within host memory",
+    "ssd": "its bytes come from the disk",
+    "remote": "its bytes come over the network",
+}
 
 
 def lines(timeline: Timeline) -> Iterator[str]:
@@ -70,14 +76,6 @@ def _size(each: Mapping[str, Any]) -> str:
         return f"  {name:<17} {reason}"
     ttft, tpot = duration(float(each["ttft_s"])), duration(float(each.get("tpot_s", 0.0)))
     return f"  {name:<17} first token in {ttft}, then {tpot} a token: {reason}"
-
-
-_SOURCES = {
-    "resident": "its bytes lie in host memory",
-    "memory": "its bytes are copied within host memory",
-    "ssd": "its bytes come from the disk",
-    "remote": "its bytes come over the network",
-}
 
 
 def _hosts(planned: Mapping[str, Any]) -> Iterator[str]:
