@@ -83,6 +83,9 @@ class Learned:
     ttft_ratio: float = 0.0
 
 
+_NOTHING: Final = Learned()
+
+
 @dataclass(frozen=True, slots=True)
 class Pass:
     """What one request told of a group of ``s`` stages: prefill, and the mean time of the tokens behind the first;
@@ -102,7 +105,7 @@ class History:
 
     @staticmethod
     def key(action: str, device_kind: str, mode: StartMode) -> str:
-        return f"{action}|{device_kind}|{mode}"
+        return f"{action}|{device_kind}|{mode.value}"
 
     def times(self, action: str, device_kind: str, mode: StartMode, weight_bytes: int) -> Times:
         """What is known of the action; else of its other mode (prefill, token, hop and tail hardly depend on it); else
@@ -136,7 +139,7 @@ class History:
         return replace(learned.times, **{n: v for n, v in guessed.items() if n not in learned.known})
 
     def learned(self, action: str, device_kind: str, mode: StartMode) -> Learned:
-        return self._learned.get(self.key(action, device_kind, mode), Learned())
+        return self._learned.get(self.key(action, device_kind, mode), _NOTHING)
 
     def update(self, action: str, device_kind: str, mode: StartMode, measured: Measured) -> Learned:
         """Mix one start in; returns the new means of the action, for the loop to keep (with those of EVERY_ACTION)."""
