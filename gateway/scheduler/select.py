@@ -53,7 +53,8 @@ def weigh(
     bandwidth: Bandwidth, thorough: bool = True,
 ) -> Weighing:  # fmt: skip
     """:func:`select`, and what it looked at on the way.  Not ``thorough``: of sizes that could not win any more, and of
-    those whose time per token is beyond the objective, nothing is said.  The choice is the same."""
+    those that no servers could have in time, or whose time per token is beyond the objective, nothing is said.  The
+    choice is the same."""
     best: Scheme | None = None
     tried: list[tuple[Size, Scheme | None]] = []
     possible = Possible(servers, variant, bandwidth)
@@ -61,7 +62,10 @@ def weigh(
     for size in every if thorough else _in_order(every, variant):
         if not thorough and best is not None and (best.sharing == 0 or best.sharing <= possible.least_sharing(size)):
             continue  # it cannot share less, and is no smaller
-        scheme = _best_mix(possible, size, variant)
+        mixes = possible.mixes(size)
+        if not thorough and not mixes:
+            continue
+        scheme = _best_mix(possible, mixes, variant)
         tried.append((size, scheme))
         if scheme is not None and (best is None or objective(scheme) < objective(best)):
             best = scheme
@@ -70,12 +74,13 @@ def weigh(
     return Weighing(best or fallback(servers, request, variant, bandwidth), tuple(tried))
 
 
-def _best_mix(possible: Possible, size: Size, variant: Variant) -> Scheme | None:
-    """The size's best scheme on servers of any speeds: the earliest, and for ``min_sharing`` the least shared first."""
+def _best_mix(possible: Possible, mixes: Iterable[Size], variant: Variant) -> Scheme | None:
+    """The best scheme of a size on servers of any speeds, the shortest pass first: the earliest, and for
+    ``min_sharing`` the least shared before that."""
     best: Scheme | None = None
-    soonest_s = size.request.t_w + possible.runtime_s(size)
-    for mixed in possible.mixes(size):
-        if best is not None and best.sharing == 0 and best.ttft <= soonest_s + mixed.work_s:
+    for mixed in mixes:
+        soonest_s = mixed.request.t_w + possible.runtime_s(mixed) + mixed.work_s
+        if best is not None and best.sharing == 0 and best.ttft <= soonest_s:
             break  # neither this pass nor a longer one can be over sooner
         found = possible.candidates(mixed)
         scheme = least_sharing(mixed, found) if variant == "min_sharing" else greedy(mixed, found)
