@@ -50,10 +50,14 @@ class StemCells:
         driver.on_exit(self._exited)
 
     def targets(self) -> tuple[StemTarget, ...]:
-        shared = self._driver.zygote is not None
+        zygote = self._driver.zygote
         with self._lock:
-            return tuple(StemTarget(kind, count, self._bytes[kind], shared and kind == KIND_LLM)
-                         for kind, count in self._targets.items())  # fmt: skip
+            return tuple(
+                StemTarget(kind, count, self._bytes[kind], shared=True, ready_in_s=zygote.ready_in_s)
+                if zygote is not None and kind == KIND_LLM
+                else StemTarget(kind, count, self._bytes[kind])
+                for kind, count in self._targets.items()
+            )
 
     def set_target(self, kind: str, count: int) -> None:
         """How many to keep; they are made and given up in the background."""

@@ -108,6 +108,11 @@ class SharedCell(Protocol):
         """0 when there is none."""
         ...
 
+    @property
+    def ready_in_s(self) -> float | None:
+        """Seconds in which the process that is importing will probably be ready; None: none is importing."""
+        ...
+
     def wait_warm(self, deadline_s: float) -> None:
         """Return when a process that is importing is ready or gone; at once when there is none."""
         ...

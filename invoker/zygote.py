@@ -28,6 +28,10 @@ PROGRAM: list[str] = ["-m", "thaw_runtime.zygote"]
 WARM_UP_S: Final = 180.0
 """Importing the engine takes 10 CPU seconds, on a host whose cores are busy several times as long."""
 
+_FIRST_IMPORT_S: Final = 10.0
+"""What a host says of its first cell; of later ones it says what the last one took."""
+_OVERDUE_S: Final = 1.0
+"""A cell that takes longer than the last one is said to be ready by the next report."""
 _ENDED_S: Final = 5.0
 _FORK_S: Final = 10.0
 _RESTART_S: Final = 1.0  # a process that dies at once must not be started in a loop without pause
@@ -50,6 +54,7 @@ class Zygote:
         self._wanted = False
         self._running = False  # a keeper thread exists
         self._warming = False  # a process imports, and is not ready yet
+        self._warming_since_s, self._import_s = 0.0, _FIRST_IMPORT_S
         self._pid, self._ticks = 0, 0
         self._stopped = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._replies: dict[str, dict[str, Any]] = {}
@@ -62,6 +67,14 @@ class Zygote:
     @property
     def pid(self) -> int:
         return self._pid
+
+    @property
+    def ready_in_s(self) -> float | None:
+        """Seconds in which the process that imports now is ready, if it takes as long as the last one did."""
+        with self._lock:
+            if not self._warming:
+                return None
+            return max(_OVERDUE_S, self._import_s - (time.monotonic() - self._warming_since_s))
 
     def wait_warm(self, deadline_s: float) -> None:
         """Return when the process that is importing now is ready or gone; at once when there is none."""
@@ -174,12 +187,15 @@ class Zygote:
 
     def _warm_up(self) -> Channel:
         with self._lock:
-            self._warming = True
+            self._warming, self._warming_since_s = True, time.monotonic()
         try:
-            if not self._found():
+            was_there = self._found()
+            if not was_there:
                 self._start()
             channel = Channel(wait_socket(self._path, self._pid, WARM_UP_S, self._stopped))
             channel.receive()  # Ready
+            if not was_there:
+                self._import_s = time.monotonic() - self._warming_since_s
             self._channel = channel
             return channel
         finally:

@@ -77,12 +77,14 @@ class PoolReport:
 @dataclass(frozen=True, slots=True)
 class StemTarget:
     """How many stem cells of a kind the host keeps now, and what one costs.  ``shared``: any number of starts fork from
-    one."""
+    one.  ``ready_in_s``: the host is making one for which a start would wait, and expects it to be ready after so many
+    seconds; None: it is making none."""
 
     kind: str
     count: int
     cell_bytes: int
     shared: bool = False
+    ready_in_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

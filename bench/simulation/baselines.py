@@ -8,7 +8,8 @@ from bench.simulation.cluster import SimServer
 from bench.simulation.constants import KV_RESERVE, SLOTS
 from bench.simulation.serving import Endpoint
 from bench.simulation.system import Function, System, Unit
-from gateway.scheduler.startup import LoadServer, Tier, choose
+from gateway.scheduler.predict import Tier
+from gateway.scheduler.startup import LoadServer, choose
 
 
 class ServerlessVllm(System):
@@ -56,7 +57,7 @@ class ServerlessLlm(System):
     def _offer(self, server: SimServer, function: Function) -> LoadServer:
         queue_s = sum(server.link.pending()) / server.spec.link
         name = str(function.index)
-        tiers = {name: Tier.DRAM} if function.index in server.cache else {}
+        tiers = {name: Tier.RESIDENT} if function.index in server.cache else {}
         return LoadServer(server.index, 1, server.kind.sllm_copy, float("inf"), server.spec.link, 0.0, queue_s, tiers)
 
     def _ready(self, unit: Unit) -> None:

@@ -131,8 +131,8 @@ class Production(System):
         devices = tuple(Device(f"cuda:{i}", server.kind.name, d.memory, d.free) for i, d in enumerate(server.devices))
         kinds = (KIND_LLM,) if self._stem_cells[server.index] else ()
         mine = tuple(InstanceId(k) for k in self._on_server[server.index])
-        now_ms = int(self.engine.now * 1000)
-        return HostReport(host_id, "boot", "simulated:0", devices, 16, server.spec.link, "none", "process", 0, now_ms,
+        now_ms, link = int(self.engine.now * 1000), server.spec.link
+        return HostReport(host_id, "boot", "simulated:0", devices, 16, link, "enforced", "process", 0, now_ms,
                           self._stem_cells[server.index], kinds, 0, False, mine,
                           resident=tuple(Resident(uri(f), n) for f, n in server.cache.models()))  # fmt: skip
 
@@ -147,13 +147,23 @@ class Production(System):
         head = self._by_group[decision.group_id][0]
         worker, prewarmed = head.worker, decision.mode is StartMode.PREWARMED
         kind, model = worker.server.kind, head.unit.function.model
-        took = worker.fetch_end_s - head.unit.started_s
         there = max(worker.fetch_end_s, worker.runtime_end_s)
         tail = kind.tail + kind.tail_per_byte * worker.part if head.resident else max(0.0, worker.ready_s - there)
-        self.view.history.update(decision.action, decision.device_kind, decision.mode, Measured(
-            t_cc=0.2 if prewarmed else kind.t_cc, t_cu=kind.t_cu, t_l=0.0 if prewarmed else kind.t_l,
-            t_p=prefill_s(model, 1024), t_d=model.t_d, t_n=HOP_S, t_tail=tail,
-            bandwidth=None if head.resident or took <= 0 else worker.part / took))  # fmt: skip
+        self.view.history.update(
+            decision.action,
+            decision.device_kind,
+            decision.mode,
+            Measured(
+                t_cc=0.2 if prewarmed else kind.t_cc,
+                t_cu=kind.t_cu,
+                t_l=0.0 if prewarmed else kind.t_l,
+                t_p=prefill_s(model, 1024),
+                t_d=model.t_d,
+                t_n=HOP_S,
+                t_tail=tail,
+                copy=kind.pcie,
+            ),
+        )
 
     # the gateway's side --------------------------------------------------------------------------------------------
 

@@ -119,6 +119,7 @@ class LearnFrom:
     mode: StartMode
     n_stages: int = 1
     n_full: int = 1
+    factor: float | None = 1.0  # F, by what share of its device each worker has; None: devices of several kinds
     served: tuple[ActivationId, ...] = ()  # their own traces tell of prefill and tokens, once they have ended
     attempt: int = 0
 

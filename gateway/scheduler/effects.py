@@ -217,8 +217,9 @@ class Effects:
     ) -> None:
         if was_continued(run):
             return
-        seen = measure_run(run, n_tokens, start.n_stages, start.n_full)
-        history.update_pass(start.action, start.device_kind, start.mode, seen)
+        seen = measure_run(run, n_tokens, start.n_stages, start.factor or 1.0)
+        if start.factor is not None:
+            history.update_pass(start.action, start.device_kind, start.mode, seen)
         told, actual_s = foretold(begun), first_token_s(run)
         if told is not None and actual_s is not None:
             metrics.foretold(start.n_stages, *told, actual_s)

@@ -9,12 +9,13 @@ The loop feeds it the traces of starts that ended well and keeps it in the regis
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Final
 
-from gateway.scheduler.predict import Times, f_factor
+from gateway.scheduler.predict import Rates, Times
 from thaw.instance import StartMode
 from thaw.trace import Phase, TraceEvent
 
@@ -26,7 +27,7 @@ _PAPER_WEIGHT_BYTES: Final = 13_476_839_424  # Llama2-7B, whose times are the de
 _STEM_CELL_TIMES: Final = {"t_cc": 0.2, "t_l": 0.0}
 """A fork or a waiting container, imports done; until one start from a stem cell was seen."""
 
-_OF_EVERY_ACTION: Final = frozenset(("t_c", "t_cc", "t_cu", "t_l", "t_n", "t_tail"))
+_OF_EVERY_ACTION: Final = frozenset(("t_c", "t_cc", "t_cu", "t_l", "t_n", "t_tail", "copy", "memory"))
 _OF_EVERY_MODE: Final = frozenset(("t_p", "t_d", "t_n", "t_tail"))
 _TIMES: Final = frozenset(f.name for f in fields(Times))
 EVERY_ACTION: Final = "*"
@@ -35,12 +36,18 @@ EVERY_ACTION: Final = "*"
 _ALL_IS_THERE: Final = (Phase.FETCH_END, Phase.CONTAINER_END, Phase.CONTEXT_END, Phase.LIBRARIES_END)
 _DIRECT: Final = {
     "t_cc": (Phase.CONTAINER_BEGIN, Phase.CONTAINER_END),
-    "t_cu": (Phase.CONTEXT_BEGIN, Phase.CONTEXT_END),
     "t_l": (Phase.LIBRARIES_BEGIN, Phase.LIBRARIES_END),
 }
+_CONTEXT: Final = (Phase.CONTEXT_BEGIN, Phase.CONTEXT_END)
 _PREFILL: Final = (Phase.PREFILL_BEGIN, Phase.PREFILL_END)
-_OF_LEARNED: Final = ("bandwidth", "ttft_ratio")
+_RATES: Final = ("copy", "memory")
+_OF_LEARNED: Final = (*_RATES, "ttft_ratio")
 """What is learned besides times.  How good predictions were is for people: nothing is corrected by it."""
+_COPY: Final = {"cpu": 20e9}
+"""Until a start has shown it.  A CPU host copies within its own memory, others over PCIe."""
+_COPY_DEFAULT: Final = 12e9
+_MEMORY_DEFAULT: Final = 4e9
+"""Until a start has shown it: one core, which checks what it copies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +62,8 @@ class Measured:
     t_d: float | None = None
     t_n: float | None = None
     t_tail: float | None = None
-    bandwidth: float | None = None  # bytes/s of the fetch
+    copy: float | None = None  # bytes/s from the host's memory to the device
+    memory: float | None = None  # bytes/s from one segment into another
     ttft_ratio: float | None = None  # what the first token took, over what was foretold
 
 
@@ -68,19 +76,23 @@ class Learned:
     """
 
     times: Times = _DEFAULT_TIMES
-    bandwidth: float = 0.0
+    copy: float = 0.0
+    memory: float = 0.0
     known: tuple[str, ...] = ()
     alone: tuple[str, ...] = ()
     ttft_ratio: float = 0.0
 
 
+_NOTHING: Final = Learned()
+
+
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """What one request told of a group of ``s`` stages, ``w`` of them full: prefill, and the mean time of the tokens
-    behind the first; None: it does not say."""
+    """What one request told of a group of ``s`` stages: prefill, and the mean time of the tokens behind the first;
+    None: it does not say.  ``factor``: the group's F, by the shares that its workers had."""
 
     s: int
-    w: int
+    factor: float
     prefill_s: float | None = None
     token_s: float | None = None
 
@@ -89,10 +101,11 @@ class History:
     def __init__(self, learned: Mapping[str, Learned] | None = None) -> None:
         self._learned: dict[str, Learned] = dict(learned or {})
         self._times: dict[tuple[str, int], Times] = {}  # what was answered since something was learned last
+        self._rates: dict[tuple[str, str], Rates] = {}
 
     @staticmethod
     def key(action: str, device_kind: str, mode: StartMode) -> str:
-        return f"{action}|{device_kind}|{mode}"
+        return f"{action}|{device_kind}|{mode.value}"
 
     def times(self, action: str, device_kind: str, mode: StartMode, weight_bytes: int) -> Times:
         """What is known of the action; else of its other mode (prefill, token, hop and tail hardly depend on it); else
@@ -101,6 +114,16 @@ class History:
         if asked not in self._times:
             self._times[asked] = self._mixed(action, device_kind, mode, weight_bytes)
         return self._times[asked]
+
+    def rates(self, action: str, device_kind: str) -> Rates:
+        """What is known of the action, else of any; they hardly depend on how a start began."""
+        if (asked := (action, device_kind)) not in self._rates:
+            known = {"copy": _COPY.get(device_kind, _COPY_DEFAULT), "memory": _MEMORY_DEFAULT}
+            for of, mode in itertools.product((EVERY_ACTION, action), StartMode):  # the better known last
+                seen = self.learned(of, device_kind, mode)
+                known |= {n: getattr(seen, n) for n in _RATES if n in seen.known}
+            self._rates[asked] = Rates(**known)
+        return self._rates[asked]
 
     def _mixed(self, action: str, device_kind: str, mode: StartMode, weight_bytes: int) -> Times:
         other = _other(mode)
@@ -116,13 +139,14 @@ class History:
         return replace(learned.times, **{n: v for n, v in guessed.items() if n not in learned.known})
 
     def learned(self, action: str, device_kind: str, mode: StartMode) -> Learned:
-        return self._learned.get(self.key(action, device_kind, mode), Learned())
+        return self._learned.get(self.key(action, device_kind, mode), _NOTHING)
 
     def update(self, action: str, device_kind: str, mode: StartMode, measured: Measured) -> Learned:
         """Mix one start in; returns the new means of the action, for the loop to keep (with those of EVERY_ACTION)."""
         values = {f.name: getattr(measured, f.name) for f in fields(measured)}
         given = {n: v for n, v in values.items() if v is not None and math.isfinite(v) and v >= 0}
-        self._mix_in(EVERY_ACTION, device_kind, mode, {n: v for n, v in given.items() if n in _OF_EVERY_ACTION})
+        of_every_action = {n: v for n, v in given.items() if n in _OF_EVERY_ACTION}
+        self._mix_in(EVERY_ACTION, device_kind, mode, of_every_action)
         return self._mix_in(action, device_kind, mode, given)
 
     def update_pass(self, action: str, device_kind: str, mode: StartMode, seen: Pass) -> Learned:
@@ -144,7 +168,7 @@ class History:
         gone = tuple(key for key in self._learned if key.rsplit("|", 2)[0] == action)
         for key in gone:
             del self._learned[key]
-        self._times.clear()
+        self._forget_answers()
         return gone
 
     def _of_pass(self, action: str, device_kind: str, mode: StartMode, seen: Pass) -> Measured:
@@ -152,7 +176,7 @@ class History:
         hop, else of t, with the hop as it is known so far."""
         if seen.s == 1:  # no hop
             return Measured(t_p=seen.prefill_s, t_d=seen.token_s)
-        factor = f_factor(seen.s, seen.w)
+        factor = seen.factor
         times = self.times(action, device_kind, mode, _PAPER_WEIGHT_BYTES)
         alone = {n: getattr(self.learned(action, device_kind, m).times, n) for m in (_other(mode), mode)
                  for n in self.learned(action, device_kind, m).alone}  # fmt: skip
@@ -167,15 +191,19 @@ class History:
     def _mix_in(self, action: str, device_kind: str, mode: StartMode, given: Mapping[str, float]) -> Learned:
         old = self.learned(action, device_kind, mode)
         mixed = {n: _mix(old, n, v) for n, v in given.items()}
-        bandwidth, ttft_ratio = mixed.pop("bandwidth", old.bandwidth), mixed.pop("ttft_ratio", old.ttft_ratio)
+        copy, memory, ttft_ratio = (mixed.pop(n, getattr(old, n)) for n in _OF_LEARNED)
         known = tuple(sorted({*old.known, *given}))
-        new = Learned(replace(old.times, **mixed), bandwidth, known, old.alone, ttft_ratio)
+        new = Learned(replace(old.times, **mixed), copy, memory, known, old.alone, ttft_ratio)
         self._keep(action, device_kind, mode, new)
         return new
 
     def _keep(self, action: str, device_kind: str, mode: StartMode, learned: Learned) -> None:
         self._learned[self.key(action, device_kind, mode)] = learned
+        self._forget_answers()
+
+    def _forget_answers(self) -> None:
         self._times.clear()
+        self._rates.clear()
 
 
 def _mix(old: Learned, name: str, value: float) -> float:
@@ -196,25 +224,42 @@ def _less_hops(took_s: float | None, hops_s: float, factor: float) -> float | No
 
 def measure(events: Iterable[TraceEvent]) -> Measured:
     """The times of one start (stage 0's) from its trace; phases that are absent or make no sense are None.  The tail is
-    that of the stage with the longest: a group is ready when all are."""
+    that of the stage with the longest: a group is ready when all are.
+
+    Waiting for a stem cell is left out.  It depends on the moment, so the host foretells it
+    (``StemTarget.ready_in_s``).
+    """
     by_stage: dict[int, list[TraceEvent]] = {0: []}
     for event in events:
         by_stage.setdefault(event.stage, []).append(event)
     mine = by_stage[0]
-    direct = {name: _phase_s(mine, *pair) for name, pair in _DIRECT.items()}
-    fetch_s, n_bytes = _phase_s(mine, Phase.FETCH_BEGIN, Phase.FETCH_END), _fetched(mine)
-    rate = n_bytes / fetch_s if fetch_s and n_bytes else None
+    direct = {name: _phase_s(mine, *pair) for name, pair in _DIRECT.items()} | {"t_cu": _sum_s(mine, *_CONTEXT)}
+    direct |= _without_the_cell(mine, direct["t_cc"], direct["t_l"])
     container, libraries = direct["t_cc"], direct["t_l"]
     t_c = None if container is None else container + (libraries or 0.0)
     tails = [t for t in map(_tail_s, by_stage.values()) if t is not None]
-    return Measured(t_c=t_c, t_tail=max(tails, default=None), bandwidth=rate, **direct)
+    rates = {"copy": _copy_rate(mine), "memory": _memory_rate(mine)}
+    return Measured(t_c=t_c, t_tail=max(tails, default=None), **rates, **direct)
 
 
-def measure_run(events: Iterable[TraceEvent], n_tokens: int, s: int = 1, w: int = 1) -> Pass:
+def _without_the_cell(
+    events: Sequence[TraceEvent], container_s: float | None, libraries_s: float | None
+) -> dict[str, float | None]:
+    """``t_cc`` and ``t_l`` less what the start waited for its stem cell to be made."""
+    end = next((e.attrs for e in reversed(events) if e.name == Phase.CONTAINER_END), {})
+    waited = end.get("stem_cell_wait_s")
+    if container_s is not None and isinstance(waited, int | float):
+        container_s = max(0.0, container_s - waited)
+    # a cell that imports still when it is claimed writes the phase, and the start waits for its end
+    claimed_importing = end.get("mode") == StartMode.PREWARMED
+    return {"t_cc": container_s, "t_l": None if claimed_importing else libraries_s}
+
+
+def measure_run(events: Iterable[TraceEvent], n_tokens: int, s: int = 1, factor: float = 1.0) -> Pass:
     """Of one request in a group: what stage 0 saw, which is the whole pass."""
     mine = [e for e in events if e.stage == 0]
     prefill_s, decoding_s = _phase_s(mine, *_PREFILL), _phase_s(mine, Phase.PREFILL_END, Phase.RUN_END)
-    return Pass(s, w, prefill_s, None if decoding_s is None or n_tokens < 2 else decoding_s / (n_tokens - 1))
+    return Pass(s, factor, prefill_s, None if decoding_s is None or n_tokens < 2 else decoding_s / (n_tokens - 1))
 
 
 def first_token_s(events: Iterable[TraceEvent]) -> float | None:
@@ -247,19 +292,55 @@ def _phase_s(events: Sequence[TraceEvent], begin: Phase, end: Phase) -> float | 
     return took if 0 <= took <= _LONGEST_S else None
 
 
-def _fetched(events: Sequence[TraceEvent]) -> int:
-    """Bytes that moved: none where the model was in the host's memory."""
-    end = next((e for e in reversed(events) if e.name == Phase.FETCH_END), None)
-    return 0 if end is None or end.attrs.get("resident") is True else end.n_bytes or 0
+def _sum_s(events: Sequence[TraceEvent], begin: Phase, end: Phase) -> float | None:
+    """Of a phase that comes in parts, other phases between them."""
+    begins = [e for e in events if e.name == begin]
+    ends = [e for e in events if e.name == end]
+    parts = [_phase_s(pair, begin, end) for pair in zip(begins, ends, strict=False)]
+    return math.fsum(p for p in parts if p is not None) if any(p is not None for p in parts) else None
+
+
+def _copying(events: Sequence[TraceEvent]) -> tuple[float, int]:
+    """(seconds, bytes) of taking the weights, without waiting for their bytes and without the rehearsal meanwhile."""
+    took_s = _phase_s(events, Phase.LOAD_BEGIN, Phase.LOAD_END)
+    end = _last(events, Phase.LOAD_END)
+    if took_s is None or end is None:
+        return 0.0, 0
+    idle_s = math.fsum(_number(end, name) for name in ("wait_s", "rehearsal_s"))
+    return max(0.0, took_s - idle_s), end.n_bytes or 0
+
+
+def _copy_rate(events: Sequence[TraceEvent]) -> float | None:
+    took_s, n_bytes = _copying(events)
+    return n_bytes / took_s if took_s > 0 and n_bytes > 0 else None
+
+
+def _memory_rate(events: Sequence[TraceEvent]) -> float | None:
+    """Of a fetch all of whose bytes another segment of its host had."""
+    took_s, end = _phase_s(events, Phase.FETCH_BEGIN, Phase.FETCH_END), _last(events, Phase.FETCH_END)
+    if not took_s or end is None or not end.n_bytes or _number(end, "copied_bytes") < end.n_bytes:
+        return None
+    return end.n_bytes / took_s
+
+
+def _last(events: Sequence[TraceEvent], name: Phase) -> TraceEvent | None:
+    return next((e for e in reversed(events) if e.name == name), None)
+
+
+def _number(event: TraceEvent, name: str) -> float:
+    """An attribute that is a number; 0 where it is absent."""
+    value = event.attrs.get(name)
+    return float(value) if isinstance(value, int | float) else 0.0
 
 
 def _tail_s(events: Sequence[TraceEvent]) -> float | None:
-    """From when Eq. 5 thinks all is there (bytes, context, libraries) to READY.  A start that fetched nothing has no
-    last byte: what it takes from there on is the loading of a whole model."""
+    """From when Eq. 5 thinks all is there (bytes, context and copy, libraries) to READY.  A start that fetched nothing
+    has no last byte: what it takes from there on is the loading of a whole model."""
     ready = next((e for e in reversed(events) if e.name == Phase.READY), None)
     there = [e for e in events if e.name in _ALL_IS_THERE]
     resident = any(e.name == Phase.FETCH_END and e.attrs.get("resident") is True for e in events)
     if resident or ready is None or not there or any(e.boot_id != ready.boot_id for e in there):
         return None
-    took = (ready.mono_ns - max(e.mono_ns for e in there)) / 1e9
+    copied_ns = [e.mono_ns + int(_copying(events)[0] * 1e9) for e in there if e.name == Phase.CONTEXT_END]
+    took = (ready.mono_ns - max(*copied_ns, *(e.mono_ns for e in there))) / 1e9
     return took if 0 <= took <= _LONGEST_S else None

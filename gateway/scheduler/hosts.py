@@ -81,6 +81,8 @@ class HostView:
     """Of ``room(for_model=True)``: an index walks over hundreds of hosts."""
     pool: PoolAccount = field(default_factory=PoolAccount)
     """Its memory for models."""
+    reported_s: float = 0.0
+    """When the report was taken in, of this clock."""
     on_change: Callable[[HostView], None] = field(default=lambda _: None)
     """An index of hosts wants to know of every change of its memory, its pace or its draining."""
     _rooms: dict[bool, Room] = field(default_factory=dict)
@@ -106,6 +108,21 @@ class HostView:
         room = self.room(for_model=True)
         self.most_free, self.most_idle = room.most_free, room.most_idle
         self.on_change(self)
+
+    @property
+    def enforces_shares(self) -> bool:
+        """Its low workers are held to their share of a device."""
+        return self.report.share == "enforced"
+
+    def cell_s(self, kind: str) -> float:
+        """When a start of this kind has a stem cell here, of this clock: long ago where one waits, never where none is
+        being made.  Whole seconds: the host reports once a second, and hosts that agree are looked at as one."""
+        if kind in self.report.stem_kinds:
+            return -math.inf
+        making = [t.ready_in_s for t in self.report.stem_targets if t.kind == kind and t.ready_in_s is not None]
+        if not making or not math.isfinite(making[0]):
+            return math.inf
+        return float(math.ceil(self.reported_s + max(0.0, making[0])))
 
     def has_model(self, uri: str, n_bytes: int, version: str) -> bool:
         """All of it lies in this host's memory, as it is now: what was pushed anew since must be fetched."""
@@ -167,6 +184,7 @@ class HostView:
             and report.boot_id == last.boot_id and report.seen_wall_ms >= last.seen_wall_ms
             and report.draining == last.draining and report.stem_kinds == last.stem_kinds
             and report.resident == last.resident and report.share == last.share
+            and report.stem_targets == last.stem_targets
         )  # fmt: skip
 
     def confirm(self, report: HostReport, now_s: float) -> None:
@@ -196,7 +214,7 @@ class HostView:
             view.foreign = max(0, view.device.memory_bytes - view.device.free_bytes - seen)
             if name in self.devices:
                 view.releasing, view.is_kept = self.devices[name].releasing, self.devices[name].is_kept
-        self.devices, self.report, self.draining = fresh, report, report.draining
+        self.devices, self.report, self.draining, self.reported_s = fresh, report, report.draining, now_s
         self.as_reported = not (odd or report.fetches or self.fetching)
         self._changed()
         return odd

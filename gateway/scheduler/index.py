@@ -1,6 +1,6 @@
 """Hosts in the order in which a tie goes to them, by what Algorithm 1 can tell apart: so that it looks at a few.
 
-To it, two hosts of one *pace* (link, kind of device, stem cell or none) differ only in
+To it, two hosts of one *pace* (link, kind of device, when there is a stem cell) differ only in
 
 * memory: which needs an idle device meets, and which any device meets; hosts of which both are equal are *alike*;
 * when a new fetch could begin: at once, or, if it is due after every promise of that link, once those are kept.
@@ -34,7 +34,7 @@ class Pace(NamedTuple):
 
     bytes_per_s: float
     kind: str
-    stem: bool
+    cell_s: float  # when a stem cell is there: see ``HostView.cell_s``
     share: str
 
 
@@ -85,7 +85,7 @@ class HostIndex:
         room, report = host.room(for_model=True), host.report
         if host.draining or not room.devices:
             return self.drop(host.host_id)
-        pace = Pace(host.ledger.bytes_per_s, room.kind, self._stem_kind in report.stem_kinds, report.share)
+        pace = Pace(host.ledger.bytes_per_s, room.kind, host.cell_s(self._stem_kind), report.share)
         at = _At(pace, (room.most_idle, room.most_free), (host.n_workers, host.host_id))
         self._note_models(host.host_id, frozenset(r.uri for r in report.resident))
         before = self._at.get(host.host_id)

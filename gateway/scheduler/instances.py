@@ -19,6 +19,7 @@ from gateway.scheduler.decisions import (
 )
 from gateway.scheduler.hosts import HostView
 from gateway.scheduler.plans import fetch_key, later_key
+from gateway.scheduler.predict import f_general, low_share
 from gateway.scheduler.starts import RETRY_BASE_S, RETRY_CAP_S, ensure_model, fail, release, rescale, wake
 from gateway.scheduler.turns import Turn
 from gateway.scheduler.view import ClusterView, GroupView, InstanceView
@@ -37,7 +38,7 @@ from thaw.errors import (
 )
 from thaw.ids import ActionName, ActivationId, CommandId, GroupId, HostId, InstanceId
 from thaw.instance import InstanceRecord, InstanceState
-from thaw.plan import StageRole
+from thaw.plan import Plan, StageRole
 
 MIN_IDLE_S: Final = 1.0
 """Even keep_alive_s = 0 leaves this long for the request that caused the start to arrive."""
@@ -116,7 +117,22 @@ def _learn(view: ClusterView, group: GroupView) -> list[Decision]:
         return []
     n_full = sum(stage.role is StageRole.FULL for stage in group.plan.stages)
     return [LearnFrom(record.group_id, record.action, device.device.kind, record.start_mode,
-                      len(group.plan.stages), n_full, group.served)]  # fmt: skip
+                      len(group.plan.stages), n_full, _factor(view, group.plan), group.served)]  # fmt: skip
+
+
+def _factor(view: ClusterView, plan: Plan) -> float | None:
+    """F of the group that has just become whole, by what share of its device each worker gets; None: on devices of
+    several kinds, so that its pass tells of none of them alone."""
+    shares, kinds, s = list[float](), set[str](), len(plan.stages)
+    for stage in plan.stages:
+        host = view.hosts.get(stage.host)
+        device = host.devices.get(stage.device) if host else None
+        if host is None or device is None:
+            return None
+        low = low_share(s, is_enforced=host.enforces_shares, is_alone=device.n_workers <= 1)
+        shares.append(1.0 if stage.role is StageRole.FULL else low)
+        kinds.add(device.device.kind)
+    return f_general(shares) if len(kinds) == 1 else None
 
 
 def idle_check(view: ClusterView, instance: InstanceView, now_s: float) -> list[Decision]:

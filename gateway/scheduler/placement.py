@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from gateway.scheduler import pools, predict
@@ -11,9 +12,17 @@ from gateway.scheduler.hosts import HostView, Room
 from gateway.scheduler.idle import Emptied
 from gateway.scheduler.index import Wanted
 from gateway.scheduler.plans import Choice, Seat, low_reserve
-from gateway.scheduler.predict import Times
-from gateway.scheduler.reasons import considered
-from gateway.scheduler.schemes import VARIANTS, Placement, Request, Scheme, Server, Variant, sizes
+from gateway.scheduler.predict import Rates, Tier, Times
+from gateway.scheduler.reasons import considered, estimates
+from gateway.scheduler.schemes import (
+    VARIANTS,
+    Placement,
+    Request,
+    Scheme,
+    Server,
+    Variant,
+    start_of,
+)
 from gateway.scheduler.select import Weighing, select, spread, weigh
 from gateway.scheduler.stages import Stages
 from gateway.scheduler.transports import has_transport
@@ -23,16 +32,13 @@ from thaw.ids import HostId, InstanceId
 from thaw.instance import StartMode
 from thaw.plan import StageRole
 
-PCIE_BYTES_PER_S = {"cpu": 20e9}
-"""Segment → device.  A CPU host copies within its own memory."""
-_PCIE_DEFAULT = 12e9
-RESIDENT_BYTES_PER_S = 1e12
-"""A whole model that lies in the host's memory: the copy to the device is Eq. 5's other term."""
 RELEASE_WAIT_S = 60.0
 """A release has long ended by then; a request that has waited so long takes the hosts that there are."""
 EXPLAINED_HOSTS = 32
 """Up to so many hosts every size is looked at, so that a trace can say what each would have come to.  Beyond, a
 decision must be quick, and the trace speaks of those that had to be looked at."""
+EXPLAINED_CANDIDATES = 8
+"""Of so many hosts the trace says when a worker would have its part there: the chosen ones, then the next best."""
 
 
 def place(
@@ -50,7 +56,7 @@ def place(
         scheme = _forced(view, facts, offers, request, facts.forced_stages)
         if scheme is None or _waits_for_a_host(view, facts, stages, offers, scheme, t_w):
             return None
-        return offers.choice(scheme, request, facts, {})
+        return offers.explained(scheme, request, facts, {})
     many = len(view.hosts) > EXPLAINED_HOSTS
     offers = _Offers(view, facts, stages, request, most, now_s, only_promises=many)
     weighing = _chosen(view, facts, offers, request, most, n_workers)
@@ -59,7 +65,7 @@ def place(
     if many:  # what the others would have come to is another ten looks at the links
         weighing = replace(weighing, tried=tuple(t for t in weighing.tried if t[1] is not None))
     judged = considered(weighing, offers.servers, _variant(view), offers.bandwidth)
-    return offers.choice(chosen, request, facts, {"sizes": [c.plain() for c in judged]})
+    return offers.explained(chosen, request, facts, {"sizes": [c.plain() for c in judged]})
 
 
 def in_time_without_idle(
@@ -84,11 +90,10 @@ def in_time_without_idle(
 
 
 def _request(view: ClusterView, facts: ActionFacts, stages: Stages, t_w: float) -> Request:
-    kind = next(iter(view.index.kinds()), "cpu")
+    """Its times are nobody's: every host is offered with those of its own kind of device."""
     return Request(
         stages.facts.n_bytes, facts.need_bytes - stages.facts.n_bytes, facts.slo_ttft_s, facts.slo_tpot_s,
-        max(0.0, t_w), view.history.times(facts.name, kind, StartMode.COLD, stages.facts.weight_bytes),
-        largest_parts=stages.largest(most_stages(view, facts, stages)),
+        max(0.0, t_w), largest_parts=stages.largest(most_stages(view, facts, stages)),
     )  # fmt: skip
 
 
@@ -151,7 +156,7 @@ def _in_parts(
     offers = _Offers(view, facts, stages, request, most, now_s)
     schemes = (spread(offers.servers, request, s, 1, bandwidth=offers.bandwidth) for s in range(2, most + 1))
     late = next((scheme for scheme in schemes if scheme is not None), None)
-    return None if late is None else offers.choice(late, request, facts, {})
+    return None if late is None else offers.explained(late, request, facts, {})
 
 
 def _variant(view: ClusterView) -> Variant:
@@ -171,12 +176,28 @@ def _least_loaded(view: ClusterView, facts: ActionFacts) -> Choice | None:
     return Choice((Seat(best[2], device.name, device.kind),))
 
 
-def _due_s(view: ClusterView, request: Request, most: int) -> tuple[float, float]:
-    """The earliest and the latest deadline, from now, of any size that some link could keep."""
-    fastest = view.index.fastest
-    possible = (size for size in sizes(request, 1, most, 0) if size.meets_tpot)
-    within_s = [s.within_s for s in possible if request.part(s.s) <= fastest * s.within_s]
-    return min(within_s, default=0.0), max(within_s, default=0.0)
+def _due_s(view: ClusterView, request: Request, most: int, times: Iterable[Times]) -> tuple[float, float]:
+    """The earliest and the latest deadline, from now, of any size that some link could keep, whichever of these times
+    the workers' devices have and whatever share of them low workers get."""
+    fastest, known = view.index.fastest, list(times)
+    if not known or fastest <= 0:
+        return 0.0, 0.0
+    best, worst = _extreme(known, min), _extreme(known, max)
+    earliest, latest = list[float](), list[float]()
+    for s in range(1, most + 1):
+        within_s = predict.fetch_time_left(request.slo_ttft, request.t_w, s, 1.0, best)
+        fetch_s = request.part(s) / fastest
+        if fetch_s <= within_s and predict.tpot(s, 1.0, best) <= request.slo_tpot:
+            late_s = predict.fetch_time_left(request.slo_ttft, request.t_w, s, predict.f_factor(s, 0), worst)
+            earliest.append(max(late_s, fetch_s))  # what is due before it could be there is not asked for
+            latest.append(within_s)
+    return min(earliest, default=0.0), max(latest, default=0.0)
+
+
+def _extreme(times: Sequence[Times], of: Callable[[Iterable[float]], float]) -> Times:
+    """No device of these times is faster (or slower) in any part of a pass."""
+    t_p, t_d, t_n, t_tail = (of(each) for each in zip(*((t.t_p, t.t_d, t.t_n, t.t_tail) for t in times), strict=True))
+    return Times(t_p=t_p, t_d=t_d, t_n=t_n, t_tail=t_tail)
 
 
 class _Offers:
@@ -191,7 +212,10 @@ class _Offers:
         # what a worker may need, least first: a low one of so many stages …, a full one
         needs = tuple(low_reserve(facts.need_bytes, s) for s in range(most, 0, -1))
         uri = stages.facts.uri
-        wanted = Wanted(needs, most, *_due_s(view, request, most), request.part(most), stages, only_promises)
+        times = {(k, m): self.times(k, m) for k in view.index.kinds() for m in (StartMode.COLD, StartMode.PREWARMED)}
+        self._rates = {k: view.history.rates(facts.name, k) for k in view.index.kinds()}
+        due_s = _due_s(view, request, most, times.values())
+        wanted = Wanted(needs, most, *due_s, request.part(most), stages, only_promises)
         holders = view.index.with_model(uri)
         also = set(holders)
         also |= view.idle.hosts(EXPLAINED_HOSTS) if without_idle else set()
@@ -199,21 +223,22 @@ class _Offers:
         version = stages.facts.version
         self._resident = [h.host_id in holders and h.has_model(uri, stages.facts.weight_bytes, version)
                           for h in self._hosts]  # fmt: skip
-        self._stages, self._most = stages, most
-        kinds = {h.room(for_model=True).kind for h in self._hosts}
-        times = {(k, m): self.times(k, m) for k in kinds for m in (StartMode.COLD, StartMode.PREWARMED)}
+        self._stages, self._most, self._whole = stages, most, request.part(1)
         self.servers = [self._server(i, times) for i in range(len(self._hosts))]
 
     def times(self, kind: str, mode: StartMode) -> Times:
         return self._view.history.times(self._name, kind, mode, self._model.weight_bytes)
 
     def _server(self, i: int, times: Mapping[tuple[str, StartMode], Times]) -> Server:
-        room = self._hosts[i].room(for_model=True)
-        mode = StartMode.PREWARMED if KIND_LLM in self._hosts[i].report.stem_kinds else StartMode.COLD
-        pcie = PCIE_BYTES_PER_S.get(room.kind, _PCIE_DEFAULT)
-        at: Room | Emptied = self._view.idle.emptied(self._hosts[i]) if self._without_idle else room
-        return Server(i, self._hosts[i].ledger.bytes_per_s, pcie, at.gpus, times[room.kind, mode], at.seats,
-                      self._parts(self._hosts[i]))  # fmt: skip
+        host = self._hosts[i]
+        room, cell_s = host.room(for_model=True), host.cell_s(KIND_LLM)
+        mode = StartMode.COLD if cell_s == math.inf else StartMode.PREWARMED
+        wait_s = 0.0 if mode is StartMode.COLD else max(0.0, cell_s - self._now_s)
+        at: Room | Emptied = self._view.idle.emptied(host) if self._without_idle else room
+        offer = Server(i, host.ledger.bytes_per_s, self._rates[room.kind].copy, at.gpus, times[room.kind, mode])
+        return offer._replace(
+            seats=at.seats, parts=self._parts(host), cell_wait_s=wait_s, is_enforced=host.enforces_shares
+        )
 
     def _parts(self, host: HostView) -> tuple[int, ...] | None:
         """A pool holds its models whatever the devices hold, so what is idle counts there as it stands."""
@@ -221,18 +246,27 @@ class _Offers:
             return None
         return tuple(host.pool_parts(self._stages, s) for s in range(1, self._most + 1))
 
+    def tier(self, server: Server, n_bytes: float) -> Tier:
+        """Where so many bytes of the model lie for a start there: all of them, or a stage's part."""
+        if not self._resident[server.id]:
+            return Tier.REMOTE
+        return Tier.RESIDENT if n_bytes == self._whole else Tier.MEMORY
+
     def bandwidth(self, server: Server, n_bytes: float, within_s: float) -> float:
-        host = self._hosts[server.id]
         if self._resident[server.id]:
-            return RESIDENT_BYTES_PER_S  # nothing is fetched, so no promise is in the way
-        return host.ledger.bandwidth(n_bytes, self._now_s + within_s, self._now_s)
+            return self._idle_rate(server, n_bytes)  # nothing is fetched, so no promise is in the way
+        return self._hosts[server.id].ledger.bandwidth(n_bytes, self._now_s + within_s, self._now_s)
+
+    def _idle_rate(self, server: Server, n_bytes: float) -> float:
+        """At which the part comes into its segment when nobody else fetches."""
+        rates = {Tier.RESIDENT: math.inf, Tier.MEMORY: self._rate_of(server).memory, Tier.REMOTE: server.bandwidth}
+        return rates[self.tier(server, n_bytes)]
+
+    def _rate_of(self, server: Server) -> Rates:
+        return self._rates[self._hosts[server.id].room(for_model=True).kind]
 
     def host_id(self, i: int) -> HostId:
         return self._hosts[i].host_id
-
-    def _link(self, i: int) -> float:
-        """At best."""
-        return RESIDENT_BYTES_PER_S if self._resident[i] else self.servers[i].bandwidth
 
     def choice(self, scheme: Scheme, request: Request, facts: ActionFacts, why: Mapping[str, object]) -> Choice:
         seats = [*(self._seat(p, StageRole.FULL) for p in scheme.full),
@@ -244,6 +278,17 @@ class _Offers:
             {**slo, **why},
         )  # fmt: skip
 
+    def explained(self, scheme: Scheme, request: Request, facts: ActionFacts, why: Mapping[str, object]) -> Choice:
+        """The choice, with what the trace is to say of each host that was looked at."""
+        return self.choice(scheme, request, facts, {**why, "candidates": self._estimates(scheme, request)})
+
+    def _estimates(self, scheme: Scheme, request: Request) -> list[dict[str, object]]:
+        """Of the chosen hosts first.  With many hosts of them alone: every other is a look at its link."""
+        chosen = [p.server for p in (*scheme.full, *scheme.low)]
+        servers = [self.servers[i] for i in set(chosen)] if len(self._view.hosts) > EXPLAINED_HOSTS else self.servers
+        found = estimates(scheme, servers, request, _variant(self._view), self.bandwidth, self.tier)
+        return [{"host": self._hosts[i].host_id, **each.plain()} for i, each in found[:EXPLAINED_CANDIDATES]]
+
     def _seat(self, at: Placement, role: StageRole) -> Seat:
         host = self._hosts[at.server]
         device = host.room(for_model=True).devices[at.gpu].device
@@ -253,10 +298,9 @@ class _Offers:
         """Eq. 5 with every link idle; stages that share a host share its link.  Only the fetch differs from what is
         foretold: the pass is the same."""
         here = [p.server for p in (*scheme.full, *scheme.low)]
-        factor = predict.f_factor(scheme.s, scheme.w)
-        kappas = (
-            predict.kappa(here.count(i) * request.part(scheme.s), self._link(i), self.servers[i].pcie,
-                          self.servers[i].times or request.times)
-            for i in set(here)
-        )  # fmt: skip
-        return predict.bound(request.t_w, max(kappas), scheme.s, factor, request.times)
+        part, kappas = request.part(scheme.s), list[float]()
+        for server in (self.servers[i] for i in set(here)):
+            n_bytes = here.count(server.id) * part
+            rate = self._idle_rate(server, n_bytes)
+            kappas.append(start_of(server, n_bytes, rate, server.times or request.times).ready_s)
+        return request.t_w + max(kappas) + scheme.work_s

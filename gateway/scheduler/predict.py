@@ -1,14 +1,24 @@
-"""How long a start takes: ParaServe's Eq. 1, 2 and 5.  Bytes, bytes/s, seconds.
+"""How long a start takes: the one cost model of placement, of its explanation and of the simulator.
 
-The production predictor is Eq. 5 (fetch, context and imports overlap); Eq. 1 (one after another) serves the ablation.
-``F`` is how much longer a pass takes than on one full worker, ``kappa`` when one worker has its part.
+It is ParaServe's Eq. 5 (fetch, context and imports overlap) with ServerlessLLM's loading time as its fetch (6.1: the
+tier in which the bytes lie, and the queue in front of it).  ``worker_start`` says when one worker has its part::
+
+    container ▶ context ─┬─▶ libraries ───────────────┐
+      (behind a cell     └─▶ copy to the device ──────┼─▶ ready     copy: no sooner than the first byte
+       that is made)  queue ▶ fetch ─────────────────┘
+
+With no queue and the runtime's times it is Eq. 5's kappa, without the runtime ServerlessLLM's ``q + n/b``.
+``F`` is how much longer a pass takes than on one full worker.  Eq. 1 (one after another) serves the ablation.
+Bytes, bytes/s, seconds.
 """
 
 from __future__ import annotations
 
+import enum
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final, NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,31 +35,83 @@ class Times:
     t_tail: float = 0.0  # last byte → engine accepts requests
 
 
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Bytes/s within one host, as its starts have shown them."""
+
+    copy: float  # host memory → device
+    memory: float  # from one segment of the host's memory into another
+
+
+NO_RUNTIME: Final = Times(t_c=0.0, t_cc=0.0, t_cu=0.0, t_l=0.0)
+"""The container stands and has its libraries and its context, as ServerlessLLM supposes."""
+
+
+class Tier(enum.StrEnum):
+    """Where the bytes of a worker's part lie when it starts."""
+
+    RESIDENT = "resident"  # in host memory, in the worker's own segment
+    MEMORY = "memory"  # in host memory, in another segment: they are copied into its own
+    SSD = "ssd"
+    REMOTE = "remote"
+
+
+class WorkerStart(NamedTuple):
+    """Seconds from now until each of these is done; the worker has its part when all are."""
+
+    runtime_s: float  # container, context, libraries
+    fetched_s: float  # the last byte is in the host's memory
+    copied_s: float  # the last byte could be on the device, were it not for the fetch
+
+    @property
+    def ready_s(self) -> float:
+        return max(self)
+
+
+def worker_start(
+    part_bytes: float, bandwidth: float, copy: float, times: Times, *, queue_s: float = 0.0, cell_wait_s: float = 0.0
+) -> WorkerStart:
+    """When one worker has its part.
+
+    ``bandwidth``: of the slowest tier crossed on the way to the host's memory; infinite if the part lies there.
+    ``copy``: from the host's memory to the device.  ``queue_s``: until the first byte may move (fetches that go before,
+    runs that leave first).  ``cell_wait_s``: until the stem cell is there that the start will take.
+    """
+    context_s = cell_wait_s + times.t_cc + times.t_cu
+    fetched_s = queue_s + part_bytes / bandwidth
+    return WorkerStart(context_s + times.t_l, fetched_s, max(context_s, queue_s) + part_bytes / copy)
+
+
+def kappa_sequential(part_bytes: float, bandwidth: float, pcie: float, times: Times) -> float:
+    """Eq. 1's inner term: everything one after another."""
+    return times.t_c + part_bytes / bandwidth + part_bytes / pcie
+
+
 def f_factor(s: int, w: int) -> float:
     """F for w full workers among s, when a low worker gets 1/s of its device."""
     return s - w + w / s
 
 
-def f_general(shares: Sequence[float]) -> float:
-    """F from the share each worker really gets: full 1, low 1/s where enforced, else what it has alone."""
-    s = len(shares)
-    return math.fsum(1 / s / share for share in shares)
+def f_general(shares: Sequence[float], s: int | None = None) -> float:
+    """F from the share each worker really gets: full 1, low 1/s where enforced, else what it has alone.  ``s``: stages,
+    when ``shares`` are of some of the workers only."""
+    return math.fsum(1 / (s or len(shares)) / share for share in shares)
 
 
-def kappa(part_bytes: float, bandwidth: float, pcie: float, times: Times) -> float:
-    """Eq. 5's inner term: fetching runs beside container → context → (copy, libraries)."""
-    ready = times.t_cc + times.t_cu + max(part_bytes / pcie, times.t_l)
-    return max(ready, part_bytes / bandwidth)
+def low_share(s: int, *, is_enforced: bool, is_alone: bool) -> float:
+    """The share of its device that a low worker gets.  Where nobody holds it to 1/s it has a whole device that nobody
+    else uses; of one that others use it is not known, and 1/s is supposed."""
+    return 1.0 if is_alone and not is_enforced else 1 / s
 
 
-def kappa_sequential(part_bytes: float, bandwidth: float, pcie: float, times: Times) -> float:
-    """The same for Eq. 1: everything one after another."""
-    return times.t_c + part_bytes / bandwidth + part_bytes / pcie
+def work_s(n: int, factor: float, times: Times) -> float:
+    """What ``n`` workers on one kind of device add to the way from readiness to the first token."""
+    return times.t_p * factor + times.t_n * n
 
 
 def pass_s(s: int, factor: float, times: Times) -> float:
     """From the last worker's kappa to the first token."""
-    return times.t_p * factor + times.t_n * s + times.t_tail
+    return work_s(s, factor, times) + times.t_tail
 
 
 def ttft(t_w: float, kappas: Sequence[float], factor: float, times: Times) -> float:
@@ -60,11 +122,6 @@ def ttft(t_w: float, kappas: Sequence[float], factor: float, times: Times) -> fl
 def tpot(s: int, factor: float, times: Times) -> float:
     """Eq. 2."""
     return times.t_d * factor + times.t_n * s
-
-
-def bound(t_w: float, kappa_s: float, s: int, factor: float, times: Times) -> float:
-    """What no start can beat: Eq. 5 without a tail, ``kappa_s`` being the largest with idle links."""
-    return t_w + kappa_s + (times.t_p * factor + times.t_n * s)  # summed as ttft is: not an ulp above it
 
 
 def fetch_time_left(slo_ttft: float, t_w: float, s: int, factor: float, times: Times) -> float:

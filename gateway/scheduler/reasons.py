@@ -1,12 +1,24 @@
-"""Why a group has the size it has: what every other size was worth, and why it was not taken.  For the trace."""
+"""Why a group has the size and the hosts it has: what every other size was worth and why it was not taken, and when a
+worker would have had its part on each host.  For the trace."""
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from gateway.scheduler.schemes import Bandwidth, Scheme, Server, Size, Variant, candidates
+from gateway.scheduler.predict import Tier, WorkerStart
+from gateway.scheduler.schemes import (
+    Bandwidth,
+    Request,
+    Scheme,
+    Server,
+    Size,
+    Variant,
+    candidates,
+    queue_s,
+    start_of,
+)
 from gateway.scheduler.select import Weighing, objective
 
 
@@ -35,6 +47,68 @@ class Considered:
         times = {} if self.ttft is None or self.tpot is None else {
             "ttft_s": round(self.ttft, 3), "tpot_s": round(self.tpot, 4)}  # fmt: skip
         return {"stages": self.s, "full": self.w, "why": str(self.reason), **times}
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What the cost model says of a worker of the chosen size on one server.  ``start`` is None where no worker can
+    begin: there is no memory for one, or its link keeps promises."""
+
+    role: str  # "full", "low"; empty: it was not chosen
+    tier: Tier
+    start: WorkerStart | None
+    queue_s: float = 0.0  # of its fetch, behind others
+    cell_wait_s: float = 0.0  # of its runtime, for the stem cell
+    why: Reason | None = None  # it has no start
+
+    def plain(self) -> dict[str, object]:
+        found: dict[str, object] = {"from": str(self.tier), **({"role": self.role} if self.role else {})}
+        if self.start is None:
+            return found | {"why": str(self.why)}
+        seconds = {
+            "ready_s": self.start.ready_s,
+            "runtime_s": self.start.runtime_s,
+            "fetched_s": self.start.fetched_s,
+            "copied_s": self.start.copied_s,
+            "queue_s": self.queue_s,
+            "cell_wait_s": self.cell_wait_s,
+        }
+        return found | {name: round(value, 3) for name, value in seconds.items() if value}
+
+
+def estimates(
+    scheme: Scheme,
+    servers: Sequence[Server],
+    request: Request,
+    variant: Variant,
+    bandwidth: Bandwidth,
+    tier: Callable[[Server, float], Tier],
+) -> list[tuple[int, Estimate]]:
+    """(server id, estimate) of each: the chosen ones in order of stage, then the others by when they would be ready."""
+    stages = [*((p.server, "full") for p in scheme.full), *((p.server, "low") for p in scheme.low)]
+    order = {server: (k, role) for k, (server, role) in reversed(list(enumerate(stages)))}
+    size = Size(request, scheme.s, scheme.w)
+    n_here = {server: sum(s == server for s, _ in stages) for server, _ in stages}
+    found = []
+    for server in servers:
+        place, role = order.get(server.id, (len(stages), ""))
+        n_bytes = request.part(scheme.s) * n_here.get(server.id, 1)
+        has_room = bool(role) or size.seats(server, variant)[1] is not None
+        b = bandwidth(server, n_bytes, scheme.fetch_within_s) if has_room else 0.0
+        each = _estimate(server, request, n_bytes, b, (role, tier(server, n_bytes)), has_room=has_room)
+        found.append((place, float("inf") if each.start is None else each.start.ready_s, server.id, each))
+    return [(server_id, each) for *_, server_id, each in sorted(found, key=lambda f: f[:3])]
+
+
+def _estimate(
+    server: Server, request: Request, n_bytes: float, b: float, seen: tuple[str, Tier], *, has_room: bool
+) -> Estimate:
+    role, tier = seen
+    if b <= 0:
+        return Estimate(role, tier, None, why=Reason.PROMISED if has_room else Reason.NO_ROOM)
+    waits_s = queue_s(server, n_bytes, b) if tier is Tier.REMOTE else 0.0
+    start = start_of(server, n_bytes, b, server.times or request.times)
+    return Estimate(role, tier, start, waits_s, server.cell_wait_s)
 
 
 def considered(

@@ -1,15 +1,22 @@
-"""What Algorithm 1 chooses among: servers as offers, a size (s, w), its candidates, and the scheme that results."""
+"""What Algorithm 1 chooses among: servers as offers, a size (s, w), its candidates, and the scheme that results.
+
+A pass is the sum of what each worker adds to it, and that depends on the worker's own device: its kind (t_p, t_d) and
+the share of it that a low worker really gets.  So a size is looked at once for each *mix*: how many full and how many
+low workers it takes from servers of each *speed*.  For one mix the pass is a number, and with it the deadline of every
+fetch.  Where all servers are of one speed, as in the papers, there is one mix.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Final, Literal, NamedTuple
 
 from gateway.scheduler import predict
-from gateway.scheduler.predict import Times
+from gateway.scheduler.predict import Times, WorkerStart
 
 Variant = Literal["paper", "slides", "min_sharing"]
 VARIANTS: Final[tuple[Variant, ...]] = ("paper", "slides", "min_sharing")
@@ -44,6 +51,8 @@ class Server(NamedTuple):
     """What ``gpus`` answered before: a caller whose devices have not changed gives the same one again."""
     parts: tuple[int, ...] | None = None
     """How many of the largest parts of a model in 1, 2, … stages its memory for models has room for; None: any."""
+    cell_wait_s: float = 0.0  # until the stem cell is there that a start takes
+    is_enforced: bool = True  # a low worker is held to 1/s of its device
 
     def takes_part(self, s: int, n_here: int = 0) -> bool:
         """Beside ``n_here`` other parts there is room for one of ``s``."""
@@ -82,6 +91,27 @@ class Request:
         return math.ceil(self.need_full / s)
 
 
+class Speed(NamedTuple):
+    """What decides how much a worker adds to a pass: times of its kind of device, and a low worker's share of it."""
+
+    t_p: float
+    t_d: float
+    t_n: float
+    t_tail: float
+    low_share: float
+
+
+class Quota(NamedTuple):
+    """So many workers on servers of one speed."""
+
+    speed: Speed
+    n_full: int
+    n_low: int
+
+
+Mix = tuple[Quota, ...]
+
+
 class Placement(NamedTuple):
     server: int
     gpu: int
@@ -99,6 +129,7 @@ class Scheme:
     memory: float
     fetch_within_s: float  # deadline of every fetch from now; infinite for a fallback
     fallback: bool = False
+    work_s: float = 0.0  # from readiness to the first token
 
     @property
     def sharing(self) -> int:
@@ -114,7 +145,8 @@ class Scheme:
 
 
 Bandwidth = Callable[[Server, float, float], float]
-"""b_i for (server, bytes, seconds until the deadline): the ledger's answer.  0 = must not start there."""
+"""b_i for (server, bytes, seconds until the deadline): the ledger's answer.  0 = must not start there, infinite =
+nothing is fetched.  Less than the server's own bandwidth: fetches that go before take the difference."""
 
 
 def static_bandwidth(server: Server, n_bytes: float, within_s: float) -> float:
@@ -128,6 +160,7 @@ class Candidate(NamedTuple):
     key: tuple[float, float, int]
     full: Seat | None
     low: Seat | None
+    speed: Speed
 
     @property
     def kappa(self) -> float:
@@ -141,34 +174,77 @@ class Candidate(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """One (s, w) under consideration and what follows from it alone."""
+    """One (s, w) under consideration and what follows from it alone.  Without a mix every server is supposed to be of
+    the request's times, and low workers are held to 1/s."""
 
     request: Request
     s: int
     w: int
+    mix: Mix = ()
     factor: float = field(init=False)
+    times: Times = field(init=False)
     need_low: float = field(init=False)
+    _mixed: dict[Mix, Size] = field(init=False, default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "factor", predict.f_factor(self.s, self.w))
+        factor, times = predict.f_factor(self.s, self.w), self.request.times
+        if self.mix:
+            factor, times = _blended(self.mix, self.s, times)
+        object.__setattr__(self, "factor", factor)
+        object.__setattr__(self, "times", times)
         object.__setattr__(self, "need_low", self.request.need_low(self.s))
+
+    def of(self, mix: Mix) -> Size:
+        """The same size on servers of these speeds."""
+        if mix not in self._mixed:
+            self._mixed[mix] = Size(self.request, self.s, self.w, mix)
+        return self._mixed[mix]
+
+    def mixes(self, fits: Sequence[tuple[Speed, tuple[int, int]]]) -> list[Size]:
+        """This size for every mix of speeds that keeps the objective for a token, the shortest pass first.  ``fits``:
+        how many servers of each speed have room for a full worker, and for any."""
+        found = [self.of(mix) for mix in _divisions(self.w, self.s - self.w, fits)]
+        return sorted((size for size in found if size.meets_tpot), key=lambda size: size.work_s)
+
+    def latest_s(self, speeds: Iterable[Speed]) -> float:
+        """The latest deadline, from now, that any mix of these speeds leaves to the fetches of so many stages."""
+        if not (known := set(speeds)):
+            return -1.0
+        t_p, t_d, t_n, t_tail, _ = (min(each) for each in zip(*known, strict=True))
+        return self.of((Quota(Speed(t_p, t_d, t_n, t_tail, 1.0), self.s, 0),)).within_s
+
+    def speed(self, server: Server, low: Seat) -> Speed:
+        """``low``: the seat that a low worker would have there."""
+        times = server.times or self.request.times
+        share = predict.low_share(self.s, is_enforced=server.is_enforced, is_alone=not low.shares)
+        return Speed(times.t_p, times.t_d, times.t_n, times.t_tail, share)
+
+    def quotas(self, found: Sequence[Candidate]) -> list[tuple[Sequence[Candidate], int, int]]:
+        """The candidates of each speed, with how many full and low workers are to be taken of them."""
+        if len(self.mix) <= 1:
+            return [(found, self.w, self.s - self.w)]
+        return [([c for c in found if c.speed == q.speed], q.n_full, q.n_low) for q in self.mix]
 
     @property
     def within_s(self) -> float:
         r = self.request
-        left = predict.fetch_time_left(r.slo_ttft, r.t_w, self.s, self.factor, r.times)
-        return left if r.overlap else left - r.times.t_c
+        left = predict.fetch_time_left(r.slo_ttft, r.t_w, self.s, self.factor, self.times)
+        return left if r.overlap else left - self.times.t_c
+
+    @property
+    def work_s(self) -> float:
+        return predict.work_s(self.s, self.factor, self.times)
 
     @property
     def tpot(self) -> float:
-        return predict.tpot(self.s, self.factor, self.request.times)
+        return predict.tpot(self.s, self.factor, self.times)
 
     @property
     def memory(self) -> float:
         return self.w * self.request.need_full + (self.s - self.w) * self.need_low
 
     def meets(self, kappa: float) -> bool:
-        ttft = self.request.t_w + kappa + predict.pass_s(self.s, self.factor, self.request.times)
+        ttft = self.request.t_w + kappa + predict.pass_s(self.s, self.factor, self.times)
         return ttft <= self.request.slo_ttft + _NOISE and self.meets_tpot
 
     @property
@@ -183,11 +259,12 @@ class Size:
         return full, full if self.s == 1 else server.seat(self.need_low, variant)
 
     def scheme(self, full: Sequence[Candidate], low: Sequence[Candidate], *, fallback: bool = False) -> Scheme:
-        ttft = predict.ttft(self.request.t_w, [c.kappa for c in (*full, *low)], self.factor, self.request.times)
+        size = self if self.mix else self.of(_mix_of(full, low))
+        ttft = predict.ttft(self.request.t_w, [c.kappa for c in (*full, *low)], size.factor, size.times)
         return Scheme(
             self.s, self.w, tuple(Placement(c.server.id, *c.full) for c in full if c.full),
-            tuple(Placement(c.server.id, *c.low) for c in low if c.low), ttft, self.tpot, self.memory,
-            math.inf if fallback else self.within_s, fallback,
+            tuple(Placement(c.server.id, *c.low) for c in low if c.low), ttft, size.tpot, self.memory,
+            math.inf if fallback else size.within_s, fallback, size.work_s,
         )  # fmt: skip
 
 
@@ -206,26 +283,92 @@ def candidates(
     servers: Sequence[Server], size: Size, variant: Variant, bandwidth: Bandwidth, *, fallback: bool = False
 ) -> list[Candidate]:
     """Servers that may take part, by (kappa, 1/b + 1/p, id)."""
+    return admitted(seated(servers, size, variant), size, bandwidth, fallback=fallback)
+
+
+class Seated(NamedTuple):
+    """A server with a device for a low worker of some number of stages at least."""
+
+    server: Server
+    full: Seat | None
+    low: Seat
+    speed: Speed
+
+
+def seated(servers: Iterable[Server], size: Size, variant: Variant) -> list[Seated]:
+    """The same for every number of full workers."""
+    seats = ((server, *size.seats(server, variant)) for server in servers)
+    return [Seated(server, full, low, size.speed(server, low)) for server, full, low in seats if low is not None]
+
+
+def admitted(offered: Sequence[Seated], size: Size, bandwidth: Bandwidth, *, fallback: bool = False) -> list[Candidate]:
+    """Those of the size's speeds whose links keep the deadline that its mix leaves; by (kappa, 1/b + 1/p, id)."""
     request = size.request
     part, within_s = request.part(size.s), math.inf if fallback else size.within_s
     if within_s < 0:
         return []
-    found = []
-    for server in servers:
-        full, low = size.seats(server, variant)
-        if low is None:
+    speeds, found = {quota.speed for quota in size.mix}, list[Candidate]()
+    for server, full, low, speed in offered:
+        if speeds and speed not in speeds:
             continue
         b = bandwidth(server, part, within_s)
         if b > 0:
-            found.append(Candidate(server, key_of(server, part, b, request), full, low))
+            found.append(Candidate(server, key_of(server, part, b, request), full, low, speed))
     return sorted(found, key=lambda c: c.key)
 
 
 def key_of(server: Server, part: float, b: float, request: Request) -> tuple[float, float, int]:
     times = server.times or request.times
-    predictor = predict.kappa if request.overlap else predict.kappa_sequential
-    further_tail = times.t_tail - request.times.t_tail  # its own kind of device takes longer over the last tensors
-    return predictor(part, b, server.pcie, times) + further_tail, 1 / b + 1 / server.pcie, server.id
+    if request.overlap:
+        kappa = start_of(server, part, b, times).ready_s
+    else:
+        kappa = predict.kappa_sequential(part, b, server.pcie, times)
+    return kappa, 1 / b + 1 / server.pcie, server.id
+
+
+def start_of(server: Server, part: float, b: float, times: Times) -> WorkerStart:
+    """When a worker has its part on ``server``, whose link gives its fetch ``b``."""
+    rate, held_s = max(b, server.bandwidth), queue_s(server, part, b)
+    return predict.worker_start(part, rate, server.pcie, times, queue_s=held_s, cell_wait_s=server.cell_wait_s)
+
+
+def queue_s(server: Server, part: float, b: float) -> float:
+    """What others take of the link before the fetch ends."""
+    return part / b - part / server.bandwidth if b < server.bandwidth else 0.0
+
+
+def _blended(mix: Mix, s: int, base: Times) -> tuple[float, Times]:
+    """F and the times of a pass over workers of several speeds, such that ``t_p * F + t_n * s`` is the sum of what each
+    of them adds."""
+    factors = [(q, predict.f_general([1.0] * q.n_full + [q.speed.low_share] * q.n_low, s)) for q in mix]
+    factor = math.fsum(f for _, f in factors)
+    if len(mix) == 1:
+        t_p, t_d, t_n, t_tail, _ = mix[0].speed
+    else:
+        t_p = math.fsum(q.speed.t_p * f for q, f in factors) / factor
+        t_d = math.fsum(q.speed.t_d * f for q, f in factors) / factor
+        t_n = math.fsum(q.speed.t_n * (q.n_full + q.n_low) for q in mix) / s
+        t_tail = max(q.speed.t_tail for q in mix)
+    return factor, replace(base, t_p=t_p, t_d=t_d, t_n=t_n, t_tail=t_tail)
+
+
+def _mix_of(full: Sequence[Candidate], low: Sequence[Candidate]) -> Mix:
+    n_full, n_low = Counter(c.speed for c in full), Counter(c.speed for c in low)
+    return tuple(Quota(speed, n_full[speed], n_low[speed]) for speed in n_full | n_low)
+
+
+def _divisions(n_full: int, n_low: int, fits: Sequence[tuple[Speed, tuple[int, int]]]) -> Iterator[Mix]:
+    """Every way to take so many workers from servers of these speeds, of which so many fit a full worker, and any."""
+    if not fits:
+        if n_full == n_low == 0:
+            yield ()
+        return
+    speed, (fit_full, fit_any) = fits[0]
+    for full in range(min(n_full, fit_full) + 1):
+        for low in range(min(n_low, fit_any - full) + 1):
+            mine = (Quota(speed, full, low),) if full + low else ()
+            for rest in _divisions(n_full - full, n_low - low, fits[1:]):
+                yield (*mine, *rest)
 
 
 def _seat(gpus: Sequence[Gpu], need: float, prefers_idle: bool) -> Seat | None:

@@ -28,7 +28,7 @@ from gateway.scheduler.schemes import (
     sizes,
     static_bandwidth,
 )
-from gateway.scheduler.search import DevicesAlone, least_sharing
+from gateway.scheduler.search import Possible, least_sharing
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,16 +53,19 @@ def weigh(
     bandwidth: Bandwidth, thorough: bool = True,
 ) -> Weighing:  # fmt: skip
     """:func:`select`, and what it looked at on the way.  Not ``thorough``: of sizes that could not win any more, and of
-    those whose time per token is beyond the objective, nothing is said.  The choice is the same."""
+    those that no servers could have in time, or whose time per token is beyond the objective, nothing is said.  The
+    choice is the same."""
     best: Scheme | None = None
     tried: list[tuple[Size, Scheme | None]] = []
-    devices = DevicesAlone(servers, variant)
+    possible = Possible(servers, variant, bandwidth)
     every = sizes(request, min_stages, max_stages, min_full)
     for size in every if thorough else _in_order(every, variant):
-        if not thorough and best is not None and (best.sharing == 0 or best.sharing <= devices.least_sharing(size)):
+        if not thorough and best is not None and (best.sharing == 0 or best.sharing <= possible.least_sharing(size)):
             continue  # it cannot share less, and is no smaller
-        found = candidates(servers, size, variant, bandwidth)
-        scheme = least_sharing(size, found) if variant == "min_sharing" else greedy(size, found)
+        mixes = possible.mixes(size)
+        if not thorough and not mixes:
+            continue
+        scheme = _best_mix(possible, mixes, variant)
         tried.append((size, scheme))
         if scheme is not None and (best is None or objective(scheme) < objective(best)):
             best = scheme
@@ -71,10 +74,29 @@ def weigh(
     return Weighing(best or fallback(servers, request, variant, bandwidth), tuple(tried))
 
 
+def _best_mix(possible: Possible, mixes: Iterable[Size], variant: Variant) -> Scheme | None:
+    """The best scheme of a size on servers of any speeds, the shortest pass first: the earliest, and for
+    ``min_sharing`` the least shared before that."""
+    best: Scheme | None = None
+    for mixed in mixes:
+        soonest_s = mixed.request.t_w + possible.runtime_s(mixed) + mixed.work_s
+        if best is not None and best.sharing == 0 and best.ttft <= soonest_s:
+            break  # neither this pass nor a longer one can be over sooner
+        found = possible.candidates(mixed)
+        scheme = least_sharing(mixed, found) if variant == "min_sharing" else greedy(mixed, found)
+        if scheme is not None and (best is None or _order(scheme, variant) < _order(best, variant)):
+            best = scheme
+    return best
+
+
+def _order(scheme: Scheme, variant: Variant) -> tuple[int, float, list[int], list[int]]:
+    sharing = scheme.sharing if variant == "min_sharing" else 0
+    return sharing, scheme.ttft, sorted(scheme.full_ids), sorted(scheme.low_ids)
+
+
 def _in_order(every: Iterable[Size], variant: Variant) -> list[Size]:
     """``paper`` takes the first that will do, the others the smallest, so look at those first."""
-    possible = [size for size in every if size.meets_tpot]
-    return possible if variant == "paper" else sorted(possible, key=lambda size: (size.memory, size.s, size.w))
+    return list(every) if variant == "paper" else sorted(every, key=lambda size: (size.memory, size.s, size.w))
 
 
 def objective(scheme: Scheme) -> tuple[float, ...]:
@@ -83,9 +105,12 @@ def objective(scheme: Scheme) -> tuple[float, ...]:
 
 def greedy(size: Size, found: Sequence[Candidate]) -> Scheme | None:
     """The w best that fit a full worker, then the best of the rest: least max kappa over all subsets."""
-    full = [c for c in found if c.full is not None][: size.w]
-    taken = {c.server.id for c in full}
-    low = [c for c in found if c.low is not None and c.server.id not in taken][: size.s - size.w]
+    full, low = list[Candidate](), list[Candidate]()
+    for of_speed, n_full, n_low in size.quotas(found):
+        best = [c for c in of_speed if c.full is not None][:n_full]
+        taken = {c.server.id for c in best}
+        full += best
+        low += [c for c in of_speed if c.low is not None and c.server.id not in taken][:n_low]
     if len(full) < size.w or len(low) < size.s - size.w:
         return None
     if not size.meets(max(c.kappa for c in (*full, *low))):
@@ -131,4 +156,4 @@ def _next_seat(
         return None
     gpu = min(fits)[1]
     seat = Seat(gpu, server.gpus[gpu].n_workers > 0 or free[gpu] < server.gpus[gpu].free)
-    return Candidate(server, key_of(server, n_bytes, b, size.request), seat, seat)
+    return Candidate(server, key_of(server, n_bytes, b, size.request), seat, seat, size.speed(server, seat))

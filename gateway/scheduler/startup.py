@@ -1,22 +1,20 @@
-"""When a model would be ready on each server: ServerlessLLM's start-up time (6.1, 6.3) and migration (5, 6.2).
+"""When a model would be ready on each server, runs moved out of its way: ServerlessLLM's choice (6.1, 6.3; 5, 6.2).
 
-Seconds from now and bytes/s.  A load crosses tiers as a pipeline, so the slowest one sets its rate; remote → SSD and
-SSD → DRAM have one queue a server, DRAM → GPU has none.  Where GPUs are busy, runs may move elsewhere first; they move
-one after another, so their costs add up, and the load begins when the last has gone.
+Seconds from now and bytes/s.  What a load takes is what the cost model says (``predict.worker_start``) of its tier and
+queue: remote → SSD and SSD → DRAM have one queue a server, DRAM → GPU has none.  Where GPUs are busy, runs may move
+elsewhere first; they move one after another, so their costs add up, and the load begins when the last has gone.
+
+Nothing in the platform moves a run yet, so it places without this choice; the simulator's ServerlessLLM places by it.
 """
 
 from __future__ import annotations
 
-import enum
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
-
-class Tier(enum.StrEnum):
-    DRAM = "dram"
-    SSD = "ssd"
-    REMOTE = "remote"
+from gateway.scheduler.predict import NO_RUNTIME, Tier, worker_start
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +57,7 @@ class LoadServer:
     q_net: float = 0.0
     tiers: Mapping[str, Tier] = field(default_factory=dict)  # absent: remote
     runs: tuple[Run, ...] = ()
-    idle_models: frozenset[str] = frozenset()  # idle instances: a run that moves there loads nothing
+    idle_models: tuple[str, ...] = ()  # one for each idle instance: a run that moves into one loads nothing
     migrating_in: bool = False  # its runs may not move on
 
     def tier(self, model: str) -> Tier:
@@ -67,20 +65,14 @@ class LoadServer:
 
     def load_s(self, model: str, n_bytes: float, start_s: float = 0.0) -> float:
         """When the load ends if it may begin at ``start_s``."""
-        tier = self.tier(model)
-        if tier is Tier.DRAM:
-            return start_s + n_bytes / self.dram
-        if tier is Tier.SSD:
-            return max(self.q_ssd, start_s) + n_bytes / min(self.ssd, self.dram)
-        queue_s = max(self.q_net, self.q_ssd)
-        return max(queue_s, start_s) + n_bytes / min(self.net, self.ssd, self.dram)
-
-    def assign(self, model: str, n_bytes: float, start_s: float = 0.0) -> LoadServer:
-        """The server after a load was given to it: every queue it crosses ends with it."""
-        end_s, tier = self.load_s(model, n_bytes, start_s), self.tier(model)
-        if tier is Tier.DRAM:
-            return self
-        return replace(self, q_ssd=end_s, q_net=end_s if tier is Tier.REMOTE else self.q_net)
+        match self.tier(model):
+            case Tier.RESIDENT | Tier.MEMORY:
+                rate, queue_s = math.inf, 0.0
+            case Tier.SSD:
+                rate, queue_s = self.ssd, self.q_ssd
+            case Tier.REMOTE:
+                rate, queue_s = min(self.net, self.ssd), max(self.q_net, self.q_ssd)
+        return worker_start(n_bytes, rate, self.dram, NO_RUNTIME, queue_s=max(queue_s, start_s)).ready_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,35 +107,47 @@ def startup(
     return StartupChoice(server.id, server.load_s(model, n_bytes, total_s), moves)
 
 
+class _Left(NamedTuple):
+    """What one destination can still take: runs into free GPUs, and runs of these models into idle instances."""
+
+    n_free: int
+    idle_models: tuple[str, ...]
+
+
+_State = tuple[int, tuple[_Left, ...]]
+"""GPUs freed so far, and what is left at each destination."""
+
+
 def cheapest_moves(servers: Sequence[LoadServer], source: LoadServer, missing: int) -> tuple[Move, ...] | None:
     """The set of runs and destinations of least total cost that frees ``missing`` GPUs.
 
-    Dynamic programming over (runs considered, GPUs freed, capacity left at each destination).
+    Dynamic programming over (runs considered, GPUs freed, what is left at each destination).
     """
     if source.migrating_in:
         return None
     others = [s for s in servers if s.id != source.id]
-    State = tuple[int, tuple[int, ...]]
-    best: dict[State, tuple[float, tuple[Move, ...]]] = {(0, tuple(s.n_free for s in others)): (0.0, ())}
+    nothing_moved = 0, tuple(_Left(s.n_free, tuple(sorted(s.idle_models))) for s in others)
+    best: dict[_State, tuple[float, tuple[Move, ...]]] = {nothing_moved: (0.0, ())}
     for run in source.runs:
         found = dict(best)
-        for (freed, room), (cost, moves) in best.items():
+        for (freed, left), (cost, moves) in best.items():
             if freed >= missing:
                 continue
-            for i, destination in enumerate(others):
-                if room[i] < run.n_gpus:
-                    continue
-                move = Move(run.id, destination.id, move_cost_s(run, destination))
-                left = (*room[:i], room[i] - run.n_gpus, *room[i + 1 :])
-                state = (min(missing, freed + run.n_gpus), left)
-                if state not in found or cost + move.cost_s < found[state][0]:
-                    found[state] = (cost + move.cost_s, (*moves, move))
+            for i, move_s, after in _ways(run, others, left):
+                state = min(missing, freed + run.n_gpus), (*left[:i], after, *left[i + 1 :])
+                if state not in found or cost + move_s < found[state][0]:
+                    found[state] = cost + move_s, (*moves, Move(run.id, others[i].id, move_s))
         best = found
     done = [option for (freed, _), option in best.items() if freed >= missing]
     return min(done, key=lambda o: (o[0], len(o[1])), default=(0.0, None))[1]
 
 
-def move_cost_s(run: Run, destination: LoadServer) -> float:
-    """Load the model there unless an idle instance has it; then recompute what was said so far."""
-    load_s = 0.0 if run.model in destination.idle_models else destination.load_s(run.model, run.n_bytes)
-    return load_s + run.resume_s
+def _ways(run: Run, others: Sequence[LoadServer], left: Sequence[_Left]) -> Iterator[tuple[int, float, _Left]]:
+    """Where a run can go: (destination, seconds, what is left there).  An idle instance of its model holds its GPUs
+    already and takes one run; elsewhere the model is loaded into free GPUs.  What was said is recomputed in either."""
+    for i, (server, at) in enumerate(zip(others, left, strict=True)):
+        if run.model in at.idle_models:
+            k = at.idle_models.index(run.model)
+            yield i, run.resume_s, at._replace(idle_models=(*at.idle_models[:k], *at.idle_models[k + 1 :]))
+        if at.n_free >= run.n_gpus:
+            yield i, server.load_s(run.model, run.n_bytes) + run.resume_s, at._replace(n_free=at.n_free - run.n_gpus)

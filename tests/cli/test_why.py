@@ -59,6 +59,46 @@ def test_a_groups_size_is_explained_by_what_the_others_were_worth() -> None:
     ]
 
 
+CANDIDATES = [
+    {
+        "host": "h0",
+        "role": "full",
+        "from": "remote",
+        "ready_s": 6.5,
+        "runtime_s": 0.7,
+        "fetched_s": 6.5,
+        "copied_s": 1.3,
+        "queue_s": 0.4,
+    },
+    {
+        "host": "host-1",
+        "role": "low",
+        "from": "memory",
+        "ready_s": 3.1,
+        "runtime_s": 3.1,
+        "fetched_s": 0.2,
+        "copied_s": 0.9,
+        "cell_wait_s": 2.4,
+    },
+    {"host": "h2", "from": "resident", "ready_s": 0.9, "runtime_s": 0.7, "copied_s": 0.9},
+    {"host": "h3", "from": "remote", "why": "promised"},
+]
+
+
+def test_each_host_that_was_looked_at_says_when_a_worker_would_have_its_part_there_and_why() -> None:
+    lines = drawn(PLANNED | {"candidates": CANDIDATES})
+    at = lines.index("a worker would have its part on")
+    assert lines[at + 1 : at + 5] == [
+        "  h0 (chosen, full):    after 6.50 s: its bytes come over the network; all there after 6.50 s, 400 ms of it"
+        " behind others; runtime after 700 ms; copied after 1.30 s at the earliest",
+        "  host-1 (chosen, low): after 3.10 s: its bytes are copied within host memory; all there after 200 ms;"
+        " runtime after 3.10 s, 2.40 s of it until its stem cell is made; copied after 900 ms at the earliest",
+        "  h2:                   after 900 ms: its bytes lie in host memory; runtime after 700 ms; copied after 900 ms"
+        " at the earliest",
+        "  h3:                   not now: would break the deadline of a fetch that was admitted",
+    ]
+
+
 def test_what_was_foretold_is_told_when_the_plan_has_gone_with_its_group() -> None:
     assert ("first token after 6.60 s; bound (Eq. 5) 6.50 s, measured / bound = 1.02; predicted 6.71 s (measured -2%)"
             in drawn(PLANNED))  # fmt: skip

@@ -34,6 +34,7 @@ class Shared:
     """A zygote that is ready when the test says so."""
 
     pid, ready = 0, False
+    ready_in_s: float | None = None
 
     def __init__(self) -> None:
         self.wanted = threading.Event()
@@ -157,6 +158,15 @@ def test_llm_cells_that_fail_leave_no_door_in_fetchd(
             assert driver.failed.acquire(timeout=WAIT_S)
         cells.close()
         assert fetchd.client.doors() == ()
+
+
+def test_a_host_says_of_the_cell_that_starts_wait_for_in_how_long_it_is_ready(run_dir: Path) -> None:
+    shared = Shared()
+    cells = cells_of(Containers(shared), run_dir)
+    for ready_in_s in (None, 3.5):
+        shared.ready_in_s = ready_in_s
+        assert {t.kind: t.ready_in_s for t in cells.targets()} == {KIND_LLM: ready_in_s, KIND_PYTHON: None}
+    cells.close()
 
 
 class WatchedLedger(Ledger):

@@ -86,6 +86,43 @@ def test_who_waits_for_one_that_warms_up_goes_on_when_it_is_ready(
     cell.give_up()
 
 
+def test_one_that_imports_says_in_how_long_it_is_ready_by_what_the_last_one_took(
+    run_dir: Path, exits: ExitWatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(zygote, "PROGRAM", [fake_zygote.__file__])
+    cell, imports = _make(run_dir, exits), threading.Event()
+    start = cell._start
+
+    def start_when_told() -> None:
+        assert imports.wait(WAIT_S)
+        start()
+
+    monkeypatch.setattr(cell, "_start", start_when_told)
+    assert cell.ready_in_s is None  # none is wanted
+    said, took_s = list[float | None](), list[float]()
+    for _ in range(2):
+        imports.clear()
+        cell.want()
+        until(lambda: cell.ready_in_s is not None)
+        said.append(cell.ready_in_s)
+        imports.set()
+        until(lambda: cell.ready)
+        assert cell.ready_in_s is None
+        took_s.append(cell._import_s)
+        cell.give_up()
+    first, second = said
+    assert first is not None
+    assert second is not None
+    assert zygote._OVERDUE_S <= first <= zygote._FIRST_IMPORT_S
+    assert zygote._OVERDUE_S <= second <= max(zygote._OVERDUE_S, took_s[0])
+
+
+def test_one_that_takes_longer_than_the_last_is_never_said_to_be_ready_already(run_dir: Path, exits: ExitWatch) -> None:
+    cell = _make(run_dir, exits)
+    cell._warming, cell._import_s = True, 0.001  # since this machine was booted
+    assert cell.ready_in_s == zygote._OVERDUE_S
+
+
 def test_without_one_a_fork_is_refused(run_dir: Path, exits: ExitWatch) -> None:
     with pytest.raises(PlatformError, match="not ready"):
         _fork(_make(run_dir, exits), run_dir)

@@ -14,6 +14,7 @@ from gateway.scheduler.decisions import Forget, InspectModelOn, LearnFrom, Start
 from gateway.scheduler.effects import Arrival, Effects, load_history
 from gateway.scheduler.group_credentials import GroupCredentials
 from gateway.scheduler.history import History, Learned
+from gateway.scheduler.predict import f_factor
 from gateway.scheduler.relay_work import RelayWork
 from relay import redis_link
 from relay.records import Records
@@ -104,7 +105,9 @@ def test_a_group_teaches_its_pass_and_how_good_its_prediction_was_for_the_next_s
     group, served = GroupId("g4"), ActivationId("a" * 32)
     records, history = Records(client), History()
     records.add_trace(group, [at(Phase.PLANNED_END, 0, attrs={"predicted_ttft_s": 4.0, "bound_ttft_s": 3.5})])
-    learn = LearnFrom(group, CHAT, "cpu", StartMode.PREWARMED, n_stages=4, n_full=1, served=(served,))
+    learn = LearnFrom(
+        group, CHAT, "cpu", StartMode.PREWARMED, n_stages=4, n_full=1, factor=f_factor(4, 1), served=(served,)
+    )
     later = effects_on(client).learn(history, learn)
     assert later is not None  # its request has not ended
     assert later.attempt == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -12,36 +13,65 @@ from hypothesis import strategies as st
 from gateway.scheduler.hosts import HostView, new_host
 from gateway.scheduler.index import HostIndex, Wanted, tie_order
 from gateway.scheduler.ledger import Discipline
-from gateway.scheduler.predict import Times
-from gateway.scheduler.schemes import Request, Scheme, Server, Variant, sizes
+from gateway.scheduler.predict import Times, f_factor, fetch_time_left
+from gateway.scheduler.schemes import Request, Scheme, Server, Variant
 from gateway.scheduler.select import select
-from thaw.host import Device, HostReport
+from thaw.host import Device, HostReport, StemTarget
 from thaw.ids import HostId, InstanceId
 
 GB = 10**9
 NOW = 10.0
-TIMES = {True: Times(t_cc=0.2, t_l=0.0), False: Times()}
+COLD, PREWARMED = Times(), Times(t_cc=0.2, t_l=0.0)
+SLOW = {"t_p": 2.5, "t_d": 0.06, "t_tail": 0.4}
+"""Of the other kind of device."""
+Cell = bool | float
+"""One waits, or none does, or one is being made and ready in so many seconds."""
 
 devices_st = st.lists(st.tuples(st.sampled_from([4, 8, 16, 24]), st.lists(st.sampled_from([2, 4, 7]), max_size=2)),
                       min_size=1, max_size=3)  # fmt: skip
 fetches_st = st.lists(st.tuples(st.sampled_from([1, 4, 9]), st.sampled_from([4.0, 9.0, math.inf])), max_size=2)
 hosts_st = st.lists(
-    st.tuples(st.sampled_from([1.0, 2.0]), st.booleans(), devices_st, fetches_st, st.sampled_from([False] * 5 + [True])),
-    min_size=1, max_size=14,
-)  # fmt: skip
-Plain = list[tuple[float, bool, list[tuple[int, list[int]]], list[tuple[int, float]], bool]]
+    st.tuples(
+        st.sampled_from([1.0, 2.0]),
+        st.sampled_from([True, False, 2.0, 11.0, 30.0]),
+        devices_st,
+        fetches_st,
+        st.sampled_from([False] * 5 + [True]),
+    ),
+    min_size=1,
+    max_size=14,
+)
+kinds_st = st.lists(st.tuples(st.sampled_from(["A10", "V100"]), st.sampled_from(["none", "enforced"])), max_size=14)
+Plain = list[tuple[float, Cell, list[tuple[int, list[int]]], list[tuple[int, float]], bool]]
 
 
-def report(i: int, link: float, stem: bool, devices: Sequence[tuple[int, list[int]]], draining: bool) -> HostReport:
+def report(i: int, link: float, cell: Cell, devices: Sequence[tuple[int, list[int]]], draining: bool) -> HostReport:
     shown = tuple(Device(f"cuda:{d}", "A10", m * GB, m * GB) for d, (m, _) in enumerate(devices))
-    return HostReport(HostId(f"h{i:02d}"), "b", "a:1", shown, 8, link * GB, "none", "process", 0, 0,
-                      stem_kinds=("llm:vllm",) if stem else (), draining=draining)  # fmt: skip
+    return HostReport(
+        HostId(f"h{i:02d}"),
+        "b",
+        "a:1",
+        shown,
+        8,
+        link * GB,
+        "none",
+        "process",
+        0,
+        0,
+        stem_kinds=("llm:vllm",) if cell is True else (),
+        draining=draining,
+        stem_targets=(StemTarget("llm:vllm", 1, 0, True, None if isinstance(cell, bool) else cell),),
+    )
 
 
-def cluster(plain: Plain, discipline: Discipline) -> tuple[HostIndex, list[HostView]]:
+def cluster(
+    plain: Plain, discipline: Discipline, kinds: Sequence[tuple[str, str]] = ()
+) -> tuple[HostIndex, list[HostView]]:
     index, hosts = HostIndex("llm:vllm"), list[HostView]()
-    for i, (link, stem, devices, fetches, draining) in enumerate(plain):
-        said = report(i, link, stem, devices, draining)
+    for i, (link, cell, devices, fetches, draining) in enumerate(plain):
+        kind, share = kinds[i] if i < len(kinds) else ("A10", "enforced")
+        said = report(i, link, cell, devices, draining)
+        said = replace(said, share=share, devices=tuple(replace(d, kind=kind) for d in said.devices))
         host = new_host(said, discipline, 0.0)
         host.on_change = index.put
         host.take_report(said, {}, 0.0)
@@ -57,10 +87,13 @@ def cluster(plain: Plain, discipline: Discipline) -> tuple[HostIndex, list[HostV
 
 
 def answer(hosts: Sequence[HostView], request: Request, variant: Variant, most: int, full: int) -> Scheme | None:
-    servers = [
-        Server(i, h.ledger.bytes_per_s, 12 * GB, h.room(for_model=True).gpus, TIMES[bool(h.report.stem_kinds)])
-        for i, h in enumerate(hosts)
-    ]
+    servers = []
+    for i, h in enumerate(hosts):
+        cell_s, gpus = h.cell_s("llm:vllm"), h.room(for_model=True).gpus
+        times, wait_s = (COLD, 0.0) if cell_s == math.inf else (PREWARMED, max(0.0, cell_s - NOW))
+        times = replace(times, **SLOW) if h.room(for_model=True).kind == "V100" else times
+        offer = Server(i, h.ledger.bytes_per_s, 12 * GB, gpus, times)
+        servers.append(offer._replace(cell_wait_s=wait_s, is_enforced=h.enforces_shares))
 
     def bandwidth(server: Server, n_bytes: float, within_s: float) -> float:
         return hosts[server.id].ledger.bandwidth(n_bytes, NOW + within_s, NOW)
@@ -78,16 +111,26 @@ def named(scheme: Scheme | None, hosts: Sequence[HostView]) -> tuple[object, ...
 @settings(max_examples=400, deadline=None)
 @given(plain=hosts_st, variant=st.sampled_from(["paper", "slides", "min_sharing"]), most=st.integers(1, 4),
        discipline=st.sampled_from(["edf", "equal"]), slo=st.sampled_from([4.5, 6.0, 7.5, 12.0]),
-       n_bytes=st.sampled_from([2, 6, 12]), reserve=st.sampled_from([0, 2]), full=st.integers(1, 2))  # fmt: skip
+       n_bytes=st.sampled_from([2, 6, 12]), reserve=st.sampled_from([0, 2]), full=st.integers(1, 2),
+       kinds=kinds_st)  # fmt: skip
 def test_the_indexed_answer_is_the_answer_over_all_hosts(
-    plain: Plain, variant: Variant, most: int, discipline: Discipline, slo: float, n_bytes: int, reserve: int, full: int
+    plain: Plain,
+    variant: Variant,
+    most: int,
+    discipline: Discipline,
+    slo: float,
+    n_bytes: int,
+    reserve: int,
+    full: int,
+    kinds: list[tuple[str, str]],
 ) -> None:
-    index, hosts = cluster(plain, discipline)
-    request = Request(n_bytes * GB, reserve * GB, slo_ttft=slo, slo_tpot=0.2, times=TIMES[False])
+    index, hosts = cluster(plain, discipline, kinds)
+    request = Request(n_bytes * GB, reserve * GB, slo_ttft=slo, slo_tpot=0.2, times=COLD)
     everyone = sorted((h for h in hosts if not h.draining), key=lambda h: tie_order(h, NOW))
     needs = tuple(math.ceil(request.need_full / s) for s in range(most, 0, -1))
-    within_s = [size.within_s for size in sizes(request, 1, most, full)]
-    every = Wanted(needs, most, min(within_s), max(within_s), request.part(most), request.part(1))
+    earliest = min(fetch_time_left(slo, 0.0, s, f_factor(s, 0), replace(COLD, **SLOW)) for s in range(1, most + 1))
+    latest = max(fetch_time_left(slo, 0.0, s, 1.0, COLD) for s in range(1, most + 1))
+    every = Wanted(needs, most, earliest, latest, request.part(most), request.part(1))
     for wanted in (every, every._replace(only_promises=True)):
         few = index.offers(wanted, NOW)
         assert named(answer(few, request, variant, most, full), few) == named(

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
 
 from gateway.scheduler.history import History, Measured, Pass, measure, measure_run
 from gateway.scheduler.predict import (
+    NO_RUNTIME,
     Times,
-    bound,
     f_factor,
     f_general,
     fetch_time_left,
-    kappa,
     kappa_sequential,
     tpot,
     ttft,
+    worker_start,
 )
 from thaw.instance import StartMode
 from thaw.trace import Phase, TraceEvent
@@ -24,6 +25,11 @@ from thaw.trace import Phase, TraceEvent
 COLD, LLAMA2_7B = StartMode.COLD, 13_476_839_424
 T = Times()
 M, P = 12e9, 12e9
+
+
+def kappa(part: float, bandwidth: float, pcie: float, times: Times) -> float:
+    """Eq. 5's inner term: no queue, and no cell to wait for."""
+    return worker_start(part, bandwidth, pcie, times).ready_s
 
 
 @pytest.mark.parametrize(
@@ -54,10 +60,21 @@ def test_a_low_worker_alone_on_its_device_costs_nothing_when_shares_are_not_enfo
     assert f_general([1.0, 1.0, 1.0]) == pytest.approx(1.0)
 
 
-def test_the_bound_has_no_tail_and_the_prediction_has() -> None:
-    slow = Times(t_tail=2.0)
-    floor = bound(0.5, kappa(M, 2e9, P, slow), 1, 1.0, slow)
-    assert ttft(0.5, [kappa(M, 2e9, P, slow)], 1.0, slow) - floor == pytest.approx(2.0)
+def test_without_a_runtime_a_start_takes_what_serverlessllm_says_the_queue_and_the_slowest_tier() -> None:
+    for rate in (1e9, 40e9):  # the fetch is slower than the copy, or it is not
+        start = worker_start(12e9, rate, 20e9, NO_RUNTIME, queue_s=3.0)
+        assert start.ready_s == pytest.approx(3.0 + 12e9 / min(rate, 20e9))
+
+
+def test_a_part_that_lies_in_host_memory_waits_for_the_runtime_and_the_copy_alone() -> None:
+    assert worker_start(M, math.inf, P, T).ready_s == pytest.approx(1.5 + 0.5 + 2.0)
+    assert worker_start(4 * M, math.inf, P, T).ready_s == pytest.approx(1.5 + 0.5 + 4.0)
+
+
+def test_what_waits_for_its_stem_cell_begins_everything_but_the_fetch_later() -> None:
+    now, later = (worker_start(M, 2e9, P, T, cell_wait_s=wait_s) for wait_s in (0.0, 5.0))
+    assert (later.runtime_s - now.runtime_s, later.copied_s - now.copied_s) == pytest.approx((5.0, 5.0))
+    assert later.fetched_s == now.fetched_s
 
 
 def test_the_fetch_deadline_is_what_the_slo_leaves_after_waiting_prefill_hops_and_tail() -> None:
@@ -69,35 +86,111 @@ def _event(name: Phase, at_s: float, n_bytes: int | None = None, boot: str = "b"
 
 
 TRACE = [
-    _event(Phase.FETCH_BEGIN, 0.0), _event(Phase.CONTAINER_BEGIN, 0.0), _event(Phase.CONTAINER_END, 0.5),
-    _event(Phase.LIBRARIES_BEGIN, 0.6), _event(Phase.LIBRARIES_END, 2.6), _event(Phase.FETCH_END, 4.0, 8_000),
+    _event(Phase.FETCH_BEGIN, 0.0),
+    _event(Phase.CONTAINER_BEGIN, 0.0),
+    _event(Phase.CONTAINER_END, 0.5),
+    _event(Phase.LIBRARIES_BEGIN, 0.6),
+    _event(Phase.LIBRARIES_END, 2.6),
+    _event(Phase.FETCH_END, 4.0, 8_000),
     _event(Phase.READY, 5.0),
-]  # fmt: skip
+]
 
 
-def test_a_trace_gives_the_phases_the_rate_and_the_tail() -> None:
+def test_a_trace_gives_the_phases_and_the_tail() -> None:
     measured = measure(TRACE)
     assert (measured.t_cc, measured.t_l, measured.t_c) == pytest.approx((0.5, 2.0, 2.5))
-    assert (measured.bandwidth, measured.t_tail) == pytest.approx((2_000.0, 1.0))
-    assert measured.t_cu is None
+    assert measured.t_tail == pytest.approx(1.0)
+    assert (measured.t_cu, measured.copy, measured.memory) == (None, None, None)
+
+
+LOADING = [
+    _event(Phase.CONTEXT_BEGIN, 0.5),
+    _event(Phase.CONTEXT_END, 1.0),
+    _event(Phase.LOAD_BEGIN, 1.0),
+    replace(_event(Phase.LOAD_END, 4.5, 8_000), attrs={"wait_s": 2.0, "waits_for": "fetch", "rehearsal_s": 0.5}),
+]
+
+
+def test_a_trace_gives_the_rate_of_the_copy_to_the_device_without_the_waiting_for_bytes() -> None:
+    assert measure([*TRACE, *LOADING]).copy == pytest.approx(8_000.0)  # 3.5 s, of which it waited 2 and rehearsed 0.5
+
+
+def test_a_copy_that_ends_after_the_last_byte_is_no_part_of_the_tail() -> None:
+    """Eq. 5 counts it already: a slow copy must not be foretold twice."""
+    slow = [*LOADING[:3], _event(Phase.LOAD_END, 4.9, 8_000)]
+    measured = measure([*TRACE, *slow])
+    assert measured.t_tail == pytest.approx(5.0 - (1.0 + 3.9))
+
+
+def test_a_fetch_whose_bytes_another_segment_had_gives_the_rate_within_the_hosts_memory() -> None:
+    for copied, rate in ((8_000, 2_000.0), (4_000, None)):
+        events = [replace(e, attrs={"copied_bytes": copied}) if e.name is Phase.FETCH_END else e for e in TRACE]
+        assert measure(events).memory == (None if rate is None else pytest.approx(rate))
+
+
+def test_rates_are_those_of_the_action_else_of_any_action_else_of_the_kind_of_device() -> None:
+    history = History()
+    assert (history.rates("guest/chat", "cpu").copy, history.rates("guest/chat", "A10").copy) == (20e9, 12e9)
+    history.update("guest/other", "A10", COLD, Measured(copy=9e9, memory=3e9))
+    assert (history.rates("guest/chat", "A10").copy, history.rates("guest/chat", "A10").memory) == (9e9, 3e9)
+    history.update("guest/chat", "A10", StartMode.PREWARMED, Measured(copy=5e9))
+    assert history.rates("guest/chat", "A10").copy == 5e9
+    assert history.rates("guest/chat", "cpu").copy == 20e9
 
 
 def test_a_start_that_fetched_nothing_teaches_no_tail() -> None:
     resident = [replace(e, attrs={"resident": True}) if e.name is Phase.FETCH_END else e for e in TRACE]
     assert measure(resident).t_tail is None
-    assert measure(resident).bandwidth is None, "nothing moved, so there is no rate to learn"
+    assert measure(resident).memory is None, "nothing moved, so there is no rate to learn"
     assert measure([*TRACE, _event(Phase.CONTEXT_END, 4.8)]).t_tail == pytest.approx(0.2)
 
 
 def test_the_tail_of_a_group_is_that_of_its_slowest_stage() -> None:
     other = [replace(e, stage=1, mono_ns=e.mono_ns + (e.name is Phase.READY) * 700_000_000) for e in TRACE]
     assert measure([*TRACE, *other]).t_tail == pytest.approx(1.7)
-    assert measure([*TRACE, *other]).bandwidth == pytest.approx(2_000.0)  # stage 0's
 
 
 def test_events_of_two_boots_are_never_subtracted() -> None:
     moved = [_event(Phase.CONTAINER_BEGIN, 9.0, boot="old"), _event(Phase.CONTAINER_END, 1.0, boot="new")]
     assert measure(moved).t_cc is None
+
+
+def test_waiting_for_a_stem_cell_is_no_part_of_the_container() -> None:
+    waited = [
+        replace(e, attrs={"mode": "prewarmed", "stem_cell_wait_s": 0.4}) if e.name is Phase.CONTAINER_END else e
+        for e in TRACE
+    ]
+    measured = measure(waited)
+    assert measured.t_cc == pytest.approx(0.1)
+
+
+def test_one_early_start_that_waited_for_the_first_stem_cell_makes_no_other_start_look_later() -> None:
+    history = History()
+    before = history.times("guest/other", "cpu", StartMode.PREWARMED, LLAMA2_7B)
+    early = [
+        _event(Phase.CONTAINER_BEGIN, 0.0),
+        replace(_event(Phase.CONTAINER_END, 3.7), attrs={"mode": "prewarmed", "stem_cell_wait_s": 3.5}),
+    ]
+    history.update("guest/chat", "cpu", StartMode.PREWARMED, measure(early))
+    after = history.times("guest/other", "cpu", StartMode.PREWARMED, LLAMA2_7B)
+    assert after.t_cc == pytest.approx(before.t_cc)
+
+
+def test_what_a_claimed_cell_still_had_to_import_is_learned_neither_as_libraries_nor_as_context() -> None:
+    """It was taken while it imported: that is waiting for the cell, and the next one may be ready."""
+    importing = [
+        _event(Phase.CONTAINER_BEGIN, 9.0),
+        replace(_event(Phase.CONTAINER_END, 9.1), attrs={"mode": "prewarmed"}),
+        _event(Phase.CONTEXT_BEGIN, 9.1),
+        _event(Phase.CONTEXT_END, 9.2),
+        _event(Phase.LIBRARIES_BEGIN, 1.0),
+        _event(Phase.LIBRARIES_END, 12.0),
+        _event(Phase.CONTEXT_BEGIN, 12.0),
+        _event(Phase.CONTEXT_END, 12.3),
+        _event(Phase.READY, 12.8),
+    ]
+    measured = measure(importing)
+    assert (measured.t_l, measured.t_cu, measured.t_tail) == (None, pytest.approx(0.4), pytest.approx(0.5))
 
 
 def test_the_first_measurement_replaces_the_default_and_later_ones_are_mixed_in_by_a_fifth() -> None:
@@ -106,7 +199,6 @@ def test_the_first_measurement_replaces_the_default_and_later_ones_are_mixed_in_
     slower = [_event(Phase.CONTAINER_BEGIN, 0.0), _event(Phase.CONTAINER_END, 1.5)]
     learned = history.update("guest/chat", "cpu", COLD, measure(slower))
     assert learned.times.t_cc == pytest.approx(0.8 * 0.5 + 0.2 * 1.5)
-    assert learned.bandwidth == pytest.approx(2_000.0)
     assert history.times("guest/chat", "cpu", COLD, LLAMA2_7B).t_p == Times().t_p
 
 
@@ -130,9 +222,9 @@ def test_a_start_from_a_stem_cell_waits_for_no_imports_and_is_learned_apart() ->
 
 def test_a_request_teaches_prefill_and_the_time_of_a_token() -> None:
     run = [_event(Phase.PREFILL_BEGIN, 1.0), _event(Phase.PREFILL_END, 1.5), _event(Phase.RUN_END, 3.5)]
-    assert measure_run(run, 5) == Pass(1, 1, pytest.approx(0.5), pytest.approx(0.5))
+    assert measure_run(run, 5) == Pass(1, 1.0, pytest.approx(0.5), pytest.approx(0.5))
     assert measure_run(run, 1).token_s is None
-    assert measure_run(run[:1], 5) == Pass(1, 1)
+    assert measure_run(run[:1], 5) == Pass(1, 1.0)
     learned = History().update_pass("guest/chat", "cpu", COLD, measure_run(run, 5))
     assert (learned.times.t_p, learned.times.t_d, learned.alone) == (0.5, 0.5, ("t_d", "t_p"))
 
@@ -140,7 +232,7 @@ def test_a_request_teaches_prefill_and_the_time_of_a_token() -> None:
 def truth(s: int, w: int, t_p: float = 0.9, t_d: float = 0.03, t_n: float = 0.012) -> Pass:
     """What a group of this shape really shows."""
     factor = f_factor(s, w)
-    return Pass(s, w, t_p * factor + t_n * s, t_d * factor + t_n * s)
+    return Pass(s, factor, t_p * factor + t_n * s, t_d * factor + t_n * s)
 
 
 def test_a_group_teaches_the_hop_when_the_token_of_one_stage_is_known() -> None:
@@ -167,14 +259,14 @@ def test_groups_alone_teach_prefill_and_token_with_the_hop_as_it_is_known(s: int
 def test_a_hop_that_is_believed_too_long_leaves_half_of_a_pass_to_the_stages() -> None:
     history = History()
     history.update("guest/other", "cpu", COLD, Measured(t_n=1.0))
-    learned = history.update_pass("guest/chat", "cpu", COLD, Pass(4, 4, 0.4, 0.04))
+    learned = history.update_pass("guest/chat", "cpu", COLD, Pass(4, 1.0, 0.4, 0.04))
     assert (learned.times.t_p, learned.times.t_d) == pytest.approx((0.2, 0.02))
 
 
 def test_a_group_that_is_faster_than_one_stage_has_no_hop_and_never_a_negative_one() -> None:
     history = History()
     history.update_pass("guest/chat", "cpu", COLD, truth(1, 1, t_n=0.0))
-    assert history.update_pass("guest/chat", "cpu", COLD, Pass(2, 1, 0.5, 0.01)).times.t_n == 0.0
+    assert history.update_pass("guest/chat", "cpu", COLD, Pass(2, 1.5, 0.5, 0.01)).times.t_n == 0.0
 
 
 def test_how_good_predictions_were_is_kept_and_corrects_nothing() -> None:

@@ -6,10 +6,10 @@ import math
 
 import pytest
 
-from gateway.scheduler.predict import Times
-from gateway.scheduler.reasons import Reason, considered
+from gateway.scheduler.predict import Tier, Times
+from gateway.scheduler.reasons import Reason, considered, estimates
 from gateway.scheduler.schemes import Bandwidth, Gpu, Request, Server, Variant
-from gateway.scheduler.select import weigh
+from gateway.scheduler.select import select, weigh
 
 TIMES = Times(t_c=4, t_cc=1.5, t_cu=0.5, t_l=2, t_p=1.5, t_d=0.042, t_n=0.005)
 
@@ -50,6 +50,33 @@ def test_a_size_that_would_break_a_promise_is_not_called_late() -> None:
 
     found = reasons([server(0), server(1)], slo_ttft=7.55, bandwidth=none_with_a_deadline)
     assert found[:2] == [(1, 1, Reason.CHOSEN), (2, 2, Reason.PROMISED)]  # the first as a fallback
+
+
+def test_each_server_is_estimated_the_chosen_first_then_by_when_its_part_would_be_there() -> None:
+    servers = [server(0, 0.5e9), server(1, 1e9), server(2), server(3, free=1e9), server(4)._replace(cell_wait_s=9.0)]
+    request = Request(12e9, slo_ttft=7.6, times=TIMES)
+    chosen = select(servers[:3], request, max_stages=1)
+    assert chosen is not None
+    assert chosen.full_ids == (2,)
+    rates = {0: 0.5e9, 1: 0.6e9, 2: 2e9, 3: 2e9, 4: math.inf}
+    tiers = {4: Tier.RESIDENT}
+    found = estimates(
+        chosen,
+        servers,
+        request,
+        "min_sharing",
+        lambda s, n, t: rates[s.id],
+        lambda s, n: tiers.get(s.id, Tier.REMOTE),
+    )
+    assert [server_id for server_id, _ in found] == [2, 4, 1, 0, 3]
+    by_server = {server_id: each.plain() for server_id, each in found}
+    seconds = {"ready_s": 6.0, "runtime_s": 4.0, "fetched_s": 6.0, "copied_s": 3.0}
+    assert by_server[2] == {"from": "remote", "role": "full", **seconds}
+    assert by_server[1]["queue_s"] == 8.0
+    assert by_server[1]["fetched_s"] == 20.0
+    seconds = {"ready_s": 13.0, "runtime_s": 13.0, "copied_s": 12.0, "cell_wait_s": 9.0}
+    assert by_server[4] == {"from": "resident", **seconds}
+    assert by_server[3] == {"from": "remote", "why": "no room"}
 
 
 @pytest.mark.parametrize("slo_ttft", [1.0, 7.5, 60.0])

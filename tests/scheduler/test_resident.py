@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.scheduler.decisions import StartGroup
 from gateway.scheduler.events import HostsSeen
 from gateway.scheduler.history import Measured
-from tests.scheduler.world import CHAT, FACTS, SMOLLM2, chat, llm_world, of, report
-from thaw.host import Resident
+from tests.scheduler.world import CHAT, FACTS, MIB, SMOLLM2, chat, llm_world, of, report
+from thaw.host import Device, Resident
 from thaw.ids import HostId
 from thaw.instance import StartMode
 
@@ -63,6 +64,36 @@ def test_stages_on_a_host_that_has_the_model_copy_their_parts_and_book_no_link()
     assert start.plan.predicted_ttft_s is not None
     assert start.plan.bound_ttft_s is not None
     assert start.plan.bound_ttft_s <= start.plan.predicted_ttft_s < SMOLLM2.n_bytes / SLOW
+
+
+def test_what_is_explained_of_the_chosen_hosts_is_what_the_start_was_placed_by() -> None:
+    there = Resident("s3://m", SMOLLM2.n_bytes, "aa")
+    reports = [report(f"h{i}", network_bytes_per_s=25e6, resident=(there,) if i == 3 else ()) for i in range(4)]
+    w = llm_world(*reports, facts=chat(forced_stages=3), model=SMOLLM2, relay_url="redis://relay:1")
+    w.view.history.update(CHAT, "cpu", StartMode.COLD, Measured(t_p=0.3, t_n=0.01, t_tail=0.2, memory=50e6, copy=80e6))
+    (start,) = of(w.ask(CHAT), StartGroup)
+    explained = start.attrs["candidates"]
+    assert isinstance(explained, list)
+    assert [c["host"] for c in explained[:3]] == [s.host for s in start.plan.stages]
+    assert {c["host"]: c["from"] for c in explained}["h3"] == "memory"  # a part is copied into a segment of its own
+    worst_s = max(c["ready_s"] for c in explained[:3])
+    assert start.plan.predicted_ttft_s == pytest.approx(worst_s + 0.3 + 3 * 0.01 + 0.2, abs=0.002)
+    assert {c.get("copied_s") for c in explained} != {None}
+
+
+def test_a_rate_that_starts_have_shown_moves_the_place_of_the_next_one() -> None:
+    """A resident model wins for its link, and loses where the copy to the device is known to be slow."""
+    devices = {k: (Device("cuda:0", k, 4096 * MIB, 4096 * MIB),) for k in ("A10", "V100")}
+    here = Resident("s3://m", FACTS.n_bytes, "aa")
+    reports = (
+        report("h0", devices=devices["A10"], network_bytes_per_s=10e6),
+        report("h1", devices=devices["V100"], network_bytes_per_s=10e6, resident=(here,)),
+    )
+    for copy, chosen in ((12e9, "h1"), (5e6, "h0")):
+        w = llm_world(*reports, facts=chat(max_stages=1))
+        w.view.history.update("guest/other", "V100", StartMode.COLD, Measured(copy=copy))
+        (start,) = of(w.ask(CHAT), StartGroup)
+        assert start.plan.stages[0].host == chosen
 
 
 _HERE = Resident("s3://m", SMOLLM2.n_bytes, "aa")

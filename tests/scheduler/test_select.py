@@ -11,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.scheduler.ledger import LinkLedger
-from gateway.scheduler.predict import Times, f_factor, kappa, pass_s, tpot
+from gateway.scheduler.predict import Times, f_factor, pass_s, tpot
 from gateway.scheduler.schemes import Gpu, Request, Scheme, Server, Size, Variant, candidates, sizes, static_bandwidth
 from gateway.scheduler.search import least_sharing
 from gateway.scheduler.select import greedy, select, spread, weigh
+from tests.scheduler.test_predict import kappa
 
 G, FREE = 1e9, int(22e9)
 

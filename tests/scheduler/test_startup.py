@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.scheduler.startup import LoadServer, ResumeCost, Run, Tier, cheapest_moves, choose, move_cost_s, startup
+from gateway.scheduler.predict import Tier
+from gateway.scheduler.startup import LoadServer, ResumeCost, Run, cheapest_moves, choose, startup
 
 COST = ResumeCost(0.25e-3, 0.020, 0.030)
 N = 13.3e9
@@ -19,7 +22,7 @@ def servers(q_ssd: float) -> list[LoadServer]:
     x = Run("x", "X", 1, N, 600, 9.0, COST)
     links = {"dram": 20e9, "ssd": 5e9, "net": 1.25e9}
     return [
-        LoadServer(0, 0, **links, tiers={"B": Tier.DRAM}, runs=(x,)),
+        LoadServer(0, 0, **links, tiers={"B": Tier.RESIDENT}, runs=(x,)),
         LoadServer(1, 1, **links, q_ssd=q_ssd, tiers={"B": Tier.SSD}),
         LoadServer(2, 1, **links, q_net=3.0),
         LoadServer(3, 1, **links, tiers={"X": Tier.SSD}),
@@ -43,16 +46,30 @@ def test_worked_example_5_without_a_queue_the_free_server_wins() -> None:
     assert chosen.startup_s == pytest.approx(2.660)
 
 
-def test_an_assigned_load_holds_every_queue_it_crosses() -> None:
-    remote = LoadServer(0, 1, 20e9, 5e9, 1e9).assign("m", 2e9)
-    assert (remote.q_net, remote.q_ssd) == (2.0, 2.0)
-    ssd = LoadServer(0, 1, 20e9, 5e9, 1e9, tiers={"m": Tier.SSD}).assign("m", 5e9)
-    assert (ssd.q_net, ssd.q_ssd) == (0.0, 1.0)
-
-
 def test_a_destination_with_an_idle_instance_costs_only_the_resume() -> None:
     run = Run("x", "X", 1, N, 600, 9.0, COST)
-    assert move_cost_s(run, LoadServer(1, 1, 1, 1, 1, idle_models=frozenset({"X"}))) == pytest.approx(0.245)
+    busy = LoadServer(0, 0, 1, 1, 1, runs=(run,))
+    found = cheapest_moves([busy, LoadServer(1, 1, 1, 1, 1, idle_models=("X",))], busy, 1)
+    assert found is not None
+    assert [(m.to, m.cost_s) for m in found] == [(1, pytest.approx(0.245))]
+
+
+def test_an_idle_instance_holds_its_devices_already_so_its_host_needs_no_free_one() -> None:
+    run = Run("x", "X", 2, N, 600, 9.0, COST)
+    busy = LoadServer(0, 0, 1, 1, 1, runs=(run,))
+    found = cheapest_moves([busy, LoadServer(1, 0, 1, 1, 1, idle_models=("X",))], busy, 2)
+    assert found is not None
+    assert [(m.to, m.cost_s) for m in found] == [(1, pytest.approx(0.245))]
+
+
+def test_two_runs_cannot_both_move_to_one_idle_instance() -> None:
+    runs = tuple(Run(f"x{i}", "X", 1, 2e9, 600, 9.0, COST) for i in range(2))
+    busy = LoadServer(0, 0, 1e9, 1e9, 1e9, runs=runs)
+    idle = LoadServer(1, 1, 1e9, 1e9, 1e9, idle_models=("X",))
+    found = cheapest_moves([busy, idle], busy, 2)
+    assert found is not None
+    assert [m.cost_s for m in found] == pytest.approx([0.245, 2.0 + 0.245])
+    assert cheapest_moves([busy, replace(idle, n_free=0)], busy, 2) is None
 
 
 def test_runs_do_not_move_from_a_server_that_others_are_moving_to() -> None:
@@ -63,21 +80,34 @@ def test_runs_do_not_move_from_a_server_that_others_are_moving_to() -> None:
 
 @given(
     runs=st.lists(st.tuples(st.integers(1, 3), st.integers(1, 50)), max_size=4),
-    room=st.lists(st.tuples(st.integers(0, 4), st.integers(1, 9)), min_size=1, max_size=3),
+    room=st.lists(
+        st.tuples(st.integers(0, 4), st.integers(1, 9), st.lists(st.sampled_from("AB"), max_size=2)),
+        min_size=1,
+        max_size=3,
+    ),
     missing=st.integers(1, 6),
 )
 def test_the_migration_search_equals_trying_everything(
-    runs: list[tuple[int, int]], room: list[tuple[int, int]], missing: int
+    runs: list[tuple[int, int]], room: list[tuple[int, int, list[str]]], missing: int
 ) -> None:
+    """Each run stays, moves into an idle instance of its model, or is loaded where devices are free."""
     cost = ResumeCost(0.0, 0.5, 1.0)
-    moving = tuple(Run(f"r{i}", f"m{i}", g, float(n), 0, 0, cost) for i, (g, n) in enumerate(runs))
+    moving = tuple(Run(f"r{i}", "AB"[i % 2], g, float(n), 0, 0, cost) for i, (g, n) in enumerate(runs))
     source = LoadServer(0, 0, 1, 1, 1, runs=moving)
-    others = [LoadServer(i + 1, free, float(b), float(b), float(b)) for i, (free, b) in enumerate(room)]
+    others = [
+        LoadServer(i + 1, free, float(b), float(b), float(b), idle_models=tuple(idle))
+        for i, (free, b, idle) in enumerate(room)
+    ]
     found = cheapest_moves([source, *others], source, missing)
-    best = math.inf
-    for where in itertools.product(range(-1, len(others)), repeat=len(moving)):
-        pairs = [(r, others[w]) for r, w in zip(moving, where, strict=True) if w >= 0]
-        used = [sum(r.n_gpus for r, o in pairs if o is other) for other in others]
-        if sum(r.n_gpus for r, _ in pairs) >= missing and all(u <= o.n_free for u, o in zip(used, others, strict=True)):
-            best = min(best, sum(move_cost_s(r, o) for r, o in pairs))
+    best, ways = math.inf, [None, *itertools.product(others, (True, False))]
+    for chosen in itertools.product(ways, repeat=len(moving)):
+        moves = [(run, *way) for run, way in zip(moving, chosen, strict=True) if way is not None]
+        loaded = {o.id: sum(r.n_gpus for r, to, idle in moves if to is o and not idle) for o in others}
+        taken = Counter((to.id, r.model) for r, to, idle in moves if idle)
+        if (
+            sum(r.n_gpus for r, *_ in moves) >= missing
+            and all(loaded[o.id] <= o.n_free for o in others)
+            and all(n <= others[to - 1].idle_models.count(model) for (to, model), n in taken.items())
+        ):
+            best = min(best, sum(0.5 if idle else to.load_s(r.model, r.n_bytes) + 0.5 for r, to, idle in moves))
     assert (math.inf if found is None else sum(m.cost_s for m in found)) == pytest.approx(best)

@@ -21,6 +21,12 @@ _REASONS = {
     "memory": "in time too, but holds more memory",
     "larger": "in time too, with more stages",
 }
+_SOURCES = {
+    "resident": "its bytes lie in host memory",
+    "memory": "its bytes are copied within host memory",
+    "ssd": "its bytes come from the disk",
+    "remote": "its bytes come over the network",
+}
 
 
 def lines(timeline: Timeline) -> Iterator[str]:
@@ -31,6 +37,7 @@ def lines(timeline: Timeline) -> Iterator[str]:
     yield _shape(planned)
     yield _objective(planned)
     yield from (_size(each) for each in _sizes(planned))
+    yield from _hosts(planned)
 
 
 def _shape(planned: Mapping[str, Any]) -> str:
@@ -69,6 +76,39 @@ def _size(each: Mapping[str, Any]) -> str:
         return f"  {name:<17} {reason}"
     ttft, tpot = duration(float(each["ttft_s"])), duration(float(each.get("tpot_s", 0.0)))
     return f"  {name:<17} first token in {ttft}, then {tpot} a token: {reason}"
+
+
+def _hosts(planned: Mapping[str, Any]) -> Iterator[str]:
+    """When a worker would have its part on each host that was looked at, and what takes so long."""
+    candidates = [c for c in planned.get("candidates", ()) if isinstance(c, Mapping)]
+    width = max((len(_host(c)) for c in candidates), default=0)
+    if candidates:
+        yield "a worker would have its part on"
+    for each in candidates:
+        yield f"  {_host(each):<{width}} {_estimate(each)}"
+
+
+def _host(candidate: Mapping[str, Any]) -> str:
+    role = candidate.get("role")
+    return f"{candidate.get('host', '?')} (chosen, {role}):" if role else f"{candidate.get('host', '?')}:"
+
+
+def _estimate(candidate: Mapping[str, Any]) -> str:
+    source = _SOURCES.get(str(candidate.get("from")), str(candidate.get("from")))
+    if "ready_s" not in candidate:
+        return f"not now: {_REASONS.get(str(candidate.get('why')), candidate.get('why'))}"
+
+    def seconds(name: str) -> str:
+        return duration(float(candidate.get(name, 0.0)))
+
+    parts = [f"after {seconds('ready_s')}: {source}"]
+    if "fetched_s" in candidate:
+        behind = f", {seconds('queue_s')} of it behind others" if "queue_s" in candidate else ""
+        parts.append(f"all there after {seconds('fetched_s')}{behind}")
+    cell = f", {seconds('cell_wait_s')} of it until its stem cell is made" if "cell_wait_s" in candidate else ""
+    parts.append(f"runtime after {seconds('runtime_s')}{cell}")
+    parts.append(f"copied after {seconds('copied_s')} at the earliest")
+    return "; ".join(parts)
 
 
 def side_by_side(fetches: Sequence[Interval]) -> Iterator[str]:

@@ -1,0 +1,63 @@
+"""What a host says of its stem cells, and what a start there is foretold."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gateway.scheduler.decisions import StartGroup
+from gateway.scheduler.events import HostsSeen
+from gateway.scheduler.history import History
+from tests.scheduler.world import CHAT, World, llm_world, of, report
+from thaw.action import KIND_LLM
+from thaw.host import HostReport, StemTarget
+from thaw.instance import StartMode
+
+FAST = 1e12  # a link on which bytes take no time
+
+
+def host(name: str, ready_in_s: float | None = None, **fields: Any) -> HostReport:
+    """One that makes a stem cell, or keeps none."""
+    target = StemTarget(KIND_LLM, 1, 0, shared=True, ready_in_s=ready_in_s)
+    return report(name, network_bytes_per_s=FAST, stem_targets=(target,), **fields)
+
+
+def foretold(w: World) -> tuple[str, float]:
+    """Where the start goes, and when its first token is to come."""
+    (start,) = of(w.ask(CHAT), StartGroup)
+    assert start.plan.predicted_ttft_s is not None
+    return start.plan.stages[0].host, start.plan.predicted_ttft_s
+
+
+def test_a_start_waits_for_the_cell_that_its_host_is_making_and_is_foretold_so() -> None:
+    _, ready = foretold(llm_world(host("h0", stem_kinds=(KIND_LLM,))))
+    _, waits = foretold(llm_world(host("h0", ready_in_s=3.0)))
+    assert waits == pytest.approx(ready + 3.0)
+
+
+def test_the_wait_passes_while_nobody_reports() -> None:
+    w = llm_world(host("h0", ready_in_s=3.0))
+    w.now += 2.0
+    _, later = foretold(w)
+    assert later == pytest.approx(foretold(llm_world(host("h0", stem_kinds=(KIND_LLM,))))[1] + 1.0)
+
+
+@pytest.mark.parametrize(("ready_in_s", "chosen"), [(0.5, "h0"), (60.0, "h1")])
+def test_a_cell_that_is_nearly_made_beats_a_cold_start_and_one_that_is_not_loses(
+    ready_in_s: float, chosen: str
+) -> None:
+    w = llm_world(host("h0", ready_in_s=ready_in_s), host("h1"))
+    assert foretold(w)[0] == chosen
+
+
+def test_a_host_that_makes_a_cell_is_passed_over_for_one_where_a_cell_waits() -> None:
+    w = llm_world(host("h0", ready_in_s=3.0), host("h1", stem_kinds=(KIND_LLM,), used_mb=1024))
+    assert foretold(w)[0] == "h1"
+
+
+def test_what_the_next_report_says_of_a_cell_counts() -> None:
+    w = llm_world(host("h0", ready_in_s=3.0))
+    w.do(HostsSeen((host("h0", ready_in_s=8.0, seen_wall_ms=2_000),)))
+    cold = History().times(CHAT, "cpu", StartMode.PREWARMED, 0)
+    assert foretold(w)[1] >= 8.0 + cold.t_cc

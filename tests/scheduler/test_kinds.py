@@ -1,0 +1,185 @@
+"""Hosts of several kinds of device in one cluster: every worker counts with the times and the share of its own."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.scheduler.decisions import LearnFrom, StartGroup
+from gateway.scheduler.history import Measured
+from gateway.scheduler.predict import Times
+from gateway.scheduler.schemes import Gpu, Request, Scheme, Server
+from gateway.scheduler.select import select
+from tests.scheduler.test_predict import kappa
+from tests.scheduler.world import CHAT, MIB, SMOLLM2, World, chat, group_world, llm_world, of, report
+from thaw.action import KIND_LLM
+from thaw.host import Device, HostReport
+from thaw.instance import StartMode
+
+G = 1e9
+FAST, SLOW = Times(t_p=0.4, t_d=0.01, t_n=0.002), Times(t_p=3.1, t_d=0.08, t_n=0.004, t_tail=0.3)
+
+
+def host(name: str, kind: str, **fields: Any) -> HostReport:
+    devices = (Device("cuda:0", kind, 4096 * MIB, 4096 * MIB),)
+    return report(name, **{"devices": devices, "network_bytes_per_s": 1e9, "stem_kinds": (KIND_LLM,), **fields})
+
+
+def teach(w: World, kind: str, t_p: float) -> None:
+    times = Measured(t_cc=0.1, t_cu=0.1, t_p=t_p, t_d=0.01, t_tail=0.0)
+    w.view.history.update(CHAT, kind, StartMode.PREWARMED, times)
+
+
+def test_one_slow_host_does_not_make_the_fast_ones_look_too_slow() -> None:
+    """Its kind comes first in the alphabet; the others answer in 0.7 s."""
+    w = llm_world(host("h0", "A-slow"), host("h1", "B-fast"), host("h2", "B-fast"), facts=chat(slo_ttft_s=1.5))
+    teach(w, "A-slow", t_p=3.1)
+    teach(w, "B-fast", t_p=0.4)
+    (start,) = of(w.ask(CHAT), StartGroup)
+    assert start.attrs["fallback"] is False
+    assert start.plan.stages[0].host in ("h1", "h2")
+    assert start.plan.predicted_ttft_s is not None
+    assert start.plan.predicted_ttft_s < 1.5
+
+
+def test_a_slow_host_is_foretold_with_its_own_times_though_a_fast_kind_comes_first() -> None:
+    w = llm_world(host("h0", "A-fast", draining=True), host("h1", "B-slow"), facts=chat(slo_ttft_s=60.0))
+    alone = llm_world(host("h1", "B-slow"), facts=chat(slo_ttft_s=60.0))
+    for each in (w, alone):
+        teach(each, "A-fast", t_p=0.4)
+        teach(each, "B-slow", t_p=3.1)
+    (start,), (same,) = of(w.ask(CHAT), StartGroup), of(alone.ask(CHAT), StartGroup)
+    assert start.plan.predicted_ttft_s == pytest.approx(same.plan.predicted_ttft_s)
+    assert start.plan.predicted_ttft_s is not None
+    assert start.plan.predicted_ttft_s > 3.1
+
+
+def server(i: int, times: Times, b: float = 2.0, *, free: int = 22, n_workers: int = 0, share: bool = True) -> Server:
+    return Server(i, b * G, 12 * G, (Gpu(int(free * G), n_workers),), times, is_enforced=share)
+
+
+def test_a_group_over_two_kinds_takes_the_sum_of_what_each_worker_takes() -> None:
+    scheme = select(
+        [server(0, FAST), server(1, SLOW)], Request(12 * G, slo_ttft=math.inf), min_stages=2, max_stages=2, min_full=2
+    )
+    assert scheme is not None
+    worst = max(kappa(6 * G, 2 * G, 12 * G, times) for times in (FAST, SLOW))
+    assert scheme.ttft == pytest.approx(worst + (0.4 + 3.1) / 2 + 0.002 + 0.004 + 0.3)
+    assert scheme.tpot == pytest.approx((0.01 + 0.08) / 2 + 0.002 + 0.004)
+
+
+def test_its_fetches_are_due_so_that_the_pass_over_both_kinds_still_fits() -> None:
+    scheme = select(
+        [server(0, FAST), server(1, SLOW)], Request(12 * G, slo_ttft=9.0), min_stages=2, max_stages=2, min_full=2
+    )
+    assert scheme is not None
+    assert scheme.fetch_within_s == pytest.approx(9.0 - (0.4 + 3.1) / 2 - 0.006 - 0.3)
+
+
+@pytest.mark.parametrize(("enforced", "factor"), [(True, 1 / 2 + 1), (False, 1.0)])
+def test_a_low_worker_alone_on_a_device_that_nobody_divides_computes_as_fast_as_a_full_one(
+    enforced: bool, factor: float
+) -> None:
+    two = [server(i, FAST, share=enforced) for i in range(2)]
+    scheme = select(two, Request(12 * G), min_stages=2, max_stages=2, min_full=1)
+    assert scheme is not None
+    assert scheme.w == 1
+    assert scheme.tpot == pytest.approx(0.01 * factor + 2 * 0.002)
+
+
+def test_a_low_worker_that_shares_a_device_is_counted_with_its_part_of_it() -> None:
+    """Nobody holds it to 1/s, but what the others leave it is not known."""
+    servers = [server(0, FAST, share=False), server(1, FAST, n_workers=1, free=8, share=False)]
+    scheme = select(servers, Request(12 * G), min_stages=2, max_stages=2, min_full=1)
+    assert scheme is not None
+    assert (scheme.w, scheme.low_ids) == (1, (1,))
+    assert scheme.tpot == pytest.approx(0.01 * (1 / 2 + 1) + 2 * 0.002)
+
+
+@pytest.mark.parametrize(("share", "factor"), [("none", 1.0), ("enforced", 4 - 1 + 1 / 4)])
+def test_a_group_teaches_by_the_shares_that_its_hosts_really_give(share: str, factor: float) -> None:
+    """Taught by the enforced F on hosts that enforce nothing, a t_p of 1.0 would be learned as 0.31."""
+    w = group_world(facts=chat(forced_stages=4, max_stages=4), share=share)
+    (start,) = of(w.ask(CHAT), StartGroup)
+    (learn,) = of(w.ready(start), LearnFrom)
+    assert (learn.n_stages, learn.n_full) == (4, 1)
+    assert learn.factor == pytest.approx(factor)
+
+
+def test_a_group_over_two_kinds_of_device_teaches_neither_of_them_its_pass() -> None:
+    reports = [host(f"h{i}", kind, network_bytes_per_s=25e6) for i, kind in enumerate(("A10", "V100"))]
+    w = llm_world(*reports, facts=chat(forced_stages=2, max_stages=4), model=SMOLLM2, relay_url="redis://relay:1")
+    (start,) = of(w.ask(CHAT), StartGroup)
+    (learn,) = of(w.ready(start), LearnFrom)
+    assert learn.factor is None
+
+
+servers_st = st.lists(
+    st.tuples(
+        st.sampled_from([FAST, SLOW, replace(FAST, t_p=1.0, t_tail=0.6)]),
+        st.sampled_from([0.5, 1.0, 2.0]),
+        st.sampled_from([3, 6, 12, 24]),
+        st.integers(0, 1),
+        st.booleans(),
+    ),
+    min_size=1,
+    max_size=5,
+)
+Plain = list[tuple[Times, float, int, int, bool]]
+
+
+def outcome(servers: list[Server], request: Request, full: tuple[int, ...], low: tuple[int, ...]) -> Any:
+    """(sharing, memory, s, w, TTFT) of one placement; None: there is no room for it, or it misses an objective."""
+    s, chosen = len(full) + len(low), [servers[i] for i in (*full, *low)]
+    needs = [request.need_full] * len(full) + [request.need_low(s)] * len(low)
+    if any(server.gpus[0].free < need for server, need in zip(chosen, needs, strict=True)):
+        return None
+    ttft, tpot = max(kappa(12 * G / s, v.bandwidth, 12 * G, v.times or Times()) for v in chosen), 0.0
+    ttft += max(v.times.t_tail for v in chosen if v.times)
+    for k, v in enumerate(chosen):
+        is_held = k >= len(full) and (v.is_enforced or v.gpus[0].n_workers > 0)
+        part = 1.0 if is_held else 1 / s
+        assert v.times is not None
+        ttft += v.times.t_p * part + v.times.t_n
+        tpot += v.times.t_d * part + v.times.t_n
+    if ttft > request.slo_ttft + 1e-9 or tpot > request.slo_tpot + 1e-9:
+        return None
+    return sum(v.gpus[0].n_workers for v in chosen), sum(needs), s, len(full), round(ttft, 9)
+
+
+def every_placement(n_servers: int, min_full: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    ids = range(n_servers)
+    for s in range(1, 5):
+        for w in range(max(1 if s == 1 else 0, min(min_full, s)), s + 1):
+            for full in itertools.combinations(ids, w):
+                for low in itertools.combinations([i for i in ids if i not in full], s - w):
+                    yield full, low
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    plain=servers_st,
+    slo=st.sampled_from([5.0, 7.5, 10.0, 15.0]),
+    per_token=st.sampled_from([0.03, 0.06, 0.2]),
+    min_full=st.integers(0, 2),
+)
+def test_over_hosts_of_any_kinds_and_shares_the_answer_is_that_of_trying_every_subset(
+    plain: Plain, slo: float, per_token: float, min_full: int
+) -> None:
+    servers = [server(i, times, b, free=f, n_workers=n, share=held) for i, (times, b, f, n, held) in enumerate(plain)]
+    request = Request(12 * G, slo_ttft=slo, slo_tpot=per_token)
+    every = (outcome(servers, request, *placement) for placement in every_placement(len(servers), min_full))
+    best = min((o for o in every if o is not None), default=None)
+    scheme: Scheme | None = select(servers, request, min_full=min_full)
+    if best is None:
+        assert scheme is None or scheme.fallback
+    else:
+        assert scheme is not None
+        assert (scheme.sharing, scheme.memory, scheme.s, scheme.w, round(scheme.ttft, 9)) == best
