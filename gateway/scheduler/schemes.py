@@ -206,12 +206,15 @@ class Size:
         found = [self.of(mix) for mix in _divisions(self.w, self.s - self.w, fits)]
         return sorted((size for size in found if size.meets_tpot), key=lambda size: size.work_s)
 
-    def latest_s(self, speeds: Iterable[Speed]) -> float:
-        """The latest deadline, from now, that any mix of these speeds leaves to the fetches of so many stages."""
-        if not (known := set(speeds)):
+    def latest_s(self, times: Sequence[Times]) -> float:
+        """The latest deadline, from now, that any mix leaves to the fetches of so many stages on devices of these
+        times."""
+        if not times:
             return -1.0
-        t_p, t_d, t_n, t_tail, _ = (min(each) for each in zip(*known, strict=True))
-        return self.of((Quota(Speed(t_p, t_d, t_n, t_tail, 1.0), self.s, 0),)).within_s
+        r, t_p, t_n = self.request, min(t.t_p for t in times), min(t.t_n for t in times)
+        fastest = replace(r.times, t_p=t_p, t_n=t_n, t_tail=min(t.t_tail for t in times))
+        left = predict.fetch_time_left(r.slo_ttft, r.t_w, self.s, 1.0, fastest)
+        return left if r.overlap else left - fastest.t_c
 
     def speed(self, server: Server, low: Seat) -> Speed:
         """``low``: the seat that a low worker would have there."""

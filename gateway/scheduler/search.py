@@ -75,6 +75,7 @@ class Possible:
 
     def __init__(self, servers: Sequence[Server], variant: Variant, bandwidth: Bandwidth) -> None:
         self._servers, self._variant, self._bandwidth = servers, variant, bandwidth
+        self._times = list({id(s.times): s.times for s in servers}.values())
         self._of: dict[int, _Offered] = {}
 
     def least_sharing(self, size: Size) -> float:
@@ -99,9 +100,9 @@ class Possible:
         return known
 
     def _look(self, size: Size) -> _Offered:
-        found, part = seated(self._servers, size, self._variant), size.request.part(size.s)
-        within_s = size.latest_s([each.speed for each in found])
-        found = [each for each in found if within_s >= 0 and self._bandwidth(each.server, part, within_s) > 0]
+        part, within_s = size.request.part(size.s), size.latest_s([t or size.request.times for t in self._times])
+        promising = [s for s in self._servers if self._bandwidth(s, part, within_s) > 0] if within_s >= 0 else []
+        found = seated(promising, size, self._variant)
         classes, fits = Classes(), dict[Speed, tuple[int, int]]()
         for each in found:
             classes.count(each.full and each.full.shares, each.low.shares, 1)
