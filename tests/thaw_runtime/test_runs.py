@@ -17,7 +17,7 @@ from relay.channel import Channel, ChannelClosed
 from relay.messages import LlmRun, RunFinished, RunToken
 from tests.thaw_runtime.models import write_tiny_model
 from thaw.errors import TimeLimitExceeded
-from thaw_runtime.engine import Finished, Token, Usage
+from thaw_runtime.engine import Event, Finished, Token, Usage
 from thaw_runtime.engine_link import EngineLink
 from thaw_runtime.engine_wire import Abort, Events, Message, Submit, decode, encode
 from thaw_runtime.model_text import ModelText
@@ -26,26 +26,29 @@ from thaw_runtime.start_trace import StartTrace
 
 
 class Engine:
-    """The other end of the proxy's socket: what it was told, and what it says."""
+    """The other end of the proxy's socket.  It answers a request as soon as it hears of it: what it says before that
+    belongs to nobody."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._channel = Channel(sock)
+        self._answer: tuple[tuple[str, Event], ...] = ()
         self.told: queue.Queue[Message] = queue.Queue()
         threading.Thread(target=self._listen, daemon=True).start()
+
+    def will_say(self, text: str, *, ends: bool = False) -> None:
+        """A token for each byte; then, if it ``ends``, that this was all."""
+        tokens = tuple(("r", Token(i, b)) for i, b in enumerate(text.encode()))
+        self._answer = (*tokens, ("r", Finished("length", Usage(1, len(tokens))))) if ends else tokens
 
     def _listen(self) -> None:
         try:
             while True:
-                self.told.put(decode(self._channel.receive()[0]))
+                message = decode(self._channel.receive()[0])
+                self.told.put(message)
+                if isinstance(message, Submit) and self._answer:
+                    self._channel.send(encode(Events(self._answer)))
         except (ChannelClosed, OSError):
             return
-
-    def says(self, text: str) -> None:
-        """A token for each byte."""
-        self._channel.send(encode(Events(tuple(("r", Token(i, b)) for i, b in enumerate(text.encode())))))
-
-    def ends(self, n_tokens: int) -> None:
-        self._channel.send(encode(Events((("r", Finished("length", Usage(1, n_tokens))),))))
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +81,7 @@ def test_the_engine_is_told_to_stop_when_a_stop_string_has_come(
     """It knows no text: it would go on to the last token of the request, in a slot that others wait for."""
     link, engine = ends
     messages = run(link, text, stop="END").messages(None)
-    engine.says("one END two")
+    engine.will_say("one END two")
     batches = list(messages)
     assert isinstance(engine.told.get(timeout=10), Submit)
     assert engine.told.get(timeout=10) == Abort("r")
@@ -104,7 +107,7 @@ def test_the_engine_is_told_to_stop_when_nobody_reads_an_answer_further(
 ) -> None:
     link, engine = ends
     messages = run(link, text).messages(None)
-    engine.says("o")
+    engine.will_say("o")
     next(messages)
     messages.close()
     assert isinstance(engine.told.get(timeout=10), Submit)
@@ -116,8 +119,7 @@ def test_an_engine_that_ended_a_request_is_told_nothing_more_of_it(
 ) -> None:
     link, engine = ends
     messages = run(link, text).messages(None)
-    engine.says("ok")
-    engine.ends(2)
+    engine.will_say("ok", ends=True)
     last = list(messages)[-1][-1]
     assert isinstance(last, RunFinished)
     assert (last.reason, last.completion_tokens) == ("length", 2)
