@@ -1,48 +1,57 @@
-"""Hosts in the order in which a tie goes to them, by what Algorithm 1 can tell apart: so that it looks at a few.
+"""Hosts by what Algorithm 1 can tell apart: so that it looks at a few.
 
-To it, two hosts of one *pace* (link, kind of device, when there is a stem cell) differ only in
+Of hosts of one *pace* (kind of device, shares, when there is a stem cell) each has
 
-* memory: which needs an idle device meets, and which any device meets; hosts of which both are equal are *alike*;
-* when a new fetch could begin: at once, or, if it is due after every promise of that link, once those are kept.
+* memory: which needs an idle device meets, and which any device meets: its *likeness*;
+* a link, and a moment when a new fetch could begin there: at once, or, if it is due after every promise of that link,
+  once those are kept.
 
-So of hosts that are alike the ``depth`` that could begin first are enough (a group has no more workers), and so they
-are of hosts that meet less; once ``depth`` hosts with idle devices for a whole model were found, no later host of that
-pace can be part of the answer: it would lose to one of them.  ``offers`` returns those that are left, and for the
-fallback whoever could begin to fetch first; a test compares the answers with those over all hosts.
+A host is *beaten* by another of its pace that meets the same needs, has a link that is no slower, and stands before it
+in the order of ties (``tie_order``: whose link is free first, then the least loaded).  Whatever a group would gain with
+the beaten one, it gains with the other.  A group has no more than ``depth`` workers, so a host that ``depth`` others
+beat is no part of the answer.  ``offers`` returns the hosts that are left, and for the fallback whoever would have
+fetched the whole model first; a test compares the answers with those over all hosts.
 
 ::
 
-    pace (1e9, "A10", cold)  ──▶ 9 GB free, none idle    ──▶ (workers, id) (workers, id) …   sorted; from the front
-                                 24 GB free, 24 GB idle  ──▶ …   to the ``depth``-th whose link is free
-    pace (1e9, "A10", stem)  ──▶ …
+    pace ("A10", cold)  ──▶ 9 GB free, none idle    ──▶ links.py: blocks of hosts, fastest first
+                            24 GB free, 24 GB idle  ──▶ …   each block in the order of ties, as far as a host in it
+    pace ("A10", stem)  ──▶ …                               may be earlier than ``depth`` faster ones
 """
 
 from __future__ import annotations
 
 import bisect
 import heapq
-from collections.abc import Collection, Iterator
+import math
+from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple
 
 from gateway.scheduler.hosts import HostView
+from gateway.scheduler.ledger import LinkLedger
+from gateway.scheduler.links import Block, Key, Links
 from gateway.scheduler.stages import Stages
 from thaw.ids import HostId
 
 
 class Pace(NamedTuple):
-    """What a start's time on a host depends on, while its link is free."""
+    """What a start's time on a host depends on beside its link."""
 
-    bytes_per_s: float
     kind: str
     cell_s: float  # when a stem cell is there: see ``HostView.cell_s``
     share: str
 
 
+_ABOVE_NOISE = 1 + 1e-6
+"""The ledger decides; who is left out before it is asked must fail there beyond any rounding."""
+
+
 class Wanted(NamedTuple):
     """``needs``: bytes that a worker may need, ascending, the last a whole model's.  ``depth``: workers of a group.
-    ``within_s``, ``latest_s``: no fetch that may be asked for is due earlier, or later.  ``part``: bytes of the
-    smallest fetch.  ``stages``: what a part takes of a host's memory for models.  ``only_promises``: every fetch has a
-    deadline, but for the fallback's; a link that can promise none is of no use."""
+    ``within_s``, ``latest_s``: no fetch that may be asked for is due earlier, or later.  ``part``, ``whole``: bytes of
+    the smallest and the largest fetch.  ``stages``: what a part takes of a host's memory for models.
+    ``only_promises``: every fetch has a deadline, but for the fallback's; a link that can promise none is of no
+    use."""
 
     needs: tuple[int, ...]
     depth: int
@@ -51,21 +60,40 @@ class Wanted(NamedTuple):
     part: float = 0.0
     stages: Stages | None = None
     only_promises: bool = False
+    whole: float = 0.0
 
     def can_be_promised(self, host: HostView, now_s: float) -> bool:
         """The fetch that is easiest to promise, the smallest at the latest, is one that this link can promise."""
         return not self.only_promises or host.ledger.bandwidth(self.part, now_s + self.latest_s, now_s) > 0
 
+    def is_too_slow(self, bytes_per_s: float) -> bool:
+        """The easiest fetch does not end in time on such a link, idle as it may be."""
+        return self.only_promises and self.part > bytes_per_s * self.latest_s * _ABOVE_NOISE + 1.0
 
-_Key = tuple[int, HostId]
+    def is_refused(self, ledger: LinkLedger, now_s: float) -> bool:
+        """The easiest fetch has no place on this link, neither behind all promises nor before the last of them.  The
+        end of the promises says so, without a look at each; False: ask the ledger."""
+        end_s = max(now_s + self.latest_s, ledger.in_line_after_s)
+        room = ledger.bytes_per_s * (end_s - ledger.promised_until_s)
+        return self.only_promises and self.part > room * _ABOVE_NOISE + 1.0
+
+    def likeness(self, memory: _Memory) -> _Likeness:
+        return bisect.bisect_right(self.needs, memory[0]), bisect.bisect_right(self.needs, memory[1])
+
+
 _Memory = tuple[int, int]
 """Bytes free on an idle device, and on any.  Models come in sizes, so a thousand hosts have a few tens of them."""
+
+_Likeness = tuple[int, int]
+"""How many of the needs an idle device meets, and how many any device meets.  One that is no less in both meets all
+that the other meets, and on an idle device where that does."""
 
 
 class _At(NamedTuple):
     pace: Pace
     memory: _Memory
-    key: _Key
+    key: Key
+    bytes_per_s: float
 
 
 class HostIndex:
@@ -73,7 +101,7 @@ class HostIndex:
 
     def __init__(self, stem_kind: str) -> None:
         self._stem_kind = stem_kind
-        self._order: dict[Pace, dict[_Memory, list[_Key]]] = {}
+        self._order: dict[Pace, dict[_Memory, Links]] = {}
         self._at: dict[HostId, _At] = {}
         self._most_free: list[tuple[int, HostId]] = []
         self._free_of: dict[HostId, int] = {}
@@ -85,8 +113,9 @@ class HostIndex:
         room, report = host.room(for_model=True), host.report
         if host.draining or not room.devices:
             return self.drop(host.host_id)
-        pace = Pace(host.ledger.bytes_per_s, room.kind, host.cell_s(self._stem_kind), report.share)
-        at = _At(pace, (room.most_idle, room.most_free), (host.n_workers, host.host_id))
+        pace = Pace(room.kind, host.cell_s(self._stem_kind), report.share)
+        key = host.n_workers, host.host_id
+        at = _At(pace, (room.most_idle, room.most_free), key, host.ledger.bytes_per_s)
         self._note_models(host.host_id, frozenset(r.uri for r in report.resident))
         before = self._at.get(host.host_id)
         self._note_free(host.host_id, room.most_free)
@@ -95,7 +124,7 @@ class HostIndex:
             if before is not None:
                 self._take_out(before)
             self._at[host.host_id] = at
-            bisect.insort(self._order.setdefault(pace, {}).setdefault(at.memory, []), at.key)
+            self._order.setdefault(pace, {}).setdefault(at.memory, Links()).put(key, at.bytes_per_s)
 
     def drop(self, host_id: HostId) -> None:
         if (at := self._at.pop(host_id, None)) is not None:
@@ -127,9 +156,9 @@ class HostIndex:
 
     def _take_out(self, at: _At) -> None:
         of_pace = self._order[at.pace]
-        order = of_pace[at.memory]
-        del order[bisect.bisect_left(order, at.key)]
-        if not order:
+        links = of_pace[at.memory]
+        links.drop(at.key, at.bytes_per_s)
+        if not links:
             del of_pace[at.memory]
         if not of_pace:
             del self._order[at.pace]
@@ -151,112 +180,155 @@ class HostIndex:
 
     @property
     def fastest(self) -> float:
-        """Bytes/s of the fastest link; 0 without one."""
-        return max((pace.bytes_per_s for pace in self._order), default=0.0)
+        """Bytes/s of the fastest link, or a little more; 0 without one."""
+        return max((links.fastest for of_pace in self._order.values() for links in of_pace.values()), default=0.0)
 
     def offers(self, wanted: Wanted, now_s: float, also: Collection[HostId] = ()) -> list[HostView]:
         """Hosts that suffice to answer, in the order in which ties go to them.  ``also``: hosts that differ in
         something that its paces do not say (the model lies there)."""
         found = {h for h in also if h in self._hosts}
-        for pace in self._order:
-            found.update(self._of_pace(pace, wanted, now_s))
-            if (last := self._without_a_promise(pace, wanted, now_s)) is not None:
+        for of_pace in self._order.values():
+            found.update(host.host_id for host in self._of_pace(of_pace, wanted, now_s))
+            if (last := self._without_a_promise(of_pace, wanted, now_s)) is not None:
                 found.add(last)
         return sorted((self._hosts[h] for h in found), key=lambda h: tie_order(h, now_s))
 
-    def _of_pace(self, pace: Pace, wanted: Wanted, now_s: float) -> Iterator[HostId]:
-        due_s, taken = now_s + wanted.within_s, _Taken(wanted)
-        free, busy, partly = self._first_of_each(pace, wanted, now_s)
-        yield from (host.host_id for host in partly)  # for which parts they have room is their own matter
-        for _, host in free:
-            if taken.take(host):
-                yield host.host_id
-                if taken.is_enough:
-                    return
-        left = [host for host in busy if not taken.is_beaten(host)]  # by links that are free
-        for host in sorted(left, key=lambda h: tie_order(h, now_s)):
-            if host.ledger.in_line_after_s > due_s:
-                if wanted.can_be_promised(host, now_s):
-                    yield host.host_id  # which of them is its own matter
-            elif not taken.is_enough and taken.take(host):
-                yield host.host_id
+    def _of_pace(self, of_pace: dict[_Memory, Links], wanted: Wanted, now_s: float) -> Iterator[HostView]:
+        free, busy, partly = self._unbeaten_by_faster(of_pace, wanted, now_s)
+        yield from partly  # for which parts they have room is their own matter
+        due_s, best = now_s + wanted.within_s, _Best(wanted.depth, {of for _, _, of in free} | {of for _, of in busy})
+        for _, host, likeness in sorted(free):
+            if best.take(likeness, host.ledger.bytes_per_s):
+                yield host
+        in_line = list[_Found]()
+        for host, likeness in busy:
+            if best.beats(likeness, host.ledger.bytes_per_s):
+                continue  # by links that are free
+            if host.ledger.in_line_after_s <= due_s:
+                in_line.append((host, likeness))
+            elif host.ledger.keeps_one_promise or wanted.can_be_promised(host, now_s):
+                yield host  # which of them is its own matter; of one promise its end has said it all
+        for host, likeness in sorted(in_line, key=lambda found: tie_order(found[0], now_s)):
+            if best.take(likeness, host.ledger.bytes_per_s):
+                yield host
 
-    def _first_of_each(
-        self, pace: Pace, wanted: Wanted, now_s: float
-    ) -> tuple[list[tuple[_Key, HostView]], list[HostView], list[HostView]]:
-        """Hosts with a free link, in order, ``depth`` of each memory at most; and, of memories that so many do not
-        have, those that keep a promise; and those whose pool has room for a part only."""
-        free, busy, partly = list[tuple[_Key, HostView]](), list[HostView](), list[HostView]()
-        for (_, most_free), order in self._order[pace].items():
-            if most_free < wanted.needs[0]:
-                continue
-            n_free, promised = 0, list[HostView]()
-            for key in order:
+    def _unbeaten_by_faster(
+        self, of_pace: dict[_Memory, Links], wanted: Wanted, now_s: float
+    ) -> tuple[list[_Free], list[_Found], list[HostView]]:
+        """Hosts with a free link and hosts that keep a promise, without most of those that ``depth`` hosts of faster
+        blocks beat; and those whose pool has room for a part only."""
+        free, busy, partly = list[_Free](), list[_Found](), list[HostView]()
+        blocks = _blocks(of_pace, wanted)
+        ahead = _Ahead(wanted.depth, {likeness for likeness, _ in blocks})
+        for likeness, block in blocks:
+            last = ahead.last_unbeaten(likeness, block.fastest)
+            n_equal = 0
+            for key in block.keys:
+                if last is not None and key > last:
+                    break
                 host = self._hosts[key[1]]
+                keeps_promises = host.ledger.promised_until_s > now_s
+                if keeps_promises and (last is not None or wanted.is_refused(host.ledger, now_s)):
+                    continue
                 if not host.pool_takes(wanted.stages, 1):
                     partly += [host] if host.pool_takes(wanted.stages, wanted.depth) else []
-                    continue
-                if host.ledger.promised_until_s > now_s:
-                    promised.append(host)
-                    continue
-                free.append((key, host))
-                n_free += 1
-                if n_free == wanted.depth:
-                    break
-            else:
-                busy += promised
-        free.sort(key=lambda found: found[0])
+                elif keeps_promises:
+                    busy.append((host, likeness))
+                else:
+                    free.append((key, host, likeness))
+                    ahead.note(likeness, key, host.ledger.bytes_per_s)
+                    n_equal += block.is_uniform
+                    if n_equal == wanted.depth:
+                        break  # of equal links the first few in order beat all others
         return free, busy, partly
 
-    def _without_a_promise(self, pace: Pace, wanted: Wanted, now_s: float) -> HostId | None:
-        """Who has room for a whole model and could begin to fetch it first."""
-        need = wanted.needs[-1]
-        best: tuple[float, tuple[float, int, HostId]] | None = None
-        enough = [order for (_, most_free), order in self._order[pace].items() if most_free >= need]
-        for _, host_id in heapq.merge(*enough):
-            host = self._hosts[host_id]
-            if not host.pool_takes(wanted.stages, 1):
-                continue
-            if host.ledger.busy_until_s <= now_s:
-                return host_id
-            key = host.ledger.busy_until_s, tie_order(host, now_s)
-            best = key if best is None or key < best else best
-        return None if best is None else best[1][2]
+    def _without_a_promise(self, of_pace: dict[_Memory, Links], wanted: Wanted, now_s: float) -> HostId | None:
+        """Who has room for a whole model and would have fetched it first, behind all that it fetches now."""
+        best: HostView | None = None
+        best_s = math.inf
+        enough = (links for (_, most_free), links in of_pace.items() if most_free >= wanted.needs[-1])
+        for block in heapq.merge(*(links.fastest_first for links in enough), key=lambda b: -b.fastest):
+            if wanted.whole > best_s * block.fastest * _ABOVE_NOISE:
+                break  # not even an idle link of this block is as early
+            for _, host_id in block.keys:
+                host = self._hosts[host_id]
+                ledger = host.ledger
+                wait_s = max(0.0, ledger.busy_until_s - now_s)
+                took_s = wait_s + wanted.whole / ledger.bytes_per_s
+                if took_s > best_s or not host.pool_takes(wanted.stages, 1):
+                    continue
+                if best is None or took_s < best_s or tie_order(host, now_s) < tie_order(best, now_s):
+                    best, best_s = host, took_s
+                if wait_s == 0 and block.is_uniform:
+                    break
+        return None if best is None else best.host_id
 
 
-class _Taken:
-    """How many of each likeness there are already.  A host is *beaten* by ``depth`` earlier ones that meet every need
-    that it meets, and on an idle device where it does."""
+_Found = tuple[HostView, _Likeness]
+_Free = tuple[Key, HostView, _Likeness]
+"""Sorts by its key, which no two hosts share."""
 
-    def __init__(self, wanted: Wanted) -> None:
-        self._needs, self._depth = wanted.needs, wanted.depth
-        self._n_like: dict[tuple[int, int], int] = {}
-        self._like: dict[tuple[int, int], tuple[int, int]] = {}  # bytes free → which needs they meet
-        self._best = len(wanted.needs), len(wanted.needs)
-        self._beaten: set[tuple[int, int]] = set()
 
-    @property
-    def is_enough(self) -> bool:
-        return self._n_like.get(self._best, 0) >= self._depth
+def _blocks(of_pace: dict[_Memory, Links], wanted: Wanted) -> list[tuple[_Likeness, Block]]:
+    """Those with room for the smallest need, fastest first, and of equally fast ones those that meet most needs."""
+    found: list[tuple[float, _Likeness, int, Block]] = []
+    for memory, links in of_pace.items():
+        if memory[1] < wanted.needs[0]:
+            continue
+        idle, free = wanted.likeness(memory)
+        for block in links.fastest_first:
+            if wanted.is_too_slow(block.fastest):
+                break
+            found.append((-block.fastest, (-idle, -free), len(found), block))
+    found.sort()
+    return [((-idle, -free), block) for _, (idle, free), _, block in found]
 
-    def take(self, host: HostView) -> bool:
-        if self.is_beaten(host):
+
+class _Ahead:
+    """Of the hosts with free links that were found so far, those that are at least as fast as the block to come: which
+    are first in the order of ties, for each likeness."""
+
+    def __init__(self, depth: int, likenesses: Iterable[_Likeness]) -> None:
+        self._depth = depth
+        self._slower: list[tuple[float, Key, _Likeness]] = []  # a heap, the fastest first
+        self._first: dict[_Likeness, list[Key]] = {likeness: [] for likeness in likenesses}
+
+    def note(self, likeness: _Likeness, key: Key, bytes_per_s: float) -> None:
+        heapq.heappush(self._slower, (-bytes_per_s, key, likeness))
+
+    def last_unbeaten(self, likeness: _Likeness, bytes_per_s: float) -> Key | None:
+        """Of hosts with links no faster than this, those behind this one are beaten.  Speeds must not grow from one
+        call to the next.  None: fewer than ``depth`` hosts are as fast."""
+        while self._slower and -self._slower[0][0] >= bytes_per_s:
+            _, key, of = heapq.heappop(self._slower)
+            for other, first in self._first.items():
+                if of[0] >= other[0] and of[1] >= other[1] and (len(first) < self._depth or key < first[-1]):
+                    bisect.insort(first, key)
+                    del first[self._depth :]
+        first = self._first[likeness]
+        return first[-1] if len(first) == self._depth else None
+
+
+class _Best:
+    """The fastest links of the hosts that were taken so far, for each likeness.  Hosts come in the order of ties."""
+
+    def __init__(self, depth: int, likenesses: Iterable[_Likeness]) -> None:
+        self._depth = depth
+        self._fastest: dict[_Likeness, list[float]] = {likeness: [] for likeness in likenesses}
+
+    def beats(self, likeness: _Likeness, bytes_per_s: float) -> bool:
+        fastest = self._fastest[likeness]
+        return len(fastest) == self._depth and bytes_per_s <= fastest[0]
+
+    def take(self, likeness: _Likeness, bytes_per_s: float) -> bool:
+        """False: it is beaten, and so is whoever it would beat."""
+        if self.beats(likeness, bytes_per_s):
             return False
-        like = self._like[host.most_idle, host.most_free]
-        self._n_like[like] = self._n_like.get(like, 0) + 1
+        for other, fastest in self._fastest.items():
+            if likeness[0] >= other[0] and likeness[1] >= other[1]:
+                bisect.insort(fastest, bytes_per_s)
+                del fastest[: -self._depth]
         return True
-
-    def is_beaten(self, host: HostView) -> bool:
-        memory = host.most_idle, host.most_free
-        if (like := self._like.get(memory)) is None:
-            like = self._like[memory] = (bisect.bisect_right(self._needs, memory[0]),
-                                         bisect.bisect_right(self._needs, memory[1]))  # fmt: skip
-        if like in self._beaten:
-            return True
-        n = sum(n for (idle, free), n in self._n_like.items() if idle >= like[0] and free >= like[1])
-        if n >= self._depth:
-            self._beaten.add(like)
-        return n >= self._depth
 
 
 def tie_order(host: HostView, now_s: float) -> tuple[float, int, HostId]:

@@ -65,6 +65,11 @@ class LinkLedger:
     def fetches(self) -> dict[str, Fetch]:
         return self._promises | self._others
 
+    @property
+    def keeps_one_promise(self) -> bool:
+        """Served in order of deadline, and kept by all that is known."""
+        return len(self._promises) == 1 and math.isfinite(self.in_line_after_s)
+
     def _known(self, key: str) -> Fetch | None:
         return self._promises.get(key) or self._others.get(key)
 
@@ -124,9 +129,11 @@ class LinkLedger:
         if self.discipline == "equal":
             share = self.node_bandwidth(now_s)
             return share if _fits(n_bytes, share * (deadline - now_s)) else 0.0
-        self.advance(now_s)
         if not _fits(n_bytes, self.bytes_per_s * (deadline - now_s)):
             return 0.0  # not even on a link that is idle
+        if not self._promises:
+            return self._mean_rate(n_bytes, 0.0)
+        self.advance(now_s)
         ahead = self._ahead(n_bytes, deadline)
         return 0.0 if ahead is None else self._mean_rate(n_bytes, ahead)
 

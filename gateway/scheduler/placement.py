@@ -215,7 +215,7 @@ class _Offers:
         times = {(k, m): self.times(k, m) for k in view.index.kinds() for m in (StartMode.COLD, StartMode.PREWARMED)}
         self._rates = {k: view.history.rates(facts.name, k) for k in view.index.kinds()}
         due_s = _due_s(view, request, most, times.values())
-        wanted = Wanted(needs, most, *due_s, request.part(most), stages, only_promises)
+        wanted = Wanted(needs, most, *due_s, request.part(most), stages, only_promises, request.part(1))
         holders = view.index.with_model(uri)
         also = set(holders)
         also |= view.idle.hosts(EXPLAINED_HOSTS) if without_idle else set()

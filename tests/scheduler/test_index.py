@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gateway.scheduler import links
 from gateway.scheduler.hosts import HostView, new_host
 from gateway.scheduler.index import HostIndex, Wanted, tie_order
-from gateway.scheduler.ledger import Discipline
+from gateway.scheduler.ledger import Discipline, LinkLedger
 from gateway.scheduler.predict import Times, f_factor, fetch_time_left
 from gateway.scheduler.schemes import Request, Scheme, Server, Variant
 from gateway.scheduler.select import select
@@ -42,6 +46,11 @@ hosts_st = st.lists(
     max_size=14,
 )
 kinds_st = st.lists(st.tuples(st.sampled_from(["A10", "V100"]), st.sampled_from(["none", "enforced"])), max_size=14)
+unlike_st = st.lists(
+    st.tuples(st.integers(50, 400).map(lambda n: n / 100), st.sampled_from([True, False, 2.0]), devices_st, fetches_st,
+              st.sampled_from([False] * 5 + [True])),
+    min_size=1, max_size=24, unique_by=lambda host: host[0],
+)  # fmt: skip
 Plain = list[tuple[float, Cell, list[tuple[int, list[int]]], list[tuple[int, float]], bool]]
 
 
@@ -108,12 +117,7 @@ def named(scheme: Scheme | None, hosts: Sequence[HostView]) -> tuple[object, ...
     return scheme.s, scheme.w, where, scheme.ttft, scheme.tpot, scheme.fallback
 
 
-@settings(max_examples=400, deadline=None)
-@given(plain=hosts_st, variant=st.sampled_from(["paper", "slides", "min_sharing"]), most=st.integers(1, 4),
-       discipline=st.sampled_from(["edf", "equal"]), slo=st.sampled_from([4.5, 6.0, 7.5, 12.0]),
-       n_bytes=st.sampled_from([2, 6, 12]), reserve=st.sampled_from([0, 2]), full=st.integers(1, 2),
-       kinds=kinds_st)  # fmt: skip
-def test_the_indexed_answer_is_the_answer_over_all_hosts(
+def same_answers(
     plain: Plain,
     variant: Variant,
     most: int,
@@ -122,15 +126,16 @@ def test_the_indexed_answer_is_the_answer_over_all_hosts(
     n_bytes: int,
     reserve: int,
     full: int,
-    kinds: list[tuple[str, str]],
+    kinds: Sequence[tuple[str, str]] = (),
 ) -> None:
+    """Over the hosts that the index offers, and over all hosts."""
     index, hosts = cluster(plain, discipline, kinds)
     request = Request(n_bytes * GB, reserve * GB, slo_ttft=slo, slo_tpot=0.2, times=COLD)
     everyone = sorted((h for h in hosts if not h.draining), key=lambda h: tie_order(h, NOW))
     needs = tuple(math.ceil(request.need_full / s) for s in range(most, 0, -1))
     earliest = min(fetch_time_left(slo, 0.0, s, f_factor(s, 0), replace(COLD, **SLOW)) for s in range(1, most + 1))
     latest = max(fetch_time_left(slo, 0.0, s, 1.0, COLD) for s in range(1, most + 1))
-    every = Wanted(needs, most, earliest, latest, request.part(most), request.part(1))
+    every = Wanted(needs, most, earliest, latest, request.part(most), whole=request.part(1))
     for wanted in (every, every._replace(only_promises=True)):
         few = index.offers(wanted, NOW)
         assert named(answer(few, request, variant, most, full), few) == named(
@@ -138,9 +143,87 @@ def test_the_indexed_answer_is_the_answer_over_all_hosts(
         )
 
 
+questions_st = st.fixed_dictionaries({
+    "variant": st.sampled_from(["paper", "slides", "min_sharing"]), "most": st.integers(1, 4),
+    "discipline": st.sampled_from(["edf", "equal"]), "slo": st.sampled_from([4.5, 6.0, 7.5, 12.0]),
+    "n_bytes": st.sampled_from([2, 6, 12]), "reserve": st.sampled_from([0, 2]), "full": st.integers(1, 2),
+    "kinds": kinds_st,
+})  # fmt: skip
+
+
+@settings(max_examples=400, deadline=None)
+@given(hosts_st, questions_st)
+def test_the_indexed_answer_is_the_answer_over_all_hosts(plain: Plain, question: dict[str, Any]) -> None:
+    same_answers(plain, **question)
+
+
+@settings(max_examples=600, deadline=None)
+@given(unlike_st, questions_st)
+def test_the_indexed_answer_is_the_answer_over_all_hosts_when_no_two_links_are_equal(
+    plain: Plain, question: dict[str, Any]
+) -> None:
+    with patch.object(links, "MOST_IN_BLOCK", 3):  # so that few hosts are many blocks
+        same_answers(plain, **question)
+
+
+def busy_cluster(n: int, busy: float, seed: int) -> Plain:
+    """Links that all differ, four devices of which some are taken, and fetches on so many of the links."""
+    rng = random.Random(seed)
+    found: Plain = []
+    for _ in range(n):
+        devices = [(24, [4] * rng.choice([0, 0, 1, 2])) for _ in range(4)]
+        fetches = [(rng.choice([1, 4, 9]), rng.uniform(1.0, 14.0))] * (rng.random() < busy)
+        found.append((rng.uniform(0.5, 8.0), rng.random() < 0.8, devices, fetches, False))
+    return found
+
+
+@pytest.mark.parametrize("busy", [0.0, 0.3, 0.9, 1.0])
+@pytest.mark.parametrize("variant", ["paper", "slides", "min_sharing"])
+def test_of_two_hundred_hosts_with_links_of_their_own_the_answer_is_that_over_all(
+    busy: float, variant: Variant
+) -> None:
+    plain = busy_cluster(200, busy, seed=3)
+    for n_bytes, slo in ((2, 4.5), (6, 6.0), (12, 7.5), (12, 5.0)):
+        same_answers(plain, variant, 4, "edf", slo, n_bytes, 2, 1)
+
+
+def test_of_a_thousand_links_that_all_differ_a_few_are_looked_at() -> None:
+    index, _ = cluster(busy_cluster(1000, 0.0, seed=1), "edf")
+    assert len(index.offers(Wanted((6 * GB, 24 * GB), 4, 5.0), NOW)) < 100
+
+
+def test_a_link_that_is_measured_anew_is_offered_as_it_is_now() -> None:
+    plain: Plain = [(1.0 + i / 100, False, [(24, [])], [], False) for i in range(40)]
+    index, hosts = cluster(plain, "edf")
+    wanted = Wanted((24 * GB,), 1, 5.0)
+    assert index.fastest == max(h.ledger.bytes_per_s for h in hosts)
+    hosts[7].take_report(replace(hosts[7].report, network_bytes_per_s=3.0 * GB), {}, NOW)
+    assert hosts[7] in index.offers(wanted, NOW)
+    assert index.fastest == hosts[7].ledger.bytes_per_s
+    hosts[7].take_report(replace(hosts[7].report, network_bytes_per_s=0.5 * GB), {}, NOW)
+    assert hosts[7] not in index.offers(wanted, NOW)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.tuples(st.floats(0.5, 9.0), st.floats(0.5, 14.0)), max_size=3), st.floats(0.1, 12.0),
+       st.floats(0.5, 12.0))  # fmt: skip
+def test_a_link_is_refused_without_being_asked_only_where_it_would_refuse_the_easiest_fetch(
+    fetches: list[tuple[float, float]], part: float, latest_s: float
+) -> None:
+    ledger = LinkLedger(1.0 * GB, "edf", NOW)
+    for k, (n_bytes, within_s) in enumerate(fetches):
+        ledger.add(str(k), n_bytes * GB, NOW + within_s, NOW)
+    wanted = Wanted((1,), 1, 0.1, latest_s, part * GB, only_promises=True)
+    possible = ledger.bandwidth(part * GB, NOW + latest_s, NOW) > 0
+    if wanted.is_refused(ledger, NOW) or wanted.is_too_slow(ledger.bytes_per_s):
+        assert not possible
+    elif len(fetches) == 1:
+        assert possible or ledger.in_line_after_s == math.inf
+
+
 def test_a_link_that_can_promise_nothing_is_offered_only_for_the_fallback() -> None:
     index, hosts = cluster([(1.0, False, [(24, [])], [(4, 4.0)], False)] * 5, "edf")
-    wanted = Wanted((24 * GB,), 1, 2.0, 3.0, 3 * GB, 3 * GB)
+    wanted = Wanted((24 * GB,), 1, 2.0, 3.0, 3 * GB, whole=3 * GB)
     assert len(index.offers(wanted, NOW)) == len(hosts)
     assert index.offers(wanted._replace(only_promises=True), NOW) == hosts[:1]
 
