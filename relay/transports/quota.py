@@ -59,8 +59,10 @@ class LinkQuota:
             self._ahead[priority] -= news
             self._total -= news
 
-    def taken_bytes(self, priority: Priority) -> int:
-        return self._taken[priority]
+    def reported(self) -> tuple[int, ...]:
+        """Bytes that the receiver has taken since the link was made, by priority."""
+        with self._lock:
+            return tuple(self._taken)
 
     @property
     def unread_bytes(self) -> int:

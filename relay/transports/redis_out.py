@@ -305,22 +305,27 @@ class Sender:
             return
         link.quota.begin(self.priority)
         try:
+            known = link.quota.reported()  # before the look, so that a report behind it is not waited for in vain
             while not link.quota.take(self.priority, n_bytes):
-                self._await_credit(link, until)
+                self._await_credit(link, known, until)
+                known = link.quota.reported()
         finally:
             link.quota.end(self.priority)
 
-    def _await_credit(self, link: _Link, until: float) -> None:
-        """Wait until the receiver reports what it has taken, at any priority: another may have borrowed our part."""
+    def _await_credit(self, link: _Link, known: Sequence[int], until: float) -> None:
+        """Wait until the receiver reports that it has taken more than ``known`` (bytes, by priority) at any priority.
+
+        Another priority may have borrowed our part, and its thread may be the first that reads the report.
+        """
         left_s = until - time.monotonic()
         if left_s <= 0:
             raise Unavailable(f"stage {link.receiver} does not keep up: {link.quota.unread_bytes} bytes are unread",
                               hint="is the stage alive?")  # fmt: skip
         self._pump(0, until)
-        known = (f"{link.quota.taken_bytes(p)}-0" for p in link.credit_keys.values())
+        positions = (f"{known[p]}-0" for p in link.credit_keys.values())
         try:
             reply = (self._connection or self._connect(until)).call(
-                "XREAD", "COUNT", 1, "BLOCK", max(1, int(left_s * 1000)), "STREAMS", *link.credit_keys, *known,
+                "XREAD", "COUNT", 1, "BLOCK", max(1, int(left_s * 1000)), "STREAMS", *link.credit_keys, *positions,
                 wait_s=left_s + 5.0)  # fmt: skip
         except OSError as e:
             self._lost(e, until)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import struct
+import time
 import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from relay.frames import HEADER_BYTES, MAX_PAYLOAD_BYTES, FrameHeader, FrameKind
 from relay.messages import GroupCredential, GroupLink
 from relay.transports.base import Flow, Transport
 from relay.transports.connect import connect
+from relay.transports.quota import LinkQuota
 from relay.transports.redis import RedisTransport
 from relay.transports.redis_server import TTL_MS
 from tests.conformance.transports import Worker, cut, settle
@@ -321,6 +323,30 @@ def test_what_a_receiver_took_and_did_not_report_makes_no_message_wait(make: Mak
         receiver.receive(deadline_s=20)
     acknowledge(receiver)
     sender.send(1, HIDDEN, bytes(FLOW.at_once_bytes - HEADER_BYTES), deadline_s=20)
+
+
+def test_a_report_that_another_priority_reads_first_wakes_the_one_that_waits(
+    make: Make, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The threads of a link's priorities share what the receiver reports, and any of them may read it first."""
+    sender, receiver = make(0), make(1)
+    n_messages = sent_until_full(sender, HIDDEN) // (900 + HEADER_BYTES)
+    take, refusals = LinkQuota.take, iter(range(3))
+
+    def take_and_be_overtaken(quota: LinkQuota, priority: Priority, n_bytes: int) -> bool:
+        if take(quota, priority, n_bytes):
+            return True
+        if next(refusals) == 1:  # the sender is about to wait for a report
+            for _ in range(n_messages):
+                receiver.receive(deadline_s=20)
+            acknowledge(receiver)
+            quota.report(priority, int(client.xrevrange(f"{STREAM}:credit")[0][0].partition(b"-")[0]))
+        return False
+
+    monkeypatch.setattr(LinkQuota, "take", take_and_be_overtaken)
+    began_s = time.monotonic()
+    sender.send(1, HIDDEN, bytes(900), deadline_s=20)
+    assert time.monotonic() - began_s < 15  # it waited until its deadline
 
 
 def test_a_refusal_of_a_small_message_is_told_to_the_thread_that_waits_for_the_answer(
