@@ -25,6 +25,7 @@ from botocore.exceptions import (
     BotoCoreError,
     ClientError,
     CredentialRetrievalError,
+    EndpointConnectionError,
     HTTPClientError,
     PartialCredentialsError,
     ProfileNotFound,
@@ -47,6 +48,8 @@ _ROLES: Final = botocore.config.Config(
 _CREDENTIAL_ERRORS: Final = (BotoCoreError, ClientError, OSError, RuntimeError, ValueError)
 """What looking for credentials and renewing them raises: also for a file that is missing, for credentials that have
 expired although they were renewed just now, and for an answer that cannot be read."""
+_PASSING: Final = (EndpointConnectionError, HTTPClientError, CredentialRetrievalError, OSError, RuntimeError)
+"""Those of them that may have gone at the next try: a service that gives roles is away, or a file is not there yet."""
 
 
 class S3Access:
@@ -143,16 +146,16 @@ def credential_error(e: Exception) -> ThawError:
         status = int(e.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
         passing = status >= 500 or status == 429
     else:
-        passing = isinstance(e, (HTTPClientError, CredentialRetrievalError, OSError, RuntimeError))
+        passing = isinstance(e, _PASSING)
     return StoreUnavailable(text, hint=_HINT) if passing else PlatformError(text, hint=_HINT)
 
 
 def _why(e: Exception) -> str:
     if isinstance(e, ClientError):
         return f"{e.operation_name}: {refusal(e)}"
-    if isinstance(e, (ProfileNotFound, PartialCredentialsError, HTTPClientError)):
+    if isinstance(e, (ProfileNotFound, PartialCredentialsError, EndpointConnectionError, HTTPClientError)):
         return str(e)  # they name a profile, a variable or an address
-    if isinstance(e, OSError):
+    if isinstance(e, OSError) and e.strerror:
         return f"{e.filename or type(e).__name__}: {e.strerror}"
     return type(e).__name__
 

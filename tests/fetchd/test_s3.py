@@ -23,6 +23,7 @@ from relay.frames import FrameHeader, FrameKind
 from relay.messages import GroupCredential, GroupLink
 from relay.transports.connect import connect
 from tests.aws_roles import Roles, serve_roles
+from tests.conftest import free_port
 from tests.fetchd.harness import Fetchd, file_bytes, wait_until, write_index, write_model
 from tests.seaweed import KEY, ROLE, SECRET, seaweed, session_credentials
 from thaw.cli import s3 as cli_s3
@@ -30,6 +31,7 @@ from thaw.cli.stores import open_store
 from thaw.errors import ModelNotFound, PlatformError, StoreUnavailable, ThawError
 from thaw.ids import GroupId, random_hex_id
 from thaw.plan import TransportKind
+from thaw.s3 import S3Access
 from thaw.settings import load
 
 
@@ -300,6 +302,16 @@ def test_a_role_that_cannot_be_had_now_may_be_had_later(
         fetch()
     (tmp_path / "not-mounted-yet").rename(tmp_path / "web-identity")
     assert fetch()
+
+
+def test_a_role_whose_service_is_away_may_be_had_later(
+    shell: pytest.MonkeyPatch, s3: str, roles: Roles, tmp_path: Path
+) -> None:
+    shell.setenv("THAW_S3_ENDPOINT", s3)
+    use_web_identity(shell, s3, roles, tmp_path)
+    shell.setenv("AWS_ENDPOINT_URL_STS", f"http://127.0.0.1:{free_port()}")
+    with pytest.raises(StoreUnavailable, match="Could not connect to the endpoint URL"):
+        S3Access.from_environment(os.environ).prepare()
 
 
 def test_a_platforms_own_store_is_used_whatever_the_shell_says_of_aws(shell: pytest.MonkeyPatch, s3: str) -> None:
