@@ -22,3 +22,11 @@ def end_when_asked() -> None:
 def _end(signals: set[signal.Signals]) -> None:
     signal.sigwait(signals)
     os._exit(0)
+
+
+def signal_name(number: int) -> str:
+    """SIGKILL for 9.  A real-time signal has no name of its own."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

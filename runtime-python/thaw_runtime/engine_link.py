@@ -24,6 +24,7 @@ from thaw.errors import (
 )
 from thaw.lasting import LastingThread
 from thaw.logs import Log
+from thaw_runtime.ending import signal_name
 from thaw_runtime.engine import EngineRequest, EngineStarted, Event, Failed, Finished, Token, Usage
 from thaw_runtime.engine_wire import (
     Abort,
@@ -177,5 +178,5 @@ def _end_of(pid: int) -> tuple[int, str]:
     except (ChildProcessError, ProcessLookupError):
         return 0, "has gone"
     if code < 0:
-        return -code, f"was killed by {signal.Signals(-code).name}"
+        return -code, f"was killed by {signal_name(-code)}"
     return 0, f"ended with status {code}"

@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Collection
 from typing import Final
 
+from thaw_runtime.ending import signal_name
 from thaw_runtime.hangup import has_hung_up
 from thaw_runtime.python_streams import Drain, write_all
 from thaw_runtime.python_wire import INIT, SENTINEL, Incoming, Message, PeerGone, send
@@ -182,18 +183,9 @@ class Child:
             self._closed = True
             waiters, self._waiters = self._waiters, {}
         for waiter in waiters.values():
-            waiter.wake(CommandExited(_signal_name(self.exit_code)))
+            waiter.wake(CommandExited(signal_name(-self.exit_code) if self.exit_code < 0 else ""))
         threading.Thread(target=on_exit, name="end", daemon=True).start()
         for drain in self._drains.values():
             while drain.some():
                 pass
         self._said_all.set()
-
-
-def _signal_name(exit_code: int) -> str:
-    if exit_code >= 0:
-        return ""
-    try:
-        return signal.Signals(-exit_code).name
-    except ValueError:
-        return f"signal {-exit_code}"  # a real-time signal

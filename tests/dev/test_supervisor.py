@@ -68,7 +68,8 @@ def test_components_are_ready_when_their_log_says_so_and_end_by_tier(layout: Lay
     assert reports.seen[4:] == [("second", "stopped"), ("first", "stopped")]
 
 
-def test_a_killed_component_is_started_again_until_the_supervisor_is_asked_to_stop(layout: Layout) -> None:
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGRTMIN + 1])  # the latter has no name
+def test_a_killed_component_is_started_again_until_the_supervisor_is_asked_to_stop(layout: Layout, number: int) -> None:
     reports = Reports()
 
     def pid() -> int:
@@ -78,7 +79,7 @@ def test_a_killed_component_is_started_again_until_the_supervisor_is_asked_to_st
 
     def kill() -> None:
         pids.append(pid())
-        os.kill(pids[-1], signal.SIGKILL)
+        os.kill(pids[-1], number)
 
     reports.on[("it", "ready", 2)] = kill
     reports.on[("it", "ready", 3)] = lambda: os.kill(os.getpid(), signal.SIGTERM)

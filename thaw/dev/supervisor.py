@@ -258,4 +258,7 @@ def _opened(path: Path) -> BinaryIO:
 
 
 def _describe(code: int) -> str:
-    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+    if code >= 0:
+        return f"exit status {code}"
+    known = -code in set(signal.Signals)  # a real-time signal has no name
+    return f"signal {signal.Signals(-code).name if known else -code}"
