@@ -7,6 +7,7 @@ Python and importing pytest takes ten times as long as most modules' tests do, a
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
@@ -46,12 +47,10 @@ def _run(tests: Sequence[str], timeout_s: float, output: IO[str]) -> str:
     ended = os.pidfd_open(pid)
     try:
         in_time = bool(select.select([ended], [], [], timeout_s)[0])
-    finally:
+    finally:  # also when this process is interrupted
         os.close(ended)
-    try:
-        os.killpg(pid, signal.SIGKILL)  # also what a test left behind that was ended in the middle
-    except ProcessLookupError:
-        pass
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)  # and what a test left behind that was ended in the middle
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     if not in_time:
         return "deadline"

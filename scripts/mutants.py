@@ -236,9 +236,8 @@ class Tree:
         self._server.stdin.write(json.dumps([tests, timeout_s]) + "\n")
         self._server.stdin.flush()
         answer = self._server.stdout.readline()
-        shutil.rmtree(
-            self.path / ".hypothesis", ignore_errors=True
-        )  # an example that one mutant failed with is none of the next
+        # an example that one mutant failed with is none of the next
+        shutil.rmtree(self.path / ".hypothesis", ignore_errors=True)
         if not answer:
             sys.exit("the process that runs the tests has ended")
         return answer.strip()
@@ -339,6 +338,8 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=60.0, help="begin no further mutant after this [60]")
     parser.add_argument("--seed", type=int, default=SEED)
     asked = parser.parse_args()
+    if not list(table(asked.words, asked.modules)):
+        parser.error(f"no module's path holds one of: {' '.join(asked.words)}")
     print(f"seed {asked.seed}, {asked.most} and {asked.most_rest} mutants of a module at most", flush=True)
     began_s, results = time.monotonic(), list[Result]()
     with tempfile.TemporaryDirectory(prefix="thaw-mutants-") as directory:

@@ -17,14 +17,17 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -35,6 +38,7 @@ UPTIME_S = {"just booted": 20, "up for a year": 365 * 86_400}
 """What the monotonic clock says when the row begins; ``as it is`` leaves it alone."""
 N_BUSY = 4
 N_SLOWEST = 3
+_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,9 +147,11 @@ def suite(tests: Sequence[str], seed: str) -> list[str]:
 
 @contextlib.contextmanager
 def beside(count: int, cores: Sequence[int]) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """So many processes that compute on the same cores all the time."""
+    """So many processes that compute on the same cores all the time, and end with this one even when it is killed."""
     command = ["taskset", "--cpu-list", ",".join(map(str, cores)), sys.executable, "-c", "while True: pass"]
-    processes = [subprocess.Popen(command) for _ in range(count)]
+    prctl = ctypes.CDLL(None).prctl
+    end_with_us = partial(prctl, _PR_SET_PDEATHSIG, signal.SIGKILL)
+    processes = [subprocess.Popen(command, preexec_fn=end_with_us) for _ in range(count)]
     try:
         yield processes
     finally:

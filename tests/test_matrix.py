@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import subprocess
 import sys
 from itertools import combinations, product
@@ -49,6 +50,23 @@ def test_busy_processes_end_with_the_row() -> None:
     with matrix.beside(2, [min(os.sched_getaffinity(0))]) as processes:
         assert [p.poll() for p in processes] == [None, None]
     assert all(p.poll() is not None for p in processes)
+
+
+def test_busy_processes_end_with_a_script_that_is_killed() -> None:
+    core = min(os.sched_getaffinity(0))
+    code = (
+        "import signal; from scripts import test_matrix as matrix\n"
+        f"with matrix.beside(1, [{core}]) as processes: print(processes[0].pid, flush=True); signal.pause()"
+    )
+    script = subprocess.Popen([sys.executable, "-c", code], cwd=matrix.ROOT, stdout=subprocess.PIPE, text=True)
+    with script:
+        assert script.stdout is not None
+        busy = os.pidfd_open(int(script.stdout.readline()))
+        try:
+            script.kill()
+            assert select.select([busy], [], [], 20)[0]
+        finally:
+            os.close(busy)
 
 
 def test_a_run_is_read_from_its_output() -> None:
