@@ -7,7 +7,9 @@ full disk or a closed pipe must not end it.  The first line that can be written 
 from __future__ import annotations
 
 import contextlib
+import io
 import json
+import os
 import sys
 import threading
 import time
@@ -61,11 +63,29 @@ def _write(line: str, fields: Mapping[str, object]) -> None:
 
 def _written(line: str) -> bool:
     try:
-        sys.stderr.write(line + "\n")
         sys.stderr.flush()
+        fd = _descriptor()
+        if fd is None:
+            sys.stderr.write(line + "\n")
+            sys.stderr.flush()
+        else:
+            _write_to(fd, line.encode() + b"\n")
     except _UNWRITABLE:
         return False
     return True
+
+
+def _descriptor() -> int | None:
+    """Stderr's own.  Its buffer would keep a line that was refused, and write it later though it counts as lost."""
+    try:
+        return sys.stderr.fileno()
+    except io.UnsupportedOperation:
+        return None
+
+
+def _write_to(fd: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(fd, data) :]
 
 
 def _line(fields: Mapping[str, object]) -> str:

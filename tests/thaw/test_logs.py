@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.full_disk import full_disk
 from thaw import logs
 from thaw.logs import Log
 
@@ -48,6 +49,22 @@ def test_lines_that_cannot_be_written_are_counted_and_told_with_the_next(error: 
     whole = [json.loads(line) for line in stderr.getvalue().splitlines()[-3:]]
     assert [(e["event"], e.get("n")) for e in whole] == [("log_lines_lost", 2), ("three", None), ("four", None)]
     assert {e["component"] for e in whole} == {"test"}
+
+
+def test_after_a_full_disk_the_log_counts_exactly_the_lines_that_are_not_in_it(tmp_path: Path) -> None:
+    n_events, log = 40, Log("test")
+    with full_disk(tmp_path / "small") as disk, (disk.path / "log").open("a") as stderr:
+        with contextlib.redirect_stderr(stderr):
+            disk.fill()
+            for _ in range(n_events):
+                log.event("early", padding="x" * 300)
+            disk.free()
+            log.event("late")
+        lines = [json.loads(line) for line in (disk.path / "log").read_text().splitlines() if line.endswith("}")]
+    lost = [e["n"] for e in lines if e["event"] == "log_lines_lost"]
+    n_there = sum(e["event"] == "early" for e in lines)
+    assert lost == [n_events - n_there]
+    assert lines[-1]["event"] == "late"
 
 
 def test_values_that_json_does_not_know_are_written_as_text() -> None:
