@@ -50,6 +50,7 @@ derived() {
 # those of them that the file has not, as they are set in the environment or as they follow
 add_derived() {
     local line name
+    [ -z "$(tail -c 1 "$env_file")" ] || echo >>"$env_file"     # an editor may leave the last line without its end
     while read -r line; do
         name=${line%%=*}
         grep -q "^$name=" "$env_file" || echo "$name=${!name:-${line#*=}}" >>"$env_file"
@@ -87,8 +88,9 @@ add_derived
 # shellcheck disable=SC1090  it is made above
 . "$(realpath "$env_file")"
 check_port
-[ "$THAW_FETCHD_LIMIT_MB" -gt "$THAW_FETCHD_POOL_MB" ] || fail \
-    "THAW_FETCHD_LIMIT_MB=$THAW_FETCHD_LIMIT_MB is no more than the $THAW_FETCHD_POOL_MB MB of models (in $env_file)" \
+pool_mb=${THAW_FETCHD_POOL_MB:-1024}
+[ "$THAW_FETCHD_LIMIT_MB" -gt "$pool_mb" ] || fail \
+    "THAW_FETCHD_LIMIT_MB=$THAW_FETCHD_LIMIT_MB is no more than the $pool_mb MB of models (in $env_file)" \
     "hint: set it to THAW_FETCHD_POOL_MB and 512 more, or delete the line and run this again"
 address=${THAW_ADDRESS:-127.0.0.1}
 [ "$address" != 0.0.0.0 ] || address=127.0.0.1

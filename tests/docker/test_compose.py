@@ -118,13 +118,21 @@ def test_images_follow_prefix_and_version_and_compose_takes_those_that_are_set(t
         assert service["environment"]["THAW_IMAGE_PYTHON"] == "${THAW_IMAGE_PYTHON:-thaw/python:0.1.0}"
 
 
-def test_an_env_file_of_an_earlier_version_gets_what_it_lacks_and_keeps_what_it_has(tmp_path: Path) -> None:
+@pytest.mark.parametrize("end", ["\n", ""], ids=["whole last line", "last line without its end"])
+def test_an_env_file_of_an_earlier_version_gets_what_it_lacks_and_keeps_what_it_has(tmp_path: Path, end: str) -> None:
     first = made(tmp_path, THAW_FETCHD_POOL_MB="2048")
     assert first["THAW_FETCHD_LIMIT_MB"] == "2560"
     lines = (tmp_path / "env").read_text().splitlines()
     earlier = [line for line in lines if not line.startswith(("THAW_ADDRESS", "THAW_IMAGE_PYTHON", "THAW_DATA_CPUS"))]
-    (tmp_path / "env").write_text("\n".join(earlier) + "\n")
+    (tmp_path / "env").write_text("\n".join(earlier) + end)
     assert made(tmp_path) == first
+
+
+def test_an_env_file_whose_line_of_the_pool_was_deleted_has_composes_default(tmp_path: Path) -> None:
+    made(tmp_path)
+    text = (tmp_path / "env").read_text().replace("THAW_FETCHD_POOL_MB=1024\n", "")
+    (tmp_path / "env").write_text(text)
+    assert made(tmp_path)["THAW_FETCHD_LIMIT_MB"] == "1536"
 
 
 def test_more_models_than_their_service_may_hold_are_refused(tmp_path: Path) -> None:
