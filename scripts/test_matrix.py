@@ -10,7 +10,7 @@ docs/test-report.md.
     scripts/test_matrix.py --rows 3,9 --seed 123             two rows again, in the order of an earlier run
     scripts/test_matrix.py --rows 8 --tests tests/gateway    some tests only (not written into the report)
 
-Cores are given by taskset and the clock by a time namespace, which needs root.
+taskset gives a row its cores, and a time namespace its clock, which needs root.
 """
 
 from __future__ import annotations

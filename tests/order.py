@@ -1,8 +1,8 @@
-"""In which order tests run, and which of them may run side by side (``pytest -n 2``).
+"""The order in which tests run, and which of them may run side by side (``pytest -n 2``).
 
-pytest-randomly shuffles the modules and the tests within each.  Two things are put right behind it: a test that needs
-what it shares with others untouched comes before them, and one that ends it comes behind them; and side by side the long
-modules begin first.
+pytest-randomly shuffles the modules and the tests within each.  This module then corrects two things.  A test that needs
+a shared fixture untouched comes before the others that share it, and a test that ends the fixture comes after them.
+When tests run side by side, the long modules begin first.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ONE_BY_ONE = {
 
 
 def unit_of(nodeid: str) -> str:
-    """What a test is handed to a worker with: its module, or all modules that must not run beside it."""
+    """The tests that one worker gets together with this one: its module, or all modules that must not run beside it."""
     module = nodeid.partition("::")[0]
     return next((name for name, prefixes in ONE_BY_ONE.items() if module.startswith(prefixes)), module)
 
@@ -30,8 +30,8 @@ _RANKS = {"begins": -1, "ends": 1}
 
 
 def in_place(items: Sequence[pytest.Item]) -> list[pytest.Item]:
-    """A test marked ``begins(fixture)`` goes before, one marked ``ends(fixture)`` behind, the tests of its module that
-    get the same from that fixture."""
+    """Put a test marked ``begins(fixture)`` before the tests of its module that share that fixture with it, and a test
+    marked ``ends(fixture)`` behind them."""
     fixtures = {i.path: str(mark.args[0]) for i in items for name in _RANKS for mark in i.iter_markers(name)}
     places: dict[object, int] = {}
 
@@ -48,7 +48,7 @@ def in_place(items: Sequence[pytest.Item]) -> list[pytest.Item]:
 
 
 def long_ones_first(items: Sequence[pytest.Item]) -> list[pytest.Item]:
-    """What is handed out as one and holds a real engine comes first, so that no worker ends long after the others."""
+    """Units with a real engine come first, so that no worker ends long after the others."""
     long = {unit_of(i.nodeid) for i in items if i.get_closest_marker("vllm")} | ONE_BY_ONE.keys()
     return sorted(items, key=lambda item: unit_of(item.nodeid) not in long)
 

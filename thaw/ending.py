@@ -32,8 +32,8 @@ class Ending:
 def end_within(seconds: float, log_it: Callable[[], None] = lambda: None) -> None:
     """Bound what is left of this process: it ends after ``seconds``, whatever its threads wait for.
 
-    What a process still tells the state server when it ends is a courtesy: leases run out by themselves.  A server
-    whose host is shutting down too does not answer, and its name takes the resolver ten seconds a call.
+    Nothing depends on what a process tells the state server when it ends, because leases run out by themselves.  A
+    server whose host is shutting down too does not answer, and each look for its name takes ten seconds.
     """
     threading.Thread(target=_end_after, args=(seconds, log_it), name="end-within", daemon=True).start()
 

@@ -39,25 +39,25 @@ class Log:
 
 
 def print_traceback() -> None:
-    """Of the exception that is being handled, as Python prints it: whoever deploys reads it.  Never raises."""
+    """Print the traceback of the exception that is being handled, as Python does.  Never raises."""
     with contextlib.suppress(*_UNWRITABLE):
         traceback.print_exc()
 
 
 def flush_output() -> None:
-    """Before a fork or an end that skips Python's own.  Never raises."""
+    """Flush stdout and stderr, before a fork or an exit that does not do so itself.  Never raises."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(*_UNWRITABLE):
             stream.flush()
 
 
 def _write(line: str, fields: Mapping[str, object]) -> None:
-    """``fields`` are those of every line of this log."""
+    """``fields`` stand in every line of this log, also in the one that tells of lost lines."""
     global _n_lost
     with _lock:
         if _n_lost:
             lost = _line({"ts": round(time.time(), 3), "event": "log_lines_lost", **fields, "n": _n_lost})
-            line = f"\n{lost}\n{line}"  # on lines of their own: of the last one that failed a part may be there
+            line = f"\n{lost}\n{line}"  # the line break ends a line that was written in part
         _n_lost = 0 if _written(line) else _n_lost + 1
 
 
@@ -91,7 +91,7 @@ def _write_to(fd: int, data: bytes) -> None:
 def _line(fields: Mapping[str, object]) -> str:
     try:
         return json.dumps(fields, default=str)
-    except Exception:  # noqa: BLE001  a value that cannot be written must not end who reports a failure
+    except Exception:  # noqa: BLE001  a value that cannot be written must not raise where a failure is reported
         return json.dumps({name: _text(value) for name, value in fields.items()})
 
 

@@ -1,4 +1,4 @@
-"""An S3 server and who we are there: for everyone who speaks S3, whatever the kind of the credentials.
+"""An S3 server and the identity that we have there.  Every component that speaks S3 uses this module.
 
 botocore finds the credentials (environment, profile, role of a web identity, of a container or of an instance), renews
 those that expire before they are used, and signs.  The bytes go through readers of our own (fetchd, the object relay)
@@ -35,11 +35,11 @@ from thaw.errors import PlatformError, StoreUnavailable, ThawError
 
 _DEFAULT_REGION: Final = "us-east-1"
 _NOBODY_S: Final = 60.0
-"""Where no credentials are found, they are looked for again after this: an instance's own may have been slow to come,
-and asking for those takes a second on a machine that is none of Amazon's."""
+"""When no credentials were found, the next look for them comes after this time.  An instance may get its role late, and
+a machine that is not at Amazon takes a second to find that it has none."""
 _OF_NO_SHELL: Final = {"profile": (None, None, None, None), "config_file": (None, None, os.devnull, None),
                        "credentials_file": (None, None, os.devnull, None)}  # fmt: skip
-"""Instead of the variables that name a profile and its files."""
+"""These replace the variables of the shell that name a profile and its files."""
 _HINT: Final = "see 'Credentials for S3' in docs/fetchd.md"
 _ROLES: Final = botocore.config.Config(
     connect_timeout=5, read_timeout=10, retries={"mode": "standard", "max_attempts": 2}
@@ -56,10 +56,11 @@ class S3Access:
     """One server, as one identity.  Thread-safe."""
 
     def __init__(self, endpoint: str = "", region: str = "", *, key_id: str = "", secret: str = "") -> None:
-        """Empty: Amazon's endpoint of the region; the profile's region, else us-east-1; whom botocore's chain finds.
+        """Without ``endpoint`` the server is Amazon's of the region, without ``region`` the region is the profile's or
+        us-east-1, and without ``key_id`` the credentials are what botocore finds.
 
-        With ``key_id`` nothing of the shell counts, neither its profile nor its files.  Raises PlatformError for a
-        profile that cannot be used.
+        With ``key_id`` neither the profile nor the files that the shell names count.  Raises PlatformError when the
+        profile cannot be used.
         """
         self._session = botocore.session.Session(session_vars=dict(_OF_NO_SHELL) if key_id else None)
         self._session.set_default_client_config(_ROLES)
@@ -86,7 +87,7 @@ class S3Access:
         self._current()
 
     def sign(self, method: str, url: str, headers: Mapping[str, str], body: bytes = b"") -> dict[str, str]:
-        """The headers to send; as they are when there are no credentials, for a server that asks for none.
+        """The headers to send.  Without credentials they stay as they are, for a server that asks for none.
 
         Raises StoreUnavailable while credentials cannot be had, PlatformError when they never can.
         """
@@ -98,7 +99,7 @@ class S3Access:
         return {name: str(value) for name, value in request.headers.items()}
 
     def client(self) -> Any:
-        """A botocore client, for what is not worth code of our own.  Raises as :meth:`sign`."""
+        """A botocore client, for requests that need no code of our own.  Raises as :meth:`sign`."""
         config = botocore.config.Config(
             signature_version=None if self._current() else UNSIGNED,
             proxies={} if _is_loopback(self.endpoint) else None,  # None: as http_proxy and no_proxy say
@@ -124,7 +125,7 @@ class S3Access:
             raise credential_error(e) from None  # what caused it may hold what must not be printed
 
     def _find(self) -> Any:
-        """Kept: those that expire renew themselves."""
+        """The credentials are kept, because those that expire renew themselves."""
         if self._credentials is not None:
             return self._credentials
         with self._lock:
@@ -135,12 +136,12 @@ class S3Access:
 
 
 def refusal(e: ClientError) -> str:
-    """The code of a server's refusal: what it says beside that may repeat a token."""
+    """The code of a server's refusal.  The rest of its answer may repeat a token."""
     return str(e.response.get("Error", {}).get("Code", "")) or "no reason given"
 
 
 def credential_error(e: Exception) -> ThawError:
-    """As our own error: StoreUnavailable where another try may help."""
+    """``e`` as an error of ours: StoreUnavailable where another try may help, else PlatformError."""
     text = f"the credentials for S3 cannot be had: {_why(e)}"
     if isinstance(e, ClientError):
         status = int(e.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))

@@ -19,8 +19,11 @@ _PATH_HOOKS: Final = ("zipimport", "_frozen_importlib_external")
 
 
 def confine(environ: dict[str, str] | os._Environ[str]) -> None:
-    """Of this process, for good.  Modules that were imported already and that a function may not import are forgotten;
-    whoever holds them goes on using them."""
+    """Restrict the imports of this process for good.
+
+    Modules that a function may not import are forgotten when they were imported before.  Code that refers to them
+    already goes on using them.
+    """
     sys.path[:] = _standard_library()
     packages = environ.get(PACKAGES, "")
     if os.path.isdir(packages):
@@ -35,7 +38,7 @@ def confine(environ: dict[str, str] | os._Environ[str]) -> None:
 
 
 def _standard_library() -> list[str]:
-    """Without site-packages, which lies inside it."""
+    """The folders of the standard library, without the site-packages inside it."""
     library = os.path.dirname(os.__file__)
     archive = os.path.join(os.path.dirname(library), f"python{sys.version_info[0]}{sys.version_info[1]}.zip")
     return [archive, library, os.path.join(library, "lib-dynload")]

@@ -1,8 +1,8 @@
-"""What the supervisor writes down of its components, so that a full disk does not hide it.
+"""The supervisor's records of its components, which also a full disk does not lose.
 
-``pids/COMPONENT`` says which process a component is, how often it was started again and why.  The file has one size
-for ever: where no room is left it can still be written over.  ``supervisor.log`` has one line for each restart; lines
-that find no room are kept in memory and written behind the next one.
+``pids/COMPONENT`` says which process a component is, how often it was started again and why.  The size of the file
+never changes, so it can be overwritten when the disk has no room left.  ``supervisor.log`` has one line for each
+restart.  Lines that find no room are kept in memory and written before the next one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Final
 from thaw.dev.processes import ProcessId
 
 AGAIN_AND_AGAIN: Final = 3
-"""A component that has ended so many times, each soon after its start, will go on like that until somebody helps."""
+"""A component that has ended so many times in a row, each time soon after its start, will not recover by itself."""
 STEADY_S: Final = 30.0
 """A component that lived this long was well: its next end counts as the first in a row."""
 _PID_FILE_BYTES: Final = 160
