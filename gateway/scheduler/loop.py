@@ -62,7 +62,7 @@ _LAST_WORDS_S = 4.0
 """From SIGTERM to the end.  A successor takes the lease when it runs out, also where this one cannot be given back."""
 _REVOKE_RETRY_S = 5.0
 _TURN = 1_000
-"""Items taken together.  A burst is smaller, and timers that fall due meanwhile come next."""
+"""Messages taken together.  A burst is smaller, and timers that fall due meanwhile come next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class Stop:
 _OURS: Final = (
     Reload, Refresh, LearnFrom, CredentialIssued, CredentialNotRevoked, CredentialOverdue, RevokeCredential
 )  # fmt: skip
-"""Items of the queue that are no events of the policy."""
+"""Items of the loop that are no events of the policy."""
 
 
 class Scheduler:
@@ -131,17 +131,21 @@ class Scheduler:
             self._log.event("leading_ended")
 
     def _turns(self) -> Iterator[list[object]]:
-        """What is there when the loop is ready for it, in the order in which it came; at least one item."""
+        """What is there when the loop is ready for it: messages in the order in which they came, then the timers that
+        are due.  Neither keeps the other waiting for longer than a turn."""
         while True:
-            due_s = self._timers[0][0]  # never empty: a refresh is always planned
-            try:
-                items = [self._queue.get(timeout=max(0.0, due_s - time.monotonic()))]
-            except queue.Empty:
-                items = [heapq.heappop(self._timers)[2]]
+            items, due_s = list[object](), self._timers[0][0]  # never empty: a refresh is always planned
             with contextlib.suppress(queue.Empty):
+                items.append(self._queue.get(timeout=max(0.0, due_s - time.monotonic())))
                 while len(items) < _TURN:
                     items.append(self._queue.get_nowait())
-            yield items
+            items += self._due(time.monotonic())
+            if items:
+                yield items
+
+    def _due(self, now_s: float) -> Iterator[object]:
+        while self._timers and self._timers[0][0] <= now_s:
+            yield heapq.heappop(self._timers)[2]
 
     def _take_all(self, items: Iterable[object]) -> None:
         """The loop's own items one by one; what is for the policy together, up to the next of the loop's own."""
@@ -278,7 +282,7 @@ class Process:
 
 
 def main() -> None:
-    settings, log = thaw_settings.load(SchedulerSettings), Log("scheduler")
+    settings = thaw_settings.load(SchedulerSettings)
     # signals are waited for, not handled: a handler would run inside a lock that it needs
     signals = {signal.SIGTERM, signal.SIGINT}
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)

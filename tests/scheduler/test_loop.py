@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 
+from gateway.scheduler.leading import Term
+from gateway.scheduler.loop import Refresh, Scheduler
+from gateway.scheduler.settings import SchedulerSettings
 from relay import bus
 from relay.messages import (
     ActionChanged,
@@ -25,6 +28,20 @@ from tests.scheduler.conftest import MIB
 from thaw.config import ResourcesConfig, ScalingConfig, SloConfig
 from thaw.errors import ErrorInfo
 from thaw.instance import InstanceState
+from thaw.logs import Log
+
+
+def test_timers_that_are_due_come_in_the_next_turn_however_many_messages_there_are() -> None:
+    unused: Any = None
+    loop = Scheduler(SchedulerSettings("redis://127.0.0.1:1/0"), unused, Term(1, math.inf), Log("test"))
+    for at_s in (0.0, 0.0, time.monotonic() + 600):
+        loop._at(at_s, Refresh())
+    for n in range(3_000):
+        loop._queue.put(n)
+    turns = loop._turns()
+    first, second = next(turns), next(turns)
+    assert first == [*range(1_000), Refresh(), Refresh()]
+    assert second == [*range(1_000, 2_000)]
 
 
 def test_demand_starts_an_instance_that_is_released_when_it_was_idle_for_its_keep_alive(platform: Any) -> None:
