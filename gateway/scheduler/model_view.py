@@ -28,3 +28,7 @@ class ModelView:
         """Its facts as they are now."""
         self.stages = Stages(facts) if facts != self.facts else self.stages
         self.fresh = True
+
+    def look_anew(self) -> None:
+        """What is known of it may be of the past, as may be the pause after a look that failed."""
+        self.fresh, self.again_s = False, 0.0

@@ -11,21 +11,28 @@ store's own error and not with that of its limit::
 
 from __future__ import annotations
 
-import math
 from typing import Final
 
 from gateway.scheduler.decisions import Decision, Flag, TimerKind, Wake
 from gateway.scheduler.model_view import ModelView
-from gateway.scheduler.starts import INSPECT_DEADLINE_S, RETRY_BASE_S, RETRY_CAP_S, ensure_model, fail, rescale, wake
-from gateway.scheduler.view import ClusterView, DemandView
+from gateway.scheduler.starts import (
+    INSPECT_DEADLINE_S,
+    RETRY_BASE_S,
+    RETRY_CAP_S,
+    due_s,
+    ensure_model,
+    fail,
+    first_due_s,
+    rescale,
+    wake,
+)
+from gateway.scheduler.view import ClusterView
 from relay.messages import CommandRefused, ModelInspected
 from thaw.errors import DeveloperError, ErrorInfo, StoreUnavailable, from_info
 from thaw.ids import GroupId
 
 LOOK_AGAIN_S: Final = 5.0
 """The longest pause between two looks: a store that is back is noticed within this time."""
-_TO_SAY_IT_S: Final = 2.0
-"""An error must reach the gateway before the request's time limit does."""
 
 
 def inspected(view: ClusterView, event: ModelInspected, now_s: float) -> list[Decision]:
@@ -84,7 +91,7 @@ def _fail_overdue(view: ClusterView, model: ModelView, error: ErrorInfo, now_s: 
     """Requests that cannot wait for another look."""
     decided: list[Decision] = []
     for name in sorted(model.actions):
-        due = tuple(d.demand.activation_id for d in view.waiting(name) if _due_s(view, d) <= now_s)
+        due = tuple(d.demand.activation_id for d in view.waiting(name) if due_s(view, d) <= now_s)
         decided += fail(view, name, due, error, GroupId(""))
     return decided
 
@@ -92,14 +99,7 @@ def _fail_overdue(view: ClusterView, model: ModelView, error: ErrorInfo, now_s: 
 def _next_look_s(view: ClusterView, model: ModelView, now_s: float) -> float:
     """After a pause, and in time for the request that is due first."""
     pause_s = min(LOOK_AGAIN_S, RETRY_BASE_S * 2.0 ** min(model.attempts, 16))
-    due_s = (_due_s(view, d) for name in model.actions for d in view.waiting(name))
-    return min(now_s + pause_s, max(now_s + RETRY_BASE_S, min(due_s, default=math.inf)))
-
-
-def _due_s(view: ClusterView, demand: DemandView) -> float:
-    """Shortly before its time limit."""
-    facts = view.action(demand.demand.action).facts
-    return math.inf if facts is None else demand.queued_s + facts.timeout_s - _TO_SAY_IT_S
+    return min(now_s + pause_s, max(now_s + RETRY_BASE_S, first_due_s(view, model)))
 
 
 def _rescale_users(view: ClusterView, model: ModelView, now_s: float) -> list[Decision]:

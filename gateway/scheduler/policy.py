@@ -160,7 +160,7 @@ def _action_seen(view: ClusterView, event: ActionSeen, now_s: float) -> list[Dec
     if event.changed:
         action.failures, action.retry_at_s, action.broken_version = 0, 0.0, ""
         if facts.is_llm:
-            view.model(facts.model_uri).fresh = False  # the bytes at the URI may be others now
+            view.model(facts.model_uri).look_anew()  # the bytes at the URI may be others now
             decided += ensure_model(view, facts.model_uri, now_s)
     return [*decided, *_idle_check_all(view, facts.name, now_s), *rescale(view, facts.name, now_s)]
 

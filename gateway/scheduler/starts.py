@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from typing import Final
+
 from gateway.scheduler import pools
 from gateway.scheduler.decisions import (
     Decision,
@@ -16,12 +19,13 @@ from gateway.scheduler.decisions import (
 from gateway.scheduler.events import ActionFacts
 from gateway.scheduler.evictions import evictions
 from gateway.scheduler.groups import RELEASE_DEADLINE_S
+from gateway.scheduler.model_view import ModelView
 from gateway.scheduler.placement import in_time_without_idle, most_stages, place
 from gateway.scheduler.plans import Choice, Names, fetch_key, group_plan, low_reserve, slots, starting_record
 from gateway.scheduler.scaling import Lacking, new_workers
 from gateway.scheduler.stages import Stages
 from gateway.scheduler.transports import transport_of
-from gateway.scheduler.view import ActionView, ClusterView, GroupView, InstanceView
+from gateway.scheduler.view import ActionView, ClusterView, DemandView, GroupView, InstanceView
 from thaw import partition
 from thaw.errors import ErrorInfo, MemoryTooSmall, NotFound, ThawError
 from thaw.ids import ActionName, ActivationId, CommandId, GroupId, HostId, InstanceId
@@ -37,6 +41,9 @@ CROSSING_S = 0.2
 
 INSPECT_DEADLINE_S = 30.0
 """Reading a model's index is a few small requests; a host that has not answered by then is not going to."""
+
+_TO_SAY_IT_S: Final = 2.0
+"""An error must reach the gateway before the request's time limit does."""
 
 RETRY_BASE_S, RETRY_CAP_S = 0.25, 30.0
 GATHER_S = 0.05
@@ -163,9 +170,12 @@ def _free_slots(view: ClusterView, head: InstanceView, facts: ActionFacts, newes
 
 
 def ensure_model(view: ClusterView, uri: str, now_s: float) -> list[Decision]:
-    """Ask a host for the model's facts unless they are known or already asked for."""
+    """Ask a host for the model's facts unless they are known or already asked for.  In the pause after a look that
+    failed only a request that is due before its end asks; a timer asks for all others."""
     model = view.model(uri)
     if (model.fresh and model.facts is not None) or model.asked is not None:
+        return []
+    if now_s < model.again_s <= first_due_s(view, model):
         return []
     host_id = min(((h.n_workers, h.host_id) for h in view.live_hosts()), default=(0, None))[1]
     if host_id is None:
@@ -175,6 +185,18 @@ def ensure_model(view: ClusterView, uri: str, now_s: float) -> list[Decision]:
     model.attempts += 1
     return [InspectModelOn(HostId(host_id), uri, command_id),
             Wake(now_s + INSPECT_DEADLINE_S, TimerKind.INSPECT, uri)]  # fmt: skip
+
+
+def first_due_s(view: ClusterView, model: ModelView) -> float:
+    """When the first of the requests that wait for the model must be told why, to hear it before its time limit."""
+    firsts = (next(view.waiting(name), None) for name in model.actions)
+    return min((due_s(view, first) for first in firsts if first is not None), default=math.inf)
+
+
+def due_s(view: ClusterView, demand: DemandView) -> float:
+    """Shortly before its time limit."""
+    facts = view.action(demand.demand.action).facts
+    return math.inf if facts is None else demand.queued_s + facts.timeout_s - _TO_SAY_IT_S
 
 
 def _start_many(

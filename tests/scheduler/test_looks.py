@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from gateway.scheduler.decisions import Decision, FailDemand, Flag, InspectModelOn, StartGroup
+from gateway.scheduler.events import ActionSeen
 from relay.messages import ModelInspected
 from tests.scheduler.world import CHAT, FACTS, World, chat, of, world
 from thaw.errors import ErrorInfo
-from thaw.ids import HostId
+from thaw.ids import ActionName, HostId
 from thaw.instance import InstanceState
 
 AWAY = ErrorInfo("StoreUnavailable", "Connection refused (gave up after 4 attempts)", "is the store up?")
 GONE = ErrorInfo("ModelNotFound", "no such bucket")
+OTHER = ActionName("guest/other")
 
 
 def store_is_away(w: World, seconds: float, decided: list[Decision]) -> list[Decision]:
@@ -86,3 +88,26 @@ def test_a_start_that_fails_since_the_store_is_away_does_not_use_up_the_requests
     assert (of(seen, FailDemand), of(seen, StartGroup)) == ([], [])
     w.later(5.1)
     assert len(of(w.do(ModelInspected("s3://m", HostId("h0"), FACTS)), StartGroup)) == 1
+
+
+def test_requests_that_come_in_a_pause_wait_for_the_look_at_its_end() -> None:
+    w = world(facts=chat())
+    seen = store_is_away(w, 20.0, w.ask(CHAT))
+    n_looks = len(of(seen, InspectModelOn))
+    for _ in range(100):
+        seen += store_is_away(w, 0.1, w.ask(CHAT))
+    assert len(of(seen, InspectModelOn)) - n_looks <= 3
+
+
+def test_a_function_that_is_deployed_anew_in_a_pause_is_looked_at_at_once() -> None:
+    w = world(facts=chat())
+    store_is_away(w, 20.0, w.ask(CHAT))
+    assert len(of(w.do(ActionSeen(chat(version="2"), changed=True)), InspectModelOn)) == 1
+
+
+def test_a_request_that_is_due_before_the_pause_ends_is_told_of_the_store_in_time() -> None:
+    w = world(facts=chat(timeout_s=4.0))
+    w.do(ActionSeen(chat(name=OTHER)))
+    store_is_away(w, 20.0, w.ask(OTHER))
+    seen = store_is_away(w, 3.9, w.ask(CHAT))
+    assert [(f.action, f.error) for f in of(seen, FailDemand)] == [(CHAT, AWAY)]
