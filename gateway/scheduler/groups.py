@@ -19,7 +19,7 @@ from gateway.scheduler.plans import fetch_key, later_key, slots
 from gateway.scheduler.pool_account import claim_of
 from gateway.scheduler.view import ClusterView, GroupView, InstanceView
 from thaw import partition
-from thaw.ids import CommandId, HostId
+from thaw.ids import CommandId, HostId, InstanceId
 from thaw.instance import InstanceState
 from thaw.plan import Plan
 
@@ -90,9 +90,28 @@ def adopt(view: ClusterView, plan: Plan, now_s: float) -> list[Decision]:
 
 
 def abandon(view: ClusterView, plan: Plan, now_s: float) -> list[Decision]:
-    """A group of which a stage is missing, whatever its commands have reached: begun anew sooner than waited for."""
+    """A group of which a stage is missing is given up, whatever its commands have reached: a new start is quicker than
+    a wait."""
     members = view.members(plan.group_id)
+    _count_abandoned(view, plan, members)
     known = {m.record.host_id for m in members}
     others = sorted({stage.host for stage in plan.stages} - known)
     cancels = [CancelGroup(h, plan.group_id, CommandId(view.new_id())) for h in others]
     return [*cancels, *orphans(view, members, now_s), *forget_plan(plan)]
+
+
+def _count_abandoned(view: ClusterView, plan: Plan, members: Sequence[InstanceView]) -> None:
+    """Its hosts may fetch for it until they have heard of the cancel.  A stage that its host has confirmed counts until
+    the host says that it has gone.  Of any other stage not even the instance is known: it counts under a name of its
+    own until the next report, which shows what the host then holds."""
+    if plan.model is None:
+        return
+    by_stage = {m.record.stage: m.record.instance_id for m in members}
+    for stage in plan.stages:
+        if (host := view.hosts.get(stage.host)) is None:
+            continue
+        confirmed = by_stage.get(stage.stage)
+        instance_id = confirmed or InstanceId(f"{plan.group_id}/{stage.stage}")
+        host.pool.claim(instance_id, claim_of(plan.model, stage))
+        if confirmed is None:
+            host.pool.end_with_next_report(instance_id)

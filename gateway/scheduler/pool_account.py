@@ -86,6 +86,10 @@ class PoolAccount:
             claim.is_leaving, claim.ended_ms = True, created_ms
         self._free = None
 
+    def end_with_next_report(self, instance_id: InstanceId) -> None:
+        """It has ended as far as anybody knows, and a report that is newer than the last shows what is left of it."""
+        self.end(instance_id, 0 if self._report is None else self._report.seen_wall_ms)
+
     def refused(self, created_ms: int) -> None:
         """The host had no room after all for an instance that it made at ``created_ms``.  Nothing more goes there
         until it has said how its pool stands by then."""

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gateway.scheduler.decisions import CancelGroup, FailDemand, ReleaseInstance, StartGroup
-from gateway.scheduler.events import ActionDeleted, ActionSeen, HostSeen, HostsSeen
+from gateway.scheduler.events import ActionDeleted, ActionSeen, HostSeen, HostsSeen, Rebuilt
 from gateway.scheduler.starts import GATHER_S, RETRY_BASE_S
 from relay.messages import ModelInspected
 from relay.pool import n_slabs
@@ -25,6 +25,7 @@ from tests.scheduler.world import (
     of,
     pool,
     pool_after,
+    record_of,
     report,
 )
 from thaw.errors import ErrorInfo
@@ -315,3 +316,28 @@ def test_a_group_gives_way_to_one_worker_only_where_the_pool_has_room_for_both()
         first = start.plan.stages[0].host
         w.do(HostSeen(replace(w.reports[first], pool=pool_after(start, n, 5, 2_000), resident=there)))
         assert bool(of(w.later(5.0), ReleaseInstance)) is gives_way
+
+
+# a successor ---------------------------------------------------------------------------------------------------------
+
+
+def free(w: World) -> dict[str, int]:
+    return {h.host_id: h.pool.free_slabs() for h in w.view.hosts.values()}
+
+
+@pytest.mark.parametrize("n_confirmed", [0, 2])
+def test_a_start_that_a_successor_cancels_counts_until_its_hosts_have_nothing_of_it(n_confirmed: int) -> None:
+    old, w = group_world(facts=four_stages(), pool=SIX), World()
+    (start,) = of(old.ask(CHAT), StartGroup)
+    records = [record_of(start, InstanceState.STARTING, k, created_wall_ms=900) for k in range(n_confirmed)]
+    found = Rebuilt(9_000, tuple(old.reports.values()), tuple(records), (), (start.plan,), (SMOLLM2,), (four_stages(),))
+    assert len(of(w.do(found), CancelGroup)) == 4
+    assert free(w) == free(old)
+    there = {r.host_id: (r.instance_id,) for r in records}
+    w.do(HostsSeen(tuple(replace(r, pool=replace(SIX, seen_wall_ms=2_000, users=there.get(h, ())))
+                         for h, r in old.reports.items())))  # fmt: skip
+    assert free(w) == {h: n if h in there else SIX.n_slabs for h, n in free(old).items()}
+    for k in range(n_confirmed):
+        w.said(start, GONE, k, created_wall_ms=900)
+    w.do(HostsSeen(tuple(replace(r, pool=replace(SIX, seen_wall_ms=3_000)) for r in old.reports.values())))
+    assert set(free(w).values()) == {SIX.n_slabs}
