@@ -82,7 +82,7 @@ class HostView:
     pool: PoolAccount = field(default_factory=PoolAccount)
     """Its memory for models."""
     reported_s: float = 0.0
-    """When the report was taken in, of this clock."""
+    """When the report was first taken in, of this clock."""
     on_change: Callable[[HostView], None] = field(default=lambda _: None)
     """An index of hosts wants to know of every change of its memory, its pace or its draining."""
     _rooms: dict[bool, Room] = field(default_factory=dict)
@@ -174,7 +174,10 @@ class HostView:
         self.departed[instance_id] = (device, n_bytes)
 
     def is_confirmed_by(self, report: HostReport) -> bool:
-        """It says what the last one said, and we have done nothing there in between: most of a thousand do."""
+        """It says what the last one said, and we have done nothing there in between: most of a thousand do.
+
+        A stem cell in the making is ready in so long *from now*, so what is said of it is never what was said before.
+        """
         last = self.report
         if report is last:
             return self.as_reported
@@ -184,7 +187,7 @@ class HostView:
             and report.boot_id == last.boot_id and report.seen_wall_ms >= last.seen_wall_ms
             and report.draining == last.draining and report.stem_kinds == last.stem_kinds
             and report.resident == last.resident and report.share == last.share
-            and report.stem_targets == last.stem_targets
+            and report.stem_targets == last.stem_targets and all(t.ready_in_s is None for t in report.stem_targets)
         )  # fmt: skip
 
     def confirm(self, report: HostReport, now_s: float) -> None:
@@ -214,7 +217,9 @@ class HostView:
             view.foreign = max(0, view.device.memory_bytes - view.device.free_bytes - seen)
             if name in self.devices:
                 view.releasing, view.is_kept = self.devices[name].releasing, self.devices[name].is_kept
-        self.devices, self.report, self.draining, self.reported_s = fresh, report, report.draining, now_s
+        if (report.seen_wall_ms, report.boot_id) != (self.report.seen_wall_ms, self.report.boot_id) or not self.devices:
+            self.reported_s = now_s
+        self.devices, self.report, self.draining = fresh, report, report.draining
         self.as_reported = not (odd or report.fetches or self.fetching)
         self._changed()
         return odd

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from gateway.scheduler.history import History
 from tests.scheduler.world import CHAT, World, llm_world, of, report
 from thaw.action import KIND_LLM
 from thaw.host import HostReport, StemTarget
+from thaw.ids import HostId
 from thaw.instance import StartMode
 
 FAST = 1e12  # a link on which bytes take no time
@@ -61,3 +63,22 @@ def test_what_the_next_report_says_of_a_cell_counts() -> None:
     w.do(HostsSeen((host("h0", ready_in_s=8.0, seen_wall_ms=2_000),)))
     cold = History().times(CHAT, "cpu", StartMode.PREWARMED, 0)
     assert foretold(w)[1] >= 8.0 + cold.t_cc
+
+
+def test_a_cell_that_takes_longer_than_the_last_one_is_still_waited_for() -> None:
+    """The host says "in a second" again and again, and nothing else of it changes."""
+    w = llm_world(host("h0", ready_in_s=1.0))
+    for n in range(5):
+        w.now += 1.0
+        w.do(HostsSeen((host("h0", ready_in_s=1.0, seen_wall_ms=2_000 + 1_000 * n),)))
+    assert w.view.hosts[HostId("h0")].cell_s(KIND_LLM) >= w.now + 1.0
+
+
+def test_a_report_that_is_read_again_is_no_newer_for_it() -> None:
+    said = host("h0", ready_in_s=8.0)
+    w = llm_world(said)
+    before = w.view.hosts[HostId("h0")].cell_s(KIND_LLM)
+    w.view.hosts[HostId("h0")].hold("cpu", 1)  # so that it is looked at again
+    w.now += 2.0
+    w.do(HostsSeen((replace(said),)))
+    assert w.view.hosts[HostId("h0")].cell_s(KIND_LLM) == before
