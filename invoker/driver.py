@@ -6,6 +6,7 @@ A container is a process tree behind a unix socket that speaks the container con
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -72,8 +73,9 @@ class Exit:
 
 
 def status_of(exit_code: int | None) -> int | None:
-    """A shell's 128 + signal → minus the signal.  A container whose engine or function was killed ends so, too."""
-    return 128 - exit_code if exit_code is not None and exit_code > 128 else exit_code
+    """A shell's 128 + signal → minus the signal.  A container whose engine or function was killed ends so, too.  Larger
+    numbers are no signal's: a program that exits with -1 has the status 255."""
+    return 128 - exit_code if exit_code is not None and 128 < exit_code < 128 + signal.NSIG else exit_code
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 
+from invoker.driver import status_of
 from invoker.instance import PUBLIC, TABLE, Action, Event, State, step
 from invoker.live import Live
 from tests.relay.samples import INSTANCE
@@ -64,3 +65,8 @@ def test_the_first_reason_to_end_is_the_one_that_is_told() -> None:
     live.blame(WorkerLost("its pipeline group was given up"))
     assert live.error is not None
     assert live.error.message == "it was killed by signal 9"
+
+
+@pytest.mark.parametrize(("exit_code", "status"), [(0, 0), (1, 1), (137, -9), (192, -64), (193, 193), (255, 255)])
+def test_only_the_numbers_of_signals_say_that_a_container_was_killed(exit_code: int, status: int) -> None:
+    assert status_of(exit_code) == status
