@@ -77,6 +77,7 @@ def _ready(view: ClusterView, record: InstanceRecord, group: GroupView | None, n
     """A stage has its first part; with the last of them the group is whole."""
     if (host := view.hosts.get(record.host_id)) is not None:
         host.ledger.remove(fetch_key(record.group_id, record.stage), now_s)
+        host.pool.ready(record.instance_id)
         _book_later(group, host, record, now_s)
     if group is not None and not all(_is_ready(view, i) for i in group.instance_ids):
         return retry_blocked(view, now_s)  # its link is free
@@ -121,8 +122,8 @@ def _learn(view: ClusterView, group: GroupView) -> list[Decision]:
 
 
 def _factor(view: ClusterView, plan: Plan) -> float | None:
-    """F of the group that has just become whole, by what share of its device each worker gets; None: on devices of
-    several kinds, so that its pass tells of none of them alone."""
+    """F of the group that has just become whole, from the share of its device that each worker gets.  None: its devices
+    are of several kinds, so its pass teaches nothing about any one of them."""
     shares, kinds, s = list[float](), set[str](), len(plan.stages)
     for stage in plan.stages:
         host = view.hosts.get(stage.host)
@@ -245,7 +246,7 @@ def start_failed(view: ClusterView, group: GroupView, error: ErrorInfo, now_s: f
     if isinstance(from_info(error), DeveloperError):
         action.broken_version = plan.action_version
         return [*decided, *fail(view, plan.action, tuple(action.waiting), error, plan.group_id)]
-    if error.code == PoolFull.__name__:  # it waits as who finds no memory does: the host's next report wakes it
+    if error.code == PoolFull.__name__:  # it waits like an action that finds no memory: the host's next report wakes it
         action.retry_at_s = now_s + RETRY_BASE_S
         return [*decided, *wake(action, plan.action, action.retry_at_s, now_s)]
     pause_s = min(RETRY_CAP_S, RETRY_BASE_S * 2 ** min(action.failures - 1, 16))

@@ -1,9 +1,10 @@
-"""What of one host's pool of memory for models is taken, as the scheduler counts it.
+"""How much of one host's pool of memory for models is taken, as the scheduler counts it.
 
 A host refuses no start that was counted in here.  A start counts from its decision on, and its *claim* ends when the
 host's report has taken its place, so the sum is at every moment an upper bound of what the host can come to hold::
 
     decided ──▶ claim ──a report names its instance among the holders──▶ counted by the reports alone
+                  ├──the instance is ready, and a later report came──────▶ the same, also where fetchd has lost its pool
                   └──the instance has ended, and a report made after its begin does not name it as a user──▶ forgotten
 
 Two starts of the same content share one segment on the host.  That is counted only where the segment is complete and
@@ -23,18 +24,22 @@ from thaw.model import FileRange
 from thaw.plan import PlanModel, PlanStage
 
 UNLIMITED: Final = 1 << 40
-"""Slabs of a host that does not say what its pool has."""
+"""The number of slabs of a host that does not tell of its pool."""
 
 
 @dataclass(slots=True)
 class Claim:
-    """What one stage takes.  ``ended_ms``: its instance has ended; since when the instance was there, in wall
-    milliseconds of its host."""
+    """What one stage takes.  Times are wall milliseconds of its host.
+
+    ``ready_ms``: its instance is ready; when the last report before that was made.  ``ended_ms``: its instance has
+    ended; since when the instance was there.
+    """
 
     key: str
     ranges: tuple[FileRange, ...]
     is_reported: bool = False
     is_leaving: bool = False
+    ready_ms: int | None = None
     ended_ms: int | None = None
 
 
@@ -55,7 +60,7 @@ class PoolAccount:
 
     @property
     def slab_bytes(self) -> int:
-        """0 for a host that does not say."""
+        """0 for a host that does not tell of its pool."""
         return 0 if self._report is None else self._report.slab_bytes
 
     @property
@@ -74,6 +79,11 @@ class PoolAccount:
         """What the instance has is soon free, or is not after all."""
         if (claim := self._claims.get(instance_id)) is not None:
             claim.is_leaving = leaving
+
+    def ready(self, instance_id: InstanceId) -> None:
+        """The instance has its part.  Whatever it still holds, the next report names."""
+        if (claim := self._claims.get(instance_id)) is not None:
+            claim.ready_ms = 0 if self._report is None else self._report.seen_wall_ms
 
     def end(self, instance_id: InstanceId, created_ms: int) -> None:
         """The instance has ended.  ``created_ms``: when its host made it; 0 if the host never began it."""
@@ -98,7 +108,7 @@ class PoolAccount:
     def take_report(self, report: PoolReport | None) -> None:
         """A host whose fetchd does not answer holds what it held."""
         if report is None:
-            self._doubted_ms = None  # nor does it say that anything is full
+            self._doubted_ms = None  # no report will come that could end the doubt
             return
         went_back = self._report is not None and report.seen_wall_ms < self._report.seen_wall_ms
         if self._doubted_ms is not None and (report.seen_wall_ms > self._doubted_ms or went_back):
@@ -117,6 +127,8 @@ class PoolAccount:
             self._claims[instance_id].is_reported = True
         users = frozenset(report.users)
         for instance_id, claim in list(self._claims.items()):
+            if claim.ready_ms is not None and (report.seen_wall_ms > claim.ready_ms or went_back):
+                claim.is_reported = True
             if claim.ended_ms is None or instance_id in users:
                 continue
             if report.seen_wall_ms > claim.ended_ms or went_back:
@@ -133,7 +145,7 @@ class PoolAccount:
         return self._doubted_ms is not None
 
     def free_slabs(self) -> int:
-        """That another start can have now; negative where more was promised than there is."""
+        """How many slabs another start can have now; negative where more was promised than there is."""
         if self._free is None:
             self._free = self._count(frozenset())
         return self._free

@@ -115,6 +115,18 @@ def test_a_host_whose_fetchd_does_not_answer_holds_what_it_held() -> None:
     assert of(w.ask(CHAT), StartGroup) == []
 
 
+def test_an_instance_whose_fetchd_died_and_came_back_takes_nothing_of_its_pool() -> None:
+    w = llm_world(host("h0", 2), facts=chat(slots=1))
+    (start,) = of(w.ask(CHAT), StartGroup)
+    mine = start.stages[0].instance_id
+    w.ready(start, idle=False)
+    assert w.view.hosts[HostId("h0")].pool.free_slabs() == 0
+    w.do(HostsSeen((report("h0", seen_wall_ms=2_000),)))  # fetchd died before it was seen to hold the model
+    assert w.view.hosts[HostId("h0")].pool.free_slabs() == 0
+    w.do(HostsSeen((report("h0", pool=pool(2, 0, 3_000, users=(mine,)), seen_wall_ms=3_000),)))
+    assert w.view.hosts[HostId("h0")].pool.free_slabs() == 2
+
+
 def test_a_model_that_fits_no_pool_fails_with_what_it_needs_and_what_there_is() -> None:
     w = llm_world(host("h0", 1), report("h1", pool=pool(3, slab_mb=32)))
     (failed,) = of(w.ask(CHAT), FailDemand)
