@@ -219,7 +219,7 @@ class SegmentStore:
             self.note_change()
 
     def note_change(self) -> None:
-        """A segment became complete, or the last of its holders left: whoever waits for room is told."""
+        """A segment became complete, or its last holder left: callers that wait for room are told."""
         with self._lock:
             self._version += 1
             self._changed.notify_all()

@@ -27,7 +27,7 @@ Wsgi = Callable[[dict[str, Any], Any], Iterable[bytes]]
 _STACK_BYTES: Final = 512 * 1024  # a thousand threads of the default 8 MiB frighten container memory limits
 _KEEP_ALIVE_S: Final = 75
 _LAST_WORDS_S: Final = 4.0
-"""After the last request.  The recorder may take three seconds of it to write what has ended."""
+"""The worker ends so long after its last request.  The recorder may need three seconds of it for its records."""
 _PR_SET_PDEATHSIG: Final = 1
 _SWITCH_S: Final = 0.0005
 """Python's 5 ms would let the thread that writes records hold a token back for as long."""

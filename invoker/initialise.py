@@ -24,7 +24,7 @@ WEIGHTS_SUFFIX: Final = ".safetensors"
 class InitCall:
     def __init__(self, path: str, deadline_s: float) -> None:
         self._call = ContainerCall(path, deadline_s)
-        self.answered = False  # what is raised is then the container's own word
+        self.answered = False  # then an error that is raised is the container's own answer
 
     def post(self, value: Any) -> Any:
         """The reply's JSON.  Raises what the container says, WorkerLost when it says nothing."""

@@ -107,7 +107,8 @@ class LogCollector:
                 self._splitters[name] = SentinelSplitter(self._limit)
 
     def run_began(self, activation_id: str) -> None:
-        """Until it has ended, whoever asks for its lines waits: the answer may reach the caller before we are told."""
+        """A reader of its lines waits from now until it has ended: the answer may reach the caller before this host
+        notes the end."""
         with self._lock:
             self._running.add(activation_id)
 

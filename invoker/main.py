@@ -41,7 +41,7 @@ from thaw.logs import Log
 from thaw.settings import SettingError, load
 
 LAST_WORDS_S: Final = 4.0
-"""From the last run's end to ours, where the engine is away.  The usual end takes one or two."""
+"""Where the engine is away, the invoker ends so long after its last run.  The usual end takes a second or two."""
 
 STATE_WAIT_S: Final = 60.0
 """The state server may come up after us; longer than this it is not coming."""

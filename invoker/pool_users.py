@@ -36,7 +36,7 @@ class PoolUsers:
 
     @contextmanager
     def asking(self, instance_id: InstanceId) -> Iterator[None]:
-        """A question to fetchd is on its way; whoever leaves meanwhile stays listed until the block is left."""
+        """A question to fetchd is on its way.  An instance that leaves meanwhile stays listed until the block ends."""
         with self._lock:
             self._asking.add(instance_id)
         try:

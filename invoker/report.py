@@ -126,7 +126,8 @@ class Reporter:
                 self._send(announce=True)
 
     def _look_at_fetchd(self) -> None:
-        seen_ms, users = wall_ms(), self._fleet.pool_users.names()  # first: what has left by now is in the status
+        # before the status, which then shows that these have left
+        seen_ms, users = wall_ms(), self._fleet.pool_users.names()
         try:
             status = self._fleet.fetch.status(deadline_s=_FETCHD_S)
         except ThawError:

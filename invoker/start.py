@@ -138,7 +138,7 @@ class Starting:
                              later_ranges=stage.later_ranges)  # fmt: skip
         with self._fleet.pool_users.asking(self._live.record.instance_id):
             self._segment_id = self._fleet.fetch.start(request).segment_id
-            if not self._live.fetching:  # it was ended while fetchd was away, and nobody there to give the fetch up
+            if not self._live.fetching:  # it was ended while fetchd was away, so nobody has given the fetch up
                 self._fleet.fetch.cancel(plan.group_id, plan.epoch)
                 raise _given_up(self._live)
         threading.Thread(target=self._await_fetch, name="fetch", daemon=True).start()

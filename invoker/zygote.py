@@ -29,7 +29,7 @@ WARM_UP_S: Final = 180.0
 """Importing the engine takes 10 CPU seconds, on a host whose cores are busy several times as long."""
 
 _FIRST_IMPORT_S: Final = 10.0
-"""What a host says of its first cell; of later ones it says what the last one took."""
+"""A host says this of its first cell.  For each later one it says how long the cell before it took."""
 _OVERDUE_S: Final = 1.0
 """A cell that takes longer than the last one is said to be ready by the next report."""
 _ENDED_S: Final = 5.0

@@ -20,13 +20,13 @@ from thaw.errors import BadRequest
 _ASKS: Final = "requirements.txt"
 _BRINGS: Final = re.compile(r"virtualenv/lib/python[\d.]+/site-packages/.")
 _MAX_BYTES: Final = 256 * 1024
-"""Of a requirements.txt that is looked into; those with hashes for some hundred packages are smaller."""
+"""Only so much of a requirements.txt is read; one with hashes for some hundred packages is smaller."""
 _MOST_NAMED: Final = 5
 _UNREADABLE: Final = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, OSError, RuntimeError, ValueError)
 
 
 def decoded_zip(code: str) -> bytes | None:
-    """OpenWhisk's rule: what decodes as base64 is a zip."""
+    """The bytes of a zip, or None for source text.  OpenWhisk's rule: code that decodes as base64 to a zip is one."""
     try:
         data = base64.b64decode(code, validate=True)
     except (binascii.Error, ValueError):

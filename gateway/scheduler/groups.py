@@ -47,7 +47,7 @@ def forget_plan(plan: Plan) -> list[Decision]:
 
 
 def orphans(view: ClusterView, members: Sequence[InstanceView], now_s: float) -> list[Decision]:
-    """They are of no use and no supply, and hold their memory until their hosts say that they are gone."""
+    """Nobody can use them, and they hold their memory until their hosts say that they are gone."""
     decided: list[Decision] = []
     by_host: dict[HostId, CommandId] = {}
     for member in members:

@@ -44,10 +44,10 @@ _RATES: Final = ("copy", "memory")
 _OF_LEARNED: Final = (*_RATES, "ttft_ratio")
 """What is learned besides times.  How good predictions were is for people: nothing is corrected by it."""
 _COPY: Final = {"cpu": 20e9}
-"""Until a start has shown it.  A CPU host copies within its own memory, others over PCIe."""
+"""This holds until a start has shown it.  A CPU host copies within its own memory, others over PCIe."""
 _COPY_DEFAULT: Final = 12e9
 _MEMORY_DEFAULT: Final = 4e9
-"""Until a start has shown it: one core, which checks what it copies."""
+"""This holds until a start has shown it: one core copies and checks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +245,7 @@ def measure(events: Iterable[TraceEvent]) -> Measured:
 def _without_the_cell(
     events: Sequence[TraceEvent], container_s: float | None, libraries_s: float | None
 ) -> dict[str, float | None]:
-    """``t_cc`` and ``t_l`` less what the start waited for its stem cell to be made."""
+    """``t_cc`` and ``t_l`` without the time that the start waited for its stem cell."""
     end = next((e.attrs for e in reversed(events) if e.name == Phase.CONTAINER_END), {})
     waited = end.get("stem_cell_wait_s")
     if container_s is not None and isinstance(waited, int | float):
@@ -293,7 +293,7 @@ def _phase_s(events: Sequence[TraceEvent], begin: Phase, end: Phase) -> float | 
 
 
 def _sum_s(events: Sequence[TraceEvent], begin: Phase, end: Phase) -> float | None:
-    """Of a phase that comes in parts, other phases between them."""
+    """The sum of a phase that comes in parts, with other phases between them."""
     begins = [e for e in events if e.name == begin]
     ends = [e for e in events if e.name == end]
     parts = [_phase_s(pair, begin, end) for pair in zip(begins, ends, strict=False)]
@@ -316,7 +316,7 @@ def _copy_rate(events: Sequence[TraceEvent]) -> float | None:
 
 
 def _memory_rate(events: Sequence[TraceEvent]) -> float | None:
-    """Of a fetch all of whose bytes another segment of its host had."""
+    """The rate of a fetch, if another segment of its host had all of its bytes; else None."""
     took_s, end = _phase_s(events, Phase.FETCH_BEGIN, Phase.FETCH_END), _last(events, Phase.FETCH_END)
     if not took_s or end is None or not end.n_bytes or _number(end, "copied_bytes") < end.n_bytes:
         return None

@@ -59,7 +59,7 @@ _RUN_SETTLES_S = (_TRACE_SETTLES_S, 8.0, 50.0)
 """A request's own trace comes with its end; after a minute the next start may teach the same."""
 _RELOAD_RETRY_S = 0.3
 _LAST_WORDS_S = 4.0
-"""From SIGTERM to the end.  A successor takes the lease when it runs out, also where this one cannot be given back."""
+"""The process ends so long after SIGTERM.  Where it cannot give its lease back, a successor waits for its expiry."""
 _REVOKE_RETRY_S = 5.0
 _TURN = 1_000
 """Messages taken together.  A burst is smaller, and timers that fall due meanwhile come next."""
@@ -148,7 +148,7 @@ class Scheduler:
             yield heapq.heappop(self._timers)[2]
 
     def _take_all(self, items: Iterable[object]) -> None:
-        """The loop's own items one by one; what is for the policy together, up to the next of the loop's own."""
+        """Take the loop's own items one by one, and the policy's events between two of them together."""
         for is_ours, some in itertools.groupby(items, lambda item: isinstance(item, _OURS)):
             for part in [[item] for item in some] if is_ours else [list(some)]:
                 self._take(part)

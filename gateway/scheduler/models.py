@@ -1,4 +1,4 @@
-"""Models: what a host's look at one changes, and how long looks are repeated.
+"""Models: what follows from a host's look at one, and for how long a look is repeated.
 
 A store that restarts is away for as long as it takes.  So a look that fails by ours is repeated for as long as a start
 may make no progress, with pauses that grow to LOOK_AGAIN_S.  A request whose time limit comes first ends with the

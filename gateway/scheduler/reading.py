@@ -73,8 +73,8 @@ class Reading:
             yield GatewaysLost(lost)
 
     def events_of(self, items: Iterable[object], view: ClusterView) -> Iterator[Event]:
-        """What messages mean to the policy; what it does not know yet of an action is read first, once for all of
-        them."""
+        """What messages mean to the policy.  An action that the policy does not know yet is read first, once for all
+        messages."""
         read: set[ActionName] = set()
         for item in items:
             if isinstance(item, ActionChanged):

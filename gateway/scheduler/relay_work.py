@@ -1,4 +1,4 @@
-"""What the relay must do for a group, off the loop: one thread issues and revokes credentials, in order.
+"""What the relay must do for a group.  One thread beside the loop issues and revokes credentials, in order.
 
 A relay that is dead or hangs delays the groups that need it and nobody else.  A group waits for it as a start waits for
 the model store: for as long as a start may go without progress.  Everything the loop must know comes back as an item of
@@ -48,7 +48,7 @@ class CredentialOverdue:
 
 @dataclass(frozen=True, slots=True)
 class CredentialNotRevoked:
-    """To be tried again; a successor would find it too."""
+    """The loop tries again; a successor would find it too."""
 
     group_id: GroupId
 

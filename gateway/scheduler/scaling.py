@@ -47,8 +47,8 @@ def groups(n_workers: int, largest: int = 4) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Lacking:
-    """What an action has too little of.  ``workers``: to hold its requests.  ``instances``: of its ``min_instances``.
-    ``room``: instances that ``max_instances`` still allows."""
+    """What an action has too little of.  ``workers`` are missing to hold its requests, ``instances`` to reach its
+    ``min_instances``; ``max_instances`` allows ``room`` more instances."""
 
     workers: int
     instances: int

@@ -13,7 +13,7 @@ from thaw.model import FileRange, ModelFacts, ModelParts
 
 @dataclass(frozen=True, slots=True)
 class StageBytes:
-    """Of one stage.  ``rest``: what it lacks of the whole model."""
+    """What one stage fetches.  ``rest``: what it lacks of the whole model."""
 
     layers: tuple[int, int]
     first: tuple[FileRange, ...]
@@ -52,7 +52,8 @@ class Stages:
         return tuple(self._largest[:up_to])
 
     def slabs(self, n_stages: int, slab_bytes: int) -> int:
-        """Of a pool, that the first part of the largest of so many stages takes.  Raises ModelUnsupported."""
+        """How many slabs of a pool the largest of so many stages takes with its first part.  Raises
+        ModelUnsupported."""
         if (known := self._slabs.get((n_stages, slab_bytes))) is None:
             known = max(n_slabs(stage.first, slab_bytes) for stage in self.of(n_stages))
             self._slabs[n_stages, slab_bytes] = known

@@ -146,7 +146,9 @@ def lacking(view: ClusterView, action: ActionView, facts: ActionFacts, now_s: fl
     is_broken = action.broken_version == facts.version
     n_waiting, arrivals = len(action.waiting), 0
     if facts.is_llm and (n_waiting or not (is_broken or action.failures)):
-        arrivals = action.window.count(now_s)  # with nobody waiting it only foretells, and not what failed of late
+        arrivals = action.window.count(
+            now_s
+        )  # where nobody waits it only foretells; it must not repeat a start that has just failed
     workers = 0
     if n_waiting or arrivals:
         newest_s = view.demand[next(reversed(action.waiting))].queued_s if n_waiting else action.window.newest_s
@@ -224,8 +226,8 @@ def _start_many(
 def _wait_for_room(
     view: ClusterView, action: ActionView, facts: ActionFacts, lacks: Lacking, now_s: float
 ) -> list[Decision]:
-    """In line, and others' idle instances make room.  Requests that are only foretold move nobody: their window has
-    passed before room is there, and the instances that went would be started again."""
+    """The action waits in line, and idle instances of others make room.  Requests that are only foretold evict nobody:
+    their window has passed before room is there, and the evicted instances would be started again."""
     if not action.waiting and lacks.instances <= 0:
         return []
     view.block(facts.name)

@@ -115,7 +115,7 @@ class _Left(NamedTuple):
 
 
 _State = tuple[int, tuple[_Left, ...]]
-"""GPUs freed so far, and what is left at each destination."""
+"""The number of GPUs that are free by then, and what is left at each destination."""
 
 
 def cheapest_moves(servers: Sequence[LoadServer], source: LoadServer, missing: int) -> tuple[Move, ...] | None:
