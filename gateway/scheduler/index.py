@@ -51,7 +51,8 @@ class Wanted(NamedTuple):
     ``within_s``, ``latest_s``: no fetch that may be asked for is due earlier, or later.  ``part``, ``whole``: bytes of
     the smallest and the largest fetch.  ``stages``: what a part takes of a host's memory for models.
     ``only_promises``: every fetch has a deadline, but for the fallback's; a link that can promise none is of no
-    use."""
+    use.  ``one_size``: groups of exactly ``depth`` workers are looked for, each on an idle device and with a fetch of
+    ``part`` bytes at most, and no fallback."""
 
     needs: tuple[int, ...]
     depth: int
@@ -61,6 +62,24 @@ class Wanted(NamedTuple):
     stages: Stages | None = None
     only_promises: bool = False
     whole: float = 0.0
+    one_size: bool = False
+
+    @property
+    def fewest(self) -> int:
+        """Stages of the smallest group that is looked for."""
+        return self.depth if self.one_size else 1
+
+    def has_room(self, memory: _Memory) -> bool:
+        return memory[0 if self.one_size else 1] >= self.needs[0]
+
+    def is_served_at_once(self, ledger: LinkLedger, now_s: float) -> bool:
+        """Every fetch that may be asked for goes before the one promise of this link, and does not endanger it: the
+        link answers as if it were free."""
+        spare = ledger.bytes_per_s * (ledger.in_line_after_s - ledger.promised_until_s)
+        return (
+            self.only_promises and ledger.keeps_one_promise and ledger.in_line_after_s > now_s + self.latest_s
+            and spare > self.whole * _ABOVE_NOISE + 1.0
+        )  # fmt: skip
 
     def can_be_promised(self, host: HostView, now_s: float) -> bool:
         """The fetch that is easiest to promise, the smallest at the latest, is one that this link can promise."""
@@ -78,7 +97,8 @@ class Wanted(NamedTuple):
         return self.only_promises and self.part > room * _ABOVE_NOISE + 1.0
 
     def likeness(self, memory: _Memory) -> _Likeness:
-        return bisect.bisect_right(self.needs, memory[0]), bisect.bisect_right(self.needs, memory[1])
+        idle = bisect.bisect_right(self.needs, memory[0])
+        return idle, idle if self.one_size else bisect.bisect_right(self.needs, memory[1])
 
 
 _Memory = tuple[int, int]
@@ -178,6 +198,10 @@ class HostIndex:
         """Of devices, in order of name."""
         return sorted({pace.kind for pace in self._order})
 
+    def enforcing(self) -> set[bool]:
+        """Whether hosts hold low workers to their shares: what there is of both."""
+        return {pace.share == "enforced" for pace in self._order}
+
     @property
     def fastest(self) -> float:
         """Bytes/s of the fastest link, or a little more; 0 without one."""
@@ -189,28 +213,32 @@ class HostIndex:
         found = {h for h in also if h in self._hosts}
         for of_pace in self._order.values():
             found.update(host.host_id for host in self._of_pace(of_pace, wanted, now_s))
-            if (last := self._without_a_promise(of_pace, wanted, now_s)) is not None:
+            if not wanted.one_size and (last := self._without_a_promise(of_pace, wanted, now_s)) is not None:
                 found.add(last)
         return sorted((self._hosts[h] for h in found), key=lambda h: tie_order(h, now_s))
 
     def _of_pace(self, of_pace: dict[_Memory, Links], wanted: Wanted, now_s: float) -> Iterator[HostView]:
         free, busy, partly = self._unbeaten_by_faster(of_pace, wanted, now_s)
         yield from partly  # for which parts they have room is their own matter
-        due_s, best = now_s + wanted.within_s, _Best(wanted.depth, {of for _, _, of in free} | {of for _, of in busy})
+        at_once = _Best(wanted.depth, {of for _, _, of in free} | {of for _, of in busy})
         for _, host, likeness in sorted(free):
-            if best.take(likeness, host.ledger.bytes_per_s):
+            if at_once.take(likeness, host.ledger.bytes_per_s):
                 yield host
-        in_line = list[_Found]()
-        for host, likeness in busy:
-            if best.beats(likeness, host.ledger.bytes_per_s):
-                continue  # by links that are free
-            if host.ledger.in_line_after_s <= due_s:
-                in_line.append((host, likeness))
-            elif host.ledger.keeps_one_promise or wanted.can_be_promised(host, now_s):
+        in_line, due_s = at_once.copy(), now_s + wanted.within_s
+        unbeaten = [found for found in busy if not at_once.beats(found[1], found[0].ledger.bytes_per_s)]
+        for host, likeness in sorted(unbeaten, key=lambda found: tie_order(found[0], now_s)):
+            ledger = host.ledger
+            if ledger.in_line_after_s <= due_s:
+                if in_line.take(likeness, ledger.bytes_per_s):
+                    yield host
+            elif wanted.is_served_at_once(ledger, now_s):
+                if at_once.take(likeness, ledger.bytes_per_s):
+                    in_line.take(likeness, ledger.bytes_per_s)  # who waits is beaten by who need not
+                    yield host
+            elif not at_once.beats(likeness, ledger.bytes_per_s) and (
+                ledger.keeps_one_promise or wanted.can_be_promised(host, now_s)
+            ):
                 yield host  # which of them is its own matter; of one promise its end has said it all
-        for host, likeness in sorted(in_line, key=lambda found: tie_order(found[0], now_s)):
-            if best.take(likeness, host.ledger.bytes_per_s):
-                yield host
 
     def _unbeaten_by_faster(
         self, of_pace: dict[_Memory, Links], wanted: Wanted, now_s: float
@@ -230,7 +258,7 @@ class HostIndex:
                 keeps_promises = host.ledger.promised_until_s > now_s
                 if keeps_promises and (last is not None or wanted.is_refused(host.ledger, now_s)):
                     continue
-                if not host.pool_takes(wanted.stages, 1):
+                if not host.pool_takes(wanted.stages, wanted.fewest):
                     partly += [host] if host.pool_takes(wanted.stages, wanted.depth) else []
                 elif keeps_promises:
                     busy.append((host, likeness))
@@ -273,7 +301,7 @@ def _blocks(of_pace: dict[_Memory, Links], wanted: Wanted) -> list[tuple[_Likene
     """Those with room for the smallest need, fastest first, and of equally fast ones those that meet most needs."""
     found: list[tuple[float, _Likeness, int, Block]] = []
     for memory, links in of_pace.items():
-        if memory[1] < wanted.needs[0]:
+        if not wanted.has_room(memory):
             continue
         idle, free = wanted.likeness(memory)
         for block in links.fastest_first:
@@ -315,6 +343,11 @@ class _Best:
     def __init__(self, depth: int, likenesses: Iterable[_Likeness]) -> None:
         self._depth = depth
         self._fastest: dict[_Likeness, list[float]] = {likeness: [] for likeness in likenesses}
+
+    def copy(self) -> _Best:
+        other = _Best(self._depth, ())
+        other._fastest = {likeness: list(fastest) for likeness, fastest in self._fastest.items()}
+        return other
 
     def beats(self, likeness: _Likeness, bytes_per_s: float) -> bool:
         fastest = self._fastest[likeness]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from gateway.scheduler import pools, predict
@@ -20,10 +20,12 @@ from gateway.scheduler.schemes import (
     Request,
     Scheme,
     Server,
+    Size,
     Variant,
+    sizes,
     start_of,
 )
-from gateway.scheduler.select import Weighing, select, spread, weigh
+from gateway.scheduler.select import Weighing, best_of, in_order, select, spread, weigh
 from gateway.scheduler.stages import Stages
 from gateway.scheduler.transports import has_transport
 from gateway.scheduler.view import ClusterView
@@ -34,9 +36,12 @@ from thaw.plan import StageRole
 
 RELEASE_WAIT_S = 60.0
 """A release has long ended by then; a request that has waited so long takes the hosts that there are."""
+_ROUNDING_S = 1e-6
 EXPLAINED_HOSTS = 32
 """Up to so many hosts every size is looked at, so that a trace can say what each would have come to.  Beyond, a
 decision must be quick, and the trace speaks of those that had to be looked at."""
+SMALL_SIZES = 2
+"""Of many hosts so many sizes, the smallest first, are looked at one by one before all others together."""
 EXPLAINED_CANDIDATES = 8
 """Of so many hosts the trace says when a worker would have its part there: the chosen ones, then the next best."""
 
@@ -58,8 +63,11 @@ def place(
             return None
         return offers.explained(scheme, request, facts, {})
     many = len(view.hosts) > EXPLAINED_HOSTS
-    offers = _Offers(view, facts, stages, request, most, now_s, only_promises=many)
-    weighing = _chosen(view, facts, offers, request, most, n_workers)
+    found = _small(view, facts, stages, request, most, now_s, n_workers) if many else None
+    if found is None:
+        offers = _Offers(view, facts, stages, request, most, now_s, only_promises=many)
+        found = offers, _chosen(view, facts, offers, request, most, n_workers)
+    offers, weighing = found
     if (chosen := weighing.chosen) is None:
         return _in_parts(view, facts, stages, request, most, now_s)
     if many:  # what the others would have come to is another ten looks at the links
@@ -104,6 +112,26 @@ def most_stages(view: ClusterView, facts: ActionFacts, stages: Stages) -> int:
     return max(1, min(facts.max_stages, stages.most))
 
 
+def _small(
+    view: ClusterView, facts: ActionFacts, stages: Stages, request: Request, most: int, now_s: float, n_workers: int
+) -> tuple[_Offers, Weighing] | None:
+    """One of the smallest sizes in time, with no worker that shares a device: no other size is better.  Each of them
+    is looked for on hosts that are offered for it alone, because its one deadline leaves few links that differ.  None:
+    look at every size."""
+    if (variant := _variant(view)) != "min_sharing":
+        return None
+    for size in in_order(sizes(request, n_workers, most, _min_full(facts, most, n_workers)), variant)[:SMALL_SIZES]:
+        offers = _Offers(view, facts, stages, request, most, now_s, only_promises=True, size=size)
+        scheme = best_of(size, offers.servers, variant, offers.bandwidth)
+        if scheme is not None:
+            return (offers, Weighing(scheme, ((size, scheme),))) if scheme.sharing == 0 else None
+    return None
+
+
+def _min_full(facts: ActionFacts, most: int, n_workers: int) -> int:
+    return min(most, max(n_workers, facts.keep or 1))
+
+
 def _chosen(
     view: ClusterView, facts: ActionFacts, offers: _Offers, request: Request, most: int, n_workers: int
 ) -> Weighing:
@@ -111,7 +139,7 @@ def _chosen(
     for wanted in range(n_workers, 0, -1):
         weighing = weigh(
             offers.servers, request, variant=_variant(view), min_stages=wanted, max_stages=most,
-            min_full=min(most, max(wanted, facts.keep or 1)), bandwidth=offers.bandwidth,
+            min_full=_min_full(facts, most, wanted), bandwidth=offers.bandwidth,
             thorough=len(view.hosts) <= EXPLAINED_HOSTS,
         )  # fmt: skip
         if weighing.chosen is not None and not weighing.chosen.fallback:
@@ -194,10 +222,30 @@ def _due_s(view: ClusterView, request: Request, most: int, times: Iterable[Times
     return min(earliest, default=0.0), max(latest, default=0.0)
 
 
+def _due_of(view: ClusterView, size: Size, times: Collection[Times]) -> tuple[float, float]:
+    """The earliest and the latest deadline, from now, of the fetches of one size on idle devices."""
+    if not times:
+        return 0.0, 0.0
+    request = size.request
+    factors = [predict.f_factor(size.s, size.w) if is_enforced else 1.0 for is_enforced in view.index.enforcing()]
+    earliest, latest = (
+        predict.fetch_time_left(request.slo_ttft, request.t_w, size.s, of(factors), _extreme(list(times), of))
+        for of in (max, min)
+    )
+    return earliest - _ROUNDING_S, latest + _ROUNDING_S
+
+
 def _extreme(times: Sequence[Times], of: Callable[[Iterable[float]], float]) -> Times:
     """No device of these times is faster (or slower) in any part of a pass."""
     t_p, t_d, t_n, t_tail = (of(each) for each in zip(*((t.t_p, t.t_d, t.t_n, t.t_tail) for t in times), strict=True))
     return Times(t_p=t_p, t_d=t_d, t_n=t_n, t_tail=t_tail)
+
+
+def _wanted_for(facts: ActionFacts, stages: Stages, size: Size, due_s: tuple[float, float]) -> Wanted:
+    low = (low_reserve(facts.need_bytes, size.s),) if size.w < size.s else ()
+    full = (facts.need_bytes,) if size.w else ()
+    part = size.request.part(size.s)
+    return Wanted((*low, *full), size.s, *due_s, part, stages, only_promises=True, whole=part, one_size=True)
 
 
 class _Offers:
@@ -205,17 +253,21 @@ class _Offers:
 
     def __init__(
         self, view: ClusterView, facts: ActionFacts, stages: Stages, request: Request, most: int, now_s: float,
-        *, without_idle: bool = False, only_promises: bool = False,
+        *, without_idle: bool = False, only_promises: bool = False, size: Size | None = None,
     ) -> None:  # fmt: skip
+        """``size``: the only one that is looked for, by workers on idle devices."""
         self._without_idle = without_idle
         self._view, self._name, self._model, self._now_s = view, facts.name, stages.facts, now_s
-        # what a worker may need, least first: a low one of so many stages …, a full one
-        needs = tuple(low_reserve(facts.need_bytes, s) for s in range(most, 0, -1))
         uri = stages.facts.uri
         times = {(k, m): self.times(k, m) for k in view.index.kinds() for m in (StartMode.COLD, StartMode.PREWARMED)}
         self._rates = {k: view.history.rates(facts.name, k) for k in view.index.kinds()}
-        due_s = _due_s(view, request, most, times.values())
-        wanted = Wanted(needs, most, *due_s, request.part(most), stages, only_promises, request.part(1))
+        if size is None:
+            # what a worker may need, least first: a low one of so many stages …, a full one
+            needs = tuple(low_reserve(facts.need_bytes, s) for s in range(most, 0, -1))
+            due_s = _due_s(view, request, most, times.values())
+            wanted = Wanted(needs, most, *due_s, request.part(most), stages, only_promises, request.part(1))
+        else:
+            wanted = _wanted_for(facts, stages, size, _due_of(view, size, times.values()))
         holders = view.index.with_model(uri)
         also = set(holders)
         also |= view.idle.hosts(EXPLAINED_HOSTS) if without_idle else set()
@@ -235,10 +287,10 @@ class _Offers:
         mode = StartMode.COLD if cell_s == math.inf else StartMode.PREWARMED
         wait_s = 0.0 if mode is StartMode.COLD else max(0.0, cell_s - self._now_s)
         at: Room | Emptied = self._view.idle.emptied(host) if self._without_idle else room
-        offer = Server(i, host.ledger.bytes_per_s, self._rates[room.kind].copy, at.gpus, times[room.kind, mode])
-        return offer._replace(
-            seats=at.seats, parts=self._parts(host), cell_wait_s=wait_s, is_enforced=host.enforces_shares
-        )
+        return Server(
+            i, host.ledger.bytes_per_s, self._rates[room.kind].copy, at.gpus, times[room.kind, mode], at.seats,
+            self._parts(host), wait_s, host.enforces_shares,
+        )  # fmt: skip
 
     def _parts(self, host: HostView) -> tuple[int, ...] | None:
         """A pool holds its models whatever the devices hold, so what is idle counts there as it stands."""

@@ -84,10 +84,21 @@ def evictions(view: ClusterView, facts: ActionFacts) -> list[InstanceView]:
     if stages is None:
         return []
     n = facts.forced_stages or 1
-    if sum(min(n, _parts_soon(h, stages, n)) for h in view.live_hosts()) >= n:
+    if _have_room_soon(view, stages, n):
         return []
     options = [v for h in view.live_hosts() if (v := _victims(view, facts, h, stages.slabs(n, h.pool.slab_bytes)))]
     return min(options, key=lambda victims: victims[-1].idle_since_s or 0.0, default=[])
+
+
+def _have_room_soon(view: ClusterView, stages: Stages, n_stages: int) -> bool:
+    """The pools of all hosts together have room for a group.  The first few mostly say so: every start that waits for
+    device memory asks."""
+    n_parts = 0
+    for host in view.live_hosts():
+        n_parts += _parts_soon(host, stages, n_stages)
+        if n_parts >= n_stages:
+            return True
+    return False
 
 
 def _parts_soon(host: HostView, stages: Stages, n_stages: int) -> int:

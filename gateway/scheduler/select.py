@@ -59,7 +59,7 @@ def weigh(
     tried: list[tuple[Size, Scheme | None]] = []
     possible = Possible(servers, variant, bandwidth)
     every = sizes(request, min_stages, max_stages, min_full)
-    for size in every if thorough else _in_order(every, variant):
+    for size in every if thorough else in_order(every, variant):
         if not thorough and best is not None and (best.sharing == 0 or best.sharing <= possible.least_sharing(size)):
             continue  # it cannot share less, and is no smaller
         mixes = possible.mixes(size)
@@ -72,6 +72,12 @@ def weigh(
         if best is not None and variant == "paper":
             break
     return Weighing(best or fallback(servers, request, variant, bandwidth), tuple(tried))
+
+
+def best_of(size: Size, servers: Sequence[Server], variant: Variant, bandwidth: Bandwidth) -> Scheme | None:
+    """The best scheme of one size that meets both objectives."""
+    possible = Possible(servers, variant, bandwidth)
+    return _best_mix(possible, possible.mixes(size), variant)
 
 
 def _best_mix(possible: Possible, mixes: Iterable[Size], variant: Variant) -> Scheme | None:
@@ -94,7 +100,7 @@ def _order(scheme: Scheme, variant: Variant) -> tuple[int, float, list[int], lis
     return sharing, scheme.ttft, sorted(scheme.full_ids), sorted(scheme.low_ids)
 
 
-def _in_order(every: Iterable[Size], variant: Variant) -> list[Size]:
+def in_order(every: Iterable[Size], variant: Variant) -> list[Size]:
     """``paper`` takes the first that will do, the others the smallest, so look at those first."""
     return list(every) if variant == "paper" else sorted(every, key=lambda size: (size.memory, size.s, size.w))
 

@@ -18,8 +18,8 @@ from gateway.scheduler.hosts import HostView, new_host
 from gateway.scheduler.index import HostIndex, Wanted, tie_order
 from gateway.scheduler.ledger import Discipline, LinkLedger
 from gateway.scheduler.predict import Times, f_factor, fetch_time_left
-from gateway.scheduler.schemes import Request, Scheme, Server, Variant
-from gateway.scheduler.select import select
+from gateway.scheduler.schemes import Bandwidth, Request, Scheme, Server, Variant, sizes
+from gateway.scheduler.select import best_of, select
 from thaw.host import Device, HostReport, StemTarget
 from thaw.ids import HostId, InstanceId
 
@@ -96,6 +96,11 @@ def cluster(
 
 
 def answer(hosts: Sequence[HostView], request: Request, variant: Variant, most: int, full: int) -> Scheme | None:
+    servers, bandwidth = offered(hosts)
+    return select(servers, request, variant=variant, max_stages=most, min_full=full, bandwidth=bandwidth)
+
+
+def offered(hosts: Sequence[HostView]) -> tuple[list[Server], Bandwidth]:
     servers = []
     for i, h in enumerate(hosts):
         cell_s, gpus = h.cell_s("llm:vllm"), h.room(for_model=True).gpus
@@ -107,7 +112,7 @@ def answer(hosts: Sequence[HostView], request: Request, variant: Variant, most: 
     def bandwidth(server: Server, n_bytes: float, within_s: float) -> float:
         return hosts[server.id].ledger.bandwidth(n_bytes, NOW + within_s, NOW)
 
-    return select(servers, request, variant=variant, max_stages=most, min_full=full, bandwidth=bandwidth)
+    return servers, bandwidth
 
 
 def named(scheme: Scheme | None, hosts: Sequence[HostView]) -> tuple[object, ...] | None:
@@ -164,6 +169,53 @@ def test_the_indexed_answer_is_the_answer_over_all_hosts_when_no_two_links_are_e
 ) -> None:
     with patch.object(links, "MOST_IN_BLOCK", 3):  # so that few hosts are many blocks
         same_answers(plain, **question)
+
+
+def same_answers_of_each_size(
+    plain: Plain,
+    discipline: Discipline,
+    slo: float,
+    n_bytes: int,
+    kinds: Sequence[tuple[str, str]] = (),
+) -> int:
+    """Over the hosts that are offered for one size on idle devices, and over all hosts; how many sizes had one."""
+    index, hosts = cluster(plain, discipline, kinds)
+    request = Request(n_bytes * GB, 2 * GB, slo_ttft=slo, slo_tpot=0.2, times=COLD)
+    everyone = sorted((h for h in hosts if not h.draining), key=lambda h: tie_order(h, NOW))
+    n_found = 0
+    for size in sizes(request, 1, 4, 1):
+        s, w, part = size.s, size.w, request.part(size.s)
+        needs = tuple(math.ceil(need) for need in ([size.need_low] if w < s else []) + [request.need_full])
+        latest_s = fetch_time_left(slo, 0.0, s, 1.0, COLD) + 1e-6
+        earliest_s = fetch_time_left(slo, 0.0, s, f_factor(s, w), replace(COLD, **SLOW)) - 1e-6
+        wanted = Wanted(needs, s, earliest_s, latest_s, part, only_promises=True, whole=part, one_size=True)
+        few = index.offers(wanted, NOW)
+        (some, rate_of_some), (every, rate_of_all) = offered(few), offered(everyone)
+        found = best_of(size, some, "min_sharing", rate_of_some)
+        expected = best_of(size, every, "min_sharing", rate_of_all)
+        if expected is not None and expected.sharing == 0:
+            assert named(found, few) == named(expected, everyone)
+            n_found += 1
+        else:
+            assert found is None or found.sharing > 0
+    return n_found
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    unlike_st, st.sampled_from(["edf", "equal"]), st.sampled_from([4.5, 6.0, 7.5]), st.sampled_from([2, 6]), kinds_st
+)
+def test_hosts_offered_for_one_size_on_idle_devices_hold_its_best_group(
+    plain: Plain, discipline: Discipline, slo: float, n_bytes: int, kinds: Sequence[tuple[str, str]]
+) -> None:
+    with patch.object(links, "MOST_IN_BLOCK", 3):
+        same_answers_of_each_size(plain, discipline, slo, n_bytes, kinds)
+
+
+@pytest.mark.parametrize("busy", [0.3, 0.9, 1.0])
+def test_of_two_hundred_hosts_those_offered_for_one_size_hold_its_best_group(busy: float) -> None:
+    plain = busy_cluster(200, busy, seed=5)
+    assert sum(same_answers_of_each_size(plain, "edf", slo, n) for n, slo in ((2, 4.5), (6, 6.0), (6, 9.0))) > 5
 
 
 def busy_cluster(n: int, busy: float, seed: int) -> Plain:
