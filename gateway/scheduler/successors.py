@@ -22,11 +22,11 @@ from thaw.ids import ActionName, HostId
 
 
 def is_due(view: ClusterView, head: InstanceView) -> bool:
-    """An idle group of several stages, whose size nobody forced, on whose first host the whole model lies, and would
-    have room once more."""
+    """Whether an idle group of several stages may leave: nobody forced its size, and the whole model lies on its first
+    host, which has room for it once more."""
     record, action = head.record, view.action(head.record.action)
     return (
-        record.n_stages > 1 and record.group_id in view.groups and action.facts is not None
+        record.group_id in view.groups and action.facts is not None
         and action.facts.forced_stages is None and not action.waiting and action.n_serving > action.minimum
         and _has_model(view, record.action, record.host_id)
         and view.hosts[record.host_id].pool_takes(view.model(action.facts.model_uri).stages, 1)
