@@ -103,6 +103,7 @@ PURE: Final[dict[str, tuple[str, ...]]] = {
         f"{SCHEDULER}/test_groups.py",
         f"{SCHEDULER}/test_pools.py",
         f"{SCHEDULER}/test_reasons.py",
+        f"{SCHEDULER}/test_kinds.py",
     ),
     "gateway/scheduler/successors.py": (
         f"{SCHEDULER}/test_successors.py",
