@@ -42,6 +42,7 @@ def test_an_idle_group_whose_model_is_in_memory_is_followed_by_one_worker_there(
     assert (released.reason, released.only_idle) == ("successor", True)
     (successor,) = gone(w, start)
     assert [s.host for s in successor.plan.stages] == [start.plan.stages[0].host]
+    assert successor.plan.model == start.plan.model is not None
     assert successor.activation_ids == ()
     w.ready(successor)
     assert [r.reason for r in of(w.later(70.0), ReleaseInstance)] == ["keep_alive"]
