@@ -162,9 +162,6 @@ class Handler(BaseHTTPRequestHandler):
                 f"Content-Length: {len(data)}\r\n{close}\r\n")  # fmt: skip
         self.wfile.write(head.encode("latin-1") + data)
 
-    def address_string(self) -> str:
-        return "unix" if isinstance(self.client_address, str) else super().address_string()
-
     def log_message(self, format: str, *args: Any) -> None:
         """Requests are counted in metrics and logged by who sends them."""
 

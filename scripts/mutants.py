@@ -57,18 +57,53 @@ PURE: Final[dict[str, tuple[str, ...]]] = {
     "fetchd/meter.py": ("tests/fetchd/test_meter.py",),
     "gateway/scheduler/draining.py": (f"{SCHEDULER}/test_draining.py",),
     "gateway/scheduler/evictions.py": (f"{SCHEDULER}/test_evictions.py", f"{SCHEDULER}/test_policy.py"),
+    "gateway/scheduler/history.py": (
+        f"{SCHEDULER}/test_predict.py",
+        f"{SCHEDULER}/test_cells.py",
+        f"{SCHEDULER}/test_kinds.py",
+        f"{SCHEDULER}/test_effects.py",
+        f"{SCHEDULER}/test_policy.py",
+    ),
+    "gateway/scheduler/index.py": (
+        f"{SCHEDULER}/test_ambiguities.py",
+        f"{SCHEDULER}/test_groups.py",
+        f"{SCHEDULER}/test_index.py",
+    ),
     "gateway/scheduler/ledger.py": (f"{SCHEDULER}/test_ledger.py",),
+    "gateway/scheduler/links.py": (f"{SCHEDULER}/test_links.py", f"{SCHEDULER}/test_index.py"),
     "gateway/scheduler/pauses.py": (f"{SCHEDULER}/test_pauses.py",),
+    "gateway/scheduler/placement.py": (
+        f"{SCHEDULER}/test_ambiguities.py",
+        f"{SCHEDULER}/test_groups.py",
+        f"{SCHEDULER}/test_kinds.py",
+        f"{SCHEDULER}/test_resident.py",
+        f"{SCHEDULER}/test_pools.py",
+        f"{SCHEDULER}/test_policy.py",
+    ),
+    "gateway/scheduler/pool_account.py": (
+        f"{SCHEDULER}/test_pool_account.py",
+        f"{SCHEDULER}/test_pools.py",
+        f"{SCHEDULER}/test_pool_promises.py",
+    ),
+    "gateway/scheduler/pools.py": (f"{SCHEDULER}/test_pools.py", f"{SCHEDULER}/test_pool_promises.py"),
     "gateway/scheduler/predict.py": (f"{SCHEDULER}/test_predict.py", f"{SCHEDULER}/test_select.py"),
     "gateway/scheduler/scaling.py": (f"{SCHEDULER}/test_scaling.py",),
     "gateway/scheduler/schemes.py": (f"{SCHEDULER}/test_select.py", f"{SCHEDULER}/test_ambiguities.py"),
     "gateway/scheduler/search.py": (f"{SCHEDULER}/test_select.py", f"{SCHEDULER}/test_ambiguities.py"),
     "gateway/scheduler/select.py": (f"{SCHEDULER}/test_select.py", f"{SCHEDULER}/test_ambiguities.py"),
     "gateway/scheduler/stages.py": (
+        f"{SCHEDULER}/test_stages.py",
         f"{SCHEDULER}/test_groups.py",
         f"{SCHEDULER}/test_pools.py",
         f"{SCHEDULER}/test_index.py",
         f"{SCHEDULER}/test_resident.py",
+    ),
+    "gateway/scheduler/starts.py": (
+        f"{SCHEDULER}/test_policy.py",
+        f"{SCHEDULER}/test_groups.py",
+        f"{SCHEDULER}/test_pools.py",
+        f"{SCHEDULER}/test_reasons.py",
+        f"{SCHEDULER}/test_kinds.py",
     ),
     "gateway/scheduler/successors.py": (
         f"{SCHEDULER}/test_successors.py",
@@ -113,6 +148,7 @@ REST: Final[dict[str, tuple[str, ...]]] = {
     ),
     "runtime-python/thaw_runtime/runs.py": ("tests/thaw_runtime/test_runs.py", "tests/thaw_runtime/test_proxy.py"),
     "gateway/scheduler/leading.py": (f"{SCHEDULER}/test_leading.py",),
+    "invoker/cells.py": ("tests/invoker/test_cells.py",),
 }  # fmt: skip
 """Modules with connections, threads or clocks: their tests take seconds, so fewer of their mutants are tried."""
 

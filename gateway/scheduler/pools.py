@@ -128,8 +128,8 @@ def _victims(view: ClusterView, facts: ActionFacts, host: HostView, need: int) -
 
 def _idle(view: ClusterView, facts: ActionFacts, here: Iterable[InstanceView]) -> list[InstanceView]:
     heads = {h.record.instance_id: h for v in here if (h := view.head(v.record)) is not None}
-    return [h for h in heads.values() if h.idle_since_s is not None and view.may_go(h)
-            and h.record.action != facts.name and view.action(h.record.action).is_spare]  # fmt: skip
+    return [h for h in heads.values()
+            if view.may_go(h) and h.record.action != facts.name and view.action(h.record.action).is_spare]  # fmt: skip
 
 
 def _mb(n_bytes: float) -> str:

@@ -18,17 +18,17 @@ from gateway.scheduler.decisions import Decision
 from gateway.scheduler.placement import place
 from gateway.scheduler.starts import start_group
 from gateway.scheduler.view import ClusterView, GroupView, InstanceView
-from thaw.ids import ActionName, HostId
+from thaw.ids import HostId
 
 
 def is_due(view: ClusterView, head: InstanceView) -> bool:
-    """An idle group of several stages, whose size nobody forced, on whose first host the whole model lies, and would
-    have room once more."""
+    """Whether an idle group of several stages may leave: nobody forced its size, and the whole model lies on its first
+    host, which has room for it once more."""
     record, action = head.record, view.action(head.record.action)
     return (
-        record.n_stages > 1 and record.group_id in view.groups and action.facts is not None
+        record.group_id in view.groups and action.facts is not None
         and action.facts.forced_stages is None and not action.waiting and action.n_serving > action.minimum
-        and _has_model(view, record.action, record.host_id)
+        and _has_model(view, action.facts.model_uri, record.host_id)
         and view.hosts[record.host_id].pool_takes(view.model(action.facts.model_uri).stages, 1)
     )  # fmt: skip
 
@@ -41,14 +41,13 @@ def succeed(view: ClusterView, group: GroupView, now_s: float) -> list[Decision]
         return []
     stages = view.model(facts.model_uri).stages
     choice = None if stages is None else place(view, facts, stages, 0.0, now_s)
-    if choice is None or choice.n_stages > 1 or not _has_model(view, facts.name, choice.seats[0].host_id):
+    if choice is None or choice.n_stages > 1 or not _has_model(view, facts.model_uri, choice.seats[0].host_id):
         return []
     return start_group(view, facts, stages, choice, now_s)
 
 
-def _has_model(view: ClusterView, name: ActionName, host_id: HostId) -> bool:
-    facts, host = view.action(name).facts, view.hosts.get(host_id)
-    model = None if facts is None else view.model(facts.model_uri).facts
+def _has_model(view: ClusterView, uri: str, host_id: HostId) -> bool:
+    host, model = view.hosts.get(host_id), view.model(uri).facts
     if host is None or model is None:
         return False
     return host.has_model(model.uri, model.weight_bytes, model.version)

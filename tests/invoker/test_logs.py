@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+import queue
+import threading
+import time
 from pathlib import Path
 
+import pytest
+
 from invoker.driver import Handle, LogChunk
-from invoker.logs import KEPT_ACTIVATIONS, SENTINEL, LogCollector, SentinelSplitter, last_lines
+from invoker.logs import (
+    FILE_LIMIT_BYTES,
+    KEPT_ACTIVATIONS,
+    KEPT_LIMITS,
+    SENTINEL,
+    STREAMS,
+    LogCollector,
+    SentinelSplitter,
+    last_lines,
+)
 
 END = f"{SENTINEL}\n".encode()
 
@@ -147,8 +161,80 @@ def test_sentinels_of_a_functions_own_and_a_stream_that_it_closed_cost_no_more_w
     assert len(logs._waiting["stderr"]) <= KEPT_ACTIVATIONS
 
 
+def test_whoever_asks_for_lines_that_are_on_their_way_waits_for_more_of_that_container_until_the_deadline() -> None:
+    files, asked = Files(), list[tuple[str, tuple[int, int]]]()
+    coming = [("stdout", b"a\n" + END), ("stderr", b"e\n"), ("stderr", END)]
+
+    def more(handle: Handle, cursors: tuple[int, int], within_s: float) -> bool:
+        asked.append((handle.container_id, cursors))
+        assert 0 < within_s <= 60.0
+        stream, data = coming.pop(0)
+        files.data[stream] += data
+        return True
+
+    logs = LogCollector(Handle("c", "k", Path()), files.read, files.truncate, 10_000, more)
+    logs.run_ended("one")
+    assert texts(logs.lines("one", time.monotonic() + 60.0)) == ["stdout: a", "stderr: e"]
+    n = 2 + len(END)
+    assert asked == [("c", (0, 0)), ("c", (n, 0)), ("c", (n, 2))]
+    assert texts(logs.lines("one")) == ["stdout: a", "stderr: e"]  # nothing is missing
+    assert logs.lines("unknown") == []
+    assert len(asked) == 3
+
+
+def test_when_nothing_more_comes_there_is_what_has_come() -> None:
+    files = Files()
+    logs = LogCollector(Handle("c", "k", Path()), files.read, files.truncate, 10_000, lambda *_: False)
+    files.data["stderr"] = b"e\n" + END
+    logs.run_ended("one")
+    assert texts(logs.lines("one")) == ["stderr: e"]
+
+
+@pytest.mark.parametrize("ends", ["lost", "ended"])
+def test_lines_of_a_run_are_waited_for_until_it_has_ended_and_no_longer(ends: str) -> None:
+    logs, found = collector(Files()), queue.SimpleQueue[list[str]]()
+    logs.run_began("one")
+    reader = threading.Thread(target=lambda: found.put(logs.lines("one", time.monotonic() + 60.0)), daemon=True)
+    reader.start()
+    logs.run_lost("one") if ends == "lost" else logs.run_ended("one")
+    assert found.get(timeout=10) == []
+    reader.join(10)
+
+
+def test_of_a_run_that_was_said_to_have_ended_twice_the_first_output_counts() -> None:
+    files = Files()
+    logs = collector(files)
+    logs.run_ended("one")
+    logs.run_ended("one")
+    files.data = {"stdout": b"a\n" + END + b"b\n" + END, "stderr": END + END}
+    assert texts(logs.lines("one")) == ["stdout: a"]
+
+
+def test_the_second_stream_of_a_run_whose_lines_were_let_go_is_dropped() -> None:
+    files = Files()
+    logs = collector(files, limit=100)
+    most = len(STREAMS) * max(KEPT_LIMITS * 100, FILE_LIMIT_BYTES)
+    logs.run_ended("one")
+    files.data["stdout"] = END
+    logs.lines("one")
+    logs._kept_bytes += most + 1  # as if others had printed a lot
+    logs.run_ended("two")
+    files.data["stdout"] += b"b\n" + END
+    logs.lines("two")
+    logs._kept_bytes -= most + 1
+    files.data["stderr"] = b"late\n" + END + b"e\n" + END
+    assert logs.lines("one") == []
+    assert texts(logs.lines("two")) == ["stdout: b", "stderr: e"]
+
+
 def test_last_lines_of_a_failed_start_are_bounded(tmp_path: Path) -> None:
     handle = Handle("c", "k", tmp_path)
     assert last_lines(handle) == ""
     handle.stderr.write_text("\n".join(f"line {n}" for n in range(1000)) + f"\n{SENTINEL}\n")
     assert last_lines(handle, 2) == "line 998\nline 999"
+
+
+def test_of_a_last_line_that_is_too_long_its_end_is_told(tmp_path: Path) -> None:
+    handle = Handle("c", "k", tmp_path)
+    handle.stderr.write_text("x" * 100 + "0123456789\n")
+    assert last_lines(handle, n_bytes=7) == "456789"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
@@ -44,6 +45,33 @@ def test_what_was_lost_with_a_connection_comes_again_and_then_the_new(client: re
         reader.stop()
         reader.join(10)
     assert names == ["lost0", "lost2", "lost3", "lost4", "new"]
+
+
+def test_a_gateway_reads_no_more_entries_than_it_has_room_for(client: redis.Redis, valkey_url: str) -> None:
+    """What it has read is its own: no other gateway could begin it meanwhile."""
+    create_group(client)
+    for n in range(5):
+        accept(client, f"a{n}")
+    asked_again, go_on, rooms = threading.Event(), threading.Event(), iter([2, 2])
+
+    def room() -> int:
+        """Room for two at the look at what was lost, and for two more; then there is none until the test ends."""
+        if (n := next(rooms, 0)) == 0:
+            asked_again.set()
+            go_on.wait(10)
+        return n
+
+    seen: queue.Queue[Entry] = queue.Queue()
+    reader = PendingReader(valkey_url, OURS, seen.put, room, Log("gateway"))
+    reader.start()
+    try:
+        assert asked_again.wait(10)
+        held = cast(Any, client.xpending_range(keys.PENDING, keys.PENDING_GROUP, "-", "+", 10))
+        assert len(held) == seen.qsize() == 2
+    finally:
+        reader.stop()
+        go_on.set()
+        reader.join(10)
 
 
 class _SlowToClaim(redis.Redis):

@@ -21,7 +21,7 @@ from tests.scheduler.cluster import Cluster
 from tests.scheduler.test_group_histories import ACTIONS, histories, play
 from tests.scheduler.world import MIB, World, chat, hello, of, report
 from thaw.host import Device, HostReport
-from thaw.ids import ActionName, ActivationId, GatewayId, GroupId, HostId, InstanceId, Namespace
+from thaw.ids import ActionName, ActivationId, CommandId, GatewayId, GroupId, HostId, InstanceId, Namespace
 from thaw.instance import InstanceRecord, InstanceState, StartMode
 
 # the rule ------------------------------------------------------------------------------------------------------------
@@ -238,3 +238,36 @@ def test_room_that_one_worker_of_a_group_takes_is_not_there_for_the_next() -> No
     ):
         found = evictions(w.view, facts, needs)
         assert [v.record.instance_id for v in found] == [v.record.instance_id for v in evicted], needs
+
+
+@pytest.mark.parametrize(("needs_mb", "n_going", "expected"), [
+    ((1024,), 1, ""), ((1024, 1024), 0, "a"), ((1024, 1024), 1, "b"), ((1024, 1024), 2, ""),
+    ((1024, 512, 512), 2, ""), ((1024, 600, 600), 2, "c"), ((1024,) * 3, 2, "c"), ((512, 512), 1, ""), ((2048,), 1, ""),
+    ((600, 600), 1, "b"), ((600, 600, 600), 2, "c"), ((1024, 1), 1, "b"), ((512, 511, 2), 1, "b"),
+])  # fmt: skip
+def test_what_is_going_makes_room_for_as_many_workers_of_a_group_as_it_has_memory_for(
+    needs_mb: tuple[int, ...], n_going: int, expected: str
+) -> None:
+    """Three hosts, each full with an idle instance; those of the first so many are being released."""
+    w = World(*(report(f"h{i}", 1024) for i in range(3)))
+    heads: dict[InstanceId, str] = {}
+    for name in "abc":
+        w.do(ActionSeen(hello(name=ActionName(f"guest/{name}"), need_bytes=1024 * MIB)))
+        (start,) = of(w.ask(ActionName(f"guest/{name}")), StartGroup)
+        heads[start.stages[0].instance_id] = name
+        w.ready(start)
+        w.now += 1.0
+    for instance_id in list(heads)[:n_going]:
+        w.view.set_releasing(w.view.instances[instance_id], CommandId("c"))
+    needs = [mb * MIB for mb in needs_mb]
+    assert "".join(heads[v.record.instance_id] for v in evictions(w.view, hello(), needs)) == expected
+
+
+@pytest.mark.parametrize(("n_workers", "n_evicted"), [(1, 0), (2, 0), (3, 1)])
+def test_workers_of_a_group_take_what_is_free_before_anybody_goes(n_workers: int, n_evicted: int) -> None:
+    """Beside an idle instance there is room for two; three have room when it goes."""
+    w = World(report("h0", 1024), report("h1", 2048))
+    w.do(ActionSeen(hello(need_bytes=1024 * MIB)))
+    (start,) = of(w.ask(), StartGroup)
+    w.ready(start)
+    assert len(evictions(w.view, hello(name=ActionName("guest/new")), [1024 * MIB] * n_workers)) == n_evicted

@@ -12,16 +12,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.scheduler.decisions import LearnFrom, StartGroup
+from gateway.scheduler.decisions import LearnFrom, ReleaseInstance, StartGroup, TimerKind, Wake
+from gateway.scheduler.events import ActionSeen, HostSeen
 from gateway.scheduler.history import Measured
 from gateway.scheduler.predict import Times
 from gateway.scheduler.schemes import Gpu, Request, Scheme, Server
 from gateway.scheduler.select import select
+from gateway.scheduler.starts import RECHECK_S
 from tests.scheduler.test_predict import kappa
 from tests.scheduler.world import CHAT, MIB, SMOLLM2, World, chat, group_world, llm_world, of, report
 from thaw.action import KIND_LLM
 from thaw.host import Device, HostReport
-from thaw.instance import StartMode
+from thaw.ids import ActionName
+from thaw.instance import InstanceState, StartMode
 
 G = 1e9
 FAST, SLOW = Times(t_p=0.4, t_d=0.01, t_n=0.002), Times(t_p=3.1, t_d=0.08, t_n=0.004, t_tail=0.3)
@@ -59,6 +62,36 @@ def test_a_slow_host_is_foretold_with_its_own_times_though_a_fast_kind_comes_fir
     assert start.plan.predicted_ttft_s == pytest.approx(same.plan.predicted_ttft_s)
     assert start.plan.predicted_ttft_s is not None
     assert start.plan.predicted_ttft_s > 3.1
+
+
+def test_an_idle_instance_goes_when_only_its_host_would_be_in_time_and_no_timer_is_waited_for() -> None:
+    other = ActionName("guest/other")
+    w = llm_world(host("h1", "B-fast"), facts=chat(name=other, need_bytes=4096 * MIB))
+    (first,) = of(w.ask(other), StartGroup)
+    w.ready(first)
+    w.do(ActionSeen(chat(slo_ttft_s=1.5)), HostSeen(host("h0", "A-slow")))
+    teach(w, "A-slow", t_p=3.1)
+    teach(w, "B-fast", t_p=0.4)
+    decided = w.ask(CHAT)
+    assert of(decided, StartGroup) == []
+    assert [(r.instance_id, r.reason) for r in of(decided, ReleaseInstance)] == [
+        (first.stages[0].instance_id, "memory")]  # fmt: skip
+    assert [wake.at_s for wake in of(decided, Wake) if wake.kind is TimerKind.RESCALE] == [w.now + RECHECK_S]
+    (start,) = of(w.said(first, InstanceState.GONE), StartGroup)
+    assert (start.plan.stages[0].host, start.attrs["fallback"]) == ("h1", False)
+
+
+def test_who_would_be_late_in_any_case_starts_where_there_is_room() -> None:
+    """The idle instance on the fast host is busy by now, so its host is no help."""
+    other = ActionName("guest/other")
+    w = llm_world(host("h1", "B-fast"), facts=chat(name=other, need_bytes=4096 * MIB))
+    (first,) = of(w.ask(other), StartGroup)
+    w.ready(first, idle=False)
+    w.do(ActionSeen(chat(slo_ttft_s=1.5)), HostSeen(host("h0", "A-slow")))
+    teach(w, "A-slow", t_p=3.1)
+    teach(w, "B-fast", t_p=0.4)
+    (start,) = of(w.ask(CHAT), StartGroup)
+    assert (start.plan.stages[0].host, start.attrs["fallback"]) == ("h0", True)
 
 
 def server(i: int, times: Times, b: float = 2.0, *, free: int = 22, n_workers: int = 0, share: bool = True) -> Server:

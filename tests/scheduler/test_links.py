@@ -29,6 +29,7 @@ def test_blocks_hold_every_host_once_by_speed_and_in_order(changes: list[tuple[i
     blocks = links.fastest_first
     assert bool(links) == bool(there)
     assert {host: speed for block in blocks for host, speed in block.speeds.items()} == there
+    assert not there or links.fastest == blocks[0].fastest >= max(there.values())
     for block in blocks:
         assert block.keys == sorted(block.keys)
         assert {host for _, host in block.keys} == set(block.speeds)

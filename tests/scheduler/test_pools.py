@@ -16,17 +16,20 @@ from relay.pool import n_slabs
 from tests.scheduler.world import (
     CHAT,
     FACTS,
+    HELLO,
     MIB,
     SMOLLM2,
     World,
     chat,
     group_world,
+    hello,
     llm_world,
     of,
     pool,
     pool_after,
     record_of,
     report,
+    world,
 )
 from thaw.errors import ErrorInfo
 from thaw.host import HeldSegment, HostReport, Resident
@@ -187,6 +190,38 @@ def test_an_instance_is_not_evicted_when_its_model_would_not_make_enough_room() 
     w, _ = with_idle_other(2)
     decided = w.ask(CHAT)
     assert of(decided, StartGroup) + of(decided, ReleaseInstance) == []
+
+
+@pytest.mark.parametrize("why", ["busy", "kept", "asked for"])
+def test_an_instance_that_is_needed_is_not_evicted_for_its_room_in_the_pool(why: str) -> None:
+    w, start = with_idle_other(0)
+    match why:
+        case "busy":
+            w.said(start, InstanceState.READY, inflight=1)
+        case "kept":
+            w.do(ActionSeen(chat(name=OTHER, model_uri="s3://other", min_instances=1)))
+        case "asked for":
+            w.do(*(w.request(OTHER) for _ in range(9)))  # one more than it has slots for
+    assert of(w.ask(CHAT), ReleaseInstance) == []
+
+
+def test_a_successor_counts_what_a_group_has_on_a_host_that_it_hears_of_later() -> None:
+    former = llm_world(host("h0", 5), host("h1", 5))
+    (start,) = of(former.ask(CHAT), StartGroup)
+    (where,) = (stage.host for stage in start.plan.stages)
+    w = World()
+    w.do(Rebuilt(10_000, (host("h2", 5),), (record_of(start, InstanceState.STARTING),), (), (start.plan,), (FACTS,),
+                 (chat(),)))  # fmt: skip
+    w.do(HostSeen(host(where, 5, 0, 2_000)))
+    assert {h.host_id: h.pool.free_slabs() for h in w.view.hosts.values()} == {"h2": 5, where: 3}
+
+
+def test_a_function_without_a_model_counts_nothing_on_a_host_that_is_heard_of_later() -> None:
+    (start,) = of(world(host("h0", 5)).ask(HELLO), StartGroup)
+    w = World()
+    w.do(Rebuilt(10_000, (), (record_of(start, InstanceState.READY),), (), (start.plan,), (), (hello(),)))
+    w.do(HostSeen(host("h0", 5, 0, 2_000)))
+    assert w.view.hosts[HostId("h0")].pool.free_slabs() == 5
 
 
 # groups ------------------------------------------------------------------------------------------------------------

@@ -79,6 +79,7 @@ def test_what_waits_for_its_stem_cell_begins_everything_but_the_fetch_later() ->
 
 def test_the_fetch_deadline_is_what_the_slo_leaves_after_waiting_prefill_hops_and_tail() -> None:
     assert fetch_time_left(7.5, 1.0, 2, 1.5, T) == pytest.approx(4.24)
+    assert fetch_time_left(7.5, 1.0, 2, 1.5, replace(T, t_tail=0.5)) == pytest.approx(3.74)
 
 
 def _event(name: Phase, at_s: float, n_bytes: int | None = None, boot: str = "b") -> TraceEvent:

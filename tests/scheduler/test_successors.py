@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from gateway.scheduler.decisions import ReleaseInstance, StartGroup
-from gateway.scheduler.events import ActionSeen, HostsSeen
+from gateway.scheduler.events import ActionDeleted, ActionSeen, HostsSeen
 from relay.messages import CommandRefused
 from tests.scheduler.world import CHAT, SMOLLM2, World, chat, group_world, of
 from thaw.errors import ErrorInfo
@@ -42,6 +42,7 @@ def test_an_idle_group_whose_model_is_in_memory_is_followed_by_one_worker_there(
     assert (released.reason, released.only_idle) == ("successor", True)
     (successor,) = gone(w, start)
     assert [s.host for s in successor.plan.stages] == [start.plan.stages[0].host]
+    assert successor.plan.model == start.plan.model is not None
     assert successor.activation_ids == ()
     w.ready(successor)
     assert [r.reason for r in of(w.later(70.0), ReleaseInstance)] == ["keep_alive"]
@@ -81,3 +82,11 @@ def test_who_came_while_the_group_left_is_served_by_a_start_and_there_is_no_seco
     asked = of(w.ask(CHAT), StartGroup)
     after = gone(w, start)
     assert len(asked) + len(after) == 1
+
+
+def test_a_group_whose_action_is_deleted_while_it_leaves_has_no_successor() -> None:
+    w, start = served()
+    whole_model_at(w, start.plan.stages[0].host)
+    assert len(of(w.later(3.0), ReleaseInstance)) == 1
+    w.do(ActionDeleted(CHAT))
+    assert gone(w, start) == []
