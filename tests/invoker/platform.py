@@ -175,7 +175,18 @@ class Host:
     def headers(self) -> dict[str, str]:
         return {"Authorization": f"Bearer {self.registry.host_token('x')}"}
 
-    def run(self, instance_id: str, value: Any, *, activation_id: str = "") -> tuple[int, Any]:
+    def run(
+        self, instance_id: str, value: Any, *, activation_id: str = "", expects_busy: bool = False
+    ) -> tuple[int, Any]:
+        """As a gateway: the slot of a run is free a moment after its answer, so a busy instance is asked again."""
+        deadline = time.monotonic() + WAIT_S
+        while True:
+            status, body = self._run_once(instance_id, value, activation_id)
+            if status != 429 or expects_busy or time.monotonic() > deadline:
+                return status, body
+            threading.Event().wait(0.01)
+
+    def _run_once(self, instance_id: str, value: Any, activation_id: str) -> tuple[int, Any]:
         connection = self.connection()
         try:
             headers = {**self.headers(), ACTIVATION_HEADER: activation_id or random_hex_id()}
