@@ -34,6 +34,8 @@ from thaw.plan import TransportKind
 from thaw.s3 import S3Access
 from thaw.settings import load
 
+pytestmark = pytest.mark.usefixtures("pushed")
+
 
 @pytest.fixture(scope="module")
 def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:

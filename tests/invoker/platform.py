@@ -175,25 +175,19 @@ class Host:
     def headers(self) -> dict[str, str]:
         return {"Authorization": f"Bearer {self.registry.host_token('x')}"}
 
-    def run(
-        self, instance_id: str, value: Any, *, activation_id: str = "", expects_busy: bool = False
-    ) -> tuple[int, Any]:
-        """As a gateway: the slot of a run is free a moment after its answer, so a busy instance is asked again."""
-        deadline = time.monotonic() + WAIT_S
-        while True:
-            status, body = self._run_once(instance_id, value, activation_id)
-            if status != 429 or expects_busy or time.monotonic() > deadline:
-                return status, body
-            threading.Event().wait(0.01)
-
-    def _run_once(self, instance_id: str, value: Any, activation_id: str) -> tuple[int, Any]:
+    def run(self, instance_id: str, value: Any, *, activation_id: str = "") -> tuple[int, Any]:
+        """Returns when the invoker has noted the run's end too: the slot is free a moment after the answer."""
         connection = self.connection()
         try:
             headers = {**self.headers(), ACTIVATION_HEADER: activation_id or random_hex_id()}
             body = json.dumps({"value": value, "activation_id": random_hex_id()})  # for the function alone
             connection.request("POST", f"/instances/{instance_id}/run", body, headers)
             response = connection.getresponse()
-            return response.status, json.loads(response.read())
+            status, answer = response.status, json.loads(response.read())
+            if not response.will_close:  # the thread that served the run answers this next
+                connection.request("GET", "/health")
+                connection.getresponse().read()
+            return status, answer
         finally:
             connection.close()
 

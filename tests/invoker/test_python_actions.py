@@ -185,7 +185,7 @@ def test_a_caller_that_hangs_up_keeps_its_slot_and_fails_no_other(two_runs: TwoR
     assert live is not None
     first.close()
     until(lambda: live.unwanted == 1)
-    assert host.run(instance_id, {}, expects_busy=True)[0] == 429
+    assert host.run(instance_id, {})[0] == 429
     of_first.write_text("nobody's")
     until(lambda: live.inflight == 1)
     of_second.write_text("text")

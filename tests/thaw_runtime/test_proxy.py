@@ -208,9 +208,10 @@ def test_an_engine_killed_while_it_starts_is_a_lost_worker_and_no_fault_of_the_m
 ) -> None:
     engine = int(container.out.read_text().split()[1])
     container.door.arrive(container.door.sidecar_bytes)  # the engine waits for the rest
+    container.door.beat()  # making the container took a while, and a fetchd that is silent for so long looks dead
     container.http.request("POST", "/init", wire.dumps({"value": llm_init()}))
-    container.door.wait_served(2)
-    container.door.beat()  # else the engine would soon end by itself: fetchd looks dead
+    container.door.wait_served(1)  # somebody has come to the door, so the start is under way
+    container.door.beat()
     os.kill(engine, number)
     reply = container.http.getresponse()
     said = json.loads(reply.read())
