@@ -47,6 +47,8 @@ class StemCells:
         self._retries: dict[str, threading.Thread] = {}  # of kinds that could not be made
         self._closing = False
         self._closed_fd = os.eventfd(0, os.EFD_CLOEXEC)  # readable once we are closing
+        self.on_ready: Callable[[], None] = lambda: None
+        """Called when a cell begins to wait: a start that the scheduler plans now can count on it."""
         driver.on_exit(self._exited)
 
     def targets(self) -> tuple[StemTarget, ...]:
@@ -153,7 +155,7 @@ class StemCells:
             if self._targets[KIND_LLM] <= 0:
                 self._end_zygote()
             elif self._ledger.take(ZYGOTE, self._bytes[KIND_LLM], spare=True):
-                zygote.want(self._ledger.wake)
+                zygote.want(self._ready)
 
     def _end_zygote(self) -> None:
         """Under its lock: else a refill would start another in between, whose memory nobody counts."""
@@ -182,8 +184,12 @@ class StemCells:
             return False
         with self._lock:
             self._waiting.append(handle)
-        self._ledger.wake()  # a start that waits for memory may take the cell's
+        self._ready()
         return True
+
+    def _ready(self) -> None:
+        self._ledger.wake()  # a start that waits for memory may take the cell's
+        self.on_ready()
 
     def _retry_later(self, kind: str, error: ThawError) -> None:
         no_fetchd = kind == KIND_LLM and not listens(self._fetch.path)

@@ -79,7 +79,7 @@ class Agent:
         self._commands = Commands(deps, self.cells, self._registry, self._redis)
         self._records = records
         self.reporter = Reporter(settings, self.fleet, self.cells, self._registry, self.address, self._log)
-        self.fleet.on_pool_left = self.reporter.has_news
+        self.fleet.on_pool_left = self.cells.on_ready = self.reporter.has_news
         self._reader = CommandReader(settings.state_url, HostId(settings.host_id), self._commands.handle,
                                      self._state_is_up, self._log)  # fmt: skip
 

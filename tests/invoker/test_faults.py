@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from invoker import zygote
+from invoker import report, zygote
 from invoker.shares import CgroupShares
-from relay.messages import Cancel, InspectModel, InstanceChanged, SetStemCells, Start
+from relay.messages import Cancel, HostChanged, InspectModel, InstanceChanged, SetStemCells, Start
 from tests.invoker import fake_zygote
 from tests.invoker.fake_fetchd import FakeFetchd
-from tests.invoker.platform import WAIT_S, Host, until
+from tests.invoker.platform import HOST, WAIT_S, Host, until
 from thaw.action import KIND_LLM, KIND_PYTHON
 from thaw.ids import GroupId, InstanceId, random_hex_id
 from thaw.instance import InstanceState, StartMode
@@ -221,6 +221,17 @@ def test_a_host_keeps_as_many_stem_cells_as_it_is_told_and_says_so(
         assert record.start_mode is StartMode.PREWARMED
         until(lambda: len(cells.view()) == 3)  # the one that was taken is replaced while its instance lives
         assert len(before & {c.cell_id for c in cells.view()}) == 2
+
+
+def test_a_host_announces_a_stem_cell_as_soon_as_it_is_ready(
+    valkey_url: str, run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A start that is planned before the next heartbeat counts on it."""
+    monkeypatch.setattr(zygote, "PROGRAM", [fake_zygote.__file__])
+    monkeypatch.setattr(report, "INTERVAL_S", 3600.0)
+    with Host(valkey_url, run_dir, stem_cells="on") as host:
+        until(lambda: set(host.registry.hosts()[0].stem_kinds) == {KIND_PYTHON, KIND_LLM})
+        host.events.wait(lambda m: m == HostChanged(HOST, True), "announcement")
 
 
 def test_a_host_whose_operator_keeps_no_stem_cells_names_none_and_takes_no_orders(
