@@ -60,7 +60,7 @@ def forward(live: Live, path: str, head: bytes, body: bytes, caller: socket.sock
     except (OSError, ProtocolError):
         result = Forwarded(Ending.CONTAINER_LOST, parser.status != 0, parser.status)
     if result.ending is Ending.DONE and parser.keep_alive:
-        live.connections.append(connection)
+        live.keep_connection(connection)
     else:
         connection.close()
     return result
@@ -105,11 +105,7 @@ def _let_it_end(container: socket.socket, parser: ResponseParser, deadline: floa
 
 def _connection(live: Live, path: str) -> UnixConnection | None:
     """A kept connection that is still open, or a new one; None when nobody listens."""
-    while live.connections:
-        try:
-            kept = live.connections.pop()
-        except IndexError:
-            break
+    while (kept := live.take_connection()) is not None:
         if kept.sock is not None and not _closed(kept.sock):
             return kept
         kept.close()

@@ -40,7 +40,8 @@ class Live:
         self.gone = threading.Event()
         self.idle = threading.Event()
         self.idle.set()
-        self.connections: deque[UnixConnection] = deque()
+        self._connections: deque[UnixConnection] = deque()  # to its container, idle
+        self._dropped = False
 
     @property
     def timeout_s(self) -> float:
@@ -104,6 +105,21 @@ class Live:
             error=self.error.info() if state is InstanceState.GONE and self.error is not None else None,
         )  # fmt: skip
 
+    def take_connection(self) -> UnixConnection | None:
+        """One that is kept from an earlier run; it may be closed by now."""
+        try:
+            return self._connections.pop()
+        except IndexError:
+            return None
+
+    def keep_connection(self, connection: UnixConnection) -> None:
+        """For the next run.  A run may end after its container: then nothing would close what is kept."""
+        self._connections.append(connection)
+        if self._dropped:
+            self.drop_connections()
+
     def drop_connections(self) -> None:
-        while self.connections:
-            self.connections.pop().close()
+        """Close those that are kept, now and from now on."""
+        self._dropped = True
+        while (kept := self.take_connection()) is not None:
+            kept.close()

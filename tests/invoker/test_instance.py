@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import socket
 
 import pytest
 
 from invoker.driver import status_of
 from invoker.instance import PUBLIC, TABLE, Action, Event, State, step
 from invoker.live import Live
+from relay.http_unix import UnixConnection
 from tests.relay.samples import INSTANCE
 from thaw.errors import WorkerLost
 from thaw.instance import InstanceState
@@ -70,3 +72,16 @@ def test_the_first_reason_to_end_is_the_one_that_is_told() -> None:
 @pytest.mark.parametrize(("exit_code", "status"), [(0, 0), (1, 1), (137, -9), (192, -64), (193, 193), (255, 255)])
 def test_only_the_numbers_of_signals_say_that_a_container_was_killed(exit_code: int, status: int) -> None:
     assert status_of(exit_code) == status
+
+
+def test_a_connection_that_comes_back_after_its_container_ended_is_closed() -> None:
+    """The thread that serves a run and the thread that buries the instance race."""
+    live = Live(INSTANCE, "python:3.11")
+    kept, late = UnixConnection("kept"), UnixConnection("late")
+    kept.sock, late.sock = socket.socket(), socket.socket()
+    sockets = kept.sock, late.sock
+    live.keep_connection(kept)
+    live.drop_connections()
+    live.keep_connection(late)
+    assert live.take_connection() is None
+    assert [s.fileno() for s in sockets] == [-1, -1]
