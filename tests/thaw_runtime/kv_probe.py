@@ -63,16 +63,27 @@ class Measured:
     profiled_kv: int
 
 
-def anonymous(field: str) -> int:
-    """Of this process: VmRSS now or VmHWM at its peak, without files and shared memory."""
+def resident(*fields: str) -> int:
+    """The sum of these fields of this process's status, in bytes."""
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    return 1024 * (int(status[field].split()[0]) - sum(int(status[f].split()[0]) for f in ("RssFile", "RssShmem")))
+    return 1024 * sum(int(status[field].split()[0]) for field in fields)
+
+
+def anonymous() -> int:
+    """The bytes that this process holds now, without files and shared memory."""
+    return resident("VmRSS") - resident("RssFile", "RssShmem")
 
 
 def peak_of(run: Callable[[], object]) -> int:
+    """The most that this process held while ``run`` ran, without files and shared memory.
+
+    VmHWM counts the pages of files too.  The kernel may take such pages back after the peak, so both readings of them
+    are looked at: the lower one would count what was taken back as memory of the engine.
+    """
     Path("/proc/self/clear_refs").write_text("5")
+    before = resident("RssFile", "RssShmem")
     run()
-    return anonymous("VmHWM")
+    return resident("VmHWM") - max(before, resident("RssFile", "RssShmem"))
 
 
 def make_checkpoint(config: dict[str, Any], directory: Path) -> None:
@@ -94,7 +105,7 @@ class Probe:
         door = Doorway(model, directory / "door")
         client, segment = read_segment(door)
         tensors = sum(t.n_bytes for t in segment.offer.tensors)
-        self.base = anonymous("VmRSS")
+        self.base = anonymous()
         init = llm_init(reserve=tensors + ROOM, dtype="bfloat16", max_model_len=512,
                         args={"max_num_seqs": SEQS, "max_num_batched_tokens": TOKENS})  # fmt: skip
         engine.start(init, segment)
@@ -110,7 +121,7 @@ class Probe:
 
         plan = self.engine.memory()
         give_back_freed()  # the engine's own thread may not be through with it
-        loaded = anonymous("VmRSS") - self.base
+        loaded = anonymous() - self.base
         profiled, vllm_kv = 0, plan["reserve"]
         for _ in range(PROFILES):
             with torch.inference_mode():
@@ -131,7 +142,7 @@ class Probe:
 
         process = psutil.Process()
         self.worker.cache_config.kv_cache_memory_bytes = None
-        before = process.memory_info().rss - (anonymous("VmRSS") - self.base)
+        before = process.memory_info().rss - (anonymous() - self.base)
         self.worker.requested_cpu_memory = before + reserve
         return int(self.worker.determine_available_memory())
 
