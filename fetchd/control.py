@@ -99,7 +99,7 @@ class Control:
         pool_bytes = self._pool.n_slabs * self._pool.slab_bytes
         free_bytes = self._pool.free_slabs * self._pool.slab_bytes
         return Status(pool_bytes, free_bytes, self._store.statuses(), self._fetches.statuses(),
-                      self._link.bytes_per_s, self._store.held_bytes(), self._pool.slab_bytes)  # fmt: skip
+                      self._link.bytes_per_s, self._pool.slab_bytes)  # fmt: skip
 
     def _metrics(self) -> str:
         status = self._status()

@@ -58,6 +58,8 @@ class Segment:
     page: ControlPage
     control_fd: int
     pool: SlabPool
+    content: str = field(init=False)
+    """Its name in reports.  Worked out once: every status tells it, and a large model has thousands of ranges."""
     lock: threading.Lock = field(default_factory=threading.Lock)
     holders: dict[str, None] = field(default_factory=dict)  # in order of arrival
     pins: int = 0  # copies out of it that are being made
@@ -69,6 +71,9 @@ class Segment:
     """Its fetch was cancelled, and may take a moment to end: nobody may join it."""
     first_is_here: bool = False
     arrived: dict[tuple[str, int], list[Arrived]] = field(default_factory=dict)  # by file and number of the chunk
+
+    def __post_init__(self) -> None:
+        self.content = content_key(*self.key)
 
     def views(self, segment_offset: int, n_bytes: int) -> list[memoryview]:
         """Writable pieces of [segment_offset, +n_bytes), one per slab touched."""
@@ -123,7 +128,7 @@ class Segment:
     def status(self) -> SegmentStatus:
         return SegmentStatus(
             self.segment_id, self.key.uri, self.n_bytes, self.page.end, tuple(self.holders), self.key.version,
-            content_key(*self.key), len(self.slabs), self.complete,
+            self.content, len(self.slabs), self.complete,
         )  # fmt: skip
 
     def finish(self) -> None:
@@ -229,12 +234,6 @@ class SegmentStore:
         with self._changed:
             self._changed.wait_for(lambda: self._version != version, timeout_s)
             return self._version
-
-    def held_bytes(self) -> int:
-        """Of the pool, in segments that somebody holds: what no other model can have now."""
-        with self._lock:
-            held = sum(len(s.slabs) for s in self._by_id.values() if s.holders)
-            return held * self._pool.slab_bytes
 
     def statuses(self) -> tuple[SegmentStatus, ...]:
         with self._lock:

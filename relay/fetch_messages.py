@@ -159,7 +159,6 @@ class Status:
     segments: tuple[SegmentStatus, ...]
     fetches: tuple[FetchStatus, ...]
     link_bytes_per_s: float
-    held_bytes: int = 0  # of the pool, in segments that somebody holds
     slab_bytes: int = 0
 
 

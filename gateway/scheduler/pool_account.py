@@ -75,8 +75,15 @@ class PoolAccount:
         self._note_holders(instance_id)
         self._free = None
 
+    def enlarge(self, instance_id: InstanceId, claim: Claim) -> bool:
+        """Put ``claim`` in the place of a start's smaller one.  False where there is no room, and nothing changed."""
+        if self.need(claim) > max(0, self.free_slabs()) + self.need(self._claims[instance_id]):
+            return False
+        self.claim(instance_id, claim)
+        return True
+
     def set_leaving(self, instance_id: InstanceId, *, leaving: bool) -> None:
-        """What the instance has is soon free, or is not after all."""
+        """The slabs of the instance will soon be free, or will not be after all."""
         if (claim := self._claims.get(instance_id)) is not None:
             claim.is_leaving = leaving
 

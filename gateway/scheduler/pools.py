@@ -49,11 +49,11 @@ def reserve(view: ClusterView, plan: Plan, starts: Sequence[StageStart]) -> Plan
     """
     if plan.model is None:
         return plan
-    firsts = [replace(stage, later_ranges=()) for stage in plan.stages]
-    for stage, start in zip(firsts, starts, strict=True):
-        view.hosts[stage.host].pool.claim(start.instance_id, claim_of(plan.model, stage))
-    stages = (_with_rest(view.hosts[stage.host].pool, plan.model, stage, first, start)
-              for stage, first, start in zip(plan.stages, firsts, starts, strict=True))  # fmt: skip
+    for stage, start in zip(plan.stages, starts, strict=True):
+        first = claim_of(plan.model, replace(stage, later_ranges=()))
+        view.hosts[stage.host].pool.claim(start.instance_id, first)
+    stages = [_with_rest(view.hosts[stage.host].pool, plan.model, stage, start)
+              for stage, start in zip(plan.stages, starts, strict=True)]  # fmt: skip
     return replace(plan, stages=tuple(stages))
 
 
@@ -65,16 +65,11 @@ def claim_again(view: ClusterView, host: HostView) -> None:
             host.pool.claim(instance_id, claim_of(group.plan.model, group.plan.stages[record.stage]))
 
 
-def _with_rest(
-    pool: PoolAccount, model: PlanModel, stage: PlanStage, first: PlanStage, start: StageStart
-) -> PlanStage:  # fmt: skip
-    if not stage.later_ranges:
+def _with_rest(pool: PoolAccount, model: PlanModel, stage: PlanStage, start: StageStart) -> PlanStage:
+    """The stage with the rest of the model if the pool has room for it, else without.  Its first part is counted."""
+    if not stage.later_ranges or pool.enlarge(start.instance_id, claim_of(model, stage)):
         return stage
-    whole = claim_of(model, stage)
-    if pool.need(whole) > max(0, pool.free_slabs()) + pool.need(claim_of(model, first)):
-        return first
-    pool.claim(start.instance_id, whole)
-    return stage
+    return replace(stage, later_ranges=())
 
 
 def evictions(view: ClusterView, facts: ActionFacts) -> list[InstanceView]:
@@ -102,7 +97,7 @@ def _have_room_soon(view: ClusterView, stages: Stages, n_stages: int) -> bool:
 
 
 def _parts_soon(host: HostView, stages: Stages, n_stages: int) -> int:
-    """Of the largest parts of a model in so many stages: how many fit when what is leaving has left."""
+    """The number of largest parts of a model in so many stages that fit when what is leaving has left."""
     parts = host.pool_parts(stages, n_stages)
     if parts or host.pool.slab_bytes == 0:
         return parts

@@ -146,9 +146,8 @@ def lacking(view: ClusterView, action: ActionView, facts: ActionFacts, now_s: fl
     is_broken = action.broken_version == facts.version
     n_waiting, arrivals = len(action.waiting), 0
     if facts.is_llm and (n_waiting or not (is_broken or action.failures)):
-        arrivals = action.window.count(
-            now_s
-        )  # where nobody waits it only foretells; it must not repeat a start that has just failed
+        # where nobody waits the window only foretells, and that must not repeat a start that has just failed
+        arrivals = action.window.count(now_s)
     workers = 0
     if n_waiting or arrivals:
         newest_s = view.demand[next(reversed(action.waiting))].queued_s if n_waiting else action.window.newest_s

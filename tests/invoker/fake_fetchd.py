@@ -74,4 +74,4 @@ class FakeFetchd(FetchClient):
 
     def status(self, *, deadline_s: float = 0) -> Status:
         segment = SegmentStatus("segment-1", "u", 10, 10, tuple(self.holders), "v", "its key", 2, True)
-        return Status(1 << 30, 1 << 29, (segment,), (), 1e8, 0, 1 << 26)
+        return Status(1 << 30, 1 << 29, (segment,), (), 1e8, 1 << 26)
