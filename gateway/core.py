@@ -93,7 +93,7 @@ class Gateway:
     def problems(self) -> tuple[str, ...]:
         """What is wrong with the state server, a sentence each.  Raises PlatformError when it does not answer.
 
-        One whose disk is full may still read: the last heartbeat says whether it writes.
+        A server whose disk is full may still answer reads, so the last heartbeat says whether it also writes.
         """
         self.records.has_keys()
         return (f"the last heartbeat was not written: {self._missed}",) if self._missed else ()

@@ -180,6 +180,6 @@ def check_payload(header: FrameHeader, payload: bytes | memoryview) -> None:
 
 
 def check_sum(header: FrameHeader, crc: int) -> None:
-    """``crc``: of the payload, for who has taken it while the payload came."""
+    """``crc`` is the payload's, if the caller computed it while the payload came."""
     if crc != header.payload_crc:
         raise ProtocolError("frame payload failed its checksum")

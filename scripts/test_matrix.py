@@ -182,7 +182,7 @@ def is_passed(result: Result) -> bool:
 
 
 def last_results() -> list[Result]:
-    """Of each row, of the whole suite."""
+    """The last result of the whole suite in each row."""
     last: dict[int, Result] = {}
     path = FOLDER / "results.jsonl"
     for line in path.read_text().splitlines() if path.exists() else ():

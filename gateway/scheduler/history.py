@@ -116,7 +116,7 @@ class History:
         return self._times[asked]
 
     def rates(self, action: str, device_kind: str) -> Rates:
-        """What is known of the action, else of any; they hardly depend on how a start began."""
+        """The rates measured for this action, else for any action; they hardly depend on how a start began."""
         if (asked := (action, device_kind)) not in self._rates:
             known = {"copy": _COPY.get(device_kind, _COPY_DEFAULT), "memory": _MEMORY_DEFAULT}
             for of, mode in itertools.product((EVERY_ACTION, action), StartMode):  # the better known last

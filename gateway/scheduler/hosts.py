@@ -155,7 +155,7 @@ class HostView:
             self._changed()
 
     def set_leaving(self, record: InstanceRecord, *, leaving: bool) -> None:
-        """What an instance has here is free soon, or is not after all."""
+        """The memory of an instance here will soon be free, or will not be after all."""
         self.pool.set_leaving(record.instance_id, leaving=leaving)
         if (view := self.devices.get(record.device)) is not None:
             view.releasing += record.reserve_bytes if leaving else -record.reserve_bytes

@@ -271,7 +271,7 @@ class HostIndex:
         return free, busy, partly
 
     def _without_a_promise(self, of_pace: dict[_Memory, Links], wanted: Wanted, now_s: float) -> HostId | None:
-        """Who has room for a whole model and would have fetched it first, behind all that it fetches now."""
+        """The host with room for a whole model that would have fetched it first, behind all that it fetches now."""
         best: HostView | None = None
         best_s = math.inf
         enough = (links for (_, most_free), links in of_pace.items() if most_free >= wanted.needs[-1])
@@ -313,8 +313,8 @@ def _blocks(of_pace: dict[_Memory, Links], wanted: Wanted) -> list[tuple[_Likene
 
 
 class _Ahead:
-    """Of the hosts with free links that were found so far, those that are at least as fast as the block to come: which
-    are first in the order of ties, for each likeness."""
+    """The hosts with free links found so far that are at least as fast as the block to come.  For each likeness it
+    knows which of them are first in the order of ties."""
 
     def __init__(self, depth: int, likenesses: Iterable[_Likeness]) -> None:
         self._depth = depth
@@ -325,8 +325,8 @@ class _Ahead:
         heapq.heappush(self._slower, (-bytes_per_s, key, likeness))
 
     def last_unbeaten(self, likeness: _Likeness, bytes_per_s: float) -> Key | None:
-        """Of hosts with links no faster than this, those behind this one are beaten.  Speeds must not grow from one
-        call to the next.  None: fewer than ``depth`` hosts are as fast."""
+        """The last host that is not beaten yet: those behind it whose links are no faster than this are beaten.  Speeds
+        must not grow from one call to the next.  None: fewer than ``depth`` hosts are as fast."""
         while self._slower and -self._slower[0][0] >= bytes_per_s:
             _, key, of = heapq.heappop(self._slower)
             for other, first in self._first.items():

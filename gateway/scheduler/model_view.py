@@ -30,5 +30,5 @@ class ModelView:
         self.fresh = True
 
     def look_anew(self) -> None:
-        """What is known of it may be of the past, as may be the pause after a look that failed."""
+        """Look at the model again: what is known of it may be out of date, and so may the pause after a failed look."""
         self.fresh, self.again_s = False, 0.0

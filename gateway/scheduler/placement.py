@@ -41,9 +41,9 @@ EXPLAINED_HOSTS = 32
 """Up to so many hosts every size is looked at, so that a trace can say what each would have come to.  Beyond, a
 decision must be quick, and the trace speaks of those that had to be looked at."""
 SMALL_SIZES = 2
-"""Of many hosts so many sizes, the smallest first, are looked at one by one before all others together."""
+"""Among many hosts this many sizes, the smallest first, are tried one by one before all others together."""
 EXPLAINED_CANDIDATES = 8
-"""Of so many hosts the trace says when a worker would have its part there: the chosen ones, then the next best."""
+"""The trace says for this many hosts when a worker would have its part there: the chosen ones, then the next best."""
 
 
 def place(
@@ -335,7 +335,8 @@ class _Offers:
         return self.choice(scheme, request, facts, {**why, "candidates": self._estimates(scheme, request)})
 
     def _estimates(self, scheme: Scheme, request: Request) -> list[dict[str, object]]:
-        """Of the chosen hosts first.  With many hosts of them alone: every other is a look at its link."""
+        """Estimates for the chosen hosts first.  Among many hosts only for those: each other one costs a look at its
+        link."""
         chosen = [p.server for p in (*scheme.full, *scheme.low)]
         servers = [self.servers[i] for i in set(chosen)] if len(self._view.hosts) > EXPLAINED_HOSTS else self.servers
         found = estimates(scheme, servers, request, _variant(self._view), self.bandwidth, self.tier)

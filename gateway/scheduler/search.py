@@ -155,7 +155,7 @@ class _Part:
         self.least = everyone.least_sharing(n_full, n_low)
 
     def worst_kappa(self) -> float:
-        """Of the shortest prefix that reaches the least sharing."""
+        """The largest kappa in the shortest prefix that reaches the least sharing."""
         counts = Classes()
         for n, candidate in enumerate(self.found, 1):
             counts.count(*candidate.shares, 1)

@@ -28,7 +28,7 @@ class SchedulerSettings:
                              "empty: no group of more than one stage", "")  # fmt: skip
     object_address: str = setting("THAW_TRANSPORT_OBJECT", "where stages meet that use the transport object, "
                                   "s3://bucket/prefix or file:///directory; empty: not available", "")  # fmt: skip
-    bind: str = setting("THAW_SCHEDULER_BIND", "host:port of /metrics, for who has the installation's token; port 0 "
+    bind: str = setting("THAW_SCHEDULER_BIND", "host:port of /metrics, for holders of the installation's token; port 0 "
                         "takes a free one", "127.0.0.1:0")  # fmt: skip
     stem_cell_floor: int = setting("THAW_STEM_CELL_FLOOR", "stem cells a host keeps of a kind without an action", 0)
     stem_cell_idle_s: float = setting(

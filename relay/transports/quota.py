@@ -66,7 +66,7 @@ class LinkQuota:
 
     @property
     def unread_bytes(self) -> int:
-        """Of all priorities."""
+        """The sum over all priorities."""
         return self._total
 
     def _fits(self, priority: Priority, n_bytes: int) -> bool:
@@ -83,14 +83,14 @@ class LinkQuota:
         return ahead <= self._part_bytes or ahead + below <= self._parts_from(priority)
 
     def _ahead_from(self, level: Priority) -> int:
-        """Of ``level`` and what is below it."""
+        """Bytes ahead at ``level`` and at every lower priority."""
         return sum(self._ahead[level:])
 
     def _parts_from(self, level: Priority) -> int:
         return (len(Priority) - level) * self._part_bytes
 
     def _kept(self, priority: Priority) -> int:
-        """What a higher priority must leave to this one.
+        """The bytes that a higher priority must leave to this one.
 
         A receiver does not report the last bytes it took, so a small rest on its way does not mean that it is in use.
         """

@@ -14,8 +14,8 @@ from thaw.s3 import S3Access, refusal
 
 
 def client(store_env: Mapping[str, str] | None = None) -> Any:
-    """Of the platform whose ``store_env`` is given, else of the store that THAW_S3_ENDPOINT names, else of the platform
-    that runs here, else of AWS.  A platform's own store has its own key, whatever the shell holds."""
+    """A client of the platform whose ``store_env`` is given, else of the store that THAW_S3_ENDPOINT names, else of the
+    platform that runs here, else of AWS.  A platform's own store has its own key, whatever the shell holds."""
     if not store_env and not names_a_store(os.environ):
         platform = default_layout().read_platform()
         store_env = platform.store_env() if platform is not None else None
