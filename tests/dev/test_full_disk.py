@@ -89,6 +89,7 @@ def succeeded(machine: Machine, activation_id: str) -> bool:
 
 def test_every_202_accepted_around_a_full_disk_runs_and_health_tells_the_truth(machine: Machine, disk: Disk) -> None:
     machine.thaw("action", "create", "hello", "examples/hello/hello.py")
+    pid = machine.pid_of("state")
     with Load(machine) as load:
         until(lambda: len(load.accepted) > 20, "nothing was accepted")
         disk.fill()
@@ -105,7 +106,7 @@ def test_every_202_accepted_around_a_full_disk_runs_and_health_tells_the_truth(m
     hosts = machine.request("GET", "/api/v1/thaw/hosts").json()["hosts"]
     assert sorted((h["host_id"], h["live"]) for h in hosts) == [("host-0", True), ("host-1", True)]
     assert machine.thaw("dev", "status").returncode == 0
-    log = (machine.state_dir / "supervisor.log").read_text().splitlines()
-    of_state = [event for event in map(json.loads, log) if event["component"] == "state"]
-    assert [event["count"] for event in of_state] == list(range(1, len(of_state) + 1))
-    assert of_state, "the state server does not go on without writing"
+    assert machine.pid_of("state") != pid, "the state server does not go on without writing"
+    log = (machine.state_dir / "supervisor.log").read_text().splitlines()  # it lies on that disk: lines may be lost
+    counts = [event["count"] for event in map(json.loads, log) if event["component"] == "state"]
+    assert counts == sorted(set(counts))
