@@ -33,6 +33,15 @@ install() {
 
 answers() { DOCKER_HOST=unix://$socket timeout 10 docker version >/dev/null 2>&1; }
 
+# An engine's containerd dies with it, but a moment later: a new engine would take it for its own and wait in vain.
+await_end_of_containerd() {
+    local file=$home/exec/containerd/containerd.pid pid
+    [ -s "$file" ] || return 0
+    pid=$(cat "$file")
+    [ "$(cat "/proc/$pid/comm" 2>/dev/null)" = containerd ] || return 0
+    timeout 30 tail --pid="$pid" -f /dev/null || kill -9 "$pid"
+}
+
 up() {
     if answers; then echo "unix://$socket"; return; fi
     [ "$(id -u)" -eq 0 ] || fail "starting an engine needs root" "hint: start Docker yourself and set DOCKER_HOST"
@@ -40,6 +49,7 @@ up() {
     mkdir -p "$home"
     chmod 0711 "$home"
     mkdir -p "$home/exec" "$home/data"
+    await_end_of_containerd
     : >"$home/log"
     # 9>&-: a lock that the caller holds must not live on in the daemon
     setsid dockerd --data-root "$home/data" --exec-root "$home/exec" --pidfile "$home/pid" --host "unix://$socket" \
