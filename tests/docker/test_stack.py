@@ -5,6 +5,7 @@ Functions of kind python run in it here (their image is small); tests/docker/tes
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import subprocess
@@ -67,11 +68,12 @@ def test_the_schedulers_metrics_are_scraped_with_the_installations_token(stack: 
     scheduler = stack.service("scheduler")
     address = scheduler.attrs["NetworkSettings"]["Networks"][f"{stack.name}_control"]["IPAddress"]
     headers, deadline = {"Authorization": f"Bearer {token}"}, time.monotonic() + UP_S
-    while "thaw_scheduler_leading 1.0" not in (
-        page := requests.get(f"http://{address}:9100/metrics", headers=headers, timeout=30).text
-    ):  # one that an earlier test has started again waits for its predecessor's lease to run out
+    page = ""
+    while "thaw_scheduler_leading 1.0" not in page:  # one that an earlier test has started again has to come up first
         assert time.monotonic() < deadline, page
         threading.Event().wait(0.2)
+        with contextlib.suppress(requests.ConnectionError):
+            page = requests.get(f"http://{address}:9100/metrics", headers=headers, timeout=30).text
     assert requests.get(f"http://{address}:9100/metrics", timeout=30).status_code == 401
     stack.wait_healthy("scheduler")
 

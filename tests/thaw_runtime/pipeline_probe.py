@@ -317,7 +317,8 @@ def count_resumed() -> list[int]:
 def be_impatient() -> None:
     from thaw_runtime import vllm_engine
 
-    patience = Patience(beat_s=0.2, lost_after_s=3.0)
+    # three engines that load on two busy cores were seen to be silent for 3 s
+    patience = Patience(beat_s=0.2, lost_after_s=10.0)
     vllm_engine.StageLink = partial(StageLink, patience=patience)  # type: ignore[misc, assignment]
 
 
