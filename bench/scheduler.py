@@ -91,7 +91,7 @@ class Cluster:
         names = list(OBJECTIVES)
         for i in range(n_functions):
             self._tell(ActionSeen(_facts(i, names[i % len(names)])))
-            self._tell(ModelInspected(f"s3://m/{i}", HostId("host-0000"), _model(i, names[i % len(names)])))
+            self._tell(ModelInspected(f"s3://m/{i}", HostId("host-0000"), model_facts(i, names[i % len(names)])))
         self.names = [ActionName(f"guest/f{i}") for i in range(n_functions)]
         self._rate = 1.0
         self._arrive()
@@ -224,7 +224,7 @@ def _facts(i: int, model: str) -> ActionFacts:
     )  # fmt: skip
 
 
-def _model(i: int, name: str) -> ModelFacts:
+def model_facts(i: int, name: str) -> ModelFacts:
     n_bytes = MODELS[name].n_bytes
     layer, rest = n_bytes // 34, n_bytes - 32 * (n_bytes // 34)
     file, at = "model.safetensors", itertools.accumulate([rest // 2] + [layer] * 32)
