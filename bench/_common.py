@@ -199,12 +199,14 @@ class Program:
 
 
 def start(command: Sequence[str], log: Path, ready: str, *, env: Mapping[str, str] | None = None,
-          deadline_s: float = 60.0, cwd: Path | None = None) -> Program:  # fmt: skip
-    """Start a program and wait until its log holds ``ready``."""
+          deadline_s: float = 60.0, cwd: Path | None = None, own_session: bool = False) -> Program:  # fmt: skip
+    """Start a program and wait until its log holds ``ready``.  ``own_session``: as a service, which the kernel gives a
+    share of its own beside other sessions (sched_autogroup); every process of a platform of ours has one."""
     log.unlink(missing_ok=True)
     with log.open("wb") as out:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, cwd=cwd or ROOT,
-                                   env=None if env is None else dict(env), preexec_fn=die_with_parent)  # fmt: skip
+                                   env=None if env is None else dict(env), preexec_fn=die_with_parent,
+                                   start_new_session=own_session)  # fmt: skip
     program = Program(process, log)
     if ready and not wait_for_line(log, ready, deadline_s):
         program.stop(signal.SIGKILL)
