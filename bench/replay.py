@@ -6,8 +6,9 @@ very platform: one cold start of a function that is not in the trace, and its wa
 and a platform of its own.
 
 Requests are compared in pairs: the error of a request is how far its simulated TTFT is from its real one, as a part of
-the real one.  The scheduler's own prediction is compared with the same real TTFT, for the requests that it made a start
-for: it predicts nothing for the others.
+the real one.  The scheduler's own prediction is compared with the same real TTFT: what it foretold of the start that a
+request waited for, less the time that had passed when the request came.  A request that came after the foretold first
+token has none, since nothing was predicted for it.
 
 ``--traces FILE``: a workload file instead of the own generator; its first requests, its functions made ``chatbot``
 (7.5 s) or ``summarization`` (15 s), its models all SmolLM2.
@@ -68,8 +69,8 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One request in three worlds.  ``predicted``: of the start that was made for it; None for the others.  ``real`` is
-    not a number for a request that was answered with an error."""
+    """One request in three worlds.  ``predicted`` is None for a request that waited for no start, ``real`` not a number
+    for one that was answered with an error."""
 
     index: int  # in the trace
     at_s: float
@@ -195,15 +196,32 @@ def play(platform: BenchPlatform, workload: Workload) -> list[Answer]:
 def rows(platform: BenchPlatform, workload: Workload, answers: Sequence[Answer], sim: Mapping[int, float]) -> list[Row]:
     found = []
     for request, answer in zip(workload.requests, answers, strict=True):
-        events, plan = platform.trace(answer.activation_id) if answer.activation_id else ([], None)
+        events, _ = platform.trace(answer.activation_id) if answer.activation_id else ([], None)
+        predicted_s = foretold_s(events)
+        planned = _planned(events) if predicted_s is not None else None
+        stages = planned.attrs.get("stages") if planned else 0
         found.append(Row(request.index, request.arrival_s, f"f{request.function} {request.app}",
-                         len(plan.stages) if plan else 0, plan.predicted_ttft_s if plan else None,
-                         sim[request.index], answer.ttft_s, _why(events) if plan else ""))  # fmt: skip
+                         stages if isinstance(stages, int) else 0, predicted_s, sim[request.index], answer.ttft_s,
+                         _why(planned) if planned else ""))  # fmt: skip
     return found
 
 
-def _why(events: Sequence[TraceEvent]) -> str:
-    sizes = next((e.attrs.get("sizes") for e in events if e.name is Phase.PLANNED_END), None)
+def foretold_s(events: Sequence[TraceEvent]) -> float | None:
+    """What the scheduler foretold of the start that this request waited for, from the request's arrival."""
+    planned, received = _planned(events), next((e for e in events if e.name is Phase.RECEIVED), None)
+    predicted = planned.attrs.get("predicted_ttft_s") if planned else None
+    if planned is None or received is None or not isinstance(predicted, (int, float)):
+        return None
+    left_s = predicted + (planned.mono_ns - received.mono_ns) / 1e9  # one machine: one clock
+    return left_s if left_s > 0 else None
+
+
+def _planned(events: Sequence[TraceEvent]) -> TraceEvent | None:
+    return next((e for e in events if e.name is Phase.PLANNED_END), None)
+
+
+def _why(planned: TraceEvent) -> str:
+    sizes = planned.attrs.get("sizes")
     each = sizes if isinstance(sizes, (list, tuple)) else ()
     return ", ".join(f"{c['stages']}/{c['full']} {c['why']} {c.get('ttft_s', '')}".strip() for c in each)
 
@@ -230,9 +248,9 @@ def judged(found: Sequence[Row], paced: bool, rounds: int) -> list[Goal]:
 
 
 def prediction(found: Sequence[Row], rounds: int) -> list[Goal]:
-    """The scheduler's own, of the starts that it made and that were answered."""
+    """The scheduler's own, of the requests that waited for a start and were answered."""
     off = errors([(r.predicted, r.real) for r in found if r.predicted is not None and r.real == r.real])
-    floor = f"of {len(off)} starts, paired"
+    floor = f"of {len(off)} requests that waited for a start, paired"
     return [figure(f"predicted_p{p}_error", percentile(off, p) if off else None, floor=floor, rounds=rounds)
             for p in (50, 90)]  # fmt: skip
 

@@ -1,9 +1,9 @@
 """Is a warm request as fast as plain vLLM, and what does the way through the gateway add to it?
 
 The engine's process is pinned to one core and computes with one thread, in both systems; everything else, the client
-included, runs on the other core.  While one system is measured, the other's engine and its API server or proxy are
-stopped (SIGSTOP), so that neither pays for what the other does while it is idle.  Throughput: greedy answers of one
-fixed length, streamed, at 1, 8 and 32 at once.
+included, runs on the other core.  While one system is measured, every process of the other is stopped (SIGSTOP), so
+that neither pays for what the other does while it is idle.  Throughput: greedy answers of one fixed length, streamed,
+at 1, 8 and 32 at once.
 Added time: the same request through the gateway and straight to the container's socket, in pairs, one at a time.
 Then how often the engine of each system is woken while nobody asks anything and the other one is stopped.
 """
@@ -26,7 +26,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # bench/gateway.py must not hide gateway
 
-from bench import _common, _model, _shared_cores
+from bench import _common, _model
 from bench._common import Goal, figure, interleave, judge, median, percentile, say
 from bench._platform import BenchPlatform, llm_config
 from bench._processes import busiest, pin, tree, wake_ups
@@ -67,20 +67,20 @@ class Warm:
 
     @contextlib.contextmanager
     def turn(self, system: str) -> Iterator[None]:
-        """Stop the other system meanwhile: vLLM's idle workers spin, and Thaw's proxies and engines must not be
-        charged to vLLM either.  Thaw's control plane goes on: its leases would expire."""
-        others = self._thaw_containers() if system == "vllm" else self.vllm_pids
+        """Stop the other system meanwhile: vLLM's idle workers spin, and Thaw sends heartbeats.  Thaw's leases run out
+        while it is stopped; it takes them again as it goes on, and its instances stay.  A first request, which does not
+        count, waits for that."""
+        others = set(self.platform.pids()) if system == "vllm" else set(self.vllm_pids)
         for pid in others:
             os.kill(pid, signal.SIGSTOP)
         try:
+            caller = self.urls[system]()
+            caller.chat(_PING, 1)
+            caller.close()
             yield
         finally:
             for pid in others:
                 os.kill(pid, signal.SIGCONT)
-
-    def _thaw_containers(self) -> list[int]:
-        """Stem cells included."""
-        return [pid for container in _shared_cores.containers(self.platform) for pid in container.pids]
 
     def throughput(self, system: str, at_once: int, per_client: int) -> float:
         """Tokens per second of ``at_once`` clients that each ask ``per_client`` times."""

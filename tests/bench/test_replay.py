@@ -9,6 +9,7 @@ import pytest
 from bench import replay
 from bench.simulation import constants
 from bench.simulation.workload import Request, Workload
+from thaw.trace import Phase, TraceEvent
 
 PLATFORM = replay.Measured(n_bytes=270_000_000, link=25e6, t_cu=0.1, tail=0.4, warm_ttft=0.1, t_d=0.05)
 
@@ -47,6 +48,17 @@ def test_the_scheduler_is_judged_by_its_own_predictions_alone() -> None:
     found = [row(0, simulated=7.0, real=10.0, predicted=9.0), row(1, simulated=1.0, real=1.0)]
     assert values(replay.prediction(found, rounds=5)) == pytest.approx([0.1, 0.1])
     assert values(replay.prediction(found[1:], rounds=5)) == [None, None]
+
+
+def test_what_the_scheduler_foretold_counts_from_the_arrival_of_each_request() -> None:
+    def event(name: Phase, at_s: float, **attrs: object) -> TraceEvent:
+        return TraceEvent(name, boot_id="one", mono_ns=int(at_s * 1e9), wall_ns=0, attrs=attrs)
+
+    planned = event(Phase.PLANNED_END, 10.0, predicted_ttft_s=8.0)
+    assert replay.foretold_s([event(Phase.RECEIVED, 9.5), planned]) == pytest.approx(8.5)
+    assert replay.foretold_s([event(Phase.RECEIVED, 13.0), planned]) == pytest.approx(5.0)
+    assert replay.foretold_s([event(Phase.RECEIVED, 18.5), planned]) is None, "it came after the first token"
+    assert replay.foretold_s([event(Phase.RECEIVED, 9.5)]) is None
 
 
 def test_on_the_measured_hosts_a_lone_cold_start_takes_what_was_measured_and_a_warm_one_too() -> None:
