@@ -274,7 +274,7 @@ def _start_goals(found: Runs, model: Model, link: Link, constants: Constants) ->
     ratio = (_ttft(four) / _ttft(one)) / (bounds[1] / bounds[0])
     tail = median([r.tail_s / r.warm_ttft_s for r in four])
     speedup = _last(one) / _last(four)
-    on = _suffix(model)
+    on = _suffix(model) + ("" if link.name == f"{_GOAL_MBIT}m" else f"_{link.name}")
     return [
         judge(f"last_byte_vs_ideal_s4{on}", _last(four) / ideal, "<=", 1.05, paced=link.paced,
               floor=f"{_last(four):.2f} s, ideal {ideal:.2f} s"),

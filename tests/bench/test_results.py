@@ -98,6 +98,12 @@ def test_a_figure_without_a_claim_is_refused_by_its_name(tmp_path: Path) -> None
         _page.page(CLAIMS, newest(tmp_path))
 
 
+def test_a_run_is_published_without_the_figures_that_have_no_claim(capsys: pytest.CaptureFixture[str]) -> None:
+    published = _publish.claimed(line(goal("vs_curl", 3.5), goal("vs_wget", 3.5)))
+    assert [g["name"] for g in published["goals"]] == ["vs_curl"]
+    assert "vs_wget" in capsys.readouterr().out
+
+
 def test_the_last_line_of_a_run_is_its_result(tmp_path: Path) -> None:
     program = tmp_path / "ends.py"
     program.write_text('import sys\nprint("round 1")\nprint(\'{"bench": "fetch"}\')\nsys.exit(len(sys.argv) > 1)\n')
