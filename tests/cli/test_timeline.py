@@ -165,6 +165,19 @@ def test_the_picture_shows_rates_bound_and_overlap() -> None:
     assert any(x.startswith("longest phase: fetch on h, 2.00 s") for x in lines)
 
 
+def test_each_hop_of_a_pipeline_says_which_path_it_took() -> None:
+    first_token = next(e for e in trace(COLD) if e.name is P.PREFILL_END)
+    events = [*trace(COLD), replace(first_token, attrs={"hops": ["relay", "tcp", "relay"]}),
+              TraceEvent(P.RUN_END, boot_id="boot", wall_ns=first_token.wall_ns + 1,
+                         attrs={"hops": ["relay", "relay", "relay"]}),
+              replace(next(e for e in trace(COLD) if e.name is P.FETCH_BEGIN), stage=1, host="k")]  # fmt: skip
+    lines = _draw(events, None)
+    assert "hop stage 0 (h) → stage 1 (k): relay" in lines
+    assert "hop stage 1 (k) → stage 2: tcp, then relay" in lines
+    assert "hop stage 2 → stage 0 (h): relay" in lines
+    assert not [line for line in _draw(trace(COLD), _plan()) if line.startswith("hop")]
+
+
 def test_a_model_that_was_in_memory_is_given_no_rate() -> None:
     """256 MB that "arrived" in 0.2 ms were 10,889,511 Mbit/s, or 3,047,923 % of the link."""
     resident = [replace(e, attrs={"resident": True}) if e.name is P.FETCH_END else e for e in trace(COLD)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from typing import Any
 
 from rich.console import Console
@@ -10,6 +11,7 @@ from rich.text import Text
 
 from thaw import wire
 from thaw.cli import why
+from thaw.cli.between_hosts import hop_lines
 from thaw.cli.tables import duration, size
 from thaw.errors import NotFound, ProtocolError
 from thaw.plan import Plan
@@ -37,7 +39,7 @@ def show(
         raise NotFound(f"activation {activation_id} has no trace", hint="traces are kept for seven days")
     _head(console, timeline, plan, activation_id, str(reply.get("group_id") or ""))
     _bars(console, timeline)
-    for line in verdict(timeline, plan, links or {}):
+    for line in chain(verdict(timeline, plan, links or {}), hop_lines(events, timeline)):
         console.print(Text(line), soft_wrap=True)
 
 
