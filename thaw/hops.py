@@ -54,7 +54,7 @@ def path_of(hops: Sequence[Hop]) -> str:
 
 def _paths(value: object) -> tuple[HopPath, ...]:
     named = value if isinstance(value, (list, tuple)) else ()
-    return tuple(HopPath(name) if name in set(HopPath) else HopPath.UNKNOWN for name in named)
+    return tuple(next((path for path in HopPath if path == name), HopPath.UNKNOWN) for name in named)
 
 
 def _without_repeats(paths: Sequence[HopPath]) -> tuple[HopPath, ...]:

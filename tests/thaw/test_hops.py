@@ -43,4 +43,4 @@ def test_a_pipeline_has_one_path_or_a_mixture(paths: tuple[str, ...], name: str)
 
 
 def test_what_an_older_command_line_does_not_know_is_called_unknown() -> None:
-    assert hops_of([told(Phase.PREFILL_END, 1, "pigeon", 3)]) == (Hop(0, 1, (UNKNOWN,)), Hop(1, 0, (UNKNOWN,)))
+    assert hops_of([told(Phase.PREFILL_END, 1, "pigeon", [3])]) == (Hop(0, 1, (UNKNOWN,)), Hop(1, 0, (UNKNOWN,)))
