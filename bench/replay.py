@@ -26,7 +26,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from bench import _common, _model
+from bench import _common, _model, _paths
 from bench._common import Goal, judge, percentile, say
 from bench._explained import read_start
 from bench._links import Link, shaped
@@ -41,6 +41,8 @@ from bench.simulation.tracefile import read_workload
 from bench.simulation.workload import Request, Workload
 from thaw.cli.demo_model import cache_dir
 from thaw.dev.smollm2 import obtain
+from thaw.hops import hops_of
+from thaw.plan import Plan
 from thaw.trace import Phase, TraceEvent
 
 HOSTS, RATE_MBIT, PER_HOST = 4, 200, 2
@@ -73,6 +75,7 @@ class Row:
     simulated: float
     real: float
     why: str = ""  # what every size was worth, of a start
+    path: str = ""  # of the messages between its stages; "" for one stage
 
 
 def make_trace(n_requests: int, seconds: float, n_functions: int, seed: int) -> Workload:
@@ -192,8 +195,14 @@ def rows(platform: BenchPlatform, workload: Workload, answers: Sequence[Answer],
         events, plan = platform.trace(answer.activation_id) if answer.activation_id else ([], None)
         found.append(Row(request.arrival_s, f"f{request.function} {request.app}", len(plan.stages) if plan else 0,
                          plan.predicted_ttft_s if plan else None, simulated_s, answer.ttft_s,
-                         _why(events) if plan else ""))  # fmt: skip
+                         _why(events) if plan else "", "" if answer.error else _path(events, plan)))  # fmt: skip
     return found
+
+
+def _path(events: Sequence[TraceEvent], plan: Plan | None) -> str:
+    """The relay, of an answer of several stages: nothing else is simulated."""
+    n_stages = len(plan.stages) if plan else len(hops_of(events))
+    return _paths.checked(events, n_stages, _paths.expected("auto", direct=False))
 
 
 def _why(events: Sequence[TraceEvent]) -> str:
@@ -203,11 +212,11 @@ def _why(events: Sequence[TraceEvent]) -> str:
 
 
 def table(found: Sequence[Row]) -> str:
-    lines = ["      at  function            stages  predicted  simulated  real"]
+    lines = ["      at  function            stages  predicted  simulated  real    path"]
     for r in found:
         predicted = "        –" if r.predicted is None else f"{r.predicted:9.2f}"
         lines.append(f"  {r.at_s:6.1f}  {r.function:18}  {r.stages or '–':>6}  {predicted}  {r.simulated:9.2f}  "
-                     f"{r.real:.2f}")  # fmt: skip
+                     f"{r.real:6.2f}  {r.path}".rstrip())  # fmt: skip
     return "\n".join(lines)
 
 
@@ -258,6 +267,7 @@ def _replay(work: Path, link: Link, trace: Workload, n_bytes: int, n_functions: 
     off = errors([r.predicted or r.simulated for r in known], [r.real for r in known]) if known else {}
     return _common.report("replay", judged(known, link.paced, len(failed)) if known else [], requests=len(found),
                           failed=len(failed), measured=_plain(measured), link=link.describe(),
+                          path=_paths.together(r.path for r in found),
                           predicted_error={k: round(v, 3) for k, v in off.items()})  # fmt: skip
 
 
