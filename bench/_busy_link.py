@@ -37,6 +37,7 @@ class BusyLink:
     """ms a token; ``filled`` is what fetching got of the link while the answers came, one value a fetch."""
 
     ranks: str
+    path: str = ""  # of the messages between the stages
     idle: list[float] = field(default_factory=list)
     busy: list[float] = field(default_factory=list)
     filled: list[float] = field(default_factory=list)
@@ -54,6 +55,7 @@ def measure(work: Path, engine_core: int, rounds: int) -> BusyLink:
             fetches = _Fetches(platform, work, f"{origin.url}/models", index)
             pipelines = Pipelines(platform, f"{origin.url}/models/smollm2", engine_core)
             with pipelines.deployed("two", _HOSTS, "redis") as two:
+                found.path = pipelines.paths["two"]
                 for _ in range(rounds):
                     found.idle += [tpot_ms(two) for _ in range(_ANSWERS)]
                     with fetches.running() as filled:

@@ -21,7 +21,8 @@ _HEAD = f"""# Benchmarks
 same run, in turns. A value is the ratio of two medians unless its name ends in a unit or its claim says otherwise. A
 link is a shaped network namespace. *Indicative* means fewer than {ENOUGH_ROUNDS} rounds. A `+` behind a commit says
 that tracked files differed from it. The load is the machine's load average of one minute as the program began and as it
-ended, its own included; `?` was not written down. What earlier runs taught is in the [lab log](lab-log.md).
+ended, its own included; `?` was not written down. The path is the one that messages between stages took. What earlier
+runs taught is in the [lab log](lab-log.md).
 
 """
 _COLUMNS = "| claim | value | goal | command | commit | load | rounds |\n|---|---|---|---|---|---|---|\n"
@@ -95,7 +96,8 @@ def _cells(cells: Iterable[str]) -> str:
 def _value(figure: Figure) -> str:
     judged = "" if figure.ok is None else ", met" if figure.ok else ", **missed**"
     paced = ", paced link" if figure.paced else ""
-    return f"{_number(figure.value)}{judged}{paced}{', *indicative*' if figure.is_indicative else ''}"
+    path = f", path {figure.path}" if figure.path else ""
+    return f"{_number(figure.value)}{judged}{paced}{path}{', *indicative*' if figure.is_indicative else ''}"
 
 
 def _number(value: float) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-from bench import _shared_cores
+from bench import _paths, _shared_cores
 from bench._common import median, say
 from bench._platform import BenchPlatform, llm_config
 from bench._processes import pin
@@ -30,6 +30,7 @@ DEVICE_MB: Final = 8192
 class Pipelines:
     def __init__(self, platform: BenchPlatform, uri: str, engine_core: int) -> None:
         self.platform, self._uri, self._core = platform, uri, engine_core
+        self.paths: dict[str, str] = {}  # by the name of a deployed pipeline, as its last warm-up answer travelled
         relay_port = urlsplit(platform.platform.relay_url).port
         for pid, line in platform.pids().items():
             if "valkey-server" in line and f":{relay_port}" in line:
@@ -47,7 +48,9 @@ class Pipelines:
         try:
             caller.chat(_PROMPT, 8)
             self._place(before)
-            caller.chat(_PROMPT, 8)
+            warm = caller.chat(_PROMPT, 8)
+            claimed = _paths.expected(transport, direct=self.platform.options.direct)
+            self.paths[name] = _paths.of_answer(self.platform, warm.activation_id, n_stages, claimed)
             yield caller
         finally:
             caller.close()
@@ -90,7 +93,8 @@ def table(pipelines: Pipelines, transports: Sequence[str], sizes: Sequence[int],
                         found.setdefault(beside(name), []).append(tpot_ms(one))
                         found.setdefault(name, []).append(tpot_ms(several))
                 alone = median(found[beside(name)])
-                say(f"  {name:12} {median(found[name]):7.2f} ms a token, s=1 beside it {alone:7.2f}")
+                say(f"  {name:12} {median(found[name]):7.2f} ms a token, s=1 beside it {alone:7.2f}, "
+                    f"path {pipelines.paths[f'{transport}-{n_stages}']}")  # fmt: skip
     return found
 
 

@@ -18,7 +18,7 @@ DIRECTORY: Final = ROOT / "bench" / "results"
 ENOUGH_ROUNDS: Final = 5
 """A median of fewer rounds is one slow minute of the machine away from another value."""
 
-_KEPT: Final = ("bench", "command", "rounds", "goals", "machine")
+_KEPT: Final = ("bench", "command", "rounds", "path", "goals", "machine")
 _KEPT_OF_A_GOAL: Final = ("name", "value", "op", "goal", "ok", "paced", "floor", "rounds")
 
 
@@ -41,6 +41,7 @@ class Figure:
     load_1m: tuple[float | None, float | None]  # as the program began and ended; None: nobody wrote it down
     cores: int
     machine: str
+    path: str  # of the messages between the stages of its pipelines; "" where it has none, or several
 
     @property
     def is_indicative(self) -> bool:
@@ -102,6 +103,7 @@ def _figure(line: Mapping[str, Any], goal: Mapping[str, Any]) -> Figure:
         load_1m=(began, ended),
         cores=machine["cores"],
         machine=_describe(machine),
+        path=path if isinstance(path := line.get("path"), str) else "",
     )
 
 

@@ -3,8 +3,9 @@
 Four hosts, each behind a link of the same rate, and a forced number of stages: 1, 2, 4.  Every stage fetches its part
 at the same time and answers as a pipeline.  Two models: the small real one, whose embedding is at both ends of a
 pipeline, and a checkpoint of a gigabyte that divides evenly.  All starts are from stem cells; a run's model has an
-address of its own, so no byte of it is on any host.  Then the same cores as a pipeline and as whole workers, and what
-each step of a worker brings over serverless vLLM.
+address of its own, so no byte of it is on any host.  The stages meet at the relay, and the trace of every run has to
+say so; ``--direct 1`` lets them reach one another by TCP instead.  Then the same cores as a pipeline and as whole
+workers, and what each step of a worker brings over serverless vLLM.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from typing import Any, Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # bench/gateway.py must not hide gateway
 
-from bench import _checkpoint, _common, _model, _shared_cores
+from bench import _checkpoint, _common, _model, _paths, _shared_cores
 from bench._calibrate import Constants, calibrate
 from bench._common import Goal, figure, interleave, judge, median, say
 from bench._explained import Start, read_start
@@ -33,6 +34,7 @@ from bench._links import Link, shaped
 from bench._origin import Origin
 from bench._overlap import PlainVllm, VllmStart, describe
 from bench._platform import BenchPlatform, llm_config
+from bench._sse import Streamed
 from bench.cold_start import PROMPT
 from thaw import checkpoint
 from thaw.cli.demo_model import cache_dir
@@ -74,6 +76,7 @@ class ParallelRun:
     ttft_s: float
     start: Start
     warm_ttft_s: float
+    path: str = ""  # of the messages between its stages; "" for one stage
 
     @property
     def tail_s(self) -> float:
@@ -81,7 +84,8 @@ class ParallelRun:
 
     def __str__(self) -> str:
         return (f"ttft {self.ttft_s:.2f} s, last byte {self.start.last_byte_s:.2f} s, warm {self.warm_ttft_s:.2f} s, "
-                f"unexplained {self.start.unexplained_s * 1e3:.0f} ms")  # fmt: skip
+                f"unexplained {self.start.unexplained_s * 1e3:.0f} ms"
+                + (f", path {self.path}" if self.path else ""))  # fmt: skip
 
 
 Key = tuple[str, str, int]  # model, link, stages
@@ -89,9 +93,11 @@ Runs = dict[Key, list[ParallelRun]]
 
 
 class ParallelStart:
-    def __init__(self, work: Path, models: Sequence[Model], *, quick: bool, pool_mb: int = 0) -> None:
+    def __init__(self, work: Path, models: Sequence[Model], *, quick: bool, pool_mb: int = 0,
+                 direct: bool = False) -> None:  # fmt: skip
         """``pool_mb``: what each host's pool has; 0: the largest model and two slabs."""
-        self.work, self.models = work, models
+        self.work, self.models, self.direct = work, models, direct
+        self.path = _paths.expected("auto", direct=direct)
         self.pool_mb = pool_mb or 64 * (2 + max(m.index.n_bytes for m in models) // (64 << 20))
         self._settle_s, self._n_tokens = (1.0, 24) if quick else (_SETTLE_S, _TOKENS)
         self._n = 0
@@ -109,12 +115,16 @@ class ParallelStart:
             time.sleep(self._settle_s)
             caller = platform.caller(action)
             cold = caller.chat(PROMPT, 8)
-            warm = [caller.chat(PROMPT, 2).ttft_s for _ in range(_WARM)]
+            warm = [caller.chat(PROMPT, 2) for _ in range(_WARM)]
             caller.close()
+            path = _paths.of_answer(platform, warm[-1].activation_id, n_stages, self.path)
             events, plan = platform.trace(cold.activation_id)
             if plan is None or len(plan.stages) != n_stages:
                 raise SystemExit(f"{n_stages} stages were asked for, the plan is {plan}")
-            return ParallelRun(n_stages, cold.ttft_s, read_start(events, plan, link.bytes_per_s), median(warm))
+            if not self.direct:  # with TCP the first answer may begin before the ends have connected
+                _paths.checked(events, n_stages, self.path)
+            start, warm_ttft_s = read_start(events, plan, link.bytes_per_s), median([w.ttft_s for w in warm])
+            return ParallelRun(n_stages, cold.ttft_s, start, warm_ttft_s, path)
 
     def from_nothing(self, link: Link, model: Model, n_stages: int) -> ParallelRun:
         with self.platform(link, stem_cells=False) as (platform, url):
@@ -130,22 +140,24 @@ class ParallelStart:
                     return None
                 began = time.monotonic()
                 answers = list(pool.map(partial(self._ask, platform, action), range(8 * n_stages)))
-                rate = sum(answers) / (time.monotonic() - began)
+                rate = sum(a.completion_tokens for a in answers) / (time.monotonic() - began)
+                _paths.of_answer(platform, answers[-1].activation_id, n_stages, self.path)
                 for line in capped.usage():
                     say(f"    {line}")
                 return rate
 
-    def _ask(self, platform: BenchPlatform, action: str, number: int) -> int:
+    def _ask(self, platform: BenchPlatform, action: str, number: int) -> Streamed:
         caller = platform.caller(action)
         try:
-            return caller.chat(f"Count from {number} upwards.", self._n_tokens, ignore_eos=True).completion_tokens
+            return caller.chat(f"Count from {number} upwards.", self._n_tokens, ignore_eos=True)
         finally:
             caller.close()
 
     @contextlib.contextmanager
     def platform(self, link: Link, *, stem_cells: bool) -> Iterator[tuple[BenchPlatform, str]]:
         with BenchPlatform(self.work / f"state-{link.name}", hosts=_HOSTS, stem_cells=stem_cells, link=link.option,
-                           pool_mb=self.pool_mb, memory_mb=8192, store=self.work / "empty") as platform, \
+                           pool_mb=self.pool_mb, memory_mb=8192, store=self.work / "empty",
+                           direct=self.direct) as platform, \
                 link.store(platform) as url:  # fmt: skip
             yield platform, url
 
@@ -171,7 +183,8 @@ class ParallelStart:
 
 def main() -> int:
     options = _common.options(__doc__ or "", only=("", "starts, throughput or overlap"),
-                              rates=("", "Mbit/s, comma-separated"), pool_mb=(0, "MiB of a host's pool"))  # fmt: skip
+                              rates=("", "Mbit/s, comma-separated"), pool_mb=(0, "MiB of a host's pool"),
+                              direct=(0, "1: the stages may reach one another by TCP"))  # fmt: skip
     rounds = options.n or (1 if options.quick else 5)
     wanted = [options.only] if options.only else ["starts", "throughput", *([] if options.quick else ["overlap"])]
     work = Path(tempfile.mkdtemp(prefix="bench-", dir="/dev/shm"))
@@ -179,7 +192,8 @@ def main() -> int:
     with contextlib.ExitStack() as stack:
         stack.callback(shutil.rmtree, work, ignore_errors=True)
         models = _models(work, small_only=options.quick)
-        bench = ParallelStart(work, models, quick=options.quick, pool_mb=options.pool_mb)
+        bench = ParallelStart(work, models, quick=options.quick, pool_mb=options.pool_mb,
+                              direct=bool(options.direct))  # fmt: skip
         say("constants of the bound")
         constants = calibrate(work)
         say(f"  {constants}")
@@ -202,7 +216,7 @@ def main() -> int:
             goals += [figure(f"overlap_{step.strip('+').replace(' ', '_')}_s", value, rounds=1)
                       for step, value in facts["overlap"]["ttft_s"].items() if value is not None]  # fmt: skip
     return _common.report(
-        "parallel_start", goals, rounds=rounds, links=[link.describe() for link in links],
+        "parallel_start", goals, rounds=rounds, path=bench.path, links=[link.describe() for link in links],
         partition_bounds={m.name: round(_checkpoint.bound(m.parts, 4), 3) for m in models},
         n_bytes={m.name: m.index.n_bytes for m in models}, runs={" ".join(map(str, k)): list(map(str, v))
                                                                  for k, v in found.items()}, **facts,

@@ -115,12 +115,14 @@ def tpot(work: Path, engine_core: int, rounds: int, facts: dict[str, Any], *, qu
     """Of 1, 2 and 4 stages on one core.  The goal takes what the relay itself needs for four hand-overs off."""
     uri = f"file://{work / 'models' / 'smollm2'}"
     found: dict[str, list[float]] = {}
+    paths: dict[str, str] = {}
     runs: dict[bool, tuple[str, ...]] = {False: ("redis",)} if quick else {False: ("redis", "object"), True: ("tcp",)}
     for direct, transports in runs.items():
         with BenchPlatform(work / f"state-{transports[0]}", hosts=4, memory_mb=_pipelines.DEVICE_MB, pool_mb=768,
                            store=work / "empty", direct=direct) as platform:  # fmt: skip
             pipelines = Pipelines(platform, uri, engine_core)
             part = _pipelines.table(pipelines, transports, (4,) if quick else (4, 2), rounds)
+        paths |= {name: path for name, path in pipelines.paths.items() if path}
         for name, values in part.items():
             found.setdefault(name, []).extend(values)
     payload = os.urandom(_pipelines.decode_bytes(work / "models" / "smollm2"))
@@ -130,6 +132,7 @@ def tpot(work: Path, engine_core: int, rounds: int, facts: dict[str, Any], *, qu
             median([percentile(servers.ping_pong("redis", payload, 400).one_way_us, 50) for _ in range(5)]) / 1e3
         )
     four, one = median(found["s=4 redis"]), median(found[_pipelines.beside("s=4 redis")])
+    facts["path"] = paths
     facts["tpot_ms"] = {name: round(median(values), 2) for name, values in found.items()}
     facts["one_way_ms_on_one_core"] = round(one_way_ms, 4)
     return judge("tpot_s4_redis_vs_s1", (four - 4 * one_way_ms) / one, "<=", 1.3,
@@ -142,7 +145,7 @@ def busy(work: Path, engine_core: int, rounds: int, facts: dict[str, Any]) -> Go
     found = _busy_link.measure(work, engine_core, rounds)
     idle, under = median(found.idle), median(found.busy)
     facts["busy_link"] = {"idle_ms": round(idle, 2), "busy_ms": round(under, 2), "ranks": found.ranks,
-                          "filled": [round(f, 3) for f in found.filled]}  # fmt: skip
+                          "path": found.path, "filled": [round(f, 3) for f in found.filled]}  # fmt: skip
     return judge("tpot_under_fetch", under / idle, "<=", 1.15, floor=f"{under:.2f} against {idle:.2f} ms",
                  rounds=rounds)  # fmt: skip
 

@@ -31,7 +31,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from bench import _common, _model
+from bench import _common, _model, _paths
 from bench._common import Goal, figure, judge, percentile, say
 from bench._explained import read_start
 from bench._links import Link, shaped
@@ -46,6 +46,8 @@ from bench.simulation.tracefile import read_workload
 from bench.simulation.workload import Request, Workload
 from thaw.cli.demo_model import cache_dir
 from thaw.dev.smollm2 import obtain
+from thaw.hops import hops_of
+from thaw.plan import Plan
 from thaw.trace import Phase, TraceEvent
 
 HOSTS, RATE_MBIT, PER_HOST = 4, 200, 2
@@ -80,6 +82,7 @@ class Row:
     simulated: float
     real: float
     why: str = ""  # what every size was worth, of a start
+    path: str = ""  # of the messages between its stages; "" for one stage
 
 
 def make_trace(n_requests: int, seconds: float, n_functions: int, seed: int) -> Workload:
@@ -196,14 +199,20 @@ def play(platform: BenchPlatform, workload: Workload) -> list[Answer]:
 def rows(platform: BenchPlatform, workload: Workload, answers: Sequence[Answer], sim: Mapping[int, float]) -> list[Row]:
     found = []
     for request, answer in zip(workload.requests, answers, strict=True):
-        events, _ = platform.trace(answer.activation_id) if answer.activation_id else ([], None)
+        events, plan = platform.trace(answer.activation_id) if answer.activation_id else ([], None)
         predicted_s = foretold_s(events)
         planned = _planned(events) if predicted_s is not None else None
         stages = planned.attrs.get("stages") if planned else 0
         found.append(Row(request.index, request.arrival_s, f"f{request.function} {request.app}",
                          stages if isinstance(stages, int) else 0, predicted_s, sim[request.index], answer.ttft_s,
-                         _why(planned) if planned else ""))  # fmt: skip
+                         _why(planned) if planned else "", "" if answer.error else _path(events, plan)))  # fmt: skip
     return found
+
+
+def _path(events: Sequence[TraceEvent], plan: Plan | None) -> str:
+    """The relay, of an answer of several stages: nothing else is simulated."""
+    n_stages = len(plan.stages) if plan else len(hops_of(events))
+    return _paths.checked(events, n_stages, _paths.expected("auto", direct=False))
 
 
 def foretold_s(events: Sequence[TraceEvent]) -> float | None:
@@ -227,11 +236,11 @@ def _why(planned: TraceEvent) -> str:
 
 
 def table(found: Sequence[Row]) -> str:
-    lines = ["  request      at  function            stages  predicted  simulated  real"]
+    lines = ["  request      at  function            stages  predicted  simulated  real    path"]
     for r in found:
         predicted = "        –" if r.predicted is None else f"{r.predicted:9.2f}"
         lines.append(f"  {r.index:7}  {r.at_s:6.1f}  {r.function:18}  {r.stages or '–':>6}  {predicted}  "
-                     f"{r.simulated:9.2f}  {r.real:.2f}")  # fmt: skip
+                     f"{r.simulated:9.2f}  {r.real:6.2f}  {r.path}".rstrip())  # fmt: skip
     return "\n".join(lines)
 
 
@@ -280,6 +289,7 @@ def main() -> int:
         "replay", [*judged(found, link.paced, n_rounds), *prediction(found, n_rounds)], rounds=n_rounds,
         requests=len(found), failed=[e for r in rounds for e in r.errors],
         measured=[_plain(r.measured) for r in rounds], link=link.describe(),
+        path=_paths.together(row.path for row in found),
     )  # fmt: skip
 
 

@@ -28,6 +28,7 @@ from relay.messages import ActionChanged, InstanceChanged, StartFailed
 from relay.pending import PendingClaims
 from relay.records import Records
 from relay.registry import LEASE_MS, Registry
+from relay.state_clock import StateClock
 from thaw.errors import NotFound, PlatformError, from_info
 from thaw.ids import ActionName, GatewayId, random_hex_id
 from thaw.lasting import LastingThread
@@ -59,7 +60,8 @@ class Gateway:
         self.gateway_id = GatewayId(random_hex_id())
         self.log = log.bind(gateway=self.gateway_id[:8])
         self.client = redis_link.connect(settings.state_url)
-        self.records, self.registry = Records(self.client), Registry(self.client)
+        clock = StateClock()
+        self.records, self.registry = Records(self.client, clock), Registry(self.client, clock)
         self.auth = Authenticator(self.records)
         self.actions = Actions(self.client, self.records)
         self.throttle = Throttle(settings.per_minute, settings.held_per_namespace)

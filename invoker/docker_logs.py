@@ -15,6 +15,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from io import FileIO
 from typing import Final
 
@@ -45,6 +46,7 @@ class LogFollower:
         self._engine, self._name, self._handle = engine_socket, name, handle
         self._runs, self._back, self._look_up = runs, back, look_up
         self._since = f"{since:.9f}"
+        self._repeats = Repeats()
         self._grown = threading.Condition()
         self._connection: UnixConnection | None = None
         self._closing = False
@@ -105,15 +107,17 @@ class LogFollower:
             stdout, stderr = self._handle.stdout, self._handle.stderr
             with response, stdout.open("ab", buffering=0) as out, stderr.open("ab", buffering=0) as err:
                 for stream, data in _frames(response):
-                    self._write(err if stream == _STDERR else out, data)
+                    self._write(stream, err if stream == _STDERR else out, data)
         finally:
             self._connection = None
             connection.close()
 
-    def _write(self, file: FileIO, frame: bytes) -> None:
+    def _write(self, stream: int, file: FileIO, frame: bytes) -> None:
         stamp, _, text = frame.partition(b" ")
         since = _next_after(stamp.decode("ascii", "replace"))
         if since:
+            if self._repeats.has(stream, since, text, now=f"{time.time():.9f}"):
+                return
             self._since = since
         if _has_room(file, FILE_LIMIT_BYTES):
             kept = text
@@ -134,6 +138,38 @@ class LogFollower:
                 connection.sock.shutdown(socket.SHUT_RDWR)
             except OSError:
                 return  # it has just ended
+
+
+@dataclass(slots=True)
+class _Newest:
+    """The newest frame of one stream."""
+
+    since: str = ""
+    is_line_end: bool = True
+    is_repeating: bool = False
+
+
+class Repeats:
+    """Which frames the engine has sent before.
+
+    An engine that rotates its file while a follower lags behind sends a part of it again, with the old time stamps.
+    A sentinel that is read twice would give every later run the lines of the run before it.  The stamps of a stream
+    grow, except that the pieces of one long line share one, and that the clock may be set back.
+    """
+
+    def __init__(self) -> None:
+        self._newest: dict[int, _Newest] = {}
+
+    def has(self, stream: int, since: str, text: bytes, *, now: str) -> bool:
+        """Whether the frame came before; notes it.  ``since`` and ``now``: seconds of the wall clock with nine digits
+        behind the point, which compare as text."""
+        newest = self._newest.setdefault(stream, _Newest())
+        is_older = since < newest.since or (since == newest.since and (newest.is_line_end or newest.is_repeating))
+        if is_older and now >= newest.since:
+            newest.is_repeating = True
+            return True
+        newest.since, newest.is_line_end, newest.is_repeating = since, text.endswith(b"\n"), False
+        return False
 
 
 def _has_room(file: FileIO, limit_bytes: int) -> bool:

@@ -32,6 +32,7 @@ from relay import credentials, redis_link
 from relay.bus import CommandReader
 from relay.records import Records
 from relay.registry import Registry
+from relay.state_clock import StateClock
 from thaw import descriptors, lasting
 from thaw.action import KIND_LLM, KIND_PYTHON
 from thaw.ending import Ending
@@ -54,7 +55,8 @@ class Agent:
         self._settings = settings
         self._log = Log("invoker", host_id=settings.host_id)
         self._redis = redis_link.connect(settings.state_url)
-        self._registry, records = Registry(self._redis), Records(self._redis)
+        clock = StateClock()
+        self._registry, records = Registry(self._redis, clock), Records(self._redis, clock)
         run_dir = Path(settings.run_dir)
         try:
             run_dir.mkdir(parents=True, exist_ok=True)

@@ -14,18 +14,22 @@ from typing import Any, Final
 import redis
 
 from relay import keys, redis_link
+from relay.state_clock import StateClock
 from thaw import wire
 from thaw.action import Action
 from thaw.activation import Activation
+from thaw.clocks import event_of
 from thaw.errors import Conflict, NotFound, PlatformError, ProtocolError
 from thaw.ids import ActionName, ActivationId, Namespace
-from thaw.trace import TraceEvent
+from thaw.trace import Phase, TraceEvent
 
 RECORD_TTL_S: Final = 7 * 24 * 3600
 TRACE_TTL_S: Final = 7 * 24 * 3600
 _FSYNC_WAIT_MS: Final = 2_000
 _TRANSACTION_BYTES: Final = 8 << 20
 """Of records written together: the state server answers nobody while it takes them."""
+_OF_A_START: Final = frozenset({Phase.QUEUED_END, Phase.PLANNED_END, Phase.COMMAND})
+"""One of gateway, scheduler and invoker each."""
 _PUT_ACTION: Final = """
 local last = redis.call('GET', KEYS[2])
 if last and last ~= ARGV[4] then
@@ -70,8 +74,10 @@ class Ended:
 
 
 class Records:
-    def __init__(self, client: redis.Redis) -> None:
+    def __init__(self, client: redis.Redis, clock: StateClock | None = None) -> None:
+        """``clock``: what traces of starts say of this machine's clock."""
         self._redis = client
+        self._clock = clock or StateClock()
 
     # keys ----------------------------------------------------------------------------------------------------------
 
@@ -239,11 +245,17 @@ class Records:
             self._push_trace(pipe, trace_id, events)
             pipe.execute()
 
-    @staticmethod
-    def _push_trace(pipe: Any, trace_id: str, events: Iterable[TraceEvent]) -> None:
-        if data := [wire.dumps(e) for e in events]:
+    def _push_trace(self, pipe: Any, trace_id: str, events: Iterable[TraceEvent]) -> None:
+        written = list(events)
+        if data := [wire.dumps(e) for e in (*written, *self._clock_in(written))]:
             pipe.rpush(keys.trace(trace_id), *data)
             pipe.expire(keys.trace(trace_id), TRACE_TTL_S)
+
+    def _clock_in(self, events: Sequence[TraceEvent]) -> tuple[TraceEvent, ...]:
+        """How this machine's clock stands, once in what it writes of a start; a warm request has no use for it."""
+        reading = self._clock.reading
+        of_start = next((e for e in events if e.name in _OF_A_START), None)
+        return () if reading is None or of_start is None else (event_of(reading, of_start),)
 
     def trace(self, *trace_ids: str) -> Sequence[TraceEvent]:
         """The events under these ids (an activation's, its group's), by wall time."""

@@ -14,6 +14,7 @@ import redis
 
 from relay import bus, keys, redis_link
 from relay.messages import DemandAdded, DemandRemoved, HostChanged, InstanceChanged
+from relay.state_clock import StateClock
 from thaw import wire
 from thaw.errors import NotFound, ProtocolError
 from thaw.host import HostReport
@@ -36,8 +37,10 @@ return 1
 
 
 class Registry:
-    def __init__(self, client: redis.Redis) -> None:
+    def __init__(self, client: redis.Redis, clock: StateClock | None = None) -> None:
+        """``clock`` learns from heartbeats and looks at the hosts."""
         self._redis = client
+        self._clock = clock or StateClock()
 
     # hosts ---------------------------------------------------------------------------------------------------------
 
@@ -50,7 +53,7 @@ class Registry:
             if announce:
                 event = bus.pack(HostChanged(report.host_id, True))
                 pipe.xadd(keys.EVENTS, {"f": event}, maxlen=bus.EVENTS_KEPT, approximate=True)
-            pipe.execute()
+            self._clock.execute(pipe)
 
     def forget_host(self, host_id: HostId) -> None:
         with redis_link.translated("forget a host"):
@@ -95,7 +98,9 @@ class Registry:
         if not reports:
             return []
         with redis_link.translated("read host leases"):
-            alive: Any = self._redis.mget([keys.host_lease(r.host_id) for r in reports])
+            pipe = self._redis.pipeline(transaction=False)
+            pipe.mget([keys.host_lease(r.host_id) for r in reports])
+            (alive,) = self._clock.execute(pipe)
         return [r for r, lease in zip(reports, alive, strict=True) if lease is not None]
 
     # instances -----------------------------------------------------------------------------------------------------
@@ -147,7 +152,9 @@ class Registry:
 
     def gateway_alive(self, gateway_id: GatewayId) -> None:
         with redis_link.translated("report a gateway"):
-            self._redis.set(keys.gateway_lease(gateway_id), "1", px=LEASE_MS)
+            pipe = self._redis.pipeline(transaction=False)
+            pipe.set(keys.gateway_lease(gateway_id), "1", px=LEASE_MS)
+            self._clock.execute(pipe)
 
     def forget_gateway(self, gateway_id: GatewayId) -> None:
         """A clean stop: what it held may be claimed at once."""

@@ -178,7 +178,8 @@ class ToyEngine:
         token = tokens[name]
         output.append(token)
         logprobs = None if sampling.logprobs is None else Logprobs(-0.5, ((token, -0.5),) * sampling.logprobs)
-        events: list[tuple[str, Event]] = [(name, Token(len(output) - 1, token, logprobs))]
+        hops = self._link.hops() if self._link is not None and len(output) == 1 else ()
+        events: list[tuple[str, Event]] = [(name, Token(len(output) - 1, token, logprobs, hops=hops))]
         if token in sampling.stop_token_ids:
             events.append((name, Finished("stop", self._usage(request, output))))
         elif len(output) >= sampling.max_tokens:

@@ -14,8 +14,8 @@ A *leaf* is an interval in which something is done.  ``queued``, ``init`` and ``
 are leaves where they hold none (an ordinary function's init is its own explanation).  Overlap is not counted twice:
 what is explained is the union of the leaves.
 
-The axis: events of one boot are placed by their monotonic clock.  Another boot's events can only be placed by wall
-time, so they carry that machine's clock error; lengths stay exact, because begin and end are of one machine.
+The axis: events of one boot are placed by their monotonic clock, those of another boot by theirs and by how far the
+two are apart (clocks.py), which is known to so many milliseconds.  Lengths are exact: begin and end are of one machine.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from thaw.clocks import ClockSkew, compare
 from thaw.plan import Plan
 from thaw.trace import Phase, TraceEvent
 
@@ -94,7 +95,7 @@ class Timeline:
     explained_s: float
     bound_s: float | None
     predicted_s: float | None
-    n_boots: int
+    clocks: tuple[ClockSkew, ...] = ()  # of the machines beside the one on which the request arrived
 
     @property
     def unexplained_s(self) -> float:
@@ -118,7 +119,7 @@ def analyse(events: Sequence[TraceEvent], plan: Plan | None = None) -> Timeline 
     if not events:
         return None
     place = _Axis(events)
-    intervals, instants = _pair(events, place)
+    intervals, instants = _pair([e for e in events if e.name is not Phase.CLOCK], place)
     end_s, end_name = _end(instants, intervals)
     shown = _mark_leaves([i for i in intervals if i.end_s >= 0])  # what ended before the request did not serve it
     leaves = [i for i in shown if i.is_leaf]
@@ -128,7 +129,7 @@ def analyse(events: Sequence[TraceEvent], plan: Plan | None = None) -> Timeline 
         end_s, end_name, tuple(_gaps(covered, end_s, end_name, leaves)), sum(b - a for a, b in covered),
         _foretold(intervals, "bound_ttft_s", plan.bound_ttft_s if plan else None),
         _foretold(intervals, "predicted_ttft_s", plan.predicted_ttft_s if plan else None),
-        len({e.boot_id for e in events}),
+        place.clocks,
     )  # fmt: skip
 
 
@@ -138,11 +139,15 @@ class _Axis:
     def __init__(self, events: Sequence[TraceEvent]) -> None:
         received = [e for e in events if e.name is Phase.RECEIVED]
         self._zero = received[0] if received else min(events, key=lambda e: e.wall_ns)
+        self._clocks = compare(events, self._zero)
+
+    @property
+    def clocks(self) -> tuple[ClockSkew, ...]:
+        return tuple(self._clocks.values())
 
     def __call__(self, event: TraceEvent) -> float:
-        if event.boot_id == self._zero.boot_id:
-            return (event.mono_ns - self._zero.mono_ns) / _NS
-        return (event.wall_ns - self._zero.wall_ns) / _NS
+        clock = self._clocks.get(event.boot_id)
+        return (event.mono_ns + (clock.shift_ns if clock else 0) - self._zero.mono_ns) / _NS
 
 
 def _pair(events: Iterable[TraceEvent], place: _Axis) -> tuple[list[Interval], list[Instant]]:

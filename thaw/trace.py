@@ -4,8 +4,8 @@ A phase is a begin/end pair of events written where the work happens (``fetch`` 
 container); an instant is a single event.  An activation's own events are stored under its id, the events of the
 start that served it under its group's id; ``explain`` lays them over each other.
 
-Monotonic times of different boots are never subtracted: across hosts only wall time is compared, which is as exact as
-their clocks agree.
+Monotonic times of different boots are never subtracted as they are: thaw/clocks.py estimates how far the clocks are
+apart, and says how exactly.
 """
 
 from __future__ import annotations
@@ -56,6 +56,7 @@ class Phase(enum.StrEnum):
     PREFILL_END = "prefill.end"
     FIRST_TOKEN = "first_token"  # noqa: S105  gateway: first token handed to the client's socket
     FINISHED = "finished"
+    CLOCK = "clock"  # how this boot's clock stands to the state server's (thaw/clocks.py)
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,6 +46,7 @@ from relay import bus, keys, redis_link
 from relay.messages import Cancel, Command, InspectModel, Release, SetStemCells, Start, StartFailed
 from relay.records import Records
 from relay.registry import Registry
+from relay.state_clock import StateClock
 from thaw import trace, wire
 from thaw.errors import ProtocolError
 from thaw.ids import ActivationId, CommandId, GroupId, HostId
@@ -67,10 +68,10 @@ class Arrival:
 
 
 class Effects:
-    def __init__(self, client: redis.Redis, epoch: int, log: Log, relay: RelayWork) -> None:
+    def __init__(self, client: redis.Redis, epoch: int, log: Log, relay: RelayWork, clock: StateClock) -> None:
         self._redis, self._epoch, self._log, self._relay = client, epoch, log, relay
         self._admitting: dict[GroupId, tuple[StartGroup, Arrival]] = {}  # planned, and not let into the relay yet
-        self._registry, self._records = Registry(client), Records(client)
+        self._registry, self._records = Registry(client), Records(client, clock)
         self._seen: dict[ActivationId, Arrival] = {}
         self._inspected: dict[str, Arrival] = {}
 

@@ -44,6 +44,7 @@ from relay.bus import EventReader
 from relay.lease import SchedulerLease
 from relay.messages import DemandAdded, DemandRemoved
 from relay.registry import Registry
+from relay.state_clock import StateClock
 from thaw import lasting
 from thaw import settings as thaw_settings
 from thaw.ending import end_within
@@ -97,11 +98,12 @@ class Scheduler:
         self._order = itertools.count()
         credentials = GroupCredentials(self._client, settings.relay_url)
         self._relay = RelayWork(credentials, self._queue.put, self._log)
-        self._effects = Effects(self._client, term.epoch, self._log, self._relay)
+        clock = StateClock()
+        self._effects = Effects(self._client, term.epoch, self._log, self._relay, clock)
         self._leadership = Leadership(lease, term, lambda: self._queue.put(Stop()), self._log)
         self._reader = EventReader(settings.state_url, self._queue.put, lambda: self._queue.put(Reload()), self._log)
         self._view: ClusterView | None = None  # None: nothing is decided before the registry was read
-        self._reading = Reading(self._client, credentials, self._log)
+        self._reading = Reading(self._client, credentials, self._log, clock)
         self._pauses = Pauses()
 
     def stop(self) -> None:

@@ -33,6 +33,7 @@ from relay.messages import (
 )
 from relay.records import Records
 from relay.registry import LEASE_MS, Registry
+from relay.state_clock import StateClock
 from thaw.action import Action
 from thaw.clock import wall_ms
 from thaw.errors import NotFound, ProtocolError
@@ -45,8 +46,8 @@ _FOR_POLICY: Final = (DemandAdded, DemandRemoved, InstanceChanged, ModelInspecte
 class Reading:
     """Raises PlatformError when the state server does not answer."""
 
-    def __init__(self, client: redis.Redis, credentials: GroupCredentials, log: Log) -> None:
-        self._registry, self._records, self._credentials = Registry(client), Records(client), credentials
+    def __init__(self, client: redis.Redis, credentials: GroupCredentials, log: Log, clock: StateClock) -> None:
+        self._registry, self._records, self._credentials = Registry(client, clock), Records(client), credentials
         self._log = log
 
     def rebuilt(self) -> Rebuilt:

@@ -32,6 +32,7 @@ from relay.transports.redis_server import GroupRelay
 from relay.transports.tcp import TcpEnds
 from relay.transports.tcp_out import NoRoute, TcpOut
 from thaw.errors import PlatformError, WorkerLost
+from thaw.hops import HopPath
 from thaw.ids import GroupId
 from thaw.lasting import LastingThread
 
@@ -112,9 +113,8 @@ class AutoTransport:
         self._inbox.close()
         self._helper.join()
 
-    def shortcut_up(self, receiver: int, priority: Priority) -> bool:
-        """Whether the next message goes past the relay."""
-        return self._link((receiver, priority)).up
+    def path(self, receiver: int, priority: Priority = Priority.INFERENCE) -> HopPath:
+        return HopPath.TCP if self._link((receiver, priority)).up else HopPath.RELAY
 
     def _link(self, link_id: LinkId) -> _Link:
         found = self._links.get(link_id)

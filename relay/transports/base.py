@@ -14,6 +14,7 @@ from typing import Final, NamedTuple, Protocol
 
 from relay.frames import HEADER_BYTES, MAX_PAYLOAD_BYTES, FrameHeader, FrameKind, Priority, encode_chunk
 from thaw.errors import ProtocolError, Unavailable
+from thaw.hops import HopPath
 
 CHUNK_BYTES: Final = 1024 * 1024
 """Redis moves 1 MB in 2 to 4 ms: small enough to overlap the copies of two, large enough to fill the wire."""
@@ -113,6 +114,10 @@ class Transport(Protocol):
         Raises TimeoutError at the deadline, ProtocolError for damage, WorkerLost as ``send``, Unavailable when the
         relay cannot be reached for ``Flow.resume_s``.
         """
+
+    def path(self, receiver: int, priority: Priority = Priority.INFERENCE) -> HopPath:
+        """What carries the next message of ``priority`` to stage ``receiver``."""
+        ...
 
     def close(self) -> None: ...
 

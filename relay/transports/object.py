@@ -26,6 +26,7 @@ from relay.frames import HEADER_BYTES, MAX_PAYLOAD_BYTES, FrameHeader, Priority,
 from relay.transports.assembly import Assembly
 from relay.transports.base import Flow, Message, closed, split
 from thaw.errors import ProtocolError, StoreUnavailable, Unavailable
+from thaw.hops import HopPath
 from thaw.ids import GroupId
 
 CHUNK_BYTES: Final = 4 * 1024 * 1024
@@ -88,6 +89,9 @@ class ObjectTransport:
 
     def receive(self, *, deadline_s: float) -> Message:
         return self._receiver.receive(deadline_s)
+
+    def path(self, receiver: int, priority: Priority = Priority.INFERENCE) -> HopPath:
+        return HopPath.OBJECT
 
     def close(self) -> None:
         for sender in self._senders.values():

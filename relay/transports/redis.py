@@ -27,6 +27,7 @@ from relay.transports.quota import LinkQuota
 from relay.transports.redis_in import open_lanes
 from relay.transports.redis_out import Sender
 from relay.transports.redis_server import GroupRelay
+from thaw.hops import HopPath
 from thaw.ids import GroupId
 
 
@@ -52,6 +53,9 @@ class RedisTransport:
             for sender in self._senders.values():
                 sender.check()  # perhaps nothing comes because what was sent was refused
             raise
+
+    def path(self, receiver: int, priority: Priority = Priority.INFERENCE) -> HopPath:
+        return HopPath.RELAY
 
     def close(self) -> None:
         for sender in self._senders.values():

@@ -6,8 +6,7 @@
     stage 0: XREAD BLOCK ◀─────────────────────┘
              └── connect, handshake (handshake.py), frames v1 ──▶ stage 1;   acknowledgements come back the same way
 
-One connection per (from, to, priority), made when something is first sent there.  Listens on ``host_address`` and
-nowhere else.
+A stage listens on ``host_address`` only.  Each (from, to, priority) has a connection, made when it is first used.
 """
 
 from __future__ import annotations
@@ -40,6 +39,7 @@ from relay.transports.redis_server import GroupRelay
 from relay.transports.resp import BUFFER_BYTES, READ_BYTES, tune
 from relay.transports.tcp_out import Dial, TcpOut
 from thaw.errors import PlatformError, ProtocolError
+from thaw.hops import HopPath
 from thaw.ids import GroupId
 from thaw.lasting import LastingThread
 
@@ -76,6 +76,9 @@ class TcpTransport:
 
     def receive(self, *, deadline_s: float) -> Message:
         return self._inbox.receive(deadline_s)
+
+    def path(self, receiver: int, priority: Priority = Priority.INFERENCE) -> HopPath:
+        return HopPath.TCP
 
     def close(self) -> None:
         self._ends.close()

@@ -17,6 +17,7 @@ from typing import Protocol
 
 from relay.messages import LlmInit, SegmentOffer
 from thaw.errors import ErrorInfo
+from thaw.hops import HopPath
 from thaw.trace import TraceEvent
 
 
@@ -73,18 +74,23 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """``spent`` (of a request's first): what the engine's thread spent on it, as the attributes of a trace event."""
+    """Of a request's first token: ``spent`` says what the engine's thread spent on it, ``hops`` what carried it from
+    each stage of a pipeline to the next; both become attributes of a trace event."""
 
     index: int
     token_id: int
     logprobs: Logprobs | None = None
     spent: Mapping[str, float] | None = field(default=None, compare=False)
+    hops: tuple[HopPath, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
+    """``hops`` are those of a pipeline, if one changed since the request's first token."""
+
     reason: str  # "stop" | "length" | "abort"
     usage: Usage
+    hops: tuple[HopPath, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True, slots=True)

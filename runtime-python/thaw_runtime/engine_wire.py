@@ -1,7 +1,7 @@
 """What the proxy and its engine process say to each other: control frames over a socket pair.
 
-A step's events travel as one message of short arrays (``[request_id, "k", index, token_id, logprob, top, spent]``, the
-end left out where there is nothing): this is the hot path, a token costs no dictionary.
+A step's events travel as one message of short arrays (``[request_id, "k", index, token_id, logprob, top, spent,
+hops]``, the end left out where there is nothing): this is the hot path, a token costs no dictionary.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 from relay.messages import LlmInit
 from thaw import wire
 from thaw.errors import ErrorInfo, ProtocolError
+from thaw.hops import HopPath
 from thaw_runtime.engine import EngineRequest, EngineStarted, Event, Failed, Finished, Logprobs, Token, Usage
 
 
@@ -82,21 +83,28 @@ def decode(plain: Any) -> Message:
 def _event(request_id: str, event: Event) -> list[Any]:
     if isinstance(event, Token):
         plain = [request_id, "k", event.index, event.token_id]
-        if event.logprobs is not None or event.spent is not None:
+        is_first = event.spent is not None or bool(event.hops)
+        if event.logprobs is not None or is_first:
             plain += [event.logprobs.logprob, event.logprobs.top] if event.logprobs else [None, ()]
-        return plain if event.spent is None else [*plain, event.spent]
+        return [*plain, event.spent, event.hops] if is_first else plain
     if isinstance(event, Finished):
-        return [request_id, "e", event.reason, event.usage.prompt_tokens, event.usage.completion_tokens]
+        usage = event.usage
+        return [request_id, "e", event.reason, usage.prompt_tokens, usage.completion_tokens, event.hops]
     return [request_id, "f", event.error.code, event.error.message, event.error.hint]
 
 
 def _read_event(e: Sequence[Any]) -> tuple[str, Event]:
     if e[1] == "k":
         logprobs = Logprobs(e[4], tuple((i, p) for i, p in e[5])) if len(e) > 4 and e[4] is not None else None
-        return e[0], Token(e[2], e[3], logprobs, e[6] if len(e) > 6 else None)
+        spent, hops = (e[6], _read_hops(e[7])) if len(e) > 6 else (None, ())
+        return e[0], Token(e[2], e[3], logprobs, spent, hops)
     if e[1] == "e":
-        return e[0], Finished(e[2], Usage(e[3], e[4]))
+        return e[0], Finished(e[2], Usage(e[3], e[4]), _read_hops(e[5]))
     return e[0], Failed(ErrorInfo(e[2], e[3], e[4]))
+
+
+def _read_hops(names: Sequence[str]) -> tuple[HopPath, ...]:
+    return tuple(map(HopPath, names))
 
 
 def _request(r: EngineRequest) -> dict[str, Any]:

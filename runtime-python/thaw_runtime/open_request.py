@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from thaw.errors import ErrorInfo, WorkerLost
+from thaw.hops import HopPath
 from thaw_runtime.engine import EngineRequest, Event, Failed, Finished, Logprobs, Token, Usage
 from thaw_runtime.start_trace import Busy
 
@@ -12,11 +14,14 @@ from thaw_runtime.start_trace import Busy
 class OpenRequest:
     """Numbers a request's tokens.
 
-    ``asleep`` names what a step can only sleep for: the other threads of its kernels, in a pipeline the other stages.
+    ``hops`` says which paths the messages between the stages take now; None where there is one stage.  A step can only
+    sleep for the other stages in a pipeline, and elsewhere for the other threads of its kernels.
     """
 
-    def __init__(self, request: EngineRequest, asleep: str) -> None:
-        self._request, self._asleep = request, asleep
+    def __init__(self, request: EngineRequest, hops: Callable[[], tuple[HopPath, ...]] | None) -> None:
+        self._request, self._hops = request, hops or tuple
+        self._asleep = "wait_s" if hops else "threads_wait_s"
+        self._hops_told: tuple[HopPath, ...] = ()
         self._next = request.first_index
         self._busy: Busy | None = None
 
@@ -31,16 +36,26 @@ class OpenRequest:
         """What an EngineCoreOutput of vLLM says."""
         events: list[Event] = []
         for i, token_id in enumerate(output.new_token_ids):
-            spent, self._busy = self._busy.attrs(self._asleep) if self._busy else None, None
-            events.append(Token(self._next, token_id, _logprobs(output.new_logprobs, i), spent))
+            logprobs = _logprobs(output.new_logprobs, i)
+            events.append(self._first(token_id, logprobs) if self._busy else Token(self._next, token_id, logprobs))
             self._next += 1
         if output.finish_reason is not None:
             reason = str(output.finish_reason)
             if reason in ("stop", "length"):
-                events.append(Finished(reason, self.usage()))
+                events.append(Finished(reason, self.usage(), self._changed_hops()))
             else:
                 events.append(Failed(ErrorInfo(WorkerLost.__name__, f"the engine ended the request: {reason}")))
         return events
+
+    def _first(self, token_id: int, logprobs: Logprobs | None) -> Token:
+        assert self._busy is not None  # noqa: S101  only then is a token the first
+        spent, self._busy = self._busy.attrs(self._asleep), None
+        self._hops_told = self._hops()
+        return Token(self._next, token_id, logprobs, spent, self._hops_told)
+
+    def _changed_hops(self) -> tuple[HopPath, ...]:
+        """Since the first token; () when they are what they were."""
+        return hops if (hops := self._hops()) != self._hops_told else ()
 
 
 def _logprobs(lists: Any, i: int) -> Logprobs | None:

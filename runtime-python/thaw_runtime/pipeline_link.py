@@ -3,7 +3,8 @@
 A receiver thread takes what comes while the stage computes: batch i + 1 is here when batch i is done.  Everybody hears
 from its predecessor at least every BEAT_S (stage 0 sends a Beat down the chain, the last stage sends it back), so a
 neighbour that has been silent for LOST_AFTER_S has gone, whatever its host believes.  Whoever ends on its own says so
-at once with a Lost.
+at once with a Lost.  A stage whose transport has changed the path to its successor (thaw/hops.py) tells stage 0 with a
+PathTaken, before the first message that takes it.
 """
 
 from __future__ import annotations
@@ -21,12 +22,14 @@ from relay.messages import LlmInit
 from relay.transports.base import Message, Transport
 from relay.transports.connect import connect
 from thaw.errors import ErrorInfo, InitFailed, ProtocolError, ThawError, WorkerLost
+from thaw.hops import HopPath
 from thaw.lasting import LastingThread
 from thaw_runtime.pipeline_wire import (
     Batch,
     Beat,
     Control,
     Lost,
+    PathTaken,
     Sampled,
     decode_batch,
     decode_control,
@@ -70,6 +73,8 @@ class StageLink:
         self._lost: ErrorInfo | None = None
         self._closing = False
         self._heard = False
+        self._telling = threading.Lock()
+        self._paths = [HopPath.UNKNOWN] * n_stages  # of every hop in stage 0, of its own one elsewhere
         self.on_sampled: Callable[[Sampled], None] = lambda _: None
         self._when_lost: list[Callable[[ErrorInfo], None]] = []
         self._threads = [LastingThread(self._receive, "stage-receive")]
@@ -91,6 +96,10 @@ class StageLink:
         """Raises WorkerLost once the pipeline is broken."""
         if self._lost is not None:
             raise WorkerLost(self._lost.message, hint=self._lost.hint)
+
+    def hops(self) -> tuple[HopPath, ...]:
+        """Stage 0: the path from each stage to the next, as far as the stages have told."""
+        return tuple(self._paths)
 
     def send_batch(self, batch: Batch) -> None:
         """To the next stage.  Raises WorkerLost."""
@@ -162,13 +171,20 @@ class StageLink:
             raise WorkerLost(f"{self._name(control.stage)} has ended: {control.error.message}")
         if sender != self._before:
             raise ProtocolError(f"{type(control).__name__} from stage {sender}, expected from {self._before}")
-        if isinstance(control, Beat):
+        if isinstance(control, (Beat, PathTaken)):
             if self._stage > 0:
                 self._send(self._after, _CONTROL, encode_control(control), 0)
+            elif isinstance(control, PathTaken):
+                self._note_path(control)
         elif self._stage == 0:
             self.on_sampled(control)
         else:
             raise ProtocolError("tokens came to a stage that is not the first")
+
+    def _note_path(self, told: PathTaken) -> None:
+        if not 0 < told.stage < self._n_stages:
+            raise ProtocolError(f"the path of stage {told.stage}, which this pipeline does not have")
+        self._paths[told.stage] = told.path
 
     def _beat(self) -> None:
         number = 0
@@ -192,6 +208,20 @@ class StageLink:
 
     def _send(self, receiver: int, header: FrameHeader, payload: bytes, step: int) -> None:
         self.check()
+        if (path := self._transport.path(receiver)) is not self._paths[self._stage]:
+            self._tell_path(receiver, path)
+        self._hand_over(receiver, header, payload, step)
+
+    def _tell_path(self, receiver: int, path: HopPath) -> None:
+        """Once for each change, whichever threads see it; they wait, so that no message passes this one."""
+        with self._telling:
+            if path is self._paths[self._stage]:
+                return
+            if self._stage > 0:
+                self._hand_over(receiver, _CONTROL, encode_control(PathTaken(self._stage, path)), 0)
+            self._paths[self._stage] = path
+
+    def _hand_over(self, receiver: int, header: FrameHeader, payload: bytes, step: int) -> None:
         message = FrameHeader(header.kind, header.priority, header.flags, step=step)
         try:
             self._transport.send(receiver, message, payload, deadline_s=self._patience.send_s)

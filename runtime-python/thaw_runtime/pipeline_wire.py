@@ -4,6 +4,7 @@
 
     stage 0 ──Step + tensors──▶ stage 1 ──Step + tensors──▶ … ──▶ stage s−1 ──Sampled──▶ stage 0
             ──Beat───────────▶         ──Beat───────────▶               ──Beat─────▶
+                                       ──PathTaken──────▶               ──PathTaken▶
 
 A batch is one relay message: a tensor ``step`` of bytes (the Step in msgpack) and behind it the tensors of the model
 (``hidden_states`` and, where the family has one, ``residual``), all described by relay.tensors.  Everything else is
@@ -22,6 +23,7 @@ import msgspec
 from relay import tensors
 from relay.tensors import TensorHeader
 from thaw.errors import ErrorInfo, ProtocolError
+from thaw.hops import HopPath
 from thaw_runtime.engine import EngineRequest
 
 MAX_STEP_BYTES: Final = 16 * 1024 * 1024
@@ -96,7 +98,14 @@ class Lost(msgspec.Struct, frozen=True, array_like=True, tag=3):
     error: ErrorInfo
 
 
-Control = Sampled | Beat | Lost
+class PathTaken(msgspec.Struct, frozen=True, array_like=True, tag=4):
+    """What carries the messages of stage ``stage`` to its successor from now on; passed on to stage 0 like a Beat."""
+
+    stage: int
+    path: HopPath
+
+
+Control = Sampled | Beat | Lost | PathTaken
 
 _encoder: Final = msgspec.msgpack.Encoder()
 _steps: Final = msgspec.msgpack.Decoder(Step)

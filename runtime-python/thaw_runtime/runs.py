@@ -6,6 +6,8 @@ import time
 from collections.abc import Iterator
 
 from relay.messages import LlmRun, RunFailed, RunFinished, RunToken, TokenLogprob
+from thaw import hops
+from thaw.hops import HopPath
 from thaw.trace import Phase
 from thaw_runtime.engine import Event, Finished, Logprobs, Token
 from thaw_runtime.engine_link import EngineLink
@@ -69,14 +71,14 @@ class RunStream:
                 if stopped:
                     break
             elif isinstance(event, Finished):
-                messages.append(self._finished(event.reason, self._stream.flush()))
+                messages.append(self._finished(event.reason, self._stream.flush(), event.hops))
             else:
                 messages.append(RunFailed(event.error))
         return messages
 
     def _token(self, event: Token, messages: list[RunMessage]) -> bool:
         if self._first:
-            self._trace.mark(Phase.PREFILL_END, attrs=dict(event.spent or {}))
+            self._trace.mark(Phase.PREFILL_END, attrs={**(event.spent or {}), **_attrs(event.hops)})
             self._first = False
         self._completed = event.index + 1
         shown = self._stream.push(event.token_id)
@@ -85,8 +87,8 @@ class RunStream:
             messages.append(self._finished("stop", ""))
         return shown.stopped
 
-    def _finished(self, reason: str, held_back: str) -> RunFinished:
-        self._trace.mark(Phase.RUN_END)
+    def _finished(self, reason: str, held_back: str, changed: tuple[HopPath, ...] = ()) -> RunFinished:
+        self._trace.mark(Phase.RUN_END, attrs=_attrs(changed))
         return RunFinished(
             reason, len(self.parsed.engine.prompt_token_ids), self._completed, held_back, self._trace.events
         )
@@ -97,3 +99,7 @@ class RunStream:
         found: Logprobs = event.logprobs
         name = self._text.token_text
         return TokenLogprob(name(event.token_id), found.logprob, tuple((name(i), p) for i, p in found.top))
+
+
+def _attrs(paths: tuple[HopPath, ...]) -> dict[str, object]:
+    return {hops.ATTRIBUTE: paths} if paths else {}

@@ -103,7 +103,7 @@ class VllmEngine:
         with self._changed:
             dead = self._dead
             if dead is None:
-                self._open[request.request_id] = OpenRequest(request, "wait_s" if self._link else "threads_wait_s")
+                self._open[request.request_id] = OpenRequest(request, self._link.hops if self._link else None)
                 self._inbox.append(request)
                 self._changed.notify_all()
         if dead is not None:

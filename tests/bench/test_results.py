@@ -59,6 +59,11 @@ def test_fewer_than_five_rounds_are_indicative_also_of_one_figure_alone(tmp_path
     assert "3.4, met, *indicative* |" in rows(tmp_path)[0]
 
 
+def test_a_row_of_pipelines_tells_the_path_that_they_took(tmp_path: Path) -> None:
+    record(line(goal("vs_curl", 3.5), path="relay"), tmp_path)
+    assert "| 3.5, met, path relay |" in rows(tmp_path)[0]
+
+
 def test_a_missed_goal_is_shown_with_what_it_is_made_of(tmp_path: Path) -> None:
     record(line(goal("vs_curl", 2.0, floor="1.0 against 0.5 GB/s")), tmp_path)
     text = _page.page(CLAIMS, newest(tmp_path))

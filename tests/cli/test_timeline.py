@@ -108,13 +108,28 @@ def test_a_phase_that_never_ended_is_open_and_drawn_to_the_last_event() -> None:
     assert fetch.end_s == pytest.approx(2.390)
 
 
-def test_another_machine_s_clock_error_moves_its_phases_but_not_their_lengths() -> None:
-    events = trace(COLD, boots={"h": "other"}, wall_error_ms=25)
+def test_another_machine_s_clock_is_set_right_by_the_order_of_what_it_was_told_and_answered() -> None:
+    """It is told to start after the plan was begun and is ready before the request is sent to it."""
+    timeline = analyse(trace(COLD, boots={"h": "other"}, wall_error_ms=25_000))
+    assert timeline is not None
+    fetch = next(i for i in timeline.intervals if i.phase == "fetch")
+    (clock,) = timeline.clocks
+    assert clock.error_ns is not None
+    assert abs(fetch.begin_s - 0.009) <= clock.error_ns / 1e9
+    assert abs(clock.ahead_ns - 25_000_000_000) <= clock.error_ns < 10_000_000
+    assert fetch.seconds == pytest.approx(2.0)
+
+
+def test_a_machine_that_nothing_compares_stands_where_its_own_clock_puts_it() -> None:
+    line = [e for e in COLD if e[1] in (P.RECEIVED, P.FETCH_BEGIN, P.FETCH_END, P.FIRST_TOKEN)]
+    events = trace(line, boots={"h": "other"}, wall_error_ms=25)
     timeline = analyse(events)
     assert timeline is not None
     fetch = next(i for i in timeline.intervals if i.phase == "fetch")
     assert (fetch.begin_s, fetch.seconds) == (pytest.approx(0.034), pytest.approx(2.0))
-    assert timeline.n_boots == 2
+    assert [c.error_ns for c in timeline.clocks] == [None]
+    text = "clocks: nothing compares h with the gateway; its phases stand where its own clock puts them"
+    assert text in _draw(events, None)
 
 
 def test_a_warm_request_does_not_count_the_start_of_its_container() -> None:
@@ -165,6 +180,19 @@ def test_the_picture_shows_rates_bound_and_overlap() -> None:
     assert any(x.startswith("longest phase: fetch on h, 2.00 s") for x in lines)
 
 
+def test_each_hop_of_a_pipeline_says_which_path_it_took() -> None:
+    first_token = next(e for e in trace(COLD) if e.name is P.PREFILL_END)
+    events = [*trace(COLD), replace(first_token, attrs={"hops": ["relay", "tcp", "relay"]}),
+              TraceEvent(P.RUN_END, boot_id="boot", wall_ns=first_token.wall_ns + 1,
+                         attrs={"hops": ["relay", "relay", "relay"]}),
+              replace(next(e for e in trace(COLD) if e.name is P.FETCH_BEGIN), stage=1, host="k")]  # fmt: skip
+    lines = _draw(events, None)
+    assert "hop stage 0 (h) → stage 1 (k): relay" in lines
+    assert "hop stage 1 (k) → stage 2: tcp, then relay" in lines
+    assert "hop stage 2 → stage 0 (h): relay" in lines
+    assert not [line for line in _draw(trace(COLD), _plan()) if line.startswith("hop")]
+
+
 def test_a_model_that_was_in_memory_is_given_no_rate() -> None:
     """256 MB that "arrived" in 0.2 ms were 10,889,511 Mbit/s, or 3,047,923 % of the link."""
     resident = [replace(e, attrs={"resident": True}) if e.name is P.FETCH_END else e for e in trace(COLD)]
@@ -173,10 +201,11 @@ def test_a_model_that_was_in_memory_is_given_no_rate() -> None:
     assert not [line for line in lines if line.startswith(("fetch", "h fetch")) and ("Mbit/s" in line or "%" in line)]
 
 
-def test_several_machines_are_said_to_have_clocks_that_may_differ() -> None:
-    events = trace(COLD, boots={"h": "other"})
-    assert "as much as their clocks differ" in "\n".join(_draw(events, None))
-    assert "clocks" not in "\n".join(_draw(trace(COLD), None))
+def test_the_picture_says_how_far_the_clocks_are_apart_and_how_exactly() -> None:
+    events = trace(COLD, boots={"h": "other"}, wall_error_ms=-3200)
+    clocks = [line for line in _draw(events, None) if line.startswith("clocks")]
+    assert clocks == ["clocks: h is 3,200.5 ms behind the gateway, ± 1.6 ms"]
+    assert not [line for line in _draw(trace(COLD), None) if line.startswith("clocks")]
 
 
 def test_a_narrow_terminal_still_gets_a_picture() -> None:

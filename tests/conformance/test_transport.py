@@ -13,6 +13,7 @@ from relay.transports.base import Flow
 from tests.conformance.transports import FLOW, KINDS, Group, Worker, cut, group_in_store, group_on_redis, settle
 from tests.seaweed import KEY, SECRET, seaweed
 from thaw.errors import Unavailable
+from thaw.hops import HopPath
 
 HIDDEN = FrameHeader(FrameKind.HIDDEN_STATES, Priority.INFERENCE, FLAG_TENSORS, stream_id=3, step=11)
 KV = FrameHeader(FrameKind.KV, Priority.KV)
@@ -57,6 +58,11 @@ def test_a_message_arrives_whole_with_what_its_header_says(group: Group) -> None
     assert bytes(message.payload) == payload
     assert (message.sender, message.kind, message.flags) == (0, FrameKind.HIDDEN_STATES, FLAG_TENSORS)
     assert (message.priority, message.stream_id, message.seq, message.step) == (Priority.INFERENCE, 3, 0, 11)
+
+
+def test_a_transport_says_what_carries_the_next_message(group: Group) -> None:
+    path = {"redis": HopPath.RELAY, "auto": HopPath.RELAY, "tcp": HopPath.TCP}.get(group.kind, HopPath.OBJECT)
+    assert group.stage(0).path(1) is path  # "auto" begins on the relay
 
 
 def test_order_holds_within_a_priority_and_empty_messages_count(group: Group) -> None:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import socket
+from pathlib import Path
 
 import pytest
 
+from thaw.dev import components
+from thaw.dev.layout import Platform
 from thaw.dev.options import Options, parse_rate
 from thaw.dev.ports import free_ports, is_free
+from thaw.dev.processes import ProcessId
 from thaw.errors import BadRequest
 
 
@@ -29,6 +33,17 @@ def test_another_rate_is_refused_with_examples(text: str) -> None:
 def test_a_driver_that_is_not_there_is_refused() -> None:
     with pytest.raises(BadRequest, match="--driver podman is not in this version"):
         Options(driver="podman")
+
+
+@pytest.mark.parametrize(("asked", "address"), [({}, ""), ({"direct": True}, "127.0.0.1")])
+def test_stages_reach_one_another_only_if_that_was_asked_for(
+    tmp_path: Path, asked: dict[str, bool], address: str
+) -> None:
+    options = Options(**asked)
+    platform = Platform(ProcessId(1, 1), "http://127.0.0.1:1", "redis://x", "redis://x", str(tmp_path), "/store", "", "",
+                        "", (), 1, "", "process", 0)  # fmt: skip
+    started = components.host(platform, options, 0)
+    assert {c.env["THAW_STAGE_ADDRESS"] for c in started} == {address}
 
 
 def test_memory_is_shared_by_the_hosts() -> None:

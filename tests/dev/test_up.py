@@ -63,6 +63,12 @@ def pid_of(layout: Layout, component: str) -> ProcessId:
     return recorded.process
 
 
+def stage_address(layout: Layout) -> str:
+    """Where the stages of the first host may be reached, as its invoker was told."""
+    environ = Path(f"/proc/{pid_of(layout, 'host-0-invoker').pid}/environ").read_bytes().split(b"\0")
+    return next(e for e in environ if e.startswith(b"THAW_STAGE_ADDRESS=")).partition(b"=")[2].decode()
+
+
 def nothing_is_left(layout: Layout, platform: Platform) -> None:
     assert leftovers.find(layout, platform) == []
     with pytest.raises(ConnectionRefusedError):
@@ -94,6 +100,7 @@ def test_a_second_up_says_that_it_is_up(platform: Platform, thaw: Run, layout: L
     assert again.returncode == 0
     assert again.stdout == f"ok: the platform is up already, at {platform.apihost} (thaw dev down ends it)\n"
     assert is_alive(platform.supervisor)
+    assert stage_address(layout) == "", "stages must not reach one another unless --direct asks for it"
 
 
 def test_every_component_that_is_killed_comes_back_and_deployed_functions_stay(
@@ -141,19 +148,21 @@ def test_down_cleans_up_when_supervisor_and_invoker_were_both_killed(
 
 
 def test_an_interrupt_ends_a_foreground_platform_with_exit_code_0(layout: Layout, tmp_path: Path) -> None:
+    """Its stages may reach one another: that was asked for."""
     environ = {k: v for k, v in os.environ.items() if k != "WSK_CONFIG_FILE"} | {"THAW_STATE_DIR": str(layout.root)}
-    words = ["dev", "up", *SMALL, "--store", str(tmp_path / "store")]
+    words = ["dev", "up", *SMALL, "--direct", "--store", str(tmp_path / "store")]
     command = [sys.executable, "-m", "thaw.cli.main", *words]
     with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
         assert process.stdout is not None
         for line in process.stdout:
             if line.startswith("Ctrl-C"):
                 break
-        n_children = len(belonging_to(layout.homes))
+        n_children, reached_at = len(belonging_to(layout.homes)), stage_address(layout)
         os.killpg(process.pid, signal.SIGINT)
         rest = process.stdout.read()
     assert process.returncode == 0
     assert n_children >= len(COMPONENTS)
+    assert reached_at == "127.0.0.1"
     assert all(f"stopped  {name}" in rest for name in ("gateway", "state", "host-0/fetchd"))
     assert belonging_to(layout.homes) == set()
     assert not layout.platform_file.exists()

@@ -96,6 +96,7 @@ def test_an_slo_that_no_single_host_can_meet_gets_four_stages_which_fetch_side_b
     assert max(f.begin_s for f in fetches) < min(f.end_s for f in fetches)
     assert max(f.n_bytes or 0 for f in fetches) < plan.model.n_bytes * 0.45 if plan.model else False
     assert "4 stages" in explained
+    assert [line.rpartition(": ")[2] for line in explained.splitlines() if line.startswith("hop ")] == ["relay"] * 4
     fleet.remove("tight")
 
 
@@ -117,6 +118,24 @@ def test_hidden_states_may_travel_as_files_and_are_the_same(fleet: Fleet, refere
     plan, _ = plan_of(fleet, activation_id)
     assert (plan.transport.kind, len(plan.stages)) == (TransportKind.OBJECT, 2)
     fleet.remove("by-files")
+
+
+@pytest.mark.full
+def test_stages_of_a_platform_with_direct_links_say_that_they_use_tcp(tmp_path: Path, reference: list[str]) -> None:
+    """A platform of its own: the others must not be able to reach one another."""
+    made = Fleet(tmp_path, dict(os.environ))
+    made.directory = tmp_path
+    try:
+        made.up("--hosts", "2", "--direct", "--memory-mb", "8192", "--pool-mb", "768")
+        made.thaw("model", "demo")
+        made.deploy("direct", scaling={"stages": 2})
+        answers = [made.answers("direct") for _ in range(2)]
+        assert [texts for texts, _ in answers] == [reference, reference]
+        explained = made.thaw("activation", "explain", answers[-1][1]).stdout
+        assert [line.rpartition(": ")[2] for line in explained.splitlines() if line.startswith("hop ")] == ["tcp"] * 2
+    finally:
+        made.down()
+    assert made.leftovers() == []
 
 
 def check_stages(plan: Plan, n: int) -> None:

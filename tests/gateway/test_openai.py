@@ -83,7 +83,7 @@ def test_a_client_that_waits_for_a_cold_start_is_told_what_happens(
     assert annotations["groupId"] == "a" * 32
     trace = gateway.call("GET", f"/api/v1/namespaces/_/activations/{activation_id}/trace").json()
     names = [e["name"] for e in trace["events"]]
-    assert names == ["received", "queued.begin", "queued.end", "dispatched", "first_token", "finished"]
+    assert names == ["received", "queued.begin", "queued.end", "clock", "dispatched", "first_token", "finished"]
     assert trace["group_id"] == "a" * 32
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from invoker import docker_logs
-from invoker.docker_logs import LogFollower
+from invoker.docker_logs import LogFollower, Repeats
 from invoker.driver import Handle
 from invoker.logs import SENTINEL, SentinelSplitter
 
@@ -24,8 +24,8 @@ def serve(listener: socket.socket, lines: list[str]) -> None:
     with connection:
         connection.recv(65536)
         connection.sendall(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
-        for line in lines:
-            text = f"2026-01-02T03:04:05.0Z {line}".encode()
+        for n, line in enumerate(lines):
+            text = f"2026-01-02T03:04:05.{n:09}Z {line}".encode()
             frame = struct.pack(">BxxxI", 1, len(text)) + text
             connection.sendall(b"%x\r\n%s\r\n" % (len(frame), frame))
         connection.sendall(b"0\r\n\r\n")
@@ -47,3 +47,34 @@ def test_the_end_of_a_run_that_printed_too_much_is_still_seen(tmp_path: Path, mo
     data = handle.stdout.read_bytes()
     assert SentinelSplitter(1000).feed(data)[:2] == [[f"{n:031}" for n in range(4)], []]
     assert len(data) <= 100 + 4 * len(END)
+
+
+NOW = "9.000000000"
+OUT, ERR = 1, 2
+
+
+def is_repeated(repeats: Repeats, *frames: tuple[int, float, bytes], now: str = NOW) -> list[bool]:
+    return [repeats.has(stream, f"{at:.9f}", text, now=now) for stream, at, text in frames]
+
+
+def test_what_the_engine_sends_again_after_it_rotated_its_file_is_left_out() -> None:
+    """Two streams; the last frame of each comes again too."""
+    repeats = Repeats()
+    first = [(OUT, 1.0, b"a\n"), (OUT, 2.0, b"b\n"), (ERR, 2.1, b"end\n"), (OUT, 2.2, b"end\n")]
+    assert is_repeated(repeats, *first) == [False] * 4
+    assert is_repeated(repeats, *first[1:]) == [True] * 3
+    assert is_repeated(repeats, (ERR, 2.3, b"c\n"), (OUT, 2.4, b"d\n")) == [False] * 2
+
+
+def test_the_pieces_of_one_long_line_share_a_time_stamp_and_are_all_kept_once() -> None:
+    repeats = Repeats()
+    pieces = [(OUT, 1.0, b"x"), (OUT, 1.0, b"x"), (OUT, 1.0, b"x\n")]
+    assert is_repeated(repeats, *pieces) == [False] * 3
+    assert is_repeated(repeats, *pieces) == [True] * 3
+    assert is_repeated(repeats, (OUT, 1.1, b"y\n")) == [False]
+
+
+def test_lines_are_kept_when_the_clock_was_set_back() -> None:
+    repeats = Repeats()
+    assert is_repeated(repeats, (OUT, 8.0, b"a\n")) == [False]
+    assert is_repeated(repeats, (OUT, 3.0, b"b\n"), (OUT, 3.1, b"c\n"), now="3.200000000") == [False, False]

@@ -41,10 +41,10 @@ def test_a_start_explains_itself_under_its_group(host: Host) -> None:
     record = host.ready(plan)
     host.release(record.instance_id)
     host.events.instance(record.instance_id, InstanceState.GONE)
-    until(lambda: len(host.records.trace(plan.group_id)) >= 6)
+    until(lambda: len(host.records.trace(plan.group_id)) >= 7)
     names = [e.name for e in host.records.trace(plan.group_id)]
-    assert names == [Phase.COMMAND, Phase.CONTAINER_BEGIN, Phase.CONTAINER_END, Phase.INIT_BEGIN, Phase.INIT_END,
-                     Phase.READY]  # fmt: skip
+    assert names == [Phase.COMMAND, Phase.CLOCK, Phase.CONTAINER_BEGIN, Phase.CONTAINER_END, Phase.INIT_BEGIN,
+                     Phase.INIT_END, Phase.READY]  # fmt: skip
 
 
 def test_a_zip_with_a_module_beside_main_runs(host: Host) -> None:

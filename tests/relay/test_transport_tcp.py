@@ -22,6 +22,7 @@ from relay.transports.redis_in import RedisLane
 from relay.transports.tcp import TcpTransport
 from tests.conformance.transports import Worker, cut, settle
 from thaw.errors import PlatformError, ProtocolError, Unavailable, WorkerLost
+from thaw.hops import HopPath
 from thaw.ids import GroupId
 
 GROUP = GroupId("ab" * 16)
@@ -225,7 +226,7 @@ def pair(url: str) -> Iterator[list[AutoTransport]]:
 def talk_until_up(pair: list[AutoTransport]) -> int:
     """Messages go by redis until the helper has dialled; how many went."""
     count, deadline = 0, time.monotonic() + 20
-    while not pair[0].shortcut_up(1, Priority.INFERENCE):
+    while pair[0].path(1) is not HopPath.TCP:
         assert time.monotonic() < deadline
         pair[0].send(1, HIDDEN, count.to_bytes(4, "little"), deadline_s=20)
         assert bytes(pair[1].receive(deadline_s=20).payload) == count.to_bytes(4, "little")
@@ -253,7 +254,7 @@ def test_a_short_cut_that_is_lost_leaves_everything_to_redis(pair: list[AutoTran
         pair[0].send(1, HIDDEN, i.to_bytes(4, "little") * 300, deadline_s=10)
     for i in range(count, count + 12):
         assert bytes(pair[1].receive(deadline_s=10).payload) == i.to_bytes(4, "little") * 300
-    assert not pair[0].shortcut_up(1, Priority.INFERENCE)
+    assert pair[0].path(1) is HopPath.RELAY
 
 
 def test_what_came_by_the_short_cut_before_its_turn_is_acknowledged_when_its_turn_has_come(

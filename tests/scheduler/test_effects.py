@@ -19,6 +19,7 @@ from gateway.scheduler.relay_work import RelayWork
 from relay import redis_link
 from relay.records import Records
 from relay.registry import Registry
+from relay.state_clock import StateClock
 from tests.relay.samples import PLAN, record
 from tests.scheduler.world import FACTS
 from thaw import wire
@@ -37,7 +38,8 @@ def client(valkey_url: str) -> Iterator[redis.Redis]:
 
 
 def effects_on(client: redis.Redis) -> Effects:
-    return Effects(client, 1, Log("test"), RelayWork(GroupCredentials(client, ""), lambda item: None, Log("test")))
+    return Effects(client, 1, Log("test"), RelayWork(GroupCredentials(client, ""), lambda item: None, Log("test")),
+                   StateClock())  # fmt: skip
 
 
 def test_what_a_start_took_is_kept_for_the_next_scheduler(client: redis.Redis) -> None:

@@ -3,20 +3,37 @@
 from __future__ import annotations
 
 import queue
+import threading
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
 
-from relay.frames import FrameHeader, FrameKind
+from relay.frames import FrameHeader, FrameKind, Priority
+from relay.messages import GroupCredential
+from relay.transports.auto import AutoTransport
+from relay.transports.base import Message
 from relay.transports.redis import RedisTransport
-from thaw.errors import ErrorInfo, WorkerLost
+from thaw.errors import ErrorInfo, Unavailable, WorkerLost
+from thaw.hops import HopPath
 from thaw.ids import GroupId, random_hex_id
 from thaw_runtime.engine import EngineRequest, Sampling
 from thaw_runtime.pipeline_link import Patience, StageLink
-from thaw_runtime.pipeline_wire import Batch, HostTensor, NewSequence, Sampled, Step
+from thaw_runtime.pipeline_wire import (
+    Batch,
+    HostTensor,
+    NewSequence,
+    PathTaken,
+    Sampled,
+    Step,
+    decode_control,
+    encode_control,
+)
 
 WAIT_S = 20.0
+NOBODY = GroupCredential("", "")
 LONG = Patience(beat_s=0.05, lost_after_s=60.0, first_word_s=60.0, send_s=10.0)
+STILL = Patience(beat_s=60.0, lost_after_s=60.0, first_word_s=60.0, send_s=10.0)
 SHORT = Patience(beat_s=0.05, lost_after_s=1.0, first_word_s=60.0, send_s=10.0)
 
 Chain = list[StageLink]
@@ -69,6 +86,82 @@ def test_batches_go_down_the_chain_in_order_and_tokens_come_back(make: Make) -> 
         assert got.tensors["hidden_states"].shape == (3 << 20,)
         last.send_sampled(Sampled(number, (f"r{number}",), ((number,),)))
     assert [came.get(timeout=WAIT_S).token_ids for _ in range(5)] == [((n,),) for n in range(5)]
+
+
+def answered(chain: Chain) -> Sampled:
+    """A batch goes down the chain and its token comes back."""
+    came: queue.SimpleQueue[Sampled] = queue.SimpleQueue()
+    chain[0].on_sampled = came.put
+    chain[0].send_batch(batch(0))
+    for link in chain[1:-1]:
+        link.send_batch(link.next_batch())
+    chain[-1].send_sampled(Sampled(chain[-1].next_batch().step.number, ("r0",), ((7,),)))
+    return came.get(timeout=WAIT_S)
+
+
+def test_stage_0_knows_the_path_of_every_hop_before_the_first_token(make: Make) -> None:
+    chain = make(3, LONG)
+    answered(chain)
+    assert chain[0].hops() == (HopPath.RELAY,) * 3
+
+
+def test_stage_0_is_told_of_each_change_of_a_path_once_and_not_at_every_step() -> None:
+    transport = ScriptedTransport()
+    last = StageLink(transport, 2, 3, STILL)
+    steps = [Sampled(number, ("r",), ((1,),)) for number in range(4)]
+    for step in steps[:2]:
+        last.send_sampled(step)
+    transport.now = HopPath.TCP
+    for step in steps[2:]:
+        last.send_sampled(step)
+    sent = [decode_control(memoryview(payload)) for payload in transport.sent]
+    relay, tcp = PathTaken(2, HopPath.RELAY), PathTaken(2, HopPath.TCP)
+    assert sent == [relay, *steps[:2], tcp, *steps[2:]]  # each before the first message that takes it
+    last.end(ErrorInfo("WorkerLost", "the test is over"))
+
+
+def test_stages_that_can_reach_one_another_say_that_they_moved_to_tcp(relay_url: str) -> None:
+    group = GroupId(random_hex_id())
+    chain = [StageLink(AutoTransport(relay_url, group, k, [1 - k], host_address="127.0.0.1", credential=NOBODY), k, 2,
+                       LONG) for k in range(2)]  # fmt: skip
+    deadline = time.monotonic() + WAIT_S
+    while chain[0].hops() != (HopPath.TCP, HopPath.TCP):  # each beat is a message that may be the first on the new path
+        assert time.monotonic() < deadline
+        time.sleep(LONG.beat_s)
+    assert answered(chain).token_ids == ((7,),)
+    for link in chain:
+        link.end(ErrorInfo("WorkerLost", "the test is over"))
+
+
+def test_a_path_of_a_stage_that_is_not_there_breaks_the_pipeline(make: Make) -> None:
+    first, last = make(2, LONG)
+    heard = losses([first])[0]
+    control = FrameHeader(FrameKind.CONTROL)
+    last._transport.send(0, control, encode_control(PathTaken(7, HopPath.TCP)), deadline_s=5)
+    assert "the path of stage 7" in heard.get(timeout=WAIT_S).message
+
+
+class ScriptedTransport:
+    """Hears nothing, remembers what was sent, and takes the path that the test says."""
+
+    def __init__(self) -> None:
+        self.now = HopPath.RELAY
+        self.sent: list[bytes] = []
+        self._closed = threading.Event()
+
+    def send(self, receiver: int, message: FrameHeader, payload: bytes | memoryview, *, deadline_s: float) -> None:
+        self.sent.append(bytes(payload))
+
+    def receive(self, *, deadline_s: float) -> Message:
+        if self._closed.wait(deadline_s):
+            raise Unavailable("closed")
+        raise TimeoutError
+
+    def path(self, receiver: int, priority: Priority = Priority.INFERENCE) -> HopPath:
+        return self.now
+
+    def close(self) -> None:
+        self._closed.set()
 
 
 def test_an_idle_pipeline_stays_alive_by_its_beats(make: Make) -> None:

@@ -10,6 +10,7 @@ import pytest
 from relay import tensors
 from relay.tensors import TensorHeader
 from thaw.errors import ErrorInfo, ProtocolError
+from thaw.hops import HopPath
 from thaw_runtime.engine import EngineRequest, Sampling
 from thaw_runtime.pipeline_wire import (
     Batch,
@@ -19,6 +20,7 @@ from thaw_runtime.pipeline_wire import (
     KnownSequence,
     Lost,
     NewSequence,
+    PathTaken,
     Sampled,
     SampledLogprobs,
     Step,
@@ -80,6 +82,7 @@ def test_control_messages_are_heard_as_they_were_said() -> None:
         Sampled(4, ("a", "b"), ((5,), (7,)), logprobs),
         Beat(9),
         Lost(2, ErrorInfo("WorkerLost", "gone", "look")),
+        PathTaken(3, HopPath.TCP),
     ):
         payload = encode_control(message)
         assert decode_control(memoryview(payload)) == message

@@ -8,8 +8,9 @@ import time
 
 import pytest
 
+from thaw.hops import HopPath
 from thaw.trace import Phase
-from thaw_runtime.engine import Logprobs, Token
+from thaw_runtime.engine import Finished, Logprobs, Token, Usage
 from thaw_runtime.engine_wire import Events, decode, encode
 from thaw_runtime.start_trace import Asleep, Busy, StartTrace
 
@@ -53,11 +54,14 @@ def test_asleep_counts_neither_computing_nor_waiting_for_a_core() -> None:
 
 @pytest.mark.parametrize("logprobs", [None, Logprobs(-0.5, ((7, -0.5), (9, -1.5)))])
 @pytest.mark.parametrize("spent", [None, {"cpu_s": 0.08, "core_wait_s": 0.03}])
-def test_a_token_brings_what_was_spent_on_it_to_the_proxy(
-    logprobs: Logprobs | None, spent: dict[str, float] | None
+@pytest.mark.parametrize("hops", [(), (HopPath.RELAY, HopPath.TCP)])
+def test_a_token_brings_what_was_spent_on_it_and_how_it_travelled_to_the_proxy(
+    logprobs: Logprobs | None, spent: dict[str, float] | None, hops: tuple[HopPath, ...]
 ) -> None:
-    sent = Events((("r1", Token(0, 7, logprobs, spent)), ("r2", Token(3, 8))))
+    end = Finished("stop", Usage(3, 4), hops)
+    sent = Events((("r1", Token(0, 7, logprobs, spent, hops)), ("r2", Token(3, 8)), ("r1", end)))
     got = decode(json.loads(json.dumps(encode(sent))))
     assert isinstance(got, Events)
     assert got == sent
     assert [e.spent for _, e in got.events if isinstance(e, Token)] == [spent, None]
+    assert [e.hops for _, e in got.events if isinstance(e, (Token, Finished))] == [hops, (), hops]

@@ -31,6 +31,9 @@ def up(
     memory_mb: Annotated[int | None, typer.Option(help="declared device memory of a host, MiB")] = None,
     pool_mb: Annotated[int, typer.Option(help="shared memory a host holds for models on arrival, MiB")] = 1024,
     stem_cells: Annotated[str, typer.Option(help="on: keep a process that has imported the engine already")] = "on",
+    direct: Annotated[
+        bool, typer.Option("--direct/--no-direct", help="let the stages of a pipeline reach one another by TCP")
+    ] = False,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="come back when it is ready")] = False,
 ) -> None:
     """Start the platform.  In the foreground Ctrl-C ends it; a second up says that it is up."""
@@ -41,7 +44,7 @@ def up(
 
     if stem_cells not in ("on", "off"):
         raise BadRequest(f"--stem-cells {stem_cells} is neither on nor off", hint="use --stem-cells on|off")
-    options = Options(hosts, link, port, store, memory_mb, pool_mb, stem_cells == "on", driver)
+    options = Options(hosts, link, port, store, memory_mb, pool_mb, stem_cells == "on", driver, direct)
     layout = default_layout()
     screen = _Screen()
     if detach:

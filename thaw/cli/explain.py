@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from typing import Any
 
 from rich.console import Console
@@ -10,6 +11,7 @@ from rich.text import Text
 
 from thaw import wire
 from thaw.cli import why
+from thaw.cli.between_hosts import clock_lines, hop_lines
 from thaw.cli.tables import duration, size
 from thaw.errors import NotFound, ProtocolError
 from thaw.plan import Plan
@@ -35,9 +37,11 @@ def show(
     timeline = analyse(events, plan)
     if timeline is None:
         raise NotFound(f"activation {activation_id} has no trace", hint="traces are kept for seven days")
-    _head(console, timeline, plan, activation_id, str(reply.get("group_id") or ""))
+    _head(console, plan, activation_id, str(reply.get("group_id") or ""))
+    for line in clock_lines(events, timeline):
+        console.print(Text(line), soft_wrap=True)
     _bars(console, timeline)
-    for line in verdict(timeline, plan, links or {}):
+    for line in chain(verdict(timeline, plan, links or {}), hop_lines(events, timeline)):
         console.print(Text(line), soft_wrap=True)
 
 
@@ -51,7 +55,7 @@ def _known(events: Any) -> Iterator[Any]:
         yield event
 
 
-def _head(console: Console, timeline: Timeline, plan: Plan | None, activation_id: str, group_id: str) -> None:
+def _head(console: Console, plan: Plan | None, activation_id: str, group_id: str) -> None:
     line = Text(f"activation {activation_id}", style="bold")
     if plan is not None:
         n = len(plan.stages)
@@ -59,9 +63,6 @@ def _head(console: Console, timeline: Timeline, plan: Plan | None, activation_id
     elif group_id:
         line.append(f"  group {group_id}", style="not bold")
     console.print(line, soft_wrap=True)
-    if timeline.n_boots > 1:
-        text = "times of one against another may be off by as much as their clocks differ; lengths are exact"
-        console.print(f"{timeline.n_boots} machines: {text}", soft_wrap=True)
 
 
 def _bars(console: Console, timeline: Timeline) -> None:

@@ -24,7 +24,7 @@ class Options:
     pool_mb: int = 1024  # fetchd's segment pool of a host
     stem_cells: bool = True
     driver: str = "process"
-    direct: bool = True  # stages may connect to one another; else they meet at the relay only
+    direct: bool = False  # stages may connect to one another by TCP; else they meet at the relay only
 
     def __post_init__(self) -> None:
         if self.driver not in ("process", "docker"):

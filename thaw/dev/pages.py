@@ -45,6 +45,10 @@ else AWS), `file:///absolute/path`, and `http(s)://host/path` to read.
 `thaw dev up --link 200mbit` puts each host into a network namespace with a link of that rate when it runs as root;
 otherwise each host's fetchd paces what it reads from the store. It says which.
 
+The stages of a pipeline meet at the relay, as the containers of a platform do that cannot reach one another.
+`thaw dev up --direct` gives each host a `THAW_STAGE_ADDRESS`, and the stages connect to one another by TCP
+([transports](transports.md#tcp-beside-redis)). `thaw activation explain` prints the path of every hop.
+
 The state of the dev platform (what was deployed, models, logs, its key) is kept under the XDG state directory, or where
 `THAW_STATE_DIR` says, until `thaw dev down --purge`.
 """

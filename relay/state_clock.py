@@ -1,0 +1,40 @@
+"""This machine's monotonic clock beside the state server's, from the round trips that are made anyway.
+
+A heartbeat, a lease or a look at the hosts takes a ``TIME`` along.  What is known is kept as an interval that every
+round trip narrows (thaw/clocks.py), and goes into the trace of each start.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from thaw.clocks import Reading, narrowed, round_trip
+
+
+class StateClock:
+    """Of one process and one state server.  Thread-safe."""
+
+    def __init__(self, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
+        self._now_ns = now_ns
+        self._lock = threading.Lock()
+        self._reading: Reading | None = None
+
+    @property
+    def reading(self) -> Reading | None:
+        """None before the first round trip."""
+        return self._reading
+
+    def execute(self, pipe: Any) -> list[Any]:
+        """``pipe.execute()``, with the server's time taken along; the results without it."""
+        pipe.time()
+        before_ns = self._now_ns()
+        results: list[Any] = pipe.execute()
+        after_ns = self._now_ns()
+        seconds, microseconds = results.pop()
+        server_ns = (int(seconds) * 1_000_000 + int(microseconds)) * 1000
+        with self._lock:
+            self._reading = narrowed(self._reading, round_trip(before_ns, server_ns, after_ns))
+        return results
