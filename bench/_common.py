@@ -127,7 +127,7 @@ def machine() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "cpu": model.group(1).strip() if model else platform.machine(),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
-        "kernel": platform.release(),
+        "kernel": platform.release().partition("-")[0],
         "python": platform.python_version(),
         "load_1m": [begun().load_1m, round(os.getloadavg()[0], 2)],  # as it began and as it ended: its own is in there
         "commit": begun().commit,
