@@ -6,7 +6,7 @@ JOBS ?= 2
 PYTEST := $(VENV)/python -m pytest -n $(JOBS) $(if $(SEED),--randomly-seed=$(SEED))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev demo dev down test test-full test-matrix check mutants native check-native bench-quick locks docs images stand-ins
+.PHONY: help setup setup-dev setup-bench demo dev down test test-full test-matrix check mutants native check-native bench bench-quick locks docs images stand-ins
 
 help: ## What there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -16,6 +16,9 @@ setup: ## .venv with what runs
 
 setup-dev: ## .venv with what runs and what tests need
 	@scripts/setup.sh dev
+
+setup-bench: ## .venv with the peers too that benchmarks measure us beside (deps/bench.lock: obstore, s5cmd)
+	@scripts/setup.sh bench
 
 demo: setup ## Platform, real model, cold and warm answer, explained; leaves nothing behind
 	@$(VENV)/python -m thaw.dev.demo
@@ -51,9 +54,11 @@ check-native: ## Native tests: plain, then under the address, undefined-behaviou
 	@set -e; for flavour in plain asan tsan; do echo "== $$flavour"; \
 	    THAW_FUZZ_ITERATIONS=$(or $(FUZZ),50000) $(MAKE) -s -C csrc FLAVOUR=$$flavour check; done
 
-bench-quick: setup-dev ## Every benchmark, small; the last line of each is JSON
-	@set -e; for bench in $(filter-out bench/_%,$(wildcard bench/*.py)); do \
-	    echo "== $$bench"; $(VENV)/python $$bench --quick; done
+bench: setup-bench ## The published benchmarks (hours), then docs/benchmarks.md from what they print; BENCH="warm relay" runs some
+	@$(VENV)/python -m bench._publish $(BENCH)
+
+bench-quick: setup-bench ## Every benchmark, under two minutes each; the page stays as it is unless PAGE=1
+	@$(VENV)/python -m bench._publish --quick $(if $(PAGE),--record) $(BENCH)
 
 images: ## Build the container images (needs Docker); docs/docker.md
 	@scripts/images.sh
@@ -71,4 +76,5 @@ locks: setup-dev ## Resolve deps/*.in again
 	@$(UV_COMPILE) deps/tools.in -o deps/tools.lock
 	@$(UV_COMPILE) deps/cpu.in --override deps/cpu-overrides.txt -o deps/cpu.lock
 	@cd deps && ../$(UV_COMPILE) dev.in --override cpu-overrides.txt -o dev.lock
+	@cd deps && ../$(UV_COMPILE) bench.in -o bench.lock
 	@$(UV_COMPILE) deps/gpu.in -o deps/gpu.lock

@@ -1,8 +1,10 @@
 """What every benchmark shares: goals, samples, interleaving, processes, and the last line.
 
 A benchmark asks one question.  It runs the competitors in turn in one process tree, compares medians, and prints as
-its last line one JSON object.  A goal that was missed is printed as missed, with what keeps it from being reached; a
-value measured on a paced link (no network namespace could be made) satisfies nothing.
+its last line one JSON object: the command, the rounds, the figures with their goals, and the machine with its commit
+and its load.  ``python -m bench._publish`` writes docs/benchmarks.md from such lines.  A goal that was missed is
+printed as missed, with what keeps it from being reached; a value measured on a paced link (no network namespace could
+be made) satisfies nothing.
 """
 
 from __future__ import annotations
@@ -10,10 +12,12 @@ from __future__ import annotations
 import argparse
 import ctypes
 import dataclasses
+import functools
 import json
 import os
 import platform
 import re
+import shlex
 import signal
 import statistics
 import subprocess
@@ -36,56 +40,105 @@ _libc = ctypes.CDLL(None)
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """``floor`` says for a missed goal what it consists of; ``samples`` are what ``value`` was made from."""
+    """``floor`` says what the value consists of, which matters most where a goal is missed; ``samples`` are what it was
+    made from."""
 
     name: str
     value: float | None  # None: could not be measured here; floor says why
-    op: str  # "<=", ">=" or "=="
-    goal: float
-    ok: bool
+    op: str  # "<=", ">=" or "=="; empty for a figure without a goal
+    goal: float | None
+    ok: bool | None
     paced: bool = False
     floor: str = ""
     samples: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    rounds: int | None = None  # None: as many as the whole program made
 
 
 def judge(name: str, value: float | None, op: str, goal: float, *, paced: bool = False, floor: str = "",
-          samples: Mapping[str, Any] | None = None) -> Goal:  # fmt: skip
+          samples: Mapping[str, Any] | None = None, rounds: int | None = None) -> Goal:  # fmt: skip
     """A goal is met by a measured value on a real link, and by nothing else."""
     met = value is not None and {"<=": value <= goal, ">=": value >= goal, "==": value == goal}[op]
-    rounded = None if value is None else float(f"{value:.4g}")
-    return Goal(name, rounded, op, goal, met and not paced, paced, "" if met else floor, samples or {})
+    return Goal(name, _rounded(value), op, goal, met and not paced, paced, floor, samples or {}, rounds)
 
 
-def report(bench: str, goals: Sequence[Goal], **facts: Any) -> int:
+def figure(name: str, value: float | None, *, floor: str = "", rounds: int | None = None) -> Goal:
+    """A value worth publishing that nothing is wanted of."""
+    return Goal(name, _rounded(value), "", None, None, floor=floor, rounds=rounds)
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.4g}")
+
+
+def report(bench: str, goals: Sequence[Goal], *, rounds: int, **facts: Any) -> int:
     """Print the goals, then the JSON line.  Always 0: a missed goal is a result, a crash is not."""
     print()
     for g in goals:
         value = "not measured" if g.value is None else f"{g.value:g}"
-        mark = "ok" if g.ok else "PACED" if g.paced else "MISSED"
-        print(f"  {mark:6}  {g.name:34} {value:>12}   goal {g.op} {g.goal:g}   {g.floor}")
-    plain = [{k: v for k, v in dataclasses.asdict(g).items() if v or k in ("value", "ok")} for g in goals]
-    print(json.dumps({"bench": bench, "goals": plain, **facts, "machine": machine()}))
+        mark = "" if g.ok is None else "ok" if g.ok else "PACED" if g.paced else "MISSED"
+        wanted = "" if g.goal is None else f"goal {g.op} {g.goal:g}"
+        print(f"  {mark:6}  {g.name:34} {value:>12}   {wanted}   {g.floor}")
+    plain = [_plain(g, rounds) for g in goals]
+    print(json.dumps({"bench": bench, "command": command_line(), "rounds": rounds, "goals": plain, **facts,
+                      "machine": machine()}))  # fmt: skip
     return 0
+
+
+def _plain(goal: Goal, rounds: int) -> dict[str, Any]:
+    always = ("value", "ok") if goal.op else ("value",)
+    fields = dataclasses.asdict(goal) | {"rounds": goal.rounds or rounds}
+    return {name: value for name, value in fields.items() if value or name in always}
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """What ran, and beside how many others: the commit and the load of the moment in which a program begins."""
+
+    commit: str
+    dirty: bool  # a tracked file, other than the results and their page, differs from the commit
+    load_1m: float
+
+
+@functools.cache
+def begun() -> Begun:
+    """Of this process; every program asks first of all, so that a later commit is not taken for the one that ran."""
+    changed = ("status", "--porcelain", "--untracked-files=no", "--", ".", ":!bench/results", ":!docs/benchmarks.md")
+    return Begun(_git("rev-parse", "--short", "HEAD"), bool(_git(*changed)), round(os.getloadavg()[0], 2))
+
+
+def _git(*arguments: str) -> str:
+    return subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True).stdout.strip()
+
+
+def command_line() -> str:
+    """What to type to run this again, from the checkout."""
+    program = Path(sys.argv[0]).resolve()
+    name = str(program.relative_to(ROOT)) if program.is_relative_to(ROOT) else program.name
+    priority = os.sched_getparam(0).sched_priority
+    real_time = ["chrt", "-r", str(priority)] if os.sched_getscheduler(0) == os.SCHED_RR else []
+    nice = os.getpriority(os.PRIO_PROCESS, 0)
+    return shlex.join([*real_time, *(["nice", "-n", str(nice)] if nice else []), name, *sys.argv[1:]])
 
 
 def machine() -> dict[str, Any]:
     cpuinfo = Path("/proc/cpuinfo").read_text()
     model = re.search(r"model name\s*:\s*(.+)", cpuinfo)
-    commit = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
     return {
         "cores": os.cpu_count(),
         "cpu": model.group(1).strip() if model else platform.machine(),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
-        "kernel": platform.release(),
+        "kernel": platform.release().partition("-")[0],
         "python": platform.python_version(),
-        "load_1m": round(os.getloadavg()[0], 2),  # of a quiet machine it is the benchmark's own
-        "commit": commit.stdout.strip(),
+        "load_1m": [begun().load_1m, round(os.getloadavg()[0], 2)],  # as it began and as it ended: its own is in there
+        "commit": begun().commit,
+        "dirty": begun().dirty,
         "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
 
 
 def options(question: str, **further: Any) -> argparse.Namespace:
     """``--quick`` and ``-n``; ``further`` are ``name=(default, help)``."""
+    begun()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # `timeout` must not leave namespaces and servers behind
     parser = argparse.ArgumentParser(description=question)
     parser.add_argument("--quick", action="store_true", help="a smaller run of the same thing, under two minutes")
@@ -146,12 +199,14 @@ class Program:
 
 
 def start(command: Sequence[str], log: Path, ready: str, *, env: Mapping[str, str] | None = None,
-          deadline_s: float = 60.0, cwd: Path | None = None) -> Program:  # fmt: skip
-    """Start a program and wait until its log holds ``ready``."""
+          deadline_s: float = 60.0, cwd: Path | None = None, own_session: bool = False) -> Program:  # fmt: skip
+    """Start a program and wait until its log holds ``ready``.  ``own_session``: as a service, which the kernel gives a
+    share of its own beside other sessions (sched_autogroup); every process of a platform of ours has one."""
     log.unlink(missing_ok=True)
     with log.open("wb") as out:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, cwd=cwd or ROOT,
-                                   env=None if env is None else dict(env), preexec_fn=die_with_parent)  # fmt: skip
+                                   env=None if env is None else dict(env), preexec_fn=die_with_parent,
+                                   start_new_session=own_session)  # fmt: skip
     program = Program(process, log)
     if ready and not wait_for_line(log, ready, deadline_s):
         program.stop(signal.SIGKILL)

@@ -73,10 +73,8 @@ def goals(found: dict[str, list[DriverStart]], link: Link) -> list[Goal]:
     floor = (f"{ttft['docker']:.2f} against {bound:.2f} s; single starts: docker {_range(docker)}, "
              f"process {_range(process)}")  # fmt: skip
     samples = {name: [str(s) for s in starts] for name, starts in found.items()}
-    return [
-        judge("docker_ttft_vs_process_and_creation", ttft["docker"] / bound, "<=", 1.0, paced=link.paced, floor=floor,
-              samples=samples),
-    ]  # fmt: skip
+    name = f"docker_ttft_vs_process_and_creation_{link.name}"
+    return [judge(name, ttft["docker"] / bound, "<=", 1.0, paced=link.paced, floor=floor, samples=samples)]
 
 
 def _start(driver: str, link: Link) -> DriverStart:

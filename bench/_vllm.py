@@ -35,7 +35,7 @@ class VllmServer:
                 *extra]  # fmt: skip
         self.command = " ".join(f"{k}={v}" for k, v in settings.items()) + " " + shlex.join(argv)
         self._program: Program = start(argv, work / f"vllm-{self.port}.log", _STARTED, env=python_env(**settings),
-                                       deadline_s=_START_S, cwd=work)  # fmt: skip
+                                       deadline_s=_START_S, cwd=work, own_session=True)  # fmt: skip
 
     @property
     def pid(self) -> int:

@@ -135,7 +135,7 @@ _COMPETITORS = {"obstore": 1.7, "curl": 3.0, "s5cmd": 4.0, "boto3": 5.0}
 
 def _against(name: str, found: dict[str, list[Sample]], goal: float) -> Goal:
     if name not in found:
-        return judge(f"vs_{name}", None, ">=", goal, floor=f"{name} is not installed (deps/bench.lock)")
+        return judge(f"vs_{name}", None, ">=", goal, floor=f"{name} is not installed (make setup-bench)")
     ratio = gb_s(found["fetchd"]) / gb_s(found[name])
     most = gb_s(found["receiver"]) / gb_s(found[name])
     floor = f"{_floor(found['fetchd'], found[name])}; the C++ receiver without checks is {most:.2f} times as fast"

@@ -63,6 +63,11 @@ class GatewayBench:
     def bare(self, port: int, connections: int, seconds: float) -> dict[str, Any]:
         return self._run(port, "/hello", connections, seconds)
 
+    def hold(self, streams: int) -> _streams.Held:
+        held = _streams.hold(self.port, self.auth, "chat", streams, _TOKENS, 300.0)
+        say(f"streams: {held}")
+        return held
+
     def _run(self, port: int, path: str, connections: int, seconds: float) -> dict[str, Any]:
         body = b'{"name": "you"}'
         request = self.work / f"request-{port}"
@@ -126,13 +131,14 @@ def main() -> int:
         config = llm_config(f"file://{model}", max_batch=256)
         platform.deploy("chat", {**config, "limits": {"concurrency": options.streams}})
         platform.caller("chat").chat("Hello.", 4)
-        held = _streams.hold(bench.port, bench.auth, "chat", options.streams, _TOKENS, 300.0)
-        say(f"streams: {held}")
+        n_holds = 1 if options.quick else min(rounds, 5)
+        holds = [bench.hold(options.streams) for _ in range(n_holds)]
+    held = min(holds, key=lambda h: min(h.at_once, h.complete))
     rps = {name: median([r["per_s"] for r in values]) for name, values in found.items()}
     thaw = found["thaw"]
     floor = f"{rps['thaw']:.0f} against {rps['flask']:.0f} a second, p50 {median([r['p50_ms'] for r in thaw]):.1f} ms"
     goals = [
-        judge("streams_at_once", min(held.at_once, held.complete), ">=", 1000,
+        judge("streams_at_once", min(held.at_once, held.complete), ">=", 1000, rounds=n_holds,
               floor=f"{held.complete} of {held.asked} complete in {held.seconds:.0f} s; {held.first_failure}"),
         judge("rps_vs_bare_flask", rps["thaw"] / rps["flask"], ">=", 0.2, floor=floor),
     ]  # fmt: skip

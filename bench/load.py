@@ -2,7 +2,9 @@
 
 Through fetchd's ``file`` source (its real daemon, O_DIRECT, every chunk checked) into a segment and from there into
 torch; against safetensors' load_file, runai-model-streamer and fastsafetensors (where they are installed), each in a
-fresh process that has imported everything before the clock runs.  All end with the same look at every page.
+fresh process that has imported everything before the clock runs.  All end with the same look at every page.  The two
+last ones come with ``uv pip install --no-deps --target DIR runai-model-streamer fastsafetensors humanize`` and
+``PYTHONPATH=DIR``.
 """
 
 from __future__ import annotations
@@ -42,6 +44,7 @@ def main() -> int:
     options = _common.options(__doc__ or "", mb=(0, "size of the model"),
                               dir=("/var/tmp", "a directory on the disk to read from"))  # fmt: skip
     n_bytes = (options.mb or (256 if options.quick else 1000)) * 1_000_000
+    rounds = options.n or (3 if options.quick else 7)
     work = Path(tempfile.mkdtemp(prefix="bench-load-", dir=options.dir))
     run = Path(tempfile.mkdtemp(prefix="bench-"))  # a socket's path is short
     try:
@@ -51,16 +54,16 @@ def main() -> int:
         with Fetchd(run, pool_mb) as fetchd:
             bench = LoadBench(work / "model", run, fetchd)
             names = ["fetchd", *(n for n, module in _OTHERS.items() if importlib.util.find_spec(module))]
-            found = interleave({n: partial(bench.load, n) for n in names}, options.n or (3 if options.quick else 7))
+            found = interleave({n: partial(bench.load, n) for n in names}, rounds)
     finally:
         shutil.rmtree(work)
         shutil.rmtree(run)
     missing = [n for n in _OTHERS if n not in found]
     if missing:
-        say(f"not installed: {', '.join(missing)} (see docs/benchmarks.md)")
+        say(f"not installed: {', '.join(missing)} (the head of this file says how)")
     ours = found["fetchd"]
     return _common.report(
-        "load", [_against(found)], n_bytes=index.n_bytes, n_tensors=ours[0].n_tensors,
+        "load", [_against(found)], rounds=rounds, n_bytes=index.n_bytes, n_tensors=ours[0].n_tensors,
         gb_s={n: round(gb_s(s), 3) for n, s in found.items()},
         cpu_s_per_gb={n: round(cpu_s_per_gb(s), 3) for n, s in found.items()},
         fetchd_against={n: round(gb_s(ours) / gb_s(s), 3) for n, s in found.items() if n != "fetchd"},

@@ -146,7 +146,8 @@ def busy(work: Path, engine_core: int, rounds: int, facts: dict[str, Any]) -> Go
     idle, under = median(found.idle), median(found.busy)
     facts["busy_link"] = {"idle_ms": round(idle, 2), "busy_ms": round(under, 2), "ranks": found.ranks,
                           "path": found.path, "filled": [round(f, 3) for f in found.filled]}  # fmt: skip
-    return judge("tpot_under_fetch", under / idle, "<=", 1.15, floor=f"{under:.2f} against {idle:.2f} ms")
+    return judge("tpot_under_fetch", under / idle, "<=", 1.15, floor=f"{under:.2f} against {idle:.2f} ms",
+                 rounds=rounds)  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -2,8 +2,13 @@
 
 A trace of a few functions (half of them with a tight objective, half with a loose one) is played to four hosts behind
 200 Mbit/s links, and simulated with the production policy on four simulated hosts whose constants were measured on that
-very platform: one cold start of a function that is not in the trace, and its warm requests.  Laid side by side are, for
-each start, what the scheduler predicted, what was simulated, and what was.
+very platform: one cold start of a function that is not in the trace, and its warm requests.  Every round has a trace
+and a platform of its own.
+
+Requests are compared in pairs: the error of a request is how far its simulated TTFT is from its real one, as a part of
+the real one.  The scheduler's own prediction is compared with the same real TTFT: what it foretold of the start that a
+request waited for, less the time that had passed when the request came.  A request that came after the foretold first
+token has none, since nothing was predicted for it.
 
 ``--traces FILE``: a workload file instead of the own generator; its first requests, its functions made ``chatbot``
 (7.5 s) or ``summarization`` (15 s), its models all SmolLM2.
@@ -27,7 +32,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from bench import _common, _model, _paths
-from bench._common import Goal, judge, percentile, say
+from bench._common import Goal, figure, judge, percentile, say
 from bench._explained import read_start
 from bench._links import Link, shaped
 from bench._origin import Origin
@@ -66,8 +71,10 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One request in three worlds.  ``predicted``: of the start that was made for it; None for the others."""
+    """One request in three worlds.  ``predicted`` is None for a request that waited for no start, ``real`` not a number
+    for one that was answered with an error."""
 
+    index: int  # in the trace
     at_s: float
     function: str
     stages: int
@@ -118,16 +125,16 @@ def measured_world(m: Measured) -> Iterator[str]:
             table.pop(_MEASURED, None)
 
 
-def simulated(workload: Workload, m: Measured, max_stages: int) -> list[float]:
+def simulated(workload: Workload, m: Measured, max_stages: int) -> dict[int, float]:
+    """The TTFT of each request, by its number in the trace."""
     with measured_world(m) as testbed:
         spec = replace(SYSTEMS["thaw"], max_stages=max_stages)
-        return [r.ttft for r in simulate(workload, spec, testbed, Objectives()).requests]
+        return {r.index: r.ttft for r in simulate(workload, spec, testbed, Objectives()).requests}
 
 
-def errors(simulated_s: Sequence[float], real_s: Sequence[float]) -> dict[str, float]:
-    """|simulated − real| / real of the median and of the 90th percentile."""
-    pairs = {p: (percentile(simulated_s, p), percentile(real_s, p)) for p in (50, 90)}
-    return {f"p{p}": abs(a - b) / b for p, (a, b) in pairs.items()}
+def errors(pairs: Sequence[tuple[float, float]]) -> list[float]:
+    """|foretold − real| / real of each request."""
+    return [abs(foretold - real) / real for foretold, real in pairs]
 
 
 # the real platform ----------------------------------------------------------------------------------------------------
@@ -189,13 +196,16 @@ def play(platform: BenchPlatform, workload: Workload) -> list[Answer]:
     return answers
 
 
-def rows(platform: BenchPlatform, workload: Workload, answers: Sequence[Answer], sim: Sequence[float]) -> list[Row]:
+def rows(platform: BenchPlatform, workload: Workload, answers: Sequence[Answer], sim: Mapping[int, float]) -> list[Row]:
     found = []
-    for request, answer, simulated_s in zip(workload.requests, answers, sim, strict=True):
+    for request, answer in zip(workload.requests, answers, strict=True):
         events, plan = platform.trace(answer.activation_id) if answer.activation_id else ([], None)
-        found.append(Row(request.arrival_s, f"f{request.function} {request.app}", len(plan.stages) if plan else 0,
-                         plan.predicted_ttft_s if plan else None, simulated_s, answer.ttft_s,
-                         _why(events) if plan else "", "" if answer.error else _path(events, plan)))  # fmt: skip
+        predicted_s = foretold_s(events)
+        planned = _planned(events) if predicted_s is not None else None
+        stages = planned.attrs.get("stages") if planned else 0
+        found.append(Row(request.index, request.arrival_s, f"f{request.function} {request.app}",
+                         stages if isinstance(stages, int) else 0, predicted_s, sim[request.index], answer.ttft_s,
+                         _why(planned) if planned else "", "" if answer.error else _path(events, plan)))  # fmt: skip
     return found
 
 
@@ -205,32 +215,60 @@ def _path(events: Sequence[TraceEvent], plan: Plan | None) -> str:
     return _paths.checked(events, n_stages, _paths.expected("auto", direct=False))
 
 
-def _why(events: Sequence[TraceEvent]) -> str:
-    sizes = next((e.attrs.get("sizes") for e in events if e.name is Phase.PLANNED_END), None)
+def foretold_s(events: Sequence[TraceEvent]) -> float | None:
+    """What the scheduler foretold of the start that this request waited for, from the request's arrival."""
+    planned, received = _planned(events), next((e for e in events if e.name is Phase.RECEIVED), None)
+    predicted = planned.attrs.get("predicted_ttft_s") if planned else None
+    if planned is None or received is None or not isinstance(predicted, (int, float)):
+        return None
+    left_s = predicted + (planned.mono_ns - received.mono_ns) / 1e9  # one machine: one clock
+    return left_s if left_s > 0 else None
+
+
+def _planned(events: Sequence[TraceEvent]) -> TraceEvent | None:
+    return next((e for e in events if e.name is Phase.PLANNED_END), None)
+
+
+def _why(planned: TraceEvent) -> str:
+    sizes = planned.attrs.get("sizes")
     each = sizes if isinstance(sizes, (list, tuple)) else ()
     return ", ".join(f"{c['stages']}/{c['full']} {c['why']} {c.get('ttft_s', '')}".strip() for c in each)
 
 
 def table(found: Sequence[Row]) -> str:
-    lines = ["      at  function            stages  predicted  simulated  real    path"]
+    lines = ["  request      at  function            stages  predicted  simulated  real    path"]
     for r in found:
         predicted = "        –" if r.predicted is None else f"{r.predicted:9.2f}"
-        lines.append(f"  {r.at_s:6.1f}  {r.function:18}  {r.stages or '–':>6}  {predicted}  {r.simulated:9.2f}  "
-                     f"{r.real:6.2f}  {r.path}".rstrip())  # fmt: skip
+        lines.append(f"  {r.index:7}  {r.at_s:6.1f}  {r.function:18}  {r.stages or '–':>6}  {predicted}  "
+                     f"{r.simulated:9.2f}  {r.real:6.2f}  {r.path}".rstrip())  # fmt: skip
     return "\n".join(lines)
 
 
-def judged(found: Sequence[Row], paced: bool, n_failed: int) -> list[Goal]:
-    off = errors([r.simulated for r in found], [r.real for r in found])
-    floor = f"{n_failed} request(s) failed" if n_failed else "simulated against real TTFT"
-    return [judge(f"{p}_error", off[p] if not n_failed else None, "<=", 0.15, paced=paced, floor=floor)
-            for p in ("p50", "p90")]  # fmt: skip
+def judged(found: Sequence[Row], paced: bool, rounds: int) -> list[Goal]:
+    """Percentiles of the requests' errors, over all rounds.  A request that failed leaves the goals unmeasured."""
+    n_failed = sum(r.real != r.real for r in found)
+    off = errors([(r.simulated, r.real) for r in found])
+    floor = f"{n_failed} of {len(found)} requests failed" if n_failed else f"of {len(found)} requests, paired"
+    return [
+        judge(f"p{p}_error", None if n_failed else percentile(off, p), "<=", 0.15, paced=paced, floor=floor,
+              rounds=rounds)
+        for p in (50, 90)
+    ]  # fmt: skip
+
+
+def prediction(found: Sequence[Row], rounds: int) -> list[Goal]:
+    """The scheduler's own, of the requests that waited for a start and were answered."""
+    off = errors([(r.predicted, r.real) for r in found if r.predicted is not None and r.real == r.real])
+    floor = f"of {len(off)} requests that waited for a start, paired"
+    return [figure(f"predicted_p{p}_error", percentile(off, p) if off else None, floor=floor, rounds=rounds)
+            for p in (50, 90)]  # fmt: skip
 
 
 def main() -> int:
     options = _common.options(__doc__ or "", traces=("", "a workload file"), max_stages=(4, "of a group"),
                               seed=(0, "of the generator"))  # fmt: skip
-    n, seconds, n_functions = (12, 30.0, 4) if options.quick else (48, 240.0, 8)
+    n, seconds, n_functions = (12, 30.0, 4) if options.quick else (24, 120.0, 8)
+    n_rounds = options.n or (1 if options.quick else 5)
     work = Path(tempfile.mkdtemp(prefix="thaw-replay-"))
     try:
         checkpoint, models = obtain(cache_dir(), say), work / "models"
@@ -238,37 +276,48 @@ def main() -> int:
         index = _model.write_index(models / "smollm2")
         for name in ["calibration", *(f"f{i}" for i in range(n_functions))]:
             (models / name).symlink_to("smollm2")  # another model each, as far as anybody can tell
-        trace = make_trace(n, seconds, n_functions, options.seed)
+        traces = [make_trace(n, seconds, n_functions, options.seed + i) for i in range(n_rounds)]
         if options.traces:
-            trace = scaled(read_workload(Path(options.traces)), n, seconds, n_functions)
+            traces = [scaled(read_workload(Path(options.traces)), n, seconds, n_functions)] * n_rounds
         with Origin(work, work) as loopback:
-            return _replay(work, shaped(work, loopback, RATE_MBIT), trace, index.n_bytes, n_functions, options)
+            link = shaped(work, loopback, RATE_MBIT)
+            rounds = [_replay(work, link, trace, index.n_bytes, n_functions, options.max_stages) for trace in traces]
     finally:
         shutil.rmtree(work, ignore_errors=True)
+    found = [row for r in rounds for row in r.rows]
+    return _common.report(
+        "replay", [*judged(found, link.paced, n_rounds), *prediction(found, n_rounds)], rounds=n_rounds,
+        requests=len(found), failed=[e for r in rounds for e in r.errors],
+        measured=[_plain(r.measured) for r in rounds], link=link.describe(),
+        path=_paths.together(row.path for row in found),
+    )  # fmt: skip
 
 
-def _replay(work: Path, link: Link, trace: Workload, n_bytes: int, n_functions: int, options: Any) -> int:
-    with BenchPlatform(work / "state", hosts=HOSTS, link=link.option, memory_mb=PER_HOST * 1024 + 512,
+@dataclass(frozen=True, slots=True)
+class Round:
+    measured: Measured
+    rows: list[Row]
+    errors: list[str]
+
+
+def _replay(work: Path, link: Link, trace: Workload, n_bytes: int, n_functions: int, max_stages: int) -> Round:
+    state = Path(tempfile.mkdtemp(prefix="state-", dir=work))
+    with BenchPlatform(state, hosts=HOSTS, link=link.option, memory_mb=PER_HOST * 1024 + 512,
                        store=work) as platform, link.store(platform) as url:  # fmt: skip
         measured = calibrate(platform, url, link, n_bytes)
         say(f"measured: {measured}")
         for i in range(n_functions):
             app = "chatbot" if i % 2 == 0 else "summarization"
-            platform.deploy(f"f{i}", config(f"{url}/models/f{i}", app, options.max_stages))
+            platform.deploy(f"f{i}", config(f"{url}/models/f{i}", app, max_stages))
         answers = play(platform, trace)
-        found = rows(platform, trace, answers, simulated(trace, measured, options.max_stages))
+        found = rows(platform, trace, answers, simulated(trace, measured, max_stages))
     failed = [a.error for a in answers if a.error]
     say(table(found))
     for function in sorted({r.function for r in found if r.why}):
         say(f"  {function}, stages/full: {next(r.why for r in found if r.function == function and r.why)}")
     for error in failed[:3]:
         say(f"failed: {error}")
-    known = [r for r in found if r.real == r.real]
-    off = errors([r.predicted or r.simulated for r in known], [r.real for r in known]) if known else {}
-    return _common.report("replay", judged(known, link.paced, len(failed)) if known else [], requests=len(found),
-                          failed=len(failed), measured=_plain(measured), link=link.describe(),
-                          path=_paths.together(r.path for r in found),
-                          predicted_error={k: round(v, 3) for k, v in off.items()})  # fmt: skip
+    return Round(measured, found, failed)
 
 
 def _plain(measured: Measured) -> Mapping[str, float]:

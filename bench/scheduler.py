@@ -44,7 +44,6 @@ from thaw.instance import InstanceRecord, InstanceState, StartMode
 from thaw.model import FileRange, ModelFacts, ModelParts
 
 N_DEVICES, N_FUNCTIONS = 4, 10_000
-_FLOOR = "CPU time of decide()"
 SERVED_S = 10.0  # a request's time in its instance
 OBJECTIVES = {"llama2-7b": (7.5, 0.2), "llama2-13b": (12.0, 0.2)}  # P Table 2, chatbot
 
@@ -92,7 +91,7 @@ class Cluster:
         names = list(OBJECTIVES)
         for i in range(n_functions):
             self._tell(ActionSeen(_facts(i, names[i % len(names)])))
-            self._tell(ModelInspected(f"s3://m/{i}", HostId("host-0000"), _model(i, names[i % len(names)])))
+            self._tell(ModelInspected(f"s3://m/{i}", HostId("host-0000"), model_facts(i, names[i % len(names)])))
         self.names = [ActionName(f"guest/f{i}") for i in range(n_functions)]
         self._rate = 1.0
         self._arrive()
@@ -225,7 +224,7 @@ def _facts(i: int, model: str) -> ActionFacts:
     )  # fmt: skip
 
 
-def _model(i: int, name: str) -> ModelFacts:
+def model_facts(i: int, name: str) -> ModelFacts:
     n_bytes = MODELS[name].n_bytes
     layer, rest = n_bytes // 34, n_bytes - 32 * (n_bytes // 34)
     file, at = "model.safetensors", itertools.accumulate([rest // 2] + [layer] * 32)
@@ -242,26 +241,41 @@ def _model(i: int, name: str) -> ModelFacts:
 def main() -> int:
     options = _common.options(__doc__ or "")
     seconds = 20.0 if options.quick else 75.0
-    alike = measured(Cluster(1000, N_FUNCTIONS, seed=0), [("usual", 28.0), ("full", 70.0)], 55.0, seconds)
-    own = measured(Cluster(1000, N_FUNCTIONS, seed=0, own_links=True), [("own_links", 28.0)], 55.0, seconds)
-    many = measured(
-        Cluster(10_000, N_FUNCTIONS, seed=0, own_links=True), [("own_links_10k", 280.0)], 10.0, seconds / 10
-    )
-    rows = alike | own | many
+    rounds = [one_round(seed, seconds) for seed in range(options.n or (1 if options.quick else 5))]
+    by_row = {name: [r[name] for r in rounds] for name in rounds[0]}
     goals = [
-        *_goals("", rows["usual"].starts),
-        *_goals("full_", rows["full"].starts),
-        _p99("own_links_decision_p99_ms", rows["own_links"].starts, 2.0),
-        _p99("own_links_10k_decision_p99_ms", rows["own_links_10k"].starts, 10.0),
+        *_goals("", by_row["usual"]),
+        *_goals("full_", by_row["full"]),
+        _p99("own_links_decision_p99_ms", by_row["own_links"], 2.0),
+        _p99("own_links_10k_decision_p99_ms", by_row["own_links_10k"], 10.0),
     ]
-    facts = {name: row.facts for name, row in rows.items()}
-    return _common.report("scheduler", goals, hosts=1000, devices=N_DEVICES, functions=N_FUNCTIONS, **facts)
+    facts = {name: [row.facts for row in rows] for name, rows in by_row.items()}
+    return _common.report("scheduler", goals, rounds=len(rounds), hosts=1000, devices=N_DEVICES, functions=N_FUNCTIONS,
+                          **facts)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
+    """Of one round."""
+
     starts: list[float]  # CPU seconds of each decision that started a group
     facts: dict[str, Any]
+
+    @property
+    def p99_ms(self) -> float:
+        return 1000 * _common.percentile(self.starts, 99)
+
+    @property
+    def per_s(self) -> float:
+        return 1 / statistics.fmean(self.starts)
+
+
+def one_round(seed: int, seconds: float) -> dict[str, Row]:
+    """Clusters of their own, with requests of their own."""
+    alike = measured(Cluster(1000, N_FUNCTIONS, seed), [("usual", 28.0), ("full", 70.0)], 55.0, seconds)
+    own = measured(Cluster(1000, N_FUNCTIONS, seed, own_links=True), [("own_links", 28.0)], 55.0, seconds)
+    many = Cluster(10_000, N_FUNCTIONS, seed, own_links=True)
+    return alike | own | measured(many, [("own_links_10k", 280.0)], 10.0, seconds / 10)
 
 
 def measured(cluster: Cluster, rates: Sequence[tuple[str, float]], before_s: float, seconds: float) -> dict[str, Row]:
@@ -283,15 +297,21 @@ def measured(cluster: Cluster, rates: Sequence[tuple[str, float]], before_s: flo
     return found
 
 
-def _goals(prefix: str, cpu: Sequence[float]) -> list[_common.Goal]:
+def _goals(prefix: str, rows: Sequence[Row]) -> list[_common.Goal]:
+    per_s = [row.per_s for row in rows]
     return [
-        _p99(f"{prefix}decision_p99_ms", cpu, 2.0),
-        _common.judge(f"{prefix}decisions_per_s", 1 / statistics.fmean(cpu), ">=", 1000, floor=_FLOOR),
+        _p99(f"{prefix}decision_p99_ms", rows, 2.0),
+        _common.judge(f"{prefix}decisions_per_s", _common.median(per_s), ">=", 1000, floor=_floor(per_s)),
     ]
 
 
-def _p99(name: str, cpu: Sequence[float], at_most_ms: float) -> _common.Goal:
-    return _common.judge(name, 1000 * _common.percentile(cpu, 99), "<=", at_most_ms, floor=_FLOOR)
+def _p99(name: str, rows: Sequence[Row], at_most_ms: float) -> _common.Goal:
+    p99 = [row.p99_ms for row in rows]
+    return _common.judge(name, _common.median(p99), "<=", at_most_ms, floor=_floor(p99))
+
+
+def _floor(by_round: Sequence[float]) -> str:
+    return f"CPU time of decide(), by round {min(by_round):.3g} to {max(by_round):.3g}"
 
 
 if __name__ == "__main__":

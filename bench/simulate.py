@@ -93,6 +93,7 @@ def _deterministic(seed: int) -> tuple[bool, dict[str, str]]:
 
 def main() -> int:
     options = _arguments()
+    _common.begun()
     console = Console(stderr=True)
     if options.stress:
         return _stress(options.stress, options.seed, console)
@@ -115,10 +116,11 @@ def main() -> int:
     goals = [
         _common.judge("events_per_s", statistics.median(speeds), ">=", 50_000, floor="per CPU second",
                       samples={"per_cpu_s": [round(s) for s in speeds]}),
-        _common.judge("deterministic", float(same), "==", 1.0, floor="two runs of one seed differ"),
+        _common.judge("deterministic", float(same), "==", 1.0, floor="" if same else "two runs of one seed differ"),
     ]  # fmt: skip
-    return _common.report("simulate", goals, constants=HASH, code=code_hash(), log_hashes=hashes, runs=len(summaries),
-                          bands_met=sum(b.met is True for b in bands), bands=len(bands))  # fmt: skip
+    return _common.report(
+        "simulate", goals, rounds=len(speeds), constants=HASH, code=code_hash(), log_hashes=hashes,
+        runs=len(summaries), bands_met=sum(b.met is True for b in bands), bands=len(bands))  # fmt: skip
 
 
 def _stress(n_requests: int, seed: int, console: Console) -> int:
@@ -131,7 +133,7 @@ def _stress(n_requests: int, seed: int, console: Console) -> int:
     ]  # fmt: skip
     whole = [g if n_requests >= stress.REQUESTS else replace(g, ok=False, floor=f"{n_requests} requests only")
              for g in goals]  # fmt: skip
-    return _common.report("simulate-stress", whole, **asdict(found))
+    return _common.report("simulate-stress", whole, rounds=1, **asdict(found))
 
 
 def _print(summaries: Sequence[Summary], bands: Sequence[Band]) -> None:

@@ -3,6 +3,7 @@
 #
 #   scripts/setup.sh run    what runs (make demo, make dev)
 #   scripts/setup.sh dev    that and what tests, lints and type checks need
+#   scripts/setup.sh bench  that and the peers that benchmarks measure us beside
 #
 # The engine is vLLM's CPU build, or its CUDA build where nvidia-smi finds a GPU; THAW_ENGINE=cpu|gpu decides otherwise.
 # It can be run again at any time: when the stamp (a hash of the locks, the interpreter and the platform; written
@@ -19,7 +20,8 @@ pytorch_index=https://download.pytorch.org/whl/cpu
 case $engine-$profile in
     cpu-run|gpu-run) locks=("deps/$engine.lock") ;;
     cpu-dev|gpu-dev) locks=("deps/$engine.lock" deps/dev.lock) ;;
-    *) echo "usage: [THAW_ENGINE=cpu|gpu] scripts/setup.sh run|dev" >&2; exit 2 ;;
+    cpu-bench|gpu-bench) locks=("deps/$engine.lock" deps/dev.lock deps/bench.lock) ;;
+    *) echo "usage: [THAW_ENGINE=cpu|gpu] scripts/setup.sh run|dev|bench" >&2; exit 2 ;;
 esac
 
 say() { printf 'setup: %s\n' "$*"; }

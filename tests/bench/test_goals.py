@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from bench._calibrate import Constants
-from bench._common import interleave, judge, report
+from bench._common import figure, interleave, judge, report
 from bench._explained import read_start
 from bench._links import Link
 from bench.cold_start import ColdRun, VllmRun, judge_all
@@ -116,14 +116,20 @@ def test_a_goal_is_compared_as_it_says(value: float, op: str, goal: float, ok: b
 
 
 def test_the_last_line_is_json_that_tells_goals_and_machine(capsys: pytest.CaptureFixture[str]) -> None:
-    report("fetch", [judge("vs_curl", 3.5, ">=", 3), judge("vs_boto3", 4, ">=", 5, floor="busy")], rounds=7)
+    report("fetch", [judge("vs_curl", 3.5, ">=", 3), judge("vs_boto3", 4, ">=", 5, floor="busy", rounds=1),
+                     figure("cpu_s", 0.0)], rounds=7)  # fmt: skip
     plain = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert plain["bench"] == "fetch"
     assert plain["goals"] == [
-        {"name": "vs_curl", "value": 3.5, "op": ">=", "goal": 3, "ok": True},
-        {"name": "vs_boto3", "value": 4.0, "op": ">=", "goal": 5, "ok": False, "floor": "busy"},
+        {"name": "vs_curl", "value": 3.5, "op": ">=", "goal": 3, "ok": True, "rounds": 7},
+        {"name": "vs_boto3", "value": 4.0, "op": ">=", "goal": 5, "ok": False, "floor": "busy", "rounds": 1},
+        {"name": "cpu_s", "value": 0.0, "rounds": 7},
     ]
+    assert plain["rounds"] == 7
+    assert plain["command"]
     assert plain["machine"]["cores"] >= 1
+    assert len(plain["machine"]["load_1m"]) == 2
+    assert plain["machine"]["dirty"] in (True, False)
 
 
 def test_competitors_alternate_and_each_round_begins_with_another() -> None:
