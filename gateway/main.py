@@ -1,4 +1,4 @@
-"""``thaw-gateway``: gunicorn (gthread), embedded, one worker process whose threads hold the requests."""
+"""``thaw-gateway``: gunicorn (its gthread worker), embedded, one worker process whose threads hold the requests."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from gateway import first_key
 from gateway.app import create_app
 from gateway.core import Gateway
 from gateway.settings import GatewaySettings
+from gateway.worker import Worker
 from thaw import descriptors, lasting
 from thaw.ending import end_within
 from thaw.errors import ThawError
@@ -45,7 +46,7 @@ class _Server(BaseApplication):  # type: ignore[misc]
     def load_config(self) -> None:
         settings = self._settings
         values = {
-            "bind": settings.bind, "worker_class": "gthread", "workers": 1, "threads": settings.threads,
+            "bind": settings.bind, "worker_class": Worker, "workers": 1, "threads": settings.threads,
             "worker_connections": settings.threads * 4, "backlog": 4096, "keepalive": _KEEP_ALIVE_S,
             "timeout": 120, "graceful_timeout": settings.drain_s, "loglevel": "warning", "proc_name": "thaw-gateway",
             "post_fork": _die_with_parent, "worker_exit": self._on_exit, "control_socket_disable": True,
