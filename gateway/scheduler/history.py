@@ -20,6 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Final
 
+from gateway.scheduler.best import Best
 from gateway.scheduler.predict import Rates, Times
 from thaw.instance import StartMode
 from thaw.trace import Phase, TraceEvent
@@ -106,7 +107,10 @@ class Pass:
 
 
 class History:
-    def __init__(self, learned: Mapping[str, Learned] | None = None) -> None:
+    """``best``: the best that starts have shown, beside what they typically take."""
+
+    def __init__(self, learned: Mapping[str, Learned] | None = None, best: Best | None = None) -> None:
+        self.best = best or Best()
         self._learned: dict[str, Learned] = dict(learned or {})
         self._times: dict[tuple[str, int], Times] = {}  # what was answered since something was learned last
         self._rates: dict[tuple[str, str], Rates] = {}
@@ -132,6 +136,14 @@ class History:
                 known |= {n: getattr(seen, n) for n in _RATES if n in seen.known}
             self._rates[asked] = Rates(**known)
         return self._rates[asked]
+
+    def shown(self, action: str, device_kind: str, mode: StartMode) -> frozenset[str]:
+        """Names of the times and rates that some start has shown, so that no default stands for them."""
+        found = set(self.learned(action, device_kind, mode).known)
+        found |= set(self.learned(EVERY_ACTION, device_kind, mode).known)
+        for of in (EVERY_ACTION, action):
+            found |= set(self.learned(of, device_kind, _other(mode)).known) & (_OF_EVERY_MODE | set(_RATES))
+        return frozenset(found)
 
     def _mixed(self, action: str, device_kind: str, mode: StartMode, weight_bytes: int) -> Times:
         other = _other(mode)
@@ -169,7 +181,7 @@ class History:
 
     def actions(self) -> set[str]:
         """Of which something was learned."""
-        return {key.rsplit("|", 2)[0] for key in self._learned} - {EVERY_ACTION}
+        return ({key.rsplit("|", 2)[0] for key in self._learned} | self.best.actions()) - {EVERY_ACTION}
 
     def forget(self, action: str) -> tuple[str, ...]:
         """It was deleted; returns the keys that are to go."""
@@ -290,12 +302,14 @@ def was_continued(events: Iterable[TraceEvent]) -> bool:
     return any(e.wall_ns > first.wall_ns for first in firsts for e in by_gateway)
 
 
-def foretold(events: Iterable[TraceEvent]) -> tuple[float, float] | None:
-    """(predicted, bound) of a start, seconds, as its trace says; None: nothing was foretold."""
+def foretold(events: Iterable[TraceEvent]) -> tuple[float, float | None] | None:
+    """(predicted, bound) of a start, seconds, as its trace says; None: nothing was foretold, or no term of the bound
+    was known."""
     attrs = next((e.attrs for e in events if e.name == Phase.PLANNED_END), {})
     predicted, bound = attrs.get("predicted_ttft_s"), attrs.get("bound_ttft_s")
-    both = isinstance(predicted, int | float) and isinstance(bound, int | float)
-    return (float(predicted), float(bound)) if both and predicted > 0 else None  # type: ignore[arg-type, operator]
+    if not isinstance(predicted, int | float) or predicted <= 0:
+        return None
+    return float(predicted), float(bound) if isinstance(bound, int | float) else None
 
 
 def _phase_s(events: Sequence[TraceEvent], begin: Phase, end: Phase) -> float | None:

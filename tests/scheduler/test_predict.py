@@ -112,6 +112,11 @@ LOADING = [
 ]
 
 
+def test_a_trace_of_which_only_the_containers_end_is_there_gives_a_tail_from_then_on() -> None:
+    events = [_event(Phase.CONTAINER_BEGIN, 0.0), _event(Phase.CONTAINER_END, 0.5), _event(Phase.READY, 0.75)]
+    assert measure(events).t_tail == pytest.approx(0.25)
+
+
 def test_a_trace_gives_the_rate_of_the_copy_to_the_device_without_the_waiting_for_bytes() -> None:
     assert measure([*TRACE, *LOADING]).copy == pytest.approx(8_000.0)  # 3.5 s, of which it waited 2 and rehearsed 0.5
 
