@@ -23,6 +23,8 @@ from thaw.start_times import StageTook, StartTook
 _EVERY: Final = "*"
 """In place of an action's name, which has a slash."""
 _OF_EVERY_ACTION: Final = frozenset((Part.CONTAINER, Part.CONTEXT, Part.LIBRARIES, Part.COPY))
+_BUCKETS: Final = tuple(sorted({prompt_bucket(1 << n) for n in range(25)}))
+"""Of every length of a prompt."""
 _LINK: Final = "link"
 _MEMORY: Final = "memory"
 
@@ -75,9 +77,10 @@ class Best:
 
     def prefills(self, action: str, device_kind: str, n_stages: int) -> Iterator[tuple[int, Least]]:
         """(bucket of prompt lengths, least seconds)."""
-        for key, least in self._least.items():
-            if key[:4] == (Part.PREFILL, device_kind, "", n_stages) and key.of == action:
-                yield key.prompt_tokens, least
+        for bucket in _BUCKETS:
+            least = self._least.get(Key(Part.PREFILL, device_kind, "", n_stages, bucket, action))
+            if least is not None:
+                yield bucket, least
 
     def learn_start(self, action: str, device_kinds: Sequence[str], took: StartTook) -> dict[Key, Least]:
         """``device_kinds``: by stage; empty where it is not known.  Returns what is new, for the loop to keep."""
@@ -96,7 +99,7 @@ class Best:
         self, action: str, device_kind: str, n_stages: int, prompt_tokens: int, seconds: float
     ) -> dict[Key, Least]:
         """Of a whole group whose devices are of one kind."""
-        bucket = prompt_bucket(prompt_tokens)
+        bucket = min(prompt_bucket(prompt_tokens), _BUCKETS[-1])
         return self._take(Key(Part.PREFILL, device_kind, "", n_stages, bucket, action), seconds)
 
     def actions(self) -> set[str]:

@@ -51,7 +51,8 @@ class _Told:
 def lines(timeline: Timeline, plan: Plan | None, events: Sequence[TraceEvent]) -> Iterator[str]:
     what = timeline.end_name.replace("_", " ")
     yield f"measured:  {what} after {duration(timeline.end_s)}"
-    if _was_ready(events):
+    ready = [i.at_s for i in timeline.instants if i.phase == Phase.READY]
+    if ready and max(ready) < 0:
         yield "bound:     none, an instance was ready and nothing was started for this request"
         return
     told = _told(timeline, plan, events)
@@ -138,16 +139,16 @@ def _joined_s(events: Sequence[TraceEvent]) -> float:
     begin, end = (
         next((e for e in events if e.name == name), None) for name in (Phase.PLANNED_BEGIN, Phase.PLANNED_END)
     )
-    if received is None or begin is None or end is None or end.wall_ns >= received.wall_ns:
+    if received is None or begin is None or end is None or _apart_s(end, received) <= 0:
         return 0.0
-    return (received.wall_ns - begin.wall_ns) / _NS
+    return _apart_s(begin, received)
 
 
-def _was_ready(events: Sequence[TraceEvent]) -> bool:
-    """Every stage was ready before the request came."""
-    received = next((e.wall_ns for e in events if e.name == Phase.RECEIVED), None)
-    ready = [e.wall_ns for e in events if e.name == Phase.READY]
-    return received is not None and bool(ready) and max(ready) < received
+def _apart_s(first: TraceEvent, second: TraceEvent) -> float:
+    """Two machines have the wall's time in common, as exactly as their clocks agree."""
+    if first.boot_id == second.boot_id:
+        return (second.mono_ns - first.mono_ns) / _NS
+    return (second.wall_ns - first.wall_ns) / _NS
 
 
 def _read(plain: object) -> tuple[Term, ...]:
