@@ -277,3 +277,58 @@ def test_values_that_are_no_numbers_teach_nothing() -> None:
     best = Best({Key("link", of="h0"): Least(1e-8, 3)})
     assert best.learn_prefill(CHAT, "cpu", 1, 5, float("nan")) == {}
     assert best.link("h0") == Least(1e-8, 3)
+
+
+def test_a_copy_within_memory_takes_the_best_rate_that_a_copy_has_had_and_never_a_links() -> None:
+    best = Best()
+    best.learn_start(CHAT, ["cpu"], took({}, fetch_s=0.5, link_bytes=0, within_memory=True))
+    best.learn_start(CHAT, ["cpu"], took({}, fetch_s=0.2))
+    terms = bound_terms(best, CHAT, [replace(ONE, stage=0, part_bytes=50_000_000, link_bytes=0, within_memory=True)])
+    assert terms[0] == Term(Part.MEMORY, pytest.approx(0.25), Source.BEST, 0, "h0", 1, 50_000_000)
+
+
+def test_every_term_names_its_stage_its_host_and_its_bytes() -> None:
+    best = Best()
+    best.learn_prefill(CHAT, "cpu", 3, 60, 0.3)
+    three = [
+        replace(ONE, stage=0, link_bytes=0),
+        replace(ONE, stage=1, host="h1", link_bytes=0, is_shared=True),
+        replace(ONE, stage=2, host="h2", link_bytes=0, within_memory=True),
+    ]
+    terms = bound_terms(best, CHAT, three)
+    assert [t for t in terms if t.part in (Part.BYTES, Part.MEMORY, Part.PREFILL)] == [
+        Term(Part.BYTES, 0.0, Source.RESIDENT, 0, "h0"),
+        Term(Part.BYTES, 0.0, Source.SHARED, 1, "h1"),
+        Term(Part.MEMORY, None, Source.UNKNOWN, 2, "h2", n_bytes=100_000_000),
+        Term(Part.PREFILL, 0.3, Source.BEST, n_starts=1, prompt_tokens=64),
+    ]
+    assert [t for t in terms if t.part == Part.COPY] == [
+        Term(Part.COPY, None, Source.UNKNOWN, k, f"h{k}", n_bytes=100_000_000) for k in range(3)
+    ]
+    assert {(t.stage, t.host) for t in terms if t.part == Part.ENGINE} == {(0, "h0"), (1, "h1"), (2, "h2")}
+
+
+def test_the_engine_of_whichever_stage_is_last_follows_the_bytes_that_share_a_link() -> None:
+    best = Best()
+    best.learn_start(CHAT, ["cpu", ""], took({"engine": 0.5}))
+    two = bound_terms(best, CHAT, [ONE, replace(ONE, stage=1)])
+    assert least_s(two) == pytest.approx(2.0 + 2.0 + 0.5)
+    mixed = bound_terms(best, CHAT, [ONE, replace(ONE, stage=1, device_kind="A10")])
+    assert least_s(mixed) == pytest.approx(4.0), "the stage whose engine takes no known time may be the last"
+
+
+def test_a_trace_tells_the_prefill_of_its_prompt_and_which_bytes_crossed_the_link() -> None:
+    def at(name: Phase, seconds: float, n_bytes: int | None = None, boot: str = "b", **attrs: Any) -> TraceEvent:
+        return TraceEvent(name, "", "g", 0, "h", boot, int(seconds * 1e9), 0, n_bytes, attrs)
+
+    prefill = [at(Phase.PREFILL_BEGIN, 5, prompt_tokens=35), at(Phase.PREFILL_END, 5.5)]
+    again = [at(Phase.PREFILL_BEGIN, 7, prompt_tokens=90), at(Phase.PREFILL_END, 9)]
+    told = start_took([*prefill, *again])
+    assert (told.prefill_s, told.prompt_tokens) == (0.5, 35)
+    for copied, crossed, within in ((0, 900, False), (300, 600, False), (900, 0, True)):
+        fetch = [at(Phase.FETCH_BEGIN, 1), at(Phase.FETCH_END, 3, 900, copied_bytes=copied), at(Phase.READY, 4)]
+        (stage,) = start_took(fetch).stages
+        assert (stage.link_bytes, stage.within_memory, stage.fetch_s) == (crossed, within, 2.0)
+    for torn in ([at(Phase.FETCH_BEGIN, 1)], [at(Phase.FETCH_END, 3, 900)]):
+        (stage,) = start_took([*torn, at(Phase.READY, 4)]).stages
+        assert (stage.fetch, stage.part_bytes) == (None, 0)
