@@ -129,26 +129,22 @@ def _told(timeline: Timeline, plan: Plan | None, events: Sequence[TraceEvent]) -
     if bound and timeline.end_name == Phase.FIRST_TOKEN:
         bound = with_this_start(bound, start_took(events))
         bound_s = least_s(bound)
-    joined_s = _joined_s(events)
+    joined_s = _joined_s(timeline, events)
     return _Told(predicted_s, predicted, bound_s, bound, timeline.end_s + joined_s, joined_s)
 
 
-def _joined_s(events: Sequence[TraceEvent]) -> float:
+def _joined_s(timeline: Timeline, events: Sequence[TraceEvent]) -> float:
     """The scheduler takes a demand up before it plans, so nothing that counts from the plan begins earlier."""
     received = next((e for e in events if e.name == Phase.RECEIVED), None)
     begin, end = (
         next((e for e in events if e.name == name), None) for name in (Phase.PLANNED_BEGIN, Phase.PLANNED_END)
     )
-    if received is None or begin is None or end is None or _apart_s(end, received) <= 0:
+    if received is None or begin is None or end is None:
         return 0.0
-    return _apart_s(begin, received)
-
-
-def _apart_s(first: TraceEvent, second: TraceEvent) -> float:
-    """Two machines have the wall's time in common, as exactly as their clocks agree."""
-    if first.boot_id == second.boot_id:
-        return (second.mono_ns - first.mono_ns) / _NS
-    return (second.wall_ns - first.wall_ns) / _NS
+    shift_ns = next((c.shift_ns for c in timeline.clocks if c.boot_id == begin.boot_id), 0)
+    if end.mono_ns + shift_ns >= received.mono_ns:
+        return 0.0
+    return (received.mono_ns - begin.mono_ns - shift_ns) / _NS
 
 
 def _read(plain: object) -> tuple[Term, ...]:
