@@ -115,6 +115,14 @@ def test_without_a_plan_there_is_only_the_measurement() -> None:
     assert lines(shifted(COLD, 0, 0)) == ["measured:  first token after 2.39 s"]
 
 
+def test_a_prediction_that_was_raised_to_the_bound_says_so() -> None:
+    raised = wire.to_plain([PREDICTED[0], Term(Part.BOUND, 2.1, Source.BEST)])
+    assert lines(predicted_ttft_s=2.1, predicted_terms=raised)[-1] == (
+        "  of which  waited 6.0 ms: by the scheduler's clock; "
+        "no sooner than its bound 2.10 s: the best of earlier starts"
+    )
+
+
 def test_words_of_a_newer_scheduler_are_printed_as_they_are() -> None:
     newer = wire.to_plain([Term("teleport", 0.1, "a dream")])
     assert lines(predicted_ttft_s=2.5, predicted_terms=newer)[-1] == "  of which  teleport 100 ms: a dream"

@@ -69,7 +69,8 @@ def test_a_prediction_is_never_before_the_bound_and_says_when_it_was_raised_to_i
     learn(w, libraries=60.0)
     start = started(w)
     assert start.plan.predicted_ttft_s == start.plan.bound_ttft_s
-    assert [t.seconds for t in start.plan.predicted_terms if t.part == Part.BOUND] == [start.plan.bound_ttft_s]
+    (raised,) = [t for t in start.plan.predicted_terms if t.part == Part.BOUND]
+    assert raised == Term(Part.BOUND, start.plan.bound_ttft_s, Source.BEST)
 
 
 def test_the_prediction_names_the_waits_that_the_bound_does_not_know() -> None:

@@ -26,6 +26,7 @@ _WORDS: Final = {
     Source.UNKNOWN: "not known",
     Source.DECLARED: "at the declared rate of the link",
     Source.MEASURED: "at the rate that the host has measured",
+    Source.BEST: "the best of earlier starts",
     Source.RESIDENT: "in the host's memory",
     Source.SHARED: "another start was fetching them",
     Source.THIS_START: "this start, which was faster than all before",
