@@ -367,9 +367,9 @@ def _warm(runs: Sequence[ParallelRun]) -> float:
 
 
 def _bound(runs: Sequence[ParallelRun], model: Model, link: Link, constants: Constants) -> float:
-    """Eq. 5 from stem cells: the largest stage's bytes, and a warm prefill through all stages."""
+    """Eq. 5 from stem cells: the largest stage's bytes, and the shortest warm prefill through all stages."""
     n_bytes = _checkpoint.size_of_largest(model.parts, runs[0].n_stages)
-    return constants.bound_s(n_bytes, link.bytes_per_s, _warm(runs))
+    return constants.bound_s(n_bytes, link.bytes_per_s, min(r.warm_ttft_s for r in runs))
 
 
 if __name__ == "__main__":

@@ -27,6 +27,8 @@ from thaw.lasting import LastingThread
 from thaw.logs import Log
 
 INTERVAL_S: Final = 1.0
+_SUPPOSED_LINK: Final = 125e6
+"""1 Gbit/s, bytes/s, until the link was measured or where nobody declares it."""
 _FETCHD_S: Final = 5.0
 _WATCH_S: Final = 30.0
 """A question about changes that found none is asked again after this, so that a fetchd that is gone is noticed."""
@@ -87,6 +89,7 @@ class Reporter:
         free = ledger.free_bytes + cell_bytes  # stem cells are given up when an instance needs their memory
         device = Device(settings.device, self._device_kind, ledger.total_bytes, free)
         status = self._fetchd
+        measured = (status.link_bytes_per_s if status is not None else 0.0) or None
         metrics.MEMORY_HELD.set(sum(held.values()))
         lives = self._fleet.all()
         states = Counter(live.state for live in lives)
@@ -94,14 +97,14 @@ class Reporter:
             metrics.INSTANCES.labels(state=state.value).set(states[state])
         return HostReport(
             HostId(settings.host_id), self._boot_id, self._address, (device,), settings.n_cores,
-            status.link_bytes_per_s if status is not None and status.link_bytes_per_s else settings.link_bytes_per_s,
+            measured or settings.link_bytes_per_s or _SUPPOSED_LINK,
             self._fleet.driver.share, self._fleet.driver.name, self._started_ms, wall_ms(),
             len(cells), tuple(sorted({c.kind for c in cells})), cell_bytes, self._draining,
             tuple(live.record.instance_id for live in lives),
             _fetches(status), status.pool_bytes - status.free_bytes if status is not None else 0,
             resident=_resident(status),
             stem_targets=self._cells.targets() if settings.stem_cells == "on" else (),
-            pool=self._pool,
+            pool=self._pool, declared_bytes_per_s=settings.link_bytes_per_s, measured_bytes_per_s=measured,
         )  # fmt: skip
 
     def _beat(self) -> None:

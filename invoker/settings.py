@@ -35,7 +35,9 @@ class InvokerSettings:
         "THAW_ZYGOTE_PARENT", "socket of a pre-imported process that hosts on one machine fork theirs from", ""
     )
     stem_cell_mb: int = setting("THAW_STEM_CELL_MB", "memory counted for the pre-imported llm process, MiB", 768)
-    link_bytes_per_s: float = setting("THAW_LINK_BYTES_PER_S", "this host's network link", 125_000_000.0)
+    link_bytes_per_s: float | None = setting(
+        "THAW_LINK_BYTES_PER_S", "this host's network link; empty: 1 Gbit/s is supposed until it was measured", None
+    )
     start_timeout_s: float = setting("THAW_START_TIMEOUT_S", "longest wait for one /init", 900.0)
     drain_s: float = setting("THAW_DRAIN_S", "how long running requests may finish at shutdown", 5.0)
     cpu_share: str = setting("THAW_CPU_SHARE", "enforce compute shares by cgroup quota: on or off", "on")

@@ -15,6 +15,7 @@ DRAINED: Final = "thaw:drained"  # set: hosts that an operator drains
 INSTANCES: Final = "thaw:instances"  # hash: instance id → InstanceRecord
 PLANS: Final = "thaw:plans"  # hash: group id → Plan
 MODELS: Final = "thaw:models"  # hash: uri → ModelFacts
+BEST: Final = "thaw:best"  # hash: phase|device kind|mode|stages|prompt|action or host → the least it took
 HISTORY: Final = "thaw:history"  # hash: action|device kind → what its starts took (the scheduler's)
 SCHEDULER_LEASE: Final = "thaw:scheduler:lease"
 SCHEDULER_EPOCH: Final = "thaw:scheduler:epoch"

@@ -55,6 +55,8 @@ PURE: Final[dict[str, tuple[str, ...]]] = {
     "fetchd/backoff.py": ("tests/fetchd/test_parts.py",),
     "fetchd/chunks.py": ("tests/fetchd/test_parts.py",),
     "fetchd/meter.py": ("tests/fetchd/test_meter.py",),
+    "gateway/scheduler/best.py": (f"{SCHEDULER}/test_bound.py", f"{SCHEDULER}/test_effects.py"),
+    "gateway/scheduler/bounds.py": (f"{SCHEDULER}/test_bound.py", f"{SCHEDULER}/test_bound_plans.py"),
     "gateway/scheduler/draining.py": (f"{SCHEDULER}/test_draining.py",),
     "gateway/scheduler/evictions.py": (f"{SCHEDULER}/test_evictions.py", f"{SCHEDULER}/test_policy.py"),
     "gateway/scheduler/history.py": (
@@ -74,6 +76,7 @@ PURE: Final[dict[str, tuple[str, ...]]] = {
     "gateway/scheduler/pauses.py": (f"{SCHEDULER}/test_pauses.py",),
     "gateway/scheduler/placement.py": (
         f"{SCHEDULER}/test_ambiguities.py",
+        f"{SCHEDULER}/test_bound_plans.py",
         f"{SCHEDULER}/test_groups.py",
         f"{SCHEDULER}/test_kinds.py",
         f"{SCHEDULER}/test_resident.py",
@@ -125,7 +128,9 @@ PURE: Final[dict[str, tuple[str, ...]]] = {
     "relay/transports/assembly.py": ("tests/relay/test_transport_assembly.py",),
     "runtime-python/thaw_runtime/kv_memory.py": ("tests/thaw_runtime/test_kv_memory.py",),
     "runtime-python/thaw_runtime/text.py": ("tests/thaw_runtime/test_text.py",),
+    "thaw/bound.py": (f"{SCHEDULER}/test_bound.py", f"{SCHEDULER}/test_bound_plans.py"),
     "thaw/partition.py": ("tests/thaw/test_partition.py",),
+    "thaw/start_times.py": (f"{SCHEDULER}/test_bound.py",),
     "thaw/wire.py": ("tests/thaw/test_wire.py",),
 }
 """Modules without a clock or a connection, and the tests that hold each to its promise."""

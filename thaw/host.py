@@ -96,7 +96,7 @@ class HostReport:
     address: str  # host:port of the data port
     devices: tuple[Device, ...]
     n_cores: int
-    network_bytes_per_s: float  # configured or measured link
+    network_bytes_per_s: float  # the link as it was measured, else as it was declared, else a guess
     share: str  # "enforced" | "none"
     driver: str
     started_wall_ms: int
@@ -111,3 +111,5 @@ class HostReport:
     resident: tuple[Resident, ...] = ()
     stem_targets: tuple[StemTarget, ...] = ()  # none: its operator keeps no stem cells here
     pool: PoolReport | None = None  # None: fetchd does not answer
+    declared_bytes_per_s: float | None = None  # the link, by the host's operator; None: nobody declared it
+    measured_bytes_per_s: float | None = None  # the link, by its fetchd, which may have been told; None: not yet

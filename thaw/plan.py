@@ -8,6 +8,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+from thaw.bound import Term
 from thaw.ids import ActionName, GroupId, HostId, PlanId
 from thaw.model import FileRange
 
@@ -73,3 +74,5 @@ class Plan:
     created_wall_ns: int = 0
     predicted_ttft_s: float | None = None
     bound_ttft_s: float | None = None
+    predicted_terms: tuple[Term, ...] = ()
+    bound_terms: tuple[Term, ...] = ()

@@ -103,10 +103,12 @@ class RevokeCredential:
 
 @dataclass(frozen=True, slots=True)
 class Forget:
-    """Actions were deleted: what was learned of them (keys of the history), and of models that no other action has."""
+    """Actions were deleted: what was learned of them (keys of the history and of the best), and of models that no other
+    action has."""
 
     learned: tuple[str, ...]
     model_uris: tuple[str, ...]
+    best: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +124,7 @@ class LearnFrom:
     factor: float | None = 1.0  # F, by what share of its device each worker has; None: devices of several kinds
     served: tuple[ActivationId, ...] = ()  # their own traces tell of prefill and tokens, once they have ended
     attempt: int = 0
+    device_kinds: tuple[str, ...] = ()  # by stage; empty where it is not known
 
 
 class TimerKind(enum.StrEnum):

@@ -6,13 +6,14 @@ A command goes out only after its plan is written, so that a successor finds eve
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import redis
 
 from gateway.scheduler import metrics
+from gateway.scheduler.best import Best, Key, Least
 from gateway.scheduler.decisions import (
     CancelGroup,
     Decision,
@@ -52,6 +53,7 @@ from thaw.errors import ProtocolError
 from thaw.ids import ActivationId, CommandId, GroupId, HostId
 from thaw.logs import Log
 from thaw.plan import Plan, TransportKind
+from thaw.start_times import start_took
 from thaw.trace import Phase, TraceEvent
 
 
@@ -118,9 +120,10 @@ class Effects:
                 self._registry.drop_plan(decision.group_id)
             case Forget():
                 self._registry.drop_models(decision.model_uris)
-                if decision.learned:
-                    with redis_link.translated("forget what starts took"):
-                        self._redis.hdel(keys.HISTORY, *decision.learned)
+                with redis_link.translated("forget what starts took"):
+                    for name, fields in ((keys.HISTORY, decision.learned), (keys.BEST, decision.best)):
+                        if fields:
+                            self._redis.hdel(name, *fields)
             case Flag():
                 self._log.event(decision.name, **decision.fields)
             case _:
@@ -187,15 +190,17 @@ class Effects:
     # what was learned ----------------------------------------------------------------------------------------------
 
     def learn(self, history: History, start: LearnFrom) -> LearnFrom | None:
-        """Mix a start's measured times in and keep the means.  Returns what is to be learned later: prefill and tokens
-        stand in the traces of requests, which are written when those end."""
+        """Take in what a start has taken and keep what is known by now.  Returns what is to be learned later: prefill
+        and tokens stand in the traces of requests, which are written when those end."""
+        best: dict[Key, Least] = {}
         try:
             begun = self._records.trace(start.group_id)
             if start.attempt == 0:
                 history.update(start.action, start.device_kind, start.mode, measure(begun))
+                best |= history.best.learn_start(start.action, start.device_kinds, start_took(begun))
             ended = self._first_ended(start)
             if ended is not None:
-                self._learn_run(history, start, begun, *ended)
+                best |= self._learn_run(history, start, begun, *ended)
         except ProtocolError as e:  # nothing to learn from what cannot be read
             self._log.event("trace_refused", group_id=start.group_id, error=e.message)
             return None
@@ -203,6 +208,8 @@ class Effects:
             for action in (start.action, EVERY_ACTION):
                 learned = history.learned(action, start.device_kind, start.mode)
                 self._redis.hset(keys.HISTORY, history.key(action, start.device_kind, start.mode), wire.dumps(learned))
+            if best:
+                self._redis.hset(keys.BEST, mapping={str(key): wire.dumps(least) for key, least in best.items()})
         return None if ended is not None or not start.served else replace(start, attempt=start.attempt + 1)
 
     def _first_ended(self, start: LearnFrom) -> tuple[Sequence[TraceEvent], int] | None:
@@ -215,12 +222,17 @@ class Effects:
 
     def _learn_run(
         self, history: History, start: LearnFrom, begun: Sequence[TraceEvent], run: Sequence[TraceEvent], n_tokens: int
-    ) -> None:
+    ) -> dict[Key, Least]:
         if was_continued(run):
-            return
+            return {}
+        took, best = start_took(run), dict[Key, Least]()
         seen = measure_run(run, n_tokens, start.n_stages, start.factor or 1.0)
         if start.factor is not None:
             history.update_pass(start.action, start.device_kind, start.mode, seen)
+            if took.prefill_s is not None and took.prompt_tokens is not None:
+                best = history.best.learn_prefill(
+                    start.action, start.device_kind, start.n_stages, took.prompt_tokens, took.prefill_s
+                )
         told, actual_s = foretold(begun), first_token_s(run)
         if told is not None and actual_s is not None:
             metrics.foretold(start.n_stages, *told, actual_s)
@@ -229,15 +241,29 @@ class Effects:
             self._log.event("ttft_foretold", group_id=start.group_id, action=start.action, stages=start.n_stages,
                             full=start.n_full, predicted_s=told[0], bound_s=told[1], actual_s=round(actual_s, 4),
                             prefill_s=seen.prefill_s, token_s=seen.token_s)  # fmt: skip
+        return best
 
 
 def load_history(client: redis.Redis, log: Log) -> History:
     with redis_link.translated("read what starts took"):
         rows: Any = client.hgetall(keys.HISTORY)
+        best: Any = client.hgetall(keys.BEST)
     learned: dict[str, Learned] = {}
     for key, data in rows.items():
         try:
             learned[redis_link.text(key)] = wire.loads(Learned, data)
         except ProtocolError as e:  # of another version: the defaults stand until a start is seen
             log.event("history_entry_refused", key=redis_link.text(key), error=e.message)
-    return History(learned)
+    return History(learned, Best(dict(_least(best, log))))
+
+
+def _least(rows: Mapping[bytes, bytes], log: Log) -> Iterator[tuple[Key, Least]]:
+    for text, data in rows.items():
+        key = Key.parse(redis_link.text(text))
+        try:
+            least = wire.loads(Least, data)
+        except ProtocolError as e:
+            log.event("history_entry_refused", key=redis_link.text(text), error=e.message)
+            continue
+        if key is not None:
+            yield key, least

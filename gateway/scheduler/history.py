@@ -1,4 +1,8 @@
-"""What starts have really taken: an exponentially weighted mean per (action, kind of device, start mode).
+"""What starts typically take: the median of the last nine per (action, kind of device, start mode).
+
+One start that something else held up moves a median to its neighbour, where it moved a mean by a fifth of what it took.
+A lasting change is followed after five starts.  Of an even number the better of the two in the middle counts, because
+what disturbs a start only ever makes it slower.
 
 A start from a stem cell has no imports to wait for, so it is another thing than a cold one and learned apart.
 Most functions start rarely.  What does not depend on the function (container, context, libraries, hop, tail) is
@@ -11,16 +15,18 @@ from __future__ import annotations
 
 import itertools
 import math
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Final
 
+from gateway.scheduler.best import Best
 from gateway.scheduler.predict import Rates, Times
 from thaw.instance import StartMode
 from thaw.trace import Phase, TraceEvent
 
-ALPHA: Final = 0.2
-"""ServerlessLLM leaves it open; a fifth follows a change within ten starts and forgives one slow one."""
+RECENT: Final = 9
+"""So many starts are remembered of each time: the fewest that forgive four in a row and follow a change within ten."""
 _LONGEST_S: Final = 3_600.0  # what says more than an hour is a broken clock
 _DEFAULT_TIMES: Final = Times()
 _PAPER_WEIGHT_BYTES: Final = 13_476_839_424  # Llama2-7B, whose times are the defaults
@@ -69,7 +75,9 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """The means, and of which names there is a measurement at all (the first one replaces the default).
+    """The medians, and of which names there is a measurement at all (the first one replaces the default).
+
+    ``recent``: the last measurements of each name, the newest last.
 
     ``alone``: of these, what an instance of one stage has told.  A group's pass is sums of several times; where one of
     them is known by itself, the group tells of the other.
@@ -81,6 +89,7 @@ class Learned:
     known: tuple[str, ...] = ()
     alone: tuple[str, ...] = ()
     ttft_ratio: float = 0.0
+    recent: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
 
 _NOTHING: Final = Learned()
@@ -98,7 +107,10 @@ class Pass:
 
 
 class History:
-    def __init__(self, learned: Mapping[str, Learned] | None = None) -> None:
+    """``best``: the best that starts have shown, beside what they typically take."""
+
+    def __init__(self, learned: Mapping[str, Learned] | None = None, best: Best | None = None) -> None:
+        self.best = best or Best()
         self._learned: dict[str, Learned] = dict(learned or {})
         self._times: dict[tuple[str, int], Times] = {}  # what was answered since something was learned last
         self._rates: dict[tuple[str, str], Rates] = {}
@@ -125,6 +137,14 @@ class History:
             self._rates[asked] = Rates(**known)
         return self._rates[asked]
 
+    def shown(self, action: str, device_kind: str, mode: StartMode) -> frozenset[str]:
+        """Names of the times and rates that some start has shown, so that no default stands for them."""
+        found = set(self.learned(action, device_kind, mode).known)
+        found |= set(self.learned(EVERY_ACTION, device_kind, mode).known)
+        for of in (EVERY_ACTION, action):
+            found |= set(self.learned(of, device_kind, _other(mode)).known) & (_OF_EVERY_MODE | set(_RATES))
+        return frozenset(found)
+
     def _mixed(self, action: str, device_kind: str, mode: StartMode, weight_bytes: int) -> Times:
         other = _other(mode)
         learned = self.learned(action, device_kind, mode)
@@ -142,7 +162,7 @@ class History:
         return self._learned.get(self.key(action, device_kind, mode), _NOTHING)
 
     def update(self, action: str, device_kind: str, mode: StartMode, measured: Measured) -> Learned:
-        """Mix one start in; returns the new means of the action, for the loop to keep (with those of EVERY_ACTION)."""
+        """Take one start in; returns what the action is known by now, for the loop to keep (with EVERY_ACTION's)."""
         values = {f.name: getattr(measured, f.name) for f in fields(measured)}
         given = {n: v for n, v in values.items() if v is not None and math.isfinite(v) and v >= 0}
         of_every_action = {n: v for n, v in given.items() if n in _OF_EVERY_ACTION}
@@ -150,7 +170,7 @@ class History:
         return self._mix_in(action, device_kind, mode, given)
 
     def update_pass(self, action: str, device_kind: str, mode: StartMode, seen: Pass) -> Learned:
-        """Mix one request's prefill and tokens in: Eq. 2 and the pass of Eq. 5, solved for what is not known yet."""
+        """Take in one request's prefill and tokens: Eq. 2 and the pass of Eq. 5, solved for what is not known yet."""
         measured = self._of_pass(action, device_kind, mode, seen)
         learned = self.update(action, device_kind, mode, measured)
         if seen.s == 1:
@@ -161,7 +181,7 @@ class History:
 
     def actions(self) -> set[str]:
         """Of which something was learned."""
-        return {key.rsplit("|", 2)[0] for key in self._learned} - {EVERY_ACTION}
+        return ({key.rsplit("|", 2)[0] for key in self._learned} | self.best.actions()) - {EVERY_ACTION}
 
     def forget(self, action: str) -> tuple[str, ...]:
         """It was deleted; returns the keys that are to go."""
@@ -190,10 +210,11 @@ class History:
 
     def _mix_in(self, action: str, device_kind: str, mode: StartMode, given: Mapping[str, float]) -> Learned:
         old = self.learned(action, device_kind, mode)
-        mixed = {n: _mix(old, n, v) for n, v in given.items()}
-        copy, memory, ttft_ratio = (mixed.pop(n, getattr(old, n)) for n in _OF_LEARNED)
+        recent = {**old.recent, **{n: _recent(old, n, v) for n, v in given.items()}}
+        typical = {n: _median(n, recent[n]) for n in given}
+        copy, memory, ttft_ratio = (typical.pop(n, getattr(old, n)) for n in _OF_LEARNED)
         known = tuple(sorted({*old.known, *given}))
-        new = Learned(replace(old.times, **mixed), copy, memory, known, old.alone, ttft_ratio)
+        new = Learned(replace(old.times, **typical), copy, memory, known, old.alone, ttft_ratio, recent)
         self._keep(action, device_kind, mode, new)
         return new
 
@@ -206,11 +227,17 @@ class History:
         self._rates.clear()
 
 
-def _mix(old: Learned, name: str, value: float) -> float:
-    if name not in old.known:
-        return value
-    before = float(getattr(old if name in _OF_LEARNED else old.times, name))
-    return (1 - ALPHA) * before + ALPHA * value
+def _recent(old: Learned, name: str, value: float) -> tuple[float, ...]:
+    """What an older scheduler has kept, a mean, counts as one start."""
+    before = old.recent.get(name, ())
+    if not before and name in old.known:
+        before = (float(getattr(old if name in _OF_LEARNED else old.times, name)),)
+    return (*before, value)[-RECENT:]
+
+
+def _median(name: str, values: Sequence[float]) -> float:
+    """Of two in the middle the better one: the shorter time, the higher rate."""
+    return statistics.median_high(values) if name in _RATES else statistics.median_low(values)
 
 
 def _other(mode: StartMode) -> StartMode:
@@ -275,12 +302,14 @@ def was_continued(events: Iterable[TraceEvent]) -> bool:
     return any(e.wall_ns > first.wall_ns for first in firsts for e in by_gateway)
 
 
-def foretold(events: Iterable[TraceEvent]) -> tuple[float, float] | None:
-    """(predicted, bound) of a start, seconds, as its trace says; None: nothing was foretold."""
+def foretold(events: Iterable[TraceEvent]) -> tuple[float, float | None] | None:
+    """(predicted, bound) of a start, seconds, as its trace says; None: nothing was foretold, or no term of the bound
+    was known."""
     attrs = next((e.attrs for e in events if e.name == Phase.PLANNED_END), {})
     predicted, bound = attrs.get("predicted_ttft_s"), attrs.get("bound_ttft_s")
-    both = isinstance(predicted, int | float) and isinstance(bound, int | float)
-    return (float(predicted), float(bound)) if both and predicted > 0 else None  # type: ignore[arg-type, operator]
+    if not isinstance(predicted, int | float) or predicted <= 0:
+        return None
+    return float(predicted), float(bound) if isinstance(bound, int | float) else None
 
 
 def _phase_s(events: Sequence[TraceEvent], begin: Phase, end: Phase) -> float | None:
@@ -342,5 +371,5 @@ def _tail_s(events: Sequence[TraceEvent]) -> float | None:
     if resident or ready is None or not there or any(e.boot_id != ready.boot_id for e in there):
         return None
     copied_ns = [e.mono_ns + int(_copying(events)[0] * 1e9) for e in there if e.name == Phase.CONTEXT_END]
-    took = (ready.mono_ns - max(*copied_ns, *(e.mono_ns for e in there))) / 1e9
+    took = (ready.mono_ns - max([*copied_ns, *(e.mono_ns for e in there)])) / 1e9
     return took if 0 <= took <= _LONGEST_S else None

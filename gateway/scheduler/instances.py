@@ -38,7 +38,7 @@ from thaw.errors import (
 )
 from thaw.ids import ActionName, ActivationId, CommandId, GroupId, HostId, InstanceId
 from thaw.instance import InstanceRecord, InstanceState
-from thaw.plan import Plan, StageRole
+from thaw.plan import Plan, PlanStage, StageRole
 
 MIN_IDLE_S: Final = 1.0
 """Even keep_alive_s = 0 leaves this long for the request that caused the start to arrive."""
@@ -118,7 +118,15 @@ def _learn(view: ClusterView, group: GroupView) -> list[Decision]:
         return []
     n_full = sum(stage.role is StageRole.FULL for stage in group.plan.stages)
     return [LearnFrom(record.group_id, record.action, device.device.kind, record.start_mode,
-                      len(group.plan.stages), n_full, _factor(view, group.plan), group.served)]  # fmt: skip
+                      len(group.plan.stages), n_full, _factor(view, group.plan), group.served,
+                      device_kinds=tuple(_kind(view, stage) for stage in group.plan.stages))]  # fmt: skip
+
+
+def _kind(view: ClusterView, stage: PlanStage) -> str:
+    """Of a stage's device; empty when its host or the device has left."""
+    host = view.hosts.get(stage.host)
+    device = host.devices.get(stage.device) if host else None
+    return "" if device is None else device.device.kind
 
 
 def _factor(view: ClusterView, plan: Plan) -> float | None:

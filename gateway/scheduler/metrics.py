@@ -56,8 +56,8 @@ TTFT_ERROR = Histogram(
     "thaw_scheduler_ttft_error_seconds", "How far a first token was from its prediction, either way, by stages",
     ["stages"], registry=REGISTRY, buckets=(0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40),
 )  # fmt: skip
-BELOW_BOUND = Counter("thaw_scheduler_predictions_below_bound", "Starts foretold earlier than idle links allow",
-                      registry=REGISTRY)  # fmt: skip
+BELOW_BOUND = Counter("thaw_scheduler_starts_below_bound", "Starts whose first token came before the bound of their "
+                      "plan: they were faster than all before", registry=REGISTRY)  # fmt: skip
 
 
 def decided(view: ClusterView, events: Sequence[Event], decisions: Iterable[Decision], took_s: float) -> None:
@@ -112,10 +112,10 @@ def _set(gauge: Gauge, values: Mapping[str, float], together: Callable[[Iterable
         gauge.labels(OTHERS).set(together(value for _, value in ordered[LARGEST:]))
 
 
-def foretold(n_stages: int, predicted_s: float, bound_s: float, actual_s: float) -> None:
+def foretold(n_stages: int, predicted_s: float, bound_s: float | None, actual_s: float) -> None:
     TTFT_RATIO.labels(stages=n_stages).observe(actual_s / predicted_s)
     TTFT_ERROR.labels(stages=n_stages).observe(abs(actual_s - predicted_s))
-    if predicted_s < bound_s - 1e-6:
+    if bound_s is not None and actual_s < bound_s:
         BELOW_BOUND.inc()
 
 

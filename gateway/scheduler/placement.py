@@ -7,13 +7,15 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from gateway.scheduler import pools, predict
+from gateway.scheduler.bounds import StageFacts, bound_terms
 from gateway.scheduler.events import ActionFacts
+from gateway.scheduler.expected import predicted_terms
 from gateway.scheduler.hosts import HostView, Room
 from gateway.scheduler.idle import Emptied
 from gateway.scheduler.index import Wanted
 from gateway.scheduler.plans import Choice, Seat, low_reserve
 from gateway.scheduler.predict import Rates, Tier, Times
-from gateway.scheduler.reasons import considered, estimates
+from gateway.scheduler.reasons import Estimate, considered, estimates
 from gateway.scheduler.schemes import (
     VARIANTS,
     Placement,
@@ -23,14 +25,14 @@ from gateway.scheduler.schemes import (
     Size,
     Variant,
     sizes,
-    start_of,
 )
 from gateway.scheduler.select import Weighing, best_of, in_order, select, spread, weigh
 from gateway.scheduler.stages import Stages
 from gateway.scheduler.transports import has_transport
 from gateway.scheduler.view import ClusterView
+from thaw import bound, partition
 from thaw.action import KIND_LLM
-from thaw.ids import HostId, InstanceId
+from thaw.ids import GroupId, HostId, InstanceId
 from thaw.instance import StartMode
 from thaw.plan import StageRole
 
@@ -283,14 +285,17 @@ class _Offers:
 
     def _server(self, i: int, times: Mapping[tuple[str, StartMode], Times]) -> Server:
         host = self._hosts[i]
-        room, cell_s = host.room(for_model=True), host.cell_s(KIND_LLM)
-        mode = StartMode.COLD if cell_s == math.inf else StartMode.PREWARMED
-        wait_s = 0.0 if mode is StartMode.COLD else max(0.0, cell_s - self._now_s)
+        room, mode = host.room(for_model=True), self._mode(host)
+        wait_s = 0.0 if mode is StartMode.COLD else max(0.0, host.cell_s(KIND_LLM) - self._now_s)
         at: Room | Emptied = self._view.idle.emptied(host) if self._without_idle else room
         return Server(
             i, host.ledger.bytes_per_s, self._rates[room.kind].copy, at.gpus, times[room.kind, mode], at.seats,
             self._parts(host), wait_s, host.enforces_shares,
         )  # fmt: skip
+
+    @staticmethod
+    def _mode(host: HostView) -> StartMode:
+        return StartMode.COLD if host.cell_s(KIND_LLM) == math.inf else StartMode.PREWARMED
 
     def _parts(self, host: HostView) -> tuple[int, ...] | None:
         """A pool holds its models whatever the devices hold, so what is idle counts there as it stands."""
@@ -325,35 +330,65 @@ class _Offers:
                  *(self._seat(p, StageRole.LOW) for p in scheme.low)]  # fmt: skip
         keep = max(1, min(facts.keep or 1, scheme.w))
         slo = {"slo_ttft_s": facts.slo_ttft_s, "slo_tpot_s": facts.slo_tpot_s, "t_w_s": round(request.t_w, 3)}
-        return Choice(
-            tuple(seats), scheme.fetch_within_s, scheme.ttft, self._bound(scheme, request), scheme.fallback, keep,
-            {**slo, **why},
-        )  # fmt: skip
+        return Choice(tuple(seats), scheme.fetch_within_s, scheme.ttft, fallback=scheme.fallback, keep=keep,
+                      why={**slo, **why})  # fmt: skip
 
     def explained(self, scheme: Scheme, request: Request, facts: ActionFacts, why: Mapping[str, object]) -> Choice:
-        """The choice, with what the trace is to say of each host that was looked at."""
-        return self.choice(scheme, request, facts, {**why, "candidates": self._estimates(scheme, request)})
+        """The choice, with its bound and its prediction in terms, and with what the trace is to say of each host that
+        was looked at."""
+        found = self._estimates(scheme, request)
+        candidates = [{"host": self._hosts[i].host_id, **each.plain()} for i, each in found[:EXPLAINED_CANDIDATES]]
+        terms = bound_terms(self._view.history.best, self._name, self._stage_facts(scheme))
+        bound_s = bound.least_s(terms)
+        chosen = [(self.servers[i], self._known(i), each) for i, each in found if each.role and each.start is not None]
+        return replace(
+            self.choice(scheme, request, facts, {**why, "candidates": candidates}),
+            # a start that is expected before its bound would be expected before what can be
+            predicted_ttft_s=max(scheme.ttft, request.t_w + (bound_s or 0.0)), bound_ttft_s=bound_s,
+            predicted_terms=predicted_terms(scheme, request, chosen, bound_s), bound_terms=terms,
+        )  # fmt: skip
 
-    def _estimates(self, scheme: Scheme, request: Request) -> list[dict[str, object]]:
+    def _estimates(self, scheme: Scheme, request: Request) -> list[tuple[int, Estimate]]:
         """Estimates for the chosen hosts first.  Among many hosts only for those: each other one costs a look at its
         link."""
         chosen = [p.server for p in (*scheme.full, *scheme.low)]
         servers = [self.servers[i] for i in set(chosen)] if len(self._view.hosts) > EXPLAINED_HOSTS else self.servers
-        found = estimates(scheme, servers, request, _variant(self._view), self.bandwidth, self.tier)
-        return [{"host": self._hosts[i].host_id, **each.plain()} for i, each in found[:EXPLAINED_CANDIDATES]]
+        return estimates(scheme, servers, request, _variant(self._view), self.bandwidth, self.tier)
+
+    def _known(self, i: int) -> frozenset[str]:
+        """Which of the times on this server some start has shown."""
+        kind = self._hosts[i].room(for_model=True).kind
+        return self._view.history.shown(self._name, kind, self._mode(self._hosts[i]))
 
     def _seat(self, at: Placement, role: StageRole) -> Seat:
         host = self._hosts[at.server]
         device = host.room(for_model=True).devices[at.gpu].device
         return Seat(host.host_id, device.name, device.kind, role)
 
-    def _bound(self, scheme: Scheme, request: Request) -> float:
-        """Eq. 5 with every link idle; stages that share a host share its link.  Only the fetch differs from what is
-        foretold: the pass is the same."""
-        here = [p.server for p in (*scheme.full, *scheme.low)]
-        part, kappas = request.part(scheme.s), list[float]()
-        for server in (self.servers[i] for i in set(here)):
-            n_bytes = here.count(server.id) * part
-            rate = self._idle_rate(server, n_bytes)
-            kappas.append(start_of(server, n_bytes, rate, server.times or request.times).ready_s)
-        return request.t_w + max(kappas) + scheme.work_s
+    def _stage_facts(self, scheme: Scheme) -> list[StageFacts]:
+        """What the bound is made of, by stage: each with its own bytes, not those of the largest part."""
+        placed = (*scheme.full, *scheme.low)
+        parts = self._stages.of(scheme.s)
+        return [self._facts_of(k, at.server, parts[k].n_bytes) for k, at in enumerate(placed)]
+
+    def _facts_of(self, stage: int, i: int, n_bytes: int) -> StageFacts:
+        host, kind = self._hosts[i], self._hosts[i].room(for_model=True).kind
+        tier = self.tier(self.servers[i], n_bytes)
+        held, fetching = self._bytes_here(host)
+        lacking = 0 if tier is not Tier.REMOTE else max(0, n_bytes - held - fetching)
+        return StageFacts(
+            stage, host.host_id, kind, self._mode(host), n_bytes, lacking, tier is Tier.MEMORY,
+            tier is Tier.REMOTE and n_bytes > held, host.report.declared_bytes_per_s, host.report.measured_bytes_per_s,
+        )  # fmt: skip
+
+    def _bytes_here(self, host: HostView) -> tuple[int, int]:
+        """Bytes of the model that the host has, and that other starts there are fetching: a start may share either."""
+        version = self._model.version
+        held = sum(r.n_bytes for r in host.report.resident
+                   if r.uri == self._model.uri and r.version in ("", version))  # fmt: skip
+        groups = {key.partition("/")[0] for key in host.ledger.fetches()}
+        plans = (self._view.groups[GroupId(g)].plan for g in groups if GroupId(g) in self._view.groups)
+        fetching = sum(partition.size((*stage.first_ranges, *stage.later_ranges))
+                       for plan in plans if plan.model is not None and plan.model.uri == self._model.uri
+                       for stage in plan.stages if stage.host == host.host_id)  # fmt: skip
+        return held, fetching

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from gateway.scheduler.events import ActionFacts
 from gateway.scheduler.stages import StageBytes, Stages
+from thaw.bound import Term
 from thaw.ids import GroupId, HostId, InstanceId, PlanId
 from thaw.instance import InstanceRecord, InstanceState, StartMode
 from thaw.plan import PLAN_VERSION, Plan, PlanModel, PlanStage, PlanTransport, StageRole
@@ -31,6 +32,8 @@ class Choice:
     fetch_within_s: float = math.inf
     predicted_ttft_s: float | None = None
     bound_ttft_s: float | None = None
+    predicted_terms: tuple[Term, ...] = ()
+    bound_terms: tuple[Term, ...] = ()
     fallback: bool = False
     keep: int = 1
     why: Mapping[str, object] = field(default_factory=dict)  # for the trace
@@ -62,6 +65,7 @@ def group_plan(
     return Plan(
         PLAN_VERSION, PlanId(names.plan_id), GroupId(names.group_id), names.epoch, facts.name, facts.version, made,
         plan_model, transport, choice.keep, predicted_ttft_s=choice.predicted_ttft_s, bound_ttft_s=choice.bound_ttft_s,
+        predicted_terms=choice.predicted_terms, bound_terms=choice.bound_terms,
     )  # fmt: skip
 
 

@@ -182,9 +182,11 @@ def _action_deleted(view: ClusterView, name: ActionName, now_s: float) -> list[D
 
 
 def _forget(view: ClusterView, names: Iterable[str]) -> list[Decision]:
+    names = tuple(names)
     learned = tuple(key for name in names for key in view.history.forget(name))
+    best = tuple(str(key) for name in names for key in view.history.best.forget(name))
     model_uris = view.drop_unused_models()
-    return [Forget(learned, model_uris)] if learned or model_uris else []
+    return [Forget(learned, model_uris, best)] if learned or model_uris or best else []
 
 
 def _idle_check_all(view: ClusterView, name: ActionName, now_s: float) -> list[Decision]:

@@ -26,7 +26,7 @@ from gateway.scheduler.scaling import Lacking, new_workers
 from gateway.scheduler.stages import Stages
 from gateway.scheduler.transports import transport_of
 from gateway.scheduler.view import ActionView, ClusterView, DemandView, GroupView, InstanceView
-from thaw import partition
+from thaw import partition, wire
 from thaw.errors import ErrorInfo, MemoryTooSmall, NotFound, ThawError
 from thaw.ids import ActionName, ActivationId, CommandId, GroupId, HostId, InstanceId
 from thaw.instance import InstanceState
@@ -298,6 +298,7 @@ def _attrs(facts: ActionFacts, wished: Plan, plan: Plan, choice: Choice) -> dict
     found: dict[str, object] = {
         "action": facts.name, "stages": choice.n_stages, "host": first.host_id, "device": first.device,
         "predicted_ttft_s": choice.predicted_ttft_s, "bound_ttft_s": choice.bound_ttft_s, "fallback": choice.fallback,
+        "predicted_terms": wire.to_plain(choice.predicted_terms), "bound_terms": wire.to_plain(choice.bound_terms),
     }  # fmt: skip
     if choice.n_stages > 1:
         found["hosts"] = [seat.host_id for seat in choice.seats]

@@ -24,6 +24,7 @@ def test_the_demo_streams_paris_explains_the_cold_start_and_leaves_nothing(tmp_p
     fetched = re.search(r"bytes fetched  (\d+) of the model's (\d+)", done.stdout)
     assert fetched is not None
     assert fetched[1] == fetched[2]
-    assert "bound (Eq. 5)" in done.stdout
+    assert "\nbound: " in done.stdout
+    assert "\npredicted: " in done.stdout
     assert "the demo passed" in done.stdout
     assert list(tmp_path.iterdir()) == []

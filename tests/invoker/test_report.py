@@ -25,6 +25,21 @@ def test_the_heartbeat_says_what_is_pending_of_each_stage_and_what_follows_later
     assert _fetches(None) == ()
 
 
+def test_a_host_says_apart_what_was_declared_of_its_link_and_what_was_measured(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is supposed where nobody knows is neither."""
+    reporter = host.agent.reporter
+    found = []
+    for declared, measured in ((None, None), (2e8, None), (2e8, 1e8), (None, 1e8)):
+        status = None if measured is None else Status(1, 1, (), (), measured)
+        monkeypatch.setattr(reporter, "_fetchd", status)
+        monkeypatch.setattr(reporter, "_settings", replace(reporter._settings, link_bytes_per_s=declared))
+        report = reporter.report()
+        found.append((report.network_bytes_per_s, report.declared_bytes_per_s, report.measured_bytes_per_s))
+    assert found == [(125e6, None, None), (2e8, 2e8, None), (1e8, 2e8, 1e8), (1e8, None, 1e8)]
+
+
 def test_fetchds_metrics_stand_behind_the_invokers(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FetchClient, "metrics", lambda self, **_: "thaw_fetchd_pool_bytes 7.0\n")
     connection = host.connection()

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import redis
 
+from gateway.scheduler.best import Least
 from gateway.scheduler.decisions import Forget, InspectModelOn, LearnFrom, StartGroup
 from gateway.scheduler.effects import Arrival, Effects, load_history
 from gateway.scheduler.group_credentials import GroupCredentials
@@ -23,6 +24,7 @@ from relay.state_clock import StateClock
 from tests.relay.samples import PLAN, record
 from tests.scheduler.world import FACTS
 from thaw import wire
+from thaw.bound import Part
 from thaw.ids import ActionName, ActivationId, CommandId, GroupId, HostId
 from thaw.instance import StartMode
 from thaw.logs import Log
@@ -48,6 +50,34 @@ def test_what_a_start_took_is_kept_for_the_next_scheduler(client: redis.Redis) -
     Records(client).add_trace("g1", events)
     effects_on(client).learn(History(), LearnFrom(GroupId("g1"), CHAT, "cpu", StartMode.COLD))
     assert load_history(client, Log("test")).times(CHAT, "cpu", StartMode.COLD, 1).t_cc == pytest.approx(0.25)
+
+
+def test_the_best_that_a_start_has_shown_is_kept_for_the_next_scheduler_until_the_function_is_deleted(
+    client: redis.Redis,
+) -> None:
+    served = ActivationId("a" * 32)
+    begun = [at(Phase.CONTAINER_BEGIN, 0, host="h0"), at(Phase.CONTAINER_END, 0.25, host="h0", attrs={"mode": "cold"}),
+             at(Phase.ENGINE_BEGIN, 1.0, host="h0"), at(Phase.ENGINE_END, 1.5, host="h0"),
+             at(Phase.READY, 1.5, host="h0")]  # fmt: skip
+    run = [at(Phase.RECEIVED, 0), at(Phase.PREFILL_BEGIN, 2.0, attrs={"prompt_tokens": 60}),
+           at(Phase.PREFILL_END, 2.3), at(Phase.FIRST_TOKEN, 2.4), at(Phase.RUN_END, 3.0)]  # fmt: skip
+    Records(client).add_trace("g1", begun)
+    Records(client).add_trace(served, run)
+    assert Records(client).end(replace(record(served), usage={"completion_tokens": 11}))
+    learn = LearnFrom(GroupId("g1"), CHAT, "cpu", StartMode.COLD, served=(served,), device_kinds=("cpu",))
+    effects_on(client).learn(History(), learn)
+    best = load_history(client, Log("test")).best
+    assert best.part(Part.CONTAINER, "guest/other", "cpu", StartMode.COLD, 4) == Least(0.25, 1)
+    assert best.part(Part.ENGINE, CHAT, "cpu", StartMode.COLD, 1) == Least(0.5, 1)
+    assert list(best.prefills(CHAT, "cpu", 1)) == [(64, Least(pytest.approx(0.3), 1))]
+    gone = tuple(str(key) for key in best.forget(CHAT))
+    effects_on(client).apply(Forget((), (), gone), Arrival.now())
+    assert load_history(client, Log("test")).best.actions() == set()
+
+
+def test_an_entry_of_the_best_of_another_version_is_passed_over(client: redis.Redis) -> None:
+    client.hset("thaw:best", mapping={"link|h0": b'{"value":1.0,"n_starts":1}', "link||||0|h0": b"{"})
+    assert load_history(client, Log("test")).best.link("h0") is None
 
 
 def test_what_was_learned_of_a_deleted_action_leaves_the_registry(client: redis.Redis) -> None:

@@ -56,12 +56,13 @@ def test_starts_are_counted_by_what_was_promised() -> None:
     assert value("thaw_scheduler_decision_seconds_count", event="DemandAdded") >= 1
 
 
-def test_a_prediction_is_laid_beside_what_happened_and_one_below_the_bound_is_a_defect() -> None:
-    below = value("thaw_scheduler_predictions_below_bound_total")
+def test_a_prediction_is_laid_beside_what_happened_and_a_start_that_beat_its_plans_bound_is_counted() -> None:
+    below = value("thaw_scheduler_starts_below_bound_total")
     metrics.foretold(4, 2.0, 1.5, 3.0)
-    metrics.foretold(4, 1.0, 1.5, 3.0)
+    metrics.foretold(4, 2.0, None, 3.0)
+    metrics.foretold(4, 2.0, 1.5, 1.4)
     assert value("thaw_scheduler_ttft_ratio_bucket", stages="4", le="1.5") >= 1
-    assert value("thaw_scheduler_predictions_below_bound_total") == below + 1
+    assert value("thaw_scheduler_starts_below_bound_total") == below + 1
 
 
 def page(address: str, authorization: str, path: str = "/metrics") -> tuple[int, str]:

@@ -62,8 +62,8 @@ def test_stages_on_a_host_that_has_the_model_copy_their_parts_and_book_no_link()
     (start,) = of(w.ask(CHAT), StartGroup)
     assert w.view.hosts[HostId("h0")].ledger.fetches() == {}
     assert start.plan.predicted_ttft_s is not None
-    assert start.plan.bound_ttft_s is not None
-    assert start.plan.bound_ttft_s <= start.plan.predicted_ttft_s < SMOLLM2.n_bytes / SLOW
+    assert start.plan.predicted_ttft_s < SMOLLM2.n_bytes / SLOW
+    assert start.plan.bound_ttft_s is None  # no start has shown at what rate parts are copied
 
 
 def test_what_is_explained_of_the_chosen_hosts_is_what_the_start_was_placed_by() -> None:
@@ -124,5 +124,4 @@ def test_no_start_is_foretold_earlier_than_idle_links_allow(
     w.view.history.update(CHAT, "cpu", StartMode.PREWARMED, Measured(**prewarmed))
     for start in [s for _ in range(n) for s in of(w.ask(CHAT), StartGroup)]:
         assert start.plan.predicted_ttft_s is not None
-        assert start.plan.bound_ttft_s is not None
-        assert start.plan.predicted_ttft_s >= start.plan.bound_ttft_s - 1e-9
+        assert start.plan.predicted_ttft_s >= (start.plan.bound_ttft_s or 0.0) - 1e-9

@@ -51,9 +51,11 @@ def chat(**fields: Any) -> ActionFacts:
 
 
 def report(host: str = "h0", memory_mb: int = 4096, used_mb: int = 0, **fields: Any) -> HostReport:
+    """Its link is declared."""
     devices = (Device("cpu", "cpu", memory_mb * MIB, (memory_mb - used_mb) * MIB),)
     plain = HostReport(HostId(host), "boot", "a:1", devices, 2, 1e9, "none", "process", 0, 1_000)
-    return replace(plain, **fields)
+    link = fields.get("network_bytes_per_s", plain.network_bytes_per_s)
+    return replace(plain, **{"declared_bytes_per_s": link, **fields})
 
 
 def pool(n_slabs: int, taken: int = 0, seen_ms: int = 1_000, *, slab_mb: int = 64, **fields: Any) -> PoolReport:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from thaw import wire
-from thaw.cli import why
+from thaw.cli import foretold, why
 from thaw.cli.between_hosts import clock_lines, hop_lines
 from thaw.cli.tables import duration, size
 from thaw.errors import NotFound, ProtocolError
@@ -41,7 +41,7 @@ def show(
     for line in clock_lines(events, timeline):
         console.print(Text(line), soft_wrap=True)
     _bars(console, timeline)
-    for line in chain(verdict(timeline, plan, links or {}), hop_lines(events, timeline)):
+    for line in chain(verdict(timeline, plan, links or {}, events), hop_lines(events, timeline)):
         console.print(Text(line), soft_wrap=True)
 
 
@@ -122,17 +122,12 @@ def _note(interval: Interval) -> str:
     return " ".join(parts)
 
 
-def verdict(timeline: Timeline, plan: Plan | None, links: Mapping[str, float]) -> Iterator[str]:
+def verdict(
+    timeline: Timeline, plan: Plan | None, links: Mapping[str, float], events: Sequence[TraceEvent] = ()
+) -> Iterator[str]:
     """What the picture says, in sentences."""
     yield ""
-    measured = f"{timeline.end_name.replace('_', ' ')} after {duration(timeline.end_s)}"
-    if timeline.bound_s is not None:
-        ratio = timeline.end_s / timeline.bound_s
-        measured += f"; bound (Eq. 5) {duration(timeline.bound_s)}, measured / bound = {ratio:.2f}"
-    if timeline.predicted_s is not None:
-        off = timeline.end_s / timeline.predicted_s - 1
-        measured += f"; predicted {duration(timeline.predicted_s)} (measured {off:+.0%})"
-    yield measured
+    yield from foretold.lines(timeline, plan, events)
     yield from why.lines(timeline)
     fetches = sorted((i for i in timeline.intervals if i.phase == "fetch" and i.n_bytes), key=lambda i: i.stage)
     yield from (_fetch_line(i, plan, links, several=len(fetches) > 1) for i in fetches)

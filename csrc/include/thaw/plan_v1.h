@@ -38,6 +38,15 @@ struct PlanTransport {
     std::string kind = "none", address, credential_ref;
 };
 
+// One term of the bound or of the prediction (thaw/bound.py).
+struct PlanTerm {
+    std::string part, source;
+    std::optional<double> seconds;
+    int64_t stage = 0;
+    std::string host;
+    int64_t n_starts = 0, n_bytes = 0, prompt_tokens = 0;
+};
+
 struct Plan {
     int64_t version = 0;
     std::string plan_id, group_id;
@@ -48,6 +57,7 @@ struct Plan {
     PlanTransport transport;
     int64_t keep = 1, created_wall_ns = 0;
     std::optional<double> predicted_ttft_s, bound_ttft_s;
+    std::vector<PlanTerm> predicted_terms, bound_terms;
 };
 
 namespace plan_detail {
@@ -81,6 +91,7 @@ void read(const Json &j, const std::string &path, FileRange *to);
 void read(const Json &j, const std::string &path, PlanStage *to);
 void read(const Json &j, const std::string &path, PlanModel *to);
 void read(const Json &j, const std::string &path, PlanTransport *to);
+void read(const Json &j, const std::string &path, PlanTerm *to);
 
 template <typename T>
 void read(const Json &j, const std::string &path, std::optional<T> *to) {
@@ -164,6 +175,13 @@ inline void read(const Json &j, const std::string &path, PlanTransport *to) {
     fields.may("address", &to->address).may("credential_ref", &to->credential_ref);
 }
 
+inline void read(const Json &j, const std::string &path, PlanTerm *to) {
+    Fields fields(j, path, "Term");
+    fields.must("part", &to->part).must("seconds", &to->seconds).must("source", &to->source);
+    fields.may("stage", &to->stage).may("host", &to->host).may("n_starts", &to->n_starts);
+    fields.may("n_bytes", &to->n_bytes).may("prompt_tokens", &to->prompt_tokens);
+}
+
 inline void read(const Json &j, const std::string &path, Plan *to) {
     Fields fields(j, path, "Plan");
     fields.must("version", &to->version).must("plan_id", &to->plan_id).must("group_id", &to->group_id);
@@ -171,6 +189,7 @@ inline void read(const Json &j, const std::string &path, Plan *to) {
     fields.must("stages", &to->stages).may("model", &to->model).may("transport", &to->transport);
     fields.may("keep", &to->keep).may("created_wall_ns", &to->created_wall_ns);
     fields.may("predicted_ttft_s", &to->predicted_ttft_s).may("bound_ttft_s", &to->bound_ttft_s);
+    fields.may("predicted_terms", &to->predicted_terms).may("bound_terms", &to->bound_terms);
 }
 
 inline void check_stage(const PlanStage &s) {
@@ -242,6 +261,16 @@ inline std::string write(const std::vector<FileRange> &ranges) {
 inline std::string write(const std::optional<int64_t> &v) { return v ? format("%lld", (long long)*v) : "null"; }
 inline std::string write(const std::optional<double> &v) { return v ? written(*v) : "null"; }
 
+inline std::string write(const std::vector<PlanTerm> &terms) {
+    std::string s = "[";
+    for (const PlanTerm &t : terms)
+        s += (s.size() > 1 ? "," : "") + ("{\"part\":" + quoted(t.part)) + ",\"seconds\":" + write(t.seconds) +
+             ",\"source\":" + quoted(t.source) + format(",\"stage\":%lld,\"host\":", (long long)t.stage) +
+             quoted(t.host) + format(",\"n_starts\":%lld,\"n_bytes\":%lld,\"prompt_tokens\":%lld}",
+                                     (long long)t.n_starts, (long long)t.n_bytes, (long long)t.prompt_tokens);
+    return s + "]";
+}
+
 inline std::string write(const PlanStage &s) {
     return format("{\"stage\":%lld,\"host\":", (long long)s.stage) + quoted(s.host) + ",\"device\":" +
            quoted(s.device) + ",\"role\":" + quoted(s.role) +
@@ -269,7 +298,8 @@ inline std::string write_plan(const Plan &p) {
            ",\"credential_ref\":" + quoted(p.transport.credential_ref) +
            format("},\"keep\":%lld,\"created_wall_ns\":%lld", (long long)p.keep, (long long)p.created_wall_ns) +
            ",\"predicted_ttft_s\":" + plan_detail::write(p.predicted_ttft_s) + ",\"bound_ttft_s\":" +
-           plan_detail::write(p.bound_ttft_s) + "}";
+           plan_detail::write(p.bound_ttft_s) + ",\"predicted_terms\":" + plan_detail::write(p.predicted_terms) +
+           ",\"bound_terms\":" + plan_detail::write(p.bound_terms) + "}";
 }
 
 }  // namespace thaw
