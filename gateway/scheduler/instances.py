@@ -67,6 +67,8 @@ def changed(view: ClusterView, record: InstanceRecord, now_s: float) -> list[Dec
         group.progress_s = now_s
     decided: list[Decision] = []
     if record.state is InstanceState.READY:
+        if record.idle_since_wall_ms is not None and (host := view.hosts.get(record.host_id)) is not None:
+            host.pool.ready(record.instance_id, record.idle_since_wall_ms)
         if before is None or before.state is not InstanceState.READY:
             decided += _ready(view, record, group, now_s)
         decided += idle_check(view, instance, now_s)
@@ -77,7 +79,6 @@ def _ready(view: ClusterView, record: InstanceRecord, group: GroupView | None, n
     """A stage has its first part; with the last of them the group is whole."""
     if (host := view.hosts.get(record.host_id)) is not None:
         host.ledger.remove(fetch_key(record.group_id, record.stage), now_s)
-        host.pool.ready(record.instance_id)
         _book_later(group, host, record, now_s)
     if group is not None and not all(_is_ready(view, i) for i in group.instance_ids):
         return retry_blocked(view, now_s)  # its link is free

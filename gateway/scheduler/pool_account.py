@@ -4,7 +4,7 @@ A host refuses no start that was counted in here.  A start counts from its decis
 host's report has taken its place, so the sum is at every moment an upper bound of what the host can come to hold::
 
     decided ──▶ claim ──a report names its instance among the holders──▶ counted by the reports alone
-                  ├──the instance is ready, and a later report came──────▶ the same, also where fetchd has lost its pool
+                  ├──the instance is ready, and a later report was made──▶ the same, also where fetchd has lost its pool
                   └──the instance has ended, and a report made after its begin does not name it as a user──▶ forgotten
 
 Two starts of the same content share one segment on the host.  That is counted only where the segment is complete and
@@ -31,8 +31,8 @@ UNLIMITED: Final = 1 << 40
 class Claim:
     """What one stage takes.  Times are wall milliseconds of its host.
 
-    ``ready_ms``: its instance is ready; when the last report before that was made.  ``ended_ms``: its instance has
-    ended; since when the instance was there.
+    ``ready_ms``: its instance is ready, since then or longer.  ``ended_ms``: its instance has ended; since when the
+    instance was there.
     """
 
     key: str
@@ -87,10 +87,11 @@ class PoolAccount:
         if (claim := self._claims.get(instance_id)) is not None:
             claim.is_leaving = leaving
 
-    def ready(self, instance_id: InstanceId) -> None:
-        """The instance has its part.  Whatever it still holds, the next report names."""
-        if (claim := self._claims.get(instance_id)) is not None:
-            claim.ready_ms = 0 if self._report is None else self._report.seen_wall_ms
+    def ready(self, instance_id: InstanceId, ready_ms: int) -> None:
+        """The instance has its part.  Whatever it still holds, a report names that was made after ``ready_ms`` of the
+        host's wall clock.  One that is read later may have been made before."""
+        if (claim := self._claims.get(instance_id)) is not None and claim.ready_ms is None:
+            claim.ready_ms = max(ready_ms, 0 if self._report is None else self._report.seen_wall_ms)
 
     def end(self, instance_id: InstanceId, created_ms: int) -> None:
         """The instance has ended.  ``created_ms``: when its host made it; 0 if the host never began it."""

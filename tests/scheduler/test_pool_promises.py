@@ -207,7 +207,7 @@ class Cluster:
         host.store.drop(mine.segment, mine.holder)
 
     def ready(self, mine: Stage) -> None:
-        mine.record = replace(mine.record, state=READY, idle_since_wall_ms=1)
+        mine.record = replace(mine.record, state=READY, idle_since_wall_ms=self.tick())
         self.words.append(mine.record)
 
 

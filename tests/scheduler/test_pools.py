@@ -122,7 +122,7 @@ def test_an_instance_whose_fetchd_died_and_came_back_takes_nothing_of_its_pool()
     w = llm_world(host("h0", 2), facts=chat(slots=1))
     (start,) = of(w.ask(CHAT), StartGroup)
     mine = start.stages[0].instance_id
-    w.ready(start, idle=False)
+    w.ready(start)
     assert w.view.hosts[HostId("h0")].pool.free_slabs() == 0
     w.do(HostsSeen((report("h0", seen_wall_ms=2_000),)))  # fetchd died before it was seen to hold the model
     assert w.view.hosts[HostId("h0")].pool.free_slabs() == 0
