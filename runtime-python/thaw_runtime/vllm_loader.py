@@ -62,6 +62,7 @@ from thaw_runtime.pipeline_stage import (
 from thaw_runtime.pipeline_wire import Sampled, Step
 from thaw_runtime.stage_parts import StagePart
 from thaw_runtime.start_trace import Asleep, PhaseNotes, StartTrace
+from thaw_runtime.thread_accounts import OtherThreads
 from thaw_runtime.weights import arriving_tensors
 from thaw_runtime.window import Rest, check_filled, drop_foreign, set_window, whole_skeleton
 from thaw_runtime.world_of_one import world_of_one
@@ -92,10 +93,10 @@ class _Start:
         return self.phases.enter_context(self.trace.phase(begin))
 
     def arriving(
-        self, waited: Asleep, copied: Asleep, finisher: Finisher | None, rehearsal: Rehearsal | None
+        self, waited: Asleep, finisher: Finisher | None, rehearsal: Rehearsal | None
     ) -> Iterator[tuple[str, torch.Tensor]]:
         """Raises WorkerLost when the pipeline breaks before all have come."""
-        return arriving_tensors(self.segment, self.tensors, self.check, waited, copied, finisher, rehearsal)
+        return arriving_tensors(self.segment, self.tensors, self.check, waited, finisher, rehearsal)
 
     def check(self) -> None:
         if self.link is not None:
@@ -177,7 +178,7 @@ class SegmentLoader(BaseModelLoader):
 def _load_layer_by_layer(model: torch.nn.Module, model_config: Any, rehearse: Callable[[], None]) -> None:
     start = _start()
     computes = partial(start.part.computes, own=start.tensors) if _is_full(model_config) else None
-    finisher = Finisher(model, [t.name for t in start.tensors], _KINDS, computes)
+    finisher = Finisher(model, [t.name for t in start.tensors], _KINDS, OtherThreads(), computes)
     end = max((start.segment.locate(t.file, t.offset) + t.n_bytes for t in start.tensors), default=0)
     device = torch.device("cpu")
     with set_default_torch_dtype(model_config.dtype), device:
@@ -207,19 +208,17 @@ def _take_weights(
 ) -> None:
     start = _start()
     start.phases.close()
-    waited, copied = Asleep(), Asleep()
+    waited = Asleep()
     with start.trace.phase(Phase.LOAD_BEGIN) as notes, warnings.catch_warnings():
         # the views are read-only on purpose; nothing writes through them
         warnings.filterwarnings("ignore", message="The given buffer is not writable")
         parameters = {name for name, _ in model.named_parameters()}
-        loaded = model.load_weights(start.arriving(waited, copied, finisher, rehearsal))
+        loaded = model.load_weights(start.arriving(waited, finisher, rehearsal))
         notes.n_bytes = sum(t.n_bytes for t in start.tensors)
         notes.attrs |= {"wait_s": round(waited.seconds, 4), "waits_for": "fetch"}
-        threads_wait_s = copied.seconds
         if finisher is not None and rehearsal is not None:
-            threads_wait_s += finisher.asleep.seconds + rehearsal.asleep.seconds
+            notes.attrs["threads_wait_s"] = round(finisher.kernels.seconds, 4)
             notes.attrs["rehearsal_s"] = round(rehearsal.took_s, 4)
-        notes.attrs["threads_wait_s"] = round(threads_wait_s, 4)
     start.trace.mark(Phase.ENGINE_BEGIN)
     if _is_full(model_config):
         later = {name for name in parameters if not start.part.computes(name.rpartition(".")[0], start.tensors)}
@@ -340,7 +339,7 @@ class RelayExecutor(StageExecutor):
         self._requests: dict[str, EngineRequest] = {}
         self._pending = Pending()
         self._number = 0
-        self._sampling: Future[Any] = Future()
+        self._sampling, self.stages_awaited = Future[Any](), Asleep()
         self._vocab_size = self.model_config.get_vocab_size()
         self.link.on_sampled = lambda sampled: self._pending.fulfil(sampled, self._vocab_size)
         self.link.when_lost(self._pending.fail)
@@ -366,7 +365,7 @@ class RelayExecutor(StageExecutor):
 
     def sample_tokens(self, grammar_output: Any, non_block: bool = False) -> Any:
         """The last stage does it: a future of what it will say of the batch just executed."""
-        return _Answer(self._sampling)
+        return _Answer(self._sampling, self.stages_awaited.counted)
 
 
 class FollowerExecutor(StageExecutor):
@@ -391,12 +390,13 @@ class FollowerExecutor(StageExecutor):
 class _Answer(Future[Any]):
     """The last stage's answer in vLLM's words, made where it is waited for."""
 
-    def __init__(self, sampled: Future[Sampled]) -> None:
+    def __init__(self, sampled: Future[Sampled], awaiting: Callable[[], AbstractContextManager[None]]) -> None:
         super().__init__()
-        self._sampled = sampled
+        self._sampled, self._awaiting = sampled, awaiting
 
     def result(self, timeout: float | None = None) -> Any:
-        sampled = self._sampled.result(timeout)
+        with self._awaiting():
+            sampled = self._sampled.result(timeout)
         logprobs = None
         if sampled.logprobs is not None:
             lists = sampled.logprobs

@@ -111,7 +111,7 @@ class Rest:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST)
         waited = Asleep()
         try:
-            tensors = arriving_tensors(self._segment, self._tensors, self._check, waited, Asleep())
+            tensors = arriving_tensors(self._segment, self._tensors, self._check, waited)
             filled = self._model.load_weights(tensors)
             pack(self._model, self._aside, self._kinds)
             self._complete(filled)

@@ -33,8 +33,10 @@ def _stop_line(stop: Stop) -> str:
     said, i = dict(stop.interval.attrs), stop.interval
     who = f"{said.get('process', 'a process')}{f' on {i.host}' if i.host else ''}"
     where = f", in {' and '.join(stop.during)}" if stop.during else ""
-    how = f" ({said['signal']})" if "signal" in said else ""
-    return f"{who} did not run for {duration(i.seconds)} at {duration(max(0.0, i.begin_s))}{where}{how}"
+    at, how = duration(max(0.0, i.begin_s)), f" ({said['signal']})" if "signal" in said else ""
+    if i.seconds < _WORTH_SAYING_S:
+        return f"{who} went on at {at}{where}{how}; nobody saw for how long it had been stopped"
+    return f"{who} did not run for {duration(i.seconds)} at {at}{where}{how}"
 
 
 def _account_line(account: Account) -> str:

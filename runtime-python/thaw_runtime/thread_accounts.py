@@ -1,0 +1,142 @@
+"""What the kernel counts of threads, read where they wait: the evidence that phases carry.
+
+Per thread the kernel counts nanoseconds on a core, nanoseconds ready to run while another ran (``schedstat``), and,
+where ``kernel.task_delayacct`` is 1, the time in which it waited for a disk.  It counts no time asleep and no time
+stopped, and so that time is evidence only around a call that is known to wait for one thing.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from thaw.kernel_counts import parse_disk_wait, parse_schedstat
+
+_TASKS: Final = "/proc/self/task"
+_STAT: Final = Path("/proc/thread-self/stat")
+_SECTOR_BYTES: Final = 512  # the unit of ru_inblock
+_WORTH_A_LOOK_S: Final = 0.0005
+"""A thread that slept less waited for nobody: looking at the others would take longer than what it finds out."""
+
+
+class ThreadAccount:
+    """Of one thread of this process.  Keeps its file open: to open it costs ten times what reading it does."""
+
+    def __init__(self, tid: int | None = None) -> None:
+        """Of the thread that makes this, unless ``tid`` names another."""
+        self._is_own = tid is None
+        try:
+            self._fd = os.open(f"{_TASKS}/{tid or threading.get_native_id()}/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            self._fd = -1
+
+    def spent(self) -> tuple[float, float]:
+        """CPU seconds, and seconds ready to run in which another thread ran.  Zeros of a thread that has ended."""
+        cpu_s, core_wait_s = 0.0, 0.0
+        if self._fd >= 0:
+            with suppress(OSError):
+                cpu_s, core_wait_s = parse_schedstat(os.pread(self._fd, 80, 0))
+        return (time.thread_time() if self._is_own else cpu_s), core_wait_s  # to the moment; the file lags by a tick
+
+    def busy_s(self) -> float:
+        """On a core, or ready to be."""
+        return sum(self.spent())
+
+    def __del__(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Busy seconds so far: of the thread that looked, and of the others by thread id."""
+
+    own_s: float
+    others_s: Mapping[int, float]
+
+
+class OtherThreads:
+    """The threads of this process in which no Python runs: those of kernels (OpenMP).
+
+    Belongs to the thread that makes it and calls the kernels.  ``seconds`` is for how long it has slept, in
+    ``counted`` blocks, while the busiest of the others was still on a core or ready to be on one.  That is a lower
+    bound where the others take turns at being last.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._own = ThreadAccount()
+        self._accounts: dict[int, ThreadAccount] = {}
+        self._last = self.look(scan=True)
+
+    def look(self, *, scan: bool = False) -> Look:
+        """``scan``: look for threads that were not there before; costs some 50 µs."""
+        if scan:
+            self._scan()
+        return Look(self._own.busy_s(), {tid: a.busy_s() for tid, a in self._accounts.items()})
+
+    def waited_s(self, before: Look, now: Look) -> float:
+        """For how long the thread has waited at least, between two looks, for the busiest of the others."""
+        most_s = max((s - before.others_s.get(tid, 0.0) for tid, s in now.others_s.items()), default=0.0)
+        return max(0.0, most_s - (now.own_s - before.own_s))
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        began, own_s = time.monotonic(), self._own.busy_s()
+        try:
+            yield
+        finally:
+            slept_s = time.monotonic() - began - (self._own.busy_s() - own_s)
+            if slept_s > _WORTH_A_LOOK_S:
+                now = self.look(scan=True)
+                self.seconds += min(slept_s, self.waited_s(self._last, now))
+                self._last = now
+
+    def _scan(self) -> None:
+        pythons = {t.native_id for t in threading.enumerate()}
+        there = {int(name) for name in os.listdir(_TASKS)} - pythons
+        kept = {tid: account for tid, account in self._accounts.items() if tid in there}
+        self._accounts = kept | {tid: ThreadAccount(tid) for tid in there - kept.keys()}
+
+
+@dataclass(frozen=True, slots=True)
+class Delays:
+    """What has kept this thread from going on, beside the cores, since it began.
+
+    ``programs_s`` are CPU seconds of programs that this process has run and that have ended.  ``major_faults`` and
+    ``disk_bytes`` say that there was something to wait for, and not how long."""
+
+    disk_wait_s: float
+    programs_s: float
+    major_faults: int
+    disk_bytes: int
+
+    @staticmethod
+    def now() -> Delays:
+        own, programs = resource.getrusage(resource.RUSAGE_THREAD), resource.getrusage(resource.RUSAGE_CHILDREN)
+        programs_s = programs.ru_utime + programs.ru_stime
+        return Delays(_disk_wait_s(), programs_s, own.ru_majflt, own.ru_inblock * _SECTOR_BYTES)
+
+    def since(self, before: Delays) -> dict[str, float | int]:
+        """Attributes of a phase's end; those that are zero are left out."""
+        found = {
+            "disk_wait_s": round(self.disk_wait_s - before.disk_wait_s, 4),
+            "programs_s": round(self.programs_s - before.programs_s, 4),
+            "major_faults": self.major_faults - before.major_faults,
+            "disk_bytes": self.disk_bytes - before.disk_bytes,
+        }
+        return {name: value for name, value in found.items() if value > 0}
+
+
+def _disk_wait_s() -> float:
+    try:
+        return parse_disk_wait(_STAT.read_text())
+    except OSError:
+        return 0.0
