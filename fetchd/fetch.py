@@ -13,6 +13,7 @@ from fetchd.chunks import plan_chunks
 from fetchd.marks import Way
 from fetchd.pacing import Link, Pacer
 from fetchd.pipeline import FetchCancelled, Origin, Transfer
+from fetchd.reader_account import less_stops
 from fetchd.segments import Segment, fetch_holder
 from fetchd.settings import FetchdSettings
 from fetchd.sharing import Board
@@ -71,6 +72,8 @@ class Member:
             return
         self.stops = stops
         request, statistics = self.request, self.fetch.describe(self.resident)
+        stopped_s = sum((end.mono_ns - begin.mono_ns) / 1e9 for begin, end in stops)
+        statistics = less_stops(statistics, stopped_s) if stops else statistics
         if self.left_out_bytes:
             statistics["left_out_bytes"] = self.left_out_bytes
         self.error = self.fetch.error
@@ -211,6 +214,7 @@ class Fetch:
             "cpu_s": round(statistics.cpu_s, 4), "connections": self._transfer.connections if self._transfer else 0,
             "retries": statistics.retries, "refetched_chunks": statistics.refetched,
             "fetched_bytes": statistics.fetched_bytes, "copied_bytes": statistics.copied_bytes,
+            **statistics.last_reader,
         }  # fmt: skip
 
     def _make_transfer(self, entry: Entry) -> Transfer:

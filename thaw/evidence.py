@@ -30,6 +30,7 @@ _LINK_SLACK: Final = 1.02
 
 _MEASURED: Final[Mapping[str, str]] = {
     "cpu_s": "computing",
+    "reader_cpu_s": "computing",
     "core_wait_s": "waiting for a core",
     "threads_wait_s": "waiting for other threads of its kernels",
     "disk_wait_s": "waiting for the disk",
@@ -37,6 +38,9 @@ _MEASURED: Final[Mapping[str, str]] = {
     "stem_cell_wait_s": "waiting for a stem cell to be made",
 }
 """Attributes of a phase's end that are seconds, each counted once, and what they say."""
+
+_SIDE_BY_SIDE: Final = "cpu_s"
+"""Of a fetch it is the sum over its connections; ``reader_cpu_s`` is of the one that ended last, as its waits are."""
 
 _OWN_CODE: Final = ("init", "run")  # leaves only where they hold no phase: then the function's own code ran
 _PROCESS_OF: Final[Mapping[str, str]] = {
@@ -92,18 +96,16 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Of the time until the first token.  ``accounts``: one for each leaf, in the order of the timeline."""
+    """Of the time until the first token.  ``accounts``: one for each leaf, in the order of the timeline.
+
+    ``worst`` is the phase with the most unexplained time that no other phase explains, and ``worst_s`` how much."""
 
     accounts: tuple[Account, ...]
     stops: tuple[Stop, ...]
     explained_s: float
     unexplained_s: float
-
-    @property
-    def worst(self) -> Account | None:
-        """The phase with the most unexplained time, if any phase has some."""
-        found = max(self.accounts, key=lambda a: a.unexplained_s, default=None)
-        return found if found is not None and found.unexplained_s > 0 else None
+    worst: Interval | None
+    worst_s: float
 
 
 def explain(timeline: Timeline, rate_of: LinkRate) -> Explanation:
@@ -111,9 +113,20 @@ def explain(timeline: Timeline, rate_of: LinkRate) -> Explanation:
     stops = [i for i in timeline.intervals if i.phase == "stopped"]
     accounts = tuple(_account(leaf, leaves, stops, rate_of(leaf)) for leaf in leaves)
     spans = [*(a.span for a in accounts), *((s.begin_s, s.end_s) for s in stops)]
-    explained_s = sum(e - b for b, e in union((max(0.0, b), min(timeline.end_s, e)) for b, e in spans))
+    covered = union((max(0.0, b), min(timeline.end_s, e)) for b, e in spans)
+    explained_s = sum(e - b for b, e in covered)
     hit = tuple(Stop(s, tuple(_overlapped(s, leaves))) for s in stops)
-    return Explanation(accounts, hit, explained_s, timeline.end_s - explained_s)
+    left = [(_left_s(a, covered, timeline.end_s), a.phase) for a in accounts]
+    worst_s, worst = max(left, key=lambda found: found[0], default=(0.0, None))
+    return Explanation(accounts, hit, explained_s, timeline.end_s - explained_s, worst if worst_s else None, worst_s)
+
+
+def _left_s(account: Account, covered: Sequence[tuple[float, float]], end_s: float) -> float:
+    """Of the unexplained end of a phase, what nothing else covers."""
+    begin, end = account.span[1], min(end_s, account.phase.end_s)
+    if account.unexplained_s <= 0 or end <= begin:
+        return 0.0
+    return end - begin - sum(max(0.0, min(end, e) - max(begin, b)) for b, e in covered)
 
 
 def _account(leaf: Interval, leaves: Sequence[Interval], stops: Sequence[Interval], rate: float | None) -> Account:
@@ -121,7 +134,8 @@ def _account(leaf: Interval, leaves: Sequence[Interval], stops: Sequence[Interva
         return Account(leaf, (Share("the function's own code", leaf.seconds),), leaf.seconds)
     wait, passed_on_s = _wait(leaf, leaves)
     stopped = Share("stopped", sum(_overlap_s(leaf, s) for s in stops if _is_of(s, leaf)))
-    said = [Share(what, _number(leaf, name)) for name, what in _MEASURED.items()]
+    names = [n for n in _MEASURED if not (leaf.phase == "fetch" and n == _SIDE_BY_SIDE)]
+    said = [Share(_MEASURED[name], _number(leaf, name)) for name in names]
     shares = [s for s in (stopped, *said, wait) if s.seconds > 0]
     by_bytes = _by_bytes(leaf, rate)
     if by_bytes.seconds > sum(s.seconds for s in shares):

@@ -17,6 +17,7 @@ from typing import NoReturn
 
 from relay.channel import Channel, ChannelClosed
 from relay.fetch_client import DoorClient
+from relay.thread_account import ThreadAccount
 from thaw import lasting
 from thaw.errors import PlatformError, ThawError
 from thaw.logs import Log, flush_output, print_traceback
@@ -35,7 +36,6 @@ from thaw_runtime.engine_wire import (
     encode,
 )
 from thaw_runtime.start_trace import StartTrace
-from thaw_runtime.thread_accounts import ThreadAccount
 
 log = Log("runtime-engine")
 

@@ -6,9 +6,9 @@ import time
 from dataclasses import dataclass
 from typing import Final
 
+from relay.thread_account import Asleep, ThreadAccount
 from thaw.evidence import SHORT_S
-from thaw_runtime.start_trace import Asleep
-from thaw_runtime.thread_accounts import Look, OtherThreads, ThreadAccount
+from thaw_runtime.thread_accounts import Look, OtherThreads
 
 OTHER_STAGES: Final = "the other stages"
 _FIRST_REQUESTS: Final = 16

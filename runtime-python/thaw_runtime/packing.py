@@ -82,13 +82,13 @@ class Finisher:
             if any(ref() is not None for ref in self._taken[group]):
                 continue  # the last one is still in the model's hand; or it collects them
             del self._taken[group]
-            with self.kernels.counted():
-                self._finish(group)
+            self._finish(group)
 
     def _finish(self, group: str) -> None:
         for module in self._modules.get(group, ()):
             method = module.quant_method
-            method.process_weights_after_loading(module)
+            with self.kernels.counted():
+                method.process_weights_after_loading(module)
             module.quant_method = None  # vLLM's own pass skips what has no method
             self._finished.append((module, method))
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from relay.thread_account import ThreadAccount
 from thaw.trace import Phase, TraceEvent, event
-from thaw_runtime.thread_accounts import Delays, ThreadAccount
+from thaw_runtime.thread_accounts import Delays
 
 _WORTH_SAYING_S: Final = 0.001
 
@@ -35,26 +35,6 @@ class Busy:
         cpu_s, core_wait_s = (now - then for now, then in zip(self._account.spent(), self._spent, strict=True))
         found = {"cpu_s": round(cpu_s, 4)}
         return found | ({"core_wait_s": round(core_wait_s, 4)} if core_wait_s > _WORTH_SAYING_S else {})
-
-
-class Asleep:
-    """Seconds in which a thread neither computed nor was ready to, in calls that wait for one thing alone.
-
-    What ``phase`` says of the same thread (CPU seconds, waiting for a core) is not in it, so the three may be added.
-    """
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-        self._account = ThreadAccount()
-
-    @contextmanager
-    def counted(self) -> Iterator[None]:
-        began, busy_s = time.monotonic(), self._account.busy_s()
-        try:
-            yield
-        finally:
-            busy_s = self._account.busy_s() - busy_s
-            self.seconds += max(0.0, time.monotonic() - began - busy_s)
 
 
 class StartTrace:

@@ -12,46 +12,18 @@ import resource
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from thaw.kernel_counts import parse_disk_wait, parse_schedstat
+from relay.thread_account import TASKS, ThreadAccount
+from thaw.kernel_counts import parse_disk_wait
 
-_TASKS: Final = "/proc/self/task"
 _STAT: Final = Path("/proc/thread-self/stat")
 _SECTOR_BYTES: Final = 512  # the unit of ru_inblock
 _WORTH_A_LOOK_S: Final = 0.0005
 """A thread that slept less waited for nobody: looking at the others would take longer than what it finds out."""
-
-
-class ThreadAccount:
-    """Of one thread of this process.  Keeps its file open: to open it costs ten times what reading it does."""
-
-    def __init__(self, tid: int | None = None) -> None:
-        """Of the thread that makes this, unless ``tid`` names another."""
-        self._is_own = tid is None
-        try:
-            self._fd = os.open(f"{_TASKS}/{tid or threading.get_native_id()}/schedstat", os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            self._fd = -1
-
-    def spent(self) -> tuple[float, float]:
-        """CPU seconds, and seconds ready to run in which another thread ran.  Zeros of a thread that has ended."""
-        cpu_s, core_wait_s = 0.0, 0.0
-        if self._fd >= 0:
-            with suppress(OSError):
-                cpu_s, core_wait_s = parse_schedstat(os.pread(self._fd, 80, 0))
-        return (time.thread_time() if self._is_own else cpu_s), core_wait_s  # to the moment; the file lags by a tick
-
-    def busy_s(self) -> float:
-        """On a core, or ready to be."""
-        return sum(self.spent())
-
-    def __del__(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +73,7 @@ class OtherThreads:
 
     def _scan(self) -> None:
         pythons = {t.native_id for t in threading.enumerate()}
-        there = {int(name) for name in os.listdir(_TASKS)} - pythons
+        there = {int(name) for name in os.listdir(TASKS)} - pythons
         kept = {tid: account for tid, account in self._accounts.items() if tid in there}
         self._accounts = kept | {tid: ThreadAccount(tid) for tid in there - kept.keys()}
 

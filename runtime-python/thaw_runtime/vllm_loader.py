@@ -28,6 +28,7 @@ from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 from vllm.model_executor.model_loader.utils import process_weights_after_loading
 from vllm.model_executor.models.utils import PPMissingLayer
 from vllm.platforms import current_platform
+from vllm.utils.cpu_resource_utils import get_visible_memory_node
 from vllm.utils.torch_utils import PIN_MEMORY, set_default_torch_dtype
 from vllm.v1.core.kv_cache_utils import KVCacheBlockCopy
 from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
@@ -38,6 +39,7 @@ from vllm.v1.sample.logits_processor import build_logitsprocs
 from vllm.v1.worker.cpu_worker import CPUWorker
 from vllm.v1.worker.gpu_worker import Worker
 
+from relay.thread_account import Asleep
 from thaw.model import TensorInfo
 from thaw.trace import Phase
 from thaw_runtime.continuation import Continuations
@@ -60,8 +62,9 @@ from thaw_runtime.pipeline_stage import (
     wanted_by,
 )
 from thaw_runtime.pipeline_wire import Sampled, Step
+from thaw_runtime.replaced import replaced
 from thaw_runtime.stage_parts import StagePart
-from thaw_runtime.start_trace import Asleep, PhaseNotes, StartTrace
+from thaw_runtime.start_trace import PhaseNotes, StartTrace
 from thaw_runtime.thread_accounts import OtherThreads
 from thaw_runtime.weights import arriving_tensors
 from thaw_runtime.window import Rest, check_filled, drop_foreign, set_window, whole_skeleton
@@ -154,7 +157,9 @@ class SegmentLoader(BaseModelLoader):
     def create_model(self, vllm_config: Any, model_config: Any, prefix: str = "") -> torch.nn.Module:
         start, full = _start(), _is_full(model_config)
         start.turn_to(Phase.MODEL_BEGIN)
-        once = _never_reloaded() if model_config.quantization is None else nullcontext()
+        # vLLM notes every parameter of a new model for a second set of weights: a third of the time of building it
+        noting = replaced(model_loader_utils, "record_metadata_for_reloading", lambda model: None)
+        once = noting if model_config.quantization is None else nullcontext()
         with once, whole_skeleton(parallel_state) if full else nullcontext():
             model: torch.nn.Module = super().create_model(vllm_config, model_config, prefix)
         if full:
@@ -190,17 +195,6 @@ def _load_layer_by_layer(model: torch.nn.Module, model_config: Any, rehearse: Ca
 def _is_full(model_config: Any) -> bool:
     """Quantised weights are replaced by others of other shapes as they are processed: no skeleton waits for them."""
     return _start().part.full and model_config.quantization is None
-
-
-@contextmanager
-def _never_reloaded() -> Iterator[None]:
-    """vLLM notes every parameter of a new model for a second set of weights: a third of the time of building it."""
-    record = model_loader_utils.record_metadata_for_reloading
-    model_loader_utils.record_metadata_for_reloading = lambda model: None
-    try:
-        yield
-    finally:
-        model_loader_utils.record_metadata_for_reloading = record
 
 
 def _take_weights(
@@ -258,7 +252,13 @@ class _StageWorker:
 
 
 class LazyKvCpuWorker(_StageWorker, CPUWorker):
-    """vLLM's CPU worker; its KV cache is allocated without being touched."""
+    """vLLM's CPU worker.  It allocates its KV cache without touching it, and binds no memory to a lone node."""
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        # the kernel would look at all pages and wait for the other cores: 4 ms to 200 ms
+        unbound = replaced(torch.ops._C, "init_cpu_memory_env", lambda nodes: None)
+        with unbound if len(get_visible_memory_node()) == 1 else nullcontext():
+            super().__init__(*args, **more)
 
     def _maybe_get_memory_pool_context(self, tag: str) -> AbstractContextManager[Any]:
         return ZeroOnDemand() if tag == "kv_cache" else nullcontext()

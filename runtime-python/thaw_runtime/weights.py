@@ -7,11 +7,11 @@ from contextlib import nullcontext
 
 import torch
 
+from relay.thread_account import Asleep
 from thaw.model import TensorInfo
 from thaw_runtime.arriving import arriving
 from thaw_runtime.engine import ARRIVAL_DEADLINE_S, Segment
 from thaw_runtime.packing import Finisher, Rehearsal
-from thaw_runtime.start_trace import Asleep
 
 
 def arriving_tensors(

@@ -42,7 +42,7 @@ def test_a_phase_of_100_ms_explains_itself_and_a_longer_one_only_what_its_eviden
     long = explained(at(0, P.LIBRARIES_BEGIN), at(5, P.LIBRARIES_END, cpu_s=3.0, core_wait_s=0.5, disk_wait_s=0.5))
     assert long.unexplained_s == pytest.approx(1.0)
     assert long.worst is not None
-    assert (long.worst.phase.phase, long.worst.unexplained_s) == ("libraries", pytest.approx(1.0))
+    assert (long.worst.phase, long.worst_s) == ("libraries", pytest.approx(1.0))
 
 
 def test_a_phase_that_names_what_it_waited_for_and_measured_no_wait_explains_nothing_by_the_name() -> None:
@@ -66,17 +66,30 @@ def test_a_wait_for_another_phase_is_explained_as_far_as_that_phase_is() -> None
     stalled = slow_fetch(fetch_s=4.5, wait_s=4.5)
     assert account(stalled, "load").unexplained_s == pytest.approx(0, abs=0.01)
     assert stalled.worst is not None
-    assert stalled.worst.phase.phase == "fetch"
-    assert stalled.worst.unexplained_s == pytest.approx(4.5 - 0.51)
+    assert stalled.worst.phase == "fetch"
+    assert stalled.worst_s == pytest.approx(4.5 - 0.51)
     assert stalled.unexplained_s == pytest.approx(4.5 - 0.51)  # the load covers none of it by having waited
 
 
 def test_a_wait_that_goes_on_after_what_was_waited_for_has_ended_is_unexplained_there() -> None:
     held_up = slow_fetch(fetch_s=0.5, wait_s=4.5)
     assert held_up.worst is not None
-    assert held_up.worst.phase.phase == "load"
-    assert held_up.worst.unexplained_s == pytest.approx(4.0, abs=0.01)
+    assert held_up.worst.phase == "load"
+    assert held_up.worst_s == pytest.approx(4.0, abs=0.01)
     assert held_up.unexplained_s == pytest.approx(4.0, abs=0.01)
+
+
+def test_what_another_phase_explains_meanwhile_is_nobodys_unexplained_time() -> None:
+    """An import holds the interpreter's lock, and a short phase beside it cannot say what it waited for."""
+    beside = explained(
+        at(0, P.LIBRARIES_BEGIN),
+        at(1, P.CONTEXT_BEGIN),
+        at(3, P.CONTEXT_END, cpu_s=0.1),
+        at(5, P.LIBRARIES_END, cpu_s=4.8),
+    )
+    assert account(beside, "context").unexplained_s == pytest.approx(1.9)
+    assert beside.worst is not None
+    assert (beside.worst.phase, beside.worst_s) == ("libraries", pytest.approx(0.2))
 
 
 def test_a_stop_explains_the_phase_of_the_stopped_process_and_no_other() -> None:
@@ -106,9 +119,11 @@ def test_a_function_s_own_code_needs_no_evidence() -> None:
 
 
 def test_bytes_explain_a_fetch_of_a_known_link_only_and_resident_ones_none() -> None:
-    fetch = (at(0, P.FETCH_BEGIN), at(5, P.FETCH_END, FETCHED, cpu_s=0.2))
+    fetch = (at(0, P.FETCH_BEGIN), at(5, P.FETCH_END, FETCHED, cpu_s=4.0, reader_cpu_s=0.2))
     assert explained(*fetch).unexplained_s == pytest.approx(5 - 0.51)
-    assert explained(*fetch, rate=None).unexplained_s == pytest.approx(4.8)
+    assert explained(*fetch, rate=None).unexplained_s == pytest.approx(4.8)  # other connections computed side by side
+    waited = (fetch[0], at(5, P.FETCH_END, FETCHED, reader_cpu_s=0.2, wait_s=4.7, waits_for="the store"))
+    assert explained(*waited).unexplained_s == pytest.approx(0.1)
     resident = (at(0, P.FETCH_BEGIN), at(5, P.FETCH_END, FETCHED, resident=True))
     assert explained(*resident).unexplained_s == pytest.approx(4.9)
 

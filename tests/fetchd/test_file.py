@@ -117,7 +117,8 @@ def test_a_fetch_reports_where_its_time_went(fetchd: Fetchd, tmp_path: Path) -> 
     assert done.fetched_bytes == sum(facts.files.values())
     assert end.attrs["source"] == "file"
     assert end.attrs["resident"] is False
-    assert {"bytes_per_s", "cpu_s", "connections", "retries"} <= end.attrs.keys()
+    assert {"bytes_per_s", "cpu_s", "connections", "retries", "reader_cpu_s", "core_wait_s"} <= end.attrs.keys()
+    assert end.attrs["waits_for"] == "the store"
 
 
 def test_a_fetch_says_when_and_for_how_long_its_process_was_stopped(tmp_path: Path) -> None:
@@ -135,7 +136,12 @@ def test_a_fetch_says_when_and_for_how_long_its_process_was_stopped(tmp_path: Pa
     assert (stop.group_id, stop.host, stop.attrs["process"]) == ("held-up", "host-1", "fetchd")
     timeline = analyse(done.events)
     assert timeline is not None
-    explained = explain(timeline, lambda _: 4e6)
+    explained = explain(timeline, lambda _: None)
+    (fetch,) = explained.accounts
+    shares = {s.what: s.seconds for s in fetch.shares}
+    assert shares["stopped"] >= 0.7
+    assert shares["waiting for its share of the link"] > 0
+    assert sum(shares.values()) <= fetch.phase.seconds + 0.01  # the stop is not waiting for the link, too
     assert [s.during for s in explained.stops] == [("fetch",)]
 
 

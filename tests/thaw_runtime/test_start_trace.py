@@ -8,11 +8,12 @@ import time
 
 import pytest
 
+from relay.thread_account import Asleep
 from thaw.hops import HopPath
 from thaw.trace import Phase
 from thaw_runtime.engine import Finished, Logprobs, Token, Usage
 from thaw_runtime.engine_wire import Events, decode, encode
-from thaw_runtime.start_trace import Asleep, Busy, StartTrace
+from thaw_runtime.start_trace import Busy, StartTrace
 
 
 def compute(cpu_s: float) -> None:

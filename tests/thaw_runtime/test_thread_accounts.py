@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from relay.thread_account import Asleep, ThreadAccount
 from thaw.kernel_counts import parse_disk_wait, parse_schedstat
 from thaw_runtime.engine_work import OTHER_STAGES, Work
-from thaw_runtime.start_trace import Asleep
-from thaw_runtime.thread_accounts import Delays, OtherThreads, ThreadAccount
+from thaw_runtime.thread_accounts import Delays, OtherThreads
 
 STAT = "77 (a) b (c) S " + " ".join(str(n) for n in range(4, 53))  # the fields as man 5 proc numbers them
 

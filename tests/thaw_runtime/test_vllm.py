@@ -163,6 +163,8 @@ def test_a_forked_container_answers_the_same_and_reports_no_import(fork: Callabl
     status, reply = container.init()
     assert status == 200, reply
     assert "libraries.begin" not in {e["name"] for e in reply["events"]}
+    (engine,), nodes = children(container.forked["pid"]), list(Path("/sys/devices/system/node").glob("node[0-9]*"))
+    assert ("bind:" in Path(f"/proc/{engine}/numa_maps").read_text()) == (len(nodes) > 1)
     assert answer(container, CAPITAL) == "The capital of France is Paris."
     assert answer(container, CAPITAL | {"stop": [" Paris"]}) == "The capital of France is"
 

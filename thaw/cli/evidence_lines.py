@@ -23,9 +23,8 @@ def evidence_lines(explanation: Explanation) -> Iterator[str]:
     if len(long) > _MOST_LINES:
         yield f"  and {len(long) - _MOST_LINES} shorter ones"
     line = f"explained: {duration(explanation.explained_s)}; unexplained: {duration(explanation.unexplained_s)}"
-    worst = explanation.worst
-    if worst is not None and worst.unexplained_s >= _WORTH_SAYING_S:
-        line += f"; the phase with most of it: {_named(worst.phase)}, {duration(worst.unexplained_s)}"
+    if explanation.worst is not None and explanation.worst_s >= _WORTH_SAYING_S:
+        line += f"; the phase with most of it: {_named(explanation.worst)}, {duration(explanation.worst_s)}"
     yield line
 
 
