@@ -86,17 +86,17 @@ def test_a_start_and_a_run_say_when_their_engine_was_stopped(container: Containe
     container.door.wait_served(2)
     os.kill(engine, signal.SIGSTOP)
     container.door.arrive(container.door.n_bytes)
-    threading.Event().wait(0.2)  # how long it stays stopped
+    threading.Event().wait(1.0)  # how long it stays stopped
     os.kill(engine, signal.SIGCONT)
     starting.join(30)
     begin, end = (e for e in replies[0]["events"] if e["name"].startswith("stopped"))
-    assert end["mono_ns"] - begin["mono_ns"] >= 0.2e9
+    assert end["mono_ns"] - begin["mono_ns"] >= 0.3e9  # a busy machine may tell its parent late
     assert (begin["group_id"], begin["host"]) == ("f" * 32, "h1")
     assert begin["attrs"] == {"process": "engine", "signal": "SIGSTOP"}
 
     assert not [e for e in container.stream(PROMPT)[-1]["events"] if e["name"].startswith("stopped")]
     os.kill(engine, signal.SIGSTOP)
-    bell = threading.Timer(0.2, os.kill, (engine, signal.SIGCONT))
+    bell = threading.Timer(1.0, os.kill, (engine, signal.SIGCONT))
     bell.start()
     ran = container.stream(PROMPT)[-1]["events"]
     bell.join()

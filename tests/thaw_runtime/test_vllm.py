@@ -305,7 +305,7 @@ def test_two_seconds_of_a_stopped_engine_are_explained_in_exactly_the_phase_that
     assert timeline is not None
     explanation = explained(timeline, lambda fetch: (fetch.n_bytes or 0) / fetch.seconds)
     (stop,) = explanation.stops
-    assert stop.interval.seconds >= 1.9
+    assert stop.interval.seconds >= 1.5  # a busy machine may tell its parent late
     assert len(stop.during) == 1, stop
     blamed = [a for a in explanation.accounts if any(s.what == "stopped" for s in a.shares)]
     assert [a.phase.phase for a in blamed] == list(stop.during) == ["load"]
