@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from thaw.evidence import explain
+from thaw.evidence import Explanation, explain
 from thaw.plan import Plan
 from thaw.timeline import Timeline, analyse
 from thaw.trace import Phase, TraceEvent
@@ -18,8 +18,12 @@ class Start:
     ttft_s: float
     first_byte_s: float
     last_byte_s: float
-    unexplained_s: float
     timeline: Timeline
+    explanation: Explanation
+
+    @property
+    def unexplained_s(self) -> float:
+        return self.explanation.unexplained_s
 
 
 def read_start(events: Sequence[TraceEvent], plan: Plan | None, link_bytes_per_s: float) -> Start:
@@ -28,4 +32,4 @@ def read_start(events: Sequence[TraceEvent], plan: Plan | None, link_bytes_per_s
         raise SystemExit(f"no first token in the trace: {[e.name for e in events]}")
     first = min((i.at_s for i in timeline.instants if i.phase == Phase.FETCH_FIRST_BYTE), default=float("nan"))
     last = max((i.end_s for i in timeline.intervals if i.phase == "fetch"), default=float("nan"))
-    return Start(timeline.end_s, first, last, explain(timeline, lambda _: link_bytes_per_s).unexplained_s, timeline)
+    return Start(timeline.end_s, first, last, timeline, explain(timeline, lambda _: link_bytes_per_s))
