@@ -37,9 +37,9 @@ class Look:
 class OtherThreads:
     """The threads of this process in which no Python runs: those of kernels (OpenMP).
 
-    Belongs to the thread that makes it and calls the kernels.  ``seconds`` is for how long it has slept, in
-    ``counted`` blocks, while the busiest of the others was still on a core or ready to be on one.  That is a lower
-    bound where the others take turns at being last.
+    Belongs to the thread that makes it and calls the kernels.  ``seconds`` is for how long it has slept in ``counted``
+    blocks: calls of milliseconds that can sleep for those threads alone.  No more of a sleep counts than they were on a
+    core, or ready to be on one, all together: of a process that is stopped in a call they were not.
     """
 
     def __init__(self) -> None:
@@ -55,7 +55,8 @@ class OtherThreads:
         return Look(self._own.busy_s(), {tid: a.busy_s() for tid, a in self._accounts.items()})
 
     def waited_s(self, before: Look, now: Look) -> float:
-        """For how long the thread has waited at least, between two looks, for the busiest of the others."""
+        """For how long the thread has waited for the others between two looks, at least: for so much longer than itself
+        the busiest of them was busy.  Less than the truth where they take turns at being last."""
         most_s = max((s - before.others_s.get(tid, 0.0) for tid, s in now.others_s.items()), default=0.0)
         return max(0.0, most_s - (now.own_s - before.own_s))
 
@@ -68,8 +69,19 @@ class OtherThreads:
             slept_s = time.monotonic() - began - (self._own.busy_s() - own_s)
             if slept_s > _WORTH_A_LOOK_S:
                 now = self.look(scan=True)
-                self.seconds += min(slept_s, self.waited_s(self._last, now))
+                busy_s = sum(max(0.0, s - self._last.others_s.get(tid, 0.0)) for tid, s in now.others_s.items())
+                self.seconds += min(slept_s, busy_s)
                 self._last = now
+
+    @contextmanager
+    def counted_over_many(self) -> Iterator[None]:
+        """The same around many calls, for whose sum the limit would be too high: :meth:`waited_s`."""
+        before = self.look()
+        try:
+            yield
+        finally:
+            self._last = self.look(scan=True)
+            self.seconds += self.waited_s(before, self._last)
 
     def _scan(self) -> None:
         pythons = {t.native_id for t in threading.enumerate()}

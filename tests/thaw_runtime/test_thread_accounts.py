@@ -85,6 +85,20 @@ def test_a_sleep_in_which_no_other_thread_works_is_no_wait_for_other_threads() -
     assert kernels.seconds < 0.05
 
 
+def test_over_many_calls_only_what_the_busiest_was_busier_counts() -> None:
+    kernels, worker = OtherThreads(), Worker(0.2)
+    with foreign(worker):
+        with kernels.counted_over_many():
+            worker.wait()
+        assert kernels.seconds >= 0.15
+    kernels, worker = OtherThreads(), Worker(0.02)
+    with foreign(worker):
+        with kernels.counted_over_many():
+            worker.wait()
+            compute(1.0)  # the others have had their part for long
+        assert kernels.seconds == 0.0
+
+
 def test_pythons_own_threads_are_not_those_of_a_kernel() -> None:
     kernels, worker = OtherThreads(), Worker(0.2)
     with pythons(worker), kernels.counted():
