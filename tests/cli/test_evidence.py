@@ -113,6 +113,18 @@ def test_a_stop_explains_the_phase_of_the_stopped_process_and_no_other() -> None
     assert "engine on h did not run for 2.00 s at 1.00 s, in load (SIGSTOP)" in list(evidence_lines(stopped))
 
 
+def test_a_process_that_went_on_unseen_is_named_without_a_length_and_its_time_stays_unexplained() -> None:
+    seen = explained(
+        at(0, P.LOAD_BEGIN),
+        at(3, P.STOPPED_BEGIN, process="engine", signal="SIGCONT"),
+        at(3, P.STOPPED_END),
+        at(5, P.LOAD_END, cpu_s=2.0),
+    )
+    assert seen.unexplained_s == pytest.approx(3.0)
+    first = next(iter(evidence_lines(seen)))
+    assert first == "engine on h went on at 3.00 s, in load (SIGCONT); nobody saw for how long it had been stopped"
+
+
 def test_a_function_s_own_code_needs_no_evidence() -> None:
     ran = explained(at(0, P.RUN_BEGIN), at(5, P.RUN_END))
     assert ran.unexplained_s == pytest.approx(0)
