@@ -13,9 +13,11 @@ from fetchd.chunks import plan_chunks
 from fetchd.marks import Way
 from fetchd.pacing import Link, Pacer
 from fetchd.pipeline import FetchCancelled, Origin, Transfer
+from fetchd.reader_account import less_stops
 from fetchd.segments import Segment, fetch_holder
 from fetchd.settings import FetchdSettings
 from fetchd.sharing import Board
+from fetchd.standstill import Stop
 from relay.messages import FetchDone, FetchStart, FetchStatus
 from thaw.errors import ErrorInfo, ModelChanged, ModelCorrupt, PlatformError, ThawError
 from thaw.trace import Phase, TraceEvent, event
@@ -57,17 +59,21 @@ class Member:
     left_out_bytes: int = 0  # of its later ranges: there was no room for them
     done: threading.Event = field(default_factory=threading.Event)
     end: TraceEvent | None = None
+    stops: tuple[Stop, ...] = ()
     error: ErrorInfo | None = None
 
     @property
     def holder(self) -> str:
         return fetch_holder(self.request.group_id, self.request.stage)
 
-    def finish(self, host: str) -> None:
-        """Its bytes are here, or never will be.  The first word counts."""
+    def finish(self, host: str, stops: tuple[Stop, ...]) -> None:
+        """Its bytes are here, or never will be; the first word counts.  ``stops`` are this process's own meanwhile."""
         if self.done.is_set():
             return
+        self.stops = stops
         request, statistics = self.request, self.fetch.describe(self.resident)
+        stopped_s = sum((end.mono_ns - begin.mono_ns) / 1e9 for begin, end in stops)
+        statistics = less_stops(statistics, stopped_s) if stops else statistics
         if self.left_out_bytes:
             statistics["left_out_bytes"] = self.left_out_bytes
         self.error = self.fetch.error
@@ -80,13 +86,17 @@ class Member:
         first = self.fetch.first_byte
         events = [self.begin]
         if first is not None and not self.resident and first.mono_ns >= self.begin.mono_ns:
-            begin = self.begin
-            events.append(replace(first, group_id=begin.group_id, stage=begin.stage, host=begin.host))
+            events.append(self._own(first))
+        events += (self._own(e) for stop in self.stops for e in stop)
         if self.end is not None:
             events.append(self.end)
         segment = self.fetch.segment
         fetched = 0 if self.resident else self.fetch.fetched_bytes
         return FetchDone(segment.segment_id, segment.n_bytes, fetched, tuple(events))
+
+    def _own(self, of_all: TraceEvent) -> TraceEvent:
+        begin = self.begin
+        return replace(of_all, group_id=begin.group_id, stage=begin.stage, host=begin.host)
 
 
 class Fetch:
@@ -204,6 +214,7 @@ class Fetch:
             "cpu_s": round(statistics.cpu_s, 4), "connections": self._transfer.connections if self._transfer else 0,
             "retries": statistics.retries, "refetched_chunks": statistics.refetched,
             "fetched_bytes": statistics.fetched_bytes, "copied_bytes": statistics.copied_bytes,
+            **statistics.last_reader,
         }  # fmt: skip
 
     def _make_transfer(self, entry: Entry) -> Transfer:

@@ -111,7 +111,7 @@ class FetchTable:
             if segment.segment_id not in self._running:
                 self._launch(fetch)
             elif segment.key.later and fetch.first_part_is_here:
-                member.finish(self._host_id)
+                self._finish(member)
         self._log.event("fetch_begin", group_id=request.group_id, stage=request.stage, uri=request.model.uri,
                         segment_id=segment.segment_id, n_bytes=segment.n_bytes, resident=resident,
                         left_out_bytes=left_out)  # fmt: skip
@@ -167,14 +167,17 @@ class FetchTable:
         with self._lock:
             if fetch.segment.key.later:  # without later ranges the end of the fetch says it, with the whole account
                 for member in fetch.members:
-                    member.finish(self._host_id)
+                    self._finish(member)
 
     def _end_member(self, member: Member) -> None:
         """The whole fetch is finished, one way or the other.  Its hold waits for a grant, but not for ever."""
-        member.finish(self._host_id)
+        self._finish(member)
         if member.error is not None:  # a first part that came stays good, whatever became of the later one
             self._store.drop(member.fetch.segment, member.holder)
         self._janitor.call_later(self._hold_s, self._expiry(member))
+
+    def _finish(self, member: Member) -> None:
+        member.finish(self._host_id, self._heart.stops_since(member.begin.mono_ns))
 
     def _expiry(self, member: Member) -> Callable[[], None]:
         def expire() -> None:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 
 from fetchd.segments import Segment
+from fetchd.standstill import Standstill, Stop
 from relay.segment import HEARTBEAT_S
 from thaw.lasting import LastingThread
 
@@ -47,9 +48,12 @@ class Janitor:
 
 
 class Heart:
-    """Beats on the control page of every segment that is being filled, and sleeps when there is none."""
+    """Beats on the control page of every segment that is being filled, and sleeps when there is none.
+
+    A beat that comes late tells when this process stood still."""
 
     def __init__(self) -> None:
+        self._standstill = Standstill()
         self._changed = threading.Condition()
         self._filling: set[Segment] = set()
         self._stopped = False
@@ -66,6 +70,12 @@ class Heart:
         with self._changed:
             self._filling.discard(segment)
 
+    def stops_since(self, mono_ns: int) -> tuple[Stop, ...]:
+        """In which nothing of this process ran, and that were not over then, on the monotonic clock."""
+        with self._changed:
+            self._standstill.look()  # the beat that tells may be about to come
+            return self._standstill.since(mono_ns)
+
     def stop(self) -> None:
         with self._changed:
             self._stopped = True
@@ -77,4 +87,8 @@ class Heart:
             while not self._stopped:
                 for segment in self._filling:
                     segment.beat()
+                if self._filling:
+                    self._standstill.expect(HEARTBEAT_S)
                 self._changed.wait(HEARTBEAT_S if self._filling else None)
+                self._standstill.look()
+                self._standstill.expect_nothing()

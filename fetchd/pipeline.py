@@ -14,13 +14,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from fetchd import metrics
 from fetchd.backoff import backoff_s
 from fetchd.chunks import Check, Chunk, checksum
 from fetchd.pacing import Pacer
+from fetchd.reader_account import OTHERS, SHARE, STORE, ReaderAccount
 from fetchd.segments import Arrived, Segment
 from fetchd.sharing import Board, Claim, Gap
 from fetchd.sources.base import Connection, Source, Target
@@ -44,6 +45,7 @@ class Statistics:
     cpu_s: float = 0.0
     first_byte: TraceEvent | None = None
     began_s: float = 0.0
+    last_reader: dict[str, object] = field(default_factory=dict)  # what the connection that ended last waited for
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,9 +134,9 @@ class Transfer:
             self.statistics.retries += 1
 
     def _read(self, reader: _Reader) -> None:
-        spent = 0.0
+        spent, reader.account = 0.0, ReaderAccount()
         try:
-            while (taken := self._take()) is not None:
+            while (taken := self._take(reader.account)) is not None:
                 i, claim = taken
                 try:
                     reader.read(self.chunks[i])
@@ -151,6 +153,8 @@ class Transfer:
         finally:
             reader.close()
             self._account(spent)
+            with self._lock:
+                self.statistics.last_reader = reader.account.attrs()
 
     def _account(self, spent: float) -> float:
         """Add what this thread has computed since ``spent``; its clock now."""
@@ -159,7 +163,7 @@ class Transfer:
             self.statistics.cpu_s += now - spent
         return now
 
-    def _take(self) -> tuple[int, Claim] | None:
+    def _take(self, account: ReaderAccount) -> tuple[int, Claim] | None:
         """The next chunk that nobody else reads; sleeps while there is none but those.  None when all are taken.
 
         No later chunk is asked for before the first part is there: what a store has been asked for it sends, and the
@@ -173,10 +177,11 @@ class Transfer:
                 if found is not None or not (self._put_off or self._next < len(self.chunks)):
                     return found
                 is_early = not self._put_off
-            if is_early:
-                self._first_is_here.wait()
-            else:
-                board.wait(version, blockers, self.pacer, self.stopped.is_set)
+            with account.waiting_for(OTHERS):
+                if is_early:
+                    self._first_is_here.wait()
+                else:
+                    board.wait(version, blockers, self.pacer, self.stopped.is_set)
         return None
 
     def _claim_next(self) -> tuple[tuple[int, Claim] | None, list[Pacer]]:
@@ -230,6 +235,7 @@ class _Reader:
         self._lock = threading.Lock()
         self._connection: Connection | None = None
         self._chunk: Chunk = transfer.chunks[0]
+        self.account: ReaderAccount  # made by the thread that reads
 
     def read(self, chunk: Chunk) -> None:
         """Raises ModelCorrupt when a part of the chunk fails its checksum twice."""
@@ -252,7 +258,9 @@ class _Reader:
         segment, learned = self._transfer.segment, self._transfer.origin.learned
         for gap in gaps:
             target = Target(segment.views(chunk.segment_offset + gap.at, gap.n_bytes))
-            self._fill(chunk.file, chunk.offset + gap.at, target)
+            is_paced = self._transfer.pacer.quantum(gap.n_bytes) < gap.n_bytes
+            with self.account.waiting_for(SHARE if is_paced else STORE):
+                self._fill(chunk.file, chunk.offset + gap.at, target)
         for check in chunk.checks:
             at = chunk.segment_offset + check.offset - chunk.offset
             digest = checksum(segment.views(at, check.n_bytes))

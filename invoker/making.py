@@ -21,39 +21,47 @@ class Making:
 
     def __init__(self) -> None:
         self._here = _here()
-        self._cell_pid, self._cell = 0, (0.0, 0.0)
+        self._helped: Spent = (0.0, 0.0)
         self._made: Spent = (0.0, 0.0)
-        self._wait_s = 0.0
+        self._waits: dict[str, float] = {}
 
     @contextmanager
-    def waiting_for_fetchd(self) -> Iterator[None]:
-        began, busy_s = time.monotonic(), sum(_here())
+    def waiting_for(self, whom: str, pid: int = 0) -> Iterator[None]:
+        """The block sleeps only until ``whom`` has answered.  What the process ``pid`` spends on its answer counts as
+        what it is, and not as waiting for it."""
+        began, busy_s, before = time.monotonic(), sum(_here()), _of(pid)
         try:
             yield
         finally:
-            self._wait_s += max(0.0, time.monotonic() - began - (sum(_here()) - busy_s))
-
-    def forked_by(self, pid: int) -> None:
-        """The stem cell, before it is asked."""
-        self._cell_pid, self._cell = pid, proc.spent(pid)
+            worked = _since(before, _of(pid))
+            self._helped = self._helped[0] + worked[0], self._helped[1] + worked[1]
+            slept_s = time.monotonic() - began - (sum(_here()) - busy_s)
+            self._waits[whom] = self._waits.get(whom, 0.0) + max(0.0, slept_s - sum(worked))
 
     def begun(self) -> None:
         """The container's process is there: whatever else is done now is done beside it, and would count twice."""
-        cell = _since(self._cell, proc.spent(self._cell_pid)) if self._cell_pid else (0.0, 0.0)
         here = _since(self._here, _here())
-        self._made = here[0] + cell[0], here[1] + cell[1]
+        self._made = here[0] + self._helped[0], here[1] + self._helped[1]
 
     def answered(self, pid: int) -> dict[str, object]:
-        """Attributes of the phase's end, once the container of this ``pid`` takes connections."""
+        """Attributes of the phase's end, once the container of this ``pid`` takes connections.  ``waits_for`` is whom
+        it waited for longest."""
         cpu_s, core_wait_s = (a + b for a, b in zip(self._made, proc.spent(pid), strict=True))
         attrs: dict[str, object] = {"cpu_s": round(cpu_s, 4), "core_wait_s": round(core_wait_s, 4)}
-        if self._wait_s:
-            attrs |= {"wait_s": round(self._wait_s, 4), "waits_for": "fetchd"}
+        if disk_wait_s := proc.disk_wait_s(pid):
+            attrs["disk_wait_s"] = round(disk_wait_s, 4)
+        if self._waits:
+            longest = max(self._waits, key=lambda whom: self._waits[whom])
+            attrs |= {"wait_s": round(sum(self._waits.values()), 4), "waits_for": longest}
         return attrs
 
 
 def _here() -> Spent:
     return time.thread_time(), proc.spent("thread-self")[1]
+
+
+def _of(pid: int) -> Spent:
+    return proc.spent(pid) if pid else (0.0, 0.0)
 
 
 def _since(before: Spent, now: Spent) -> Spent:

@@ -8,6 +8,8 @@ import signal
 import time
 from pathlib import Path
 
+from thaw.kernel_counts import parse_disk_wait, parse_schedstat
+
 
 def start_ticks(pid: int) -> int | None:
     """Clock ticks since boot at which ``pid`` started; None if there is no such process or it is a zombie."""
@@ -89,10 +91,17 @@ def spent(task: int | str) -> tuple[float, float]:
     Zeros for a process that has ended, and where the kernel does not count it.
     """
     try:
-        cpu_ns, core_wait_ns, _ = Path(f"/proc/{task}/schedstat").read_text().split()
-    except (OSError, ValueError):
+        return parse_schedstat(Path(f"/proc/{task}/schedstat").read_bytes())
+    except OSError:
         return 0.0, 0.0
-    return int(cpu_ns) / 1e9, int(core_wait_ns) / 1e9
+
+
+def disk_wait_s(pid: int) -> float:
+    """Of a process's first thread; 0 for a process that has ended, and where the kernel does not count it."""
+    try:
+        return parse_disk_wait(Path(f"/proc/{pid}/stat").read_text())
+    except OSError:
+        return 0.0
 
 
 def usage(pid: int) -> tuple[int, float]:

@@ -16,6 +16,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -195,7 +196,7 @@ class Starting:
         """The path of the instance's own."""
         instance_id = self._live.record.instance_id
         self._live.has_door = True  # before the call: an answer that is lost may have opened it
-        with self._making.waiting_for_fetchd():
+        with self._making.waiting_for("fetchd"):
             path = self._fleet.fetch.door_open(instance_id)
             self._live.has_door = True  # again: an end in between has closed what was not open yet
             self._grant(instance_id)
@@ -211,10 +212,10 @@ class Starting:
         spec = Spec(record.instance_id, self._live.kind, identity, self._labels(), self._stage.share, fork,
                     self._memory_bytes(), door, self._stage.device)  # fmt: skip
         handle = driver.create(spec)
-        if fork and driver.zygote is not None:
-            self._making.forked_by(driver.zygote.pid)
+        cell_pid = driver.zygote.pid if fork and driver.zygote is not None else 0
         try:
-            handle = driver.start(handle, spec)
+            with self._making.waiting_for("the stem cell", cell_pid) if cell_pid else nullcontext():
+                handle = driver.start(handle, spec)
         except PlatformError:
             driver.remove(handle)
             raise

@@ -11,8 +11,8 @@ Pure: events in, values out; ``thaw activation explain`` draws it, benchmarks co
     |-|                                                   |-|                gaps: no leaf covers them
 
 A *leaf* is an interval in which something is done.  ``queued``, ``init`` and ``run`` only hold other intervals, and
-are leaves where they hold none (an ordinary function's init is its own explanation).  Overlap is not counted twice:
-what is explained is the union of the leaves.
+are leaves where they hold none (an ordinary function's init is its own explanation).  ``stopped`` is never one: it says
+why the leaves of a process took longer.  How much of a leaf is explained: thaw/evidence.py.
 
 The axis: events of one boot are placed by their monotonic clock, those of another boot by theirs and by how far the
 two are apart (clocks.py), which is known to so many milliseconds.  Lengths are exact: begin and end are of one machine.
@@ -28,6 +28,7 @@ from thaw.plan import Plan
 from thaw.trace import Phase, TraceEvent
 
 _HOLDERS = ("queued", "init", "run")
+_STOPPED = "stopped"
 _NS = 1e9
 
 
@@ -85,21 +86,18 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """``end_s`` is the first token's time, or the end of the run of a function that has no tokens."""
+    """``end_s`` is the first token's time, or the end of the run of a function that has no tokens.
+
+    ``gaps`` are where no leaf is; overlap of leaves does not matter to them."""
 
     intervals: tuple[Interval, ...]
     instants: tuple[Instant, ...]
     end_s: float
     end_name: str
     gaps: tuple[Gap, ...]
-    explained_s: float
     bound_s: float | None
     predicted_s: float | None
     clocks: tuple[ClockSkew, ...] = ()  # of the machines beside the one on which the request arrived
-
-    @property
-    def unexplained_s(self) -> float:
-        return self.end_s - self.explained_s
 
     @property
     def longest_gap(self) -> Gap | None:
@@ -123,10 +121,10 @@ def analyse(events: Sequence[TraceEvent], plan: Plan | None = None) -> Timeline 
     end_s, end_name = _end(instants, intervals)
     shown = _mark_leaves([i for i in intervals if i.end_s >= 0])  # what ended before the request did not serve it
     leaves = [i for i in shown if i.is_leaf]
-    covered = _union((max(0.0, i.begin_s), min(end_s, i.end_s)) for i in leaves)
+    covered = union((max(0.0, i.begin_s), min(end_s, i.end_s)) for i in leaves)
     return Timeline(
         tuple(sorted(shown, key=lambda i: (i.begin_s, -i.end_s))), tuple(sorted(instants, key=lambda i: i.at_s)),
-        end_s, end_name, tuple(_gaps(covered, end_s, end_name, leaves)), sum(b - a for a, b in covered),
+        end_s, end_name, tuple(_gaps(covered, end_s, end_name, leaves)),
         _foretold(intervals, "bound_ttft_s", plan.bound_ttft_s if plan else None),
         _foretold(intervals, "predicted_ttft_s", plan.predicted_ttft_s if plan else None),
         place.clocks,
@@ -203,8 +201,8 @@ def _end(instants: list[Instant], intervals: list[Interval]) -> tuple[float, str
 
 
 def _mark_leaves(intervals: list[Interval]) -> list[Interval]:
-    work = [i for i in intervals if i.phase not in _HOLDERS]
-    marked = list(work)
+    stops = [_with_leaf(i, False) for i in intervals if i.phase == _STOPPED]
+    marked = [*stops, *(i for i in intervals if i.phase not in (*_HOLDERS, _STOPPED))]
     # smallest first, so that a queue that holds nothing but an init is seen to hold a leaf
     for holder in sorted((i for i in intervals if i.phase in _HOLDERS), key=lambda i: i.seconds):
         holds = any(i.is_leaf and i.begin_s < holder.end_s and i.end_s > holder.begin_s for i in marked)
@@ -216,7 +214,7 @@ def _with_leaf(i: Interval, is_leaf: bool) -> Interval:
     return Interval(i.phase, i.host, i.stage, i.begin_s, i.end_s, i.n_bytes, i.attrs, i.is_open, is_leaf)
 
 
-def _union(spans: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+def union(spans: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
     """Disjoint and in order."""
     merged: list[tuple[float, float]] = []
     for begin, end in sorted(s for s in spans if s[1] > s[0]):

@@ -47,6 +47,8 @@ class Phase(enum.StrEnum):
     ENGINE_END = "engine.end"
     INIT_BEGIN = "init.begin"  # the proxy's /init, whole (ordinary functions: user code)
     INIT_END = "init.end"
+    STOPPED_BEGIN = "stopped.begin"  # a process of the start did not run, though it had something to do (SIGSTOP)
+    STOPPED_END = "stopped.end"
     READY = "ready"  # invoker: the instance is published
     TOKENIZER_BEGIN = "tokenizer.begin"
     TOKENIZER_END = "tokenizer.end"

@@ -166,15 +166,17 @@ class Effects:
         begin = replace(
             trace.event(Phase.PLANNED_BEGIN, group_id=plan.group_id), mono_ns=first.mono_ns, wall_ns=first.wall_ns
         )
-        waited = {} if first is arrival else {"waited_for": self._reason(plan)}
+        waited = {} if first is arrival else self._waited(plan, (arrival.mono_ns - first.mono_ns) / 1e9)
         end = trace.event(Phase.PLANNED_END, group_id=plan.group_id, attrs={**decision.attrs, **waited})
         self._records.add_trace(plan.group_id, [begin, end])
         self._log.event("start", group_id=plan.group_id, activation_ids=decision.activation_ids, **decision.attrs)
 
-    def _reason(self, plan: Plan) -> str:
-        """Why a demand was not planned when it came: its model was being looked at, or no host had room."""
+    def _waited(self, plan: Plan, wait_s: float) -> dict[str, object]:
+        """A demand was not planned when it came: its model was being looked at, or no host had room.  The wait ended
+        when the event came that it is planned by."""
         inspected = self._inspected.pop(plan.model.uri, None) if plan.model is not None else None
-        return "room on a host" if inspected is None else "a look at the model's index"
+        waits_for = "room on a host" if inspected is None else "a look at the model's index"
+        return {"wait_s": round(wait_s, 4), "waits_for": waits_for}
 
     def _send(self, host_id: HostId, command_id: CommandId, body: Any) -> None:
         bus.send_command(self._redis, host_id, Command(command_id, self._epoch, time.time_ns(), body))

@@ -261,7 +261,9 @@ def measure(events: Iterable[TraceEvent]) -> Measured:
         by_stage.setdefault(event.stage, []).append(event)
     mine = by_stage[0]
     direct = {name: _phase_s(mine, *pair) for name, pair in _DIRECT.items()} | {"t_cu": _sum_s(mine, *_CONTEXT)}
-    direct |= _without_the_cell(mine, direct["t_cc"], direct["t_l"])
+    beside_s = _phase_s(mine, Phase.LIBRARIES_BEGIN, Phase.CONTAINER_END)  # an import begins before its proxy answers
+    libraries = None if direct["t_l"] is None else max(0.0, direct["t_l"] - (beside_s or 0.0))
+    direct |= _without_the_cell(mine, direct["t_cc"], libraries)
     container, libraries = direct["t_cc"], direct["t_l"]
     t_c = None if container is None else container + (libraries or 0.0)
     tails = [t for t in map(_tail_s, by_stage.values()) if t is not None]

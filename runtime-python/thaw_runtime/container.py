@@ -62,6 +62,7 @@ class LlmContainer:
             self._load_text(trace)
         started = self._link.wait_started()
         trace.extend(started.events)
+        trace.adopt(self._link.stops.since(0))  # also while it imported, before it was known for whom
         self._max_model_len = started.max_model_len
         return started.memory
 

@@ -80,7 +80,7 @@ class Token:
     index: int
     token_id: int
     logprobs: Logprobs | None = None
-    spent: Mapping[str, float] | None = field(default=None, compare=False)
+    spent: Mapping[str, object] | None = field(default=None, compare=False)
     hops: tuple[HopPath, ...] = field(default=(), compare=False)
 
 

@@ -37,6 +37,7 @@ from thaw_runtime.engine_wire import (
     decode,
     encode,
 )
+from thaw_runtime.stops import StopWatch
 
 log = Log("runtime-proxy")
 
@@ -69,11 +70,13 @@ class EngineLink:
         self._answers: dict[str, Answer] = {}
         self._outcome: queue.SimpleQueue[EngineStarted | ThawError] = queue.SimpleQueue()
         self._lost: ErrorInfo | None = None
+        self.stops = StopWatch(pid, "engine")
         channel.set_timeout(None)
 
     def listen(self, on_lost: Callable[[int], None]) -> None:
         """Begin to hear the engine.  ``on_lost`` is called once, on the reader thread, after open requests failed, with
         the signal that killed the engine or 0."""
+        self.stops.begin()
         LastingThread(partial(self._read, on_lost), "engine-link").start()
 
     def begin_start(self, init: LlmInit, door: str) -> None:

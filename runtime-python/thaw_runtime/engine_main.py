@@ -17,6 +17,7 @@ from typing import NoReturn
 
 from relay.channel import Channel, ChannelClosed
 from relay.fetch_client import DoorClient
+from relay.thread_account import ThreadAccount
 from thaw import lasting
 from thaw.errors import PlatformError, ThawError
 from thaw.logs import Log, flush_output, print_traceback
@@ -44,8 +45,9 @@ EXIT_BROKEN = 70  # EX_SOFTWARE
 MakeEngine = Callable[[Emit], Engine]
 
 
-def serve(channel: Channel, make_engine: Callable[[], MakeEngine]) -> int:
+def serve(channel: Channel, make_engine: Callable[[], MakeEngine], born_ns: int | None = None) -> int:
     """Obey the proxy until it closes.  ``make_engine`` does the heavy import, while the start command is awaited.
+    ``born_ns`` is when this process was begun for it, on the monotonic clock.
 
     A start runs on a thread of its own: a proxy that dies in the middle of one is seen at once, not when the last
     byte has come.  The caller ends the process, with whatever the start is waiting for.
@@ -53,7 +55,7 @@ def serve(channel: Channel, make_engine: Callable[[], MakeEngine]) -> int:
     lasting.guard(Log("engine"))
     use_own_tmp()
     parameter_manager.start()  # before any heavy import: a CUDA context is made meanwhile, on a thread of its own
-    libraries = _Importing(make_engine)
+    libraries = _Importing(make_engine, born_ns)
     channel.set_timeout(None)
     start = _Start(channel, libraries)
     try:
@@ -79,10 +81,13 @@ def use_own_tmp() -> None:
 
 
 class _Importing:
-    """The heavy import, begun at once.  In a stem cell it has happened before: then there is no phase of it."""
+    """The heavy import, begun at once.  In a stem cell it has happened before: then there is no phase of it.
 
-    def __init__(self, make_engine: Callable[[], MakeEngine]) -> None:
-        self._make = make_engine
+    The phase includes the interpreter's own start and what this file imports, from ``born_ns`` on."""
+
+    def __init__(self, make_engine: Callable[[], MakeEngine], born_ns: int | None) -> None:
+        """On the process's first thread, which has done all that was done so far."""
+        self._make, self._born_ns, self._spent = make_engine, born_ns, ThreadAccount().spent()
         self._trace = StartTrace()
         self._made: MakeEngine | None = None
         self._error: BaseException | None = None
@@ -104,6 +109,8 @@ class _Importing:
         if self._made is None:
             raise PlatformError(f"the engine's libraries cannot be imported: {self._error}")
         if self._imported:
+            if self._born_ns is not None:
+                self._trace.began_at(self._born_ns, self._spent)
             trace.adopt(self._trace.events)
         return self._made
 
@@ -179,9 +186,10 @@ def warm_vllm() -> MakeEngine:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument("--fd", type=int, required=True, help="descriptor of the socket to the proxy")
+    parser.add_argument("--born-ns", type=int, help="when this process was begun, on the monotonic clock")
     parser.add_argument("--warm", action="store_true", help="import what any start may need")
     args = parser.parse_args()
-    status = serve(Channel(socket.socket(fileno=args.fd)), warm_vllm if args.warm else vllm)
+    status = serve(Channel(socket.socket(fileno=args.fd)), warm_vllm if args.warm else vllm, args.born_ns)
     _exit(status)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 
 from relay.channel import Channel
@@ -36,7 +37,7 @@ def spawn_engine(*, warm: bool = False) -> tuple[Channel, int]:
     ours, theirs = socket.socketpair()
     engine_env.prepare()
     command = [sys.executable, "-m", "thaw_runtime.engine_main", "--fd", str(theirs.fileno())]
-    command += ["--warm"] if warm else []
+    command += ["--warm"] if warm else ["--born-ns", str(time.monotonic_ns())]
     process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
     theirs.close()
     return Channel(ours), process.pid

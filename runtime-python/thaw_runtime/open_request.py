@@ -8,26 +8,24 @@ from typing import Any
 from thaw.errors import ErrorInfo, WorkerLost
 from thaw.hops import HopPath
 from thaw_runtime.engine import EngineRequest, Event, Failed, Finished, Logprobs, Token, Usage
-from thaw_runtime.start_trace import Busy
+from thaw_runtime.engine_work import Mark, Work
 
 
 class OpenRequest:
-    """Numbers a request's tokens.
+    """Numbers a request's tokens; the first one carries what the engine's thread spent until it was there.
 
-    ``hops`` says which paths the messages between the stages take now; None where there is one stage.  A step can only
-    sleep for the other stages in a pipeline, and elsewhere for the other threads of its kernels.
+    ``hops`` says which paths the messages between the stages take now; None where there is one stage.
     """
 
     def __init__(self, request: EngineRequest, hops: Callable[[], tuple[HopPath, ...]] | None) -> None:
         self._request, self._hops = request, hops or tuple
-        self._asleep = "wait_s" if hops else "threads_wait_s"
         self._hops_told: tuple[HopPath, ...] = ()
         self._next = request.first_index
-        self._busy: Busy | None = None
+        self._began: tuple[Work, Mark] | None = None
 
-    def begin(self) -> None:
+    def begin(self, work: Work) -> None:
         """On the engine's thread, which computes it from now on."""
-        self._busy = Busy()
+        self._began = work, work.mark(len(self._request.prompt_token_ids))
 
     def usage(self) -> Usage:
         return Usage(len(self._request.prompt_token_ids), self._next)
@@ -37,7 +35,7 @@ class OpenRequest:
         events: list[Event] = []
         for i, token_id in enumerate(output.new_token_ids):
             logprobs = _logprobs(output.new_logprobs, i)
-            events.append(self._first(token_id, logprobs) if self._busy else Token(self._next, token_id, logprobs))
+            events.append(self._first(token_id, logprobs) if self._began else Token(self._next, token_id, logprobs))
             self._next += 1
         if output.finish_reason is not None:
             reason = str(output.finish_reason)
@@ -48,8 +46,9 @@ class OpenRequest:
         return events
 
     def _first(self, token_id: int, logprobs: Logprobs | None) -> Token:
-        assert self._busy is not None  # noqa: S101  only then is a token the first
-        spent, self._busy = self._busy.attrs(self._asleep), None
+        assert self._began is not None  # noqa: S101  only then is a token the first
+        (work, mark), self._began = self._began, None
+        spent = work.since(mark)
         self._hops_told = self._hops()
         return Token(self._next, token_id, logprobs, spent, self._hops_told)
 

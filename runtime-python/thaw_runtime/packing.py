@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from thaw_runtime.engine import Segment
-from thaw_runtime.start_trace import Asleep
+from thaw_runtime.thread_accounts import OtherThreads
 
 _LAYER = re.compile(r"\A(.*?\.\d+)\.")
 
@@ -43,17 +43,21 @@ class Finisher:
     """
 
     def __init__(
-        self, model: torch.nn.Module, names: Sequence[str], kinds: Kinds, computes: Callable[[str], bool] | None = None
+        self,
+        model: torch.nn.Module,
+        names: Sequence[str],
+        kinds: Kinds,
+        kernels: OtherThreads,
+        computes: Callable[[str], bool] | None = None,
     ) -> None:
-        """Of the modules by whose path ``computes`` says so; the others are put ``aside``, for :func:`pack`."""
-        self._model, self.kinds = model, kinds
+        """Packs the modules by whose path ``computes`` says so; the others are put ``aside``, for :func:`pack`."""
+        self._model, self.kinds, self.kernels = model, kinds, kernels
         self.aside = _put_aside(model, computes) if computes is not None else []
         self._modules: dict[str, list[Any]] = {}
         self._left: dict[str, int] = {}
         self._taken: dict[str, list[weakref.ref[torch.Tensor]]] = {}
         self._finished: list[tuple[Any, Any]] = []
         self._spared = _spare_embeddings(model, kinds)
-        self.asleep = Asleep()  # in kernels: until their other threads have done their part
         groups = {_group(name) for name in names}
         arriving = {id(m.weight): path for path, m in model.named_modules() if path in groups and hasattr(m, "weight")}
         for path, module in model.named_modules():
@@ -78,13 +82,13 @@ class Finisher:
             if any(ref() is not None for ref in self._taken[group]):
                 continue  # the last one is still in the model's hand; or it collects them
             del self._taken[group]
-            with self.asleep.counted():
-                self._finish(group)
+            self._finish(group)
 
     def _finish(self, group: str) -> None:
         for module in self._modules.get(group, ()):
             method = module.quant_method
-            method.process_weights_after_loading(module)
+            with self.kernels.counted():
+                method.process_weights_after_loading(module)
             module.quant_method = None  # vLLM's own pass skips what has no method
             self._finished.append((module, method))
 
@@ -139,14 +143,14 @@ class Rehearsal:
         self._first = segment.wait(0, 0.0)
         self._began = time.monotonic()
         self.took_s = 0.0
-        self.asleep = Asleep()  # as a Finisher's
 
     def hold_if_due(self) -> None:
         if self._held or not self._finisher.playable() or self._left_s() < self.MIN_LEFT_S:
             return
         self._held = True
         began = time.monotonic()
-        with self._finisher.played(), self._finisher.kinds.default_dtype(torch.float32), self.asleep.counted():
+        kinds, kernels = self._finisher.kinds, self._finisher.kernels
+        with self._finisher.played(), kinds.default_dtype(torch.float32), kernels.counted_over_many():
             self._run()
         self.took_s = time.monotonic() - began
 

@@ -89,6 +89,7 @@ class RunStream:
 
     def _finished(self, reason: str, held_back: str, changed: tuple[HopPath, ...] = ()) -> RunFinished:
         self._trace.mark(Phase.RUN_END, attrs=_attrs(changed))
+        self._trace.adopt(self._link.stops.since(self._trace.events[0].mono_ns))
         return RunFinished(
             reason, len(self.parsed.engine.prompt_token_ids), self._completed, held_back, self._trace.events
         )

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Final
 
+from relay.thread_account import ThreadAccount
 from thaw.trace import Phase, TraceEvent, event
+from thaw_runtime.thread_accounts import Delays
 
-_SCHEDSTAT: Final = Path("/proc/thread-self/schedstat")  # ns on a core, ns waiting for one, time slices
 _WORTH_SAYING_S: Final = 0.001
 
 
@@ -29,55 +27,14 @@ class Busy:
     """What this thread's time has gone into since this was made."""
 
     def __init__(self) -> None:
-        self._began, self._cpu_s, self._core_wait_s = time.monotonic(), time.thread_time(), _core_wait_s()
+        self._account = ThreadAccount()
+        self._spent = self._account.spent()
 
-    def attrs(self, asleep: str = "") -> dict[str, float]:
-        """CPU seconds, and seconds in which it was ready and another ran.
-
-        ``asleep`` names what the thread can only have slept for, if there is but one such thing.
-        """
-        cpu_s, core_wait_s = time.thread_time() - self._cpu_s, _core_wait_s() - self._core_wait_s
-        asleep_s = time.monotonic() - self._began - cpu_s - core_wait_s
-        found = {"core_wait_s": core_wait_s, **({asleep: asleep_s} if asleep else {})}
-        return {"cpu_s": round(cpu_s, 4)} | {k: round(v, 4) for k, v in found.items() if v > _WORTH_SAYING_S}
-
-
-class Asleep:
-    """Seconds in which a thread neither computed nor was ready to: it waited for something else, which a phase names.
-
-    What ``phase`` says of the same thread (CPU seconds, waiting for a core) is not in it, so the three may be added.
-    """
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-        self._account = _Account()
-
-    @contextmanager
-    def counted(self) -> Iterator[None]:
-        began, busy_s = time.monotonic(), self._account.busy_s()
-        try:
-            yield
-        finally:
-            busy_s = self._account.busy_s() - busy_s
-            self.seconds += max(0.0, time.monotonic() - began - busy_s)
-
-
-class _Account:
-    """The kernel's of the thread that makes this; kept open, for opening costs ten times what reading does."""
-
-    def __init__(self) -> None:
-        try:
-            self._fd = os.open(_SCHEDSTAT, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            self._fd = -1
-
-    def busy_s(self) -> float:
-        """On a core, or ready to be."""
-        return time.thread_time() + (_waited_s(os.pread(self._fd, 80, 0)) if self._fd >= 0 else 0.0)
-
-    def __del__(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
+    def attrs(self) -> dict[str, float]:
+        """CPU seconds, and seconds in which it was ready and another ran."""
+        cpu_s, core_wait_s = (now - then for now, then in zip(self._account.spent(), self._spent, strict=True))
+        found = {"cpu_s": round(cpu_s, 4)}
+        return found | ({"core_wait_s": round(core_wait_s, 4)} if core_wait_s > _WORTH_SAYING_S else {})
 
 
 class StartTrace:
@@ -98,16 +55,28 @@ class StartTrace:
     def phase(self, begin: Phase) -> Iterator[PhaseNotes]:
         """Begin now; the matching end when the block is left, by an error too.
 
-        The end says what this thread's time went into: CPU seconds, and seconds it waited for a core.
+        The end says what this thread's time went into: CPU seconds, and seconds it waited for a core, for a disk and
+        for programs that it ran.
         """
         notes = PhaseNotes()
         self.mark(begin)
-        busy = Busy()
+        busy, delays = Busy(), Delays.now()
         try:
             yield notes
         finally:
-            notes.attrs |= busy.attrs()
+            notes.attrs |= busy.attrs() | Delays.now().since(delays)
             self.mark(Phase(begin.value.replace(".begin", ".end")), n_bytes=notes.n_bytes, attrs=notes.attrs)
+
+    def began_at(self, mono_ns: int, spent: tuple[float, float]) -> None:
+        """Its one phase began earlier, on the monotonic clock, in another thread.  That has ``spent`` so many seconds
+        computing, and waiting for a core, until this one went on with it."""
+        with self._lock:
+            begin, end = self._events
+            shift_ns = begin.mono_ns - mono_ns
+            added = {"cpu_s": spent[0], "core_wait_s": spent[1]}
+            attrs = {name: round(seconds + _number(end, name), 4) for name, seconds in added.items()}
+            begin = replace(begin, mono_ns=mono_ns, wall_ns=begin.wall_ns - shift_ns)
+            self._events = [begin, replace(end, attrs={**end.attrs, **attrs})]
 
     def extend(self, events: tuple[TraceEvent, ...]) -> None:
         with self._lock:
@@ -115,8 +84,12 @@ class StartTrace:
 
     def adopt(self, events: tuple[TraceEvent, ...]) -> None:
         """Events written before it was known what they belong to."""
-        group_id, host = self._labels["group_id"], self._labels["host"]
-        self.extend(tuple(replace(e, stage=self._stage, group_id=group_id, host=host) for e in events))
+        group_id, host, activation_id = (self._labels[name] for name in ("group_id", "host", "activation_id"))
+        self.extend(
+            tuple(
+                replace(e, stage=self._stage, group_id=group_id, host=host, activation_id=activation_id) for e in events
+            )
+        )
 
     @property
     def events(self) -> tuple[TraceEvent, ...]:
@@ -124,15 +97,6 @@ class StartTrace:
             return tuple(self._events)
 
 
-def _core_wait_s() -> float:
-    """How long this thread was ready to run and another ran; 0 where the kernel does not count it."""
-    try:
-        return _waited_s(_SCHEDSTAT.read_bytes())
-    except OSError:
-        return 0.0
-
-
-def _waited_s(schedstat: bytes) -> float:
-    """0 for what is not three numbers: a kernel that does not count."""
-    fields = schedstat.split()
-    return int(fields[1]) / 1e9 if len(fields) == 3 else 0.0
+def _number(e: TraceEvent, name: str) -> float:
+    value = e.attrs.get(name)
+    return float(value) if isinstance(value, int | float) else 0.0

@@ -32,6 +32,7 @@ from thaw.logs import print_traceback
 from thaw.trace import Phase
 from thaw_runtime.engine import Emit, EngineRequest, EngineStarted, Event, Failed, Finished, Sampling, Segment, Token
 from thaw_runtime.engine_errors import translated
+from thaw_runtime.engine_work import Work
 from thaw_runtime.kv_memory import CPU, GPU, MemoryPlan, Worst, plan_stage
 from thaw_runtime.open_request import OpenRequest
 from thaw_runtime.packing import give_back_freed
@@ -229,7 +230,7 @@ class VllmEngine:
             )
             self._core.model_executor.begin(request)
             if opened := self._open.get(request.request_id):  # a rehearsed one is nobody's
-                opened.begin()
+                opened.begin(self._spending)
         except (ValueError, TypeError, VLLMClientError) as e:
             self._end([(request.request_id, Failed(ErrorInfo("BadRequest", str(e))))])
 
@@ -283,7 +284,7 @@ class VllmEngine:
                     config.cache_config.num_gpu_blocks_override = self._memory.kv_blocks
                 self._core = _core(part)(config, _executor(part), log_stats=False)
             load_postponed(self._rehearse if part.whole else self._core.model_executor.rehearse)
-            self._rest = begun.rest
+            self._rest, self._spending = begun.rest, Work(getattr(self._core.model_executor, "stages_awaited", None))
         trace.mark(Phase.ENGINE_END)
         if self._link is not None:
             self._link.check()

@@ -28,6 +28,7 @@ from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 from vllm.model_executor.model_loader.utils import process_weights_after_loading
 from vllm.model_executor.models.utils import PPMissingLayer
 from vllm.platforms import current_platform
+from vllm.utils.cpu_resource_utils import get_visible_memory_node
 from vllm.utils.torch_utils import PIN_MEMORY, set_default_torch_dtype
 from vllm.v1.core.kv_cache_utils import KVCacheBlockCopy
 from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
@@ -38,6 +39,7 @@ from vllm.v1.sample.logits_processor import build_logitsprocs
 from vllm.v1.worker.cpu_worker import CPUWorker
 from vllm.v1.worker.gpu_worker import Worker
 
+from relay.thread_account import Asleep
 from thaw.model import TensorInfo
 from thaw.trace import Phase
 from thaw_runtime.continuation import Continuations
@@ -60,8 +62,10 @@ from thaw_runtime.pipeline_stage import (
     wanted_by,
 )
 from thaw_runtime.pipeline_wire import Sampled, Step
+from thaw_runtime.replaced import replaced
 from thaw_runtime.stage_parts import StagePart
-from thaw_runtime.start_trace import Asleep, PhaseNotes, StartTrace
+from thaw_runtime.start_trace import PhaseNotes, StartTrace
+from thaw_runtime.thread_accounts import OtherThreads
 from thaw_runtime.weights import arriving_tensors
 from thaw_runtime.window import Rest, check_filled, drop_foreign, set_window, whole_skeleton
 from thaw_runtime.world_of_one import world_of_one
@@ -92,10 +96,10 @@ class _Start:
         return self.phases.enter_context(self.trace.phase(begin))
 
     def arriving(
-        self, waited: Asleep, copied: Asleep, finisher: Finisher | None, rehearsal: Rehearsal | None
+        self, waited: Asleep, finisher: Finisher | None, rehearsal: Rehearsal | None
     ) -> Iterator[tuple[str, torch.Tensor]]:
         """Raises WorkerLost when the pipeline breaks before all have come."""
-        return arriving_tensors(self.segment, self.tensors, self.check, waited, copied, finisher, rehearsal)
+        return arriving_tensors(self.segment, self.tensors, self.check, waited, finisher, rehearsal)
 
     def check(self) -> None:
         if self.link is not None:
@@ -153,7 +157,9 @@ class SegmentLoader(BaseModelLoader):
     def create_model(self, vllm_config: Any, model_config: Any, prefix: str = "") -> torch.nn.Module:
         start, full = _start(), _is_full(model_config)
         start.turn_to(Phase.MODEL_BEGIN)
-        once = _never_reloaded() if model_config.quantization is None else nullcontext()
+        # vLLM notes every parameter of a new model for a second set of weights: a third of the time of building it
+        noting = replaced(model_loader_utils, "record_metadata_for_reloading", lambda model: None)
+        once = noting if model_config.quantization is None else nullcontext()
         with once, whole_skeleton(parallel_state) if full else nullcontext():
             model: torch.nn.Module = super().create_model(vllm_config, model_config, prefix)
         if full:
@@ -177,7 +183,7 @@ class SegmentLoader(BaseModelLoader):
 def _load_layer_by_layer(model: torch.nn.Module, model_config: Any, rehearse: Callable[[], None]) -> None:
     start = _start()
     computes = partial(start.part.computes, own=start.tensors) if _is_full(model_config) else None
-    finisher = Finisher(model, [t.name for t in start.tensors], _KINDS, computes)
+    finisher = Finisher(model, [t.name for t in start.tensors], _KINDS, OtherThreads(), computes)
     end = max((start.segment.locate(t.file, t.offset) + t.n_bytes for t in start.tensors), default=0)
     device = torch.device("cpu")
     with set_default_torch_dtype(model_config.dtype), device:
@@ -191,35 +197,22 @@ def _is_full(model_config: Any) -> bool:
     return _start().part.full and model_config.quantization is None
 
 
-@contextmanager
-def _never_reloaded() -> Iterator[None]:
-    """vLLM notes every parameter of a new model for a second set of weights: a third of the time of building it."""
-    record = model_loader_utils.record_metadata_for_reloading
-    model_loader_utils.record_metadata_for_reloading = lambda model: None
-    try:
-        yield
-    finally:
-        model_loader_utils.record_metadata_for_reloading = record
-
-
 def _take_weights(
     model: torch.nn.Module, model_config: Any, finisher: Finisher | None, rehearsal: Rehearsal | None
 ) -> None:
     start = _start()
     start.phases.close()
-    waited, copied = Asleep(), Asleep()
+    waited = Asleep()
     with start.trace.phase(Phase.LOAD_BEGIN) as notes, warnings.catch_warnings():
         # the views are read-only on purpose; nothing writes through them
         warnings.filterwarnings("ignore", message="The given buffer is not writable")
         parameters = {name for name, _ in model.named_parameters()}
-        loaded = model.load_weights(start.arriving(waited, copied, finisher, rehearsal))
+        loaded = model.load_weights(start.arriving(waited, finisher, rehearsal))
         notes.n_bytes = sum(t.n_bytes for t in start.tensors)
         notes.attrs |= {"wait_s": round(waited.seconds, 4), "waits_for": "fetch"}
-        threads_wait_s = copied.seconds
         if finisher is not None and rehearsal is not None:
-            threads_wait_s += finisher.asleep.seconds + rehearsal.asleep.seconds
+            notes.attrs["threads_wait_s"] = round(finisher.kernels.seconds, 4)
             notes.attrs["rehearsal_s"] = round(rehearsal.took_s, 4)
-        notes.attrs["threads_wait_s"] = round(threads_wait_s, 4)
     start.trace.mark(Phase.ENGINE_BEGIN)
     if _is_full(model_config):
         later = {name for name in parameters if not start.part.computes(name.rpartition(".")[0], start.tensors)}
@@ -259,7 +252,13 @@ class _StageWorker:
 
 
 class LazyKvCpuWorker(_StageWorker, CPUWorker):
-    """vLLM's CPU worker; its KV cache is allocated without being touched."""
+    """vLLM's CPU worker.  It allocates its KV cache without touching it, and binds no memory to a lone node."""
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        # the kernel would look at all pages and wait for the other cores: 4 ms to 200 ms
+        unbound = replaced(torch.ops._C, "init_cpu_memory_env", lambda nodes: None)
+        with unbound if len(get_visible_memory_node()) == 1 else nullcontext():
+            super().__init__(*args, **more)
 
     def _maybe_get_memory_pool_context(self, tag: str) -> AbstractContextManager[Any]:
         return ZeroOnDemand() if tag == "kv_cache" else nullcontext()
@@ -340,7 +339,7 @@ class RelayExecutor(StageExecutor):
         self._requests: dict[str, EngineRequest] = {}
         self._pending = Pending()
         self._number = 0
-        self._sampling: Future[Any] = Future()
+        self._sampling, self.stages_awaited = Future[Any](), Asleep()
         self._vocab_size = self.model_config.get_vocab_size()
         self.link.on_sampled = lambda sampled: self._pending.fulfil(sampled, self._vocab_size)
         self.link.when_lost(self._pending.fail)
@@ -366,7 +365,7 @@ class RelayExecutor(StageExecutor):
 
     def sample_tokens(self, grammar_output: Any, non_block: bool = False) -> Any:
         """The last stage does it: a future of what it will say of the batch just executed."""
-        return _Answer(self._sampling)
+        return _Answer(self._sampling, self.stages_awaited.counted)
 
 
 class FollowerExecutor(StageExecutor):
@@ -391,12 +390,13 @@ class FollowerExecutor(StageExecutor):
 class _Answer(Future[Any]):
     """The last stage's answer in vLLM's words, made where it is waited for."""
 
-    def __init__(self, sampled: Future[Sampled]) -> None:
+    def __init__(self, sampled: Future[Sampled], awaiting: Callable[[], AbstractContextManager[None]]) -> None:
         super().__init__()
-        self._sampled = sampled
+        self._sampled, self._awaiting = sampled, awaiting
 
     def result(self, timeout: float | None = None) -> Any:
-        sampled = self._sampled.result(timeout)
+        with self._awaiting():
+            sampled = self._sampled.result(timeout)
         logprobs = None
         if sampled.logprobs is not None:
             lists = sampled.logprobs

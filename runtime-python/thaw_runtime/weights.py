@@ -7,11 +7,11 @@ from contextlib import nullcontext
 
 import torch
 
+from relay.thread_account import Asleep
 from thaw.model import TensorInfo
 from thaw_runtime.arriving import arriving
 from thaw_runtime.engine import ARRIVAL_DEADLINE_S, Segment
 from thaw_runtime.packing import Finisher, Rehearsal
-from thaw_runtime.start_trace import Asleep
 
 
 def arriving_tensors(
@@ -19,14 +19,13 @@ def arriving_tensors(
     tensors: Sequence[TensorInfo],
     check: Callable[[], None],
     waited: Asleep,
-    copied: Asleep,
     finisher: Finisher | None = None,
     rehearsal: Rehearsal | None = None,
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Each of ``tensors`` in load order, as soon as its last byte is below the watermark.
 
-    Views, not copies: valid while the segment is.  ``waited`` counts the sleep until bytes come, ``copied`` the sleep
-    in what the model does with them.  ``check`` raises what makes waiting pointless.
+    Views, not copies: valid while the segment is.  ``waited`` counts the sleep until bytes come, ``finisher.kernels``
+    the wait for other threads in what the model does with them.  ``check`` raises what makes waiting pointless.
     """
     source = arriving(segment, tensors)
     ends = [segment.locate(t.file, t.offset) + t.n_bytes for t in tensors]
@@ -42,7 +41,7 @@ def arriving_tensors(
         tensor = source.take(i)
         if finisher is not None:
             finisher.handing_out(info.name, tensor)
-        with copied.counted():
+        with finisher.kernels.counted() if finisher is not None else nullcontext():
             yield info.name, tensor
         del tensor  # ours must not be the reference that looks like a consumer's
         if finisher is not None:

@@ -22,6 +22,7 @@ from typing import Any, Final
 
 import torch
 
+from relay.thread_account import Asleep
 from thaw.checkpoint import layer_of
 from thaw.errors import ErrorInfo, ModelCorrupt, PlatformError, ThawError
 from thaw.logs import Log
@@ -30,7 +31,6 @@ from thaw_runtime.engine import Segment
 from thaw_runtime.packing import Aside, Kinds, pack
 from thaw_runtime.pipeline_stage import StageGroup
 from thaw_runtime.stage_parts import StagePart
-from thaw_runtime.start_trace import Asleep
 from thaw_runtime.weights import arriving_tensors
 
 _log = Log("engine")
@@ -111,7 +111,7 @@ class Rest:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST)
         waited = Asleep()
         try:
-            tensors = arriving_tensors(self._segment, self._tensors, self._check, waited, Asleep())
+            tensors = arriving_tensors(self._segment, self._tensors, self._check, waited)
             filled = self._model.load_weights(tensors)
             pack(self._model, self._aside, self._kinds)
             self._complete(filled)

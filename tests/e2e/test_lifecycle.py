@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
@@ -32,12 +36,42 @@ def test_after_keep_alive_the_instance_is_gone_and_the_next_request_thaws_again(
     own_machine.up()
     own_machine.thaw("model", "demo")
     own_machine.thaw("action", "create", "chat", "--config", str(tmp_path / "chat.json"))
-    for _ in range(2):
-        response = own_machine.chat("chat", "What is the capital of France?", temperature=0)
+    for is_held_up in (False, True):
+        with stem_cell_stops(own_machine) if is_held_up else nullcontext():
+            response = own_machine.chat("chat", "What is the capital of France?", temperature=0)
         assert "Paris" in response.json()["choices"][0]["message"]["content"]
         path = f"/api/v1/namespaces/_/activations/{response.headers['X-Openwhisk-Activation-Id']}"
         assert "initTime" in {a["key"] for a in own_machine.request("GET", path).json()["annotations"]}
         wait_until_no_instance(own_machine, 30)
+    lines = own_machine.thaw("activation", "explain", response.headers["X-Openwhisk-Activation-Id"]).stdout.splitlines()
+    container = next(line for line in lines if line.startswith("  container on host-0"))
+    waited = re.search(r"waiting for the stem cell (\d\.\d+) s", container)
+    assert waited is not None, container
+    assert float(waited[1]) >= 1.9
+    assert [line for line in lines if "the stem cell" in line and line.startswith("  ")] == [container]
+
+
+@contextmanager
+def stem_cell_stops(machine: Machine) -> Iterator[None]:
+    """For two and a half seconds from when a start has made a container's directory, shortly before it asks for a fork."""
+    run_dir = Path(json.loads((machine.state_dir / "platform.json").read_text())["run_dir"])
+    pid = int((run_dir / "host-0" / "zygote.pid").read_text().split()[0])
+    before = set(run_dir.glob("host-0/c/*"))
+    os.kill(pid, signal.SIGSTOP)
+
+    def go_on() -> None:
+        until = time.monotonic() + 60
+        while set(run_dir.glob("host-0/c/*")) <= before and time.monotonic() < until:
+            time.sleep(0.01)
+        threading.Event().wait(2.5)  # how long it stays stopped
+        os.kill(pid, signal.SIGCONT)
+
+    thread = threading.Thread(target=go_on)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
 
 
 def test_down_after_a_killed_supervisor_leaves_nothing(own_machine: Machine) -> None:

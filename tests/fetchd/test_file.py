@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,8 +29,10 @@ from thaw.errors import (
     StaleEpoch,
     Unavailable,
 )
+from thaw.evidence import explain
 from thaw.ids import GroupId, InstanceId
 from thaw.model import FileRange, ModelFacts
+from thaw.timeline import analyse
 from thaw.trace import Phase
 
 G = GroupId("g")
@@ -112,7 +117,32 @@ def test_a_fetch_reports_where_its_time_went(fetchd: Fetchd, tmp_path: Path) -> 
     assert done.fetched_bytes == sum(facts.files.values())
     assert end.attrs["source"] == "file"
     assert end.attrs["resident"] is False
-    assert {"bytes_per_s", "cpu_s", "connections", "retries"} <= end.attrs.keys()
+    assert {"bytes_per_s", "cpu_s", "connections", "retries", "reader_cpu_s", "core_wait_s"} <= end.attrs.keys()
+    assert end.attrs["waits_for"] == "the store"
+
+
+def test_a_fetch_says_when_and_for_how_long_its_process_was_stopped(tmp_path: Path) -> None:
+    with Fetchd(tmp_path, THAW_FETCHD_LINK_BYTES_PER_S=4_000_000) as fetchd:
+        facts = inspect(fetchd, write_model(tmp_path / "m", seed=31, n_layers=2))
+        fetchd.start(facts, "held-up")
+        wait_until(lambda: any(f.pending_bytes < f.n_bytes for f in fetchd.client.status().fetches))
+        os.kill(fetchd.process.pid, signal.SIGSTOP)
+        threading.Event().wait(1.0)  # how long it stays stopped
+        os.kill(fetchd.process.pid, signal.SIGCONT)
+        done = fetchd.client.wait(GroupId("held-up"), 0, deadline_s=20)
+    (stop,) = (e for e in done.events if e.name == Phase.STOPPED_BEGIN)
+    (end,) = (e for e in done.events if e.name == Phase.STOPPED_END)
+    assert (end.mono_ns - stop.mono_ns) / 1e9 >= 0.7  # the beat that was missed was due 0.2 s later at most
+    assert (stop.group_id, stop.host, stop.attrs["process"]) == ("held-up", "host-1", "fetchd")
+    timeline = analyse(done.events)
+    assert timeline is not None
+    explained = explain(timeline, lambda _: None)
+    (fetch,) = explained.accounts
+    shares = {s.what: s.seconds for s in fetch.shares}
+    assert shares["stopped"] >= 0.7
+    assert shares["waiting for its share of the link"] > 0
+    assert sum(shares.values()) <= fetch.phase.seconds + 0.01  # the stop is not waiting for the link, too
+    assert [s.during for s in explained.stops] == [("fetch",)]
 
 
 def test_a_second_start_of_the_same_bytes_is_served_from_host_memory(fetchd: Fetchd, tmp_path: Path) -> None:

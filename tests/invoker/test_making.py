@@ -48,17 +48,31 @@ def test_the_thread_that_makes_it_and_the_container_are_added() -> None:
 def test_of_a_stem_cell_counts_what_it_did_since_it_was_asked() -> None:
     with process() as cell, process() as pid:
         making = Making()
-        making.forked_by(cell)
+        with making.waiting_for("the stem cell", cell):
+            pass
         making.begun()
         assert number(making.answered(pid), "cpu_s") < 0.3  # the container's, not the cell's earlier life
 
 
 def test_sleeping_until_fetchd_answers_is_waiting_and_computing_is_not() -> None:
     making = Making()
-    with making.waiting_for_fetchd():
+    with making.waiting_for("fetchd"):
         compute(0.05)
         threading.Event().wait(0.02)  # what it is there to count
     making.begun()
     attrs = making.answered(os.getpid())
     assert attrs["waits_for"] == "fetchd"
     assert number(attrs, "wait_s") >= 0.019
+
+
+def test_a_stem_cell_that_does_not_answer_is_waited_for_and_its_own_work_is_not_waiting() -> None:
+    with process() as cell:
+        making = Making()
+        with making.waiting_for("fetchd"):
+            pass
+        with making.waiting_for("the stem cell", cell):
+            threading.Event().wait(0.05)  # the cell does nothing
+        making.begun()
+        attrs = making.answered(os.getpid())
+    assert attrs["waits_for"] == "the stem cell"
+    assert number(attrs, "wait_s") >= 0.03  # less what the cell did when it began to wait

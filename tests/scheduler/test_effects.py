@@ -110,13 +110,13 @@ def test_a_history_entry_of_another_version_is_passed_over(client: redis.Redis) 
 def test_a_demand_that_waited_for_a_look_at_its_model_is_planned_from_when_it_came(client: redis.Redis) -> None:
     assert PLAN.model is not None
     effects = effects_on(client)
-    came, looked, decided = (Arrival(mono_ns=n, wall_ns=n) for n in (100, 101, 5_000))
+    came, looked, decided = (Arrival(mono_ns=n, wall_ns=n) for n in (100, 101, 250_000_100))
     effects.seen(ActivationId("a"), came)
     effects.apply(InspectModelOn(HostId("h"), PLAN.model.uri, CommandId("1")), looked)
     effects.apply(StartGroup(PLAN, (), (ActivationId("a"),), {}), decided)
     begin, end = Records(client).trace(PLAN.group_id)
     assert (begin.name, begin.mono_ns) == (Phase.PLANNED_BEGIN, 100)
-    assert end.attrs["waited_for"] == "a look at the model's index"
+    assert (end.attrs["wait_s"], end.attrs["waits_for"]) == (0.25, "a look at the model's index")
 
 
 def test_a_demand_that_is_planned_at_once_waited_for_nothing(client: redis.Redis) -> None:
@@ -124,7 +124,7 @@ def test_a_demand_that_is_planned_at_once_waited_for_nothing(client: redis.Redis
     now = Arrival.now()
     effects.seen(ActivationId("a"), now)
     effects.apply(StartGroup(PLAN, (), (ActivationId("a"),), {}), now)
-    assert "waited_for" not in Records(client).trace(PLAN.group_id)[1].attrs
+    assert "wait_s" not in Records(client).trace(PLAN.group_id)[1].attrs
 
 
 def at(name: Phase, seconds: float, **fields: Any) -> TraceEvent:

@@ -104,6 +104,12 @@ def test_a_trace_gives_the_phases_and_the_tail() -> None:
     assert (measured.t_cu, measured.copy, measured.memory) == (None, None, None)
 
 
+def test_an_import_that_begins_while_its_container_is_made_is_counted_once() -> None:
+    early = [_event(Phase.LIBRARIES_BEGIN, 0.2) if e.name is Phase.LIBRARIES_BEGIN else e for e in TRACE]
+    measured = measure(early)
+    assert (measured.t_cc, measured.t_l, measured.t_c) == pytest.approx((0.5, 2.1, 2.6))
+
+
 LOADING = [
     _event(Phase.CONTEXT_BEGIN, 0.5),
     _event(Phase.CONTEXT_END, 1.0),

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -74,6 +75,33 @@ def test_a_container_killed_in_the_middle_of_a_start_takes_its_engine_along(cont
     container.process.kill()
     assert select.select([engine], [], [], 1.5)[0], "the engine is still there"
     os.close(engine)
+
+
+def test_a_start_and_a_run_say_when_their_engine_was_stopped(container: Container) -> None:
+    engine = int(container.out.read_text().split()[1])
+    replies: list[dict[str, Any]] = []
+    starting = threading.Thread(target=lambda: replies.append(container.init()[1]))
+    starting.start()
+    container.door.arrive(container.door.sidecar_bytes)
+    container.door.wait_served(2)
+    os.kill(engine, signal.SIGSTOP)
+    container.door.arrive(container.door.n_bytes)
+    threading.Event().wait(1.0)  # how long it stays stopped
+    os.kill(engine, signal.SIGCONT)
+    starting.join(30)
+    begin, end = (e for e in replies[0]["events"] if e["name"].startswith("stopped"))
+    assert end["mono_ns"] - begin["mono_ns"] >= 0.3e9  # a busy machine may tell its parent late
+    assert (begin["group_id"], begin["host"]) == ("f" * 32, "h1")
+    assert begin["attrs"] == {"process": "engine", "signal": "SIGSTOP"}
+
+    assert not [e for e in container.stream(PROMPT)[-1]["events"] if e["name"].startswith("stopped")]
+    os.kill(engine, signal.SIGSTOP)
+    bell = threading.Timer(1.0, os.kill, (engine, signal.SIGCONT))
+    bell.start()
+    ran = container.stream(PROMPT)[-1]["events"]
+    bell.join()
+    begin, end = (e for e in ran if e["name"].startswith("stopped"))
+    assert begin["activation_id"] == "a" * 32
 
 
 def test_a_stream_counts_from_zero_and_ends_once(ready: Container) -> None:

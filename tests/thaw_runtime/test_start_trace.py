@@ -8,11 +8,12 @@ import time
 
 import pytest
 
+from relay.thread_account import Asleep
 from thaw.hops import HopPath
 from thaw.trace import Phase
 from thaw_runtime.engine import Finished, Logprobs, Token, Usage
 from thaw_runtime.engine_wire import Events, decode, encode
-from thaw_runtime.start_trace import Asleep, Busy, StartTrace
+from thaw_runtime.start_trace import Busy, StartTrace
 
 
 def compute(cpu_s: float) -> None:
@@ -39,6 +40,18 @@ def test_a_phase_that_fails_ends_too() -> None:
     except ValueError:
         pass
     assert [e.name for e in trace.events] == [Phase.KV_BEGIN, Phase.KV_END]
+
+
+def test_a_phase_that_another_thread_began_carries_what_that_thread_spent() -> None:
+    trace = StartTrace()
+    with trace.phase(Phase.LIBRARIES_BEGIN):
+        compute(0.01)
+    before, end = trace.events
+    trace.began_at(before.mono_ns - 3_000_000_000, (2.0, 0.5))
+    begin, after = trace.events
+    assert before.mono_ns - begin.mono_ns == before.wall_ns - begin.wall_ns == 3_000_000_000
+    assert float(str(after.attrs["cpu_s"])) - float(str(end.attrs["cpu_s"])) == pytest.approx(2.0)
+    assert float(str(after.attrs["core_wait_s"])) >= 0.5
 
 
 def test_asleep_counts_neither_computing_nor_waiting_for_a_core() -> None:

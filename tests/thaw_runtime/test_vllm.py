@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
+import re
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -15,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from tokenizers import Tokenizer
 
 from relay.channel import Channel
@@ -23,7 +27,12 @@ from relay.messages import GroupCredential, GroupLink, StageShape
 from tests.thaw_runtime.conftest import ROOT, STREAM, Container, frames, llm_init, run_body
 from tests.thaw_runtime.doorway import Doorway
 from tests.thaw_runtime.models import real_model
+from thaw import wire
+from thaw.cli import explain
+from thaw.evidence import explain as explained
 from thaw.plan import TransportKind
+from thaw.timeline import analyse
+from thaw.trace import Phase, TraceEvent, event
 
 pytestmark = pytest.mark.vllm
 
@@ -154,6 +163,8 @@ def test_a_forked_container_answers_the_same_and_reports_no_import(fork: Callabl
     status, reply = container.init()
     assert status == 200, reply
     assert "libraries.begin" not in {e["name"] for e in reply["events"]}
+    (engine,), nodes = children(container.forked["pid"]), list(Path("/sys/devices/system/node").glob("node[0-9]*"))
+    assert ("bind:" in Path(f"/proc/{engine}/numa_maps").read_text()) == (len(nodes) > 1)
     assert answer(container, CAPITAL) == "The capital of France is Paris."
     assert answer(container, CAPITAL | {"stop": [" Paris"]}) == "The capital of France is"
 
@@ -270,9 +281,49 @@ def test_an_engine_with_nothing_to_do_is_left_asleep(fork: Callable[..., Forked]
     assert wake_ups(container.forked["pid"]) - before < 50
 
 
+def test_two_seconds_of_a_stopped_engine_are_explained_in_exactly_the_phase_that_they_made_longer(
+    fork: Callable[..., Forked], model: Path
+) -> None:
+    container = fork(model, arrived=False)
+    door, (engine,) = container.door, children(container.forked["pid"])
+    replies: list[Any] = []
+    starting = threading.Thread(target=lambda: replies.append(container.init()[1]))
+    events = [event(Phase.RECEIVED), event(Phase.FETCH_BEGIN, group_id="f" * 32, host="h1")]
+    starting.start()
+    trickle(door, until=0.9)  # the engine has built the model meanwhile, and waits for more
+    os.kill(engine, signal.SIGSTOP)
+    door.arrive(door.n_bytes)
+    events.append(event(Phase.FETCH_END, group_id="f" * 32, host="h1", n_bytes=door.n_bytes))
+    threading.Event().wait(2.0)  # how long it stays stopped
+    os.kill(engine, signal.SIGCONT)
+    starting.join()
+    ran = container.stream(CAPITAL, "chat")[-1]
+    events += [wire.from_plain(TraceEvent, e) for e in (*replies[0]["events"], *ran["events"])]
+    events.append(replace(next(e for e in events if e.name == Phase.PREFILL_END), name=Phase.FIRST_TOKEN))
+
+    timeline = analyse(events)
+    assert timeline is not None
+    explanation = explained(timeline, lambda fetch: (fetch.n_bytes or 0) / fetch.seconds)
+    (stop,) = explanation.stops
+    assert stop.interval.seconds >= 1.5  # a busy machine may tell its parent late
+    assert len(stop.during) == 1, stop
+    blamed = [a for a in explanation.accounts if any(s.what == "stopped" for s in a.shares)]
+    assert [a.phase.phase for a in blamed] == list(stop.during) == ["load"]
+    assert blamed[0].phase.end_s - next(i.end_s for i in timeline.intervals if i.phase == "fetch") >= 1.9
+    assert blamed[0].unexplained_s < 1.9
+    screen = io.StringIO()
+    explain.show(Console(file=screen, width=150), {"events": [wire.to_plain(e) for e in events]}, "a" * 32)
+    (line,) = (line for line in screen.getvalue().splitlines() if "did not run for" in line)
+    assert re.fullmatch(r"engine on h1 did not run for \d\.\d+ s at .*, in load \(SIGSTOP\)", line), line
+
+
+def children(pid: int) -> list[int]:
+    return [child for child in running() if parent(child) == pid]
+
+
 def wake_ups(pid: int) -> int:
     """How often the threads of a process and of its children have gone to sleep."""
-    family = [pid, *(child for child in running() if parent(child) == pid)]
+    family = [pid, *children(pid)]
     statuses = [status.read_text() for member in family for status in Path(f"/proc/{member}/task").glob("*/status")]
     return sum(int(line.split()[1]) for s in statuses for line in s.splitlines() if line.startswith("voluntary"))
 
@@ -288,12 +339,12 @@ def parent(pid: int) -> int:
         return 0
 
 
-def trickle(door: Doorway) -> None:
-    """The weights in four seconds from when both processes have the segment, as over a slow link."""
+def trickle(door: Doorway, until: float = 1.0) -> None:
+    """The weights in four seconds from when both processes have the segment, as over a slow link; this part of them."""
     door.arrive(door.sidecar_bytes)
     door.wait_served(2)
     bell = threading.Event()
-    for i in range(1, 81):
+    for i in range(1, round(80 * until) + 1):
         door.arrive(door.sidecar_bytes + (door.n_bytes - door.sidecar_bytes) * i // 80)
         bell.wait(0.05)
 

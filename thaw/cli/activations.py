@@ -88,7 +88,7 @@ def result(activation_id: Id = None, last: Last = False) -> None:
 
 @app.command()
 def explain(activation_id: Id = None, last: Last = False) -> None:
-    """Where the time went: every phase over time, the bytes, the bound, and the longest gap."""
+    """Where the time went: every phase over time, its evidence, the bytes, the bound, and the longest gap."""
     from thaw.cli.explain import show
     from thaw.cli.host_reports import links
 

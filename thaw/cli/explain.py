@@ -12,17 +12,20 @@ from rich.text import Text
 from thaw import wire
 from thaw.cli import foretold, why
 from thaw.cli.between_hosts import clock_lines, hop_lines
+from thaw.cli.evidence_lines import evidence_lines
 from thaw.cli.tables import duration, size
 from thaw.errors import NotFound, ProtocolError
+from thaw.evidence import explain
 from thaw.plan import Plan
 from thaw.timeline import Interval, Timeline, analyse
 from thaw.trace import TraceEvent
 
 _COLOURS = {"fetch": "cyan", "load": "blue", "container": "magenta", "libraries": "magenta", "context": "magenta",
             "model": "yellow", "kv": "yellow", "engine": "yellow", "tokenizer": "yellow", "prefill": "green",
-            "planned": "white", "init": "bright_black", "queued": "bright_black", "run": "bright_black"}  # fmt: skip
-_NOTED = ("mode", "stem_cell_wait_s", "cpu_s", "core_wait_s", "threads_wait_s", "waited_for", "wait_s", "source",
-          "error", "resident")  # fmt: skip
+            "planned": "white", "init": "bright_black", "queued": "bright_black", "run": "bright_black",
+            "stopped": "red"}  # fmt: skip
+_NOTED = ("mode", "stem_cell_wait_s", "cpu_s", "core_wait_s", "threads_wait_s", "disk_wait_s", "programs_s", "wait_s",
+          "waits_for", "source", "error", "resident", "process", "signal")  # fmt: skip
 _MIN_BAR, _TEXT_COLUMNS = 20, 62
 
 
@@ -137,7 +140,7 @@ def verdict(
         yield f"longest phase: {leaf.phase}{f' on {leaf.host}' if leaf.host else ''}, {duration(leaf.seconds)}"
     if gap is not None:
         yield f"longest gap: {duration(gap.seconds)} between {gap.after} and {gap.before}, at {duration(gap.begin_s)}"
-    yield f"explained by phases: {duration(timeline.explained_s)}; unexplained: {duration(timeline.unexplained_s)}"
+    yield from evidence_lines(explain(timeline, lambda fetch: _link(fetch, plan) or links.get(fetch.host)))
 
 
 def _fetch_line(fetch: Interval, plan: Plan | None, links: Mapping[str, float], *, several: bool) -> str:
