@@ -85,7 +85,7 @@ def _start(driver: str, link: Link) -> DriverStart:
         caller = platform.caller("chat")
         cold = caller.chat(_PROMPT, 8)
         caller.close()
-        timeline = read_start(*platform.trace(cold.activation_id), link.bytes_per_s).timeline
+        timeline = read_start(platform.trace(cold.activation_id)[0], link.bytes_per_s).timeline
     container, fetch = _phase(timeline.intervals, "container"), _phase(timeline.intervals, "fetch")
     overlap_s = min(container.end_s, fetch.end_s) - max(container.begin_s, fetch.begin_s)
     libraries = _phase(timeline.intervals, "libraries")

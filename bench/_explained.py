@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from thaw.evidence import Explanation, explain
-from thaw.plan import Plan
 from thaw.timeline import Timeline, analyse
 from thaw.trace import Phase, TraceEvent
 
@@ -26,8 +25,8 @@ class Start:
         return self.explanation.unexplained_s
 
 
-def read_start(events: Sequence[TraceEvent], plan: Plan | None, link_bytes_per_s: float) -> Start:
-    timeline = analyse(events, plan)
+def read_start(events: Sequence[TraceEvent], link_bytes_per_s: float) -> Start:
+    timeline = analyse(events)
     if timeline is None or timeline.end_name != Phase.FIRST_TOKEN:
         raise SystemExit(f"no first token in the trace: {[e.name for e in events]}")
     first = min((i.at_s for i in timeline.instants if i.phase == Phase.FETCH_FIRST_BYTE), default=float("nan"))

@@ -95,8 +95,8 @@ class ColdStart:
                 cold = caller.chat(PROMPT, 8)
             warm = [caller.chat(PROMPT, 2).ttft_s for _ in range(_WARM)]
             caller.close()
-            events, plan = platform.trace(cold.activation_id)
-            return ColdRun(cold.ttft_s, read_start(events, plan, link.bytes_per_s), median(warm), cell)
+            events, _ = platform.trace(cold.activation_id)
+            return ColdRun(cold.ttft_s, read_start(events, link.bytes_per_s), median(warm), cell)
 
     def vllm(self, link: Link) -> VllmRun:
         with self._target() as target:

@@ -123,7 +123,7 @@ class ParallelStart:
                 raise SystemExit(f"{n_stages} stages were asked for, the plan is {plan}")
             if not self.direct:  # with TCP the first answer may begin before the ends have connected
                 _paths.checked(events, n_stages, self.path)
-            start, warm_ttft_s = read_start(events, plan, link.bytes_per_s), median([w.ttft_s for w in warm])
+            start, warm_ttft_s = read_start(events, link.bytes_per_s), median([w.ttft_s for w in warm])
             return ParallelRun(n_stages, cold.ttft_s, start, warm_ttft_s, path)
 
     def from_nothing(self, link: Link, model: Model, n_stages: int) -> ParallelRun:

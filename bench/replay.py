@@ -163,8 +163,8 @@ def calibrate(platform: BenchPlatform, url: str, link: Link, n_bytes: int) -> Me
     cold = caller.chat(PROMPT, N_OUTPUT)
     warm = [caller.chat(PROMPT, N_OUTPUT) for _ in range(5)]
     caller.close()
-    events, plan = platform.trace(cold.activation_id)
-    start = read_start(events, plan, link.bytes_per_s)
+    events, _ = platform.trace(cold.activation_id)
+    start = read_start(events, link.bytes_per_s)
     context = next((i.seconds for i in start.timeline.intervals if i.phase == "context"), 0.0)
     ttft = statistics.median(w.ttft_s for w in warm)
     t_d = statistics.median((w.arrivals_s[-1] - w.ttft_s) / max(1, w.completion_tokens - 1) for w in warm)

@@ -24,7 +24,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from thaw.clocks import ClockSkew, compare
-from thaw.plan import Plan
 from thaw.trace import Phase, TraceEvent
 
 _HOLDERS = ("queued", "init", "run")
@@ -95,8 +94,6 @@ class Timeline:
     end_s: float
     end_name: str
     gaps: tuple[Gap, ...]
-    bound_s: float | None
-    predicted_s: float | None
     clocks: tuple[ClockSkew, ...] = ()  # of the machines beside the one on which the request arrived
 
     @property
@@ -112,7 +109,7 @@ class Timeline:
         return sum(i.n_bytes or 0 for i in self.intervals if i.phase == "fetch")
 
 
-def analyse(events: Sequence[TraceEvent], plan: Plan | None = None) -> Timeline | None:
+def analyse(events: Sequence[TraceEvent]) -> Timeline | None:
     """None when there is nothing to lay on an axis."""
     if not events:
         return None
@@ -124,10 +121,7 @@ def analyse(events: Sequence[TraceEvent], plan: Plan | None = None) -> Timeline 
     covered = union((max(0.0, i.begin_s), min(end_s, i.end_s)) for i in leaves)
     return Timeline(
         tuple(sorted(shown, key=lambda i: (i.begin_s, -i.end_s))), tuple(sorted(instants, key=lambda i: i.at_s)),
-        end_s, end_name, tuple(_gaps(covered, end_s, end_name, leaves)),
-        _foretold(intervals, "bound_ttft_s", plan.bound_ttft_s if plan else None),
-        _foretold(intervals, "predicted_ttft_s", plan.predicted_ttft_s if plan else None),
-        place.clocks,
+        end_s, end_name, tuple(_gaps(covered, end_s, end_name, leaves)), place.clocks,
     )  # fmt: skip
 
 
@@ -183,12 +177,6 @@ def _interval(begin: TraceEvent, end: TraceEvent, place: _Axis) -> Interval:
     return Interval(
         begin.name.partition(".")[0], begin.host, begin.stage, begin_s, end_s, n_bytes, tuple(attrs.items())
     )
-
-
-def _foretold(intervals: Iterable[Interval], name: str, by_plan: float | None) -> float | None:
-    """A plan goes with its group; what it foretold stays beside the ``planned`` event."""
-    said = (dict(i.attrs).get(name) for i in intervals if i.phase == "planned")
-    return by_plan if by_plan is not None else next((float(v) for v in said if isinstance(v, (int, float))), None)
 
 
 def _end(instants: list[Instant], intervals: list[Interval]) -> tuple[float, str]:

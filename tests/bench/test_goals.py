@@ -40,7 +40,7 @@ def start_events(before_fetch_ms: float = 0.0, fetch_ms: float = 270.0) -> list[
 
 
 def cold_run(before_fetch_ms: float = 0.0, fetch_ms: float = 270.0) -> ColdRun:
-    start = read_start(start_events(before_fetch_ms, fetch_ms), None, N_BYTES / fetch_ms * 1e3)
+    start = read_start(start_events(before_fetch_ms, fetch_ms), N_BYTES / fetch_ms * 1e3)
     return ColdRun(start.ttft_s, start, 0.06, {})
 
 
@@ -71,7 +71,7 @@ def test_a_paced_link_satisfies_no_goal_about_the_link() -> None:
 
 
 def test_time_that_no_leaf_covers_is_unexplained() -> None:
-    assert read_start(start_events(2000), None, LINK).unexplained_s == pytest.approx(2.0, abs=0.01)
+    assert read_start(start_events(2000), LINK).unexplained_s == pytest.approx(2.0, abs=0.01)
 
 
 def test_a_long_leaf_explains_only_what_its_evidence_does() -> None:
@@ -79,7 +79,7 @@ def test_a_long_leaf_explains_only_what_its_evidence_does() -> None:
     events = [replace(e, mono_ns=e.mono_ns + 500 * MS, wall_ns=e.wall_ns + 500 * MS)
               if e.mono_ns >= 300 * MS else e for e in events]  # fmt: skip
     # load now lasts 740 ms and says neither what it waited for nor what it computed; the fetch covers until 275 ms
-    assert read_start(events, None, LINK).unexplained_s == pytest.approx(0.525, abs=0.01)
+    assert read_start(events, LINK).unexplained_s == pytest.approx(0.525, abs=0.01)
 
 
 def test_the_prefill_of_a_busy_host_is_explained_by_what_its_thread_waited_for() -> None:
@@ -88,7 +88,7 @@ def test_the_prefill_of_a_busy_host_is_explained_by_what_its_thread_waited_for()
         events = [
             replace(e, mono_ns=e.mono_ns + 100 * MS, attrs=attrs) if e.name in late else e for e in start_events()
         ]
-        return read_start(events, None, LINK).unexplained_s
+        return read_start(events, LINK).unexplained_s
 
     # 158 ms, of which 100 need no evidence
     assert unexplained_s() - unexplained_s(cpu_s=0.06, core_wait_s=0.09) == pytest.approx(0.05, abs=0.001)
@@ -96,8 +96,8 @@ def test_the_prefill_of_a_busy_host_is_explained_by_what_its_thread_waited_for()
 
 
 def test_bytes_explain_a_fetch_only_at_the_rate_of_the_link() -> None:
-    slow = read_start(start_events(), None, LINK)
-    fast = read_start([e for e in start_events() if e.name not in (Phase.LOAD_BEGIN, Phase.LOAD_END)], None, 10 * LINK)
+    slow = read_start(start_events(), LINK)
+    fast = read_start([e for e in start_events() if e.name not in (Phase.LOAD_BEGIN, Phase.LOAD_END)], 10 * LINK)
     assert slow.unexplained_s < 0.02
     assert fast.unexplained_s > 0.15
 

@@ -125,7 +125,7 @@ def plan_of(machine: Machine, activation_id: str) -> tuple[Plan, tuple[Interval,
     """The plan an activation was started by, and the fetches of its start."""
     trace: Mapping[str, Any] = machine.request("GET", f"/api/v1/namespaces/_/activations/{activation_id}/trace").json()
     plan = wire.from_plain(Plan, trace["plan"])
-    timeline = analyse([wire.from_plain(TraceEvent, e) for e in trace["events"]], plan)
+    timeline = analyse([wire.from_plain(TraceEvent, e) for e in trace["events"]])
     assert timeline is not None
     return plan, tuple(i for i in timeline.intervals if i.phase == "fetch")
 

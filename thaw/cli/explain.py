@@ -37,7 +37,7 @@ def show(
     Raises NotFound when the activation has no trace, ProtocolError when it cannot be read."""
     events = tuple(wire.from_plain(TraceEvent, e) for e in _known(reply.get("events", [])))
     plan = wire.from_plain(Plan, reply["plan"]) if reply.get("plan") else None
-    timeline = analyse(events, plan)
+    timeline = analyse(events)
     if timeline is None:
         raise NotFound(f"activation {activation_id} has no trace", hint="traces are kept for seven days")
     _head(console, plan, activation_id, str(reply.get("group_id") or ""))

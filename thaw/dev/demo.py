@@ -144,7 +144,7 @@ def _explain(api: Client, answer: Answer) -> Explained:
     explain.show(console, reply, answer.activation_id)
     events = [wire.from_plain(TraceEvent, e) for e in reply["events"]]
     plan = wire.from_plain(Plan, reply["plan"]) if reply.get("plan") else None
-    timeline = analyse(events, plan)
+    timeline = analyse(events)
     if timeline is None:
         raise PlatformError("the cold answer has no trace")
     return Explained(reply, timeline, plan)
