@@ -6,7 +6,7 @@ JOBS ?= 2
 PYTEST := $(VENV)/python -m pytest -n $(JOBS) $(if $(SEED),--randomly-seed=$(SEED))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev demo dev down test test-full test-matrix check mutants native check-native bench-quick locks docs images stand-ins
+.PHONY: help setup setup-dev demo dev down test test-full test-matrix check mutants native check-native bench-quick simulation locks docs images stand-ins
 
 help: ## What there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -35,11 +35,12 @@ test-full: setup-dev ## Every test
 test-matrix: setup-dev ## make test ten times: 2 and 4 cores, just booted and up for a year, alone and beside others (hours)
 	@$(VENV)/python scripts/test_matrix.py --write
 
-check: setup-dev ## Lint, types, layers, unit tests
+check: setup-dev ## Lint, types, layers, unit tests; says whether docs/simulation.md is out of date
 	@$(VENV)/ruff check . && $(VENV)/ruff format --check .
 	@$(VENV)/mypy
 	@$(VENV)/lint-imports
 	@$(PYTEST) -m "not vllm and not full" tests
+	@$(VENV)/python bench/simulate.py --changed
 
 mutants: setup-dev ## Plant small faults and count those that the tests notice (MUTANTS="ledger --most 0": all of one module)
 	@$(VENV)/python scripts/mutants.py $(MUTANTS)
@@ -54,6 +55,9 @@ check-native: ## Native tests: plain, then under the address, undefined-behaviou
 bench-quick: setup-dev ## Every benchmark, small; the last line of each is JSON
 	@set -e; for bench in $(filter-out bench/_%,$(wildcard bench/*.py)); do \
 	    echo "== $$bench"; $(VENV)/python $$bench --quick; done
+
+simulation: setup-dev ## Simulate every point with five seeds and write docs/simulation.md (TRACES=DIR: workload files too)
+	@$(VENV)/python bench/simulate.py --all --seeds 5 --docs docs $(if $(TRACES),--traces "$(TRACES)")
 
 images: ## Build the container images (needs Docker); docs/docker.md
 	@scripts/images.sh
