@@ -100,13 +100,13 @@ def main() -> int:
     if options.changed:
         _common.say(provenance.news())
         return 0
-    made_with = provenance.present()
     options.out.mkdir(parents=True, exist_ok=True)
     try:
         runs, changed = _runs(options)
     except BadWorkload as e:
         console.print(f"error: {e}", style="red", markup=False)
         return 2
+    made_with = provenance.present()
     checkpoints = Checkpoints(options.out / "runs", made_with.digest)
     summaries = _make(runs, checkpoints, console)
     without_a_part = _make(changed, checkpoints, console)

@@ -89,13 +89,25 @@ class EndToEnd:
         wanted = set(points)
         return [r for r in self._runs if r.system == system and r.scale == scale and (r.cv, r.rps) in wanted]
 
-    def values(self, system: str, cv: float, rps: float, scale: float = 1.0,
-               value: Callable[[Summary], float] = lambda r: r.ttft_pct) -> list[float]:  # fmt: skip
+    def values(
+        self,
+        system: str,
+        cv: float,
+        rps: float,
+        scale: float = 1.0,
+        value: Callable[[Summary], float] = lambda r: r.ttft_pct,
+    ) -> list[float]:
         """One for each seed, in order."""
         return [value(r) for r in sorted(self.runs(system, [(cv, rps)], scale), key=lambda r: r.seed)]
 
-    def median(self, system: str, cv: float, rps: float, scale: float = 1.0,
-               value: Callable[[Summary], float] = lambda r: r.ttft_pct) -> float | None:  # fmt: skip
+    def median(
+        self,
+        system: str,
+        cv: float,
+        rps: float,
+        scale: float = 1.0,
+        value: Callable[[Summary], float] = lambda r: r.ttft_pct,
+    ) -> float | None:
         found = self.values(system, cv, rps, scale, value)
         return statistics.median(found) if found else None
 
@@ -220,8 +232,10 @@ class EndToEnd:
             bands.append(Band(self.source, "TPOT attainment, worst run", "> 90 %", "> 90 %", value, met, reasons))
         groups = why.groups_sentence(SYSTEMS["paraserve"].label, self.runs("paraserve", PUBLISHED_POINTS))
         for name, value_of in (("TPOT", lambda r: r.tpot_mean_ms), ("cost", lambda r: r.cost_gb_h)):
-            pairs = [(self.median("paraserve", *p, value=value_of), self.median("vllm", *p, value=value_of))
-                     for p in PUBLISHED_POINTS]  # fmt: skip
+            pairs = [
+                (self.median("paraserve", *p, value=value_of), self.median("vllm", *p, value=value_of))
+                for p in PUBLISHED_POINTS
+            ]
             ratios = [a / b for a, b in pairs if a is not None and b]
             if ratios:
                 mean = statistics.fmean(ratios)

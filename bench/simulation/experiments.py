@@ -81,11 +81,13 @@ def scale_up() -> tuple[Scenario, Scenario]:
     tpot = [statistics.fmean(r.tpot for r in rs) for rs in (group, single)]
     reasons = "; ".join((waits_sentence("single", single), waits_sentence("in groups", group)))
     return (
-        Scenario("scale_up_ttft", ttft[1] / ttft[0], f"mean TTFT {ttft[1]:.1f} s single, {ttft[0]:.1f} s in groups",
-                 reasons),
-        Scenario("scale_up_tpot", tpot[0] / tpot[1], f"mean TPOT {1e3 * tpot[0]:.0f} ms against {1e3 * tpot[1]:.0f}",
-                 reasons),
-    )  # fmt: skip
+        Scenario(
+            "scale_up_ttft", ttft[1] / ttft[0], f"mean TTFT {ttft[1]:.1f} s single, {ttft[0]:.1f} s in groups", reasons
+        ),
+        Scenario(
+            "scale_up_tpot", tpot[0] / tpot[1], f"mean TPOT {1e3 * tpot[0]:.0f} ms against {1e3 * tpot[1]:.0f}", reasons
+        ),
+    )
 
 
 def scale_down() -> Scenario:

@@ -251,13 +251,15 @@ def _worth(base: SystemSpec, specs: Mapping[str, SystemSpec], runs: Sequence[Sum
         changes = [r.ttft_pct - whole[r.workload].ttft_pct for r in mine if r.workload in whole]
         if name != base.name and changes:
             lost[spec.label] = statistics.median(changes)
-        rows.append((
-            spec.label,
-            spread([r.ttft_pct for r in mine]),
-            spread(changes) if name != base.name else "",
-            spread([r.ttft_mean_s for r in mine], 2),
-            spread([r.cost_gb_h for r in mine], 0),
-        ))  # fmt: skip
+        rows.append(
+            (
+                spec.label,
+                spread([r.ttft_pct for r in mine]),
+                spread(changes) if name != base.name else "",
+                spread([r.ttft_mean_s for r in mine], 2),
+                spread([r.cost_gb_h for r in mine], 0),
+            )
+        )
     table = _table(("", "TTFT in time %", "change, points", "mean TTFT s", "GB·h"), rows)
     return f"{table}\n\n{_most_worth(lost)}".rstrip()
 

@@ -87,9 +87,11 @@ def test_a_report_that_names_no_code_is_to_be_made_again(tree: Path) -> None:
 
 def test_comments_docstrings_imports_and_spaces_decide_nothing() -> None:
     said_otherwise = (
-        POLICY.replace("Chooses.", "Chooses a host.").replace("# by name", "# so that ties go to the least name")
-        .replace("hosts: list[HostId]", "hosts:  list[HostId]").replace("from thaw.ids", "from thaw.names")
-    )  # fmt: skip
+        POLICY.replace("Chooses.", "Chooses a host.")
+        .replace("# by name", "# so that ties go to the least name")
+        .replace("hosts: list[HostId]", "hosts:  list[HostId]")
+        .replace("from thaw.ids", "from thaw.names")
+    )
     assert said_otherwise != POLICY
     assert essence(said_otherwise) == essence(POLICY)
 
@@ -105,8 +107,14 @@ def test_what_decides_something_changes_the_digest(before: str, after: str) -> N
 
 def test_the_policy_is_in_it_and_what_does_its_io_is_not() -> None:
     modules = provenance.present().digests
-    decide = {"gateway.scheduler.policy", "gateway.scheduler.select", "gateway.scheduler.ledger", "thaw.partition",
-              "bench.simulation.production", "bench.simulation.constants"}  # fmt: skip
+    decide = {
+        "gateway.scheduler.policy",
+        "gateway.scheduler.select",
+        "gateway.scheduler.ledger",
+        "thaw.partition",
+        "bench.simulation.production",
+        "bench.simulation.constants",
+    }
     assert decide <= modules.keys()
     assert not {"gateway.scheduler.loop", "gateway.scheduler.effects", "bench.simulation.report"} & modules.keys()
 

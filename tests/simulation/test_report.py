@@ -91,8 +91,10 @@ def test_the_page_says_what_each_system_lacks_by_its_specification() -> None:
     assert Mechanism.ADMISSION not in lacking
     without = replace(SYSTEMS["thaw"], stem_cells=False, forced_stages=1)
     assert SYSTEMS["thaw"].mechanisms - without.mechanisms == {
-        Mechanism.STEM_CELLS, Mechanism.GROUPS, Mechanism.SUCCESSION
-    }  # fmt: skip
+        Mechanism.STEM_CELLS,
+        Mechanism.GROUPS,
+        Mechanism.SUCCESSION,
+    }
 
 
 def test_a_part_is_worth_what_the_same_workload_loses_without_it() -> None:

@@ -106,8 +106,17 @@ def test_a_busy_hour_never_over_commits_a_device(
     assert of_busy_hour(system)[1] > 100
 
 
-COUNTED = frozenset((Mechanism.OVERLAP, Mechanism.STEM_CELLS, Mechanism.GROUPS, Mechanism.CONSOLIDATION,
-                     Mechanism.SUCCESSION, Mechanism.RETAINED, Mechanism.EVICTION))  # fmt: skip
+COUNTED = frozenset(
+    (
+        Mechanism.OVERLAP,
+        Mechanism.STEM_CELLS,
+        Mechanism.GROUPS,
+        Mechanism.CONSOLIDATION,
+        Mechanism.SUCCESSION,
+        Mechanism.RETAINED,
+        Mechanism.EVICTION,
+    )
+)
 """A run counts each use of these."""
 
 

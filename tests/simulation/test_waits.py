@@ -59,9 +59,7 @@ def test_who_finds_no_device_with_room_waits_for_memory_and_nobody_else_does() -
 
 def test_who_comes_while_a_start_is_under_way_waits_for_the_rest_of_it() -> None:
     chain = [Span(Cause.RUNTIME, 0.0, 4.0), Span(Cause.FETCH, 4.0, 9.0)]
-    assert until_submitted(3.0, chain, 9.0, Blocked(), 11.0) == {
-        Cause.RUNTIME: 1.0, Cause.FETCH: 5.0, Cause.SLOT: 2.0
-    }  # fmt: skip
+    assert until_submitted(3.0, chain, 9.0, Blocked(), 11.0) == {Cause.RUNTIME: 1.0, Cause.FETCH: 5.0, Cause.SLOT: 2.0}
     assert until_submitted(10.0, chain, 9.0, Blocked(), 12.0) == {Cause.SLOT: 2.0}
 
 
@@ -73,8 +71,10 @@ def test_only_the_time_in_which_memory_was_lacking_counts_as_that() -> None:
         blocked.end(end_s)
     blocked.begin(9.0)
     assert until_submitted(3.0, [Span(Cause.LOAD, 8.0, 9.0)], 9.0, blocked, 9.5) == {
-        Cause.MEMORY: 1.0 + 1.0 + 0.5, Cause.SLOT: 3.0, Cause.LOAD: 1.0
-    }  # fmt: skip
+        Cause.MEMORY: 1.0 + 1.0 + 0.5,
+        Cause.SLOT: 3.0,
+        Cause.LOAD: 1.0,
+    }
     blocked.end(10.0)
     blocked.forget()
     assert blocked.seconds(0.0, 10.0) == 0.0
