@@ -56,8 +56,8 @@ bench-quick: setup-dev ## Every benchmark, small; the last line of each is JSON
 	@set -e; for bench in $(filter-out bench/_%,$(wildcard bench/*.py)); do \
 	    echo "== $$bench"; $(VENV)/python $$bench --quick; done
 
-simulation: setup-dev ## Simulate every point with five seeds and write docs/simulation.md (TRACES=DIR: workload files too)
-	@$(VENV)/python bench/simulate.py --all --seeds 5 --docs docs $(if $(TRACES),--traces "$(TRACES)")
+simulation: setup-dev ## Simulate every point with five seeds, by JOBS processes; writes docs/simulation.md (TRACES=DIR: workload files too)
+	@$(VENV)/python bench/simulate.py --all --seeds 5 --jobs $(JOBS) --docs docs $(if $(TRACES),--traces "$(TRACES)")
 
 images: ## Build the container images (needs Docker); docs/docker.md
 	@scripts/images.sh

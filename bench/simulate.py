@@ -8,11 +8,14 @@ Runs are kept under --out and resumed; the report goes to --docs.  docs/simulati
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import statistics
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, replace
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +50,7 @@ def _arguments() -> argparse.Namespace:
                         help="only this: so many requests (a million) on 1,000 hosts")  # fmt: skip
     parser.add_argument("--out", type=Path, default=user_cache_path("thaw") / "simulation",
                         help="checkpoints and results")  # fmt: skip
+    parser.add_argument("--jobs", type=int, default=1, help="processes that simulate side by side")
     parser.add_argument("--changed", action="store_true", help="only say whether the report in docs/ is out of date")
     parser.add_argument("--docs", type=Path, help="write simulation.md and simulation/ there")
     return parser.parse_args()
@@ -65,15 +69,16 @@ def _runs(options: argparse.Namespace) -> tuple[list[Run], list[Run]]:
     return runs, changed
 
 
-def _make(runs: Sequence[Run], checkpoints: Checkpoints, console: Console) -> list[Summary]:
-    made: list[Summary] = []
-    n_kept = 0
-    for run in track(runs, "runs", console=console, transient=True):
-        summary, kept = checkpoints.get_or_make(run)
-        n_kept += kept
-        made.append(summary)
-    console.print(f"{len(runs)} runs, {n_kept} of them resumed")
-    return made
+def _make(runs: Sequence[Run], checkpoints: Checkpoints, n_processes: int, console: Console) -> list[Summary]:
+    """In order, by so many processes of their own or, with one, by this process."""
+    with contextlib.ExitStack() as stack:
+        in_turn: Iterable[tuple[Summary, bool]] = map(checkpoints.get_or_make, runs)
+        if n_processes > 1:
+            pool = ProcessPoolExecutor(n_processes, get_context("spawn"), initializer=_common.die_with_parent)
+            in_turn = stack.enter_context(pool).map(checkpoints.get_or_make, runs)
+        made = list(track(in_turn, "runs", total=len(runs), console=console, transient=True))
+    console.print(f"{len(runs)} runs, {sum(was_kept for _, was_kept in made)} of them resumed")
+    return [summary for summary, _ in made]
 
 
 def _speed(seed: int, rounds: int) -> list[float]:
@@ -108,8 +113,8 @@ def main() -> int:
         return 2
     made_with = provenance.present()
     checkpoints = Checkpoints(options.out / "runs", made_with.digest)
-    summaries = _make(runs, checkpoints, console)
-    without_a_part = _make(changed, checkpoints, console)
+    summaries = _make(runs, checkpoints, options.jobs, console)
+    without_a_part = _make(changed, checkpoints, options.jobs, console)
     cold = experiments.cold_starts()
     bands = [*cold_start_bands(cold), *scenario_bands(experiments.scenarios())]
     for source in dict.fromkeys(r.source for r in summaries):

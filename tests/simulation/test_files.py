@@ -106,7 +106,7 @@ def test_the_program_says_where_a_file_is_bad(tmp_path: Path) -> None:
 
 
 def test_the_programs_last_line_is_its_result(tmp_path: Path) -> None:
-    command = [sys.executable, "bench/simulate.py", "--quick", "--out", str(tmp_path)]
+    command = [sys.executable, "bench/simulate.py", "--quick", "--jobs", "2", "--out", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=python_env(), timeout=500)
     assert done.returncode == 0, done.stderr
     last = json.loads(done.stdout.splitlines()[-1])
