@@ -72,7 +72,8 @@ def mechanisms(runs: Sequence[Summary]) -> str:
     ]
     intro = (
         "The table is made from the specifications that the simulator runs (`bench/simulation/specs.py`). A number "
-        f"says how often the runs at CV {CENTRE[0]:g} and {CENTRE[1]:g} requests/s used the mechanism in 100 starts."
+        f"says how often the runs at CV {CENTRE[0]:g} and {CENTRE[1]:g} requests/s used the mechanism in 100 starts. "
+        '"Not simulated" means that the published system has it and the simulated one does not.'
     )
     table = _table(("", *(spec.label for spec in SYSTEMS.values())), [*choices, *rows])
     lacking = "\n".join(f"- {spec.label} lacks: {_lacks(spec)}." for name, spec in SYSTEMS.items() if name != "thaw")
