@@ -6,7 +6,7 @@ JOBS ?= 2
 PYTEST := $(VENV)/python -m pytest -n $(JOBS) $(if $(SEED),--randomly-seed=$(SEED))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev setup-bench demo dev down test test-full test-matrix check mutants native check-native bench bench-quick locks docs images stand-ins
+.PHONY: help setup setup-dev setup-bench demo dev down test test-full test-matrix check mutants native check-native bench bench-quick simulation locks docs images stand-ins
 
 help: ## What there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -38,11 +38,12 @@ test-full: setup-dev ## Every test
 test-matrix: setup-dev ## make test ten times: 2 and 4 cores, just booted and up for a year, alone and beside others (hours)
 	@$(VENV)/python scripts/test_matrix.py --write
 
-check: setup-dev ## Lint, types, layers, unit tests
+check: setup-dev ## Lint, types, layers, unit tests; says whether docs/simulation.md is out of date
 	@$(VENV)/ruff check . && $(VENV)/ruff format --check .
 	@$(VENV)/mypy
 	@$(VENV)/lint-imports
 	@$(PYTEST) -m "not vllm and not full" tests
+	@$(VENV)/python bench/simulate.py --changed
 
 mutants: setup-dev ## Plant small faults and count those that the tests notice (MUTANTS="ledger --most 0": all of one module)
 	@$(VENV)/python scripts/mutants.py $(MUTANTS)
@@ -59,6 +60,9 @@ bench: setup-bench ## The published benchmarks (hours), then docs/benchmarks.md 
 
 bench-quick: setup-bench ## Every benchmark, under two minutes each; the page stays as it is unless PAGE=1
 	@$(VENV)/python -m bench._publish --quick $(if $(PAGE),--record) $(BENCH)
+
+simulation: setup-dev ## Simulate every point with five seeds, by JOBS processes; writes docs/simulation.md (TRACES=DIR: workload files too)
+	@$(VENV)/python bench/simulate.py --all --seeds 5 --jobs $(JOBS) --docs docs $(if $(TRACES),--traces "$(TRACES)")
 
 images: ## Build the container images (needs Docker); docs/docker.md
 	@scripts/images.sh

@@ -2,16 +2,20 @@
 
 ``--quick`` the centre point; nothing: the nine published points; ``--all``: every rate.  ``--traces DIR`` adds files.
 Runs are kept under --out and resumed; the report goes to --docs.  docs/simulation.md says what is modelled.
+``--changed`` simulates nothing: it says whether policy code has changed since docs/simulation.md was made.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import statistics
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, replace
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +26,16 @@ from rich.console import Console
 from rich.progress import Progress, track
 
 from bench import _common
-from bench.simulation import charts, experiments, report, stress
+from bench.simulation import charts, experiments, provenance, report, stress
 from bench.simulation.bands import Band, EndToEnd, cold_start_bands, scenario_bands
 from bench.simulation.constants import HASH
-from bench.simulation.matrix import CENTRE, Checkpoints, Run, code_hash, generated, sweep
-from bench.simulation.metrics import Summary, parameters
+from bench.simulation.matrix import Checkpoints, Run, ablations, generated, sweep
+from bench.simulation.metrics import Summary
+from bench.simulation.provenance import Provenance
 from bench.simulation.run import simulate
 from bench.simulation.specs import SYSTEMS
 from bench.simulation.tracefile import BadWorkload, read_traces
-from bench.simulation.workload import Workload, generate
+from bench.simulation.workload import generate
 
 
 def _arguments() -> argparse.Namespace:
@@ -45,34 +50,35 @@ def _arguments() -> argparse.Namespace:
                         help="only this: so many requests (a million) on 1,000 hosts")  # fmt: skip
     parser.add_argument("--out", type=Path, default=user_cache_path("thaw") / "simulation",
                         help="checkpoints and results")  # fmt: skip
+    parser.add_argument("--jobs", type=int, default=1, help="processes that simulate side by side")
+    parser.add_argument("--changed", action="store_true", help="only say whether the report in docs/ is out of date")
     parser.add_argument("--docs", type=Path, help="write simulation.md and simulation/ there")
     return parser.parse_args()
 
 
-def _runs(options: argparse.Namespace) -> list[Run]:
+def _runs(options: argparse.Namespace) -> tuple[list[Run], list[Run]]:
+    """Those of the systems, and those of Thaw with one thing changed."""
     size = "quick" if options.quick else "all" if options.all else "paper"
-    seeds = range(options.seed, options.seed + options.seeds)
-    runs = list(sweep("generated", generated(seeds, size), scales=not options.quick))
+    sources = {"generated": generated(range(options.seed, options.seed + options.seeds), size)}
     if options.traces is not None:
-        runs += sweep("files", read_traces(options.traces), scales=True)
-    return runs
+        sources["files"] = read_traces(options.traces)
+    runs, changed = list[Run](), list[Run]()
+    for source, workloads in sources.items():
+        runs += sweep(source, workloads, scales=source == "files" or not options.quick)
+        changed += [] if options.quick else ablations(source, workloads)
+    return runs, changed
 
 
-def _make(runs: Sequence[Run], checkpoints: Checkpoints, console: Console) -> list[Summary]:
-    made: list[Summary] = []
-    n_kept = 0
-    for run in track(runs, "runs", console=console, transient=True):
-        summary, kept = checkpoints.get_or_make(run)
-        n_kept += kept
-        made.append(summary)
-    console.print(f"{len(runs)} runs, {n_kept} of them resumed")
-    return made
-
-
-def _centre(runs: Sequence[Run]) -> Workload:
-    """Of a file where there is one."""
-    found = [r.workload for r in runs if parameters(r.workload.name)[:2] == CENTRE]
-    return found[-1] if found else runs[-1].workload
+def _make(runs: Sequence[Run], checkpoints: Checkpoints, n_processes: int, console: Console) -> list[Summary]:
+    """In order, by so many processes of their own or, with one, by this process."""
+    with contextlib.ExitStack() as stack:
+        in_turn: Iterable[tuple[Summary, bool]] = map(checkpoints.get_or_make, runs)
+        if n_processes > 1:
+            pool = ProcessPoolExecutor(n_processes, get_context("spawn"), initializer=_common.die_with_parent)
+            in_turn = stack.enter_context(pool).map(checkpoints.get_or_make, runs)
+        made = list(track(in_turn, "runs", total=len(runs), console=console, transient=True))
+    console.print(f"{len(runs)} runs, {sum(was_kept for _, was_kept in made)} of them resumed")
+    return [summary for summary, _ in made]
 
 
 def _speed(seed: int, rounds: int) -> list[float]:
@@ -97,30 +103,35 @@ def main() -> int:
     console = Console(stderr=True)
     if options.stress:
         return _stress(options.stress, options.seed, console)
+    if options.changed:
+        _common.say(provenance.news())
+        return 0
     options.out.mkdir(parents=True, exist_ok=True)
     try:
-        runs = _runs(options)
+        runs, changed = _runs(options)
     except BadWorkload as e:
         console.print(f"error: {e}", style="red", markup=False)
         return 2
-    summaries = _make(runs, Checkpoints(options.out / "runs"), console)
+    made_with = provenance.present()
+    checkpoints = Checkpoints(options.out / "runs", made_with.digest)
+    summaries = _make(runs, checkpoints, options.jobs, console)
+    without_a_part = _make(changed, checkpoints, options.jobs, console)
     cold = experiments.cold_starts()
     bands = [*cold_start_bands(cold), *scenario_bands(experiments.scenarios())]
     for source in dict.fromkeys(r.source for r in summaries):
         bands += EndToEnd(source, summaries).bands()
-    bands.append(Band("scenario", "L scheduler: P99 against random", "1.95", "1.3–2.5", "", None))
     speeds = _speed(options.seed, 3 if options.quick else 7)
     same, hashes = _deterministic(options.seed)
     _print(summaries, bands)
-    _write(options, summaries, bands, cold, _centre(runs))
+    _write(options, made_with, (summaries, without_a_part), bands, cold)
     goals = [
         _common.judge("events_per_s", statistics.median(speeds), ">=", 50_000, floor="per CPU second",
                       samples={"per_cpu_s": [round(s) for s in speeds]}),
         _common.judge("deterministic", float(same), "==", 1.0, floor="" if same else "two runs of one seed differ"),
     ]  # fmt: skip
-    return _common.report(
-        "simulate", goals, rounds=len(speeds), constants=HASH, code=code_hash(), log_hashes=hashes,
-        runs=len(summaries), bands_met=sum(b.met is True for b in bands), bands=len(bands))  # fmt: skip
+    n_met = sum(b.met is True for b in bands)
+    return _common.report("simulate", goals, rounds=len(speeds), constants=HASH, code=made_with.digest,
+                          log_hashes=hashes, runs=len(summaries), bands_met=n_met, bands=len(bands))  # fmt: skip
 
 
 def _stress(n_requests: int, seed: int, console: Console) -> int:
@@ -147,12 +158,17 @@ def _print(summaries: Sequence[Summary], bands: Sequence[Band]) -> None:
 
 
 def _write(
-    options: argparse.Namespace, summaries: Sequence[Summary], bands: Sequence[Band],
-    cold: Sequence[experiments.ColdStart], centre: Workload,
-) -> None:  # fmt: skip
-    results = _lines({"constants": HASH, "code": code_hash()}, {
-        "runs": [asdict(s) for s in summaries], "cold_starts": [asdict(c) for c in cold],
-        "bands": [asdict(b) for b in bands]})  # fmt: skip
+    options: argparse.Namespace,
+    made_with: Provenance,
+    runs: tuple[Sequence[Summary], Sequence[Summary]],
+    bands: Sequence[Band],
+    cold: Sequence[experiments.ColdStart],
+) -> None:
+    summaries, without_a_part = runs
+    code = {"commit": made_with.commit, "code": made_with.digest, "modules": dict(made_with.digests)}
+    results = _lines({"constants": HASH, **code}, {
+        "runs": [asdict(s) for s in summaries], "ablations": [asdict(s) for s in without_a_part],
+        "cold_starts": [asdict(c) for c in cold], "bands": [asdict(b) for b in bands]})  # fmt: skip
     (options.out / "results.json").write_text(results + "\n")
     directory = (options.docs or options.out) / "simulation"
     directory.mkdir(parents=True, exist_ok=True)
@@ -161,20 +177,21 @@ def _write(
     size = "quick" if options.quick else "all" if options.all else "the nine published points"
     facts = {
         "size": f"{size}; {options.seeds} seed(s) from {options.seed}; testbed (ii): 24 devices on 6 servers",
-        "code": f"`{code_hash()}`",
+        "made with": made_with.commit,
+        "policy code": f"`{made_with.digest}`: {len(made_with.digests)} modules, without comments, docstrings, imports",
         "numbers": "[simulation/results.json](simulation/results.json)",
     }
-    ablations = (centre.name, experiments.ablations(centre))
-    text = report.page(summaries, cold, bands, facts, pictures, ablations)
+    text = report.page(summaries, cold, bands, facts, pictures, without_a_part)
     ((options.docs or options.out) / "simulation.md").write_text(text)
 
 
-def _lines(facts: Mapping[str, str], tables: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
-    """JSON with one row a line, numbers to five digits."""
+def _lines(facts: Mapping[str, Any], tables: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
+    """JSON: a table is its columns and then one row a line, numbers to five digits."""
     parts = [f'"{k}": {json.dumps(v)}' for k, v in facts.items()]
     for name, rows in tables.items():
-        plain = ",\n  ".join(json.dumps({k: _short(v) for k, v in row.items()}, ensure_ascii=False) for row in rows)
-        parts.append(f'"{name}": [\n  {plain}\n ]')
+        columns = json.dumps(list(rows[0]) if rows else [])
+        plain = ",\n  ".join(json.dumps([_short(v) for v in row.values()], ensure_ascii=False) for row in rows)
+        parts.append(f'"{name}": {{"columns": {columns}, "rows": [\n  {plain}\n ]}}')
     return "{" + ",\n ".join(parts) + "}"
 
 

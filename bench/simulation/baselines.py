@@ -7,6 +7,7 @@ from functools import partial
 from bench.simulation.cluster import SimServer
 from bench.simulation.constants import KV_RESERVE, SLOTS
 from bench.simulation.serving import Endpoint
+from bench.simulation.starting import Bytes
 from bench.simulation.system import Function, System, Unit
 from gateway.scheduler.predict import Tier
 from gateway.scheduler.startup import LoadServer, choose
@@ -22,13 +23,13 @@ class ServerlessVllm(System):
             if (device := server.best_fit(need)) is not None:
                 worker = self.hold(server, device, need, function.model.n_bytes)
                 unit = self.begin(function, [worker], 1, SLOTS)
-                self.starter.sequential(worker, partial(self._ready, unit))
+                self.start(worker, Bytes(worker.part), partial(self._ready, unit))
                 return True
         return False
 
     def _ready(self, unit: Unit) -> None:
         endpoint = Endpoint(self.engine, unit.function.model, SLOTS, done=lambda _: self.completed(unit))
-        self.serve(unit, endpoint)
+        self.serve(unit, endpoint, unit.workers[0])
 
 
 class ServerlessLlm(System):
@@ -51,7 +52,7 @@ class ServerlessLlm(System):
         hit = function.index in server.cache
         if hit:
             server.cache.use(function.index)
-        self.starter.precreated(worker, hit, partial(self._ready, unit))
+        self.start(worker, Bytes(0.0 if hit else worker.part), partial(self._ready, unit))
         return True
 
     def _offer(self, server: SimServer, function: Function) -> LoadServer:
@@ -63,4 +64,4 @@ class ServerlessLlm(System):
     def _ready(self, unit: Unit) -> None:
         unit.workers[0].server.cache.put(unit.function.index, unit.function.model.n_bytes)
         endpoint = Endpoint(self.engine, unit.function.model, SLOTS, done=lambda _: self.completed(unit))
-        self.serve(unit, endpoint)
+        self.serve(unit, endpoint, unit.workers[0])

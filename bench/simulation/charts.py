@@ -18,19 +18,19 @@ Point = Callable[[str, float], float | None]
 def write(directory: Path, source: str, runs: Sequence[Summary]) -> list[Path]:
     """One file a chart that has points; returns what was written."""
     mine = [r for r in runs if r.source == source]
-    means = EndToEnd(source, mine)
+    medians = EndToEnd(source, mine)
     cv, rps = CENTRE
     drawn = {
         "rps": _sweep(f"TTFT attainment, CV {cv:g}", "requests/s", sorted({r.rps for r in mine if r.cv == cv}),
-                      lambda s, x: means.mean(s, cv, x)),
+                      lambda s, x: medians.median(s, cv, x)),
         "cv": _sweep(f"TTFT attainment, {rps:g} requests/s", "CV", sorted({r.cv for r in mine if r.rps == rps}),
-                     lambda s, x: means.mean(s, x, rps)),
+                     lambda s, x: medians.median(s, x, rps)),
         "slo": _sweep(f"TTFT attainment, CV {cv:g}, {rps:g} requests/s", "SLO scale",
                       sorted({r.scale for r in mine if (r.cv, r.rps) == CENTRE}),
-                      lambda s, x: means.mean(s, cv, rps, x)),
+                      lambda s, x: medians.median(s, cv, rps, x)),
         "cost": _sweep(f"device memory held, CV {cv:g}", "requests/s", sorted({r.rps for r in mine if r.cv == cv}),
-                       lambda s, x: means.mean(s, cv, x, value=lambda r: r.cost_gb_h), "GB·h"),
-        "application": _applications(means),
+                       lambda s, x: medians.median(s, cv, x, value=lambda r: r.cost_gb_h), "GB·h"),
+        "application": _applications(medians),
     }  # fmt: skip
     written = []
     for name, text in drawn.items():
@@ -49,13 +49,13 @@ def _sweep(title: str, x_name: str, xs: Sequence[float], point: Point, y_name: s
     return svg.lines(title, x_name, y_name, xs, series)
 
 
-def _applications(means: EndToEnd) -> str:
+def _applications(medians: EndToEnd) -> str:
     cv, rps = CENTRE
-    if means.mean("vllm", cv, rps) is None:
+    if medians.median("vllm", cv, rps) is None:
         return ""
 
     def pct(system: str, app: str) -> float | None:
-        return means.mean(system, cv, rps, value=lambda r: r.app_pct[app])
+        return medians.median(system, cv, rps, value=lambda r: r.app_pct[app])
 
     series = {spec.label: [pct(name, app) for app in APPS] for name, spec in SYSTEMS.items()}
     return svg.bars(f"TTFT attainment by application, CV {cv:g}, {rps:g} requests/s", "%", list(APPS), series)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from bench.simulation.constants import GPUS, GpuKind, ServerSpec
 from bench.simulation.engine import Engine
+from bench.simulation.heedless import HeedlessLedger
 from bench.simulation.network import Link
 from gateway.scheduler.ledger import Discipline, LinkLedger
 from gateway.scheduler.schemes import Gpu
@@ -58,12 +59,14 @@ class ModelCache:
 
 
 class SimServer:
-    def __init__(self, index: int, spec: ServerSpec, engine: Engine, discipline: Discipline, cache: bool) -> None:
+    def __init__(
+        self, index: int, spec: ServerSpec, engine: Engine, discipline: Discipline, *, cache: bool, admission: bool
+    ) -> None:
         self.index, self.spec = index, spec
         self.kind: GpuKind = GPUS[spec.gpu]
         self.devices = [Device(self.kind.memory) for _ in range(spec.n_gpus)]
         self.link = Link(engine, spec.link, discipline)
-        self.ledger = LinkLedger(spec.link, discipline)
+        self.ledger = (LinkLedger if admission else HeedlessLedger)(spec.link, discipline)
         self.cache = ModelCache(spec.cache_bytes if cache else 0.0)
         self._offer: tuple[Gpu, ...] | None = None
         self.n_changes = 0  # of its devices
@@ -106,5 +109,7 @@ class SimServer:
         return next((i for i, d in enumerate(self.devices) if d.n_workers == 0 and d.memory >= n_bytes), None)
 
 
-def build(specs: Sequence[ServerSpec], engine: Engine, discipline: Discipline, *, cache: bool) -> list[SimServer]:
-    return [SimServer(i, spec, engine, discipline, cache) for i, spec in enumerate(specs)]
+def build(
+    specs: Sequence[ServerSpec], engine: Engine, discipline: Discipline, *, cache: bool, admission: bool = True
+) -> list[SimServer]:
+    return [SimServer(i, s, engine, discipline, cache=cache, admission=admission) for i, s in enumerate(specs)]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from bench.simulation.reference import COLD_START_MODELS, COLD_START_S
 from bench.simulation.run import simulate
 from bench.simulation.specs import SYSTEMS, Objectives, SystemSpec
+from bench.simulation.why import waits_in_words, waits_sentence
 from bench.simulation.workload import Request, Workload
 
 _NO_OBJECTIVE = Objectives(scale=1e6)
@@ -22,6 +23,20 @@ class ColdStart:
     system: str
     simulated_s: float
     published_s: float
+    consists_of: str  # in words
+
+    @property
+    def cell(self) -> tuple[str, str]:
+        return self.gpu, self.model
+
+    @property
+    def off(self) -> float:
+        """By what part it differs from what was published."""
+        return abs(self.simulated_s / self.published_s - 1)
+
+    @property
+    def in_words(self) -> str:
+        return f"{self.system} {self.model} {self.gpu}: {self.simulated_s:.1f} s for {self.published_s:.1f}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +44,7 @@ class Scenario:
     name: str
     value: float
     detail: str
+    why: str  # what the traces of its runs say
 
 
 def cold_starts() -> list[ColdStart]:
@@ -37,16 +53,18 @@ def cold_starts() -> list[ColdStart]:
     for gpu, models in COLD_START_MODELS.items():
         for system, published in COLD_START_S[gpu].items():
             for model, reference in zip(models, published, strict=True):
-                found.append(ColdStart(gpu, model, system, cold_start_s(gpu, model, SYSTEMS[system]), reference))
+                request = cold_start(gpu, model, SYSTEMS[system])
+                words = waits_in_words(request.waits)
+                found.append(ColdStart(gpu, model, system, request.ttft, reference, words))
     return found
 
 
-def cold_start_s(gpu: str, model: str, spec: SystemSpec) -> float:
+def cold_start(gpu: str, model: str, spec: SystemSpec) -> Request:
     if spec.name == "paraserve":
         spec = replace(spec, min_stages=4)
     times = (0.0, _LATER_S) if spec.cache else (0.0,)
     outcome = simulate(burst(model, times, _SHORT_PROMPT, 2), spec, f"i-{gpu.lower()}", _NO_OBJECTIVE)
-    return outcome.requests[-1].ttft
+    return outcome.requests[-1]
 
 
 def burst(model: str, times: tuple[float, ...], n_in: int, n_out: int) -> Workload:
@@ -61,9 +79,14 @@ def scale_up() -> tuple[Scenario, Scenario]:
     single = simulate(work, replace(SYSTEMS["paraserve-single"], largest_group=1), "i-v100", _NO_OBJECTIVE).requests
     ttft = [statistics.fmean(r.ttft for r in rs) for rs in (group, single)]
     tpot = [statistics.fmean(r.tpot for r in rs) for rs in (group, single)]
+    reasons = "; ".join((waits_sentence("single", single), waits_sentence("in groups", group)))
     return (
-        Scenario("scale_up_ttft", ttft[1] / ttft[0], f"mean TTFT {ttft[1]:.1f} s single, {ttft[0]:.1f} s in groups"),
-        Scenario("scale_up_tpot", tpot[0] / tpot[1], f"mean TPOT {1e3 * tpot[0]:.0f} ms against {1e3 * tpot[1]:.0f}"),
+        Scenario(
+            "scale_up_ttft", ttft[1] / ttft[0], f"mean TTFT {ttft[1]:.1f} s single, {ttft[0]:.1f} s in groups", reasons
+        ),
+        Scenario(
+            "scale_up_tpot", tpot[0] / tpot[1], f"mean TPOT {1e3 * tpot[0]:.0f} ms against {1e3 * tpot[1]:.0f}", reasons
+        ),
     )
 
 
@@ -71,50 +94,28 @@ def scale_down() -> Scenario:
     """512 tokens of a 13B model on four stages, one of them whole: with consolidation against without."""
     work = burst("llama2-13b", (0.0,), 512, 512)
     four = replace(SYSTEMS["paraserve"], min_stages=4)
-    with_it = simulate(work, four, "i-v100", _NO_OBJECTIVE).requests[0]
+    consolidated = simulate(work, four, "i-v100", _NO_OBJECTIVE)
+    with_it = consolidated.requests[0]
     without = simulate(work, replace(four, consolidate=False), "i-v100", _NO_OBJECTIVE).requests[0]
     spans = [r.end_s - r.first_token_s for r in (without, with_it)]
     whole = without.end_s / with_it.end_s
     text = f"first to last token {spans[0]:.1f} s, with it {spans[1]:.1f} s; from the start {whole:.2f}"
-    return Scenario("scale_down", spans[0] / spans[1], text)
+    reasons = "; ".join(
+        f"consolidated {c.at_s - with_it.first_token_s:.1f} s after the first token, stalled for {c.stall_s:.2f} s, "
+        f"then {with_it.end_s - c.at_s - c.stall_s:.1f} s on one worker"
+        for c in consolidated.consolidations
+    )
+    return Scenario("scale_down", spans[0] / spans[1], text, reasons)
 
 
 def brownfield() -> Scenario:
     """A cold start over 5 Gbit/s: serverless vLLM against a group of four."""
-    slow = simulate(burst("llama2-7b", (0.0,), 1024, 2), SYSTEMS["vllm"], "brownfield", _NO_OBJECTIVE).requests[0].ttft
+    slow = simulate(burst("llama2-7b", (0.0,), 1024, 2), SYSTEMS["vllm"], "brownfield", _NO_OBJECTIVE).requests
     four = replace(SYSTEMS["paraserve"], min_stages=4)
-    fast = simulate(burst("llama2-7b", (0.0,), 1024, 2), four, "brownfield", _NO_OBJECTIVE).requests[0].ttft
-    return Scenario("brownfield", slow / fast, f"{slow:.1f} s against {fast:.1f} s")
-
-
-def ablations(workload: Workload) -> list[tuple[str, float, float, float]]:
-    """(name, TTFT attainment in percent, its mean in seconds, GB·h) of Thaw with one thing taken away."""
-    planned, today = SYSTEMS["thaw-planned"], SYSTEMS["thaw"]
-    cases = {
-        "Thaw (today)": today,
-        "today, one stage only": replace(today, max_stages=1),
-        "today, two stages at most": replace(today, max_stages=2),
-        "today, models are not kept in memory": replace(today, cache=False),
-        "today, `paper` instead of `min_sharing`": replace(today, variant="paper"),
-        "Thaw (planned: consolidation)": planned,
-        "without stem cells": replace(planned, stem_cells=False),
-        "without eviction of idle workers": replace(planned, evict=False),
-        "without the cache": replace(planned, cache=False),
-        "without consolidation": replace(planned, consolidate=False),
-        "one stage only": replace(planned, max_stages=1),
-        "two stages at most": replace(planned, max_stages=2),
-        "`paper` instead of `min_sharing`": replace(planned, variant="paper"),
-        "equal shares instead of EDF": replace(planned, discipline="equal"),
-        "no stem cells, no eviction": replace(planned, stem_cells=False, evict=False),
-    }
-    objectives = Objectives()
-    rows = []
-    for name, spec in cases.items():
-        outcome = simulate(workload, spec)
-        met = [r.ttft <= objectives.ttft(r.app, r.model) for r in outcome.requests]
-        mean_s = statistics.fmean(r.ttft for r in outcome.requests)
-        rows.append((name, 100 * sum(met) / len(met), mean_s, outcome.held_byte_s / 1e9 / 3600))
-    return rows
+    fast = simulate(burst("llama2-7b", (0.0,), 1024, 2), four, "brownfield", _NO_OBJECTIVE).requests
+    reasons = "; ".join((waits_sentence("serverless vLLM", slow), waits_sentence("four workers", fast)))
+    text = f"{slow[0].ttft:.1f} s against {fast[0].ttft:.1f} s"
+    return Scenario("brownfield", slow[0].ttft / fast[0].ttft, text, reasons)
 
 
 def scenarios() -> list[Scenario]:

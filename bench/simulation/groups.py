@@ -13,8 +13,9 @@ from bench.simulation.cluster import SimServer
 from bench.simulation.constants import A_TAIL_S, HOP_S, KV_RESERVE, SLOTS, STEM_FORK_S
 from bench.simulation.engine import Kind
 from bench.simulation.serving import Endpoint
-from bench.simulation.starting import Worker
-from bench.simulation.system import Function, System, Unit
+from bench.simulation.specs import Mechanism
+from bench.simulation.starting import Bytes, Worker
+from bench.simulation.system import Consolidation, Function, System, Unit
 from gateway.scheduler.predict import Times, f_factor
 from gateway.scheduler.scaling import keep
 from gateway.scheduler.schemes import Request as Wanted
@@ -26,6 +27,8 @@ class Groups(System):
     _most_free: int | None = None  # bytes on the emptiest device, until some device changes
 
     def place(self, function: Function, n_workers: int) -> bool:
+        if not self.spec.evict and not self._room(function):
+            return False
         if n_workers == 1 and self.spec.cache and self._place_cached(function):
             return True
         if self.spec.max_stages == 1:
@@ -41,7 +44,8 @@ class Groups(System):
                 server.cache.use(function.index)
                 worker = self.hold(server, device, need, function.model.n_bytes)
                 unit = self.begin(function, [worker], 1, SLOTS)
-                self.starter.overlapped(worker, 0.0, math.inf, self.spec.stem_cells, partial(self._ready, unit, [1]))
+                ready = partial(self._ready, unit, worker, [1])
+                self.start(worker, Bytes(0.0), ready, stem_cell=self.spec.stem_cells)
                 return True
         return False
 
@@ -83,6 +87,7 @@ class Groups(System):
             if free >= need and (best is None or (_idle_since(victims[-1]), (server, device)) < best[:2]):
                 best = _idle_since(victims[-1]), (server, device), victims
         for victim in best[2] if best else ():
+            self.used[Mechanism.EVICTION] += 1
             self.engine.note(Kind.EXPIRY, victim.index)
             victim.function.ready.remove(victim)
             self.release(victim.workers)
@@ -94,7 +99,7 @@ class Groups(System):
         now, spec, model = self.engine.now, self.spec, function.model
         waited = now - function.queue[0].arrival_s if function.queue else 0.0
         wanted = Wanted(model.n_bytes, KV_RESERVE, function.slo_ttft, function.slo_tpot, waited,
-                        self._times(function, self.servers[0]))  # fmt: skip
+                        self._times(function, self.servers[0]), overlap=spec.equation == 5)  # fmt: skip
         offers = [Server(s.index, s.spec.link, s.kind.pcie, s.offer(), self._times(function, s)) for s in self.servers]
 
         def bandwidth(server: Server, n_bytes: float, within_s: float) -> float:
@@ -107,9 +112,9 @@ class Groups(System):
                       min_full=max(1, n_workers), bandwidth=bandwidth)  # fmt: skip
 
     def _times(self, function: Function, server: SimServer) -> Times:
-        kind, stem = server.kind, self.spec.stem_cells
-        return Times(kind.t_cc + kind.t_l, STEM_FORK_S if stem else kind.t_cc, kind.t_cu, 0.0 if stem else kind.t_l,
-                     function.model.t_p, function.model.t_d, HOP_S)  # fmt: skip
+        kind = server.kind
+        t_cc, t_l = (STEM_FORK_S, 0.0) if self.spec.stem_cells else (kind.t_cc, kind.t_l)
+        return Times(t_cc + t_l, t_cc, kind.t_cu, t_l, function.model.t_p, function.model.t_d, HOP_S)
 
     def _tail(self, server: SimServer, part: float) -> float:
         return server.kind.tail + server.kind.tail_per_byte * part if self.spec.learned_tail else A_TAIL_S
@@ -127,14 +132,14 @@ class Groups(System):
             deadline = now + scheme.fetch_within_s - self._tail(worker.server, part)
             worker.server.ledger.add(str(worker.index), part, deadline, now)
             ready = partial(self._worker_ready, unit, worker, waiting)
-            self.starter.overlapped(worker, part, deadline, self.spec.stem_cells, ready)
+            self.start(worker, Bytes(part, deadline), ready, stem_cell=self.spec.stem_cells)
 
     def _worker_ready(self, unit: Unit, worker: Worker, waiting: list[int]) -> None:
         worker.server.ledger.remove(str(worker.index), self.engine.now)
-        self._ready(unit, waiting)
+        self._ready(unit, worker, waiting)
         self.retry_blocked()
 
-    def _ready(self, unit: Unit, waiting: list[int]) -> None:
+    def _ready(self, unit: Unit, worker: Worker, waiting: list[int]) -> None:
         waiting[0] -= 1
         if waiting[0] > 0:
             return
@@ -142,7 +147,7 @@ class Groups(System):
         link = min(w.server.spec.link for w in unit.workers)
         endpoint = Endpoint(self.engine, unit.function.model, SLOTS * s, s=s, factor=f_factor(s, n_full), hops=s,
                             link=link, done=lambda _: self.completed(unit))  # fmt: skip
-        self.serve(unit, endpoint)
+        self.serve(unit, endpoint, worker)
         if s == 1:
             unit.workers[0].server.cache.put(unit.function.index, unit.function.model.n_bytes)
         elif self.spec.consolidate and unit.endpoint is not None:
@@ -152,14 +157,14 @@ class Groups(System):
         """The kept workers fetch what they lack, in the background."""
         function, endpoint = unit.function, unit.endpoint
         inflight = endpoint.inflight if endpoint else 0
-        others = sum(u.endpoint.free for u in function.ready if u is not unit and u.endpoint)
+        others = sum(u.free for u in function.ready if u is not unit)
         n_full = sum(w.full for w in unit.workers)
         n_kept = keep(inflight, len(function.queue), function.window.count(self.engine.now), others, SLOTS, n_full)
         kept, missing = unit.workers[:n_kept], function.model.n_bytes * (1 - 1 / len(unit.workers))
         unit.consolidating = True
         for worker in kept:
             worker.server.ledger.add(f"{worker.index}b", missing, math.inf, self.engine.now)
-            self.starter.fetch(worker, missing, math.inf, partial(self._whole, unit, worker, kept))
+            self.starter.fetch(worker, missing, partial(self._whole, unit, worker, kept))
 
     def _whole(self, unit: Unit, worker: Worker, kept: list[Worker]) -> None:
         """One kept worker has everything.  The first takes the runs over; a later one serves on its own."""
@@ -183,7 +188,10 @@ class Groups(System):
         unit.workers = [worker]
         moved = endpoint.context * unit.function.model.kv_bytes * (s - 1) / s
         endpoint.reshape(s=1, factor=1.0, hops=1, slots=SLOTS)
-        endpoint.stall(moved / worker.server.spec.link)
+        stall_s = moved / worker.server.spec.link
+        endpoint.stall(stall_s)
+        self.used[Mechanism.CONSOLIDATION] += 1
+        self.consolidations.append(Consolidation(self.engine.now, stall_s))
 
     def _promise(self, unit: Unit, worker: Worker) -> Unit:
         """A kept worker that still fetches counts as a start."""
@@ -192,8 +200,8 @@ class Groups(System):
     def _alone(self, unit: Unit, worker: Worker) -> None:
         mine = next((u for u in unit.function.starting if u.workers == [worker]), None)
         if mine is not None:
-            self.serve(mine, Endpoint(self.engine, unit.function.model, SLOTS, hops=1,
-                                      done=lambda _: self.completed(mine)))  # fmt: skip
+            endpoint = Endpoint(self.engine, unit.function.model, SLOTS, hops=1, done=lambda _: self.completed(mine))
+            self.serve(mine, endpoint, worker)
 
 
 def _idle_since(unit: Unit) -> float:

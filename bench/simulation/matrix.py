@@ -15,26 +15,14 @@ from typing import Any
 
 from bench.simulation.metrics import Summary, parameters, summarise
 from bench.simulation.run import simulate
-from bench.simulation.specs import SYSTEMS, Objectives
+from bench.simulation.specs import ABLATIONS, SYSTEMS, Objectives
 from bench.simulation.workload import Workload, generate
 
-_HERE = Path(__file__).resolve().parent
-_SHOWING = ("bands", "charts", "experiments", "reference", "report", "svg", "why")  # show results, do not make them
-_POLICY = _HERE.parents[1] / "gateway" / "scheduler"
 CVS = (2.0, 4.0, 8.0)
 ALL_RPS = (0.2, 0.4, 0.6, 0.7, 0.8, 1.0)
 SCALES = (0.5, 0.75, 1.0, 1.5, 2.0)
 CENTRE = (8.0, 0.6)
 """Where SLO scales are swept."""
-
-
-def code_hash() -> str:
-    """Of every source a result depends on."""
-    digest = hashlib.blake2b(digest_size=8)
-    mine = [p for p in sorted(_HERE.glob("*.py")) if p.stem not in _SHOWING]
-    for path in [*mine, *sorted(_POLICY.glob("*.py"))]:
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +44,7 @@ class Run:
 
     def make(self) -> Summary:
         objectives = Objectives(self.scale)
-        outcome = simulate(self.workload, SYSTEMS[self.system], "ii", objectives)
+        outcome = simulate(self.workload, (SYSTEMS | ABLATIONS)[self.system], "ii", objectives)
         return summarise(self.source, self.workload.name, self.system, outcome, objectives)
 
 
@@ -66,6 +54,14 @@ def sweep(source: str, workloads: Sequence[Workload], *, scales: bool) -> Iterat
         for scale in SCALES if centre else (1.0,):
             for system in SYSTEMS:
                 yield Run(source, workload, system, scale)
+
+
+def ablations(source: str, workloads: Sequence[Workload]) -> Iterator[Run]:
+    """Thaw with one thing changed, at the centre."""
+    for workload in workloads:
+        if parameters(workload.name)[:2] == CENTRE:
+            for system in ABLATIONS:
+                yield Run(source, workload, system)
 
 
 def generated(seeds: Sequence[int], size: str) -> list[Workload]:
@@ -79,8 +75,10 @@ def generated(seeds: Sequence[int], size: str) -> list[Workload]:
 
 
 class Checkpoints:
-    def __init__(self, directory: Path) -> None:
-        self._directory, self._code = directory, code_hash()
+    """``code``: the digest of all code that a result depends on."""
+
+    def __init__(self, directory: Path, code: str) -> None:
+        self._directory, self._code = directory, code
         directory.mkdir(parents=True, exist_ok=True)
 
     def get_or_make(self, run: Run) -> tuple[Summary, bool]:

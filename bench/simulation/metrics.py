@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import re
 import statistics
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from bench.simulation.constants import APPS
 from bench.simulation.run import Outcome
 from bench.simulation.specs import Objectives
+from bench.simulation.waits import longest, total
 from bench.simulation.workload import Request
 
 
@@ -36,6 +38,9 @@ class Summary:
     tpot_mean_ms: float
     cost_gb_h: float
     cold_pct: float
+    late: dict[str, dict[str, int]]  # application → the cause that took longest → requests too late
+    late_s: dict[str, float]  # cause → seconds of all requests that were too late
+    used: dict[str, int]  # mechanism → how often
     n_starts: int
     n_events: int
     cpu_s: float
@@ -52,15 +57,34 @@ def summarise(source: str, workload: str, system: str, outcome: Outcome, objecti
     def in_time(r: Request) -> bool:
         return r.ttft <= objectives.ttft(r.app, r.model)
 
+    late = [r for r in requests if not in_time(r)]
     return Summary(
-        source, workload, cv, rps, seed, system, objectives.scale, len(requests), len(requests) - len(answered),
-        percent(requests, in_time),
-        percent(answered, lambda r: r.tpot <= objectives.tpot(r.app, r.model)),
-        {a: percent([r for r in requests if r.app == a], in_time) for a in apps},
-        statistics.fmean(ttfts), ttfts[len(ttfts) // 2], ttfts[min(len(ttfts) - 1, math.ceil(0.99 * len(ttfts)) - 1)],
-        1000 * statistics.fmean(r.tpot for r in answered), outcome.held_byte_s / 1e9 / 3600,
-        percent(requests, lambda r: r.cold), outcome.n_starts, outcome.n_events, outcome.cpu_s, outcome.log_hash,
-    )  # fmt: skip
+        source=source,
+        workload=workload,
+        cv=cv,
+        rps=rps,
+        seed=seed,
+        system=system,
+        scale=objectives.scale,
+        n_requests=len(requests),
+        n_failed=len(requests) - len(answered),
+        ttft_pct=percent(requests, in_time),
+        tpot_pct=percent(answered, lambda r: r.tpot <= objectives.tpot(r.app, r.model)),
+        app_pct={a: percent([r for r in requests if r.app == a], in_time) for a in apps},
+        ttft_mean_s=statistics.fmean(ttfts),
+        ttft_p50_s=ttfts[len(ttfts) // 2],
+        ttft_p99_s=ttfts[min(len(ttfts) - 1, math.ceil(0.99 * len(ttfts)) - 1)],
+        tpot_mean_ms=1000 * statistics.fmean(r.tpot for r in answered),
+        cost_gb_h=outcome.held_byte_s / 1e9 / 3600,
+        cold_pct=percent(requests, lambda r: r.cold),
+        late={a: dict(Counter(longest(r.waits).name for r in late if r.app == a)) for a in apps},
+        late_s={cause.name: seconds for cause, seconds in total(r.waits for r in late).items()},
+        used={mechanism.name: n for mechanism, n in outcome.used.items() if n},
+        n_starts=outcome.n_starts,
+        n_events=outcome.n_events,
+        cpu_s=outcome.cpu_s,
+        log_hash=outcome.log_hash,
+    )
 
 
 def percent(requests: Sequence[Request], good: Callable[[Request], bool]) -> float:

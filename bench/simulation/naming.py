@@ -9,7 +9,6 @@ from bench.simulation.workload import Request
 from gateway.scheduler.events import ActionFacts
 from thaw.action import KIND_LLM
 from thaw.ids import ActionName, ActivationId, HostId
-from thaw.plan import Plan
 
 
 def host(server: SimServer) -> HostId:
@@ -20,8 +19,8 @@ def name(function: Function) -> ActionName:
     return ActionName(f"guest/f{function.index}")
 
 
-def function_of(plan: Plan) -> int:
-    return int(plan.action.removeprefix("guest/f"))
+def function_of(action: ActionName) -> int:
+    return int(action.removeprefix("guest/f"))
 
 
 def uri(function: int) -> str:
@@ -32,10 +31,10 @@ def activation(request: Request) -> ActivationId:
     return ActivationId(f"{request.index:032x}")
 
 
-def action(function: Function, max_stages: int) -> ActionFacts:
+def action(function: Function, max_stages: int, forced_stages: int | None) -> ActionFacts:
     need = function.model.n_bytes + KV_RESERVE
     return ActionFacts(
         name(function), "0.0.1", KIND_LLM, need, SLOTS, 1000, KEEP_ALIVE_S,
-        model_uri=uri(function.index), max_stages=max_stages, slo_ttft_s=function.slo_ttft,
+        model_uri=uri(function.index), max_stages=max_stages, forced_stages=forced_stages, slo_ttft_s=function.slo_ttft,
         slo_tpot_s=function.slo_tpot,
     )  # fmt: skip

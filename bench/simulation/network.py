@@ -16,10 +16,11 @@ _DONE = 1e-3  # bytes
 
 
 class Transfer:
-    __slots__ = ("deadline", "done", "order", "pending", "rate")
+    __slots__ = ("deadline", "done", "order", "pending", "rate", "shared_s")
 
     def __init__(self, order: int, pending: float, deadline: float, done: Callable[[], None]) -> None:
         self.order, self.pending, self.deadline, self.done, self.rate = order, pending, deadline, done, 0.0
+        self.shared_s = 0.0  # what others took of the link, in seconds of the whole link
 
 
 class Link:
@@ -54,6 +55,7 @@ class Link:
         if passed > 0:
             for transfer in self.transfers:
                 transfer.pending -= transfer.rate * passed
+                transfer.shared_s += (1 - transfer.rate / self.bytes_per_s) * passed
 
     def _replan(self) -> None:
         """Rates hold until something starts or ends; ask to be called when the first one ends."""

@@ -10,17 +10,18 @@ from __future__ import annotations
 import itertools
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 from bench.simulation.cluster import SimServer
 from bench.simulation.constants import HEARTBEAT_S, HOP_S, KEEP_ALIVE_S, SLOTS, prefill_s
 from bench.simulation.engine import Engine, Kind
+from bench.simulation.heedless import HeedlessLedger
 from bench.simulation.naming import action, activation, function_of, host, name, uri
 from bench.simulation.serving import Endpoint
-from bench.simulation.specs import Objectives, SystemSpec
-from bench.simulation.starting import Worker
+from bench.simulation.specs import Mechanism, Objectives, SystemSpec
+from bench.simulation.starting import Bytes, Worker
 from bench.simulation.system import System, Unit, free_unit
 from bench.simulation.workload import Request
 from gateway.scheduler.decisions import (
@@ -35,16 +36,18 @@ from gateway.scheduler.decisions import (
 )
 from gateway.scheduler.events import ActionSeen, Event, HostsSeen, Timer
 from gateway.scheduler.history import History, Measured
+from gateway.scheduler.parts import Parts
 from gateway.scheduler.policy import decide
 from gateway.scheduler.predict import f_factor
 from gateway.scheduler.settings import SchedulerSettings
+from gateway.scheduler.turns import Turn, Turns
 from gateway.scheduler.view import ClusterView
 from relay.messages import CommandRefused, DemandAdded, DemandRemoved, InstanceChanged, ModelInspected
 from thaw import partition
 from thaw.action import KIND_LLM
 from thaw.errors import InstanceBusy
 from thaw.host import Device, HostReport, Resident
-from thaw.ids import GatewayId, InstanceId, Namespace
+from thaw.ids import ActionName, GatewayId, InstanceId, Namespace
 from thaw.instance import InstanceRecord, InstanceState, StartMode
 from thaw.model import FileRange, ModelFacts, ModelParts
 from thaw.plan import PlanStage, StageRole
@@ -70,17 +73,22 @@ class Production(System):
         settings = SchedulerSettings("redis://simulated:0/0", discipline=spec.discipline, variant=spec.variant,
                                      relay_url="redis://simulated:0/1")  # fmt: skip
         numbers = itertools.count(1)
-        self.view = ClusterView(1, settings, lambda: f"{next(numbers):032x}", History())
+        parts = Parts(overlap=spec.equation == 5, succession=spec.succession)
+        self.view = ClusterView(1, settings, lambda: f"{next(numbers):032x}", History(), parts)
+        self.view.blocked = WatchedTurns(self._blocked)
         self._inbox: deque[Event] = deque()
         self._deciding = False
         self._instances: dict[str, Instance] = {}
         self._on_server: list[dict[str, None]] = [{} for _ in self.servers]
         self._heads: dict[int, str] = {}  # unit → its stage 0
         self._by_group: dict[str, list[Instance]] = {}
-        self._stem_cells = [s.spec.n_gpus for s in self.servers]  # one waits for each device
+        self._stem_cells = [s.spec.n_gpus if spec.stem_cells else 0 for s in self.servers]  # one waits for each device
         self._requests: dict[str, Request] = {}  # that wait
         self._reported: list[tuple[tuple[int, int, int], HostReport] | None] = [None] * len(self.servers)
         self._heartbeat()
+        if not spec.admission:
+            for at in self.view.hosts.values():
+                at.ledger = HeedlessLedger(at.ledger.bytes_per_s, spec.discipline)
 
     # the scheduler's side ------------------------------------------------------------------------------------------
 
@@ -154,6 +162,7 @@ class Production(System):
             decision.device_kind,
             decision.mode,
             Measured(
+                t_c=0.2 if prewarmed else kind.t_cc + kind.t_l,
                 t_cc=0.2 if prewarmed else kind.t_cc,
                 t_cu=kind.t_cu,
                 t_l=0.0 if prewarmed else kind.t_l,
@@ -172,9 +181,9 @@ class Production(System):
         new = request.function not in self.functions
         function = self.function(request)
         if new:
-            self.tell(ActionSeen(action(function, self.spec.max_stages)))
-        if (unit := free_unit(function)) is not None and unit.endpoint is not None:
-            unit.endpoint.submit(request)
+            self.tell(ActionSeen(action(function, self.spec.max_stages, self.spec.forced_stages)))
+        if (unit := free_unit(function)) is not None:
+            self.submit(unit, request)
             self._say(unit)
             return
         request.cold = True
@@ -183,12 +192,19 @@ class Production(System):
         self.tell(DemandAdded(activation(request), name(function), _NAMESPACE, _GATEWAY, int(self.engine.now * 1e3)))
 
     def dispatch(self, unit: Unit) -> None:
-        function, endpoint = unit.function, unit.endpoint
-        while endpoint is not None and function.queue and endpoint.free:
+        function = unit.function
+        while function.queue and unit.free:
             request = function.queue.popleft()
             del self._requests[activation(request)]
-            endpoint.submit(request)
+            self.submit(unit, request)
             self.tell(DemandRemoved(activation(request), name(function)))
+        if not function.queue:
+            function.blocked.forget()
+
+    def _blocked(self, of: ActionName, is_blocked: bool) -> None:
+        """What the scheduler found for an action."""
+        blocked = self.functions[function_of(of)].blocked
+        (blocked.begin if is_blocked else blocked.end)(self.engine.now)
 
     def _fail(self, request: Request) -> None:
         self.functions[request.function].queue.remove(request)
@@ -208,7 +224,7 @@ class Production(System):
 
     def _start(self, decision: StartGroup) -> None:
         plan, n = decision.plan, len(decision.plan.stages)
-        function = self.functions[function_of(plan)]
+        function = self.functions[function_of(plan.action)]
         workers = [self._worker(plan.stages[s.stage]) for s in decision.stages]
         unit = self.begin(function, workers, 1, SLOTS * n)
         waiting = [n]
@@ -245,7 +261,7 @@ class Production(System):
             server.cache.use(function.index)
         deadline = math.inf if at.fetch_deadline_ms is None else self.engine.now + at.fetch_deadline_ms / 1000
         ready = partial(self._stage_ready, instance_id, of.waiting)
-        self.starter.overlapped(of.worker, 0.0 if resident else of.worker.part, deadline, stem_cell, ready)
+        self.start(of.worker, Bytes(0.0 if resident else of.worker.part, deadline), ready, stem_cell=stem_cell)
 
     def _take_stem_cell(self, server: SimServer) -> None:
         """Another one is made as soon as this one is used."""
@@ -263,7 +279,7 @@ class Production(System):
         worker.ready_s = self.engine.now
         waiting[0] -= 1
         if waiting[0] == 0:
-            self._serve_group(unit)
+            self._serve_group(unit, worker)
         if instance.record.stage != 0 or waiting[0] > 0:
             idle_ms = int(self.engine.now * 1000)
             instance.record = replace(instance.record, state=InstanceState.READY, idle_since_wall_ms=idle_ms)
@@ -273,16 +289,16 @@ class Production(System):
         if waiting[0] == 0:
             self._say(unit)
         if instance.later > 0:
-            self.starter.fetch(worker, instance.later, math.inf, partial(self._resident, instance))
+            self.starter.fetch(worker, instance.later, partial(self._resident, instance))
         elif len(unit.workers) == 1:
             self._resident(instance)
 
-    def _serve_group(self, unit: Unit) -> None:
+    def _serve_group(self, unit: Unit, last: Worker) -> None:
         s, n_full = len(unit.workers), sum(w.full for w in unit.workers)
         link = min(w.server.spec.link for w in unit.workers)
         endpoint = Endpoint(self.engine, unit.function.model, unit.slots, s=s, factor=f_factor(s, n_full), hops=s,
                             link=link, done=lambda _: self.completed(unit))  # fmt: skip
-        self.serve(unit, endpoint)
+        self.serve(unit, endpoint, last)
 
     def _resident(self, instance: Instance) -> None:
         instance.worker.server.cache.put(instance.unit.function.index, instance.unit.function.model.n_bytes)
@@ -305,6 +321,9 @@ class Production(System):
             error = InstanceBusy("it has requests").info()
             self.tell(CommandRefused(decision.command_id, decision.host_id, record.group_id, error))
             return
+        mechanism = {"memory": Mechanism.EVICTION, "successor": Mechanism.SUCCESSION}.get(decision.reason)
+        if mechanism is not None:
+            self.used[mechanism] += 1
         self._leave(instance)
 
     def _leave(self, instance: Instance) -> None:
@@ -321,6 +340,22 @@ class Production(System):
             del self._by_group[record.group_id]
         self.release([instance.worker])
         self.tell(InstanceChanged(replace(record, state=InstanceState.GONE)))
+
+
+class WatchedTurns(Turns):
+    """Who waits for memory; it says so of each action, when that begins and when it ends."""
+
+    def __init__(self, tell: Callable[[ActionName, bool], None]) -> None:
+        super().__init__()
+        self._tell = tell
+
+    def put(self, turn: Turn) -> None:
+        super().put(turn)
+        self._tell(turn.name, True)
+
+    def drop(self, name: ActionName) -> None:
+        super().drop(name)
+        self._tell(name, False)
 
 
 @dataclass(frozen=True, slots=True)

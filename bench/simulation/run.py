@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from bench.simulation.baselines import ServerlessLlm, ServerlessVllm
@@ -12,8 +12,8 @@ from bench.simulation.constants import TESTBEDS
 from bench.simulation.engine import Engine
 from bench.simulation.groups import Groups
 from bench.simulation.production import Production
-from bench.simulation.specs import Objectives, Placing, SystemSpec
-from bench.simulation.system import System
+from bench.simulation.specs import Mechanism, Objectives, Placing, SystemSpec
+from bench.simulation.system import Consolidation, System
 from bench.simulation.workload import Request, Workload
 
 _CLASSES: dict[Placing, type[System]] = {
@@ -40,13 +40,15 @@ class Outcome:
     wall_s: float
     cpu_s: float
     held_byte_s: float
+    used: Mapping[Mechanism, int]  # how often
+    consolidations: Sequence[Consolidation]
 
 
 def simulate(
     workload: Workload, spec: SystemSpec, testbed: str = "ii", objectives: Objectives | None = None
 ) -> Outcome:
     engine = Engine()
-    servers = build(TESTBEDS[testbed], engine, spec.discipline, cache=spec.cache)
+    servers = build(TESTBEDS[testbed], engine, spec.discipline, cache=spec.cache, admission=spec.admission)
     system = _CLASSES[spec.placing](engine, servers, spec, objectives or Objectives())
     requests = workload.fresh()
     began, cpu = time.perf_counter(), time.process_time()
@@ -56,7 +58,7 @@ def simulate(
     took, cpu = time.perf_counter() - began, time.process_time() - cpu
     _check(requests)
     return Outcome(requests, engine.log_hash(), engine.n_events, system.n_starts, engine.now, took, cpu,
-                   _held(servers, engine.now))  # fmt: skip
+                   _held(servers, engine.now), dict(system.used), system.consolidations)  # fmt: skip
 
 
 def _held(servers: Sequence[SimServer], now: float) -> float:

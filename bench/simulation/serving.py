@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from bench.simulation.constants import HOP_BYTES, HOP_S, Model, prefill_s, token_s
 from bench.simulation.engine import Engine, Kind
+from bench.simulation.waits import Cause
 from bench.simulation.workload import Request
 
 
@@ -43,8 +44,12 @@ class Endpoint:
     def submit(self, request: Request) -> None:
         self.inflight += 1
         hop = HOP_S + HOP_BYTES * request.input_tokens / self._link
-        took = prefill_s(self.model, request.input_tokens) * self.factor + self.hops * hop
-        self._engine.after(took, self._first_token, request)
+        alone_s = prefill_s(self.model, request.input_tokens)
+        took_s = alone_s * self.factor + self.hops * hop
+        request.waits[Cause.PREFILL] = alone_s
+        if took_s > alone_s:
+            request.waits[Cause.GROUP] = took_s - alone_s
+        self._engine.after(took_s, self._first_token, request)
 
     def reshape(self, *, s: int, factor: float, hops: int, slots: int) -> None:
         """A group has become one whole worker: from now on it is as fast as one."""

@@ -1,12 +1,13 @@
-"""The systems under comparison, each as a row of choices."""
+"""The systems under comparison, each as a row of choices, and what they have and lack by these choices."""
 
 from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, Literal
 
 from bench.simulation.constants import APPS, LARGEST_GROUP, MODELS
+from bench.simulation.starting import Phases
 from gateway.scheduler.ledger import Discipline
 from gateway.scheduler.schemes import Variant
 
@@ -18,42 +19,152 @@ class Placing(enum.StrEnum):
     PRODUCTION = "decide()"  # gateway/scheduler/policy.py, whole
 
 
+class Mechanism(enum.StrEnum):
+    """What a system may have that makes more of its answers come in time."""
+
+    OVERLAP = "overlap of fetch and runtime"
+    PRECREATED = "containers created beforehand"
+    STEM_CELLS = "stem cells, with their imports done"
+    GROUPS = "pipeline groups"
+    CONSOLIDATION = "consolidation of a group that serves"
+    SUCCESSION = "one worker in the place of an idle group"
+    ALGORITHM_1 = "Algorithm 1"
+    ADMISSION = "admission by the ledger of each link"
+    DEADLINE_ORDER = "fetches in order of deadline"
+    RETAINED = "models that stay in host memory"
+    EVICTION = "eviction of idle workers"
+    SHARED_DEVICE = "several workers on one device"
+    MIGRATION = "migration of runs"
+    SSD_TIER = "models on SSDs"
+
+
 @dataclass(frozen=True, slots=True)
 class SystemSpec:
     name: str
     label: str
     placing: Placing
+    phases: Phases = Phases.OVERLAPPED
     cache: bool = False
     max_stages: int = 1
     min_stages: int = 1
+    forced_stages: int | None = None  # as ``scaling.stages`` of an action: this size and no other
     variant: Variant = "paper"
     discipline: Discipline = "equal"
-    consolidate: bool = True
+    admission: bool = True
+    equation: Literal[1, 5] = 5  # that foretells a start: 5 with overlapped phases, 1 with one after another
+    consolidate: bool = False  # groups that serve
+    succession: bool = False  # of idle groups
     stem_cells: bool = False
     evict: bool = False  # idle units make room for who waits (decide() does so by itself)
     learned_tail: bool = False  # else what A's scheduler hard-codes
     largest_group: int = LARGEST_GROUP
+    not_simulated: frozenset[Mechanism] = frozenset()  # the published system has it
+
+    @property
+    def mechanisms(self) -> frozenset[Mechanism]:
+        """What a simulated system of this kind has."""
+        by_placing = self.placing in (Placing.SELECT, Placing.PRODUCTION)
+        groups = by_placing and max(self.max_stages, self.forced_stages or 1) > 1 and self.forced_stages != 1
+        has = {
+            Mechanism.OVERLAP: self.phases is Phases.OVERLAPPED,
+            Mechanism.PRECREATED: self.phases is Phases.PRECREATED,
+            Mechanism.STEM_CELLS: self.stem_cells,
+            Mechanism.GROUPS: groups,
+            Mechanism.CONSOLIDATION: groups and self.consolidate,
+            Mechanism.SUCCESSION: groups and self.succession,
+            Mechanism.ALGORITHM_1: by_placing,
+            Mechanism.ADMISSION: by_placing and self.admission,
+            Mechanism.DEADLINE_ORDER: self.discipline == "edf",
+            Mechanism.RETAINED: self.cache,
+            Mechanism.EVICTION: self.evict,
+            Mechanism.SHARED_DEVICE: self.placing is not Placing.STARTUP,
+        }
+        return frozenset(mechanism for mechanism, it_has in has.items() if it_has)
 
 
-_PARASERVE = SystemSpec("paraserve", "ParaServe", Placing.SELECT, max_stages=4)
+_SERVERLESSLLM = SystemSpec(
+    "serverlessllm",
+    "ServerlessLLM",
+    Placing.STARTUP,
+    Phases.PRECREATED,
+    not_simulated=frozenset((Mechanism.MIGRATION, Mechanism.SSD_TIER)),
+)
+_PARASERVE = SystemSpec("paraserve", "ParaServe", Placing.SELECT, max_stages=4, consolidate=True)
 _PLANNED = replace(
     _PARASERVE, name="thaw-planned", label="Thaw (planned: consolidation)", cache=True, variant="min_sharing",
     discipline="edf", stem_cells=True, evict=True, learned_tail=True,
 )  # fmt: skip
+_TODAY = SystemSpec(
+    "thaw",
+    "Thaw (today)",
+    Placing.PRODUCTION,
+    cache=True,
+    max_stages=4,
+    variant="min_sharing",
+    discipline="edf",
+    succession=True,
+    stem_cells=True,
+    evict=True,
+    learned_tail=True,
+)
 SYSTEMS: Final = {
     s.name: s
     for s in (
-        SystemSpec("vllm", "Serverless vLLM", Placing.FIRST_FIT),
-        SystemSpec("serverlessllm", "ServerlessLLM", Placing.STARTUP),
-        SystemSpec("serverlessllm-cache", "ServerlessLLM, cached", Placing.STARTUP, cache=True),
+        SystemSpec("vllm", "Serverless vLLM", Placing.FIRST_FIT, Phases.SEQUENTIAL),
+        _SERVERLESSLLM,
+        replace(_SERVERLESSLLM, name="serverlessllm-cache", label="ServerlessLLM, cached", cache=True),
         replace(_PARASERVE, name="paraserve-single", label="ParaServe, one worker", max_stages=1),
         _PARASERVE,
         replace(_PARASERVE, name="paraserve-cache", label="ParaServe, cached", cache=True),
-        SystemSpec("thaw", "Thaw (today)", Placing.PRODUCTION, cache=True, max_stages=4, variant="min_sharing",
-                   discipline="edf", stem_cells=True),
+        _TODAY,
         _PLANNED,
     )
-}  # fmt: skip
+}
+
+
+def _changed(base: SystemSpec, name: str, label: str, **changes: object) -> SystemSpec:
+    return replace(base, name=f"{base.name}: {name}", label=label, **changes)  # type: ignore[arg-type]
+
+
+def _ablations() -> list[SystemSpec]:
+    found = []
+    for base in (_TODAY, _PLANNED):
+        found += [
+            base,
+            _changed(base, "no admission", "no admission: promises of a link are ignored", admission=False),
+            _changed(base, "Eq. 1", "Eq. 1 foretells starts, instead of Eq. 5", equation=1),
+            _changed(base, "apart", "phases do not overlap, and Eq. 1 foretells them", equation=1, phases=Phases.APART),
+            *_sizes(base),
+            _changed(base, "no scale-down", _KEEPS[base.placing], consolidate=False, succession=False),
+            _changed(base, "no stem cells", "no stem cells", stem_cells=False),
+            _changed(base, "no cache", "models are not kept in host memory", cache=False),
+            _changed(base, "paper", "`paper` instead of `min_sharing`", variant="paper"),
+            _changed(base, "equal", "equal shares of a link instead of EDF", discipline="equal"),
+        ]
+    neither = {"evict": False, "stem_cells": False}
+    return [
+        *found,
+        _changed(_PLANNED, "no eviction", "idle workers do not make room", evict=False),
+        _changed(_PLANNED, "no stem cells, no eviction", "neither stem cells nor eviction", **neither),
+    ]
+
+
+def _sizes(base: SystemSpec) -> list[SystemSpec]:
+    two = _changed(base, "at most 2", "two stages at most", max_stages=2)
+    if base.placing is Placing.SELECT:  # it has no forced sizes
+        return [_changed(base, "at most 1", "one stage at most", max_stages=1), two]
+    return [
+        _changed(base, "always 1", "every start has one stage", forced_stages=1),
+        two,
+    ]
+
+
+_KEEPS: Final = {
+    Placing.PRODUCTION: "no scale-down: an idle group stays a group",
+    Placing.SELECT: "no scale-down: a group is not consolidated",
+}
+ABLATIONS: Final = {s.name: s for s in _ablations()}
+"""Thaw, and Thaw with one thing changed."""
 
 
 @dataclass(frozen=True, slots=True)

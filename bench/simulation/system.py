@@ -6,16 +6,18 @@ the production functions.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Sequence
+import math
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from bench.simulation.cluster import SimServer
 from bench.simulation.constants import KEEP_ALIVE_S, MODELS, SCALING_WINDOW_S, SLOTS, Model
 from bench.simulation.engine import Engine, Kind
 from bench.simulation.serving import Endpoint
-from bench.simulation.specs import Objectives, SystemSpec
-from bench.simulation.starting import Starter, Worker
+from bench.simulation.specs import Mechanism, Objectives, SystemSpec
+from bench.simulation.starting import Bytes, Starter, Worker
+from bench.simulation.waits import Blocked, Span, until_submitted
 from bench.simulation.workload import Request
 from gateway.scheduler.scaling import Window, groups, new_workers
 
@@ -33,6 +35,12 @@ class Unit:
     endpoint: Endpoint | None = None
     idle_check_s: float = -1.0
     consolidating: bool = False
+    ready_s: float = math.inf
+    chain: Sequence[Span] = ()  # of the worker that was ready last
+
+    @property
+    def free(self) -> int:
+        return 0 if self.endpoint is None else self.endpoint.free
 
 
 @dataclass(slots=True)
@@ -46,6 +54,15 @@ class Function:
     ready: list[Unit] = field(default_factory=list)
     starting: list[Unit] = field(default_factory=list)
     window: Window = field(default_factory=lambda: Window(SCALING_WINDOW_S))
+    blocked: Blocked = field(default_factory=Blocked)
+
+
+@dataclass(frozen=True, slots=True)
+class Consolidation:
+    """A group became one worker while it served."""
+
+    at_s: float
+    stall_s: float  # no token for so long
 
 
 class System:
@@ -56,6 +73,8 @@ class System:
         self.blocked: dict[int, None] = {}
         self.n_starts = 0
         self.n_ended = 0
+        self.used = Counter[Mechanism]()
+        self.consolidations: list[Consolidation] = []
         self._n_workers = 0
 
     # what subclasses decide ----------------------------------------------------------------------------------------
@@ -80,8 +99,8 @@ class System:
         self.engine.note(Kind.ARRIVAL, request.index, request.function)
         function = self.function(request)
         function.window.add(self.engine.now)
-        if (unit := free_unit(function)) is not None and unit.endpoint is not None:
-            unit.endpoint.submit(request)
+        if (unit := free_unit(function)) is not None:
+            self.submit(unit, request)
             return
         request.cold = True
         function.queue.append(request)
@@ -93,18 +112,39 @@ class System:
         function.scaling = False
         self.scale(function)
 
+    def submit(self, unit: Unit, request: Request) -> None:
+        """Raises ValueError for a unit that is not ready."""
+        if unit.endpoint is None:
+            raise ValueError(f"unit {unit.index} is not ready")
+        if self.engine.now > request.arrival_s:
+            blocked = unit.function.blocked
+            request.waits = until_submitted(request.arrival_s, unit.chain, unit.ready_s, blocked, self.engine.now)
+        unit.endpoint.submit(request)
+
     def scale(self, function: Function) -> None:
         if not function.queue:
-            self.blocked.pop(function.index, None)
+            self._unblock(function)
             return
-        supply = sum(u.slots for u in function.starting)
-        supply += sum(u.endpoint.free for u in function.ready if u.endpoint)
+        supply = 0  # nearly always, of a function that waits for memory, and those are asked again and again
+        if function.starting:
+            supply += sum(u.slots for u in function.starting)
+        if function.ready:
+            supply += sum(u.free for u in function.ready)
         n_new = new_workers(len(function.queue), function.window.count(self.engine.now), supply, SLOTS)
         for n in groups(n_new, self.spec.largest_group):
             if not self.place(function, n):
-                self.blocked[function.index] = None
+                if function.index not in self.blocked:
+                    self.blocked[function.index] = None
+                    function.blocked.begin(self.engine.now)
                 return
-        self.blocked.pop(function.index, None)
+        self._unblock(function)
+
+    def _unblock(self, function: Function) -> None:
+        if function.index in self.blocked:
+            del self.blocked[function.index]
+            function.blocked.end(self.engine.now)
+        if not function.queue:
+            function.blocked.forget()
 
     def retry_blocked(self) -> None:
         """Memory or a link was freed.  Who waits longest is asked first."""
@@ -116,6 +156,7 @@ class System:
     def hold(self, server: SimServer, device: int, reserve: int, part: float, *, full: bool = True) -> Worker:
         self._n_workers += 1
         self.memory_changed()
+        self.used[Mechanism.SHARED_DEVICE] += server.devices[device].n_workers > 0
         server.hold(device, reserve, self.engine.now)
         self.engine.note(Kind.PLACED, self._n_workers, server.index * 64 + device)
         return Worker(self._n_workers, server, device, reserve, part, full)
@@ -124,22 +165,29 @@ class System:
         self.n_starts += 1
         unit = Unit(self.n_starts, function, workers, n_wanted, slots, self.engine.now)
         function.starting.append(unit)
+        self.used[Mechanism.GROUPS] += len(workers) > 1
         return unit
 
-    def serve(self, unit: Unit, endpoint: Endpoint) -> None:
-        """It is ready: who waits goes first."""
-        unit.endpoint = endpoint
+    def start(self, worker: Worker, wanted: Bytes, ready: Callable[[], None], *, stem_cell: bool = False) -> None:
+        self.used[Mechanism.STEM_CELLS] += stem_cell
+        self.used[Mechanism.RETAINED] += wanted.n_bytes <= 0
+        self.starter.start(self.spec.phases, worker, wanted, ready, stem_cell=stem_cell)
+
+    def serve(self, unit: Unit, endpoint: Endpoint, last: Worker) -> None:
+        """It is ready, with this worker: who waits goes first."""
+        self.used[Mechanism.OVERLAP] += any(w.fetch_begin_s < w.runtime_end_s for w in unit.workers)
+        unit.endpoint, unit.ready_s, unit.chain = endpoint, self.engine.now, last.chain
         unit.function.starting.remove(unit)
         unit.function.ready.append(unit)
         self.dispatch(unit)
         self.check_idle(unit)
 
     def dispatch(self, unit: Unit) -> None:
-        function, endpoint = unit.function, unit.endpoint
-        while endpoint is not None and function.queue and endpoint.free:
-            endpoint.submit(function.queue.popleft())
+        function = unit.function
+        while function.queue and unit.free:
+            self.submit(unit, function.queue.popleft())
         if not function.queue:
-            self.blocked.pop(function.index, None)
+            self._unblock(function)
 
     def completed(self, unit: Unit) -> None:
         self.n_ended += 1
@@ -186,4 +234,4 @@ class System:
 
 
 def free_unit(function: Function) -> Unit | None:
-    return next((u for u in function.ready if u.endpoint is not None and u.endpoint.free), None)
+    return next((u for u in function.ready if u.free), None)

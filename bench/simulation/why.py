@@ -1,31 +1,80 @@
-"""What is known of the reasons why a band is missed: by the beginning of its name.  First match wins."""
+"""Reasons in words, made from what the traces of the runs counted."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-REASONS: Final[tuple[tuple[str, str], ...]] = (
-    ("cold start, every cell",
-     "A10, four workers: the tail after the last byte hides entirely behind the runtime here; "
-     "the published starts still grow with the model"),
-    ("cold start, ServerlessLLM / four", "follows from the A10 cells above"),
-    ("scale_up_ttft",
-     "four single workers share one server's 16 Gbit/s, so each fetch takes four times as long; "
-     "prompt and output lengths of the published run are unknown"),
-    ("scale_down",
-     "F = 3.25 with one whole worker among four gives this on decoding alone; counted with the start it is inside, "
-     "and which one was published is unclear"),
-    ("attainment, CV",
-     "levels follow the share of cold requests, which the trace decides; published levels fall from CV 8 to CV 2, "
-     "while the cold share of these traces falls too, so that simulated ones rise"),
-    ("attainment ratio, ParaServe / vLLM", "where many requests are cold the baseline's misses weigh more"),
-    ("attainment ratio, ParaServe / Serv", "where many requests are cold the baseline's misses weigh more"),
-    ("order", "ServerlessLLM takes whole devices and is out of them first"),
-    ("ParaServe / vLLM", "vLLM's cold starts miss every 7.5 s objective, so the ratio is that of the cold shares"),
-    ("code ≤ chatbot", "short outputs free their slots sooner and short prompts prefill in a fifth of the time"),
-    ("looser SLO", "a vLLM cold start is within reach of a looser objective only on some devices"),
-    ("tight SLO", "warm requests alone are more than this"),
-    ("mean TPOT", "pipelines pay F until they are consolidated"),
-    ("mean cost", "pipelines hold whole and low workers at once until they are consolidated"),
-    ("L scheduler", "runs are not migrated in the simulator; the planning of a migration is tested by itself"),
-)  # fmt: skip
+from bench.simulation.metrics import Summary
+from bench.simulation.specs import SYSTEMS, Mechanism
+from bench.simulation.waits import Cause, Waits, total
+from bench.simulation.workload import Request
+
+WAITED: Final = {
+    Cause.MEMORY: "for a device with room",
+    Cause.SLOT: "for a slot of a busy worker",
+    Cause.RUNTIME: "for their worker's runtime",
+    Cause.SHARED_LINK: "while other fetches used their server's link",
+    Cause.FETCH: "for the model's bytes at the rate of the whole link",
+    Cause.LOAD: "for the loading behind the last byte",
+    Cause.PREFILL: "for their prefill",
+    Cause.GROUP: "for the longer pass through a group",
+    Cause.FAILED: "for an answer that never came",
+}
+_WORTH_NAMING: Final = 0.05
+_MOST_NAMED: Final = 3
+
+
+def late(runs: Iterable[Summary], *, app: str | None = None) -> Counter[Cause]:
+    """How many requests were too late, by the cause that took most of their time."""
+    found = Counter[Cause]()
+    for run in runs:
+        for name, causes in run.late.items():
+            if app in (None, name):
+                found.update({Cause[cause]: n for cause, n in causes.items()})
+    return found
+
+
+def late_sentence(who: str, causes: Mapping[Cause, int]) -> str:
+    """``Of ParaServe's 412 late requests, 61 % waited longest for a device with room, 27 % …``"""
+    n_late = sum(causes.values())
+    if n_late == 0:
+        return f"{who}: no request was late."
+    most = sorted(causes.items(), key=lambda item: -item[1])[:_MOST_NAMED]
+    named = [f"{100 * n / n_late:.0f} % {WAITED[c]}" for c, n in most if n >= _WORTH_NAMING * n_late]
+    return f"{who}: of {n_late} late requests, the longest wait of {', of '.join(named)}."
+
+
+def level_sentence(who: str, runs: Sequence[Summary], simulated: float, published: float) -> str:
+    """Why a system answers less in time than published, or more."""
+    if simulated < published:
+        return late_sentence(who, late(runs))
+    n_requests = sum(r.n_requests for r in runs)
+    n_warm = sum(r.n_requests * (100 - r.cold_pct) / 100 for r in runs)
+    return f"{who}: {n_warm:.0f} of {n_requests} requests found a free slot."
+
+
+def waits_sentence(who: str, requests: Sequence[Request]) -> str:
+    """``one worker: 57.7 s in the mean, shared link 41.2 s, slot 8.0 s``"""
+    mean = {cause: seconds / len(requests) for cause, seconds in total(r.waits for r in requests).items()}
+    return f"{who}: {sum(mean.values()):.1f} s, {waits_in_words(mean)}"
+
+
+def waits_in_words(waits: Waits) -> str:
+    whole = sum(waits.values())
+    most = sorted(waits.items(), key=lambda item: -item[1])
+    return ", ".join(f"{cause} {seconds:.1f} s" for cause, seconds in most if seconds >= _WORTH_NAMING * whole)
+
+
+def groups_sentence(who: str, runs: Sequence[Summary]) -> str:
+    """What makes tokens slower and holds more memory."""
+    n_starts = sum(r.n_starts for r in runs)
+    n_groups = sum(r.used.get(Mechanism.GROUPS.name, 0) for r in runs)
+    return f"{who}: {n_groups} of {n_starts} starts were groups of several stages."
+
+
+def without(mechanism: Mechanism) -> str:
+    """Why something was not run that needs this mechanism; empty: some system has it."""
+    has = any(mechanism in spec.mechanisms for spec in SYSTEMS.values())
+    return "" if has else f"no simulated system has this: {mechanism}"

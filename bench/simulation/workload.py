@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from bench.simulation.constants import (
     APPS,
@@ -22,6 +22,7 @@ from bench.simulation.constants import (
     WINDOW_CV,
     WINDOW_S,
 )
+from bench.simulation.waits import Waits
 
 HOUR_S = 3600.0
 _OVERSAMPLE = 4.0
@@ -42,6 +43,7 @@ class Request:
     n_ends: int = 0
     failed: bool = False
     cold: bool = False  # found no free slot
+    waits: Waits = field(default_factory=dict)  # they add up to its time to first token
 
     def end(self, now: float, *, failed: bool = False) -> None:
         self.end_s, self.failed = now, failed

@@ -103,7 +103,7 @@ def _request(view: ClusterView, facts: ActionFacts, stages: Stages, t_w: float) 
     """Its times are nobody's: every host is offered with those of its own kind of device."""
     return Request(
         stages.facts.n_bytes, facts.need_bytes - stages.facts.n_bytes, facts.slo_ttft_s, facts.slo_tpot_s,
-        max(0.0, t_w), largest_parts=stages.largest(most_stages(view, facts, stages)),
+        max(0.0, t_w), overlap=view.parts.overlap, largest_parts=stages.largest(most_stages(view, facts, stages)),
     )  # fmt: skip
 
 

@@ -26,7 +26,7 @@ def is_due(view: ClusterView, head: InstanceView) -> bool:
     host, which has room for it once more."""
     record, action = head.record, view.action(head.record.action)
     return (
-        record.group_id in view.groups and action.facts is not None
+        view.parts.succession and record.group_id in view.groups and action.facts is not None
         and action.facts.forced_stages is None and not action.waiting and action.n_serving > action.minimum
         and _has_model(view, action.facts.model_uri, record.host_id)
         and view.hosts[record.host_id].pool_takes(view.model(action.facts.model_uri).stages, 1)

@@ -19,6 +19,7 @@ from gateway.scheduler.index import HostIndex
 from gateway.scheduler.largest import Largest, same_sizes
 from gateway.scheduler.ledger import Discipline
 from gateway.scheduler.model_view import ModelView
+from gateway.scheduler.parts import EVERY_PART, Parts
 from gateway.scheduler.scaling import Window
 from gateway.scheduler.settings import SchedulerSettings
 from gateway.scheduler.stemcells import StemCells
@@ -108,8 +109,15 @@ class ActionView:
 
 
 class ClusterView:
-    def __init__(self, epoch: int, settings: SchedulerSettings, new_id: Callable[[], str], history: History) -> None:
-        self.epoch, self.settings, self.new_id, self.history = epoch, settings, new_id, history
+    def __init__(
+        self,
+        epoch: int,
+        settings: SchedulerSettings,
+        new_id: Callable[[], str],
+        history: History,
+        parts: Parts = EVERY_PART,
+    ) -> None:
+        self.epoch, self.settings, self.new_id, self.history, self.parts = epoch, settings, new_id, history, parts
         self.discipline: Discipline = "equal" if settings.discipline == "equal" else "edf"
         self.hosts: dict[HostId, HostView] = {}
         self.index = HostIndex(KIND_LLM)

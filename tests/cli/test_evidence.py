@@ -183,7 +183,7 @@ def test_the_lines_name_the_longest_phases_their_evidence_and_the_phase_with_mos
 def test_only_so_many_phases_get_a_line() -> None:
     timeline = timeline_of()
     leaves = tuple(Interval("kv", f"host-{i}", i, 0.0, 0.2 + i / 10) for i in range(9))
-    many = explain(Timeline(leaves, (), 5.0, "first_token", (), None, None, 1), lambda _: None)
+    many = explain(Timeline(leaves, (), 5.0, "first_token", ()), lambda _: None)
     lines = list(itertools.takewhile(lambda line: not line.startswith("explained"), evidence_lines(many)))
     assert lines[1].startswith("  kv on host-8, 1.00 s")
     assert lines[-1] == "  and 3 shorter ones"

@@ -20,7 +20,9 @@ from gateway.scheduler.decisions import (
     StartGroup,
 )
 from gateway.scheduler.events import ActionSeen, HostsSeen, Rebuilt, StartRefused
+from gateway.scheduler.parts import Parts
 from gateway.scheduler.plans import fetch_key, later_key
+from gateway.scheduler.predict import Times
 from gateway.scheduler.starts import GATHER_S
 from relay.messages import CommandRefused, DemandAdded, DemandRemoved, ModelInspected
 from tests.scheduler.world import (
@@ -105,6 +107,18 @@ def test_a_model_that_no_device_holds_whole_is_served_by_low_stages_when_its_siz
     assert [s.role for s in started(w).plan.stages] == [StageRole.LOW] * 4
     (failed,) = of(group_world(facts=forced(1, need_bytes=8192 * MIB)).ask(CHAT), FailDemand)
     assert failed.error.code == "MemoryTooSmall"
+
+
+def test_a_policy_without_overlap_foretells_the_sum_of_the_phases() -> None:
+    """Eq. 1 of the scheme that Eq. 5 foretells."""
+    plans = []
+    for overlap in (True, False):
+        w = group_world(facts=forced(1), stem_kinds=("llm:vllm",))
+        w.view.parts = Parts(overlap=overlap)
+        plans.append(started(w).plan)
+    by_5, by_1 = (plan.predicted_ttft_s or 0.0 for plan in plans)
+    copy_s = SMOLLM2.n_bytes / w.view.history.rates(CHAT, "cpu").copy
+    assert by_1 - by_5 == pytest.approx(Times().t_c + copy_s)  # what the fetch hides in Eq. 5
 
 
 @pytest.mark.parametrize(("ttft_s", "stages"), [(60.0, 1), (7.5, 2), (4.9, 3), (4.2, 4)])

@@ -8,6 +8,7 @@ import pytest
 
 from gateway.scheduler.decisions import ReleaseInstance, StartGroup
 from gateway.scheduler.events import ActionDeleted, ActionSeen, HostsSeen
+from gateway.scheduler.parts import Parts
 from relay.messages import CommandRefused
 from tests.scheduler.world import CHAT, SMOLLM2, World, chat, group_world, of
 from thaw.errors import ErrorInfo
@@ -62,6 +63,13 @@ def test_as_long_as_the_rest_of_the_weights_has_not_come_the_group_stays() -> No
 def test_a_group_whose_size_was_asked_for_or_that_alone_keeps_the_minimum_stays(asked: dict[str, int]) -> None:
     w, start = served()
     w.do(ActionSeen(chat(slo_ttft_s=7.5, max_stages=4, **asked)))
+    whole_model_at(w, start.plan.stages[0].host)
+    assert of(w.later(20.0), ReleaseInstance) == []
+
+
+def test_a_policy_without_succession_keeps_the_group() -> None:
+    w, start = served()
+    w.view.parts = Parts(succession=False)
     whole_model_at(w, start.plan.stages[0].host)
     assert of(w.later(20.0), ReleaseInstance) == []
 

@@ -73,7 +73,7 @@ def test_a_wrong_header_a_torn_file_and_an_empty_directory_are_refused(tmp_path:
 def test_a_finished_run_is_not_made_again_and_a_torn_checkpoint_is(tmp_path: Path) -> None:
     (tmp_path / "w.csv").write_text(HEAD + GOOD)
     run = matrix.Run("files", read_workload(tmp_path / "w.csv"), "paraserve")
-    kept = matrix.Checkpoints(tmp_path / "runs")
+    kept = matrix.Checkpoints(tmp_path / "runs", "code")
     first, there = kept.get_or_make(run)
     assert not there
     assert kept.get_or_make(run) == (first, True)
@@ -106,10 +106,15 @@ def test_the_program_says_where_a_file_is_bad(tmp_path: Path) -> None:
 
 
 def test_the_programs_last_line_is_its_result(tmp_path: Path) -> None:
-    command = [sys.executable, "bench/simulate.py", "--quick", "--out", str(tmp_path)]
+    command = [sys.executable, "bench/simulate.py", "--quick", "--jobs", "2", "--out", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=python_env(), timeout=500)
     assert done.returncode == 0, done.stderr
     last = json.loads(done.stdout.splitlines()[-1])
     assert {g["name"] for g in last["goals"]} == {"events_per_s", "deterministic"}
     assert next(g["value"] for g in last["goals"] if g["name"] == "deterministic") == 1
-    assert "**missed**" in (tmp_path / "simulation.md").read_text()
+    page = (tmp_path / "simulation.md").read_text()
+    assert "**missed**" in page
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert f"| made with | {results['commit']} |" in page
+    assert f"| policy code | `{last['code']}`" in page
+    assert "gateway.scheduler.policy" in results["modules"]

@@ -1,17 +1,46 @@
-"""What the page says of several seeds."""
+"""What the page says of several seeds, of late requests, of what systems have, and of Thaw without a part."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
+
+from bench.simulation import why
 from bench.simulation.metrics import Summary
-from bench.simulation.report import by_seed
-from bench.simulation.specs import SYSTEMS
+from bench.simulation.report import by_seed, late, mechanisms, parts_worth, spread
+from bench.simulation.specs import SYSTEMS, Mechanism
+from bench.simulation.waits import Cause
 
 
 def run(system: str, seed: int, ttft_pct: float) -> Summary:
     return Summary(
-        "generated", f"cv8-rps0.6-seed{seed}", 8.0, 0.6, seed, system, 1.0, 10, 0, ttft_pct, 100.0, {}, 1.0, 1.0, 1.0,
-        50.0, 1.0, 60.0, 3, 40, 0.1, "",
-    )  # fmt: skip
+        source="generated",
+        workload=f"cv8-rps0.6-seed{seed}",
+        cv=8.0,
+        rps=0.6,
+        seed=seed,
+        system=system,
+        scale=1.0,
+        n_requests=10,
+        n_failed=0,
+        ttft_pct=ttft_pct,
+        tpot_pct=100.0,
+        app_pct={},
+        ttft_mean_s=1.0,
+        ttft_p50_s=1.0,
+        ttft_p99_s=1.0,
+        tpot_mean_ms=50.0,
+        cost_gb_h=1.0,
+        cold_pct=60.0,
+        late={"chatbot": {"MEMORY": 3, "FETCH": 1}, "code": {"FETCH": 4}},
+        late_s={"MEMORY": 24.0, "FETCH": 16.0},
+        used={"GROUPS": 2},
+        n_starts=4,
+        n_events=40,
+        cpu_s=0.1,
+        log_hash="",
+    )
 
 
 def test_one_seed_says_nothing_of_a_spread() -> None:
@@ -23,3 +52,54 @@ def test_with_several_seeds_the_page_says_with_how_many_of_them_thaw_leads() -> 
     said = by_seed([run(system, seed, better.get((system, seed), 40.0)) for system in SYSTEMS for seed in (0, 1)])
     assert "| Thaw (today) | 90.0 | 60.0 |" in said
     assert said.endswith("leads ParaServe with a cache with 1 of 2 seeds, by -1.0 to 24.5 points.")
+
+
+def test_the_median_stands_before_the_lowest_and_the_highest() -> None:
+    assert spread([3.0, 1.0, 2.25]) == "2.2 (1.0–3.0)"
+    assert (spread([5.0], 0), spread([])) == ("5", "–")
+
+
+def test_reasons_are_counted_from_the_traces_of_the_runs() -> None:
+    runs = [run("paraserve", seed, 20.0) for seed in (0, 1)]
+    assert why.late_sentence("ParaServe", why.late(runs)) == (
+        "ParaServe: of 16 late requests, the longest wait of 62 % for the model's bytes at the rate of the whole link, "
+        "of 38 % for a device with room."
+    )
+    assert why.late(runs, app="chatbot") == {Cause.MEMORY: 6, Cause.FETCH: 2}
+    assert why.late_sentence("ParaServe", {}) == "ParaServe: no request was late."
+    table = late("generated", runs)
+    assert "| ParaServe | 16 | 38 % / 3.0 | 0 % / 0.0 | 0 % / 0.0 | 0 % / 0.0 | 62 % / 2.0 |" in table
+
+
+@pytest.mark.parametrize("cause", Cause)
+def test_every_cause_has_its_words(cause: Cause) -> None:
+    assert why.WAITED[cause]
+
+
+def test_who_answers_more_in_time_than_published_is_explained_by_free_slots() -> None:
+    runs = [run("vllm", 0, 60.0)]
+    assert why.level_sentence("vLLM", runs, 60.0, 50.0) == "vLLM: 4 of 10 requests found a free slot."
+    assert "late requests" in why.level_sentence("vLLM", runs, 40.0, 50.0)
+
+
+def test_the_page_says_what_each_system_lacks_by_its_specification() -> None:
+    said = mechanisms([run(system, 0, 50.0) for system in SYSTEMS])
+    groups = next(line for line in said.splitlines() if line.startswith(f"| {Mechanism.GROUPS} |"))
+    assert groups.split(" | ")[1:-1] == ["–", "–", "–", "–", "yes (50)", "yes (50)", "yes (50)"]
+    lacking = next(line for line in said.splitlines() if line.startswith("- ParaServe lacks"))
+    assert Mechanism.STEM_CELLS in lacking
+    assert Mechanism.ADMISSION not in lacking
+    without = replace(SYSTEMS["thaw"], stem_cells=False, forced_stages=1)
+    assert SYSTEMS["thaw"].mechanisms - without.mechanisms == {
+        Mechanism.STEM_CELLS,
+        Mechanism.GROUPS,
+        Mechanism.SUCCESSION,
+    }
+
+
+def test_a_part_is_worth_what_the_same_workload_loses_without_it() -> None:
+    whole = [run("thaw", seed, pct) for seed, pct in ((0, 90.0), (1, 60.0))]
+    without = [run("thaw: no admission", seed, pct) for seed, pct in ((0, 80.0), (1, 56.0))]
+    said = parts_worth([*whole, *without])
+    assert "| 68.0 (56.0–80.0) | -7.0 (-10.0–-4.0) |" in said
+    assert "The changes that cost most points: no admission: promises of a link are ignored (-7.0)." in said

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from functools import cache
 
 import pytest
 
@@ -10,9 +11,10 @@ from bench.simulation import cluster, run
 from bench.simulation.cluster import Device, OverCommitted
 from bench.simulation.constants import TESTBEDS
 from bench.simulation.engine import Engine
+from bench.simulation.heedless import HeedlessLedger
 from bench.simulation.network import Link
-from bench.simulation.run import simulate
-from bench.simulation.specs import SYSTEMS
+from bench.simulation.run import Outcome, simulate
+from bench.simulation.specs import ABLATIONS, SYSTEMS, Mechanism
 from bench.simulation.workload import Workload, generate
 from gateway.scheduler.ledger import DISCIPLINES, Discipline, LinkLedger
 
@@ -22,6 +24,42 @@ ALL = sorted(SYSTEMS)
 @pytest.fixture(scope="module")
 def hour() -> Workload:
     return generate(8, 0.2, 3)
+
+
+@pytest.fixture(scope="module")
+def of_hour(hour: Workload) -> Callable[[str], Outcome]:
+    """What became of the hour with a system; it is simulated once."""
+    return cache(lambda system: simulate(hour, SYSTEMS[system]))
+
+
+@pytest.fixture(scope="module")
+def of_minutes() -> Callable[[str], Outcome]:
+    """What becomes of five busy minutes with Thaw, or with Thaw without a part."""
+    minutes = generate(8, 0.6, 0, seconds=300)
+    return cache(lambda system: simulate(minutes, ABLATIONS[system]))
+
+
+@pytest.fixture(scope="module")
+def of_busy_hour() -> Callable[[str], tuple[Outcome, int]]:
+    """The same of a busy one, and how often something was held.  Each time every device is looked at, by other means
+    than the code that takes it."""
+    true_hold = cluster.SimServer.hold
+
+    @cache
+    def made(system: str) -> tuple[Outcome, int]:
+        seen = 0
+
+        def hold(self: cluster.SimServer, device: int, n_bytes: int, now: float) -> None:
+            nonlocal seen
+            true_hold(self, device, n_bytes, now)
+            assert all(0 <= d.used <= self.kind.memory for d in self.devices)
+            seen += 1
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(cluster.SimServer, "hold", hold)
+            return simulate(generate(2, 0.4, 0), SYSTEMS[system]), seen
+
+    return made
 
 
 @pytest.mark.parametrize("system", ALL)
@@ -34,13 +72,23 @@ def test_the_same_seed_gives_the_same_log(system: str, hour: Workload) -> None:
 
 
 @pytest.mark.parametrize("system", ALL)
-def test_every_request_ends_exactly_once_and_in_order(system: str, hour: Workload) -> None:
-    outcome = simulate(hour, SYSTEMS[system])
+def test_every_request_ends_exactly_once_and_in_order(
+    system: str, hour: Workload, of_hour: Callable[[str], Outcome]
+) -> None:
+    outcome = of_hour(system)
     assert len(outcome.requests) == len(hour.requests)
     for r in outcome.requests:
         assert r.n_ends == 1
         assert not r.failed
         assert r.arrival_s < r.first_token_s <= r.end_s
+
+
+@pytest.mark.parametrize("system", ALL)
+def test_the_waits_of_every_request_add_up_to_its_time_to_first_token(
+    system: str, of_hour: Callable[[str], Outcome], of_busy_hour: Callable[[str], tuple[Outcome, int]]
+) -> None:
+    for r in (*of_hour(system).requests, *of_busy_hour(system)[0].requests):
+        assert sum(r.waits.values()) == pytest.approx(r.ttft)
 
 
 def test_a_request_that_never_ends_is_noticed(hour: Workload) -> None:
@@ -52,20 +100,56 @@ def test_a_request_that_never_ends_is_noticed(hour: Workload) -> None:
 
 
 @pytest.mark.parametrize("system", ALL)
-def test_a_busy_hour_never_over_commits_a_device(system: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each time something is taken every device is looked at, by other means than the code that takes it."""
-    seen = 0
-    true_hold = cluster.SimServer.hold
+def test_a_busy_hour_never_over_commits_a_device(
+    system: str, of_busy_hour: Callable[[str], tuple[Outcome, int]]
+) -> None:
+    assert of_busy_hour(system)[1] > 100
 
-    def hold(self: cluster.SimServer, device: int, n_bytes: int, now: float) -> None:
-        nonlocal seen
-        true_hold(self, device, n_bytes, now)
-        assert all(0 <= d.used <= self.kind.memory for d in self.devices)
-        seen += 1
 
-    monkeypatch.setattr(cluster.SimServer, "hold", hold)
-    simulate(generate(2, 0.4, 0), SYSTEMS[system])
-    assert seen > 100
+COUNTED = frozenset(
+    (
+        Mechanism.OVERLAP,
+        Mechanism.STEM_CELLS,
+        Mechanism.GROUPS,
+        Mechanism.CONSOLIDATION,
+        Mechanism.SUCCESSION,
+        Mechanism.RETAINED,
+        Mechanism.EVICTION,
+    )
+)
+"""A run counts each use of these."""
+
+
+@pytest.mark.parametrize("system", ALL)
+def test_a_system_uses_what_its_specification_says_that_it_has_and_nothing_else(
+    system: str, of_busy_hour: Callable[[str], tuple[Outcome, int]]
+) -> None:
+    used = {mechanism for mechanism, n in of_busy_hour(system)[0].used.items() if n}
+    assert used & COUNTED == SYSTEMS[system].mechanisms & COUNTED
+    assert used <= SYSTEMS[system].mechanisms
+
+
+@pytest.mark.parametrize("name", sorted(ABLATIONS.keys() - SYSTEMS.keys()))
+def test_without_one_part_another_history_happens_and_the_part_is_not_used(
+    name: str, of_minutes: Callable[[str], Outcome]
+) -> None:
+    spec, outcome = ABLATIONS[name], of_minutes(name)
+    assert outcome.log_hash != of_minutes(name.partition(":")[0]).log_hash
+    assert {mechanism for mechanism, n in outcome.used.items() if n} <= spec.mechanisms
+    if spec.forced_stages is not None:
+        assert outcome.used[Mechanism.GROUPS] == (outcome.n_starts if spec.forced_stages > 1 else 0)
+
+
+@pytest.mark.parametrize("discipline", DISCIPLINES)
+def test_without_admission_a_fetch_is_foretold_that_breaks_a_promise(discipline: Discipline) -> None:
+    kinds: tuple[type[LinkLedger], ...] = (LinkLedger, HeedlessLedger)
+    for kind in kinds:
+        ledger = kind(1e9, discipline)
+        assert ledger.bandwidth(1e9, 1.5, 0.0) == 1e9  # an idle link
+        assert ledger.add("one", 1e9, 1.5, 0.0)
+        assert ledger.add("another", 1e9, 1.4, 0.0) == (kind is HeedlessLedger)
+        assert (ledger.bandwidth(1e9, 1.3, 0.0) > 0) == (kind is HeedlessLedger)
+        assert 0 < ledger.bandwidth(1e9, float("inf"), 0.0) < 1e9  # behind what was promised
 
 
 def test_holding_more_than_is_free_is_refused() -> None:
@@ -116,5 +200,3 @@ def test_a_looser_objective_is_not_worse_for_a_system_that_ignores_it(hour: Work
 
     one, two = (simulate(hour, SYSTEMS["vllm"], "ii", Objectives(s)).log_hash for s in (1.0, 2.0))
     assert one == two
-    no_eviction = replace(SYSTEMS["thaw-planned"], evict=False)
-    assert simulate(hour, no_eviction).n_starts > 0

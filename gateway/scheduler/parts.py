@@ -1,0 +1,20 @@
+"""Parts of the policy that can be left out.
+
+The simulator leaves one out to see what it is worth (docs/simulation.md).  A scheduler that runs has all of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    overlap: bool = True
+    """Eq. 5 foretells starts, whose phases overlap.  Without it Eq. 1 does, one phase after another."""
+    succession: bool = True
+    """One worker takes the place of an idle group."""
+
+
+EVERY_PART: Final = Parts()
