@@ -62,7 +62,8 @@ class Channel:
             if fds:
                 rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]
                 data = data[self.sock.sendmsg([data], rights) :]
-            self.sock.sendall(data)
+            if data:  # a peer that has all of it may have closed
+                self.sock.sendall(data)
 
     def receive(self) -> tuple[Any, list[int]]:
         """The next control message as plain JSON, and the descriptors that came with it.

@@ -6,6 +6,7 @@ import os
 import socket
 import tempfile
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -133,3 +134,22 @@ def test_a_channel_connects_by_a_path_and_leaves_nothing_open_where_nobody_liste
             assert ours.sock.gettimeout() == 5
             ours.close()
             theirs.close()
+
+
+class TakenAtOnce(socket.socket):
+    """Its peer closes as soon as it has all that was written in one call."""
+
+    peer: socket.socket
+
+    def sendmsg(self, *arguments: Any) -> int:
+        n_bytes = super().sendmsg(*arguments)
+        self.peer.close()
+        return n_bytes
+
+
+def test_a_message_whose_receiver_closed_once_it_had_all_of_it_was_sent() -> None:
+    ours, theirs = socket.socketpair()
+    with TakenAtOnce(fileno=ours.detach()) as sock, open(os.devnull) as file:
+        sock.peer = theirs
+        Channel(sock).send({"t": "x"}, (file.fileno(),))
+    assert theirs.fileno() == -1
