@@ -27,6 +27,7 @@ from bench.simulation.workload import Request
 from gateway.scheduler.decisions import (
     CancelGroup,
     Decision,
+    DropDemand,
     FailDemand,
     InspectModelOn,
     LearnFrom,
@@ -121,6 +122,8 @@ class Production(System):
             case FailDemand():
                 for activation_id in decision.activation_ids:
                     self._fail(self._requests.pop(activation_id))
+            case DropDemand():  # it has waited past its time limit: its gateway has answered that
+                self._fail(self._requests.pop(decision.activation_id))
 
     def _heartbeat(self) -> None:
         self.tell(HostsSeen(tuple(self._report(s) for s in self.servers)))

@@ -156,6 +156,7 @@ def _sizes(base: SystemSpec) -> list[SystemSpec]:
     return [
         _changed(base, "always 1", "every start has one stage", forced_stages=1),
         two,
+        _changed(base, "always 4", "every start has four stages", forced_stages=4),
     ]
 
 

@@ -7,16 +7,19 @@ from functools import cache
 
 import pytest
 
-from bench.simulation import cluster, run
+from bench.simulation import cluster, naming, run
 from bench.simulation.cluster import Device, OverCommitted
 from bench.simulation.constants import TESTBEDS
 from bench.simulation.engine import Engine
 from bench.simulation.heedless import HeedlessLedger
 from bench.simulation.network import Link
+from bench.simulation.production import Production
 from bench.simulation.run import Outcome, simulate
-from bench.simulation.specs import ABLATIONS, SYSTEMS, Mechanism
+from bench.simulation.specs import ABLATIONS, SYSTEMS, Mechanism, Objectives
 from bench.simulation.workload import Workload, generate
+from gateway.scheduler.decisions import DropDemand
 from gateway.scheduler.ledger import DISCIPLINES, Discipline, LinkLedger
+from thaw.ids import GatewayId
 
 ALL = sorted(SYSTEMS)
 
@@ -200,3 +203,16 @@ def test_a_looser_objective_is_not_worse_for_a_system_that_ignores_it(hour: Work
 
     one, two = (simulate(hour, SYSTEMS["vllm"], "ii", Objectives(s)).log_hash for s in (1.0, 2.0))
     assert one == two
+
+
+def test_a_request_that_waits_past_its_time_limit_has_failed(hour: Workload) -> None:
+    """Its gateway has answered by then; the scheduler drops its demand."""
+    engine, spec = Engine(), SYSTEMS["thaw"]
+    system = Production(
+        engine, cluster.build(TESTBEDS["ii"], engine, spec.discipline, cache=spec.cache), spec, Objectives()
+    )
+    request = hour.fresh()[0]
+    system.arrive(request)
+    waiting = system.functions[request.function]
+    system._carry_out(DropDemand(naming.name(waiting), naming.activation(request), GatewayId("gateway")))
+    assert (request.n_ends, system.n_ended, list(waiting.queue)) == (1, 1, [])
