@@ -38,6 +38,8 @@ UPTIME_S = {"just booted": 20, "up for a year": 365 * 86_400}
 """What the monotonic clock says when the row begins; ``as it is`` leaves it alone."""
 N_BUSY = 4
 N_SLOWEST = 3
+N_NAMED = 4
+"""Of a row's failed tests, in the report; its log has them all."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -201,7 +203,8 @@ def table(results: Sequence[Result]) -> str:
     for r in results:
         row = ROWS[r.row - 1]
         minutes, seconds = divmod(round(r.duration_s), 60)
-        came = re.sub(r" in [\d.]+s.*", "", r.closing) + "".join(f"<br>`{name}`" for name in r.failed)
+        named = [*(f"`{name}`" for name in r.failed[:N_NAMED]), f"and {len(r.failed) - N_NAMED} more"]
+        came = "<br>".join([re.sub(r" in [\d.]+s.*", "", r.closing), *named[: len(r.failed)]])
         load = f"{N_BUSY} busy processes" if row.busy else "nothing"
         slowest = "<br>".join(f"`{name}`" for name in r.slowest)
         cells = (r.row, r.commit, row.cores, row.clock, load, r.seed, f"{minutes} min {seconds} s", came, slowest)
