@@ -117,7 +117,10 @@ def command_line() -> str:
     priority = os.sched_getparam(0).sched_priority
     real_time = ["chrt", "-r", str(priority)] if os.sched_getscheduler(0) == os.SCHED_RR else []
     nice = os.getpriority(os.PRIO_PROCESS, 0)
-    return shlex.join([*real_time, *(["nice", "-n", str(nice)] if nice else []), name, *sys.argv[1:]])
+    cores = sorted(os.sched_getaffinity(0))
+    some_cores = ["taskset", "-c", ",".join(map(str, cores))] if len(cores) < (os.cpu_count() or 1) else []
+    niceness = ["nice", "-n", str(nice)] if nice else []
+    return shlex.join([*some_cores, *real_time, *niceness, name, *sys.argv[1:]])
 
 
 def machine() -> dict[str, Any]:
