@@ -123,7 +123,12 @@ def wait_gone(look: Callable[[], list[str]], deadline_s: float = 60) -> None:
 
 def plan_of(machine: Machine, activation_id: str) -> tuple[Plan, tuple[Interval, ...]]:
     """The plan an activation was started by, and the fetches of its start."""
-    trace: Mapping[str, Any] = machine.request("GET", f"/api/v1/namespaces/_/activations/{activation_id}/trace").json()
+
+    def written() -> Mapping[str, Any] | None:  # behind the answer
+        found = machine.request("GET", f"/api/v1/namespaces/_/activations/{activation_id}/trace")
+        return found.json() if found.status_code == 200 and found.json().get("plan") else None
+
+    trace = wait_for(written, f"no plan of {activation_id}")
     plan = wire.from_plain(Plan, trace["plan"])
     timeline = analyse([wire.from_plain(TraceEvent, e) for e in trace["events"]])
     assert timeline is not None
