@@ -113,14 +113,6 @@ class Stack:
         found: dict[str, Any] = reply.json()
         return found
 
-    def wait_healthy(self, name: str) -> None:
-        """Until the engine's own check of the service went well."""
-        deadline = time.monotonic() + UP_S
-        pause = threading.Event()
-        while (health := self.service(name).attrs["State"]["Health"])["Status"] != "healthy":
-            assert time.monotonic() < deadline, health
-            pause.wait(0.5)
-
     def wait_back(self) -> None:
         """Until the gateway answers (again)."""
         self.until_there("/health")
