@@ -235,7 +235,7 @@ def _judged(links: Sequence[Link]) -> Link:
 
 
 def _suffix(model: Model) -> str:
-    """Of the names of its figures."""
+    """What the names of this model's figures end in."""
     return "" if model.name == _GOAL_MODEL else f"_{model.name}"
 
 

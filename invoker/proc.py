@@ -97,7 +97,7 @@ def spent(task: int | str) -> tuple[float, float]:
 
 
 def disk_wait_s(pid: int) -> float:
-    """Of a process's first thread; 0 for a process that has ended, and where the kernel does not count it."""
+    """The disk wait of a process's first thread; 0 when it has ended, and where the kernel does not count it."""
     try:
         return parse_disk_wait(Path(f"/proc/{pid}/stat").read_text())
     except OSError:

@@ -15,10 +15,10 @@ TASKS: Final = "/proc/self/task"
 
 
 class ThreadAccount:
-    """Of one thread of this process.  Keeps its file open: to open it costs ten times what reading it does."""
+    """What the kernel counts of one thread of this process.  Keeps its file open: opening costs more than reading."""
 
     def __init__(self, tid: int | None = None) -> None:
-        """Of the thread that makes this, unless ``tid`` names another."""
+        """``tid``: the thread to read; without it, the thread that makes this."""
         self._is_own = tid is None
         try:
             self._fd = os.open(f"{TASKS}/{tid or threading.get_native_id()}/schedstat", os.O_RDONLY | os.O_CLOEXEC)

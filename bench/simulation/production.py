@@ -346,7 +346,7 @@ class Production(System):
 
 
 class WatchedTurns(Turns):
-    """Who waits for memory; it says so of each action, when that begins and when it ends."""
+    """The queue of actions that wait for memory.  It tells when an action begins to wait and when that ends."""
 
     def __init__(self, tell: Callable[[ActionName, bool], None]) -> None:
         super().__init__()

@@ -98,7 +98,7 @@ class Best:
     def learn_prefill(
         self, action: str, device_kind: str, n_stages: int, prompt_tokens: int, seconds: float
     ) -> dict[Key, Least]:
-        """Of a whole group whose devices are of one kind."""
+        """Take the prefill of a whole group whose devices are of one kind."""
         bucket = min(prompt_bucket(prompt_tokens), _BUCKETS[-1])
         return self._take(Key(Part.PREFILL, device_kind, "", n_stages, bucket, action), seconds)
 

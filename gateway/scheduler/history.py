@@ -1,8 +1,8 @@
 """What starts typically take: the median of the last nine per (action, kind of device, start mode).
 
 One start that something else held up moves a median to its neighbour, where it moved a mean by a fifth of what it took.
-A lasting change is followed after five starts.  Of an even number the better of the two in the middle counts, because
-what disturbs a start only ever makes it slower.
+A lasting change is followed after five starts.  An even number of starts has two in the middle, and the faster one
+counts, because what disturbs a start only ever makes it slower.
 
 A start from a stem cell has no imports to wait for, so it is another thing than a cold one and learned apart.
 Most functions start rarely.  What does not depend on the function (container, context, libraries, hop, tail) is

@@ -124,7 +124,7 @@ def _learn(view: ClusterView, group: GroupView) -> list[Decision]:
 
 
 def _kind(view: ClusterView, stage: PlanStage) -> str:
-    """Of a stage's device; empty when its host or the device has left."""
+    """The kind of a stage's device; empty when its host or the device has left."""
     host = view.hosts.get(stage.host)
     device = host.devices.get(stage.device) if host else None
     return "" if device is None else device.device.kind

@@ -74,8 +74,8 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """Of a request's first token: ``spent`` says what the engine's thread spent on it, ``hops`` what carried it from
-    each stage of a pipeline to the next; both become attributes of a trace event."""
+    """One token.  A request's first one carries what becomes attributes of a trace event: ``spent`` says what the
+    engine's thread spent on it, ``hops`` what carried it from each stage of a pipeline to the next."""
 
     index: int
     token_id: int

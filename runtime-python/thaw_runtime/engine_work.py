@@ -55,7 +55,7 @@ class Work:
         return found | ({"waits_for": OTHER_STAGES} if "wait_s" in found else {})
 
     def _threads_wait_s(self, mark: Mark) -> float:
-        """Of a request that took too short a time to need evidence, 0."""
+        """0 for a request that was too short to need evidence."""
         if mark.kernels is None or time.monotonic() - mark.at_s <= SHORT_S:
             return 0.0
         return self._kernels.waited_s(mark.kernels, self._kernels.look(scan=True))
