@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import time
@@ -22,6 +21,7 @@ from relay.frames import FrameHeader, FrameKind
 from relay.messages import GroupCredential, GroupLink
 from relay.transports.connect import connect
 from thaw.dev.components import _valkey_server
+from thaw.dev.ports import free_ports
 from thaw.ids import GroupId, random_hex_id
 from thaw.plan import TransportKind
 
@@ -133,7 +133,7 @@ class Servers:
         self.stores = ("dir", "s3") if s3 else ("dir",)
         self._programs: list[Program] = []
         self._left_behind: list[Path] = []
-        self._port = _free_port()
+        (self._port,) = free_ports(1)
 
     def __enter__(self) -> Servers:
         command = [str(_valkey_server()), "--port", str(self._port), "--bind", "127.0.0.1", "--save", "",
@@ -224,7 +224,7 @@ class Servers:
         return Ours(links[name], GroupId(group), me)
 
     def _start_s3(self) -> None:
-        ports = [p if p < 55000 else p - 20000 for p in (_free_port() for _ in range(4))]  # it takes port + 10000 too
+        ports = free_ports(4)
         identity = {"name": "b", "credentials": [{"accessKey": "bench", "secretKey": "bench"}], "actions": ["Admin"]}
         config = self._work / "s3.json"
         config.write_text(json.dumps({"identities": [identity]}))
@@ -290,10 +290,3 @@ def _wait_for_text(place: Path) -> str:
         except FileNotFoundError:
             time.sleep(0.001)
     raise TimeoutError(str(place))
-
-
-def _free_port() -> int:
-    with socket.socket() as sock:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import botocore.session
 
-from tests.conftest import free_port
+from thaw.dev.ports import free_ports
 
 KEY, SECRET = "thaw-test-key", "thaw-test-secret"
 ROLE = "arn:aws:iam::000000000000:role/reader"
@@ -37,7 +37,7 @@ def seaweed(directory: Path, bucket: str) -> Iterator[str]:
     identity = {"name": "t", "credentials": [{"accessKey": KEY, "secretKey": SECRET}], "actions": ["Admin"]}
     (directory / "s3.json").write_text(json.dumps({"identities": [identity]}))
     (directory / "iam.json").write_text(json.dumps(_IAM))
-    ports = {name: _low_port() for name in ("s3.port", "master.port", "volume.port", "filer.port")}
+    ports = dict(zip(("s3.port", "master.port", "volume.port", "filer.port"), free_ports(4), strict=True))
     with (directory / "log").open("wb") as log:
         process = subprocess.Popen(
             [Path(sys.executable).parent / "weed", "server", f"-dir={directory}", "-ip=127.0.0.1",
@@ -85,9 +85,3 @@ def _make_bucket(endpoint: str, bucket: str) -> None:
             assert time.monotonic() < deadline
             retry.wait(0.1)
     client.close()
-
-
-def _low_port() -> int:
-    """The server also takes port + 10000 for gRPC."""
-    port = free_port()
-    return port if port < 55000 else port - 20000

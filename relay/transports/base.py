@@ -95,9 +95,10 @@ class Flow:
 class Transport(Protocol):
     """One stage's end of its group's links.
 
-    One thread receives.  Any thread may send; messages of one (receiver, priority) leave one after the other, and a
-    message never waits for another of lower priority.  ``close`` may be called by any thread, and twice: a waiting
-    ``receive`` or ``send`` ends at once with Unavailable.
+    One thread receives, for as long as the stage lives: after the last ``send`` it is the one that notices a cut and
+    sends again what the cut lost.  Any thread may send; messages of one (receiver, priority) leave one after the other,
+    and a message never waits for another of lower priority.  ``close`` may be called by any thread, and twice: a
+    waiting ``receive`` or ``send`` ends at once with Unavailable.
     """
 
     def send(self, receiver: int, message: FrameHeader, payload: bytes | memoryview, *, deadline_s: float) -> None:
