@@ -18,8 +18,8 @@ from bench._common import median, say
 from bench._origin import Origin
 from bench._pipelines import DEVICE_MB, Pipelines, tpot_ms
 from bench._platform import BenchPlatform
-from relay.fetch_client import FetchClient
-from relay.messages import FetchStart, FetchStatus
+from relay.clients.fetch import FetchClient
+from relay.protocol.messages import FetchStart, FetchStatus
 from thaw.ids import GroupId
 from thaw.model import ModelIndex
 from thaw.plan import PlanModel

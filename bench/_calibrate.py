@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench._common import PYTHON, cpu_seconds, python_env, start
-from relay.channel import Channel
+from relay.clients.channel import Channel
 
 _ROUNDS = 5
 _IMPORT_S = 180.0

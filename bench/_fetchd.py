@@ -9,8 +9,8 @@ from typing import Any
 
 from bench._common import PYTHON, Program, cpu_seconds, python_env, start
 from bench._sample import Sample
-from relay.channel import Channel
-from relay.messages import (
+from relay.clients.channel import Channel
+from relay.protocol.messages import (
     FetchCancel,
     FetchDone,
     FetchStart,

@@ -21,7 +21,7 @@ from gateway.scheduler.history import History
 from gateway.scheduler.policy import decide_all
 from gateway.scheduler.settings import SchedulerSettings
 from gateway.scheduler.view import ClusterView
-from relay.messages import DemandAdded, ModelInspected
+from relay.protocol.messages import DemandAdded, ModelInspected
 from thaw.action import KIND_LLM
 from thaw.host import Device, HostReport
 from thaw.ids import ActionName, ActivationId, GatewayId, HostId, Namespace

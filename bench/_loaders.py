@@ -18,9 +18,9 @@ from typing import Any
 import torch
 
 from bench._common import cpu_seconds
-from relay.fetch_client import DoorClient, FetchClient
-from relay.messages import FetchStart
-from relay.segment import SegmentReader
+from relay.clients.fetch import DoorClient, FetchClient
+from relay.protocol.messages import FetchStart
+from relay.protocol.segment import SegmentReader
 from thaw import checkpoint
 from thaw.ids import GroupId, InstanceId
 from thaw.model import FileRange

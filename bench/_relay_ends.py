@@ -17,8 +17,8 @@ from typing import Any, Protocol
 import hiredis
 
 from bench._common import Program, die_with_parent, start
-from relay.frames import FrameHeader, FrameKind
-from relay.messages import GroupCredential, GroupLink
+from relay.protocol.frames import FrameHeader, FrameKind
+from relay.protocol.messages import GroupCredential, GroupLink
 from relay.transports.connect import connect
 from thaw.dev.components import _valkey_server
 from thaw.dev.ports import free_ports

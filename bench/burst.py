@@ -30,9 +30,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # bench/gateway
 from bench import _common
 from bench._common import PYTHON, figure, python_env, say, start
 from bench._gathering import gaps_ms, table
-from relay import bus, redis_link
-from relay.messages import DemandAdded, StartFailed
-from relay.records import Records, Subject
+from relay.protocol.messages import DemandAdded, StartFailed
+from relay.state import bus, redis_link
+from relay.state.records import Records, Subject
 from thaw.dev.components import _valkey_server
 from thaw.dev.ports import free_ports
 from thaw.errors import ErrorInfo

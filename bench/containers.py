@@ -32,7 +32,7 @@ from invoker.docker_spec import Limits
 from invoker.driver import Driver, Handle, Spec
 from invoker.process_driver import ProcessDriver
 from invoker.shares import NoShares
-from relay.http_unix import UnixConnection
+from relay.clients.http_unix import UnixConnection
 from thaw.action import KIND_PYTHON
 from thaw.errors import PlatformError
 from thaw.logs import Log

@@ -36,7 +36,7 @@ from gateway.scheduler.pauses import Pauses
 from gateway.scheduler.policy import decide
 from gateway.scheduler.settings import SchedulerSettings
 from gateway.scheduler.view import ClusterView
-from relay.messages import DemandAdded, DemandRemoved, InstanceChanged, ModelInspected
+from relay.protocol.messages import DemandAdded, DemandRemoved, InstanceChanged, ModelInspected
 from thaw.action import KIND_LLM
 from thaw.host import Device, HostReport
 from thaw.ids import ActionName, ActivationId, GatewayId, HostId, InstanceId, Namespace

@@ -32,8 +32,8 @@ from bench._platform import BenchPlatform, llm_config
 from bench._processes import busiest, pin, tree, wake_ups
 from bench._sse import Caller
 from bench._vllm import VllmServer
-from relay.http_unix import UnixConnection
-from relay.messages import LlmRun
+from relay.clients.http_unix import UnixConnection
+from relay.protocol.messages import LlmRun
 from thaw import wire
 from thaw.cli.demo_model import cache_dir
 from thaw.clock import wall_ms

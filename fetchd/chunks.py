@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import xxhash
 
-from relay.messages import PlacedRange
+from relay.protocol.messages import PlacedRange
 from thaw import checkpoint
 from thaw.errors import ModelCorrupt
 from thaw.model import CHUNK_BYTES, ModelFile, ModelIndex, TensorInfo

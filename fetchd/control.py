@@ -12,8 +12,8 @@ from fetchd.pacing import Link
 from fetchd.segments import SegmentStore, fetch_holder
 from fetchd.server import peer_pid
 from fetchd.slabs import SlabPool
-from relay.channel import Channel, ChannelClosed
-from relay.messages import (
+from relay.clients.channel import Channel, ChannelClosed
+from relay.protocol.messages import (
     Done,
     DoorClose,
     DoorGrant,
@@ -36,7 +36,7 @@ from relay.messages import (
     from_plain,
     to_plain,
 )
-from relay.messages import Doors as DoorNames
+from relay.protocol.messages import Doors as DoorNames
 from thaw.errors import PlatformError, ProtocolError, ThawError
 from thaw.ids import InstanceId
 from thaw.logs import Log

@@ -16,8 +16,8 @@ from typing import Final
 
 from fetchd.segments import Segment, SegmentStore
 from fetchd.server import UnixServer
-from relay.channel import Channel
-from relay.messages import MoreSlabs, Refused, SegmentOffer, SegmentWanted, from_plain, to_plain
+from relay.clients.channel import Channel
+from relay.protocol.messages import MoreSlabs, Refused, SegmentOffer, SegmentWanted, from_plain, to_plain
 from thaw.errors import BadRequest, NotFound
 from thaw.logs import Log
 

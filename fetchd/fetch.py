@@ -18,7 +18,7 @@ from fetchd.segments import Segment, fetch_holder
 from fetchd.settings import FetchdSettings
 from fetchd.sharing import Board
 from fetchd.standstill import Stop
-from relay.messages import FetchDone, FetchStart, FetchStatus
+from relay.protocol.messages import FetchDone, FetchStart, FetchStatus
 from thaw.errors import ErrorInfo, ModelChanged, ModelCorrupt, PlatformError, ThawError
 from thaw.trace import Phase, TraceEvent, event
 

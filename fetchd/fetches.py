@@ -12,7 +12,7 @@ from fetchd.fetch import Fetch, Machinery, Member, Wishes
 from fetchd.janitor import Heart, Janitor
 from fetchd.pipeline import FetchCancelled
 from fetchd.segments import SegmentKey, SegmentStore, fetch_holder
-from relay.messages import FetchCancel, FetchDone, FetchStart, FetchStarted, FetchStatus, FetchUpdate
+from relay.protocol.messages import FetchCancel, FetchDone, FetchStart, FetchStarted, FetchStatus, FetchUpdate
 from thaw import checkpoint
 from thaw.errors import BadRequest, MemoryTooSmall, NotFound, PoolFull, StaleEpoch, from_info
 from thaw.logs import Log

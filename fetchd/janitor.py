@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from fetchd.segments import Segment
 from fetchd.standstill import Standstill, Stop
-from relay.segment import HEARTBEAT_S
+from relay.protocol.segment import HEARTBEAT_S
 from thaw.lasting import LastingThread
 
 

@@ -22,9 +22,9 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from fetchd.slabs import SlabPool, create_sealable, seal_and_reopen
-from relay.messages import PlacedRange, SegmentStatus
-from relay.pool import content_key, n_slabs
-from relay.segment import PAGE_BYTES, ControlPage, SegmentState, lay_out, segment_bytes
+from relay.protocol.messages import PlacedRange, SegmentStatus
+from relay.protocol.pool import content_key, n_slabs
+from relay.protocol.segment import PAGE_BYTES, ControlPage, SegmentState, lay_out, segment_bytes
 from thaw.errors import ErrorInfo, MemoryTooSmall, NotFound, PoolFull, ThawError
 from thaw.ids import random_hex_id
 from thaw.model import FileRange, TensorInfo

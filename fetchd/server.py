@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
-from relay.channel import Channel
+from relay.clients.channel import Channel
 from thaw.errors import PlatformError, ProtocolError
 from thaw.lasting import LastingThread
 from thaw.logs import Log

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from relay.memory import Region
+from relay.protocol.shared_memory import Region
 from thaw.errors import MemoryTooSmall, PlatformError
 from thaw.logs import Log
 

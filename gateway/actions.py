@@ -6,9 +6,9 @@ import threading
 
 import redis
 
-from relay import bus
-from relay.messages import ActionChanged
-from relay.records import Records
+from relay.protocol.messages import ActionChanged
+from relay.state import bus
+from relay.state.records import Records
 from thaw.action import Action
 from thaw.errors import NotFound
 from thaw.ids import ActionName, Namespace

@@ -19,9 +19,9 @@ from gateway.hangup import Hangup
 from gateway.outcome import outcome_of
 from gateway.recorder import Recorder
 from gateway.runs import Outcome
-from relay.pending import Entry, PendingClaims, PendingReader
-from relay.records import Pending, Records, Subject
-from relay.registry import Registry
+from relay.state.pending import Entry, PendingClaims, PendingReader
+from relay.state.records import Pending, Records, Subject
+from relay.state.registry import Registry
 from thaw.action import KIND_PYTHON, Action, Exec, Limits
 from thaw.errors import DeveloperError, NotFound, PlatformError, Unavailable
 from thaw.ids import ActivationId, GatewayId

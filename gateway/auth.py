@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from relay.records import Records, Subject
+from relay.state.records import Records, Subject
 from thaw.errors import Unauthorized
 
 CACHE_S: Final = 60.0

@@ -19,8 +19,8 @@ from gateway.execute import Steps, to_end
 from gateway.link import Reply
 from gateway.recorder import Recorder
 from gateway.runs import Outcome
-from relay.records import Pending, Records
-from relay.registry import Registry
+from relay.state.records import Pending, Records
+from relay.state.registry import Registry
 from thaw.errors import PlatformError
 from thaw.ids import GatewayId
 

@@ -22,13 +22,13 @@ from gateway.runs import Outcome
 from gateway.settings import GatewaySettings
 from gateway.throttle import QueueCaps, Throttle
 from gateway.waiting import WaitingRoom
-from relay import redis_link
-from relay.bus import EventReader
-from relay.messages import ActionChanged, InstanceChanged, StartFailed
-from relay.pending import PendingClaims
-from relay.records import Records
-from relay.registry import LEASE_MS, Registry
-from relay.state_clock import StateClock
+from relay.protocol.messages import ActionChanged, InstanceChanged, StartFailed
+from relay.state import redis_link
+from relay.state.bus import EventReader
+from relay.state.clock import StateClock
+from relay.state.pending import PendingClaims
+from relay.state.records import Records
+from relay.state.registry import LEASE_MS, Registry
 from thaw.errors import NotFound, PlatformError, from_info
 from thaw.ids import ActionName, GatewayId, random_hex_id
 from thaw.lasting import LastingThread

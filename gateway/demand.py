@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable
 from gateway.actions import namespace_of
 from gateway.calls import Call
 from gateway.waiting import Ticket, WaitingRoom
-from relay.messages import DemandAdded
-from relay.registry import Registry
+from relay.protocol.messages import DemandAdded
+from relay.state.registry import Registry
 from thaw.clock import wall_ms
 from thaw.errors import PlatformError
 from thaw.ids import ActionName, ActivationId, GatewayId

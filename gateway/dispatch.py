@@ -22,7 +22,7 @@ from gateway.demand import Demand
 from gateway.link import InvokerPool, Reply, Unreachable
 from gateway.routes import Route
 from gateway.waiting import Ticket, WaitingRoom
-from relay.messages import ACTIVATION_HEADER, LlmResume, LlmRun
+from relay.protocol.messages import ACTIVATION_HEADER, LlmResume, LlmRun
 from thaw import wire
 from thaw.clock import wall_ms
 from thaw.errors import InstanceBusy, InstanceGone, PlatformError, TimeLimitExceeded, WorkerLost

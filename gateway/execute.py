@@ -11,7 +11,7 @@ from gateway.dispatch import Dispatcher
 from gateway.link import Reply
 from gateway.outcome import outcome_of
 from gateway.runs import Outcome, function_steps, llm_tokens
-from relay.messages import RunFinished, RunToken
+from relay.protocol.messages import RunFinished, RunToken
 from thaw.activation import ActivationStatus
 from thaw.errors import ProtocolError, ThawError
 

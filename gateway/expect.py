@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from gateway.waiting import Queue
-from relay.registry import Registry
+from relay.state.registry import Registry
 from thaw.errors import PlatformError
 from thaw.ids import ActionName
 from thaw.plan import Plan

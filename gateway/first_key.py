@@ -10,7 +10,7 @@ import hashlib
 import re
 from typing import Final
 
-from relay.records import Records, Subject
+from relay.state.records import Records, Subject
 from thaw.ids import Namespace
 from thaw.settings import SettingError
 

@@ -15,9 +15,9 @@ from contextlib import AbstractContextManager
 from typing import Any, Final
 
 from gateway.hangup import Hangup
-from relay import messages
-from relay.http11 import Connection
-from relay.messages import LogsFound, LogsWanted
+from relay.clients.http11 import Connection
+from relay.protocol import messages
+from relay.protocol.messages import LogsFound, LogsWanted
 from thaw import wire
 from thaw.errors import (
     DeveloperError,
@@ -137,7 +137,7 @@ class Reply:
             self._raise_named_error()
 
     def read_message(self) -> Any:
-        """The next frame of a stream (relay.messages)."""
+        """The next frame of a stream (relay.protocol.messages)."""
         with self._guarded():
             (n_bytes,) = struct.unpack("<I", self._exactly(4))
             if n_bytes > _MAX_FRAME_BYTES:

@@ -19,8 +19,8 @@ from gateway.hangup import ClientGone
 from gateway.link import InvokerPool
 from gateway.outcome import activation_of
 from gateway.runs import Outcome
-from relay.messages import LogsWanted, RunRef
-from relay.records import Ended, Records
+from relay.protocol.messages import LogsWanted, RunRef
+from relay.state.records import Ended, Records
 from thaw import wire
 from thaw.activation import ActivationStatus
 from thaw.errors import PlatformError, ThawError

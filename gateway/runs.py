@@ -14,7 +14,7 @@ from gateway.calls import Call
 from gateway.dispatch import Dispatcher, time_limit
 from gateway.link import Reply
 from gateway.routes import Route
-from relay.messages import RunFailed, RunFinished, RunToken
+from relay.protocol.messages import RunFailed, RunFinished, RunToken
 from thaw.activation import ActivationStatus
 from thaw.errors import ProtocolError, ThawError, TimeLimitExceeded, WorkerLost, from_info
 from thaw.trace import Phase

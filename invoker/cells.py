@@ -18,7 +18,7 @@ from invoker.appears import listens, wait_listens
 from invoker.driver import Driver, Exit, Handle, Spec
 from invoker.ledger import Ledger
 from invoker.pool import StemCell
-from relay.fetch_client import FetchClient
+from relay.clients.fetch import FetchClient
 from thaw.action import KIND_LLM, KIND_PYTHON
 from thaw.errors import PlatformError, ThawError, Unavailable
 from thaw.host import StemTarget

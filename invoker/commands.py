@@ -15,8 +15,7 @@ from invoker.instance import Action, Event
 from invoker.live import Live
 from invoker.plans import check_plan
 from invoker.start import Deps, Starting, new_live, stage_of
-from relay import bus
-from relay.messages import (
+from relay.protocol.messages import (
     Cancel,
     Command,
     CommandRefused,
@@ -28,7 +27,8 @@ from relay.messages import (
     SetStemCells,
     Start,
 )
-from relay.registry import Registry
+from relay.state import bus
+from relay.state.registry import Registry
 from thaw.errors import BadRequest, InstanceBusy, PlatformError, StaleEpoch, ThawError, Unavailable, WorkerLost
 from thaw.ids import CommandId, GroupId, HostId
 

@@ -8,7 +8,7 @@ import socket
 import threading
 from typing import Any, Final
 
-from relay.http11 import Connection
+from relay.clients.http11 import Connection
 from thaw.errors import ProtocolError
 
 MOST_BYTES: Final = 256 * 1024

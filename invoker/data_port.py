@@ -23,8 +23,8 @@ from invoker.fleet import Fleet
 from invoker.forward import Ending, Forwarded, forward
 from invoker.live import Live
 from invoker.logs import LATE_S
-from relay import http11
-from relay.messages import ACTIVATION_HEADER, LogsFound, LogsWanted
+from relay.clients import http11
+from relay.protocol.messages import ACTIVATION_HEADER, LogsFound, LogsWanted
 from thaw import lasting, wire
 from thaw.action import KIND_PYTHON
 from thaw.errors import (

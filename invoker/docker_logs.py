@@ -22,7 +22,7 @@ from typing import Final
 from invoker.docker_client import OLDEST_API
 from invoker.driver import Handle
 from invoker.logs import SENTINEL
-from relay.http_unix import UnixConnection
+from relay.clients.http_unix import UnixConnection
 from thaw.errors import ThawError
 
 FILE_LIMIT_BYTES: Final = 32 << 20

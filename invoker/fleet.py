@@ -14,7 +14,7 @@ from invoker.live import Live
 from invoker.logs import LogCollector, last_lines
 from invoker.pool_users import PoolUsers
 from invoker.publish import Publisher
-from relay.fetch_client import FetchClient
+from relay.clients.fetch import FetchClient
 from thaw.action import KIND_LLM, KIND_PYTHON
 from thaw.errors import (
     InitFailed,

@@ -17,7 +17,7 @@ from typing import Final
 
 from invoker.http_body import ResponseParser
 from invoker.live import Live
-from relay.http_unix import UnixConnection
+from relay.clients.http_unix import UnixConnection
 from thaw.action import KIND_PYTHON
 from thaw.errors import ProtocolError
 

@@ -10,7 +10,7 @@ import enum
 import io
 from typing import Final
 
-from relay.http11 import BrokenExchange, chunk_size, read_answer_head
+from relay.clients.http11 import BrokenExchange, chunk_size, read_answer_head
 from thaw.errors import ProtocolError
 
 MAX_HEAD_BYTES: Final = 64 * 1024

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from invoker.container_call import ContainerCall
 from invoker.settings import InvokerSettings
-from relay.messages import GroupCredential, GroupLink, LlmInit, StageShape
+from relay.protocol.messages import GroupCredential, GroupLink, LlmInit, StageShape
 from thaw import wire
 from thaw.action import Action
 from thaw.errors import ErrorInfo, InitFailed, ProtocolError, WorkerLost, from_info

@@ -13,7 +13,7 @@ from invoker import instance
 from invoker.driver import Handle
 from invoker.instance import Action, Event, State
 from invoker.logs import LogCollector
-from relay.http_unix import UnixConnection
+from relay.clients.http_unix import UnixConnection
 from thaw.action import Action as FunctionAction
 from thaw.clock import wall_ms
 from thaw.errors import ThawError

@@ -28,11 +28,11 @@ from invoker.report import Reporter
 from invoker.settings import InvokerSettings
 from invoker.shares import CgroupShares
 from invoker.start import Deps
-from relay import credentials, redis_link
-from relay.bus import CommandReader
-from relay.records import Records
-from relay.registry import Registry
-from relay.state_clock import StateClock
+from relay.state import credentials, redis_link
+from relay.state.bus import CommandReader
+from relay.state.clock import StateClock
+from relay.state.records import Records
+from relay.state.registry import Registry
 from thaw import descriptors, lasting
 from thaw.action import KIND_LLM, KIND_PYTHON
 from thaw.ending import Ending

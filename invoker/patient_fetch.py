@@ -11,8 +11,8 @@ from functools import partial
 from typing import Final, TypeVar
 
 from invoker.appears import wait_listens
-from relay.fetch_client import FetchClient
-from relay.messages import FetchStart, FetchStarted
+from relay.clients.fetch import FetchClient
+from relay.protocol.messages import FetchStart, FetchStarted
 from thaw.errors import PlatformError, PoolFull, Unavailable
 from thaw.model import ModelFacts
 

@@ -13,7 +13,7 @@ import time
 from dataclasses import replace
 from typing import Final
 
-from relay.registry import Registry
+from relay.state.registry import Registry
 from thaw.errors import PlatformError
 from thaw.ids import InstanceId
 from thaw.instance import InstanceRecord, InstanceState

@@ -10,8 +10,8 @@ from invoker.driver import Owned
 from invoker.fleet import Fleet
 from invoker.instance import State
 from invoker.live import Live
-from relay.records import Records
-from relay.registry import Registry
+from relay.state.records import Records
+from relay.state.registry import Registry
 from thaw import wire
 from thaw.action import KIND_LLM
 from thaw.clock import wall_ms

@@ -17,8 +17,8 @@ from invoker.device_kind import kind_of
 from invoker.fleet import Fleet
 from invoker.instance import State
 from invoker.settings import InvokerSettings
-from relay.messages import SegmentStatus, Status
-from relay.registry import Registry
+from relay.protocol.messages import SegmentStatus, Status
+from relay.state.registry import Registry
 from thaw.clock import boot_id, wall_ms
 from thaw.errors import PlatformError, ThawError
 from thaw.host import Device, FetchReport, HeldSegment, HostReport, PoolReport, Resident

@@ -31,8 +31,8 @@ from invoker.logs import last_lines
 from invoker.making import Making
 from invoker.placing import Placement, Placing
 from invoker.settings import MIB, InvokerSettings
-from relay.messages import FetchStart, GroupCredential, InitReply, Start
-from relay.records import Records
+from relay.protocol.messages import FetchStart, GroupCredential, InitReply, Start
+from relay.state.records import Records
 from thaw import wire
 from thaw.action import KIND_LLM, KIND_PYTHON
 from thaw.action import Action as FunctionAction

@@ -19,7 +19,7 @@ from typing import Any, Final
 from invoker import proc
 from invoker.appears import wait_socket, wait_socket_until
 from invoker.exits import ExitWatch
-from relay.channel import Channel
+from relay.clients.channel import Channel
 from thaw.errors import PlatformError, ProtocolError
 from thaw.lasting import LastingThread
 from thaw.logs import Log

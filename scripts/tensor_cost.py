@@ -17,8 +17,8 @@ import statistics
 import time
 import warnings
 
-from relay.messages import SegmentOffer
-from relay.segment import ControlPage, SegmentReader, lay_out, segment_bytes
+from relay.protocol.messages import SegmentOffer
+from relay.protocol.segment import ControlPage, SegmentReader, lay_out, segment_bytes
 from thaw.model import FileRange, TensorInfo
 from thaw_runtime.arriving import arriving
 from thaw_runtime.engine import Segment

@@ -17,8 +17,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from relay.channel import Channel
-from relay.messages import LlmInit
+from relay.clients.channel import Channel
+from relay.protocol.messages import LlmInit
 from thaw.errors import ErrorInfo, WorkerLost
 from thaw.trace import Phase
 from thaw_runtime import engine_main

@@ -43,7 +43,7 @@ from gateway.scheduler.predict import f_factor
 from gateway.scheduler.settings import SchedulerSettings
 from gateway.scheduler.turns import Turn, Turns
 from gateway.scheduler.view import ClusterView
-from relay.messages import CommandRefused, DemandAdded, DemandRemoved, InstanceChanged, ModelInspected
+from relay.protocol.messages import CommandRefused, DemandAdded, DemandRemoved, InstanceChanged, ModelInspected
 from thaw import partition
 from thaw.action import KIND_LLM
 from thaw.errors import InstanceBusy

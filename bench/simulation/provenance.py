@@ -23,7 +23,7 @@ RECORD: Final = Path("docs/simulation/results.json")
 AGAIN: Final = "make simulation"
 _ENTRY: Final = "bench.simulation.matrix"  # it makes every run
 _WORDS: Final = ("thaw.", "relay.")  # what components say to one another decides nothing
-_DECIDING: Final = frozenset(("thaw.partition", "relay.pool"))  # but these do: both sides must divide alike
+_DECIDING: Final = frozenset(("thaw.partition", "relay.protocol.pool"))  # but these do: both sides must divide alike
 
 
 @dataclass(frozen=True, slots=True)

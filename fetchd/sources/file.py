@@ -17,7 +17,7 @@ from typing import Final
 from urllib.parse import unquote, urlsplit
 
 from fetchd.sources.base import ObjectInfo, Target, Throttle
-from relay.memory import Region
+from relay.protocol.shared_memory import Region
 from thaw.errors import ModelCorrupt, ModelNotFound, StoreUnavailable
 
 _BLOCK_BYTES: Final = 4096

@@ -11,7 +11,7 @@ from flask import Flask, Response, current_app, g, request
 from werkzeug.exceptions import HTTPException
 
 from gateway.core import Gateway
-from relay.records import Subject
+from relay.state.records import Subject
 from thaw import lasting, wire
 from thaw.errors import (
     BadRequest,

@@ -23,7 +23,7 @@ from gateway.core import Gateway
 from gateway.hangup import ClientGone
 from gateway.outcome import outcome_of
 from gateway.runs import Outcome, llm_tokens
-from relay.messages import RunFinished, RunToken
+from relay.protocol.messages import RunFinished, RunToken
 from thaw.action import Action
 from thaw.activation import ActivationStatus
 from thaw.errors import NotFound, ThawError

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gateway.calls import Call
-from relay.messages import RunFinished, RunToken, TokenLogprob
+from relay.protocol.messages import RunFinished, RunToken, TokenLogprob
 
 Json = dict[str, Any]
 

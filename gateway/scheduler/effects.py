@@ -43,11 +43,11 @@ from gateway.scheduler.history import (
     was_continued,
 )
 from gateway.scheduler.relay_work import RelayWork, overdue
-from relay import bus, keys, redis_link
-from relay.messages import Cancel, Command, InspectModel, Release, SetStemCells, Start, StartFailed
-from relay.records import Records
-from relay.registry import Registry
-from relay.state_clock import StateClock
+from relay.protocol.messages import Cancel, Command, InspectModel, Release, SetStemCells, Start, StartFailed
+from relay.state import bus, keys, redis_link
+from relay.state.clock import StateClock
+from relay.state.records import Records
+from relay.state.registry import Registry
 from thaw import trace, wire
 from thaw.errors import ProtocolError
 from thaw.ids import ActivationId, CommandId, GroupId, HostId

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from gateway.scheduler.decisions import TimerKind
-from relay.messages import (
+from relay.protocol.messages import (
     CommandRefused,
     DemandAdded,
     DemandRemoved,

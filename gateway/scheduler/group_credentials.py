@@ -7,7 +7,7 @@ from typing import Final
 
 import redis
 
-from relay import credentials, redis_link
+from relay.state import credentials, redis_link
 from thaw.ids import GroupId
 
 _PREFIX: Final = credentials.ref(GroupId(""))

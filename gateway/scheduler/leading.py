@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from relay.lease import LEASE_MS, SchedulerLease
+from relay.state.lease import LEASE_MS, SchedulerLease
 from thaw.errors import PlatformError
 from thaw.lasting import LastingThread
 from thaw.logs import Log

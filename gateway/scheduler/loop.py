@@ -39,12 +39,12 @@ from gateway.scheduler.relay_work import (
 )
 from gateway.scheduler.settings import SchedulerSettings
 from gateway.scheduler.view import ClusterView
-from relay import redis_link
-from relay.bus import EventReader
-from relay.lease import SchedulerLease
-from relay.messages import DemandAdded, DemandRemoved
-from relay.registry import Registry
-from relay.state_clock import StateClock
+from relay.protocol.messages import DemandAdded, DemandRemoved
+from relay.state import redis_link
+from relay.state.bus import EventReader
+from relay.state.clock import StateClock
+from relay.state.lease import SchedulerLease
+from relay.state.registry import Registry
 from thaw import lasting
 from thaw import settings as thaw_settings
 from thaw.ending import end_within

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from gateway.scheduler.decisions import Decision, FailDemand, Flag, ReleaseInstance, StartGroup
 from gateway.scheduler.events import Event, StartRefused
 from gateway.scheduler.view import ClusterView
-from relay.messages import DemandAdded
+from relay.protocol.messages import DemandAdded
 
 REGISTRY: Final = CollectorRegistry()
 LARGEST: Final = 100

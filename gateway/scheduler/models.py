@@ -27,7 +27,7 @@ from gateway.scheduler.starts import (
     wake,
 )
 from gateway.scheduler.view import ClusterView
-from relay.messages import CommandRefused, ModelInspected
+from relay.protocol.messages import CommandRefused, ModelInspected
 from thaw.errors import DeveloperError, ErrorInfo, StoreUnavailable, from_info
 from thaw.ids import GroupId
 

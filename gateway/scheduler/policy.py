@@ -22,7 +22,7 @@ from gateway.scheduler.events import (
 )
 from gateway.scheduler.starts import ensure_model, release, rescale
 from gateway.scheduler.view import ClusterView, DemandView
-from relay.messages import CommandRefused, DemandAdded, DemandRemoved, InstanceChanged, ModelInspected
+from relay.protocol.messages import CommandRefused, DemandAdded, DemandRemoved, InstanceChanged, ModelInspected
 from thaw.errors import StaleEpoch
 from thaw.host import HostReport
 from thaw.ids import ActionName, ActivationId, GroupId, HostId, InstanceId

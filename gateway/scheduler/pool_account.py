@@ -17,7 +17,7 @@ from collections.abc import Set
 from dataclasses import dataclass
 from typing import Final
 
-from relay.pool import content_key, n_slabs
+from relay.protocol.pool import content_key, n_slabs
 from thaw.host import PoolReport
 from thaw.ids import InstanceId
 from thaw.model import FileRange

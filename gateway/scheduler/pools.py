@@ -1,7 +1,7 @@
 """A host's memory for models: fetchd's pool, where every byte of a model lies before a device has it.
 
 It is another memory than the device's, so it can be full where a device has room.  The scheduler counts in slabs, as
-fetchd does (relay/pool.py), and knows of every host what is held there and what its own starts take
+fetchd does (relay/protocol/pool.py), and knows of every host what is held there and what its own starts take
 (pool_account.py).
 
     never fits  → MemoryTooSmall, with what is needed and what the hosts have

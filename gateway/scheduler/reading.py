@@ -22,7 +22,7 @@ from gateway.scheduler.events import (
 )
 from gateway.scheduler.group_credentials import GroupCredentials
 from gateway.scheduler.view import ClusterView
-from relay.messages import (
+from relay.protocol.messages import (
     ActionChanged,
     CommandRefused,
     DemandAdded,
@@ -31,9 +31,9 @@ from relay.messages import (
     InstanceChanged,
     ModelInspected,
 )
-from relay.records import Records
-from relay.registry import LEASE_MS, Registry
-from relay.state_clock import StateClock
+from relay.state.clock import StateClock
+from relay.state.records import Records
+from relay.state.registry import LEASE_MS, Registry
 from thaw.action import Action
 from thaw.clock import wall_ms
 from thaw.errors import NotFound, ProtocolError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from gateway.scheduler.pool_account import Claim
-from relay.pool import content_key, n_slabs
+from relay.protocol.pool import content_key, n_slabs
 from thaw import partition
 from thaw.errors import ModelUnsupported
 from thaw.model import FileRange, ModelFacts, ModelParts

@@ -6,7 +6,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from gateway.scheduler.events import ActionFacts
 from gateway.scheduler.settings import SchedulerSettings
-from relay import credentials
+from relay.state import credentials
 from thaw.errors import ModelUnsupported
 from thaw.ids import GroupId
 from thaw.plan import PlanTransport, TransportKind

@@ -24,7 +24,7 @@ from gateway.scheduler.scaling import Window
 from gateway.scheduler.settings import SchedulerSettings
 from gateway.scheduler.stemcells import StemCells
 from gateway.scheduler.turns import Turn, Turns
-from relay.messages import DemandAdded
+from relay.protocol.messages import DemandAdded
 from thaw.action import KIND_LLM
 from thaw.host import HostReport
 from thaw.ids import ActionName, ActivationId, CommandId, GroupId, HostId, InstanceId

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from relay.frames import FrameHeader
+from relay.protocol.frames import FrameHeader
 from relay.transports.base import MAX_MESSAGE_BYTES, Message
 from thaw.errors import ProtocolError
 

@@ -20,8 +20,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from relay.frames import FrameHeader, Priority
-from relay.messages import GroupCredential
+from relay.protocol.frames import FrameHeader, Priority
+from relay.protocol.messages import GroupCredential
 from relay.transports.assembly import Assembly
 from relay.transports.base import Flow, Message
 from relay.transports.inbox import Inbox

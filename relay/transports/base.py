@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
-from relay.frames import HEADER_BYTES, MAX_PAYLOAD_BYTES, FrameHeader, FrameKind, Priority, encode_chunk
+from relay.protocol.frames import HEADER_BYTES, MAX_PAYLOAD_BYTES, FrameHeader, FrameKind, Priority, encode_chunk
 from thaw.errors import ProtocolError, Unavailable
 from thaw.hops import HopPath
 

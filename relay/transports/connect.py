@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from relay.messages import GroupLink
+from relay.protocol.messages import GroupLink
 from relay.transports.auto import AutoTransport
 from relay.transports.base import MAX_STAGES, Flow, Transport
 from relay.transports.object import CHUNK_BYTES as OBJECT_CHUNK_BYTES

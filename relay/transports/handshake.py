@@ -21,7 +21,7 @@ import struct
 from dataclasses import dataclass
 from typing import Final
 
-from relay.frames import Priority
+from relay.protocol.frames import Priority
 from thaw.errors import ProtocolError
 
 MAGIC: Final = b"THWT"

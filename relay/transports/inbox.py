@@ -19,7 +19,7 @@ import time
 from collections import deque
 from typing import Final, Protocol
 
-from relay.frames import Priority
+from relay.protocol.frames import Priority
 from relay.transports.base import Message, closed
 from thaw.errors import PlatformError
 

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from relay.frames import HEADER_BYTES, MAX_PAYLOAD_BYTES, FrameHeader, Priority, check_payload, decode_header
+from relay.protocol.frames import HEADER_BYTES, MAX_PAYLOAD_BYTES, FrameHeader, Priority, check_payload, decode_header
 from relay.transports.assembly import Assembly
 from relay.transports.base import Flow, Message, closed, split
 from thaw.errors import ProtocolError, StoreUnavailable, Unavailable

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import threading
 
-from relay.frames import Priority
+from relay.protocol.frames import Priority
 from relay.transports.base import Flow
 
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Generator, Mapping, Sequence
 from typing import Final
 
-from relay.frames import (
+from relay.protocol.frames import (
     HEADER_BYTES,
     MAX_PAYLOAD_BYTES,
     FrameHeader,

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from relay.frames import HEADER_BYTES, FrameHeader, Priority, encode_chunk
+from relay.protocol.frames import HEADER_BYTES, FrameHeader, Priority, encode_chunk
 from relay.transports.base import Flow, closed, split
 from relay.transports.inbox import BUSY_S, LOSS_ONLY, Inbox
 from relay.transports.quota import LinkQuota

@@ -6,9 +6,9 @@ import secrets
 import threading
 from typing import Final
 
-from relay.credentials import key_prefix
-from relay.frames import Priority
-from relay.messages import GroupCredential
+from relay.protocol.frames import Priority
+from relay.protocol.messages import GroupCredential
+from relay.state.credentials import key_prefix
 from relay.transports.resp import Connection, Refused, Server, command
 from thaw.errors import Unavailable, WorkerLost
 from thaw.ids import GroupId

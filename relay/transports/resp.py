@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from relay.frames import Priority
-from relay.messages import GroupCredential
+from relay.protocol.frames import Priority
+from relay.protocol.messages import GroupCredential
 from thaw.errors import PlatformError, ProtocolError, Unavailable
 
 BUFFER_BYTES: Final = 64 * 1024

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from relay.frames import (
+from relay.protocol.frames import (
     HEADER_BYTES,
     FrameHeader,
     FrameKind,
@@ -30,7 +30,7 @@ from relay.frames import (
     decode_header,
     encode_header,
 )
-from relay.messages import GroupCredential
+from relay.protocol.messages import GroupCredential
 from relay.transports import handshake
 from relay.transports.assembly import Assembly
 from relay.transports.base import Flow, Message

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from relay.frames import HEADER_BYTES, FrameHeader, FrameKind, Priority, decode_header, encode_chunk
+from relay.protocol.frames import HEADER_BYTES, FrameHeader, FrameKind, Priority, decode_header, encode_chunk
 from relay.transports.base import Flow, closed, split
 from relay.transports.inbox import BUSY_S, LOSS_ONLY, Inbox
 from relay.transports.resp import SMALL_BYTES

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from typing import Any
 
-from relay.fetch_client import DoorClient
-from relay.messages import InitReply, LlmInit, LlmRun
+from relay.clients.fetch import DoorClient
+from relay.protocol.messages import InitReply, LlmInit, LlmRun
 from thaw import wire
 from thaw.errors import BadRequest, Conflict, InstanceGone
 from thaw.trace import Phase

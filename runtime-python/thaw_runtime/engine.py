@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from relay.messages import LlmInit, SegmentOffer
+from relay.protocol.messages import LlmInit, SegmentOffer
 from thaw.errors import ErrorInfo
 from thaw.hops import HopPath
 from thaw.trace import TraceEvent
@@ -104,7 +104,7 @@ Emit = Callable[[Sequence[tuple[str, Event]]], None]
 
 
 class Segment(Protocol):
-    """What an engine needs of relay.segment.SegmentReader: bytes that are still arriving."""
+    """What an engine needs of relay.protocol.segment.SegmentReader: bytes that are still arriving."""
 
     offer: SegmentOffer
     n_bytes: int

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
-from relay.channel import Channel
-from relay.messages import LlmInit
+from relay.clients.channel import Channel
+from relay.protocol.messages import LlmInit
 from thaw.errors import (
     ErrorInfo,
     InitFailed,

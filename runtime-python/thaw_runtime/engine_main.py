@@ -15,8 +15,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from relay.channel import Channel, ChannelClosed
-from relay.fetch_client import DoorClient
+from relay.clients.channel import Channel, ChannelClosed
+from relay.clients.fetch import DoorClient
 from relay.thread_account import ThreadAccount
 from thaw import lasting
 from thaw.errors import PlatformError, ThawError

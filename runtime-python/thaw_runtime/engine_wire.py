@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from relay.messages import LlmInit
+from relay.protocol.messages import LlmInit
 from thaw import wire
 from thaw.errors import ErrorInfo, ProtocolError
 from thaw.hops import HopPath

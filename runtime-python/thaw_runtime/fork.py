@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NoReturn
 
-from relay.channel import Channel
+from relay.clients.channel import Channel
 from thaw.logs import flush_output, print_traceback
 from thaw_runtime import engine_env, engine_main, proxy
 

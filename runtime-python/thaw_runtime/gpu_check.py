@@ -23,8 +23,8 @@ from ctypes import byref, c_int, c_size_t, c_uint64, c_void_p
 from pathlib import Path
 from typing import Final
 
-from relay.messages import SegmentOffer
-from relay.segment import ControlPage, lay_out, segment_bytes
+from relay.protocol.messages import SegmentOffer
+from relay.protocol.segment import ControlPage, lay_out, segment_bytes
 from thaw.errors import PlatformError, Unavailable
 from thaw.model import FileRange, TensorInfo
 from thaw_runtime import native_library

@@ -1,5 +1,5 @@
 """HTTP/1.1 for the proxy of Python functions, whose image holds this package and the standard library and no more: what
-relay.http11.Handler is to everybody else.
+relay.clients.http11.Handler is to everybody else.
 
 http.server reads a head with the mail parser and writes it apart from its body, which wakes the peer twice; both cost
 more than a short function does.

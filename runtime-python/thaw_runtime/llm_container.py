@@ -12,7 +12,7 @@ import sys
 import time
 from dataclasses import dataclass
 
-from relay.channel import Channel
+from relay.clients.channel import Channel
 from thaw.settings import SettingError, load, setting
 from thaw_runtime import engine_env
 from thaw_runtime.ending import end_when_asked

@@ -14,7 +14,7 @@ from ctypes import POINTER, c_char, c_char_p, c_int, c_int32, c_int64, c_size_t,
 from pathlib import Path
 from typing import Final
 
-from relay.segment import error_on_page
+from relay.protocol.segment import error_on_page
 from thaw.errors import MemoryTooSmall, PlatformError, ProtocolError, ThawError, Unavailable
 
 ABI_VERSION: Final = 1

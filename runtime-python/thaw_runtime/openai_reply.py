@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from relay.messages import RunFinished, RunToken, TokenLogprob
+from relay.protocol.messages import RunFinished, RunToken, TokenLogprob
 
 
 def aggregate(

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from relay.messages import LlmRun
+from relay.protocol.messages import LlmRun
 from thaw.errors import BadRequest
 from thaw_runtime.engine import EngineRequest, Sampling
 from thaw_runtime.model_text import ModelText

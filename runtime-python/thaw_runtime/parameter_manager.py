@@ -8,7 +8,7 @@
 
 It is started before any heavy import and imports neither torch nor vLLM: a tensor leaves as a DLPack capsule, for
 ``torch.from_dlpack``.  On the CPU it is a view of the segment, whose mapping is held until the last tensor is gone; on
-a CUDA device a copy.  Without the library everything goes on with relay.segment.SegmentReader, which is said once.
+a CUDA device a copy.  Without the library everything goes on with relay's SegmentReader, which is said once.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from itertools import repeat
 from pathlib import Path
 from typing import Final, Self
 
-from relay.messages import SegmentOffer
-from relay.segment import Places, SegmentReader
+from relay.protocol.messages import SegmentOffer
+from relay.protocol.segment import Places, SegmentReader
 from thaw.errors import ModelCorrupt, ModelUnsupported, ProtocolError, ThawError, Unavailable
 from thaw.logs import Log
 from thaw.model import TensorInfo
@@ -95,7 +95,7 @@ def _free(free: Callable[[c_void_p], None], pointer: int | None, keeps: object) 
 
 
 class NativeSegment:
-    """A granted segment by the native reader; see relay.segment.SegmentReader, whose place it takes."""
+    """A granted segment by the native reader; see relay.protocol.segment.SegmentReader, whose place it takes."""
 
     def __init__(self, manager: ParameterManager, offer: SegmentOffer, fds: Sequence[int]) -> None:
         """Takes ownership of ``fds`` (control page, slabs).  Raises ProtocolError."""

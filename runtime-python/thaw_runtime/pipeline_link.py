@@ -17,8 +17,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
-from relay.frames import FLAG_TENSORS, FrameHeader, FrameKind, Priority
-from relay.messages import LlmInit
+from relay.protocol.frames import FLAG_TENSORS, FrameHeader, FrameKind, Priority
+from relay.protocol.messages import LlmInit
 from relay.transports.base import Message, Transport
 from relay.transports.connect import connect
 from thaw.errors import ErrorInfo, InitFailed, ProtocolError, ThawError, WorkerLost

@@ -7,7 +7,7 @@
                                        ──PathTaken──────▶               ──PathTaken▶
 
 A batch is one relay message: a tensor ``step`` of bytes (the Step in msgpack) and behind it the tensors of the model
-(``hidden_states`` and, where the family has one, ``residual``), all described by relay.tensors.  Everything else is
+(``hidden_states`` and, where the family has one, ``residual``), described as in relay/protocol/tensors.py.  Everything else is
 one msgpack value in a control message.  What arrives is typed and bounded before anything is done with it; the
 numbers that become addresses (block ids, row counts) are checked against what this stage has.
 """
@@ -20,8 +20,8 @@ from typing import Final
 
 import msgspec
 
-from relay import tensors
-from relay.tensors import TensorHeader
+from relay.protocol import tensors
+from relay.protocol.tensors import TensorHeader
 from thaw.errors import ErrorInfo, ProtocolError
 from thaw.hops import HopPath
 from thaw_runtime.engine import EngineRequest

@@ -14,9 +14,10 @@ import struct
 from collections.abc import Iterable
 from typing import Any
 
-from relay import http11, messages
-from relay.channel import Channel
-from relay.messages import LlmInit, RunFailed, RunFinished, RunToken
+from relay.clients import http11
+from relay.clients.channel import Channel
+from relay.protocol import messages
+from relay.protocol.messages import LlmInit, RunFailed, RunFinished, RunToken
 from thaw import lasting, wire
 from thaw.errors import BadRequest, NotFound, PlatformError, ProtocolError, ThawError, from_info
 from thaw.logs import Log, print_traceback

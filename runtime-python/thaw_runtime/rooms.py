@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from relay.messages import LlmInit, StageShape
+from relay.protocol.messages import LlmInit, StageShape
 from thaw.model import TensorInfo
 from thaw.plan import StageRole
 from thaw_runtime.engine import Segment

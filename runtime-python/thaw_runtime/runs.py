@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from relay.messages import LlmRun, RunFailed, RunFinished, RunToken, TokenLogprob
+from relay.protocol.messages import LlmRun, RunFailed, RunFinished, RunToken, TokenLogprob
 from thaw import hops
 from thaw.hops import HopPath
 from thaw.trace import Phase

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from relay.messages import PlacedRange
+from relay.protocol.messages import PlacedRange
 from thaw.errors import ModelCorrupt, ModelUnsupported
 from thaw_runtime.engine import ARRIVAL_DEADLINE_S, Segment
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from relay.messages import LlmInit
+from relay.protocol.messages import LlmInit
 from thaw import partition
 from thaw.checkpoint import is_entry, layer_of, parts_of
 from thaw.errors import InitFailed

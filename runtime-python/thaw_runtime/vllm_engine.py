@@ -26,7 +26,7 @@ from vllm.v1.engine.core import EngineCore
 from vllm.v1.request import Request
 from vllm.v1.sample import logits_processor
 
-from relay.messages import LlmInit
+from relay.protocol.messages import LlmInit
 from thaw.errors import ErrorInfo, InitFailed, ModelUnsupported, PlatformError, ThawError, WorkerLost
 from thaw.logs import print_traceback
 from thaw.trace import Phase

@@ -19,7 +19,7 @@ import signal
 import socket
 from typing import Any
 
-from relay.channel import Channel
+from relay.clients.channel import Channel
 from thaw import wire
 from thaw.errors import ProtocolError
 from thaw.logs import Log

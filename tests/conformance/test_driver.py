@@ -18,7 +18,7 @@ from invoker.owned import OwnedContainers
 from invoker.process_driver import ProcessDriver
 from invoker.programs import PROGRAMS
 from invoker.shares import NoShares
-from relay.http_unix import UnixConnection
+from relay.clients.http_unix import UnixConnection
 from tests.docker.engine import DockerEngine, docker_engine
 from thaw.action import KIND_PYTHON
 from thaw.errors import PlatformError, WorkerLost

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from relay.messages import GroupCredential, GroupLink, LlmInit, StageShape
+from relay.protocol.messages import GroupCredential, GroupLink, LlmInit, StageShape
 from tests.conftest import ValkeyServer
 from tests.thaw_runtime.doorway import Doorway
 from tests.thaw_runtime.models import read_segment, real_model, write_tiny_model

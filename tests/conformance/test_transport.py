@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.frames import FLAG_TENSORS, FrameHeader, FrameKind, Priority
+from relay.protocol.frames import FLAG_TENSORS, FrameHeader, FrameKind, Priority
 from relay.transports.base import Flow
 from tests.conformance.transports import FLOW, KINDS, Group, Worker, cut, group_in_store, group_on_redis, settle
 from tests.seaweed import KEY, SECRET, seaweed

@@ -12,9 +12,9 @@ from typing import Any
 
 import redis
 
-from relay import credentials
-from relay.frames import Priority
-from relay.messages import GroupCredential, GroupLink
+from relay.protocol.frames import Priority
+from relay.protocol.messages import GroupCredential, GroupLink
+from relay.state import credentials
 from relay.transports.base import Flow, Transport
 from relay.transports.connect import connect
 from relay.transports.object import ObjectTransport

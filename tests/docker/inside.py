@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from invoker.driver import Driver, Handle, Spec
-from relay.http_unix import UnixConnection
+from relay.clients.http_unix import UnixConnection
 from thaw.action import KIND_PYTHON
 
 WAIT_S = 30.0

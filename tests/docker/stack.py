@@ -19,7 +19,7 @@ import docker.errors
 import requests
 from docker.models.containers import Container
 
-from relay.fetch_client import FetchClient
+from relay.clients.fetch import FetchClient
 from tests.conftest import free_port
 from tests.docker.engine import ROOT, DockerEngine
 from thaw.action import KIND_LLM

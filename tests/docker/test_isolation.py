@@ -19,9 +19,9 @@ from invoker.docker_driver import DockerDriver
 from invoker.driver import Handle, Spec
 from invoker.programs import PROGRAMS
 from invoker.relay_door import RelayDoors
-from relay import credentials
-from relay.channel import Channel
-from relay.messages import SegmentWanted, to_plain
+from relay.clients.channel import Channel
+from relay.protocol.messages import SegmentWanted, to_plain
+from relay.state import credentials
 from tests import function_imports
 from tests.conftest import ValkeyServer, free_port, valkey_binary
 from tests.docker.engine import DockerEngine

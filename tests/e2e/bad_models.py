@@ -17,10 +17,10 @@ import numpy as np
 import requests
 from safetensors.numpy import save_file
 
-from relay import redis_link
-from relay.fetch_client import FetchClient
-from relay.messages import Status
-from relay.registry import Registry
+from relay.clients.fetch import FetchClient
+from relay.protocol.messages import Status
+from relay.state import redis_link
+from relay.state.registry import Registry
 from tests.e2e.machine import Machine, processes
 from thaw.dev import smollm2
 from thaw.dev.layout import Layout

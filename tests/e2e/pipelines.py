@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 
 import redis
 
-from relay import redis_link
-from relay.credentials import key_prefix
-from relay.registry import Registry
+from relay.state import redis_link
+from relay.state.credentials import key_prefix
+from relay.state.registry import Registry
 from tests.e2e.machine import Machine, processes, session_of
 from thaw import wire
 from thaw.action import KIND_LLM

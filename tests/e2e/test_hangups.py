@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from relay.http_unix import UnixConnection
+from relay.clients.http_unix import UnixConnection
 from tests.e2e import bad_models
 from tests.e2e.bad_models import Shop
 from tests.e2e.machine import Machine

@@ -21,9 +21,9 @@ from typing import Any, Self
 
 import xxhash
 
-from relay.fetch_client import DoorClient, FetchClient
-from relay.messages import FetchStart, FetchStarted
-from relay.segment import SegmentReader
+from relay.clients.fetch import DoorClient, FetchClient
+from relay.protocol.messages import FetchStart, FetchStarted
+from relay.protocol.segment import SegmentReader
 from thaw import checkpoint
 from thaw.dev.links import inside
 from thaw.ids import GroupId, InstanceId

@@ -17,8 +17,8 @@ from gateway.scheduler.hosts import HostView, new_host
 from gateway.scheduler.ledger import DISCIPLINES, Discipline
 from gateway.scheduler.plans import fetch_key
 from invoker.report import _fetches
-from relay.fetch_client import FetchClient
-from relay.messages import FetchUpdate
+from relay.clients.fetch import FetchClient
+from relay.protocol.messages import FetchUpdate
 from tests.fetchd.harness import Fetchd, Request, Store, wait_until, write_index, write_model
 from tests.scheduler.world import report
 from thaw.errors import PlatformError, StaleEpoch

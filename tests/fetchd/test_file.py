@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from relay.fetch_client import DoorClient
-from relay.messages import FetchUpdate
-from relay.segment import SegmentReader
+from relay.clients.fetch import DoorClient
+from relay.protocol.messages import FetchUpdate
+from relay.protocol.segment import SegmentReader
 from tests.fetchd.harness import Fetchd, file_bytes, wait_until, write_index, write_model
 from thaw.errors import (
     BadRequest,

@@ -14,18 +14,18 @@ from pathlib import Path
 import pytest
 
 from fetchd.doors import FDS_PER_MESSAGE
-from relay.channel import Channel
-from relay.fetch_client import DoorClient, FetchClient
-from relay.frames import FrameHeader, FrameKind, encode
-from relay.messages import Status, StatusQuery, from_plain, to_plain
+from relay.clients.channel import Channel
+from relay.clients.fetch import DoorClient, FetchClient
+from relay.protocol.frames import FrameHeader, FrameKind, encode
+from relay.protocol.messages import Status, StatusQuery, from_plain, to_plain
 from tests.fetchd.harness import ROOT, Fetchd, wait_until, write_model
 from thaw.errors import PlatformError, Unavailable
 from thaw.ids import GroupId, InstanceId
 
 PRELUDE = """
 import array, ctypes, fcntl, json, mmap, os, socket, sys
-from relay.channel import Channel
-from relay.messages import SegmentWanted, from_plain, to_plain
+from relay.clients.channel import Channel
+from relay.protocol.messages import SegmentWanted, from_plain, to_plain
 channel = Channel.connect(sys.argv[1])
 channel.send(to_plain(SegmentWanted()))
 plain, fds = channel.receive()
@@ -232,7 +232,7 @@ def test_a_clean_stop_tells_the_readers(tmp_path: Path) -> None:
 
 OWNER = """
 import sys
-from relay.fetch_client import FetchClient
+from relay.clients.fetch import FetchClient
 client = FetchClient(sys.argv[1])
 print(client.door_open("i1"), flush=True)
 client.door_grant("i1", sys.argv[2], "g", 0)

@@ -21,8 +21,8 @@ from fetchd.segments import Arrived, SegmentKey, SegmentStore
 from fetchd.sharing import Board
 from fetchd.slabs import SlabPool
 from fetchd.sources.file import FileSource
-from relay.messages import FetchStart, PlacedRange
-from relay.segment import PageReader, lay_out
+from relay.protocol.messages import FetchStart, PlacedRange
+from relay.protocol.segment import PageReader, lay_out
 from tests.fetchd.harness import wait_until
 from thaw.errors import ErrorInfo, MemoryTooSmall, ModelCorrupt, PoolFull, StoreUnavailable
 from thaw.ids import GroupId

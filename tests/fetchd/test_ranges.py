@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from relay.messages import FetchUpdate
-from relay.pool import content_key, n_slabs
+from relay.protocol.messages import FetchUpdate
+from relay.protocol.pool import content_key, n_slabs
 from tests.fetchd.harness import Fetchd, Request, Store, safetensors_bytes, wait_until, write_index
 from thaw import partition
 from thaw.errors import BadRequest, MemoryTooSmall, ModelCorrupt, PlatformError, PoolFull

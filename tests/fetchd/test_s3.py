@@ -19,8 +19,8 @@ import pytest
 from fetchd.settings import FetchdSettings
 from fetchd.sources import s3 as fetchd_s3
 from fetchd.sources.registry import open_source
-from relay.frames import FrameHeader, FrameKind
-from relay.messages import GroupCredential, GroupLink
+from relay.protocol.frames import FrameHeader, FrameKind
+from relay.protocol.messages import GroupCredential, GroupLink
 from relay.transports.connect import connect
 from tests.aws_roles import Roles, serve_roles
 from tests.conftest import free_port

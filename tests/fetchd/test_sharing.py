@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.messages import FetchUpdate
+from relay.protocol.messages import FetchUpdate
 from tests.fetchd.harness import Fetchd, Request, Store, write_index, write_model
 from thaw import partition
 from thaw.ids import GroupId, InstanceId

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.fetch_client import DoorClient
+from relay.clients.fetch import DoorClient
 from tests.fetchd.harness import Fetchd, Request, Store, wait_until, write_index, write_model
 from thaw import partition
 from thaw.errors import MemoryTooSmall, NotFound, PlatformError, StoreUnavailable

@@ -18,8 +18,8 @@ import pytest
 import redis
 import requests
 
-from relay import keys
-from relay.records import Records, Subject
+from relay.state import keys
+from relay.state.records import Records, Subject
 from tests.conftest import free_port
 from tests.gateway.fake_invoker import FakeInvoker
 from thaw.activation import Activation

@@ -16,9 +16,9 @@ from typing import Any
 
 import redis
 
-from relay import messages
-from relay.messages import ACTIVATION_HEADER, RunFinished, RunToken, TokenLogprob
-from relay.registry import Registry
+from relay.protocol import messages
+from relay.protocol.messages import ACTIVATION_HEADER, RunFinished, RunToken, TokenLogprob
+from relay.state.registry import Registry
 from thaw.errors import ThawError
 from thaw.ids import ActionName, GroupId, HostId, InstanceId
 from thaw.instance import InstanceRecord, InstanceState, StartMode

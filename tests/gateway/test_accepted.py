@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 import redis
 
-from relay import bus, keys
-from relay.messages import StartFailed
+from relay.protocol.messages import StartFailed
+from relay.state import bus, keys
 from tests.conftest import ValkeyServer
 from tests.gateway.conftest import KEY, GatewayProcess, add_key, wait_for_record
 from tests.gateway.fake_invoker import FakeInvoker

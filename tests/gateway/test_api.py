@@ -11,8 +11,8 @@ import pytest
 import redis
 import requests
 
-from relay.records import Records
-from relay.registry import Registry
+from relay.state.records import Records
+from relay.state.registry import Registry
 from tests.conftest import ValkeyServer
 from tests.gateway.conftest import KEY, LLM_CONFIG, OTHER_KEY, GatewayProcess, add_key
 from tests.gateway.fake_invoker import FakeInvoker

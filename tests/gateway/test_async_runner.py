@@ -19,10 +19,10 @@ from gateway.link import InvokerPool
 from gateway.recorder import Recorder
 from gateway.runs import Outcome
 from gateway.waiting import WaitingRoom
-from relay import keys, redis_link
-from relay.pending import PendingClaims
-from relay.records import Pending, Records
-from relay.registry import Registry
+from relay.state import keys, redis_link
+from relay.state.pending import PendingClaims
+from relay.state.records import Pending, Records
+from relay.state.registry import Registry
 from thaw.action import KIND_PYTHON, Action, Exec, Limits
 from thaw.activation import ActivationStatus
 from thaw.errors import Unavailable

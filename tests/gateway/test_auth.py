@@ -9,8 +9,8 @@ import pytest
 import redis
 
 from gateway.auth import CACHE_S, Authenticator
-from relay import keys, redis_link
-from relay.records import Records, Subject
+from relay.state import keys, redis_link
+from relay.state.records import Records, Subject
 from tests.conftest import Clock
 from thaw.errors import Unauthorized
 from thaw.ids import Namespace

@@ -12,9 +12,9 @@ from gateway.hangup import Hangup
 from gateway.link import InvokerPool
 from gateway.recorder import Recorder
 from gateway.runs import Outcome
-from relay import redis_link
-from relay.records import Pending, Records, Subject
-from relay.registry import Registry
+from relay.state import redis_link
+from relay.state.records import Pending, Records, Subject
+from relay.state.registry import Registry
 from tests.gateway.conftest import wait_for_record
 from thaw.action import KIND_PYTHON, Action, Exec, Limits
 from thaw.activation import ActivationStatus

@@ -12,10 +12,10 @@ from gateway.core import Beats
 from gateway.demand import Demand
 from gateway.hangup import Hangup
 from gateway.waiting import Ticket, WaitingRoom
-from relay import redis_link
-from relay.messages import DemandAdded
-from relay.records import Subject
-from relay.registry import Registry
+from relay.protocol.messages import DemandAdded
+from relay.state import redis_link
+from relay.state.records import Subject
+from relay.state.registry import Registry
 from tests.conftest import ValkeyServer
 from thaw.action import KIND_PYTHON, Action, Exec, Limits
 from thaw.ids import ActionName, ActivationId, GatewayId, Namespace

@@ -11,7 +11,7 @@ from gateway.dispatch import Dispatcher
 from gateway.hangup import Hangup
 from gateway.link import InvokerPool, Reply
 from gateway.waiting import WaitingRoom
-from relay.records import Subject
+from relay.state.records import Subject
 from thaw.action import KIND_PYTHON, Action, Exec, Limits
 from thaw.errors import InstanceBusy
 from thaw.ids import ActionName, ActivationId, GroupId, HostId, InstanceId, Namespace

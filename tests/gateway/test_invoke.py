@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import redis
 
-from relay import bus
-from relay.messages import StartFailed
-from relay.records import Records
+from relay.protocol.messages import StartFailed
+from relay.state import bus
+from relay.state.records import Records
 from tests.gateway.conftest import GatewayProcess, wait_for_record
 from tests.gateway.fake_invoker import FakeInvoker
 from thaw.activation import ActivationStatus

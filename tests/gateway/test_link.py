@@ -10,7 +10,7 @@ import pytest
 
 from gateway.hangup import Hangup
 from gateway.link import InvokerPool, Reply
-from relay.http11 import Connection
+from relay.clients.http11 import Connection
 from thaw.errors import ThawError, TimeLimitExceeded, WorkerLost
 
 

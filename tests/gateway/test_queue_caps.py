@@ -13,7 +13,7 @@ import redis
 from gateway.expect import Expectation
 from gateway.throttle import QueueCaps
 from gateway.waiting import Queue, Ticket, WaitingRoom
-from relay.registry import Registry
+from relay.state.registry import Registry
 from tests.gateway.conftest import GatewayProcess
 from tests.gateway.fake_invoker import FakeInvoker
 from thaw.errors import Throttled, Unavailable

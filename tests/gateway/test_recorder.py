@@ -14,8 +14,8 @@ from gateway.hangup import Hangup
 from gateway.link import InvokerPool
 from gateway.recorder import Recorder
 from gateway.runs import Outcome
-from relay.messages import LogsFound, LogsWanted
-from relay.records import Ended, Records, Subject
+from relay.protocol.messages import LogsFound, LogsWanted
+from relay.state.records import Ended, Records, Subject
 from thaw.action import KIND_PYTHON, Action, Exec, Limits
 from thaw.activation import Activation, ActivationStatus
 from thaw.errors import Unavailable

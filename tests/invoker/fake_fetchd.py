@@ -6,8 +6,8 @@ import os
 import threading
 from pathlib import Path
 
-from relay.fetch_client import FetchClient
-from relay.messages import FetchDone, FetchStart, FetchStarted, SegmentStatus, Status
+from relay.clients.fetch import FetchClient
+from relay.protocol.messages import FetchDone, FetchStart, FetchStarted, SegmentStatus, Status
 from thaw.errors import ThawError, Unavailable
 from thaw.ids import GroupId, InstanceId
 from thaw.model import ModelFacts

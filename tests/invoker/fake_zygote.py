@@ -10,7 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from relay.channel import Channel
+from relay.clients.channel import Channel
 from thaw.errors import ProtocolError
 
 LLM = str(Path(__file__).with_name("fake_llm.py"))

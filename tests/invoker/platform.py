@@ -14,9 +14,7 @@ import redis
 
 from invoker.main import Agent
 from invoker.settings import InvokerSettings
-from relay import bus, redis_link
-from relay.bus import EventReader
-from relay.messages import (
+from relay.protocol.messages import (
     ACTIVATION_HEADER,
     Cancel,
     Command,
@@ -26,8 +24,10 @@ from relay.messages import (
     Release,
     Start,
 )
-from relay.records import Records
-from relay.registry import Registry
+from relay.state import bus, redis_link
+from relay.state.bus import EventReader
+from relay.state.records import Records
+from relay.state.registry import Registry
 from thaw.action import KIND_PYTHON, Action, Exec, Limits
 from thaw.ids import ActionName, ActivationId, CommandId, GroupId, HostId, InstanceId, Namespace, PlanId, random_hex_id
 from thaw.instance import InstanceRecord, InstanceState

@@ -18,9 +18,9 @@ from invoker.instance import Event
 from invoker.ledger import Ledger
 from invoker.live import Live
 from invoker.placing import Placing
-from relay.channel import Channel, ChannelClosed
-from relay.fetch_client import FetchClient
-from relay.messages import Done, DoorOpen, DoorOpened, from_plain, to_plain
+from relay.clients.channel import Channel, ChannelClosed
+from relay.clients.fetch import FetchClient
+from relay.protocol.messages import Done, DoorOpen, DoorOpened, from_plain, to_plain
 from tests.fetchd.harness import Fetchd
 from tests.invoker.platform import WAIT_S
 from thaw.action import KIND_LLM, KIND_PYTHON

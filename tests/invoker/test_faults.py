@@ -16,7 +16,7 @@ import pytest
 
 from invoker import report, zygote
 from invoker.shares import CgroupShares
-from relay.messages import Cancel, HostChanged, InspectModel, InstanceChanged, SetStemCells, Start
+from relay.protocol.messages import Cancel, HostChanged, InspectModel, InstanceChanged, SetStemCells, Start
 from tests.invoker import fake_zygote
 from tests.invoker.fake_fetchd import FakeFetchd
 from tests.invoker.platform import HOST, WAIT_S, Host, until

@@ -7,7 +7,7 @@ import threading
 from invoker.fleet import Fleet
 from invoker.instance import Event
 from invoker.ledger import Ledger
-from relay.fetch_client import FetchClient
+from relay.clients.fetch import FetchClient
 from tests.invoker.platform import WAIT_S
 from tests.invoker.test_cells import Containers, starting
 from thaw.instance import InstanceRecord, InstanceState

@@ -14,8 +14,8 @@ import pytest
 
 from invoker.initialise import group_link, llm_init, slots_in
 from invoker.programs import PROGRAMS
-from relay import credentials, keys
-from relay.messages import GroupCredential, GroupLink, StageShape, Start
+from relay.protocol.messages import GroupCredential, GroupLink, StageShape, Start
+from relay.state import credentials, keys
 from tests.invoker import fake_llm
 from tests.invoker.fake_fetchd import FakeFetchd
 from tests.invoker.platform import HOST, WAIT_S, Host, until

@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from invoker.http_body import MAX_HEAD_BYTES, ResponseParser
-from relay.http11 import BrokenExchange, Connection
+from relay.clients.http11 import BrokenExchange, Connection
 from thaw.errors import ProtocolError
 
 LENGTH = b"HTTP/1.1 200 OK\r\nContent-Type: x\r\nContent-Length: 5\r\n\r\nhello"

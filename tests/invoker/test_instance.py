@@ -10,7 +10,7 @@ import pytest
 from invoker.driver import status_of
 from invoker.instance import PUBLIC, TABLE, Action, Event, State, step
 from invoker.live import Live
-from relay.http_unix import UnixConnection
+from relay.clients.http_unix import UnixConnection
 from tests.relay.samples import INSTANCE
 from thaw.errors import WorkerLost
 from thaw.instance import InstanceState

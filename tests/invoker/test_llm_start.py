@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from invoker.programs import PROGRAMS
-from relay.messages import HostChanged, InspectModel, ModelInspected
+from relay.protocol.messages import HostChanged, InspectModel, ModelInspected
 from tests.invoker import fake_llm
 from tests.invoker.fake_fetchd import FakeFetchd
 from tests.invoker.platform import HOST, WAIT_S, Host, until

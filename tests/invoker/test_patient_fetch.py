@@ -13,9 +13,9 @@ import pytest
 from fetchd.server import UnixServer
 from invoker import patient_fetch
 from invoker.patient_fetch import PatientFetchClient
-from relay.channel import Channel, ChannelClosed
-from relay.fetch_client import DoorClient, FetchClient
-from relay.messages import FetchStart, FetchStarted, Refused, to_plain
+from relay.clients.channel import Channel, ChannelClosed
+from relay.clients.fetch import DoorClient, FetchClient
+from relay.protocol.messages import FetchStart, FetchStarted, Refused, to_plain
 from tests.invoker.platform import WAIT_S
 from thaw.errors import PoolFull, Unavailable
 from thaw.ids import GroupId

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from invoker.plans import check_plan
-from relay.messages import CommandRefused, Start
+from relay.protocol.messages import CommandRefused, Start
 from tests.invoker.platform import Host
 from thaw import wire
 from thaw.errors import ProtocolError

@@ -9,7 +9,7 @@ import pytest
 
 from invoker.ledger import Ledger
 from invoker.pool import IdleInstance, Need, Place, PoolView, StemCell, Wait, choose
-from relay.messages import InstanceChanged
+from relay.protocol.messages import InstanceChanged
 from tests.invoker.platform import Host
 from thaw.action import KIND_LLM, KIND_PYTHON
 from thaw.errors import MemoryTooSmall

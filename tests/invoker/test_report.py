@@ -10,8 +10,8 @@ import pytest
 
 from invoker.device_kind import kind_of
 from invoker.report import Reporter, _fetches
-from relay.fetch_client import FetchClient
-from relay.messages import FetchStatus, Status
+from relay.clients.fetch import FetchClient
+from relay.protocol.messages import FetchStatus, Status
 from tests.invoker.platform import Host
 from thaw import lasting
 from thaw.host import FetchReport

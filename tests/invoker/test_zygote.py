@@ -18,7 +18,7 @@ from invoker.appears import wait_socket
 from invoker.exits import ExitWatch
 from invoker.owned import find_by_socket
 from invoker.zygote import Zygote
-from relay.channel import Channel
+from relay.clients.channel import Channel
 from tests.invoker import bare_zygote, fake_zygote
 from tests.invoker.platform import WAIT_S, until
 from thaw.errors import PlatformError

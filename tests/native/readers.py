@@ -7,8 +7,8 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from relay.messages import SegmentOffer
-from relay.segment import ControlPage, lay_out, segment_bytes
+from relay.protocol.messages import SegmentOffer
+from relay.protocol.segment import ControlPage, lay_out, segment_bytes
 from thaw.model import FileRange, TensorInfo
 
 SLAB_BYTES = 2 * 1024 * 1024

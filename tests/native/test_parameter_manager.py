@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from relay.messages import SegmentOffer
-from relay.segment import SegmentReader
+from relay.protocol.messages import SegmentOffer
+from relay.protocol.segment import SegmentReader
 from tests.native.readers import FILE, SLAB_BYTES, Made, make_segment, tensor
 from thaw.errors import ErrorInfo, ModelCorrupt, ModelUnsupported, PlatformError, ProtocolError, Unavailable
 from thaw.model import TensorInfo

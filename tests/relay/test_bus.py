@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import redis
 
-from relay import bus, keys, redis_link
-from relay.messages import (
+from relay.protocol.messages import (
     ActionChanged,
     Command,
     HostChanged,
@@ -21,6 +20,7 @@ from relay.messages import (
     from_plain,
     to_plain,
 )
+from relay.state import bus, keys, redis_link
 from tests.conftest import ValkeyServer
 from tests.relay.samples import INSTANCE, PLAN
 from thaw.errors import ProtocolError

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from relay.channel import MAX_FDS, Channel, ChannelClosed
-from relay.frames import FrameHeader, FrameKind, encode
+from relay.clients.channel import MAX_FDS, Channel, ChannelClosed
+from relay.protocol.frames import FrameHeader, FrameKind, encode
 from thaw.errors import ProtocolError
 
 

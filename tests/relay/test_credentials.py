@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 import redis
 
-from relay import credentials
-from relay.frames import FrameHeader, FrameKind
+from relay.protocol.frames import FrameHeader, FrameKind
+from relay.state import credentials
 from relay.transports.redis import RedisTransport
 from tests.conftest import ValkeyServer
 from thaw.errors import WorkerLost

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay import frames
-from relay.frames import FLAG_TENSORS, HEADER_BYTES, MAX_PAYLOAD_BYTES, Frame, FrameHeader, FrameKind, Priority
+from relay.protocol import frames
+from relay.protocol.frames import FLAG_TENSORS, HEADER_BYTES, MAX_PAYLOAD_BYTES, Frame, FrameHeader, FrameKind, Priority
 from thaw.errors import ProtocolError
 
 VECTORS: dict[str, Any] = json.loads((Path(__file__).parents[1] / "vectors/frames.json").read_text())

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from relay.http11 import BrokenExchange, Connection, Handler
+from relay.clients.http11 import BrokenExchange, Connection, Handler
 
 LENGTH = b"HTTP/1.1 200 All Is Well\r\nContent-Type: text/plain\r\nCONTENT-LENGTH: 11\r\n\r\nhello world"
 CHUNKS = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n6\r\n world\r\n0\r\n\r\n"

@@ -10,9 +10,9 @@ from typing import Any, cast
 import pytest
 import redis
 
-from relay import keys, redis_link
-from relay.pending import Entry, PendingClaims, PendingReader, create_group
-from relay.records import Pending, Records
+from relay.state import keys, redis_link
+from relay.state.pending import Entry, PendingClaims, PendingReader, create_group
+from relay.state.records import Pending, Records
 from thaw.ids import ActionName, ActivationId, GatewayId, Namespace
 from thaw.logs import Log
 

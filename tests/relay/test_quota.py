@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.frames import Priority
+from relay.protocol.frames import Priority
 from relay.transports.base import Flow
 from relay.transports.quota import LinkQuota
 

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from relay import redis_link
+from relay.state import redis_link
 from tests.conftest import free_port
 from thaw.errors import Unavailable
 

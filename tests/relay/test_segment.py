@@ -16,10 +16,9 @@ from typing import Any
 
 import pytest
 
-from relay.memory import Region, futex_wait, futex_wake
-from relay.messages import PlacedRange, SegmentOffer
-from relay.pool import ALIGNMENT, n_slabs, segment_length
-from relay.segment import (
+from relay.protocol.messages import PlacedRange, SegmentOffer
+from relay.protocol.pool import ALIGNMENT, n_slabs, segment_length
+from relay.protocol.segment import (
     DEAD_AFTER_S,
     PAGE_BYTES,
     ControlPage,
@@ -28,6 +27,7 @@ from relay.segment import (
     lay_out,
     segment_bytes,
 )
+from relay.protocol.shared_memory import Region, futex_wait, futex_wake
 from thaw.errors import (
     ErrorInfo,
     MemoryTooSmall,
@@ -165,7 +165,7 @@ def test_a_view_outside_the_segment_is_refused(made: Made) -> None:
 
 
 def test_a_waiter_is_woken_by_the_chunk_and_not_by_the_clock(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("relay.segment.MAX_WAIT_S", 4.0)
+    monkeypatch.setattr("relay.protocol.segment.MAX_WAIT_S", 4.0)
     reader = made.reader()
     woken: list[float] = []
     latencies = []

@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 import redis
 
-from relay import keys, redis_link
-from relay.lease import SchedulerLease
-from relay.messages import DemandAdded
-from relay.records import RECORD_TTL_S, Ended, Pending, Records, Subject
-from relay.registry import Registry
+from relay.protocol.messages import DemandAdded
+from relay.state import keys, redis_link
+from relay.state.lease import SchedulerLease
+from relay.state.records import RECORD_TTL_S, Ended, Pending, Records, Subject
+from relay.state.registry import Registry
 from tests.conftest import ValkeyServer
 from tests.relay.samples import GROUP, INSTANCE, PLAN, record
 from thaw import wire
@@ -179,7 +179,7 @@ def test_the_index_of_records_loses_those_that_have_expired(client: redis.Redis)
 
 def test_long_records_are_written_in_several_transactions(client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     many = [Ended(record(str(n) * 32), (event(Phase.RECEIVED),)) for n in range(5)]
-    monkeypatch.setattr("relay.records._TRANSACTION_BYTES", 2 * len(wire.dumps(many[0].record)))
+    monkeypatch.setattr("relay.state.records._TRANSACTION_BYTES", 2 * len(wire.dumps(many[0].record)))
     client.config_resetstat()
     assert Records(client).end_all(many) == [True] * 5
     assert client.info("commandstats")["cmdstat_exec"]["calls"] == 3

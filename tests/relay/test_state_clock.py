@@ -11,10 +11,10 @@ import pytest
 import redis
 from rich.console import Console
 
-from relay import redis_link
-from relay.records import Records
-from relay.registry import Registry
-from relay.state_clock import StateClock
+from relay.state import redis_link
+from relay.state.clock import StateClock
+from relay.state.records import Records
+from relay.state.registry import Registry
 from thaw import wire
 from thaw.cli import explain
 from thaw.host import Device, HostReport

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay import tensors
-from relay.tensors import TensorHeader
+from relay.protocol import tensors
+from relay.protocol.tensors import TensorHeader
 from thaw.errors import ProtocolError
 
 HEADERS = [

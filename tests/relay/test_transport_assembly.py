@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.frames import FrameHeader, FrameKind, decode_header
+from relay.protocol.frames import FrameHeader, FrameKind, decode_header
 from relay.transports.assembly import Assembly
 from relay.transports.base import Flow, Message, split
 from thaw.errors import ProtocolError

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from relay import frames
-from relay.frames import FrameHeader, FrameKind
-from relay.messages import GroupCredential, GroupLink
+from relay.protocol import frames
+from relay.protocol.frames import FrameHeader, FrameKind
+from relay.protocol.messages import GroupCredential, GroupLink
 from relay.transports.base import Flow
 from relay.transports.connect import connect
 from relay.transports.object import ObjectTransport, _mac

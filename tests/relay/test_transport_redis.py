@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 import redis
 
-from relay import frames
-from relay.credentials import drop_group
-from relay.frames import HEADER_BYTES, MAX_PAYLOAD_BYTES, FrameHeader, FrameKind, Priority
-from relay.messages import GroupCredential, GroupLink
+from relay.protocol import frames
+from relay.protocol.frames import HEADER_BYTES, MAX_PAYLOAD_BYTES, FrameHeader, FrameKind, Priority
+from relay.protocol.messages import GroupCredential, GroupLink
+from relay.state.credentials import drop_group
 from relay.transports.base import Flow, Transport
 from relay.transports.connect import connect
 from relay.transports.quota import LinkQuota

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import redis
 
-from relay import frames
-from relay.frames import FrameHeader, FrameKind, Priority
-from relay.messages import GroupCredential
+from relay.protocol import frames
+from relay.protocol.frames import FrameHeader, FrameKind, Priority
+from relay.protocol.messages import GroupCredential
 from relay.transports import handshake
 from relay.transports.auto import AutoTransport
 from relay.transports.base import Flow

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from invoker.appears import wait_socket
-from relay.http_unix import UnixConnection
+from relay.clients.http_unix import UnixConnection
 
 ROOT = Path(__file__).parents[2]
 WAIT_S = 20.0

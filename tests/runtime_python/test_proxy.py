@@ -17,7 +17,7 @@ from unittest.mock import ANY
 
 import pytest
 
-from relay.http_unix import UnixConnection
+from relay.clients.http_unix import UnixConnection
 from tests.runtime_python.conftest import ROOT, WAIT_S, Proxy, running
 
 SENTINEL = "XXX_THE_END_OF_A_WHISK_ACTIVATION_XXX\n"

@@ -20,7 +20,7 @@ from gateway.scheduler.decisions import (
     StartGroup,
 )
 from gateway.scheduler.events import ActionFacts, HostsSeen, Rebuilt, StartRefused
-from relay.messages import CommandRefused, DemandAdded, DemandRemoved, InstanceChanged
+from relay.protocol.messages import CommandRefused, DemandAdded, DemandRemoved, InstanceChanged
 from tests.scheduler.world import World, record_of, report
 from thaw.errors import ErrorInfo
 from thaw.host import HostReport

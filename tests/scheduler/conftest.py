@@ -16,8 +16,7 @@ from typing import Any
 
 import pytest
 
-from relay import bus, credentials, keys, redis_link
-from relay.messages import (
+from relay.protocol.messages import (
     Cancel,
     Command,
     CommandRefused,
@@ -29,8 +28,9 @@ from relay.messages import (
     SetStemCells,
     Start,
 )
-from relay.records import Records
-from relay.registry import Registry
+from relay.state import bus, credentials, keys, redis_link
+from relay.state.records import Records
+from relay.state.registry import Registry
 from thaw import wire
 from thaw.action import KIND_LLM, KIND_PYTHON, Action, Exec, Limits
 from thaw.clock import wall_ms

@@ -10,7 +10,7 @@ import redis
 
 from gateway.scheduler.decisions import ReleaseInstance, StartGroup
 from gateway.scheduler.events import HostsSeen
-from relay.registry import Registry
+from relay.state.registry import Registry
 from tests.scheduler.test_policy import HELLO, hello, of, report, world
 from thaw.errors import NotFound
 from thaw.ids import HostId

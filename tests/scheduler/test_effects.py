@@ -17,10 +17,10 @@ from gateway.scheduler.group_credentials import GroupCredentials
 from gateway.scheduler.history import History, Learned
 from gateway.scheduler.predict import f_factor
 from gateway.scheduler.relay_work import RelayWork
-from relay import redis_link
-from relay.records import Records
-from relay.registry import Registry
-from relay.state_clock import StateClock
+from relay.state import redis_link
+from relay.state.clock import StateClock
+from relay.state.records import Records
+from relay.state.registry import Registry
 from tests.relay.samples import PLAN, record
 from tests.scheduler.world import FACTS
 from thaw import wire

@@ -16,7 +16,7 @@ from gateway.scheduler.evictions import evictions
 from gateway.scheduler.hosts import DeviceView
 from gateway.scheduler.idle import Where
 from gateway.scheduler.view import SERVING, ClusterView, InstanceView
-from relay.messages import DemandAdded, DemandRemoved, InstanceChanged
+from relay.protocol.messages import DemandAdded, DemandRemoved, InstanceChanged
 from tests.scheduler.cluster import Cluster
 from tests.scheduler.test_group_histories import ACTIONS, histories, play
 from tests.scheduler.world import MIB, World, chat, hello, of, report

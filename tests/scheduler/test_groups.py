@@ -24,7 +24,7 @@ from gateway.scheduler.parts import Parts
 from gateway.scheduler.plans import fetch_key, later_key
 from gateway.scheduler.predict import Times
 from gateway.scheduler.starts import GATHER_S
-from relay.messages import CommandRefused, DemandAdded, DemandRemoved, ModelInspected
+from relay.protocol.messages import CommandRefused, DemandAdded, DemandRemoved, ModelInspected
 from tests.scheduler.world import (
     CHAT,
     FACTS,

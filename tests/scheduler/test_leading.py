@@ -15,8 +15,8 @@ from gateway.scheduler.effects import Arrival
 from gateway.scheduler.leading import Leadership, Term, wait_for_lease
 from gateway.scheduler.loop import Scheduler
 from gateway.scheduler.settings import SchedulerSettings
-from relay import keys, redis_link
-from relay.lease import LEASE_MS, SchedulerLease
+from relay.state import keys, redis_link
+from relay.state.lease import LEASE_MS, SchedulerLease
 from tests.conftest import Clock
 from thaw.errors import Unavailable
 from thaw.ids import CommandId, GroupId, HostId

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gateway.scheduler.decisions import Decision, FailDemand, Flag, InspectModelOn, StartGroup
 from gateway.scheduler.events import ActionSeen
-from relay.messages import ModelInspected
+from relay.protocol.messages import ModelInspected
 from tests.scheduler.world import CHAT, FACTS, World, chat, of, world
 from thaw.errors import ErrorInfo
 from thaw.ids import ActionName, HostId

@@ -13,8 +13,7 @@ import pytest
 from gateway.scheduler.leading import Term
 from gateway.scheduler.loop import Refresh, Scheduler
 from gateway.scheduler.settings import SchedulerSettings
-from relay import bus
-from relay.messages import (
+from relay.protocol.messages import (
     ActionChanged,
     Cancel,
     InspectModel,
@@ -24,6 +23,7 @@ from relay.messages import (
     Start,
     StartFailed,
 )
+from relay.state import bus
 from tests.scheduler.conftest import MIB
 from thaw.config import ResourcesConfig, ScalingConfig, SloConfig
 from thaw.errors import ErrorInfo

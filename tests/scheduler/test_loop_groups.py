@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from relay import credentials, redis_link
-from relay.messages import Cancel, InstanceChanged, Release, Start, StartFailed
+from relay.protocol.messages import Cancel, InstanceChanged, Release, Start, StartFailed
+from relay.state import credentials, redis_link
 from tests.scheduler.conftest import facts_of_model
 from thaw.ids import GroupId
 from thaw.instance import InstanceState

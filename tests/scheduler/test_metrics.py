@@ -14,7 +14,7 @@ import pytest
 from gateway.scheduler import metrics
 from gateway.scheduler.decisions import StartGroup
 from gateway.scheduler.events import ActionSeen
-from relay.messages import Start
+from relay.protocol.messages import Start
 from tests.scheduler.world import CHAT, HELLO, MIB, chat, group_world, hello, llm_world, of, report, world
 
 

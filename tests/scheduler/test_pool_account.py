@@ -8,7 +8,7 @@ import pytest
 
 from fetchd.segments import SegmentKey
 from gateway.scheduler.pool_account import UNLIMITED, Claim, PoolAccount, claim_of
-from relay.pool import content_key
+from relay.protocol.pool import content_key
 from tests.scheduler.world import MIB, pool
 from thaw.host import HeldSegment, PoolReport
 from thaw.ids import HostId, InstanceId

@@ -22,7 +22,7 @@ from fetchd.segments import Segment, SegmentKey, SegmentStore
 from fetchd.slabs import SlabPool
 from gateway.scheduler.decisions import CancelGroup, Decision, ReleaseInstance, StageStart, StartGroup
 from gateway.scheduler.events import ActionSeen, HostsSeen
-from relay.messages import DemandRemoved, InstanceChanged, ModelInspected
+from relay.protocol.messages import DemandRemoved, InstanceChanged, ModelInspected
 from tests.scheduler.world import World, chat, divisible, record_of, report
 from thaw.errors import ErrorInfo, PoolFull
 from thaw.host import HeldSegment, HostReport, PoolReport

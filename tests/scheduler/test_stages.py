@@ -8,7 +8,7 @@ import pytest
 
 from fetchd.segments import SegmentKey
 from gateway.scheduler.stages import Stages
-from relay.pool import content_key, n_slabs
+from relay.protocol.pool import content_key, n_slabs
 from tests.scheduler.world import FACTS, MIB, SMOLLM2
 from thaw import partition
 from thaw.errors import ModelUnsupported

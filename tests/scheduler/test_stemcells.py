@@ -11,8 +11,8 @@ import pytest
 from gateway.scheduler.decisions import KeepStemCells, StartGroup
 from gateway.scheduler.events import ActionDeleted, ActionSeen, HostsSeen, Rebuilt
 from gateway.scheduler.stemcells import REPEAT_S, StemCells
-from relay import bus
-from relay.messages import ActionChanged, SetStemCells
+from relay.protocol.messages import ActionChanged, SetStemCells
+from relay.state import bus
 from tests.scheduler.world import HELLO, MIB, World, chat, hello, of, report
 from thaw.action import KIND_LLM, KIND_PYTHON
 from thaw.host import HostReport, StemTarget

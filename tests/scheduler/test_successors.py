@@ -9,7 +9,7 @@ import pytest
 from gateway.scheduler.decisions import ReleaseInstance, StartGroup
 from gateway.scheduler.events import ActionDeleted, ActionSeen, HostsSeen
 from gateway.scheduler.parts import Parts
-from relay.messages import CommandRefused
+from relay.protocol.messages import CommandRefused
 from tests.scheduler.world import CHAT, SMOLLM2, World, chat, group_world, of
 from thaw.errors import ErrorInfo
 from thaw.host import Resident

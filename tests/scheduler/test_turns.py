@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gateway.scheduler.decisions import StartGroup
 from gateway.scheduler.events import ActionSeen
 from gateway.scheduler.turns import Turn, Turns
-from relay.messages import DemandRemoved
+from relay.protocol.messages import DemandRemoved
 from tests.scheduler.world import MIB, World, hello, of, report
 from thaw.ids import ActionName, HostId
 from thaw.instance import InstanceState

@@ -13,7 +13,7 @@ from gateway.scheduler.history import History
 from gateway.scheduler.policy import decide_all
 from gateway.scheduler.settings import SchedulerSettings
 from gateway.scheduler.view import ClusterView
-from relay.messages import DemandAdded, DemandRemoved, InstanceChanged, ModelInspected
+from relay.protocol.messages import DemandAdded, DemandRemoved, InstanceChanged, ModelInspected
 from thaw.host import Device, HeldSegment, HostReport, PoolReport
 from thaw.ids import ActionName, ActivationId, GatewayId, HostId, Namespace
 from thaw.instance import InstanceRecord, InstanceState, StartMode

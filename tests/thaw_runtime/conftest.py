@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from relay.http_unix import UnixConnection
-from relay.messages import LlmInit
+from relay.clients.http_unix import UnixConnection
+from relay.protocol.messages import LlmInit
 from tests.thaw_runtime.doorway import Doorway
 from tests.thaw_runtime.models import write_tiny_model
 from thaw import wire
@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 STREAM = {"Accept": "application/x-thaw-stream"}
 START = """
 import os, subprocess, sys, socket
-from relay.channel import Channel
+from relay.clients.channel import Channel
 from thaw_runtime import proxy
 ours, theirs = socket.socketpair()
 engine = subprocess.Popen([sys.executable, "-m", "tests.toy_engine", "--fd", str(theirs.fileno())], pass_fds=[theirs.fileno()])

@@ -10,9 +10,9 @@ import struct
 import threading
 from pathlib import Path
 
-from relay.channel import Channel, ChannelClosed
-from relay.messages import SegmentOffer, to_plain
-from relay.segment import ControlPage, lay_out, segment_bytes
+from relay.clients.channel import Channel, ChannelClosed
+from relay.protocol.messages import SegmentOffer, to_plain
+from relay.protocol.segment import ControlPage, lay_out, segment_bytes
 from thaw import partition
 from thaw.checkpoint import layer_of, parts_of
 from thaw.errors import ErrorInfo

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import platformdirs
 
-from relay.fetch_client import DoorClient
-from relay.segment import SegmentReader
+from relay.clients.fetch import DoorClient
+from relay.protocol.segment import SegmentReader
 from tests.thaw_runtime.doorway import Doorway
 from thaw.dev import smollm2
 

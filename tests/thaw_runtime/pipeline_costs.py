@@ -180,8 +180,8 @@ def print_parts(url: str) -> None:
 
 
 def print_hop(url: str) -> None:
-    from relay.frames import FrameHeader, FrameKind, Priority
-    from relay.messages import GroupCredential, GroupLink
+    from relay.protocol.frames import FrameHeader, FrameKind, Priority
+    from relay.protocol.messages import GroupCredential, GroupLink
     from relay.transports.connect import connect
     from thaw.ids import GroupId, random_hex_id
     from thaw.plan import TransportKind

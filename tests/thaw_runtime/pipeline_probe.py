@@ -22,8 +22,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from relay.messages import GroupCredential, GroupLink, LlmInit, StageShape
-from relay.segment import HEARTBEAT_S
+from relay.protocol.messages import GroupCredential, GroupLink, LlmInit, StageShape
+from relay.protocol.segment import HEARTBEAT_S
 from tests.thaw_runtime.doorway import WEIGHTS, Doorway, model_parts
 from tests.thaw_runtime.kv_probe import in_child, make_checkpoint
 from tests.thaw_runtime.models import read_segment

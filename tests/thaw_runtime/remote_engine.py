@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from relay.channel import Channel, ChannelClosed
-from relay.messages import LlmInit
+from relay.clients.channel import Channel, ChannelClosed
+from relay.protocol.messages import LlmInit
 from tests.thaw_runtime.conftest import ROOT
 from thaw_runtime.engine import Emit, EngineRequest, EngineStarted, Event, Segment
 from thaw_runtime.engine_wire import Events, Submit, decode, encode

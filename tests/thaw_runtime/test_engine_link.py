@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from relay.channel import Channel
-from relay.frames import MAX_PAYLOAD_BYTES
+from relay.clients.channel import Channel
+from relay.protocol.frames import MAX_PAYLOAD_BYTES
 from thaw.errors import ErrorInfo, InitFailed, InstanceGone, ModelUnsupported, ProtocolError, ThawError, WorkerLost
 from thaw_runtime.engine import EngineRequest, EngineStarted, Event, Failed, Finished, Sampling, Token, Usage
 from thaw_runtime.engine_link import Answer, EngineLink

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from relay.frames import FrameHeader, FrameKind, Priority
-from relay.messages import GroupCredential
+from relay.protocol.frames import FrameHeader, FrameKind, Priority
+from relay.protocol.messages import GroupCredential
 from relay.transports.auto import AutoTransport
 from relay.transports.base import Message
 from relay.transports.redis import RedisTransport

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from relay import tensors
-from relay.tensors import TensorHeader
+from relay.protocol import tensors
+from relay.protocol.tensors import TensorHeader
 from thaw.errors import ErrorInfo, ProtocolError
 from thaw.hops import HopPath
 from thaw_runtime.engine import EngineRequest, Sampling

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from relay.http_unix import UnixConnection
+from relay.clients.http_unix import UnixConnection
 from tests.thaw_runtime.conftest import START, STREAM, Container, frames, llm_init, run_body
 from tests.thaw_runtime.doorway import Doorway
 from tests.thaw_runtime.models import write_tiny_model

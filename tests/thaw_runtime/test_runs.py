@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from relay.channel import Channel, ChannelClosed
-from relay.messages import LlmRun, RunFinished, RunToken
+from relay.clients.channel import Channel, ChannelClosed
+from relay.protocol.messages import LlmRun, RunFinished, RunToken
 from tests.thaw_runtime.models import write_tiny_model
 from thaw.errors import TimeLimitExceeded
 from thaw_runtime.engine import Event, Finished, Token, Usage

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from relay.messages import LlmRun
+from relay.protocol.messages import LlmRun
 from tests.thaw_runtime.conftest import ROOT
 from tests.thaw_runtime.doorway import Doorway
 from tests.thaw_runtime.models import read_segment, write_tiny_model

@@ -18,7 +18,7 @@ from thaw_runtime.sidecars import materialised
 ENGINE = """
 import os, sys, tempfile
 from tests.thaw_runtime.doorway import Doorway
-from relay.fetch_client import DoorClient
+from relay.clients.fetch import DoorClient
 from thaw_runtime import engine_main
 from thaw_runtime.sidecars import materialised
 tempfile.gettempdir()  # as a zygote may have done before it forked

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from relay.messages import LlmInit, StageShape
+from relay.protocol.messages import LlmInit, StageShape
 from tests.thaw_runtime.conftest import llm_init
 from thaw.errors import InitFailed
 from thaw.model import TensorInfo

@@ -21,9 +21,9 @@ import pytest
 from rich.console import Console
 from tokenizers import Tokenizer
 
-from relay.channel import Channel
-from relay.http_unix import UnixConnection
-from relay.messages import GroupCredential, GroupLink, StageShape
+from relay.clients.channel import Channel
+from relay.clients.http_unix import UnixConnection
+from relay.protocol.messages import GroupCredential, GroupLink, StageShape
 from tests.thaw_runtime.conftest import ROOT, STREAM, Container, frames, llm_init, run_body
 from tests.thaw_runtime.doorway import Doorway
 from tests.thaw_runtime.models import real_model

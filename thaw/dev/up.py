@@ -145,8 +145,8 @@ def _start(supervisor: Supervisor, layout: Layout, platform: Platform, options: 
 
 def first_key(layout: Layout, platform: Platform) -> None:
     """The key of the namespace ``guest``: generated once, kept in the wskprops, known to the state server by hash."""
-    from relay.records import Records, Subject
-    from relay.redis_link import connect
+    from relay.state.records import Records, Subject
+    from relay.state.redis_link import connect
     from thaw.cli.properties import read_properties
     from thaw.ids import Namespace
 

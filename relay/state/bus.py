@@ -15,8 +15,9 @@ from typing import Any, Final
 
 import redis
 
-from relay import keys, messages, redis_link
-from relay.frames import FrameHeader, FrameKind, decode, encode
+from relay.protocol import messages
+from relay.protocol.frames import FrameHeader, FrameKind, decode, encode
+from relay.state import keys, redis_link
 from thaw.errors import PlatformError, ProtocolError
 from thaw.ids import HostId
 from thaw.lasting import LastingThread

@@ -23,9 +23,9 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-from relay.memory import Region, futex_wait, futex_wake
-from relay.messages import PlacedRange, SegmentOffer
-from relay.pool import aligned
+from relay.protocol.messages import PlacedRange, SegmentOffer
+from relay.protocol.pool import aligned
+from relay.protocol.shared_memory import Region, futex_wait, futex_wake
 from thaw.errors import (
     ErrorInfo,
     MemoryTooSmall,

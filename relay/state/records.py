@@ -13,8 +13,8 @@ from typing import Any, Final
 
 import redis
 
-from relay import keys, redis_link
-from relay.state_clock import StateClock
+from relay.state import keys, redis_link
+from relay.state.clock import StateClock
 from thaw import wire
 from thaw.action import Action
 from thaw.activation import Activation

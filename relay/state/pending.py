@@ -13,9 +13,9 @@ from typing import Any, Final
 
 import redis
 
-from relay import keys, redis_link
-from relay.bus import _StreamThread
-from relay.records import Pending
+from relay.state import keys, redis_link
+from relay.state.bus import _StreamThread
+from relay.state.records import Pending
 from thaw import wire
 from thaw.errors import ProtocolError
 from thaw.ids import ActivationId, GatewayId

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import redis
 
-from relay import keys, redis_link
+from relay.state import keys, redis_link
 
 LEASE_MS: Final = 2_000
 """A successor takes over within 3 s of a kill: at most this, and one more try."""

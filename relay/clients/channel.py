@@ -12,7 +12,7 @@ import socket
 import threading
 from typing import Any, Self
 
-from relay.frames import (
+from relay.protocol.frames import (
     HEADER_BYTES,
     FrameHeader,
     FrameKind,

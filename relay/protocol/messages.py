@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from relay.fetch_messages import (
+from relay.protocol.fetch_messages import (
     Done,
     DoorClose,
     DoorGrant,

@@ -17,8 +17,8 @@ from typing import Any, Final
 
 import redis
 
-from relay import redis_link
-from relay.messages import GroupCredential
+from relay.protocol.messages import GroupCredential
+from relay.state import redis_link
 from thaw import wire
 from thaw.errors import WorkerLost
 from thaw.ids import GroupId

@@ -12,9 +12,9 @@ from typing import Any, Final, TypeVar
 
 import redis
 
-from relay import bus, keys, redis_link
-from relay.messages import DemandAdded, DemandRemoved, HostChanged, InstanceChanged
-from relay.state_clock import StateClock
+from relay.protocol.messages import DemandAdded, DemandRemoved, HostChanged, InstanceChanged
+from relay.state import bus, keys, redis_link
+from relay.state.clock import StateClock
 from thaw import wire
 from thaw.errors import NotFound, ProtocolError
 from thaw.host import HostReport

@@ -1,4 +1,4 @@
-"""What is said to fetchd: on its control socket by the invoker, at a door by a container.  See relay/messages.py."""
+"""What is said to fetchd: on its control socket by the invoker, at a door by a container.  See messages.py."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ class SegmentStatus:
     end: int
     holders: tuple[str, ...]
     version: str = ""  # of the model, as SegmentKey has it
-    key: str = ""  # of its content, as relay/pool.py makes it
+    key: str = ""  # of its content, as relay/protocol/pool.py makes it
     n_slabs: int = 0
     complete: bool = False
 

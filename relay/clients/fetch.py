@@ -10,8 +10,8 @@ import os
 import time
 from typing import Self, TypeVar
 
-from relay.channel import Channel, ChannelClosed
-from relay.messages import (
+from relay.clients.channel import Channel, ChannelClosed
+from relay.protocol.messages import (
     Done,
     DoorClose,
     DoorGrant,
@@ -40,7 +40,7 @@ from relay.messages import (
     from_plain,
     to_plain,
 )
-from relay.segment import SegmentReader
+from relay.protocol.segment import SegmentReader
 from thaw.errors import PlatformError, ProtocolError, Unavailable, from_info
 from thaw.ids import GroupId, InstanceId
 from thaw.model import ModelFacts
