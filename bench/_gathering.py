@@ -14,13 +14,13 @@ from typing import Any, Final
 from bench._common import median, percentile
 from bench.scheduler import model_facts
 from bench.simulation.constants import KEEP_ALIVE_S, KV_RESERVE, MODELS, SLOTS
-from gateway.scheduler import starts
 from gateway.scheduler.decisions import StartGroup, TimerKind, Wake
 from gateway.scheduler.events import ActionFacts, ActionSeen, HostsSeen, Timer
-from gateway.scheduler.history import History
-from gateway.scheduler.policy import decide_all
+from gateway.scheduler.policy import starts
+from gateway.scheduler.policy.decide import decide_all
 from gateway.scheduler.settings import SchedulerSettings
-from gateway.scheduler.view import ClusterView
+from gateway.scheduler.view.cluster import ClusterView
+from gateway.scheduler.view.history import History
 from relay.protocol.messages import DemandAdded, ModelInspected
 from thaw.action import KIND_LLM
 from thaw.host import Device, HostReport

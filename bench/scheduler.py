@@ -31,11 +31,11 @@ from bench import _common
 from bench.simulation.constants import GBIT, GPUS, KEEP_ALIVE_S, KV_RESERVE, MODELS, SLOTS
 from gateway.scheduler.decisions import FailDemand, InspectModelOn, ReleaseInstance, StartGroup, Wake
 from gateway.scheduler.events import ActionFacts, ActionSeen, HostsSeen, Timer
-from gateway.scheduler.history import History
-from gateway.scheduler.pauses import Pauses
-from gateway.scheduler.policy import decide
+from gateway.scheduler.io.garbage import Pauses
+from gateway.scheduler.policy.decide import decide
 from gateway.scheduler.settings import SchedulerSettings
-from gateway.scheduler.view import ClusterView
+from gateway.scheduler.view.cluster import ClusterView
+from gateway.scheduler.view.history import History
 from relay.protocol.messages import DemandAdded, DemandRemoved, InstanceChanged, ModelInspected
 from thaw.action import KIND_LLM
 from thaw.host import Device, HostReport

@@ -6,22 +6,22 @@ import secrets
 import threading
 import time
 
-from gateway.actions import Actions
-from gateway.async_runner import AsyncRunner
 from gateway.auth import Authenticator
-from gateway.blocking import BlockingRuns
-from gateway.calls import Call
-from gateway.demand import Demand
-from gateway.dispatch import Dispatcher
-from gateway.execute import Steps, steps, to_end
-from gateway.expect import Expectation
-from gateway.hangup import HangupWatcher
-from gateway.link import InvokerPool
-from gateway.recorder import Recorder
-from gateway.runs import Outcome
+from gateway.serving.action_cache import Actions
+from gateway.serving.async_runner import AsyncRunner
+from gateway.serving.blocking import BlockingRuns
+from gateway.serving.call import Call
+from gateway.serving.demand import Demand
+from gateway.serving.dispatch import Dispatcher
+from gateway.serving.execute import Steps, steps, to_end
+from gateway.serving.expected_wait import Expectation
+from gateway.serving.hangup import HangupWatcher
+from gateway.serving.invoker_pool import InvokerPool
+from gateway.serving.recorder import Recorder
+from gateway.serving.runs import Outcome
+from gateway.serving.throttle import QueueCaps, Throttle
+from gateway.serving.waiting_room import WaitingRoom
 from gateway.settings import GatewaySettings
-from gateway.throttle import QueueCaps, Throttle
-from gateway.waiting import WaitingRoom
 from relay.protocol.messages import ActionChanged, InstanceChanged, StartFailed
 from relay.state import redis_link
 from relay.state.bus import EventReader

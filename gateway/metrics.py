@@ -7,9 +7,9 @@ from typing import Final
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from gateway.calls import Call
-from gateway.outcome import start_mode
-from gateway.runs import Outcome
+from gateway.serving.call import Call
+from gateway.serving.outcome import start_mode
+from gateway.serving.runs import Outcome
 from thaw.trace import Phase
 
 REGISTRY: Final = CollectorRegistry()

@@ -55,26 +55,26 @@ PURE: Final[dict[str, tuple[str, ...]]] = {
     "fetchd/backoff.py": ("tests/fetchd/test_parts.py",),
     "fetchd/chunks.py": ("tests/fetchd/test_parts.py",),
     "fetchd/meter.py": ("tests/fetchd/test_meter.py",),
-    "gateway/scheduler/best.py": (f"{SCHEDULER}/test_bound.py", f"{SCHEDULER}/test_effects.py"),
-    "gateway/scheduler/bounds.py": (f"{SCHEDULER}/test_bound.py", f"{SCHEDULER}/test_bound_plans.py"),
-    "gateway/scheduler/draining.py": (f"{SCHEDULER}/test_draining.py",),
-    "gateway/scheduler/evictions.py": (f"{SCHEDULER}/test_evictions.py", f"{SCHEDULER}/test_policy.py"),
-    "gateway/scheduler/history.py": (
+    "gateway/scheduler/view/best.py": (f"{SCHEDULER}/test_bound.py", f"{SCHEDULER}/test_effects.py"),
+    "gateway/scheduler/view/bounds.py": (f"{SCHEDULER}/test_bound.py", f"{SCHEDULER}/test_bound_plans.py"),
+    "gateway/scheduler/policy/draining.py": (f"{SCHEDULER}/test_draining.py",),
+    "gateway/scheduler/policy/evictions.py": (f"{SCHEDULER}/test_evictions.py", f"{SCHEDULER}/test_policy.py"),
+    "gateway/scheduler/view/history.py": (
         f"{SCHEDULER}/test_predict.py",
         f"{SCHEDULER}/test_cells.py",
         f"{SCHEDULER}/test_kinds.py",
         f"{SCHEDULER}/test_effects.py",
         f"{SCHEDULER}/test_policy.py",
     ),
-    "gateway/scheduler/index.py": (
+    "gateway/scheduler/view/host_index.py": (
         f"{SCHEDULER}/test_ambiguities.py",
         f"{SCHEDULER}/test_groups.py",
         f"{SCHEDULER}/test_index.py",
     ),
-    "gateway/scheduler/ledger.py": (f"{SCHEDULER}/test_ledger.py",),
-    "gateway/scheduler/links.py": (f"{SCHEDULER}/test_links.py", f"{SCHEDULER}/test_index.py"),
-    "gateway/scheduler/pauses.py": (f"{SCHEDULER}/test_pauses.py",),
-    "gateway/scheduler/placement.py": (
+    "gateway/scheduler/placement/link_ledger.py": (f"{SCHEDULER}/test_ledger.py",),
+    "gateway/scheduler/view/links.py": (f"{SCHEDULER}/test_links.py", f"{SCHEDULER}/test_index.py"),
+    "gateway/scheduler/io/garbage.py": (f"{SCHEDULER}/test_pauses.py",),
+    "gateway/scheduler/policy/place.py": (
         f"{SCHEDULER}/test_ambiguities.py",
         f"{SCHEDULER}/test_bound_plans.py",
         f"{SCHEDULER}/test_groups.py",
@@ -83,38 +83,38 @@ PURE: Final[dict[str, tuple[str, ...]]] = {
         f"{SCHEDULER}/test_pools.py",
         f"{SCHEDULER}/test_policy.py",
     ),
-    "gateway/scheduler/pool_account.py": (
+    "gateway/scheduler/placement/pool_account.py": (
         f"{SCHEDULER}/test_pool_account.py",
         f"{SCHEDULER}/test_pools.py",
         f"{SCHEDULER}/test_pool_promises.py",
     ),
-    "gateway/scheduler/pools.py": (f"{SCHEDULER}/test_pools.py", f"{SCHEDULER}/test_pool_promises.py"),
-    "gateway/scheduler/predict.py": (f"{SCHEDULER}/test_predict.py", f"{SCHEDULER}/test_select.py"),
-    "gateway/scheduler/scaling.py": (f"{SCHEDULER}/test_scaling.py",),
-    "gateway/scheduler/schemes.py": (f"{SCHEDULER}/test_select.py", f"{SCHEDULER}/test_ambiguities.py"),
-    "gateway/scheduler/search.py": (f"{SCHEDULER}/test_select.py", f"{SCHEDULER}/test_ambiguities.py"),
-    "gateway/scheduler/select.py": (f"{SCHEDULER}/test_select.py", f"{SCHEDULER}/test_ambiguities.py"),
-    "gateway/scheduler/stages.py": (
+    "gateway/scheduler/policy/pools.py": (f"{SCHEDULER}/test_pools.py", f"{SCHEDULER}/test_pool_promises.py"),
+    "gateway/scheduler/placement/predict.py": (f"{SCHEDULER}/test_predict.py", f"{SCHEDULER}/test_select.py"),
+    "gateway/scheduler/placement/window.py": (f"{SCHEDULER}/test_scaling.py",),
+    "gateway/scheduler/placement/schemes.py": (f"{SCHEDULER}/test_select.py", f"{SCHEDULER}/test_ambiguities.py"),
+    "gateway/scheduler/placement/search.py": (f"{SCHEDULER}/test_select.py", f"{SCHEDULER}/test_ambiguities.py"),
+    "gateway/scheduler/placement/select.py": (f"{SCHEDULER}/test_select.py", f"{SCHEDULER}/test_ambiguities.py"),
+    "gateway/scheduler/placement/stages.py": (
         f"{SCHEDULER}/test_stages.py",
         f"{SCHEDULER}/test_groups.py",
         f"{SCHEDULER}/test_pools.py",
         f"{SCHEDULER}/test_index.py",
         f"{SCHEDULER}/test_resident.py",
     ),
-    "gateway/scheduler/starts.py": (
+    "gateway/scheduler/policy/starts.py": (
         f"{SCHEDULER}/test_policy.py",
         f"{SCHEDULER}/test_groups.py",
         f"{SCHEDULER}/test_pools.py",
         f"{SCHEDULER}/test_reasons.py",
         f"{SCHEDULER}/test_kinds.py",
     ),
-    "gateway/scheduler/successors.py": (
+    "gateway/scheduler/policy/successors.py": (
         f"{SCHEDULER}/test_successors.py",
         f"{SCHEDULER}/test_groups.py",
         f"{SCHEDULER}/test_pools.py",
     ),
-    "gateway/scheduler/turns.py": (f"{SCHEDULER}/test_turns.py", f"{SCHEDULER}/test_policy.py"),
-    "gateway/throttle.py": (
+    "gateway/scheduler/view/turns.py": (f"{SCHEDULER}/test_turns.py", f"{SCHEDULER}/test_policy.py"),
+    "gateway/serving/throttle.py": (
         "tests/gateway/test_throttle.py",
         "tests/gateway/test_queue_caps.py::test_a_request_is_refused_where_its_actions_or_its_namespaces_queue_is_full",
     ),
@@ -139,7 +139,7 @@ REST: Final[dict[str, tuple[str, ...]]] = {
     "fetchd/pacing.py": ("tests/fetchd/test_pacing.py", "tests/fetchd/test_parts.py"),
     "fetchd/segments.py": ("tests/fetchd/test_parts.py", "tests/fetchd/test_isolation.py"),
     "gateway/auth.py": ("tests/gateway/test_auth.py", "tests/gateway/test_api.py"),
-    "gateway/waiting.py": (
+    "gateway/serving/waiting_room.py": (
         "tests/gateway/test_queue_caps.py::test_the_room_tells_of_its_queues", "tests/gateway/test_routes.py",
         "tests/gateway/test_dispatch.py",
     ),
@@ -152,7 +152,7 @@ REST: Final[dict[str, tuple[str, ...]]] = {
         "tests/thaw_runtime/test_engine_link.py", "tests/thaw_runtime/test_runs.py",
     ),
     "runtime-python/thaw_runtime/runs.py": ("tests/thaw_runtime/test_runs.py", "tests/thaw_runtime/test_proxy.py"),
-    "gateway/scheduler/leading.py": (f"{SCHEDULER}/test_leading.py",),
+    "gateway/scheduler/io/leading.py": (f"{SCHEDULER}/test_leading.py",),
     "invoker/cells.py": ("tests/invoker/test_cells.py",),
 }  # fmt: skip
 """Modules with connections, threads or clocks: their tests take seconds, so fewer of their mutants are tried."""

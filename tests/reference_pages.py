@@ -12,7 +12,7 @@ from pathlib import Path
 import fetchd.metrics
 import fetchd.settings
 import gateway.metrics
-import gateway.scheduler.metrics
+import gateway.scheduler.io.metrics
 import gateway.scheduler.settings
 import gateway.settings
 import invoker.metrics
@@ -21,7 +21,7 @@ import invoker.settings
 DOCS = Path(__file__).parents[1] / "docs"
 _SETTINGS = {"gateway": gateway.settings, "scheduler": gateway.scheduler.settings, "invoker": invoker.settings,
              "fetchd": fetchd.settings}  # fmt: skip
-_METRICS = {"gateway": gateway.metrics, "scheduler": gateway.scheduler.metrics, "invoker": invoker.metrics,
+_METRICS = {"gateway": gateway.metrics, "scheduler": gateway.scheduler.io.metrics, "invoker": invoker.metrics,
             "fetchd": fetchd.metrics}  # fmt: skip
 
 

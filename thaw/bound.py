@@ -9,7 +9,7 @@ The terms of one stage form two chains that run side by side and meet where the 
 Only what must come one after another is added up, and no waiting is in it.  Every term is either the bytes over the
 link's capacity or the least time that the phase has ever taken, so no start is faster than its bound.  A term that
 nobody knows counts as nothing: the bound is then *partial*, which makes it lower and never wrong.  The same record
-carries the terms of a prediction (``gateway/scheduler/expected.py``), which are the expected times and the waits.
+carries the terms of a prediction (``gateway/scheduler/placement/expected.py``): expected times and waits.
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ from bench.simulation.constants import KV_RESERVE, SLOTS
 from bench.simulation.serving import Endpoint
 from bench.simulation.starting import Bytes
 from bench.simulation.system import Function, System, Unit
-from gateway.scheduler.predict import Tier
-from gateway.scheduler.startup import LoadServer, choose
+from gateway.scheduler.placement.predict import Tier
+from gateway.scheduler.placement.startup import LoadServer, choose
 
 
 class ServerlessVllm(System):

@@ -9,8 +9,8 @@ from bench.simulation.constants import GPUS, GpuKind, ServerSpec
 from bench.simulation.engine import Engine
 from bench.simulation.heedless import HeedlessLedger
 from bench.simulation.network import Link
-from gateway.scheduler.ledger import Discipline, LinkLedger
-from gateway.scheduler.schemes import Gpu
+from gateway.scheduler.placement.link_ledger import Discipline, LinkLedger
+from gateway.scheduler.placement.schemes import Gpu
 
 
 class OverCommitted(AssertionError):

@@ -118,7 +118,9 @@ HOP_S: Final = 0.001  # A
 HOP_BYTES: Final = 8e3  # of a token's hidden states (7B; H)
 PREFILL_BASE_S: Final = 0.02  # assume
 A_TAIL_S: Final = 2.0  # what A's scheduler subtracts from every deadline
-STEM_FORK_S: Final = 0.2  # a start from a stem cell (what gateway/scheduler/history.py supposes before it has seen one)
+STEM_FORK_S: Final = (
+    0.2  # a start from a stem cell (what gateway/scheduler/view/history.py supposes before it has seen one)
+)
 HEARTBEAT_S: Final = 1.0  # the scheduler's default
 
 HASH: Final = hashlib.blake2b(Path(__file__).read_bytes(), digest_size=8).hexdigest()

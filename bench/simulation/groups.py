@@ -16,11 +16,11 @@ from bench.simulation.serving import Endpoint
 from bench.simulation.specs import Mechanism
 from bench.simulation.starting import Bytes, Worker
 from bench.simulation.system import Consolidation, Function, System, Unit
-from gateway.scheduler.predict import Times, f_factor
-from gateway.scheduler.scaling import keep
-from gateway.scheduler.schemes import Request as Wanted
-from gateway.scheduler.schemes import Scheme, Server
-from gateway.scheduler.select import select
+from gateway.scheduler.placement.predict import Times, f_factor
+from gateway.scheduler.placement.schemes import Request as Wanted
+from gateway.scheduler.placement.schemes import Scheme, Server
+from gateway.scheduler.placement.select import select
+from gateway.scheduler.placement.window import keep
 
 
 class Groups(System):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from gateway.scheduler.ledger import LinkLedger
+from gateway.scheduler.placement.link_ledger import LinkLedger
 
 
 class HeedlessLedger(LinkLedger):

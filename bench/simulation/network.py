@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 
 from bench.simulation.engine import Engine
-from gateway.scheduler.ledger import Discipline
+from gateway.scheduler.placement.link_ledger import Discipline
 
 _DONE = 1e-3  # bytes
 

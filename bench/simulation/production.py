@@ -24,6 +24,7 @@ from bench.simulation.specs import Mechanism, Objectives, SystemSpec
 from bench.simulation.starting import Bytes, Worker
 from bench.simulation.system import System, Unit, free_unit
 from bench.simulation.workload import Request
+from gateway.scheduler.ablations import Parts
 from gateway.scheduler.decisions import (
     CancelGroup,
     Decision,
@@ -36,13 +37,12 @@ from gateway.scheduler.decisions import (
     Wake,
 )
 from gateway.scheduler.events import ActionSeen, Event, HostsSeen, Timer
-from gateway.scheduler.history import History, Measured
-from gateway.scheduler.parts import Parts
-from gateway.scheduler.policy import decide
-from gateway.scheduler.predict import f_factor
+from gateway.scheduler.placement.predict import f_factor
+from gateway.scheduler.policy.decide import decide
 from gateway.scheduler.settings import SchedulerSettings
-from gateway.scheduler.turns import Turn, Turns
-from gateway.scheduler.view import ClusterView
+from gateway.scheduler.view.cluster import ClusterView
+from gateway.scheduler.view.history import History, Measured
+from gateway.scheduler.view.turns import Turn, Turns
 from relay.protocol.messages import CommandRefused, DemandAdded, DemandRemoved, InstanceChanged, ModelInspected
 from thaw import partition
 from thaw.action import KIND_LLM

@@ -8,15 +8,15 @@ from typing import Final, Literal
 
 from bench.simulation.constants import APPS, LARGEST_GROUP, MODELS
 from bench.simulation.starting import Phases
-from gateway.scheduler.ledger import Discipline
-from gateway.scheduler.schemes import Variant
+from gateway.scheduler.placement.link_ledger import Discipline
+from gateway.scheduler.placement.schemes import Variant
 
 
 class Placing(enum.StrEnum):
     FIRST_FIT = "first fit"
-    STARTUP = "least start-up time"  # gateway/scheduler/startup.py
-    SELECT = "Algorithm 1"  # gateway/scheduler/select.py and its ledger
-    PRODUCTION = "decide()"  # gateway/scheduler/policy.py, whole
+    STARTUP = "least start-up time"  # gateway/scheduler/placement/startup.py
+    SELECT = "Algorithm 1"  # gateway/scheduler/placement/select.py and its ledger
+    PRODUCTION = "decide()"  # gateway/scheduler/policy/decide.py, whole
 
 
 class Mechanism(enum.StrEnum):

@@ -19,7 +19,7 @@ from bench.simulation.specs import Mechanism, Objectives, SystemSpec
 from bench.simulation.starting import Bytes, Starter, Worker
 from bench.simulation.waits import Blocked, Span, until_submitted
 from bench.simulation.workload import Request
-from gateway.scheduler.scaling import Window, groups, new_workers
+from gateway.scheduler.placement.window import Window, groups, new_workers
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from gateway.api.code_zip import check_packages, decoded_zip
-from gateway.routes import version_key
+from gateway.serving.routes import version_key
 from gateway.settings import GatewaySettings
 from thaw import wire
 from thaw.action import DEFAULT_KINDS, KIND_LLM, KINDS, Action, Exec, Limits

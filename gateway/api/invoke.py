@@ -20,10 +20,10 @@ from gateway.api.http import (
 )  # fmt: skip
 from gateway.api.openai import ACTIVATION_HEADER
 from gateway.api.openai_body import choose_seed, validate
-from gateway.blocking import pending_of
-from gateway.calls import Call
 from gateway.core import Gateway
-from gateway.outcome import activation_of
+from gateway.serving.blocking import pending_of
+from gateway.serving.call import Call
+from gateway.serving.outcome import activation_of
 from thaw.action import Action
 from thaw.activation import ActivationStatus
 from thaw.errors import BadRequest

@@ -14,15 +14,15 @@ from typing import Any, Final
 from flask import Blueprint, Response, request
 
 from gateway import metrics
-from gateway.actions import simple_name
 from gateway.api.http import BadField, caller, gateway, json_object, json_response, openai_error
 from gateway.api.openai_body import choose_seed, validate
-from gateway.api.openai_format import Chunks, aggregate
-from gateway.calls import Call
 from gateway.core import Gateway
-from gateway.hangup import ClientGone
-from gateway.outcome import outcome_of
-from gateway.runs import Outcome, llm_tokens
+from gateway.serving.action_cache import simple_name
+from gateway.serving.call import Call
+from gateway.serving.hangup import ClientGone
+from gateway.serving.openai_format import Chunks, aggregate
+from gateway.serving.outcome import outcome_of
+from gateway.serving.runs import Outcome, llm_tokens
 from relay.protocol.messages import RunFinished, RunToken
 from thaw.action import Action
 from thaw.activation import ActivationStatus

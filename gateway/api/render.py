@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gateway.actions import simple_name
+from gateway.serving.action_cache import simple_name
 from thaw import wire
 from thaw.action import Action
 from thaw.activation import Activation

@@ -1,5 +1,5 @@
-"""The scheduler: pure policy files, and ``loop.py``, ``effects.py`` and ``leading.py`` that do the I/O.
+"""The scheduler.  ``policy``, ``placement`` and ``view`` are pure; ``loop.py`` and ``io`` do the I/O.
 
-``decide(view, event, now_s)`` takes one event and returns decisions; the same code runs in production, in tests and
-in the simulator.  docs/scheduling.md is the guide.
+``policy.decide.decide_all(view, events, now_s)`` returns decisions; the same code runs in production, in tests and in
+the simulator.  docs/scheduling.md is the guide.
 """

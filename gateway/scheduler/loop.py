@@ -20,25 +20,25 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from gateway.scheduler import metrics
 from gateway.scheduler.decisions import Decision, LearnFrom, RevokeCredential, StartGroup, Wake
-from gateway.scheduler.effects import Arrival, Effects, load_history
 from gateway.scheduler.events import Event, StartRefused, Timer
-from gateway.scheduler.group_credentials import GroupCredentials
-from gateway.scheduler.leading import Leadership, Term, wait_for_lease
-from gateway.scheduler.metrics_port import MetricsPort
-from gateway.scheduler.pauses import Pauses
-from gateway.scheduler.policy import decide_all
-from gateway.scheduler.reading import Reading
-from gateway.scheduler.relay_work import (
+from gateway.scheduler.io import metrics
+from gateway.scheduler.io.effects import Arrival, Effects, load_history
+from gateway.scheduler.io.garbage import Pauses
+from gateway.scheduler.io.group_credentials import GroupCredentials
+from gateway.scheduler.io.leading import Leadership, Term, wait_for_lease
+from gateway.scheduler.io.metrics_port import MetricsPort
+from gateway.scheduler.io.reading import Reading
+from gateway.scheduler.io.relay_work import (
     CredentialIssued,
     CredentialNotRevoked,
     CredentialOverdue,
     RelayWork,
     patience_s,
 )
+from gateway.scheduler.policy.decide import decide_all
 from gateway.scheduler.settings import SchedulerSettings
-from gateway.scheduler.view import ClusterView
+from gateway.scheduler.view.cluster import ClusterView
 from relay.protocol.messages import DemandAdded, DemandRemoved
 from relay.state import redis_link
 from relay.state.bus import EventReader

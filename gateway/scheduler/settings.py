@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gateway.scheduler.ledger import DISCIPLINES
-from gateway.scheduler.schemes import VARIANTS
+from gateway.scheduler.placement.link_ledger import DISCIPLINES
+from gateway.scheduler.placement.schemes import VARIANTS
 from thaw.settings import SettingError, setting
 
 

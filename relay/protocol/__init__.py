@@ -1,1 +1,1 @@
-"""What is said between processes: frames, messages, tensors, and a model's bytes in shared memory.  Formats: docs/formats/."""
+"""What is said between processes: frames, messages, tensors, and a model's bytes in shared memory.  See docs/formats/."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bench._gathering import WAYS, Way, gaps_ms, meet, table
-from gateway.scheduler import starts
+from gateway.scheduler.policy import starts
 
 ONE_BY_ONE = [0.004 * i for i in range(30)]
 AT_ONCE = [7.0] * 30

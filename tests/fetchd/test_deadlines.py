@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.scheduler.hosts import HostView, new_host
-from gateway.scheduler.ledger import DISCIPLINES, Discipline
-from gateway.scheduler.plans import fetch_key
+from gateway.scheduler.placement.link_ledger import DISCIPLINES, Discipline
+from gateway.scheduler.placement.plans import fetch_key
+from gateway.scheduler.view.hosts import HostView, new_host
 from invoker.report import _fetches
 from relay.clients.fetch import FetchClient
 from relay.protocol.messages import FetchUpdate

@@ -10,15 +10,15 @@ from typing import Any, cast
 import pytest
 import redis
 
-from gateway.actions import Actions
-from gateway.async_runner import AsyncRunner
-from gateway.calls import Call
-from gateway.demand import Demand
-from gateway.dispatch import Dispatcher
-from gateway.link import InvokerPool
-from gateway.recorder import Recorder
-from gateway.runs import Outcome
-from gateway.waiting import WaitingRoom
+from gateway.serving.action_cache import Actions
+from gateway.serving.async_runner import AsyncRunner
+from gateway.serving.call import Call
+from gateway.serving.demand import Demand
+from gateway.serving.dispatch import Dispatcher
+from gateway.serving.invoker_pool import InvokerPool
+from gateway.serving.recorder import Recorder
+from gateway.serving.runs import Outcome
+from gateway.serving.waiting_room import WaitingRoom
 from relay.state import keys, redis_link
 from relay.state.pending import PendingClaims
 from relay.state.records import Pending, Records

@@ -5,13 +5,13 @@ from __future__ import annotations
 import threading
 from contextlib import ExitStack
 
-from gateway.blocking import BlockingRuns
-from gateway.calls import Call
-from gateway.execute import Steps
-from gateway.hangup import Hangup
-from gateway.link import InvokerPool
-from gateway.recorder import Recorder
-from gateway.runs import Outcome
+from gateway.serving.blocking import BlockingRuns
+from gateway.serving.call import Call
+from gateway.serving.execute import Steps
+from gateway.serving.hangup import Hangup
+from gateway.serving.invoker_pool import InvokerPool
+from gateway.serving.recorder import Recorder
+from gateway.serving.runs import Outcome
 from relay.state import redis_link
 from relay.state.records import Pending, Records, Subject
 from relay.state.registry import Registry

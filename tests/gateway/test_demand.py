@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 import pytest
 import redis
 
-from gateway.calls import Call
 from gateway.core import Beats
-from gateway.demand import Demand
-from gateway.hangup import Hangup
-from gateway.waiting import Ticket, WaitingRoom
+from gateway.serving.call import Call
+from gateway.serving.demand import Demand
+from gateway.serving.hangup import Hangup
+from gateway.serving.waiting_room import Ticket, WaitingRoom
 from relay.protocol.messages import DemandAdded
 from relay.state import redis_link
 from relay.state.records import Subject

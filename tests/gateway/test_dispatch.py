@@ -5,12 +5,12 @@ from __future__ import annotations
 import socket
 from typing import Any, cast
 
-from gateway.calls import Call
-from gateway.demand import Demand
-from gateway.dispatch import Dispatcher
-from gateway.hangup import Hangup
-from gateway.link import InvokerPool, Reply
-from gateway.waiting import WaitingRoom
+from gateway.serving.call import Call
+from gateway.serving.demand import Demand
+from gateway.serving.dispatch import Dispatcher
+from gateway.serving.hangup import Hangup
+from gateway.serving.invoker_pool import InvokerPool, Reply
+from gateway.serving.waiting_room import WaitingRoom
 from relay.state.records import Subject
 from thaw.action import KIND_PYTHON, Action, Exec, Limits
 from thaw.errors import InstanceBusy

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from gateway.hangup import HangupWatcher
+from gateway.serving.hangup import HangupWatcher
 from tests.gateway.conftest import KEY, GatewayProcess, wait_for_record
 from tests.gateway.fake_invoker import FakeInvoker
 

@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from gateway.hangup import Hangup
-from gateway.link import InvokerPool, Reply
+from gateway.serving.hangup import Hangup
+from gateway.serving.invoker_pool import InvokerPool, Reply
 from relay.clients.http11 import Connection
 from thaw.errors import ThawError, TimeLimitExceeded, WorkerLost
 

@@ -10,9 +10,9 @@ from dataclasses import replace
 import pytest
 import redis
 
-from gateway.expect import Expectation
-from gateway.throttle import QueueCaps
-from gateway.waiting import Queue, Ticket, WaitingRoom
+from gateway.serving.expected_wait import Expectation
+from gateway.serving.throttle import QueueCaps
+from gateway.serving.waiting_room import Queue, Ticket, WaitingRoom
 from relay.state.registry import Registry
 from tests.gateway.conftest import GatewayProcess
 from tests.gateway.fake_invoker import FakeInvoker

@@ -8,12 +8,12 @@ from typing import cast
 
 import pytest
 
-from gateway import recorder
-from gateway.calls import Call
-from gateway.hangup import Hangup
-from gateway.link import InvokerPool
-from gateway.recorder import Recorder
-from gateway.runs import Outcome
+from gateway.serving import recorder
+from gateway.serving.call import Call
+from gateway.serving.hangup import Hangup
+from gateway.serving.invoker_pool import InvokerPool
+from gateway.serving.recorder import Recorder
+from gateway.serving.runs import Outcome
 from relay.protocol.messages import LogsFound, LogsWanted
 from relay.state.records import Ended, Records, Subject
 from thaw.action import KIND_PYTHON, Action, Exec, Limits

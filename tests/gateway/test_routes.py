@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gateway.routes import RouteTable
-from gateway.waiting import Ticket, WaitingRoom
+from gateway.serving.routes import RouteTable
+from gateway.serving.waiting_room import Ticket, WaitingRoom
 from thaw.errors import InitFailed, WorkerLost
 from thaw.ids import ActionName, ActivationId, GroupId, HostId, InstanceId
 from thaw.instance import InstanceRecord, InstanceState, StartMode

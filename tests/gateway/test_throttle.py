@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.throttle import Throttle
+from gateway.serving.throttle import Throttle
 from tests.conftest import Clock
 from thaw.errors import Throttled
 from thaw.ids import Namespace

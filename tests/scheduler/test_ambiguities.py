@@ -11,17 +11,17 @@ from typing import Any
 
 import pytest
 
-from gateway.scheduler import migration
 from gateway.scheduler.decisions import CancelGroup, StartGroup
-from gateway.scheduler.history import History, Measured
-from gateway.scheduler.ledger import LinkLedger
-from gateway.scheduler.placement import place
-from gateway.scheduler.plans import later_key
-from gateway.scheduler.predict import Tier, Times, tpot
-from gateway.scheduler.scaling import Window, new_workers
-from gateway.scheduler.schemes import Gpu, Request, Server, candidates, sizes
-from gateway.scheduler.select import select
-from gateway.scheduler.startup import LoadServer, ResumeCost, Run, startup
+from gateway.scheduler.placement.link_ledger import LinkLedger
+from gateway.scheduler.placement.plans import later_key
+from gateway.scheduler.placement.predict import Tier, Times, tpot
+from gateway.scheduler.placement.schemes import Gpu, Request, Server, candidates, sizes
+from gateway.scheduler.placement.select import select
+from gateway.scheduler.placement.startup import LoadServer, ResumeCost, Run, startup
+from gateway.scheduler.placement.window import Window, new_workers
+from gateway.scheduler.policy import migration
+from gateway.scheduler.policy.place import place
+from gateway.scheduler.view.history import History, Measured
 from tests.scheduler.world import CHAT, MIB, chat, group_world, of
 from thaw.errors import ErrorInfo
 from thaw.ids import HostId

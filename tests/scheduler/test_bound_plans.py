@@ -8,7 +8,7 @@ import pytest
 
 from gateway.scheduler.decisions import Forget, StartGroup
 from gateway.scheduler.events import ActionDeleted
-from gateway.scheduler.history import Measured
+from gateway.scheduler.view.history import Measured
 from tests.scheduler.test_bound import PHASES, took
 from tests.scheduler.world import CHAT, FACTS, MIB, SMOLLM2, World, chat, group_world, llm_world, of, report
 from thaw import wire

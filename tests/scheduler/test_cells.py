@@ -9,7 +9,7 @@ import pytest
 
 from gateway.scheduler.decisions import StartGroup
 from gateway.scheduler.events import HostsSeen
-from gateway.scheduler.history import History
+from gateway.scheduler.view.history import History
 from tests.scheduler.world import CHAT, World, llm_world, of, report
 from thaw.action import KIND_LLM
 from thaw.host import HostReport, StemTarget

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.scheduler import idle
 from gateway.scheduler.decisions import StartGroup
 from gateway.scheduler.events import ActionFacts, ActionSeen, HostsSeen
-from gateway.scheduler.evictions import evictions
-from gateway.scheduler.hosts import DeviceView
-from gateway.scheduler.idle import Where
-from gateway.scheduler.view import SERVING, ClusterView, InstanceView
+from gateway.scheduler.policy.evictions import evictions
+from gateway.scheduler.view import idle
+from gateway.scheduler.view.cluster import SERVING, ClusterView, InstanceView
+from gateway.scheduler.view.hosts import DeviceView
+from gateway.scheduler.view.idle import Where
 from relay.protocol.messages import DemandAdded, DemandRemoved, InstanceChanged
 from tests.scheduler.cluster import Cluster
 from tests.scheduler.test_group_histories import ACTIONS, histories, play

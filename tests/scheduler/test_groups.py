@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from gateway.scheduler.ablations import Parts
 from gateway.scheduler.decisions import (
     CancelGroup,
     Decision,
@@ -20,10 +21,9 @@ from gateway.scheduler.decisions import (
     StartGroup,
 )
 from gateway.scheduler.events import ActionSeen, HostsSeen, Rebuilt, StartRefused
-from gateway.scheduler.parts import Parts
-from gateway.scheduler.plans import fetch_key, later_key
-from gateway.scheduler.predict import Times
-from gateway.scheduler.starts import GATHER_S
+from gateway.scheduler.placement.plans import fetch_key, later_key
+from gateway.scheduler.placement.predict import Times
+from gateway.scheduler.policy.starts import GATHER_S
 from relay.protocol.messages import CommandRefused, DemandAdded, DemandRemoved, ModelInspected
 from tests.scheduler.world import (
     CHAT,

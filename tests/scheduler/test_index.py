@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.scheduler import links
-from gateway.scheduler.hosts import HostView, new_host
-from gateway.scheduler.index import HostIndex, Wanted, tie_order
-from gateway.scheduler.ledger import Discipline, LinkLedger
-from gateway.scheduler.predict import Times, f_factor, fetch_time_left
-from gateway.scheduler.schemes import Bandwidth, Request, Scheme, Server, Variant, sizes
-from gateway.scheduler.select import best_of, select
+from gateway.scheduler.placement.link_ledger import Discipline, LinkLedger
+from gateway.scheduler.placement.predict import Times, f_factor, fetch_time_left
+from gateway.scheduler.placement.schemes import Bandwidth, Request, Scheme, Server, Variant, sizes
+from gateway.scheduler.placement.select import best_of, select
+from gateway.scheduler.view import links
+from gateway.scheduler.view.host_index import HostIndex, Wanted, tie_order
+from gateway.scheduler.view.hosts import HostView, new_host
 from thaw.host import Device, HostReport, StemTarget
 from thaw.ids import HostId, InstanceId
 

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from gateway.scheduler.decisions import LearnFrom, ReleaseInstance, StartGroup, TimerKind, Wake
 from gateway.scheduler.events import ActionSeen, HostSeen
-from gateway.scheduler.history import Measured
-from gateway.scheduler.predict import Times
-from gateway.scheduler.schemes import Gpu, Request, Scheme, Server
-from gateway.scheduler.select import select
-from gateway.scheduler.starts import RECHECK_S
+from gateway.scheduler.placement.predict import Times
+from gateway.scheduler.placement.schemes import Gpu, Request, Scheme, Server
+from gateway.scheduler.placement.select import select
+from gateway.scheduler.policy.starts import RECHECK_S
+from gateway.scheduler.view.history import Measured
 from tests.scheduler.test_predict import kappa
 from tests.scheduler.world import CHAT, MIB, SMOLLM2, World, chat, group_world, llm_world, of, report
 from thaw.action import KIND_LLM

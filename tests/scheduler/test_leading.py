@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 import pytest
 import redis
 
-from gateway.scheduler import leading
 from gateway.scheduler.decisions import CancelGroup
-from gateway.scheduler.effects import Arrival
-from gateway.scheduler.leading import Leadership, Term, wait_for_lease
+from gateway.scheduler.io import leading
+from gateway.scheduler.io.effects import Arrival
+from gateway.scheduler.io.leading import Leadership, Term, wait_for_lease
 from gateway.scheduler.loop import Scheduler
 from gateway.scheduler.settings import SchedulerSettings
 from relay.state import keys, redis_link

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.scheduler.ledger import Discipline, LinkLedger
+from gateway.scheduler.placement.link_ledger import Discipline, LinkLedger
 
 G = 1e9
 

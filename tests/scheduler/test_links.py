@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.scheduler.links import MOST_IN_BLOCK, Links
+from gateway.scheduler.view.links import MOST_IN_BLOCK, Links
 from thaw.ids import HostId
 
 changes_st = st.lists(

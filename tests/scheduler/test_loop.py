@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gateway.scheduler.leading import Term
+from gateway.scheduler.io.leading import Term
 from gateway.scheduler.loop import Refresh, Scheduler
 from gateway.scheduler.settings import SchedulerSettings
 from relay.protocol.messages import (

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from gateway.scheduler import metrics
 from gateway.scheduler.decisions import StartGroup
 from gateway.scheduler.events import ActionSeen
+from gateway.scheduler.io import metrics
 from relay.protocol.messages import Start
 from tests.scheduler.world import CHAT, HELLO, MIB, chat, group_world, hello, llm_world, of, report, world
 

@@ -7,8 +7,8 @@ import math
 
 import pytest
 
-from gateway.scheduler.migration import TABLE, Command, Event, State, Step, rounds, step
-from gateway.scheduler.startup import ResumeCost
+from gateway.scheduler.placement.startup import ResumeCost
+from gateway.scheduler.policy.migration import TABLE, Command, Event, State, Step, rounds, step
 
 BEFORE_THE_ROUTE = (State.LOADING, State.ASKING, State.RESUMING, State.SWITCHING)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gateway.scheduler.pauses import Pauses
+from gateway.scheduler.io.garbage import Pauses
 
 
 @pytest.fixture

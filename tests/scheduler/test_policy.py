@@ -24,8 +24,8 @@ from gateway.scheduler.decisions import (
     Wake,
 )
 from gateway.scheduler.events import ActionDeleted, ActionSeen, GatewaysLost, HostsSeen, Rebuilt
-from gateway.scheduler.history import Measured
-from gateway.scheduler.starts import GATHER_S
+from gateway.scheduler.policy.starts import GATHER_S
+from gateway.scheduler.view.history import Measured
 from relay.protocol.messages import CommandRefused, DemandAdded, DemandRemoved, InstanceChanged, ModelInspected
 from tests.scheduler.world import CHAT, FACTS, HELLO, MIB, World, chat, hello, llm_world, of, record_of, report, world
 from thaw.errors import ErrorInfo

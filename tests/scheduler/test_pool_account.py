@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from fetchd.segments import SegmentKey
-from gateway.scheduler.pool_account import UNLIMITED, Claim, PoolAccount, claim_of
+from gateway.scheduler.placement.pool_account import UNLIMITED, Claim, PoolAccount, claim_of
 from relay.protocol.pool import content_key
 from tests.scheduler.world import MIB, pool
 from thaw.host import HeldSegment, PoolReport

@@ -10,7 +10,7 @@ import pytest
 
 from gateway.scheduler.decisions import CancelGroup, FailDemand, ReleaseInstance, StartGroup
 from gateway.scheduler.events import ActionDeleted, ActionSeen, HostSeen, HostsSeen, Rebuilt
-from gateway.scheduler.starts import GATHER_S, RETRY_BASE_S
+from gateway.scheduler.policy.starts import GATHER_S, RETRY_BASE_S
 from relay.protocol.messages import ModelInspected
 from relay.protocol.pool import n_slabs
 from tests.scheduler.world import (

@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.scheduler.history import History, Learned, Measured, Pass, measure, measure_run
-from gateway.scheduler.predict import (
+from gateway.scheduler.placement.predict import (
     NO_RUNTIME,
     Times,
     f_factor,
@@ -19,6 +18,7 @@ from gateway.scheduler.predict import (
     ttft,
     worker_start,
 )
+from gateway.scheduler.view.history import History, Learned, Measured, Pass, measure, measure_run
 from thaw.instance import StartMode
 from thaw.trace import Phase, TraceEvent
 

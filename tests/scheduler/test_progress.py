@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.scheduler.hosts import HostView, new_host
-from gateway.scheduler.ledger import DISCIPLINES, Discipline, LinkLedger
-from gateway.scheduler.plans import fetch_key, later_key
+from gateway.scheduler.placement.link_ledger import DISCIPLINES, Discipline, LinkLedger
+from gateway.scheduler.placement.plans import fetch_key, later_key
+from gateway.scheduler.view.hosts import HostView, new_host
 from thaw.host import Device, FetchReport, HostReport
 from thaw.ids import HostId
 

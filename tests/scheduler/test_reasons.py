@@ -6,10 +6,10 @@ import math
 
 import pytest
 
-from gateway.scheduler.predict import Tier, Times
-from gateway.scheduler.reasons import Reason, considered, estimates
-from gateway.scheduler.schemes import Bandwidth, Gpu, Request, Server, Variant
-from gateway.scheduler.select import select, weigh
+from gateway.scheduler.placement.predict import Tier, Times
+from gateway.scheduler.placement.reasons import Reason, considered, estimates
+from gateway.scheduler.placement.schemes import Bandwidth, Gpu, Request, Server, Variant
+from gateway.scheduler.placement.select import select, weigh
 
 TIMES = Times(t_c=4, t_cc=1.5, t_cu=0.5, t_l=2, t_p=1.5, t_d=0.042, t_n=0.005)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gateway.scheduler.decisions import StartGroup
 from gateway.scheduler.events import HostsSeen
-from gateway.scheduler.history import Measured
+from gateway.scheduler.view.history import Measured
 from tests.scheduler.world import CHAT, FACTS, MIB, SMOLLM2, chat, llm_world, of, report
 from thaw.host import Device, Resident
 from thaw.ids import HostId

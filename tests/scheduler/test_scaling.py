@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.scheduler.scaling import Lacking, Window, groups, keep, new_workers
+from gateway.scheduler.placement.window import Lacking, Window, groups, keep, new_workers
 
 
 def test_worked_example_4_figure_7_thirty_requests_are_eight_groups() -> None:

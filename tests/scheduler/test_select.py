@@ -10,11 +10,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.scheduler.ledger import LinkLedger
-from gateway.scheduler.predict import Times, f_factor, pass_s, tpot
-from gateway.scheduler.schemes import Gpu, Request, Scheme, Server, Size, Variant, candidates, sizes, static_bandwidth
-from gateway.scheduler.search import least_sharing
-from gateway.scheduler.select import greedy, select, spread, weigh
+from gateway.scheduler.placement.link_ledger import LinkLedger
+from gateway.scheduler.placement.predict import Times, f_factor, pass_s, tpot
+from gateway.scheduler.placement.schemes import (
+    Gpu,
+    Request,
+    Scheme,
+    Server,
+    Size,
+    Variant,
+    candidates,
+    sizes,
+    static_bandwidth,
+)
+from gateway.scheduler.placement.search import least_sharing
+from gateway.scheduler.placement.select import greedy, select, spread, weigh
 from tests.scheduler.test_predict import kappa
 
 G, FREE = 1e9, int(22e9)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from fetchd.segments import SegmentKey
-from gateway.scheduler.stages import Stages
+from gateway.scheduler.placement.stages import Stages
 from relay.protocol.pool import content_key, n_slabs
 from tests.scheduler.world import FACTS, MIB, SMOLLM2
 from thaw import partition

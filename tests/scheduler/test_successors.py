@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from gateway.scheduler.ablations import Parts
 from gateway.scheduler.decisions import ReleaseInstance, StartGroup
 from gateway.scheduler.events import ActionDeleted, ActionSeen, HostsSeen
-from gateway.scheduler.parts import Parts
 from relay.protocol.messages import CommandRefused
 from tests.scheduler.world import CHAT, SMOLLM2, World, chat, group_world, of
 from thaw.errors import ErrorInfo

@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 
 from gateway.scheduler.decisions import Decision, StartGroup, Wake
 from gateway.scheduler.events import ActionFacts, ActionSeen, HostsSeen, Timer
-from gateway.scheduler.history import History
-from gateway.scheduler.policy import decide_all
+from gateway.scheduler.policy.decide import decide_all
 from gateway.scheduler.settings import SchedulerSettings
-from gateway.scheduler.view import ClusterView
+from gateway.scheduler.view.cluster import ClusterView
+from gateway.scheduler.view.history import History
 from relay.protocol.messages import DemandAdded, DemandRemoved, InstanceChanged, ModelInspected
 from thaw.host import Device, HeldSegment, HostReport, PoolReport
 from thaw.ids import ActionName, ActivationId, GatewayId, HostId, Namespace

@@ -117,4 +117,4 @@ def test_the_programs_last_line_is_its_result(tmp_path: Path) -> None:
     results = json.loads((tmp_path / "results.json").read_text())
     assert f"| made with | {results['commit']} |" in page
     assert f"| policy code | `{last['code']}`" in page
-    assert "gateway.scheduler.policy" in results["modules"]
+    assert "gateway.scheduler.policy.decide" in results["modules"]

@@ -31,7 +31,7 @@ def choose(hosts: list[HostId]) -> HostId:
 def tree(tmp_path: Path) -> Path:
     """A simulator, and a policy of one file."""
     write(tmp_path, "bench/simulation/matrix.py", "from gateway.scheduler import policy\nfrom thaw import ids\n")
-    write(tmp_path, "gateway/scheduler/policy.py", POLICY)
+    write(tmp_path, "gateway/scheduler/policy/decide.py", POLICY)
     write(tmp_path, "gateway/scheduler/loop.py", "import redis\n")
     write(tmp_path, "thaw/ids.py", "HostId = str\n")
     record(tmp_path)
@@ -56,24 +56,24 @@ def test_code_that_did_not_change_is_said_not_to_have(tree: Path) -> None:
 
 
 def test_a_change_of_the_policy_is_noticed_and_named(tree: Path) -> None:
-    write(tree, "gateway/scheduler/policy.py", POLICY.replace("> 1", "> 2"))
+    write(tree, "gateway/scheduler/policy/decide.py", POLICY.replace("> 1", "> 2"))
     assert provenance.news(tree) == (
         "docs/simulation.md was made with commit 1234567; policy code has changed since in 1 module(s), "
-        "gateway.scheduler.policy: run make simulation"
+        "gateway.scheduler.policy.decide: run make simulation"
     )
 
 
 def test_a_file_of_the_policy_that_is_new_or_gone_is_noticed(tree: Path) -> None:
-    write(tree, "gateway/scheduler/policy.py", POLICY + "\n\nfrom gateway.scheduler import more\n")
+    write(tree, "gateway/scheduler/policy/decide.py", POLICY + "\n\nfrom gateway.scheduler import more\n")
     write(tree, "gateway/scheduler/more.py", "MOST = 3\n")
     assert "in 1 module(s), gateway.scheduler.more:" in provenance.news(tree)
     record(tree)
-    write(tree, "gateway/scheduler/policy.py", POLICY)
+    write(tree, "gateway/scheduler/policy/decide.py", POLICY)
     assert "in 1 module(s), gateway.scheduler.more:" in provenance.news(tree)
 
 
 def test_a_file_that_moved_and_what_does_no_scheduling_are_no_news(tree: Path) -> None:
-    (tree / "gateway/scheduler/policy.py").rename(tree / "gateway/scheduler/choosing.py")
+    (tree / "gateway/scheduler/policy/decide.py").rename(tree / "gateway/scheduler/choosing.py")
     write(tree, "bench/simulation/matrix.py", "from gateway.scheduler import choosing\nfrom thaw import ids\n")
     write(tree, "gateway/scheduler/loop.py", "import asyncio\n")
     write(tree, "thaw/ids.py", "HostId = bytes\n")
@@ -108,15 +108,15 @@ def test_what_decides_something_changes_the_digest(before: str, after: str) -> N
 def test_the_policy_is_in_it_and_what_does_its_io_is_not() -> None:
     modules = provenance.present().digests
     decide = {
-        "gateway.scheduler.policy",
-        "gateway.scheduler.select",
-        "gateway.scheduler.ledger",
+        "gateway.scheduler.policy.decide",
+        "gateway.scheduler.placement.select",
+        "gateway.scheduler.placement.link_ledger",
         "thaw.partition",
         "bench.simulation.production",
         "bench.simulation.constants",
     }
     assert decide <= modules.keys()
-    assert not {"gateway.scheduler.loop", "gateway.scheduler.effects", "bench.simulation.report"} & modules.keys()
+    assert not {"gateway.scheduler.loop", "gateway.scheduler.io.effects", "bench.simulation.report"} & modules.keys()
 
 
 def test_make_check_says_it() -> None:

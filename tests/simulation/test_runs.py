@@ -18,7 +18,7 @@ from bench.simulation.run import Outcome, simulate
 from bench.simulation.specs import ABLATIONS, SYSTEMS, Mechanism, Objectives
 from bench.simulation.workload import Workload, generate
 from gateway.scheduler.decisions import DropDemand
-from gateway.scheduler.ledger import DISCIPLINES, Discipline, LinkLedger
+from gateway.scheduler.placement.link_ledger import DISCIPLINES, Discipline, LinkLedger
 from thaw.ids import GatewayId
 
 ALL = sorted(SYSTEMS)

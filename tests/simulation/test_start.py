@@ -15,7 +15,7 @@ from bench.simulation.run import simulate
 from bench.simulation.serving import Endpoint
 from bench.simulation.specs import SYSTEMS, Objectives
 from bench.simulation.workload import Request
-from gateway.scheduler.ledger import Discipline
+from gateway.scheduler.placement.link_ledger import Discipline
 
 ANY = Objectives(scale=1e6)
 M, A10 = MODELS["llama2-7b"], GPUS["A10"]

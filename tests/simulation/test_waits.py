@@ -10,7 +10,7 @@ from bench.simulation.network import Link
 from bench.simulation.run import simulate
 from bench.simulation.specs import SYSTEMS, Objectives
 from bench.simulation.waits import Blocked, Cause, Span, Waits, longest, until_submitted
-from gateway.scheduler.ledger import Discipline
+from gateway.scheduler.placement.link_ledger import Discipline
 
 ANY = Objectives(scale=1e6)
 LINK = 2e9  # 16 Gbit/s

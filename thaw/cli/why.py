@@ -1,6 +1,6 @@
 """Why a group has this size and these hosts, in sentences: what the scheduler wrote beside its plan.
 
-The ``planned`` event carries it (gateway/scheduler/reasons.py), so it outlives the plan.
+The ``planned`` event carries it (gateway/scheduler/placement/reasons.py), so it outlives the plan.
 """
 
 from __future__ import annotations

@@ -1,0 +1,107 @@
+"""From the registry and the event stream to the policy's events."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+import redis
+
+from gateway.scheduler.events import (
+    ActionDeleted,
+    ActionFacts,
+    ActionSeen,
+    Event,
+    GatewaysLost,
+    HostSeen,
+    HostsSeen,
+    Rebuilt,
+    StartRefused,
+    Timer,
+    facts_of,
+)
+from gateway.scheduler.io.group_credentials import GroupCredentials
+from gateway.scheduler.view.cluster import ClusterView
+from relay.protocol.messages import (
+    ActionChanged,
+    CommandRefused,
+    DemandAdded,
+    DemandRemoved,
+    HostChanged,
+    InstanceChanged,
+    ModelInspected,
+)
+from relay.state.clock import StateClock
+from relay.state.records import Records
+from relay.state.registry import LEASE_MS, Registry
+from thaw.action import Action
+from thaw.clock import wall_ms
+from thaw.errors import NotFound, ProtocolError
+from thaw.ids import ActionName, Namespace
+from thaw.logs import Log
+
+_FOR_POLICY: Final = (DemandAdded, DemandRemoved, InstanceChanged, ModelInspected, CommandRefused, StartRefused, Timer)
+
+
+class Reading:
+    """Raises PlatformError when the state server does not answer."""
+
+    def __init__(self, client: redis.Redis, credentials: GroupCredentials, log: Log, clock: StateClock) -> None:
+        self._registry, self._records, self._credentials = Registry(client, clock), Records(client), credentials
+        self._log = log
+
+    def rebuilt(self) -> Rebuilt:
+        # instances before demand: a request served in between is seen as waiting, and its removal is an event
+        return Rebuilt(
+            hosts=tuple(self._registry.live_hosts()),
+            instances=tuple(self._registry.instances()),
+            plans=tuple(self._registry.plans()),
+            models=tuple(self._registry.models()),
+            demand=tuple(self._registry.demand()),
+            # after demand: an action that a request names and this does not have is gone, not new
+            actions=tuple(facts for a in self._records.all_actions() if (facts := self._facts(a)) is not None),
+            wall_ms=wall_ms(),
+            credentials=tuple(self._credentials.groups()),
+        )
+
+    def heartbeats(self, view: ClusterView) -> Iterator[Event]:
+        yield HostsSeen(tuple(self._registry.live_hosts()))
+        now_ms = wall_ms()
+        # a gateway's first heartbeat may come after its first request
+        holders = {d.demand.gateway for d in view.demand.values() if now_ms - d.demand.queued_wall_ms > LEASE_MS}
+        lost = frozenset(g for g in holders if not self._registry.is_gateway_alive(g))
+        if lost:
+            yield GatewaysLost(lost)
+
+    def events_of(self, items: Iterable[object], view: ClusterView) -> Iterator[Event]:
+        """What messages mean to the policy.  An action that the policy does not know yet is read first, once for all
+        messages."""
+        read: set[ActionName] = set()
+        for item in items:
+            if isinstance(item, ActionChanged):
+                read.add(item.action)
+                yield self._action(item.action, changed=True)
+            elif isinstance(item, HostChanged):
+                report = self._registry.live_host(item.host_id)
+                yield HostsSeen(tuple(self._registry.live_hosts())) if report is None else HostSeen(report)
+            elif isinstance(item, _FOR_POLICY):
+                if isinstance(item, DemandAdded) and item.action not in read and view.action(item.action).facts is None:
+                    read.add(item.action)
+                    yield self._action(item.action, changed=False, namespace=item.namespace)
+                yield item
+
+    def _action(self, name: ActionName, *, changed: bool, namespace: Namespace | None = None) -> Event:
+        owner = namespace or Namespace(name.partition("/")[0])
+        try:
+            facts = self._facts(self._records.action(owner, name))
+        except (NotFound, ProtocolError):
+            facts = None
+        return ActionDeleted(name) if facts is None else ActionSeen(facts, changed)
+
+    def _facts(self, action: Action) -> ActionFacts | None:
+        """None: one record that nothing can be started from must not keep the scheduler from all others."""
+        try:
+            return facts_of(action)
+        except ProtocolError as e:
+            self._log.event("action_refused", action=action.name, error=e.message)
+            return None

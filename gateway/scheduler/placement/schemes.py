@@ -1,0 +1,382 @@
+"""What Algorithm 1 chooses among: servers as offers, a size (s, w), its candidates, and the scheme that results.
+
+A pass is the sum of what each worker adds to it, and that depends on the worker's own device: its kind (t_p, t_d) and
+the share of it that a low worker really gets.  So a size is looked at once for each *mix*: how many full and how many
+low workers it takes from servers of each *speed*.  For one mix the pass is a number, and with it the deadline of every
+fetch.  Where all servers are of one speed, as in the papers, there is one mix.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Final, Literal, NamedTuple
+
+from gateway.scheduler.placement import predict
+from gateway.scheduler.placement.predict import Times, WorkerStart
+
+Variant = Literal["paper", "slides", "min_sharing"]
+VARIANTS: Final[tuple[Variant, ...]] = ("paper", "slides", "min_sharing")
+_NOISE: Final = 1e-9
+"""An SLO that is met exactly counts as met; sums of floats miss it by ulps."""
+_DEFAULT_TIMES: Final = Times()
+
+
+class Seat(NamedTuple):
+    gpu: int
+    shares: bool  # the device already hosts a worker
+
+
+Seats = dict[tuple[float, bool], Seat | None]
+"""(bytes, idle devices preferred) → seat; None: no device has so many bytes free."""
+
+
+class Gpu(NamedTuple):
+    free: int
+    n_workers: int = 0
+
+
+class Server(NamedTuple):
+    """``id`` breaks ties, so callers number servers by preference (least loaded first)."""
+
+    id: int
+    bandwidth: float
+    pcie: float
+    gpus: tuple[Gpu, ...]
+    times: Times | None = None  # of its own kind of device; None: the request's
+    seats: Seats | None = None
+    """What ``gpus`` answered before: a caller whose devices have not changed gives the same one again."""
+    parts: tuple[int, ...] | None = None
+    """How many of the largest parts of a model in 1, 2, … stages its memory for models has room for; None: any."""
+    cell_wait_s: float = 0.0  # until the stem cell is there that a start takes
+    is_enforced: bool = True  # a low worker is held to 1/s of its device
+
+    def takes_part(self, s: int, n_here: int = 0) -> bool:
+        """Beside ``n_here`` other parts there is room for one of ``s``."""
+        return self.parts is None or s > len(self.parts) or self.parts[s - 1] > n_here
+
+    def seat(self, need: float, variant: Variant) -> Seat | None:
+        """``paper``: best fit.  The others prefer an idle device, then best fit."""
+        asked = need, variant != "paper"
+        if self.seats is None:
+            return _seat(self.gpus, *asked)
+        if asked not in self.seats:
+            self.seats[asked] = _seat(self.gpus, *asked)
+        return self.seats[asked]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    n_bytes: float  # M
+    reserve: float = 0.0  # K
+    slo_ttft: float = math.inf
+    slo_tpot: float = math.inf
+    t_w: float = 0.0
+    times: Times = _DEFAULT_TIMES
+    overlap: bool = True  # Eq. 5; False: Eq. 1
+    largest_parts: tuple[float, ...] = ()  # bytes of the largest stage of 1, 2, … stages; else M/s
+
+    def part(self, s: int) -> float:
+        """What the worker with most to fetch fetches: layers do not divide evenly, a tied embedding is had twice."""
+        return self.largest_parts[s - 1] if s <= len(self.largest_parts) else self.n_bytes / s
+
+    @property
+    def need_full(self) -> float:
+        return self.n_bytes + self.reserve
+
+    def need_low(self, s: int) -> float:
+        return math.ceil(self.need_full / s)
+
+
+class Speed(NamedTuple):
+    """What decides how much a worker adds to a pass: times of its kind of device, and a low worker's share of it."""
+
+    t_p: float
+    t_d: float
+    t_n: float
+    t_tail: float
+    low_share: float
+
+
+class Quota(NamedTuple):
+    """So many workers on servers of one speed."""
+
+    speed: Speed
+    n_full: int
+    n_low: int
+
+
+Mix = tuple[Quota, ...]
+
+
+class Placement(NamedTuple):
+    server: int
+    gpu: int
+    shares: bool  # the device already hosts a worker
+
+
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    s: int
+    w: int
+    full: tuple[Placement, ...]
+    low: tuple[Placement, ...]
+    ttft: float
+    tpot: float
+    memory: float
+    fetch_within_s: float  # deadline of every fetch from now; infinite for a fallback
+    fallback: bool = False
+    work_s: float = 0.0  # from readiness to the first token
+
+    @property
+    def sharing(self) -> int:
+        return sum(p.shares for p in (*self.full, *self.low))
+
+    @property
+    def full_ids(self) -> tuple[int, ...]:
+        return tuple(p.server for p in self.full)
+
+    @property
+    def low_ids(self) -> tuple[int, ...]:
+        return tuple(p.server for p in self.low)
+
+
+Bandwidth = Callable[[Server, float, float], float]
+"""b_i for (server, bytes, seconds until the deadline): the ledger's answer.  0 = must not start there, infinite =
+nothing is fetched.  Less than the server's own bandwidth: fetches that go before take the difference."""
+
+
+def static_bandwidth(server: Server, n_bytes: float, within_s: float) -> float:
+    return server.bandwidth
+
+
+class Candidate(NamedTuple):
+    """A server as one (s, w) sees it; seats are None where the need does not fit."""
+
+    server: Server
+    key: tuple[float, float, int]
+    full: Seat | None
+    low: Seat | None
+    speed: Speed
+
+    @property
+    def kappa(self) -> float:
+        return self.key[0]
+
+    @property
+    def shares(self) -> tuple[bool | None, bool | None]:
+        """As full, as low."""
+        return self.full and self.full.shares, self.low and self.low.shares
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """One (s, w) under consideration and what follows from it alone.  Without a mix every server is supposed to be of
+    the request's times, and low workers are held to 1/s."""
+
+    request: Request
+    s: int
+    w: int
+    mix: Mix = ()
+    factor: float = field(init=False)
+    times: Times = field(init=False)
+    need_low: float = field(init=False)
+    _mixed: dict[Mix, Size] = field(init=False, default_factory=dict, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        factor, times = predict.f_factor(self.s, self.w), self.request.times
+        if self.mix:
+            factor, times = _blended(self.mix, self.s, times)
+        object.__setattr__(self, "factor", factor)
+        object.__setattr__(self, "times", times)
+        object.__setattr__(self, "need_low", self.request.need_low(self.s))
+
+    def of(self, mix: Mix) -> Size:
+        """The same size on servers of these speeds."""
+        if mix not in self._mixed:
+            self._mixed[mix] = Size(self.request, self.s, self.w, mix)
+        return self._mixed[mix]
+
+    def mixes(self, fits: Sequence[tuple[Speed, tuple[int, int]]]) -> list[Size]:
+        """This size for every mix of speeds that keeps the objective for a token, the shortest pass first.  ``fits``:
+        how many servers of each speed have room for a full worker, and for any."""
+        found = [self.of(mix) for mix in _divisions(self.w, self.s - self.w, fits)]
+        return sorted((size for size in found if size.meets_tpot), key=lambda size: size.work_s)
+
+    def latest_s(self, times: Sequence[Times]) -> float:
+        """The latest deadline, from now, that any mix leaves to the fetches of so many stages on devices of these
+        times."""
+        if not times:
+            return -1.0
+        r, t_p, t_n = self.request, min(t.t_p for t in times), min(t.t_n for t in times)
+        fastest = replace(r.times, t_p=t_p, t_n=t_n, t_tail=min(t.t_tail for t in times))
+        left = predict.fetch_time_left(r.slo_ttft, r.t_w, self.s, 1.0, fastest)
+        return left if r.overlap else left - fastest.t_c
+
+    def speed(self, server: Server, low: Seat) -> Speed:
+        """``low``: the seat that a low worker would have there."""
+        times = server.times or self.request.times
+        share = predict.low_share(self.s, is_enforced=server.is_enforced, is_alone=not low.shares)
+        return Speed(times.t_p, times.t_d, times.t_n, times.t_tail, share)
+
+    def quotas(self, found: Sequence[Candidate]) -> list[tuple[Sequence[Candidate], int, int]]:
+        """The candidates of each speed, with how many full and low workers are to be taken of them."""
+        if len(self.mix) <= 1:
+            return [(found, self.w, self.s - self.w)]
+        return [([c for c in found if c.speed == q.speed], q.n_full, q.n_low) for q in self.mix]
+
+    @property
+    def within_s(self) -> float:
+        r = self.request
+        left = predict.fetch_time_left(r.slo_ttft, r.t_w, self.s, self.factor, self.times)
+        return left if r.overlap else left - self.times.t_c
+
+    @property
+    def work_s(self) -> float:
+        return predict.work_s(self.s, self.factor, self.times)
+
+    @property
+    def tpot(self) -> float:
+        return predict.tpot(self.s, self.factor, self.times)
+
+    @property
+    def memory(self) -> float:
+        return self.w * self.request.need_full + (self.s - self.w) * self.need_low
+
+    def meets(self, kappa: float) -> bool:
+        ttft = self.request.t_w + kappa + predict.pass_s(self.s, self.factor, self.times)
+        return ttft <= self.request.slo_ttft + _NOISE and self.meets_tpot
+
+    @property
+    def meets_tpot(self) -> bool:
+        return self.tpot <= self.request.slo_tpot + _NOISE
+
+    def seats(self, server: Server, variant: Variant) -> tuple[Seat | None, Seat | None]:
+        """Where a full worker would go, and a low one.  What fits full fits low."""
+        if not server.takes_part(self.s):
+            return None, None
+        full = server.seat(self.request.need_full, variant)
+        return full, full if self.s == 1 else server.seat(self.need_low, variant)
+
+    def scheme(self, full: Sequence[Candidate], low: Sequence[Candidate], *, fallback: bool = False) -> Scheme:
+        size = self if self.mix else self.of(_mix_of(full, low))
+        ttft = predict.ttft(self.request.t_w, [c.kappa for c in (*full, *low)], size.factor, size.times)
+        return Scheme(
+            self.s, self.w, tuple(Placement(c.server.id, *c.full) for c in full if c.full),
+            tuple(Placement(c.server.id, *c.low) for c in low if c.low), ttft, size.tpot, self.memory,
+            math.inf if fallback else size.within_s, fallback, size.work_s,
+        )  # fmt: skip
+
+
+def sizes(request: Request, min_stages: int, max_stages: int, min_full: int) -> list[Size]:
+    """Every (s, w) in order."""
+    return [size for size in _sizes(request, max_stages) if size.s >= min_stages and size.w >= min(min_full, size.s)]
+
+
+@lru_cache(maxsize=8)
+def _sizes(request: Request, max_stages: int) -> tuple[Size, ...]:
+    """One start looks at them several times.  (1, 0) is (1, 1): one worker has everything."""
+    return tuple(Size(request, s, w) for s in range(1, max_stages + 1) for w in range(s + 1) if (s, w) != (1, 0))
+
+
+def candidates(
+    servers: Sequence[Server], size: Size, variant: Variant, bandwidth: Bandwidth, *, fallback: bool = False
+) -> list[Candidate]:
+    """Servers that may take part, by (kappa, 1/b + 1/p, id)."""
+    return admitted(seated(servers, size, variant), size, bandwidth, fallback=fallback)
+
+
+class Seated(NamedTuple):
+    """A server with a device for a low worker of some number of stages at least."""
+
+    server: Server
+    full: Seat | None
+    low: Seat
+    speed: Speed
+
+
+def seated(servers: Iterable[Server], size: Size, variant: Variant) -> list[Seated]:
+    """The same for every number of full workers."""
+    seats = ((server, *size.seats(server, variant)) for server in servers)
+    return [Seated(server, full, low, size.speed(server, low)) for server, full, low in seats if low is not None]
+
+
+def admitted(offered: Sequence[Seated], size: Size, bandwidth: Bandwidth, *, fallback: bool = False) -> list[Candidate]:
+    """Those of the size's speeds whose links keep the deadline that its mix leaves; by (kappa, 1/b + 1/p, id)."""
+    request = size.request
+    part, within_s = request.part(size.s), math.inf if fallback else size.within_s
+    if within_s < 0:
+        return []
+    speeds, found = {quota.speed for quota in size.mix}, list[Candidate]()
+    for server, full, low, speed in offered:
+        if speeds and speed not in speeds:
+            continue
+        b = bandwidth(server, part, within_s)
+        if b > 0:
+            found.append(Candidate(server, key_of(server, part, b, request), full, low, speed))
+    return sorted(found, key=lambda c: c.key)
+
+
+def key_of(server: Server, part: float, b: float, request: Request) -> tuple[float, float, int]:
+    times = server.times or request.times
+    if request.overlap:
+        kappa = start_of(server, part, b, times).ready_s
+    else:
+        kappa = predict.kappa_sequential(part, b, server.pcie, times)
+    return kappa, 1 / b + 1 / server.pcie, server.id
+
+
+def start_of(server: Server, part: float, b: float, times: Times) -> WorkerStart:
+    """When a worker has its part on ``server``, whose link gives its fetch ``b``."""
+    rate, held_s = max(b, server.bandwidth), queue_s(server, part, b)
+    return predict.worker_start(part, rate, server.pcie, times, queue_s=held_s, cell_wait_s=server.cell_wait_s)
+
+
+def queue_s(server: Server, part: float, b: float) -> float:
+    """What others take of the link before the fetch ends."""
+    return part / b - part / server.bandwidth if b < server.bandwidth else 0.0
+
+
+def _blended(mix: Mix, s: int, base: Times) -> tuple[float, Times]:
+    """F and the times of a pass over workers of several speeds, such that ``t_p * F + t_n * s`` is the sum of what each
+    of them adds."""
+    factors = [(q, predict.f_general([1.0] * q.n_full + [q.speed.low_share] * q.n_low, s)) for q in mix]
+    factor = math.fsum(f for _, f in factors)
+    if len(mix) == 1:
+        t_p, t_d, t_n, t_tail, _ = mix[0].speed
+    else:
+        t_p = math.fsum(q.speed.t_p * f for q, f in factors) / factor
+        t_d = math.fsum(q.speed.t_d * f for q, f in factors) / factor
+        t_n = math.fsum(q.speed.t_n * (q.n_full + q.n_low) for q in mix) / s
+        t_tail = max(q.speed.t_tail for q in mix)
+    return factor, replace(base, t_p=t_p, t_d=t_d, t_n=t_n, t_tail=t_tail)
+
+
+def _mix_of(full: Sequence[Candidate], low: Sequence[Candidate]) -> Mix:
+    n_full, n_low = Counter(c.speed for c in full), Counter(c.speed for c in low)
+    return tuple(Quota(speed, n_full[speed], n_low[speed]) for speed in n_full | n_low)
+
+
+def _divisions(n_full: int, n_low: int, fits: Sequence[tuple[Speed, tuple[int, int]]]) -> Iterator[Mix]:
+    """Every way to take so many workers from servers of these speeds, of which so many fit a full worker, and any."""
+    if not fits:
+        if n_full == n_low == 0:
+            yield ()
+        return
+    speed, (fit_full, fit_any) = fits[0]
+    for full in range(min(n_full, fit_full) + 1):
+        for low in range(min(n_low, fit_any - full) + 1):
+            mine = (Quota(speed, full, low),) if full + low else ()
+            for rest in _divisions(n_full - full, n_low - low, fits[1:]):
+                yield (*mine, *rest)
+
+
+def _seat(gpus: Sequence[Gpu], need: float, prefers_idle: bool) -> Seat | None:
+    fits = [(gpu.n_workers > 0 and prefers_idle, gpu.free, i) for i, gpu in enumerate(gpus) if gpu.free >= need]
+    if not fits:
+        return None
+    index = min(fits)[2]
+    return Seat(index, gpus[index].n_workers > 0)

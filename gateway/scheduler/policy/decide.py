@@ -1,0 +1,325 @@
+"""decide_all(view, events, now_s) -> decisions.  The whole policy behind one function, without I/O or a clock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import takewhile
+from typing import Final
+
+from gateway.scheduler.decisions import Decision, DropDemand, Flag, Forget, RevokeCredential, TimerKind
+from gateway.scheduler.events import (
+    ActionDeleted,
+    ActionSeen,
+    Event,
+    GatewaysLost,
+    HostSeen,
+    HostsSeen,
+    OtherEvent,
+    Rebuilt,
+    StartRefused,
+    Timer,
+)
+from gateway.scheduler.policy import draining, groups, instances, models, pools
+from gateway.scheduler.policy import stem_cells as stemcells
+from gateway.scheduler.policy.starts import ensure_model, release, rescale
+from gateway.scheduler.view.cluster import ClusterView, DemandView
+from relay.protocol.messages import CommandRefused, DemandAdded, DemandRemoved, InstanceChanged, ModelInspected
+from thaw.errors import StaleEpoch
+from thaw.host import HostReport
+from thaw.ids import ActionName, ActivationId, GroupId, HostId, InstanceId
+from thaw.instance import InstanceState
+
+_LONGEST_WAIT_S: Final = 3_600.0
+"""Wall clocks of other machines are believed up to this when a view is rebuilt."""
+
+
+GRACE_S: Final = 6.0
+"""After the state server was away every lease may have run out; healthy hosts and gateways are heard of again within
+two heartbeats."""
+
+
+HELD_BEYOND_LIMIT_S: Final = 90.0
+"""A gateway holds no request for longer than its action's time limit and a minute for its container, since it last said
+so; the rest is for messages that take their time."""
+
+
+def decide(view: ClusterView, event: Event, now_s: float) -> list[Decision]:
+    """Take one event in and say what is to be done.  ``view`` already assumes that it will be done."""
+    return decide_all(view, (event,), now_s)
+
+
+def decide_all(view: ClusterView, events: Iterable[Event], now_s: float) -> list[Decision]:
+    """Take in events that are there together, in their order, and say what is to be done.  Requests are all counted
+    before any start is decided for them: a burst is met as a whole, by groups of its workers (ParaServe 6.1)."""
+    decided: list[Decision] = []
+    newcomers: dict[ActionName, list[ActivationId]] = {}  # of every action whose demand has changed
+    for event in events:
+        match event:
+            case DemandAdded():
+                queued_s = now_s - min(event.waited_ms / 1000, _LONGEST_WAIT_S)
+                if _take_demand(view, event, queued_s, now_s):
+                    newcomers.setdefault(event.action, []).append(event.activation_id)
+            case DemandRemoved():
+                view.serve_demand(event.activation_id)
+                if event.action in view.actions and not view.actions[event.action].waiting:
+                    newcomers.setdefault(event.action, [])  # its window may ask for more workers still
+            case _:
+                found = _decide(view, event, now_s)
+                decided += [*found, *stemcells.follow(view, event, found, now_s)]
+    for name, activation_ids in newcomers.items():
+        found = _meet_demand(view, name, activation_ids, now_s)
+        stemcells.note_starts(view, found, now_s)
+        decided += found
+    return decided
+
+
+def _decide(view: ClusterView, event: OtherEvent, now_s: float) -> list[Decision]:
+    match event:
+        case InstanceChanged():
+            return instances.changed(view, event.instance, now_s)
+        case ModelInspected():
+            return models.inspected(view, event, now_s)
+        case CommandRefused():
+            return _refused(view, event, now_s)
+        case StartRefused():
+            return _start_refused(view, event, now_s)
+        case ActionSeen():
+            return _action_seen(view, event, now_s)
+        case ActionDeleted():
+            return _action_deleted(view, event.action, now_s)
+        case HostsSeen():
+            return _hosts_seen(view, event.reports, now_s)
+        case HostSeen():
+            return _host_seen(view, event.report, now_s)
+        case GatewaysLost():
+            return _gateways_lost(view, event) if now_s >= view.grace_until_s else []
+        case Timer():
+            return _timer(view, event, now_s)
+        case Rebuilt():
+            return _rebuild(view, event, now_s)
+
+
+def _meet_demand(
+    view: ClusterView, name: ActionName, newcomers: Iterable[ActivationId], now_s: float
+) -> list[Decision]:
+    """Starts for an action's whole queue; requests that no start was decided for share one that is in progress."""
+    decided = rescale(view, name, now_s)
+    for activation_id in newcomers:
+        known = view.demand.get(activation_id)
+        if known is not None and not view.awaits_start(known):
+            _join_a_start(view, known)
+    return decided
+
+
+def _take_demand(view: ClusterView, demand: DemandAdded, queued_s: float, now_s: float) -> bool:
+    """False: it was known, and is held still."""
+    is_new, facts = view.add_demand(demand, queued_s), view.action(demand.action).facts
+    if facts is not None:
+        view.demand[demand.activation_id].held_until_s = now_s + facts.timeout_s + HELD_BEYOND_LIMIT_S
+    return is_new
+
+
+def _join_a_start(view: ClusterView, demand: DemandView) -> None:
+    """It needs no start of its own: it shares the fate of one in progress that has a slot left."""
+    for instance in view.of_action(demand.demand.action):
+        group = view.groups.get(instance.record.group_id)
+        if group is not None and group.is_starting and len(group.activation_ids) < group.slots:
+            demand.group_id = group.plan.group_id
+            group.activation_ids.add(demand.demand.activation_id)
+            return
+
+
+def _refused(view: ClusterView, event: CommandRefused, now_s: float) -> list[Decision]:
+    if event.error.code == StaleEpoch.__name__:
+        return [Flag("command_stale", {"host_id": event.host_id, "command_id": event.command_id})]
+    group = view.groups.get(event.group_id)
+    if group is not None and event.command_id in group.command_ids:
+        instances.never_began(view, event.host_id, event.command_id, now_s)
+        return instances.start_refused(view, group, event.error, now_s)
+    for instance_id in sorted(view.on_host.get(event.host_id, ())):
+        instance = view.instances[instance_id]
+        if instance.releasing == event.command_id:
+            return instances.release_refused(view, instance, now_s)
+    if instances.never_began(view, event.host_id, event.command_id, now_s):
+        return instances.retry_blocked(view, now_s)
+    return models.refused(view, event, now_s)
+
+
+def _start_refused(view: ClusterView, event: StartRefused, now_s: float) -> list[Decision]:
+    """Nothing was commanded yet."""
+    if (group := view.groups.get(event.group_id)) is None:
+        return []
+    for stage, command_id in zip(group.plan.stages, group.command_ids, strict=True):
+        instances.never_began(view, stage.host, command_id, now_s)
+    return instances.start_refused(view, group, event.error, now_s)
+
+
+def _action_seen(view: ClusterView, event: ActionSeen, now_s: float) -> list[Decision]:
+    facts = event.facts
+    action = view.set_facts(facts)
+    decided: list[Decision] = []
+    if event.changed:
+        action.failures, action.retry_at_s, action.broken_version = 0, 0.0, ""
+        if facts.is_llm:
+            view.model(facts.model_uri).look_anew()  # the bytes at the URI may be others now
+            decided += ensure_model(view, facts.model_uri, now_s)
+    return [*decided, *_idle_check_all(view, facts.name, now_s), *rescale(view, facts.name, now_s)]
+
+
+def _action_deleted(view: ClusterView, name: ActionName, now_s: float) -> list[Decision]:
+    view.delete_action(name)
+    decided = _forget(view, (name,))
+    for instance in view.of_action(name):
+        # what starts is left to become ready: a half-loaded model helps nobody, and its release follows
+        group = view.groups.get(instance.record.group_id)
+        if (
+            instance.record.takes_requests
+            and instance.state is InstanceState.READY
+            and instance.releasing is None
+            and (group is None or not group.is_starting)
+        ):
+            decided += release(view, instance, now_s, only_idle=False, reason="deleted")
+    return [*decided, *rescale(view, name, now_s)]
+
+
+def _forget(view: ClusterView, names: Iterable[str]) -> list[Decision]:
+    names = tuple(names)
+    learned = tuple(key for name in names for key in view.history.forget(name))
+    best = tuple(str(key) for name in names for key in view.history.best.forget(name))
+    model_uris = view.drop_unused_models()
+    return [Forget(learned, model_uris, best)] if learned or model_uris or best else []
+
+
+def _idle_check_all(view: ClusterView, name: ActionName, now_s: float) -> list[Decision]:
+    return [d for i in view.of_action(name) for d in instances.idle_check(view, i, now_s)]
+
+
+def _hosts_seen(view: ClusterView, reports: tuple[HostReport, ...], now_s: float) -> list[Decision]:
+    decided: list[Decision] = []
+    new = {r.host_id for r in reports} - view.hosts.keys()
+    for report in reports:
+        decided += _take_report(view, report, now_s)
+    for host_id in _silent(view, reports) if now_s >= view.grace_until_s else ():
+        decided += instances.host_lost(view, host_id, now_s)
+    decided += instances.retry_blocked(view, now_s)
+    return decided + (_retry_everyone(view, now_s) if new else [])
+
+
+def _host_seen(view: ClusterView, report: HostReport, now_s: float) -> list[Decision]:
+    is_new = report.host_id not in view.hosts
+    decided = _take_report(view, report, now_s)
+    decided += instances.retry_blocked(view, now_s)
+    return decided + (_retry_everyone(view, now_s) if is_new else [])
+
+
+def _take_report(view: ClusterView, report: HostReport, now_s: float) -> list[Decision]:
+    is_new = report.host_id not in view.hosts
+    odd = view.put_host(report, now_s)
+    if is_new:
+        pools.claim_again(view, view.hosts[report.host_id])
+    decided: list[Decision] = [Flag("host_report_clamped", {"host_id": report.host_id, "what": text}) for text in odd]
+    host = view.hosts[report.host_id]
+    decided += instances.release_strangers(view, host, now_s)
+    return [*decided, *(draining.leave(view, host, now_s) if host.draining else [])]
+
+
+def _silent(view: ClusterView, reports: tuple[HostReport, ...]) -> list[HostId]:
+    known = view.hosts.keys() | {h for h, ids in view.on_host.items() if ids}
+    return sorted(known - {r.host_id for r in reports})
+
+
+def _retry_everyone(view: ClusterView, now_s: float) -> list[Decision]:
+    """A host has come: whoever waits, or is short of its minimum, may go there."""
+    return [d for name in list(view.actions) if _wants(view, name) for d in rescale(view, name, now_s)]
+
+
+def _wants(view: ClusterView, name: ActionName) -> bool:
+    action = view.actions[name]
+    return bool(action.waiting) or (action.facts is not None and action.facts.min_instances > 0)
+
+
+def _gateways_lost(view: ClusterView, event: GatewaysLost) -> list[Decision]:
+    return _drop(view, [d.demand for d in view.demand.values() if d.demand.gateway in event.gateways])
+
+
+def _drop_unheld(view: ClusterView, name: ActionName, now_s: float) -> list[Decision]:
+    """The word that withdrew them was lost: nobody waits, and they would keep instances for ever."""
+    return _drop(view, [d.demand for d in takewhile(lambda d: d.held_until_s <= now_s, view.waiting(name))])
+
+
+def _drop(view: ClusterView, demands: Sequence[DemandAdded]) -> list[Decision]:
+    for demand in demands:
+        view.drop_demand(demand.activation_id)
+    return [DropDemand(d.action, d.activation_id, d.gateway) for d in demands]
+
+
+def _timer(view: ClusterView, event: Timer, now_s: float) -> list[Decision]:
+    match event.kind:
+        case TimerKind.RESCALE:
+            name = ActionName(event.key)
+            view.action(name).wake_s = None
+            return [*_drop_unheld(view, name, now_s), *rescale(view, name, now_s)]
+        case TimerKind.START:
+            return instances.start_overdue(view, GroupId(event.key), now_s)
+        case TimerKind.INSPECT:
+            return models.overdue(view, event.key, now_s)
+        case TimerKind.KEEP_ALIVE | TimerKind.RELEASE:
+            instance = view.instances.get(InstanceId(event.key))
+            if instance is None:
+                return []
+            if event.kind is TimerKind.RELEASE and instance.releasing is not None:
+                return instances.release_overdue(view, instance, now_s)
+            instance.wake_s = None
+            return instances.idle_check(view, instance, now_s)
+
+
+def _rebuild(view: ClusterView, event: Rebuilt, now_s: float) -> list[Decision]:
+    """Make the view of what the registry says.  Starts that were planned and never confirmed are taken back: whether
+    their command was sent is unknown, and a start anew is cheaper than a wait."""
+    for facts in event.actions:
+        view.set_facts(facts)
+    for model in event.models:
+        view.model(model.uri).take(model)
+    for report in event.hosts:
+        view.put_host(report, now_s)
+    view.grace_until_s = now_s + GRACE_S
+    _rebuild_instances(view, event, now_s)
+    decided = _forget(view, sorted(view.history.actions() - {facts.name for facts in event.actions}))
+    decided += _rebuild_plans(view, event, now_s)
+    for demand in sorted(event.demand, key=lambda d: (d.queued_wall_ms, d.activation_id)):
+        _take_demand(view, demand, now_s - _age_s(event.wall_ms, demand.queued_wall_ms), now_s)
+    for name, action in list(view.actions.items()):
+        if action.facts is None:
+            decided += _action_deleted(view, name, now_s)
+        elif _wants(view, name):
+            decided += rescale(view, name, now_s)
+        decided += _idle_check_all(view, name, now_s)
+    return decided
+
+
+def _rebuild_instances(view: ClusterView, event: Rebuilt, now_s: float) -> None:
+    for record in event.instances:
+        view.put_instance(record, now_s)
+        if record.idle_since_wall_ms is not None:
+            idle_s = now_s - _age_s(event.wall_ms, record.idle_since_wall_ms)
+            view.set_idle_since(view.instances[record.instance_id], idle_s)
+
+
+def _rebuild_plans(view: ClusterView, event: Rebuilt, now_s: float) -> list[Decision]:
+    """Groups of which every stage was confirmed go on; of the others, and of credentials without a plan, nothing
+    stays."""
+    decided: list[Decision] = []
+    for plan in event.plans:
+        if {m.record.stage for m in view.members(plan.group_id)} >= {s.stage for s in plan.stages}:
+            decided += groups.adopt(view, plan, now_s)
+        else:
+            decided += groups.abandon(view, plan, now_s)
+    for group_id in sorted(view.in_group.keys() - view.groups.keys()):
+        left = [m for m in view.members(group_id) if m.record.n_stages > 1 and m.releasing is None]
+        decided += groups.orphans(view, left, now_s)
+    stale = set(event.credentials) - {plan.group_id for plan in event.plans}
+    return [*decided, *(RevokeCredential(group_id) for group_id in sorted(stale))]
+
+
+def _age_s(wall_ms: int, then_ms: int) -> float:
+    return min(max(0.0, (wall_ms - then_ms) / 1000), _LONGEST_WAIT_S)

@@ -1,0 +1,117 @@
+"""Groups: one that ends with all its stages, the stages that it leaves behind, and those that a successor finds.
+
+::
+
+    decided ──▶ starting ──every stage READY──▶ whole ──first stage that goes──▶ ended
+                   └──────a stage goes, or never comes──────────────────────────▶ ended: its stages are orphans
+    orphan: no use and no supply; holds its memory until its host says GONE, or does not have it
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+from gateway.scheduler.decisions import CancelGroup, Decision, DropPlan, RevokeCredential, TimerKind, Wake
+from gateway.scheduler.placement.plans import fetch_key, later_key, slots
+from gateway.scheduler.placement.pool_account import claim_of
+from gateway.scheduler.view.cluster import ClusterView, GroupView, InstanceView
+from thaw import partition
+from thaw.ids import CommandId, HostId, InstanceId
+from thaw.instance import InstanceState
+from thaw.plan import Plan
+
+RELEASE_DEADLINE_S: Final = 60.0
+"""A release drains what runs; after this it is asked for again."""
+
+
+def end(view: ClusterView, group: GroupView, now_s: float) -> list[Decision]:
+    """One of its stages has gone, or never came: the others are of no use.  Who waits for it waits for another."""
+    plan = group.plan
+    del view.groups[plan.group_id]  # what is left of it is released below, or has gone
+    for stage in plan.stages:
+        if (host := view.hosts.get(stage.host)) is not None:
+            host.ledger.remove(fetch_key(plan.group_id, stage.stage), now_s)
+            host.ledger.remove(later_key(plan.group_id, stage.stage), now_s)
+    left = view.members(plan.group_id)
+    decided = orphans(view, left, now_s) if group.is_starting or len(plan.stages) > 1 else []
+    return [*decided, *forget_plan(plan)]
+
+
+def forget_plan(plan: Plan) -> list[Decision]:
+    """Last of all: as long as the plan stands, a successor finds what is left to undo."""
+    several: list[Decision] = [RevokeCredential(plan.group_id)] if len(plan.stages) > 1 else []
+    return [*several, DropPlan(plan.group_id)]
+
+
+def orphans(view: ClusterView, members: Sequence[InstanceView], now_s: float) -> list[Decision]:
+    """Nobody can use them, and they hold their memory until their hosts say that they are gone."""
+    decided: list[Decision] = []
+    by_host: dict[HostId, CommandId] = {}
+    for member in members:
+        record = member.record
+        if record.host_id not in by_host:
+            by_host[record.host_id] = CommandId(view.new_id())
+            decided.append(CancelGroup(record.host_id, record.group_id, by_host[record.host_id]))
+        view.set_releasing(member, by_host[record.host_id])
+        decided.append(Wake(now_s + RELEASE_DEADLINE_S, TimerKind.RELEASE, record.instance_id))
+    return decided
+
+
+def is_orphan(view: ClusterView, instance: InstanceView) -> bool:
+    """Its group has ended.  An instance that is a group by itself may serve without one (a plan that was lost)."""
+    record = instance.record
+    return record.group_id not in view.groups and (record.n_stages > 1 or record.state is InstanceState.STARTING)
+
+
+def adopt(view: ClusterView, plan: Plan, now_s: float) -> list[Decision]:
+    """A group that a former scheduler began goes on; fetches in progress are booked whole, without a promise."""
+    by_stage = {m.record.stage: m for m in view.members(plan.group_id)}
+    members = [by_stage[stage.stage] for stage in plan.stages]
+    starting = [m.record for m in members if m.state is InstanceState.STARTING]
+    facts = view.action(plan.action).facts
+    n_slots = slots(facts, len(members)) if facts is not None else members[0].record.slots
+    view.groups[plan.group_id] = GroupView(
+        plan, tuple(m.record.instance_id for m in members), (), n_slots, set(), now_s,
+        is_starting=bool(starting),
+    )  # fmt: skip
+    view.note_group(members[0].record)
+    for member, stage in zip(members, plan.stages, strict=True):
+        if plan.model is not None and (host := view.hosts.get(member.record.host_id)) is not None:
+            claim = replace(claim_of(plan.model, stage), is_reported=member.state is not InstanceState.STARTING)
+            host.pool.claim(member.record.instance_id, claim)
+    for record in starting:
+        n_bytes = partition.size(plan.stages[record.stage].first_ranges)
+        if (host := view.hosts.get(record.host_id)) is not None and n_bytes:
+            host.ledger.add(fetch_key(plan.group_id, record.stage), n_bytes, math.inf, now_s)
+    return [Wake(now_s + view.settings.start_deadline_s, TimerKind.START, plan.group_id)] if starting else []
+
+
+def abandon(view: ClusterView, plan: Plan, now_s: float) -> list[Decision]:
+    """A group of which a stage is missing is given up, whatever its commands have reached: a new start is quicker than
+    a wait."""
+    members = view.members(plan.group_id)
+    _count_abandoned(view, plan, members)
+    known = {m.record.host_id for m in members}
+    others = sorted({stage.host for stage in plan.stages} - known)
+    cancels = [CancelGroup(h, plan.group_id, CommandId(view.new_id())) for h in others]
+    return [*cancels, *orphans(view, members, now_s), *forget_plan(plan)]
+
+
+def _count_abandoned(view: ClusterView, plan: Plan, members: Sequence[InstanceView]) -> None:
+    """Its hosts may fetch for it until they have heard of the cancel.  A stage that its host has confirmed counts until
+    the host says that it has gone.  Of any other stage not even the instance is known: it counts under a name of its
+    own until the next report, which shows what the host then holds."""
+    if plan.model is None:
+        return
+    by_stage = {m.record.stage: m.record.instance_id for m in members}
+    for stage in plan.stages:
+        if (host := view.hosts.get(stage.host)) is None:
+            continue
+        confirmed = by_stage.get(stage.stage)
+        instance_id = confirmed or InstanceId(f"{plan.group_id}/{stage.stage}")
+        host.pool.claim(instance_id, claim_of(plan.model, stage))
+        if confirmed is None:
+            host.pool.end_with_next_report(instance_id)

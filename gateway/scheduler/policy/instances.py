@@ -1,0 +1,358 @@
+"""What follows from an instance's word (ready, idle, busy, gone), a failed start, and a lost host."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Final
+
+from gateway.scheduler.decisions import (
+    Decision,
+    DropPlan,
+    Flag,
+    ForgetInstance,
+    LearnFrom,
+    ReleaseInstance,
+    TimerKind,
+    Wake,
+)
+from gateway.scheduler.placement.plans import fetch_key, later_key
+from gateway.scheduler.placement.predict import f_general, low_share
+from gateway.scheduler.policy import groups, successors
+from gateway.scheduler.policy.starts import RETRY_BASE_S, RETRY_CAP_S, ensure_model, fail, release, rescale, wake
+from gateway.scheduler.view.cluster import ClusterView, GroupView, InstanceView
+from gateway.scheduler.view.hosts import HostView
+from gateway.scheduler.view.turns import Turn
+from thaw import partition
+from thaw.errors import (
+    DeveloperError,
+    ErrorInfo,
+    ModelChanged,
+    ModelCorrupt,
+    ModelNotFound,
+    ModelUnsupported,
+    PoolFull,
+    StoreUnavailable,
+    WorkerLost,
+    from_info,
+)
+from thaw.ids import ActionName, ActivationId, CommandId, GroupId, HostId, InstanceId
+from thaw.instance import InstanceRecord, InstanceState
+from thaw.plan import Plan, PlanStage, StageRole
+
+MIN_IDLE_S: Final = 1.0
+"""Even keep_alive_s = 0 leaves this long for the request that caused the start to arrive."""
+
+STRANGER_S: Final = 15.0
+"""Reports and events cross; what a host still names after this is no matter of crossing."""
+
+POOL_LOOKS: Final = 16
+"""Actions that are looked at in vain, after one word of a host, because a pool lacks room: thousands may be waiting."""
+
+ABOUT_THE_MODEL: Final = frozenset(
+    e.__name__ for e in (ModelChanged, ModelCorrupt, ModelNotFound, ModelUnsupported, StoreUnavailable)
+)
+"""A start that ended with one of these says nothing of the bytes that the next will find: look at the model again."""
+
+
+def changed(view: ClusterView, record: InstanceRecord, now_s: float) -> list[Decision]:
+    """An invoker's word on one instance."""
+    before = view.put_instance(record, now_s)
+    if record.state is InstanceState.GONE:
+        return _gone(view, record, before, now_s)
+    instance, group = view.instances[record.instance_id], view.groups.get(record.group_id)
+    if group is None and record.n_stages > 1:  # its group has ended: this word crossed the cancel
+        return groups.orphans(view, [instance], now_s) if instance.releasing is None else []
+    if group is not None:
+        group.progress_s = now_s
+    decided: list[Decision] = []
+    if record.state is InstanceState.READY:
+        if record.idle_since_wall_ms is not None and (host := view.hosts.get(record.host_id)) is not None:
+            host.pool.ready(record.instance_id, record.idle_since_wall_ms)
+        if before is None or before.state is not InstanceState.READY:
+            decided += _ready(view, record, group, now_s)
+        decided += idle_check(view, instance, now_s)
+    return decided
+
+
+def _ready(view: ClusterView, record: InstanceRecord, group: GroupView | None, now_s: float) -> list[Decision]:
+    """A stage has its first part; with the last of them the group is whole."""
+    if (host := view.hosts.get(record.host_id)) is not None:
+        host.ledger.remove(fetch_key(record.group_id, record.stage), now_s)
+        _book_later(group, host, record, now_s)
+    if group is not None and not all(_is_ready(view, i) for i in group.instance_ids):
+        return retry_blocked(view, now_s)  # its link is free
+    action = view.action(record.action)
+    action.failures, action.retry_at_s, action.broken_version = 0, 0.0, ""
+    if group is None or not group.is_starting:
+        return []
+    group.is_starting = False
+    view.note_group(record)
+    decided: list[Decision] = [*_learn(view, group)]
+    group.activation_ids.clear()
+    if record.stage != 0:  # who spoke first was not looked at while the others started
+        decided += idle_check(view, view.instances[group.instance_ids[0]], now_s)
+    # what still waits in a second was not served by this group
+    return [*decided, *wake(action, record.action, now_s + MIN_IDLE_S, now_s), *retry_blocked(view, now_s)]
+
+
+def _is_ready(view: ClusterView, instance_id: InstanceId) -> bool:
+    instance = view.instances.get(instance_id)
+    return instance is not None and instance.state is InstanceState.READY
+
+
+def _book_later(group: GroupView | None, host: HostView, record: InstanceRecord, now_s: float) -> None:
+    """What a full stage fetches behind the traffic has no deadline: it gets what is left over."""
+    if group is None:
+        return
+    n_bytes = partition.size(group.plan.stages[record.stage].later_ranges)
+    if n_bytes:
+        host.ledger.add(later_key(record.group_id, record.stage), n_bytes, math.inf, now_s)
+
+
+def _learn(view: ClusterView, group: GroupView) -> list[Decision]:
+    """Stage 0's trace teaches what its device takes."""
+    record = view.instances[group.instance_ids[0]].record
+    host = view.hosts.get(record.host_id)
+    device = host.devices.get(record.device) if host else None
+    if device is None:
+        return []
+    n_full = sum(stage.role is StageRole.FULL for stage in group.plan.stages)
+    return [LearnFrom(record.group_id, record.action, device.device.kind, record.start_mode,
+                      len(group.plan.stages), n_full, _factor(view, group.plan), group.served,
+                      device_kinds=tuple(_kind(view, stage) for stage in group.plan.stages))]  # fmt: skip
+
+
+def _kind(view: ClusterView, stage: PlanStage) -> str:
+    """The kind of a stage's device; empty when its host or the device has left."""
+    host = view.hosts.get(stage.host)
+    device = host.devices.get(stage.device) if host else None
+    return "" if device is None else device.device.kind
+
+
+def _factor(view: ClusterView, plan: Plan) -> float | None:
+    """F of the group that has just become whole, from the share of its device that each worker gets.  None: its devices
+    are of several kinds, so its pass teaches nothing about any one of them."""
+    shares, kinds, s = list[float](), set[str](), len(plan.stages)
+    for stage in plan.stages:
+        host = view.hosts.get(stage.host)
+        device = host.devices.get(stage.device) if host else None
+        if host is None or device is None:
+            return None
+        low = low_share(s, is_enforced=host.enforces_shares, is_alone=device.n_workers <= 1)
+        shares.append(1.0 if stage.role is StageRole.FULL else low)
+        kinds.add(device.device.kind)
+    return f_general(shares) if len(kinds) == 1 else None
+
+
+def idle_check(view: ClusterView, instance: InstanceView, now_s: float) -> list[Decision]:
+    """Release it if its time has come, else say when to look again.  Busy instances say so themselves when done."""
+    if not instance.record.takes_requests or not view.may_go(instance) or instance.idle_since_s is None:
+        return []
+    record, action = instance.record, view.action(instance.record.action)
+    facts = action.facts
+    outdated = facts is None or facts.version != record.action_version
+    if outdated:
+        return release(view, instance, now_s, only_idle=True, reason="outdated")
+    due_s = instance.idle_since_s + max(record.keep_alive_s, MIN_IDLE_S)
+    if record.n_stages > 1 and now_s < due_s:
+        return _give_way(view, instance, due_s, now_s)
+    if now_s < due_s:
+        return _look_again(instance, due_s, now_s)
+    if action.waiting:
+        return _look_again(instance, now_s + MIN_IDLE_S, now_s)
+    if action.n_serving <= action.minimum:
+        return []
+    return release(view, instance, now_s, only_idle=True, reason="keep_alive")
+
+
+def _give_way(view: ClusterView, instance: InstanceView, due_s: float, now_s: float) -> list[Decision]:
+    idle_s = now_s - (instance.idle_since_s or now_s)
+    if idle_s < MIN_IDLE_S or not successors.is_due(view, instance):
+        return _look_again(instance, min(due_s, now_s + MIN_IDLE_S), now_s)
+    view.groups[instance.record.group_id].gives_way = True
+    return release(view, instance, now_s, only_idle=True, reason="successor")
+
+
+def _look_again(instance: InstanceView, at_s: float, now_s: float) -> list[Decision]:
+    """One timer an instance, however often it turns idle."""
+    if instance.wake_s is not None and now_s < instance.wake_s <= at_s:
+        return []
+    instance.wake_s = at_s
+    return [Wake(at_s, TimerKind.KEEP_ALIVE, instance.record.instance_id)]
+
+
+def release_refused(view: ClusterView, instance: InstanceView, now_s: float) -> list[Decision]:
+    """It was busy after all (or never answered): it stays, and its idle time begins anew."""
+    if groups.is_orphan(view, instance):
+        return []  # nobody needs it; its timer asks again
+    for member in view.members(instance.record.group_id):
+        view.set_releasing(member, None)
+    if (group := view.groups.get(instance.record.group_id)) is not None:
+        group.gives_way = False
+    head = view.head(instance.record)
+    if head is not None and head.idle_since_s is not None:
+        view.set_idle_since(head, now_s)
+    checked = [] if head is None else idle_check(view, head, now_s)
+    return checked + rescale(view, instance.record.action, now_s)
+
+
+def release_overdue(view: ClusterView, instance: InstanceView, now_s: float) -> list[Decision]:
+    """A release or a cancel that nobody answered."""
+    if not groups.is_orphan(view, instance):
+        return release_refused(view, instance, now_s)
+    host = view.hosts.get(instance.record.host_id)
+    if host is None or instance.record.instance_id in host.report.instances:
+        return groups.orphans(view, [instance], now_s)
+    record = replace(instance.record, state=InstanceState.GONE)  # its host does not have it
+    view.put_instance(record, now_s)
+    return [ForgetInstance(record), *rescale(view, record.action, now_s), *retry_blocked(view, now_s)]
+
+
+def _gone(view: ClusterView, record: InstanceRecord, before: InstanceView | None, now_s: float) -> list[Decision]:
+    group = view.groups.get(record.group_id)
+    decided: list[Decision] = []
+    if group is not None and group.is_starting:
+        error = record.error or WorkerLost("the instance left before it was ready").info()
+        if error.code == PoolFull.__name__ and (host := view.hosts.get(record.host_id)) is not None:
+            host.pool.refused(record.created_wall_ms)
+        decided += start_failed(view, group, error, now_s)
+    elif group is not None:
+        decided += groups.end(view, group, now_s)
+        decided += successors.succeed(view, group, now_s)
+    elif before is not None:
+        decided.append(DropPlan(record.group_id))
+    return [*decided, *rescale(view, record.action, now_s), *retry_blocked(view, now_s)]
+
+
+def never_began(view: ClusterView, host_id: HostId, command_id: CommandId, now_s: float) -> bool:
+    """The command of a start was refused or not sent: no word of its instance will come.  False: no such start."""
+    for instance_id in sorted(view.on_host.get(host_id, ())):
+        instance = view.instances[instance_id]
+        if instance.started_by == command_id:
+            view.put_instance(replace(instance.record, state=InstanceState.GONE), now_s)
+            return True
+    return False
+
+
+def start_refused(view: ClusterView, group: GroupView, error: ErrorInfo, now_s: float) -> list[Decision]:
+    if not group.is_starting:
+        return []
+    return [*start_failed(view, group, error, now_s), *rescale(view, group.plan.action, now_s)]
+
+
+def start_failed(view: ClusterView, group: GroupView, error: ErrorInfo, now_s: float) -> list[Decision]:
+    """Give back all that the start held; then either its requests fail or the action is retried after a pause."""
+    plan = group.plan
+    decided = groups.end(view, group, now_s)
+    if plan.model is not None and error.code in ABOUT_THE_MODEL:
+        view.model(plan.model.uri).fresh = False
+    action = view.action(plan.action)
+    action.failures += 1
+    decided.append(Flag("start_failed", {"group_id": plan.group_id, "action": plan.action, "code": error.code,
+                                         "error": error.message, "in_a_row": action.failures}))  # fmt: skip
+    action.gathers_until_s = 0.0
+    if isinstance(from_info(error), DeveloperError):
+        action.broken_version = plan.action_version
+        return [*decided, *fail(view, plan.action, tuple(action.waiting), error, plan.group_id)]
+    if error.code == PoolFull.__name__:  # it waits like an action that finds no memory: the host's next report wakes it
+        action.retry_at_s = now_s + RETRY_BASE_S
+        return [*decided, *wake(action, plan.action, action.retry_at_s, now_s)]
+    pause_s = min(RETRY_CAP_S, RETRY_BASE_S * 2 ** min(action.failures - 1, 16))
+    action.retry_at_s = now_s + pause_s
+    decided += fail(view, plan.action, _count_attempt(view, group), error, plan.group_id)
+    return [*decided, *wake(action, plan.action, action.retry_at_s, now_s)]
+
+
+def _count_attempt(view: ClusterView, group: GroupView) -> tuple[ActivationId, ...]:
+    """One more failed start for each request it was to serve; returns those that have had enough."""
+    exhausted: list[ActivationId] = []
+    for activation_id in sorted(group.activation_ids):
+        if (demand := view.demand.get(activation_id)) is None:
+            continue
+        demand.attempts += 1
+        if demand.attempts >= view.settings.max_attempts:
+            exhausted.append(activation_id)
+    return tuple(exhausted)
+
+
+def start_overdue(view: ClusterView, group_id: GroupId, now_s: float) -> list[Decision]:
+    """The start's deadline: later while it makes progress, else it is cancelled and counts as failed."""
+    if (group := view.groups.get(group_id)) is None or not group.is_starting:
+        return []
+    due_s = group.progress_s + view.settings.start_deadline_s
+    if now_s < due_s:
+        return [Wake(due_s, TimerKind.START, group_id)]
+    error = WorkerLost(f"no progress for {view.settings.start_deadline_s:g} s").info()
+    return [
+        Flag("start_overdue", {"group_id": group_id, "action": group.plan.action}),
+        *start_failed(view, group, error, now_s), *rescale(view, group.plan.action, now_s),
+    ]  # fmt: skip
+
+
+def host_lost(view: ClusterView, host_id: HostId, now_s: float) -> list[Decision]:
+    """Its lease ran out: what it had is gone, and who waited there is served elsewhere."""
+    error = WorkerLost(f"host {host_id} was lost", hint="look at the host's invoker and its network").info()
+    decided: list[Decision] = [Flag("host_lost", {"host_id": host_id})]
+    actions: dict[ActionName, None] = {}
+    for instance in view.drop_host(host_id):
+        record = replace(instance.record, state=InstanceState.GONE, error=error)
+        actions[record.action] = None
+        group = view.groups.get(record.group_id)
+        if group is not None and group.is_starting:
+            # it is told to cancel too: should it come back, it must not go on with it
+            decided += start_failed(view, group, error, now_s)
+            view.action(record.action).retry_at_s = now_s  # elsewhere, so at once
+        elif group is not None:
+            decided += groups.end(view, group, now_s)
+        view.put_instance(record, now_s)
+        decided.append(ForgetInstance(record))
+    decided += _ask_models_elsewhere(view, host_id, now_s)
+    for action in actions:
+        decided += rescale(view, action, now_s)
+    return decided
+
+
+def release_strangers(view: ClusterView, host: HostView, now_s: float) -> list[Decision]:
+    """A host that was lost and came back may hold instances nobody routes to: they would stay for ever."""
+    unknown = [i for i in host.report.instances if i not in view.instances]
+    host.strangers = {i: host.strangers.get(i, now_s) for i in unknown}
+    due = [i for i, since_s in host.strangers.items() if now_s - since_s >= STRANGER_S]
+    for instance_id in due:
+        host.strangers[instance_id] = now_s  # asked again, should it stay
+    return [ReleaseInstance(host.host_id, i, CommandId(view.new_id()), True, "unknown") for i in due]
+
+
+def _ask_models_elsewhere(view: ClusterView, host_id: HostId, now_s: float) -> list[Decision]:
+    asked: list[Decision] = []
+    for uri, model in view.models.items():
+        if model.asked is not None and model.asked[0] == host_id:
+            model.asked = None
+            asked += ensure_model(view, uri, now_s)
+    return asked
+
+
+def retry_blocked(view: ClusterView, now_s: float) -> list[Decision]:
+    """Memory or a link was freed: serve who waits for it, who is due first before others; what is larger than a
+    refused need is not tried, as it would be refused too.  A need that some device could meet was refused for want of
+    a pool, which may have room for another model: a few more of those are tried."""
+    decided: list[Decision] = []
+    refused, n_without_pool = math.inf, 0
+    for turn in view.blocked:
+        if turn.need_bytes >= refused:
+            continue
+        decided += rescale(view, turn.name, now_s)
+        if turn.name not in view.blocked:
+            continue
+        if _lacks_a_pool(view, turn) and n_without_pool < POOL_LOOKS:
+            n_without_pool += 1
+            continue
+        refused = turn.need_bytes
+        if refused <= view.blocked.least_need:
+            break
+    return decided
+
+
+def _lacks_a_pool(view: ClusterView, turn: Turn) -> bool:
+    facts = view.action(turn.name).facts
+    return facts is not None and facts.is_llm and view.index.most_free >= turn.need_bytes

@@ -1,0 +1,106 @@
+"""Models: what follows from a host's look at one, and for how long a look is repeated.
+
+A store that restarts is away for as long as it takes.  So a look that fails by ours is repeated for as long as a start
+may make no progress, with pauses that grow to LOOK_AGAIN_S.  A request whose time limit comes first ends with the
+store's own error and not with that of its limit::
+
+    look ──facts──▶ starts
+      │ the developer's error ──▶ every waiting request ends
+      │ ours ──▶ requests at their time limit end ──▶ pause ──▶ look again, until THAW_START_DEADLINE_S
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gateway.scheduler.decisions import Decision, Flag, TimerKind, Wake
+from gateway.scheduler.policy.starts import (
+    INSPECT_DEADLINE_S,
+    RETRY_BASE_S,
+    RETRY_CAP_S,
+    due_s,
+    ensure_model,
+    fail,
+    first_due_s,
+    rescale,
+    wake,
+)
+from gateway.scheduler.view.cluster import ClusterView
+from gateway.scheduler.view.model import ModelView
+from relay.protocol.messages import CommandRefused, ModelInspected
+from thaw.errors import DeveloperError, ErrorInfo, StoreUnavailable, from_info
+from thaw.ids import GroupId
+
+LOOK_AGAIN_S: Final = 5.0
+"""The longest pause between two looks: a store that is back is noticed within this time."""
+
+
+def inspected(view: ClusterView, event: ModelInspected, now_s: float) -> list[Decision]:
+    model = view.model(event.uri)
+    if event.facts is None:
+        error = event.error or StoreUnavailable(f"{event.uri} could not be inspected").info()
+        return _failed(view, event.uri, model, error, now_s)
+    model.take(event.facts)
+    model.asked, model.attempts, model.failing_since_s = None, 0, None
+    return _rescale_users(view, model, now_s)
+
+
+def refused(view: ClusterView, event: CommandRefused, now_s: float) -> list[Decision]:
+    for uri, model in view.models.items():
+        if model.asked is not None and model.asked[1] == event.command_id:
+            return _failed(view, uri, model, event.error, now_s)
+    return []
+
+
+def overdue(view: ClusterView, uri: str, now_s: float) -> list[Decision]:
+    """No answer: counts as a failure of the store.  Without a question, it is the pause after one that ends."""
+    model = view.model(uri)
+    if model.asked is not None and now_s < model.asked_s + INSPECT_DEADLINE_S:
+        return []  # the timer of an earlier question
+    if model.asked is not None:
+        error = StoreUnavailable(f"no host could look at {uri} in time", hint="is the model store up?").info()
+        return _failed(view, uri, model, error, now_s)
+    if not any(view.action(a).waiting or view.action(a).minimum for a in model.actions):
+        model.attempts, model.failing_since_s = 0, None  # nobody waits any more
+        return []
+    if now_s < model.again_s:
+        return [Wake(model.again_s, TimerKind.INSPECT, uri)]  # the timer of an earlier question
+    return ensure_model(view, uri, now_s)
+
+
+def _failed(view: ClusterView, uri: str, model: ModelView, error: ErrorInfo, now_s: float) -> list[Decision]:
+    model.asked = None
+    ours = not isinstance(from_info(error), DeveloperError)
+    decided: list[Decision] = [Flag("look_failed", {"uri": uri, "code": error.code, "error": error.message})]
+    if model.failing_since_s is None:
+        model.failing_since_s = now_s
+    if ours and now_s - model.failing_since_s < view.settings.start_deadline_s:
+        decided += _fail_overdue(view, model, error, now_s)
+        model.again_s = _next_look_s(view, model, now_s)
+        return [*decided, Wake(model.again_s, TimerKind.INSPECT, uri)]
+    model.attempts, model.fresh, model.failing_since_s = 0, False, None
+    for name in sorted(model.actions):
+        action = view.action(name)
+        decided += fail(view, name, tuple(action.waiting), error, GroupId(""))
+        if ours and action.minimum:
+            decided += wake(action, name, now_s + RETRY_CAP_S, now_s)
+    return decided
+
+
+def _fail_overdue(view: ClusterView, model: ModelView, error: ErrorInfo, now_s: float) -> list[Decision]:
+    """Requests that cannot wait for another look."""
+    decided: list[Decision] = []
+    for name in sorted(model.actions):
+        due = tuple(d.demand.activation_id for d in view.waiting(name) if due_s(view, d) <= now_s)
+        decided += fail(view, name, due, error, GroupId(""))
+    return decided
+
+
+def _next_look_s(view: ClusterView, model: ModelView, now_s: float) -> float:
+    """After a pause, and in time for the request that is due first."""
+    pause_s = min(LOOK_AGAIN_S, RETRY_BASE_S * 2.0 ** min(model.attempts, 16))
+    return min(now_s + pause_s, max(now_s + RETRY_BASE_S, first_due_s(view, model)))
+
+
+def _rescale_users(view: ClusterView, model: ModelView, now_s: float) -> list[Decision]:
+    return [d for name in sorted(model.actions) for d in rescale(view, name, now_s)]

@@ -1,0 +1,358 @@
+"""From waiting requests to starts: how many more workers an action needs, and the decisions that get them."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+from gateway.scheduler.decisions import (
+    Decision,
+    FailDemand,
+    InspectModelOn,
+    ReleaseInstance,
+    StageStart,
+    StartGroup,
+    TimerKind,
+    Wake,
+)
+from gateway.scheduler.events import ActionFacts
+from gateway.scheduler.placement.plans import Choice, Names, fetch_key, group_plan, low_reserve, slots, starting_record
+from gateway.scheduler.placement.stages import Stages
+from gateway.scheduler.placement.window import Lacking, new_workers
+from gateway.scheduler.policy import pools
+from gateway.scheduler.policy.evictions import evictions
+from gateway.scheduler.policy.groups import RELEASE_DEADLINE_S
+from gateway.scheduler.policy.place import in_time_without_idle, most_stages, place
+from gateway.scheduler.policy.transports import transport_of
+from gateway.scheduler.view.cluster import ActionView, ClusterView, DemandView, GroupView, InstanceView
+from gateway.scheduler.view.model import ModelView
+from thaw import partition, wire
+from thaw.errors import ErrorInfo, MemoryTooSmall, NotFound, ThawError
+from thaw.ids import ActionName, ActivationId, CommandId, GroupId, HostId, InstanceId
+from thaw.instance import InstanceState
+from thaw.plan import Plan, PlanTransport, StageRole
+
+SLOT_TRUST_S = 1.0
+"""A gateway queues a request only when it sees no free slot.  So a free slot in a record counts for this long after the
+record changed (the gateway is about to use it); if the request still waits then, the slot is not really free."""
+
+CROSSING_S = 0.2
+"""A request and a record that are this close may have crossed on their way."""
+
+INSPECT_DEADLINE_S = 30.0
+"""Reading a model's index is a few small requests; a host that has not answered by then is not going to."""
+
+_TO_SAY_IT_S: Final = 2.0
+"""An error must reach the gateway before the request's time limit does."""
+
+RETRY_BASE_S, RETRY_CAP_S = 0.25, 30.0
+GATHER_S = 0.05
+"""So long after a start of a model its further requests are gathered, and then met together.  The requests of a burst
+reach the scheduler a millisecond or so apart, thirty of them within 50 ms; decided one by one they start single workers
+and no groups.  The first start never waits for this (docs/lab-log.md has the measurement)."""
+
+RECHECK_S, RECHECKS_PER_S = 1.0, 50
+"""How long a request that waits for memory or for the link waits at most before it is looked at again."""
+
+
+def rescale(view: ClusterView, name: ActionName, now_s: float) -> list[Decision]:
+    """Bring an action's workers up to what its queue and its minimum ask for."""
+    action = view.action(name)
+    facts = action.facts
+    if facts is None:
+        failed = fail_all(view, name, NotFound("The requested resource does not exist."))
+        view.forget_deleted(name)
+        return failed
+    was_blocked = name in view.blocked
+    view.blocked.drop(name)  # until it is found that there is no room
+    if view.keeper is not None and view.keeper[0] == name:
+        view.keep_nothing()
+    if not action.waiting and action.minimum == 0 and not facts.is_llm:
+        return []
+    if (refused := _refusal(view, facts)) is not None:
+        return fail_all(view, name, refused)
+    lacks = lacking(view, action, facts, now_s)
+    if lacks.is_nothing:
+        return wake(action, name, now_s + SLOT_TRUST_S, now_s) if action.waiting else []
+    if now_s < action.retry_at_s:
+        return wake(action, name, action.retry_at_s, now_s)
+    if now_s < action.gathers_until_s and not was_blocked:
+        return wake(action, name, action.gathers_until_s, now_s)
+    stages: Stages | None = None
+    if facts.is_llm:
+        asked = ensure_model(view, facts.model_uri, now_s)
+        stages = view.model(facts.model_uri).stages
+        if stages is None or not view.model(facts.model_uri).fresh:
+            return asked
+        error = _indivisible(view, facts, stages) or pools.refusal(
+            view, facts, stages, most_stages(view, facts, stages)
+        )
+        if error is not None:
+            return fail_all(view, name, error)
+    decided = _start_many(view, action, facts, stages, lacks, now_s)
+    if facts.is_llm and any(isinstance(d, StartGroup) for d in decided):
+        action.gathers_until_s = now_s + GATHER_S
+    return decided
+
+
+def wake(action: ActionView, name: ActionName, at_s: float, now_s: float) -> list[Decision]:
+    """Look at the action again at ``at_s``, unless a look no later is already due: one timer an action, not one a
+    request."""
+    if action.wake_s is not None and now_s < action.wake_s <= at_s:
+        return []
+    action.wake_s = at_s
+    return [Wake(at_s, TimerKind.RESCALE, name)]
+
+
+def _refusal(view: ClusterView, facts: ActionFacts) -> ThawError | None:
+    """Why no start of this action can ever go well here."""
+    largest = view.largest.device(for_model=facts.is_llm)
+    least = low_reserve(facts.need_bytes, facts.forced_stages or 1)
+    if largest is not None and least > largest:
+        return MemoryTooSmall(
+            f"{facts.name} needs {_mb(least)} of device memory{_a_stage(facts)}; the largest device of "
+            f"{len(view.hosts)} host(s) has {_mb(largest)}",
+            hint="lower resources.gpu_memory_mb" if facts.is_llm else "lower limits.memory",
+        )
+    return None
+
+
+def _a_stage(facts: ActionFacts) -> str:
+    return f" for each of {facts.forced_stages} stages" if (facts.forced_stages or 1) > 1 else ""
+
+
+def _indivisible(view: ClusterView, facts: ActionFacts, stages: Stages) -> ThawError | None:
+    """Why a size or a transport that was forced cannot be had here."""
+    several = facts.forced_stages or (1 if facts.transport == "auto" else facts.max_stages)
+    try:
+        stages.of(facts.forced_stages or 1)
+        if several > 1:
+            transport_of(view.settings, facts, GroupId(""))
+    except ThawError as e:
+        return e
+    return None
+
+
+def _mb(n_bytes: int) -> str:
+    return f"{n_bytes // (1024 * 1024)} MiB"
+
+
+def lacking(view: ClusterView, action: ActionView, facts: ActionFacts, now_s: float) -> Lacking:
+    """The window formula (window.py) says how many workers a model needs, the queue alone how many an ordinary
+    function needs.  The minimum and the maximum count instances that serve: a group of stages is one."""
+    instances = [view.instances[i] for i in action.instances]
+    current = [v for v in instances if v.record.takes_requests and v.releasing is None
+               and v.record.action_version == facts.version]  # fmt: skip
+    is_broken = action.broken_version == facts.version
+    n_waiting, arrivals = len(action.waiting), 0
+    if facts.is_llm and (n_waiting or not (is_broken or action.failures)):
+        # where nobody waits the window only foretells, and that must not repeat a start that has just failed
+        arrivals = action.window.count(now_s)
+    workers = 0
+    if n_waiting or arrivals:
+        newest_s = view.demand[next(reversed(action.waiting))].queued_s if n_waiting else action.window.newest_s
+        supply = sum(_free_slots(view, v, facts, newest_s, now_s) for v in current)
+        workers = new_workers(n_waiting, arrivals, supply, facts.slots)
+    missing = 0 if is_broken else facts.min_instances - action.n_serving
+    return Lacking(workers, missing, facts.max_instances - action.n_serving)
+
+
+def _free_slots(view: ClusterView, head: InstanceView, facts: ActionFacts, newest_s: float, now_s: float) -> int:
+    """``newest_s``: when the last request was queued, which a gateway does only when it sees no free slot."""
+    if head.state is InstanceState.STARTING:
+        return slots(facts, head.record.n_stages)  # its host does not know them before it has read the function
+    if head.is_idle and not view.action(facts.name).waiting:
+        return head.record.slots
+    if head.state is not InstanceState.READY or now_s - head.changed_s >= SLOT_TRUST_S:
+        return 0
+    if newest_s > head.changed_s + CROSSING_S:
+        return 0  # queued by a gateway that knew of the change, so there was no free slot
+    return max(0, head.record.slots - head.record.inflight)
+
+
+def ensure_model(view: ClusterView, uri: str, now_s: float) -> list[Decision]:
+    """Ask a host for the model's facts unless they are known or already asked for.  In the pause after a look that
+    failed only a request that is due before its end asks; a timer asks for all others."""
+    model = view.model(uri)
+    if (model.fresh and model.facts is not None) or model.asked is not None:
+        return []
+    if now_s < model.again_s <= first_due_s(view, model):
+        return []
+    host_id = min(((h.n_workers, h.host_id) for h in view.live_hosts()), default=(0, None))[1]
+    if host_id is None:
+        return []  # no host yet: its arrival is an event
+    command_id = CommandId(view.new_id())
+    model.asked, model.asked_s = (HostId(host_id), command_id), now_s
+    model.attempts += 1
+    return [InspectModelOn(HostId(host_id), uri, command_id),
+            Wake(now_s + INSPECT_DEADLINE_S, TimerKind.INSPECT, uri)]  # fmt: skip
+
+
+def first_due_s(view: ClusterView, model: ModelView) -> float:
+    """When the first of the requests that wait for the model must be told why, to hear it before its time limit."""
+    firsts = (next(view.waiting(name), None) for name in model.actions)
+    return min((due_s(view, first) for first in firsts if first is not None), default=math.inf)
+
+
+def due_s(view: ClusterView, demand: DemandView) -> float:
+    """Shortly before its time limit."""
+    facts = view.action(demand.demand.action).facts
+    return math.inf if facts is None else demand.queued_s + facts.timeout_s - _TO_SAY_IT_S
+
+
+def _start_many(
+    view: ClusterView, action: ActionView, facts: ActionFacts, stages: Stages | None, lacks: Lacking, now_s: float
+) -> list[Decision]:
+    """Groups of as many workers as a group may have (ParaServe 6.1); what one that is smaller lacks, others have."""
+    decided: list[Decision] = []
+    sizes = lacks.sizes(1 if stages is None else most_stages(view, facts, stages))[::-1]
+    n_started = 0
+    while sizes and n_started < lacks.room:
+        n_workers = sizes.pop()
+        choice = place(view, facts, stages, _waited_s(view, facts.name, now_s), now_s, n_workers)
+        if choice is None:
+            return [*decided, *_wait_for_room(view, action, facts, lacks, now_s)]
+        if choice.fallback and (victims := _too_slow(view, facts, stages, now_s, n_workers)) is not None:
+            view.block(facts.name)
+            return [*decided, *victims, *wake(action, facts.name, now_s + _recheck_s(view), now_s)]
+        decided += start_group(view, facts, stages, choice, now_s)
+        n_started += 1
+        if choice.n_stages < n_workers:
+            sizes.append(n_workers - choice.n_stages)
+    return decided
+
+
+def _wait_for_room(
+    view: ClusterView, action: ActionView, facts: ActionFacts, lacks: Lacking, now_s: float
+) -> list[Decision]:
+    """The action waits in line, and idle instances of others make room.  Requests that are only foretold evict nobody:
+    their window has passed before room is there, and the evicted instances would be started again."""
+    if not action.waiting and lacks.instances <= 0:
+        return []
+    view.block(facts.name)
+    room = _make_room(view, facts, now_s)
+    if action.waiting and view.blocked.first == facts.name:
+        view.keep_nearest(facts.name)
+    return [*room, *wake(action, facts.name, now_s + _recheck_s(view), now_s)]
+
+
+def _too_slow(
+    view: ClusterView, facts: ActionFacts, stages: Stages | None, now_s: float, n_workers: int
+) -> list[Decision] | None:
+    """It can be started, but not in time.  Where idle groups are in the way of a start that is, they go and it waits
+    for that; None: they are not."""
+    if stages is None or facts.forced_stages is not None or not view.action(facts.name).waiting:
+        return None
+    heads = in_time_without_idle(view, facts, stages, _waited_s(view, facts.name, now_s), now_s, n_workers)
+    if heads is None:
+        return None
+    return [d for head in heads for d in release(view, view.instances[head], now_s, only_idle=True, reason="memory")]
+
+
+def _recheck_s(view: ClusterView) -> float:
+    """What frees memory is an event, answered at once; when thousands wait, looking again must not be the work."""
+    return max(RECHECK_S, len(view.blocked) / RECHECKS_PER_S)
+
+
+def start_group(
+    view: ClusterView, facts: ActionFacts, stages: Stages | None, choice: Choice, now_s: float
+) -> list[Decision]:
+    """The decisions that begin it; the view holds its memory and its links from now on."""
+    group_id = GroupId(view.new_id())
+    names = Names(view.epoch, view.new_id(), group_id)
+    several = choice.n_stages > 1
+    transport = transport_of(view.settings, facts, group_id) if several else PlanTransport()
+    wished = group_plan(facts, stages, choice, names, transport)
+    starts = tuple(StageStart(s.stage, s.host, InstanceId(view.new_id()), CommandId(view.new_id()))
+                   for s in wished.stages)  # fmt: skip
+    plan = pools.reserve(view, wished, starts)
+    for start in starts:
+        view.put_instance(
+            starting_record(plan, start.stage, start.instance_id, facts), now_s, started_by=start.command_id
+        )
+    served = _assign(view, facts, group_id, slots(facts, choice.n_stages))
+    view.groups[group_id] = GroupView(
+        plan, tuple(s.instance_id for s in starts), tuple(s.command_id for s in starts),
+        slots(facts, choice.n_stages), set(served), now_s, served=served,
+    )  # fmt: skip
+    _book(view, plan, now_s + choice.fetch_within_s, now_s)
+    deadline = Wake(now_s + view.settings.start_deadline_s, TimerKind.START, group_id)
+    return [StartGroup(plan, starts, served, _attrs(facts, wished, plan, choice)), deadline]
+
+
+def _book(view: ClusterView, plan: Plan, deadline_s: float, now_s: float) -> None:
+    """Each stage's own bytes on its own host's link."""
+    if plan.model is None:
+        return
+    facts = view.model(plan.model.uri).facts
+    least = plan.model.n_bytes if facts is None else facts.weight_bytes
+    for stage in plan.stages:
+        host, n_bytes = view.hosts[stage.host], partition.size(stage.first_ranges)
+        if host.has_model(plan.model.uri, least, plan.model.sha256 or plan.model.etag):
+            continue  # nothing to fetch: a part of it is copied
+        host.ledger.add(fetch_key(plan.group_id, stage.stage), n_bytes, deadline_s, now_s)
+
+
+def _attrs(facts: ActionFacts, wished: Plan, plan: Plan, choice: Choice) -> dict[str, object]:
+    first = choice.seats[0]
+    found: dict[str, object] = {
+        "action": facts.name, "stages": choice.n_stages, "host": first.host_id, "device": first.device,
+        "predicted_ttft_s": choice.predicted_ttft_s, "bound_ttft_s": choice.bound_ttft_s, "fallback": choice.fallback,
+        "predicted_terms": wire.to_plain(choice.predicted_terms), "bound_terms": wire.to_plain(choice.bound_terms),
+    }  # fmt: skip
+    if choice.n_stages > 1:
+        found["hosts"] = [seat.host_id for seat in choice.seats]
+        found["full"] = sum(seat.role is StageRole.FULL for seat in choice.seats)
+        found["transport"] = str(plan.transport.kind)
+    if left_out := sum(partition.size(w.later_ranges) for w in wished.stages) - sum(
+        partition.size(s.later_ranges) for s in plan.stages
+    ):
+        found["left_out_bytes"] = left_out  # the pool of a full stage's host has no room for it
+    return {**found, **choice.why}
+
+
+def _waited_s(view: ClusterView, name: ActionName, now_s: float) -> float:
+    first = next(view.waiting(name), None)
+    return 0.0 if first is None else now_s - first.queued_s
+
+
+def _assign(view: ClusterView, facts: ActionFacts, group_id: GroupId, n_slots: int) -> tuple[ActivationId, ...]:
+    """The longest waiting requests that no start in progress serves yet."""
+    served: list[ActivationId] = []
+    for demand in view.waiting(facts.name):
+        if len(served) == n_slots:
+            break
+        if not view.awaits_start(demand):
+            demand.group_id = group_id
+            served.append(demand.demand.activation_id)
+    return tuple(served)
+
+
+def _make_room(view: ClusterView, facts: ActionFacts, now_s: float) -> list[Decision]:
+    n = facts.forced_stages or 1
+    needs = (facts.need_bytes, *[low_reserve(facts.need_bytes, n)] * (n - 1))
+    victims = evictions(view, facts, needs) or pools.evictions(view, facts)
+    return [d for victim in victims for d in release(view, victim, now_s, only_idle=True, reason="memory")]
+
+
+def release(view: ClusterView, instance: InstanceView, now_s: float, *, only_idle: bool, reason: str) -> list[Decision]:
+    """Of stage 0; the others of its group follow when it has gone, so their memory is on its way too.  The answer may
+    be lost."""
+    command_id, record = CommandId(view.new_id()), instance.record
+    for member in view.members(record.group_id):
+        view.set_releasing(member, command_id)
+    return [ReleaseInstance(record.host_id, record.instance_id, command_id, only_idle, reason),
+            Wake(now_s + RELEASE_DEADLINE_S, TimerKind.RELEASE, record.instance_id)]  # fmt: skip
+
+
+def fail_all(view: ClusterView, name: ActionName, error: ThawError) -> list[Decision]:
+    return fail(view, name, tuple(view.action(name).waiting), error.info(), GroupId(""))
+
+
+def fail(
+    view: ClusterView, name: ActionName, activation_ids: tuple[ActivationId, ...], error: ErrorInfo, group_id: GroupId
+) -> list[Decision]:
+    """These requests end with ``error``; the view forgets them at once, so that it is said only once."""
+    for activation_id in activation_ids:
+        view.drop_demand(activation_id)
+    return [FailDemand(name, activation_ids, error, group_id)] if activation_ids else []

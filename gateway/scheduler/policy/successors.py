@@ -1,0 +1,53 @@
+"""One worker in the place of a group: what a pipeline leaves behind once the model lies in a host's memory.
+
+Several stages make a start fast and all that follows slow: a group holds a whole worker's memory and a part for every
+further stage, and its low stages serve with a part of their device.  By the time it is idle, stage 0 has brought the
+rest of the weights into its host's memory.  So an idle group gives way to one worker that loads from there, fetches
+nothing, and is idle in its stead::
+
+    group of s stages, idle ──released──▶ stage 0 gone ──start of one stage from host memory──▶ idle, for keep_alive_s
+                        └──refused: a request came──▶ goes on, and is asked again when it is idle
+
+The worker is started only where there is room, in the host's memory for models beside what stage 0 has there: nobody
+is evicted for it and nothing waits.
+"""
+
+from __future__ import annotations
+
+from gateway.scheduler.decisions import Decision
+from gateway.scheduler.policy.place import place
+from gateway.scheduler.policy.starts import start_group
+from gateway.scheduler.view.cluster import ClusterView, GroupView, InstanceView
+from thaw.ids import HostId
+
+
+def is_due(view: ClusterView, head: InstanceView) -> bool:
+    """Whether an idle group of several stages may leave: nobody forced its size, and the whole model lies on its first
+    host, which has room for it once more."""
+    record, action = head.record, view.action(head.record.action)
+    return (
+        view.parts.succession and record.group_id in view.groups and action.facts is not None
+        and action.facts.forced_stages is None and not action.waiting and action.n_serving > action.minimum
+        and _has_model(view, action.facts.model_uri, record.host_id)
+        and view.hosts[record.host_id].pool_takes(view.model(action.facts.model_uri).stages, 1)
+    )  # fmt: skip
+
+
+def succeed(view: ClusterView, group: GroupView, now_s: float) -> list[Decision]:
+    """Its stage 0 has gone, as it was asked to.  Whoever waits by now is served by a start of its own."""
+    action = view.action(group.plan.action)
+    facts = action.facts
+    if not group.gives_way or facts is None or action.waiting or action.n_serving:
+        return []
+    stages = view.model(facts.model_uri).stages
+    choice = None if stages is None else place(view, facts, stages, 0.0, now_s)
+    if choice is None or choice.n_stages > 1 or not _has_model(view, facts.model_uri, choice.seats[0].host_id):
+        return []
+    return start_group(view, facts, stages, choice, now_s)
+
+
+def _has_model(view: ClusterView, uri: str, host_id: HostId) -> bool:
+    host, model = view.hosts.get(host_id), view.model(uri).facts
+    if host is None or model is None:
+        return False
+    return host.has_model(model.uri, model.weight_bytes, model.version)

@@ -1,0 +1,438 @@
+"""ClusterView: all that the policy knows, indexed so that one event costs what it touches and no more.
+
+Only the reducers in here change it.  They are pure: an event and a time in, a changed view out.  Times are the
+scheduler's own monotonic seconds; wall times of others are used once, when a view is rebuilt, as differences.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from gateway.scheduler.ablations import EVERY_PART, Parts
+from gateway.scheduler.events import ActionFacts
+from gateway.scheduler.placement.link_ledger import Discipline
+from gateway.scheduler.placement.window import Window
+from gateway.scheduler.policy.stem_cells import StemCells
+from gateway.scheduler.settings import SchedulerSettings
+from gateway.scheduler.view.history import History
+from gateway.scheduler.view.host_index import HostIndex
+from gateway.scheduler.view.hosts import HostView, new_host
+from gateway.scheduler.view.idle import IdleMemory, Where
+from gateway.scheduler.view.largest import Largest, same_sizes
+from gateway.scheduler.view.model import ModelView
+from gateway.scheduler.view.turns import Turn, Turns
+from relay.protocol.messages import DemandAdded
+from thaw.action import KIND_LLM
+from thaw.host import HostReport
+from thaw.ids import ActionName, ActivationId, CommandId, GroupId, HostId, InstanceId
+from thaw.instance import InstanceRecord, InstanceState
+from thaw.plan import Plan
+
+SERVED_KEPT: Final = 10_000
+"""Requests that are remembered after an instance took them; one that comes later back than so many others is new."""
+
+SERVING: Final = (InstanceState.STARTING, InstanceState.READY)
+
+
+@dataclass(slots=True)
+class InstanceView:
+    record: InstanceRecord
+    changed_s: float
+    idle_since_s: float | None = None
+    releasing: CommandId | None = None
+    started_by: CommandId | None = None  # decided, and its host has not spoken yet
+    wake_s: float | None = None  # when it is looked at again
+
+    @property
+    def state(self) -> InstanceState:
+        return self.record.state
+
+    @property
+    def is_idle(self) -> bool:
+        return self.state is InstanceState.READY and self.idle_since_s is not None and self.releasing is None
+
+
+@dataclass(slots=True)
+class DemandView:
+    demand: DemandAdded
+    queued_s: float
+    held_until_s: float = math.inf  # its gateway has given it up by then
+    attempts: int = 0  # starts that were made for it and failed
+    group_id: GroupId | None = None  # the start that it waits for
+
+
+@dataclass(slots=True)
+class GroupView:
+    """The stages that answer as one: from their decision until the first of them has gone, which ends the group."""
+
+    plan: Plan
+    instance_ids: tuple[InstanceId, ...]  # by stage
+    command_ids: tuple[CommandId, ...]
+    slots: int  # requests it holds at once
+    activation_ids: set[ActivationId]  # that wait for its start
+    progress_s: float
+    done_bytes: dict[tuple[HostId, int], int] = field(default_factory=dict)  # by host and stage
+    is_starting: bool = True  # not every stage is READY yet
+    served: tuple[ActivationId, ...] = ()  # whom it was started for
+    gives_way: bool = False  # it was asked to leave its place to one worker
+
+
+@dataclass(slots=True)
+class ActionView:
+    window: Window
+    facts: ActionFacts | None = None  # None: it was deleted
+    waiting: dict[ActivationId, None] = field(default_factory=dict)  # in order of arrival
+    instances: set[InstanceId] = field(default_factory=set)
+    serving: dict[str, int] = field(default_factory=dict)  # groups that start or are ready and stay, by version
+    failures: int = 0  # starts failed since the last one that went well
+    retry_at_s: float = 0.0
+    gathers_until_s: float = 0.0  # requests that come before then are met together
+    wake_s: float | None = None  # when it is looked at again
+    broken_version: str = ""  # a DeveloperError: min_instances stops trying until the action changes
+
+    @property
+    def minimum(self) -> int:
+        return 0 if self.facts is None else self.facts.min_instances
+
+    @property
+    def n_serving(self) -> int:
+        """Groups of the current version that start or are ready and stay."""
+        return sum(self.serving.values()) if self.facts is None else self.serving.get(self.facts.version, 0)
+
+    @property
+    def is_spare(self) -> bool:
+        """One of its idle groups may be evicted for another action: nobody waits, and the minimum stays kept."""
+        return not self.waiting and self.n_serving > self.minimum
+
+
+class ClusterView:
+    def __init__(
+        self,
+        epoch: int,
+        settings: SchedulerSettings,
+        new_id: Callable[[], str],
+        history: History,
+        parts: Parts = EVERY_PART,
+    ) -> None:
+        self.epoch, self.settings, self.new_id, self.history, self.parts = epoch, settings, new_id, history, parts
+        self.discipline: Discipline = "equal" if settings.discipline == "equal" else "edf"
+        self.hosts: dict[HostId, HostView] = {}
+        self.index = HostIndex(KIND_LLM)
+        self.idle = IdleMemory()
+        self.instances: dict[InstanceId, InstanceView] = {}
+        self.on_host: dict[HostId, set[InstanceId]] = {}
+        self.demand: dict[ActivationId, DemandView] = {}
+        self._served: dict[ActivationId, DemandView] = {}
+        self.actions: dict[ActionName, ActionView] = {}
+        self.groups: dict[GroupId, GroupView] = {}
+        self.in_group: dict[GroupId, set[InstanceId]] = {}
+        self.models: dict[str, ModelView] = {}
+        self.blocked = Turns()  # wait for memory
+        self.keeper: tuple[ActionName, Where] | None = None  # who is first in turn, and the device that it keeps
+        self.largest = Largest(self.hosts)
+        self.cells = StemCells()
+        self.grace_until_s = 0.0  # until then who is silent is not yet lost
+
+    # actions and models --------------------------------------------------------------------------------------------
+
+    def action(self, name: ActionName) -> ActionView:
+        if name not in self.actions:
+            self.actions[name] = ActionView(Window(self.settings.window_s))
+        return self.actions[name]
+
+    def set_facts(self, facts: ActionFacts) -> ActionView:
+        action = self.action(facts.name)
+        if action.facts is not None and action.facts.model_uri in self.models:
+            self.models[action.facts.model_uri].actions.discard(facts.name)
+        action.facts = facts
+        if facts.is_llm:
+            self.model(facts.model_uri).actions.add(facts.name)
+        self._note_action(facts.name)
+        return action
+
+    def delete_action(self, name: ActionName) -> None:
+        """Its facts go too: an action of this name that comes later is read anew."""
+        action = self.action(name)
+        if action.facts is not None and action.facts.is_llm:
+            self.model(action.facts.model_uri).actions.discard(name)
+        action.facts = None
+        self.blocked.drop(name)
+        self._note_action(name)
+
+    def forget_deleted(self, name: ActionName) -> None:
+        """Unless something of it is left."""
+        action = self.action(name)
+        if action.facts is None and not action.waiting and not action.instances:
+            del self.actions[name]
+
+    def model(self, uri: str) -> ModelView:
+        return self.models.setdefault(uri, ModelView())
+
+    def drop_unused_models(self) -> tuple[str, ...]:
+        """That no action has (any more) and no host is looking at."""
+        unused = tuple(uri for uri, model in self.models.items() if not model.actions and model.asked is None)
+        for uri in unused:
+            del self.models[uri]
+        return unused
+
+    # demand --------------------------------------------------------------------------------------------------------
+
+    def add_demand(self, demand: DemandAdded, queued_s: float) -> bool:
+        """False: it was known.  One that had an instance and lost it has its age, and stands before who came later."""
+        if (waits := self.demand.get(demand.activation_id)) is not None:
+            waits.demand = demand  # another gateway may hold it now
+            return False
+        action, known = self.action(demand.action), self._served.pop(demand.activation_id, None)
+        if known is None:
+            known = DemandView(demand, queued_s)
+            action.window.add(queued_s)
+        newest = self.demand[next(reversed(action.waiting))] if action.waiting else None
+        known.demand, known.group_id = demand, None
+        self.demand[demand.activation_id] = known
+        action.waiting[demand.activation_id] = None
+        if newest is not None and known.queued_s < newest.queued_s:
+            action.waiting = dict.fromkeys(sorted(action.waiting, key=lambda a: self.demand[a].queued_s))
+        self._note_demand(demand.action)
+        return True
+
+    def serve_demand(self, activation_id: ActivationId) -> None:
+        """An instance has it: remembered for a while, should it be lost there."""
+        if (known := self.demand.get(activation_id)) is None:
+            return
+        self.drop_demand(activation_id)
+        self._served[activation_id] = known
+        if len(self._served) > SERVED_KEPT:
+            del self._served[next(iter(self._served))]
+
+    def drop_demand(self, activation_id: ActivationId) -> None:
+        if (known := self.demand.pop(activation_id, None)) is None:
+            return
+        self.actions[known.demand.action].waiting.pop(activation_id, None)
+        self._note_demand(known.demand.action)
+        if known.group_id is not None and (group := self.groups.get(known.group_id)) is not None:
+            group.activation_ids.discard(activation_id)
+
+    def _note_demand(self, name: ActionName) -> None:
+        """The first request has come, the oldest or the last one has gone."""
+        if name in self.blocked:
+            self.block(name)
+        if not self.actions[name].waiting and self.keeper is not None and self.keeper[0] == name:
+            self.keep_nothing()
+        if len(self.actions[name].waiting) <= 1:
+            self._note_action(name)
+
+    def block(self, name: ActionName) -> None:
+        """It waits for memory, in its turn."""
+        if (facts := self.action(name).facts) is not None:
+            oldest = next(self.waiting(name), None)
+            due_s = math.inf if oldest is None else oldest.queued_s + facts.slo_ttft_s
+            self.blocked.put(Turn(due_s, name, facts.need_bytes))
+
+    def keep_nearest(self, name: ActionName) -> None:
+        """It is first in turn and has no room: nobody else starts on the device that lacks least of it."""
+        self.keep_nothing()
+        facts = self.action(name).facts
+        where = None if facts is None else self.idle.nearest(facts.need_bytes, for_model=facts.is_llm)
+        if where is not None:
+            self.keeper = name, where
+            self.hosts[where[0]].keep(where[1], for_the_first=True)
+
+    def keep_nothing(self) -> None:
+        if self.keeper is not None:
+            (host_id, device), self.keeper = self.keeper[1], None
+            if (host := self.hosts.get(host_id)) is not None:
+                host.keep(device, for_the_first=False)
+
+    def waiting(self, name: ActionName) -> Iterator[DemandView]:
+        return (self.demand[a] for a in self.action(name).waiting)
+
+    # instances -----------------------------------------------------------------------------------------------------
+
+    def put_instance(
+        self, record: InstanceRecord, now_s: float, *, started_by: CommandId | None = None
+    ) -> InstanceView | None:
+        """Take over a record; returns what was known before.  Memory is held from the first sight to GONE."""
+        before = self.instances.get(record.instance_id)
+        if record.state is InstanceState.GONE:
+            self._forget_instance(before)
+            if (host := self.hosts.get(record.host_id)) is not None:
+                host.pool.end(record.instance_id, record.created_wall_ms)
+            return before
+        # a release is refused by an instance that is busy after all, so a doubtful record counts as idle
+        idle = record.idle_since_wall_ms is not None or (record.state is InstanceState.READY and record.inflight == 0)
+        idle_s = now_s if idle else None
+        view = InstanceView(record, now_s, idle_s, None, started_by)
+        if before is None:
+            self._hold(record)
+        else:
+            if _place(before.record) != _place(record):  # the host wins
+                self._forget_instance(before)
+                self._hold(record)
+            else:
+                self._count(before, -1)
+            view.releasing, view.wake_s = before.releasing, before.wake_s
+            if idle and before.idle_since_s is not None and _same_idleness(before.record, record):
+                view.idle_since_s = before.idle_since_s
+        self.instances[record.instance_id] = view
+        self._count(view, 1)
+        self.note_group(record)
+        return before
+
+    def _hold(self, record: InstanceRecord) -> None:
+        self.action(record.action).instances.add(record.instance_id)
+        self.on_host.setdefault(record.host_id, set()).add(record.instance_id)
+        self.in_group.setdefault(record.group_id, set()).add(record.instance_id)
+        if (host := self.hosts.get(record.host_id)) is not None:
+            host.hold(record.device, record.reserve_bytes)
+
+    def _forget_instance(self, view: InstanceView | None) -> None:
+        if view is None:
+            return
+        record = view.record
+        self.set_releasing(view, None)
+        self._count(view, -1)
+        self.idle.drop_group(record.instance_id)
+        del self.instances[record.instance_id]
+        self.action(record.action).instances.discard(record.instance_id)
+        self.on_host[record.host_id].discard(record.instance_id)
+        self.in_group[record.group_id].discard(record.instance_id)
+        if not self.in_group[record.group_id]:
+            del self.in_group[record.group_id]
+        if (host := self.hosts.get(record.host_id)) is not None:
+            host.let_go(record.instance_id, record.device, record.reserve_bytes)
+        self.note_group(record)
+
+    def set_releasing(self, view: InstanceView, command_id: CommandId | None) -> None:
+        """Note (or take back) that a release is on its way: its memory is free soon."""
+        if (view.releasing is None) == (command_id is None):
+            view.releasing = command_id
+            return
+        self._count(view, -1)
+        view.releasing = command_id
+        self._count(view, 1)
+        if (host := self.hosts.get(view.record.host_id)) is not None:
+            host.set_leaving(view.record, leaving=command_id is not None)
+            self.idle.put_host(host)
+        self.note_group(view.record)
+
+    def set_idle_since(self, view: InstanceView, idle_since_s: float) -> None:
+        view.idle_since_s = idle_since_s
+        self.note_group(view.record)
+
+    # what may be evicted -------------------------------------------------------------------------------------------
+
+    def _count(self, view: InstanceView, by: int) -> None:
+        record = view.record
+        if record.takes_requests and view.releasing is None and view.state in SERVING:
+            action = self.action(record.action)
+            was_spare = action.is_spare
+            action.serving[record.action_version] = action.serving.get(record.action_version, 0) + by
+            if was_spare != action.is_spare:
+                self._note_action(record.action)
+
+    def _note_action(self, name: ActionName) -> None:
+        for instance_id in self.actions[name].instances:
+            if (instance := self.instances.get(instance_id)) is not None and instance.record.takes_requests:
+                self.note_group(instance.record)
+
+    def note_group(self, record: InstanceRecord) -> None:
+        """After every change of it: ``idle`` knows the groups that are idle and spare."""
+        if (head := self.head(record)) is None:
+            return
+        if self.actions[record.action].is_spare and self.may_go(head):
+            members = [head] if record.n_stages == 1 else self.members(record.group_id)
+            held = (((m.record.host_id, m.record.device), m.record.reserve_bytes) for m in members)
+            self.idle.put_group(head.record.instance_id, head.idle_since_s or 0.0, held)
+        else:
+            self.idle.drop_group(head.record.instance_id)
+
+    def of_action(self, name: ActionName) -> list[InstanceView]:
+        return [self.instances[i] for i in sorted(self.action(name).instances)]
+
+    def awaits_start(self, demand: DemandView) -> bool:
+        """A start in progress is meant for it."""
+        group = None if demand.group_id is None else self.groups.get(demand.group_id)
+        return group is not None and group.is_starting
+
+    # groups --------------------------------------------------------------------------------------------------------
+
+    def members(self, group_id: GroupId) -> list[InstanceView]:
+        """Those of its stages that are there, in order of stage."""
+        found = [self.instances[i] for i in self.in_group.get(group_id, ())]
+        return sorted(found, key=lambda v: (v.record.stage, v.record.instance_id))
+
+    def head(self, record: InstanceRecord) -> InstanceView | None:
+        """Stage 0 of the group that ``record`` belongs to: it speaks for all of them.  None: it has gone."""
+        if record.takes_requests:
+            return self.instances.get(record.instance_id)
+        return next((v for v in self.members(record.group_id) if v.record.takes_requests), None)
+
+    def may_go(self, head: InstanceView) -> bool:
+        """A group that is whole, and idle."""
+        group = self.groups.get(head.record.group_id)
+        return head.is_idle and (group is None or not group.is_starting)
+
+    # hosts ---------------------------------------------------------------------------------------------------------
+
+    def put_host(self, report: HostReport, now_s: float) -> list[str]:
+        """Take over a heartbeat; returns what of it was nonsense and has been clamped."""
+        host = self.hosts.get(report.host_id)
+        if host is None or not same_sizes(host.report, report):
+            self.largest.changed()
+        if host is None:
+            host = self.hosts[report.host_id] = new_host(report, self.discipline, now_s)
+            host.on_change = self._host_changed
+        if host.is_confirmed_by(report):
+            host.confirm(report, now_s)
+            return []
+        ours = {i: (self.instances[i].record.device, self.instances[i].record.reserve_bytes)
+                for i in self.on_host.get(report.host_id, ())}  # fmt: skip
+        odd = host.take_report(report, ours, now_s)
+        self._count_releasing(host)
+        self._note_progress(report, now_s)
+        return odd
+
+    def _host_changed(self, host: HostView) -> None:
+        self.index.put(host)
+        self.idle.put_host(host)
+
+    def _count_releasing(self, host: HostView) -> None:
+        """Anew: an instance may have been told to go while its host was lost."""
+        for device in host.devices.values():
+            device.releasing = 0
+        for instance_id in self.on_host.get(host.host_id, ()):
+            instance = self.instances[instance_id]
+            device_of_it = host.devices.get(instance.record.device)
+            if instance.releasing is not None and device_of_it is not None:
+                device_of_it.releasing += instance.record.reserve_bytes
+        self.idle.put_host(host)
+
+    def _note_progress(self, report: HostReport, now_s: float) -> None:
+        for fetch in report.fetches:
+            group = self.groups.get(GroupId(fetch.group_id))
+            at = report.host_id, fetch.stage
+            if group is not None and fetch.done_bytes > group.done_bytes.get(at, 0):
+                group.done_bytes[at], group.progress_s = fetch.done_bytes, now_s
+
+    def drop_host(self, host_id: HostId) -> list[InstanceView]:
+        """Its instances, which the caller declares lost."""
+        self.hosts.pop(host_id, None)
+        self.index.drop(host_id)
+        self.idle.drop_host(host_id)
+        self.largest.changed()
+        return [self.instances[i] for i in sorted(self.on_host.get(host_id, ()))]
+
+    def live_hosts(self) -> Iterable[HostView]:
+        """Hosts that take new work."""
+        return (h for h in self.hosts.values() if not h.draining)
+
+
+def _same_idleness(before: InstanceRecord, after: InstanceRecord) -> bool:
+    return before.state is after.state and before.idle_since_wall_ms == after.idle_since_wall_ms
+
+
+def _place(record: InstanceRecord) -> tuple[HostId, str, int]:
+    return record.host_id, record.device, record.reserve_bytes

@@ -1,0 +1,209 @@
+"""202s: entries of the pending stream, each run like a held request and ended in exactly one record.
+
+The stream's consumer group gives an entry to one gateway; a dead gateway's entries are claimed (heartbeat).  What
+keeps the record single whatever is repeated is Records.end; what keeps user code from running twice is mark_started.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+from gateway.serving.action_cache import Actions
+from gateway.serving.call import Call
+from gateway.serving.demand import Demand
+from gateway.serving.dispatch import Dispatcher
+from gateway.serving.hangup import Hangup
+from gateway.serving.outcome import outcome_of
+from gateway.serving.recorder import Recorder
+from gateway.serving.runs import Outcome
+from relay.state.pending import Entry, PendingClaims, PendingReader
+from relay.state.records import Pending, Records, Subject
+from relay.state.registry import Registry
+from thaw.action import KIND_PYTHON, Action, Exec, Limits
+from thaw.errors import DeveloperError, NotFound, PlatformError, Unavailable
+from thaw.ids import ActivationId, GatewayId
+from thaw.logs import Log
+
+READ_AHEAD: Final = 500
+"""Entries taken beyond those that run: their demand is announced, so that instances start for all of them."""
+_RETRY_S: Final = 0.5
+
+
+class _RunsElsewhere(PlatformError):
+    """What is not idempotent was started by a gateway that lives."""
+
+    def __init__(self, starter: GatewayId) -> None:
+        super().__init__("Another gateway runs this function.")
+        self.starter = starter
+
+
+class AsyncRunner:
+    def __init__(
+        self, url: str, gateway: GatewayId, execute: Callable[[Call], Outcome], dispatcher: Dispatcher,
+        demand: Demand, actions: Actions, records: Records, registry: Registry, claims: PendingClaims,
+        recorder: Recorder, threads: int, log: Log,
+    ) -> None:  # fmt: skip
+        self._gateway, self._execute, self._dispatcher, self._demand = gateway, execute, dispatcher, demand
+        self._actions = actions
+        self._records, self._registry, self._claims, self._recorder = records, registry, claims, recorder
+        self._log, self._threads = log, threads
+        self._pool = ThreadPoolExecutor(threads, "async-run")
+        self._reader = PendingReader(url, gateway, self._take, self._room, log)
+        self._lock = threading.Condition()
+        self._held: set[ActivationId] = set()
+        self._stop = threading.Event()
+
+    def start(self) -> None:
+        self._reader.start()
+
+    def stop(self) -> None:
+        """Take no more.  What has not ended is another gateway's to claim."""
+        self._stop.set()
+        self._reader.stop()
+        with self._lock:
+            self._lock.notify_all()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def claim_dead(self) -> None:
+        """Run what gateways that are gone had taken.  Raises Unavailable."""
+        for consumer in self._claims.consumers():
+            if self._registry.is_gateway_alive(consumer):
+                continue
+            for entry in self._claims.claim(consumer):
+                self._log.event("entry_claimed", activation_id=entry.pending.activation_id, gateway=consumer)
+                self._take(entry)
+
+    def holds(self, activation_id: ActivationId) -> bool:
+        with self._lock:
+            return activation_id in self._held
+
+    def _room(self) -> int:
+        with self._lock:
+            self._lock.wait_for(lambda: len(self._held) < self._limit or self._stop.is_set())
+            return 0 if self._stop.is_set() else self._limit - len(self._held)
+
+    @property
+    def _limit(self) -> int:
+        return self._threads + READ_AHEAD
+
+    def _take(self, entry: Entry) -> None:
+        if entry.owner == self._gateway:
+            return  # a blocking call of ours that became a 202: it runs already
+        activation_id = entry.pending.activation_id
+        with self._lock:
+            if activation_id in self._held:
+                return
+            self._held.add(activation_id)
+            queued = len(self._held) > self._threads
+        ahead = None
+        try:
+            if self._hand_to_owner(entry):
+                self._forget(activation_id)
+                return
+            if queued:
+                ahead = self._call(entry.pending)
+                self._demand.add(ahead)
+        except (PlatformError, NotFound) as e:  # its thread meets the same and deals with it
+            self._log.event("entry_unprepared", activation_id=activation_id, error=e.message)
+        try:
+            self._pool.submit(self._run, entry, ahead)
+        except RuntimeError:  # the pool is shut: this gateway stops, another claims the entry
+            self._forget(activation_id)
+
+    def _hand_to_owner(self, entry: Entry) -> bool:
+        owner = GatewayId(entry.owner)
+        if not owner or not self._registry.is_gateway_alive(owner):
+            return False
+        self._claims.hand_to(owner, entry.entry_id)
+        return True
+
+    def _run(self, entry: Entry, ahead: Call | None) -> None:
+        """``ahead`` announced the demand of what waited for this thread."""
+        try:
+            while not self._stop.is_set():
+                try:
+                    if self._run_once(entry, ahead):
+                        return
+                except PlatformError as e:
+                    self._log.event("run_postponed", activation_id=entry.pending.activation_id, error=e.message)
+                except Exception as e:  # noqa: BLE001  an error of our own: the entry ends all the same
+                    call = _make_call(entry.pending, _deleted(entry.pending))
+                    self._end(call, outcome_of(self._dispatcher.fault(call, e)), entry)
+                    return
+                self._stop.wait(_RETRY_S)
+        finally:
+            if ahead is not None:
+                self._demand.withdraw(ahead)
+            self._forget(entry.pending.activation_id)
+
+    def _run_once(self, entry: Entry, ahead: Call | None) -> bool:
+        """False: nothing ran because the state server was away; try again.  Raises PlatformError likewise."""
+        ended = self._records.activation(entry.pending.activation_id)
+        if ended is not None:  # its gateway died between the record and the acknowledgement
+            self._records.end(ended, pending_entry=entry.entry_id)
+            return True
+        if self._hand_to_owner(entry):
+            return True
+        try:
+            call = self._call(entry.pending)
+        except NotFound:
+            call = _make_call(entry.pending, _deleted(entry.pending))
+            self._end(call, outcome_of(DeveloperError("The action was deleted before it ran.")), entry)
+            return True
+        if ahead is not None:
+            call.announced_s, ahead.announced_s = ahead.announced_s, None
+        outcome = self._execute(call)
+        if isinstance(outcome.error, _RunsElsewhere):  # it was claimed while its gateway could not say that it lives
+            self._claims.hand_to(outcome.error.starter, entry.entry_id)
+            self._log.event("entry_handed_back", activation_id=call.activation_id, gateway=outcome.error.starter)
+            return True
+        if isinstance(outcome.error, Unavailable) and call.dispatched_ms is None:
+            return False
+        self._end(call, outcome, entry)
+        return True
+
+    def _end(self, call: Call, outcome: Outcome, entry: Entry) -> None:
+        while True:
+            try:
+                self._recorder.end_pending(call, outcome, entry.entry_id)
+                return
+            except PlatformError as e:
+                self._log.event("record_postponed", activation_id=call.activation_id, error=e.message)
+                if self._stop.wait(_RETRY_S):
+                    return  # the entry is still pending: whoever claims it ends it
+
+    def _call(self, pending: Pending) -> Call:
+        """The call as it was accepted.  Raises Unavailable, NotFound (deleted since)."""
+        call = _make_call(pending, self._actions.get(pending.action))
+        if not call.action.idempotent:
+            call.claim = lambda: self._may_start(pending.activation_id)
+        return call
+
+    def _may_start(self, activation_id: ActivationId) -> bool:
+        """False: the gateway that started it is lost.  Raises _RunsElsewhere, Unavailable."""
+        if self._records.mark_started(activation_id, self._gateway):
+            return True
+        starter = self._claims.starter(activation_id)
+        if starter is not None and self._registry.is_gateway_alive(starter):
+            raise _RunsElsewhere(starter)
+        return False
+
+    def _forget(self, activation_id: ActivationId) -> None:
+        with self._lock:
+            self._held.discard(activation_id)
+            self._lock.notify_all()
+
+
+def _make_call(pending: Pending, action: Action) -> Call:
+    subject = Subject(pending.namespace, pending.subject)
+    call = Call(pending.activation_id, action, subject, pending.payload, Hangup(), pending.endpoint, pending.seed)
+    call.received_ms = pending.accepted_ms
+    return call
+
+
+def _deleted(pending: Pending) -> Action:
+    """What its record needs of an action that is no more."""
+    return Action(pending.action, pending.namespace, pending.action_version, Exec(KIND_PYTHON), Limits())

@@ -1,0 +1,61 @@
+"""One activation while it runs: what was asked, and what became of it so far."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from gateway.serving.hangup import Hangup
+from relay.state.records import Subject
+from thaw import trace
+from thaw.action import Action
+from thaw.clock import wall_ms
+from thaw.ids import ActivationId
+from thaw.instance import InstanceRecord
+from thaw.trace import Phase, TraceEvent
+
+QUEUE_LIMIT_S = 60.0
+"""An ordinary function may wait so long for its container; its time limit counts from its dispatch, as OpenWhisk's."""
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """``payload`` is the function's argument, or the validated OpenAI body.  ``claim`` must say True before anything
+    runs (a 202 that is not idempotent runs once)."""
+
+    activation_id: ActivationId
+    action: Action
+    subject: Subject
+    payload: Any
+    hangup: Hangup
+    endpoint: str = ""
+    seed: int | None = None
+    claim: Callable[[], bool] | None = None
+    received_s: float = field(default_factory=time.monotonic)
+    received_ms: int = field(default_factory=wall_ms)
+    announced_s: float | None = None  # when demand was put; None: not in the registry
+    queued: bool = False
+    events: list[TraceEvent] = field(default_factory=list)
+    instance: InstanceRecord | None = None
+    cold: bool = False  # it waited for this instance's start
+    dispatched_ms: int | None = None
+    emitted: list[int] = field(default_factory=list)
+    losses: int = 0
+
+    def trace(self, phase: Phase, attrs: Mapping[str, object] | None = None) -> None:
+        group_id = self.instance.group_id if self.instance is not None and self.cold else ""
+        self.events.append(trace.event(phase, activation_id=self.activation_id, group_id=group_id, attrs=attrs))
+
+    @property
+    def timeout_s(self) -> float:
+        return self.action.limits.timeout / 1000
+
+    @property
+    def wait_deadline_s(self) -> float:
+        """An LLM's limit includes its cold start."""
+        return self.received_s + self.timeout_s + (0 if self.action.is_llm else QUEUE_LIMIT_S)
+
+    def run_deadline_s(self) -> float:
+        return self.wait_deadline_s if self.action.is_llm else time.monotonic() + self.timeout_s

@@ -1,0 +1,85 @@
+"""Demand: what the registry says of this gateway's requests that have no route, for the scheduler to start instances.
+
+A request's own thread adds and withdraws it.  What a lost state server leaves wrong is put right by the heartbeat and
+behind a reconnection; demand that nobody waits for would start instances and keep them.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+
+from gateway.serving.action_cache import namespace_of
+from gateway.serving.call import Call
+from gateway.serving.waiting_room import Ticket, WaitingRoom
+from relay.protocol.messages import DemandAdded
+from relay.state.registry import Registry
+from thaw.clock import wall_ms
+from thaw.errors import PlatformError
+from thaw.ids import ActionName, ActivationId, GatewayId
+from thaw.logs import Log
+
+
+class Demand:
+    def __init__(self, room: WaitingRoom, registry: Registry, gateway: GatewayId, log: Log) -> None:
+        self._room, self._registry, self._gateway, self._log = room, registry, gateway, log
+        self._lock = threading.Lock()
+        self._left: dict[ActivationId, ActionName] = {}  # withdrawals that failed
+
+    def add(self, call: Call) -> None:
+        """Tell the scheduler that a request has no route; again, where a failed start may have ended what was told
+        before the request waited.  Raises Unavailable."""
+        if call.announced_s is None:
+            call.announced_s = time.monotonic()
+        self._put(call.activation_id, call.action.name, call.received_ms)
+
+    def withdraw(self, call: Call) -> None:
+        if call.announced_s is None:
+            return
+        call.announced_s = None
+        try:
+            self._registry.remove_demand(call.activation_id, call.action.name)
+        except PlatformError as e:
+            with self._lock:
+                self._left[call.activation_id] = call.action.name
+            self._log.event("demand_not_removed", activation_id=call.activation_id, error=e.message)
+
+    def retry(self) -> None:
+        """Withdraw what could not be withdrawn.  Raises Unavailable."""
+        with self._lock:
+            left = list(self._left.items())
+        for activation_id, action in left:
+            self._agree(activation_id, action)
+            with self._lock:
+                self._left.pop(activation_id, None)
+
+    def restore(self, waiting: Iterable[Ticket], is_held: Callable[[ActivationId], bool]) -> None:
+        """Behind a reconnection: demand may be gone with a server, and some may have outlived its request.
+        ``is_held`` knows of requests that will wait.  Raises Unavailable."""
+        known = {ticket.activation_id: ticket.action for ticket in waiting}
+        for activation_id, action in known.items():
+            self._agree(activation_id, action)
+        for demand in self._registry.demand():
+            of_nobody = demand.activation_id not in known and not is_held(demand.activation_id)
+            if demand.gateway == self._gateway and of_nobody:
+                self._agree(demand.activation_id, demand.action)
+
+    def _agree(self, activation_id: ActivationId, action: ActionName) -> None:
+        """Let the registry say what the room says.  The request's own thread may have written meanwhile: look again."""
+        while True:
+            ticket = self._room.waiting(action, activation_id)
+            if ticket is None:
+                self._registry.drop_demand(activation_id, action, self._gateway)
+            else:
+                waited_ms = max(0, round(1000 * (time.monotonic() - ticket.since_s)))
+                self._put(activation_id, action, wall_ms() - waited_ms)
+            if (self._room.waiting(action, activation_id) is None) == (ticket is None):
+                return
+
+    def _put(self, activation_id: ActivationId, action: ActionName, received_ms: int) -> None:
+        """With its age: one that lost its worker before its first token goes to the head of the scheduler's queue."""
+        waited_ms = max(0, wall_ms() - received_ms)
+        self._registry.add_demand(
+            DemandAdded(activation_id, action, namespace_of(action), self._gateway, received_ms, waited_ms)
+        )

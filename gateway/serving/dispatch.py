@@ -1,0 +1,179 @@
+"""From a call to an instance that has accepted it: route, wait, send; and again when the instance did not take it.
+
+::
+
+    route? ──yes──────────────▶ POST ──200──▶ the caller reads the answer
+      │ no                       │ InstanceGone, InstanceBusy, Unreachable: nothing ran
+      ▼                          │
+    demand + wait ◀──────────────┘
+
+Generators: what they yield while a client waits are sentences for it; what they return is the result.  A reply is
+yielded, too, before it is waited for: who drives the run may leave that to another thread.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator
+from typing import Final
+
+from gateway.serving.call import Call
+from gateway.serving.demand import Demand
+from gateway.serving.invoker_pool import InvokerPool, Reply, Unreachable
+from gateway.serving.routes import Route
+from gateway.serving.waiting_room import Ticket, WaitingRoom
+from relay.protocol.messages import ACTIVATION_HEADER, LlmResume, LlmRun
+from thaw import wire
+from thaw.clock import wall_ms
+from thaw.errors import InstanceBusy, InstanceGone, PlatformError, TimeLimitExceeded, WorkerLost
+from thaw.logs import Log
+from thaw.trace import Phase
+
+MAX_LOSSES: Final = 3
+"""Workers one activation may lose before it is taken for their cause."""
+_REFUSED_S: Final = (0.05, 0.1, 0.25, 0.5)
+"""Waits between two tries at an instance whose slots other gateways hold, or whose host cannot be reached; a slot freed
+here is used at once."""
+
+
+class Dispatcher:
+    def __init__(self, room: WaitingRoom, demand: Demand, pool: InvokerPool, log: Log) -> None:
+        self.room, self._demand, self._pool, self._log = room, demand, pool, log
+
+    def reach(self, call: Call) -> Generator[str | Reply, None, tuple[Route, Reply]]:
+        """An instance that accepted the call.  The caller ends the reply and gives the route back."""
+        try:
+            return (yield from self._reach(call))
+        finally:
+            self._demand.withdraw(call)
+
+    def _reach(self, call: Call) -> Generator[str | Reply, None, tuple[Route, Reply]]:
+        refusals = 0
+        while True:
+            route = yield from self._route(call, refusals)
+            reply = None
+            try:
+                self._claim(call)
+                reply = self._send(call, route)
+                self._demand.withdraw(call)  # behind the request: no slot waits for the state server
+                yield reply
+                reply.read_head()
+                return route, reply
+            except InstanceGone:
+                self.room.refused(route, gone=True)
+            except (InstanceBusy, Unreachable):
+                self.room.refused(route, gone=False)
+                refusals += 1
+            except WorkerLost as e:
+                self.room.lost(route)
+                self.note_loss(call, e)
+            except TimeLimitExceeded:
+                self.room.release(route)
+                raise time_limit(call) from None
+            except BaseException:
+                if reply is not None:
+                    reply.abort()
+                self.room.release(route)
+                raise
+
+    def _claim(self, call: Call) -> None:
+        """The one right to run what is not idempotent, taken before anything runs."""
+        if call.claim is not None and not call.claim():
+            raise PlatformError("A gateway was lost while this function ran; it is not run twice.")
+        call.claim = None
+
+    def note_loss(self, call: Call, error: WorkerLost) -> None:
+        """Returns when the call may go on elsewhere, else raises."""
+        call.losses += 1
+        self._log.event("worker_lost", activation_id=call.activation_id, losses=call.losses, error=error.message)
+        if not call.action.idempotent or call.losses > MAX_LOSSES:
+            raise error
+
+    def fault(self, call: Call, error: Exception) -> PlatformError:
+        """What ends a call that met an error of our own."""
+        self._log.event("run_failed", activation_id=call.activation_id, error=repr(error))
+        return PlatformError("There was an internal server error.")
+
+    def _route(self, call: Call, refusals: int) -> Generator[str, None, Route]:
+        ticket = Ticket(call.activation_id, call.action.name, call.action.version, call.received_s)
+        self.room.enter(ticket)
+        try:
+            if ticket.route is None:
+                self._begin_wait(call)
+                yield "queued"
+                yield from self._wait(call, ticket, refusals)
+            route = ticket.route
+            assert route is not None  # noqa: S101  _wait returns with a route or raises
+        except BaseException:
+            self.room.leave(ticket)
+            raise
+        self._note_route(call, route)
+        return route
+
+    def _begin_wait(self, call: Call) -> None:
+        call.queued = True
+        call.trace(Phase.QUEUED_BEGIN)
+        self._demand.add(call)
+
+    def _wait(self, call: Call, ticket: Ticket, refusals: int) -> Generator[str, None, None]:
+        with call.hangup.waking(ticket.event.set):
+            while ticket.route is None:
+                if ticket.error is not None:
+                    raise ticket.error
+                call.hangup.check()
+                remaining_s = call.wait_deadline_s - time.monotonic()
+                if remaining_s <= 0:
+                    raise time_limit(call, waiting=True)
+                asks = self.room.must_ask(ticket)
+                pause_s = _REFUSED_S[min(max(refusals, 1), len(_REFUSED_S)) - 1] if asks else remaining_s
+                if not ticket.event.wait(min(pause_s, remaining_s)):
+                    if asks:
+                        self.room.retry(call.action.name)
+                    continue
+                ticket.event.clear()
+                while ticket.notices:
+                    yield ticket.notices.popleft()
+        call.hangup.check()
+
+    def _note_route(self, call: Call, route: Route) -> None:
+        """Cold: the request waited, and is one of those that the instance's first slots were started for."""
+        call.instance = route.record
+        waited = call.announced_s is not None and route.ready_s >= call.announced_s
+        call.cold = waited and route.handed <= route.record.slots
+        if call.queued:
+            call.trace(Phase.QUEUED_END)
+            call.queued = False
+
+    def _send(self, call: Call, route: Route) -> Reply:
+        deadline_s = call.run_deadline_s()
+        call.trace(Phase.DISPATCHED, {"instance_id": route.record.instance_id, "host": route.record.host_id})
+        call.dispatched_ms = call.dispatched_ms or wall_ms()
+        path = f"/instances/{route.record.instance_id}/run"
+        body = run_body(call, deadline_s)
+        return self._pool.post(
+            route.record.address, path, body, stream=call.action.is_llm, deadline_s=deadline_s, hangup=call.hangup,
+            headers=f"{ACTIVATION_HEADER}: {call.activation_id}\r\n",
+        )  # fmt: skip
+
+
+def run_body(call: Call, deadline_s: float) -> bytes:
+    """``/run``'s body: OpenWhisk's keys; for an LLM the value is an LlmRun, with what was already emitted."""
+    value = call.payload
+    if call.action.is_llm:
+        resume = LlmResume(tuple(call.emitted)) if call.emitted else None
+        value = wire.to_plain(LlmRun(call.endpoint, call.payload, call.seed or 0, resume))
+    plain = {
+        "value": value,
+        "namespace": call.subject.namespace,
+        "action_name": f"/{call.action.name}",
+        "action_version": call.action.version,
+        "activation_id": call.activation_id,
+        "transaction_id": call.activation_id,
+        "deadline": str(wall_ms() + max(0, round((deadline_s - time.monotonic()) * 1000))),
+    }
+    return wire.encode(plain)
+
+
+def time_limit(call: Call, *, waiting: bool = False) -> TimeLimitExceeded:
+    when = " during initialization." if waiting else "."
+    return TimeLimitExceeded(f"The action exceeded its time limits of {call.action.limits.timeout} milliseconds{when}")

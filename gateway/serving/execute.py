@@ -1,0 +1,54 @@
+"""A call to its outcome, whoever waits for it: blocking invocations and 202s."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import TypeVar
+
+from gateway.serving.call import Call
+from gateway.serving.dispatch import Dispatcher
+from gateway.serving.invoker_pool import Reply
+from gateway.serving.openai_format import aggregate
+from gateway.serving.outcome import outcome_of
+from gateway.serving.runs import Outcome, function_steps, llm_tokens
+from relay.protocol.messages import RunFinished, RunToken
+from thaw.activation import ActivationStatus
+from thaw.errors import ProtocolError, ThawError
+
+T = TypeVar("T")
+Steps = Generator[str | Reply, None, Outcome]
+"""A run that stops before whatever may take long: a reply that is to come, or a sentence on what it waits for."""
+
+
+def steps(dispatcher: Dispatcher, call: Call) -> Steps:
+    """Never raises: whatever goes wrong with an activation is its outcome."""
+    try:
+        if not call.action.is_llm:
+            return (yield from function_steps(dispatcher, call))
+        yield "generating"
+        return llm_outcome(dispatcher, call)
+    except ThawError as e:
+        return outcome_of(e)
+    except Exception as e:  # noqa: BLE001  an error of our own ends the activation, not its thread
+        return outcome_of(dispatcher.fault(call, e))
+
+
+def to_end(run: Generator[object, None, T]) -> T:
+    """Drive a generator to its return value, whatever it waits for."""
+    while True:
+        try:
+            next(run)
+        except StopIteration as stop:
+            value: T = stop.value
+            return value
+
+
+def llm_outcome(dispatcher: Dispatcher, call: Call) -> Outcome:
+    """An LLM's whole answer as one OpenAI object.  Raises ThawError."""
+    tokens: list[RunToken] = []
+    for step in llm_tokens(dispatcher, call):
+        if isinstance(step, RunToken):
+            tokens.append(step)
+        elif isinstance(step, RunFinished):
+            return Outcome(ActivationStatus.SUCCESS, aggregate(call, tokens, step), step)
+    raise ProtocolError("the answer ended without an end")

@@ -1,0 +1,235 @@
+"""HTTP/1.1 keep-alive to the invokers' data ports: a pool of connections per address, and one run on one of them.
+
+What may be repeated is decided by what the invoker can have seen.  Without a connection (Unreachable), and when it
+answers InstanceGone or InstanceBusy, nothing ran; a connection that breaks afterwards is WorkerLost: it may have run.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+import struct
+import threading
+import time
+from contextlib import AbstractContextManager
+from typing import Any, Final
+
+from gateway.serving.hangup import Hangup
+from relay.clients.http11 import Connection
+from relay.protocol import messages
+from relay.protocol.messages import LogsFound, LogsWanted
+from thaw import wire
+from thaw.errors import (
+    DeveloperError,
+    ErrorInfo,
+    PlatformError,
+    ProtocolError,
+    ThawError,
+    TimeLimitExceeded,
+    WorkerLost,
+    from_info,
+)
+
+STREAM_TYPE: Final = "application/x-thaw-stream"
+IDLE_S: Final = 20.0
+"""An idle connection is used no longer than this; invokers keep theirs for longer, so the two never race."""
+_CONNECT_S: Final = 5.0
+_TIMEOUT_SLACK_S: Final = 0.5
+"""Setting a socket's timeout is a system call; a token is not worth one."""
+_MAX_FRAME_BYTES: Final = 8 * 1024 * 1024
+_MAX_LOGS_BYTES: Final = 1 << 30
+"""An invoker's own answer: it bounds each run's lines (limits.logs)."""
+
+
+class Unreachable(PlatformError):
+    """No connection to the invoker now: nothing was sent, and nothing is known of its instances."""
+
+
+class InvokerPool:
+    """``result_bytes``: the longest answer that is taken from a container (a function's; a stream has its frames)."""
+
+    def __init__(self, token: str, result_bytes: int = 1 << 20) -> None:
+        self.result_bytes = result_bytes
+        self._headers = f"Authorization: Bearer {token}\r\nContent-Type: application/json\r\n"
+        self._lock = threading.Lock()
+        self._idle: dict[str, list[tuple[float, Connection]]] = {}
+
+    def post(self, address: str, path: str, body: bytes, *, stream: bool, deadline_s: float, hangup: Hangup,
+             headers: str = "") -> Reply:  # fmt: skip
+        """Send.  ``headers`` are whole lines.  Raises Unreachable, WorkerLost, ClientGone, TimeLimitExceeded."""
+        reply = Reply(self, address, self._connect(address), deadline_s, hangup)
+        reply.send(path, self._headers + headers + (f"Accept: {STREAM_TYPE}\r\n" if stream else ""), body)
+        return reply
+
+    def logs(self, address: str, wanted: LogsWanted, *, timeout_s: float) -> LogsFound:
+        """What these runs printed.  Raises as post() and read_head() do."""
+        deadline_s = time.monotonic() + timeout_s
+        reply = self.post(address, "/logs", wire.dumps(wanted), stream=False, deadline_s=deadline_s, hangup=Hangup())
+        reply.read_head()
+        return wire.from_plain(LogsFound, reply.read_json(max_bytes=_MAX_LOGS_BYTES))
+
+    def give_back(self, address: str, connection: Connection) -> None:
+        with self._lock:
+            self._idle.setdefault(address, []).append((time.monotonic(), connection))
+
+    def close(self) -> None:
+        with self._lock:
+            idle, self._idle = self._idle, {}
+        for connections in idle.values():
+            for _, connection in connections:
+                connection.close()
+
+    def _connect(self, address: str) -> Connection:
+        while (connection := self._pop(address)) is not None:
+            if not connection.is_readable():  # else the peer closed it, or it holds bytes nobody asked for
+                return connection
+            connection.close()
+        host, _, port = address.rpartition(":")
+        try:
+            return Connection.connect(host, int(port), _CONNECT_S)
+        except OSError as e:
+            raise Unreachable(f"the invoker at {address} does not answer: {e}") from e
+
+    def _pop(self, address: str) -> Connection | None:
+        """The connection used last; those that were idle for too long are closed on the way."""
+        with self._lock:
+            connections = self._idle.get(address, [])
+            fresh = time.monotonic() - IDLE_S
+            while connections and connections[0][0] < fresh:
+                connections.pop(0)[1].close()
+            return connections.pop()[1] if connections else None
+
+
+class Reply:
+    """An answer as it arrives.  Ends with read_json(), finish() (keeps the connection) or abort() (closes it), and by
+    itself with whatever is raised.  Until then the client's hanging up cuts the connection at once."""
+
+    def __init__(
+        self, pool: InvokerPool, address: str, connection: Connection, deadline_s: float, hangup: Hangup
+    ) -> None:
+        self._pool, self._address, self._connection = pool, address, connection
+        self._deadline_s, self._hangup = deadline_s, hangup
+        self._waking: AbstractContextManager[None] | None = None
+        self._ended = False
+        self._timeout_set_s = float("-inf")
+        self._plain: Any = None
+        self.status = 0
+
+    def send(self, path: str, headers: str, body: bytes) -> None:
+        with self._guarded():
+            waking = self._hangup.waking(self._shut)
+            waking.__enter__()
+            self._waking = waking
+            self._connection.send("POST", path, headers, body)
+
+    def comes_within(self, timeout_s: float) -> bool:
+        """Whether the answer begins by then, or never will: reading it does not have to wait."""
+        left_s = self._deadline_s - time.monotonic()
+        return self._connection.is_readable(min(timeout_s, left_s)) or left_s <= timeout_s
+
+    def read_head(self) -> None:
+        """Wait for the answer.  Raises InstanceGone, InstanceBusy, WorkerLost, ClientGone, TimeLimitExceeded, or the
+        error the invoker or container names, or that is of its answer (read_json)."""
+        with self._guarded():
+            self._connection.read_head()
+            self.status = self._connection.status
+        if self.status != 200:
+            self._raise_named_error()
+
+    def read_message(self) -> Any:
+        """The next frame of a stream (relay.protocol.messages)."""
+        with self._guarded():
+            (n_bytes,) = struct.unpack("<I", self._exactly(4))
+            if n_bytes > _MAX_FRAME_BYTES:
+                raise ProtocolError(f"a frame of {n_bytes} bytes in a run's stream")
+            return messages.from_plain(wire.loads(object, self._exactly(n_bytes)))
+
+    def read_json(self, *, max_bytes: int | None = None) -> Any:
+        """The whole body of an answer that is one JSON value.  Raises DeveloperError when it is too long."""
+        if self._plain is None:
+            allowed = self._pool.result_bytes if max_bytes is None else max_bytes
+            with self._guarded():
+                data = self._connection.read(allowed + 1)
+                if len(data) > allowed:
+                    n_bytes = len(data) + self._connection.n_left
+                    raise DeveloperError(
+                        f"The action produced a response that exceeded the allowed length: {n_bytes} > {allowed} bytes."
+                    )
+            self._end(keep=True)
+            self._plain = wire.loads(object, data)
+        return self._plain
+
+    def finish(self) -> None:
+        """Behind the last frame: read the terminal chunk, keep the connection."""
+        try:
+            with self._guarded():
+                rest = self._connection.read_rest()
+        except ThawError:
+            return  # the answer is whole; only the connection is not worth keeping
+        self._end(keep=not rest)
+
+    def abort(self) -> None:
+        self._end(keep=False)
+
+    def _end(self, *, keep: bool) -> None:
+        """Give the connection back or close it; once."""
+        if self._ended:
+            return
+        self._ended = True
+        if self._waking is not None:
+            self._waking.__exit__(None, None, None)
+        # a client that went just now may be about to cut the connection
+        if keep and self._connection.keep_alive and not self._hangup.is_set:
+            self._pool.give_back(self._address, self._connection)
+        else:
+            self._connection.close()
+
+    def _exactly(self, n_bytes: int) -> bytes:
+        data = self._connection.read(n_bytes)
+        if len(data) < n_bytes:
+            raise WorkerLost("the container's answer ended early")
+        return data
+
+    def _raise_named_error(self) -> None:
+        """Raise what a non-200 answer names; one without ErrorInfo is the function's own and stays readable."""
+        plain = self.read_json()
+        if isinstance(plain, dict) and isinstance(plain.get("info"), dict):
+            raise from_info(wire.from_plain(ErrorInfo, plain["info"]))
+
+    def _guarded(self) -> _Guarded:
+        now_s = time.monotonic()
+        if now_s >= self._deadline_s:
+            self.abort()
+            raise TimeLimitExceeded("The action exceeded its time limits.")
+        if now_s - self._timeout_set_s > _TIMEOUT_SLACK_S:
+            self._connection.sock.settimeout(self._deadline_s - now_s)
+            self._timeout_set_s = now_s
+        return _Guarded(self, self._hangup)
+
+    def _shut(self) -> None:
+        try:
+            self._connection.sock.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass  # closed meanwhile
+
+
+class _Guarded:
+    """Socket work that ends at the socket's timeout or with the client: what it raises ends the reply and is ours."""
+
+    __slots__ = ("_hangup", "_reply")
+
+    def __init__(self, reply: Reply, hangup: Hangup) -> None:
+        self._reply, self._hangup = reply, hangup
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if error is None:
+            return
+        self._reply.abort()
+        if isinstance(error, OSError) or self._hangup.is_set:
+            self._hangup.check()
+            if isinstance(error, TimeoutError) and error.errno != errno.ETIMEDOUT:  # that one is of a vanished host
+                raise TimeLimitExceeded("The action exceeded its time limits.") from error
+            raise WorkerLost(f"the connection to the container broke: {error!r}") from error

@@ -1,0 +1,205 @@
+"""Writes records and traces behind the answers, so that no client waits for the state server.
+
+A blocking call's record may be lost with the process (its client has the answer); a 202's is written by its runner
+before its entry is acknowledged (async_runner.py).  Reads of this gateway see what is still in the queue.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Final
+
+from gateway.serving.call import Call
+from gateway.serving.hangup import ClientGone
+from gateway.serving.invoker_pool import InvokerPool
+from gateway.serving.outcome import activation_of
+from gateway.serving.runs import Outcome
+from relay.protocol.messages import LogsWanted, RunRef
+from relay.state.records import Ended, Records
+from thaw import wire
+from thaw.activation import ActivationStatus
+from thaw.errors import PlatformError, ThawError
+from thaw.lasting import LastingThread
+from thaw.logs import Log
+from thaw.trace import Phase
+
+_BATCH: Final = 512
+"""Records written together at most, under load; a lone one waits for nobody.  So many that a host whose logs are late
+with every batch (_LOGS_S) does not make a backlog of everybody's records."""
+_BACKLOG: Final = 20_000
+"""Records held while the state server is away; those beyond it are dropped and said so."""
+_RETRY_S: Final = 0.5
+_KEPT_S: Final = 60.0
+_LOGS_S: Final = 3.0
+"""An invoker waits up to two seconds for the end of an output."""
+_HOSTS_AT_ONCE: Final = 16
+"""That are asked for logs by one batch."""
+_NO_LOGS: Final = ("The logs of this activation could not be collected.",)
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    call: Call
+    outcome: Outcome
+    pending_entry: bytes | None = None
+
+
+class Recorder:
+    def __init__(self, records: Records, pool: InvokerPool, log: Log) -> None:
+        self._records, self._pool, self._log = records, pool, log
+        self._queue: queue.Queue[_Item | None] = queue.Queue(_BACKLOG)
+        self._unwritten = 0
+        self._settled = threading.Condition()
+        self._stop = threading.Event()
+        self._asking = ThreadPoolExecutor(_HOSTS_AT_ONCE, "recorder-logs")
+        self._thread = LastingThread(self._run, "recorder")
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, timeout_s: float) -> None:
+        """Write what is queued, within the time given."""
+        self.settle(timeout_s)
+        self._stop.set()
+        self._queue.put(None)
+
+    def submit(self, call: Call, outcome: Outcome, pending_entry: bytes | None = None) -> None:
+        """Queue the record; it is written over a restart of the state server."""
+        _complete(call, outcome)
+        self._put(_Item(call, outcome, pending_entry))
+
+    def settle(self, timeout_s: float) -> None:
+        """Wait until everything submitted is written, so that a client finds the record of the answer it has."""
+        with self._settled:
+            self._settled.wait_for(lambda: self._unwritten == 0, timeout_s)
+
+    def end_pending(self, call: Call, outcome: Outcome, pending_entry: bytes) -> None:
+        """The record of a 202, written before this returns.  Raises Unavailable, PlatformError."""
+        _complete(call, outcome)
+        self._write([_Item(call, outcome, pending_entry)])
+
+    def _put(self, item: _Item) -> None:
+        with self._settled:
+            self._unwritten += 1
+        try:
+            self._queue.put_nowait(item)
+        except queue.Full:
+            self._done(1)
+            self._log.event("record_dropped", activation_id=item.call.activation_id)
+
+    def _write(self, items: Sequence[_Item]) -> None:
+        logs = self._logs([item.call for item in items])
+        ended = [Ended(activation_of(i.call, i.outcome, lines), i.call.events, i.pending_entry)
+                 for i, lines in zip(items, logs, strict=True)]  # fmt: skip
+        try:
+            self._records.end_all(ended)
+        except RecursionError:
+            self._records.end_all([_writable(one) for one in ended])
+
+    def _logs(self, calls: Sequence[Call]) -> list[tuple[str, ...]]:
+        """The lines ordinary functions printed; an LLM container's are the host's own."""
+        lines: list[tuple[str, ...]] = [()] * len(calls)
+        asked: dict[str, list[tuple[int, RunRef]]] = {}
+        for i, call in enumerate(calls):
+            if not call.action.is_llm and call.instance is not None and call.dispatched_ms is not None:
+                ref = RunRef(call.instance.instance_id, call.activation_id)
+                asked.setdefault(call.instance.address, []).append((i, ref))
+        # one host is mostly all, and then this thread asks; of several none waits for another
+        ask = self._asking.map if len(asked) > 1 else map
+        answers = ask(self._ask, asked, [[ref for _, ref in refs] for refs in asked.values()])
+        for refs, found in zip(asked.values(), answers, strict=True):
+            for (i, _), of_run in zip(refs, found, strict=True):
+                lines[i] = _NO_LOGS if of_run is None else of_run
+        return lines
+
+    def _ask(self, address: str, refs: Sequence[RunRef]) -> Sequence[tuple[str, ...] | None]:
+        try:
+            found = self._pool.logs(address, LogsWanted(tuple(refs)), timeout_s=_LOGS_S).logs
+            if len(found) == len(refs):
+                return found
+            error = f"{len(found)} answers for {len(refs)} runs"
+        except (ThawError, ClientGone) as e:
+            error = e.message
+        self._log.event("logs_lost", address=address, runs=len(refs), error=error)
+        return [None] * len(refs)
+
+    def _run(self) -> None:
+        while (item := self._queue.get()) is not None:
+            batch = [item, *self._more()]
+            try:
+                self._write_until(batch, time.monotonic() + _KEPT_S)
+            finally:
+                self._done(len(batch))
+        self._asking.shutdown(wait=False)
+
+    def _more(self) -> list[_Item]:
+        """What else is waiting now."""
+        found: list[_Item] = []
+        while len(found) < _BATCH - 1:
+            try:
+                item = self._queue.get_nowait()
+            except queue.Empty:
+                break
+            if item is None:  # the end is for the loop to see
+                self._queue.put(None)
+                break
+            found.append(item)
+        return found
+
+    def _write_until(self, batch: Sequence[_Item], deadline_s: float) -> None:
+        """Over a restart of the state server."""
+        ids = [item.call.activation_id for item in batch]
+        late = False
+        while True:
+            try:
+                self._write(batch)
+                if late:
+                    self._log.event("recorded_late", activation_ids=ids)
+                return
+            except PlatformError as e:
+                late = True
+                if self._stop.wait(_RETRY_S) or time.monotonic() > deadline_s:
+                    self._give_up(batch, e)
+                    return
+            except Exception as e:  # noqa: BLE001  these records must not end the writing of all others
+                self._log.event("record_lost", activation_ids=ids, error=repr(e))
+                return
+
+    def _give_up(self, batch: Sequence[_Item], error: PlatformError) -> None:
+        """A 202's record is promised: behind the others, again; of a gateway that stops another ends the entry."""
+        lost = [i for i in batch if i.pending_entry is None or self._stop.is_set()]
+        if lost:
+            ids = [item.call.activation_id for item in lost]
+            self._log.event("record_lost", activation_ids=ids, error=error.message)
+        for item in batch:
+            if item not in lost:
+                self._put(item)
+
+    def _done(self, n: int) -> None:
+        with self._settled:
+            self._unwritten -= n
+            if self._unwritten == 0:
+                self._settled.notify_all()
+
+
+def _writable(ended: Ended) -> Ended:
+    """As it is, or without a result that is nested too deep to be written."""
+    try:
+        wire.dumps(ended.record)
+    except RecursionError:
+        result = {"error": "The action returned a result that is nested too deep to be recorded."}
+        return replace(ended, record=replace(ended.record, status=ActivationStatus.DEVELOPER_ERROR, result=result))
+    return ended
+
+
+def _complete(call: Call, outcome: Outcome) -> None:
+    if any(e.name is Phase.FINISHED for e in call.events):
+        return
+    if outcome.finished is not None:
+        call.events.extend(outcome.finished.events)
+    call.trace(Phase.FINISHED, {"status": outcome.status.text})

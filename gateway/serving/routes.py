@@ -1,0 +1,133 @@
+"""The route table: which READY instances this gateway may send an action to.  Pure; waiting_room.py holds its lock.
+
+A pipeline group is one route, to its first stage.  When another stage of it is lost the route goes with it: what was
+sent there would only be lost too.
+
+An entry is an invoker's word (InstanceRecord) and this gateway's own count of requests on it.  Other gateways use the
+same slots unseen; when the instance refuses one of ours for that, or cannot be reached, the entry is ``full`` until a
+slot of it is released here, its record changes, or some time has passed.  It is not dropped: an invoker says nothing
+more of an idle instance that nobody asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+
+from thaw.ids import ActionName, GroupId, InstanceId
+from thaw.instance import InstanceRecord, InstanceState
+
+
+@dataclass(slots=True, eq=False)
+class Route:
+    """``handed`` counts requests ever sent: the first ``slots`` of them may be those the start was made for."""
+
+    record: InstanceRecord
+    ready_s: float
+    inflight: int = 0
+    handed: int = 0
+    full: bool = False
+
+    @property
+    def free(self) -> bool:
+        return not self.full and self.inflight < self.record.slots
+
+
+@lru_cache(maxsize=4096)
+def version_key(version: str) -> tuple[int, ...]:
+    return tuple(int(part) if part.isdigit() else 0 for part in version.split("."))
+
+
+class RouteTable:
+    def __init__(self) -> None:
+        self._routes: dict[ActionName, dict[InstanceId, Route]] = {}
+        self._retired: set[InstanceId] = set()
+
+    def apply(self, record: InstanceRecord, now_s: float) -> bool:
+        """Take an invoker's word.  True: the instance may have become free for somebody."""
+        if not record.takes_requests:
+            if record.state is InstanceState.GONE and record.error is not None:
+                self._remove_group(record)
+            return False
+        known = self._routes.get(record.action, {}).get(record.instance_id)
+        if record.state is not InstanceState.READY:
+            self._remove(record.action, record.instance_id)
+            if record.state is InstanceState.GONE:
+                self._retired.discard(record.instance_id)
+            return False
+        if record.instance_id in self._retired:
+            return False
+        if known is None:
+            self._routes.setdefault(record.action, {})[record.instance_id] = Route(record, now_s)
+        else:
+            known.record, known.full = record, False
+        return True
+
+    def replace(self, records: Iterable[InstanceRecord], now_s: float) -> set[ActionName]:
+        """Start over from the registry, keeping counts of what is in flight.  Returns every action with a route."""
+        ready = {r.instance_id: r for r in records if r.state is InstanceState.READY and r.takes_requests}
+        for routes in list(self._routes.values()):
+            for route in list(routes.values()):
+                if route.record.instance_id not in ready:
+                    self._remove(route.record.action, route.record.instance_id)
+        for record in ready.values():
+            self.apply(record, now_s)
+        return set(self._routes)
+
+    def take(self, action: ActionName, version: str) -> Route | None:
+        """A slot on the least loaded instance that runs ``version`` or a later one; the caller releases it."""
+        wanted = version_key(version)
+        free = [
+            r for r in self._routes.get(action, {}).values()
+            if r.free and version_key(r.record.action_version) >= wanted
+        ]  # fmt: skip
+        if not free:
+            return None
+        route = min(free, key=lambda r: r.inflight / r.record.slots)
+        route.inflight += 1
+        route.handed += 1
+        return route
+
+    def release(self, route: Route, *, ran: bool = True) -> None:
+        route.inflight -= 1
+        if ran:
+            route.full = False
+        else:
+            route.handed -= 1
+
+    def drop(self, route: Route) -> None:
+        """It left, or broke under a request; its invoker's next word brings it back."""
+        self._remove(route.record.action, route.record.instance_id)
+
+    def is_any_full(self, action: ActionName) -> bool:
+        return any(route.full for route in self._routes.get(action, {}).values())
+
+    def retry_full(self, action: ActionName) -> None:
+        """A refusal was some time ago: ask again."""
+        for route in self._routes.get(action, {}).values():
+            route.full = False
+
+    def retire(self, action: ActionName) -> None:
+        """The action was deleted: a new one of the same name must not run on these."""
+        self._retired.update(self._routes.pop(action, {}))
+
+    def groups(self, action: ActionName) -> frozenset[GroupId]:
+        """That are ready, with a free slot or without."""
+        return frozenset(r.record.group_id for r in self._routes.get(action, {}).values())
+
+    def count(self) -> int:
+        return sum(len(routes) for routes in self._routes.values())
+
+    def _remove_group(self, lost: InstanceRecord) -> None:
+        for route in list(self._routes.get(lost.action, {}).values()):
+            if route.record.group_id == lost.group_id:
+                self.drop(route)
+
+    def _remove(self, action: ActionName, instance_id: InstanceId) -> None:
+        routes = self._routes.get(action)
+        if routes is None:
+            return
+        routes.pop(instance_id, None)
+        if not routes:
+            del self._routes[action]

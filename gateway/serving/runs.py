@@ -1,0 +1,125 @@
+"""Running a call to its end: an LLM's stream of tokens, or an ordinary function's one answer.
+
+Exactly once (interfaces: engine protocol): a token's index counts from 0 per activation; one already seen is dropped,
+a gap is a failure.  A lost worker's answer goes on elsewhere from the tokens already emitted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
+from typing import TypeVar
+
+from gateway.serving.call import Call
+from gateway.serving.dispatch import Dispatcher, time_limit
+from gateway.serving.invoker_pool import Reply
+from gateway.serving.routes import Route
+from relay.protocol.messages import RunFailed, RunFinished, RunToken
+from thaw.activation import ActivationStatus
+from thaw.errors import ProtocolError, ThawError, TimeLimitExceeded, WorkerLost, from_info
+from thaw.trace import Phase
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How an activation ended."""
+
+    status: ActivationStatus
+    result: object
+    finished: RunFinished | None = None
+    timed_out: bool = False
+    error: ThawError | None = None
+
+
+def llm_tokens(dispatcher: Dispatcher, call: Call) -> Generator[str | RunToken | RunFinished, None, None]:
+    """Sentences while the client waits, then tokens in order, each once, then RunFinished.  Raises ThawError."""
+    while True:
+        route, reply = yield from _sentences(dispatcher.reach(call))
+        try:
+            yield from _tokens(dispatcher, call, route, reply)
+            return
+        except WorkerLost as e:
+            dispatcher.note_loss(call, e)
+            yield "the worker was lost, continuing elsewhere"
+        except TimeLimitExceeded:
+            raise time_limit(call) from None
+
+
+def _sentences(steps: Generator[str | Reply, None, T]) -> Generator[str, None, T]:
+    while True:
+        try:
+            step = next(steps)
+        except StopIteration as stop:
+            value: T = stop.value
+            return value
+        if isinstance(step, str):
+            yield step
+
+
+def _tokens(dispatcher: Dispatcher, call: Call, route: Route, reply: Reply) -> Iterator[RunToken | RunFinished]:
+    whole = lost = False
+    try:
+        while True:
+            message = reply.read_message()
+            if isinstance(message, RunFinished):
+                break
+            if isinstance(message, RunFailed):
+                raise from_info(message.error)
+            if _is_next(call, message):
+                yield message
+        reply.finish()
+        whole = True
+    except WorkerLost:
+        lost = True
+        raise
+    finally:
+        if not whole:
+            reply.abort()
+        dispatcher.room.lost(route) if lost else dispatcher.room.release(route)
+    yield message
+
+
+def _is_next(call: Call, token: object) -> bool:
+    if not isinstance(token, RunToken):
+        raise ProtocolError(f"a run's stream carried a {type(token).__name__}")
+    expected = len(call.emitted)
+    if token.index > expected:
+        raise ProtocolError(f"token {token.index} arrived where {expected} was due")
+    if token.index < expected:
+        return False
+    if expected == 0:
+        call.trace(Phase.FIRST_TOKEN)
+    call.emitted.append(token.token_id)
+    return True
+
+
+def function_steps(dispatcher: Dispatcher, call: Call) -> Generator[str | Reply, None, Outcome]:
+    """An ordinary function's answer, by OpenWhisk's contract of ``/run``; yields as Dispatcher.reach().  Raises
+    ThawError."""
+    while True:
+        route, reply = yield from dispatcher.reach(call)
+        lost = False
+        try:
+            body = reply.read_json()
+            return _function_outcome(reply.status, body)
+        except WorkerLost as e:
+            lost = True
+            dispatcher.note_loss(call, e)
+        except TimeLimitExceeded:
+            raise time_limit(call) from None
+        finally:
+            dispatcher.room.lost(route) if lost else dispatcher.room.release(route)
+
+
+def _function_outcome(status: int, body: object) -> Outcome:
+    if status == 200 and isinstance(body, dict) and "error" in body:
+        return Outcome(ActivationStatus.APPLICATION_ERROR, body)
+    if status == 200 and isinstance(body, (dict, list)):
+        return Outcome(ActivationStatus.SUCCESS, body)
+    if status == 200:
+        return Outcome(ActivationStatus.DEVELOPER_ERROR, {"error": "The action did not return a dictionary or array."})
+    named = body.get("error") if isinstance(body, dict) else None
+    text = named or "The action did not produce a valid response and exited unexpectedly."
+    return Outcome(ActivationStatus.DEVELOPER_ERROR, {"error": text})

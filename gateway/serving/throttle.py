@@ -1,0 +1,94 @@
+"""What a gateway refuses with a 429: OpenWhisk's two throttles per namespace, and queues that are full.
+
+OpenWhisk's, with its messages: invocations a minute, and at once.  Thaw's: so many requests may wait for an instance of
+one action, and of all actions of a namespace; the refusal says when a request that came now would be served.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from gateway.serving.expected_wait import Expectation
+from gateway.serving.waiting_room import WaitingRoom
+from thaw.errors import Throttled
+from thaw.ids import ActionName, Namespace
+
+WINDOW_S = 60.0
+
+
+@dataclass(slots=True)
+class _Use:
+    window: int = -1
+    count: int = 0
+    concurrent: int = 0
+
+
+class Throttle:
+    """Counts of this gateway; with several, each allows the settings' values (OpenWhisk's controllers divide them)."""
+
+    def __init__(self, per_minute: int, concurrent: int, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._per_minute, self._concurrent, self._now_s = per_minute, concurrent, now_s
+        self._lock = threading.Lock()
+        self._uses: dict[Namespace, _Use] = {}
+
+    def enter(self, namespace: Namespace) -> None:
+        """Count an invocation in; leave() counts it out.  Raises Throttled."""
+        now_s = self._now_s()
+        window = int(now_s // WINDOW_S)
+        with self._lock:
+            use = self._uses.setdefault(namespace, _Use())
+            if use.window != window:
+                use.window, use.count = window, 0
+            if use.count >= self._per_minute:
+                raise Throttled(
+                    f"Too many requests in the last minute (count: {use.count + 1}, allowed: {self._per_minute}).",
+                    retry_after_s=(window + 1) * WINDOW_S - now_s,
+                )
+            if use.concurrent >= self._concurrent:
+                raise Throttled(
+                    f"Too many concurrent requests in flight (count: {use.concurrent + 1}, "
+                    f"allowed: {self._concurrent}).",
+                )
+            use.count += 1
+            use.concurrent += 1
+
+    def leave(self, namespace: Namespace) -> None:
+        with self._lock:
+            self._uses[namespace].concurrent -= 1
+
+    @contextmanager
+    def counted(self, namespace: Namespace) -> Iterator[None]:
+        self.enter(namespace)
+        try:
+            yield
+        finally:
+            self.leave(namespace)
+
+
+class QueueCaps:
+    """Of this gateway's queues, as the throttle's counts are of this gateway.  Asked before a request is taken in, so
+    what was accepted (a 202, a request that lost its worker) is never refused afterwards."""
+
+    def __init__(self, per_action: int, per_namespace: int, room: WaitingRoom, expected: Expectation) -> None:
+        self._per_action, self._per_namespace = per_action, per_namespace
+        self._room, self._expected = room, expected
+
+    def check(self, action: ActionName) -> None:
+        """Raises Throttled."""
+        queue = self._room.queue(action)
+        full = queue.n_waiting >= self._per_action
+        at_once = bool(queue.serving) and not queue.n_waiting  # it most likely finds a slot
+        if not full and (queue.n_in_namespace < self._per_namespace or at_once):
+            return
+        of, n, allowed = (
+            (action, queue.n_waiting, self._per_action) if full
+            else (f"namespace {action.partition('/')[0]}", queue.n_in_namespace, self._per_namespace)
+        )  # fmt: skip
+        raise Throttled(
+            f"Too many requests wait for {of} (count: {n}, allowed: {allowed}).",
+            retry_after_s=self._expected.wait_s(action, queue), hint="Retry-After says when one would be served",
+        )  # fmt: skip

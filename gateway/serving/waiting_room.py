@@ -1,0 +1,200 @@
+"""Requests that no route can take: the oldest first per action, each asleep on an event of its own.
+
+A slot that comes free (READY, a release) is handed straight to the request at the head of its action's queue, so a
+newcomer never overtakes and nobody wakes for nothing.  One that lost its worker or was refused comes back with its age,
+so it stands before all that came after it.  All state is behind one lock; nothing under it blocks.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from gateway.serving.routes import Route, RouteTable
+from thaw.errors import ThawError
+from thaw.ids import ActionName, ActivationId, GroupId
+from thaw.instance import InstanceRecord, InstanceState
+
+_HANDED_KEPT: Final = 32
+"""Slots handed to a queue that its pace is read from."""
+
+
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """One request's place.  ``route`` or ``error`` settles it; ``notices`` tell a waiting client what goes on."""
+
+    activation_id: ActivationId
+    action: ActionName
+    version: str
+    since_s: float = field(default_factory=time.monotonic)  # when the request came
+    event: threading.Event = field(default_factory=threading.Event)
+    route: Route | None = None
+    error: ThawError | None = None
+    notices: deque[str] = field(default_factory=deque)
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """Of one action, for who must say how long a wait would be."""
+
+    n_waiting: int
+    n_in_namespace: int
+    oldest_s: float | None  # when the request at its head came
+    handed_s: tuple[float, ...]  # when those before it got their slots, of late
+    serving: frozenset[GroupId]  # groups that are ready
+
+
+class WaitingRoom:
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._table = RouteTable()
+        self._queues: dict[ActionName, deque[Ticket]] = {}
+        self._handed: dict[ActionName, deque[float]] = {}  # of actions with a queue
+
+    # what requests do ----------------------------------------------------------------------------------------------
+
+    def enter(self, ticket: Ticket) -> None:
+        """Give ``ticket`` a route, or its place in the queue.  leave() ends the wait, release() the route's use."""
+        with self._lock:
+            # while others wait there is no free slot for this version: slots are handed on as they come
+            ticket.route = self._table.take(ticket.action, ticket.version)
+            if ticket.route is None:
+                queue = self._queues.setdefault(ticket.action, deque())
+                queue.insert(_place(queue, ticket), ticket)
+
+    def leave(self, ticket: Ticket) -> None:
+        """Give the place up; a route that was handed over meanwhile goes to the next."""
+        with self._lock:
+            queue = self._queues.get(ticket.action)
+            if queue is not None and ticket in queue:
+                self._unqueue(ticket)
+            elif ticket.route is not None:
+                self._table.release(ticket.route, ran=False)
+                self._serve(ticket.action)
+
+    def release(self, route: Route) -> None:
+        """The request on ``route`` ended."""
+        with self._lock:
+            self._table.release(route)
+            self._serve(route.record.action)
+
+    def refused(self, route: Route, *, gone: bool) -> None:
+        """The instance did not take the request: its invoker says that it left, or it is asked again later."""
+        with self._lock:
+            self._table.release(route, ran=False)
+            if gone:
+                self._table.drop(route)
+            else:
+                route.full = True
+                self._wake_asking(route.record.action)
+
+    def lost(self, route: Route) -> None:
+        with self._lock:
+            self._table.release(route)
+            self._table.drop(route)
+
+    def must_ask(self, ticket: Ticket) -> bool:
+        """Whether it is for this one to retry(): it is the next, and an instance refused somebody.  Woken when so."""
+        with self._lock:
+            queue = self._queues.get(ticket.action)
+            return queue is not None and queue[0] is ticket and self._table.is_any_full(ticket.action)
+
+    def retry(self, action: ActionName) -> None:
+        """Ask instances again that refused a while ago."""
+        with self._lock:
+            self._table.retry_full(action)
+            self._serve(action)
+
+    # what events do ------------------------------------------------------------------------------------------------
+
+    def instance_changed(self, record: InstanceRecord) -> None:
+        with self._lock:
+            if self._table.apply(record, time.monotonic()):
+                self._serve(record.action)
+            elif record.state is InstanceState.STARTING:
+                of_group = f" (stage {record.stage + 1} of {record.n_stages})" if record.n_stages > 1 else ""
+                self._notify(record.action, f"starting on {record.host_id}{of_group}")
+
+    def reload(self, records: Iterable[InstanceRecord]) -> list[Ticket]:
+        """The registry's truth after a (re)connection.  Returns who still waits."""
+        with self._lock:
+            for action in self._table.replace(records, time.monotonic()):
+                self._serve(action)
+            return [t for queue in self._queues.values() for t in queue]
+
+    def waiting(self, action: ActionName, activation_id: ActivationId) -> Ticket | None:
+        with self._lock:
+            return next((t for t in self._queues.get(action, ()) if t.activation_id == activation_id), None)
+
+    def fail(self, action: ActionName, activation_ids: Collection[ActivationId], error: ThawError) -> None:
+        with self._lock:
+            for ticket in [t for t in self._queues.get(action, ()) if t.activation_id in activation_ids]:
+                self._unqueue(ticket)
+                ticket.error = error
+                ticket.event.set()
+
+    def fail_all(self, action: ActionName, error: ThawError) -> None:
+        with self._lock:
+            waiting = [t.activation_id for t in self._queues.get(action, ())]
+        self.fail(action, waiting, error)
+
+    def retire(self, action: ActionName) -> None:
+        """The action was deleted: its instances are no routes of what comes under its name."""
+        with self._lock:
+            self._table.retire(action)
+
+    # what metrics read ---------------------------------------------------------------------------------------------
+
+    def counts(self) -> tuple[int, int]:
+        """(requests waiting, routes)."""
+        with self._lock:
+            return sum(map(len, self._queues.values())), self._table.count()
+
+    def queue(self, action: ActionName) -> Queue:
+        namespace = action.partition("/")[0] + "/"
+        with self._lock:
+            queue = self._queues.get(action, ())
+            within = sum(len(q) for name, q in self._queues.items() if name.startswith(namespace))
+            oldest_s = queue[0].since_s if queue else None
+            return Queue(len(queue), within, oldest_s, tuple(self._handed.get(action, ())), self._table.groups(action))
+
+    def _serve(self, action: ActionName) -> None:
+        while queue := self._queues.get(action):
+            ticket = queue[0]
+            route = self._table.take(action, ticket.version)
+            if route is None:
+                return
+            self._handed.setdefault(action, deque(maxlen=_HANDED_KEPT)).append(time.monotonic())
+            self._unqueue(ticket)
+            ticket.route = route
+            ticket.event.set()
+
+    def _notify(self, action: ActionName, notice: str) -> None:
+        for ticket in self._queues.get(action, ()):
+            ticket.notices.append(notice)
+            ticket.event.set()
+
+    def _wake_asking(self, action: ActionName) -> None:
+        queue = self._queues.get(action)
+        if queue and self._table.is_any_full(action):
+            queue[0].event.set()
+
+    def _unqueue(self, ticket: Ticket) -> None:
+        queue = self._queues[ticket.action]
+        queue.remove(ticket)
+        if not queue:
+            del self._queues[ticket.action]
+            self._handed.pop(ticket.action, None)
+        self._wake_asking(ticket.action)
+
+
+def _place(queue: Sequence[Ticket], ticket: Ticket) -> int:
+    """Behind everybody older; from the end, where nearly everybody belongs."""
+    at = len(queue)
+    while at > 0 and queue[at - 1].since_s > ticket.since_s:
+        at -= 1
+    return at
