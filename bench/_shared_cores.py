@@ -12,7 +12,7 @@ from pathlib import Path
 
 from bench._common import cpu_seconds, say
 from bench._platform import BenchPlatform
-from invoker.shares import CgroupShares, find_shares
+from invoker.drivers.cpu_shares import CgroupShares, find_shares
 from thaw import wire
 from thaw.action import KIND_LLM
 from thaw.instance import InstanceRecord

@@ -25,13 +25,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # bench/gateway
 
 from bench import _container_starts
 from bench._common import interleave, judge, median, options, report, say
-from invoker.appears import wait_socket
-from invoker.docker_client import Engine
-from invoker.docker_driver import DockerDriver, Images
-from invoker.docker_spec import Limits
-from invoker.driver import Driver, Handle, Spec
-from invoker.process_driver import ProcessDriver
-from invoker.shares import NoShares
+from invoker.drivers.base import Driver, Handle, Spec
+from invoker.drivers.cpu_shares import NoShares
+from invoker.drivers.docker.client import Engine
+from invoker.drivers.docker.driver import DockerDriver, Images
+from invoker.drivers.docker.spec import Limits
+from invoker.drivers.process.driver import ProcessDriver
+from invoker.drivers.socket_wait import wait_socket
 from relay.clients.http_unix import UnixConnection
 from thaw.action import KIND_PYTHON
 from thaw.errors import PlatformError

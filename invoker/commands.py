@@ -10,11 +10,11 @@ from typing import Any, Final
 import redis
 
 from invoker import metrics
-from invoker.cells import StemCells
-from invoker.instance import Action, Event
-from invoker.live import Live
-from invoker.plans import check_plan
-from invoker.start import Deps, Starting, new_live, stage_of
+from invoker.containers.instance import Action, Event
+from invoker.containers.live import Live
+from invoker.containers.plans import check_plan
+from invoker.containers.start import Deps, Starting, new_live, stage_of
+from invoker.containers.stem_cells import StemCells
 from relay.protocol.messages import (
     Cancel,
     Command,

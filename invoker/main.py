@@ -13,21 +13,21 @@ from pathlib import Path
 from typing import Final
 
 from invoker import metrics
-from invoker.cells import StemCells
 from invoker.commands import Commands
-from invoker.data_port import DataPort
-from invoker.drivers import find_host_shares, make_driver
-from invoker.fleet import Fleet
-from invoker.instance import State
-from invoker.ledger import Ledger
-from invoker.patient_fetch import PatientFetchClient
-from invoker.placing import Placing
-from invoker.publish import Publisher
-from invoker.recovery import recover
-from invoker.report import Reporter
+from invoker.containers.fleet import Fleet
+from invoker.containers.instance import State
+from invoker.containers.memory_ledger import Ledger
+from invoker.containers.patient_fetch import PatientFetchClient
+from invoker.containers.placing import Placing
+from invoker.containers.publish import Publisher
+from invoker.containers.recovery import recover
+from invoker.containers.start import Deps
+from invoker.containers.stem_cells import StemCells
+from invoker.drivers.cpu_shares import CgroupShares
+from invoker.drivers.registry import find_host_shares, make_driver
+from invoker.heartbeat import Reporter
+from invoker.ports.data_port import DataPort
 from invoker.settings import InvokerSettings
-from invoker.shares import CgroupShares
-from invoker.start import Deps
 from relay.state import credentials, redis_link
 from relay.state.bus import CommandReader
 from relay.state.clock import StateClock

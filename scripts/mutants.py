@@ -118,9 +118,9 @@ PURE: Final[dict[str, tuple[str, ...]]] = {
         "tests/gateway/test_throttle.py",
         "tests/gateway/test_queue_caps.py::test_a_request_is_refused_where_its_actions_or_its_namespaces_queue_is_full",
     ),
-    "invoker/instance.py": ("tests/invoker/test_instance.py",),
-    "invoker/logs.py": ("tests/invoker/test_logs.py",),
-    "invoker/shares.py": ("tests/invoker/test_shares.py",),
+    "invoker/containers/instance.py": ("tests/invoker/test_instance.py",),
+    "invoker/drivers/activation_logs.py": ("tests/invoker/test_logs.py",),
+    "invoker/drivers/cpu_shares.py": ("tests/invoker/test_shares.py",),
     "relay/clients/channel.py": ("tests/relay/test_channel.py",),
     "relay/protocol/frames.py": ("tests/relay/test_frames.py",),
     "relay/clients/http11.py": ("tests/relay/test_http11.py",),
@@ -153,7 +153,7 @@ REST: Final[dict[str, tuple[str, ...]]] = {
     ),
     "runtime-python/thaw_runtime/runs.py": ("tests/thaw_runtime/test_runs.py", "tests/thaw_runtime/test_proxy.py"),
     "gateway/scheduler/io/leading.py": (f"{SCHEDULER}/test_leading.py",),
-    "invoker/cells.py": ("tests/invoker/test_cells.py",),
+    "invoker/containers/stem_cells.py": ("tests/invoker/test_cells.py",),
 }  # fmt: skip
 """Modules with connections, threads or clocks: their tests take seconds, so fewer of their mutants are tried."""
 

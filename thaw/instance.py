@@ -6,7 +6,7 @@
         └───failed / killed / host lost────────────────▶ GONE
 
 STARTING is never reaped while it makes progress; READY accepts requests; DRAINING finishes what it has.  The table
-of the container pool (stem cell, paused, …) is the invoker's own and finer: invoker/instance.py.
+of the container pool (stem cell, paused, …) is the invoker's own and finer: invoker/containers/instance.py.
 """
 
 from __future__ import annotations

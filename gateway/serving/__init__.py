@@ -1,1 +1,1 @@
-"""One request on its way: to an instance or into the waiting room, to its outcome, and into its record.  No routes of HTTP."""
+"""One request: to an instance or into the waiting room, to its outcome, and into its record.  Knows no HTTP route."""

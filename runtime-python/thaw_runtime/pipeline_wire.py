@@ -7,7 +7,7 @@
                                        ──PathTaken──────▶               ──PathTaken▶
 
 A batch is one relay message: a tensor ``step`` of bytes (the Step in msgpack) and behind it the tensors of the model
-(``hidden_states`` and, where the family has one, ``residual``), described as in relay/protocol/tensors.py.  Everything else
+(``hidden_states`` and, where the family has one, ``residual``), described as in relay/protocol/tensors.py.  All else
 is one msgpack value in a control message.  What arrives is typed and bounded before anything is done with it; the
 numbers that become addresses (block ids, row counts) are checked against what this stage has.
 """

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from invoker import proc
-from invoker.driver import Driver, Exit, Handle, Spec
-from invoker.logs import last_lines
-from invoker.owned import OwnedContainers
-from invoker.process_driver import ProcessDriver
-from invoker.programs import PROGRAMS
-from invoker.shares import NoShares
+from invoker.drivers import process_ids as proc
+from invoker.drivers.activation_logs import last_lines
+from invoker.drivers.base import Driver, Exit, Handle, Spec
+from invoker.drivers.cpu_shares import NoShares
+from invoker.drivers.ownership import OwnedContainers
+from invoker.drivers.process.driver import ProcessDriver
+from invoker.drivers.programs import PROGRAMS
 from relay.clients.http_unix import UnixConnection
 from tests.docker.engine import DockerEngine, docker_engine
 from thaw.action import KIND_PYTHON

@@ -22,9 +22,9 @@ from typing import Any
 import docker
 import pytest
 
-from invoker.docker_client import Engine
-from invoker.docker_driver import DockerDriver, Images
-from invoker.docker_spec import Limits
+from invoker.drivers.docker.client import Engine
+from invoker.drivers.docker.driver import DockerDriver, Images
+from invoker.drivers.docker.spec import Limits
 from thaw.action import KIND_LLM, KIND_PYTHON
 from thaw.logs import Log
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from invoker.driver import Driver, Handle, Spec
+from invoker.drivers.base import Driver, Handle, Spec
 from relay.clients.http_unix import UnixConnection
 from thaw.action import KIND_PYTHON
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from invoker.programs import PROGRAMS
+from invoker.drivers.programs import PROGRAMS
 from tests.docker.engine import ROOT, DockerEngine
 from tests.invoker.platform import WAIT_S, Host
 from thaw.action import KIND_PYTHON
@@ -89,8 +89,8 @@ def test_a_container_that(
     with host_with(docker_engine, valkey_url, run_dir) as host:
         with monkeypatch.context() as patched:
             patched.setitem(PROGRAMS, KIND_PYTHON, ("-c", code))
-            patched.setattr("invoker.start.CONTAINER_ANSWERS_S", 2.0)
-            patched.setattr("invoker.fleet.STOP_S", 0.2)
+            patched.setattr("invoker.containers.start.CONTAINER_ANSWERS_S", 2.0)
+            patched.setattr("invoker.containers.fleet.STOP_S", 0.2)
             error = failed(host)
         assert (error.code, bool(re.search(re.escape(sentence), error.message))) == (name, True), error
         goes_on(host)

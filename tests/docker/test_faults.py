@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from invoker.docker_client import Engine
-from invoker.docker_driver import DockerDriver, Images
-from invoker.docker_spec import Limits
-from invoker.driver import Exit, Spec
-from invoker.logs import FILE_LIMIT_BYTES, LogCollector, last_lines
-from invoker.programs import PROGRAMS
+from invoker.drivers.activation_logs import FILE_LIMIT_BYTES, LogCollector, last_lines
+from invoker.drivers.base import Exit, Spec
+from invoker.drivers.docker.client import Engine
+from invoker.drivers.docker.driver import DockerDriver, Images
+from invoker.drivers.docker.spec import Limits
+from invoker.drivers.programs import PROGRAMS
 from tests.docker.engine import ROOT, DockerEngine
 from tests.docker.inside import WAIT_S, ask, load, post, up
 from thaw.action import KIND_PYTHON
@@ -75,7 +75,7 @@ def test_a_socket_without_permission_is_said_with_what_to_do(run_dir: Path) -> N
     """From a process that may not: root may everything."""
     code = f"""
 import os
-from invoker.docker_client import Engine
+from invoker.drivers.docker.client import Engine
 from thaw.errors import Unavailable
 os.setgid(65534); os.setuid(65534)
 try:
@@ -96,7 +96,7 @@ except Unavailable as e:
 
 
 def test_an_engine_that_does_not_answer_is_given_up(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("invoker.docker_client.CALL_S", 0.2)
+    monkeypatch.setattr("invoker.drivers.docker.client.CALL_S", 0.2)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(f"{run_dir}/s")
         listener.listen()

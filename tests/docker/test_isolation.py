@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 import redis
 
-from invoker import docker_spec
-from invoker.docker_driver import DockerDriver
-from invoker.driver import Handle, Spec
-from invoker.programs import PROGRAMS
-from invoker.relay_door import RelayDoors
+from invoker.drivers.base import Handle, Spec
+from invoker.drivers.docker import spec as docker_spec
+from invoker.drivers.docker.driver import DockerDriver
+from invoker.drivers.programs import PROGRAMS
+from invoker.drivers.relay_door import RelayDoors
 from relay.clients.channel import Channel
 from relay.protocol.messages import SegmentWanted, to_plain
 from relay.state import credentials

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from invoker.docker_client import gpu_request
-from invoker.docker_logs import _next_after
-from invoker.docker_paths import EnginePaths, is_replaced, own_container_id
-from invoker.docker_spec import Asked, Limits, Mounts, config, cpu_quota_us
-from invoker.driver import Spec
+from invoker.drivers.base import Spec
+from invoker.drivers.docker.client import gpu_request
+from invoker.drivers.docker.logs import _next_after
+from invoker.drivers.docker.paths import EnginePaths, is_replaced, own_container_id
+from invoker.drivers.docker.spec import Asked, Limits, Mounts, config, cpu_quota_us
 from thaw.action import KIND_LLM, KIND_PYTHON
 from thaw.errors import PlatformError
 

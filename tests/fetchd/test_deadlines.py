@@ -16,7 +16,7 @@ import pytest
 from gateway.scheduler.placement.link_ledger import DISCIPLINES, Discipline
 from gateway.scheduler.placement.plans import fetch_key
 from gateway.scheduler.view.hosts import HostView, new_host
-from invoker.report import _fetches
+from invoker.heartbeat import _fetches
 from relay.clients.fetch import FetchClient
 from relay.protocol.messages import FetchUpdate
 from tests.fetchd.harness import Fetchd, Request, Store, wait_until, write_index, write_model

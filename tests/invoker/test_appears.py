@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from invoker.appears import wait_listens
+from invoker.drivers.socket_wait import wait_listens
 from thaw.errors import PlatformError
 
 

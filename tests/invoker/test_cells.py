@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-import invoker.cells
+import invoker.containers.stem_cells
 from fetchd.server import UnixServer
-from invoker import placing
-from invoker.cells import PYTHON_CELL_BYTES, ZYGOTE, StemCells
-from invoker.driver import Exit, Handle, Spec
-from invoker.fleet import Fleet
-from invoker.instance import Event
-from invoker.ledger import Ledger
-from invoker.live import Live
-from invoker.placing import Placing
+from invoker.containers import placing
+from invoker.containers.fleet import Fleet
+from invoker.containers.instance import Event
+from invoker.containers.live import Live
+from invoker.containers.memory_ledger import Ledger
+from invoker.containers.placing import Placing
+from invoker.containers.stem_cells import PYTHON_CELL_BYTES, ZYGOTE, StemCells
+from invoker.drivers.base import Exit, Handle, Spec
 from relay.clients.channel import Channel, ChannelClosed
 from relay.clients.fetch import FetchClient
 from relay.protocol.messages import Done, DoorOpen, DoorOpened, from_plain, to_plain
@@ -149,7 +149,7 @@ class Broken(Containers):
 def test_llm_cells_that_fail_leave_no_door_in_fetchd(
     step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(invoker.cells, "_RETRY_S", 0.0)
+    monkeypatch.setattr(invoker.containers.stem_cells, "_RETRY_S", 0.0)
     driver = Broken(step)
     with Fetchd(tmp_path, THAW_FETCHD_POOL_MB=8) as fetchd:
         cells = StemCells(driver, fetchd.client, Ledger(1 << 30), 1 << 20, Log("test"))  # type: ignore[arg-type]

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from invoker.container_call import MOST_BYTES, ContainerCall
-from invoker.initialise import InitCall
-from invoker.recovery import _answers
+from invoker.containers.call import MOST_BYTES, ContainerCall
+from invoker.containers.init import InitCall
+from invoker.containers.recovery import _answers
 from tests.invoker.platform import WAIT_S
 from thaw.errors import InitFailed, WorkerLost
 

@@ -13,10 +13,10 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from invoker.docker_client import Engine, EngineEvent, Seen
-from invoker.docker_driver import DockerDriver, Images
-from invoker.docker_spec import Limits
-from invoker.driver import Exit, Handle, Owned
+from invoker.drivers.base import Exit, Handle, Owned
+from invoker.drivers.docker.client import Engine, EngineEvent, Seen
+from invoker.drivers.docker.driver import DockerDriver, Images
+from invoker.drivers.docker.spec import Limits
 from tests.invoker.platform import WAIT_S
 from thaw.action import KIND_PYTHON
 from thaw.errors import PlatformError

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from invoker import docker_logs
-from invoker.docker_logs import LogFollower, Repeats
-from invoker.driver import Handle
-from invoker.logs import SENTINEL, SentinelSplitter
+from invoker.drivers.activation_logs import SENTINEL, SentinelSplitter
+from invoker.drivers.base import Handle
+from invoker.drivers.docker import logs as docker_logs
+from invoker.drivers.docker.logs import LogFollower, Repeats
 
 END = SENTINEL + "\n"
 

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from invoker import report, zygote
-from invoker.shares import CgroupShares
+from invoker import heartbeat as report
+from invoker.drivers.cpu_shares import CgroupShares
+from invoker.drivers.process import zygote
 from relay.protocol.messages import Cancel, HostChanged, InspectModel, InstanceChanged, SetStemCells, Start
 from tests.invoker import fake_zygote
 from tests.invoker.fake_fetchd import FakeFetchd

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 
-from invoker.fleet import Fleet
-from invoker.instance import Event
-from invoker.ledger import Ledger
+from invoker.containers.fleet import Fleet
+from invoker.containers.instance import Event
+from invoker.containers.memory_ledger import Ledger
 from relay.clients.fetch import FetchClient
 from tests.invoker.platform import WAIT_S
 from tests.invoker.test_cells import Containers, starting

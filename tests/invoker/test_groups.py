@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from invoker.initialise import group_link, llm_init, slots_in
-from invoker.programs import PROGRAMS
+from invoker.containers.init import group_link, llm_init, slots_in
+from invoker.drivers.programs import PROGRAMS
 from relay.protocol.messages import GroupCredential, GroupLink, StageShape, Start
 from relay.state import credentials, keys
 from tests.invoker import fake_llm

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from invoker.http_body import MAX_HEAD_BYTES, ResponseParser
+from invoker.ports.http_body import MAX_HEAD_BYTES, ResponseParser
 from relay.clients.http11 import BrokenExchange, Connection
 from thaw.errors import ProtocolError
 

@@ -7,9 +7,9 @@ import socket
 
 import pytest
 
-from invoker.driver import status_of
-from invoker.instance import PUBLIC, TABLE, Action, Event, State, step
-from invoker.live import Live
+from invoker.containers.instance import PUBLIC, TABLE, Action, Event, State, step
+from invoker.containers.live import Live
+from invoker.drivers.base import status_of
 from relay.clients.http_unix import UnixConnection
 from tests.relay.samples import INSTANCE
 from thaw.errors import WorkerLost

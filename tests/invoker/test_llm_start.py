@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from invoker.programs import PROGRAMS
+from invoker.drivers.programs import PROGRAMS
 from relay.protocol.messages import HostChanged, InspectModel, ModelInspected
 from tests.invoker import fake_llm
 from tests.invoker.fake_fetchd import FakeFetchd
@@ -56,7 +56,7 @@ class LlmHost(Host):
     def in_init(self, instance_id: str) -> None:
         self.events.instance(instance_id, InstanceState.STARTING)
         path = self.run_dir / f"door-{instance_id[-6:]}.init"
-        from invoker.appears import _inotify
+        from invoker.drivers.socket_wait import _inotify
 
         watch = _inotify(str(self.run_dir))
         import select

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from invoker.driver import Handle, LogChunk
-from invoker.logs import (
+from invoker.drivers.activation_logs import (
     FILE_LIMIT_BYTES,
     KEPT_ACTIVATIONS,
     KEPT_LIMITS,
@@ -20,6 +19,7 @@ from invoker.logs import (
     SentinelSplitter,
     last_lines,
 )
+from invoker.drivers.base import Handle, LogChunk
 
 END = f"{SENTINEL}\n".encode()
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from invoker.making import Making
+from invoker.containers.start_evidence import Making
 
 COMPUTE = "import time\nwhile time.process_time() < 0.15: pass\nprint(flush=True)\ninput()"
 

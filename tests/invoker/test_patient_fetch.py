@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from fetchd.server import UnixServer
-from invoker import patient_fetch
-from invoker.patient_fetch import PatientFetchClient
+from invoker.containers import patient_fetch
+from invoker.containers.patient_fetch import PatientFetchClient
 from relay.clients.channel import Channel, ChannelClosed
 from relay.clients.fetch import DoorClient, FetchClient
 from relay.protocol.messages import FetchStart, FetchStarted, Refused, to_plain

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from invoker.plans import check_plan
+from invoker.containers.plans import check_plan
 from relay.protocol.messages import CommandRefused, Start
 from tests.invoker.platform import Host
 from thaw import wire

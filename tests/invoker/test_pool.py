@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from invoker.ledger import Ledger
-from invoker.pool import IdleInstance, Need, Place, PoolView, StemCell, Wait, choose
+from invoker.containers.memory_ledger import Ledger
+from invoker.containers.pool import IdleInstance, Need, Place, PoolView, StemCell, Wait, choose
 from relay.protocol.messages import InstanceChanged
 from tests.invoker.platform import Host
 from thaw.action import KIND_LLM, KIND_PYTHON

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from invoker.logs import LogCollector
+from invoker.drivers.activation_logs import LogCollector
 from tests import function_imports
 from tests.invoker.platform import Host, until
 from thaw.ids import InstanceId, random_hex_id

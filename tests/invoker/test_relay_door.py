@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import closing
 from pathlib import Path
 
-from invoker.relay_door import RelayDoors
+from invoker.drivers.relay_door import RelayDoors
 
 
 def test_a_door_survives_an_invoker_that_dies_before_it_has_opened_it_again(run_dir: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from invoker.device_kind import kind_of
-from invoker.report import Reporter, _fetches
+from invoker.heartbeat import Reporter, _fetches
 from relay.clients.fetch import FetchClient
 from relay.protocol.messages import FetchStatus, Status
 from tests.invoker.platform import Host

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from invoker.drivers import find_host_shares
+from invoker.drivers.cpu_shares import CgroupShares, NoShares, find_shares
+from invoker.drivers.registry import find_host_shares
 from invoker.settings import InvokerSettings
-from invoker.shares import CgroupShares, NoShares, find_shares
 
 
 def test_a_machine_without_cgroups_reports_none(tmp_path: Path) -> None:

@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 
-from invoker import proc, zygote
-from invoker.appears import wait_socket
-from invoker.exits import ExitWatch
-from invoker.owned import find_by_socket
-from invoker.zygote import Zygote
+from invoker.drivers import process_ids as proc
+from invoker.drivers.exits import ExitWatch
+from invoker.drivers.ownership import find_by_socket
+from invoker.drivers.process import zygote
+from invoker.drivers.process.zygote import Zygote
+from invoker.drivers.socket_wait import wait_socket
 from relay.clients.channel import Channel
 from tests.invoker import bare_zygote, fake_zygote
 from tests.invoker.platform import WAIT_S, until

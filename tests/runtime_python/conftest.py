@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from invoker.appears import wait_socket
+from invoker.drivers.socket_wait import wait_socket
 from relay.clients.http_unix import UnixConnection
 
 ROOT = Path(__file__).parents[2]

@@ -11,7 +11,7 @@ _ENGINE_S = 60.0
 
 
 def owner(host_id: str, run_dir: Path) -> str:
-    """The label thaw.owner of a host's containers, as its invoker writes it (invoker/docker_driver.py)."""
+    """The label thaw.owner of a host's containers, as its invoker writes it (invoker/drivers/docker/driver.py)."""
     return name_on_machine(host_id, str(run_dir.absolute()))
 
 

@@ -1,6 +1,6 @@
 // Plan v1 (docs/formats/plan.md): who fetches which bytes, reserves how much, by when.
 //
-// Reads and refuses as the Python side does (thaw/wire.py, invoker/plans.py), in the same order: unknown fields are
+// Reads and refuses as the Python side does (thaw/wire.py, invoker/containers/plans.py), in the same order: unknown fields are
 // ignored, a missing field names its path, then the plan must not contradict itself.
 #pragma once
 

@@ -6,12 +6,12 @@ import threading
 import time
 from typing import Final
 
-from invoker.cells import StemCells
-from invoker.driver import Handle
-from invoker.fleet import Fleet
-from invoker.instance import Action, Event, State
-from invoker.live import Live
-from invoker.pool import IdleInstance, Need, Place, PoolView, StemCell, choose
+from invoker.containers.fleet import Fleet
+from invoker.containers.instance import Action, Event, State
+from invoker.containers.live import Live
+from invoker.containers.pool import IdleInstance, Need, Place, PoolView, StemCell, choose
+from invoker.containers.stem_cells import StemCells
+from invoker.drivers.base import Handle
 from thaw.errors import MemoryTooSmall, Unavailable
 
 WAIT_S: Final = 30.0

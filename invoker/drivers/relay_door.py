@@ -1,8 +1,8 @@
 """The relay for containers that have no network: a unix socket a relay, forwarded byte by byte.
 
 ``RelayDoors`` is the invoker's side: it knows the sockets' directory, which is mounted into each llm container, and
-keeps one forwarding process a relay (``python -m invoker.relay_door``), so that a pipeline's frames do not wait for the
-invoker's other threads.  The process moves bytes with splice(2), which copies none of them, and ends with the invoker.
+keeps one forwarding process a relay (``python -m invoker.drivers.relay_door``), so that a pipeline's frames do not
+wait for the invoker's other threads.  The process moves bytes with splice(2), which copies none of them, and ends with the invoker.
 What comes through has to authenticate at the relay as anybody else: the door grants nothing but the way.
 
 Which doors there were is written down beside the directory: stages that outlive an invoker need theirs again, under the
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-from invoker.appears import wait_socket
+from invoker.drivers.socket_wait import wait_socket
 from thaw.errors import PlatformError
 
 MOST_CONNECTIONS: Final = 256
@@ -88,7 +88,7 @@ class RelayDoors:
 
     def _started(self, path: Path, host: str, port: int) -> subprocess.Popen[bytes]:
         path.unlink(missing_ok=True)
-        command = [sys.executable, "-m", "invoker.relay_door", "--listen", str(path), "--to", f"{host}:{port}"]
+        command = [sys.executable, "-m", "invoker.drivers.relay_door", "--listen", str(path), "--to", f"{host}:{port}"]
         process = subprocess.Popen(command, stdin=subprocess.PIPE)  # never written: its end is ours
         never = os.eventfd(0, os.EFD_CLOEXEC)
         try:

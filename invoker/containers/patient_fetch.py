@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final, TypeVar
 
-from invoker.appears import wait_listens
+from invoker.drivers.socket_wait import wait_listens
 from relay.clients.fetch import FetchClient
 from relay.protocol.messages import FetchStart, FetchStarted
 from thaw.errors import PlatformError, PoolFull, Unavailable

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Final
 
-from invoker.docker_client import Engine
+from invoker.drivers.docker.client import Engine
 from thaw.errors import NotFound, PlatformError
 
 _MOUNTED_BY_DOCKER: Final = re.compile(r"/containers/([0-9a-f]{64})/(?:hostname|resolv\.conf|hosts)")

@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from invoker.docker_client import Engine, EngineEvent
-from invoker.docker_paths import is_replaced
+from invoker.drivers.docker.client import Engine, EngineEvent
+from invoker.drivers.docker.paths import is_replaced
 from thaw.errors import PlatformError
 from thaw.lasting import LastingThread
 from thaw.logs import Log

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from invoker.driver import Driver
-from invoker.process_driver import ProcessDriver
+from invoker.drivers.base import Driver
+from invoker.drivers.cpu_shares import NoShares, Shares, find_shares
+from invoker.drivers.process.driver import ProcessDriver
 from invoker.settings import InvokerSettings
-from invoker.shares import NoShares, Shares, find_shares
 from thaw.action import KIND_LLM, KIND_PYTHON
 from thaw.host import name_on_machine
 from thaw.logs import Log
@@ -35,9 +35,9 @@ def make_driver(settings: InvokerSettings, run_dir: Path, shares: Shares, log: L
 
 def _docker(settings: InvokerSettings, run_dir: Path, log: Log, cut_off: Callable[[], None]) -> Driver:
     # the SDK is imported by those who use it: it takes a third of a second
-    from invoker.docker_client import Engine
-    from invoker.docker_driver import DockerDriver, Images
-    from invoker.docker_spec import Limits
+    from invoker.drivers.docker.client import Engine
+    from invoker.drivers.docker.driver import DockerDriver, Images
+    from invoker.drivers.docker.spec import Limits
 
     images = Images({KIND_PYTHON: settings.image_python, KIND_LLM: settings.image_llm}, settings.image_pull_s)
     limits = Limits(settings.n_cores, settings.pids, settings.tmp_mb, max(2048, 2 * settings.stem_cell_mb))

@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from typing import Final
 
 from invoker import metrics
-from invoker.cells import StemCells
+from invoker.containers.fleet import Fleet
+from invoker.containers.instance import State
+from invoker.containers.stem_cells import StemCells
 from invoker.device_kind import kind_of
-from invoker.fleet import Fleet
-from invoker.instance import State
 from invoker.settings import InvokerSettings
 from relay.protocol.messages import SegmentStatus, Status
 from relay.state.registry import Registry

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Final
 
-from invoker.driver import Handle, LogChunk
+from invoker.drivers.base import Handle, LogChunk
 
 _READ_BYTES: Final = 1 << 20
 

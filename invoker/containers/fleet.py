@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from invoker import metrics
-from invoker.driver import Driver, Exit, Handle
-from invoker.instance import Action, Event, State
-from invoker.ledger import Ledger
-from invoker.live import Live
-from invoker.logs import LogCollector, last_lines
-from invoker.pool_users import PoolUsers
-from invoker.publish import Publisher
+from invoker.containers.instance import Action, Event, State
+from invoker.containers.live import Live
+from invoker.containers.memory_ledger import Ledger
+from invoker.containers.pool_users import PoolUsers
+from invoker.containers.publish import Publisher
+from invoker.drivers.activation_logs import LogCollector, last_lines
+from invoker.drivers.base import Driver, Exit, Handle
 from relay.clients.fetch import FetchClient
 from thaw.action import KIND_LLM, KIND_PYTHON
 from thaw.errors import (

@@ -1,7 +1,7 @@
 """A container's output, copied from the engine's log into the two files that the rest of the invoker reads.
 
 One follower a container.  The engine sends frames ``[stream, 0, 0, 0, u32 length][time stamp, blank, text]``; the
-stamp is where a new connection goes on after the engine was away.  The engine bounds what it keeps (docker_spec.py)
+stamp is where a new connection goes on after the engine was away.  The engine bounds what it keeps (spec.py)
 and a follower what it writes, so that a container that prints without end costs a bounded part of a disk.
 """
 
@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from io import FileIO
 from typing import Final
 
-from invoker.docker_client import OLDEST_API
-from invoker.driver import Handle
-from invoker.logs import SENTINEL
+from invoker.drivers.activation_logs import SENTINEL
+from invoker.drivers.base import Handle
+from invoker.drivers.docker.client import OLDEST_API
 from relay.clients.http_unix import UnixConnection
 from thaw.errors import ThawError
 

@@ -18,8 +18,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from invoker.driver import Spec
-from invoker.programs import PROGRAMS
+from invoker.drivers.base import Spec
+from invoker.drivers.programs import PROGRAMS
 from thaw.action import KIND_LLM
 
 USER: Final = "65534:65534"

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
-from invoker.driver import Handle, LogChunk
+from invoker.drivers.base import Handle, LogChunk
 
 SENTINEL: Final = "XXX_THE_END_OF_A_WHISK_ACTIVATION_XXX"
 LINE_BYTES: Final = len("2026-01-01T00:00:00.000000Z stdout: \n")

@@ -16,9 +16,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from invoker import proc
-from invoker.appears import wait_socket, wait_socket_until
-from invoker.exits import ExitWatch
+from invoker.drivers import process_ids as proc
+from invoker.drivers.exits import ExitWatch
+from invoker.drivers.socket_wait import wait_socket, wait_socket_until
 from relay.clients.channel import Channel
 from thaw.errors import PlatformError, ProtocolError
 from thaw.lasting import LastingThread

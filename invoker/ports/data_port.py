@@ -19,10 +19,10 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from invoker import metrics
-from invoker.fleet import Fleet
-from invoker.forward import Ending, Forwarded, forward
-from invoker.live import Live
-from invoker.logs import LATE_S
+from invoker.containers.fleet import Fleet
+from invoker.containers.live import Live
+from invoker.drivers.activation_logs import LATE_S
+from invoker.ports.forward import Ending, Forwarded, forward
 from relay.clients import http11
 from relay.protocol.messages import ACTIVATION_HEADER, LogsFound, LogsWanted
 from thaw import lasting, wire

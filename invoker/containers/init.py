@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable
 from typing import Any, Final
 
-from invoker.container_call import ContainerCall
+from invoker.containers.call import ContainerCall
 from invoker.settings import InvokerSettings
 from relay.protocol.messages import GroupCredential, GroupLink, LlmInit, StageShape
 from thaw import wire

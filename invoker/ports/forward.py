@@ -15,8 +15,8 @@ import time
 from dataclasses import dataclass
 from typing import Final
 
-from invoker.http_body import ResponseParser
-from invoker.live import Live
+from invoker.containers.live import Live
+from invoker.ports.http_body import ResponseParser
 from relay.clients.http_unix import UnixConnection
 from thaw.action import KIND_PYTHON
 from thaw.errors import ProtocolError

@@ -21,15 +21,15 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from invoker import metrics
-from invoker.cells import StemCells
-from invoker.driver import Handle, Spec
-from invoker.fleet import Fleet
-from invoker.initialise import InitCall, group_link, keep_alive_s_of, llm_init, python_init, slots_in
-from invoker.instance import Action, Event, State
-from invoker.live import Live
-from invoker.logs import last_lines
-from invoker.making import Making
-from invoker.placing import Placement, Placing
+from invoker.containers.fleet import Fleet
+from invoker.containers.init import InitCall, group_link, keep_alive_s_of, llm_init, python_init, slots_in
+from invoker.containers.instance import Action, Event, State
+from invoker.containers.live import Live
+from invoker.containers.placing import Placement, Placing
+from invoker.containers.start_evidence import Making
+from invoker.containers.stem_cells import StemCells
+from invoker.drivers.activation_logs import last_lines
+from invoker.drivers.base import Handle, Spec
 from invoker.settings import MIB, InvokerSettings
 from relay.protocol.messages import FetchStart, GroupCredential, InitReply, Start
 from relay.state.records import Records

@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from invoker import instance
-from invoker.driver import Handle
-from invoker.instance import Action, Event, State
-from invoker.logs import LogCollector
+from invoker.containers import instance
+from invoker.containers.instance import Action, Event, State
+from invoker.drivers.activation_logs import LogCollector
+from invoker.drivers.base import Handle
 from relay.clients.http_unix import UnixConnection
 from thaw.action import Action as FunctionAction
 from thaw.clock import wall_ms

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from invoker import proc
-from invoker.driver import Handle, Owned
+from invoker.drivers import process_ids as proc
+from invoker.drivers.base import Handle, Owned
 from thaw import wire
 from thaw.errors import PlatformError, ProtocolError
 

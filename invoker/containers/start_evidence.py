@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from invoker import proc
+from invoker.drivers import process_ids as proc
 
 Spent = tuple[float, float]
 """CPU seconds, and seconds ready to run in which another did."""

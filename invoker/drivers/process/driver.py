@@ -1,7 +1,7 @@
 """Containers as child processes, for one machine without Docker and for trusted code.
 
 Each container leads its own session, so it is ended as a whole, and it is not tied to the invoker's life: an invoker
-that is killed finds its containers again (owned.py).  Environment variables reach it by a list of what it may know,
+that is killed finds its containers again (ownership.py).  Environment variables reach it by a list of what it may know,
 never by inheritance: the invoker's own hold credentials.
 """
 
@@ -16,14 +16,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from invoker import log_files, proc
-from invoker.appears import wait_socket
-from invoker.driver import Exit, Handle, LogChunk, Owned, Spec, Stats, status_of
-from invoker.exits import ExitWatch
-from invoker.owned import OwnedContainers
-from invoker.programs import PROGRAMS
-from invoker.shares import Shares
-from invoker.zygote import Zygote
+from invoker.drivers import log_files
+from invoker.drivers import process_ids as proc
+from invoker.drivers.base import Exit, Handle, LogChunk, Owned, Spec, Stats, status_of
+from invoker.drivers.cpu_shares import Shares
+from invoker.drivers.exits import ExitWatch
+from invoker.drivers.ownership import OwnedContainers
+from invoker.drivers.process.zygote import Zygote
+from invoker.drivers.programs import PROGRAMS
+from invoker.drivers.socket_wait import wait_socket
 from thaw.errors import PlatformError
 from thaw.logs import Log
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from invoker.container_call import ContainerCall
-from invoker.driver import Owned
-from invoker.fleet import Fleet
-from invoker.instance import State
-from invoker.live import Live
+from invoker.containers.call import ContainerCall
+from invoker.containers.fleet import Fleet
+from invoker.containers.instance import State
+from invoker.containers.live import Live
+from invoker.drivers.base import Owned
 from relay.state.records import Records
 from relay.state.registry import Registry
 from thaw import wire

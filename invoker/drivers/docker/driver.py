@@ -17,16 +17,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from invoker import docker_spec, log_files, proc
-from invoker.appears import listens, wait_socket_until
-from invoker.docker_client import Engine, EngineEvent, Seen, gpu_request
-from invoker.docker_events import EngineEvents
-from invoker.docker_logs import LogFollower
-from invoker.docker_paths import EnginePaths
-from invoker.docker_spec import Asked, Limits, Mounts
-from invoker.driver import Exit, Handle, LogChunk, Owned, Spec, Stats, status_of
-from invoker.owned import OwnedContainers
-from invoker.relay_door import RelayDoors
+from invoker.drivers import log_files
+from invoker.drivers import process_ids as proc
+from invoker.drivers.base import Exit, Handle, LogChunk, Owned, Spec, Stats, status_of
+from invoker.drivers.docker import spec as docker_spec
+from invoker.drivers.docker.client import Engine, EngineEvent, Seen, gpu_request
+from invoker.drivers.docker.events import EngineEvents
+from invoker.drivers.docker.logs import LogFollower
+from invoker.drivers.docker.paths import EnginePaths
+from invoker.drivers.docker.spec import Asked, Limits, Mounts
+from invoker.drivers.ownership import OwnedContainers
+from invoker.drivers.relay_door import RelayDoors
+from invoker.drivers.socket_wait import listens, wait_socket_until
 from thaw.action import KIND_LLM
 from thaw.errors import NotFound, PlatformError, WorkerLost
 from thaw.host import name_on_machine
@@ -69,7 +71,7 @@ class DockerDriver:
 
     def __init__(self, engine: Engine, run_dir: Path, host_id: str, images: Images, limits: Limits, log: Log,
                  cut_off: Callable[[], None] = lambda: None) -> None:  # fmt: skip
-        """``cut_off`` is called when only a new life can reach the engine again (docker_events.py).  Raises Unavailable
+        """``cut_off`` is called when only a new life can reach the engine again (events.py).  Raises Unavailable
         when there is no engine, PlatformError when ``run_dir`` is none of its machine's."""
         engine.check()
         self._engine, self._images, self._limits, self._log = engine, images, limits, log

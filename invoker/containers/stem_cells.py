@@ -14,10 +14,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from invoker.appears import listens, wait_listens
-from invoker.driver import Driver, Exit, Handle, Spec
-from invoker.ledger import Ledger
-from invoker.pool import StemCell
+from invoker.containers.memory_ledger import Ledger
+from invoker.containers.pool import StemCell
+from invoker.drivers.base import Driver, Exit, Handle, Spec
+from invoker.drivers.socket_wait import listens, wait_listens
 from relay.clients.fetch import FetchClient
 from thaw.action import KIND_LLM, KIND_PYTHON
 from thaw.errors import PlatformError, ThawError, Unavailable

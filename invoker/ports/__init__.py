@@ -1,0 +1,1 @@
+"""The host's port for gateways: runs on their way to a container and back."""
