@@ -36,7 +36,7 @@ class Constants:
 def calibrate(work: Path) -> Constants:
     socket = work / "zygote.sock"
     began = time.monotonic()
-    zygote = start([PYTHON, "-m", "thaw_runtime.zygote", "--socket", str(socket)], work / "zygote.log",
+    zygote = start([PYTHON, "-m", "thaw_runtime.start.zygote", "--socket", str(socket)], work / "zygote.log",
                    '"event": "ready"', env=python_env(), deadline_s=_IMPORT_S)  # fmt: skip
     try:
         t_l, cpu = time.monotonic() - began, cpu_seconds(zygote.pid)

@@ -90,7 +90,7 @@ class BenchPlatform:
 
     def stem_cell(self) -> dict[str, float]:
         """What keeping one costs: its memory, and the CPU time its start took."""
-        pid = self.pid_of("thaw_runtime.zygote")
+        pid = self.pid_of("thaw_runtime.start.zygote")
         rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
         pss_kb = next(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:"))
         return {"ram_mib": round(pss_kb / 1024, 1), "cpu_s": round(cpu_seconds(pid), 2)}

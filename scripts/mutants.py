@@ -126,8 +126,8 @@ PURE: Final[dict[str, tuple[str, ...]]] = {
     "relay/clients/http11.py": ("tests/relay/test_http11.py",),
     "relay/protocol/tensors.py": ("tests/relay/test_tensors.py",),
     "relay/transports/assembly.py": ("tests/relay/test_transport_assembly.py",),
-    "runtime-python/thaw_runtime/kv_memory.py": ("tests/thaw_runtime/test_kv_memory.py",),
-    "runtime-python/thaw_runtime/text.py": ("tests/thaw_runtime/test_text.py",),
+    "runtime-python/thaw_runtime/engine/kv_memory.py": ("tests/thaw_runtime/test_kv_memory.py",),
+    "runtime-python/thaw_runtime/llm/text.py": ("tests/thaw_runtime/test_text.py",),
     "thaw/bound.py": (f"{SCHEDULER}/test_bound.py", f"{SCHEDULER}/test_bound_plans.py"),
     "thaw/partition.py": ("tests/thaw/test_partition.py",),
     "thaw/start_times.py": (f"{SCHEDULER}/test_bound.py",),
@@ -148,10 +148,10 @@ REST: Final[dict[str, tuple[str, ...]]] = {
     "relay/protocol/segment.py": ("tests/relay/test_segment.py",),
     "relay/transports/redis_out.py": ("tests/relay/test_transport_redis.py",),
     "relay/transports/redis_in.py": ("tests/relay/test_transport_redis.py",),
-    "runtime-python/thaw_runtime/engine_link.py": (
+    "runtime-python/thaw_runtime/engine/link.py": (
         "tests/thaw_runtime/test_engine_link.py", "tests/thaw_runtime/test_runs.py",
     ),
-    "runtime-python/thaw_runtime/runs.py": ("tests/thaw_runtime/test_runs.py", "tests/thaw_runtime/test_proxy.py"),
+    "runtime-python/thaw_runtime/llm/runs.py": ("tests/thaw_runtime/test_runs.py", "tests/thaw_runtime/test_proxy.py"),
     "gateway/scheduler/io/leading.py": (f"{SCHEDULER}/test_leading.py",),
     "invoker/containers/stem_cells.py": ("tests/invoker/test_cells.py",),
 }  # fmt: skip

@@ -30,7 +30,7 @@ def main(args):
 ARGUMENTS = {
     "library": ["asyncio", "json", "multiprocessing", "sqlite3", "ssl", "urllib.request", "zoneinfo"],
     "absent": ["flask", "numpy", "pip", "redis", "relay", "requests", "setuptools", "thaw", "thaw_runtime",
-               "thaw_runtime.python_child", "torch", "vllm"],
+               "thaw_runtime.action.child", "torch", "vllm"],
 }  # fmt: skip
 
 

@@ -94,13 +94,14 @@ def test_no_file_grew_past_one_idea() -> None:
     assert {str(p): n for p, n in sizes.items() if n > 450 and p.parts[0] != "tests"} == {}
 
 
-def test_the_engine_is_known_to_two_files() -> None:
-    known = [
-        p.name
-        for p in sorted((ROOT / "runtime-python").rglob("*.py"))
+def test_one_folder_knows_vllm() -> None:
+    runtime = ROOT / "runtime-python" / "thaw_runtime"
+    known = {
+        str(p.parent.relative_to(runtime))
+        for p in runtime.rglob("*.py")
         if re.search(r"^\s*(from|import) vllm", p.read_text(), re.M)
-    ]
-    assert known == ["vllm_engine.py", "vllm_loader.py"]
+    }
+    assert known == {"engine/vllm"}
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,8 @@ from relay.clients.channel import Channel
 from relay.protocol.messages import LlmInit
 from thaw.errors import ErrorInfo, WorkerLost
 from thaw.trace import Phase
-from thaw_runtime import engine_main
-from thaw_runtime.engine import (
+from thaw_runtime.engine import main as engine_main
+from thaw_runtime.engine.protocol import (
     ARRIVAL_DEADLINE_S,
     Emit,
     EngineRequest,
@@ -35,9 +35,9 @@ from thaw_runtime.engine import (
     Token,
     Usage,
 )
-from thaw_runtime.pipeline_link import StageLink, open_transport
-from thaw_runtime.pipeline_wire import Batch, NewSequence, Sampled, Step
-from thaw_runtime.start_trace import StartTrace
+from thaw_runtime.pipeline.link import StageLink, open_transport
+from thaw_runtime.pipeline.wire import Batch, NewSequence, Sampled, Step
+from thaw_runtime.start.trace import StartTrace
 
 VOCAB = 256
 STEP_S = float(os.environ.get("TOY_STEP_S", "0.002"))

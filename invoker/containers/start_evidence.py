@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from invoker.drivers import process_ids as proc
+from invoker.drivers import process_ids
 
 Spent = tuple[float, float]
 """CPU seconds, and seconds ready to run in which another did."""
@@ -46,9 +46,9 @@ class Making:
     def answered(self, pid: int) -> dict[str, object]:
         """Attributes of the phase's end, once the container of this ``pid`` takes connections.  ``waits_for`` is whom
         it waited for longest."""
-        cpu_s, core_wait_s = (a + b for a, b in zip(self._made, proc.spent(pid), strict=True))
+        cpu_s, core_wait_s = (a + b for a, b in zip(self._made, process_ids.spent(pid), strict=True))
         attrs: dict[str, object] = {"cpu_s": round(cpu_s, 4), "core_wait_s": round(core_wait_s, 4)}
-        if disk_wait_s := proc.disk_wait_s(pid):
+        if disk_wait_s := process_ids.disk_wait_s(pid):
             attrs["disk_wait_s"] = round(disk_wait_s, 4)
         if self._waits:
             longest = max(self._waits, key=lambda whom: self._waits[whom])
@@ -57,11 +57,11 @@ class Making:
 
 
 def _here() -> Spent:
-    return time.thread_time(), proc.spent("thread-self")[1]
+    return time.thread_time(), process_ids.spent("thread-self")[1]
 
 
 def _of(pid: int) -> Spent:
-    return proc.spent(pid) if pid else (0.0, 0.0)
+    return process_ids.spent(pid) if pid else (0.0, 0.0)
 
 
 def _since(before: Spent, now: Spent) -> Spent:

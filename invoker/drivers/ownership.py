@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from invoker.drivers import process_ids as proc
+from invoker.drivers import process_ids
 from invoker.drivers.base import Handle, Owned
 from thaw import wire
 from thaw.errors import PlatformError, ProtocolError
@@ -78,7 +78,7 @@ class OwnedContainers:
         if pid == 0:
             pid, ticks = find_by_socket(str(directory / "s"))
         handle = Handle(owner.container_id, owner.kind, directory, pid, ticks)
-        return Owned(handle, owner.labels, proc.is_alive(pid, ticks))
+        return Owned(handle, owner.labels, process_ids.is_alive(pid, ticks))
 
 
 def find_by_socket(socket_path: str) -> tuple[int, int]:
@@ -87,7 +87,7 @@ def find_by_socket(socket_path: str) -> tuple[int, int]:
     Who listens there, or was started to: a fork of the stem cell shows the stem cell's environment.
     """
     for pid in (_listener(socket_path), _started_for(socket_path)):
-        ticks = proc.start_ticks(pid) if pid else None
+        ticks = process_ids.start_ticks(pid) if pid else None
         if ticks is not None:
             return pid, ticks
     return 0, 0

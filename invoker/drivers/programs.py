@@ -7,6 +7,6 @@ from typing import Final
 from thaw.action import KIND_LLM, KIND_PYTHON
 
 PROGRAMS: Final = {
-    KIND_PYTHON: ("-m", "thaw_runtime.python_proxy"),
-    KIND_LLM: ("-m", "thaw_runtime.llm_container"),
+    KIND_PYTHON: ("-m", "thaw_runtime.action.proxy"),
+    KIND_LLM: ("-m", "thaw_runtime.llm.main"),
 }

@@ -2,7 +2,8 @@
 
 ``RelayDoors`` is the invoker's side: it knows the sockets' directory, which is mounted into each llm container, and
 keeps one forwarding process a relay (``python -m invoker.drivers.relay_door``), so that a pipeline's frames do not
-wait for the invoker's other threads.  The process moves bytes with splice(2), which copies none of them, and ends with the invoker.
+wait for the invoker's other threads.  The process moves bytes with splice(2), which copies none of them, and ends with
+the invoker.
 What comes through has to authenticate at the relay as anybody else: the door grants nothing but the way.
 
 Which doors there were is written down beside the directory: stages that outlive an invoker need theirs again, under the

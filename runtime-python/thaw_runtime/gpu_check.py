@@ -27,8 +27,8 @@ from relay.protocol.messages import SegmentOffer
 from relay.protocol.segment import ControlPage, lay_out, segment_bytes
 from thaw.errors import PlatformError, Unavailable
 from thaw.model import FileRange, TensorInfo
-from thaw_runtime import native_library
-from thaw_runtime.parameter_manager import KvBlocks, NativeSegment, ParameterManager
+from thaw_runtime.weights import native_library
+from thaw_runtime.weights.parameter_manager import KvBlocks, NativeSegment, ParameterManager
 
 MIB: Final = 1 << 20
 FAKE: Final = Path(__file__).parents[2] / "build" / "native" / "plain" / "fake" / "libcuda.so.1"

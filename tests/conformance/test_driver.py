@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from invoker.drivers import process_ids as proc
+from invoker.drivers import process_ids
 from invoker.drivers.activation_logs import last_lines
 from invoker.drivers.base import Driver, Exit, Handle, Spec
 from invoker.drivers.cpu_shares import NoShares
@@ -73,7 +73,7 @@ def driver(make: Callable[[], Driver]) -> Iterator[Driver]:
     for owned in made.list_owned():
         made.stop(owned.handle, deadline_s=1.0)
         made.remove(owned.handle)
-        assert not proc.is_alive(owned.handle.pid, owned.handle.start_ticks)
+        assert not process_ids.is_alive(owned.handle.pid, owned.handle.start_ticks)
     made.close()
 
 
@@ -121,7 +121,7 @@ def test_stop_and_remove_end_the_whole_tree_and_stop_is_idempotent(driver: Drive
     driver.stop(handle, deadline_s=WAIT_S)
     exits.wait("one")
     driver.remove(handle)
-    assert [pid for pid in group if proc.start_ticks(pid) is not None] == []
+    assert [pid for pid in group if process_ids.start_ticks(pid) is not None] == []
 
 
 def test_stop_kills_what_does_not_listen(driver: Driver, exits: Exits) -> None:
@@ -209,7 +209,7 @@ def test_another_driver_finds_what_is_owned_and_adopts_it(
 def test_a_pid_that_belongs_to_another_process_now_is_not_ours(driver: Driver) -> None:
     handle = up(driver, spec())
     stranger = Handle(handle.container_id, handle.kind, handle.directory, handle.pid, handle.start_ticks + 1)
-    proc.signal_tree(stranger.pid, stranger.start_ticks, signal.SIGKILL)
+    process_ids.signal_tree(stranger.pid, stranger.start_ticks, signal.SIGKILL)
     assert health(handle) == 200
 
 
@@ -225,7 +225,7 @@ def test_an_owned_container_that_nobody_adopts_can_be_ended(driver: Driver, make
     second = make()
     (owned,) = second.list_owned()
     second.end(owned)
-    assert not proc.is_alive(handle.pid, handle.start_ticks)
+    assert not process_ids.is_alive(handle.pid, handle.start_ticks)
     assert second.list_owned() == ()
     second.close()
 

@@ -19,8 +19,8 @@ from thaw.config import EngineConfig, LlmConfig, ModelConfig
 from thaw.errors import WorkerLost
 from thaw.ids import ActionName, GroupId, HostId, random_hex_id
 from thaw.plan import TransportKind
-from thaw_runtime import engine_main
-from thaw_runtime.engine import Engine, EngineRequest, Event, Failed, Finished, Sampling, Token
+from thaw_runtime.engine import main as engine_main
+from thaw_runtime.engine.protocol import Engine, EngineRequest, Event, Failed, Finished, Sampling, Token
 
 PROMPT = (84, 104, 101, 32, 99)
 DEADLINE_S = 60.0

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.docker.engine import BASE, ROOT, DockerEngine
-from thaw_runtime.function_imports import PACKAGES
+from thaw_runtime.action.function_imports import PACKAGES
 
 IMAGES = sorted(path.parent.name for path in (ROOT / "deploy/images").glob("*/Dockerfile"))
 DOCKERFILES = sorted((ROOT / "deploy/images").glob("*/*Dockerfile"))
@@ -127,6 +127,6 @@ def test_a_models_container_has_the_native_library(docker_engine: DockerEngine) 
     done = subprocess.run([*build, "--build-arg", f"DEPS_IMAGE={BASE}", "."], cwd=ROOT, env=docker_engine.env,
                           capture_output=True, text=True, check=False)  # fmt: skip
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    look = "from thaw_runtime import native_library; print(native_library.find().path)"
+    look = "from thaw_runtime.weights import native_library; print(native_library.find().path)"
     found = docker_engine.client.containers.run(tag, ["python", "-c", look], remove=True, network_mode="none")
     assert found == b"/app/thaw_runtime/libthaw_params.so\n"

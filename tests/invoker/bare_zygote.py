@@ -2,7 +2,7 @@
 
 import sys
 
-from thaw_runtime.zygote import serve
+from thaw_runtime.start.zygote import serve
 
 if __name__ == "__main__":
     serve(sys.argv[1])

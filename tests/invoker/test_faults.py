@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from invoker import heartbeat as report
+from invoker import heartbeat
 from invoker.drivers.cpu_shares import CgroupShares
 from invoker.drivers.process import zygote
 from relay.protocol.messages import Cancel, HostChanged, InspectModel, InstanceChanged, SetStemCells, Start
@@ -229,7 +229,7 @@ def test_a_host_announces_a_stem_cell_as_soon_as_it_is_ready(
 ) -> None:
     """A start that is planned before the next heartbeat counts on it."""
     monkeypatch.setattr(zygote, "PROGRAM", [fake_zygote.__file__])
-    monkeypatch.setattr(report, "INTERVAL_S", 3600.0)
+    monkeypatch.setattr(heartbeat, "INTERVAL_S", 3600.0)
     with Host(valkey_url, run_dir, stem_cells="on") as host:
         until(lambda: set(host.registry.hosts()[0].stem_kinds) == {KIND_PYTHON, KIND_LLM})
         host.events.wait(lambda m: m == HostChanged(HOST, True), "announcement")

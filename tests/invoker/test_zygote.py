@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from invoker.drivers import process_ids as proc
+from invoker.drivers import process_ids
 from invoker.drivers.exits import ExitWatch
 from invoker.drivers.ownership import find_by_socket
 from invoker.drivers.process import zygote
@@ -134,12 +134,12 @@ def test_one_that_does_not_answer_is_replaced_before_it_forks_what_nobody_waits_
 ) -> None:
     first, ready = _pid(run_dir), threading.Event()
     cell.want(ready.set)
-    ticks = proc.start_ticks(first) or 0
+    ticks = process_ids.start_ticks(first) or 0
     os.kill(first, signal.SIGSTOP)
     with monkeypatch.context() as short, pytest.raises(PlatformError, match="no answer"):
         short.setattr(zygote, "_FORK_S", 0.1)
         _fork(cell, run_dir)
-    assert proc.wait_gone(first, ticks, WAIT_S)
+    assert process_ids.wait_gone(first, ticks, WAIT_S)
     assert ready.wait(WAIT_S)
     pid = _fork(cell, run_dir)
     os.kill(pid, signal.SIGKILL)
@@ -150,7 +150,7 @@ def test_one_that_was_given_up_can_be_wanted_again(cell: Zygote, run_dir: Path) 
     first = _pid(run_dir)
     cell.give_up()
     assert not cell.ready
-    assert proc.start_ticks(first) is None
+    assert process_ids.start_ticks(first) is None
     cell.want()
     until(lambda: cell.ready)
     assert _pid(run_dir) != first
@@ -170,7 +170,7 @@ def test_the_next_invoker_may_not_want_it(cell: Zygote, run_dir: Path, exits: Ex
     first = _pid(run_dir)
     cell.leave()
     _make(run_dir, exits).give_up()
-    assert proc.start_ticks(first) is None
+    assert process_ids.start_ticks(first) is None
 
 
 def test_hosts_of_one_machine_fork_theirs_from_one_process(run_dir: Path, exits: ExitWatch) -> None:
@@ -189,7 +189,7 @@ def test_hosts_of_one_machine_fork_theirs_from_one_process(run_dir: Path, exits:
         parent.kill()
         parent.wait(10)
         assert all(cell.ready for cell in made), "theirs go on without it"
-        assert [proc.start_ticks(pid) is not None for pid in pids] == [True, True]
+        assert [process_ids.start_ticks(pid) is not None for pid in pids] == [True, True]
     finally:
         parent.kill()
         for cell in made:
@@ -259,7 +259,7 @@ def test_a_fork_whose_pid_was_not_written_down_is_found_by_its_socket(
     never = os.eventfd(0)
     try:
         wait_socket(env["THAW_SOCKET"], pid, WAIT_S, never).close()
-        assert find_by_socket(env["THAW_SOCKET"]) == (pid, proc.start_ticks(pid))
+        assert find_by_socket(env["THAW_SOCKET"]) == (pid, process_ids.start_ticks(pid))
     finally:
         os.close(never)
         os.killpg(pid, signal.SIGKILL)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from thaw_runtime import native_library
-from thaw_runtime.native_library import Library
+from thaw_runtime.weights import native_library
+from thaw_runtime.weights.native_library import Library
 
 ROOT = Path(__file__).parents[2]
 

@@ -19,11 +19,11 @@ from relay.protocol.segment import SegmentReader
 from tests.native.readers import FILE, SLAB_BYTES, Made, make_segment, tensor
 from thaw.errors import ErrorInfo, ModelCorrupt, ModelUnsupported, PlatformError, ProtocolError, Unavailable
 from thaw.model import TensorInfo
-from thaw_runtime import native_library, parameter_manager
-from thaw_runtime.arriving import arriving
-from thaw_runtime.engine import Segment
-from thaw_runtime.native_library import KvPlane, Library
-from thaw_runtime.parameter_manager import KvBlocks, NativeSegment, ParameterManager
+from thaw_runtime.engine.protocol import Segment
+from thaw_runtime.weights import native_library, parameter_manager
+from thaw_runtime.weights.arriving import arriving
+from thaw_runtime.weights.native_library import KvPlane, Library
+from thaw_runtime.weights.parameter_manager import KvBlocks, NativeSegment, ParameterManager
 
 ROOT = Path(__file__).parents[2]
 OpenReader = Callable[[SegmentOffer, list[int]], Segment]
@@ -207,7 +207,7 @@ def test_close_wakes_who_waits(library: Library, made: Made) -> None:
 
 
 def test_the_manager_starts_without_a_heavy_import(library: Library) -> None:
-    program = "import sys; from thaw_runtime import engine_main, parameter_manager as p; assert p.start() is not None; print(sorted({'torch', 'vllm', 'numpy'} & set(sys.modules)))"
+    program = "import sys; from thaw_runtime.engine import main as engine_main; from thaw_runtime.weights import parameter_manager as p; assert p.start() is not None; print(sorted({'torch', 'vllm', 'numpy'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.strip() == "[]"
 
@@ -231,7 +231,7 @@ def test_without_the_library_the_python_reader_is_used_and_that_is_said_once(
 
 
 WANTS_CUDA = """
-from thaw_runtime import parameter_manager
+from thaw_runtime.weights import parameter_manager
 parameter_manager._wants_cuda = lambda: True
 print([m is not None and m.cuda for m in {parameter_manager.start() for _ in range(2)}])
 """

@@ -338,7 +338,7 @@ def test_user_code_cannot_reach_into_the_proxy_of_its_container() -> None:
 
 def test_the_launcher_needs_the_standard_library_only() -> None:
     code = (
-        f"import sys; sys.path.insert(0, {str(ROOT / 'runtime-python')!r}); import thaw_runtime.python_proxy; "
+        f"import sys; sys.path.insert(0, {str(ROOT / 'runtime-python')!r}); import thaw_runtime.action.proxy; "
         "print([m for m in sys.modules if m.partition('.')[0] in ('thaw', 'relay', 'torch', 'vllm', 'redis')])"
     )
     out = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=True).stdout

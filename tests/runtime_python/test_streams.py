@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from thaw_runtime.python_streams import Drain, LineLimiter
-from thaw_runtime.python_wire import SENTINEL
+from thaw_runtime.action.streams import Drain, LineLimiter
+from thaw_runtime.action.wire import SENTINEL
 
 END = SENTINEL.encode() + b"\n"
 TEXT = b"one\ntwo\n"

@@ -25,7 +25,7 @@ def test_a_minimal_config_gets_the_documented_defaults() -> None:
 
 def _allowed_args() -> set[str]:
     """As the engine says in its source: to import it takes vLLM."""
-    tree = ast.parse((Path(__file__).parents[2] / "runtime-python/thaw_runtime/vllm_engine.py").read_text())
+    tree = ast.parse((Path(__file__).parents[2] / "runtime-python/thaw_runtime/engine/vllm/engine.py").read_text())
     (call,) = (node.value for node in tree.body if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)
                and ast.unparse(node.targets[0]) == "ALLOWED_ARGS")  # fmt: skip
     return set(ast.literal_eval(call.args[0]))

@@ -29,7 +29,7 @@ STREAM = {"Accept": "application/x-thaw-stream"}
 START = """
 import os, subprocess, sys, socket
 from relay.clients.channel import Channel
-from thaw_runtime import proxy
+from thaw_runtime.llm import proxy
 ours, theirs = socket.socketpair()
 engine = subprocess.Popen([sys.executable, "-m", "tests.toy_engine", "--fd", str(theirs.fileno())], pass_fds=[theirs.fileno()])
 theirs.close()

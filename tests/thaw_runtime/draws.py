@@ -18,7 +18,9 @@ from typing import Any
 import numpy
 import torch
 
-from thaw_runtime import engine_main, fork, proxy
+from thaw_runtime.engine import main as engine_main
+from thaw_runtime.llm import proxy
+from thaw_runtime.start import fork
 
 
 def draw() -> dict[str, str]:

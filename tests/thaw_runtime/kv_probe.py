@@ -21,9 +21,10 @@ from typing import Any
 from tests.thaw_runtime.conftest import llm_init
 from tests.thaw_runtime.doorway import Doorway
 from tests.thaw_runtime.models import read_segment, real_model
-from thaw_runtime import engine_env, engine_main
-from thaw_runtime.engine import EngineRequest, Event, Failed, Sampling, Token
-from thaw_runtime.warm import warm_up
+from thaw_runtime.engine import main as engine_main
+from thaw_runtime.engine.protocol import EngineRequest, Event, Failed, Sampling, Token
+from thaw_runtime.engine.vllm import env as engine_env
+from thaw_runtime.start.warm import warm_up
 
 MIB = 1 << 20
 ROOM = 1024 * MIB
@@ -117,7 +118,7 @@ class Probe:
     def measure(self) -> Measured:
         import torch
 
-        from thaw_runtime.packing import give_back_freed
+        from thaw_runtime.engine.vllm.packing import give_back_freed
 
         plan = self.engine.memory()
         give_back_freed()  # the engine's own thread may not be through with it

@@ -61,7 +61,7 @@ def cpu_ms(run: Callable[[], Any], times: int = 50) -> float:
 
 def print_head() -> None:
     from tests.thaw_runtime.pipeline_probe import Stage, inits
-    from thaw_runtime import engine_env
+    from thaw_runtime.engine.vllm import env as engine_env
 
     engine_env.prepare(1)
     import torch
@@ -86,11 +86,11 @@ def print_head() -> None:
 
 def print_steps(url: str) -> None:
     from tests.thaw_runtime.pipeline_probe import Stage, fork, inits, tokens
-    from thaw_runtime import engine_env
-    from thaw_runtime.engine import EngineRequest, Sampling
+    from thaw_runtime.engine.protocol import EngineRequest, Sampling
+    from thaw_runtime.engine.vllm import env as engine_env
 
     engine_env.prepare(1)
-    from thaw_runtime.warm import warm_up
+    from thaw_runtime.start.warm import warm_up
 
     warm_up()
     for n_stages in (1, 2, 4):
@@ -147,12 +147,13 @@ class Parts:
 
 def print_parts(url: str) -> None:
     from tests.thaw_runtime.pipeline_probe import Stage, fork, inits
-    from thaw_runtime import engine_env, vllm_loader
-    from thaw_runtime.engine import EngineRequest, Sampling
-    from thaw_runtime.pipeline_link import StageLink
+    from thaw_runtime.engine.protocol import EngineRequest, Sampling
+    from thaw_runtime.engine.vllm import env as engine_env
+    from thaw_runtime.engine.vllm import loader as vllm_loader
+    from thaw_runtime.pipeline.link import StageLink
 
     engine_env.prepare(1)
-    from thaw_runtime.warm import warm_up
+    from thaw_runtime.start.warm import warm_up
 
     warm_up()
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
@@ -185,7 +186,7 @@ def print_hop(url: str) -> None:
     from relay.transports.connect import connect
     from thaw.ids import GroupId, random_hex_id
     from thaw.plan import TransportKind
-    from thaw_runtime.pipeline_wire import Sampled, encode_control
+    from thaw_runtime.pipeline.wire import Sampled, encode_control
 
     link, group = GroupLink(TransportKind.REDIS, url, GroupCredential("", "")), GroupId(random_hex_id())
     last, first = connect(link, group, 1, 2), connect(link, group, 0, 2)

@@ -31,11 +31,12 @@ from thaw import partition
 from thaw.config import EngineConfig, LlmConfig, ModelConfig, ScalingConfig
 from thaw.ids import ActionName, GroupId, HostId, random_hex_id
 from thaw.plan import StageRole, TransportKind
-from thaw_runtime import engine_env, engine_main
-from thaw_runtime.engine import EngineRequest, Event, Failed, Sampling, Token
-from thaw_runtime.packing import Finisher, Rehearsal
-from thaw_runtime.pipeline_link import Patience, StageLink
-from thaw_runtime.warm import warm_up
+from thaw_runtime.engine import main as engine_main
+from thaw_runtime.engine.protocol import EngineRequest, Event, Failed, Sampling, Token
+from thaw_runtime.engine.vllm import env as engine_env
+from thaw_runtime.engine.vllm.packing import Finisher, Rehearsal
+from thaw_runtime.pipeline.link import Patience, StageLink
+from thaw_runtime.start.warm import warm_up
 
 WAIT_S = 120.0
 VOCAB = 512
@@ -288,7 +289,7 @@ def ended(events: list[Event]) -> list[Any]:
 
 def leave_blocks(n: int) -> None:
     """Of the KV cache: room for one long request, or for half of those that are asked at once."""
-    from thaw_runtime import vllm_engine
+    from thaw_runtime.engine.vllm import engine as vllm_engine
 
     plan_stage = vllm_engine.plan_stage
 
@@ -301,7 +302,7 @@ def leave_blocks(n: int) -> None:
 
 def count_resumed() -> list[int]:
     """In stage 0: requests that had lost their blocks and were computed again."""
-    from thaw_runtime import vllm_loader
+    from thaw_runtime.engine.vllm import loader as vllm_loader
 
     count, step_of = [0], vllm_loader.step_of
 
@@ -315,7 +316,7 @@ def count_resumed() -> list[int]:
 
 
 def be_impatient() -> None:
-    from thaw_runtime import vllm_engine
+    from thaw_runtime.engine.vllm import engine as vllm_engine
 
     # three engines that load on two busy cores were seen to be silent for 3 s
     patience = Patience(beat_s=0.2, lost_after_s=10.0)
@@ -324,7 +325,7 @@ def be_impatient() -> None:
 
 def die_in_a_batch() -> None:
     """As the kernel does it when memory runs out: without a word."""
-    from thaw_runtime.vllm_loader import StageExecutor
+    from thaw_runtime.engine.vllm.loader import StageExecutor
 
     begun, compute = [0], StageExecutor.compute
 
@@ -348,7 +349,7 @@ class Gates:
 
     def stand_in(self, stage: int) -> list[int]:
         """In the process of ``stage``.  The number of gates it has passed is kept in what is returned."""
-        from thaw_runtime.vllm_loader import StageExecutor
+        from thaw_runtime.engine.vllm.loader import StageExecutor
 
         passed, begun, compute = [0], [0], StageExecutor.compute
 
@@ -384,7 +385,7 @@ class Growing:
 
     def stand_in(self) -> threading.Event:
         """Set once this process's stage has computed so many batches."""
-        from thaw_runtime.vllm_loader import StageExecutor
+        from thaw_runtime.engine.vllm.loader import StageExecutor
 
         begun, count, compute = threading.Event(), [0], StageExecutor.compute
 
@@ -445,7 +446,7 @@ def vanilla(case: dict[str, Any], model: Path, directory: Path) -> dict[str, Any
     def run() -> None:
         from vllm import LLM
 
-        from thaw_runtime.vllm_loader import sampling_params
+        from thaw_runtime.engine.vllm.loader import sampling_params
 
         llm = LLM(model=str(model), dtype="float32", max_model_len=MAX_MODEL_LEN, enforce_eager=True, block_size=32,
                   kv_cache_memory_bytes=64 << 20, max_num_seqs=8, max_num_batched_tokens=4096,  # no chunks: seeded ones crash vLLM on a CPU
@@ -479,7 +480,7 @@ def mutate(model: Path, mutation: str, directory: Path) -> Path:
 
 def drop_residual() -> None:
     """The stages behind the first forget what the layers before them added up."""
-    from thaw_runtime import vllm_loader
+    from thaw_runtime.engine.vllm import loader as vllm_loader
 
     whole = vllm_loader.from_host
     vllm_loader.from_host = lambda tensors: {name: t * (name != "residual") for name, t in whole(tensors).items()}

@@ -19,14 +19,14 @@ from typing import Any
 from relay.clients.channel import Channel, ChannelClosed
 from relay.protocol.messages import LlmInit
 from tests.thaw_runtime.conftest import ROOT
-from thaw_runtime.engine import Emit, EngineRequest, EngineStarted, Event, Segment
-from thaw_runtime.engine_wire import Events, Submit, decode, encode
+from thaw_runtime.engine.protocol import Emit, EngineRequest, EngineStarted, Event, Segment
+from thaw_runtime.engine.wire import Events, Submit, decode, encode
 
 CALL_S = 120.0
 
 
 class RemoteEngine:
-    """See thaw_runtime.engine.Engine.  What ``start`` is given is ignored: the other side makes its own."""
+    """See thaw_runtime.engine.protocol.Engine.  What ``start`` is given is ignored: the other side makes its own."""
 
     def __init__(self, emit: Emit, url: str, model: Path, n_stages: int, directory: Path) -> None:
         self._emit = emit
@@ -92,8 +92,8 @@ class RemoteEngine:
 
 def main() -> None:
     from tests.thaw_runtime.pipeline_probe import Stage, fork, inits
-    from thaw_runtime import engine_env
-    from thaw_runtime.warm import warm_up
+    from thaw_runtime.engine.vllm import env as engine_env
+    from thaw_runtime.start.warm import warm_up
 
     channel = Channel(socket.socket(fileno=int(sys.argv[2])))
     channel.set_timeout(None)

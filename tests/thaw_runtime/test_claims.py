@@ -47,9 +47,10 @@ class Group:
 
 LOOK = """
 import functools, gc, json
-from thaw_runtime import engine_env
+from thaw_runtime.engine.vllm import env as engine_env
 engine_env.prepare()
-from thaw_runtime import vllm_engine, warm
+from thaw_runtime.engine.vllm import engine as vllm_engine
+from thaw_runtime.start import warm
 warm.warm_up()
 vllm_engine.forget_surroundings()
 caches = [o for o in gc.get_objects() if isinstance(o, functools._lru_cache_wrapper) and o.cache_info().currsize]
@@ -102,7 +103,7 @@ def test_a_cell_that_is_a_container_and_ready_starts_under_the_limits_of_its_cla
     group: Group, door: Doorway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("THAW_WARM", "on")
-    cell = Container(group.runs(sys.executable, "-m", "thaw_runtime.llm_container"), tmp_path, door)
+    cell = Container(group.runs(sys.executable, "-m", "thaw_runtime.llm.main"), tmp_path, door)
     try:
         wait_ready(cell)
         group.limit(4 * GIB)

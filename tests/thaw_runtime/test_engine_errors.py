@@ -7,7 +7,7 @@ import errno
 import pytest
 
 from thaw.errors import DeveloperError, InitFailed, MemoryTooSmall, ModelUnsupported, PlatformError
-from thaw_runtime.engine_errors import translated
+from thaw_runtime.engine.vllm.errors import translated
 
 NO_ROOM = (
     "Available memory on node 0 (1.53/2.0 GiB) on kv cache allocation is less than requested memory for kv (1.59 GiB). "

@@ -16,9 +16,9 @@ import pytest
 from relay.clients.channel import Channel
 from relay.protocol.frames import MAX_PAYLOAD_BYTES
 from thaw.errors import ErrorInfo, InitFailed, InstanceGone, ModelUnsupported, ProtocolError, ThawError, WorkerLost
-from thaw_runtime.engine import EngineRequest, EngineStarted, Event, Failed, Finished, Sampling, Token, Usage
-from thaw_runtime.engine_link import Answer, EngineLink
-from thaw_runtime.engine_wire import Abort, EngineReady, EngineStartFailed, Events, Message, Submit, decode, encode
+from thaw_runtime.engine.link import Answer, EngineLink
+from thaw_runtime.engine.protocol import EngineRequest, EngineStarted, Event, Failed, Finished, Sampling, Token, Usage
+from thaw_runtime.engine.wire import Abort, EngineReady, EngineStartFailed, Events, Message, Submit, decode, encode
 
 WAIT_S = 10.0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 
-from thaw_runtime.hangup import HangupWatch
+from thaw_runtime.process.hangup import HangupWatch
 
 
 def test_an_event_of_a_connection_that_had_the_same_number_before_aborts_nobody() -> None:

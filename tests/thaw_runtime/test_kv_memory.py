@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from thaw.errors import MemoryTooSmall, ModelUnsupported
-from thaw_runtime.kv_memory import (
+from thaw_runtime.engine.kv_memory import (
     GPU,
     Geometry,
     Room,

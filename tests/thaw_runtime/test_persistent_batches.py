@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from thaw_runtime.persistent_batches import PersistentBatches
+from thaw_runtime.engine.vllm.persistent_batches import PersistentBatches
 
 
 @dataclass

@@ -17,9 +17,9 @@ from relay.transports.redis import RedisTransport
 from thaw.errors import ErrorInfo, Unavailable, WorkerLost
 from thaw.hops import HopPath
 from thaw.ids import GroupId, random_hex_id
-from thaw_runtime.engine import EngineRequest, Sampling
-from thaw_runtime.pipeline_link import Patience, StageLink
-from thaw_runtime.pipeline_wire import (
+from thaw_runtime.engine.protocol import EngineRequest, Sampling
+from thaw_runtime.pipeline.link import Patience, StageLink
+from thaw_runtime.pipeline.wire import (
     Batch,
     HostTensor,
     NewSequence,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from thaw.errors import ErrorInfo, ProtocolError, WorkerLost
-from thaw_runtime.pipeline_stage import Pending
-from thaw_runtime.pipeline_wire import Sampled, Step
+from thaw_runtime.engine.vllm.stage import Pending
+from thaw_runtime.pipeline.wire import Sampled, Step
 
 STEP = Step(6, (), (), {"a": 1, "b": 1}, ())
 GOOD = Sampled(6, ("a", "b"), ((5,), ()))

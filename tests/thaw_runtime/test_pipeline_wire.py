@@ -11,8 +11,8 @@ from relay.protocol import tensors
 from relay.protocol.tensors import TensorHeader
 from thaw.errors import ErrorInfo, ProtocolError
 from thaw.hops import HopPath
-from thaw_runtime.engine import EngineRequest, Sampling
-from thaw_runtime.pipeline_wire import (
+from thaw_runtime.engine.protocol import EngineRequest, Sampling
+from thaw_runtime.pipeline.wire import (
     Batch,
     Beat,
     Bounds,

@@ -21,7 +21,7 @@ from tests.thaw_runtime.doorway import Doorway
 from tests.thaw_runtime.models import write_tiny_model
 from thaw import wire
 from thaw.errors import ErrorInfo
-from thaw_runtime.proxy import EXIT_ENGINE_LOST, EXIT_KILLED
+from thaw_runtime.llm.proxy import EXIT_ENGINE_LOST, EXIT_KILLED
 
 PROMPT = {"prompt": "hello", "max_tokens": 8, "temperature": 0}
 
@@ -297,7 +297,7 @@ def test_a_body_that_is_no_json_or_no_init_is_a_bad_request(container: Container
 
 def test_a_containers_engine_waits_for_no_import_that_only_its_proxy_needs() -> None:
     """From nothing the engine takes longest by far: each import before it is begun is on the way to the first token."""
-    asked = {"thaw_runtime.proxy", "tokenizers", "jinja2", "jsonschema"}
-    code = f"import sys, thaw_runtime.llm_container, thaw_runtime.engine_main; print({asked} & sys.modules.keys())"
+    asked = {"thaw_runtime.llm.proxy", "tokenizers", "jinja2", "jsonschema"}
+    code = f"import sys, thaw_runtime.llm.main, thaw_runtime.engine.main; print({asked} & sys.modules.keys())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "set()"

@@ -17,12 +17,12 @@ from relay.clients.channel import Channel, ChannelClosed
 from relay.protocol.messages import LlmRun, RunFinished, RunToken
 from tests.thaw_runtime.models import write_tiny_model
 from thaw.errors import TimeLimitExceeded
-from thaw_runtime.engine import Event, Finished, Token, Usage
-from thaw_runtime.engine_link import EngineLink
-from thaw_runtime.engine_wire import Abort, Events, Message, Submit, decode, encode
-from thaw_runtime.model_text import ModelText
-from thaw_runtime.runs import RunStream
-from thaw_runtime.start_trace import StartTrace
+from thaw_runtime.engine.link import EngineLink
+from thaw_runtime.engine.protocol import Event, Finished, Token, Usage
+from thaw_runtime.engine.wire import Abort, Events, Message, Submit, decode, encode
+from thaw_runtime.llm.model_text import ModelText
+from thaw_runtime.llm.runs import RunStream
+from thaw_runtime.start.trace import StartTrace
 
 
 class Engine:

@@ -19,9 +19,9 @@ from tests.thaw_runtime.doorway import Doorway
 from tests.thaw_runtime.models import read_segment, write_tiny_model
 from thaw import wire
 from thaw.errors import BadRequest
-from thaw_runtime.engine import Sampling
-from thaw_runtime.model_text import load_model_text
-from thaw_runtime.openai_request import parse_run
+from thaw_runtime.engine.protocol import Sampling
+from thaw_runtime.llm.model_text import load_model_text
+from thaw_runtime.llm.openai_request import parse_run
 
 Choose = Callable[..., Sampling]
 
@@ -117,10 +117,10 @@ def test_an_end_of_sequence_that_is_none_of_the_models_tokens_stops_nothing(choo
 
 SEEDS = """
 import json, sys
-from thaw_runtime import engine_env
+from thaw_runtime.engine.vllm import env as engine_env
 engine_env.prepare()
-from thaw_runtime.engine import EngineRequest, Sampling
-from thaw_runtime.vllm_loader import sampling_params
+from thaw_runtime.engine.protocol import EngineRequest, Sampling
+from thaw_runtime.engine.vllm.loader import sampling_params
 print(json.dumps([sampling_params(EngineRequest("r", (1,), Sampling(8), int(seed))).seed for seed in sys.argv[1:]]))
 """
 

@@ -13,14 +13,14 @@ from tests.thaw_runtime.conftest import ROOT
 from tests.thaw_runtime.doorway import Doorway
 from tests.thaw_runtime.models import read_segment, write_tiny_model
 from thaw.errors import ModelCorrupt
-from thaw_runtime.sidecars import materialised
+from thaw_runtime.weights.sidecars import materialised
 
 ENGINE = """
 import os, sys, tempfile
 from tests.thaw_runtime.doorway import Doorway
 from relay.clients.fetch import DoorClient
-from thaw_runtime import engine_main
-from thaw_runtime.sidecars import materialised
+from thaw_runtime.engine import main as engine_main
+from thaw_runtime.weights.sidecars import materialised
 tempfile.gettempdir()  # as a zygote may have done before it forked
 os.environ["TMPDIR"] = sys.argv[2]
 engine_main.use_own_tmp()

@@ -12,7 +12,7 @@ from tests.thaw_runtime.conftest import llm_init
 from thaw.errors import InitFailed
 from thaw.model import TensorInfo
 from thaw.plan import StageRole
-from thaw_runtime.stage_parts import StagePart
+from thaw_runtime.pipeline.stage_parts import StagePart
 
 LLAMA = ("model.embed_tokens.weight", *(f"model.layers.{i}.mlp.weight" for i in range(4)), "model.norm.weight")
 GPT2 = ("wte.weight", "wpe.weight", *(f"h.{i}.mlp.weight" for i in range(4)), "ln_f.weight")

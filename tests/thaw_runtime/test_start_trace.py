@@ -11,9 +11,9 @@ import pytest
 from relay.thread_account import Asleep
 from thaw.hops import HopPath
 from thaw.trace import Phase
-from thaw_runtime.engine import Finished, Logprobs, Token, Usage
-from thaw_runtime.engine_wire import Events, decode, encode
-from thaw_runtime.start_trace import Busy, StartTrace
+from thaw_runtime.engine.protocol import Finished, Logprobs, Token, Usage
+from thaw_runtime.engine.wire import Events, decode, encode
+from thaw_runtime.start.trace import Busy, StartTrace
 
 
 def compute(cpu_s: float) -> None:

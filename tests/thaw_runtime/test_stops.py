@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from thaw.trace import Phase, TraceEvent
-from thaw_runtime.stops import StopWatch
+from thaw_runtime.process.stops import StopWatch
 
 WAIT_S = 30.0
 

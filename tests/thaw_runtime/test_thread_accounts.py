@@ -16,8 +16,8 @@ import pytest
 
 from relay.thread_account import Asleep, ThreadAccount
 from thaw.kernel_counts import parse_disk_wait, parse_schedstat
-from thaw_runtime.engine_work import OTHER_STAGES, Work
-from thaw_runtime.thread_accounts import Delays, OtherThreads
+from thaw_runtime.engine.vllm.work import OTHER_STAGES, Work
+from thaw_runtime.process.thread_accounts import Delays, OtherThreads
 
 STAT = "77 (a) b (c) S " + " ".join(str(n) for n in range(4, 53))  # the fields as man 5 proc numbers them
 

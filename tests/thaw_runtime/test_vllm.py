@@ -57,7 +57,7 @@ class Zygote:
         env = dict(os.environ, PYTHONPATH=f"{ROOT}:{ROOT / 'runtime-python'}")
         self.log = directory / "zygote.log"
         with self.log.open("wb") as log:
-            command = wrapped(sys.executable, "-m", "thaw_runtime.zygote", "--socket", self.path)
+            command = wrapped(sys.executable, "-m", "thaw_runtime.start.zygote", "--socket", self.path)
             self.process = subprocess.Popen(command, env=env, stderr=log)
         self.channel = self._connect()
         assert self.receive()["op"] == "ready"
@@ -144,7 +144,7 @@ def answer(container: Container, body: dict[str, Any], endpoint: str = "chat", *
 
 def test_a_container_from_scratch_knows_the_capital_of_france(model: Path, tmp_path: Path) -> None:
     door = Doorway(model, tmp_path / "door")
-    container = Container([sys.executable, "-m", "thaw_runtime.llm_container"], tmp_path, door)
+    container = Container([sys.executable, "-m", "thaw_runtime.llm.main"], tmp_path, door)
     container.wait_listening()
     try:
         status, reply = container.init()

@@ -143,7 +143,7 @@ def stem_cells(platform: Platform, options: Options) -> list[Component]:
     scratch.mkdir(mode=0o1777, exist_ok=True)
     env = base_env(Path(platform.run_dir)) | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": str(options.threads),
                                               "TMPDIR": str(scratch)}  # fmt: skip
-    argv = (*_INTERPRETER, "-m", "thaw_runtime.zygote", "--socket", _stem_cells_socket(platform))
+    argv = (*_INTERPRETER, "-m", "thaw_runtime.start.zygote", "--socket", _stem_cells_socket(platform))
     return [Component("stem-cells", argv, env, '"event": "(importing|ready)"', 1)]
 
 

@@ -19,8 +19,7 @@ from gateway.scheduler.events import (
     StartRefused,
     Timer,
 )
-from gateway.scheduler.policy import draining, groups, instances, models, pools
-from gateway.scheduler.policy import stem_cells as stemcells
+from gateway.scheduler.policy import draining, groups, instances, models, pools, stem_cells
 from gateway.scheduler.policy.starts import ensure_model, release, rescale
 from gateway.scheduler.view.cluster import ClusterView, DemandView
 from relay.protocol.messages import CommandRefused, DemandAdded, DemandRemoved, InstanceChanged, ModelInspected
@@ -65,10 +64,10 @@ def decide_all(view: ClusterView, events: Iterable[Event], now_s: float) -> list
                     newcomers.setdefault(event.action, [])  # its window may ask for more workers still
             case _:
                 found = _decide(view, event, now_s)
-                decided += [*found, *stemcells.follow(view, event, found, now_s)]
+                decided += [*found, *stem_cells.follow(view, event, found, now_s)]
     for name, activation_ids in newcomers.items():
         found = _meet_demand(view, name, activation_ids, now_s)
-        stemcells.note_starts(view, found, now_s)
+        stem_cells.note_starts(view, found, now_s)
         decided += found
     return decided
 

@@ -17,8 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from invoker.drivers import log_files
-from invoker.drivers import process_ids as proc
+from invoker.drivers import log_files, process_ids
 from invoker.drivers.base import Exit, Handle, LogChunk, Owned, Spec, Stats, status_of
 from invoker.drivers.docker import spec as docker_spec
 from invoker.drivers.docker.client import Engine, EngineEvent, Seen, gpu_request
@@ -128,7 +127,7 @@ class DockerDriver:
         name = self._name(handle)
         self._engine.start(name)
         seen = self._engine.inspect(name)
-        started = replace(handle, pid=seen.pid, start_ticks=proc.start_ticks(seen.pid) or 0 if seen.pid else 0)
+        started = replace(handle, pid=seen.pid, start_ticks=process_ids.start_ticks(seen.pid) or 0 if seen.pid else 0)
         self._owned.write(started, spec.labels)
         with self._lock:
             container.handle, container.started = started, True
@@ -279,7 +278,7 @@ class DockerDriver:
 
     def _handle_of(self, seen: Seen) -> Handle:
         handle = self._handle(seen.labels[CONTAINER], seen.labels.get(KIND, ""))
-        return replace(handle, pid=seen.pid, start_ticks=proc.start_ticks(seen.pid) or 0 if seen.pid else 0)
+        return replace(handle, pid=seen.pid, start_ticks=process_ids.start_ticks(seen.pid) or 0 if seen.pid else 0)
 
     def _get(self, handle: Handle) -> _Container:
         with self._lock:

@@ -16,8 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from invoker.drivers import log_files
-from invoker.drivers import process_ids as proc
+from invoker.drivers import log_files, process_ids
 from invoker.drivers.base import Exit, Handle, LogChunk, Owned, Spec, Stats, status_of
 from invoker.drivers.cpu_shares import Shares
 from invoker.drivers.exits import ExitWatch
@@ -78,7 +77,7 @@ class ProcessDriver:
         env = {"THAW_SOCKET": handle.socket_path, "TMPDIR": str(handle.directory),
                **({"THAW_DOOR": spec.door} if spec.door else {}), **spec.env}  # fmt: skip
         pid = self._forked(handle, env) if spec.fork else self._spawned(handle, env)
-        started = Handle(handle.container_id, handle.kind, handle.directory, pid, proc.start_ticks(pid) or 0)
+        started = Handle(handle.container_id, handle.kind, handle.directory, pid, process_ids.start_ticks(pid) or 0)
         self._owned.write(started, spec.labels)
         if spec.share < 1.0:
             self._shares.apply(handle.container_id, pid, spec.share * self._n_cores)
@@ -101,10 +100,10 @@ class ProcessDriver:
         return address
 
     def pause(self, handle: Handle) -> None:
-        proc.signal_tree(handle.pid, handle.start_ticks, signal.SIGSTOP)
+        process_ids.signal_tree(handle.pid, handle.start_ticks, signal.SIGSTOP)
 
     def unpause(self, handle: Handle) -> None:
-        proc.signal_tree(handle.pid, handle.start_ticks, signal.SIGCONT)
+        process_ids.signal_tree(handle.pid, handle.start_ticks, signal.SIGCONT)
 
     def stop(self, handle: Handle, *, deadline_s: float) -> None:
         with self._lock:
@@ -114,10 +113,12 @@ class ProcessDriver:
                 os.eventfd_write(self._cancelled[handle.container_id], 1)
         if ended is None or ended.is_set():
             return
-        proc.signal_tree(handle.pid, handle.start_ticks, signal.SIGTERM)
-        proc.signal_tree(handle.pid, handle.start_ticks, signal.SIGCONT)  # a stopped process hears SIGTERM only then
+        process_ids.signal_tree(handle.pid, handle.start_ticks, signal.SIGTERM)
+        process_ids.signal_tree(
+            handle.pid, handle.start_ticks, signal.SIGCONT
+        )  # a stopped process hears SIGTERM only then
         if not ended.wait(deadline_s):
-            proc.signal_tree(handle.pid, handle.start_ticks, signal.SIGKILL)
+            process_ids.signal_tree(handle.pid, handle.start_ticks, signal.SIGKILL)
             if not ended.wait(_KILLED_S):
                 raise PlatformError(f"process {handle.pid} does not die", hint="it may hang in the kernel")
 
@@ -127,7 +128,7 @@ class ProcessDriver:
             handle = self._handles.get(handle.container_id, handle)
             watched = handle.container_id in self._ended
         if watched:  # else its pid may be a stranger's by now
-            proc.end_group(handle.pid, _KILLED_S)
+            process_ids.end_group(handle.pid, _KILLED_S)
         self._shares.remove(handle.container_id)
         self._owned.remove(handle)
         with self._lock:
@@ -147,7 +148,7 @@ class ProcessDriver:
         log_files.empty(handle, stream)
 
     def stats(self, handle: Handle) -> Stats:
-        return Stats(*proc.usage(handle.pid))
+        return Stats(*process_ids.usage(handle.pid))
 
     def list_owned(self) -> Sequence[Owned]:
         return tuple(self._owned.all())
@@ -191,7 +192,7 @@ class ProcessDriver:
             self._ended[handle.container_id] = ended
 
         def exited(status: int | None) -> None:
-            proc.kill_group(handle.pid)
+            process_ids.kill_group(handle.pid)
             if status is None and forked:
                 status = self.zygote.status_of(handle.pid, _EXIT_STATUS_S)
             ended.set()
@@ -203,11 +204,11 @@ class ProcessDriver:
 
 def _stop_unwatched(handle: Handle) -> None:
     """End a container of an earlier invoker that nobody watches; returns when it is gone."""
-    if not proc.is_alive(handle.pid, handle.start_ticks):
+    if not process_ids.is_alive(handle.pid, handle.start_ticks):
         return
-    proc.signal_tree(handle.pid, handle.start_ticks, signal.SIGKILL)
-    if proc.wait_gone(handle.pid, handle.start_ticks, _KILLED_S):
-        proc.end_group(handle.pid, _KILLED_S)
+    process_ids.signal_tree(handle.pid, handle.start_ticks, signal.SIGKILL)
+    if process_ids.wait_gone(handle.pid, handle.start_ticks, _KILLED_S):
+        process_ids.end_group(handle.pid, _KILLED_S)
 
 
 def _kept_environment() -> dict[str, str]:

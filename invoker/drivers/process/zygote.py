@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from invoker.drivers import process_ids as proc
+from invoker.drivers import process_ids
 from invoker.drivers.exits import ExitWatch
 from invoker.drivers.socket_wait import wait_socket, wait_socket_until
 from relay.clients.channel import Channel
@@ -24,7 +24,7 @@ from thaw.errors import PlatformError, ProtocolError
 from thaw.lasting import LastingThread
 from thaw.logs import Log
 
-PROGRAM: list[str] = ["-m", "thaw_runtime.zygote"]
+PROGRAM: list[str] = ["-m", "thaw_runtime.start.zygote"]
 WARM_UP_S: Final = 180.0
 """Importing the engine takes 10 CPU seconds, on a host whose cores are busy several times as long."""
 
@@ -101,8 +101,8 @@ class Zygote:
                 self._found()  # one of an earlier invoker's
             channel, pid, ticks = self._channel, self._pid, self._ticks
         os.eventfd_write(self._stopped, 1)
-        proc.signal_tree(pid, ticks, signal.SIGKILL)
-        proc.wait_gone(pid, ticks, _ENDED_S)
+        process_ids.signal_tree(pid, ticks, signal.SIGKILL)
+        process_ids.wait_gone(pid, ticks, _ENDED_S)
         if channel is not None:
             channel.close()
         with self._lock:
@@ -144,7 +144,7 @@ class Zygote:
         What it has said before its end has been heard when this returns."""
         pid, ticks = self._pid, self._ticks
         self._log.event("zygote_hangs", pid=pid)
-        proc.signal_tree(pid, ticks, signal.SIGKILL)
+        process_ids.signal_tree(pid, ticks, signal.SIGKILL)
         self._changed.wait_for(lambda: self._channel is not channel, _ENDED_S)
 
     def status_of(self, pid: int, deadline_s: float) -> int | None:
@@ -219,13 +219,13 @@ class Zygote:
         except (OSError, ValueError):
             return False
         self._pid, self._ticks = pid, ticks
-        return proc.is_alive(pid, ticks)
+        return process_ids.is_alive(pid, ticks)
 
     def _start(self) -> None:
         Path(self._path).unlink(missing_ok=True)
         pid = self._branch() if self._parent else 0
         self._pid = pid or self._import()
-        self._ticks = proc.start_ticks(self._pid) or 0
+        self._ticks = process_ids.start_ticks(self._pid) or 0
         self._pid_file.write_text(f"{self._pid} {self._ticks}")
 
     def _branch(self) -> int:

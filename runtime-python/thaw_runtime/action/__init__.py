@@ -1,0 +1,1 @@
+"""OpenWhisk's action proxy for Python functions.  Standard library only."""

@@ -1,0 +1,175 @@
+"""The process that runs user code.  It is forked before anything is known of the code, and belongs to one proxy.
+
+One init, then runs.  With a concurrency of 1 user code runs on the main thread (signals and event loops work as in a
+script); else each run has a thread, and ``__OW_*`` is the process's: the last run's.  An exception of user code is an
+application error.  An exit is the end of this process, which the proxy reports as "command exited"; where a signal
+killed the process, the proxy names it.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import os
+import socket
+import sys
+import tempfile
+import threading
+import traceback
+import types
+import zipfile
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from thaw_runtime.action.wire import INIT, MAX_MESSAGE_BYTES, Message, PeerGone, receive, send
+
+NO_BINARY = "The action failed to generate or locate a binary. See logs for details."
+NOT_A_DICT = "The action did not return a dictionary or array."
+
+Main = Callable[[Any], Any]
+
+
+def serve(sock: socket.socket) -> None:
+    """Until the proxy closes."""
+    try:
+        value = json.loads(receive(sock).body)
+        main = _initialised(sock, value)
+        if main is not None:
+            _run_all(sock, main, int(value.get("concurrency") or 1))
+    except PeerGone:
+        return
+
+
+def _initialised(sock: socket.socket, value: Mapping[str, Any]) -> Main | None:
+    try:
+        main = load(value)
+    except Exception:  # noqa: BLE001  whatever user code raises while it is loaded is the user's to read
+        traceback.print_exc()
+        _flush()
+        send(sock, INIT, _dumps({"error": NO_BINARY}), 502)
+        return None
+    _flush()
+    send(sock, INIT, _dumps({"ok": True}), 200)
+    return main
+
+
+def load(value: Mapping[str, Any]) -> Main:
+    """The action's function.  ``env`` is exported before any user code runs."""
+    for name, setting in (value.get("env") or {}).items():
+        os.environ[name] = setting if isinstance(setting, str) else str(setting)
+    name = value.get("main") or "main"
+    module = types.ModuleType("__main__")
+    sys.modules["__main__"] = module  # pickle and inspect look a function's module up
+    if value.get("binary"):
+        source, path = _unpacked(value["code"])
+    else:
+        source, path = value["code"], "__main__.py"
+    module.__file__ = path
+    exec(compile(source, path, "exec"), module.__dict__)  # noqa: S102  running user code is this process's purpose
+    main = getattr(module, name, None)
+    if not callable(main):
+        raise TypeError(f"Invalid action: it has no function {name!r}")
+    return main  # type: ignore[no-any-return]
+
+
+def _unpacked(code: str) -> tuple[str, str]:
+    """Source and path of ``__main__.py`` of a base64 zip, which becomes the working directory."""
+    directory = tempfile.mkdtemp(prefix="action-")
+    with zipfile.ZipFile(io.BytesIO(base64.b64decode(code))) as archive:
+        archive.extractall(directory)  # zipfile drops .. and absolute paths
+    os.chdir(directory)
+    sys.path.insert(0, directory)
+    _use_virtualenv(directory)
+    path = os.path.join(directory, "__main__.py")
+    with open(path, encoding="utf-8") as file:
+        return file.read(), path
+
+
+def _use_virtualenv(directory: str) -> None:
+    """OpenWhisk's zips may bring a ``virtualenv`` folder with packages."""
+    version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    packages = os.path.join(directory, "virtualenv", "lib", version, "site-packages")
+    if os.path.isdir(packages):
+        sys.path.insert(1, packages)
+
+
+def _run_all(sock: socket.socket, main: Main, concurrency: int) -> None:
+    while True:
+        request = receive(sock)
+        if concurrency <= 1:
+            _run(sock, main, request)
+        else:
+            threading.Thread(target=_run_threaded, args=(sock, main, request), daemon=True).start()
+
+
+def _run_threaded(sock: socket.socket, main: Main, request: Message) -> None:
+    try:
+        _run(sock, main, request)
+    except PeerGone:
+        return
+    except SystemExit:
+        os._exit(1)  # in a thread it would only end the thread
+
+
+_send_lock = threading.Lock()
+
+
+def _run(sock: socket.socket, main: Main, request: Message) -> None:
+    status, body = _answer(main, request.body)
+    _flush()
+    with _send_lock:
+        send(sock, request.run_id, body, status)
+
+
+def _answer(main: Main, body: bytes) -> tuple[int, bytes]:
+    """Status and JSON.  The proxy has not looked into ``body``."""
+    try:
+        request = json.loads(body)
+    except ValueError as e:
+        return 400, _dumps(refusal("BadRequest", f"Error unmarshaling request: {e}"))
+    if not isinstance(request, dict):
+        return 400, _dumps(refusal("BadRequest", "Error unmarshaling request: not a JSON object"))
+    _export(request)
+    try:
+        result = main(request.get("value") or {})
+    except Exception as e:  # noqa: BLE001  an exception of user code is its result
+        traceback.print_exc()
+        return 200, _dumps({"error": str(e)})
+    if isinstance(result, dict | list):
+        try:
+            data = _dumps(result)
+            if len(data) <= MAX_MESSAGE_BYTES:
+                return 200, data
+        except (TypeError, ValueError, RecursionError):  # the result holds what JSON cannot say
+            pass
+    return 502, _dumps({"error": NOT_A_DICT})
+
+
+def refusal(code: str, error: str, hint: str = "") -> dict[str, Any]:
+    """A body that is not the function's own."""
+    return {"error": error, "info": {"code": code, "message": error, "hint": hint}}
+
+
+def _dumps(value: object) -> bytes:
+    return json.dumps(value).encode()
+
+
+def _export(request: Mapping[str, Any]) -> None:
+    for name in [n for n in os.environ if n.startswith("__OW_") and n not in _KEPT]:
+        del os.environ[name]
+    for key, setting in request.items():
+        if key != "value":
+            os.environ[f"__OW_{key.upper()}"] = setting if isinstance(setting, str) else str(setting)
+
+
+_KEPT = frozenset({"__OW_API_HOST", "__OW_ALLOW_CONCURRENT"})
+
+
+def _flush() -> None:
+    """What was printed is on its way before the answer is: the proxy puts the sentinel behind it."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError, AttributeError):
+            pass  # user code closed or replaced it

@@ -1,0 +1,90 @@
+"""One output stream of the child on its way to the container's log: bounded per run, and never in the child's way.
+
+It is read whenever there is something, so that user code which prints 100 MB is not blocked and does not fill a disk:
+beyond the limit the text is dropped until the run ends, and one line says so.  A run's end is the proxy's to know: what
+the child wrote before its answer is in the pipe by then, is carried over, and the sentinel goes behind it.  So whoever
+reads the log after the answer finds all of it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+import termios
+from typing import Final
+
+from thaw_runtime.action.wire import SENTINEL
+
+LIMIT_BYTES: Final = 10 * 1024 * 1024
+"""OpenWhisk's largest log limit; the invoker applies the action's own."""
+
+_MARK: Final = SENTINEL.encode() + b"\n"
+_READ_BYTES: Final = 1 << 16
+_TRUNCATED: Final = "Logs were truncated because the total bytes size exceeds the limit of {} bytes.\n"
+
+
+class LineLimiter:
+    """Pure: what of a run's output goes on to the log.  Text behind the limit is dropped until the run ends."""
+
+    def __init__(self, limit_bytes: int = LIMIT_BYTES) -> None:
+        self._limit = limit_bytes
+        self._used = 0
+        self._dropping = False
+        self._ended_line = True
+
+    def feed(self, data: bytes) -> bytes:
+        if self._dropping or not data:
+            return b""
+        kept = data[: self._limit - self._used]
+        self._used += len(kept)
+        if len(kept) < len(data):
+            self._dropping = self._ended_line = True
+            return kept + b"\n" + _TRUNCATED.format(self._limit).encode()
+        self._ended_line = kept.endswith(b"\n")
+        return kept
+
+    def end_run(self) -> bytes:
+        """The sentinel, on a line of its own."""
+        mark = _MARK if self._ended_line else b"\n" + _MARK
+        self._used, self._dropping, self._ended_line = 0, False, True
+        return mark
+
+
+class Drain:
+    """Carries ``source``, a pipe, to ``target`` through a limiter.  Not thread-safe."""
+
+    def __init__(self, source: int, target: int) -> None:
+        self.source, self._target = source, target
+        self._limiter = LineLimiter()
+
+    def some(self) -> bool:
+        """Carry what one read gives; it blocks while the pipe is empty.  False: the stream has ended."""
+        try:
+            data = os.read(self.source, _READ_BYTES)
+        except OSError:
+            return False
+        write_all(self._target, self._limiter.feed(data))
+        return bool(data)
+
+    def end_run(self) -> None:
+        """Carry what is in the pipe now, then write the sentinel."""
+        left = self._waiting()
+        kept = []
+        while left > 0 and (data := os.read(self.source, min(left, _READ_BYTES))):
+            kept.append(self._limiter.feed(data))
+            left -= len(data)
+        write_all(self._target, b"".join(kept) + self._limiter.end_run())
+
+    def _waiting(self) -> int:
+        n_bytes: int = struct.unpack("i", fcntl.ioctl(self.source, termios.FIONREAD, b"\0\0\0\0"))[0]
+        return n_bytes
+
+
+def write_all(fd: int, data: bytes) -> None:
+    """A log that cannot be written (a full disk) must not stop the function."""
+    try:
+        while data:
+            data = data[os.write(fd, data) :]
+    except OSError:
+        return

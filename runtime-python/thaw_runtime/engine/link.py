@@ -1,0 +1,185 @@
+"""The proxy's side of its engine process: start it, submit, hand each request its own events."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+from relay.clients.channel import Channel
+from relay.protocol.messages import LlmInit
+from thaw.errors import (
+    ErrorInfo,
+    InitFailed,
+    InstanceGone,
+    ProtocolError,
+    ThawError,
+    TimeLimitExceeded,
+    WorkerLost,
+    from_info,
+)
+from thaw.lasting import LastingThread
+from thaw.logs import Log
+from thaw_runtime.engine.protocol import EngineRequest, EngineStarted, Event, Failed, Finished, Token, Usage
+from thaw_runtime.engine.wire import (
+    Abort,
+    EngineReady,
+    EngineStart,
+    EngineStartFailed,
+    Events,
+    Message,
+    Submit,
+    decode,
+    encode,
+)
+from thaw_runtime.process.ending import signal_name
+from thaw_runtime.process.stops import StopWatch
+
+log = Log("runtime-proxy")
+
+
+@dataclass(slots=True)
+class Answer:
+    """One request's events, in order; ends with Finished or Failed."""
+
+    request_id: str
+    events: queue.SimpleQueue[Event] = field(default_factory=queue.SimpleQueue)
+
+    def next(self, timeout_s: float | None) -> list[Event]:
+        """At least one event and whatever else has come.  Raises TimeLimitExceeded."""
+        try:
+            events = [self.events.get(timeout=timeout_s)]
+            while not self.events.empty():
+                events.append(self.events.get_nowait())
+        except queue.Empty:
+            raise TimeLimitExceeded("the action ran longer than its time limit") from None
+        return events
+
+
+class EngineLink:
+    """One reader thread; any number of threads submit."""
+
+    def __init__(self, channel: Channel, pid: int) -> None:
+        self._channel = channel
+        self._pid = pid
+        self._lock = threading.Lock()
+        self._answers: dict[str, Answer] = {}
+        self._outcome: queue.SimpleQueue[EngineStarted | ThawError] = queue.SimpleQueue()
+        self._lost: ErrorInfo | None = None
+        self.stops = StopWatch(pid, "engine")
+        channel.set_timeout(None)
+
+    def listen(self, on_lost: Callable[[int], None]) -> None:
+        """Begin to hear the engine.  ``on_lost`` is called once, on the reader thread, after open requests failed, with
+        the signal that killed the engine or 0."""
+        self.stops.begin()
+        LastingThread(partial(self._read, on_lost), "engine-link").start()
+
+    def begin_start(self, init: LlmInit, door: str) -> None:
+        self._send(EngineStart(init, door))
+
+    def wait_started(self) -> EngineStarted:
+        """Raises what kept the engine from starting.  Not bounded: a start that makes progress is never cut off."""
+        outcome = self._outcome.get()
+        if isinstance(outcome, ThawError):
+            raise outcome
+        return outcome
+
+    def submit(self, request: EngineRequest) -> Answer:
+        """Raises InstanceGone, ProtocolError for a request that fits no frame."""
+        answer = Answer(request.request_id)
+        with self._lock:
+            if self._lost is not None:
+                raise InstanceGone("the engine has died")
+            self._answers[request.request_id] = answer
+        try:
+            self._send(Submit(request))
+        except ProtocolError:
+            with self._lock:
+                self._answers.pop(request.request_id, None)
+            raise
+        return answer
+
+    def abort(self, request_id: str) -> None:
+        """Stop computing; whoever reads the answer is woken by its end.  A request that has ended is ignored."""
+        with self._lock:
+            answer = self._answers.pop(request_id, None)
+        if answer is not None:
+            self._send(Abort(request_id))
+            answer.events.put(Finished("abort", Usage(0, 0)))
+
+    def inflight(self) -> int:
+        with self._lock:
+            return len(self._answers)
+
+    def _send(self, message: Message) -> None:
+        try:
+            self._channel.send(encode(message))
+        except OSError:
+            pass  # the reader thread sees the same end and fails the request
+
+    def _read(self, on_lost: Callable[[int], None]) -> None:
+        try:
+            while True:
+                self._deliver(decode(self._channel.receive()[0]))
+        except (ProtocolError, OSError):  # closed, or damaged, which ends it as well
+            on_lost(self._lose())
+
+    def _deliver(self, message: Message) -> None:
+        if isinstance(message, Events):
+            for request_id, event in message.events:
+                self._deliver_event(request_id, event)
+        elif isinstance(message, EngineReady):
+            self._outcome.put(message.started)
+        elif isinstance(message, EngineStartFailed):
+            self._outcome.put(from_info(message.error))
+        else:
+            raise ProtocolError(f"the engine sent {type(message).__name__}")
+
+    def _deliver_event(self, request_id: str, event: Event) -> None:
+        with self._lock:
+            answer = self._answers.get(request_id)
+            if answer is not None and not isinstance(event, Token):
+                del self._answers[request_id]
+        if answer is not None:
+            answer.events.put(event)
+
+    def _lose(self) -> int:
+        """Every request of the engine has failed.  Returns the signal that killed it, 0 where it ended by itself."""
+        signal_number, how = _end_of(self._pid)
+        error = ErrorInfo(WorkerLost.__name__, f"the engine process {how}")
+        log.event("engine_lost", pid=self._pid, reason=error.message)
+        with self._lock:
+            self._lost = error
+            answers, self._answers = self._answers, {}
+        for answer in answers.values():
+            answer.events.put(Failed(error))
+        self._outcome.put(_start_error(how, signal_number))
+        return signal_number
+
+
+def _start_error(how: str, signal_number: int) -> ThawError:
+    """A kill may be tried again elsewhere; an engine that gave up by itself would do so again."""
+    said = f"the engine process {how} while it started"
+    if signal_number:
+        return WorkerLost(said, hint="out of memory, or killed from outside")
+    return InitFailed(said, hint="see the container's log")
+
+
+def _end_of(pid: int) -> tuple[int, str]:
+    """Reap it.  Returns the signal that killed it, or 0, and how it ended in words.
+
+    Its socket is closed, so it has gone; one that sent damage is made to.
+    """
+    try:
+        os.kill(pid, signal.SIGKILL)  # changes nothing for one that is ending
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    except (ChildProcessError, ProcessLookupError):
+        return 0, "has gone"
+    if code < 0:
+        return -code, f"was killed by {signal_name(-code)}"
+    return 0, f"ended with status {code}"

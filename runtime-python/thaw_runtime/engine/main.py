@@ -1,0 +1,198 @@
+"""The engine process: one stage, token ids only, commanded by the proxy over an inherited socket.
+
+The reader thread takes commands, the engine's own thread steps.  When the proxy goes away, so does this process;
+when the engine breaks, its requests fail first and then the process ends, which the proxy takes as a lost worker.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+from relay.clients.channel import Channel, ChannelClosed
+from relay.clients.fetch import DoorClient
+from relay.thread_account import ThreadAccount
+from thaw import lasting
+from thaw.errors import PlatformError, ThawError
+from thaw.logs import Log, flush_output, print_traceback
+from thaw.trace import Phase
+from thaw_runtime.engine.protocol import GRANT_DEADLINE_S, Emit, Engine, EngineStarted, Event
+from thaw_runtime.engine.vllm import env as engine_env
+from thaw_runtime.engine.wire import (
+    Abort,
+    EngineReady,
+    EngineStart,
+    EngineStartFailed,
+    Events,
+    Message,
+    Submit,
+    decode,
+    encode,
+)
+from thaw_runtime.start.trace import StartTrace
+from thaw_runtime.weights import parameter_manager
+
+log = Log("runtime-engine")
+
+EXIT_LOST_PROXY = 0
+EXIT_BROKEN = 70  # EX_SOFTWARE
+
+MakeEngine = Callable[[Emit], Engine]
+
+
+def serve(channel: Channel, make_engine: Callable[[], MakeEngine], born_ns: int | None = None) -> int:
+    """Obey the proxy until it closes.  ``make_engine`` does the heavy import, while the start command is awaited.
+    ``born_ns`` is when this process was begun for it, on the monotonic clock.
+
+    A start runs on a thread of its own: a proxy that dies in the middle of one is seen at once, not when the last
+    byte has come.  The caller ends the process, with whatever the start is waiting for.
+    """
+    lasting.guard(Log("engine"))
+    use_own_tmp()
+    parameter_manager.start()  # before any heavy import: a CUDA context is made meanwhile, on a thread of its own
+    libraries = _Importing(make_engine, born_ns)
+    channel.set_timeout(None)
+    start = _Start(channel, libraries)
+    try:
+        while True:
+            message = decode(channel.receive()[0])
+            if isinstance(message, EngineStart):
+                start.begin(message)
+            elif start.engine is None:
+                raise PlatformError(f"{type(message).__name__} before the engine was started")
+            elif isinstance(message, Submit):
+                start.engine.submit(message.request)
+            elif isinstance(message, Abort):
+                start.engine.abort(message.request_id)
+    except (ChannelClosed, OSError):
+        if start.engine is not None:
+            start.engine.stop()  # the other stages of a pipeline hear of it now, and not by this one's silence
+        return EXIT_LOST_PROXY
+
+
+def use_own_tmp() -> None:
+    """Temporary files go where the container's driver says (TMPDIR), also where a zygote had chosen before its fork."""
+    tempfile.tempdir = None
+
+
+class _Importing:
+    """The heavy import, begun at once.  In a stem cell it has happened before: then there is no phase of it.
+
+    The phase includes the interpreter's own start and what this file imports, from ``born_ns`` on."""
+
+    def __init__(self, make_engine: Callable[[], MakeEngine], born_ns: int | None) -> None:
+        """On the process's first thread, which has done all that was done so far."""
+        self._make, self._born_ns, self._spent = make_engine, born_ns, ThreadAccount().spent()
+        self._trace = StartTrace()
+        self._made: MakeEngine | None = None
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="libraries")
+        self._thread.start()
+
+    def _run(self) -> None:
+        n_before = len(sys.modules)
+        try:
+            with self._trace.phase(Phase.LIBRARIES_BEGIN):
+                self._made = self._make()
+        except Exception as e:  # noqa: BLE001  whatever an import raises is told to the proxy
+            print_traceback()
+            self._error = e
+        self._imported = len(sys.modules) > n_before
+
+    def result(self, trace: StartTrace) -> MakeEngine:
+        self._thread.join()
+        if self._made is None:
+            raise PlatformError(f"the engine's libraries cannot be imported: {self._error}")
+        if self._imported:
+            if self._born_ns is not None:
+                self._trace.began_at(self._born_ns, self._spent)
+            trace.adopt(self._trace.events)
+        return self._made
+
+
+class _Start:
+    """From the command to an engine that accepts requests; the process ends when it fails, and with the engine."""
+
+    def __init__(self, channel: Channel, libraries: _Importing) -> None:
+        self.engine: Engine | None = None
+        self._channel = channel
+        self._libraries = libraries
+
+    def begin(self, command: EngineStart) -> None:
+        threading.Thread(target=self._run, args=(command,), name="start", daemon=True).start()
+
+    def _run(self, command: EngineStart) -> None:
+        trace = StartTrace(group_id=command.init.group_id, stage=command.init.stage, host=command.init.host)
+        try:
+            engine, started = self._engine(command, trace)
+        except ThawError as e:
+            _tell(self._channel, EngineStartFailed(e.info()))
+            _exit(EXIT_BROKEN)
+        except Exception:  # noqa: BLE001  the edge of a thread: without it the proxy would wait for ever
+            print_traceback()
+            _exit(EXIT_BROKEN)
+        trace.extend(started.events)
+        self.engine = engine
+        _tell(self._channel, EngineReady(EngineStarted(trace.events, started.memory, started.max_model_len)))
+        engine.join()
+        _exit(EXIT_BROKEN)
+
+    def _engine(self, command: EngineStart, trace: StartTrace) -> tuple[Engine, EngineStarted]:
+        def emit(events: Sequence[tuple[str, Event]]) -> None:
+            _tell(self._channel, Events(tuple(events)))
+
+        with trace.phase(Phase.CONTEXT_BEGIN):
+            self._door = DoorClient.connect(command.door)  # open for as long as the process maps the segment: its life
+            segment = parameter_manager.open_segment(*self._door.granted(deadline_s=GRANT_DEADLINE_S))
+        engine = self._libraries.result(trace)(emit)
+        return engine, engine.start(command.init, segment)
+
+
+def _exit(status: int) -> NoReturn:
+    """At once: vLLM's exit handlers take a second and free nothing the kernel does not."""
+    flush_output()
+    os._exit(status)
+
+
+def _tell(channel: Channel, message: Message) -> None:
+    try:
+        channel.send(encode(message))
+    except OSError:
+        os._exit(EXIT_LOST_PROXY)  # nobody is left to tell; the reader thread is about to see the same
+
+
+def vllm() -> MakeEngine:
+    engine_env.prepare()
+    from thaw_runtime.engine.vllm.engine import VllmEngine
+
+    return VllmEngine
+
+
+def warm_vllm() -> MakeEngine:
+    """Of a stem cell that is a container: what the zygote imports, too."""
+    engine_env.prepare()
+    from thaw_runtime.start.warm import warm_up
+
+    warm_up()
+    log.event("ready", pid=os.getpid())
+    return vllm()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
+    parser.add_argument("--fd", type=int, required=True, help="descriptor of the socket to the proxy")
+    parser.add_argument("--born-ns", type=int, help="when this process was begun, on the monotonic clock")
+    parser.add_argument("--warm", action="store_true", help="import what any start may need")
+    args = parser.parse_args()
+    status = serve(Channel(socket.socket(fileno=args.fd)), warm_vllm if args.warm else vllm, args.born_ns)
+    _exit(status)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The engine on vLLM.  No other folder knows its names."""

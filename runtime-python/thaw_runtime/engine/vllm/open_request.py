@@ -1,0 +1,65 @@
+"""A request in an engine: numbers its tokens and turns the engine's outputs into events."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from thaw.errors import ErrorInfo, WorkerLost
+from thaw.hops import HopPath
+from thaw_runtime.engine.protocol import EngineRequest, Event, Failed, Finished, Logprobs, Token, Usage
+from thaw_runtime.engine.vllm.work import Mark, Work
+
+
+class OpenRequest:
+    """Numbers a request's tokens; the first one carries what the engine's thread spent until it was there.
+
+    ``hops`` says which paths the messages between the stages take now; None where there is one stage.
+    """
+
+    def __init__(self, request: EngineRequest, hops: Callable[[], tuple[HopPath, ...]] | None) -> None:
+        self._request, self._hops = request, hops or tuple
+        self._hops_told: tuple[HopPath, ...] = ()
+        self._next = request.first_index
+        self._began: tuple[Work, Mark] | None = None
+
+    def begin(self, work: Work) -> None:
+        """On the engine's thread, which computes it from now on."""
+        self._began = work, work.mark(len(self._request.prompt_token_ids))
+
+    def usage(self) -> Usage:
+        return Usage(len(self._request.prompt_token_ids), self._next)
+
+    def events(self, output: Any) -> list[Event]:
+        """What an EngineCoreOutput of vLLM says."""
+        events: list[Event] = []
+        for i, token_id in enumerate(output.new_token_ids):
+            logprobs = _logprobs(output.new_logprobs, i)
+            events.append(self._first(token_id, logprobs) if self._began else Token(self._next, token_id, logprobs))
+            self._next += 1
+        if output.finish_reason is not None:
+            reason = str(output.finish_reason)
+            if reason in ("stop", "length"):
+                events.append(Finished(reason, self.usage(), self._changed_hops()))
+            else:
+                events.append(Failed(ErrorInfo(WorkerLost.__name__, f"the engine ended the request: {reason}")))
+        return events
+
+    def _first(self, token_id: int, logprobs: Logprobs | None) -> Token:
+        assert self._began is not None  # noqa: S101  only then is a token the first
+        (work, mark), self._began = self._began, None
+        spent = work.since(mark)
+        self._hops_told = self._hops()
+        return Token(self._next, token_id, logprobs, spent, self._hops_told)
+
+    def _changed_hops(self) -> tuple[HopPath, ...]:
+        """Since the first token; () when they are what they were."""
+        return hops if (hops := self._hops()) != self._hops_told else ()
+
+
+def _logprobs(lists: Any, i: int) -> Logprobs | None:
+    """vLLM puts the sampled token first, the top ones behind it."""
+    if lists is None:
+        return None
+    ids, values = lists.logprob_token_ids[i].tolist(), lists.logprobs[i].tolist()
+    return Logprobs(values[0], tuple(zip(ids[1:], values[1:], strict=True)))

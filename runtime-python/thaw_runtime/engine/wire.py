@@ -1,0 +1,118 @@
+"""What the proxy and its engine process say to each other: control frames over a socket pair.
+
+A step's events travel as one message of short arrays (``[request_id, "k", index, token_id, logprob, top, spent,
+hops]``, the end left out where there is nothing): this is the hot path, a token costs no dictionary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from relay.protocol.messages import LlmInit
+from thaw import wire
+from thaw.errors import ErrorInfo, ProtocolError
+from thaw.hops import HopPath
+from thaw_runtime.engine.protocol import EngineRequest, EngineStarted, Event, Failed, Finished, Logprobs, Token, Usage
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStart:
+    """Proxy → engine, once.  ``door`` is fetchd's socket of this container."""
+
+    init: LlmInit
+    door: str
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    request: EngineRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class EngineReady:
+    started: EngineStarted
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStartFailed:
+    error: ErrorInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Events:
+    events: tuple[tuple[str, Event], ...]
+
+
+Message = EngineStart | Submit | Abort | EngineReady | EngineStartFailed | Events
+_PLAIN: dict[str, type[Any]] = {
+    cls.__name__: cls for cls in (EngineStart, Abort, EngineReady, EngineStartFailed)
+}  # fmt: skip
+
+
+def encode(message: Message) -> dict[str, Any]:
+    if isinstance(message, Events):
+        return {"t": "Events", "events": [_event(request_id, e) for request_id, e in message.events]}
+    if isinstance(message, Submit):
+        return {"t": "Submit", "request": _request(message.request)}
+    return {"t": type(message).__name__, **wire.to_plain(message)}
+
+
+def decode(plain: Any) -> Message:
+    """Raises ProtocolError."""
+    tag = plain.get("t") if isinstance(plain, dict) else None
+    try:
+        if tag == "Events":
+            return Events(tuple(_read_event(e) for e in plain["events"]))
+        if tag == "Submit":
+            return Submit(_read_request(plain["request"]))
+    except (KeyError, IndexError, TypeError, ValueError) as e:
+        raise ProtocolError(f"a damaged {tag} message: {e}") from e
+    if tag not in _PLAIN:
+        raise ProtocolError(f"not a message of the engine: {plain!r:.80}")
+    message: Message = wire.from_plain(_PLAIN[tag], plain)
+    return message
+
+
+def _event(request_id: str, event: Event) -> list[Any]:
+    if isinstance(event, Token):
+        plain = [request_id, "k", event.index, event.token_id]
+        is_first = event.spent is not None or bool(event.hops)
+        if event.logprobs is not None or is_first:
+            plain += [event.logprobs.logprob, event.logprobs.top] if event.logprobs else [None, ()]
+        return [*plain, event.spent, event.hops] if is_first else plain
+    if isinstance(event, Finished):
+        usage = event.usage
+        return [request_id, "e", event.reason, usage.prompt_tokens, usage.completion_tokens, event.hops]
+    return [request_id, "f", event.error.code, event.error.message, event.error.hint]
+
+
+def _read_event(e: Sequence[Any]) -> tuple[str, Event]:
+    if e[1] == "k":
+        logprobs = Logprobs(e[4], tuple((i, p) for i, p in e[5])) if len(e) > 4 and e[4] is not None else None
+        spent, hops = (e[6], _read_hops(e[7])) if len(e) > 6 else (None, ())
+        return e[0], Token(e[2], e[3], logprobs, spent, hops)
+    if e[1] == "e":
+        return e[0], Finished(e[2], Usage(e[3], e[4]), _read_hops(e[5]))
+    return e[0], Failed(ErrorInfo(e[2], e[3], e[4]))
+
+
+def _read_hops(names: Sequence[str]) -> tuple[HopPath, ...]:
+    return tuple(map(HopPath, names))
+
+
+def _request(r: EngineRequest) -> dict[str, Any]:
+    bias = [[token, value] for token, value in r.sampling.logit_bias.items()]  # JSON has no integer keys
+    return {**wire.to_plain(r), "sampling": {**wire.to_plain(r.sampling), "logit_bias": {}}, "bias": bias}
+
+
+def _read_request(plain: Any) -> EngineRequest:
+    request = wire.from_plain(EngineRequest, plain)
+    request.sampling.logit_bias.update({int(t): float(v) for t, v in plain["bias"]})  # type: ignore[attr-defined]
+    return request

@@ -1,0 +1,123 @@
+"""What an LLM container is: not started, starting, ready, failed.  HTTP is in proxy.py, the engine behind the link."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from typing import Any
+
+from relay.clients.fetch import DoorClient
+from relay.protocol.messages import InitReply, LlmInit, LlmRun
+from thaw import wire
+from thaw.errors import BadRequest, Conflict, InstanceGone
+from thaw.trace import Phase
+from thaw_runtime.engine.link import EngineLink
+from thaw_runtime.engine.protocol import GRANT_DEADLINE_S
+from thaw_runtime.llm.model_text import ModelText, load_model_text
+from thaw_runtime.llm.runs import RunStream
+from thaw_runtime.start.trace import StartTrace
+
+
+class LlmContainer:
+    def __init__(self, link: EngineLink, door: str) -> None:
+        self._link = link
+        self._door = door
+        self._lock = threading.Lock()
+        self._idle = threading.Condition(self._lock)
+        self._state = "new"
+        self._owed = 0
+        self._text: ModelText | None = None
+        self._init: LlmInit | None = None
+        self._max_model_len = 0
+
+    @property
+    def model_name(self) -> str:
+        config = self._init.config if self._init else None
+        return (config.model.served_name or config.model.uri) if config else ""
+
+    def init(self, init: LlmInit) -> InitReply:
+        """Blocks until requests are accepted.  The tokenizer loads while the weights arrive.  Raises ThawError."""
+        with self._lock:
+            if self._state != "new":
+                raise Conflict("Cannot initialize the action more than once.")
+            self._state = "starting"
+            self._init = init
+        trace = StartTrace(group_id=init.group_id, stage=init.stage, host=init.host)
+        try:
+            with trace.phase(Phase.INIT_BEGIN):
+                memory = self._start(init, trace)
+        except Exception:
+            self._set_state("failed")
+            raise
+        gc.freeze()  # the tokenizer stays: no collection needs to walk over it while a token waits
+        self._set_state("ready")
+        return InitReply(True, trace.events, memory)
+
+    def _start(self, init: LlmInit, trace: StartTrace) -> Mapping[str, int]:
+        self._link.begin_start(init, self._door)
+        if init.stage == 0:  # other stages see hidden states only
+            self._load_text(trace)
+        started = self._link.wait_started()
+        trace.extend(started.events)
+        trace.adopt(self._link.stops.since(0))  # also while it imported, before it was known for whom
+        self._max_model_len = started.max_model_len
+        return started.memory
+
+    def _load_text(self, trace: StartTrace) -> None:
+        with (
+            trace.phase(Phase.TOKENIZER_BEGIN),
+            closing(DoorClient.connect(self._door)) as door,
+            closing(door.segment(deadline_s=GRANT_DEADLINE_S)) as segment,
+        ):
+            self._text = load_model_text(segment)
+
+    def run(self, body: Mapping[str, Any]) -> tuple[RunStream, float | None]:
+        """A stream that is ready to go, and its monotonic deadline.  Raises BadRequest, InstanceGone."""
+        value = body.get("value")
+        if not isinstance(value, dict):
+            raise BadRequest('/run wants {"value": {endpoint, body, seed, …}}')
+        if self._state != "ready" or self._text is None or self._init is None:
+            raise InstanceGone(f"this container is {self._state} and cannot run requests")
+        run = wire.from_plain(LlmRun, {"endpoint": "chat", "seed": 0, **value})
+        activation_id = str(body.get("activation_id") or "")
+        trace = StartTrace(group_id=self._init.group_id, host=self._init.host, activation_id=activation_id)
+        trace.mark(Phase.RUN_BEGIN)
+        # one activation may come twice (a resume on the same worker), an engine's ids may not
+        request_id = f"{activation_id or 'run'}-{time.monotonic_ns():x}"
+        return RunStream(self._link, self._text, run, request_id, self._max_model_len, trace), _deadline(body)
+
+    def health(self) -> dict[str, object]:
+        return {"state": self._state, "inflight": self._link.inflight()}
+
+    @contextmanager
+    def answering(self) -> Iterator[None]:
+        """While the block runs, the process owes a client an answer and must not end."""
+        with self._idle:
+            self._owed += 1
+        try:
+            yield
+        finally:
+            with self._idle:
+                self._owed -= 1
+                self._idle.notify_all()
+
+    def wait_told(self, deadline_s: float) -> None:
+        """Until every client has been answered, /init's included; after the engine was lost."""
+        with self._idle:
+            self._idle.wait_for(lambda: self._owed == 0, timeout=deadline_s)
+
+    def _set_state(self, state: str) -> None:
+        with self._lock:
+            self._state = state
+
+
+def _deadline(body: Mapping[str, Any]) -> float | None:
+    """``deadline`` is wall-clock milliseconds, as OpenWhisk sends it."""
+    try:
+        left_s = int(body["deadline"]) / 1000 - time.time()
+    except (KeyError, TypeError, ValueError):
+        return None
+    return time.monotonic() + left_s

@@ -1,0 +1,56 @@
+"""``python -m thaw_runtime.llm.main``: the cold path.  The proxy answers at once while its engine imports.
+
+Environment: THAW_SOCKET (where to listen), THAW_DOOR (fetchd's socket for this container), THAW_WARM (on: it is a stem
+cell, and imports what any start would otherwise wait for).
+"""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+
+from relay.clients.channel import Channel
+from thaw.settings import SettingError, load, setting
+from thaw_runtime.engine.vllm import env as engine_env
+from thaw_runtime.process.ending import end_when_asked
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerSettings:
+    socket: str = setting("THAW_SOCKET", "the unix socket to listen on")
+    door: str = setting("THAW_DOOR", "fetchd's socket of this container")
+    warm: str = setting("THAW_WARM", "on: a stem cell, which imports what any start may need", "")
+
+
+def read_settings() -> ContainerSettings:
+    try:
+        return load(ContainerSettings)
+    except SettingError as e:
+        raise SystemExit(f"{e.message}; {e.hint}") from e
+
+
+def spawn_engine(*, warm: bool = False) -> tuple[Channel, int]:
+    """A fresh interpreter that imports the engine; its socket and pid.  It ends when the socket closes."""
+    ours, theirs = socket.socketpair()
+    engine_env.prepare()
+    command = [sys.executable, "-m", "thaw_runtime.engine.main", "--fd", str(theirs.fileno())]
+    command += ["--warm"] if warm else ["--born-ns", str(time.monotonic_ns())]
+    process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+    theirs.close()
+    return Channel(ours), process.pid
+
+
+def main() -> None:
+    settings = read_settings()
+    channel, pid = spawn_engine(warm=settings.warm == "on")
+    end_when_asked()  # the engine sees its socket close
+    from thaw_runtime.llm import proxy  # while the engine's process begins: it takes longest of all
+
+    proxy.serve(settings.socket, settings.door, channel, pid)
+
+
+if __name__ == "__main__":
+    main()

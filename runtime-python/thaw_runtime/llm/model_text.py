@@ -1,0 +1,117 @@
+"""The text side of a model: its tokenizer, chat template, end-of-sequence tokens and default sampling."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from thaw.errors import BadRequest, ModelCorrupt, ModelUnsupported
+from thaw_runtime.engine.protocol import Segment
+from thaw_runtime.llm.chat_template import ChatTemplate
+from thaw_runtime.llm.text import TextStream
+from thaw_runtime.weights.sidecars import model_config, read_json, read_sidecar
+
+DEFAULT_SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty",
+                         "frequency_penalty", "max_new_tokens")  # fmt: skip
+"""What of generation_config.json holds for a request that does not say, as with vLLM's ``--generation-config auto``.
+Like there, ``do_sample`` is none of them: a checkpoint saved without a thought has it false."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelText:
+    tokenizer: Any
+    template: ChatTemplate | None
+    eos_token_ids: tuple[int, ...]
+    vocab_size: int
+    default_sampling: Mapping[str, float]
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        return tuple(self.tokenizer.encode(text, add_special_tokens=True).ids)
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> tuple[int, ...]:
+        """Raises BadRequest for a model without a chat template."""
+        if self.template is None:
+            raise BadRequest("this model has no chat template", hint="use /v1/completions")
+        # the template writes the special tokens itself
+        return tuple(self.tokenizer.encode(self.template.render(messages, variables), add_special_tokens=False).ids)
+
+    def stream(self, prompt_token_ids: Sequence[int], stops: Sequence[str]) -> TextStream:
+        return TextStream(self.tokenizer, prompt_token_ids, stops)
+
+    def token_text(self, token_id: int) -> str:
+        """One token by itself, for logprobs; special tokens show."""
+        return str(self.tokenizer.decode([token_id], skip_special_tokens=False))
+
+
+def load_model_text(segment: Segment) -> ModelText:
+    """As soon as the sidecars have arrived.  Raises ModelUnsupported, ModelCorrupt."""
+    try:
+        return _load(segment)
+    except (AttributeError, KeyError, TypeError, ValueError) as e:  # a value is of another type than it ever is
+        raise ModelCorrupt(f"the checkpoint's tokenizer, template or config cannot be read: {e}") from e
+
+
+def _load(segment: Segment) -> ModelText:
+    data = read_sidecar(segment, "tokenizer.json")
+    if data is None:
+        raise ModelUnsupported("the checkpoint has no tokenizer.json",
+                               hint="save the tokenizer with transformers' fast tokenizer")  # fmt: skip
+    try:
+        tokenizer = Tokenizer.from_buffer(data)
+    except Exception as e:  # tokenizers raises bare Exception
+        raise ModelCorrupt(f"tokenizer.json cannot be read: {e}") from e
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    config = model_config(segment)
+    generation = read_json(segment, "generation_config.json") or {}
+    vocab_size = int(config.get("text_config", config).get("vocab_size", tokenizer.get_vocab_size()))
+    return ModelText(
+        tokenizer=tokenizer,
+        template=_template(segment),
+        eos_token_ids=_eos(config, generation, vocab_size),
+        vocab_size=vocab_size,
+        default_sampling={k: generation[k] for k in DEFAULT_SAMPLING_KEYS if _is_number(generation.get(k))},
+    )  # fmt: skip
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _eos(config: Mapping[str, Any], generation: Mapping[str, Any], vocab_size: int) -> tuple[int, ...]:
+    """Without those that the model never says: an engine asked to hold such a token back would end."""
+    found: list[int] = []
+    for source in (config, generation):
+        ids = source.get("eos_token_id")
+        found.extend([ids] if isinstance(ids, int) else ids or [])
+    return tuple(t for t in dict.fromkeys(found) if type(t) is int and 0 <= t < vocab_size)
+
+
+def _template(segment: Segment) -> ChatTemplate | None:
+    config = read_json(segment, "tokenizer_config.json") or {}
+    source = _template_source(segment, config)
+    if source is None:
+        return None
+    special = {name: _content(config[name]) for name in ("bos_token", "eos_token", "pad_token", "unk_token")
+               if config.get(name)}  # fmt: skip
+    return ChatTemplate(source, special)
+
+
+def _template_source(segment: Segment, config: Mapping[str, Any]) -> str | None:
+    data = read_sidecar(segment, "chat_template.jinja")
+    if data is not None:
+        return data.decode()
+    found = config.get("chat_template")
+    if isinstance(found, list):  # several named ones
+        found = next((t.get("template") for t in found if t.get("name") == "default"), None)
+    if found is None:
+        found = (read_json(segment, "chat_template.json") or {}).get("chat_template")
+    return found if isinstance(found, str) else None
+
+
+def _content(token: str | Mapping[str, Any]) -> str:
+    return token if isinstance(token, str) else str(token.get("content", ""))

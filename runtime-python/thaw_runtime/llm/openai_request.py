@@ -1,0 +1,150 @@
+"""An OpenAI request body becomes a prompt in token ids and sampling parameters.
+
+The gateway has validated types and what is supported; here is what needs the model: lengths, token ids, the template.
+The engine takes what it is given: a token id that the model has not would end it, with all its other requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from relay.protocol.messages import LlmRun
+from thaw.errors import BadRequest
+from thaw_runtime.engine.protocol import EngineRequest, Sampling
+from thaw_runtime.llm.model_text import ModelText
+
+DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's for /v1/completions; a chat may fill the context
+MAX_TOP_LOGPROBS = 20
+MAX_STOPS = 4
+MAX_BIAS = 100.0  # OpenAI's
+CONTEXT_HINT = "context_length_exceeded"
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedRun:
+    engine: EngineRequest
+    stops: tuple[str, ...]
+
+
+def parse_run(run: LlmRun, request_id: str, text: ModelText, max_model_len: int) -> ParsedRun:
+    """Raises BadRequest; its hint is ``context_length_exceeded`` when the prompt leaves no room."""
+    body = run.body
+    prompt = _prompt(run.endpoint, body, text)
+    if not prompt:
+        raise BadRequest("the prompt is empty")
+    _check_ids(prompt, text)
+    output = run.resume.output_token_ids if run.resume else ()
+    usual = text.default_sampling.get("max_new_tokens")
+    max_tokens = _max_tokens(run.endpoint, body, len(prompt), max_model_len, None if usual is None else int(usual))
+    sampling = _sampling(run.endpoint, body, text, max_tokens)
+    return ParsedRun(
+        EngineRequest(request_id, prompt, sampling, run.seed, len(output), tuple(output)),
+        stops=_stops(body),
+    )
+
+
+def _prompt(endpoint: str, body: Mapping[str, Any], text: ModelText) -> tuple[int, ...]:
+    if endpoint == "chat":
+        variables = body.get("chat_template_kwargs") or {}
+        if not isinstance(variables, dict) or "messages" in variables:
+            raise BadRequest("chat_template_kwargs must be an object of what the template knows beside the messages")
+        return text.encode_chat(body["messages"], variables)
+    if endpoint != "completions":
+        raise BadRequest(f"unknown endpoint {endpoint!r}", hint="chat or completions")
+    prompt = body.get("prompt")
+    if isinstance(prompt, list) and len(prompt) == 1 and not isinstance(prompt[0], int):
+        prompt = prompt[0]
+    if isinstance(prompt, str):
+        return text.encode(prompt)
+    if isinstance(prompt, list) and prompt and all(type(t) is int for t in prompt):
+        return tuple(prompt)
+    raise BadRequest("prompt must be one string or one list of token ids")
+
+
+def _check_ids(token_ids: Collection[int], text: ModelText) -> None:
+    for worst in (min(token_ids, default=0), max(token_ids, default=0)):
+        if not 0 <= worst < text.vocab_size:
+            raise BadRequest(f"token id {worst} is outside the vocabulary of {text.vocab_size}")
+
+
+def _max_tokens(endpoint: str, body: Mapping[str, Any], n_prompt: int, max_model_len: int, usual: int | None) -> int:
+    """``usual`` is the checkpoint's own limit for a chat that names none."""
+    room = max_model_len - n_prompt
+    wanted = body.get("max_completion_tokens") or body.get("max_tokens")
+    if wanted is None:
+        wanted = max(1, min(room, usual or room)) if endpoint == "chat" else DEFAULT_COMPLETION_TOKENS
+    if wanted > room:
+        raise BadRequest(
+            f"This model's maximum context length is {max_model_len} tokens. However, you requested "
+            f"{n_prompt + wanted} tokens ({n_prompt} in the prompt, {wanted} in the completion). Please reduce the "
+            "length of the prompt or completion.",
+            hint=CONTEXT_HINT,
+        )
+    return int(wanted)
+
+
+def _sampling(endpoint: str, body: Mapping[str, Any], text: ModelText, max_tokens: int) -> Sampling:
+    def number(name: str, fallback: float) -> float:
+        """The request's, else the checkpoint's, else OpenAI's."""
+        value = body.get(name)
+        return text.default_sampling.get(name, fallback) if value is None else value
+
+    ignore_eos = bool(body.get("ignore_eos"))
+    min_tokens = int(body.get("min_tokens") or 0)
+    if min_tokens > max_tokens:
+        raise BadRequest(f"min_tokens={min_tokens} is more than the {max_tokens} tokens the answer may have")
+    return Sampling(
+        max_tokens=max_tokens,
+        temperature=float(number("temperature", 1.0)),
+        top_p=float(number("top_p", 1.0)),
+        top_k=max(0, int(number("top_k", 0))),  # -1 also means all
+        min_p=float(number("min_p", 0.0)),
+        presence_penalty=float(number("presence_penalty", 0.0)),
+        frequency_penalty=float(number("frequency_penalty", 0.0)),
+        repetition_penalty=float(number("repetition_penalty", 1.0)),
+        stop_token_ids=(*(() if ignore_eos else text.eos_token_ids), *_stop_token_ids(body, text)),
+        min_tokens=min_tokens,
+        logprobs=_logprobs(endpoint, body),
+        logit_bias=_logit_bias(body, text),
+    )
+
+
+def _stop_token_ids(body: Mapping[str, Any], text: ModelText) -> Sequence[int]:
+    token_ids = body.get("stop_token_ids") or []
+    if not isinstance(token_ids, list) or not all(type(t) is int for t in token_ids):
+        raise BadRequest("stop_token_ids must be a list of token ids")
+    _check_ids(token_ids, text)
+    return token_ids
+
+
+def _logit_bias(body: Mapping[str, Any], text: ModelText) -> Mapping[int, float]:
+    """JSON has no integer keys."""
+    try:
+        biases = {int(token): float(bias) for token, bias in (body.get("logit_bias") or {}).items()}
+    except (AttributeError, TypeError, ValueError, OverflowError) as e:
+        raise BadRequest("logit_bias must be an object of token ids and numbers") from e
+    _check_ids(biases, text)
+    if not all(-MAX_BIAS <= bias <= MAX_BIAS for bias in biases.values()):
+        raise BadRequest(f"a logit_bias must be a number from {-MAX_BIAS:g} to {MAX_BIAS:g}")
+    return biases
+
+
+def _logprobs(endpoint: str, body: Mapping[str, Any]) -> int | None:
+    """Chat has a switch and a number, completions a number alone."""
+    wanted = body.get("logprobs")
+    if wanted is None or wanted is False:
+        return None
+    count = (body.get("top_logprobs") or 0) if endpoint == "chat" else int(wanted)
+    if not 0 <= count <= MAX_TOP_LOGPROBS:
+        raise BadRequest(f"at most {MAX_TOP_LOGPROBS} logprobs a token can be had, not {count}")
+    return int(count)
+
+
+def _stops(body: Mapping[str, Any]) -> tuple[str, ...]:
+    stop = body.get("stop")
+    stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
+    if len(stops) > MAX_STOPS or not all(isinstance(s, str) and s for s in stops):
+        raise BadRequest(f"stop must be a string or up to {MAX_STOPS} non-empty strings")
+    return stops

@@ -1,0 +1,178 @@
+"""The container's main process: HTTP/1.1 on a unix socket, text on this side, the engine process on the other.
+
+``POST /init`` {"value": LlmInit}, ``POST /run`` {"value": LlmRun, activation_id, deadline …}, ``GET /health``.  With
+``Accept: application/x-thaw-stream`` a run answers chunked frames (u32-LE length + one JSON message), else one OpenAI
+object.  Imports neither torch nor vLLM, so that it answers while those are being loaded elsewhere.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socketserver
+import struct
+from collections.abc import Iterable
+from typing import Any
+
+from relay.clients import http11
+from relay.clients.channel import Channel
+from relay.protocol import messages
+from relay.protocol.messages import LlmInit, RunFailed, RunFinished, RunToken
+from thaw import lasting, wire
+from thaw.errors import BadRequest, NotFound, PlatformError, ProtocolError, ThawError, from_info
+from thaw.logs import Log, print_traceback
+from thaw_runtime.engine.link import EngineLink
+from thaw_runtime.llm.container import LlmContainer
+from thaw_runtime.llm.openai_reply import aggregate
+from thaw_runtime.llm.runs import RunMessage, RunStream
+from thaw_runtime.process.hangup import HangupWatch
+
+STREAM_TYPE = "application/x-thaw-stream"
+MAX_BODY_BYTES = 64 * 1024 * 1024  # the gateway's own limit is far below
+EXIT_ENGINE_LOST = 70
+EXIT_KILLED = 128
+"""As a shell has it: a container ends with this and the number of the signal that killed its engine."""
+TELL_DEADLINE_S = 2.0
+_STREAM_HEAD = (f"HTTP/1.1 200 OK\r\nContent-Type: {STREAM_TYPE}\r\nTransfer-Encoding: chunked\r\n\r\n").encode()
+_LAST_CHUNK = b"0\r\n\r\n"
+
+log = Log("runtime-proxy")
+
+
+class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
+    daemon_threads = True
+    request_queue_size = 1024
+    container: LlmContainer
+    hangups: HangupWatch
+
+
+class Handler(http11.Handler):
+    server: _Server
+
+    def do_GET(self) -> None:
+        if self.path == "/health":
+            self._reply(200, self.server.container.health())
+        else:
+            self._refuse(NotFound(f"no {self.path}"))
+
+    def do_POST(self) -> None:
+        with self.server.container.answering():
+            try:
+                self._post(self._body())
+            except ThawError as e:
+                self._refuse(e)
+            except OSError:
+                self.close_connection = True  # the client has gone; there is nobody to tell
+            except Exception as e:  # noqa: BLE001  an answer cut off reads as a lost container, and is asked for again
+                self._refuse(_unforeseen(e))
+
+    def _post(self, body: dict[str, Any]) -> None:
+        if self.path == "/init":
+            self._init(body)
+        elif self.path == "/run":
+            self._run(body)
+        else:
+            raise NotFound(f"no {self.path}")
+
+    def _body(self) -> dict[str, Any]:
+        length = int(self.headers.get("content-length") or 0)
+        if not 0 <= length <= MAX_BODY_BYTES:
+            self.close_connection = True
+            raise BadRequest(f"a body of {length} bytes; at most {MAX_BODY_BYTES}")
+        try:
+            body = json.loads(self.rfile.read(length))
+        except ValueError as e:
+            raise BadRequest(f"the body is not JSON: {e}") from e
+        if not isinstance(body, dict):
+            raise BadRequest("the body is not a JSON object")
+        return body
+
+    def _init(self, body: dict[str, Any]) -> None:
+        try:
+            init = wire.from_plain(LlmInit, body.get("value"), "$.value")
+        except ProtocolError as e:
+            raise BadRequest(e.message) from e
+        self._reply(200, self.server.container.init(init))
+
+    def _run(self, body: dict[str, Any]) -> None:
+        stream, deadline = self.server.container.run(body)
+        with self.server.hangups.watching(self.connection, stream.hang_up):
+            if STREAM_TYPE in (self.headers.get("accept") or ""):
+                self._stream(stream.messages(deadline))
+            else:
+                self._aggregate(stream, deadline, body)
+
+    def _stream(self, batches: Iterable[list[RunMessage]]) -> None:
+        """The head goes out before the first token is there: whoever passes it on has done so by then."""
+        self.wfile.write(_STREAM_HEAD)
+        ended = False
+        try:
+            for batch in batches:
+                ended = bool(batch) and not isinstance(batch[-1], RunToken)
+                self.wfile.write(_chunk(b"".join(map(_frame, batch)), last=ended))
+        except OSError:
+            raise
+        except Exception as e:  # noqa: BLE001  as in do_POST, behind a head
+            ended = True
+            error = e if isinstance(e, ThawError) else _unforeseen(e)
+            self.wfile.write(_chunk(_frame(RunFailed(error.info())), last=True))
+        if not ended:
+            self.wfile.write(_LAST_CHUNK)
+
+    def _aggregate(self, stream: RunStream, deadline: float | None, body: dict[str, Any]) -> None:
+        tokens: list[RunToken] = []
+        for batch in stream.messages(deadline):
+            tokens.extend(m for m in batch if isinstance(m, RunToken))
+            last = batch[-1] if batch else None
+            if isinstance(last, RunFailed):
+                raise from_info(last.error)
+            if isinstance(last, RunFinished):
+                endpoint = body["value"].get("endpoint", "chat")
+                model = self.server.container.model_name
+                self._reply(200, aggregate(endpoint, model, stream.request_id, tokens, last))
+
+    def _refuse(self, error: ThawError) -> None:
+        self._reply(error.http_status, {"error": error.message, "info": error.info()})
+
+    def _reply(self, status: int, value: object) -> None:
+        self.reply(status, wire.dumps(value))
+
+
+def _chunk(data: bytes, *, last: bool) -> bytes:
+    chunk = b"%x\r\n%b\r\n" % (len(data), data) if data else b""  # an empty chunk would end the body
+    return chunk + _LAST_CHUNK if last else chunk
+
+
+def _frame(message: RunMessage) -> bytes:
+    data = json.dumps(messages.to_plain(message), separators=(",", ":"), ensure_ascii=False).encode()
+    return struct.pack("<I", len(data)) + data
+
+
+def _unforeseen(error: Exception) -> PlatformError:
+    print_traceback()
+    return PlatformError(f"the container failed: {type(error).__name__}: {error}")
+
+
+def serve(socket_path: str, door: str, channel: Channel, engine_pid: int) -> None:
+    """Serve until the engine is lost, which ends this process: a container without an engine is of no use."""
+
+    def lost(signal_number: int) -> None:
+        container.wait_told(TELL_DEADLINE_S)
+        log.event("container_ends", reason="engine lost")
+        os._exit(EXIT_KILLED + signal_number if signal_number else EXIT_ENGINE_LOST)
+
+    lasting.guard(log)
+    server = _bind(socket_path)
+    link = EngineLink(channel, engine_pid)
+    server.container = container = LlmContainer(link, door)
+    server.hangups = HangupWatch()
+    link.listen(lost)
+    server.serve_forever(poll_interval=3600)  # shutdown() is never called; its poll would wake an idle container
+
+
+def _bind(socket_path: str) -> _Server:
+    try:
+        os.unlink(socket_path)
+    except FileNotFoundError:
+        pass
+    return _Server(socket_path, Handler)

@@ -1,0 +1,106 @@
+"""One answer: engine events become the messages of /run, with text."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from relay.protocol.messages import LlmRun, RunFailed, RunFinished, RunToken, TokenLogprob
+from thaw import hops
+from thaw.hops import HopPath
+from thaw.trace import Phase
+from thaw_runtime.engine.link import EngineLink
+from thaw_runtime.engine.protocol import Event, Finished, Logprobs, Token
+from thaw_runtime.llm.model_text import ModelText
+from thaw_runtime.llm.openai_request import ParsedRun, parse_run
+from thaw_runtime.start.trace import StartTrace
+
+RunMessage = RunToken | RunFinished | RunFailed
+
+
+class RunStream:
+    """Made before anything is submitted, so that a bad request is refused as a whole."""
+
+    def __init__(
+        self, link: EngineLink, text: ModelText, run: LlmRun, request_id: str, max_model_len: int, trace: StartTrace
+    ) -> None:
+        self._link = link
+        self._text = text
+        self._trace = trace
+        self.parsed: ParsedRun = parse_run(run, request_id, text, max_model_len)
+        request = self.parsed.engine
+        self._stream = text.stream(request.prompt_token_ids, self.parsed.stops)
+        stopped = self._stream.replay(request.output_so_far)
+        self._over = "stop" if stopped else request.over
+        self._completed = len(request.output_so_far)
+        self._first = True
+
+    @property
+    def request_id(self) -> str:
+        return self.parsed.engine.request_id
+
+    def messages(self, deadline: float | None) -> Iterator[list[RunMessage]]:
+        """Batches as they come, the last one ending in RunFinished or RunFailed.  ``deadline`` is monotonic.
+
+        Raises TimeLimitExceeded.  However it is left, the engine forgets the request.
+        """
+        self._trace.mark(Phase.PREFILL_BEGIN, attrs={"prompt_tokens": len(self.parsed.engine.prompt_token_ids)})
+        if self._over is not None:
+            yield [self._finished(self._over, self._stream.flush())]
+            return
+        answer = self._link.submit(self.parsed.engine)
+        try:
+            while True:
+                left = None if deadline is None else max(0.0, deadline - time.monotonic())
+                batch = self._convert(answer.next(left))
+                yield batch
+                if batch and not isinstance(batch[-1], RunToken):
+                    return
+        finally:
+            self._link.abort(self.request_id)
+
+    def hang_up(self) -> None:
+        """The client has gone: stop computing at once."""
+        self._link.abort(self.request_id)
+
+    def _convert(self, events: list[Event]) -> list[RunMessage]:
+        messages: list[RunMessage] = []
+        for event in events:
+            if isinstance(event, Token):
+                stopped = self._token(event, messages)
+                if stopped:
+                    break
+            elif isinstance(event, Finished):
+                messages.append(self._finished(event.reason, self._stream.flush(), event.hops))
+            else:
+                messages.append(RunFailed(event.error))
+        return messages
+
+    def _token(self, event: Token, messages: list[RunMessage]) -> bool:
+        if self._first:
+            self._trace.mark(Phase.PREFILL_END, attrs={**(event.spent or {}), **_attrs(event.hops)})
+            self._first = False
+        self._completed = event.index + 1
+        shown = self._stream.push(event.token_id)
+        messages.append(RunToken(event.index, event.token_id, shown.text, self._logprob(event)))
+        if shown.stopped:
+            messages.append(self._finished("stop", ""))
+        return shown.stopped
+
+    def _finished(self, reason: str, held_back: str, changed: tuple[HopPath, ...] = ()) -> RunFinished:
+        self._trace.mark(Phase.RUN_END, attrs=_attrs(changed))
+        self._trace.adopt(self._link.stops.since(self._trace.events[0].mono_ns))
+        return RunFinished(
+            reason, len(self.parsed.engine.prompt_token_ids), self._completed, held_back, self._trace.events
+        )
+
+    def _logprob(self, event: Token) -> TokenLogprob | None:
+        if event.logprobs is None:
+            return None
+        found: Logprobs = event.logprobs
+        name = self._text.token_text
+        return TokenLogprob(name(event.token_id), found.logprob, tuple((name(i), p) for i, p in found.top))
+
+
+def _attrs(paths: tuple[HopPath, ...]) -> dict[str, object]:
+    return {hops.ATTRIBUTE: paths} if paths else {}

@@ -1,0 +1,1 @@
+"""What the stages of a group say to one another, whatever engine computes them."""

@@ -1,0 +1,249 @@
+"""One stage's conversation with its neighbours: batches down the chain, tokens and signs of life back to stage 0.
+
+A receiver thread takes what comes while the stage computes: batch i + 1 is here when batch i is done.  Everybody hears
+from its predecessor at least every BEAT_S (stage 0 sends a Beat down the chain, the last stage sends it back), so a
+neighbour that has been silent for LOST_AFTER_S has gone, whatever its host believes.  Whoever ends on its own says so
+at once with a Lost.  A stage whose transport has changed the path to its successor (thaw/hops.py) tells stage 0 with a
+PathTaken, before the first message that takes it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final
+
+from relay.protocol.frames import FLAG_TENSORS, FrameHeader, FrameKind, Priority
+from relay.protocol.messages import LlmInit
+from relay.transports.base import Message, Transport
+from relay.transports.connect import connect
+from thaw.errors import ErrorInfo, InitFailed, ProtocolError, ThawError, WorkerLost
+from thaw.hops import HopPath
+from thaw.lasting import LastingThread
+from thaw_runtime.pipeline.wire import (
+    Batch,
+    Beat,
+    Control,
+    Lost,
+    PathTaken,
+    Sampled,
+    decode_batch,
+    decode_control,
+    encode_batch,
+    encode_control,
+)
+
+_BATCH: Final = FrameHeader(FrameKind.HIDDEN_STATES, Priority.INFERENCE, FLAG_TENSORS)
+_CONTROL: Final = FrameHeader(FrameKind.CONTROL, Priority.INFERENCE)
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """Seconds.  A test has less of it."""
+
+    beat_s: float = 5.0
+    """Four messages of 100 bytes a group; an object store bills each, so not more often than the loss needs."""
+    lost_after_s: float = 20.0
+    """Four beats: a busy host may hold a thread back for a second, an object store an answer for several."""
+    first_word_s: float = 3600.0
+    """Before a neighbour has said its first word it may still be fetching (engine.ARRIVAL_DEADLINE_S)."""
+    send_s: float = 30.0
+    """A receiver's thread always reads, so a window that stays full means that it has gone."""
+
+
+PATIENCE: Final = Patience()
+
+
+class StageLink:
+    """Made before the weights are loaded: a stage that loads already passes signs of life on.
+
+    Stage 0 gets tokens through ``on_sampled``, on the receiver's thread.  Followers take batches with
+    :meth:`next_batch`.
+    """
+
+    def __init__(self, transport: Transport, stage: int, n_stages: int, patience: Patience = PATIENCE) -> None:
+        self._transport = transport
+        self._stage, self._n_stages, self._patience = stage, n_stages, patience
+        self._changed = threading.Condition()
+        self._batches: deque[Batch] = deque()
+        self._lost: ErrorInfo | None = None
+        self._closing = False
+        self._heard = False
+        self._telling = threading.Lock()
+        self._paths = [HopPath.UNKNOWN] * n_stages  # of every hop in stage 0, of its own one elsewhere
+        self.on_sampled: Callable[[Sampled], None] = lambda _: None
+        self._when_lost: list[Callable[[ErrorInfo], None]] = []
+        self._threads = [LastingThread(self._receive, "stage-receive")]
+        if stage == 0:
+            self._threads.append(LastingThread(self._beat, "stage-beat"))
+        for thread in self._threads:
+            thread.start()
+
+    def when_lost(self, callback: Callable[[ErrorInfo], None]) -> None:
+        """Call it once when the pipeline breaks or is ended, on whatever thread sees it; at once if it has."""
+        with self._changed:
+            lost = self._lost
+            if lost is None:
+                self._when_lost.append(callback)
+        if lost is not None:
+            callback(lost)
+
+    def check(self) -> None:
+        """Raises WorkerLost once the pipeline is broken."""
+        if self._lost is not None:
+            raise WorkerLost(self._lost.message, hint=self._lost.hint)
+
+    def hops(self) -> tuple[HopPath, ...]:
+        """Stage 0: the path from each stage to the next, as far as the stages have told."""
+        return tuple(self._paths)
+
+    def send_batch(self, batch: Batch) -> None:
+        """To the next stage.  Raises WorkerLost."""
+        self._send(self._stage + 1, _BATCH, encode_batch(batch), batch.step.number)
+
+    def send_sampled(self, sampled: Sampled) -> None:
+        """To stage 0.  Raises WorkerLost."""
+        self._send(0, _CONTROL, encode_control(sampled), sampled.number)
+
+    def next_batch(self) -> Batch:
+        """The next one from the stage before, waiting for it.  Raises WorkerLost."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._batches or self._lost is not None)
+            if self._batches:
+                return self._batches.popleft()
+        self.check()
+        raise AssertionError("woken for nothing")
+
+    def end(self, error: ErrorInfo) -> None:
+        """Tell the others that this stage ends, as well as it goes, and close.  Idempotent."""
+        with self._changed:
+            if self._closing:
+                return
+            self._closing = True
+        lost = encode_control(Lost(self._stage, error))
+        receivers = {0, self._stage + 1} - {self._stage, self._n_stages}
+        for receiver in receivers:
+            with suppress(ThawError, OSError):
+                self._transport.send(receiver, _CONTROL, lost, deadline_s=1.0)
+        self._lose(error)
+        self._transport.close()
+
+    # ── threads ──
+
+    def _receive(self) -> None:
+        quiet_since = time.monotonic()
+        try:
+            while self._lost is None:
+                allowed = self._patience.lost_after_s if self._heard else self._patience.first_word_s
+                left_s = quiet_since + allowed - time.monotonic()
+                if left_s <= 0:
+                    raise WorkerLost(f"{self._name(self._before)} has been silent for {allowed:g} s")
+                try:
+                    message = self._transport.receive(deadline_s=left_s)
+                except TimeoutError:
+                    continue
+                self._take(message)
+                if message.sender == self._before:
+                    self._heard, quiet_since = True, time.monotonic()
+        except (ThawError, OSError) as e:
+            self._lose(ErrorInfo(WorkerLost.__name__, f"the pipeline is broken: {e}"))
+
+    def _take(self, message: Message) -> None:
+        if message.kind is FrameKind.HIDDEN_STATES and self._stage > 0 and message.sender == self._before:
+            batch = decode_batch(message.payload)
+            with self._changed:
+                self._batches.append(batch)
+                self._changed.notify_all()
+        elif message.kind is FrameKind.CONTROL:
+            self._control(message.sender, decode_control(message.payload))
+        else:
+            raise ProtocolError(f"{message.kind.name} from stage {message.sender} is not expected here")
+
+    def _control(self, sender: int, control: Control) -> None:
+        if isinstance(control, Lost):
+            if self._stage > 0 and self._after != 0:
+                with suppress(ThawError):
+                    self._send(self._after, _CONTROL, encode_control(control), 0)
+            raise WorkerLost(f"{self._name(control.stage)} has ended: {control.error.message}")
+        if sender != self._before:
+            raise ProtocolError(f"{type(control).__name__} from stage {sender}, expected from {self._before}")
+        if isinstance(control, (Beat, PathTaken)):
+            if self._stage > 0:
+                self._send(self._after, _CONTROL, encode_control(control), 0)
+            elif isinstance(control, PathTaken):
+                self._note_path(control)
+        elif self._stage == 0:
+            self.on_sampled(control)
+        else:
+            raise ProtocolError("tokens came to a stage that is not the first")
+
+    def _note_path(self, told: PathTaken) -> None:
+        if not 0 < told.stage < self._n_stages:
+            raise ProtocolError(f"the path of stage {told.stage}, which this pipeline does not have")
+        self._paths[told.stage] = told.path
+
+    def _beat(self) -> None:
+        number = 0
+        with suppress(WorkerLost):  # whoever sees it has told everybody
+            while True:
+                self._send(1, _CONTROL, encode_control(Beat(number)), 0)
+                number += 1
+                with self._changed:
+                    if self._changed.wait_for(lambda: self._lost is not None, timeout=self._patience.beat_s):
+                        return
+
+    # ── ──
+
+    @property
+    def _before(self) -> int:
+        return (self._stage - 1) % self._n_stages
+
+    @property
+    def _after(self) -> int:
+        return (self._stage + 1) % self._n_stages
+
+    def _send(self, receiver: int, header: FrameHeader, payload: bytes, step: int) -> None:
+        self.check()
+        if (path := self._transport.path(receiver)) is not self._paths[self._stage]:
+            self._tell_path(receiver, path)
+        self._hand_over(receiver, header, payload, step)
+
+    def _tell_path(self, receiver: int, path: HopPath) -> None:
+        """Once for each change, whichever threads see it; they wait, so that no message passes this one."""
+        with self._telling:
+            if path is self._paths[self._stage]:
+                return
+            if self._stage > 0:
+                self._hand_over(receiver, _CONTROL, encode_control(PathTaken(self._stage, path)), 0)
+            self._paths[self._stage] = path
+
+    def _hand_over(self, receiver: int, header: FrameHeader, payload: bytes, step: int) -> None:
+        message = FrameHeader(header.kind, header.priority, header.flags, step=step)
+        try:
+            self._transport.send(receiver, message, payload, deadline_s=self._patience.send_s)
+        except (ThawError, OSError) as e:
+            self._lose(ErrorInfo(WorkerLost.__name__, f"{self._name(receiver)} cannot be reached: {e}"))
+            self.check()
+
+    def _lose(self, error: ErrorInfo) -> None:
+        with self._changed:
+            if self._lost is not None:
+                return
+            self._lost = error
+            self._changed.notify_all()
+        for callback in self._when_lost:
+            callback(error)
+
+    def _name(self, stage: int) -> str:
+        return f"stage {stage} of {self._n_stages}"
+
+
+def open_transport(init: LlmInit) -> Transport:
+    """This stage's end of its group's relay.  Raises InitFailed when the plan names none."""
+    if init.link is None:
+        raise InitFailed(f"stage {init.stage} of {init.n_stages} was given no way to reach the others")
+    return connect(init.link, init.group_id, init.stage, init.n_stages)

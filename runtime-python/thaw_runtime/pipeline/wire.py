@@ -1,0 +1,234 @@
+"""What the stages of a pipeline say to each other.  docs/pipeline.md draws who says what to whom.
+
+::
+
+    stage 0 ──Step + tensors──▶ stage 1 ──Step + tensors──▶ … ──▶ stage s−1 ──Sampled──▶ stage 0
+            ──Beat───────────▶         ──Beat───────────▶               ──Beat─────▶
+                                       ──PathTaken──────▶               ──PathTaken▶
+
+A batch is one relay message: a tensor ``step`` of bytes (the Step in msgpack) and behind it the tensors of the model
+(``hidden_states`` and, where the family has one, ``residual``), described as in relay/protocol/tensors.py.  All else
+is one msgpack value in a control message.  What arrives is typed and bounded before anything is done with it; the
+numbers that become addresses (block ids, row counts) are checked against what this stage has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from relay.protocol import tensors
+from relay.protocol.tensors import TensorHeader
+from thaw.errors import ErrorInfo, ProtocolError
+from thaw.hops import HopPath
+from thaw_runtime.engine.protocol import EngineRequest
+
+MAX_STEP_BYTES: Final = 16 * 1024 * 1024
+"""A step of 2,048 prompt tokens takes some 10 KB; the prompts of 512 new requests of 8,192 tokens some 12 MB."""
+STEP: Final = "step"
+
+Blocks = tuple[tuple[int, ...], ...]
+"""Block ids of a request, one tuple a KV cache group."""
+
+
+class NewSequence(msgspec.Struct, frozen=True, array_like=True):
+    """A request that is computed for the first time.  ``computed`` prompt tokens were found in the prefix cache."""
+
+    request: EngineRequest
+    blocks: Blocks
+    computed: int
+
+
+class KnownSequence(msgspec.Struct, frozen=True, array_like=True):
+    """A request computed before.  ``blocks`` are new ones, or all of them when it was ``resumed`` after eviction."""
+
+    request_id: str
+    resumed: bool
+    tokens: tuple[int, ...]
+    blocks: Blocks | None
+    computed: int
+    n_output: int
+
+
+class Step(msgspec.Struct, frozen=True, array_like=True):
+    """One batch, as stage 0's scheduler made it.  ``scheduled`` says how many tokens of each request are computed."""
+
+    number: int
+    new: tuple[NewSequence, ...]
+    known: tuple[KnownSequence, ...]
+    scheduled: dict[str, int]
+    finished: tuple[str, ...]
+    copies: tuple[tuple[int, int], ...] = ()  # KV blocks to copy before the forward pass, (from, to)
+
+    @property
+    def n_tokens(self) -> int:
+        return sum(self.scheduled.values())
+
+
+class SampledLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Row by row of the batch: the sampled token first, the most likely ones behind it."""
+
+    token_ids: tuple[tuple[int, ...], ...]
+    logprobs: tuple[tuple[float, ...], ...]
+    ranks: tuple[int, ...]
+
+
+class Sampled(msgspec.Struct, frozen=True, array_like=True, tag=1):
+    """What the last stage chose in a step; an empty tuple where only a part of a prompt was computed."""
+
+    number: int
+    request_ids: tuple[str, ...]
+    token_ids: tuple[tuple[int, ...], ...]
+    logprobs: SampledLogprobs | None = None
+
+
+class Beat(msgspec.Struct, frozen=True, array_like=True, tag=2):
+    """Stage 0 is there; passed on by every stage, and by the last one back to stage 0."""
+
+    number: int
+
+
+class Lost(msgspec.Struct, frozen=True, array_like=True, tag=3):
+    """Stage ``stage`` has ended.  Passed on like a Beat, or sent straight to stage 0."""
+
+    stage: int
+    error: ErrorInfo
+
+
+class PathTaken(msgspec.Struct, frozen=True, array_like=True, tag=4):
+    """What carries the messages of stage ``stage`` to its successor from now on; passed on to stage 0 like a Beat."""
+
+    stage: int
+    path: HopPath
+
+
+Control = Sampled | Beat | Lost | PathTaken
+
+_encoder: Final = msgspec.msgpack.Encoder()
+_steps: Final = msgspec.msgpack.Decoder(Step)
+_controls: Final = msgspec.msgpack.Decoder(Control)
+
+
+@dataclass(frozen=True, slots=True)
+class HostTensor:
+    """A tensor's bytes.  ``dtype`` is safetensors' name, ``shape`` is (tokens, hidden)."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    step: Step
+    tensors: Mapping[str, HostTensor]
+
+
+def encode_batch(batch: Batch) -> bytes:
+    """Payload of a frame with FLAG_TENSORS."""
+    step = _encoder.encode(batch.step)
+    headers = [TensorHeader(STEP, "U8", (len(step),))]
+    headers += [TensorHeader(name, t.dtype, t.shape) for name, t in batch.tensors.items()]
+    return b"".join((tensors.pack(headers), step, *(t.data for t in batch.tensors.values())))
+
+
+def decode_batch(payload: memoryview) -> Batch:
+    """Raises ProtocolError.  The tensors are views of ``payload``."""
+    found = {header.name: (header, data) for header, data in tensors.unpack(payload)}
+    if STEP not in found:
+        raise ProtocolError("a batch came without its step")
+    header, data = found.pop(STEP)
+    if header.dtype != "U8" or len(data) > MAX_STEP_BYTES:
+        raise ProtocolError(f"a step of {len(data)} bytes of {header.dtype}; at most {MAX_STEP_BYTES}")
+    try:
+        step = _steps.decode(data)
+    except (msgspec.DecodeError, msgspec.ValidationError) as e:
+        raise ProtocolError(f"a damaged step: {e}") from e
+    return Batch(step, {name: HostTensor(h.dtype, h.shape, d) for name, (h, d) in found.items()})
+
+
+def encode_control(message: Control) -> bytes:
+    return _encoder.encode(message)
+
+
+def decode_control(payload: memoryview) -> Control:
+    """Raises ProtocolError."""
+    if len(payload) > MAX_STEP_BYTES:
+        raise ProtocolError(f"a control message of {len(payload)} bytes; at most {MAX_STEP_BYTES}")
+    try:
+        found: Control = _controls.decode(payload)
+    except (msgspec.DecodeError, msgspec.ValidationError) as e:
+        raise ProtocolError(f"a damaged control message: {e}") from e
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What a stage has; a step that reaches beyond it would write into foreign memory."""
+
+    n_blocks: int
+    block_size: int
+    max_tokens: int  # of a batch
+    max_requests: int
+    max_model_len: int
+    vocab_size: int
+
+
+def check_batch(batch: Batch, bounds: Bounds, known: Mapping[str, int], wanted: Mapping[str, tuple[str, int]]) -> None:
+    """Refuse a batch that this stage cannot compute.  Raises ProtocolError.
+
+    ``known`` are the requests this stage has, with the number of blocks each holds in a group; ``wanted`` the tensors
+    its model takes, with dtype and width.
+    """
+    step = batch.step
+    names = {n.request.request_id for n in step.new} | {k.request_id for k in step.known}
+    _expect(names == set(step.scheduled), "its requests are not those it schedules")
+    _expect(len(names) == len(step.new) + len(step.known) <= bounds.max_requests, "too many requests, or one twice")
+    _expect(all(n > 0 for n in step.scheduled.values()), "a request without a token")
+    _expect(step.n_tokens <= bounds.max_tokens, f"{step.n_tokens} tokens; at most {bounds.max_tokens}")
+    for new in step.new:
+        _check_new(new, step, bounds, known)
+    for old in step.known:
+        _check_known(old, step, bounds, known)
+    _check_blocks(step.copies, bounds)
+    if step.n_tokens:
+        got = {name: (t.dtype, t.shape) for name, t in batch.tensors.items()}
+        due = {name: (dtype, (step.n_tokens, width)) for name, (dtype, width) in wanted.items()}
+        _expect(got == due, f"it brings {got}, this stage takes {due}")
+
+
+def _check_new(new: NewSequence, step: Step, bounds: Bounds, known: Mapping[str, int]) -> None:
+    name, prompt = new.request.request_id, (*new.request.prompt_token_ids, *new.request.output_so_far)
+    _expect(name not in known, f"request {name} is not new")
+    _expect(0 < len(prompt) <= bounds.max_model_len, f"a prompt of {len(prompt)} tokens")
+    _expect(all(0 <= t < bounds.vocab_size for t in prompt), "a token outside the vocabulary")
+    _expect(new.computed >= 0 and new.computed + step.scheduled[name] <= len(prompt), "tokens beyond the prompt")
+    _check_blocks(new.blocks, bounds)
+    _check_room(name, new.computed + step.scheduled[name], min(map(len, new.blocks), default=0), bounds)
+
+
+def _check_known(old: KnownSequence, step: Step, bounds: Bounds, known: Mapping[str, int]) -> None:
+    _expect(old.request_id in known, f"request {old.request_id} is not known here")
+    end = old.computed + step.scheduled[old.request_id]
+    _expect(old.computed >= 0 and end <= bounds.max_model_len, f"{end} tokens of a request")
+    _check_blocks(old.blocks or (), bounds)
+    added = min(map(len, old.blocks), default=0) if old.blocks else 0
+    _check_room(old.request_id, end, added + (0 if old.resumed else known[old.request_id]), bounds)
+
+
+def _check_room(name: str, n_tokens: int, n_blocks: int, bounds: Bounds) -> None:
+    _expect(n_tokens <= n_blocks * bounds.block_size, f"request {name} has {n_blocks} blocks for {n_tokens} tokens")
+    _expect(n_blocks <= -(-bounds.max_model_len // bounds.block_size), f"request {name} has {n_blocks} blocks")
+
+
+def _check_blocks(groups: tuple[tuple[int, ...], ...], bounds: Bounds) -> None:
+    _expect(all(0 <= block < bounds.n_blocks for ids in groups for block in ids),
+            f"a KV block that is none of the {bounds.n_blocks}")  # fmt: skip
+
+
+def _expect(ok: bool, problem: str) -> None:
+    if not ok:
+        raise ProtocolError(f"a step cannot be computed here: {problem}")

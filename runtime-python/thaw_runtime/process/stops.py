@@ -1,0 +1,58 @@
+"""When a child process was stopped (SIGSTOP) and continued: its parent is told, so nobody looks again and again."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from typing import Final
+
+from thaw.trace import Phase, TraceEvent, event
+from thaw_runtime.process.ending import signal_name
+
+_KEPT: Final = 64
+"""Events.  Whoever stops a process more often than in 32 starts and requests that go on at once looks elsewhere."""
+
+
+class StopWatch:
+    """Watches a child from its birth until its death, which it leaves for others to see."""
+
+    def __init__(self, pid: int, process: str) -> None:
+        """``process`` is its name in the trace."""
+        self._pid, self._process = pid, process
+        self._events: deque[TraceEvent] = deque(maxlen=_KEPT)
+        self._lock = threading.Lock()
+        self._is_stopped = False
+
+    def begin(self) -> None:
+        threading.Thread(target=self._run, name="stops", daemon=True).start()
+
+    def since(self, mono_ns: int) -> tuple[TraceEvent, ...]:
+        """Stops that were not over then, on the monotonic clock, as events that belong to nothing yet."""
+        with self._lock:
+            events = tuple(self._events)
+        first = next((i for i, e in enumerate(events) if e.name == Phase.STOPPED_END and e.mono_ns >= mono_ns), None)
+        if first is None:
+            return events[-1:] if events and events[-1].name == Phase.STOPPED_BEGIN else ()
+        return events[max(0, first - 1) :]
+
+    def _run(self) -> None:
+        while True:
+            try:
+                # WNOWAIT: a death must stay to be reaped, so a look comes first and the taking of the news second
+                news = os.waitid(os.P_PID, self._pid, os.WEXITED | os.WSTOPPED | os.WCONTINUED | os.WNOWAIT)
+                if news is None or news.si_code not in (os.CLD_STOPPED, os.CLD_CONTINUED):
+                    return
+                os.waitid(os.P_PID, self._pid, os.WSTOPPED | os.WCONTINUED | os.WNOHANG)
+            except ChildProcessError:
+                return  # reaped; or no child of ours
+            self._note(news.si_code == os.CLD_STOPPED, signal_name(news.si_status))
+
+    def _note(self, is_stopped: bool, signal: str) -> None:
+        attrs = {"process": self._process, "signal": signal}
+        with self._lock:
+            if is_stopped or not self._is_stopped:  # continued, and this process did not run when it was stopped
+                self._events.append(event(Phase.STOPPED_BEGIN, attrs=attrs))
+            if not is_stopped:
+                self._events.append(event(Phase.STOPPED_END))
+            self._is_stopped = is_stopped

@@ -1,0 +1,1 @@
+"""From a process that has imported everything to a container, and the trace of its start."""

@@ -1,0 +1,1 @@
+"""A segment's bytes as tensors, while they are arriving."""

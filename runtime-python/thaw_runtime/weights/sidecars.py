@@ -1,0 +1,77 @@
+"""The checkpoint's small files (config.json, tokenizer.json …) as they lie at the start of a segment.
+
+They are ordinary ranges, so the text side can begin as soon as they are below the watermark.  vLLM's ModelConfig
+reads a directory: they are written to one inside the container's own, which goes with the container however it ends.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from relay.protocol.messages import PlacedRange
+from thaw.errors import ModelCorrupt, ModelUnsupported
+from thaw_runtime.engine.protocol import ARRIVAL_DEADLINE_S, Segment
+
+WEIGHT_SUFFIXES = (".safetensors",)
+MAX_SIDECAR_BYTES = 256 * 1024 * 1024  # tokenizers of 256k words have some 30 MB; more is not a small file
+
+
+def sidecar_ranges(segment: Segment) -> tuple[PlacedRange, ...]:
+    """The whole files among the segment's ranges.  A weight file's ranges are not sidecars."""
+    return tuple(
+        r for r in segment.offer.layout
+        if r.offset == 0 and not r.file.endswith(WEIGHT_SUFFIXES) and r.n_bytes <= MAX_SIDECAR_BYTES
+    )  # fmt: skip
+
+
+def read_sidecar(segment: Segment, name: str) -> bytes | None:
+    """The bytes of file ``name``, waiting for them.  None when the checkpoint has no such file."""
+    for placed in sidecar_ranges(segment):
+        if placed.file == name:
+            segment.wait(placed.segment_offset + placed.n_bytes, ARRIVAL_DEADLINE_S)
+            return bytes(segment.view(placed.segment_offset, placed.n_bytes))
+    return None
+
+
+def read_json(segment: Segment, name: str) -> dict[str, Any] | None:
+    """A sidecar that must be a JSON object if it is there.  Raises ModelCorrupt."""
+    data = read_sidecar(segment, name)
+    if data is None:
+        return None
+    try:
+        value = json.loads(data)
+    except ValueError as e:
+        raise ModelCorrupt(f"{name} is not JSON: {e}") from e
+    if not isinstance(value, dict):
+        raise ModelCorrupt(f"{name} holds no JSON object")
+    return value
+
+
+def model_config(segment: Segment) -> dict[str, Any]:
+    """config.json.  Raises ModelUnsupported when there is none."""
+    config = read_json(segment, "config.json")
+    if config is None:
+        raise ModelUnsupported("the checkpoint has no config.json", hint="push the model's whole directory")
+    return config
+
+
+@contextmanager
+def materialised(segment: Segment) -> Iterator[Path]:
+    """The sidecars as files in a private directory, gone when the block ends or with the container."""
+    directory = Path(tempfile.mkdtemp(prefix="model-"))  # see engine_main.use_own_tmp
+    try:
+        for placed in sidecar_ranges(segment):
+            target = directory / placed.file
+            if not target.resolve().is_relative_to(directory.resolve()):
+                raise ModelCorrupt(f"the checkpoint has a file outside itself: {placed.file!r}")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(read_sidecar(segment, placed.file) or b"")
+        yield directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
