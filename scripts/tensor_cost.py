@@ -20,9 +20,9 @@ import warnings
 from relay.protocol.messages import SegmentOffer
 from relay.protocol.segment import ControlPage, SegmentReader, lay_out, segment_bytes
 from thaw.model import FileRange, TensorInfo
-from thaw_runtime.engine.protocol import Segment
 from thaw_runtime.weights.arriving import arriving
 from thaw_runtime.weights.parameter_manager import NativeSegment, start
+from thaw_runtime.weights.segment import Segment
 
 SLAB_BYTES = 2 * 1024 * 1024
 FILE = "model.safetensors"

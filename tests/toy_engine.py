@@ -23,7 +23,6 @@ from thaw.errors import ErrorInfo, WorkerLost
 from thaw.trace import Phase
 from thaw_runtime.engine import main as engine_main
 from thaw_runtime.engine.protocol import (
-    ARRIVAL_DEADLINE_S,
     Emit,
     EngineRequest,
     EngineStarted,
@@ -31,13 +30,13 @@ from thaw_runtime.engine.protocol import (
     Failed,
     Finished,
     Logprobs,
-    Segment,
     Token,
     Usage,
 )
 from thaw_runtime.pipeline.link import StageLink, open_transport
 from thaw_runtime.pipeline.wire import Batch, NewSequence, Sampled, Step
-from thaw_runtime.start.trace import StartTrace
+from thaw_runtime.process.start_trace import StartTrace
+from thaw_runtime.weights.segment import ARRIVAL_DEADLINE_S, Segment
 
 VOCAB = 256
 STEP_S = float(os.environ.get("TOY_STEP_S", "0.002"))

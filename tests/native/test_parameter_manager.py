@@ -19,11 +19,11 @@ from relay.protocol.segment import SegmentReader
 from tests.native.readers import FILE, SLAB_BYTES, Made, make_segment, tensor
 from thaw.errors import ErrorInfo, ModelCorrupt, ModelUnsupported, PlatformError, ProtocolError, Unavailable
 from thaw.model import TensorInfo
-from thaw_runtime.engine.protocol import Segment
 from thaw_runtime.weights import native_library, parameter_manager
 from thaw_runtime.weights.arriving import arriving
 from thaw_runtime.weights.native_library import KvPlane, Library
 from thaw_runtime.weights.parameter_manager import KvBlocks, NativeSegment, ParameterManager
+from thaw_runtime.weights.segment import Segment
 
 ROOT = Path(__file__).parents[2]
 OpenReader = Callable[[SegmentOffer, list[int]], Segment]

@@ -10,7 +10,7 @@ import pytest
 
 from gateway.scheduler.decisions import KeepStemCells, StartGroup
 from gateway.scheduler.events import ActionDeleted, ActionSeen, HostsSeen, Rebuilt
-from gateway.scheduler.policy.stem_cells import REPEAT_S, StemCells
+from gateway.scheduler.view.stem_cells import REPEAT_S, StemCells
 from relay.protocol.messages import ActionChanged, SetStemCells
 from relay.state import bus
 from tests.scheduler.world import HELLO, MIB, World, chat, hello, of, report

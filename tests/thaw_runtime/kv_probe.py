@@ -24,7 +24,7 @@ from tests.thaw_runtime.models import read_segment, real_model
 from thaw_runtime.engine import main as engine_main
 from thaw_runtime.engine.protocol import EngineRequest, Event, Failed, Sampling, Token
 from thaw_runtime.engine.vllm import env as engine_env
-from thaw_runtime.start.warm import warm_up
+from thaw_runtime.engine.vllm.warm import warm_up
 
 MIB = 1 << 20
 ROOM = 1024 * MIB

@@ -90,7 +90,7 @@ def print_steps(url: str) -> None:
     from thaw_runtime.engine.vllm import env as engine_env
 
     engine_env.prepare(1)
-    from thaw_runtime.start.warm import warm_up
+    from thaw_runtime.engine.vllm.warm import warm_up
 
     warm_up()
     for n_stages in (1, 2, 4):
@@ -153,7 +153,7 @@ def print_parts(url: str) -> None:
     from thaw_runtime.pipeline.link import StageLink
 
     engine_env.prepare(1)
-    from thaw_runtime.start.warm import warm_up
+    from thaw_runtime.engine.vllm.warm import warm_up
 
     warm_up()
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner

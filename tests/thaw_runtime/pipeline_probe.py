@@ -35,8 +35,8 @@ from thaw_runtime.engine import main as engine_main
 from thaw_runtime.engine.protocol import EngineRequest, Event, Failed, Sampling, Token
 from thaw_runtime.engine.vllm import env as engine_env
 from thaw_runtime.engine.vllm.packing import Finisher, Rehearsal
+from thaw_runtime.engine.vllm.warm import warm_up
 from thaw_runtime.pipeline.link import Patience, StageLink
-from thaw_runtime.start.warm import warm_up
 
 WAIT_S = 120.0
 VOCAB = 512

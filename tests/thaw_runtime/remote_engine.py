@@ -19,8 +19,9 @@ from typing import Any
 from relay.clients.channel import Channel, ChannelClosed
 from relay.protocol.messages import LlmInit
 from tests.thaw_runtime.conftest import ROOT
-from thaw_runtime.engine.protocol import Emit, EngineRequest, EngineStarted, Event, Segment
+from thaw_runtime.engine.protocol import Emit, EngineRequest, EngineStarted, Event
 from thaw_runtime.engine.wire import Events, Submit, decode, encode
+from thaw_runtime.weights.segment import Segment
 
 CALL_S = 120.0
 
@@ -93,7 +94,7 @@ class RemoteEngine:
 def main() -> None:
     from tests.thaw_runtime.pipeline_probe import Stage, fork, inits
     from thaw_runtime.engine.vllm import env as engine_env
-    from thaw_runtime.start.warm import warm_up
+    from thaw_runtime.engine.vllm.warm import warm_up
 
     channel = Channel(socket.socket(fileno=int(sys.argv[2])))
     channel.set_timeout(None)

@@ -22,7 +22,7 @@ from thaw_runtime.engine.protocol import Event, Finished, Token, Usage
 from thaw_runtime.engine.wire import Abort, Events, Message, Submit, decode, encode
 from thaw_runtime.llm.model_text import ModelText
 from thaw_runtime.llm.runs import RunStream
-from thaw_runtime.start.trace import StartTrace
+from thaw_runtime.process.start_trace import StartTrace
 
 
 class Engine:

@@ -13,7 +13,7 @@ from thaw.hops import HopPath
 from thaw.trace import Phase
 from thaw_runtime.engine.protocol import Finished, Logprobs, Token, Usage
 from thaw_runtime.engine.wire import Events, decode, encode
-from thaw_runtime.start.trace import Busy, StartTrace
+from thaw_runtime.process.start_trace import Busy, StartTrace
 
 
 def compute(cpu_s: float) -> None:

@@ -120,10 +120,10 @@ def weed_sockets(platform: Platform) -> list[Path]:
     return [Path(f"/tmp/seaweedfs-{name}.sock") for name in names]  # noqa: S108  its choice, not ours
 
 
-def control_plane(platform: Platform) -> list[Component]:
+def control_plane(platform: Platform, first_key: str) -> list[Component]:
     env = _thaw_env(platform)
     gateway_env = env | {"THAW_GATEWAY_BIND": platform.apihost.removeprefix("http://"), "THAW_DRIVER": platform.driver,
-                         "THAW_GATEWAY_DRAIN_S": "5"}  # fmt: skip
+                         "THAW_GATEWAY_DRAIN_S": "5", "THAW_FIRST_KEY": first_key}  # fmt: skip
     meets = {}
     if platform.driver == "process":  # a container of docker would not see it
         shared = Path(platform.run_dir) / "objects"

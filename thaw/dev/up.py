@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import secrets
@@ -125,13 +124,12 @@ def _secret(layout: Layout) -> str:
 
 def _start(supervisor: Supervisor, layout: Layout, platform: Platform, options: Options) -> None:
     servers = components.servers(layout, platform, _secret(layout))
-    control = components.control_plane(platform)
+    control = components.control_plane(platform, _first_key(layout, platform.apihost))
     hosts = [c for n in range(options.hosts) for c in components.host(platform, options, n)]
     fetchds = [c for c in hosts if c.name.endswith("/fetchd")]
     redis_servers = [c for c in servers if c.name != "store"]
     supervisor.start(servers)
     supervisor.wait_ready(redis_servers)
-    first_key(layout, platform)
     common = components.stem_cells(platform, options)
     supervisor.start([*control, *common, *fetchds])  # they need no store to start; it takes the longest
     supervisor.wait_ready(fetchds)
@@ -143,20 +141,13 @@ def _start(supervisor: Supervisor, layout: Layout, platform: Platform, options: 
         make_bucket(platform.store_env(), "models")
 
 
-def first_key(layout: Layout, platform: Platform) -> None:
-    """The key of the namespace ``guest``: generated once, kept in the wskprops, known to the state server by hash."""
-    from relay.state.records import Records, Subject
-    from relay.state.redis_link import connect
+def _first_key(layout: Layout, apihost: str) -> str:
+    """The key of the namespace ``guest``: generated once, and kept in the wskprops."""
     from thaw.cli.properties import read_properties
-    from thaw.ids import Namespace
 
     auth = read_properties(layout.wskprops).get("AUTH") or f"{uuid.uuid4()}:{secrets.token_urlsafe(48)}"
-    write_private(layout.wskprops, f"APIHOST={platform.apihost}\nAUTH={auth}\nNAMESPACE=_\n".encode())
-    client = connect(platform.state_url)
-    try:
-        Records(client).put_key(hashlib.sha256(auth.encode()).hexdigest(), Subject(Namespace("guest"), "guest"))
-    finally:
-        client.close()
+    write_private(layout.wskprops, f"APIHOST={apihost}\nAUTH={auth}\nNAMESPACE=_\n".encode())
+    return auth
 
 
 def _rotate_logs(layout: Layout) -> None:

@@ -73,11 +73,8 @@ def adopt(view: ClusterView, plan: Plan, now_s: float) -> list[Decision]:
     starting = [m.record for m in members if m.state is InstanceState.STARTING]
     facts = view.action(plan.action).facts
     n_slots = slots(facts, len(members)) if facts is not None else members[0].record.slots
-    view.groups[plan.group_id] = GroupView(
-        plan, tuple(m.record.instance_id for m in members), (), n_slots, set(), now_s,
-        is_starting=bool(starting),
-    )  # fmt: skip
-    view.note_group(members[0].record)
+    instance_ids = tuple(m.record.instance_id for m in members)
+    view.put_group(GroupView(plan, instance_ids, (), n_slots, set(), now_s, is_starting=bool(starting)))
     for member, stage in zip(members, plan.stages, strict=True):
         if plan.model is not None and (host := view.hosts.get(member.record.host_id)) is not None:
             claim = replace(claim_of(plan.model, stage), is_reported=member.state is not InstanceState.STARTING)

@@ -86,10 +86,8 @@ def _ready(view: ClusterView, record: InstanceRecord, group: GroupView | None, n
     action.failures, action.retry_at_s, action.broken_version = 0, 0.0, ""
     if group is None or not group.is_starting:
         return []
-    group.is_starting = False
-    view.note_group(record)
+    view.group_started(group)
     decided: list[Decision] = [*_learn(view, group)]
-    group.activation_ids.clear()
     if record.stage != 0:  # who spoke first was not looked at while the others started
         decided += idle_check(view, view.instances[group.instance_ids[0]], now_s)
     # what still waits in a second was not served by this group

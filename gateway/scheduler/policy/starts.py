@@ -271,10 +271,9 @@ def start_group(
             starting_record(plan, start.stage, start.instance_id, facts), now_s, started_by=start.command_id
         )
     served = _assign(view, facts, group_id, slots(facts, choice.n_stages))
-    view.groups[group_id] = GroupView(
-        plan, tuple(s.instance_id for s in starts), tuple(s.command_id for s in starts),
-        slots(facts, choice.n_stages), set(served), now_s, served=served,
-    )  # fmt: skip
+    instance_ids, command_ids = tuple(s.instance_id for s in starts), tuple(s.command_id for s in starts)
+    n_slots = slots(facts, choice.n_stages)
+    view.put_group(GroupView(plan, instance_ids, command_ids, n_slots, set(served), now_s, served=served))
     _book(view, plan, now_s + choice.fetch_within_s, now_s)
     deadline = Wake(now_s + view.settings.start_deadline_s, TimerKind.START, group_id)
     return [StartGroup(plan, starts, served, _attrs(facts, wished, plan, choice)), deadline]

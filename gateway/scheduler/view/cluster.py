@@ -1,6 +1,7 @@
 """ClusterView: all that the policy knows, indexed so that one event costs what it touches and no more.
 
-Only the reducers in here change it.  They are pure: an event and a time in, a changed view out.  Times are the
+The methods of ClusterView alone change what an index depends on.  The policy itself sets fields that no index reads:
+when something is looked at again, which attempts have failed, which start a request waits for.  Times are the
 scheduler's own monotonic seconds; wall times of others are used once, when a view is rebuilt, as differences.
 """
 
@@ -15,7 +16,6 @@ from gateway.scheduler.ablations import EVERY_PART, Parts
 from gateway.scheduler.events import ActionFacts
 from gateway.scheduler.placement.link_ledger import Discipline
 from gateway.scheduler.placement.window import Window
-from gateway.scheduler.policy.stem_cells import StemCells
 from gateway.scheduler.settings import SchedulerSettings
 from gateway.scheduler.view.history import History
 from gateway.scheduler.view.host_index import HostIndex
@@ -23,6 +23,7 @@ from gateway.scheduler.view.hosts import HostView, new_host
 from gateway.scheduler.view.idle import IdleMemory, Where
 from gateway.scheduler.view.largest import Largest, same_sizes
 from gateway.scheduler.view.model import ModelView
+from gateway.scheduler.view.stem_cells import StemCells
 from gateway.scheduler.view.turns import Turn, Turns
 from relay.protocol.messages import DemandAdded
 from thaw.action import KIND_LLM
@@ -278,7 +279,7 @@ class ClusterView:
                 view.idle_since_s = before.idle_since_s
         self.instances[record.instance_id] = view
         self._count(view, 1)
-        self.note_group(record)
+        self._note_group(record)
         return before
 
     def _hold(self, record: InstanceRecord) -> None:
@@ -303,7 +304,7 @@ class ClusterView:
             del self.in_group[record.group_id]
         if (host := self.hosts.get(record.host_id)) is not None:
             host.let_go(record.instance_id, record.device, record.reserve_bytes)
-        self.note_group(record)
+        self._note_group(record)
 
     def set_releasing(self, view: InstanceView, command_id: CommandId | None) -> None:
         """Note (or take back) that a release is on its way: its memory is free soon."""
@@ -316,11 +317,11 @@ class ClusterView:
         if (host := self.hosts.get(view.record.host_id)) is not None:
             host.set_leaving(view.record, leaving=command_id is not None)
             self.idle.put_host(host)
-        self.note_group(view.record)
+        self._note_group(view.record)
 
     def set_idle_since(self, view: InstanceView, idle_since_s: float) -> None:
         view.idle_since_s = idle_since_s
-        self.note_group(view.record)
+        self._note_group(view.record)
 
     # what may be evicted -------------------------------------------------------------------------------------------
 
@@ -336,9 +337,9 @@ class ClusterView:
     def _note_action(self, name: ActionName) -> None:
         for instance_id in self.actions[name].instances:
             if (instance := self.instances.get(instance_id)) is not None and instance.record.takes_requests:
-                self.note_group(instance.record)
+                self._note_group(instance.record)
 
-    def note_group(self, record: InstanceRecord) -> None:
+    def _note_group(self, record: InstanceRecord) -> None:
         """After every change of it: ``idle`` knows the groups that are idle and spare."""
         if (head := self.head(record)) is None:
             return
@@ -358,6 +359,17 @@ class ClusterView:
         return group is not None and group.is_starting
 
     # groups --------------------------------------------------------------------------------------------------------
+
+    def put_group(self, group: GroupView) -> None:
+        """Its instances are known already."""
+        self.groups[group.plan.group_id] = group
+        self._note_group(self.instances[group.instance_ids[0]].record)
+
+    def group_started(self, group: GroupView) -> None:
+        """Every stage is READY: nobody waits for its start any more."""
+        group.is_starting = False
+        group.activation_ids.clear()
+        self._note_group(self.instances[group.instance_ids[0]].record)
 
     def members(self, group_id: GroupId) -> list[InstanceView]:
         """Those of its stages that are there, in order of stage."""

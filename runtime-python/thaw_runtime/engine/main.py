@@ -35,7 +35,7 @@ from thaw_runtime.engine.wire import (
     decode,
     encode,
 )
-from thaw_runtime.start.trace import StartTrace
+from thaw_runtime.process.start_trace import StartTrace
 from thaw_runtime.weights import parameter_manager
 
 log = Log("runtime-engine")
@@ -177,7 +177,7 @@ def vllm() -> MakeEngine:
 def warm_vllm() -> MakeEngine:
     """Of a stem cell that is a container: what the zygote imports, too."""
     engine_env.prepare()
-    from thaw_runtime.start.warm import warm_up
+    from thaw_runtime.engine.vllm.warm import warm_up
 
     warm_up()
     log.event("ready", pid=os.getpid())

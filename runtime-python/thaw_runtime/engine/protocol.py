@@ -15,10 +15,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from relay.protocol.messages import LlmInit, SegmentOffer
+from relay.protocol.messages import LlmInit
 from thaw.errors import ErrorInfo
 from thaw.hops import HopPath
 from thaw.trace import TraceEvent
+from thaw_runtime.weights.segment import Segment
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,26 +104,8 @@ Emit = Callable[[Sequence[tuple[str, Event]]], None]
 """Takes (request_id, event) pairs of one step, in order.  Called on the engine's thread; must not block."""
 
 
-class Segment(Protocol):
-    """What an engine needs of relay.protocol.segment.SegmentReader: bytes that are still arriving."""
-
-    offer: SegmentOffer
-    n_bytes: int
-
-    def view(self, segment_offset: int, n_bytes: int) -> memoryview: ...
-
-    def wait(self, end: int, deadline_s: float) -> int: ...
-
-    def locate(self, file: str, offset: int) -> int: ...
-
-    def close(self) -> None: ...
-
-
 GRANT_DEADLINE_S = 60.0
 """The invoker grants before it sends /init, so this bounds a broken invoker, not a slow fetch."""
-
-ARRIVAL_DEADLINE_S = 3600.0
-"""Of one range.  A fetch that has died is seen by its heartbeat; this only bounds one that crawls."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from relay.protocol.messages import LlmInit, StageShape
 from thaw.model import TensorInfo
 from thaw.plan import StageRole
 from thaw_runtime.engine.kv_memory import DTYPE_BYTES, Room, geometry, held_bytes, layer_count
-from thaw_runtime.engine.protocol import Segment
+from thaw_runtime.weights.segment import Segment
 from thaw_runtime.weights.sidecars import model_config
 
 _FLOATING = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}

@@ -18,7 +18,7 @@ from thaw_runtime.engine.link import EngineLink
 from thaw_runtime.engine.protocol import GRANT_DEADLINE_S
 from thaw_runtime.llm.model_text import ModelText, load_model_text
 from thaw_runtime.llm.runs import RunStream
-from thaw_runtime.start.trace import StartTrace
+from thaw_runtime.process.start_trace import StartTrace
 
 
 class LlmContainer:

@@ -10,9 +10,9 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from thaw.errors import BadRequest, ModelCorrupt, ModelUnsupported
-from thaw_runtime.engine.protocol import Segment
 from thaw_runtime.llm.chat_template import ChatTemplate
 from thaw_runtime.llm.text import TextStream
+from thaw_runtime.weights.segment import Segment
 from thaw_runtime.weights.sidecars import model_config, read_json, read_sidecar
 
 DEFAULT_SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty",

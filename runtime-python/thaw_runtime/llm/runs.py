@@ -13,7 +13,7 @@ from thaw_runtime.engine.link import EngineLink
 from thaw_runtime.engine.protocol import Event, Finished, Logprobs, Token
 from thaw_runtime.llm.model_text import ModelText
 from thaw_runtime.llm.openai_request import ParsedRun, parse_run
-from thaw_runtime.start.trace import StartTrace
+from thaw_runtime.process.start_trace import StartTrace
 
 RunMessage = RunToken | RunFinished | RunFailed
 

@@ -164,7 +164,7 @@ def main() -> None:
     args = parser.parse_args()
     log.event("importing")
     engine_env.prepare()
-    from thaw_runtime.start.warm import warm_up
+    from thaw_runtime.engine.vllm.warm import warm_up
 
     warm_up()
     gc.collect()

@@ -13,8 +13,8 @@ import torch
 
 from thaw.errors import ModelCorrupt, ModelUnsupported
 from thaw.model import TensorInfo
-from thaw_runtime.engine.protocol import Segment
 from thaw_runtime.weights.parameter_manager import NativeSegment
+from thaw_runtime.weights.segment import Segment
 
 _DTYPES: Mapping[str, torch.dtype] = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,

@@ -16,7 +16,7 @@ from typing import Any
 
 from relay.protocol.messages import PlacedRange
 from thaw.errors import ModelCorrupt, ModelUnsupported
-from thaw_runtime.engine.protocol import ARRIVAL_DEADLINE_S, Segment
+from thaw_runtime.weights.segment import ARRIVAL_DEADLINE_S, Segment
 
 WEIGHT_SUFFIXES = (".safetensors",)
 MAX_SIDECAR_BYTES = 256 * 1024 * 1024  # tokenizers of 256k words have some 30 MB; more is not a small file

@@ -31,17 +31,7 @@ from thaw.errors import ErrorInfo, InitFailed, ModelUnsupported, PlatformError, 
 from thaw.logs import print_traceback
 from thaw.trace import Phase
 from thaw_runtime.engine.kv_memory import CPU, GPU, MemoryPlan, Worst, plan_stage
-from thaw_runtime.engine.protocol import (
-    Emit,
-    EngineRequest,
-    EngineStarted,
-    Event,
-    Failed,
-    Finished,
-    Sampling,
-    Segment,
-    Token,
-)
+from thaw_runtime.engine.protocol import Emit, EngineRequest, EngineStarted, Event, Failed, Finished, Sampling, Token
 from thaw_runtime.engine.stage_memory import rooms_of
 from thaw_runtime.engine.vllm.errors import translated
 from thaw_runtime.engine.vllm.loader import (
@@ -63,7 +53,8 @@ from thaw_runtime.engine.vllm.window import Rest
 from thaw_runtime.engine.vllm.work import Work
 from thaw_runtime.pipeline.link import StageLink, open_transport
 from thaw_runtime.pipeline.stage_parts import StagePart
-from thaw_runtime.start.trace import StartTrace
+from thaw_runtime.process.start_trace import StartTrace
+from thaw_runtime.weights.segment import Segment
 from thaw_runtime.weights.sidecars import materialised, model_config
 
 MAX_BATCHED_TOKENS = 2048  # vLLM's own default for a server on a CPU

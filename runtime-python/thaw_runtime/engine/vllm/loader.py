@@ -42,7 +42,7 @@ from vllm.v1.worker.gpu_worker import Worker
 from relay.thread_account import Asleep
 from thaw.model import TensorInfo
 from thaw.trace import Phase
-from thaw_runtime.engine.protocol import EngineRequest, Sampling, Segment
+from thaw_runtime.engine.protocol import EngineRequest, Sampling
 from thaw_runtime.engine.vllm.continuation import Continuations
 from thaw_runtime.engine.vllm.lazy_zeros import ZeroOnDemand
 from thaw_runtime.engine.vllm.packing import Finisher, Kinds, Rehearsal
@@ -67,8 +67,9 @@ from thaw_runtime.engine.vllm.world_of_one import world_of_one
 from thaw_runtime.pipeline.link import StageLink
 from thaw_runtime.pipeline.stage_parts import StagePart
 from thaw_runtime.pipeline.wire import Sampled, Step
+from thaw_runtime.process.start_trace import PhaseNotes, StartTrace
 from thaw_runtime.process.thread_accounts import OtherThreads
-from thaw_runtime.start.trace import PhaseNotes, StartTrace
+from thaw_runtime.weights.segment import Segment
 
 LOAD_FORMAT = "thaw_segment"
 REHEARSED_TOKENS = 64  # the length of a short prompt: kernels are made for the number of rows they see

@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from thaw_runtime.engine.protocol import Segment
 from thaw_runtime.process.thread_accounts import OtherThreads
+from thaw_runtime.weights.segment import Segment
 
 _LAYER = re.compile(r"\A(.*?\.\d+)\.")
 

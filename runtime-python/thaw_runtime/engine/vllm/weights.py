@@ -9,9 +9,9 @@ import torch
 
 from relay.thread_account import Asleep
 from thaw.model import TensorInfo
-from thaw_runtime.engine.protocol import ARRIVAL_DEADLINE_S, Segment
 from thaw_runtime.engine.vllm.packing import Finisher, Rehearsal
 from thaw_runtime.weights.arriving import arriving
+from thaw_runtime.weights.segment import ARRIVAL_DEADLINE_S, Segment
 
 
 def arriving_tensors(

@@ -27,11 +27,11 @@ from thaw.checkpoint import layer_of
 from thaw.errors import ErrorInfo, ModelCorrupt, PlatformError, ThawError
 from thaw.logs import Log
 from thaw.model import TensorInfo
-from thaw_runtime.engine.protocol import Segment
 from thaw_runtime.engine.vllm.packing import Aside, Kinds, pack
 from thaw_runtime.engine.vllm.stage import StageGroup
 from thaw_runtime.engine.vllm.weights import arriving_tensors
 from thaw_runtime.pipeline.stage_parts import StagePart
+from thaw_runtime.weights.segment import Segment
 
 _log = Log("engine")
 PARTITION: Final = "VLLM_PP_LAYER_PARTITION"
