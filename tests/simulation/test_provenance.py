@@ -30,7 +30,7 @@ def choose(hosts: list[HostId]) -> HostId:
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
     """A simulator, and a policy of one file."""
-    write(tmp_path, "bench/simulation/matrix.py", "from gateway.scheduler import policy\nfrom thaw import ids\n")
+    write(tmp_path, "bench/simulation/matrix.py", "from gateway.scheduler.policy import decide\nfrom thaw import ids\n")
     write(tmp_path, "gateway/scheduler/policy/decide.py", POLICY)
     write(tmp_path, "gateway/scheduler/loop.py", "import redis\n")
     write(tmp_path, "thaw/ids.py", "HostId = str\n")

@@ -1,8 +1,7 @@
 """The engine protocol on vLLM: EngineCore in a thread of this process, without API server, tokenizer or profiling.
 
-One of the two files that import vLLM.  Everything a start can leave out is left out: no second process, no profiling
-run (the KV size is computed), no dummy weights, no compilation, no tokenizer.  Of a pipeline (docs/pipeline.md), stage
-0 has the engine and the scheduler; the thread of any other stage does what comes down the chain.
+A start has no second process, no profiling run (the KV size is computed), no dummy weights, no compilation and no
+tokenizer.  In a pipeline (docs/pipeline.md), stage 0 has the engine and the scheduler; any other stage follows.
 """
 
 from __future__ import annotations

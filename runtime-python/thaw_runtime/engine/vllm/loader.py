@@ -1,8 +1,7 @@
 """What vLLM makes by itself: the loader, the worker and the executor of one process, which may be one stage of several.
 
-One of the two files that import vLLM.  Extension points used: ``register_model_loader`` for the weights that arrive in
-a segment, ``worker_cls`` for the KV allocation and for the stage's place, Executor subclasses for what happens between
-forward pass and sampling and between the stages.  docs/pipeline.md.
+Uses ``register_model_loader`` for the weights that arrive in a segment, ``worker_cls`` for the KV allocation and for
+the stage's place, Executor subclasses for what happens between the forward pass, sampling and the stages.
 """
 
 from __future__ import annotations
