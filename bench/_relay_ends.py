@@ -1,4 +1,4 @@
-"""The two processes of bench/relay.py, and the servers between them."""
+"""The two processes of bench/hops.py, and the servers between them."""
 
 from __future__ import annotations
 

@@ -25,8 +25,6 @@ from typing import Final
 
 import requests
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # bench/gateway.py must not hide gateway
-
 from bench import _common
 from bench._common import PYTHON, figure, python_env, say, start
 from bench._gathering import gaps_ms, table

@@ -21,8 +21,6 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # bench/gateway.py must not hide gateway
-
 from bench import _container_starts
 from bench._common import interleave, judge, median, options, report, say
 from invoker.drivers.base import Driver, Handle, Spec

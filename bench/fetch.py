@@ -18,8 +18,6 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # bench/gateway.py must not hide gateway
-
 from bench import _clients, _common, _model
 from bench._common import Goal, interleave, judge, median, say
 from bench._fetchd import Fetchd

@@ -21,8 +21,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # bench/gateway.py must not hide gateway
-
 from bench import _common, _model
 from bench._common import PYTHON, Goal, interleave, judge, median, python_env, say
 from bench._fetchd import Fetchd

@@ -23,8 +23,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # bench/gateway.py must not hide gateway
-
 from bench import _checkpoint, _common, _model, _paths, _shared_cores
 from bench._calibrate import Constants, calibrate
 from bench._common import Goal, figure, interleave, judge, median, say

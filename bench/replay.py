@@ -29,8 +29,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
 from bench import _common, _model, _paths
 from bench._common import Goal, figure, judge, percentile, say
 from bench._explained import read_start

@@ -22,10 +22,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from bench import _common
 from bench.simulation.constants import GBIT, GPUS, KEEP_ALIVE_S, KV_RESERVE, MODELS, SLOTS

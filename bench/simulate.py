@@ -19,8 +19,6 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
 from platformdirs import user_cache_path
 from rich.console import Console
 from rich.progress import Progress, track

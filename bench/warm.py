@@ -24,8 +24,6 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # bench/gateway.py must not hide gateway
-
 from bench import _common, _model
 from bench._common import Goal, figure, interleave, judge, median, percentile, say
 from bench._platform import BenchPlatform, llm_config

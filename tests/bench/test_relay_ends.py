@@ -1,4 +1,4 @@
-"""The two processes of bench/relay.py: neither ends before the other has what it waits for."""
+"""The two processes of bench/hops.py: neither ends before the other has what it waits for."""
 
 from __future__ import annotations
 

@@ -19,8 +19,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # bench/gateway.py must not hide gateway
-
 from bench import _common, _model, _streams
 from bench._common import PYTHON, cpu_seconds, interleave, judge, median, python_env, say, start
 from bench._platform import BenchPlatform, llm_config
@@ -142,7 +140,7 @@ def main() -> int:
               floor=f"{held.complete} of {held.asked} complete in {held.seconds:.0f} s; {held.first_failure}"),
         judge("rps_vs_bare_flask", rps["thaw"] / rps["flask"], ">=", 0.2, floor=floor),
     ]  # fmt: skip
-    return _common.report("gateway", goals, rounds=rounds, per_s=rps, connections=options.connections,
+    return _common.report("one_gateway", goals, rounds=rounds, per_s=rps, connections=options.connections,
                           cpu_ms_an_invocation=median([r["cpu_ms"] for r in thaw]),
                           streams_s=round(held.seconds, 1), tokens_a_stream=_TOKENS)  # fmt: skip
 

@@ -21,8 +21,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # bench/relay.py must not hide relay
-
 from bench import _busy_link, _common, _model, _pipelines, _relay_ends, _shared_cores
 from bench._common import Goal, interleave, judge, median, percentile, say
 from bench._pipelines import Pipelines
@@ -58,7 +56,7 @@ def main() -> int:
             goals.append(tpot(work, cores[-1], rounds, facts, quick=options.quick))
         if "busy" in wanted:
             goals.append(busy(work, cores[-1], min(rounds, 3 if options.quick else 7), facts))
-    return _common.report("relay", goals, rounds=rounds, **facts)
+    return _common.report("hops", goals, rounds=rounds, **facts)
 
 
 @contextlib.contextmanager
