@@ -1,1 +1,2 @@
-"""What is decided, from events and the view: decide.py calls one file for each reason to decide.  Pure."""
+"""The policy: it turns events and the view into decisions.  decide.py calls one file for each reason to decide.
+Pure."""

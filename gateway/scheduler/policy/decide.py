@@ -29,17 +29,17 @@ from thaw.ids import ActionName, ActivationId, GroupId, HostId, InstanceId
 from thaw.instance import InstanceState
 
 _LONGEST_WAIT_S: Final = 3_600.0
-"""Wall clocks of other machines are believed up to this when a view is rebuilt."""
+"""The longest age of a request or of an idle instance that is believed, because other machines' clocks tell it."""
 
 
 GRACE_S: Final = 6.0
-"""After the state server was away every lease may have run out; healthy hosts and gateways are heard of again within
-two heartbeats."""
+"""For so long after the view was rebuilt, silent hosts and gateways do not count as lost.  While the state server was
+away every lease may have run out; healthy hosts and gateways are heard of again within two heartbeats."""
 
 
 HELD_BEYOND_LIMIT_S: Final = 90.0
-"""A gateway holds no request for longer than its action's time limit and a minute for its container, since it last said
-so; the rest is for messages that take their time."""
+"""After a gateway has announced a request, it holds the request for at most its action's time limit and a minute for
+its container; the rest is for slow messages."""
 
 
 def decide(view: ClusterView, event: Event, now_s: float) -> list[Decision]:
@@ -48,10 +48,10 @@ def decide(view: ClusterView, event: Event, now_s: float) -> list[Decision]:
 
 
 def decide_all(view: ClusterView, events: Iterable[Event], now_s: float) -> list[Decision]:
-    """Take in events that are there together, in their order, and say what is to be done.  Requests are all counted
-    before any start is decided for them: a burst is met as a whole, by groups of its workers (ParaServe 6.1)."""
+    """Take in events that have arrived together, in their order, and return what is to be done.  All requests are
+    counted before any start is decided for them, so a burst is met as a whole, by groups of workers (ParaServe 6.1)."""
     decided: list[Decision] = []
-    newcomers: dict[ActionName, list[ActivationId]] = {}  # of every action whose demand has changed
+    newcomers: dict[ActionName, list[ActivationId]] = {}  # the new requests of every action whose demand has changed
     for event in events:
         match event:
             case DemandAdded():
@@ -61,7 +61,7 @@ def decide_all(view: ClusterView, events: Iterable[Event], now_s: float) -> list
             case DemandRemoved():
                 view.serve_demand(event.activation_id)
                 if event.action in view.actions and not view.actions[event.action].waiting:
-                    newcomers.setdefault(event.action, [])  # its window may ask for more workers still
+                    newcomers.setdefault(event.action, [])  # its window may still ask for more workers
             case _:
                 found = _decide(view, event, now_s)
                 decided += [*found, *stem_cells.follow(view, event, found, now_s)]
@@ -101,7 +101,8 @@ def _decide(view: ClusterView, event: OtherEvent, now_s: float) -> list[Decision
 def _meet_demand(
     view: ClusterView, name: ActionName, newcomers: Iterable[ActivationId], now_s: float
 ) -> list[Decision]:
-    """Starts for an action's whole queue; requests that no start was decided for share one that is in progress."""
+    """Decide starts for an action's whole queue.  A new request that got no start of its own shares one that is in
+    progress."""
     decided = rescale(view, name, now_s)
     for activation_id in newcomers:
         known = view.demand.get(activation_id)
@@ -111,7 +112,7 @@ def _meet_demand(
 
 
 def _take_demand(view: ClusterView, demand: DemandAdded, queued_s: float, now_s: float) -> bool:
-    """False: it was known, and is held still."""
+    """Return False for a request that was already known and is still held."""
     is_new, facts = view.add_demand(demand, queued_s), view.action(demand.action).facts
     if facts is not None:
         view.demand[demand.activation_id].held_until_s = now_s + facts.timeout_s + HELD_BEYOND_LIMIT_S
@@ -119,7 +120,7 @@ def _take_demand(view: ClusterView, demand: DemandAdded, queued_s: float, now_s:
 
 
 def _join_a_start(view: ClusterView, demand: DemandView) -> None:
-    """It needs no start of its own: it shares the fate of one in progress that has a slot left."""
+    """Let a request wait for the first start in progress that has a slot left."""
     for instance in view.of_action(demand.demand.action):
         group = view.groups.get(instance.record.group_id)
         if group is not None and group.is_starting and len(group.activation_ids) < group.slots:
@@ -145,7 +146,7 @@ def _refused(view: ClusterView, event: CommandRefused, now_s: float) -> list[Dec
 
 
 def _start_refused(view: ClusterView, event: StartRefused, now_s: float) -> list[Decision]:
-    """Nothing was commanded yet."""
+    """No command of this start was sent, so none of its instances began."""
     if (group := view.groups.get(event.group_id)) is None:
         return []
     for stage, command_id in zip(group.plan.stages, group.command_ids, strict=True):
@@ -160,7 +161,7 @@ def _action_seen(view: ClusterView, event: ActionSeen, now_s: float) -> list[Dec
     if event.changed:
         action.failures, action.retry_at_s, action.broken_version = 0, 0.0, ""
         if facts.is_llm:
-            view.model(facts.model_uri).look_anew()  # the bytes at the URI may be others now
+            view.model(facts.model_uri).look_anew()  # the bytes at the URI may have changed
             decided += ensure_model(view, facts.model_uri, now_s)
     return [*decided, *_idle_check_all(view, facts.name, now_s), *rescale(view, facts.name, now_s)]
 
@@ -169,7 +170,7 @@ def _action_deleted(view: ClusterView, name: ActionName, now_s: float) -> list[D
     view.delete_action(name)
     decided = _forget(view, (name,))
     for instance in view.of_action(name):
-        # what starts is left to become ready: a half-loaded model helps nobody, and its release follows
+        # an instance that is starting becomes ready first: a half-loaded model is of no use, and its release follows
         group = view.groups.get(instance.record.group_id)
         if (
             instance.record.takes_requests
@@ -228,7 +229,7 @@ def _silent(view: ClusterView, reports: tuple[HostReport, ...]) -> list[HostId]:
 
 
 def _retry_everyone(view: ClusterView, now_s: float) -> list[Decision]:
-    """A host has come: whoever waits, or is short of its minimum, may go there."""
+    """A new host has come: rescale every action that has waiting requests or a minimum of instances."""
     return [d for name in list(view.actions) if _wants(view, name) for d in rescale(view, name, now_s)]
 
 
@@ -242,7 +243,8 @@ def _gateways_lost(view: ClusterView, event: GatewaysLost) -> list[Decision]:
 
 
 def _drop_unheld(view: ClusterView, name: ActionName, now_s: float) -> list[Decision]:
-    """The word that withdrew them was lost: nobody waits, and they would keep instances for ever."""
+    """Drop requests that their gateway no longer holds.  The message that withdrew them was lost, and they would keep
+    instances for ever."""
     return _drop(view, [d.demand for d in takewhile(lambda d: d.held_until_s <= now_s, view.waiting(name))])
 
 
@@ -273,8 +275,8 @@ def _timer(view: ClusterView, event: Timer, now_s: float) -> list[Decision]:
 
 
 def _rebuild(view: ClusterView, event: Rebuilt, now_s: float) -> list[Decision]:
-    """Make the view of what the registry says.  Starts that were planned and never confirmed are taken back: whether
-    their command was sent is unknown, and a start anew is cheaper than a wait."""
+    """Build the view from what the registry says.  Starts that were planned and never confirmed are taken back: the
+    scheduler cannot know whether their commands were sent, and a new start costs less than waiting."""
     for facts in event.actions:
         view.set_facts(facts)
     for model in event.models:
@@ -305,8 +307,8 @@ def _rebuild_instances(view: ClusterView, event: Rebuilt, now_s: float) -> None:
 
 
 def _rebuild_plans(view: ClusterView, event: Rebuilt, now_s: float) -> list[Decision]:
-    """Groups of which every stage was confirmed go on; of the others, and of credentials without a plan, nothing
-    stays."""
+    """Continue groups whose stages were all confirmed.  Give up the other groups, and revoke credentials without a
+    plan."""
     decided: list[Decision] = []
     for plan in event.plans:
         if {m.record.stage for m in view.members(plan.group_id)} >= {s.stage for s in plan.stages}:

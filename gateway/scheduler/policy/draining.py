@@ -1,7 +1,8 @@
-"""A host that an operator drains: nothing new goes there (placement does not see it), and what is there leaves.
+"""Draining a host for an operator: no new start is placed there, and the groups on the host are released.
 
-What is ready finishes what it has and takes no more, busy or not: else a busy instance would be kept busy for ever.
-What starts is left to start and to serve who waits for it; it is asked to leave at the next heartbeat after.
+A group that is ready finishes the requests that it has and takes no more, whether it is busy or not: otherwise new
+requests would keep a busy instance there for ever.  A group that is starting may become ready and serves the requests
+that wait for it; it is released at the next heartbeat after that.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from thaw.instance import InstanceState
 
 
 def leave(view: ClusterView, host: HostView, now_s: float) -> list[Decision]:
-    """Release every group that has a stage here and is whole; its action's minimum is started elsewhere."""
+    """Release every group that has a stage here and is ready as a whole; start its action's minimum elsewhere."""
     decided: list[Decision] = []
     actions: dict[ActionName, None] = {}
     for instance_id in sorted(view.on_host.get(host.host_id, ())):

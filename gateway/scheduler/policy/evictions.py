@@ -1,4 +1,4 @@
-"""Which idle groups go to make room for another action's workers."""
+"""Which idle groups are released to make room for another action's workers."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from gateway.scheduler.view.idle import Where
 
 
 def evictions(view: ClusterView, facts: ActionFacts, needs: Sequence[int]) -> list[InstanceView]:
-    """Idle groups whose memory makes room for workers of ``needs`` bytes (largest first), longest idle first; [] when
-    nothing helps.
+    """Return idle groups whose memory makes room for workers of ``needs`` bytes (largest first), longest idle first, or
+    [] when no eviction helps.
 
-    Memory that releases already on their way will free counts: then there is nothing more to evict.
+    Memory that releases in progress will free counts: where it is enough, nothing more is evicted.
     """
     if len(needs) == 1 and view.idle.is_soon_free(needs[0], for_model=facts.is_llm):
         return []
@@ -27,7 +27,7 @@ def evictions(view: ClusterView, facts: ActionFacts, needs: Sequence[int]) -> li
 
 
 def _free_for(view: ClusterView, facts: ActionFacts, need: int, taken: Mapping[Where, int]) -> Where | None:
-    """A device that has room, or will when what is going has gone."""
+    """Return a device that has room, or will have room once the releases in progress have ended; else None."""
     for host in view.live_hosts():
         room = host.room(for_model=facts.is_llm)
         if room.most_free >= need:

@@ -1,10 +1,11 @@
-"""Groups: one that ends with all its stages, the stages that it leaves behind, and those that a successor finds.
+"""Groups: how one ends with all its stages, what becomes of stages left behind, and what a successor continues.
 
 ::
 
-    decided ──▶ starting ──every stage READY──▶ whole ──first stage that goes──▶ ended
-                   └──────a stage goes, or never comes──────────────────────────▶ ended: its stages are orphans
-    orphan: no use and no supply; holds its memory until its host says GONE, or does not have it
+    decided ──▶ starting ──every stage READY──▶ whole ──first stage GONE──▶ ended
+                   └──────a stage is GONE, or never came──────────────────▶ ended
+    orphan: a stage of an ended group.  It serves no request and counts as no supply; it holds its memory until its host
+            says GONE, or no longer reports it
 """
 
 from __future__ import annotations
@@ -24,13 +25,15 @@ from thaw.instance import InstanceState
 from thaw.plan import Plan
 
 RELEASE_DEADLINE_S: Final = 60.0
-"""A release drains what runs; after this it is asked for again."""
+"""A release first waits for the requests that run.  A release without an answer after this time counts as refused; a
+cancel is sent again."""
 
 
 def end(view: ClusterView, group: GroupView, now_s: float) -> list[Decision]:
-    """One of its stages has gone, or never came: the others are of no use.  Who waits for it waits for another."""
+    """End a group of which a stage has gone or never came: its other stages are of no use.  Requests that wait for this
+    group then wait for another."""
     plan = group.plan
-    del view.groups[plan.group_id]  # what is left of it is released below, or has gone
+    del view.groups[plan.group_id]  # its remaining stages are released below, or have gone
     for stage in plan.stages:
         if (host := view.hosts.get(stage.host)) is not None:
             host.ledger.remove(fetch_key(plan.group_id, stage.stage), now_s)
@@ -41,13 +44,13 @@ def end(view: ClusterView, group: GroupView, now_s: float) -> list[Decision]:
 
 
 def forget_plan(plan: Plan) -> list[Decision]:
-    """Last of all: as long as the plan stands, a successor finds what is left to undo."""
+    """Delete the plan last.  While it exists, a successor scheduler finds what remains to be undone."""
     several: list[Decision] = [RevokeCredential(plan.group_id)] if len(plan.stages) > 1 else []
     return [*several, DropPlan(plan.group_id)]
 
 
 def orphans(view: ClusterView, members: Sequence[InstanceView], now_s: float) -> list[Decision]:
-    """Nobody can use them, and they hold their memory until their hosts say that they are gone."""
+    """Cancel stages that no request can use.  They hold their memory until their hosts say that they are gone."""
     decided: list[Decision] = []
     by_host: dict[HostId, CommandId] = {}
     for member in members:
@@ -61,13 +64,15 @@ def orphans(view: ClusterView, members: Sequence[InstanceView], now_s: float) ->
 
 
 def is_orphan(view: ClusterView, instance: InstanceView) -> bool:
-    """Its group has ended.  An instance that is a group by itself may serve without one (a plan that was lost)."""
+    """True when the instance's group has ended.  A ready instance that is a group by itself may serve without a group:
+    its plan was lost."""
     record = instance.record
     return record.group_id not in view.groups and (record.n_stages > 1 or record.state is InstanceState.STARTING)
 
 
 def adopt(view: ClusterView, plan: Plan, now_s: float) -> list[Decision]:
-    """A group that a former scheduler began goes on; fetches in progress are booked whole, without a promise."""
+    """Continue a group that a former scheduler began.  Fetches in progress are booked with all their bytes and no
+    deadline."""
     by_stage = {m.record.stage: m for m in view.members(plan.group_id)}
     members = [by_stage[stage.stage] for stage in plan.stages]
     starting = [m.record for m in members if m.state is InstanceState.STARTING]
@@ -87,8 +92,8 @@ def adopt(view: ClusterView, plan: Plan, now_s: float) -> list[Decision]:
 
 
 def abandon(view: ClusterView, plan: Plan, now_s: float) -> list[Decision]:
-    """A group of which a stage is missing is given up, whatever its commands have reached: a new start is quicker than
-    a wait."""
+    """Give up a group of which a stage is missing, however far its commands have come: a new start is quicker than
+    waiting."""
     members = view.members(plan.group_id)
     _count_abandoned(view, plan, members)
     known = {m.record.host_id for m in members}
@@ -98,9 +103,10 @@ def abandon(view: ClusterView, plan: Plan, now_s: float) -> list[Decision]:
 
 
 def _count_abandoned(view: ClusterView, plan: Plan, members: Sequence[InstanceView]) -> None:
-    """Its hosts may fetch for it until they have heard of the cancel.  A stage that its host has confirmed counts until
-    the host says that it has gone.  Of any other stage not even the instance is known: it counts under a name of its
-    own until the next report, which shows what the host then holds."""
+    """Count the group's parts in the pools of its hosts, which may fetch for it until they have heard of the cancel.  A
+    stage that its host has confirmed counts until the host says that it has gone.  The instance of any other stage is
+    not even known: the stage counts under a name made up here until the next report, which shows what the host then
+    holds."""
     if plan.model is None:
         return
     by_stage = {m.record.stage: m.record.instance_id for m in members}

@@ -1,4 +1,4 @@
-"""What follows from an instance's word (ready, idle, busy, gone), a failed start, and a lost host."""
+"""What follows from an instance's report (ready, idle, busy, gone), a failed start, and a lost host."""
 
 from __future__ import annotations
 
@@ -41,27 +41,30 @@ from thaw.instance import InstanceRecord, InstanceState
 from thaw.plan import Plan, PlanStage, StageRole
 
 MIN_IDLE_S: Final = 1.0
-"""Even keep_alive_s = 0 leaves this long for the request that caused the start to arrive."""
+"""An instance with keep_alive_s = 0, too, stays for this long, so that the request that caused its start can arrive."""
 
 STRANGER_S: Final = 15.0
-"""Reports and events cross; what a host still names after this is no matter of crossing."""
+"""A host's reports and its events may cross on their way.  An instance that a host still names after this time is
+really unknown."""
 
 POOL_LOOKS: Final = 16
-"""Actions that are looked at in vain, after one word of a host, because a pool lacks room: thousands may be waiting."""
+"""The most actions that one pass over the waiting actions tries in vain because a pool lacks room: thousands may
+wait."""
 
 ABOUT_THE_MODEL: Final = frozenset(
     e.__name__ for e in (ModelChanged, ModelCorrupt, ModelNotFound, ModelUnsupported, StoreUnavailable)
 )
-"""A start that ended with one of these says nothing of the bytes that the next will find: look at the model again."""
+"""A start that failed with one of these tells nothing about the bytes that the next start will find, so the model is
+inspected again."""
 
 
 def changed(view: ClusterView, record: InstanceRecord, now_s: float) -> list[Decision]:
-    """An invoker's word on one instance."""
+    """Take in an invoker's report on one instance."""
     before = view.put_instance(record, now_s)
     if record.state is InstanceState.GONE:
         return _gone(view, record, before, now_s)
     instance, group = view.instances[record.instance_id], view.groups.get(record.group_id)
-    if group is None and record.n_stages > 1:  # its group has ended: this word crossed the cancel
+    if group is None and record.n_stages > 1:  # its group has ended: this report crossed the cancel
         return groups.orphans(view, [instance], now_s) if instance.releasing is None else []
     if group is not None:
         group.progress_s = now_s
@@ -76,21 +79,21 @@ def changed(view: ClusterView, record: InstanceRecord, now_s: float) -> list[Dec
 
 
 def _ready(view: ClusterView, record: InstanceRecord, group: GroupView | None, now_s: float) -> list[Decision]:
-    """A stage has its first part; with the last of them the group is whole."""
+    """A stage has its first part.  With the last stage the group is whole."""
     if (host := view.hosts.get(record.host_id)) is not None:
         host.ledger.remove(fetch_key(record.group_id, record.stage), now_s)
         _book_later(group, host, record, now_s)
     if group is not None and not all(_is_ready(view, i) for i in group.instance_ids):
-        return retry_blocked(view, now_s)  # its link is free
+        return retry_blocked(view, now_s)  # the stage's link is free
     action = view.action(record.action)
     action.failures, action.retry_at_s, action.broken_version = 0, 0.0, ""
     if group is None or not group.is_starting:
         return []
     view.group_started(group)
     decided: list[Decision] = [*_learn(view, group)]
-    if record.stage != 0:  # who spoke first was not looked at while the others started
+    if record.stage != 0:  # stage 0 may be idle already; it was not checked while others started
         decided += idle_check(view, view.instances[group.instance_ids[0]], now_s)
-    # what still waits in a second was not served by this group
+    # requests that still wait after MIN_IDLE_S were not served by this group
     return [*decided, *wake(action, record.action, now_s + MIN_IDLE_S, now_s), *retry_blocked(view, now_s)]
 
 
@@ -100,7 +103,8 @@ def _is_ready(view: ClusterView, instance_id: InstanceId) -> bool:
 
 
 def _book_later(group: GroupView | None, host: HostView, record: InstanceRecord, now_s: float) -> None:
-    """What a full stage fetches behind the traffic has no deadline: it gets what is left over."""
+    """Book the bytes that a full stage fetches behind the traffic.  They have no deadline and get the bandwidth that is
+    left over."""
     if group is None:
         return
     n_bytes = partition.size(group.plan.stages[record.stage].later_ranges)
@@ -109,7 +113,7 @@ def _book_later(group: GroupView | None, host: HostView, record: InstanceRecord,
 
 
 def _learn(view: ClusterView, group: GroupView) -> list[Decision]:
-    """Stage 0's trace teaches what its device takes."""
+    """Learn from stage 0's trace how long a start on its device takes."""
     record = view.instances[group.instance_ids[0]].record
     host = view.hosts.get(record.host_id)
     device = host.devices.get(record.device) if host else None
@@ -129,8 +133,9 @@ def _kind(view: ClusterView, stage: PlanStage) -> str:
 
 
 def _factor(view: ClusterView, plan: Plan) -> float | None:
-    """F of the group that has just become whole, from the share of its device that each worker gets.  None: its devices
-    are of several kinds, so its pass teaches nothing about any one of them."""
+    """Return F of the group that has just become whole, from the share of its device that each worker gets.  None when
+    a host or a device has left, or when the devices are of several kinds: then the pass teaches nothing about any one
+    of them."""
     shares, kinds, s = list[float](), set[str](), len(plan.stages)
     for stage in plan.stages:
         host = view.hosts.get(stage.host)
@@ -144,7 +149,8 @@ def _factor(view: ClusterView, plan: Plan) -> float | None:
 
 
 def idle_check(view: ClusterView, instance: InstanceView, now_s: float) -> list[Decision]:
-    """Release it if its time has come, else say when to look again.  Busy instances say so themselves when done."""
+    """Release an idle instance if its time has come, else set a timer for the next check.  A busy instance needs no
+    timer: it is reported when it becomes idle."""
     if not instance.record.takes_requests or not view.may_go(instance) or instance.idle_since_s is None:
         return []
     record, action = instance.record, view.action(instance.record.action)
@@ -173,7 +179,7 @@ def _give_way(view: ClusterView, instance: InstanceView, due_s: float, now_s: fl
 
 
 def _look_again(instance: InstanceView, at_s: float, now_s: float) -> list[Decision]:
-    """One timer an instance, however often it turns idle."""
+    """Set a timer for the next check.  An instance has one timer, however often it becomes idle."""
     if instance.wake_s is not None and now_s < instance.wake_s <= at_s:
         return []
     instance.wake_s = at_s
@@ -181,9 +187,9 @@ def _look_again(instance: InstanceView, at_s: float, now_s: float) -> list[Decis
 
 
 def release_refused(view: ClusterView, instance: InstanceView, now_s: float) -> list[Decision]:
-    """It was busy after all (or never answered): it stays, and its idle time begins anew."""
+    """The instance was busy after all, or never answered: it stays, and its idle time begins anew."""
     if groups.is_orphan(view, instance):
-        return []  # nobody needs it; its timer asks again
+        return []  # no request needs it; its timer sends the cancel again
     for member in view.members(instance.record.group_id):
         view.set_releasing(member, None)
     if (group := view.groups.get(instance.record.group_id)) is not None:
@@ -196,13 +202,13 @@ def release_refused(view: ClusterView, instance: InstanceView, now_s: float) -> 
 
 
 def release_overdue(view: ClusterView, instance: InstanceView, now_s: float) -> list[Decision]:
-    """A release or a cancel that nobody answered."""
+    """Handle a release or a cancel without an answer."""
     if not groups.is_orphan(view, instance):
         return release_refused(view, instance, now_s)
     host = view.hosts.get(instance.record.host_id)
     if host is None or instance.record.instance_id in host.report.instances:
         return groups.orphans(view, [instance], now_s)
-    record = replace(instance.record, state=InstanceState.GONE)  # its host does not have it
+    record = replace(instance.record, state=InstanceState.GONE)  # its host no longer has it
     view.put_instance(record, now_s)
     return [ForgetInstance(record), *rescale(view, record.action, now_s), *retry_blocked(view, now_s)]
 
@@ -224,7 +230,8 @@ def _gone(view: ClusterView, record: InstanceRecord, before: InstanceView | None
 
 
 def never_began(view: ClusterView, host_id: HostId, command_id: CommandId, now_s: float) -> bool:
-    """The command of a start was refused or not sent: no word of its instance will come.  False: no such start."""
+    """The command of a start was refused or not sent, so no report of its instance will come.  Return False when there
+    is no such start."""
     for instance_id in sorted(view.on_host.get(host_id, ())):
         instance = view.instances[instance_id]
         if instance.started_by == command_id:
@@ -253,7 +260,7 @@ def start_failed(view: ClusterView, group: GroupView, error: ErrorInfo, now_s: f
     if isinstance(from_info(error), DeveloperError):
         action.broken_version = plan.action_version
         return [*decided, *fail(view, plan.action, tuple(action.waiting), error, plan.group_id)]
-    if error.code == PoolFull.__name__:  # it waits like an action that finds no memory: the host's next report wakes it
+    if error.code == PoolFull.__name__:  # the action waits as for device memory: the host's next report wakes it
         action.retry_at_s = now_s + RETRY_BASE_S
         return [*decided, *wake(action, plan.action, action.retry_at_s, now_s)]
     pause_s = min(RETRY_CAP_S, RETRY_BASE_S * 2 ** min(action.failures - 1, 16))
@@ -263,7 +270,8 @@ def start_failed(view: ClusterView, group: GroupView, error: ErrorInfo, now_s: f
 
 
 def _count_attempt(view: ClusterView, group: GroupView) -> tuple[ActivationId, ...]:
-    """One more failed start for each request it was to serve; returns those that have had enough."""
+    """Count one more failed start for each request that the group was to serve; return the requests that have had
+    enough."""
     exhausted: list[ActivationId] = []
     for activation_id in sorted(group.activation_ids):
         if (demand := view.demand.get(activation_id)) is None:
@@ -275,7 +283,8 @@ def _count_attempt(view: ClusterView, group: GroupView) -> tuple[ActivationId, .
 
 
 def start_overdue(view: ClusterView, group_id: GroupId, now_s: float) -> list[Decision]:
-    """The start's deadline: later while it makes progress, else it is cancelled and counts as failed."""
+    """Handle a start's deadline: set it later if the start makes progress, else cancel the start and count it as
+    failed."""
     if (group := view.groups.get(group_id)) is None or not group.is_starting:
         return []
     due_s = group.progress_s + view.settings.start_deadline_s
@@ -289,7 +298,8 @@ def start_overdue(view: ClusterView, group_id: GroupId, now_s: float) -> list[De
 
 
 def host_lost(view: ClusterView, host_id: HostId, now_s: float) -> list[Decision]:
-    """Its lease ran out: what it had is gone, and who waited there is served elsewhere."""
+    """Handle a host whose lease ran out: its instances are gone, and requests that waited for them are served
+    elsewhere."""
     error = WorkerLost(f"host {host_id} was lost", hint="look at the host's invoker and its network").info()
     decided: list[Decision] = [Flag("host_lost", {"host_id": host_id})]
     actions: dict[ActionName, None] = {}
@@ -298,9 +308,9 @@ def host_lost(view: ClusterView, host_id: HostId, now_s: float) -> list[Decision
         actions[record.action] = None
         group = view.groups.get(record.group_id)
         if group is not None and group.is_starting:
-            # it is told to cancel too: should it come back, it must not go on with it
+            # the lost host is told to cancel too: if it comes back, it must not continue the start
             decided += start_failed(view, group, error, now_s)
-            view.action(record.action).retry_at_s = now_s  # elsewhere, so at once
+            view.action(record.action).retry_at_s = now_s  # the retry is on another host, so at once
         elif group is not None:
             decided += groups.end(view, group, now_s)
         view.put_instance(record, now_s)
@@ -312,12 +322,13 @@ def host_lost(view: ClusterView, host_id: HostId, now_s: float) -> list[Decision
 
 
 def release_strangers(view: ClusterView, host: HostView, now_s: float) -> list[Decision]:
-    """A host that was lost and came back may hold instances nobody routes to: they would stay for ever."""
+    """Release instances that a host reports and the scheduler does not know.  A host that was lost and came back may
+    hold some: no gateway routes to them, so they would stay for ever."""
     unknown = [i for i in host.report.instances if i not in view.instances]
     host.strangers = {i: host.strangers.get(i, now_s) for i in unknown}
     due = [i for i, since_s in host.strangers.items() if now_s - since_s >= STRANGER_S]
     for instance_id in due:
-        host.strangers[instance_id] = now_s  # asked again, should it stay
+        host.strangers[instance_id] = now_s  # asked again if the instance stays
     return [ReleaseInstance(host.host_id, i, CommandId(view.new_id()), True, "unknown") for i in due]
 
 
@@ -331,9 +342,10 @@ def _ask_models_elsewhere(view: ClusterView, host_id: HostId, now_s: float) -> l
 
 
 def retry_blocked(view: ClusterView, now_s: float) -> list[Decision]:
-    """Memory or a link was freed: serve who waits for it, who is due first before others; what is larger than a
-    refused need is not tried, as it would be refused too.  A need that some device could meet was refused for want of
-    a pool, which may have room for another model: a few more of those are tried."""
+    """Memory or a link was freed: serve the actions that wait for it, the one that is due first before the others.  An
+    action that needs as much as a refused one, or more, is not tried, because it would be refused too.  If some device
+    has enough memory, the action was refused for lack of room in a pool, which may have room for another model: a few
+    more actions are tried then."""
     decided: list[Decision] = []
     refused, n_without_pool = math.inf, 0
     for turn in view.blocked:

@@ -1,8 +1,8 @@
-"""Live migration of one run: who does what next, and what becomes of it when something fails (ServerlessLLM 5.2, 5.4).
+"""Live migration of one run: what each side does next, and what happens when something fails (ServerlessLLM 5.2, 5.4).
 
-An interface: nothing in the platform moves a run between hosts yet.  ``startup.py`` plans moves and says what they
-cost; this is the other half, the order that whoever carries them out must follow.  Pure: state and event in, state and
-commands out.
+This is an interface: nothing in the platform moves a run between hosts yet.  ``startup.py`` plans moves and says what
+they cost; this file is the other half, the order in which a component that moves a run must proceed.  It is pure: state
+and event in, state and commands out.
 
 ::
 
@@ -25,8 +25,8 @@ from typing import Final, NamedTuple
 class State(enum.StrEnum):
     LOADING = "loading"  # the destination loads the run's model
     ASKING = "asking"  # the source was asked to migrate and has not sent its tokens yet
-    RESUMING = "resuming"  # the destination recomputes what was said so far
-    SWITCHING = "switching"  # the source has stopped; its last tokens are on their way, then the route
+    RESUMING = "resuming"  # the destination recomputes the tokens so far
+    SWITCHING = "switching"  # the source has stopped; its last tokens are on their way, and the route is switched next
     MOVED = "moved"
     ENDED = "ended"  # without having moved
 
@@ -34,9 +34,9 @@ class State(enum.StrEnum):
 class Event(enum.StrEnum):
     LOADED = "loaded"
     RESUME_ACCEPTED = "resume accepted"  # the source's tokens have reached the destination
-    CAUGHT_UP = "caught up"  # what the destination lacks is small enough to stop for
+    CAUGHT_UP = "caught up"  # few enough tokens are missing at the destination to stop the source
     ROUTED = "routed"
-    RUN_ENDED = "run ended"  # the source has said its last token
+    RUN_ENDED = "run ended"  # the source has produced its last token
     SOURCE_FAILED = "source failed"
     DEST_FAILED = "destination failed"
 
@@ -46,7 +46,7 @@ class Command(enum.StrEnum):
     RESUME_AT_DEST = "destination: resume these tokens"
     STOP_SOURCE = "source: stop, send the last tokens"
     ROUTE_TO_DEST = "route table: the destination"
-    RELEASE_SOURCE = "source: drop the run"  # its device is free for whom it was moved away
+    RELEASE_SOURCE = "source: drop the run"  # its device is free for the start that the run was moved for
     DROP_KV_AT_DEST = "destination: stop resuming, drop the KV cache"
     UNLOAD_AT_DEST = "destination: unload the model"
     CANCEL_LOAD_AT_DEST = "destination: cancel the load"
@@ -62,7 +62,7 @@ class Step(NamedTuple):
 _ENDED: Final = State.ENDED
 
 TABLE: Final[Mapping[tuple[State, Event], Step]] = {
-    # as it goes
+    # the normal course
     (State.LOADING, Event.LOADED): Step(State.ASKING, (Command.ASK_SOURCE,)),
     (State.ASKING, Event.RESUME_ACCEPTED): Step(State.RESUMING, (Command.RESUME_AT_DEST,)),
     (State.RESUMING, Event.CAUGHT_UP): Step(State.SWITCHING, (Command.STOP_SOURCE, Command.ROUTE_TO_DEST)),
@@ -72,7 +72,7 @@ TABLE: Final[Mapping[tuple[State, Event], Step]] = {
     (State.ASKING, Event.RUN_ENDED): Step(_ENDED),
     (State.RESUMING, Event.RUN_ENDED): Step(_ENDED, (Command.DROP_KV_AT_DEST,)),
     (State.SWITCHING, Event.RUN_ENDED): Step(_ENDED, (Command.DROP_KV_AT_DEST,)),
-    # the source fails: nobody needs the model there any more, and its request begins again like any other's
+    # the source fails: no run needs the model at the destination any more, and the request starts again like others
     (State.LOADING, Event.SOURCE_FAILED): Step(_ENDED, (Command.CANCEL_LOAD_AT_DEST, Command.UNLOAD_AT_DEST,
                                                         Command.RETRY_ELSEWHERE)),
     (State.ASKING, Event.SOURCE_FAILED): Step(_ENDED, (Command.UNLOAD_AT_DEST, Command.RETRY_ELSEWHERE)),
@@ -89,25 +89,26 @@ TABLE: Final[Mapping[tuple[State, Event], Step]] = {
 
 
 def step(state: State, event: Event) -> Step:
-    """What follows.  A word that crossed another (late, repeated, after the end) changes nothing."""
+    """Return what follows.  A message that comes late, repeatedly or after the end changes nothing."""
     return TABLE.get((state, event), Step(state))
 
 
 class Rounds(NamedTuple):
-    """Tokens that the destination recomputes while the source goes on saying more: ServerlessLLM's multi-round
-    migration.  ``n_rounds`` is 0 when the destination is no faster than the source: then it never catches up."""
+    """ServerlessLLM's multi-round migration: the destination recomputes tokens while the source produces more of them.
+    ``n_rounds`` is 0 when the destination is no faster than the source: then it never catches up."""
 
     n_rounds: int
     resume_s: float
-    stopped_s: float  # how long nobody answers: the last round and the switch
+    stopped_s: float  # how long no host answers: the last round and the switch
 
 
 def rounds(t_in: float, t_out: float, *, resume_per_token_s: float, round_s: float, token_s: float,
            few: int = 10) -> Rounds:  # fmt: skip
-    """How long a migration lasts: each round brings what was said during the last one (seconds; tokens).
+    """Return how long a migration lasts.  Each round recomputes the tokens that were produced during the last one
+    (seconds; tokens).
 
-    ``a*(t_in + t_out) + b`` of the planner is the first one; the source stops when ``few`` tokens or less are missing,
-    or when a round brings no more than that.
+    The planner's ``a*(t_in + t_out) + b`` is the first round.  The source stops when ``few`` tokens or less are
+    missing, or when a round gains no more than that.
     """
     if resume_per_token_s >= token_s:
         return Rounds(0, float("inf"), float("inf"))

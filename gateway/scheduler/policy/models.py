@@ -1,12 +1,12 @@
-"""Models: what follows from a host's look at one, and for how long a look is repeated.
+"""Models: what follows when a host has inspected one, and for how long an inspection is repeated.
 
-A store that restarts is away for as long as it takes.  So a look that fails by ours is repeated for as long as a start
-may make no progress, with pauses that grow to LOOK_AGAIN_S.  A request whose time limit comes first ends with the
-store's own error and not with that of its limit::
+A store that restarts is away for some time.  An inspection that fails without the developer's fault is therefore
+repeated for as long as a start may make no progress, with pauses that grow to LOOK_AGAIN_S.  A request whose time limit
+comes first ends with the store's own error and not with that of its limit::
 
-    look ──facts──▶ starts
-      │ the developer's error ──▶ every waiting request ends
-      │ ours ──▶ requests at their time limit end ──▶ pause ──▶ look again, until THAW_START_DEADLINE_S
+    inspect ──facts──▶ starts
+      │ the developer's error ──▶ every waiting request fails
+      │ any other error ──▶ requests at their time limit fail ──▶ pause ──▶ inspect again, until THAW_START_DEADLINE_S
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from thaw.errors import DeveloperError, ErrorInfo, StoreUnavailable, from_info
 from thaw.ids import GroupId
 
 LOOK_AGAIN_S: Final = 5.0
-"""The longest pause between two looks: a store that is back is noticed within this time."""
+"""The longest pause between two inspections: a store that is back is noticed within this time."""
 
 
 def inspected(view: ClusterView, event: ModelInspected, now_s: float) -> list[Decision]:
@@ -53,7 +53,8 @@ def refused(view: ClusterView, event: CommandRefused, now_s: float) -> list[Deci
 
 
 def overdue(view: ClusterView, uri: str, now_s: float) -> list[Decision]:
-    """No answer: counts as a failure of the store.  Without a question, it is the pause after one that ends."""
+    """Handle a model's timer.  An inspection without an answer counts as a failure of the store.  If no inspection is
+    open, the pause after a failed one has ended."""
     model = view.model(uri)
     if model.asked is not None and now_s < model.asked_s + INSPECT_DEADLINE_S:
         return []  # the timer of an earlier question
@@ -61,7 +62,7 @@ def overdue(view: ClusterView, uri: str, now_s: float) -> list[Decision]:
         error = StoreUnavailable(f"no host could look at {uri} in time", hint="is the model store up?").info()
         return _failed(view, uri, model, error, now_s)
     if not any(view.action(a).waiting or view.action(a).minimum for a in model.actions):
-        model.attempts, model.failing_since_s = 0, None  # nobody waits any more
+        model.attempts, model.failing_since_s = 0, None  # no action needs the model now
         return []
     if now_s < model.again_s:
         return [Wake(model.again_s, TimerKind.INSPECT, uri)]  # the timer of an earlier question
@@ -88,7 +89,7 @@ def _failed(view: ClusterView, uri: str, model: ModelView, error: ErrorInfo, now
 
 
 def _fail_overdue(view: ClusterView, model: ModelView, error: ErrorInfo, now_s: float) -> list[Decision]:
-    """Requests that cannot wait for another look."""
+    """Fail the requests that cannot wait for another inspection."""
     decided: list[Decision] = []
     for name in sorted(model.actions):
         due = tuple(d.demand.activation_id for d in view.waiting(name) if due_s(view, d) <= now_s)
@@ -97,7 +98,7 @@ def _fail_overdue(view: ClusterView, model: ModelView, error: ErrorInfo, now_s: 
 
 
 def _next_look_s(view: ClusterView, model: ModelView, now_s: float) -> float:
-    """After a pause, and in time for the request that is due first."""
+    """Return when to inspect again: after a pause, and in time for the request that is due first."""
     pause_s = min(LOOK_AGAIN_S, RETRY_BASE_S * 2.0 ** min(model.attempts, 16))
     return min(now_s + pause_s, max(now_s + RETRY_BASE_S, first_due_s(view, model)))
 

@@ -1,4 +1,4 @@
-"""Where the next group of an action goes."""
+"""Choose the number of stages, the hosts and the devices of an action's next group."""
 
 from __future__ import annotations
 
@@ -38,25 +38,27 @@ from thaw.instance import StartMode
 from thaw.plan import StageRole
 
 RELEASE_WAIT_S = 60.0
-"""A release has long ended by then; a request that has waited so long takes the hosts that there are."""
+"""A release has ended long before this time has passed.  A request that has waited for so long takes the hosts that
+have room now."""
 _ROUNDING_S = 1e-6
 EXPLAINED_HOSTS = 32
-"""Up to so many hosts every size is looked at, so that a trace can say what each would have come to.  Beyond, a
-decision must be quick, and the trace speaks of those that had to be looked at."""
+"""With up to this many hosts every size is worked out, so that a trace can say what each would have come to.  With more
+hosts a decision must be quick, and the trace covers only the sizes that had to be worked out."""
 SMALL_SIZES = 2
 """Among many hosts this many sizes, the smallest first, are tried one by one before all others together."""
 EXPLAINED_CANDIDATES = 8
-"""The trace says for this many hosts when a worker would have its part there: the chosen ones, then the next best."""
+"""The trace says for this many hosts when a worker would have its part there: the chosen hosts first, then the next
+best."""
 
 
 def place(
     view: ClusterView, facts: ActionFacts, stages: Stages | None, t_w: float, now_s: float, n_workers: int = 1
 ) -> Choice | None:
-    """The best place with room now for a group that can leave ``n_workers`` behind, or None."""
+    """Return the best place that has room now for a group that can leave ``n_workers`` workers behind, or None."""
     if stages is None:
         return _least_loaded(view, facts)
     if facts.forced_stages is None and view.index.most_free < facts.need_bytes:
-        return None  # every group has a full worker, and the fallback is one
+        return None  # every group has a full worker, and the fallback is a full worker
     most = most_stages(view, facts, stages)
     request = _request(view, facts, stages, t_w)
     if facts.forced_stages is not None:
@@ -82,8 +84,9 @@ def place(
 def in_time_without_idle(
     view: ClusterView, facts: ActionFacts, stages: Stages, t_w: float, now_s: float, n_workers: int
 ) -> list[InstanceId] | None:
-    """Where a start would miss its objective for want of memory on the right hosts: heads of the idle groups that must
-    go for one that meets it ([]: those that are going already will do); None when that would not help either."""
+    """Where a start would miss its objective for lack of memory on the right hosts, return the heads of the idle groups
+    that must be released for one that meets it.  Return [] when the releases in progress are enough, None when no
+    release helps."""
     if view.idle.is_empty or t_w >= facts.slo_ttft_s:
         return None
     request, most = _request(view, facts, stages, t_w), most_stages(view, facts, stages)
@@ -101,7 +104,8 @@ def in_time_without_idle(
 
 
 def _request(view: ClusterView, facts: ActionFacts, stages: Stages, t_w: float) -> Request:
-    """Its times are nobody's: every host is offered with those of its own kind of device."""
+    """Build the request of Algorithm 1.  It has no times of its own: every host is offered with those of its kind of
+    device."""
     return Request(
         stages.facts.n_bytes, facts.need_bytes - stages.facts.n_bytes, facts.slo_ttft_s, facts.slo_tpot_s,
         max(0.0, t_w), overlap=view.parts.overlap, largest_parts=stages.largest(most_stages(view, facts, stages)),
@@ -109,7 +113,8 @@ def _request(view: ClusterView, facts: ActionFacts, stages: Stages, t_w: float) 
 
 
 def most_stages(view: ClusterView, facts: ActionFacts, stages: Stages) -> int:
-    """One where stages could not meet: there is no relay."""
+    """Return the largest number of stages that a group may have.  Unless a number is forced, it is 1 where the
+    installation lacks the transport, because stages could not meet."""
     if facts.forced_stages is not None or not has_transport(view.settings, facts):
         return facts.forced_stages or 1
     return max(1, min(facts.max_stages, stages.most))
@@ -118,9 +123,9 @@ def most_stages(view: ClusterView, facts: ActionFacts, stages: Stages) -> int:
 def _small(
     view: ClusterView, facts: ActionFacts, stages: Stages, request: Request, most: int, now_s: float, n_workers: int
 ) -> tuple[_Offers, Weighing] | None:
-    """One of the smallest sizes in time, with no worker that shares a device: no other size is better.  Each of them
-    is looked for on hosts that are offered for it alone, because its one deadline leaves few links that differ.  None:
-    look at every size."""
+    """Try the smallest sizes one by one.  A size that is in time with no worker that shares a device is the answer,
+    because no other size is better.  For each size hosts are offered for it alone: its one deadline leaves few links
+    that differ.  Return None when every size has to be worked out."""
     if (variant := _variant(view)) != "min_sharing":
         return None
     for size in in_order(sizes(request, n_workers, most, _min_full(facts, most, n_workers)), variant)[:SMALL_SIZES]:
@@ -138,7 +143,7 @@ def _min_full(facts: ActionFacts, most: int, n_workers: int) -> int:
 def _chosen(
     view: ClusterView, facts: ActionFacts, offers: _Offers, request: Request, most: int, n_workers: int
 ) -> Weighing:
-    """Algorithm 1.  Where no group can leave so many workers behind in time, one that leaves fewer."""
+    """Run Algorithm 1.  Where no group can leave so many workers behind in time, take one that leaves fewer."""
     for wanted in range(n_workers, 0, -1):
         weighing = weigh(
             offers.servers, request, variant=_variant(view), min_stages=wanted, max_stages=most,
@@ -151,7 +156,8 @@ def _chosen(
 
 
 def _forced(view: ClusterView, facts: ActionFacts, offers: _Offers, request: Request, s: int) -> Scheme | None:
-    """Exactly ``s`` stages, in time if that can be.  Without a device for a whole model all of them are low."""
+    """Return a placement of exactly ``s`` stages, in time if that is possible.  Where no device can hold the whole
+    model, all stages are low."""
     largest = view.largest.device(for_model=True)
     w = 0 if largest is not None and facts.need_bytes > largest and s > 1 else min(s, facts.keep or 1)
     found = select(
@@ -166,7 +172,8 @@ def _forced(view: ClusterView, facts: ActionFacts, offers: _Offers, request: Req
 def _waits_for_a_host(
     view: ClusterView, facts: ActionFacts, stages: Stages, offers: _Offers, scheme: Scheme, t_w: float
 ) -> bool:
-    """Some stages would share a host while another host is about to have room for one: it is waited for."""
+    """True when some stages would share a host while another host will soon have room for one: the start then waits for
+    it."""
     used = {offers.host_id(p.server) for p in (*scheme.full, *scheme.low)}
     if len(used) == scheme.s or t_w >= RELEASE_WAIT_S:
         return False
@@ -181,7 +188,8 @@ def _waits_for_a_host(
 def _in_parts(
     view: ClusterView, facts: ActionFacts, stages: Stages, request: Request, most: int, now_s: float
 ) -> Choice | None:
-    """Too late for its objective, and the fallback, one whole worker, is not possible: no pool holds the model."""
+    """Return the smallest group of several stages, for the case that no size is in time and the fallback (one whole
+    worker) is impossible because no pool can hold the model."""
     if not view.hosts or any(h.pool_ever_takes(stages) for h in view.hosts.values()):
         return None
     offers = _Offers(view, facts, stages, request, most, now_s)
@@ -195,7 +203,7 @@ def _variant(view: ClusterView) -> Variant:
 
 
 def _least_loaded(view: ClusterView, facts: ActionFacts) -> Choice | None:
-    """For a function without a model: fewest workers, then most free memory."""
+    """Choose a place for a function without a model: fewest workers first, then most free memory."""
     best = min(
         ((h.n_workers, -h.room(for_model=False).most_free, h.host_id)
          for h in view.live_hosts() if h.room(for_model=False).most_free >= facts.need_bytes),
@@ -208,8 +216,8 @@ def _least_loaded(view: ClusterView, facts: ActionFacts) -> Choice | None:
 
 
 def _due_s(view: ClusterView, request: Request, most: int, times: Iterable[Times]) -> tuple[float, float]:
-    """The earliest and the latest deadline, from now, of any size that some link could keep, whichever of these times
-    the workers' devices have and whatever share of them low workers get."""
+    """Return the earliest and the latest deadline, from now, that some link could keep, over all sizes, over these
+    times of the workers' devices and over the shares that low workers may get."""
     fastest, known = view.index.fastest, list(times)
     if not known or fastest <= 0:
         return 0.0, 0.0
@@ -220,7 +228,7 @@ def _due_s(view: ClusterView, request: Request, most: int, times: Iterable[Times
         fetch_s = request.part(s) / fastest
         if fetch_s <= within_s and predict.tpot(s, 1.0, best) <= request.slo_tpot:
             late_s = predict.fetch_time_left(request.slo_ttft, request.t_w, s, predict.f_factor(s, 0), worst)
-            earliest.append(max(late_s, fetch_s))  # what is due before it could be there is not asked for
+            earliest.append(max(late_s, fetch_s))  # no deadline may come before the fetch could end
             latest.append(within_s)
     return min(earliest, default=0.0), max(latest, default=0.0)
 
@@ -239,7 +247,8 @@ def _due_of(view: ClusterView, size: Size, times: Collection[Times]) -> tuple[fl
 
 
 def _extreme(times: Sequence[Times], of: Callable[[Iterable[float]], float]) -> Times:
-    """No device of these times is faster (or slower) in any part of a pass."""
+    """Return times that no device of these is faster than (``of`` is min) or slower than (max) in any part of a
+    pass."""
     t_p, t_d, t_n, t_tail = (of(each) for each in zip(*((t.t_p, t.t_d, t.t_n, t.t_tail) for t in times), strict=True))
     return Times(t_p=t_p, t_d=t_d, t_n=t_n, t_tail=t_tail)
 
@@ -258,14 +267,14 @@ class _Offers:
         self, view: ClusterView, facts: ActionFacts, stages: Stages, request: Request, most: int, now_s: float,
         *, without_idle: bool = False, only_promises: bool = False, size: Size | None = None,
     ) -> None:  # fmt: skip
-        """``size``: the only one that is looked for, by workers on idle devices."""
+        """``size``: the only size to search for, with workers on idle devices."""
         self._without_idle = without_idle
         self._view, self._name, self._model, self._now_s = view, facts.name, stages.facts, now_s
         uri = stages.facts.uri
         times = {(k, m): self.times(k, m) for k in view.index.kinds() for m in (StartMode.COLD, StartMode.PREWARMED)}
         self._rates = {k: view.history.rates(facts.name, k) for k in view.index.kinds()}
         if size is None:
-            # what a worker may need, least first: a low one of so many stages …, a full one
+            # the bytes that a worker may need, least first: a low worker of ``most`` stages, …, a full worker
             needs = tuple(low_reserve(facts.need_bytes, s) for s in range(most, 0, -1))
             due_s = _due_s(view, request, most, times.values())
             wanted = Wanted(needs, most, *due_s, request.part(most), stages, only_promises, request.part(1))
@@ -299,24 +308,25 @@ class _Offers:
         return StartMode.COLD if host.cell_s(KIND_LLM) == math.inf else StartMode.PREWARMED
 
     def _parts(self, host: HostView) -> tuple[int, ...] | None:
-        """A pool holds its models whatever the devices hold, so what is idle counts there as it stands."""
+        """Return how many parts the host's pool takes, by the number of stages; None where the pool sets no limit.  A
+        pool holds its models whatever the devices hold, so it counts as it is, idle instances included."""
         if host.pool.slab_bytes == 0 and not host.pool.is_doubted:
             return None
         return tuple(host.pool_parts(self._stages, s) for s in range(1, self._most + 1))
 
     def tier(self, server: Server, n_bytes: float) -> Tier:
-        """Where so many bytes of the model lie for a start there: all of them, or a stage's part."""
+        """Return where a start on this server finds so many bytes of the model (all of them, or a stage's part)."""
         if not self._resident[server.id]:
             return Tier.REMOTE
         return Tier.RESIDENT if n_bytes == self._whole else Tier.MEMORY
 
     def bandwidth(self, server: Server, n_bytes: float, within_s: float) -> float:
         if self._resident[server.id]:
-            return self._idle_rate(server, n_bytes)  # nothing is fetched, so no promise is in the way
+            return self._idle_rate(server, n_bytes)  # nothing is fetched, so promises to other fetches do not matter
         return self._hosts[server.id].ledger.bandwidth(n_bytes, self._now_s + within_s, self._now_s)
 
     def _idle_rate(self, server: Server, n_bytes: float) -> float:
-        """At which the part comes into its segment when nobody else fetches."""
+        """Return the rate at which the part comes into its segment when no other start fetches."""
         rates = {Tier.RESIDENT: math.inf, Tier.MEMORY: self._rate_of(server).memory, Tier.REMOTE: server.bandwidth}
         return rates[self.tier(server, n_bytes)]
 
@@ -335,8 +345,8 @@ class _Offers:
                       why={**slo, **why})  # fmt: skip
 
     def explained(self, scheme: Scheme, request: Request, facts: ActionFacts, why: Mapping[str, object]) -> Choice:
-        """The choice, with its bound and its prediction in terms, and with what the trace is to say of each host that
-        was looked at."""
+        """Return the choice with its bound and its prediction in terms, and with what the trace says about each host
+        that was examined."""
         found = self._estimates(scheme, request)
         candidates = [{"host": self._hosts[i].host_id, **each.plain()} for i, each in found[:EXPLAINED_CANDIDATES]]
         terms = bound_terms(self._view.history.best, self._name, self._stage_facts(scheme))
@@ -344,20 +354,20 @@ class _Offers:
         chosen = [(self.servers[i], self._known(i), each) for i, each in found if each.role and each.start is not None]
         return replace(
             self.choice(scheme, request, facts, {**why, "candidates": candidates}),
-            # a start that is expected before its bound would be expected before what can be
+            # no start can be faster than its bound, so none is predicted to be
             predicted_ttft_s=max(scheme.ttft, request.t_w + (bound_s or 0.0)), bound_ttft_s=bound_s,
             predicted_terms=predicted_terms(scheme, request, chosen, bound_s), bound_terms=terms,
         )  # fmt: skip
 
     def _estimates(self, scheme: Scheme, request: Request) -> list[tuple[int, Estimate]]:
-        """Estimates for the chosen hosts first.  Among many hosts only for those: each other one costs a look at its
-        link."""
+        """Return estimates, the chosen hosts first.  Among many hosts only the chosen ones are estimated, because an
+        estimate examines the host's link."""
         chosen = [p.server for p in (*scheme.full, *scheme.low)]
         servers = [self.servers[i] for i in set(chosen)] if len(self._view.hosts) > EXPLAINED_HOSTS else self.servers
         return estimates(scheme, servers, request, _variant(self._view), self.bandwidth, self.tier)
 
     def _known(self, i: int) -> frozenset[str]:
-        """Which of the times on this server some start has shown."""
+        """Return which of the times on this server some start has already shown."""
         kind = self._hosts[i].room(for_model=True).kind
         return self._view.history.shown(self._name, kind, self._mode(self._hosts[i]))
 
@@ -367,7 +377,7 @@ class _Offers:
         return Seat(host.host_id, device.name, device.kind, role)
 
     def _stage_facts(self, scheme: Scheme) -> list[StageFacts]:
-        """What the bound is made of, by stage: each with its own bytes, not those of the largest part."""
+        """Return the facts for the bound, by stage: each stage with its own bytes, not those of the largest part."""
         placed = (*scheme.full, *scheme.low)
         parts = self._stages.of(scheme.s)
         return [self._facts_of(k, at.server, parts[k].n_bytes) for k, at in enumerate(placed)]
@@ -383,7 +393,8 @@ class _Offers:
         )  # fmt: skip
 
     def _bytes_here(self, host: HostView) -> tuple[int, int]:
-        """Bytes of the model that the host has, and that other starts there are fetching: a start may share either."""
+        """Return the bytes of the model that the host has, and the bytes that other starts there are fetching: a start
+        may share both."""
         version = self._model.version
         held = sum(r.n_bytes for r in host.report.resident
                    if r.uri == self._model.uri and r.version in ("", version))  # fmt: skip

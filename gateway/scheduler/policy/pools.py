@@ -1,12 +1,12 @@
-"""A host's memory for models: fetchd's pool, where every byte of a model lies before a device has it.
+"""A host's memory for models: fetchd's pool, which holds every byte of a model before a device has it.
 
-It is another memory than the device's, so it can be full where a device has room.  The scheduler counts in slabs, as
-fetchd does (relay/protocol/pool.py), and knows of every host what is held there and what its own starts take
-(pool_account.py).
+The pool is another memory than the device's, so it can be full where a device has room.  The scheduler counts in slabs,
+as fetchd does (relay/protocol/pool.py).  It knows for every host what the pool holds and what the scheduler's own
+starts take (pool_account.py).
 
     never fits  → MemoryTooSmall, with what is needed and what the hosts have
-    not now     → the host is no server for such a part (placement looks elsewhere), idle instances that hold a model
-                  go, and who waits, waits in line as for device memory
+    not now     → the host takes no such part (placement chooses another host), idle instances that hold a model are
+                  released, and the action waits in line as for device memory
     it fits     → ``reserve`` counts all stages of the group before any of them is told to start
 """
 
@@ -27,7 +27,8 @@ from thaw.plan import Plan, PlanModel, PlanStage
 
 
 def refusal(view: ClusterView, facts: ActionFacts, stages: Stages, most: int) -> ThawError | None:
-    """Why no host can ever hold a part of this model that a start would fetch; ``most``: stages it may have."""
+    """Return why no host can ever hold a part of this model that a start would fetch, or None.  ``most``: the number of
+    stages that a start may have."""
     n = facts.forced_stages or most
     pools = view.largest.pools()
     if not pools or any(stages.slabs(n, slab_bytes) <= n_slabs for slab_bytes, n_slabs in pools):
@@ -42,10 +43,10 @@ def refusal(view: ClusterView, facts: ActionFacts, stages: Stages, most: int) ->
 
 
 def reserve(view: ClusterView, plan: Plan, starts: Sequence[StageStart]) -> Plan:
-    """Count every stage's part of its host's pool from now on; placement has seen that all of them have room.
+    """Count every stage's part in its host's pool from now on; placement has seen that all of them have room.
 
-    The rest of the model, which a full stage fetches behind the traffic, is an extra: the plan that is returned goes
-    without it where the pool has no room for it.  A host therefore takes what was counted here and no more.
+    The rest of the model, which a full stage fetches behind the traffic, is an extra: where the pool has no room for
+    it, the returned plan goes without it.  A host therefore takes what was counted here and no more.
     """
     if plan.model is None:
         return plan
@@ -58,7 +59,7 @@ def reserve(view: ClusterView, plan: Plan, starts: Sequence[StageStart]) -> Plan
 
 
 def claim_again(view: ClusterView, host: HostView) -> None:
-    """The host was not known when its instances were."""
+    """Count the claims of instances that were known before their host was."""
     for instance_id in view.on_host.get(host.host_id, ()):
         record = view.instances[instance_id].record
         if (group := view.groups.get(record.group_id)) is not None and group.plan.model is not None:
@@ -66,15 +67,16 @@ def claim_again(view: ClusterView, host: HostView) -> None:
 
 
 def _with_rest(pool: PoolAccount, model: PlanModel, stage: PlanStage, start: StageStart) -> PlanStage:
-    """The stage with the rest of the model if the pool has room for it, else without.  Its first part is counted."""
+    """Return the stage with the rest of the model if the pool has room for it, else without.  Its first part is counted
+    already."""
     if not stage.later_ranges or pool.enlarge(start.instance_id, claim_of(model, stage)):
         return stage
     return replace(stage, later_ranges=())
 
 
 def evictions(view: ClusterView, facts: ActionFacts) -> list[InstanceView]:
-    """Idle instances of other actions, longest idle first, whose models make room in a host's pool; [] when nothing
-    helps, or the pools have room by now or soon (it is something else that lacks)."""
+    """Return idle instances of other actions, longest idle first, whose models make room in a host's pool.  The list is
+    empty when no eviction helps, or when the pools have room by now or soon: then something else is lacking."""
     stages = view.model(facts.model_uri).stages if facts.is_llm else None
     if stages is None:
         return []
@@ -86,8 +88,8 @@ def evictions(view: ClusterView, facts: ActionFacts) -> list[InstanceView]:
 
 
 def _have_room_soon(view: ClusterView, stages: Stages, n_stages: int) -> bool:
-    """The pools of all hosts together have room for a group.  The first few mostly say so: every start that waits for
-    device memory asks."""
+    """True when the pools of all hosts together have room for a group, now or soon.  Every start that waits for device
+    memory asks this; the first few hosts are mostly enough for the answer."""
     n_parts = 0
     for host in view.live_hosts():
         n_parts += _parts_soon(host, stages, n_stages)
@@ -97,7 +99,8 @@ def _have_room_soon(view: ClusterView, stages: Stages, n_stages: int) -> bool:
 
 
 def _parts_soon(host: HostView, stages: Stages, n_stages: int) -> int:
-    """The number of largest parts of a model in so many stages that fit when what is leaving has left."""
+    """Return how many of the largest parts of a model in so many stages fit now; if none, how many fit when the
+    instances that are leaving have left."""
     parts = host.pool_parts(stages, n_stages)
     if parts or host.pool.slab_bytes == 0:
         return parts
@@ -105,12 +108,14 @@ def _parts_soon(host: HostView, stages: Stages, n_stages: int) -> int:
 
 
 def has_room_soon(host: HostView, stages: Stages, n_stages: int) -> bool:
-    """A part of the model in so many stages fits into its pool, now or when what is leaving has left."""
+    """True when a part of the model in so many stages fits into the host's pool, now or when the instances that are
+    leaving have left."""
     return _parts_soon(host, stages, n_stages) > 0
 
 
 def _victims(view: ClusterView, facts: ActionFacts, host: HostView, need: int) -> list[InstanceView]:
-    """On one host.  Stage 0 is named, wherever it is; a model that several instances hold goes with the last."""
+    """Return the instances to evict on one host.  A group is named by its stage 0, wherever that is.  A model that
+    several instances hold is freed with the last of them."""
     found, gone = list[InstanceView](), set[InstanceId]()
     here = [view.instances[i] for i in view.on_host.get(host.host_id, ())]
     for head in sorted(_idle(view, facts, here), key=lambda v: (v.idle_since_s or 0.0, v.record.instance_id)):

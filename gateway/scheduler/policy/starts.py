@@ -37,22 +37,25 @@ SLOT_TRUST_S = 1.0
 record changed (the gateway is about to use it); if the request still waits then, the slot is not really free."""
 
 CROSSING_S = 0.2
-"""A request and a record that are this close may have crossed on their way."""
+"""A request and an instance's record whose times are this close may have crossed on their way."""
 
 INSPECT_DEADLINE_S = 30.0
-"""Reading a model's index is a few small requests; a host that has not answered by then is not going to."""
+"""An inspection reads a model's index in a few small requests.  A host that has not answered by then will not
+answer."""
 
 _TO_SAY_IT_S: Final = 2.0
-"""An error must reach the gateway before the request's time limit does."""
+"""An error must reach the gateway this long before the request's time limit."""
 
 RETRY_BASE_S, RETRY_CAP_S = 0.25, 30.0
 GATHER_S = 0.05
-"""So long after a start of a model its further requests are gathered, and then met together.  The requests of a burst
-reach the scheduler a millisecond or so apart, thirty of them within 50 ms; decided one by one they start single workers
-and no groups.  The first start never waits for this (docs/lab-log.md has the measurement)."""
+"""For so long after a start of a model its further requests are gathered, and then met together.  The requests of a
+burst reach the scheduler a millisecond or so apart, thirty of them within 50 ms.  If they were decided one by one, they
+would start single workers and no groups.  The first start never waits for this (docs/lab-log.md has the
+measurement)."""
 
 RECHECK_S, RECHECKS_PER_S = 1.0, 50
-"""How long a request that waits for memory or for the link waits at most before it is looked at again."""
+"""A request that waits for memory or for the link is examined again after RECHECK_S at the latest, or later where so
+many actions wait that more than RECHECKS_PER_S would be examined in a second."""
 
 
 def rescale(view: ClusterView, name: ActionName, now_s: float) -> list[Decision]:
@@ -64,7 +67,7 @@ def rescale(view: ClusterView, name: ActionName, now_s: float) -> list[Decision]
         view.forget_deleted(name)
         return failed
     was_blocked = name in view.blocked
-    view.blocked.drop(name)  # until it is found that there is no room
+    view.blocked.drop(name)  # blocked again below if there is no room
     if view.keeper is not None and view.keeper[0] == name:
         view.keep_nothing()
     if not action.waiting and action.minimum == 0 and not facts.is_llm:
@@ -96,8 +99,8 @@ def rescale(view: ClusterView, name: ActionName, now_s: float) -> list[Decision]
 
 
 def wake(action: ActionView, name: ActionName, at_s: float, now_s: float) -> list[Decision]:
-    """Look at the action again at ``at_s``, unless a look no later is already due: one timer an action, not one a
-    request."""
+    """Examine the action again at ``at_s``, unless a timer no later is already set: an action has one timer, not one
+    for each request."""
     if action.wake_s is not None and now_s < action.wake_s <= at_s:
         return []
     action.wake_s = at_s
@@ -105,7 +108,7 @@ def wake(action: ActionView, name: ActionName, at_s: float, now_s: float) -> lis
 
 
 def _refusal(view: ClusterView, facts: ActionFacts) -> ThawError | None:
-    """Why no start of this action can ever go well here."""
+    """Return why no start of this action can ever succeed here, or None."""
     largest = view.largest.device(for_model=facts.is_llm)
     least = low_reserve(facts.need_bytes, facts.forced_stages or 1)
     if largest is not None and least > largest:
@@ -122,7 +125,7 @@ def _a_stage(facts: ActionFacts) -> str:
 
 
 def _indivisible(view: ClusterView, facts: ActionFacts, stages: Stages) -> ThawError | None:
-    """Why a size or a transport that was forced cannot be had here."""
+    """Return why a size or a transport that was forced is impossible here, or None."""
     several = facts.forced_stages or (1 if facts.transport == "auto" else facts.max_stages)
     try:
         stages.of(facts.forced_stages or 1)
@@ -138,15 +141,16 @@ def _mb(n_bytes: int) -> str:
 
 
 def lacking(view: ClusterView, action: ActionView, facts: ActionFacts, now_s: float) -> Lacking:
-    """The window formula (window.py) says how many workers a model needs, the queue alone how many an ordinary
-    function needs.  The minimum and the maximum count instances that serve: a group of stages is one."""
+    """Return how many workers and instances the action lacks.  The window formula (window.py) gives the workers that a
+    model needs, the queue alone those of an ordinary function.  The minimum and the maximum count instances that serve:
+    a group of stages is one."""
     instances = [view.instances[i] for i in action.instances]
     current = [v for v in instances if v.record.takes_requests and v.releasing is None
                and v.record.action_version == facts.version]  # fmt: skip
     is_broken = action.broken_version == facts.version
     n_waiting, arrivals = len(action.waiting), 0
     if facts.is_llm and (n_waiting or not (is_broken or action.failures)):
-        # where nobody waits the window only foretells, and that must not repeat a start that has just failed
+        # while no request waits, the window only forecasts, and a forecast must not repeat a start that has just failed
         arrivals = action.window.count(now_s)
     workers = 0
     if n_waiting or arrivals:
@@ -158,21 +162,21 @@ def lacking(view: ClusterView, action: ActionView, facts: ActionFacts, now_s: fl
 
 
 def _free_slots(view: ClusterView, head: InstanceView, facts: ActionFacts, newest_s: float, now_s: float) -> int:
-    """``newest_s``: when the last request was queued, which a gateway does only when it sees no free slot."""
+    """``newest_s``: when the last request was queued.  A gateway queues a request only when it sees no free slot."""
     if head.state is InstanceState.STARTING:
-        return slots(facts, head.record.n_stages)  # its host does not know them before it has read the function
+        return slots(facts, head.record.n_stages)  # the host does not know its slots before it has read the function
     if head.is_idle and not view.action(facts.name).waiting:
         return head.record.slots
     if head.state is not InstanceState.READY or now_s - head.changed_s >= SLOT_TRUST_S:
         return 0
     if newest_s > head.changed_s + CROSSING_S:
-        return 0  # queued by a gateway that knew of the change, so there was no free slot
+        return 0  # the gateway knew of the change when it queued, so there was no free slot
     return max(0, head.record.slots - head.record.inflight)
 
 
 def ensure_model(view: ClusterView, uri: str, now_s: float) -> list[Decision]:
-    """Ask a host for the model's facts unless they are known or already asked for.  In the pause after a look that
-    failed only a request that is due before its end asks; a timer asks for all others."""
+    """Ask a host for the model's facts unless they are known or already asked for.  In the pause after a failed
+    inspection a host is asked only if a request is due before the pause ends; otherwise a timer asks later."""
     model = view.model(uri)
     if (model.fresh and model.facts is not None) or model.asked is not None:
         return []
@@ -189,13 +193,14 @@ def ensure_model(view: ClusterView, uri: str, now_s: float) -> list[Decision]:
 
 
 def first_due_s(view: ClusterView, model: ModelView) -> float:
-    """When the first of the requests that wait for the model must be told why, to hear it before its time limit."""
+    """Return when the first of the requests that wait for the model must be told an error, to hear it before its time
+    limit."""
     firsts = (next(view.waiting(name), None) for name in model.actions)
     return min((due_s(view, first) for first in firsts if first is not None), default=math.inf)
 
 
 def due_s(view: ClusterView, demand: DemandView) -> float:
-    """Shortly before its time limit."""
+    """Return a moment shortly before the request's time limit."""
     facts = view.action(demand.demand.action).facts
     return math.inf if facts is None else demand.queued_s + facts.timeout_s - _TO_SAY_IT_S
 
@@ -203,7 +208,8 @@ def due_s(view: ClusterView, demand: DemandView) -> float:
 def _start_many(
     view: ClusterView, action: ActionView, facts: ActionFacts, stages: Stages | None, lacks: Lacking, now_s: float
 ) -> list[Decision]:
-    """Groups of as many workers as a group may have (ParaServe 6.1); what one that is smaller lacks, others have."""
+    """Start groups of as many workers as a group may have (ParaServe 6.1).  Where a group is smaller, further groups
+    bring the workers that it lacks."""
     decided: list[Decision] = []
     sizes = lacks.sizes(1 if stages is None else most_stages(view, facts, stages))[::-1]
     n_started = 0
@@ -225,8 +231,9 @@ def _start_many(
 def _wait_for_room(
     view: ClusterView, action: ActionView, facts: ActionFacts, lacks: Lacking, now_s: float
 ) -> list[Decision]:
-    """The action waits in line, and idle instances of others make room.  Requests that are only foretold evict nobody:
-    their window has passed before room is there, and the evicted instances would be started again."""
+    """The action waits in line, and idle instances of others are evicted to make room.  Requests that are only forecast
+    evict no instance: their window has passed before there is room, and the evicted instances would be started
+    again."""
     if not action.waiting and lacks.instances <= 0:
         return []
     view.block(facts.name)
@@ -239,8 +246,8 @@ def _wait_for_room(
 def _too_slow(
     view: ClusterView, facts: ActionFacts, stages: Stages | None, now_s: float, n_workers: int
 ) -> list[Decision] | None:
-    """It can be started, but not in time.  Where idle groups are in the way of a start that is, they go and it waits
-    for that; None: they are not."""
+    """A start is possible, but not in time.  If the release of idle groups allows one that is in time, return the
+    releases, and the start waits for them; else return None."""
     if stages is None or facts.forced_stages is not None or not view.action(facts.name).waiting:
         return None
     heads = in_time_without_idle(view, facts, stages, _waited_s(view, facts.name, now_s), now_s, n_workers)
@@ -250,14 +257,15 @@ def _too_slow(
 
 
 def _recheck_s(view: ClusterView) -> float:
-    """What frees memory is an event, answered at once; when thousands wait, looking again must not be the work."""
+    """Return the pause before the action is examined again.  Freed memory is an event and is answered at once, so this
+    may take longer when thousands of actions wait."""
     return max(RECHECK_S, len(view.blocked) / RECHECKS_PER_S)
 
 
 def start_group(
     view: ClusterView, facts: ActionFacts, stages: Stages | None, choice: Choice, now_s: float
 ) -> list[Decision]:
-    """The decisions that begin it; the view holds its memory and its links from now on."""
+    """Return the decisions that begin a start.  The view counts its memory and its fetches from now on."""
     group_id = GroupId(view.new_id())
     names = Names(view.epoch, view.new_id(), group_id)
     several = choice.n_stages > 1
@@ -280,7 +288,7 @@ def start_group(
 
 
 def _book(view: ClusterView, plan: Plan, deadline_s: float, now_s: float) -> None:
-    """Each stage's own bytes on its own host's link."""
+    """Book each stage's own bytes on its own host's link."""
     if plan.model is None:
         return
     facts = view.model(plan.model.uri).facts
@@ -288,7 +296,7 @@ def _book(view: ClusterView, plan: Plan, deadline_s: float, now_s: float) -> Non
     for stage in plan.stages:
         host, n_bytes = view.hosts[stage.host], partition.size(stage.first_ranges)
         if host.has_model(plan.model.uri, least, plan.model.sha256 or plan.model.etag):
-            continue  # nothing to fetch: a part of it is copied
+            continue  # nothing to fetch: the host copies the part
         host.ledger.add(fetch_key(plan.group_id, stage.stage), n_bytes, deadline_s, now_s)
 
 
@@ -316,7 +324,7 @@ def _waited_s(view: ClusterView, name: ActionName, now_s: float) -> float:
 
 
 def _assign(view: ClusterView, facts: ActionFacts, group_id: GroupId, n_slots: int) -> tuple[ActivationId, ...]:
-    """The longest waiting requests that no start in progress serves yet."""
+    """Assign to the start the longest waiting requests that no start in progress serves yet; return them."""
     served: list[ActivationId] = []
     for demand in view.waiting(facts.name):
         if len(served) == n_slots:
@@ -335,8 +343,8 @@ def _make_room(view: ClusterView, facts: ActionFacts, now_s: float) -> list[Deci
 
 
 def release(view: ClusterView, instance: InstanceView, now_s: float, *, only_idle: bool, reason: str) -> list[Decision]:
-    """Of stage 0; the others of its group follow when it has gone, so their memory is on its way too.  The answer may
-    be lost."""
+    """Release stage 0.  The other stages of its group follow when it has gone, so their memory counts as being freed
+    too.  The answer may be lost, so a timer follows."""
     command_id, record = CommandId(view.new_id()), instance.record
     for member in view.members(record.group_id):
         view.set_releasing(member, command_id)
@@ -351,7 +359,7 @@ def fail_all(view: ClusterView, name: ActionName, error: ThawError) -> list[Deci
 def fail(
     view: ClusterView, name: ActionName, activation_ids: tuple[ActivationId, ...], error: ErrorInfo, group_id: GroupId
 ) -> list[Decision]:
-    """These requests end with ``error``; the view forgets them at once, so that it is said only once."""
+    """End these requests with ``error``.  The view forgets them at once, so that each is told only once."""
     for activation_id in activation_ids:
         view.drop_demand(activation_id)
     return [FailDemand(name, activation_ids, error, group_id)] if activation_ids else []

@@ -1,15 +1,15 @@
 """How many stem cells of each kind a host keeps.
 
-A host says in every report how many it keeps and what one costs, so nothing is remembered elsewhere: a successor finds
-there what its predecessor asked for, and a host that was restarted is told again.  Hosts that name no kind (their
-operator keeps none) are told nothing.
+A host says in every report how many it keeps and what one costs, so this is stored nowhere else: a successor finds in
+the reports what its predecessor asked for, and a host that was restarted is told again.  A host that names no kind (its
+operator keeps none) is told nothing.
 
-    no action of the kind is deployed, for ``stem_cell_idle_s``  → the floor: what nobody starts holds no memory
-    deployed                                                     → one, and as many as began here at once of late
+    no action of the kind is deployed, for ``stem_cell_idle_s``  → the floor: unused cells hold no more memory than that
+    deployed                                                     → one, and as many as recently began here at once
 
-"At once" is within the time that another cell takes to be made: those that come later find it made.  A cell that any
-number of starts fork from (a zygote) is there once.  Beyond the first, cells take at most a quarter of the memory that
-is free; they are given up first in any case, by the host itself.
+"At once" means within the time that making another cell takes: a start that comes later finds the other cell made.  One
+cell that any number of starts fork from (a zygote) is enough.  Beyond the first, cells take at most a quarter of the
+memory that is free; in any case the host itself gives them up before it refuses a start.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from thaw.ids import CommandId
 from thaw.instance import StartMode
 
 SHARE_OF_FREE: Final = 4
-"""One part in so many of a host's free memory may hold cells beyond the first of a kind."""
+"""Cells beyond the first of a kind may hold one part in so many of a host's free memory."""
 
 
 def follow(view: ClusterView, event: Event, decided: Iterable[Decision], now_s: float) -> list[Decision]:
@@ -81,7 +81,7 @@ def wanted(view: ClusterView, host: HostView, target: StemTarget, now_s: float) 
         return settings.stem_cell_floor if unused_s >= settings.stem_cell_idle_s else target.count
     count = max(1, view.cells.at_once(host.host_id, kind, settings.stem_cell_window_s, _made_in_s(view, host), now_s))
     if watched_s < settings.stem_cell_window_s:
-        count = max(count, target.count)  # what began here before is not known: a predecessor may have had its reasons
+        count = max(count, target.count)  # earlier starts here are not known: a predecessor may have had its reasons
     if target.shared:
         return 1
     spare = max(0, host.most_free) // SHARE_OF_FREE // max(1, target.cell_bytes)
@@ -89,6 +89,6 @@ def wanted(view: ClusterView, host: HostView, target: StemTarget, now_s: float) 
 
 
 def _made_in_s(view: ClusterView, host: HostView) -> float:
-    """How long another cell takes: a container, and the imports."""
+    """Return how long another cell takes: its container, and the imports."""
     times = view.history.times(EVERY_ACTION, host.room(for_model=True).kind, StartMode.COLD, 0)
     return times.t_cc + times.t_l

@@ -1,15 +1,15 @@
-"""One worker in the place of a group: what a pipeline leaves behind once the model lies in a host's memory.
+"""One worker in the place of an idle group, once the whole model lies in a host's memory.
 
-Several stages make a start fast and all that follows slow: a group holds a whole worker's memory and a part for every
-further stage, and its low stages serve with a part of their device.  By the time it is idle, stage 0 has brought the
-rest of the weights into its host's memory.  So an idle group gives way to one worker that loads from there, fetches
-nothing, and is idle in its stead::
+Several stages make a start fast, but what follows slow: a group holds a whole worker's memory and a part for every
+further stage, and its low stages serve with a part of their device.  By the time the group is idle, stage 0 has brought
+the rest of the weights into its host's memory.  An idle group is therefore replaced by one worker that loads from
+there, fetches nothing, and is idle in its place::
 
     group of s stages, idle ──released──▶ stage 0 gone ──start of one stage from host memory──▶ idle, for keep_alive_s
-                        └──refused: a request came──▶ goes on, and is asked again when it is idle
+                        └──refused: a request came──▶ serves it, and is asked again when it is idle
 
-The worker is started only where there is room, in the host's memory for models beside what stage 0 has there: nobody
-is evicted for it and nothing waits.
+The worker is started only where there is room for it, in the host's memory for models beside stage 0's part: no
+instance is evicted for it and no request waits for it.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from thaw.ids import HostId
 
 
 def is_due(view: ClusterView, head: InstanceView) -> bool:
-    """Whether an idle group of several stages may leave: nobody forced its size, and the whole model lies on its first
-    host, which has room for it once more."""
+    """True when an idle group of several stages may be replaced: its size was not forced, and the whole model lies on
+    its first host, which has room for it once more."""
     record, action = head.record, view.action(head.record.action)
     return (
         view.parts.succession and record.group_id in view.groups and action.facts is not None
@@ -34,7 +34,8 @@ def is_due(view: ClusterView, head: InstanceView) -> bool:
 
 
 def succeed(view: ClusterView, group: GroupView, now_s: float) -> list[Decision]:
-    """Its stage 0 has gone, as it was asked to.  Whoever waits by now is served by a start of its own."""
+    """Start the one worker after stage 0 has gone as it was asked to.  Requests that are waiting by now get a start of
+    their own."""
     action = view.action(group.plan.action)
     facts = action.facts
     if not group.gives_way or facts is None or action.waiting or action.n_serving:

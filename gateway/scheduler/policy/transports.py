@@ -17,9 +17,10 @@ def has_transport(settings: SchedulerSettings, facts: ActionFacts) -> bool:
 
 
 def transport_of(settings: SchedulerSettings, facts: ActionFacts, group_id: GroupId) -> PlanTransport:
-    """``auto`` is redis: its ends find a shorter way by themselves where there is one.
+    """Return the group's transport.  ``auto`` is redis, whose ends find a shorter path by themselves where there is
+    one.
 
-    Raises ModelUnsupported when the installation does not have it: no retry helps.
+    Raises ModelUnsupported when the installation does not have the transport: no retry helps.
     """
     kind = TransportKind.REDIS if facts.transport == "auto" else TransportKind(facts.transport)
     if not has_transport(settings, facts):
@@ -34,7 +35,7 @@ def transport_of(settings: SchedulerSettings, facts: ActionFacts, group_id: Grou
 
 
 def public(url: str) -> str:
-    """``url`` without what is secret in it: plans are read by many."""
+    """Return ``url`` without its secrets: many components read plans."""
     parts = urlsplit(url)
     host = parts.netloc.rpartition("@")[2]
     return urlunsplit((parts.scheme, host, parts.path, parts.query, parts.fragment))
