@@ -1,1 +1,1 @@
-"""What the scheduler knows, indexed so that one event costs what it touches.  Pure."""
+"""What the scheduler knows, indexed so that the cost of an event depends only on what it touches.  Pure."""

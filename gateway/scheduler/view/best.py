@@ -1,12 +1,12 @@
 """The best that starts have ever shown: for each phase the least time, for each link the least seconds a byte.
 
-Beside the typical times of ``history.py``, which predictions use, these are what the bound of a start is made of
-(``thaw/bound.py``).  A phase that does not depend on the function (container, context, libraries, the copy to the
-device) has one minimum for each kind of device and start mode; model, kv and engine have one for each function and
-number of stages; a prefill also for each bucket of prompt lengths; a link for each host.  The paper's times are never
-in it: what no start has shown is not known.
+Predictions use the typical times of ``history.py``; the bound of a start (``thaw/bound.py``) is made of these.  A phase
+that does not depend on the function (container, context, libraries, the copy to the device) has one minimum for each
+kind of device and start mode; model, kv and engine have one for each function and number of stages; a prefill also for
+each bucket of prompt lengths; a link for each host.  The paper's times are never used here: a time that no start has
+shown is unknown.
 
-The loop feeds it and keeps it in the registry (hash ``thaw:best``); it does no I/O itself.
+The loop feeds ``Best`` and keeps it in the registry (hash ``thaw:best``); ``Best`` does no I/O itself.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from thaw.instance import StartMode
 from thaw.start_times import StageTook, StartTook
 
 _EVERY: Final = "*"
-"""In place of an action's name, which has a slash."""
+"""Stands in place of an action's name.  A real name has a slash."""
 _OF_EVERY_ACTION: Final = frozenset((Part.CONTAINER, Part.CONTEXT, Part.LIBRARIES, Part.COPY))
 _BUCKETS: Final = tuple(sorted({prompt_bucket(1 << n) for n in range(25)}))
-"""Of every length of a prompt."""
+"""The buckets of all prompt lengths."""
 _LINK: Final = "link"
 _MEMORY: Final = "memory"
 
@@ -52,7 +52,7 @@ class Key(NamedTuple):
 
     @staticmethod
     def parse(text: str) -> Key | None:
-        """None for what another version wrote."""
+        """Return None for a key that another version wrote."""
         fields = text.split("|", 5)
         if len(fields) != 6 or not (fields[3].isdigit() and fields[4].isdigit()):
             return None
@@ -64,7 +64,7 @@ class Best:
         self._least: dict[Key, Least] = dict(least or {})
 
     def part(self, part: Part, action: str, device_kind: str, mode: StartMode, n_stages: int) -> Least | None:
-        """The least seconds of a phase; of ``Part.COPY`` seconds a byte."""
+        """Return the least seconds of a phase; for ``Part.COPY``, the least seconds a byte."""
         return self._least.get(_key(part, action, device_kind, mode, n_stages))
 
     def link(self, host: str) -> Least | None:
@@ -76,14 +76,15 @@ class Best:
         return self._least.get(Key(_MEMORY, device_kind))
 
     def prefills(self, action: str, device_kind: str, n_stages: int) -> Iterator[tuple[int, Least]]:
-        """(bucket of prompt lengths, least seconds)."""
+        """Yield (bucket of prompt lengths, least seconds)."""
         for bucket in _BUCKETS:
             least = self._least.get(Key(Part.PREFILL, device_kind, "", n_stages, bucket, action))
             if least is not None:
                 yield bucket, least
 
     def learn_start(self, action: str, device_kinds: Sequence[str], took: StartTook) -> dict[Key, Least]:
-        """``device_kinds``: by stage; empty where it is not known.  Returns what is new, for the loop to keep."""
+        """``device_kinds``: the kind of each stage's device; empty where it is not known.  Returns what is new, for the
+        loop to keep."""
         news: dict[Key, Least] = {}
         for stage in took.stages:
             kind = device_kinds[stage.stage] if stage.stage < len(device_kinds) else ""
@@ -106,14 +107,14 @@ class Best:
         return {key.of for key in self._least if key.what != _LINK} - {_EVERY}
 
     def forget(self, action: str) -> tuple[Key, ...]:
-        """It was deleted; returns the keys that are to go."""
+        """Forget a deleted action; return the keys that must be deleted."""
         gone = tuple(key for key in self._least if key.of == action and key.what != _LINK)
         for key in gone:
             del self._least[key]
         return gone
 
     def _learn_stage(self, action: str, kind: str, n_stages: int, stage: StageTook) -> dict[Key, Least]:
-        """A phase that a start did without counts as 0 s: others may do without it, too."""
+        """A phase that a start did without counts as 0 s, because other starts may do without it, too."""
         news: dict[Key, Least] = {}
         for part in (*RUNTIME, Part.ENGINE):
             value = stage.seconds(part)

@@ -1,6 +1,6 @@
 """The terms of a start's bound, when it is planned: what the hosts declare, and the best that starts have shown.
 
-What the terms mean, and how they make a bound, is in ``thaw/bound.py``.
+``thaw/bound.py`` says what the terms mean and how they make a bound.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from thaw.instance import StartMode
 
 @dataclass(frozen=True, slots=True)
 class StageFacts:
-    """Where one stage of a group goes.  ``link_bytes``: of its part, those that only the link can bring."""
+    """Where one stage of a group is placed.  ``link_bytes``: the bytes of its part that only the link can bring."""
 
     stage: int
     host: str
@@ -34,7 +34,7 @@ def bound_terms(best: Best, action: str, stages: Sequence[StageFacts]) -> tuple[
     found: list[Term] = []
     for stage in stages:
         found.append(_bytes(best, stage))
-        # a stem cell has its libraries, so nobody waits for them
+        # a stem cell has its libraries, so no start waits for them
         parts = [p for p in RUNTIME if p is not Part.LIBRARIES or stage.mode is StartMode.COLD]
         found += [_part(best, action, part, stage, len(stages)) for part in (*parts, Part.ENGINE)]
     return (*found, *_prefills(best, action, stages))
@@ -62,7 +62,7 @@ def _bytes(best: Best, stage: StageFacts) -> Term:
 
 
 def _over_the_link(term: Term, least: Least | None, stage: StageFacts) -> Term:
-    """At the highest rate that anybody names: the operator, the host, or the starts so far."""
+    """Return the term at the highest of three rates: the operator's, the host's, and the best of the starts so far."""
     found = [
         (stage.link_bytes / rate, source)
         for rate, source in (

@@ -1,8 +1,8 @@
-"""ClusterView: all that the policy knows, indexed so that one event costs what it touches and no more.
+"""ClusterView: all that the policy knows, indexed so that the cost of an event depends only on what it touches.
 
-The methods of ClusterView alone change what an index depends on.  The policy itself sets fields that no index reads:
-when something is looked at again, which attempts have failed, which start a request waits for.  Times are the
-scheduler's own monotonic seconds; wall times of others are used once, when a view is rebuilt, as differences.
+Only the methods of ClusterView change what an index depends on.  The policy itself sets fields that no index reads:
+when something is examined again, which attempts have failed, which start a request waits for.  Times are the
+scheduler's own monotonic seconds; wall times of other machines are used once, when a view is rebuilt, as differences.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ from thaw.instance import InstanceRecord, InstanceState
 from thaw.plan import Plan
 
 SERVED_KEPT: Final = 10_000
-"""Requests that are remembered after an instance took them; one that comes later back than so many others is new."""
+"""How many requests are remembered after an instance took them.  A request that comes back after so many others counts
+as new."""
 
 SERVING: Final = (InstanceState.STARTING, InstanceState.READY)
 
@@ -44,8 +45,8 @@ class InstanceView:
     changed_s: float
     idle_since_s: float | None = None
     releasing: CommandId | None = None
-    started_by: CommandId | None = None  # decided, and its host has not spoken yet
-    wake_s: float | None = None  # when it is looked at again
+    started_by: CommandId | None = None  # the start was decided, and its host has not reported it yet
+    wake_s: float | None = None  # when it is examined again
 
     @property
     def state(self) -> InstanceState:
@@ -67,17 +68,18 @@ class DemandView:
 
 @dataclass(slots=True)
 class GroupView:
-    """The stages that answer as one: from their decision until the first of them has gone, which ends the group."""
+    """The stages that answer as one.  A group lasts from its decision until the first of its stages has gone, which
+    ends it."""
 
     plan: Plan
     instance_ids: tuple[InstanceId, ...]  # by stage
     command_ids: tuple[CommandId, ...]
     slots: int  # requests it holds at once
-    activation_ids: set[ActivationId]  # that wait for its start
+    activation_ids: set[ActivationId]  # the requests that wait for its start
     progress_s: float
     done_bytes: dict[tuple[HostId, int], int] = field(default_factory=dict)  # by host and stage
     is_starting: bool = True  # not every stage is READY yet
-    served: tuple[ActivationId, ...] = ()  # whom it was started for
+    served: tuple[ActivationId, ...] = ()  # the requests that it was started for
     gives_way: bool = False  # it was asked to leave its place to one worker
 
 
@@ -91,7 +93,7 @@ class ActionView:
     failures: int = 0  # starts failed since the last one that went well
     retry_at_s: float = 0.0
     gathers_until_s: float = 0.0  # requests that come before then are met together
-    wake_s: float | None = None  # when it is looked at again
+    wake_s: float | None = None  # when it is examined again
     broken_version: str = ""  # a DeveloperError: min_instances stops trying until the action changes
 
     @property
@@ -105,7 +107,7 @@ class ActionView:
 
     @property
     def is_spare(self) -> bool:
-        """One of its idle groups may be evicted for another action: nobody waits, and the minimum stays kept."""
+        """One of its idle groups may be evicted for another action: no request waits, and the minimum stays kept."""
         return not self.waiting and self.n_serving > self.minimum
 
 
@@ -131,11 +133,11 @@ class ClusterView:
         self.groups: dict[GroupId, GroupView] = {}
         self.in_group: dict[GroupId, set[InstanceId]] = {}
         self.models: dict[str, ModelView] = {}
-        self.blocked = Turns()  # wait for memory
-        self.keeper: tuple[ActionName, Where] | None = None  # who is first in turn, and the device that it keeps
+        self.blocked = Turns()  # actions that wait for memory
+        self.keeper: tuple[ActionName, Where] | None = None  # the first action in turn, and the device that it keeps
         self.largest = Largest(self.hosts)
         self.cells = StemCells()
-        self.grace_until_s = 0.0  # until then who is silent is not yet lost
+        self.grace_until_s = 0.0  # until then a silent host or gateway is not yet lost
 
     # actions and models --------------------------------------------------------------------------------------------
 
@@ -155,7 +157,7 @@ class ClusterView:
         return action
 
     def delete_action(self, name: ActionName) -> None:
-        """Its facts go too: an action of this name that comes later is read anew."""
+        """Forget the action's facts too: a later action of this name is read anew."""
         action = self.action(name)
         if action.facts is not None and action.facts.is_llm:
             self.model(action.facts.model_uri).actions.discard(name)
@@ -164,7 +166,7 @@ class ClusterView:
         self._note_action(name)
 
     def forget_deleted(self, name: ActionName) -> None:
-        """Unless something of it is left."""
+        """Forget a deleted action unless it still has waiting requests or instances."""
         action = self.action(name)
         if action.facts is None and not action.waiting and not action.instances:
             del self.actions[name]
@@ -173,7 +175,7 @@ class ClusterView:
         return self.models.setdefault(uri, ModelView())
 
     def drop_unused_models(self) -> tuple[str, ...]:
-        """That no action has (any more) and no host is looking at."""
+        """Drop the models that no action has (any more) and no host is inspecting; return their URIs."""
         unused = tuple(uri for uri, model in self.models.items() if not model.actions and model.asked is None)
         for uri in unused:
             del self.models[uri]
@@ -182,7 +184,8 @@ class ClusterView:
     # demand --------------------------------------------------------------------------------------------------------
 
     def add_demand(self, demand: DemandAdded, queued_s: float) -> bool:
-        """False: it was known.  One that had an instance and lost it has its age, and stands before who came later."""
+        """Return False for a request that was already known.  A request that had an instance and lost it keeps its age,
+        and stands before requests that came later."""
         if (waits := self.demand.get(demand.activation_id)) is not None:
             waits.demand = demand  # another gateway may hold it now
             return False
@@ -200,7 +203,7 @@ class ClusterView:
         return True
 
     def serve_demand(self, activation_id: ActivationId) -> None:
-        """An instance has it: remembered for a while, should it be lost there."""
+        """An instance has the request.  It is remembered for a while, in case that instance is lost."""
         if (known := self.demand.get(activation_id)) is None:
             return
         self.drop_demand(activation_id)
@@ -217,7 +220,7 @@ class ClusterView:
             group.activation_ids.discard(activation_id)
 
     def _note_demand(self, name: ActionName) -> None:
-        """The first request has come, the oldest or the last one has gone."""
+        """Update what depends on the action's oldest request, and on whether any request waits."""
         if name in self.blocked:
             self.block(name)
         if not self.actions[name].waiting and self.keeper is not None and self.keeper[0] == name:
@@ -226,14 +229,15 @@ class ClusterView:
             self._note_action(name)
 
     def block(self, name: ActionName) -> None:
-        """It waits for memory, in its turn."""
+        """The action waits for memory, in its turn."""
         if (facts := self.action(name).facts) is not None:
             oldest = next(self.waiting(name), None)
             due_s = math.inf if oldest is None else oldest.queued_s + facts.slo_ttft_s
             self.blocked.put(Turn(due_s, name, facts.need_bytes))
 
     def keep_nearest(self, name: ActionName) -> None:
-        """It is first in turn and has no room: nobody else starts on the device that lacks least of it."""
+        """The action is first in turn and has no room: keep for it the device that lacks least.  No other action starts
+        there."""
         self.keep_nothing()
         facts = self.action(name).facts
         where = None if facts is None else self.idle.nearest(facts.need_bytes, for_model=facts.is_llm)
@@ -255,7 +259,8 @@ class ClusterView:
     def put_instance(
         self, record: InstanceRecord, now_s: float, *, started_by: CommandId | None = None
     ) -> InstanceView | None:
-        """Take over a record; returns what was known before.  Memory is held from the first sight to GONE."""
+        """Take over an instance's record; return what was known before.  Its memory is held from the first record to
+        GONE."""
         before = self.instances.get(record.instance_id)
         if record.state is InstanceState.GONE:
             self._forget_instance(before)
@@ -307,7 +312,7 @@ class ClusterView:
         self._note_group(record)
 
     def set_releasing(self, view: InstanceView, command_id: CommandId | None) -> None:
-        """Note (or take back) that a release is on its way: its memory is free soon."""
+        """Note that a release is on its way, so that the instance's memory is free soon, or take that note back."""
         if (view.releasing is None) == (command_id is None):
             view.releasing = command_id
             return
@@ -340,7 +345,7 @@ class ClusterView:
                 self._note_group(instance.record)
 
     def _note_group(self, record: InstanceRecord) -> None:
-        """After every change of it: ``idle`` knows the groups that are idle and spare."""
+        """Called after every change of a group, so that ``idle`` knows the groups that are idle and spare."""
         if (head := self.head(record)) is None:
             return
         if self.actions[record.action].is_spare and self.may_go(head):
@@ -354,43 +359,44 @@ class ClusterView:
         return [self.instances[i] for i in sorted(self.action(name).instances)]
 
     def awaits_start(self, demand: DemandView) -> bool:
-        """A start in progress is meant for it."""
+        """True when a start in progress is meant for the request."""
         group = None if demand.group_id is None else self.groups.get(demand.group_id)
         return group is not None and group.is_starting
 
     # groups --------------------------------------------------------------------------------------------------------
 
     def put_group(self, group: GroupView) -> None:
-        """Its instances are known already."""
+        """Add a group whose instances are known already."""
         self.groups[group.plan.group_id] = group
         self._note_group(self.instances[group.instance_ids[0]].record)
 
     def group_started(self, group: GroupView) -> None:
-        """Every stage is READY: nobody waits for its start any more."""
+        """Every stage is READY: no request waits for the group's start any more."""
         group.is_starting = False
         group.activation_ids.clear()
         self._note_group(self.instances[group.instance_ids[0]].record)
 
     def members(self, group_id: GroupId) -> list[InstanceView]:
-        """Those of its stages that are there, in order of stage."""
+        """Return the stages of the group that are known, in order of stage."""
         found = [self.instances[i] for i in self.in_group.get(group_id, ())]
         return sorted(found, key=lambda v: (v.record.stage, v.record.instance_id))
 
     def head(self, record: InstanceRecord) -> InstanceView | None:
-        """Stage 0 of the group that ``record`` belongs to: it speaks for all of them.  None: it has gone."""
+        """Return stage 0 of the group that ``record`` belongs to, which speaks for all of its stages; None when it has
+        gone."""
         if record.takes_requests:
             return self.instances.get(record.instance_id)
         return next((v for v in self.members(record.group_id) if v.record.takes_requests), None)
 
     def may_go(self, head: InstanceView) -> bool:
-        """A group that is whole, and idle."""
+        """True for a group that is whole and idle."""
         group = self.groups.get(head.record.group_id)
         return head.is_idle and (group is None or not group.is_starting)
 
     # hosts ---------------------------------------------------------------------------------------------------------
 
     def put_host(self, report: HostReport, now_s: float) -> list[str]:
-        """Take over a heartbeat; returns what of it was nonsense and has been clamped."""
+        """Take over a heartbeat; return a sentence for each value that made no sense and was clamped."""
         host = self.hosts.get(report.host_id)
         if host is None or not same_sizes(host.report, report):
             self.largest.changed()
@@ -412,7 +418,7 @@ class ClusterView:
         self.idle.put_host(host)
 
     def _count_releasing(self, host: HostView) -> None:
-        """Anew: an instance may have been told to go while its host was lost."""
+        """Count anew what is being released: an instance may have been told to go while its host was lost."""
         for device in host.devices.values():
             device.releasing = 0
         for instance_id in self.on_host.get(host.host_id, ()):
@@ -430,7 +436,7 @@ class ClusterView:
                 group.done_bytes[at], group.progress_s = fetch.done_bytes, now_s
 
     def drop_host(self, host_id: HostId) -> list[InstanceView]:
-        """Its instances, which the caller declares lost."""
+        """Drop a host; return its instances, which the caller declares lost."""
         self.hosts.pop(host_id, None)
         self.index.drop(host_id)
         self.idle.drop_host(host_id)

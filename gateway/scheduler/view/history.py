@@ -1,14 +1,15 @@
 """What starts typically take: the median of the last nine per (action, kind of device, start mode).
 
-One start that something else held up moves a median to its neighbour, where it moved a mean by a fifth of what it took.
-A lasting change is followed after five starts.  An even number of starts has two in the middle, and the faster one
-counts, because what disturbs a start only ever makes it slower.
+If something else delays one start, the median moves to its neighbour only; the mean that was used before moved by a
+fifth of that start's time.  A lasting change is followed after five starts.  An even number of starts has two in the
+middle, and the faster one counts, because a disturbance only ever makes a start slower.
 
-A start from a stem cell has no imports to wait for, so it is another thing than a cold one and learned apart.
-Most functions start rarely.  What does not depend on the function (container, context, libraries, hop, tail) is
-therefore also learned over all of them, and stands in for what is not known of one.
+A start from a stem cell waits for no imports, so it is learned apart from a cold start.  Most functions start rarely.
+Times that do not depend on the function (container, context, libraries, hop, tail) are therefore also learned over all
+functions, and stand in for times that are not known of one.
 
-The loop feeds it the traces of starts that ended well and keeps it in the registry; it does no I/O itself.
+The loop feeds the history with the traces of starts that ended well and keeps it in the registry; the history does no
+I/O itself.
 """
 
 from __future__ import annotations
@@ -26,18 +27,20 @@ from thaw.instance import StartMode
 from thaw.trace import Phase, TraceEvent
 
 RECENT: Final = 9
-"""So many starts are remembered of each time: the fewest that forgive four in a row and follow a change within ten."""
-_LONGEST_S: Final = 3_600.0  # what says more than an hour is a broken clock
+"""How many measurements of each time are remembered: the fewest that tolerate four bad ones in a row and follow a
+change within ten."""
+_LONGEST_S: Final = 3_600.0  # a phase of more than an hour means a broken clock
 _DEFAULT_TIMES: Final = Times()
 _PAPER_WEIGHT_BYTES: Final = 13_476_839_424  # Llama2-7B, whose times are the defaults
 _STEM_CELL_TIMES: Final = {"t_cc": 0.2, "t_l": 0.0}
-"""A fork or a waiting container, imports done; until one start from a stem cell was seen."""
+"""The times of a fork, or of a waiting container whose imports are done.  They hold until a start from a stem cell was
+seen."""
 
 _OF_EVERY_ACTION: Final = frozenset(("t_c", "t_cc", "t_cu", "t_l", "t_n", "t_tail", "copy", "memory"))
 _OF_EVERY_MODE: Final = frozenset(("t_p", "t_d", "t_n", "t_tail"))
 _TIMES: Final = frozenset(f.name for f in fields(Times))
 EVERY_ACTION: Final = "*"
-"""In place of an action's name, which has a slash."""
+"""Stands in place of an action's name.  A real name has a slash."""
 
 _ALL_IS_THERE: Final = (Phase.FETCH_END, Phase.CONTAINER_END, Phase.CONTEXT_END, Phase.LIBRARIES_END)
 _DIRECT: Final = {
@@ -48,7 +51,8 @@ _CONTEXT: Final = (Phase.CONTEXT_BEGIN, Phase.CONTEXT_END)
 _PREFILL: Final = (Phase.PREFILL_BEGIN, Phase.PREFILL_END)
 _RATES: Final = ("copy", "memory")
 _OF_LEARNED: Final = (*_RATES, "ttft_ratio")
-"""What is learned besides times.  How good predictions were is for people: nothing is corrected by it."""
+"""What is learned besides times.  The ratio shows people how good predictions were; the scheduler corrects nothing by
+it."""
 _COPY: Final = {"cpu": 20e9}
 """This holds until a start has shown it.  A CPU host copies within its own memory, others over PCIe."""
 _COPY_DEFAULT: Final = 12e9
@@ -58,7 +62,7 @@ _MEMORY_DEFAULT: Final = 4e9
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Of one start; None: the trace does not say."""
+    """The measurements of one start; None where the trace does not say."""
 
     t_c: float | None = None
     t_cc: float | None = None
@@ -70,17 +74,17 @@ class Measured:
     t_tail: float | None = None
     copy: float | None = None  # bytes/s from the host's memory to the device
     memory: float | None = None  # bytes/s from one segment into another
-    ttft_ratio: float | None = None  # what the first token took, over what was foretold
+    ttft_ratio: float | None = None  # the time to the first token, over its prediction
 
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """The medians, and of which names there is a measurement at all (the first one replaces the default).
+    """The medians.  ``known``: the names that have a measurement at all (the first one replaces the default).
 
     ``recent``: the last measurements of each name, the newest last.
 
-    ``alone``: of these, what an instance of one stage has told.  A group's pass is sums of several times; where one of
-    them is known by itself, the group tells of the other.
+    ``alone``: the known names that an instance of one stage has told.  A group's pass is a sum of several times; where
+    one of them is known by itself, the group tells the other.
     """
 
     times: Times = _DEFAULT_TIMES
@@ -97,8 +101,8 @@ _NOTHING: Final = Learned()
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """What one request told of a group of ``s`` stages: prefill, and the mean time of the tokens behind the first;
-    None: it does not say.  ``factor``: the group's F, by the shares that its workers had."""
+    """What one request told of a group of ``s`` stages: prefill, and the mean time of the tokens behind the first; None
+    where it does not say.  ``factor``: the group's F, by the shares that its workers had."""
 
     s: int
     factor: float
@@ -112,7 +116,7 @@ class History:
     def __init__(self, learned: Mapping[str, Learned] | None = None, best: Best | None = None) -> None:
         self.best = best or Best()
         self._learned: dict[str, Learned] = dict(learned or {})
-        self._times: dict[tuple[str, int], Times] = {}  # what was answered since something was learned last
+        self._times: dict[tuple[str, int], Times] = {}  # answers since something was learned last
         self._rates: dict[tuple[str, str], Rates] = {}
 
     @staticmethod
@@ -120,8 +124,8 @@ class History:
         return f"{action}|{device_kind}|{mode.value}"
 
     def times(self, action: str, device_kind: str, mode: StartMode, weight_bytes: int) -> Times:
-        """What is known of the action; else of its other mode (prefill, token, hop and tail hardly depend on it); else
-        of any action; else the paper's times, prefill and token scaled by the bytes they read."""
+        """Return the times known of the action; else of its other mode (prefill, token, hop and tail hardly depend on
+        it); else of any action; else the paper's times, with prefill and token scaled by the bytes they read."""
         asked = self.key(action, device_kind, mode), weight_bytes
         if asked not in self._times:
             self._times[asked] = self._mixed(action, device_kind, mode, weight_bytes)
@@ -131,7 +135,7 @@ class History:
         """The rates measured for this action, else for any action; they hardly depend on how a start began."""
         if (asked := (action, device_kind)) not in self._rates:
             known = {"copy": _COPY.get(device_kind, _COPY_DEFAULT), "memory": _MEMORY_DEFAULT}
-            for of, mode in itertools.product((EVERY_ACTION, action), StartMode):  # the better known last
+            for of, mode in itertools.product((EVERY_ACTION, action), StartMode):  # the better known come last
                 seen = self.learned(of, device_kind, mode)
                 known |= {n: getattr(seen, n) for n in _RATES if n in seen.known}
             self._rates[asked] = Rates(**known)
@@ -152,7 +156,7 @@ class History:
         guessed = {"t_p": _DEFAULT_TIMES.t_p * scale, "t_d": _DEFAULT_TIMES.t_d * scale}
         if mode is StartMode.PREWARMED:
             guessed |= _STEM_CELL_TIMES
-        for of, in_mode in ((EVERY_ACTION, other), (EVERY_ACTION, mode), (action, other)):  # the better known last
+        for of, in_mode in ((EVERY_ACTION, other), (EVERY_ACTION, mode), (action, other)):  # the better known come last
             seen = self.learned(of, device_kind, in_mode)
             names = set(seen.known) & _TIMES if in_mode is mode else set(seen.known) & _OF_EVERY_MODE
             guessed |= {n: getattr(seen.times, n) for n in names}
@@ -162,7 +166,7 @@ class History:
         return self._learned.get(self.key(action, device_kind, mode), _NOTHING)
 
     def update(self, action: str, device_kind: str, mode: StartMode, measured: Measured) -> Learned:
-        """Take one start in; returns what the action is known by now, for the loop to keep (with EVERY_ACTION's)."""
+        """Take in one start; return what is known of the action by now, for the loop to keep (with EVERY_ACTION's)."""
         values = {f.name: getattr(measured, f.name) for f in fields(measured)}
         given = {n: v for n, v in values.items() if v is not None and math.isfinite(v) and v >= 0}
         of_every_action = {n: v for n, v in given.items() if n in _OF_EVERY_ACTION}
@@ -180,11 +184,11 @@ class History:
         return learned
 
     def actions(self) -> set[str]:
-        """Of which something was learned."""
+        """Return the actions of which something was learned."""
         return ({key.rsplit("|", 2)[0] for key in self._learned} | self.best.actions()) - {EVERY_ACTION}
 
     def forget(self, action: str) -> tuple[str, ...]:
-        """It was deleted; returns the keys that are to go."""
+        """Forget a deleted action; return the keys that must be deleted."""
         gone = tuple(key for key in self._learned if key.rsplit("|", 2)[0] == action)
         for key in gone:
             del self._learned[key]
@@ -192,8 +196,8 @@ class History:
         return gone
 
     def _of_pass(self, action: str, device_kind: str, mode: StartMode, seen: Pass) -> Measured:
-        """``time = t * F + t_n * s`` (t is t_p or t_d).  With t known from an instance of one stage it tells of the
-        hop, else of t, with the hop as it is known so far."""
+        """Solve ``time = t * F + t_n * s`` (t is t_p or t_d).  Where t is known from an instance of one stage, the time
+        tells the hop; else it tells t, with the hop as it is known so far."""
         if seen.s == 1:  # no hop
             return Measured(t_p=seen.prefill_s, t_d=seen.token_s)
         factor = seen.factor
@@ -228,7 +232,7 @@ class History:
 
 
 def _recent(old: Learned, name: str, value: float) -> tuple[float, ...]:
-    """What an older scheduler has kept, a mean, counts as one start."""
+    """A mean that an older scheduler has kept counts as one start."""
     before = old.recent.get(name, ())
     if not before and name in old.known:
         before = (float(getattr(old if name in _OF_LEARNED else old.times, name)),)
@@ -236,7 +240,8 @@ def _recent(old: Learned, name: str, value: float) -> tuple[float, ...]:
 
 
 def _median(name: str, values: Sequence[float]) -> float:
-    """Of two in the middle the better one: the shorter time, the higher rate."""
+    """Return the median.  Where two values are in the middle, the better one counts: the shorter time, the higher
+    rate."""
     return statistics.median_high(values) if name in _RATES else statistics.median_low(values)
 
 
@@ -245,15 +250,16 @@ def _other(mode: StartMode) -> StartMode:
 
 
 def _less_hops(took_s: float | None, hops_s: float, factor: float) -> float | None:
-    """A hop that is believed to take more than half of a pass is believed wrongly: half is left to the stages."""
+    """Return the time without the hops.  A belief that hops take more than half of a pass is wrong: the stages are left
+    half."""
     return None if took_s is None else (took_s - min(hops_s, took_s / 2)) / factor
 
 
 def measure(events: Iterable[TraceEvent]) -> Measured:
-    """The times of one start (stage 0's) from its trace; phases that are absent or make no sense are None.  The tail is
-    that of the stage with the longest: a group is ready when all are.
+    """Return the times of one start (stage 0's) from its trace; phases that are absent or make no sense are None.  The
+    tail is the longest of all stages, because a group is ready when all of them are.
 
-    Waiting for a stem cell is left out.  It depends on the moment, so the host foretells it
+    The wait for a stem cell is left out.  It depends on the moment, so the host predicts it
     (``StemTarget.ready_in_s``).
     """
     by_stage: dict[int, list[TraceEvent]] = {0: []}
@@ -279,13 +285,13 @@ def _without_the_cell(
     waited = end.get("stem_cell_wait_s")
     if container_s is not None and isinstance(waited, int | float):
         container_s = max(0.0, container_s - waited)
-    # a cell that imports still when it is claimed writes the phase, and the start waits for its end
+    # a cell that still imports when it is claimed writes the phase, and the start waits for its end
     claimed_importing = end.get("mode") == StartMode.PREWARMED
     return {"t_cc": container_s, "t_l": None if claimed_importing else libraries_s}
 
 
 def measure_run(events: Iterable[TraceEvent], n_tokens: int, s: int = 1, factor: float = 1.0) -> Pass:
-    """Of one request in a group: what stage 0 saw, which is the whole pass."""
+    """Return what stage 0 saw of one request in a group, which is the whole pass."""
     mine = [e for e in events if e.stage == 0]
     prefill_s, decoding_s = _phase_s(mine, *_PREFILL), _phase_s(mine, Phase.PREFILL_END, Phase.RUN_END)
     return Pass(s, factor, prefill_s, None if decoding_s is None or n_tokens < 2 else decoding_s / (n_tokens - 1))
@@ -305,8 +311,8 @@ def was_continued(events: Iterable[TraceEvent]) -> bool:
 
 
 def foretold(events: Iterable[TraceEvent]) -> tuple[float, float | None] | None:
-    """(predicted, bound) of a start, seconds, as its trace says; None: nothing was foretold, or no term of the bound
-    was known."""
+    """Return (predicted, bound) of a start in seconds, as its trace says, or None when nothing was predicted.  The
+    bound is None when none of its terms was known."""
     attrs = next((e.attrs for e in events if e.name == Phase.PLANNED_END), {})
     predicted, bound = attrs.get("predicted_ttft_s"), attrs.get("bound_ttft_s")
     if not isinstance(predicted, int | float) or predicted <= 0:
@@ -332,7 +338,8 @@ def _sum_s(events: Sequence[TraceEvent], begin: Phase, end: Phase) -> float | No
 
 
 def _copying(events: Sequence[TraceEvent]) -> tuple[float, int]:
-    """(seconds, bytes) of taking the weights, without waiting for their bytes and without the rehearsal meanwhile."""
+    """Return (seconds, bytes) of loading the weights, without the wait for their bytes and without the rehearsal
+    meanwhile."""
     took_s = _phase_s(events, Phase.LOAD_BEGIN, Phase.LOAD_END)
     end = _last(events, Phase.LOAD_END)
     if took_s is None or end is None:
@@ -365,8 +372,9 @@ def _number(event: TraceEvent, name: str) -> float:
 
 
 def _tail_s(events: Sequence[TraceEvent]) -> float | None:
-    """From when Eq. 5 thinks all is there (bytes, context and copy, libraries) to READY.  A start that fetched nothing
-    has no last byte: what it takes from there on is the loading of a whole model."""
+    """Return the time from the moment when everything is there according to Eq. 5 (bytes, context and copy, libraries)
+    to READY.  A start that fetched nothing has no last byte: from there on it loads a whole model, so it has no
+    tail."""
     ready = next((e for e in reversed(events) if e.name == Phase.READY), None)
     there = [e for e in events if e.name in _ALL_IS_THERE]
     resident = any(e.name == Phase.FETCH_END and e.attrs.get("resident") is True for e in events)

@@ -1,16 +1,16 @@
-"""Hosts by what Algorithm 1 can tell apart: so that it looks at a few.
+"""Hosts by what Algorithm 1 can tell apart, so that it examines only a few of them.
 
-Of hosts of one *pace* (kind of device, shares, when there is a stem cell) each has
+Hosts of one *pace* have the same kind of device, the same shares, and a stem cell at the same time.  Each of them has
 
-* memory: which needs an idle device meets, and which any device meets: its *likeness*;
+* memory.  Which needs an idle device meets, and which any device meets, is its *likeness*;
 * a link, and a moment when a new fetch could begin there: at once, or, if it is due after every promise of that link,
   once those are kept.
 
 A host is *beaten* by another of its pace that meets the same needs, has a link that is no slower, and stands before it
-in the order of ties (``tie_order``: whose link is free first, then the least loaded).  Whatever a group would gain with
-the beaten one, it gains with the other.  A group has no more than ``depth`` workers, so a host that ``depth`` others
-beat is no part of the answer.  ``offers`` returns the hosts that are left, and for the fallback whoever would have
-fetched the whole model first; a test compares the answers with those over all hosts.
+in the order of ties (``tie_order``: the host whose link is free first, then the least loaded).  Whatever a group would
+gain with the beaten host, it gains with the other.  A group has no more than ``depth`` workers, so a host that
+``depth`` others beat is no part of the answer.  ``offers`` returns the hosts that are left and, for the fallback, the
+host that would have fetched the whole model first.  A test compares the answers with those over all hosts.
 
 ::
 
@@ -35,7 +35,7 @@ from thaw.ids import HostId
 
 
 class Pace(NamedTuple):
-    """What a start's time on a host depends on beside its link."""
+    """What the time of a start on a host depends on, besides the host's link."""
 
     kind: str
     cell_s: float  # when a stem cell is there: see ``HostView.cell_s``
@@ -43,16 +43,16 @@ class Pace(NamedTuple):
 
 
 _ABOVE_NOISE = 1 + 1e-6
-"""The ledger decides; who is left out before it is asked must fail there beyond any rounding."""
+"""The ledger decides.  A host that is left out before its ledger is asked must fail there beyond any rounding."""
 
 
 class Wanted(NamedTuple):
-    """``needs``: bytes that a worker may need, ascending, the last a whole model's.  ``depth``: workers of a group.
-    ``within_s``, ``latest_s``: no fetch that may be asked for is due earlier, or later.  ``part``, ``whole``: bytes of
-    the smallest and the largest fetch.  ``stages``: what a part takes of a host's memory for models.
-    ``only_promises``: every fetch has a deadline, but for the fallback's; a link that can promise none is of no
-    use.  ``one_size``: groups of exactly ``depth`` workers are looked for, each on an idle device and with a fetch of
-    ``part`` bytes at most, and no fallback."""
+    """``needs``: the bytes that a worker may need, ascending; the last is a whole model's.  ``depth``: the most workers
+    of a group.  ``within_s``, ``latest_s``: the earliest and the latest deadline of the fetches that may be asked for.
+    ``part``, ``whole``: the bytes of the smallest and the largest fetch.  ``stages``: tells what a part takes of a
+    host's memory for models.  ``only_promises``: every fetch has a deadline, except the fallback's, so a link that can
+    promise none is of no use.  ``one_size``: the search is for groups of exactly ``depth`` workers, each on an idle
+    device and with a fetch of ``part`` bytes at most, and for no fallback."""
 
     needs: tuple[int, ...]
     depth: int
@@ -66,15 +66,15 @@ class Wanted(NamedTuple):
 
     @property
     def fewest(self) -> int:
-        """Stages of the smallest group that is looked for."""
+        """The number of stages of the smallest group that is searched for."""
         return self.depth if self.one_size else 1
 
     def has_room(self, memory: _Memory) -> bool:
         return memory[0 if self.one_size else 1] >= self.needs[0]
 
     def is_served_at_once(self, ledger: LinkLedger, now_s: float) -> bool:
-        """Every fetch that may be asked for goes before the one promise of this link, and does not endanger it: the
-        link answers as if it were free."""
+        """True when every fetch that may be asked for is served before the one promise of this link and does not
+        endanger it.  The link then answers as if it were free."""
         spare = ledger.bytes_per_s * (ledger.in_line_after_s - ledger.promised_until_s)
         return (
             self.only_promises and ledger.keeps_one_promise and ledger.in_line_after_s > now_s + self.latest_s
@@ -82,16 +82,17 @@ class Wanted(NamedTuple):
         )  # fmt: skip
 
     def can_be_promised(self, host: HostView, now_s: float) -> bool:
-        """The fetch that is easiest to promise, the smallest at the latest, is one that this link can promise."""
+        """True when this link can promise the easiest fetch: the smallest one with the latest deadline."""
         return not self.only_promises or host.ledger.bandwidth(self.part, now_s + self.latest_s, now_s) > 0
 
     def is_too_slow(self, bytes_per_s: float) -> bool:
-        """The easiest fetch does not end in time on such a link, idle as it may be."""
+        """True when the easiest fetch would not end in time on such a link, even if it were idle."""
         return self.only_promises and self.part > bytes_per_s * self.latest_s * _ABOVE_NOISE + 1.0
 
     def is_refused(self, ledger: LinkLedger, now_s: float) -> bool:
-        """The easiest fetch has no place on this link, neither behind all promises nor before the last of them.  The
-        end of the promises says so, without a look at each; False: ask the ledger."""
+        """True when the easiest fetch has no place on this link, neither behind all promises nor before the last of
+        them.  The end of the promises is enough to say so, without an examination of each.  False means: ask the
+        ledger."""
         end_s = max(now_s + self.latest_s, ledger.in_line_after_s)
         room = ledger.bytes_per_s * (end_s - ledger.promised_until_s)
         return self.only_promises and self.part > room * _ABOVE_NOISE + 1.0
@@ -102,11 +103,12 @@ class Wanted(NamedTuple):
 
 
 _Memory = tuple[int, int]
-"""Bytes free on an idle device, and on any.  Models come in sizes, so a thousand hosts have a few tens of them."""
+"""Bytes free on an idle device, and on any device.  Models come in a few sizes, so a thousand hosts have only a few
+tens of such pairs."""
 
 _Likeness = tuple[int, int]
-"""How many of the needs an idle device meets, and how many any device meets.  One that is no less in both meets all
-that the other meets, and on an idle device where that does."""
+"""How many of the needs an idle device meets, and how many any device meets.  A host with no less in both numbers meets
+all needs that the other meets, and meets them on an idle device where the other does."""
 
 
 class _At(NamedTuple):
@@ -117,7 +119,7 @@ class _At(NamedTuple):
 
 
 class HostIndex:
-    """Of hosts that take new work, for functions with a model.  ``put`` after every change of a host."""
+    """The index of hosts that take new work, for functions with a model.  Call ``put`` after every change of a host."""
 
     def __init__(self, stem_kind: str) -> None:
         self._stem_kind = stem_kind
@@ -195,11 +197,12 @@ class HostIndex:
         return self._with_model.get(uri, ())
 
     def kinds(self) -> list[str]:
-        """Of devices, in order of name."""
+        """Return the kinds of devices, in order of name."""
         return sorted({pace.kind for pace in self._order})
 
     def enforcing(self) -> set[bool]:
-        """Whether hosts hold low workers to their shares: what there is of both."""
+        """Return which of the two occur: hosts that hold low workers to their shares (True), and hosts that do not
+        (False)."""
         return {pace.share == "enforced" for pace in self._order}
 
     @property
@@ -208,8 +211,8 @@ class HostIndex:
         return max((links.fastest for of_pace in self._order.values() for links in of_pace.values()), default=0.0)
 
     def offers(self, wanted: Wanted, now_s: float, also: Collection[HostId] = ()) -> list[HostView]:
-        """Hosts that suffice to answer, in the order in which ties go to them.  ``also``: hosts that differ in
-        something that its paces do not say (the model lies there)."""
+        """Return hosts that suffice for the answer, in the order of ties.  ``also``: hosts that differ in something
+        that the paces do not say (the model lies there)."""
         found = {h for h in also if h in self._hosts}
         for of_pace in self._order.values():
             found.update(host.host_id for host in self._of_pace(of_pace, wanted, now_s))
@@ -219,7 +222,7 @@ class HostIndex:
 
     def _of_pace(self, of_pace: dict[_Memory, Links], wanted: Wanted, now_s: float) -> Iterator[HostView]:
         free, busy, partly = self._unbeaten_by_faster(of_pace, wanted, now_s)
-        yield from partly  # for which parts they have room is their own matter
+        yield from partly  # they differ in the parts that they have room for, so none beats another
         at_once = _Best(wanted.depth, {of for _, _, of in free} | {of for _, of in busy})
         for _, host, likeness in sorted(free):
             if at_once.take(likeness, host.ledger.bytes_per_s):
@@ -233,18 +236,18 @@ class HostIndex:
                     yield host
             elif wanted.is_served_at_once(ledger, now_s):
                 if at_once.take(likeness, ledger.bytes_per_s):
-                    in_line.take(likeness, ledger.bytes_per_s)  # who waits is beaten by who need not
+                    in_line.take(likeness, ledger.bytes_per_s)  # a fetch that waits is no better than one that need not
                     yield host
             elif not at_once.beats(likeness, ledger.bytes_per_s) and (
                 ledger.keeps_one_promise or wanted.can_be_promised(host, now_s)
             ):
-                yield host  # which of them is its own matter; of one promise its end has said it all
+                yield host  # only its ledger can say which; with a single promise, its end has said enough
 
     def _unbeaten_by_faster(
         self, of_pace: dict[_Memory, Links], wanted: Wanted, now_s: float
     ) -> tuple[list[_Free], list[_Found], list[HostView]]:
-        """Hosts with a free link and hosts that keep a promise, without most of those that ``depth`` hosts of faster
-        blocks beat; and those whose pool has room for a part only."""
+        """Return hosts with a free link and hosts that keep promises, both without most of those that ``depth`` hosts
+        of faster blocks beat, and hosts whose pool has room for a part only."""
         free, busy, partly = list[_Free](), list[_Found](), list[HostView]()
         blocks = _blocks(of_pace, wanted)
         ahead = _Ahead(wanted.depth, {likeness for likeness, _ in blocks})
@@ -267,11 +270,12 @@ class HostIndex:
                     ahead.note(likeness, key, host.ledger.bytes_per_s)
                     n_equal += block.is_uniform
                     if n_equal == wanted.depth:
-                        break  # of equal links the first few in order beat all others
+                        break  # among equal links the first few in order beat all others
         return free, busy, partly
 
     def _without_a_promise(self, of_pace: dict[_Memory, Links], wanted: Wanted, now_s: float) -> HostId | None:
-        """The host with room for a whole model that would have fetched it first, behind all that it fetches now."""
+        """Return the host with room for a whole model that would have fetched it first, behind all that it fetches
+        now."""
         best: HostView | None = None
         best_s = math.inf
         enough = (links for (_, most_free), links in of_pace.items() if most_free >= wanted.needs[-1])
@@ -298,7 +302,8 @@ _Free = tuple[Key, HostView, _Likeness]
 
 
 def _blocks(of_pace: dict[_Memory, Links], wanted: Wanted) -> list[tuple[_Likeness, Block]]:
-    """Those with room for the smallest need, fastest first, and of equally fast ones those that meet most needs."""
+    """Return the blocks with room for the smallest need, the fastest first; among equally fast ones, those that meet
+    most needs come first."""
     found: list[tuple[float, _Likeness, int, Block]] = []
     for memory, links in of_pace.items():
         if not wanted.has_room(memory):
@@ -313,8 +318,8 @@ def _blocks(of_pace: dict[_Memory, Links], wanted: Wanted) -> list[tuple[_Likene
 
 
 class _Ahead:
-    """The hosts with free links found so far that are at least as fast as the block to come.  For each likeness it
-    knows which of them are first in the order of ties."""
+    """The hosts with free links found so far that are at least as fast as the next block.  For each likeness it knows
+    which of these hosts are first in the order of ties."""
 
     def __init__(self, depth: int, likenesses: Iterable[_Likeness]) -> None:
         self._depth = depth
@@ -325,8 +330,9 @@ class _Ahead:
         heapq.heappush(self._slower, (-bytes_per_s, key, likeness))
 
     def last_unbeaten(self, likeness: _Likeness, bytes_per_s: float) -> Key | None:
-        """The last host that is not beaten yet: those behind it whose links are no faster than this are beaten.  Speeds
-        must not grow from one call to the next.  None: fewer than ``depth`` hosts are as fast."""
+        """Return the key of the last host that is not beaten yet: hosts behind it whose links are no faster than this
+        are beaten.  Return None when fewer than ``depth`` hosts are as fast.  Speeds must not grow from one call to the
+        next."""
         while self._slower and -self._slower[0][0] >= bytes_per_s:
             _, key, of = heapq.heappop(self._slower)
             for other, first in self._first.items():
@@ -354,7 +360,7 @@ class _Best:
         return len(fastest) == self._depth and bytes_per_s <= fastest[0]
 
     def take(self, likeness: _Likeness, bytes_per_s: float) -> bool:
-        """False: it is beaten, and so is whoever it would beat."""
+        """Return False for a host that is beaten.  All hosts that it would beat are then beaten, too."""
         if self.beats(likeness, bytes_per_s):
             return False
         for other, fastest in self._fastest.items():
@@ -365,6 +371,6 @@ class _Best:
 
 
 def tie_order(host: HostView, now_s: float) -> tuple[float, int, HostId]:
-    """Among equally fast hosts: the one whose link is free first (it leaves promises most slack), then the least
-    loaded."""
+    """The order among equally fast hosts: first the host whose link is free first (it leaves promises most slack), then
+    the least loaded."""
     return max(now_s, host.ledger.promised_until_s), host.n_workers, host.host_id

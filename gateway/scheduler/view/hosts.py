@@ -1,7 +1,8 @@
 """What the scheduler knows of one host: its report, its link's ledger, and the memory it may still promise.
 
-The host wins: what it reports as used and we cannot account for counts as used (``foreign``).  Reports lag behind
-decisions, so reserves of our own are counted from the moment they are decided, not when the host confirms them.
+The host's report wins: memory that it reports as used and that the scheduler cannot account for counts as used
+(``foreign``).  Reports lag behind decisions, so the scheduler counts its own reserves from the moment of the decision,
+and not when the host confirms them.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ ASSUMED_LINK: Final = 125e6
 LARGEST_LINK: Final = 1e12
 LARGEST_FETCH: Final = 10**14
 OLDEST_S: Final = 10.0
-"""A lease runs out after this, so nothing older is a report of a host that is there."""
+"""A lease runs out after this, so an older report does not come from a host that is there."""
 _LINK_CHANGE: Final = 0.05
-"""A measured link wobbles; less than this is no news to the ledger."""
+"""A measured rate fluctuates; the ledger is not told of a relative change that is smaller than this."""
 
 
 @dataclass(slots=True)
@@ -37,7 +38,7 @@ class DeviceView:
     reserved: int = 0  # by instances we know, from decision to GONE
     releasing: int = 0  # the part of ``reserved`` that a release was sent for
     n_workers: int = 0
-    is_kept: bool = False  # for the one that is first in turn: to all others nothing is free here
+    is_kept: bool = False  # for the action that is first in turn: for all others nothing is free here
 
     @property
     def free(self) -> int:
@@ -46,8 +47,8 @@ class DeviceView:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """The devices of a host that suit a kind of function, as placement looks at them.  Kept until something changes:
-    a start looks at every host, and few have changed since the last one."""
+    """The devices of a host that suit a kind of function, as placement sees them.  A room is kept until something
+    changes: a start examines every host, and few hosts have changed since the last start."""
 
     devices: tuple[DeviceView, ...]
     gpus: tuple[Gpu, ...]
@@ -65,26 +66,27 @@ class HostView:
     devices: dict[str, DeviceView] = field(default_factory=dict)
     draining: bool = False
     departed: dict[InstanceId, tuple[str, int]] = field(default_factory=dict)
-    """Gone since the last report, with device and reserve: the host's ``free`` does not show it yet."""
+    """Instances that have gone since the last report, with device and reserve: the host's ``free`` does not show it
+    yet."""
 
     fetching: set[str] = field(default_factory=set)
-    """Keys of the ledger that the last report told the progress of."""
+    """Keys of the ledger's fetches whose progress the last report told."""
     least_lag_s: float = math.inf
     """The smallest difference seen between this clock and the host's: that of the freshest report."""
     strangers: dict[InstanceId, float] = field(default_factory=dict)
-    """Reported, but unknown to the registry, since when (of this clock)."""
+    """Instances that the host reports and the registry does not know, and since when (by this clock)."""
     as_reported: bool = False
-    """Nothing was held or let go since the last report, in which nothing was odd and nothing was being fetched."""
+    """True when no memory was held or let go since the last report, and that report had no odd value and no fetch."""
     n_workers: int = 0
     most_free: int = -1
     most_idle: int = -1
-    """Of ``room(for_model=True)``: an index walks over hundreds of hosts."""
+    """``most_free`` and ``most_idle`` are those of ``room(for_model=True)``: an index walks over hundreds of hosts."""
     pool: PoolAccount = field(default_factory=PoolAccount)
     """Its memory for models."""
     reported_s: float = 0.0
-    """When the report was first taken in, of this clock."""
+    """When the report was first taken in, by this clock."""
     on_change: Callable[[HostView], None] = field(default=lambda _: None)
-    """An index of hosts wants to know of every change of its memory, its pace or its draining."""
+    """Tells the indexes of every change of the host's memory, its pace or its draining."""
     _rooms: dict[bool, Room] = field(default_factory=dict)
 
     def room(self, *, for_model: bool) -> Room:
@@ -111,12 +113,13 @@ class HostView:
 
     @property
     def enforces_shares(self) -> bool:
-        """Its low workers are held to their share of a device."""
+        """True when low workers here are held to their share of a device."""
         return self.report.share == "enforced"
 
     def cell_s(self, kind: str) -> float:
-        """When a start of this kind has a stem cell here, of this clock: long ago where one waits, never where none is
-        being made.  Whole seconds: the host reports once a second, and hosts that agree are looked at as one."""
+        """Return when a start of this kind has a stem cell here, by this clock: -inf where a cell waits, inf where none
+        is being made.  The answer is in whole seconds, because the host reports once a second and hosts with equal
+        answers are examined as one."""
         if kind in self.report.stem_kinds:
             return -math.inf
         making = [t.ready_in_s for t in self.report.stem_targets if t.kind == kind and t.ready_in_s is not None]
@@ -125,26 +128,27 @@ class HostView:
         return float(math.ceil(self.reported_s + max(0.0, making[0])))
 
     def has_model(self, uri: str, n_bytes: int, version: str) -> bool:
-        """All of it lies in this host's memory, as it is now: what was pushed anew since must be fetched."""
+        """True when the whole model lies in this host's memory in its present version: one that was pushed since must
+        be fetched."""
         return any(r.uri == uri and r.n_bytes >= n_bytes and r.version in ("", version) for r in self.report.resident)
 
     def pool_ever_takes(self, stages: Stages) -> bool:
-        """Its memory for models is large enough for the whole model, whoever uses it now."""
+        """True when the host's memory for models is large enough for the whole model, whatever is held there now."""
         return self.pool.slab_bytes == 0 or stages.slabs(1, self.pool.slab_bytes) <= self.pool.n_slabs
 
     def pool_takes(self, stages: Stages | None, n_stages: int) -> bool:
-        """The largest part of a model in so many stages fits into its memory for models now."""
+        """True when the largest part of a model in so many stages fits into the host's memory for models now."""
         return self.pool_parts(stages, n_stages) > 0
 
     def pool_parts(self, stages: Stages | None, n_stages: int) -> int:
-        """How many such parts fit."""
+        """Return how many such parts fit."""
         pool = self.pool
         if pool.is_doubted:
             return 0
         if stages is None or pool.slab_bytes == 0:
             return UNLIMITED
         if n_stages == 1 and pool.shares(stages.whole.key):
-            return UNLIMITED  # beside an instance that has the whole model
+            return UNLIMITED  # shared with an instance that has the whole model
         return max(0, pool.free_slabs()) // stages.slabs(n_stages, pool.slab_bytes)
 
     def hold(self, device: str, n_bytes: int) -> None:
@@ -174,9 +178,11 @@ class HostView:
         self.departed[instance_id] = (device, n_bytes)
 
     def is_confirmed_by(self, report: HostReport) -> bool:
-        """It says what the last one said, and we have done nothing there in between: most of a thousand do.
+        """True when the report says what the last one said and the scheduler has done nothing there in between.  With a
+        thousand hosts, most reports do.
 
-        A stem cell in the making is ready in so long *from now*, so what is said of it is never what was said before.
+        A stem cell that is being made is ready in so long *from now*, so a report of it never says what the last one
+        said.
         """
         last = self.report
         if report is last:
@@ -191,7 +197,7 @@ class HostView:
         )  # fmt: skip
 
     def confirm(self, report: HostReport, now_s: float) -> None:
-        """Take it over; only its age is news."""
+        """Take over a report that confirms the last one: only its age is new."""
         if report.seen_wall_ms != self.report.seen_wall_ms:
             self._age_s(report, now_s)
         self.report = report
@@ -246,12 +252,12 @@ class HostView:
             self.ledger.correct(later_key_, max(0.0, later - (0.0 if pending else moved)), now_s)
             told |= {first_key, later_key_}
         for key in self.fetching - told:
-            self.ledger.correct(key, 0.0, now_s)  # it was going on and is no more
+            self.ledger.correct(key, 0.0, now_s)  # this fetch was in progress and is no longer reported
         self.fetching = told
 
     def _age_s(self, report: HostReport, now_s: float) -> float:
-        """How old its numbers are, by the freshest report so far: clocks differ by an offset that nobody tells.  A
-        clock that jumped is met anew."""
+        """Return how old the report's numbers are, compared with the freshest report so far: the clocks differ by an
+        unknown offset.  After a clock has jumped, its offset is learned anew."""
         lag_s = now_s - report.seen_wall_ms / 1000
         if report.boot_id != self.report.boot_id or lag_s - self.least_lag_s > OLDEST_S:
             self.least_lag_s = lag_s
@@ -260,7 +266,8 @@ class HostView:
 
 
 def _sane_fetch(fetch: FetchReport, link: float, odd: list[str]) -> tuple[float, float]:
-    """(bytes left, bytes/s).  Raises nothing: nonsense is flagged and made harmless."""
+    """Return (bytes left, bytes/s).  Raises nothing: values that make no sense are noted in ``odd`` and made
+    harmless."""
     left = fetch.pending_bytes or max(0, fetch.n_bytes - fetch.done_bytes)
     pending = float(min(max(0, left), max(0, fetch.n_bytes), LARGEST_FETCH))
     rate = min(max(0.0, fetch.bytes_per_s), link) if math.isfinite(fetch.bytes_per_s) else 0.0

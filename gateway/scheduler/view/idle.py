@@ -1,12 +1,13 @@
-"""What evicting idle groups would make free, device by device, so that choosing victims looks at a few of them.
+"""What evicting idle groups would free on each device, so that only a few groups are examined to choose victims.
 
-A *spare* group may go for another action's sake (``ClusterView.spare`` says which may).  The rule: spare groups are
-taken in order of idleness, longest first, until some device has room; the victims are those on that device.  Kept for
-it, as things change:
+A *spare* group may be evicted for another action (``ActionView.is_spare`` and ``ClusterView.may_go`` say which).  The
+rule: spare groups are taken in order of idleness, longest first, until some device has room; the victims are the groups
+on that device.  For this rule two things are kept up to date:
 
-* of every device the bytes *soon* free (free, or being released) and those it *could* have, were its spare groups
-  evicted: what nothing can be evicted for is refused at once;
-* of every device its spare groups in order of idleness: where few devices could have room, each is asked when.
+* for every device the bytes that are *soon* free (free, or being released) and the bytes it *could* have if its spare
+  groups were evicted: a need that no eviction can meet is refused at once;
+* for every device its spare groups in order of idleness: where few devices could have room, each one is asked when it
+  would have room.
 
 A property test compares the answers with the rule itself over all instances.
 """
@@ -25,7 +26,8 @@ Where = tuple[HostId, str]
 """A device."""
 
 FEW_DEVICES: Final = 64
-"""Up to so many that could have room are asked one by one; where more could, some group near the front is on one."""
+"""If no more devices than this could have room, they are asked one by one.  If more could, some group near the front of
+the order is on one of them."""
 
 _MODELS, _FUNCTIONS, _BOTH = "models", "functions", "both"
 _FOR = {True: (_MODELS, _BOTH), False: (_FUNCTIONS, _BOTH)}
@@ -35,11 +37,12 @@ class _Bytes(NamedTuple):
     use: str
     soon: int
     could: int
-    at_most: int  # without any of our instances
+    at_most: int  # if none of our instances were there
 
 
 class _Part(NamedTuple):
-    """What a spare group holds on one device; sorts by when the walk over the groups comes to it."""
+    """What a spare group holds on one device.  Parts sort in the order in which the walk over the groups comes to
+    them."""
 
     idle_since_s: float
     head: InstanceId
@@ -48,7 +51,8 @@ class _Part(NamedTuple):
 
 
 class Emptied(NamedTuple):
-    """The devices of a host once all that may go has gone; ``room``: as they were then."""
+    """The devices of a host as if its spare groups were evicted; ``room``: the devices at the time when this was worked
+    out."""
 
     room: Room
     gpus: tuple[Gpu, ...]
@@ -96,7 +100,7 @@ class IdleMemory:
     # what changes --------------------------------------------------------------------------------------------------
 
     def put_host(self, host: HostView) -> None:
-        """After every change of its memory."""
+        """Call this after every change of the host's memory."""
         if host.draining:
             return self.drop_host(host.host_id)
         models, functions = host.room(for_model=True).devices, host.room(for_model=False).devices
@@ -120,7 +124,7 @@ class IdleMemory:
             self._forget(where)
 
     def put_group(self, head: InstanceId, idle_since_s: float, parts: Iterable[tuple[Where, int]]) -> None:
-        """A spare group, with all that its members hold, in their order."""
+        """Add a spare group with all that its members hold, in the order of the members."""
         known = idle_since_s, tuple(parts)
         if self._groups.get(head) == known:
             return
@@ -132,7 +136,7 @@ class IdleMemory:
             self._evict(where, n_bytes)
 
     def drop_group(self, head: InstanceId) -> None:
-        """It is not spare (any more)."""
+        """The group is not spare (any more)."""
         if (known := self._groups.pop(head, None)) is None:
             return
         idle_since_s, parts = known
@@ -175,30 +179,31 @@ class IdleMemory:
     # what is asked -------------------------------------------------------------------------------------------------
 
     def is_soon_free(self, n_bytes: int, *, for_model: bool) -> bool:
-        """On some device, when what is going has gone."""
+        """True when some device has so many bytes free, now or once the releases in progress have ended."""
         return any(self._soon[use].n_with(n_bytes) for use in _FOR[for_model])
 
     def releasing(self, *, for_model: bool) -> list[tuple[Where, int]]:
-        """Devices from which something is going, with the bytes that are free then."""
+        """Return the devices on which a release is in progress, with the bytes that are free after it."""
         return [(where, known.soon) for where in sorted(self._releasing)
                 if (known := self._bytes[where]).use in _FOR[for_model]]  # fmt: skip
 
     @property
     def is_empty(self) -> bool:
-        """Nothing is spare."""
+        """True when no group is spare."""
         return not self._order
 
     def hosts(self, n_groups: int) -> set[HostId]:
-        """Of so many groups, those that are idle longest."""
+        """Return the hosts of the ``n_groups`` spare groups that are idle longest."""
         return {where[0] for _, head in self._order[:n_groups] for where, _ in self._groups[head][1]}
 
     def could_have(self, where: Where) -> int:
-        """Bytes free on it once all that may go has gone."""
+        """Return the bytes free on a device once its spare groups are evicted; -1 for an unknown device."""
         known = self._bytes.get(where)
         return -1 if known is None else known.could
 
     def emptied(self, host: HostView) -> Emptied:
-        """Its devices for models.  Who would have to be evicted still counts as there: what is idle now goes first."""
+        """Return the host's devices for models as if its spare groups were evicted.  Workers that would have to be
+        evicted still count, so a device that is idle now comes first."""
         room, known = host.room(for_model=True), self._emptied.get(host.host_id)
         if known is None or known.room is not room:
             gpus = tuple(Gpu(self.could_have((host.host_id, d.device.name)), d.n_workers) for d in room.devices)
@@ -206,20 +211,21 @@ class IdleMemory:
         return known
 
     def lacking(self, where: Where, n_bytes: int) -> list[InstanceId]:
-        """Heads of the groups that must go for so many bytes there, longest idle first; [] if what is going will do."""
+        """Return the heads of the groups that must be evicted for so many bytes on the device, longest idle first; []
+        if the releases in progress are enough."""
         if self._bytes[where].soon >= n_bytes:
             return []
         last = self._when(where, n_bytes)
         return [] if last is None else _heads(self._parts[where][: last[1]])
 
     def nearest(self, n_bytes: int, *, for_model: bool) -> Where | None:
-        """The device that lacks least of so many bytes, of those that are large enough."""
+        """Return the device that lacks least of so many bytes, among those that are large enough."""
         found = (self._could[use].most(lambda where: self._bytes[where].at_most >= n_bytes) for use in _FOR[for_model])
         return max((f for f in found if f is not None), default=(0, None))[1]
 
     def longest_idle(self, n_bytes: int, taken: Mapping[Where, int], *, for_model: bool) -> list[InstanceId]:
-        """Heads of the groups whose eviction makes room for so many bytes, beside what is ``taken`` on a device
-        already; [] when nothing helps."""
+        """Return the heads of the groups whose eviction makes room for so many bytes, beside what is ``taken`` on a
+        device already; [] when no eviction helps."""
         uses = _FOR[for_model]
         n_devices = sum(self._could[use].n_with(n_bytes) for use in uses)
         if n_devices > FEW_DEVICES:
@@ -232,7 +238,7 @@ class IdleMemory:
         return _heads(self._parts[where][:n_parts])
 
     def _when(self, where: Where, n_bytes: int) -> tuple[_Part, int] | None:
-        """The part with which there is room, and how many parts that makes."""
+        """Return the part whose eviction gives enough room, and how many parts are evicted up to it."""
         free = self._bytes[where].soon
         for n, part in enumerate(self._parts.get(where, ()), 1):
             free += part.n_bytes

@@ -1,6 +1,7 @@
-"""The largest device and the largest pool of models of all hosts: what never fits is refused at once.
+"""The largest device and the sizes of the pools of all hosts: a start that can never fit is refused at once.
 
-Every start asks, and hosts change their sizes hardly ever, so both are kept until one comes, goes or says otherwise.
+Every start asks for them, and hosts hardly ever change their sizes.  Both are therefore kept until a host comes, goes
+or reports another size.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from thaw.ids import HostId
 
 
 class Largest:
-    """``hosts`` is the view's own; ``changed`` is called after whatever may matter here."""
+    """``hosts`` is the view's own; ``changed`` is called after every change that may matter here."""
 
     def __init__(self, hosts: Mapping[HostId, HostView]) -> None:
         self._hosts = hosts
@@ -33,7 +34,7 @@ class Largest:
         return self._device[for_model]
 
     def pools(self) -> frozenset[tuple[int, int]]:
-        """The sizes of pools that there are, as (bytes of a slab, slabs); none where a host does not say."""
+        """Return the sizes of all pools, as (bytes of a slab, slabs); empty when some host does not report its pool."""
         if self._pools is None:
             found = {(h.pool.slab_bytes, h.pool.n_slabs) for h in self._hosts.values()}
             self._pools = frozenset() if any(slab_bytes == 0 for slab_bytes, _ in found) else frozenset(found)

@@ -1,8 +1,8 @@
-"""Hosts by the speed of their links, in blocks: the fastest can be looked at first, and a whole block can be left out.
+"""Hosts by the speed of their links, in blocks: the fastest come first, and a whole block can be left out.
 
-Measured links all differ, so hosts of one speed are no class any more.  A block holds hosts whose links are near one
-another, in the order in which ties go to them.  Who looks for fast links goes from block to block, and in each only as
-far as its order of ties is of interest::
+Measured links all differ, so hosts of equal speed no longer form a class.  A block holds hosts whose links are near one
+another, in the order of ties.  A search for fast links goes from block to block, and in each only as far as its order
+of ties is of interest::
 
     Links   [0, 1.1e9)          [1.1e9, 1.9e9)       [1.9e9, …)
               (0, h3) (1, h8)     (0, h1) (0, h7)      (0, h2) (0, h5) (2, h4)
@@ -22,13 +22,14 @@ Key = tuple[int, HostId]
 """(workers, host): among hosts whose links are free, ties go to the least."""
 
 MOST_IN_BLOCK: Final = 32
-"""A search looks at nearly all of the fastest block and at the front of every other one.  A decision took a fifth
-longer with 16, at ten thousand hosts, and a tenth longer at a thousand."""
+"""A search examines nearly all of the fastest block and the front of every other one.  With 16 in a block, a decision
+took a fifth longer at ten thousand hosts, and a tenth longer at a thousand."""
 
 
 @dataclass(slots=True)
 class Block:
-    """``slowest`` and ``fastest`` bound the links of its hosts (bytes/s); a host that has gone may leave them wider."""
+    """``slowest`` and ``fastest`` bound the links of its hosts (bytes/s).  After a host has gone they may be wider than
+    needed."""
 
     keys: list[Key]  # sorted
     speeds: dict[HostId, float]
@@ -51,7 +52,7 @@ class Block:
 
 class Links:
     def __init__(self) -> None:
-        self._from: list[float] = []  # where each block begins, ascending; the first holds all that is slower too
+        self._from: list[float] = []  # where each block begins, ascending; the first one also holds all slower links
         self._blocks: list[Block] = []
 
     def __bool__(self) -> bool:
@@ -63,7 +64,7 @@ class Links:
 
     @property
     def fastest(self) -> float:
-        """Bytes/s, or a little more than the fastest link has.  Raises IndexError without a host."""
+        """Bytes/s of the fastest link, or a little more.  Raises IndexError without a host."""
         return self._blocks[-1].fastest
 
     def put(self, key: Key, bytes_per_s: float) -> None:
@@ -89,12 +90,12 @@ class Links:
         return max(0, bisect.bisect_right(self._from, bytes_per_s) - 1)
 
     def _divide(self, n: int) -> None:
-        """In the middle, or where the speed that is there begins or ends."""
+        """Divide a block in the middle, or where the run of equal speeds around the middle begins or ends."""
         block = self._blocks[n]
         hosts = sorted(((key, block.speeds[key[1]]) for key in block.keys), key=lambda host: host[1])
         speeds = [speed for _, speed in hosts]
         at = bisect.bisect_left(speeds, speeds[len(speeds) // 2]) or bisect.bisect_right(speeds, speeds[0])
-        if at == len(speeds):  # all are equal; hosts that have gone made it look wider
+        if at == len(speeds):  # all are equal; hosts that have gone made the block look wider
             block.slowest = block.fastest = speeds[0]
             return
         self._blocks[n : n + 1] = [_block(hosts[:at]), _block(hosts[at:])]

@@ -1,4 +1,4 @@
-"""What the scheduler knows of one model, and how its looks at it went."""
+"""What the scheduler knows of one model, and how its inspections went."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class ModelView:
     fresh: bool = False
     asked: tuple[HostId, CommandId] | None = None
     asked_s: float = 0.0
-    attempts: int = 0  # looks since the last one that went well
+    attempts: int = 0  # inspections since the last one that went well
     failing_since_s: float | None = None  # when the first of them failed
     again_s: float = 0.0  # the end of the pause after the last of them
     actions: set[ActionName] = field(default_factory=set)
@@ -25,10 +25,11 @@ class ModelView:
         return None if self.stages is None else self.stages.facts
 
     def take(self, facts: ModelFacts) -> None:
-        """Its facts as they are now."""
+        """Take over the model's facts as they are now."""
         self.stages = Stages(facts) if facts != self.facts else self.stages
         self.fresh = True
 
     def look_anew(self) -> None:
-        """Look at the model again: what is known of it may be out of date, and so may the pause after a failed look."""
+        """Inspect the model again: what is known of it may be out of date, and so may the pause after a failed
+        inspection."""
         self.fresh, self.again_s = False, 0.0

@@ -12,7 +12,7 @@ from thaw.host import StemTarget
 from thaw.ids import ActionName, HostId
 
 REPEAT_S: Final = 10.0
-"""A host reports once a second; one that does not do what it was told by then is told again."""
+"""A host that has not done what it was told after this time is told again.  Hosts report once a second."""
 
 
 @dataclass(slots=True)
@@ -40,20 +40,21 @@ class StemCells:
                 self._unused_since_s[kind] = now_s
 
     def began(self, host_id: HostId, kind: str, window_s: float, now_s: float) -> None:
-        """What is older than ``window_s`` is forgotten: of a host that names no kind nobody ever asks."""
+        """Note that a start began.  Starts older than ``window_s`` are forgotten here, because ``at_once`` is never
+        called for a host that names no kind."""
         began = self._began.setdefault((host_id, kind), deque())
         began.append(now_s)
         while began[0] < now_s - window_s:
             began.popleft()
 
     def unused_s(self, kind: str, now_s: float) -> float | None:
-        """For how long no action of this kind has been deployed; None: one is."""
+        """Return for how long no action of this kind has been deployed; None while one is."""
         if self._n_deployed.get(kind, 0) > 0:
             return None
         return now_s - self._unused_since_s.setdefault(kind, now_s)
 
     def watched_s(self, now_s: float) -> float:
-        """How long starts have been noted here: a successor has seen none yet."""
+        """Return for how long starts have been noted here: a successor has seen none yet."""
         if self._since_s is None:
             self._since_s = now_s
         return now_s - self._since_s
@@ -76,7 +77,7 @@ class StemCells:
         return most
 
     def is_asked(self, host_id: HostId, target: StemTarget, wanted: int, now_s: float) -> bool:
-        """It keeps so many, or was told to a moment ago; else it counts as told now."""
+        """True when the host keeps so many, or was told to a moment ago.  Otherwise it counts as told now."""
         key = host_id, target.kind
         if target.count == wanted:
             self._asked.pop(key, None)

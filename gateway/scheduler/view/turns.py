@@ -1,10 +1,11 @@
-"""Whose turn it is when memory comes free: the action whose oldest request is due first.
+"""The order in which actions get memory that comes free: first the action whose oldest request is due first.
 
-Deadlines are moments (arrival + objective), so whoever waits comes nearer to the front with every second: a newcomer
-with a tighter objective overtakes only as long as it is really due earlier, and nobody starves behind equals.
+Deadlines are moments (arrival + objective), so an action that waits comes nearer to the front with every second.  A
+newcomer with a tighter objective overtakes it only as long as it is really due earlier, and no action starves behind
+others of its size.
 
-Nor behind smaller ones: who is first and finds no room keeps the device that lacks least, so that what comes free there
-adds up and is not taken, piece by piece, by others.
+No action starves behind smaller ones either.  If the first action finds no room, it keeps the device that lacks least,
+so that the memory that comes free there adds up and is not taken, piece by piece, by others.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ class Turn(NamedTuple):
 
 
 class Turns:
-    """Actions that wait for room, in order; those that only lack their minimum are due never and come last."""
+    """Actions that wait for room, in order.  An action that only lacks instances of its minimum is never due and comes
+    last."""
 
     def __init__(self) -> None:
         self._order: list[Turn] = []
@@ -37,7 +39,7 @@ class Turns:
         return len(self._order)
 
     def __iter__(self) -> Iterator[Turn]:
-        """As they stand now, whatever happens on the way."""
+        """Iterate over the actions as they stand now, whatever changes on the way."""
         return iter(self._order.copy())
 
     @property
@@ -46,7 +48,7 @@ class Turns:
 
     @property
     def least_need(self) -> int:
-        """Bytes that the least of them waits for.  Raises ValueError where nobody waits."""
+        """The fewest bytes that any of the actions waits for.  Raises ValueError when no action waits."""
         return min(self._n_needing)
 
     def put(self, turn: Turn) -> None:
