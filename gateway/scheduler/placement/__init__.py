@@ -1,1 +1,2 @@
-"""The papers' algorithms and their cost model: values in, a choice with its reasons out.  Pure, and knows no view."""
+"""The papers' algorithms and their cost model: they turn values into a choice with its reasons.  Pure, without the
+view."""

@@ -1,4 +1,4 @@
-"""A prediction in terms: what the worker that is expected to be ready last takes, waits included, and what follows.
+"""A prediction in terms: the times of the worker that is expected to be ready last, waits included, and what follows.
 
 The numbers are those of the cost model (``predict.py``), which placement has used; nothing is worked out anew here.
 """
@@ -19,7 +19,7 @@ Chosen = tuple[Server, frozenset[str], Estimate]
 def predicted_terms(
     scheme: Scheme, request: Request, chosen: Sequence[Chosen], bound_s: float | None
 ) -> tuple[Term, ...]:
-    """Some of them overlap, as the cost model says (``predict.worker_start``)."""
+    """Return the terms.  Some of them overlap, as the cost model says (``predict.worker_start``)."""
     waited = Term(Part.WAITED, request.t_w, Source.CLOCK)
     after = max(chosen, key=lambda c: c[2].start.ready_s if c[2].start else 0.0, default=None)
     if after is None:

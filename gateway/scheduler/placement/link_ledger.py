@@ -1,13 +1,14 @@
-"""Algorithm 2: who gets how much of one host's link, and which new fetch it can still promise a deadline.
+"""Algorithm 2: how much of one host's link each fetch gets, and which new fetch the link can promise a deadline.
 
-Two disciplines, each with its own advance and admission, both exact for a link that really shares so (fluid):
+There are two disciplines.  Each has its own advance and admission, and is exact for a link that really shares in its
+way (fluid):
 
 ``equal``  deadline fetches share the link equally (ParaServe Eq. 3 and 4)
 ``edf``    the earliest deadline is served first; admits all that ``equal`` admits, and more
 
-Fetches without a deadline (background, fallback) count in neither admission and get what is left over.
-A belief, corrected by what the host reports of each fetch (``correct``).
-Bytes, bytes/s and seconds of the scheduler's clock; time never runs backwards in here.
+Fetches without a deadline (background, fallback) count in neither admission and get the bandwidth that is left over.
+The ledger is a belief, which the host's reports of each fetch correct (``correct``).  Units are bytes, bytes/s and
+seconds of the scheduler's clock; time never runs backwards in here.
 """
 
 from __future__ import annotations
@@ -44,17 +45,18 @@ class LinkLedger:
         if not (math.isfinite(bytes_per_s) and bytes_per_s > 0):
             raise ValueError(f"a link has a positive bandwidth, not {bytes_per_s!r}")
         self.bytes_per_s, self.discipline, self.now_s = bytes_per_s, discipline, now_s
-        self._promises: dict[str, Fetch] = {}  # in order of deadline: admission asks far more often than one is made
+        self._promises: dict[str, Fetch] = {}  # in order of deadline: admission reads them often, and few are made
         self._others: dict[str, Fetch] = {}
         self._unsaid: dict[str, float] = {}
-        """Ended by our account, no word of it yet: key → deadline, should a report say that it goes on."""
+        """Fetches that have ended by our account and not yet by a report: key → deadline, in case a report says that
+        they go on."""
         self.promised_until_s = now_s
         self.busy_until_s = now_s
-        """When the promised fetches, and all, will have ended.  Whoever is served first, a link that is never idle
-        with work before it moves the same bytes, so both hold until a fetch comes or goes."""
+        """When the promised fetches, and when all fetches, will have ended.  A link that is never idle while it has
+        work moves the same bytes in any order, so both hold until a fetch comes or goes."""
         self.in_line_after_s = -math.inf
-        """A fetch that is due at this time or later waits for every promise and endangers none; infinite where that
-        cannot be said (shares, or a promise that is broken already)."""
+        """A fetch that is due at this time or later waits for every promise and endangers none.  Infinite where no such
+        time is known (equal shares, or a promise that is broken already)."""
 
     # state ---------------------------------------------------------------------------------------------------------
 
@@ -67,7 +69,7 @@ class LinkLedger:
 
     @property
     def keeps_one_promise(self) -> bool:
-        """Served in order of deadline, and kept by all that is known."""
+        """True when the link serves in order of deadline and has one promise, which it keeps by all that is known."""
         return len(self._promises) == 1 and math.isfinite(self.in_line_after_s)
 
     def _known(self, key: str) -> Fetch | None:
@@ -93,14 +95,14 @@ class LinkLedger:
             self._run_equal(self._others, left)
 
     def set_bandwidth(self, bytes_per_s: float, now_s: float) -> None:
-        """A link that was measured anew.  What was admitted stays admitted."""
+        """The link was measured anew.  Fetches that were admitted stay admitted."""
         self.advance(now_s)
         self.bytes_per_s = bytes_per_s
         self._foresee()
 
     def correct(self, key: str, pending: float, now_s: float) -> None:
-        """The host says what is really left of a fetch.  One that we thought ended goes on under its old deadline; one
-        that was never booked (or was removed) is none of ours."""
+        """The host says what is really left of a fetch.  One that has ended by our account goes on under its old
+        deadline; one that was never booked (or was removed) is ignored."""
         self.advance(now_s)
         fetch = self._known(key)
         if fetch is None and key in self._unsaid and pending > _DONE:
@@ -138,7 +140,7 @@ class LinkLedger:
         return 0.0 if ahead is None else self._mean_rate(n_bytes, ahead)
 
     def add(self, key: str, n_bytes: float, deadline: float, now_s: float) -> bool:
-        """Admit and book it; False, and nothing is booked, when a promise would break (its own included)."""
+        """Admit and book a fetch.  Return False, and book nothing, when a promise would break (its own included)."""
         self.advance(now_s)
         if self._known(key) is not None:
             return True
@@ -151,7 +153,8 @@ class LinkLedger:
         return True
 
     def remove(self, key: str, now_s: float) -> None:
-        """It completed, failed or was cancelled; unknown keys are those that the ledger already saw end."""
+        """The fetch completed, failed or was cancelled.  An unknown key is that of a fetch whose end the ledger has
+        already seen."""
         self.advance(now_s)
         self._unsaid.pop(key, None)
         if (self._promises.pop(key, None) or self._others.pop(key, None)) is not None:
@@ -171,7 +174,8 @@ class LinkLedger:
         return math.inf
 
     def _ahead(self, n_bytes: float, deadline: float) -> float | None:
-        """Bytes served before a new fetch, earliest deadline first; None: some deadline, or its own, is not kept."""
+        """Return the bytes served before a new fetch, earliest deadline first; None when some deadline, or its own, is
+        not kept."""
         due, ahead = 0.0, None
         for fetch in self._promises.values():
             if ahead is None and fetch.deadline > deadline:
@@ -186,7 +190,8 @@ class LinkLedger:
         return due if ahead is None else ahead
 
     def _leftover(self, n_bytes: float, now_s: float) -> float:
-        """Mean rate of a fetch that waits for all there is (an upper bound on the others, so pessimistic)."""
+        """Return the mean rate of a fetch that waits for all others (an upper bound on what they take, so
+        pessimistic)."""
         self.advance(now_s)
         return self._mean_rate(n_bytes, sum(f.pending for f in self.fetches().values()))
 
@@ -199,7 +204,7 @@ class LinkLedger:
     # the fluid model -----------------------------------------------------------------------------------------------
 
     def _run_equal(self, fetches: dict[str, Fetch], left: float) -> float:
-        """Equal shares for ``left`` seconds; returns the seconds that remain when all have ended."""
+        """Serve all in equal shares for ``left`` seconds; return the seconds that remain when all have ended."""
         while fetches and left > 0:
             smallest = min(f.pending for f in fetches.values())
             step = min(left, smallest * len(fetches) / self.bytes_per_s)
@@ -212,7 +217,7 @@ class LinkLedger:
         return left
 
     def _run_in_order(self, fetches: dict[str, Fetch], left: float) -> float:
-        """One after another."""
+        """Serve one after another for ``left`` seconds; return the seconds that remain when all have ended."""
         for key in list(fetches):
             if left <= 0:
                 break

@@ -16,7 +16,7 @@ from thaw.plan import PLAN_VERSION, Plan, PlanModel, PlanStage, PlanTransport, S
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """Where one worker of a group goes."""
+    """The place of one worker of a group."""
 
     host_id: HostId
     device: str
@@ -26,7 +26,7 @@ class Seat:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Where the workers of a group go, stage 0 first, and what is foretold of its start."""
+    """The places of a group's workers, stage 0 first, and what is predicted of its start."""
 
     seats: tuple[Seat, ...]
     fetch_within_s: float = math.inf
@@ -45,7 +45,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """What a new plan is called."""
+    """The identifiers of a new plan."""
 
     epoch: int
     plan_id: str
@@ -55,7 +55,7 @@ class Names:
 def group_plan(
     facts: ActionFacts, stages: Stages | None, choice: Choice, names: Names, transport: PlanTransport
 ) -> Plan:
-    """``created_wall_ns`` is left 0: whoever writes the plan stamps it.  ``stages`` is None without a model."""
+    """``created_wall_ns`` is left 0: the code that writes the plan stamps it.  ``stages`` is None without a model."""
     n = choice.n_stages
     parts = (StageBytes((0, 0), (), (), 0),) if stages is None else stages.of(n)
     deadline_ms = None if math.isinf(choice.fetch_within_s) else max(0, int(choice.fetch_within_s * 1000))
@@ -83,7 +83,7 @@ def low_reserve(need_bytes: int, n_stages: int) -> int:
 
 
 def starting_record(plan: Plan, stage: int, instance_id: InstanceId, facts: ActionFacts) -> InstanceRecord:
-    """What the view holds of an instance until its host speaks of it."""
+    """Return the record that the view holds of an instance until its host reports it."""
     at, n = plan.stages[stage], len(plan.stages)
     return InstanceRecord(
         instance_id, at.host, plan.action, plan.action_version, plan.group_id, InstanceState.STARTING, "",
@@ -93,15 +93,15 @@ def starting_record(plan: Plan, stage: int, instance_id: InstanceId, facts: Acti
 
 
 def slots(facts: ActionFacts, n_stages: int) -> int:
-    """Requests a group holds at once: as many batches are in flight as it has stages."""
+    """Return how many requests a group holds at once: as many batches are in flight as it has stages."""
     return facts.slots * n_stages
 
 
 def fetch_key(group_id: str, stage: int) -> str:
-    """A stage's first ranges in its host's ledger."""
+    """The key of a stage's first ranges in its host's ledger."""
     return f"{group_id}/{stage}"
 
 
 def later_key(group_id: str, stage: int) -> str:
-    """What it fetches behind the traffic."""
+    """The key of the ranges that the stage fetches behind the traffic."""
     return f"{group_id}/{stage}/later"

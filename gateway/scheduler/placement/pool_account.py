@@ -1,6 +1,6 @@
 """How much of one host's pool of memory for models is taken, as the scheduler counts it.
 
-A host refuses no start that was counted in here.  A start counts from its decision on, and its *claim* ends when the
+A host refuses no start that was counted here.  A start counts from its decision on, and its *claim* ends when the
 host's report has taken its place, so the sum is at every moment an upper bound of what the host can come to hold::
 
     decided ──▶ claim ──a report names its instance among the holders──▶ counted by the reports alone
@@ -8,7 +8,7 @@ host's report has taken its place, so the sum is at every moment an upper bound 
                   └──the instance has ended, and a report made after its begin does not name it as a user──▶ forgotten
 
 Two starts of the same content share one segment on the host.  That is counted only where the segment is complete and
-held: one that is still being fetched may fail, and then each start has a segment of its own for a while.
+held: a segment that is still being fetched may fail, and then each start has a segment of its own for a while.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from thaw.model import FileRange
 from thaw.plan import PlanModel, PlanStage
 
 UNLIMITED: Final = 1 << 40
-"""The number of slabs of a host that does not tell of its pool."""
+"""The number of slabs of a host that does not report its pool."""
 
 
 @dataclass(slots=True)
 class Claim:
     """What one stage takes.  Times are wall milliseconds of its host.
 
-    ``ready_ms``: its instance is ready, since then or longer.  ``ended_ms``: its instance has ended; since when the
-    instance was there.
+    ``ready_ms``: the instance was ready at this time at the latest.  ``ended_ms``: the instance has ended; this is when
+    its host had made it.
     """
 
     key: str
@@ -60,7 +60,7 @@ class PoolAccount:
 
     @property
     def slab_bytes(self) -> int:
-        """0 for a host that does not tell of its pool."""
+        """0 for a host that does not report its pool."""
         return 0 if self._report is None else self._report.slab_bytes
 
     @property
@@ -76,7 +76,7 @@ class PoolAccount:
         self._free = None
 
     def enlarge(self, instance_id: InstanceId, claim: Claim) -> bool:
-        """Put ``claim`` in the place of a start's smaller one.  False where there is no room, and nothing changed."""
+        """Replace a start's smaller claim by ``claim``.  Return False, and change nothing, when there is no room."""
         if self.need(claim) > max(0, self.free_slabs()) + self.need(self._claims[instance_id]):
             return False
         self.claim(instance_id, claim)
@@ -88,8 +88,8 @@ class PoolAccount:
             claim.is_leaving = leaving
 
     def ready(self, instance_id: InstanceId, ready_ms: int) -> None:
-        """The instance has its part.  Whatever it still holds, a report names that was made after ``ready_ms`` of the
-        host's wall clock.  One that is read later may have been made before."""
+        """The instance has its part.  A report that was made after ``ready_ms`` of the host's wall clock names whatever
+        the instance still holds.  A report that is read later may have been made before."""
         if (claim := self._claims.get(instance_id)) is not None and claim.ready_ms is None:
             claim.ready_ms = max(ready_ms, 0 if self._report is None else self._report.seen_wall_ms)
 
@@ -105,16 +105,17 @@ class PoolAccount:
         self._free = None
 
     def end_with_next_report(self, instance_id: InstanceId) -> None:
-        """It has ended as far as anybody knows, and a report that is newer than the last shows what is left of it."""
+        """The instance has ended as far as is known.  A report that is newer than the last one shows what is left of
+        it."""
         self.end(instance_id, 0 if self._report is None else self._report.seen_wall_ms)
 
     def refused(self, created_ms: int) -> None:
-        """The host had no room after all for an instance that it made at ``created_ms``.  Nothing more goes there
-        until it has said how its pool stands by then."""
+        """The host had no room after all for an instance that it made at ``created_ms``.  No start is placed there
+        until a later report has said how its pool stands."""
         self._doubted_ms = created_ms
 
     def take_report(self, report: PoolReport | None) -> None:
-        """A host whose fetchd does not answer holds what it held."""
+        """Take in a report.  A host whose fetchd does not answer (None) holds what it held."""
         if report is None:
             self._doubted_ms = None  # no report will come that could end the doubt
             return
@@ -159,15 +160,15 @@ class PoolAccount:
         return self._free
 
     def free_without(self, instances: Set[InstanceId] = frozenset()) -> int:
-        """Slabs that are free once these, and all that is leaving anyway, have gone."""
+        """Return the slabs that are free once these instances, and all that are leaving anyway, have gone."""
         return self._count(instances | {i for i, claim in self._claims.items() if claim.is_leaving})
 
     def shares(self, key: str) -> bool:
-        """A start of this content takes nothing beside what is held already."""
+        """True when a start of this content takes nothing beside what is held already."""
         return key in self._shared
 
     def need(self, claim: Claim) -> int:
-        """Slabs that a start takes beside what is held already."""
+        """Return the slabs that a start takes beside what is held already."""
         if self._report is None or self.shares(claim.key):
             return 0
         return n_slabs(claim.ranges, self._report.slab_bytes)

@@ -7,9 +7,9 @@ tier in which the bytes lie, and the queue in front of it).  ``worker_start`` sa
       (behind a cell     └─▶ copy to the device ──────┼─▶ ready     copy: no sooner than the first byte
        that is made)  queue ▶ fetch ─────────────────┘
 
-With no queue and the runtime's times it is Eq. 5's kappa, without the runtime ServerlessLLM's ``q + n/b``.
+With no queue and the runtime's times it is Eq. 5's kappa; without the runtime it is ServerlessLLM's ``q + n/b``.
 ``F`` is how much longer a pass takes than on one full worker.  Eq. 1 (one after another) serves the ablation.
-Bytes, bytes/s, seconds.
+Units are bytes, bytes/s and seconds.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from typing import Final, NamedTuple
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Of an action on one kind of device.  The defaults are the paper's Llama2-7B and stand until a start is seen."""
+    """The times of an action on one kind of device.  The defaults are the paper's for Llama2-7B and hold until a start
+    is seen."""
 
     t_c: float = 4.0  # container and runtime, Eq. 1 only
     t_cc: float = 1.5  # container
@@ -44,7 +45,7 @@ class Rates:
 
 
 NO_RUNTIME: Final = Times(t_c=0.0, t_cc=0.0, t_cu=0.0, t_l=0.0)
-"""The container stands and has its libraries and its context, as ServerlessLLM supposes."""
+"""The container is there and has its libraries and its context, as ServerlessLLM assumes."""
 
 
 class Tier(enum.StrEnum):
@@ -61,7 +62,7 @@ class WorkerStart(NamedTuple):
 
     runtime_s: float  # container, context, libraries
     fetched_s: float  # the last byte is in the host's memory
-    copied_s: float  # the last byte could be on the device, were it not for the fetch
+    copied_s: float  # the last byte would be on the device if the fetch did not delay it
 
     @property
     def ready_s(self) -> float:
@@ -71,11 +72,11 @@ class WorkerStart(NamedTuple):
 def worker_start(
     part_bytes: float, bandwidth: float, copy: float, times: Times, *, queue_s: float = 0.0, cell_wait_s: float = 0.0
 ) -> WorkerStart:
-    """When one worker has its part.
+    """Return when one worker has its part.
 
-    ``bandwidth``: of the slowest tier crossed on the way to the host's memory; infinite if the part lies there.
-    ``copy``: from the host's memory to the device.  ``queue_s``: until the first byte may move (fetches that go before,
-    runs that leave first).  ``cell_wait_s``: until the stem cell is there that the start will take.
+    ``bandwidth``: of the slowest tier on the way to the host's memory; infinite if the part lies there.  ``copy``: from
+    the host's memory to the device.  ``queue_s``: until the first byte may move (fetches that are served before, runs
+    that leave first).  ``cell_wait_s``: until the stem cell that the start will take is there.
     """
     context_s = cell_wait_s + times.t_cc + times.t_cu
     fetched_s = queue_s + part_bytes / bandwidth
@@ -93,19 +94,19 @@ def f_factor(s: int, w: int) -> float:
 
 
 def f_general(shares: Sequence[float], s: int | None = None) -> float:
-    """F from the share each worker really gets: full 1, low 1/s where enforced, else what it has alone.  ``s``: stages,
-    when ``shares`` are of some of the workers only."""
+    """F from the share each worker really gets: full 1, low 1/s where enforced, else what it has alone.  ``s``: the
+    number of stages, when ``shares`` are those of some workers only."""
     return math.fsum(1 / (s or len(shares)) / share for share in shares)
 
 
 def low_share(s: int, *, is_enforced: bool, is_alone: bool) -> float:
-    """The share of its device that a low worker gets.  Where nobody holds it to 1/s it has a whole device that nobody
-    else uses; of one that others use it is not known, and 1/s is supposed."""
+    """Return the share of its device that a low worker gets.  Where 1/s is not enforced, a worker that is alone has the
+    whole device; if others use the device too, the share is not known, and 1/s is assumed."""
     return 1.0 if is_alone and not is_enforced else 1 / s
 
 
 def work_s(n: int, factor: float, times: Times) -> float:
-    """What ``n`` workers on one kind of device add to the way from readiness to the first token."""
+    """Return the seconds that ``n`` workers on one kind of device add between readiness and the first token."""
     return times.t_p * factor + times.t_n * n
 
 
@@ -115,7 +116,7 @@ def pass_s(s: int, factor: float, times: Times) -> float:
 
 
 def ttft(t_w: float, kappas: Sequence[float], factor: float, times: Times) -> float:
-    """Eq. 1 or Eq. 5, by which kappas are given; plus the learned tail."""
+    """Eq. 1 or Eq. 5, depending on the given kappas; plus the learned tail."""
     return t_w + max(kappas) + pass_s(len(kappas), factor, times)
 
 

@@ -1,5 +1,8 @@
-"""Why a group has the size and the hosts it has: what every other size was worth and why it was not taken, and when a
-worker would have had its part on each host.  For the trace."""
+"""Why a group has the size and the hosts it has, for the trace.
+
+The trace says what every other size was worth and why it was not taken, and when a worker would have had its part on
+each host.
+"""
 
 from __future__ import annotations
 
@@ -24,23 +27,23 @@ from gateway.scheduler.placement.select import Weighing, objective
 
 class Reason(enum.StrEnum):
     CHOSEN = "chosen"
-    NO_ROOM = "no room"  # not so many servers with so much memory
+    NO_ROOM = "no room"  # too few servers with enough memory
     TTFT = "ttft"  # later than the objective
     TPOT = "tpot"
     PROMISED = "promised"  # in time, but it would break the deadline of a fetch that was admitted
     SHARING = "sharing"  # more of its workers share a device
     MEMORY = "memory"  # holds more memory
-    LARGER = "larger"  # more stages for nothing
+    LARGER = "larger"  # more stages without a gain
 
 
 @dataclass(frozen=True, slots=True)
 class Considered:
-    """What stands for a number of stages."""
+    """The scheme or the size that stands for one number of stages."""
 
     s: int
     w: int
     reason: Reason
-    ttft: float | None = None  # None: there is no room to say it for
+    ttft: float | None = None  # None: there is no room, so nothing to predict
     tpot: float | None = None
 
     def plain(self) -> dict[str, object]:
@@ -52,14 +55,14 @@ class Considered:
 @dataclass(frozen=True, slots=True)
 class Estimate:
     """What the cost model says of a worker of the chosen size on one server.  ``start`` is None where no worker can
-    begin: there is no memory for one, or its link keeps promises."""
+    begin: there is no memory for one, or the link has promises to keep."""
 
     role: str  # "full", "low"; empty: it was not chosen
     tier: Tier
     start: WorkerStart | None
-    queue_s: float = 0.0  # of its fetch, behind others
-    cell_wait_s: float = 0.0  # of its runtime, for the stem cell
-    why: Reason | None = None  # it has no start
+    queue_s: float = 0.0  # its fetch waits for others
+    cell_wait_s: float = 0.0  # its runtime waits for the stem cell
+    why: Reason | None = None  # why it has no start
 
     def plain(self) -> dict[str, object]:
         found: dict[str, object] = {"from": str(self.tier), **({"role": self.role} if self.role else {})}
@@ -84,7 +87,8 @@ def estimates(
     bandwidth: Bandwidth,
     tier: Callable[[Server, float], Tier],
 ) -> list[tuple[int, Estimate]]:
-    """(server id, estimate) of each: the chosen ones in order of stage, then the others by when they would be ready."""
+    """Return (server id, estimate) of each server: the chosen ones in order of stage, then the others by when they
+    would be ready."""
     stages = [*((p.server, "full") for p in scheme.full), *((p.server, "low") for p in scheme.low)]
     order = {server: (k, role) for k, (server, role) in reversed(list(enumerate(stages)))}
     size = Size(request, scheme.s, scheme.w)
@@ -114,7 +118,7 @@ def _estimate(
 def considered(
     weighing: Weighing, servers: Sequence[Server], variant: Variant, bandwidth: Bandwidth
 ) -> tuple[Considered, ...]:
-    """One for each number of stages that was looked at, fewest first."""
+    """Return one entry for each number of stages that was examined, the fewest stages first."""
     by_stages: dict[int, list[tuple[Size, Scheme | None]]] = {}
     for size, scheme in weighing.tried:
         by_stages.setdefault(size.s, []).append((size, scheme))
@@ -124,7 +128,7 @@ def considered(
 
 
 def _possible(chosen: Scheme | None, tried: Sequence[tuple[Size, Scheme | None]]) -> Considered | None:
-    """The chosen one, else the one with the fewest full workers."""
+    """Return the entry of the chosen scheme, else of the one with the fewest full workers."""
     schemes = [scheme for _, scheme in tried if scheme is not None]
     if chosen is None or not schemes:
         return None
@@ -137,7 +141,7 @@ def _failed(
     chosen: Scheme | None, tried: Sequence[tuple[Size, Scheme | None]], servers: Sequence[Server], variant: Variant,
     bandwidth: Bandwidth,
 ) -> Considered:  # fmt: skip
-    """The one with the most full workers that there is room for: it is the earliest."""
+    """Return the entry of the size with the most full workers that there is room for: it would be the earliest."""
     for size, _ in reversed(tried):
         relaxed = _without_objectives(size, servers, variant, bandwidth)
         if relaxed is None:
@@ -161,7 +165,7 @@ def _lost_to(chosen: Scheme, scheme: Scheme) -> Reason:
 
 
 def _without_objectives(size: Size, servers: Sequence[Server], variant: Variant, bandwidth: Bandwidth) -> Scheme | None:
-    """What the size would have come to on links where it has no deadline to keep."""
+    """Return what the size would have come to on links where it has no deadline to keep."""
     found = candidates(servers, size, variant, bandwidth, fallback=True)
     full = [c for c in found if c.full is not None][: size.w]
     taken = {c.server.id for c in full}

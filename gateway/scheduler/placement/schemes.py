@@ -1,9 +1,9 @@
 """What Algorithm 1 chooses among: servers as offers, a size (s, w), its candidates, and the scheme that results.
 
 A pass is the sum of what each worker adds to it, and that depends on the worker's own device: its kind (t_p, t_d) and
-the share of it that a low worker really gets.  So a size is looked at once for each *mix*: how many full and how many
-low workers it takes from servers of each *speed*.  For one mix the pass is a number, and with it the deadline of every
-fetch.  Where all servers are of one speed, as in the papers, there is one mix.
+the share of it that a low worker really gets.  A size is therefore examined once for each *mix*: how many full and how
+many low workers it takes from servers of each *speed*.  For one mix the pass is a number, and so is the deadline of
+every fetch.  Where all servers are of one speed, as in the papers, there is one mix.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gateway.scheduler.placement.predict import Times, WorkerStart
 Variant = Literal["paper", "slides", "min_sharing"]
 VARIANTS: Final[tuple[Variant, ...]] = ("paper", "slides", "min_sharing")
 _NOISE: Final = 1e-9
-"""An SLO that is met exactly counts as met; sums of floats miss it by ulps."""
+"""An SLO that is met exactly counts as met: sums of floats may miss it by ulps."""
 _DEFAULT_TIMES: Final = Times()
 
 
@@ -48,18 +48,19 @@ class Server(NamedTuple):
     gpus: tuple[Gpu, ...]
     times: Times | None = None  # of its own kind of device; None: the request's
     seats: Seats | None = None
-    """What ``gpus`` answered before: a caller whose devices have not changed gives the same one again."""
+    """What ``gpus`` answered before.  A caller whose devices have not changed passes the same dictionary again."""
     parts: tuple[int, ...] | None = None
-    """How many of the largest parts of a model in 1, 2, … stages its memory for models has room for; None: any."""
-    cell_wait_s: float = 0.0  # until the stem cell is there that a start takes
+    """For how many of the largest parts of a model in 1, 2, … stages its memory for models has room; None: for any
+    number."""
+    cell_wait_s: float = 0.0  # until the stem cell that a start takes is there
     is_enforced: bool = True  # a low worker is held to 1/s of its device
 
     def takes_part(self, s: int, n_here: int = 0) -> bool:
-        """Beside ``n_here`` other parts there is room for one of ``s``."""
+        """True when there is room for a part of ``s`` stages beside ``n_here`` other parts."""
         return self.parts is None or s > len(self.parts) or self.parts[s - 1] > n_here
 
     def seat(self, need: float, variant: Variant) -> Seat | None:
-        """``paper``: best fit.  The others prefer an idle device, then best fit."""
+        """Return the best fit for ``paper``.  The other variants prefer an idle device, then the best fit."""
         asked = need, variant != "paper"
         if self.seats is None:
             return _seat(self.gpus, *asked)
@@ -80,7 +81,8 @@ class Request:
     largest_parts: tuple[float, ...] = ()  # bytes of the largest stage of 1, 2, … stages; else M/s
 
     def part(self, s: int) -> float:
-        """What the worker with most to fetch fetches: layers do not divide evenly, a tied embedding is had twice."""
+        """Return the bytes of the worker that has most to fetch: layers do not divide evenly, and a tied embedding is
+        fetched twice."""
         return self.largest_parts[s - 1] if s <= len(self.largest_parts) else self.n_bytes / s
 
     @property
@@ -145,8 +147,9 @@ class Scheme:
 
 
 Bandwidth = Callable[[Server, float, float], float]
-"""b_i for (server, bytes, seconds until the deadline): the ledger's answer.  0 = must not start there, infinite =
-nothing is fetched.  Less than the server's own bandwidth: fetches that go before take the difference."""
+"""b_i for (server, bytes, seconds until the deadline): the ledger's answer.  0 means that the fetch must not start
+there, infinite that nothing is fetched.  Where it is less than the server's own bandwidth, fetches that are served
+before take the difference."""
 
 
 def static_bandwidth(server: Server, n_bytes: float, within_s: float) -> float:
@@ -168,14 +171,14 @@ class Candidate(NamedTuple):
 
     @property
     def shares(self) -> tuple[bool | None, bool | None]:
-        """As full, as low."""
+        """Whether a worker would share its device, as (full, low); None where it has no seat."""
         return self.full and self.full.shares, self.low and self.low.shares
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """One (s, w) under consideration and what follows from it alone.  Without a mix every server is supposed to be of
-    the request's times, and low workers are held to 1/s."""
+    """One (s, w) under consideration and what follows from it alone.  Without a mix, every server is assumed to have
+    the request's times, and low workers to be held to 1/s."""
 
     request: Request
     s: int
@@ -255,7 +258,7 @@ class Size:
         return self.tpot <= self.request.slo_tpot + _NOISE
 
     def seats(self, server: Server, variant: Variant) -> tuple[Seat | None, Seat | None]:
-        """Where a full worker would go, and a low one.  What fits full fits low."""
+        """Return the seats of a full worker and of a low one.  Where a full worker fits, a low one fits too."""
         if not server.takes_part(self.s):
             return None, None
         full = server.seat(self.request.need_full, variant)
@@ -278,7 +281,8 @@ def sizes(request: Request, min_stages: int, max_stages: int, min_full: int) -> 
 
 @lru_cache(maxsize=8)
 def _sizes(request: Request, max_stages: int) -> tuple[Size, ...]:
-    """One start looks at them several times.  (1, 0) is (1, 1): one worker has everything."""
+    """Cached, because one start asks for them several times.  (1, 0) is the same as (1, 1): one worker has
+    everything."""
     return tuple(Size(request, s, w) for s in range(1, max_stages + 1) for w in range(s + 1) if (s, w) != (1, 0))
 
 
@@ -290,7 +294,7 @@ def candidates(
 
 
 class Seated(NamedTuple):
-    """A server with a device for a low worker of some number of stages at least."""
+    """A server with a device for at least a low worker of some number of stages."""
 
     server: Server
     full: Seat | None
@@ -299,13 +303,14 @@ class Seated(NamedTuple):
 
 
 def seated(servers: Iterable[Server], size: Size, variant: Variant) -> list[Seated]:
-    """The same for every number of full workers."""
+    """Return the servers with room for a low worker.  They are the same for every number of full workers."""
     seats = ((server, *size.seats(server, variant)) for server in servers)
     return [Seated(server, full, low, size.speed(server, low)) for server, full, low in seats if low is not None]
 
 
 def admitted(offered: Sequence[Seated], size: Size, bandwidth: Bandwidth, *, fallback: bool = False) -> list[Candidate]:
-    """Those of the size's speeds whose links keep the deadline that its mix leaves; by (kappa, 1/b + 1/p, id)."""
+    """Return the servers of the size's speeds whose links keep the deadline that its mix leaves, by (kappa, 1/b + 1/p,
+    id)."""
     request = size.request
     part, within_s = request.part(size.s), math.inf if fallback else size.within_s
     if within_s < 0:
@@ -336,7 +341,7 @@ def start_of(server: Server, part: float, b: float, times: Times) -> WorkerStart
 
 
 def queue_s(server: Server, part: float, b: float) -> float:
-    """What others take of the link before the fetch ends."""
+    """Return how long the link serves other fetches before this fetch ends."""
     return part / b - part / server.bandwidth if b < server.bandwidth else 0.0
 
 
@@ -361,7 +366,7 @@ def _mix_of(full: Sequence[Candidate], low: Sequence[Candidate]) -> Mix:
 
 
 def _divisions(n_full: int, n_low: int, fits: Sequence[tuple[Speed, tuple[int, int]]]) -> Iterator[Mix]:
-    """Every way to take so many workers from servers of these speeds, of which so many fit a full worker, and any."""
+    """Yield every way to take so many workers from servers of these speeds.  ``fits`` is that of ``Size.mixes``."""
     if not fits:
         if n_full == n_low == 0:
             yield ()

@@ -1,8 +1,9 @@
-"""The best placement over every subset of servers, without trying them.
+"""The best placement over every subset of servers, without trying each of them.
 
-For one (s, w) servers differ only in kappa, in what they fit, and in whether their device is shared, so counts of the
-five classes (fits full / low, idle / shared) decide what a set of servers can do.  The least sharing of all admissible
-servers comes first; then the shortest prefix by kappa that still reaches it; then the least ids inside that prefix.
+For one (s, w) servers differ only in kappa, in which workers fit, and in whether their device is shared.  So counts of
+the five classes (fits full / low, idle / shared) decide what a set of servers can do.  The least sharing of all
+admissible servers comes first; then the shortest prefix by kappa that still reaches it; then the least ids inside that
+prefix.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from gateway.scheduler.placement.schemes import (
 )
 
 Shares = bool | None
-"""The device that a worker would have hosts one already; None: there is no such device."""
+"""True when the device that a worker would get already hosts one; None when there is no such device."""
 
 
 @dataclass(slots=True)
@@ -54,7 +55,8 @@ class Classes:
             self.d += by
 
     def least_sharing(self, n_full: int, n_low: int) -> float:
-        """Fewest shared devices with which n_full + n_low distinct servers can be had; infinite: they cannot."""
+        """Return the fewest shared devices with which n_full + n_low distinct servers can be taken; infinite when that
+        is impossible."""
         best = math.inf
         for from_a in range(min(n_full, self.a) + 1):
             for from_b in range(min(n_full - from_a, self.b) + 1):
@@ -69,9 +71,9 @@ class Classes:
 
 
 class Possible:
-    """Servers that could have a worker: a device with room, and a link that could promise the latest deadline that any
-    mix of speeds leaves.  Worked out once for each number of stages: what is refused that is refused every earlier
-    deadline, and while many links fetch that is most of them."""
+    """Servers that could have a worker: they have a device with room, and a link that could promise the latest deadline
+    that any mix of speeds leaves.  They are worked out once for each number of stages.  A fetch that is refused the
+    latest deadline is refused every earlier one, and while many links fetch, this leaves out most servers."""
 
     def __init__(self, servers: Sequence[Server], variant: Variant, bandwidth: Bandwidth) -> None:
         self._servers, self._variant, self._bandwidth = servers, variant, bandwidth
@@ -79,11 +81,12 @@ class Possible:
         self._of: dict[int, _Offered] = {}
 
     def least_sharing(self, size: Size) -> float:
-        """No scheme of this size shares fewer devices."""
+        """Return a lower limit: no scheme of this size shares fewer devices."""
         return self._known(size).classes.least_sharing(size.w, size.s - size.w)
 
     def mixes(self, size: Size) -> list[Size]:
-        """See ``Size.mixes``.  Without those of which even a worker that fetches nothing would be late."""
+        """Return the mixes of ``Size.mixes`` without those in which even a worker that fetches nothing would be
+        late."""
         known = self._known(size)
         return [mixed for mixed in size.mixes(list(known.fits.items())) if mixed.meets(known.runtime_s)]
 
@@ -91,7 +94,7 @@ class Possible:
         return admitted(self._known(mixed).seated, mixed, self._bandwidth)
 
     def runtime_s(self, size: Size) -> float:
-        """When the first worker would be ready if nobody had to fetch."""
+        """Return when the first worker would be ready if no worker had to fetch; 0 where there is only one mix."""
         return self._known(size).runtime_s
 
     def _known(self, size: Size) -> _Offered:
@@ -116,7 +119,7 @@ class Possible:
 
 @dataclass(slots=True)
 class _Offered:
-    """One number of stages."""
+    """What there is for one number of stages."""
 
     seated: Sequence[Seated]
     classes: Classes
@@ -125,7 +128,8 @@ class _Offered:
 
 
 def least_sharing(size: Size, found: Sequence[Candidate]) -> Scheme | None:
-    """Of all placements that meet the SLOs: least sharing, then TTFT, then sorted full ids, then low ids."""
+    """Return the best of all placements that meet the SLOs: least sharing, then TTFT, then sorted full ids, then low
+    ids."""
     admissible = found[: bisect.bisect(found, False, key=lambda c: not size.meets(c.kappa))]  # found is sorted by kappa
     parts = [_Part(*quota) for quota in size.quotas(admissible)]
     if not all(math.isfinite(part.least) for part in parts):
@@ -145,7 +149,7 @@ def _by_id(found: Sequence[Candidate]) -> list[Candidate]:
 
 
 class _Part:
-    """The servers of one speed, by kappa, and how many full and low workers are to be had of them."""
+    """The servers of one speed, by kappa, and how many full and low workers are to be taken of them."""
 
     def __init__(self, found: Sequence[Candidate], n_full: int, n_low: int) -> None:
         self.found, self.n_full, self.n_low = found, n_full, n_low
@@ -165,7 +169,8 @@ class _Part:
 
 
 def _least_full(part: _Part, by_id: Sequence[Candidate]) -> list[Candidate]:
-    """Take each server as full, lowest id first, if the rest can still be had; a skipped one may yet be low."""
+    """Take servers as full workers, lowest id first, where the rest can still be placed; a skipped one may yet be
+    low."""
     counts, taken, cost = Classes(), list[Candidate](), 0
     for candidate in by_id:
         counts.count(*candidate.shares, 1)

@@ -1,11 +1,11 @@
-"""Algorithm 1: how many stages, how many of them full, and where.  scheduling-algorithms.md section 3 in code.
+"""ParaServe's Algorithm 1: how many stages, how many of them full, and where.
 
 ``paper``        the first (s, w) whose greedy placement meets both SLOs
 ``slides``       the greedy placement of least (sharing, memory, s, w)
 ``min_sharing``  the same objective over every placement, then least TTFT, then least ids (the default)
 
-Servers of one group are distinct; a server fits a need if one of its devices does.  If no scheme meets the SLOs the
-fallback is one full worker on the best server, and if none fits, None: wait.
+The servers of one group are distinct; a need fits a server if it fits one of the server's devices.  If no scheme meets
+the SLOs, the fallback is one full worker on the best server.  If it fits no server, the answer is None: wait.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ from gateway.scheduler.placement.search import Possible, least_sharing
 
 @dataclass(frozen=True, slots=True)
 class Weighing:
-    """Every size that was looked at, with its best scheme (None: none meets both objectives), and which was taken."""
+    """Every size that was examined, with its best scheme (None: none meets both objectives), and the scheme that was
+    taken."""
 
     chosen: Scheme | None
     tried: tuple[tuple[Size, Scheme | None], ...]
@@ -43,7 +44,7 @@ def select(
     servers: Sequence[Server], request: Request, *, variant: Variant = "min_sharing", min_stages: int = 1,
     max_stages: int = 4, min_full: int = 0, bandwidth: Bandwidth = static_bandwidth,
 ) -> Scheme | None:  # fmt: skip
-    """The scheme of this variant, else the fallback, else None (wait).  ``min_full=0`` is the paper's."""
+    """Return the scheme of this variant, else the fallback, else None (wait).  ``min_full=0`` is the paper's."""
     return weigh(servers, request, variant=variant, min_stages=min_stages, max_stages=max_stages, min_full=min_full,
                  bandwidth=bandwidth, thorough=False).chosen  # fmt: skip
 
@@ -52,8 +53,8 @@ def weigh(
     servers: Sequence[Server], request: Request, *, variant: Variant, min_stages: int, max_stages: int, min_full: int,
     bandwidth: Bandwidth, thorough: bool = True,
 ) -> Weighing:  # fmt: skip
-    """:func:`select`, and what it looked at on the way.  Not ``thorough``: of sizes that could not win any more, and of
-    those that no servers could have in time, or whose time per token is beyond the objective, nothing is said.  The
+    """Do what :func:`select` does, and return every size that was examined.  If not ``thorough``, sizes are left out
+    that can no longer win, that no servers could have in time, or whose time per token is beyond the objective.  The
     choice is the same."""
     best: Scheme | None = None
     tried: list[tuple[Size, Scheme | None]] = []
@@ -61,7 +62,7 @@ def weigh(
     every = sizes(request, min_stages, max_stages, min_full)
     for size in every if thorough else in_order(every, variant):
         if not thorough and best is not None and (best.sharing == 0 or best.sharing <= possible.least_sharing(size)):
-            continue  # it cannot share less, and is no smaller
+            continue  # this size cannot share less, and is no smaller
         mixes = possible.mixes(size)
         if not thorough and not mixes:
             continue
@@ -81,8 +82,8 @@ def best_of(size: Size, servers: Sequence[Server], variant: Variant, bandwidth: 
 
 
 def _best_mix(possible: Possible, mixes: Iterable[Size], variant: Variant) -> Scheme | None:
-    """The best scheme of a size on servers of any speeds, the shortest pass first: the earliest, and for
-    ``min_sharing`` the least shared before that."""
+    """Return the best scheme of a size on servers of any speeds: the earliest, or for ``min_sharing`` the least shared
+    and then the earliest.  ``mixes``: the shortest pass first."""
     best: Scheme | None = None
     for mixed in mixes:
         soonest_s = mixed.request.t_w + possible.runtime_s(mixed) + mixed.work_s
@@ -101,7 +102,8 @@ def _order(scheme: Scheme, variant: Variant) -> tuple[int, float, list[int], lis
 
 
 def in_order(every: Iterable[Size], variant: Variant) -> list[Size]:
-    """``paper`` takes the first that will do, the others the smallest, so look at those first."""
+    """Return the sizes in the order of examination.  ``paper`` takes the first that meets the SLOs, the others the
+    smallest, so that one comes first."""
     return list(every) if variant == "paper" else sorted(every, key=lambda size: (size.memory, size.s, size.w))
 
 
@@ -110,7 +112,8 @@ def objective(scheme: Scheme) -> tuple[float, ...]:
 
 
 def greedy(size: Size, found: Sequence[Candidate]) -> Scheme | None:
-    """The w best that fit a full worker, then the best of the rest: least max kappa over all subsets."""
+    """Take the w best servers that fit a full worker, then the best of the rest: this is the least max kappa of all
+    subsets."""
     full, low = list[Candidate](), list[Candidate]()
     for of_speed, n_full, n_low in size.quotas(found):
         best = [c for c in of_speed if c.full is not None][:n_full]
@@ -125,7 +128,7 @@ def greedy(size: Size, found: Sequence[Candidate]) -> Scheme | None:
 
 
 def fallback(servers: Sequence[Server], request: Request, variant: Variant, bandwidth: Bandwidth) -> Scheme | None:
-    """(1, 1) on the best server that fits it; its fetch has no deadline, so it never blocks others."""
+    """Return (1, 1) on the best server that it fits.  Its fetch has no deadline, so it never blocks others."""
     size = Size(request, 1, 1)
     found = [c for c in candidates(servers, size, variant, bandwidth, fallback=True) if c.full is not None]
     return size.scheme(found[:1], [], fallback=True) if found else None
@@ -134,8 +137,8 @@ def fallback(servers: Sequence[Server], request: Request, variant: Variant, band
 def spread(
     servers: Sequence[Server], request: Request, s: int, w: int, *, bandwidth: Bandwidth = static_bandwidth
 ) -> Scheme | None:
-    """A forced size that meets no SLO, or has fewer servers than stages: ``s`` workers, the first ``w`` full, on as
-    many servers as there are; its fetches have no deadline.  None: memory for so many is not there."""
+    """Place a forced size that meets no SLO, or has fewer servers than stages: ``s`` workers, the first ``w`` full, on
+    as many servers as there are.  The fetches have no deadline.  Return None when there is no memory for so many."""
     size = Size(request, s, w)
     free = {server.id: [gpu.free for gpu in server.gpus] for server in servers}
     n_here = dict.fromkeys(free, 0)
@@ -155,7 +158,7 @@ def spread(
 def _next_seat(
     server: Server, need: float, n_here: int, free: Sequence[int], size: Size, bandwidth: Bandwidth
 ) -> Candidate | None:
-    """One more worker on ``server``, whose link then carries ``n_here + 1`` parts at once."""
+    """Place one more worker on ``server``, whose link then carries ``n_here + 1`` parts at once."""
     fits = [(left, i) for i, left in enumerate(free) if left >= need]
     n_bytes = size.request.part(size.s) * (n_here + 1)
     if not fits or not server.takes_part(size.s, n_here) or (b := bandwidth(server, n_bytes, math.inf)) <= 0:

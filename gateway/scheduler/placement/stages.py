@@ -1,4 +1,4 @@
-"""What each stage of a model fetches, for every number of stages, worked out once a version of the model."""
+"""What each stage of a model fetches, for every number of stages, worked out once for each version of the model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from thaw.model import FileRange, ModelFacts, ModelParts
 
 @dataclass(frozen=True, slots=True)
 class StageBytes:
-    """What one stage fetches.  ``rest``: what it lacks of the whole model."""
+    """What one stage fetches.  ``rest``: the ranges that it lacks of the whole model."""
 
     layers: tuple[int, int]
     first: tuple[FileRange, ...]
@@ -31,17 +31,19 @@ class Stages:
 
     @property
     def most(self) -> int:
-        """Stages it can have at most."""
+        """The largest number of stages that the model can have."""
         return 1 if self.facts.parts is None else max(1, len(self.facts.parts.layers))
 
     def of(self, n_stages: int) -> tuple[StageBytes, ...]:
-        """Raises ModelUnsupported when the model cannot be divided so."""
+        """Return what each stage fetches.  Raises ModelUnsupported when the model cannot be divided into so many
+        stages."""
         if (known := self._known.get(n_stages)) is None:
             known = self._known[n_stages] = self._divide(n_stages)
         return known
 
     def largest(self, up_to: int) -> tuple[float, ...]:
-        """Bytes of the largest stage of 1, 2, … stages; cheap: ranges are made for the number that is chosen."""
+        """Return the bytes of the largest stage of 1, 2, … stages.  This is cheap, because ranges are made only for the
+        number of stages that is chosen."""
         if not self._largest:
             self._largest.append(float(sum(self.facts.files.values())))
         parts, wanted = self.facts.parts, min(up_to, self.most)
@@ -52,7 +54,7 @@ class Stages:
         return tuple(self._largest[:up_to])
 
     def slabs(self, n_stages: int, slab_bytes: int) -> int:
-        """How many slabs of a pool the largest of so many stages takes with its first part.  Raises
+        """Return how many slabs of a pool the largest of so many stages takes with its first part.  Raises
         ModelUnsupported."""
         if (known := self._slabs.get((n_stages, slab_bytes))) is None:
             known = max(n_slabs(stage.first, slab_bytes) for stage in self.of(n_stages))

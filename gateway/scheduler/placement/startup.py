@@ -1,10 +1,12 @@
-"""When a model would be ready on each server, runs moved out of its way: ServerlessLLM's choice (6.1, 6.3; 5, 6.2).
+"""When a model would be ready on each server, if runs make way for it: ServerlessLLM's choice (6.1, 6.3; 5, 6.2).
 
-Seconds from now and bytes/s.  What a load takes is what the cost model says (``predict.worker_start``) of its tier and
-queue: remote → SSD and SSD → DRAM have one queue a server, DRAM → GPU has none.  Where GPUs are busy, runs may move
-elsewhere first; they move one after another, so their costs add up, and the load begins when the last has gone.
+Times are seconds from now, rates are bytes/s.  The cost model (``predict.worker_start``) says how long a load takes
+from its tier and its queue: remote → SSD and SSD → DRAM have one queue for each server, DRAM → GPU has none.  Where
+GPUs are busy, runs may move elsewhere first.  They move one after another, so their costs add up, and the load begins
+when the last run has gone.
 
-Nothing in the platform moves a run yet, so it places without this choice; the simulator's ServerlessLLM places by it.
+Nothing in the platform moves a run yet, so the platform places without this choice; the simulator's ServerlessLLM
+places by it.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ class Run:
     id: str
     model: str
     n_gpus: int
-    n_bytes: float  # of its model, should a destination have to load it
+    n_bytes: float  # of its model, in case a destination has to load it
     t_in: float
     elapsed_s: float
     cost: ResumeCost
@@ -90,7 +92,8 @@ class StartupChoice:
 
 
 def choose(servers: Sequence[LoadServer], model: str, n_bytes: float, n_gpus: int) -> StartupChoice | None:
-    """The server of least start-up time; ties: no migration, then the lower id.  None: nowhere now."""
+    """Return the server of least start-up time; a tie goes to the one without migration, then to the lower id.  Return
+    None when no server can take the model now."""
     options = [c for s in servers if (c := startup(servers, s, model, n_bytes, n_gpus)) is not None]
     return min(options, key=lambda c: (c.startup_s, len(c.moves), c.server), default=None)
 
@@ -98,7 +101,7 @@ def choose(servers: Sequence[LoadServer], model: str, n_bytes: float, n_gpus: in
 def startup(
     servers: Sequence[LoadServer], server: LoadServer, model: str, n_bytes: float, n_gpus: int
 ) -> StartupChoice | None:
-    """Start-up time on ``server``, with the cheapest migration away from it if it needs one."""
+    """Return the start-up time on ``server``, with the cheapest migration away from it if it needs one, or None."""
     missing = n_gpus - server.n_free
     moves = () if missing <= 0 else cheapest_moves(servers, server, missing)
     if moves is None:
@@ -143,8 +146,9 @@ def cheapest_moves(servers: Sequence[LoadServer], source: LoadServer, missing: i
 
 
 def _ways(run: Run, others: Sequence[LoadServer], left: Sequence[_Left]) -> Iterator[tuple[int, float, _Left]]:
-    """Where a run can go: (destination, seconds, what is left there).  An idle instance of its model holds its GPUs
-    already and takes one run; elsewhere the model is loaded into free GPUs.  What was said is recomputed in either."""
+    """Yield where a run can move: (destination, seconds, what is left there).  An idle instance of its model already
+    holds its GPUs and takes one run; elsewhere the model is loaded into free GPUs.  The tokens so far are recomputed in
+    both cases."""
     for i, (server, at) in enumerate(zip(others, left, strict=True)):
         if run.model in at.idle_models:
             k = at.idle_models.index(run.model)

@@ -16,7 +16,7 @@ class Window:
         self._arrivals: deque[float] = deque()
 
     def add(self, at_s: float) -> None:
-        """In any order: who comes back is older than the last."""
+        """Add an arrival.  They may come in any order: a request that comes back is older than the last one."""
         if self._arrivals and at_s < self._arrivals[-1]:
             bisect.insort(self._arrivals, at_s)
         else:
