@@ -12,7 +12,7 @@ from typing import Final
 @dataclass(frozen=True, slots=True)
 class Parts:
     overlap: bool = True
-    """Eq. 5 foretells starts, whose phases overlap.  Without it Eq. 1 does, one phase after another."""
+    """Eq. 5 predicts starts, whose phases overlap.  Without it Eq. 1 predicts them, one phase after another."""
     succession: bool = True
     """One worker takes the place of an idle group."""
 

@@ -1,4 +1,5 @@
-"""What the policy may decide.  ``effects.py`` carries each out; nothing here does anything by itself."""
+"""The decisions that the policy may make.  ``loop.py`` and ``effects.py`` carry them out; nothing here acts by
+itself."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ class StartGroup:
     plan: Plan
     stages: tuple[StageStart, ...]
     activation_ids: tuple[ActivationId, ...]
-    attrs: Mapping[str, object] = field(default_factory=dict)  # why so: for the trace
+    attrs: Mapping[str, object] = field(default_factory=dict)  # the reasons, for the trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,7 @@ class InspectModelOn:
 
 @dataclass(frozen=True, slots=True)
 class KeepStemCells:
-    """So many idle ones of this kind."""
+    """The host is to keep ``count`` idle stem cells of this kind."""
 
     host_id: HostId
     kind: str
@@ -75,14 +76,15 @@ class FailDemand:
 
 @dataclass(frozen=True, slots=True)
 class ForgetInstance:
-    """Its host is lost and cannot say so itself: announce it GONE and remove it from the registry."""
+    """The instance's host is lost or no longer has it: announce the instance GONE and remove it from the registry."""
 
     record: InstanceRecord
 
 
 @dataclass(frozen=True, slots=True)
 class DropDemand:
-    """Its gateway is dead, or cannot hold it any more; nobody waits for an answer, unless another has taken it over."""
+    """The request's gateway is dead or no longer holds it.  No client waits for an answer, unless another gateway has
+    taken the request over."""
 
     action: ActionName
     activation_id: ActivationId
@@ -96,15 +98,15 @@ class DropPlan:
 
 @dataclass(frozen=True, slots=True)
 class RevokeCredential:
-    """The group has ended: what let its stages into the relay ends too."""
+    """The group has ended: the credential that let its stages into the relay ends too."""
 
     group_id: GroupId
 
 
 @dataclass(frozen=True, slots=True)
 class Forget:
-    """Actions were deleted: what was learned of them (keys of the history and of the best), and of models that no other
-    action has."""
+    """Actions were deleted: forget what was learned of them (keys of the history and of the best), and the models that
+    no other action has."""
 
     learned: tuple[str, ...]
     model_uris: tuple[str, ...]
@@ -129,7 +131,7 @@ class LearnFrom:
 
 class TimerKind(enum.StrEnum):
     KEEP_ALIVE = "keep_alive"  # key: instance id
-    RELEASE = "release"  # key: instance id; a release that nobody answered
+    RELEASE = "release"  # key: instance id; a release without an answer
     START = "start"  # key: group id
     RESCALE = "rescale"  # key: action
     INSPECT = "inspect"  # key: model uri

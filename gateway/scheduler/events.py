@@ -1,4 +1,4 @@
-"""What the policy is told besides the messages of the event stream.  The loop makes these; they carry no clock."""
+"""The policy's events besides the messages of the event stream.  The loop makes them; only Rebuilt carries a clock."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MIB = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class ActionFacts:
-    """Of an action what scheduling needs: small, so that ten thousand of them are cheap (no code in here)."""
+    """What scheduling needs of an action.  It is small (there is no code in it), so ten thousand of them are cheap."""
 
     name: ActionName
     version: str
@@ -52,7 +52,7 @@ class ActionFacts:
 
 
 def facts_of(action: Action) -> ActionFacts:
-    """Raises ProtocolError for a record with numbers that cannot be reckoned with (no deploy takes them now)."""
+    """Raises ProtocolError for a record with numbers that cannot be used (no deployment accepts them now)."""
     try:
         facts = _plain_facts(action)
         numbers = (facts.keep_alive_s, float(facts.need_bytes), float(facts.slots))
@@ -82,7 +82,7 @@ def _plain_facts(action: Action) -> ActionFacts:
 
 @dataclass(frozen=True, slots=True)
 class ActionSeen:
-    """``changed``: created or updated just now (its model is looked at anew), not merely read for the first time."""
+    """``changed``: created or updated just now (its model is inspected again), not merely read for the first time."""
 
     facts: ActionFacts
     changed: bool = False
@@ -95,14 +95,14 @@ class ActionDeleted:
 
 @dataclass(frozen=True, slots=True)
 class HostsSeen:
-    """Every host with a live lease.  One the view knows and this does not name is lost."""
+    """Every host with a live lease.  A host that the view knows and this event does not name is lost."""
 
     reports: tuple[HostReport, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class HostSeen:
-    """One host's report, between the looks at all of them: it has something to say that others may wait for."""
+    """One host's report, between two reports of all hosts: it has news that some action may wait for."""
 
     report: HostReport
 

@@ -1,8 +1,8 @@
 """The scheduler process: the one place with a queue, a clock and a connection.
 
-One thread takes the events that are there (from the stream, from timers), asks the policy, and carries out what it
-decided.  Others only feed the queue: the stream's reader, and the lease's renewal.  It blocks until the next event or
-the next timer, whichever is first.
+One thread takes the events that have arrived (from the stream, from timers), asks the policy, and carries out its
+decisions.  Other threads only feed the queue: the stream's reader, the lease's renewal and the relay's work.  The loop
+blocks until the next event or the next timer, whichever is first.
 """
 
 from __future__ import annotations
@@ -57,13 +57,15 @@ from thaw.plan import TransportKind
 _TRACE_SETTLES_S = 2.0
 """Hosts write the last events of a start's trace about when they announce it ready."""
 _RUN_SETTLES_S = (_TRACE_SETTLES_S, 8.0, 50.0)
-"""A request's own trace comes with its end; after a minute the next start may teach the same."""
+"""When a request's own trace is looked for: it is written at the request's end.  After a minute the next start may
+teach the same."""
 _RELOAD_RETRY_S = 0.3
 _LAST_WORDS_S = 4.0
-"""The process ends so long after SIGTERM.  Where it cannot give its lease back, a successor waits for its expiry."""
+"""The process ends this long after SIGTERM.  If it cannot give its lease back, a successor waits for the lease's
+expiry."""
 _REVOKE_RETRY_S = 5.0
 _TURN = 1_000
-"""Messages taken together.  A burst is smaller, and timers that fall due meanwhile come next."""
+"""The most messages taken together.  A burst is smaller, and timers that fall due meanwhile come next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +86,7 @@ class Stop:
 _OURS: Final = (
     Reload, Refresh, LearnFrom, CredentialIssued, CredentialNotRevoked, CredentialOverdue, RevokeCredential
 )  # fmt: skip
-"""Items of the loop that are no events of the policy."""
+"""Items of the loop that are not events of the policy."""
 
 
 class Scheduler:
@@ -107,11 +109,11 @@ class Scheduler:
         self._pauses = Pauses()
 
     def stop(self) -> None:
-        """From any thread."""
+        """End the leadership.  May be called from any thread."""
         self._queue.put(Stop())
 
     def run(self) -> None:
-        """Until stopped or the lease is lost."""
+        """Lead until stopped or until the lease is lost."""
         self._log.event("leading")
         metrics.LEADING.set(1)
         self._leadership.start()
@@ -170,7 +172,7 @@ class Scheduler:
                 case _ if self._view is not None:
                     self._tell(items, self._view, arrival)
         except PlatformError as e:
-            # a decision may be half carried out: the registry and the hosts say what is, so begin from them
+            # a decision may be half carried out: the registry and the hosts know the state, so begin from them
             self._log.event("state_server_lost", error=e.message)
             self._view = None
             self._effects.give_up_all()
@@ -276,7 +278,7 @@ class Process:
             if term is None:
                 break
             self._leader = Scheduler(self._settings, lease, term, self._log)
-            if self._stop.is_set():  # it came between the lease and the leader
+            if self._stop.is_set():  # stop() was called between the lease and the leader
                 self._leader.stop()
             self._leader.run()
         self._port.close()
@@ -285,7 +287,7 @@ class Process:
 
 def main() -> None:
     settings = thaw_settings.load(SchedulerSettings)
-    # signals are waited for, not handled: a handler would run inside a lock that it needs
+    # signals are waited for, not handled: a handler might run while a lock is held that it needs
     signals = {signal.SIGTERM, signal.SIGINT}
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     log = Log("scheduler")

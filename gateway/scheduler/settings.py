@@ -1,4 +1,4 @@
-"""What an operator may set of the scheduler, read once."""
+"""The scheduler's settings for an operator, read once."""
 
 from __future__ import annotations
 

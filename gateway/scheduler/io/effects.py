@@ -78,14 +78,14 @@ class Effects:
         self._inspected: dict[str, Arrival] = {}
 
     def seen(self, activation_id: ActivationId, arrival: Arrival) -> None:
-        """Its demand was taken up now; what it then waits for belongs to its ``planned`` phase."""
+        """The request's demand was taken up now.  From now on its wait belongs to its ``planned`` phase."""
         self._seen.setdefault(activation_id, arrival)
 
     def gone(self, activation_id: ActivationId) -> None:
         self._seen.pop(activation_id, None)
 
     def apply(self, decision: Decision, arrival: Arrival) -> None:
-        """Raises PlatformError when the state server does not take it."""
+        """Carry out a decision.  Raises PlatformError when the state server does not accept it."""
         match decision:
             case StartGroup():
                 self._start(decision, arrival)
@@ -142,17 +142,18 @@ class Effects:
             self._relay.issue(plan.group_id)
 
     def issued(self, group_id: GroupId) -> None:
-        """The relay lets a group in.  One that has ended meanwhile is revoked already, behind this."""
+        """The relay lets a group in.  If the group has ended meanwhile, its revocation already follows this issue."""
         if (admitted := self._admitting.pop(group_id, None)) is not None:
             self._command(*admitted)
 
     def give_up(self, group_id: GroupId) -> StartRefused | None:
-        """A group that the relay has not let in yet; None: it has, or nobody waits for it."""
+        """Give up a group that the relay has not let in yet.  Return None if the relay has let it in, or if no start
+        waits for it."""
         self._relay.give_up(group_id)
         return None if self._admitting.pop(group_id, None) is None else overdue(group_id)
 
     def give_up_all(self) -> None:
-        """The view is made anew: these plans are found to have begun nothing."""
+        """Give up all of them.  The view is rebuilt, and it will find that these plans have begun nothing."""
         for group_id in list(self._admitting):
             self.give_up(group_id)
 
@@ -172,8 +173,8 @@ class Effects:
         self._log.event("start", group_id=plan.group_id, activation_ids=decision.activation_ids, **decision.attrs)
 
     def _waited(self, plan: Plan, wait_s: float) -> dict[str, object]:
-        """A demand was not planned when it came: its model was being looked at, or no host had room.  The wait ended
-        when the event came that it is planned by."""
+        """Return the wait of a demand that was not planned when it came: its model was being inspected, or no host had
+        room.  The wait ended with the event that led to the plan."""
         inspected = self._inspected.pop(plan.model.uri, None) if plan.model is not None else None
         waits_for = "room on a host" if inspected is None else "a look at the model's index"
         return {"wait_s": round(wait_s, 4), "waits_for": waits_for}
@@ -192,8 +193,8 @@ class Effects:
     # what was learned ----------------------------------------------------------------------------------------------
 
     def learn(self, history: History, start: LearnFrom) -> LearnFrom | None:
-        """Take in what a start has taken and keep what is known by now.  Returns what is to be learned later: prefill
-        and tokens stand in the traces of requests, which are written when those end."""
+        """Take in the times of a start and store what is known by now.  Returns what is to be learned later: prefill
+        and tokens are in the traces of requests, which are written when the requests end."""
         best: dict[Key, Least] = {}
         try:
             begun = self._records.trace(start.group_id)
@@ -203,7 +204,7 @@ class Effects:
             ended = self._first_ended(start)
             if ended is not None:
                 best |= self._learn_run(history, start, begun, *ended)
-        except ProtocolError as e:  # nothing to learn from what cannot be read
+        except ProtocolError as e:  # a trace that cannot be read teaches nothing
             self._log.event("trace_refused", group_id=start.group_id, error=e.message)
             return None
         with redis_link.translated("keep what starts took"):
@@ -215,7 +216,8 @@ class Effects:
         return None if ended is not None or not start.served else replace(start, attempt=start.attempt + 1)
 
     def _first_ended(self, start: LearnFrom) -> tuple[Sequence[TraceEvent], int] | None:
-        """Of the requests that it was started for: one's trace, and how many tokens it was given."""
+        """Return the trace of one request that the start was made for and that has ended, and how many tokens it was
+        given."""
         for activation_id in start.served:
             record = self._records.activation(activation_id)
             if record is not None and record.usage:

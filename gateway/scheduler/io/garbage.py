@@ -1,8 +1,9 @@
-"""When Python looks for garbage: between heartbeats and never inside a decision.
+"""When Python collects garbage: between heartbeats and never inside a decision.
 
 A view of a thousand hosts and ten thousand functions is a million objects that live long.  Each heartbeat replaces
-thousands of them, which the interpreter notices at some later allocation: a decision would then wait 3 to 60 ms.  So
-what a rebuilt view consists of is set aside (it is no garbage), and the young are looked through after heartbeats.
+thousands of them, which the interpreter would collect at some later allocation: a decision would then wait 3 to 60 ms.
+The objects of a rebuilt view are therefore set aside (they are no garbage), and young objects are collected after
+heartbeats.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ import gc
 from typing import Final
 
 _YOUNG: Final = 200_000
-"""More new objects than that between two heartbeats are looked through at once after all."""
+"""If there are more new objects than this between two heartbeats, they are collected at once after all."""
 _ALL_EVERY: Final = 600
-"""Heartbeats between two looks at everything: ten minutes, and some 60 ms."""
+"""Heartbeats between two collections of all objects: ten minutes.  A collection takes some 60 ms."""
 
 
 class Pauses:
@@ -22,7 +23,7 @@ class Pauses:
 
     def after_rebuild(self) -> None:
         gc.set_threshold(_YOUNG, 10, 10)
-        gc.unfreeze()  # the view before this one may go
+        gc.unfreeze()  # the view before this one may be collected
         gc.collect()
         gc.freeze()
 

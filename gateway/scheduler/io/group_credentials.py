@@ -1,4 +1,5 @@
-"""What lets a group's stages into the relay: made before they are commanded, taken back when the group has ended."""
+"""The credentials that let a group's stages into the relay: made before the commands, taken back when the group has
+ended."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from thaw.ids import GroupId
 
 _PREFIX: Final = credentials.ref(GroupId(""))
 _TIMEOUT_S: Final = 2.0
-"""Of one call to the relay; one more is made over a connection that turned out to be old."""
+"""The time limit of one call to the relay.  One more call is made if the connection turned out to be old."""
 
 
 class GroupCredentials:
@@ -23,17 +24,17 @@ class GroupCredentials:
         self._relay = redis_link.connect(relay_url, timeout_s=_TIMEOUT_S, n_retries=1) if relay_url else None
 
     def issue(self, group_id: GroupId) -> None:
-        """Raises PlatformError when either server does not take it."""
+        """Raises PlatformError when either server does not accept it."""
         if self._relay is not None:
             credentials.issue(self._state, self._relay, group_id)
 
     def revoke(self, group_id: GroupId) -> None:
-        """Raises PlatformError; then the state server still names it."""
+        """Raises PlatformError; the state server then still names the credential."""
         if self._relay is not None:
             credentials.revoke(self._state, self._relay, group_id)
 
     def groups(self) -> Iterator[GroupId]:
-        """Whose credentials the state server knows."""
+        """Yield the groups whose credentials the state server knows."""
         with redis_link.translated("list the credentials of groups"):
             for key in self._state.scan_iter(match=f"{_PREFIX}*", count=1_000):
                 yield GroupId(redis_link.text(key).removeprefix(_PREFIX))

@@ -1,7 +1,7 @@
-"""Who schedules: the lease, its renewal in a thread, and how a standby waits for it.
+"""Which process schedules: the lease, its renewal in a thread, and how a standby waits for it.
 
-A standby reads how long the lease still runs and sleeps on an Event until then, so it tries once a lease time while
-the holder lives and at the right moment when it died.
+A standby reads how long the lease still runs and sleeps on an Event until then.  It therefore tries once in each lease
+time while the holder lives, and at the right moment when the holder has died.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from thaw.logs import Log
 
 RENEW_S: Final = 0.6
 """Three tries in a lease time."""
-_MARGIN_S: Final = 0.01  # the server expires a key at its next look, up to a few milliseconds late
+_MARGIN_S: Final = 0.01  # the server expires a key at its next check, up to a few milliseconds late
 _RETRY_S: Final = 0.3  # between tries while the state server does not answer
 
 
@@ -27,7 +27,8 @@ _RETRY_S: Final = 0.3  # between tries while the state server does not answer
 class Term:
     """One leadership.  ``valid_until_s`` is of this process's monotonic clock.
 
-    It counts from the moment at which the lease was asked for: the server had it run since some moment after that.
+    It counts from the moment at which the lease was asked for, because the server starts the lease at some moment after
+    that.
     """
 
     epoch: int
@@ -52,10 +53,10 @@ def wait_for_lease(
 
 
 class Leadership:
-    """Keeps the lease; ``on_lost`` is called once, from its thread, when it is lost.
+    """Keeps the lease.  ``on_lost`` is called once, from the renewal's thread, when the lease is lost.
 
-    ``is_held`` is what must be true before anything is sent: a process that was stopped for longer than the lease
-    sees it by its own clock, before the renewal has found out.
+    ``is_held`` must be true before anything is sent.  A process that was stopped for longer than the lease sees the
+    loss by its own clock, before the renewal has found out.
     """
 
     def __init__(

@@ -1,5 +1,7 @@
-"""The scheduler's metrics.  Labels come from bounded sets (of actions and hosts the largest, the others together);
-docs/metrics.md lists them."""
+"""The scheduler's metrics; docs/metrics.md lists them.
+
+Labels come from bounded sets: the largest actions and hosts have their own, the others share one.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,7 @@ BELOW_BOUND = Counter("thaw_scheduler_starts_below_bound", "Starts whose first t
 
 
 def decided(view: ClusterView, events: Sequence[Event], decisions: Iterable[Decision], took_s: float) -> None:
-    """One turn of the loop: events that were there together, and what was decided of them."""
+    """Count one turn of the loop: events that came together, and what was decided on them."""
     kinds = {type(event).__name__ for event in events}
     DECISION_SECONDS.labels(event=kinds.pop() if len(kinds) == 1 else SEVERAL).observe(took_s)
     for decision in decisions:
@@ -89,7 +91,7 @@ def _outcome(start: StartGroup) -> str:
 
 
 def look(view: ClusterView, now_s: float) -> None:
-    """What stands now, once a heartbeat."""
+    """Set the gauges to the present state, once a heartbeat."""
     _set(WAITING, {name: len(a.waiting) for name, a in view.actions.items() if a.waiting})
     BLOCKED.set(len(view.blocked))
     STARTING.set(sum(group.is_starting for group in view.groups.values()))
@@ -103,7 +105,7 @@ def look(view: ClusterView, now_s: float) -> None:
 
 
 def _set(gauge: Gauge, values: Mapping[str, float], together: Callable[[Iterable[float]], float] = sum) -> None:
-    """The largest by name, the others as one."""
+    """Set the largest values by name, and the others as one."""
     ordered = sorted(values.items(), key=lambda item: -item[1])
     gauge.clear()
     for name, value in ordered[:LARGEST]:

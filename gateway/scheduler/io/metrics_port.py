@@ -1,6 +1,6 @@
-"""Where the scheduler's metrics are read: ``GET /metrics`` with the installation's token, as at an invoker's data port.
+"""The port of the scheduler's metrics: ``GET /metrics`` with the installation's token, as at an invoker's data port.
 
-``GET /health`` needs no token.  Standbys answer too: that they stand by is worth knowing.
+``GET /health`` needs no token.  Standbys answer too, because it is worth knowing that they stand by.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _IDLE_S: Final = 30.0
 
 
 class MetricsPort(socketserver.ThreadingTCPServer):
-    """``token`` reads the installation's; it is asked at most once a second, so that strangers do not set the pace."""
+    """``token`` reads the installation's token.  It is called at most once a second, however often strangers ask."""
 
     daemon_threads = True
     allow_reuse_address = True
@@ -44,7 +44,7 @@ class MetricsPort(socketserver.ThreadingTCPServer):
         return f"{host!s}:{port}"
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Nothing: a scrape that broke is its client's business, and a line on stderr might not be written."""
+        """Do nothing: a broken scrape is its client's problem, and a line on stderr might not be written."""
 
     def lets_in(self, authorization: str) -> bool:
         return self._is(authorization) or (self._refresh() and self._is(authorization))
@@ -58,7 +58,7 @@ class MetricsPort(socketserver.ThreadingTCPServer):
         return bool(self._token) and hmac.compare_digest(authorization.encode(), wanted)
 
     def _refresh(self) -> bool:
-        """False: it was read a moment ago, or cannot be."""
+        """Read the token.  Return False when it was read a moment ago, or cannot be read."""
         with self._lock:
             if time.monotonic() - self._read_s < REFRESH_S:
                 return False
@@ -94,4 +94,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """The log is for events, and a scrape is none."""
+        """Write nothing: the log is for events, and a scrape is not an event."""

@@ -44,7 +44,7 @@ _FOR_POLICY: Final = (DemandAdded, DemandRemoved, InstanceChanged, ModelInspecte
 
 
 class Reading:
-    """Raises PlatformError when the state server does not answer."""
+    """Reads the registry for the policy.  Raises PlatformError when the state server does not answer."""
 
     def __init__(self, client: redis.Redis, credentials: GroupCredentials, log: Log, clock: StateClock) -> None:
         self._registry, self._records, self._credentials = Registry(client, clock), Records(client), credentials
@@ -74,8 +74,8 @@ class Reading:
             yield GatewaysLost(lost)
 
     def events_of(self, items: Iterable[object], view: ClusterView) -> Iterator[Event]:
-        """What messages mean to the policy.  An action that the policy does not know yet is read first, once for all
-        messages."""
+        """Yield what messages mean to the policy.  An action that the policy does not know yet is read first, once for
+        all messages."""
         read: set[ActionName] = set()
         for item in items:
             if isinstance(item, ActionChanged):
@@ -99,7 +99,8 @@ class Reading:
         return ActionDeleted(name) if facts is None else ActionSeen(facts, changed)
 
     def _facts(self, action: Action) -> ActionFacts | None:
-        """None: one record that nothing can be started from must not keep the scheduler from all others."""
+        """Return None for a record that nothing can be started from: one record must not keep the scheduler from all
+        others."""
         try:
             return facts_of(action)
         except ProtocolError as e:

@@ -1,15 +1,15 @@
-"""What the relay must do for a group.  One thread beside the loop issues and revokes credentials, in order.
+"""Credentials at the relay: one thread beside the loop issues and revokes them, in order.
 
-A relay that is dead or hangs delays the groups that need it and nobody else.  A group waits for it as a start waits for
-the model store: for as long as a start may go without progress.  Everything the loop must know comes back as an item of
-its queue; in order, because a group's credential is never issued after it was revoked.
+A relay that is dead or hangs delays only the groups that need it.  A group waits for the relay as a start waits for the
+model store: for as long as a start may go without progress.  Everything that the loop must know comes back as an item
+of the loop's queue.  The order matters, because a group's credential must not be issued after it was revoked.
 
 ::
 
     decided ──▶ plan written ──▶ issue ──CredentialIssued──▶ commands sent
-                                 │ ▲ └───StartRefused──────▶ policy: a start that failed by ours (the relay said no)
+                                 │ ▲ └───StartRefused──────▶ policy: the start failed by our fault (the relay refused)
                  the relay is away ┘
-    loop's timer: CredentialOverdue ▶ given up: it is not issued any more, and the start has failed by ours
+    loop's timer: CredentialOverdue ▶ given up: it is not issued any more, and the start has failed by our fault
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from thaw.lasting import LastingThread
 from thaw.logs import Log
 
 _AWAY_S: Final = 0.25
-"""Between two attempts to reach a relay that is away.  Nobody announces that it is back, and an attempt is one call."""
+"""The pause between two attempts to reach a relay that is away.  Nothing announces that the relay is back, and an
+attempt is one call."""
 _END_S: Final = 1.0
 
 
@@ -41,14 +42,14 @@ class CredentialIssued:
 
 @dataclass(frozen=True, slots=True)
 class CredentialOverdue:
-    """A timer of the loop: should it still be awaited, it is given up."""
+    """A timer of the loop: if the credential is still awaited, it is given up."""
 
     group_id: GroupId
 
 
 @dataclass(frozen=True, slots=True)
 class CredentialNotRevoked:
-    """The loop tries again; a successor would find it too."""
+    """The loop tries again; a successor scheduler would find the credential, too."""
 
     group_id: GroupId
 
@@ -70,7 +71,7 @@ class RelayWork:
         self._begin(lambda: self._issue(group_id))
 
     def give_up(self, group_id: GroupId) -> None:
-        """Nobody waits for it any more: what is still in line is not issued."""
+        """No start waits for the group any more: if its credential is still in line, it is not issued."""
         with self._given_up:
             self._wanted.discard(group_id)
             self._given_up.notify_all()
@@ -80,7 +81,7 @@ class RelayWork:
         self._begin(lambda: self._revoke(group_id))
 
     def close(self) -> None:
-        """What is left undone a successor finds in the state server."""
+        """Stop the thread.  A successor scheduler finds in the state server what is left undone."""
         with self._given_up:
             self._closing = True
             self._given_up.notify_all()
