@@ -1,7 +1,7 @@
 """202s: entries of the pending stream, each run like a held request and ended in exactly one record.
 
-The stream's consumer group gives an entry to one gateway; a dead gateway's entries are claimed (heartbeat).  What
-keeps the record single whatever is repeated is Records.end; what keeps user code from running twice is mark_started.
+The stream's consumer group gives an entry to one gateway; another claims a dead gateway's entries (heartbeat).
+Records.end keeps the record single, whatever is repeated; mark_started keeps user code from running twice.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _RETRY_S: Final = 0.5
 
 
 class _RunsElsewhere(PlatformError):
-    """What is not idempotent was started by a gateway that lives."""
+    """A call that is not idempotent was started by a gateway that is alive."""
 
     def __init__(self, starter: GatewayId) -> None:
         super().__init__("Another gateway runs this function.")
@@ -60,7 +60,7 @@ class AsyncRunner:
         self._reader.start()
 
     def stop(self) -> None:
-        """Take no more.  What has not ended is another gateway's to claim."""
+        """Take no more entries.  Another gateway claims those that have not ended."""
         self._stop.set()
         self._reader.stop()
         with self._lock:
@@ -68,7 +68,7 @@ class AsyncRunner:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def claim_dead(self) -> None:
-        """Run what gateways that are gone had taken.  Raises Unavailable."""
+        """Run the entries that lost gateways had taken.  Raises Unavailable."""
         for consumer in self._claims.consumers():
             if self._registry.is_gateway_alive(consumer):
                 continue
@@ -106,7 +106,7 @@ class AsyncRunner:
             if queued:
                 ahead = self._call(entry.pending)
                 self._demand.add(ahead)
-        except (PlatformError, NotFound) as e:  # its thread meets the same and deals with it
+        except (PlatformError, NotFound) as e:  # the thread of the run meets the same error and deals with it
             self._log.event("entry_unprepared", activation_id=activation_id, error=e.message)
         try:
             self._pool.submit(self._run, entry, ahead)
@@ -121,7 +121,7 @@ class AsyncRunner:
         return True
 
     def _run(self, entry: Entry, ahead: Call | None) -> None:
-        """``ahead`` announced the demand of what waited for this thread."""
+        """``ahead`` announced the entry's demand while the entry waited for this thread."""
         try:
             while not self._stop.is_set():
                 try:
@@ -140,7 +140,8 @@ class AsyncRunner:
             self._forget(entry.pending.activation_id)
 
     def _run_once(self, entry: Entry, ahead: Call | None) -> bool:
-        """False: nothing ran because the state server was away; try again.  Raises PlatformError likewise."""
+        """Return False when nothing ran because the state server was away: the entry is tried again.  Raises
+        PlatformError likewise."""
         ended = self._records.activation(entry.pending.activation_id)
         if ended is not None:  # its gateway died between the record and the acknowledgement
             self._records.end(ended, pending_entry=entry.entry_id)
@@ -156,7 +157,7 @@ class AsyncRunner:
         if ahead is not None:
             call.announced_s, ahead.announced_s = ahead.announced_s, None
         outcome = self._execute(call)
-        if isinstance(outcome.error, _RunsElsewhere):  # it was claimed while its gateway could not say that it lives
+        if isinstance(outcome.error, _RunsElsewhere):  # claimed while its gateway could not write a heartbeat
             self._claims.hand_to(outcome.error.starter, entry.entry_id)
             self._log.event("entry_handed_back", activation_id=call.activation_id, gateway=outcome.error.starter)
             return True
@@ -173,7 +174,7 @@ class AsyncRunner:
             except PlatformError as e:
                 self._log.event("record_postponed", activation_id=call.activation_id, error=e.message)
                 if self._stop.wait(_RETRY_S):
-                    return  # the entry is still pending: whoever claims it ends it
+                    return  # the entry is still pending: the gateway that claims it ends it
 
     def _call(self, pending: Pending) -> Call:
         """The call as it was accepted.  Raises Unavailable, NotFound (deleted since)."""
@@ -183,7 +184,7 @@ class AsyncRunner:
         return call
 
     def _may_start(self, activation_id: ActivationId) -> bool:
-        """False: the gateway that started it is lost.  Raises _RunsElsewhere, Unavailable."""
+        """Return False when the gateway that started the call is lost.  Raises _RunsElsewhere, Unavailable."""
         if self._records.mark_started(activation_id, self._gateway):
             return True
         starter = self._claims.starter(activation_id)
@@ -205,5 +206,5 @@ def _make_call(pending: Pending, action: Action) -> Call:
 
 
 def _deleted(pending: Pending) -> Action:
-    """What its record needs of an action that is no more."""
+    """Return what the record needs of an action that has been deleted."""
     return Action(pending.action, pending.namespace, pending.action_version, Exec(KIND_PYTHON), Limits())

@@ -1,8 +1,9 @@
 """Blocking invocations of /api/v1: answered when they end, or as a 202 when the client has waited long enough.
 
-A request's thread runs its call as long as no step outlasts the client's patience; a run that would (a cold start, a
-slow function) goes on in a thread of its own, and is not disturbed when its request has been answered.  The 202 is as
-good as any: the activation is made durable first, owned by this gateway; should it die, another one ends it.
+A request's thread runs its call as long as no step takes longer than the client waits.  A run with such a step (a cold
+start, a slow function) goes on in a thread of its own, and is not disturbed when its request has been answered.  This
+202 is as good as any: the activation is made durable first, owned by this gateway, and if this gateway dies, another
+one ends it.
 """
 
 from __future__ import annotations
@@ -45,8 +46,9 @@ class BlockingRuns:
         self._pool = ThreadPoolExecutor(threads, "blocking")
 
     def run(self, call: Call, wait_s: float, counted: ExitStack) -> Outcome | None:
-        """The outcome, or None when it became a 202.  Raises Unavailable when it could not become one.  ``counted`` is
-        what the caller holds for it; a run that goes on here takes it over and closes it at its end."""
+        """Return the outcome, or None when the call became a 202.  Raises Unavailable when it could not become one.
+        ``counted`` is what the caller holds for the call; a run that goes on here takes it over and closes it at its
+        end."""
         run = _Run(call, self._steps(call))
         until_s = time.monotonic() + wait_s
         outcome = self._run_here(run, until_s)
@@ -62,7 +64,7 @@ class BlockingRuns:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _run_here(self, run: _Run, until_s: float) -> Outcome | None:
-        """None: the next step may take longer than the client waits."""
+        """Return the outcome, or None when the next step may take longer than the client waits."""
         while True:
             try:
                 step = next(run.steps)
@@ -95,12 +97,12 @@ class BlockingRuns:
             with run.lock:
                 run.entry, outcome = entry, run.outcome
                 run.handing_over = entry is not None
-            if outcome is not None:  # it ended meanwhile and left the record to us
+            if outcome is not None:  # the run ended meanwhile and left the record to us
                 self._record(run, outcome)
         return None
 
     def _accept(self, call: Call) -> bytes:
-        self._registry.gateway_alive(self._gateway)  # who reads the entry must find its owner alive
+        self._registry.gateway_alive(self._gateway)  # a reader of the entry must find its owner alive
         if not call.action.idempotent:
             self._records.mark_started(call.activation_id, self._gateway)
         return self._records.accept(pending_of(call), self._gateway)

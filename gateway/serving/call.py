@@ -1,4 +1,4 @@
-"""One activation while it runs: what was asked, and what became of it so far."""
+"""One activation while it runs: its request, and what became of it so far."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from thaw.instance import InstanceRecord
 from thaw.trace import Phase, TraceEvent
 
 QUEUE_LIMIT_S = 60.0
-"""An ordinary function may wait so long for its container; its time limit counts from its dispatch, as OpenWhisk's."""
+"""An ordinary function may wait this long for its container; its time limit counts from its dispatch, as OpenWhisk's
+does."""
 
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """``payload`` is the function's argument, or the validated OpenAI body.  ``claim`` must say True before anything
+    """``payload`` is the function's argument, or the validated OpenAI body.  ``claim`` must return True before anything
     runs (a 202 that is not idempotent runs once)."""
 
     activation_id: ActivationId

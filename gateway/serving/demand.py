@@ -1,7 +1,7 @@
-"""Demand: what the registry says of this gateway's requests that have no route, for the scheduler to start instances.
+"""Demand: this gateway's requests without a route, in the registry, for the scheduler to start instances.
 
-A request's own thread adds and withdraws it.  What a lost state server leaves wrong is put right by the heartbeat and
-behind a reconnection; demand that nobody waits for would start instances and keep them.
+A request's own thread adds and withdraws its demand.  After the state server was away, the heartbeat and the
+reconnection put right what is wrong: demand that no request waits for would start instances and keep them.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Demand:
         self._left: dict[ActivationId, ActionName] = {}  # withdrawals that failed
 
     def add(self, call: Call) -> None:
-        """Tell the scheduler that a request has no route; again, where a failed start may have ended what was told
-        before the request waited.  Raises Unavailable."""
+        """Tell the scheduler that a request has no route.  If it was told before the request waited, it is told again:
+        a failed start may have ended the first demand.  Raises Unavailable."""
         if call.announced_s is None:
             call.announced_s = time.monotonic()
         self._put(call.activation_id, call.action.name, call.received_ms)
@@ -46,7 +46,7 @@ class Demand:
             self._log.event("demand_not_removed", activation_id=call.activation_id, error=e.message)
 
     def retry(self) -> None:
-        """Withdraw what could not be withdrawn.  Raises Unavailable."""
+        """Withdraw the demand that could not be withdrawn before.  Raises Unavailable."""
         with self._lock:
             left = list(self._left.items())
         for activation_id, action in left:
@@ -55,8 +55,8 @@ class Demand:
                 self._left.pop(activation_id, None)
 
     def restore(self, waiting: Iterable[Ticket], is_held: Callable[[ActivationId], bool]) -> None:
-        """Behind a reconnection: demand may be gone with a server, and some may have outlived its request.
-        ``is_held`` knows of requests that will wait.  Raises Unavailable."""
+        """Put the demand right after a reconnection: some may be gone with a server, and some may have outlived its
+        request.  ``is_held`` knows of requests that will wait.  Raises Unavailable."""
         known = {ticket.activation_id: ticket.action for ticket in waiting}
         for activation_id, action in known.items():
             self._agree(activation_id, action)
@@ -66,7 +66,8 @@ class Demand:
                 self._agree(demand.activation_id, demand.action)
 
     def _agree(self, activation_id: ActivationId, action: ActionName) -> None:
-        """Let the registry say what the room says.  The request's own thread may have written meanwhile: look again."""
+        """Let the registry say what the room says.  The request's own thread may have written meanwhile, so check
+        again."""
         while True:
             ticket = self._room.waiting(action, activation_id)
             if ticket is None:
@@ -78,7 +79,8 @@ class Demand:
                 return
 
     def _put(self, activation_id: ActivationId, action: ActionName, received_ms: int) -> None:
-        """With its age: one that lost its worker before its first token goes to the head of the scheduler's queue."""
+        """Put the demand with its age: a request that lost its worker before its first token goes to the head of the
+        scheduler's queue."""
         waited_ms = max(0, wall_ms() - received_ms)
         self._registry.add_demand(
             DemandAdded(activation_id, action, namespace_of(action), self._gateway, received_ms, waited_ms)

@@ -7,8 +7,8 @@
       ▼                          │
     demand + wait ◀──────────────┘
 
-Generators: what they yield while a client waits are sentences for it; what they return is the result.  A reply is
-yielded, too, before it is waited for: who drives the run may leave that to another thread.
+The methods are generators.  They yield sentences for a client that waits, and they return the result.  A reply is
+yielded, too, before it is waited for: the driver of the run may leave the waiting to another thread.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from thaw.logs import Log
 from thaw.trace import Phase
 
 MAX_LOSSES: Final = 3
-"""Workers one activation may lose before it is taken for their cause."""
+"""The number of workers that one activation may lose before it is taken for the cause."""
 _REFUSED_S: Final = (0.05, 0.1, 0.25, 0.5)
 """Waits between two tries at an instance whose slots other gateways hold, or whose host cannot be reached; a slot freed
 here is used at once."""
@@ -41,7 +41,7 @@ class Dispatcher:
         self.room, self._demand, self._pool, self._log = room, demand, pool, log
 
     def reach(self, call: Call) -> Generator[str | Reply, None, tuple[Route, Reply]]:
-        """An instance that accepted the call.  The caller ends the reply and gives the route back."""
+        """Return an instance that has accepted the call.  The caller ends the reply and gives the route back."""
         try:
             return (yield from self._reach(call))
         finally:
@@ -55,7 +55,7 @@ class Dispatcher:
             try:
                 self._claim(call)
                 reply = self._send(call, route)
-                self._demand.withdraw(call)  # behind the request: no slot waits for the state server
+                self._demand.withdraw(call)  # after the request, so that no slot waits for the state server
                 yield reply
                 reply.read_head()
                 return route, reply
@@ -77,20 +77,20 @@ class Dispatcher:
                 raise
 
     def _claim(self, call: Call) -> None:
-        """The one right to run what is not idempotent, taken before anything runs."""
+        """Take the one right to run a call that is not idempotent, before anything runs."""
         if call.claim is not None and not call.claim():
             raise PlatformError("A gateway was lost while this function ran; it is not run twice.")
         call.claim = None
 
     def note_loss(self, call: Call, error: WorkerLost) -> None:
-        """Returns when the call may go on elsewhere, else raises."""
+        """Return when the call may go on elsewhere, else raise ``error``."""
         call.losses += 1
         self._log.event("worker_lost", activation_id=call.activation_id, losses=call.losses, error=error.message)
         if not call.action.idempotent or call.losses > MAX_LOSSES:
             raise error
 
     def fault(self, call: Call, error: Exception) -> PlatformError:
-        """What ends a call that met an error of our own."""
+        """Return the error that ends a call after an error of our own."""
         self._log.event("run_failed", activation_id=call.activation_id, error=repr(error))
         return PlatformError("There was an internal server error.")
 
@@ -136,7 +136,8 @@ class Dispatcher:
         call.hangup.check()
 
     def _note_route(self, call: Call, route: Route) -> None:
-        """Cold: the request waited, and is one of those that the instance's first slots were started for."""
+        """Note the call's route.  The call is cold if it waited and got one of the slots that the instance was started
+        for."""
         call.instance = route.record
         waited = call.announced_s is not None and route.ready_s >= call.announced_s
         call.cold = waited and route.handed <= route.record.slots
@@ -157,7 +158,8 @@ class Dispatcher:
 
 
 def run_body(call: Call, deadline_s: float) -> bytes:
-    """``/run``'s body: OpenWhisk's keys; for an LLM the value is an LlmRun, with what was already emitted."""
+    """``/run``'s body: OpenWhisk's keys; for an LLM the value is an LlmRun, with the tokens that were already
+    emitted."""
     value = call.payload
     if call.action.is_llm:
         resume = LlmResume(tuple(call.emitted)) if call.emitted else None

@@ -1,4 +1,4 @@
-"""A call to its outcome, whoever waits for it: blocking invocations and 202s."""
+"""Runs a call to its outcome, for blocking invocations and 202s."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from thaw.errors import ProtocolError, ThawError
 
 T = TypeVar("T")
 Steps = Generator[str | Reply, None, Outcome]
-"""A run that stops before whatever may take long: a reply that is to come, or a sentence on what it waits for."""
+"""A run that yields before each step that may take long: a reply that is to come, or a sentence on what the run waits
+for."""
 
 
 def steps(dispatcher: Dispatcher, call: Call) -> Steps:

@@ -1,10 +1,11 @@
-"""How long a request that came now would wait: what a 429 says in Retry-After.
+"""How long a request that came now would wait, for the Retry-After of a 429.
 
-From what is known, in this order:
+The first of these that is known gives the answer:
 
-a start in progress   the request it was made for came at *t* and its plan foretells its first token at *t* + TTFT
-a queue that moves    its length over the pace at which slots were handed to it of late
-neither               it waits for room somewhere: as long again as its head has waited already
+a queue that moves     its length over the pace at which slots were handed to it of late; while no instance is ready,
+                       no less than the next line says
+a start in progress    the request it was made for came at *t*, and its plan predicts its first token at *t* + TTFT
+neither                the queue waits for room somewhere: as long again as its head has waited already
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from thaw.ids import ActionName
 from thaw.plan import Plan
 
 _PLANS_KEPT_S: Final = 1.0
-"""A crowd that is refused must not read every plan once a head."""
+"""Plans are read at most once in this time: a crowd of refused requests must not read every plan once for each of
+them."""
 
 
 class Expectation:
@@ -32,7 +34,7 @@ class Expectation:
         self._read_s = -_PLANS_KEPT_S
 
     def wait_s(self, action: ActionName, queue: Queue) -> float:
-        """Seconds; never raises: without a state server nothing is known of starts."""
+        """Return seconds.  Never raises: without a state server nothing is known of starts."""
         now_s = self._now_s()
         age_s = 0.0 if queue.oldest_s is None else now_s - queue.oldest_s
         starts = [s for p in self._starting(action, queue) if (s := _left_s(p, age_s)) is not None]
@@ -56,8 +58,8 @@ class Expectation:
 
 
 def _left_s(plan: Plan, oldest_age_s: float) -> float | None:
-    """Until the first token of the request that the plan was made for.  It is the oldest that waits, or, if that is
-    younger than the plan, one of another gateway."""
+    """Return the seconds until the first token of the request that the plan was made for.  This is the oldest request
+    that waits, or, if that one is younger than the plan, a request of another gateway."""
     if plan.predicted_ttft_s is None:
         return None
     age_s = max(oldest_age_s, time.time() - plan.created_wall_ns / 1e9)

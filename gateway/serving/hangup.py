@@ -21,13 +21,13 @@ _GONE = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
 
 
 class ClientGone(ThawError):
-    """The client hung up; nobody reads an answer (nginx calls it 499)."""
+    """The client hung up and reads no answer (nginx calls it 499)."""
 
     http_status = 499
 
 
 class Hangup:
-    """One request's "the client is gone", set once; wakes whoever registered."""
+    """One request's "the client is gone".  It is set once and calls all that registered."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -75,7 +75,8 @@ class HangupWatcher:
         os.write(self._wake_write, b"x")
 
     def watch(self, sock: socket.socket | None) -> tuple[Hangup, Callable[[], None]]:
-        """The request's hangup, and what ends the watch; it must run before the socket serves its next request."""
+        """Return the request's hangup, and a function that ends the watch.  The function must run before the socket
+        serves its next request."""
         hangup = Hangup()
         fd = -1 if sock is None else sock.fileno()
         if fd < 0:  # a test client without a socket
@@ -102,7 +103,7 @@ class HangupWatcher:
                 if events & _GONE:
                     with self._lock:
                         hangup = self._hangups.get(fd)
-                        if hangup is None or not _is_gone(fd):  # the word is of a socket that had this number before
+                        if hangup is None or not _is_gone(fd):  # the event is of an earlier socket of this number
                             continue
                     self._forget(fd)
                     hangup.set()

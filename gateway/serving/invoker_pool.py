@@ -1,7 +1,8 @@
 """HTTP/1.1 keep-alive to the invokers' data ports: a pool of connections per address, and one run on one of them.
 
-What may be repeated is decided by what the invoker can have seen.  Without a connection (Unreachable), and when it
-answers InstanceGone or InstanceBusy, nothing ran; a connection that breaks afterwards is WorkerLost: it may have run.
+Whether a request may be repeated depends on what the invoker can have seen.  Without a connection (Unreachable), and
+when the invoker answers InstanceGone or InstanceBusy, nothing ran.  A connection that breaks afterwards is WorkerLost:
+the request may have run.
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ IDLE_S: Final = 20.0
 """An idle connection is used no longer than this; invokers keep theirs for longer, so the two never race."""
 _CONNECT_S: Final = 5.0
 _TIMEOUT_SLACK_S: Final = 0.5
-"""Setting a socket's timeout is a system call; a token is not worth one."""
+"""A socket's timeout may be late by this much: setting it is a system call, and it is not made for every token."""
 _MAX_FRAME_BYTES: Final = 8 * 1024 * 1024
 _MAX_LOGS_BYTES: Final = 1 << 30
-"""An invoker's own answer: it bounds each run's lines (limits.logs)."""
+"""The limit of an invoker's own answer.  The invoker limits the lines of each run (limits.logs)."""
 
 
 class Unreachable(PlatformError):
@@ -56,13 +57,14 @@ class InvokerPool:
 
     def post(self, address: str, path: str, body: bytes, *, stream: bool, deadline_s: float, hangup: Hangup,
              headers: str = "") -> Reply:  # fmt: skip
-        """Send.  ``headers`` are whole lines.  Raises Unreachable, WorkerLost, ClientGone, TimeLimitExceeded."""
+        """Send a request.  ``headers`` are whole lines.  Raises Unreachable, WorkerLost, ClientGone,
+        TimeLimitExceeded."""
         reply = Reply(self, address, self._connect(address), deadline_s, hangup)
         reply.send(path, self._headers + headers + (f"Accept: {STREAM_TYPE}\r\n" if stream else ""), body)
         return reply
 
     def logs(self, address: str, wanted: LogsWanted, *, timeout_s: float) -> LogsFound:
-        """What these runs printed.  Raises as post() and read_head() do."""
+        """Return what these runs printed.  Raises as post() and read_head() do."""
         deadline_s = time.monotonic() + timeout_s
         reply = self.post(address, "/logs", wire.dumps(wanted), stream=False, deadline_s=deadline_s, hangup=Hangup())
         reply.read_head()
@@ -81,7 +83,7 @@ class InvokerPool:
 
     def _connect(self, address: str) -> Connection:
         while (connection := self._pop(address)) is not None:
-            if not connection.is_readable():  # else the peer closed it, or it holds bytes nobody asked for
+            if not connection.is_readable():  # else the peer closed it, or it holds bytes that were not asked for
                 return connection
             connection.close()
         host, _, port = address.rpartition(":")
@@ -91,7 +93,7 @@ class InvokerPool:
             raise Unreachable(f"the invoker at {address} does not answer: {e}") from e
 
     def _pop(self, address: str) -> Connection | None:
-        """The connection used last; those that were idle for too long are closed on the way."""
+        """Return the connection used last; close those that were idle for too long."""
         with self._lock:
             connections = self._idle.get(address, [])
             fresh = time.monotonic() - IDLE_S
@@ -101,8 +103,9 @@ class InvokerPool:
 
 
 class Reply:
-    """An answer as it arrives.  Ends with read_json(), finish() (keeps the connection) or abort() (closes it), and by
-    itself with whatever is raised.  Until then the client's hanging up cuts the connection at once."""
+    """An answer as it arrives.  It ends with read_json(), finish() (which keeps the connection) or abort() (which
+    closes it), and by itself when an error is raised.  Until then a client that hangs up cuts the connection at
+    once."""
 
     def __init__(
         self, pool: InvokerPool, address: str, connection: Connection, deadline_s: float, hangup: Hangup
@@ -123,13 +126,13 @@ class Reply:
             self._connection.send("POST", path, headers, body)
 
     def comes_within(self, timeout_s: float) -> bool:
-        """Whether the answer begins by then, or never will: reading it does not have to wait."""
+        """True when the answer begins by then, or never will: reading it does not have to wait."""
         left_s = self._deadline_s - time.monotonic()
         return self._connection.is_readable(min(timeout_s, left_s)) or left_s <= timeout_s
 
     def read_head(self) -> None:
-        """Wait for the answer.  Raises InstanceGone, InstanceBusy, WorkerLost, ClientGone, TimeLimitExceeded, or the
-        error the invoker or container names, or that is of its answer (read_json)."""
+        """Wait for the answer.  Raises InstanceGone, InstanceBusy, WorkerLost, ClientGone, TimeLimitExceeded, the error
+        that the invoker or container names, or an error of reading that answer (read_json)."""
         with self._guarded():
             self._connection.read_head()
             self.status = self._connection.status
@@ -160,7 +163,7 @@ class Reply:
         return self._plain
 
     def finish(self) -> None:
-        """Behind the last frame: read the terminal chunk, keep the connection."""
+        """After the last frame: read the terminal chunk, keep the connection."""
         try:
             with self._guarded():
                 rest = self._connection.read_rest()
@@ -178,7 +181,7 @@ class Reply:
         self._ended = True
         if self._waking is not None:
             self._waking.__exit__(None, None, None)
-        # a client that went just now may be about to cut the connection
+        # the client may have gone just now and be about to cut the connection
         if keep and self._connection.keep_alive and not self._hangup.is_set:
             self._pool.give_back(self._address, self._connection)
         else:
@@ -191,7 +194,8 @@ class Reply:
         return data
 
     def _raise_named_error(self) -> None:
-        """Raise what a non-200 answer names; one without ErrorInfo is the function's own and stays readable."""
+        """Raise the error that a non-200 answer names.  An answer without ErrorInfo is the function's own and stays
+        readable."""
         plain = self.read_json()
         if isinstance(plain, dict) and isinstance(plain.get("info"), dict):
             raise from_info(wire.from_plain(ErrorInfo, plain["info"]))
@@ -214,7 +218,8 @@ class Reply:
 
 
 class _Guarded:
-    """Socket work that ends at the socket's timeout or with the client: what it raises ends the reply and is ours."""
+    """Socket work that ends at the socket's timeout or when the client goes.  Any error ends the reply; a socket's
+    error is raised as one of ours."""
 
     __slots__ = ("_hangup", "_reply")
 
@@ -230,6 +235,6 @@ class _Guarded:
         self._reply.abort()
         if isinstance(error, OSError) or self._hangup.is_set:
             self._hangup.check()
-            if isinstance(error, TimeoutError) and error.errno != errno.ETIMEDOUT:  # that one is of a vanished host
+            if isinstance(error, TimeoutError) and error.errno != errno.ETIMEDOUT:  # ETIMEDOUT: the host has vanished
                 raise TimeLimitExceeded("The action exceeded its time limits.") from error
             raise WorkerLost(f"the connection to the container broke: {error!r}") from error

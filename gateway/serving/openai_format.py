@@ -34,9 +34,9 @@ def aggregate(call: Call, tokens: Sequence[RunToken], finished: RunFinished) -> 
 
 
 class Chunks:
-    """The chunks of one streamed answer as server-sent events, in order: what one step gives is one text.
+    """The chunks of one streamed answer as server-sent events, in order: each step gives one text.
 
-    A token without logprobs is most of what is ever sent: the JSON around its text is made once.
+    Most of what is ever sent are tokens without logprobs, so the JSON around their text is made once.
     """
 
     def __init__(self, call: Call, *, include_usage: bool) -> None:
@@ -49,7 +49,7 @@ class Chunks:
         self._before, self._after = before + mark[:-2], after
 
     def token(self, token: RunToken) -> str:
-        """Empty for a token without text (half a character), unless its logprob is wanted."""
+        """Return nothing for a token without text (half a character), unless its logprob is wanted."""
         if not token.text and token.logprob is None:
             return ""
         offset, self._offset = self._offset, self._offset + len(token.text)

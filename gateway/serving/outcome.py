@@ -13,7 +13,7 @@ from thaw.instance import StartMode
 
 
 def outcome_of(error: ThawError) -> Outcome:
-    """The caller's fault, the function's, or ours."""
+    """Return the outcome of an error: the caller's fault, the function's, or ours."""
     body = {"error": error.message}
     if error.hint and not isinstance(error, (ClientGone, RequestError)):
         body["hint"] = error.hint
@@ -26,14 +26,16 @@ def outcome_of(error: ThawError) -> Outcome:
 
 
 def start_mode(call: Call) -> str:
-    """Of what the call ran on; one that reached no instance waited for a start."""
+    """Return the start mode of the instance that the call ran on.  A call that reached no instance waited for a cold
+    start."""
     if call.instance is None:
         return str(StartMode.COLD)
     return str(call.instance.start_mode if call.cold else StartMode.WARM)
 
 
 def activation_of(call: Call, outcome: Outcome, logs: tuple[str, ...] = ()) -> Activation:
-    """``start`` is where OpenWhisk puts it: before init for a cold run, else at the dispatch; the wait lies before."""
+    """``start`` is where OpenWhisk puts it: before init for a cold run, else at the dispatch.  The wait lies before
+    it."""
     instance = call.instance if call.dispatched_ms is not None else None
     init_ms = instance.init_ms if instance is not None and call.cold else None
     dispatched_ms = call.received_ms if call.dispatched_ms is None else call.dispatched_ms

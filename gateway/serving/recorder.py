@@ -1,7 +1,8 @@
-"""Writes records and traces behind the answers, so that no client waits for the state server.
+"""Writes records and traces after the answers, so that no client waits for the state server.
 
 A blocking call's record may be lost with the process (its client has the answer); a 202's is written by its runner
-before its entry is acknowledged (async_runner.py).  Reads of this gateway see what is still in the queue.
+before its entry is acknowledged (async_runner.py).  Reads at this gateway wait for what is still in the queue
+(``settle``).
 """
 
 from __future__ import annotations
@@ -29,16 +30,16 @@ from thaw.logs import Log
 from thaw.trace import Phase
 
 _BATCH: Final = 512
-"""Records written together at most, under load; a lone one waits for nobody.  So many that a host whose logs are late
-with every batch (_LOGS_S) does not make a backlog of everybody's records."""
+"""The most records written together, under load; a single one waits for no others.  The number is so large that a host
+whose logs are late with every batch (_LOGS_S) does not cause a backlog of all records."""
 _BACKLOG: Final = 20_000
-"""Records held while the state server is away; those beyond it are dropped and said so."""
+"""Records held while the state server is away; those beyond it are dropped, and the log says so."""
 _RETRY_S: Final = 0.5
 _KEPT_S: Final = 60.0
 _LOGS_S: Final = 3.0
 """An invoker waits up to two seconds for the end of an output."""
 _HOSTS_AT_ONCE: Final = 16
-"""That are asked for logs by one batch."""
+"""The number of hosts that one batch asks for logs at once."""
 _NO_LOGS: Final = ("The logs of this activation could not be collected.",)
 
 
@@ -69,7 +70,7 @@ class Recorder:
         self._queue.put(None)
 
     def submit(self, call: Call, outcome: Outcome, pending_entry: bytes | None = None) -> None:
-        """Queue the record; it is written over a restart of the state server."""
+        """Queue the record.  It is written even if the state server restarts meanwhile."""
         _complete(call, outcome)
         self._put(_Item(call, outcome, pending_entry))
 
@@ -79,7 +80,7 @@ class Recorder:
             self._settled.wait_for(lambda: self._unwritten == 0, timeout_s)
 
     def end_pending(self, call: Call, outcome: Outcome, pending_entry: bytes) -> None:
-        """The record of a 202, written before this returns.  Raises Unavailable, PlatformError."""
+        """Write the record of a 202 before returning.  Raises Unavailable, PlatformError."""
         _complete(call, outcome)
         self._write([_Item(call, outcome, pending_entry)])
 
@@ -102,14 +103,14 @@ class Recorder:
             self._records.end_all([_writable(one) for one in ended])
 
     def _logs(self, calls: Sequence[Call]) -> list[tuple[str, ...]]:
-        """The lines ordinary functions printed; an LLM container's are the host's own."""
+        """Return the lines that ordinary functions printed; an LLM container's lines are the host's own."""
         lines: list[tuple[str, ...]] = [()] * len(calls)
         asked: dict[str, list[tuple[int, RunRef]]] = {}
         for i, call in enumerate(calls):
             if not call.action.is_llm and call.instance is not None and call.dispatched_ms is not None:
                 ref = RunRef(call.instance.instance_id, call.activation_id)
                 asked.setdefault(call.instance.address, []).append((i, ref))
-        # one host is mostly all, and then this thread asks; of several none waits for another
+        # mostly there is one host, and this thread asks it; several are asked at once, so none waits for another
         ask = self._asking.map if len(asked) > 1 else map
         answers = ask(self._ask, asked, [[ref for _, ref in refs] for refs in asked.values()])
         for refs, found in zip(asked.values(), answers, strict=True):
@@ -138,21 +139,21 @@ class Recorder:
         self._asking.shutdown(wait=False)
 
     def _more(self) -> list[_Item]:
-        """What else is waiting now."""
+        """Return the other records that wait now."""
         found: list[_Item] = []
         while len(found) < _BATCH - 1:
             try:
                 item = self._queue.get_nowait()
             except queue.Empty:
                 break
-            if item is None:  # the end is for the loop to see
+            if item is None:  # the loop must see the end
                 self._queue.put(None)
                 break
             found.append(item)
         return found
 
     def _write_until(self, batch: Sequence[_Item], deadline_s: float) -> None:
-        """Over a restart of the state server."""
+        """Write a batch, with further tries over a restart of the state server."""
         ids = [item.call.activation_id for item in batch]
         late = False
         while True:
@@ -171,7 +172,8 @@ class Recorder:
                 return
 
     def _give_up(self, batch: Sequence[_Item], error: PlatformError) -> None:
-        """A 202's record is promised: behind the others, again; of a gateway that stops another ends the entry."""
+        """Drop the records, except those of 202s: they are promised, so they are queued again.  If this gateway stops,
+        another one ends their entries."""
         lost = [i for i in batch if i.pending_entry is None or self._stop.is_set()]
         if lost:
             ids = [item.call.activation_id for item in lost]
@@ -188,7 +190,7 @@ class Recorder:
 
 
 def _writable(ended: Ended) -> Ended:
-    """As it is, or without a result that is nested too deep to be written."""
+    """Return the record as it is, or without a result that is nested too deep to be written."""
     try:
         wire.dumps(ended.record)
     except RecursionError:

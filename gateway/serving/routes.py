@@ -1,12 +1,12 @@
 """The route table: which READY instances this gateway may send an action to.  Pure; waiting_room.py holds its lock.
 
-A pipeline group is one route, to its first stage.  When another stage of it is lost the route goes with it: what was
-sent there would only be lost too.
+A pipeline group is one route, to its first stage.  When another stage of the group is lost, the route is removed too: a
+request sent there would only be lost.
 
-An entry is an invoker's word (InstanceRecord) and this gateway's own count of requests on it.  Other gateways use the
-same slots unseen; when the instance refuses one of ours for that, or cannot be reached, the entry is ``full`` until a
-slot of it is released here, its record changes, or some time has passed.  It is not dropped: an invoker says nothing
-more of an idle instance that nobody asks.
+An entry holds an invoker's report (InstanceRecord) and this gateway's own count of requests on the instance.  Other
+gateways use the same slots, and this gateway does not see it.  When the instance refuses one of our requests for that,
+or cannot be reached, the entry is ``full`` until a slot of it is released here, its record changes, or some time has
+passed.  It is not dropped: an invoker sends no further report of an idle instance that gets no requests.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class RouteTable:
         self._retired: set[InstanceId] = set()
 
     def apply(self, record: InstanceRecord, now_s: float) -> bool:
-        """Take an invoker's word.  True: the instance may have become free for somebody."""
+        """Take in an invoker's report.  Return True when the instance may have become free for a request."""
         if not record.takes_requests:
             if record.state is InstanceState.GONE and record.error is not None:
                 self._remove_group(record)
@@ -97,23 +97,23 @@ class RouteTable:
             route.handed -= 1
 
     def drop(self, route: Route) -> None:
-        """It left, or broke under a request; its invoker's next word brings it back."""
+        """The instance left, or broke under a request.  Its invoker's next report brings it back."""
         self._remove(route.record.action, route.record.instance_id)
 
     def is_any_full(self, action: ActionName) -> bool:
         return any(route.full for route in self._routes.get(action, {}).values())
 
     def retry_full(self, action: ActionName) -> None:
-        """A refusal was some time ago: ask again."""
+        """The refusal was some time ago: the instances are asked again."""
         for route in self._routes.get(action, {}).values():
             route.full = False
 
     def retire(self, action: ActionName) -> None:
-        """The action was deleted: a new one of the same name must not run on these."""
+        """The action was deleted: a new one of the same name must not run on its instances."""
         self._retired.update(self._routes.pop(action, {}))
 
     def groups(self, action: ActionName) -> frozenset[GroupId]:
-        """That are ready, with a free slot or without."""
+        """Return the groups that are ready, with or without a free slot."""
         return frozenset(r.record.group_id for r in self._routes.get(action, {}).values())
 
     def count(self) -> int:

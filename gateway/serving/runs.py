@@ -1,7 +1,8 @@
 """Running a call to its end: an LLM's stream of tokens, or an ordinary function's one answer.
 
-Exactly once (interfaces: engine protocol): a token's index counts from 0 per activation; one already seen is dropped,
-a gap is a failure.  A lost worker's answer goes on elsewhere from the tokens already emitted.
+Each token is passed on exactly once (interfaces: engine protocol).  A token's index counts from 0 per activation; a
+token that was seen already is dropped, and a gap is a failure.  When a worker is lost, its answer goes on elsewhere
+from the tokens already emitted.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Outcome:
 
 
 def llm_tokens(dispatcher: Dispatcher, call: Call) -> Generator[str | RunToken | RunFinished, None, None]:
-    """Sentences while the client waits, then tokens in order, each once, then RunFinished.  Raises ThawError."""
+    """Yield sentences while the client waits, then tokens in order, each once, then RunFinished.  Raises ThawError."""
     while True:
         route, reply = yield from _sentences(dispatcher.reach(call))
         try:
@@ -96,8 +97,8 @@ def _is_next(call: Call, token: object) -> bool:
 
 
 def function_steps(dispatcher: Dispatcher, call: Call) -> Generator[str | Reply, None, Outcome]:
-    """An ordinary function's answer, by OpenWhisk's contract of ``/run``; yields as Dispatcher.reach().  Raises
-    ThawError."""
+    """Return an ordinary function's answer, by OpenWhisk's contract of ``/run``.  Yields what Dispatcher.reach()
+    yields.  Raises ThawError."""
     while True:
         route, reply = yield from dispatcher.reach(call)
         lost = False

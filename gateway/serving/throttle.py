@@ -1,7 +1,8 @@
-"""What a gateway refuses with a 429: OpenWhisk's two throttles per namespace, and queues that are full.
+"""Requests that a gateway refuses with a 429: OpenWhisk's two throttles per namespace, and full queues.
 
-OpenWhisk's, with its messages: invocations a minute, and at once.  Thaw's: so many requests may wait for an instance of
-one action, and of all actions of a namespace; the refusal says when a request that came now would be served.
+OpenWhisk's throttles, with its messages, limit invocations per minute and concurrent invocations.  Thaw limits how many
+requests may wait for an instance of one action, and of all actions of a namespace.  Its refusal says when a request
+that came now would be served.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ class _Use:
 
 
 class Throttle:
-    """Counts of this gateway; with several, each allows the settings' values (OpenWhisk's controllers divide them)."""
+    """Counts this gateway's requests; with several gateways, each allows the settings' values (OpenWhisk's controllers
+    divide them)."""
 
     def __init__(self, per_minute: int, concurrent: int, now_s: Callable[[], float] = time.monotonic) -> None:
         self._per_minute, self._concurrent, self._now_s = per_minute, concurrent, now_s
@@ -70,8 +72,8 @@ class Throttle:
 
 
 class QueueCaps:
-    """Of this gateway's queues, as the throttle's counts are of this gateway.  Asked before a request is taken in, so
-    what was accepted (a 202, a request that lost its worker) is never refused afterwards."""
+    """Limits this gateway's queues, as the throttle limits this gateway's requests.  It is asked before a request is
+    accepted, so an accepted one (a 202, a request that lost its worker) is never refused afterwards."""
 
     def __init__(self, per_action: int, per_namespace: int, room: WaitingRoom, expected: Expectation) -> None:
         self._per_action, self._per_namespace = per_action, per_namespace
@@ -81,7 +83,7 @@ class QueueCaps:
         """Raises Throttled."""
         queue = self._room.queue(action)
         full = queue.n_waiting >= self._per_action
-        at_once = bool(queue.serving) and not queue.n_waiting  # it most likely finds a slot
+        at_once = bool(queue.serving) and not queue.n_waiting  # the request most likely finds a slot
         if not full and (queue.n_in_namespace < self._per_namespace or at_once):
             return
         of, n, allowed = (

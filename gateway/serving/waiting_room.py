@@ -1,8 +1,8 @@
 """Requests that no route can take: the oldest first per action, each asleep on an event of its own.
 
 A slot that comes free (READY, a release) is handed straight to the request at the head of its action's queue, so a
-newcomer never overtakes and nobody wakes for nothing.  One that lost its worker or was refused comes back with its age,
-so it stands before all that came after it.  All state is behind one lock; nothing under it blocks.
+newcomer never overtakes and no request wakes for nothing.  A request that lost its worker or was refused comes back
+with its age, so it stands before all that came after it.  All state is behind one lock; nothing under it blocks.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from thaw.ids import ActionName, ActivationId, GroupId
 from thaw.instance import InstanceRecord, InstanceState
 
 _HANDED_KEPT: Final = 32
-"""Slots handed to a queue that its pace is read from."""
+"""How many of the slots that were handed to a queue are kept to tell the queue's pace."""
 
 
 @dataclass(slots=True, eq=False)
@@ -39,12 +39,12 @@ class Ticket:
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """Of one action, for who must say how long a wait would be."""
+    """The state of one action's queue, from which a wait is estimated."""
 
     n_waiting: int
     n_in_namespace: int
     oldest_s: float | None  # when the request at its head came
-    handed_s: tuple[float, ...]  # when those before it got their slots, of late
+    handed_s: tuple[float, ...]  # when the last requests before it got their slots
     serving: frozenset[GroupId]  # groups that are ready
 
 
@@ -67,7 +67,7 @@ class WaitingRoom:
                 queue.insert(_place(queue, ticket), ticket)
 
     def leave(self, ticket: Ticket) -> None:
-        """Give the place up; a route that was handed over meanwhile goes to the next."""
+        """Give the place up.  A route that was handed over meanwhile goes to the next request."""
         with self._lock:
             queue = self._queues.get(ticket.action)
             if queue is not None and ticket in queue:
@@ -83,7 +83,7 @@ class WaitingRoom:
             self._serve(route.record.action)
 
     def refused(self, route: Route, *, gone: bool) -> None:
-        """The instance did not take the request: its invoker says that it left, or it is asked again later."""
+        """The instance did not take the request: either its invoker says that it left, or it is asked again later."""
         with self._lock:
             self._table.release(route, ran=False)
             if gone:
@@ -98,7 +98,8 @@ class WaitingRoom:
             self._table.drop(route)
 
     def must_ask(self, ticket: Ticket) -> bool:
-        """Whether it is for this one to retry(): it is the next, and an instance refused somebody.  Woken when so."""
+        """True when this request is to call retry(): it is the next, and an instance refused a request.  It is woken
+        when this becomes true."""
         with self._lock:
             queue = self._queues.get(ticket.action)
             return queue is not None and queue[0] is ticket and self._table.is_any_full(ticket.action)
@@ -120,7 +121,7 @@ class WaitingRoom:
                 self._notify(record.action, f"starting on {record.host_id}{of_group}")
 
     def reload(self, records: Iterable[InstanceRecord]) -> list[Ticket]:
-        """The registry's truth after a (re)connection.  Returns who still waits."""
+        """Take over the registry's truth after a (re)connection.  Returns the requests that still wait."""
         with self._lock:
             for action in self._table.replace(records, time.monotonic()):
                 self._serve(action)
@@ -143,7 +144,7 @@ class WaitingRoom:
         self.fail(action, waiting, error)
 
     def retire(self, action: ActionName) -> None:
-        """The action was deleted: its instances are no routes of what comes under its name."""
+        """The action was deleted: its instances are no routes for a later action of its name."""
         with self._lock:
             self._table.retire(action)
 
@@ -193,7 +194,7 @@ class WaitingRoom:
 
 
 def _place(queue: Sequence[Ticket], ticket: Ticket) -> int:
-    """Behind everybody older; from the end, where nearly everybody belongs."""
+    """Return the place behind all older requests.  The search begins at the end, where nearly every request belongs."""
     at = len(queue)
     while at > 0 and queue[at - 1].since_s > ticket.since_s:
         at -= 1
