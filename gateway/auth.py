@@ -14,7 +14,7 @@ from relay.state.records import Records, Subject
 from thaw.errors import Unauthorized
 
 CACHE_S: Final = 60.0
-"""A revoked key works for so long; a known key costs no round trip meanwhile."""
+"""For this long a known key costs no round trip, and a revoked key still works."""
 _CACHED: Final = 10_000
 
 
@@ -25,7 +25,7 @@ class Authenticator:
         self._known: dict[str, tuple[float, Subject]] = {}
 
     def subject(self, authorization: str | None) -> Subject:
-        """Whom the header belongs to.  Raises Unauthorized, Unavailable."""
+        """Return the subject that the header belongs to.  Raises Unauthorized, Unavailable."""
         digest = hashlib.sha256(_credentials(authorization).encode()).hexdigest()
         now_s = self._now_s()
         with self._lock:

@@ -36,8 +36,8 @@ from thaw.logs import Log
 
 
 class Beats:
-    """Of our own heart, by which others are judged: where ours came late, the state server may have been away, and the
-    leases that are missing may be those of gateways that live."""
+    """The times of this gateway's own heartbeats, by which others are judged.  If one of ours was late, the state
+    server may have been away, and the leases that are missing may be those of gateways that are alive."""
 
     def __init__(self, interval_s: float) -> None:
         self._late_s = interval_s + LEASE_MS / 3000
@@ -45,7 +45,7 @@ class Beats:
         self._from_s = float("-inf")
 
     def may_claim(self, now_s: float) -> bool:
-        """Called at every beat that arrived."""
+        """Called after every heartbeat that was written.  True when dead gateways' work may be claimed."""
         if self._beaten_s is not None and now_s - self._beaten_s > self._late_s:
             self._from_s = now_s + LEASE_MS / 1000
         self._beaten_s = now_s
@@ -93,7 +93,7 @@ class Gateway:
         return to_end(self.steps(call))
 
     def problems(self) -> tuple[str, ...]:
-        """What is wrong with the state server, a sentence each.  Raises PlatformError when it does not answer.
+        """Return what is wrong with the state server, a sentence each.  Raises PlatformError when it does not answer.
 
         A server whose disk is full may still answer reads, so the last heartbeat says whether it also writes.
         """
@@ -111,7 +111,7 @@ class Gateway:
         self.log.event("gateway_started", bind=self.settings.bind)
 
     def stop(self) -> None:
-        """Behind the last request: write what is to be written, and let others have the rest."""
+        """Called after the last request: write the records that remain, and leave the rest to other gateways."""
         self._stop.set()
         self.runner.stop()
         self.blocking.stop()
@@ -126,7 +126,7 @@ class Gateway:
         self.log.event("gateway_stopped")
 
     def _beat(self) -> None:
-        """Signs of life; and the deaths of others, whose work is taken over."""
+        """Write heartbeats, and take over the work of gateways that have died."""
         beats = Beats(self.settings.heartbeat_s)
         while True:
             try:
@@ -154,14 +154,15 @@ class Gateway:
     def _on_deleted(self, action: ActionName) -> None:
         self.room.retire(action)
         try:
-            self.actions.get(action)  # deleted and made anew: whoever waits, waits for the new one
+            self.actions.get(action)  # deleted and made anew: the waiting requests wait for the new one
         except NotFound:
             self.room.fail_all(action, NotFound("The action was deleted while the request waited for it."))
         except PlatformError as e:
             self.log.event("deleted_action_unknown", action=action, error=e.message)
 
     def _on_connected(self) -> None:
-        """Events may have been missed: the registry is the truth, and our demand may be gone with a server."""
+        """Events may have been missed, so the registry's content is taken over.  Our demand may be gone with a
+        server."""
         self.registry.gateway_alive(self.gateway_id)  # first: demand of a gateway without a lease is dropped
         self.actions.forget()
         self.demand.restore(self.room.reload(self.registry.instances()), self.runner.holds)

@@ -1,7 +1,7 @@
-"""The key that an installation is born with, made known to the state server by the gateway that starts.
+"""The first key of an installation, which a starting gateway makes known to the state server.
 
-It comes as THAW_FIRST_KEY from whoever set the installation up (``thaw dev up``, scripts/compose-env.sh), who generated
-it: there is no well-known default.  Stored like every key, by its hash.
+It comes as THAW_FIRST_KEY from the tool that set the installation up (``thaw dev up``, scripts/compose-env.sh) and
+generated the key: there is no well-known default.  It is stored like every key, by its hash.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _KEY: Final = re.compile(r"[0-9a-f-]{36}:[A-Za-z0-9_-]{32,128}")
 
 
 def check(key: str) -> None:
-    """Raises SettingError for what nobody generated."""
+    """Raises SettingError for a text that is no generated key."""
     if key and not _KEY.fullmatch(key):
         raise SettingError("THAW_FIRST_KEY is not a key", hint="make one: scripts/compose-env.sh does")
 

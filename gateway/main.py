@@ -25,10 +25,11 @@ from thaw.settings import SettingError, load
 
 Wsgi = Callable[[dict[str, Any], Any], Iterable[bytes]]
 
-_STACK_BYTES: Final = 512 * 1024  # a thousand threads of the default 8 MiB frighten container memory limits
+_STACK_BYTES: Final = 512 * 1024  # a thousand threads of the default 8 MiB may exceed container memory limits
 _KEEP_ALIVE_S: Final = 75
 _LAST_WORDS_S: Final = 4.0
-"""The worker ends so long after its last request.  The recorder may need three seconds of it for its records."""
+"""The worker ends at most this long after its last request.  The recorder may need three seconds of it for its
+records."""
 _PR_SET_PDEATHSIG: Final = 1
 _SWITCH_S: Final = 0.0005
 """Python's 5 ms would let the thread that writes records hold a token back for as long."""
@@ -63,7 +64,7 @@ class _Server(BaseApplication):  # type: ignore[misc]
         self._gateway.start()
         first_key.admit(self._gateway.records, self._settings.first_key)
         app = create_app(self._gateway)
-        gc.freeze()  # what was made so far stays: no collection needs to walk over it while a token waits
+        gc.freeze()  # objects made so far stay: no collection needs to walk over them while a token waits
         return app
 
     def _on_exit(self, _arbiter: object, _worker: object) -> None:

@@ -1,4 +1,4 @@
-"""What Prometheus reads at /metrics."""
+"""The gateway's metrics, which Prometheus reads at /metrics."""
 
 from __future__ import annotations
 

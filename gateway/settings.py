@@ -34,5 +34,5 @@ class GatewaySettings:
 
     @property
     def held_per_namespace(self) -> int:
-        """Each request holds a thread: some stay for other namespaces, /health and /metrics."""
+        """Each request holds a thread, so some threads stay for other namespaces, /health and /metrics."""
         return min(self.concurrent, self.threads - self.threads // 8)

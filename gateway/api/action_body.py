@@ -1,4 +1,4 @@
-"""A PUT's body becomes an Action: the kind resolved, the config checked, what was left out kept from before."""
+"""Turns a PUT's body into an Action: resolves the kind, checks the config, and keeps what the body leaves out."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def malformed(problem: str) -> BadRequest:
 def new_action(
     name: ActionName, namespace: Namespace, body: Json, settings: GatewaySettings, last: str | None = None
 ) -> Action:
-    """``last``: of one of this name that was deleted; what ran it may still run, and must not be taken for the new
-    one.  Raises BadRequest, ConfigError, TooLarge, NotHere."""
+    """``last``: the last version of a deleted action of this name.  Its instances may still run, and must not be taken
+    for those of the new action.  Raises BadRequest, ConfigError, TooLarge, NotHere."""
     if "exec" not in body and "config" not in body:
         raise malformed("exec undefined")
     blank = Action(
@@ -82,7 +82,8 @@ def key_values(what: str, plain: Any, max_bytes: int) -> dict[str, object]:
 
 
 def next_version(old: str, asked: Any) -> str:
-    """What the client asks for if that is later, else the next patch: instances of a version hold its code."""
+    """Return the version that the client asks for if it is later, else the next patch.  A version must not be used
+    twice, because its instances hold its code."""
     if asked is not None and (not isinstance(asked, str) or not _VERSION.match(asked)):
         raise malformed(f"version must be of the form 1.2.3, not {asked!r:.40}")
     if asked is not None and version_key(asked) > version_key(old):

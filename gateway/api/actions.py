@@ -61,7 +61,7 @@ def delete_action(ns: str, name: str) -> Response:
 @blueprint.route("/<any(packages, triggers, rules):kind>", methods=["GET", "PUT", "POST", "DELETE"])
 @blueprint.route("/<any(packages, triggers, rules):kind>/<path:rest>", methods=["GET", "PUT", "POST", "DELETE"])
 def absent(ns: str, kind: str, rest: str = "") -> Response:
-    """Lists are empty, so that clients that look before they act work; the rest says what is missing."""
+    """Lists are empty, so that clients that list before they act still work; other requests say what is missing."""
     namespace(ns)
     if request.method == "GET" and not rest:
         return json_response([] if not query_flag("count") else {kind: 0})

@@ -14,7 +14,7 @@ from thaw.ids import ActivationId, GroupId, Namespace, is_activation_id
 
 blueprint = Blueprint("activations", __name__, url_prefix="/api/v1/namespaces/<ns>/activations")
 _SETTLE_S = 1.0
-_SCANNED = 2_000  # records looked at for a listing by name
+_SCANNED = 2_000  # records examined for a listing by name
 
 
 @blueprint.get("")
@@ -56,7 +56,7 @@ def get_logs(ns: str, activation_id: str) -> Response:
 
 @blueprint.get("/<activation_id>/trace")
 def get_trace(ns: str, activation_id: str) -> Response:
-    """Thaw's: the activation's events and those of the start it waited for, with the plan's prediction."""
+    """Thaw's addition: the activation's events and those of the start it waited for, with the plan's prediction."""
     core, record = gateway(), _record(ns, activation_id)
     ids = [record.activation_id, *([record.group_id] if record.group_id else [])]
     plan = core.registry.plan(GroupId(record.group_id)) if record.group_id else None

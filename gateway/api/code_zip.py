@@ -1,7 +1,8 @@
 """A zip as an action's code: which packages it asks for and does not bring.
 
 OpenWhisk's runtimes install a zip's ``requirements.txt`` when an action is initialised.  Here nothing is installed:
-function containers have no network.  A zip that needs that is refused when it is deployed, not at its first run.
+function containers have no network.  A zip that needs an installation is refused when it is deployed, not at its first
+run.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a client asks before it acts: the host root, the API root, namespaces, limits; health, metrics and hosts."""
+"""Answers about the installation: the host root, the API root, namespaces, limits; health, metrics and hosts."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def hosts() -> Response:
 
 @blueprint.route("/api/v1/thaw/hosts/<host_id>/drain", methods=["PUT", "DELETE"])
 def drain(host_id: str) -> Response:
-    """PUT: the host takes nothing new and what runs there ends in its time.  DELETE: it is a host like any other."""
+    """PUT: the host takes no new work, and what runs there may end.  DELETE: the host takes work again."""
     caller()
     wanted = request.method == "PUT"
     gateway().registry.drain_host(HostId(host_id), drain=wanted)

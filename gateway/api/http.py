@@ -1,4 +1,4 @@
-"""What every route shares: who calls, the transaction id, error bodies, bodies within their limits."""
+"""Shared by every route: the caller, the transaction id, error bodies, bodies within their limits."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def json_object(max_bytes: int, *, optional: bool = False) -> dict[str, Any]:
 
 
 def openai_error(error: ThawError) -> dict[str, Any]:
-    """OpenAI's error object; what failed on this side also says what to do (``hint``)."""
+    """Return OpenAI's error object.  The object of an error on this side also says what to do (``hint``)."""
     status = error.http_status
     kind = _OPENAI_TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     code: str | None = getattr(error, "openai_code", None)

@@ -70,7 +70,7 @@ def _call(core: Gateway, action: Action, hangup: Any) -> Call:
 
 
 def arguments(action: Action, body: dict[str, Any]) -> dict[str, Any]:
-    """Bound parameters under the call's; with ``final`` a bound one cannot be replaced."""
+    """Merge the bound parameters with the call's, which win.  With ``final`` a bound parameter cannot be replaced."""
     if action.annotations.get("final") is True and set(body) & set(action.parameters):
         raise BadRequest(PROTECTED)
     return {**action.parameters, **body}

@@ -1,4 +1,4 @@
-"""/v1: what OpenAI's SDKs speak.  The client is held until ``limits.timeout``; a stream is written as it comes.
+"""/v1: the API of OpenAI's SDKs.  The client is held until ``limits.timeout``; a stream is written as it comes.
 
 While a streaming client waits for a cold start it reads SSE comments (``: thaw queued``), written when something
 happens; SDKs skip them.
@@ -135,7 +135,7 @@ class _Lines:
         self._closed = False
 
     def first(self) -> str | RunToken | RunFinished:
-        """Raises ThawError, and then the record is written."""
+        """Raises ThawError; the record is then submitted."""
         try:
             return next(self._steps)
         except Exception as e:  # noqa: BLE001  however it failed, it is counted out and recorded
@@ -155,7 +155,7 @@ class _Lines:
             yield f"data: {json.dumps(openai_error(error))}\n\n"
 
     def close(self) -> None:
-        """The server is done with the answer; unfinished, the client has gone."""
+        """The server is done with the answer.  If the answer is unfinished, the client has gone."""
         self._steps.close()
         self._end(Outcome(ActivationStatus.APPLICATION_ERROR, {"error": "The client closed the connection."}))
 

@@ -1,5 +1,8 @@
-"""Bodies of /v1/chat/completions and /v1/completions: types and ranges are checked here, so that the container sees
-only what it can run; what needs the model (lengths, token ids) is the container's to check."""
+"""Checks the bodies of /v1/chat/completions and /v1/completions.
+
+Types and ranges are checked here, so that the container sees only what it can run.  The container itself checks what
+needs the model (lengths, token ids).
+"""
 
 from __future__ import annotations
 
@@ -70,7 +73,8 @@ def validate(endpoint: str, body: Mapping[str, Any]) -> None:
 
 
 def choose_seed(body: Mapping[str, Any]) -> int:
-    """The request's, or one drawn now: an answer that goes on elsewhere is drawn from the same numbers."""
+    """Return the request's seed, or draw one now, so that an answer that goes on elsewhere uses the same random
+    numbers."""
     seed = body.get("seed")
     return secrets.randbits(31) if seed is None else int(seed)
 

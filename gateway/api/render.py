@@ -77,7 +77,7 @@ def response(record: Activation) -> Json:
 
 
 def result(record: Activation) -> Json:
-    """What ``…/activations/{id}/result`` answers."""
+    """The answer of ``…/activations/{id}/result``."""
     return {"result": record.result, "status": record.status.text, "success": record.status.value == 0}
 
 
