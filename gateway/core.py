@@ -1,4 +1,4 @@
-"""One gateway process: its parts, joined; its threads, started and stopped."""
+"""One gateway process: joins its parts, starts and stops its threads."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ _KEY: Final = re.compile(r"[0-9a-f-]{36}:[A-Za-z0-9_-]{32,128}")
 
 
 def check(key: str) -> None:
-    """Raises SettingError for a text that is no generated key."""
+    """Raises SettingError for a text that is not a generated key."""
     if key and not _KEY.fullmatch(key):
         raise SettingError("THAW_FIRST_KEY is not a key", hint="make one: scripts/compose-env.sh does")
 

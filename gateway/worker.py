@@ -19,7 +19,7 @@ from gunicorn.workers.gthread import TConn, ThreadWorker
 
 LINGER_S: Final = 2.0
 _READ_BYTES: Final = 64 * 1024
-"""What a client still sends is thrown away in pieces of this size."""
+"""Data that a client still sends is thrown away in pieces of this size."""
 
 
 class Worker(ThreadWorker):  # type: ignore[misc]

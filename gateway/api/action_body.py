@@ -52,7 +52,8 @@ def new_action(
 
 
 def changed_action(old: Action, body: Json, settings: GatewaySettings, *, version: str | None = None) -> Action:
-    """``old`` with what the body names: annotations merged, parameters replaced whole, the patch version bumped."""
+    """Return ``old`` with the body's changes: annotations are merged, parameters replaced whole, the patch version
+    raised."""
     action = old
     if "exec" in body or "config" in body:
         action = _with_code(action, body, settings)
@@ -63,7 +64,7 @@ def changed_action(old: Action, body: Json, settings: GatewaySettings, *, versio
     annotations = {**old.annotations, **given}
     for key in body.get("delAnnotations", []):
         annotations.pop(key, None)
-    annotations["exec"] = action.exec.kind  # a string, or ``wsk action list`` breaks
+    annotations["exec"] = action.exec.kind  # must be a string, or ``wsk action list`` breaks
     publish = bool(body.get("publish", old.publish))
     return replace(
         action, annotations=annotations, publish=publish, updated_ms=wall_ms(),
@@ -121,7 +122,7 @@ def _with_code(action: Action, body: Json, settings: GatewaySettings) -> Action:
 
 
 def _with_config(action: Action, code: str, body: Json) -> Action:
-    """``config`` as an object in the body, or its text as the code."""
+    """Take the config from ``config``, an object in the body, or from the code, which is then the config's text."""
     plain = body.get("config")
     if plain is None:
         try:

@@ -14,7 +14,7 @@ LIST_DEFAULT, LIST_MAX = 30, 200
 
 
 def page() -> tuple[int, int]:
-    """``limit`` (0 means the most) and ``skip``."""
+    """Return ``limit`` (0 means the most) and ``skip``."""
     limit = query_int("limit", LIST_DEFAULT, high=LIST_MAX)
     return limit or LIST_MAX, query_int("skip", 0) or 0
 

@@ -21,7 +21,7 @@ from thaw.errors import BadRequest
 _ASKS: Final = "requirements.txt"
 _BRINGS: Final = re.compile(r"virtualenv/lib/python[\d.]+/site-packages/.")
 _MAX_BYTES: Final = 256 * 1024
-"""Only so much of a requirements.txt is read; one with hashes for some hundred packages is smaller."""
+"""At most this much of a requirements.txt is read; a file with hashes for some hundred packages is smaller."""
 _MOST_NAMED: Final = 5
 _UNREADABLE: Final = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, OSError, RuntimeError, ValueError)
 

@@ -143,7 +143,7 @@ def error_body(error: ThawError) -> dict[str, Any]:
 
 
 def install(app: Flask) -> None:
-    """Transaction ids, CORS and error bodies on every answer."""
+    """Add transaction ids, CORS headers and error bodies to every answer."""
 
     @app.before_request
     def begin() -> Response | None:

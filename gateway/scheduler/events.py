@@ -27,7 +27,8 @@ MIB = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class ActionFacts:
-    """What scheduling needs of an action.  It is small (there is no code in it), so ten thousand of them are cheap."""
+    """The facts of an action that scheduling needs.  They are small (there is no code in here), so ten thousand are
+    cheap."""
 
     name: ActionName
     version: str

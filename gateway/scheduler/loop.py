@@ -57,8 +57,8 @@ from thaw.plan import TransportKind
 _TRACE_SETTLES_S = 2.0
 """Hosts write the last events of a start's trace about when they announce it ready."""
 _RUN_SETTLES_S = (_TRACE_SETTLES_S, 8.0, 50.0)
-"""When a request's own trace is looked for: it is written at the request's end.  After a minute the next start may
-teach the same."""
+"""Pauses before each search for a request's own trace, which is written at the request's end.  After a minute the next
+start may teach the same."""
 _RELOAD_RETRY_S = 0.3
 _LAST_WORDS_S = 4.0
 """The process ends this long after SIGTERM.  If it cannot give its lease back, a successor waits for the lease's

@@ -141,7 +141,7 @@ class AsyncRunner:
 
     def _run_once(self, entry: Entry, ahead: Call | None) -> bool:
         """Return False when nothing ran because the state server was away: the entry is tried again.  Raises
-        PlatformError likewise."""
+        PlatformError for the same reason."""
         ended = self._records.activation(entry.pending.activation_id)
         if ended is not None:  # its gateway died between the record and the acknowledgement
             self._records.end(ended, pending_entry=entry.entry_id)

@@ -47,8 +47,8 @@ class BlockingRuns:
 
     def run(self, call: Call, wait_s: float, counted: ExitStack) -> Outcome | None:
         """Return the outcome, or None when the call became a 202.  Raises Unavailable when it could not become one.
-        ``counted`` is what the caller holds for the call; a run that goes on here takes it over and closes it at its
-        end."""
+        ``counted`` holds the caller's counts of the call; a run that goes on here takes them over and closes them at
+        its end."""
         run = _Run(call, self._steps(call))
         until_s = time.monotonic() + wait_s
         outcome = self._run_here(run, until_s)

@@ -30,7 +30,7 @@ from thaw.logs import Log
 from thaw.trace import Phase
 
 MAX_LOSSES: Final = 3
-"""The number of workers that one activation may lose before it is taken for the cause."""
+"""The number of workers that one activation may lose before it counts as the cause."""
 _REFUSED_S: Final = (0.05, 0.1, 0.25, 0.5)
 """Waits between two tries at an instance whose slots other gateways hold, or whose host cannot be reached; a slot freed
 here is used at once."""

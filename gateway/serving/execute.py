@@ -22,7 +22,7 @@ for."""
 
 
 def steps(dispatcher: Dispatcher, call: Call) -> Steps:
-    """Never raises: whatever goes wrong with an activation is its outcome."""
+    """Never raises: any error of an activation becomes its outcome."""
     try:
         if not call.action.is_llm:
             return (yield from function_steps(dispatcher, call))

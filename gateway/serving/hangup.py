@@ -27,7 +27,7 @@ class ClientGone(ThawError):
 
 
 class Hangup:
-    """One request's "the client is gone".  It is set once and calls all that registered."""
+    """One request's "the client is gone".  It is set once, and then calls every registered waker."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

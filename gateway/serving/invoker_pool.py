@@ -175,7 +175,7 @@ class Reply:
         self._end(keep=False)
 
     def _end(self, *, keep: bool) -> None:
-        """Give the connection back or close it; once."""
+        """Give the connection back or close it, but only once."""
         if self._ended:
             return
         self._ended = True

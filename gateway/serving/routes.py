@@ -1,4 +1,4 @@
-"""The route table: which READY instances this gateway may send an action to.  Pure; waiting_room.py holds its lock.
+"""The route table: which READY instances this gateway may send an action to.  It is pure; waiting_room.py locks it.
 
 A pipeline group is one route, to its first stage.  When another stage of the group is lost, the route is removed too: a
 request sent there would only be lost.

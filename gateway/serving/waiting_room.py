@@ -25,7 +25,7 @@ _HANDED_KEPT: Final = 32
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """One request's place.  ``route`` or ``error`` settles it; ``notices`` tell a waiting client what goes on."""
+    """One request's place.  ``route`` or ``error`` settles it; ``notices`` tell a waiting client about its progress."""
 
     activation_id: ActivationId
     action: ActionName

@@ -1,1 +1,1 @@
-"""What the loop reads and writes: the state server, the lease, the relay's users, the metrics."""
+"""The loop's reads and writes: the state server, the lease, the relay's users, the metrics."""

@@ -1,2 +1,1 @@
-"""The papers' algorithms and their cost model: they turn values into a choice with its reasons.  Pure, without the
-view."""
+"""The papers' algorithms and their cost model.  They are pure, and turn values into a choice with its reasons."""

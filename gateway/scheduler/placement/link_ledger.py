@@ -52,8 +52,8 @@ class LinkLedger:
         they go on."""
         self.promised_until_s = now_s
         self.busy_until_s = now_s
-        """When the promised fetches, and when all fetches, will have ended.  A link that is never idle while it has
-        work moves the same bytes in any order, so both hold until a fetch comes or goes."""
+        """The times when the promised fetches, and when all fetches, will have ended.  A link that is never idle while
+        it has work moves the same bytes in any order, so both hold until a fetch comes or goes."""
         self.in_line_after_s = -math.inf
         """A fetch that is due at this time or later waits for every promise and endangers none.  Infinite where no such
         time is known (equal shares, or a promise that is broken already)."""
@@ -118,7 +118,7 @@ class LinkLedger:
     # admission -----------------------------------------------------------------------------------------------------
 
     def node_bandwidth(self, now_s: float) -> float:
-        """Algorithm 2 as printed (with B/(N+1)): what a new fetch gets, 0 when that would break a promise."""
+        """Algorithm 2 as printed (with B/(N+1)): the rate that a new fetch gets, 0 when that would break a promise."""
         self.advance(now_s)
         share = self.bytes_per_s / (len(self._promises) + 1)
         kept = all(_fits(f.pending, share * (f.deadline - now_s)) for f in self._promises.values())

@@ -29,7 +29,7 @@ UNLIMITED: Final = 1 << 40
 
 @dataclass(slots=True)
 class Claim:
-    """What one stage takes.  Times are wall milliseconds of its host.
+    """The part of a pool that one stage takes.  Times are wall milliseconds of its host.
 
     ``ready_ms``: the instance was ready at this time at the latest.  ``ended_ms``: the instance has ended; this is when
     its host had made it.

@@ -49,7 +49,7 @@ NO_RUNTIME: Final = Times(t_c=0.0, t_cc=0.0, t_cu=0.0, t_l=0.0)
 
 
 class Tier(enum.StrEnum):
-    """Where the bytes of a worker's part lie when it starts."""
+    """The place of the bytes of a worker's part when it starts."""
 
     RESIDENT = "resident"  # in host memory, in the worker's own segment
     MEMORY = "memory"  # in host memory, in another segment: they are copied into its own
@@ -74,9 +74,10 @@ def worker_start(
 ) -> WorkerStart:
     """Return when one worker has its part.
 
-    ``bandwidth``: of the slowest tier on the way to the host's memory; infinite if the part lies there.  ``copy``: from
-    the host's memory to the device.  ``queue_s``: until the first byte may move (fetches that are served before, runs
-    that leave first).  ``cell_wait_s``: until the stem cell that the start will take is there.
+    ``bandwidth``: the rate of the slowest tier on the way to the host's memory; infinite if the part lies there.
+    ``copy``: the rate from the host's memory to the device.  ``queue_s``: the time until the first byte may move
+    (fetches that are served before, runs that leave first).  ``cell_wait_s``: the time until the stem cell that the
+    start will take is there.
     """
     context_s = cell_wait_s + times.t_cc + times.t_cu
     fetched_s = queue_s + part_bytes / bandwidth

@@ -54,7 +54,7 @@ class Considered:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What the cost model says of a worker of the chosen size on one server.  ``start`` is None where no worker can
+    """The cost model's answer for a worker of the chosen size on one server.  ``start`` is None where no worker can
     begin: there is no memory for one, or the link has promises to keep."""
 
     role: str  # "full", "low"; empty: it was not chosen

@@ -1,4 +1,4 @@
-"""What Algorithm 1 chooses among: servers as offers, a size (s, w), its candidates, and the scheme that results.
+"""The objects of Algorithm 1: servers as offers, a size (s, w), its candidates, and the scheme that results.
 
 A pass is the sum of what each worker adds to it, and that depends on the worker's own device: its kind (t_p, t_d) and
 the share of it that a low worker really gets.  A size is therefore examined once for each *mix*: how many full and how
@@ -48,7 +48,7 @@ class Server(NamedTuple):
     gpus: tuple[Gpu, ...]
     times: Times | None = None  # of its own kind of device; None: the request's
     seats: Seats | None = None
-    """What ``gpus`` answered before.  A caller whose devices have not changed passes the same dictionary again."""
+    """Earlier answers of ``gpus``.  A caller whose devices have not changed passes the same dictionary again."""
     parts: tuple[int, ...] | None = None
     """For how many of the largest parts of a model in 1, 2, … stages its memory for models has room; None: for any
     number."""
@@ -94,7 +94,8 @@ class Request:
 
 
 class Speed(NamedTuple):
-    """What decides how much a worker adds to a pass: times of its kind of device, and a low worker's share of it."""
+    """The properties that decide how much a worker adds to a pass: the times of its kind of device, and a low worker's
+    share."""
 
     t_p: float
     t_d: float
@@ -104,7 +105,7 @@ class Speed(NamedTuple):
 
 
 class Quota(NamedTuple):
-    """So many workers on servers of one speed."""
+    """Numbers of full and of low workers on servers of one speed."""
 
     speed: Speed
     n_full: int
@@ -171,7 +172,7 @@ class Candidate(NamedTuple):
 
     @property
     def shares(self) -> tuple[bool | None, bool | None]:
-        """Whether a worker would share its device, as (full, low); None where it has no seat."""
+        """True where a worker would share its device, as (full, low); None where it has no seat."""
         return self.full and self.full.shares, self.low and self.low.shares
 
 
@@ -210,7 +211,7 @@ class Size:
         return sorted((size for size in found if size.meets_tpot), key=lambda size: size.work_s)
 
     def latest_s(self, times: Sequence[Times]) -> float:
-        """The latest deadline, from now, that any mix leaves to the fetches of so many stages on devices of these
+        """The latest deadline, from now, that any mix leaves to the fetches of ``s`` stages on devices of these
         times."""
         if not times:
             return -1.0
@@ -366,7 +367,8 @@ def _mix_of(full: Sequence[Candidate], low: Sequence[Candidate]) -> Mix:
 
 
 def _divisions(n_full: int, n_low: int, fits: Sequence[tuple[Speed, tuple[int, int]]]) -> Iterator[Mix]:
-    """Yield every way to take so many workers from servers of these speeds.  ``fits`` is that of ``Size.mixes``."""
+    """Yield every way to take ``n_full`` and ``n_low`` workers from servers of these speeds.  ``fits`` is that of
+    ``Size.mixes``."""
     if not fits:
         if n_full == n_low == 0:
             yield ()

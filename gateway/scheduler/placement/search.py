@@ -119,7 +119,7 @@ class Possible:
 
 @dataclass(slots=True)
 class _Offered:
-    """What there is for one number of stages."""
+    """The servers that are offered for one number of stages."""
 
     seated: Sequence[Seated]
     classes: Classes

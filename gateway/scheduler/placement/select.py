@@ -138,7 +138,8 @@ def spread(
     servers: Sequence[Server], request: Request, s: int, w: int, *, bandwidth: Bandwidth = static_bandwidth
 ) -> Scheme | None:
     """Place a forced size that meets no SLO, or has fewer servers than stages: ``s`` workers, the first ``w`` full, on
-    as many servers as there are.  The fetches have no deadline.  Return None when there is no memory for so many."""
+    as many servers as there are.  The fetches have no deadline.  Return None when there is not enough memory for all
+    workers."""
     size = Size(request, s, w)
     free = {server.id: [gpu.free for gpu in server.gpus] for server in servers}
     n_here = dict.fromkeys(free, 0)

@@ -1,4 +1,5 @@
-"""What each stage of a model fetches, for every number of stages, worked out once for each version of the model."""
+"""The bytes that each stage of a model fetches, for every number of stages, worked out once for each version of the
+model."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from thaw.model import FileRange, ModelFacts, ModelParts
 
 @dataclass(frozen=True, slots=True)
 class StageBytes:
-    """What one stage fetches.  ``rest``: the ranges that it lacks of the whole model."""
+    """The bytes that one stage fetches.  ``rest``: the ranges that it lacks of the whole model."""
 
     layers: tuple[int, int]
     first: tuple[FileRange, ...]
@@ -35,7 +36,7 @@ class Stages:
         return 1 if self.facts.parts is None else max(1, len(self.facts.parts.layers))
 
     def of(self, n_stages: int) -> tuple[StageBytes, ...]:
-        """Return what each stage fetches.  Raises ModelUnsupported when the model cannot be divided into so many
+        """Return what each stage fetches.  Raises ModelUnsupported when the model cannot be divided into ``n_stages``
         stages."""
         if (known := self._known.get(n_stages)) is None:
             known = self._known[n_stages] = self._divide(n_stages)
@@ -54,7 +55,7 @@ class Stages:
         return tuple(self._largest[:up_to])
 
     def slabs(self, n_stages: int, slab_bytes: int) -> int:
-        """Return how many slabs of a pool the largest of so many stages takes with its first part.  Raises
+        """Return how many slabs of a pool the largest of ``n_stages`` stages takes with its first part.  Raises
         ModelUnsupported."""
         if (known := self._slabs.get((n_stages, slab_bytes))) is None:
             known = max(n_slabs(stage.first, slab_bytes) for stage in self.of(n_stages))
@@ -63,7 +64,7 @@ class Stages:
 
     @property
     def whole(self) -> Claim:
-        """What one worker with the whole model takes of a pool."""
+        """The claim of one worker with the whole model on a pool."""
         if self._whole is None:
             ranges = self.of(1)[0].first
             self._whole = Claim(content_key(self.facts.uri, self.facts.version, ranges, ()), ranges)

@@ -111,7 +111,8 @@ def startup(
 
 
 class _Left(NamedTuple):
-    """What one destination can still take: runs into free GPUs, and runs of these models into idle instances."""
+    """The room that is left at one destination: free GPUs, and idle instances of these models, each of which takes one
+    run."""
 
     n_free: int
     idle_models: tuple[str, ...]

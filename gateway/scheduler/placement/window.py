@@ -47,7 +47,7 @@ def groups(n_workers: int, largest: int = 4) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Lacking:
-    """What an action has too little of.  ``workers`` are missing to hold its requests, ``instances`` to reach its
+    """The shortage of an action.  ``workers`` are missing to hold its requests, ``instances`` to reach its
     ``min_instances``; ``max_instances`` allows ``room`` more instances."""
 
     workers: int
@@ -60,7 +60,7 @@ class Lacking:
 
     def sizes(self, largest: int) -> list[int]:
         """Workers of each group to start.  A group answers as one endpoint and counts as one instance, whatever its
-        number of workers: the minimum asks for groups of one worker each, and only demand for larger ones."""
+        number of workers: the minimum asks for groups of one worker each, and only demand asks for larger ones."""
         by_demand = groups(max(0, self.workers), largest)
         by_minimum = [1] * (self.instances - len(by_demand))
         return [*by_demand, *by_minimum][: max(0, self.room)]

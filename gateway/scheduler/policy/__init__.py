@@ -1,2 +1,2 @@
-"""The policy: it turns events and the view into decisions.  decide.py calls one file for each reason to decide.
-Pure."""
+"""The policy turns events and the view into decisions.  It is pure; decide.py calls one file for each reason to
+decide."""

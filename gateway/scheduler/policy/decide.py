@@ -33,8 +33,8 @@ _LONGEST_WAIT_S: Final = 3_600.0
 
 
 GRACE_S: Final = 6.0
-"""For so long after the view was rebuilt, silent hosts and gateways do not count as lost.  While the state server was
-away every lease may have run out; healthy hosts and gateways are heard of again within two heartbeats."""
+"""For this long after the view was rebuilt, silent hosts and gateways do not count as lost.  While the state server was
+away every lease may have run out; healthy hosts and gateways report again within two heartbeats."""
 
 
 HELD_BEYOND_LIMIT_S: Final = 90.0

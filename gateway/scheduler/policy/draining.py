@@ -1,4 +1,4 @@
-"""Draining a host for an operator: no new start is placed there, and the groups on the host are released.
+"""Draining a host for an operator: no start is placed there (placement does not see it), and its groups are released.
 
 A group that is ready finishes the requests that it has and takes no more, whether it is busy or not: otherwise new
 requests would keep a busy instance there for ever.  A group that is starting may become ready and serves the requests

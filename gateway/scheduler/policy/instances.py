@@ -1,4 +1,4 @@
-"""What follows from an instance's report (ready, idle, busy, gone), a failed start, and a lost host."""
+"""The consequences of an instance's report (ready, idle, busy, gone), of a failed start, and of a lost host."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models: what follows when a host has inspected one, and for how long an inspection is repeated.
+"""Models: the consequences of a host's inspection of one, and how long an inspection is repeated.
 
 A store that restarts is away for some time.  An inspection that fails without the developer's fault is therefore
 repeated for as long as a start may make no progress, with pauses that grow to LOOK_AGAIN_S.  A request whose time limit
@@ -57,7 +57,7 @@ def overdue(view: ClusterView, uri: str, now_s: float) -> list[Decision]:
     open, the pause after a failed one has ended."""
     model = view.model(uri)
     if model.asked is not None and now_s < model.asked_s + INSPECT_DEADLINE_S:
-        return []  # the timer of an earlier question
+        return []  # this timer belongs to an earlier question
     if model.asked is not None:
         error = StoreUnavailable(f"no host could look at {uri} in time", hint="is the model store up?").info()
         return _failed(view, uri, model, error, now_s)
@@ -65,7 +65,7 @@ def overdue(view: ClusterView, uri: str, now_s: float) -> list[Decision]:
         model.attempts, model.failing_since_s = 0, None  # no action needs the model now
         return []
     if now_s < model.again_s:
-        return [Wake(model.again_s, TimerKind.INSPECT, uri)]  # the timer of an earlier question
+        return [Wake(model.again_s, TimerKind.INSPECT, uri)]  # this timer belongs to an earlier question
     return ensure_model(view, uri, now_s)
 
 

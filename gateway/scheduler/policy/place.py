@@ -38,8 +38,8 @@ from thaw.instance import StartMode
 from thaw.plan import StageRole
 
 RELEASE_WAIT_S = 60.0
-"""A release has ended long before this time has passed.  A request that has waited for so long takes the hosts that
-have room now."""
+"""A release has ended long before this time has passed.  A request that has waited this long takes the hosts that have
+room now."""
 _ROUNDING_S = 1e-6
 EXPLAINED_HOSTS = 32
 """With up to this many hosts every size is worked out, so that a trace can say what each would have come to.  With more
@@ -75,7 +75,7 @@ def place(
     offers, weighing = found
     if (chosen := weighing.chosen) is None:
         return _in_parts(view, facts, stages, request, most, now_s)
-    if many:  # what the others would have come to is another ten looks at the links
+    if many:  # to work out the others would be another ten examinations of the links
         weighing = replace(weighing, tried=tuple(t for t in weighing.tried if t[1] is not None))
     judged = considered(weighing, offers.servers, _variant(view), offers.bandwidth)
     return offers.explained(chosen, request, facts, {"sizes": [c.plain() for c in judged]})
@@ -315,7 +315,7 @@ class _Offers:
         return tuple(host.pool_parts(self._stages, s) for s in range(1, self._most + 1))
 
     def tier(self, server: Server, n_bytes: float) -> Tier:
-        """Return where a start on this server finds so many bytes of the model (all of them, or a stage's part)."""
+        """Return where a start on this server finds ``n_bytes`` of the model (all of them, or a stage's part)."""
         if not self._resident[server.id]:
             return Tier.REMOTE
         return Tier.RESIDENT if n_bytes == self._whole else Tier.MEMORY

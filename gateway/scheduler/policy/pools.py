@@ -99,7 +99,7 @@ def _have_room_soon(view: ClusterView, stages: Stages, n_stages: int) -> bool:
 
 
 def _parts_soon(host: HostView, stages: Stages, n_stages: int) -> int:
-    """Return how many of the largest parts of a model in so many stages fit now; if none, how many fit when the
+    """Return how many of the largest parts of a model in ``n_stages`` stages fit now; if none, how many fit when the
     instances that are leaving have left."""
     parts = host.pool_parts(stages, n_stages)
     if parts or host.pool.slab_bytes == 0:
@@ -108,8 +108,8 @@ def _parts_soon(host: HostView, stages: Stages, n_stages: int) -> int:
 
 
 def has_room_soon(host: HostView, stages: Stages, n_stages: int) -> bool:
-    """True when a part of the model in so many stages fits into the host's pool, now or when the instances that are
-    leaving have left."""
+    """True when a part of the model in ``n_stages`` stages fits into the host's pool, now or when the instances that
+    are leaving have left."""
     return _parts_soon(host, stages, n_stages) > 0
 
 

@@ -48,7 +48,7 @@ _TO_SAY_IT_S: Final = 2.0
 
 RETRY_BASE_S, RETRY_CAP_S = 0.25, 30.0
 GATHER_S = 0.05
-"""For so long after a start of a model its further requests are gathered, and then met together.  The requests of a
+"""After a start of a model its further requests are gathered for this long, and then met together.  The requests of a
 burst reach the scheduler a millisecond or so apart, thirty of them within 50 ms.  If they were decided one by one, they
 would start single workers and no groups.  The first start never waits for this (docs/lab-log.md has the
 measurement)."""
@@ -184,7 +184,7 @@ def ensure_model(view: ClusterView, uri: str, now_s: float) -> list[Decision]:
         return []
     host_id = min(((h.n_workers, h.host_id) for h in view.live_hosts()), default=(0, None))[1]
     if host_id is None:
-        return []  # no host yet: its arrival is an event
+        return []  # there is no host yet, and its arrival is an event
     command_id = CommandId(view.new_id())
     model.asked, model.asked_s = (HostId(host_id), command_id), now_s
     model.attempts += 1

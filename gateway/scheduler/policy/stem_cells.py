@@ -28,11 +28,12 @@ from thaw.ids import CommandId
 from thaw.instance import StartMode
 
 SHARE_OF_FREE: Final = 4
-"""Cells beyond the first of a kind may hold one part in so many of a host's free memory."""
+"""Cells beyond the first of a kind may hold a host's free memory divided by this number."""
 
 
 def follow(view: ClusterView, event: Event, decided: Iterable[Decision], now_s: float) -> list[Decision]:
-    """Note what an event and its decisions mean for stem cells; at a heartbeat, say which hosts keep more or fewer."""
+    """Note what an event and its decisions mean for stem cells; at a heartbeat, say which hosts are to keep more or
+    fewer."""
     match event:
         case ActionSeen():
             view.cells.deployed(event.facts.name, event.facts.kind)
@@ -72,7 +73,7 @@ def _of_host(view: ClusterView, host: HostView, now_s: float) -> list[Decision]:
 
 
 def wanted(view: ClusterView, host: HostView, target: StemTarget, now_s: float) -> int:
-    """How many cells of a kind this host is to keep."""
+    """Return how many cells of a kind this host is to keep."""
     if host.draining:
         return 0
     settings, kind = view.settings, target.kind

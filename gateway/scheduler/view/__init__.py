@@ -1,1 +1,1 @@
-"""What the scheduler knows, indexed so that the cost of an event depends only on what it touches.  Pure."""
+"""The scheduler's knowledge, indexed so that the cost of an event depends only on what it touches.  It is pure."""

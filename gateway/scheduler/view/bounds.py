@@ -1,4 +1,4 @@
-"""The terms of a start's bound, when it is planned: what the hosts declare, and the best that starts have shown.
+"""The terms of a start's bound, when it is planned: the hosts' declared rates, and the best that starts have shown.
 
 ``thaw/bound.py`` says what the terms mean and how they make a bound.
 """

@@ -33,8 +33,8 @@ from thaw.instance import InstanceRecord, InstanceState
 from thaw.plan import Plan
 
 SERVED_KEPT: Final = 10_000
-"""How many requests are remembered after an instance took them.  A request that comes back after so many others counts
-as new."""
+"""How many requests are remembered after an instance took them.  A request that comes back after more others than this
+counts as new."""
 
 SERVING: Final = (InstanceState.STARTING, InstanceState.READY)
 
@@ -274,7 +274,7 @@ class ClusterView:
         if before is None:
             self._hold(record)
         else:
-            if _place(before.record) != _place(record):  # the host wins
+            if _place(before.record) != _place(record):  # the host's report wins
                 self._forget_instance(before)
                 self._hold(record)
             else:

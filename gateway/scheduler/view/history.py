@@ -1,4 +1,4 @@
-"""What starts typically take: the median of the last nine per (action, kind of device, start mode).
+"""The typical times of starts: the median of the last nine per (action, kind of device, start mode).
 
 If something else delays one start, the median moves to its neighbour only; the mean that was used before moved by a
 fifth of that start's time.  A lasting change is followed after five starts.  An even number of starts has two in the
@@ -51,8 +51,8 @@ _CONTEXT: Final = (Phase.CONTEXT_BEGIN, Phase.CONTEXT_END)
 _PREFILL: Final = (Phase.PREFILL_BEGIN, Phase.PREFILL_END)
 _RATES: Final = ("copy", "memory")
 _OF_LEARNED: Final = (*_RATES, "ttft_ratio")
-"""What is learned besides times.  The ratio shows people how good predictions were; the scheduler corrects nothing by
-it."""
+"""Values that are learned besides times.  The ratio shows people how good predictions were; the scheduler corrects
+nothing by it."""
 _COPY: Final = {"cpu": 20e9}
 """This holds until a start has shown it.  A CPU host copies within its own memory, others over PCIe."""
 _COPY_DEFAULT: Final = 12e9
@@ -101,8 +101,8 @@ _NOTHING: Final = Learned()
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """What one request told of a group of ``s`` stages: prefill, and the mean time of the tokens behind the first; None
-    where it does not say.  ``factor``: the group's F, by the shares that its workers had."""
+    """The times that one request told of a group of ``s`` stages: prefill, and the mean time of the tokens behind the
+    first; None where it does not say.  ``factor``: the group's F, by the shares that its workers had."""
 
     s: int
     factor: float
@@ -111,7 +111,7 @@ class Pass:
 
 
 class History:
-    """``best``: the best that starts have shown, beside what they typically take."""
+    """``best``: the best that starts have shown, beside their typical times."""
 
     def __init__(self, learned: Mapping[str, Learned] | None = None, best: Best | None = None) -> None:
         self.best = best or Best()
@@ -298,7 +298,7 @@ def measure_run(events: Iterable[TraceEvent], n_tokens: int, s: int = 1, factor:
 
 
 def first_token_s(events: Iterable[TraceEvent]) -> float | None:
-    """From a request's last byte to its first token, from its own trace."""
+    """Return the time from a request's last byte to its first token, from its own trace."""
     return _phase_s(tuple(events), Phase.RECEIVED, Phase.FIRST_TOKEN)
 
 

@@ -2,7 +2,7 @@
 
 Hosts of one *pace* have the same kind of device, the same shares, and a stem cell at the same time.  Each of them has
 
-* memory.  Which needs an idle device meets, and which any device meets, is its *likeness*;
+* memory: the needs that an idle device meets, and those that any device meets, are the host's *likeness*;
 * a link, and a moment when a new fetch could begin there: at once, or, if it is due after every promise of that link,
   once those are kept.
 
@@ -35,7 +35,7 @@ from thaw.ids import HostId
 
 
 class Pace(NamedTuple):
-    """What the time of a start on a host depends on, besides the host's link."""
+    """The properties of a host, besides its link, that decide how long a start takes there."""
 
     kind: str
     cell_s: float  # when a stem cell is there: see ``HostView.cell_s``

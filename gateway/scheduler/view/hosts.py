@@ -1,4 +1,4 @@
-"""What the scheduler knows of one host: its report, its link's ledger, and the memory it may still promise.
+"""The scheduler's knowledge of one host: its report, its link's ledger, and the memory it may still promise.
 
 The host's report wins: memory that it reports as used and that the scheduler cannot account for counts as used
 (``foreign``).  Reports lag behind decisions, so the scheduler counts its own reserves from the moment of the decision,
@@ -137,7 +137,7 @@ class HostView:
         return self.pool.slab_bytes == 0 or stages.slabs(1, self.pool.slab_bytes) <= self.pool.n_slabs
 
     def pool_takes(self, stages: Stages | None, n_stages: int) -> bool:
-        """True when the largest part of a model in so many stages fits into the host's memory for models now."""
+        """True when the largest part of a model in ``n_stages`` stages fits into the host's memory for models now."""
         return self.pool_parts(stages, n_stages) > 0
 
     def pool_parts(self, stages: Stages | None, n_stages: int) -> int:
@@ -181,8 +181,8 @@ class HostView:
         """True when the report says what the last one said and the scheduler has done nothing there in between.  With a
         thousand hosts, most reports do.
 
-        A stem cell that is being made is ready in so long *from now*, so a report of it never says what the last one
-        said.
+        A stem cell that is being made is ready in some seconds *from now*, so a report of it never says what the last
+        one said.
         """
         last = self.report
         if report is last:
@@ -204,7 +204,8 @@ class HostView:
         self.pool.take_report(report.pool)
 
     def take_report(self, report: HostReport, ours: Mapping[InstanceId, tuple[str, int]], now_s: float) -> list[str]:
-        """Refresh from a heartbeat; ``ours`` are the known instances here (device, reserve).  Returns what was odd."""
+        """Take over a heartbeat; ``ours`` are the known instances here (device, reserve).  Returns a sentence for each
+        odd value."""
         odd: list[str] = []
         counted = dict(self.departed)
         self.departed = {i: held for i, held in self.departed.items() if i in report.instances}

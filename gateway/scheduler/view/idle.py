@@ -1,4 +1,4 @@
-"""What evicting idle groups would free on each device, so that only a few groups are examined to choose victims.
+"""The memory that evictions would free on each device, so that only a few groups are examined to choose victims.
 
 A *spare* group may be evicted for another action (``ActionView.is_spare`` and ``ClusterView.may_go`` say which).  The
 rule: spare groups are taken in order of idleness, longest first, until some device has room; the victims are the groups
@@ -41,8 +41,8 @@ class _Bytes(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """What a spare group holds on one device.  Parts sort in the order in which the walk over the groups comes to
-    them."""
+    """The memory that a spare group holds on one device.  Parts sort in the order in which the walk over the groups
+    comes to them."""
 
     idle_since_s: float
     head: InstanceId
@@ -179,7 +179,7 @@ class IdleMemory:
     # what is asked -------------------------------------------------------------------------------------------------
 
     def is_soon_free(self, n_bytes: int, *, for_model: bool) -> bool:
-        """True when some device has so many bytes free, now or once the releases in progress have ended."""
+        """True when some device has ``n_bytes`` free, now or once the releases in progress have ended."""
         return any(self._soon[use].n_with(n_bytes) for use in _FOR[for_model])
 
     def releasing(self, *, for_model: bool) -> list[tuple[Where, int]]:
@@ -211,20 +211,20 @@ class IdleMemory:
         return known
 
     def lacking(self, where: Where, n_bytes: int) -> list[InstanceId]:
-        """Return the heads of the groups that must be evicted for so many bytes on the device, longest idle first; []
-        if the releases in progress are enough."""
+        """Return the heads of the groups that must be evicted for ``n_bytes`` on the device, longest idle first; [] if
+        the releases in progress are enough."""
         if self._bytes[where].soon >= n_bytes:
             return []
         last = self._when(where, n_bytes)
         return [] if last is None else _heads(self._parts[where][: last[1]])
 
     def nearest(self, n_bytes: int, *, for_model: bool) -> Where | None:
-        """Return the device that lacks least of so many bytes, among those that are large enough."""
+        """Return the device that lacks least of ``n_bytes``, among those that are large enough."""
         found = (self._could[use].most(lambda where: self._bytes[where].at_most >= n_bytes) for use in _FOR[for_model])
         return max((f for f in found if f is not None), default=(0, None))[1]
 
     def longest_idle(self, n_bytes: int, taken: Mapping[Where, int], *, for_model: bool) -> list[InstanceId]:
-        """Return the heads of the groups whose eviction makes room for so many bytes, beside what is ``taken`` on a
+        """Return the heads of the groups whose eviction makes room for ``n_bytes``, beside what is ``taken`` on a
         device already; [] when no eviction helps."""
         uses = _FOR[for_model]
         n_devices = sum(self._could[use].n_with(n_bytes) for use in uses)

@@ -19,7 +19,7 @@ from typing import Final
 from thaw.ids import HostId
 
 Key = tuple[int, HostId]
-"""(workers, host): among hosts whose links are free, ties go to the least."""
+"""(workers, host): among hosts whose links are free, a tie goes to the least key."""
 
 MOST_IN_BLOCK: Final = 32
 """A search examines nearly all of the fastest block and the front of every other one.  With 16 in a block, a decision

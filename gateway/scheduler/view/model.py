@@ -1,4 +1,4 @@
-"""What the scheduler knows of one model, and how its inspections went."""
+"""The scheduler's knowledge of one model and of its inspections."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the scheduler remembers of stem cells: which kinds are deployed, and when starts of them began on which host."""
+"""The scheduler's knowledge of stem cells: which kinds are deployed, and when starts of them began on which host."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class StemCells:
         return most
 
     def is_asked(self, host_id: HostId, target: StemTarget, wanted: int, now_s: float) -> bool:
-        """True when the host keeps so many, or was told to a moment ago.  Otherwise it counts as told now."""
+        """True when the host keeps ``wanted`` cells, or was told to a moment ago.  Otherwise it counts as told now."""
         key = host_id, target.kind
         if target.count == wanted:
             self._asked.pop(key, None)
