@@ -1,6 +1,7 @@
-"""A token's time in a pipeline of two hosts behind links of 200 Mbit/s: idle, and while both fetch another model.
+"""A token's time in a pipeline of two hosts behind links of 200 Mbit/s: idle, and while both hosts fetch another model.
 
-The stages meet at the relay, across the links that the fetch fills; inference goes before fetching there.
+The stages exchange messages through the relay, over the same links that the fetch fills.  On these links inference
+traffic has priority over fetches.
 """
 
 from __future__ import annotations
@@ -29,12 +30,14 @@ _HOSTS: Final = 2
 _BULK_BYTES: Final = 500_000_000  # 20 s of such a link: longer than the answers that are measured meanwhile
 _POOL_MB: Final = 1088
 _ANSWERS: Final = 2
-"""A round: so many idle and so many under a fetch."""
+"""A round measures this many answers on idle links, and then this many during a fetch."""
 
 
 @dataclass(slots=True)
 class BusyLink:
-    """ms a token; ``filled`` is what fetching got of the link while the answers came, one value a fetch."""
+    """Milliseconds per token.  ``filled`` is the part of the link that a fetch got while the answers came, one value
+    per fetch.
+    """
 
     ranks: str
     path: str = ""  # of the messages between the stages
@@ -44,12 +47,12 @@ class BusyLink:
 
 
 def measure(work: Path, engine_core: int, rounds: int) -> BusyLink:
-    """``work/models/smollm2`` is there.  Needs network namespaces (thaw.dev.links.available)."""
+    """``work/models/smollm2`` must exist.  The measurement needs network namespaces (thaw.dev.links.available)."""
     index = _model.write_random(work / "models" / "bulk", _BULK_BYTES)
     with BenchPlatform(work / "state-busy", hosts=_HOSTS, link=f"{RATE_MBIT}mbit", store=work / "empty", direct=False,
                        memory_mb=DEVICE_MB, pool_mb=_POOL_MB) as platform:  # fmt: skip
         network = platform.platform.network
-        assert network is not None  # the caller has asked
+        assert network is not None  # the caller has checked that namespaces are available
         found = BusyLink(network.ranks)
         with Origin(work, work, address=network.hub_address, namespace=network.hub) as origin:
             fetches = _Fetches(platform, work, f"{origin.url}/models", index)
@@ -67,7 +70,7 @@ def measure(work: Path, engine_core: int, rounds: int) -> BusyLink:
 
 
 class _Fetches:
-    """Of a model that no host has, on every host at once, asked of their own fetchd."""
+    """Fetches of a model that no host has.  They run on all hosts at the same time; each host's own fetchd is asked."""
 
     def __init__(self, platform: BenchPlatform, work: Path, url: str, index: ModelIndex) -> None:
         run_dir = Path(platform.platform.run_dir)
@@ -77,7 +80,7 @@ class _Fetches:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[list[float]]:
-        """What is yielded is filled in at the end."""
+        """Yield a list that is filled when the block ends."""
         name = f"bulk-{next(self._numbers)}"
         (self._models / name).symlink_to(self._models / "bulk")
         group = GroupId(f"bench-{name}")

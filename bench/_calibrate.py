@@ -1,6 +1,6 @@
-"""What the bound of a start is made of, measured outside any measured start: a bare fork, import and copy.
+"""The constants of a start's bound, measured outside any measured start: a bare fork, import and copy.
 
-Of several rounds the best counts, as in the platform's own bound (docs/scheduling.md): a mean is no bound.
+The best of several rounds counts, as in the platform's own bound (docs/scheduling.md): a mean is not a bound.
 """
 
 from __future__ import annotations
@@ -21,15 +21,17 @@ _COPY_BYTES = 256 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Constants:
-    """``t_cc``: a fork of the imported process until its socket answers.  A CPU has no context: ``t_cu`` is 0."""
+    """``t_cc`` is the time from the order to fork the imported process until the fork's socket exists.  A CPU has no
+    device context, so ``t_cu`` is 0.
+    """
 
     t_cc: float
-    t_l: float  # importing the engine; 0 for a stem cell, which has done it
+    t_l: float  # the time to import the engine; it is 0 for a stem cell, which has imported it already
     t_l_cpu_s: float
     copy_bytes_per_s: float  # shared memory → process memory, one thread
 
     def bound_s(self, n_bytes: int, link_bytes_per_s: float, t_p: float) -> float:
-        """Eq. 5 for one stage from a stem cell.  ``t_p``: the shortest warm answer of such a prompt."""
+        """Eq. 5 for one stage from a stem cell.  ``t_p`` is the shortest warm answer to such a prompt."""
         return max(self.t_cc + n_bytes / self.copy_bytes_per_s, n_bytes / link_bytes_per_s) + t_p
 
 
@@ -50,7 +52,7 @@ def calibrate(work: Path) -> Constants:
 
 
 def _fork(channel: Channel, work: Path, number: int) -> float:
-    """Order → the container's socket accepts."""
+    """Seconds from the order until the container's socket exists."""
     path, log = work / f"container-{number}.sock", work / f"container-{number}.log"
     log.touch()
     began = time.monotonic()
@@ -58,10 +60,10 @@ def _fork(channel: Channel, work: Path, number: int) -> float:
                   "env": {"THAW_SOCKET": str(path), "THAW_DOOR": ""}})  # fmt: skip
     pid = int(channel.receive()[0]["pid"])
     while not path.exists() and time.monotonic() - began < 10:
-        time.sleep(0.0005)  # finer than what is measured; a readiness wait of at most 10 s
+        time.sleep(0.0005)  # shorter than the measured time; the whole wait for readiness takes at most 10 s
     seconds = time.monotonic() - began
     os.kill(pid, signal.SIGKILL)
-    channel.receive()  # exited
+    channel.receive()  # the message that the process exited
     return seconds
 
 

@@ -1,7 +1,8 @@
 """A checkpoint of a gigabyte that an engine can run: Llama-shaped, random, seeded, kept outside of the checkout.
 
-Its head is not tied to its embedding and both are of few bytes beside the layers, so that it divides nearly evenly
-into four stages; its tokenizer is the small real model's.  What it says means nothing, but it says it every time.
+Its head is not tied to its embedding, and both are small compared with the layers, so the checkpoint divides nearly
+evenly into four stages.  Its tokenizer is that of the small real model.  Its answers mean nothing, but they are the
+same every time.
 """
 
 from __future__ import annotations
@@ -21,13 +22,14 @@ from thaw.model import ModelParts
 _SEED = 20261121
 _LAYERS, _HIDDEN, _MIDDLE, _HEADS, _KV_HEADS, _VOCAB = 36, 1024, 2816, 16, 4, 49152
 _FIRST_WORD = 17
-"""Ids below are special tokens, which have no text: their rows of the head are 0, so they are never the likeliest."""
+"""Smaller ids are special tokens, which have no text.  Their rows of the head are 0, so they are never the likeliest.
+"""
 _SIGMA = 0.02
-_NAME = f"random-llama-{_LAYERS}x{_HIDDEN}x{_MIDDLE}-{_SEED}-1"  # the last number: of this file's way of making it
+_NAME = f"random-llama-{_LAYERS}x{_HIDDEN}x{_MIDDLE}-{_SEED}-1"  # the last number is the version of this generator
 
 
 def obtain(cache: Path, tokenizer: Path, say: Callable[[str], None]) -> Path:
-    """The checkpoint's directory, made on first use in well under a minute."""
+    """Return the checkpoint's directory.  The first use makes it, in well under a minute."""
     target = cache / _NAME
     if not target.exists():
         say(f"making {target}")
@@ -44,12 +46,12 @@ def obtain(cache: Path, tokenizer: Path, say: Callable[[str], None]) -> Path:
 
 
 def bound(parts: ModelParts, n_stages: int) -> float:
-    """How many times fewer bytes the largest of ``n_stages`` stages has than the model."""
+    """The model's bytes divided by the bytes of the largest of ``n_stages`` stages."""
     return size_of_largest(parts, 1) / size_of_largest(parts, n_stages)
 
 
 def size_of_largest(parts: ModelParts, n_stages: int) -> int:
-    """Bytes of weights."""
+    """The bytes of weights of the largest stage."""
     return max(partition.size(partition.ranges(parts, layers)) for layers in partition.split(parts, n_stages))
 
 
@@ -63,7 +65,7 @@ def _config(like: Path) -> dict[str, Any]:
 
 
 def _tensors() -> Iterator[tuple[str, tuple[int, ...]]]:
-    """In the order in which a model runs through them."""
+    """Names and shapes, in the order in which the model computes with them."""
     kv = _HIDDEN // _HEADS * _KV_HEADS
     yield "model.embed_tokens.weight", (_VOCAB, _HIDDEN)
     for n in range(_LAYERS):
@@ -97,7 +99,7 @@ def _write(path: Path) -> None:
 
 
 def _values(name: str, shape: tuple[int, ...], random: np.random.Generator) -> bytes:
-    """bfloat16 is the upper half of a float32."""
+    """Return the tensor's bytes as bfloat16, which is the upper half of a float32."""
     values = np.ones(shape, np.float32) if len(shape) == 1 else random.standard_normal(shape, np.float32) * _SIGMA
     if name == "lm_head.weight":
         values[:_FIRST_WORD] = 0

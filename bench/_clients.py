@@ -1,9 +1,9 @@
-"""The competitors of bench/fetch.py, each in a process of its own that times the transfer and not its own imports.
+"""The competitors of bench/fetch.py.  Each runs in a process of its own, which times the transfer but not its imports.
 
     python -m bench._clients boto3|obstore ENDPOINT BUCKET KEY N_BYTES   →   {"seconds": …, "cpu_s": …}
 
-Each is used as its documentation says for speed: boto3's transfer manager to a file in shared memory; obstore with
-four 8 MiB ranged reads at a time into memory that is already there.
+Each is used in the way that its documentation recommends for speed: boto3's transfer manager writes to a file in shared
+memory; obstore makes four ranged reads of 8 MiB at a time into memory that is already mapped.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def run_python(name: str, endpoint: str, bucket: str, key: str, n_bytes: int) ->
 
 
 def run_program(command: list[str], made: Path, n_bytes: int, env: dict[str, str] | None = None) -> Sample:
-    """A program that writes ``made``: all of its life counts (a few milliseconds of start included)."""
+    """Measure a program that writes ``made``, from its start to its end (its start takes a few milliseconds)."""
     made.unlink(missing_ok=True)
     cpu = resource.getrusage(resource.RUSAGE_CHILDREN)
     began = time.monotonic()

@@ -2,9 +2,9 @@
 
 A benchmark asks one question.  It runs the competitors in turn in one process tree, compares medians, and prints as
 its last line one JSON object: the command, the rounds, the figures with their goals, and the machine with its commit
-and its load.  ``python -m bench._publish`` writes docs/benchmarks.md from such lines.  A goal that was missed is
-printed as missed, with what keeps it from being reached; a value measured on a paced link (no network namespace could
-be made) satisfies nothing.
+and its load.  ``python -m bench._publish`` writes docs/benchmarks.md from such lines.  A missed goal is printed as
+missed, together with the reason why it is not reached.  A value measured on a paced link (where no network namespace
+could be made) satisfies no goal.
 """
 
 from __future__ import annotations
@@ -40,29 +40,30 @@ _libc = ctypes.CDLL(None)
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """``floor`` says what the value consists of, which matters most where a goal is missed; ``samples`` are what it was
-    made from."""
+    """``floor`` says what the value consists of, which matters most where a goal is missed.  ``samples`` are the single
+    measurements from which the value was computed.
+    """
 
     name: str
-    value: float | None  # None: could not be measured here; floor says why
+    value: float | None  # None: it could not be measured here, and floor says why
     op: str  # "<=", ">=" or "=="; empty for a figure without a goal
     goal: float | None
     ok: bool | None
     paced: bool = False
     floor: str = ""
     samples: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    rounds: int | None = None  # None: as many as the whole program made
+    rounds: int | None = None  # None: as many rounds as the whole program made
 
 
 def judge(name: str, value: float | None, op: str, goal: float, *, paced: bool = False, floor: str = "",
           samples: Mapping[str, Any] | None = None, rounds: int | None = None) -> Goal:  # fmt: skip
-    """A goal is met by a measured value on a real link, and by nothing else."""
+    """Only a value that was measured on a real link can meet a goal."""
     met = value is not None and {"<=": value <= goal, ">=": value >= goal, "==": value == goal}[op]
     return Goal(name, _rounded(value), op, goal, met and not paced, paced, floor, samples or {}, rounds)
 
 
 def figure(name: str, value: float | None, *, floor: str = "", rounds: int | None = None) -> Goal:
-    """A value worth publishing that nothing is wanted of."""
+    """A value that is worth publishing but has no goal."""
     return Goal(name, _rounded(value), "", None, None, floor=floor, rounds=rounds)
 
 
@@ -71,7 +72,7 @@ def _rounded(value: float | None) -> float | None:
 
 
 def report(bench: str, goals: Sequence[Goal], *, rounds: int, **facts: Any) -> int:
-    """Print the goals, then the JSON line.  Always 0: a missed goal is a result, a crash is not."""
+    """Print the goals, then the JSON line.  Always return 0: a missed goal is a result, a crash is not."""
     print()
     for g in goals:
         value = "not measured" if g.value is None else f"{g.value:g}"
@@ -92,7 +93,7 @@ def _plain(goal: Goal, rounds: int) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """What ran, and beside how many others: the commit and the load of the moment in which a program begins."""
+    """The commit, and the load of the machine, at the moment in which a program begins."""
 
     commit: str
     dirty: bool  # a tracked file, other than the results and their page, differs from the commit
@@ -101,7 +102,10 @@ class Begun:
 
 @functools.cache
 def begun() -> Begun:
-    """Of this process; every program asks first of all, so that a later commit is not taken for the one that ran."""
+    """Return the commit and the load at the beginning of this process.
+
+    Every program calls this first, so that a commit made during the run is not mistaken for the one that ran.
+    """
     changed = ("status", "--porcelain", "--untracked-files=no", "--", ".", ":!bench/results", ":!docs/benchmarks.md")
     return Begun(_git("rev-parse", "--short", "HEAD"), bool(_git(*changed)), round(os.getloadavg()[0], 2))
 
@@ -111,7 +115,7 @@ def _git(*arguments: str) -> str:
 
 
 def command_line() -> str:
-    """What to type to run this again, from the checkout."""
+    """The command that runs this program again, typed in the checkout."""
     program = Path(sys.argv[0]).resolve()
     name = str(program.relative_to(ROOT)) if program.is_relative_to(ROOT) else program.name
     priority = os.sched_getparam(0).sched_priority
@@ -132,7 +136,7 @@ def machine() -> dict[str, Any]:
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "kernel": platform.release().partition("-")[0],
         "python": platform.python_version(),
-        "load_1m": [begun().load_1m, round(os.getloadavg()[0], 2)],  # as it began and as it ended: its own is in there
+        "load_1m": [begun().load_1m, round(os.getloadavg()[0], 2)],  # at the beginning and at the end, its own included
         "commit": begun().commit,
         "dirty": begun().dirty,
         "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -140,7 +144,7 @@ def machine() -> dict[str, Any]:
 
 
 def options(question: str, **further: Any) -> argparse.Namespace:
-    """``--quick`` and ``-n``; ``further`` are ``name=(default, help)``."""
+    """Parse ``--quick``, ``-n`` and the ``further`` options, which are given as ``name=(default, help)``."""
     begun()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # `timeout` must not leave namespaces and servers behind
     parser = argparse.ArgumentParser(description=question)
@@ -152,7 +156,10 @@ def options(question: str, **further: Any) -> argparse.Namespace:
 
 
 def interleave(competitors: Mapping[str, Callable[[], T]], rounds: int) -> dict[str, list[T]]:
-    """Everybody once a round, each round beginning with another: a slow minute of the machine hits all alike."""
+    """Run every competitor once per round.
+
+    Each round begins with another competitor, so a slow minute of the machine affects all of them alike.
+    """
     results: dict[str, list[T]] = {name: [] for name in competitors}
     names = list(competitors)
     for i in range(rounds):
@@ -176,13 +183,13 @@ def say(text: str) -> None:
 
 
 def cpu_seconds(pid: int) -> float:
-    """CPU time of a whole process so far, to the nanosecond (/proc counts in ticks of 10 ms)."""
+    """The CPU time that a whole process has used so far, to the nanosecond (/proc counts in ticks of 10 ms)."""
     return time.clock_gettime(~pid << 3 | 2)  # CPUCLOCK_SCHED of linux/posix-timers.h
 
 
 @dataclass
 class Program:
-    """A child that dies with us, its output in a file."""
+    """A child process that the kernel kills when this process ends.  Its output is in a file."""
 
     process: subprocess.Popen[bytes]
     log: Path
@@ -203,8 +210,11 @@ class Program:
 
 def start(command: Sequence[str], log: Path, ready: str, *, env: Mapping[str, str] | None = None,
           deadline_s: float = 60.0, cwd: Path | None = None, own_session: bool = False) -> Program:  # fmt: skip
-    """Start a program and wait until its log holds ``ready``.  ``own_session``: as a service, which the kernel gives a
-    share of its own beside other sessions (sched_autogroup); every process of a platform of ours has one."""
+    """Start a program and wait until its log holds ``ready``.
+
+    ``own_session`` starts it in a session of its own, like a service: the kernel gives each session its own share of
+    the CPU (sched_autogroup).  Every process of a Thaw platform has a session of its own.
+    """
     log.unlink(missing_ok=True)
     with log.open("wb") as out:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, cwd=cwd or ROOT,
@@ -218,7 +228,7 @@ def start(command: Sequence[str], log: Path, ready: str, *, env: Mapping[str, st
 
 
 def python_env(**extra: str) -> dict[str, str]:
-    """For a Python child of ours: the checkout is importable whether or not it is installed."""
+    """The environment of a Python child: it can import the checkout whether or not Thaw is installed."""
     return {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'runtime-python'}", "PYTHONUNBUFFERED": "1", **extra}
 
 

@@ -1,8 +1,9 @@
-"""An LLM's start from nothing, by driver: the time to its first token, and what of it was spent on a container.
+"""An LLM's start from nothing, by driver: the time to its first token, and the part of it that creates a container.
 
-*From nothing*: a platform of its own is up, no process has imported the engine, no byte of the model is on the host;
-what both import is in the page cache.  The container's phase runs beside the fetch, which was asked for first: that
-part of it costs nothing, and the trace says how long it was.
+*From nothing* means: each start has a platform of its own, no process has imported the engine, and no byte of the model
+is on the host.  The files that both drivers import are in the page cache.  The container is created during the fetch,
+which was requested first.  The part of the container's phase that overlaps the fetch costs nothing, and the trace says
+how long this part was.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ from thaw.timeline import Interval
 _PROMPT = "What is the capital of France? Answer in one sentence."
 _IMPORT = "import torch, vllm, transformers, vllm.model_executor.models.llama"
 _SETTLE_S = 3.0
-"""A platform that has been up for a while: the scheduler has seen its hosts and what the model consists of."""
+"""After this time the scheduler has seen the platform's hosts and knows what the model consists of."""
 
 
 @dataclass(frozen=True, slots=True)
 class DriverStart:
-    """Seconds.  ``overlap_s`` is the part of the container's phase during which bytes were on their way."""
+    """Times in seconds.  ``overlap_s`` is the part of the container's phase that overlapped the fetch."""
 
     ttft_s: float
     container_s: float
@@ -49,7 +50,7 @@ class DriverStart:
 
 
 def measure(rounds: int, image: str, rate_mbit: int, work: Path) -> tuple[dict[str, list[DriverStart]], Link]:
-    """``rate_mbit`` 0: loopback without a limit."""
+    """Measure both drivers in turn.  ``rate_mbit`` 0 means loopback without a limit."""
     os.environ["THAW_IMAGE_LLM"] = image
     (work / "empty").mkdir()
     model = work / "models" / "smollm2"
@@ -63,7 +64,10 @@ def measure(rounds: int, image: str, rate_mbit: int, work: Path) -> tuple[dict[s
 
 
 def goals(found: dict[str, list[DriverStart]], link: Link) -> list[Goal]:
-    """The issue is whether creation hides behind the fetch: what does not is added to the process driver's time."""
+    """The question is whether the creation hides behind the fetch.
+
+    The bound is the process driver's time plus the part of the creation that does not overlap the fetch.
+    """
     docker, process = found["docker"], found["process"]
     creation, overlap = median([s.container_s for s in docker]), median([s.overlap_s for s in docker])
     ttft = {name: median([s.ttft_s for s in starts]) for name, starts in found.items()}
@@ -97,7 +101,7 @@ def _phase(intervals: Iterable[Interval], phase: str) -> Interval:
 
 
 def _into_the_page_cache(image: str) -> None:
-    """What an import reads: the image's files and the environment's are not the same."""
+    """Import the engine once in the image and once in the environment: these are different files."""
     subprocess.run(["docker", "run", "--rm", "--network", "none", "--entrypoint", "python", image, "-c", _IMPORT],
                    check=True, capture_output=True)  # fmt: skip
     subprocess.run([PYTHON, "-c", _IMPORT], check=True, capture_output=True, cwd=ROOT, env=python_env())

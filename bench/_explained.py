@@ -1,4 +1,4 @@
-"""One cold start as a benchmark reads its trace; the accounting is that of ``thaw activation explain``."""
+"""One cold start as a benchmark reads it from its trace.  ``thaw activation explain`` uses the same accounting."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from thaw.trace import Phase, TraceEvent
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """One cold start as its trace tells it; seconds from the request's arrival."""
+    """One cold start as its trace tells it.  All times are seconds since the request's arrival."""
 
     ttft_s: float
     first_byte_s: float

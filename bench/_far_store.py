@@ -1,4 +1,4 @@
-"""A store at the far end of a shaped link for programs that are no hosts of ours, and a client on the near end."""
+"""A store at the far end of a shaped link, and a client at the near end, for programs that are not hosts of Thaw."""
 
 from __future__ import annotations
 
@@ -16,14 +16,17 @@ from thaw.dev import links
 
 @dataclass(frozen=True, slots=True)
 class FarStore:
-    """``inside`` is the near end's namespace as a command's beginning; a rate is set where there is none."""
+    """``inside`` is the prefix of a command that runs in the near end's namespace.
+
+    ``rate_bytes_per_s`` is set where no namespace can be made: curl limits its own rate then.
+    """
 
     url: str
     inside: tuple[str, ...]
     rate_bytes_per_s: int | None
 
     def copy(self, model: str, names: Sequence[str], target: Path) -> float:
-        """All files by one curl over one connection; seconds."""
+        """Copy all files with one curl over one connection.  Return the seconds that this took."""
         target.mkdir(parents=True)
         pairs = [word for name in names for word in ("-o", str(target / name), f"{self.url}/models/{model}/{name}")]
         limit = [] if self.rate_bytes_per_s is None else ["--limit-rate", str(self.rate_bytes_per_s)]

@@ -1,4 +1,4 @@
-"""The real fetchd in a process of its own, driven over its control socket."""
+"""The real fetchd in a process of its own, controlled over its control socket."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _SETTLE_S, _LOOK_S, _IDLE_S = 5.0, 0.05, 0.002
 
 
 class Fetchd:
-    """``retain`` is off: no fetch finds the bytes of the one before it.  Use as a context manager."""
+    """``retain`` is off, so no fetch finds the bytes of an earlier one.  Use it as a context manager."""
 
     def __init__(self, work: Path, pool_mb: int, *, connections: int = 4, namespace: str = "", **env: str) -> None:
         socket = work / "fetchd.sock"
@@ -71,7 +71,7 @@ class Fetchd:
         return answer.facts
 
     def fetch(self, facts: ModelFacts, ranges: tuple[FileRange, ...]) -> Sample:
-        """Asked for → last byte there and checked; then the bytes are dropped again."""
+        """Measure from the request until the last byte has arrived and is checked.  Then drop the bytes again."""
         group = next(self._groups)
         model = PlanModel(facts.uri, facts.sha256, facts.etag, facts.n_bytes)
         cpu, began = cpu_seconds(self.pid), time.monotonic()
@@ -87,7 +87,7 @@ class Fetchd:
         return Sample(seconds, cpu, done.fetched_bytes)
 
     def settle(self) -> None:
-        """Let it finish zeroing the dropped slabs: the next competitor shall have the machine to itself."""
+        """Wait until fetchd has zeroed the dropped slabs, so that the next competitor has the machine to itself."""
         before, end = -1.0, time.monotonic() + _SETTLE_S
         while (now := cpu_seconds(self.pid)) - before > _IDLE_S and time.monotonic() < end:
             before = now

@@ -1,6 +1,7 @@
 """A burst's arrivals replayed to the pure policy, with several ways to gather requests before a start is decided.
 
-The scheduler's loop is played too: it takes what has arrived whenever it is free, and a decision keeps it busy.
+The scheduler's loop is simulated too: whenever the loop is free, it takes all requests that have arrived, and each
+decision keeps it busy for a while.
 """
 
 from __future__ import annotations
@@ -31,16 +32,20 @@ _MODEL: Final = "llama2-7b"
 _TTFT_OBJECTIVE_S: Final = 12.0
 _ACTION: Final = ActionName("guest/f0")
 _DECIDES_S: Final = 0.0015
-"""What bench/scheduler.py measures for a decision that starts a group, with what carrying it out takes beside it."""
+"""The time of a decision that starts a group, as bench/scheduler.py measures it, plus the time to carry it out."""
 
-_LOOKS_S: Final = 0.0002  # a turn that starts nothing
-_LONGEST_S: Final = 0.5  # nothing is gathered for so long
+_LOOKS_S: Final = 0.0002  # the time of a turn that starts nothing
+_LONGEST_S: Final = 0.5  # longer than any way gathers requests
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """Requests are decided with what has arrived; ``gather_s`` after a start; and, where ``pause_s`` is given, also
-    before the first start: once nothing more has come for so long, or ``most_s`` after the first request."""
+    """One way to gather requests.
+
+    After a start, the policy waits ``gather_s`` before it decides the next one.  Where ``pause_s`` is given, requests
+    are held before the first start too: until no request has come for ``pause_s``, or until ``most_s`` after the first
+    request.
+    """
 
     name: str
     gather_s: float = 0.0
@@ -52,7 +57,7 @@ WAYS: Final = (
     Way("each"),
     Way("gather_10", gather_s=0.010),
     Way("gather_25", gather_s=0.025),
-    Way("gather_50", gather_s=0.050),  # what the scheduler does (starts.GATHER_S)
+    Way("gather_50", gather_s=0.050),  # the scheduler's own setting (starts.GATHER_S)
     Way("pause_2", pause_s=0.002, most_s=0.010),
     Way("pause_5", pause_s=0.005, most_s=0.025),
     Way("pause_10", pause_s=0.010, most_s=0.050),
@@ -61,8 +66,11 @@ WAYS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Met:
-    """How a burst was met.  ``ttft_s`` is foretold: the mean over its requests, from the first one's arrival.  A
-    request gets whichever slot is ready first, as in the gateway's queue."""
+    """What was started for a burst.
+
+    ``ttft_s`` is predicted: it is the mean over the burst's requests, counted from the first one's arrival.  A request
+    gets the slot that is ready first, as in the gateway's queue.
+    """
 
     n_groups: int
     n_workers: int
@@ -70,7 +78,7 @@ class Met:
 
 
 def meet(arrivals_s: Sequence[float], way: Way) -> Met:
-    """``arrivals_s`` from any moment on, in order."""
+    """``arrivals_s`` are ordered and count from any moment."""
     with _gathering(way.gather_s):
         scheduler = _Scheduler()
         waiting = [at - arrivals_s[0] for at in arrivals_s]
@@ -86,7 +94,7 @@ def meet(arrivals_s: Sequence[float], way: Way) -> Met:
 
 
 def table(bursts: Sequence[Sequence[float]]) -> dict[str, dict[str, float]]:
-    """Means over the bursts, of each way; ``lone_ms``: what a request waits longer that comes alone."""
+    """The means over all bursts, for each way.  ``lone_ms`` is the additional wait of a request that comes alone."""
     found: dict[str, dict[str, float]] = {}
     for way in WAYS:
         met = [meet(burst, way) for burst in bursts]
@@ -100,7 +108,7 @@ def table(bursts: Sequence[Sequence[float]]) -> dict[str, dict[str, float]]:
 
 
 def gaps_ms(bursts: Sequence[Sequence[float]]) -> dict[str, float]:
-    """Of all bursts, the span and the longest gap as medians over bursts."""
+    """The gaps between the arrivals of all bursts.  The span and the longest gap are medians over the bursts."""
     gaps = [[1000 * (b - a) for a, b in itertools.pairwise(burst)] for burst in bursts]
     return {
         "span_ms": median([1000 * (burst[-1] - burst[0]) for burst in bursts]),
@@ -110,7 +118,7 @@ def gaps_ms(bursts: Sequence[Sequence[float]]) -> dict[str, float]:
 
 
 class _Scheduler:
-    """A view of idle hosts, and the timers that the policy asked for."""
+    """A view of idle hosts, and the timers that the policy requested."""
 
     def __init__(self) -> None:
         numbers = itertools.count()
@@ -125,7 +133,10 @@ class _Scheduler:
         return [wake.at_s - self._began_s for wake in self._timers]
 
     def turn(self, n_requests: int, at_s: float) -> bool:
-        """Requests in their order, then the timers that are due.  True: something was started."""
+        """Tell the policy of the requests in their order, then of the timers that are due.
+
+        Return True if the policy started a group.
+        """
         now_s = self._began_s + at_s
         due = [wake for wake in self._timers if wake.at_s <= now_s]
         self._timers = [wake for wake in self._timers if wake.at_s > now_s]
@@ -157,7 +168,7 @@ class _Scheduler:
 
 
 def _after_pauses(waiting: Sequence[float], way: Way) -> Iterator[float]:
-    """When each request is handed to the policy."""
+    """The moment in which each request is given to the policy."""
     begin = 0
     while begin < len(waiting):
         end = begin

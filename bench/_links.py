@@ -1,6 +1,7 @@
-"""The way from the store to a host: loopback without a limit, or a shaped link of the platform's own namespaces.
+"""The link from the store to a host: loopback without a limit, or a shaped link of the platform's own namespaces.
 
-Where namespaces cannot be made, fetchd paces itself to the rate instead: that is marked, and satisfies no goal.
+Where namespaces cannot be made, fetchd limits its own rate instead.  Such a value is marked as paced and satisfies no
+goal.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _SHAPED_BYTES = 64_000_000
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """``option`` is for ``thaw dev up --link``; ``bytes_per_s`` is what a raw receiver gets over it."""
+    """``option`` is the value for ``thaw dev up --link``.  ``bytes_per_s`` is the rate that a raw receiver gets."""
 
     name: str
     option: str
@@ -36,7 +37,7 @@ class Link:
 
     @contextlib.contextmanager
     def store(self, platform: BenchPlatform) -> Iterator[str]:
-        """The URL of a static store at the far end of the platform's link."""
+        """Yield the URL of a static store at the far end of the platform's link."""
         network = platform.platform.network
         if network is None:
             yield self.loopback.url
@@ -73,7 +74,7 @@ def shaped(work: Path, loopback: Origin, rate_mbit: int) -> Link:
 
 
 def _rate(work: Path, receiver: Path, origin: Origin, inside: tuple[str, ...], most: int = 1 << 40) -> float:
-    """By a raw receiver; of a shaped link the burst at its start counts too, as it does in a start."""
+    """The rate that a raw receiver gets.  The burst at the beginning of a shaped link counts, as it does in a start."""
     weights = max((work / "models" / "smollm2").iterdir(), key=lambda p: p.stat().st_size)
     n_bytes = min(most, weights.stat().st_size)
     command = [*inside, str(receiver), origin.address, str(origin.port), f"/models/smollm2/{weights.name}",

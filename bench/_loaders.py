@@ -1,7 +1,7 @@
-"""One load in a process of its own: a checkpoint's file → every tensor in torch, each page of it looked at.
+"""One load in a process of its own: from a checkpoint's file to every tensor in torch, with each page read once.
 
 ``python -m bench._loaders NAME DIRECTORY SOCKET PID`` prints a JSON object.  Everything is imported before the clock
-runs.  Every loader ends with the same touch: one byte of each page, because a mapped file is not loaded by mapping it.
+runs.  Every loader ends by reading one byte of each page, because mapping a file does not load it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from thaw.plan import PlanModel
 Tensors = dict[str, torch.Tensor]
 _PAGE = 4096
 _DEADLINE_S = 300.0
-_DTYPES = {"BF16": torch.bfloat16}  # what write_random writes
+_DTYPES = {"BF16": torch.bfloat16}  # the only dtype that write_random writes
 
 
 def _safetensors(path: Path) -> Callable[[], Tensors]:
@@ -39,7 +39,7 @@ def _safetensors(path: Path) -> Callable[[], Tensors]:
 
 
 def _runai(path: Path) -> Callable[[], Tensors]:
-    os.environ.setdefault("RUNAI_STREAMER_MEMORY_LIMIT", "-1")  # its buffers are kept, so that its tensors are
+    os.environ.setdefault("RUNAI_STREAMER_MEMORY_LIMIT", "-1")  # it keeps its buffers, and so its tensors stay valid
     from runai_model_streamer import SafetensorsStreamer  # type: ignore[import-not-found]
 
     def load() -> Tensors:
@@ -63,11 +63,11 @@ def _fastsafetensors(path: Path) -> Callable[[], Tensors]:
 
 
 class Fetched:
-    """Through fetchd: asked for, granted at a door, each tensor taken when its last byte is there."""
+    """Load through fetchd: request the model, get the segment through a door, take each tensor when it is complete."""
 
     def __init__(self, directory: Path, socket: str) -> None:
         self._client = FetchClient(socket)
-        self._facts = self._client.inspect(directory.as_uri())  # as when it was deployed
+        self._facts = self._client.inspect(directory.as_uri())  # the platform does this when an action is deployed
         self._group, self._instance = GroupId(f"load-{os.getpid()}"), InstanceId(f"load-{os.getpid()}")
         self._reader: SegmentReader | None = None
         self._door: DoorClient | None = None
@@ -86,7 +86,7 @@ class Fetched:
         return self.tensors(touched=True)
 
     def tensors(self, *, touched: bool = False) -> Tensors:
-        """From the segment, in load order."""
+        """Take the tensors from the segment, in load order."""
         reader, found = self._reader, Tensors()
         assert reader is not None
         for t in reader.offer.tensors:
@@ -137,4 +137,4 @@ def main(name: str, directory: Path, socket: str, daemon: int) -> dict[str, Any]
 if __name__ == "__main__":
     print(json.dumps(main(sys.argv[1], Path(sys.argv[2]), sys.argv[3], int(sys.argv[4]))))
     sys.stdout.flush()
-    os._exit(0)  # some loaders take seconds to give their buffers back, which no start waits for
+    os._exit(0)  # some loaders take seconds to release their buffers, and a start does not wait for that

@@ -1,4 +1,4 @@
-"""A model of a chosen size whose bytes do not compress: valid to fetchd, of no use to an engine."""
+"""A model of a chosen size whose bytes do not compress.  It is valid for fetchd, but an engine cannot run it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _BLOCK = 64 * 1024 * 1024
 
 
 def write_random(directory: Path, n_bytes: int, per_layer: int = 1) -> ModelIndex:
-    """``config.json``, ``model.safetensors`` with about ``n_bytes`` of random weights, and the index beside them."""
+    """Write ``config.json``, ``model.safetensors`` with about ``n_bytes`` of random weights, and the index."""
     names = [f"model.layers.{i}.w{j}.weight" for i in range(_LAYERS) for j in range(per_layer)]
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps({"num_hidden_layers": _LAYERS, "architectures": ["Random"]}))
@@ -31,13 +31,13 @@ def write_random(directory: Path, n_bytes: int, per_layer: int = 1) -> ModelInde
         f.write(len(header).to_bytes(8, "little") + header)
         total = each * len(names)
         for at in range(0, total, _BLOCK):
-            # the same random block over and over: no client deduplicates, and urandom is slow
+            # write the same random block again and again: no client deduplicates, and urandom is slow
             f.write(block[: min(_BLOCK, total - at)])
     return write_index(directory)
 
 
 def write_index(directory: Path) -> ModelIndex:
-    """``thaw-index.json`` for the checkpoint in ``directory``, as ``thaw model push`` would write it."""
+    """Write ``thaw-index.json`` for the checkpoint in ``directory``, as ``thaw model push`` would write it."""
     names = [p.name for p in directory.iterdir() if checkpoint.is_fetchable(p.name)]
     files = [checkpoint.describe_file(n, _chunks(directory / n), xxhash.xxh3_64_hexdigest) for n in names]
     tensors = [t for n in names if n.endswith(".safetensors") for t in _tensors(directory / n)]
@@ -47,7 +47,7 @@ def write_index(directory: Path) -> ModelIndex:
 
 
 def whole(index: ModelIndex) -> tuple[FileRange, ...]:
-    """Every file in fetch order: what a one-stage plan asks for."""
+    """Every file in fetch order, as a plan of one stage requests them."""
     return tuple(FileRange(f.name, 0, f.n_bytes) for f in index.files)
 
 

@@ -1,7 +1,7 @@
 """A store that is never the bottleneck: nginx sending files from shared memory.
 
-SeaweedFS spends 1.4 CPU-seconds on a gigabyte, so a benchmark against it would measure SeaweedFS.  Without nginx
-a small sendfile server in a process of its own stands in; results name which of the two it was.
+SeaweedFS spends 1.4 CPU-seconds on a gigabyte, so a benchmark against it would measure SeaweedFS.  Where nginx is not
+installed, a small sendfile server in a process of its own replaces it.  The results say which of the two served.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ http {{
 
 
 class Origin:
-    """Serves ``root`` over HTTP, in ``namespace`` when given.  Use as a context manager."""
+    """Serves ``root`` over HTTP, in ``namespace`` when given.  Use it as a context manager."""
 
     def __init__(self, root: Path, work: Path, *, address: str = "127.0.0.1", namespace: str = "") -> None:
         self.port = free_ports(1)[0]
@@ -50,7 +50,7 @@ class Origin:
         if self.kind == "nginx":
             config = work / f"nginx-{self.port}.conf"
             config.write_text(_CONFIG.format(work=work, address=address, port=self.port, root=root))
-            # run as root nginx would drop to www-data, which may not enter a private directory
+            # nginx that runs as root would change to the user www-data, which may not enter a private directory
             user = ["-g", "user root;"] if os.geteuid() == 0 else []
             command, ready = ["nginx", "-c", str(config), "-p", str(work), *user], "start worker process "
         else:

@@ -1,4 +1,4 @@
-"""What each step of ParaServe's worker brings (the paper's Figure 9), from nothing, over the same link.
+"""The gain of each step of ParaServe's worker (the paper's Figure 9), from nothing, over the same link.
 
 ::
 
@@ -42,7 +42,7 @@ class VllmStart:
 
 @dataclass(slots=True)
 class PlainVllm:
-    """Starts of vLLM with the model ``model`` (files ``names``) from ``store``; copies lie in shared memory."""
+    """Starts of vLLM with the model ``model`` (files ``names``) from ``store``.  The copies are in shared memory."""
 
     work: Path
     store: FarStore
@@ -63,7 +63,10 @@ class PlainVllm:
                 return VllmStart(asked - began + answer.ttft_s, copied)
 
     def prefetched(self) -> VllmStart:
-        """The copy begins with the process.  In one process, which vLLM's API server is not: the faster way."""
+        """Copy while vLLM is imported, then start it.
+
+        Everything runs in one process, unlike vLLM's API server: this is the faster way to run vLLM.
+        """
         copied: list[float] = []
         with self._target() as target, _importing(self.work) as process:
             began = time.monotonic()
@@ -113,7 +116,7 @@ def _line(process: subprocess.Popen[str]) -> str:
 
 
 def describe(rows: dict[str, float | None]) -> list[str]:
-    """The table as it is printed; None: not on this machine."""
+    """The table as it is printed.  None marks a step that this machine cannot measure."""
     first = next(v for v in rows.values() if v is not None)
     return [f"{name:12} needs a device copy: the CPU engine computes from the segment" if value is None
             else f"{name:12} {value:6.2f} s   {first / value:4.1f} x" for name, value in rows.items()]  # fmt: skip

@@ -1,4 +1,4 @@
-"""docs/benchmarks.md, written from the published results (_results.py) and from what claims.toml says of them."""
+"""docs/benchmarks.md, written from the published results (_results.py) and from their explanations in claims.toml."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _COLUMNS = "| claim | value | goal | command | commit | load | rounds |\n|---|--
 
 
 class NoClaim(SystemExit):
-    """A figure that nobody can read: claims.toml does not say what it means."""
+    """claims.toml does not say what a figure means, so a reader could not understand it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What a figure says, and what its value is made of where its goal is missed."""
+    """``says`` is what a figure means.  ``note`` says what its value is made of where its goal is missed."""
 
     bench: str
     name: str
@@ -44,7 +44,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """``runs``: by program, the commands whose figures are published."""
+    """``runs`` has the commands whose figures are published, by program."""
 
     runs: Mapping[str, tuple[str, ...]]
     claims: tuple[Claim, ...]

@@ -1,7 +1,7 @@
-"""Which path the messages between the stages of a measured pipeline took.
+"""The path that the messages between the stages of a measured pipeline took.
 
-A figure that is published as one of the relay must have gone through the relay: where the traces say something else,
-the benchmark ends and publishes nothing.
+A figure that is published for the relay must come from messages that went through the relay.  Where the traces say
+something else, the benchmark ends and publishes nothing.
 """
 
 from __future__ import annotations
@@ -17,13 +17,16 @@ _CLAIMED: Final = {"auto": HopPath.RELAY, "redis": HopPath.RELAY, "tcp": HopPath
 
 
 def expected(transport: str, *, direct: bool) -> str:
-    """What a pipeline with this ``transport`` of its config uses; ``direct``: its stages may reach one another."""
+    """The path of a pipeline whose config says ``transport``.  ``direct``: its stages may connect to one another."""
     path = _CLAIMED[transport]
     return (HopPath.TCP if direct and path is HopPath.RELAY else path).value
 
 
 def checked(events: Iterable[TraceEvent], n_stages: int, claimed: str) -> str:
-    """The path of an answer of ``n_stages``; "" for one stage.  Raises SystemExit if it is not the ``claimed`` one."""
+    """Return the path of an answer of ``n_stages``, or "" for one stage.
+
+    Raises SystemExit if the path is not the ``claimed`` one.
+    """
     taken = path_of(hops_of(events))
     if n_stages > 1 and taken != claimed:
         raise SystemExit(f"{n_stages} stages that were to use {claimed} used {taken or 'a path they did not name'}")
@@ -31,11 +34,11 @@ def checked(events: Iterable[TraceEvent], n_stages: int, claimed: str) -> str:
 
 
 def of_answer(platform: BenchPlatform, activation_id: str, n_stages: int, claimed: str) -> str:
-    """The path of one answer, read from its trace; see :func:`checked`."""
+    """Return the path of one answer, read from its trace; see :func:`checked`."""
     return checked(platform.trace(activation_id)[0], n_stages, claimed)
 
 
 def together(paths: Iterable[str]) -> str:
-    """Of several answers: their path, ``mixed``, or "" if none had several stages."""
+    """Return the common path of several answers, ``mixed``, or "" if no answer had several stages."""
     found = {path for path in paths if path}
     return MIXED if len(found) > 1 else "".join(found)

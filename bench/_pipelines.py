@@ -1,8 +1,8 @@
-"""Pipelines of the small real model on a platform of their own: the time a token takes, for stages that share a core.
+"""Pipelines of the small real model on a platform of their own: the time per token of stages that share a core.
 
-Every stage computes with one thread.  All of them, and the relay, run on one core; the gateway, the hosts' daemons and
-the client on the others.  A pipeline then cannot be faster than one worker, and what it is slower by is the relay's
-and the stages' own: hand-overs, and steps that each do less.
+Every stage computes with one thread.  All stages and the relay run on one core; the gateway, the hosts' daemons and the
+client run on the others.  A pipeline then cannot be faster than one worker.  The additional time belongs to the relay
+and to the stages themselves: messages between stages, and steps that each do less work.
 """
 
 from __future__ import annotations
@@ -24,13 +24,15 @@ _PROMPT: Final = "Write a short story about a traveller who carries a lantern th
 _TOKENS: Final = 64
 _WHOLE_MB: Final = 2048
 DEVICE_MB: Final = 8192
-"""What a host declares.  A group's model asks for more, so all its workers are low ones: it stays a pipeline."""
+"""The device memory that a host declares.  A group's model requests more than that, so all workers of the group are low
+workers and the group stays a pipeline.
+"""
 
 
 class Pipelines:
     def __init__(self, platform: BenchPlatform, uri: str, engine_core: int) -> None:
         self.platform, self._uri, self._core = platform, uri, engine_core
-        self.paths: dict[str, str] = {}  # by the name of a deployed pipeline, as its last warm-up answer travelled
+        self.paths: dict[str, str] = {}  # the path of the last warm-up answer, by the name of a deployed pipeline
         relay_port = urlsplit(platform.platform.relay_url).port
         for pid, line in platform.pids().items():
             if "valkey-server" in line and f":{relay_port}" in line:
@@ -38,7 +40,7 @@ class Pipelines:
 
     @contextlib.contextmanager
     def deployed(self, name: str, n_stages: int, transport: str) -> Iterator[Caller]:
-        """Warm, and where it belongs."""
+        """Deploy a pipeline, warm it and pin its stages.  Yields a caller, and removes the pipeline at the end."""
         config = llm_config(self._uri, stages=n_stages, max_stages=n_stages)
         config["transport"] = transport
         config["resources"]["gpu_memory_mb"] = _WHOLE_MB if n_stages == 1 else DEVICE_MB + 1024
@@ -57,7 +59,10 @@ class Pipelines:
             self.platform.remove(name, others=others)
 
     def _place(self, before: frozenset[str]) -> None:
-        """Pin what is new, and lift the quota of a low-memory worker: no part of a core is wanted, but this one."""
+        """Pin the new containers to the core, and give each a quota of one whole core.
+
+        A low worker would otherwise be limited to a part of a core.
+        """
         with _shared_cores.capped(self.platform, 1.0):
             for container in _shared_cores.containers(self.platform):
                 for pid in container.pids if container.name not in before else ():
@@ -65,7 +70,7 @@ class Pipelines:
 
 
 def tpot_ms(caller: Caller) -> float:
-    """Of one greedy answer: the mean time between its tokens."""
+    """The mean time between the tokens of one greedy answer."""
     answer = caller.chat(_PROMPT, _TOKENS, ignore_eos=True)
     if answer.completion_tokens != _TOKENS:
         raise SystemExit(f"an answer of {answer.completion_tokens} tokens, {_TOKENS} were asked for")
@@ -73,15 +78,15 @@ def tpot_ms(caller: Caller) -> float:
 
 
 def decode_bytes(model: Path) -> int:
-    """What one stage hands the next for one token: hidden states and residual in bf16, the step and descriptors."""
+    """The bytes that a stage sends to the next per token: hidden states and residual in bf16, step and descriptors."""
     config = json.loads((model / "config.json").read_text())
     return 2 * 2 * int(config["hidden_size"]) + 250
 
 
 def table(pipelines: Pipelines, transports: Sequence[str], sizes: Sequence[int], rounds: int) -> dict[str, list[float]]:
-    """TPOT in ms, ``rounds`` of each, of one worker and of every size of pipeline on each transport.
+    """TPOT in ms of one worker and of every size of pipeline on each transport, ``rounds`` values each.
 
-    A pipeline takes turns with the one worker: a slow minute of the machine hits both.
+    A pipeline takes turns with the one worker, so a slow minute of the machine affects both.
     """
     found: dict[str, list[float]] = {}
     with pipelines.deployed("one", 1, "auto") as one:
@@ -99,5 +104,5 @@ def table(pipelines: Pipelines, transports: Sequence[str], sizes: Sequence[int],
 
 
 def beside(name: str) -> str:
-    """What the one worker took, that the pipeline ``name`` took turns with."""
+    """The name of the one worker's values that were measured in turn with the pipeline ``name``."""
     return f"s=1 beside {name}"

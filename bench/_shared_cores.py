@@ -1,4 +1,4 @@
-"""Containers that get a part of a core each, whatever the platform gave them: one cgroup quota a container."""
+"""Containers that each get a part of a core by a cgroup quota, independent of the platform's own shares."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SETTLED_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """A model's, as its invoker keeps it on disk."""
+    """A model's container, as its invoker records it on disk."""
 
     name: str
     stage: int
@@ -41,8 +41,9 @@ class Capped:
         self._began = {c.name: (c.cpu_s(), *self._periods(c)) for c in running}
 
     def usage(self) -> list[str]:
-        """What each stage had since: CPU seconds of its processes, and the share of periods in which the quota held it
-        back."""
+        """What each stage has used since then: the CPU seconds of its processes, and the number of periods in which the
+        quota throttled it.
+        """
         found = []
         for c in sorted(self._running, key=lambda c: c.stage):
             cpu, periods, throttled = self._began[c.name]
@@ -60,9 +61,9 @@ class Capped:
 
 @contextlib.contextmanager
 def capped(platform: BenchPlatform, cores: float) -> Iterator[Capped | None]:
-    """Every model's container that runs now.  Yields None where no quota can be set.
+    """Limit every model's container that runs now.  Yields None where no quota can be set.
 
-    The groups outlive the block until their processes have ended: :func:`sweep`.
+    The control groups remain after the block, because their processes still run: :func:`sweep` removes them.
     """
     shares = find_shares(_name())
     if not isinstance(shares, CgroupShares):
@@ -79,7 +80,7 @@ def sweep() -> None:
 
 
 def wait_fetched(platform: BenchPlatform) -> None:
-    """Until no host fetches: what a full worker takes in the background is not what is measured."""
+    """Wait until no host fetches: the background fetch of a full worker would disturb the measurement."""
     end = time.monotonic() + _SETTLED_S
     while any(h["fetches"] for h in platform.api.get("/api/v1/thaw/hosts")["hosts"]):
         if time.monotonic() > end:

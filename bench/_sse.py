@@ -1,4 +1,4 @@
-"""One streamed OpenAI request, timed where it matters: socket to socket, by the same code for every system."""
+"""One streamed OpenAI request.  The same code measures every system, from socket to socket."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TIMEOUT_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Streamed:
-    """``arrivals_s`` are seconds from just before the request was sent to each piece with a token."""
+    """``arrivals_s`` are the arrival times of the pieces of text, in seconds since just before the request was sent."""
 
     text: str
     arrivals_s: tuple[float, ...]
@@ -29,7 +29,7 @@ class Streamed:
 
 
 class Caller:
-    """A kept-alive connection to one server; the chat endpoint of ``model``.  Not thread-safe."""
+    """A kept-alive connection to the chat endpoint of one server, for ``model``.  It is not thread-safe."""
 
     def __init__(self, url: str, model: str, auth: str = "") -> None:
         self._host = urlsplit(url).netloc
@@ -46,7 +46,7 @@ class Caller:
         self._http.close()
 
     def chat(self, prompt: str, max_tokens: int, **extra: Any) -> Streamed:
-        """Greedy.  Raises SystemExit for an answer that is not the one asked for: nothing was measured then."""
+        """Ask for a greedy answer.  Raises SystemExit when the server fails to answer: nothing was measured then."""
         body = {"model": self._model, "messages": [{"role": "user", "content": prompt}], "stream": True,
                 "temperature": 0, "max_tokens": max_tokens, "stream_options": {"include_usage": True},
                 **extra}  # fmt: skip

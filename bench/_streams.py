@@ -1,4 +1,4 @@
-"""A thousand streamed answers at once from one thread: who was answered, who held on, who got every token."""
+"""A thousand streamed answers at once, read by one thread: which began, which were open at once, which completed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """``at_once``: streams whose head (200) was there while none of them had ended."""
+    """``at_once`` is the largest number of streams that were open together: their heads (200) had arrived, and they had
+    not ended.
+    """
 
     asked: int
     at_once: int
@@ -38,7 +40,7 @@ class _Stream:
 
 
 def hold(port: int, auth: str, model: str, count: int, max_tokens: int, deadline_s: float) -> Held:
-    """Ask ``count`` times, each on a connection of its own, before reading on; then read until all have ended."""
+    """Send ``count`` requests, each on a connection of its own, and then read until all streams have ended."""
     body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Count."}], "stream": True,
                        "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}).encode()  # fmt: skip
     head = (f"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"

@@ -1,4 +1,4 @@
-"""Plain vLLM: its own API server, and its engine in a process that was forked after the imports."""
+"""Plain vLLM: its own API server."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from thaw.dev.ports import free_ports
 _STARTED = "Application startup complete"
 _START_S = 300.0
 _KV_GIB = 1
-"""About what Thaw's reserve of 2 GiB leaves for the cache; vLLM's own default takes longer to allocate."""
+"""About as much as Thaw's reserve of 2 GiB leaves for the cache.  vLLM's own default takes longer to allocate."""
 
 
 class VllmServer:
-    """``python -m vllm.entrypoints.openai.api_server`` until it serves.  Use as a context manager."""
+    """``python -m vllm.entrypoints.openai.api_server``, started and ready to serve.  Use it as a context manager."""
 
     def __init__(self, model: Path, work: Path, *, threads: int, max_num_seqs: int = 8, max_model_len: int = 2048,
                  cores: Sequence[int] = (), engine_core: int | None = None, extra: Sequence[str] = (),

@@ -1,9 +1,10 @@
-"""How long does the scheduler have to gather the requests of a burst, and what does gathering them bring?
+"""How long does the scheduler have to gather the requests of a burst, and what does gathering them gain?
 
 Thirty chat requests are sent at once to one gateway process with a real state server, and their arrivals are timed
 where the scheduler reads its events.  These times are then replayed to the pure policy on 16 idle hosts with links of
-2 GB/s, a model of 13 GB and batches of 8, with several ways to gather (_gathering.py): how many groups it starts, and
-what it foretells the burst's first tokens.  A burst ends when its requests are answered with an error.
+2 GB/s, a model of 13 GB and batches of 8, with several ways to gather (_gathering.py).  The results are the number of
+groups that the policy starts, and its prediction of the burst's first tokens.  A burst ends when its requests are
+answered with an error.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ _OVER: Final = ErrorInfo("unavailable", "The burst was measured.")
 
 
 class Bursts:
-    """``state_url`` is read as the scheduler reads it."""
+    """Reads the events of ``state_url`` in the same way as the scheduler."""
 
     def __init__(self, state_url: str, port: int) -> None:
         self._port, self._client = port, redis_link.connect(state_url)
@@ -65,7 +66,7 @@ class Bursts:
         self._client.close()
 
     def arrivals_s(self) -> list[float]:
-        """Of one burst, from the moment in which the first request is sent."""
+        """The arrivals of one burst, in seconds from the moment in which the first request is sent."""
         with contextlib.ExitStack() as stack:
             connections = [self._connect(stack) for _ in range(_N_REQUESTS)]
             began = time.monotonic()
@@ -74,7 +75,7 @@ class Bursts:
             found = [self._arrived.get(timeout=_DEADLINE_S) for _ in connections]
             self._end([demand for _, demand in found])
             for connection in connections:
-                connection.recv(65536)  # so the gateway holds none of them any more
+                connection.recv(65536)  # after the answer the gateway no longer holds the request
         return [at - began for at, _ in found]
 
     def _connect(self, stack: contextlib.ExitStack) -> socket.socket:
@@ -101,8 +102,10 @@ def _request() -> bytes:
 
 @contextlib.contextmanager
 def _gateway(work: Path) -> Iterator[tuple[str, int]]:
-    """State server and gateway, with a chat function that nothing serves.  Yields the state server's URL and the
-    gateway's port."""
+    """A state server and a gateway, with a chat function that no instance serves.
+
+    Yields the state server's URL and the gateway's port.
+    """
     state_port, port = free_ports(2)
     url = f"redis://127.0.0.1:{state_port}/0"
     with contextlib.ExitStack() as stack:
@@ -128,7 +131,7 @@ def main() -> int:
     work = Path(tempfile.mkdtemp(prefix="bench-burst-"))
     try:
         with _gateway(work) as (state_url, port), Bursts(state_url, port) as sender:
-            sender.arrivals_s()  # connections of the gateway's own are made now
+            sender.arrivals_s()  # the gateway makes its own connections during this first burst
             bursts = [sender.arrivals_s() for _ in range(rounds)]
     finally:
         shutil.rmtree(work)

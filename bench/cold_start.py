@@ -1,9 +1,10 @@
 """How long until the first token, from nothing and from a stem cell, against vLLM and against the bound?
 
 *From nothing*: a platform is up that has imported neither torch nor vLLM and holds no byte of the model.  *From a stem
-cell*: one idle pre-imported process, no byte of the model.  *Serverless vLLM*: the model is copied from the same store
-over the same link, then vLLM's own API server starts, and no Thaw process runs.  Runs alternate; each Thaw run has a
-platform of its own, so that nothing is resident.  All are asked by the same client, streaming.
+cell*: the platform has one idle process that has done the imports, and no byte of the model.  *Serverless vLLM*: the
+model is copied from the same store over the same link, then vLLM's own API server starts, and no Thaw process runs.
+Runs alternate.  Each Thaw run has a platform of its own, so nothing of the model is resident.  The same client asks all
+systems for a streamed answer.
 """
 
 from __future__ import annotations
@@ -39,17 +40,17 @@ from thaw.dev.smollm2 import obtain
 PROMPT = ("A cook has three baskets. The first holds twelve apples, the second holds twice as many pears, and the "
           "third holds as many plums as the other two hold together. Explain step by step how many fruits there are, "
           "then name the basket that holds most.")  # fmt: skip
-"""About 60 tokens: less than one KV block of vLLM on a CPU (128), so no run finds a cached prefix."""
+"""About 60 tokens.  This is less than one KV block of vLLM on a CPU (128), so no run finds a cached prefix."""
 
 _WARM = 5
 _SETTLE_S = 3.0
-"""A platform that has been up for a while: the scheduler has seen its hosts and what the model consists of."""
+"""After this time the scheduler has seen the platform's hosts and knows what the model consists of."""
 _FORKED_VLLM = "prewarmed_vllm_unlimited"
 
 
 @dataclass(frozen=True, slots=True)
 class ColdRun:
-    """One cold start of Thaw: what the client saw, what the trace says, and the same prompt warm."""
+    """One cold start of Thaw: the client's measurement, the trace, and the same prompt on the warm instance."""
 
     ttft_s: float
     start: Start
@@ -123,7 +124,7 @@ class ColdStart:
 
     @contextlib.contextmanager
     def _target(self) -> Iterator[Path]:
-        """A local directory in shared memory: no disk slows vLLM down."""
+        """Yield a local directory in shared memory, so that no disk slows vLLM down."""
         self._copies += 1
         target = self.work / f"copy-{self._copies}"
         try:
@@ -133,7 +134,7 @@ class ColdStart:
 
     @contextlib.contextmanager
     def _delay(self, platform: BenchPlatform) -> Iterator[None]:
-        """The bench's own test: nothing fetches for so long, and the goals must notice."""
+        """Stop the invoker for ``delay_s``, so that nothing fetches.  This tests the benchmark: its goals must fail."""
         if not self.delay_s:
             yield
             return
@@ -167,7 +168,7 @@ def main() -> int:
             "vllm_unlimited": partial(bench.vllm, free),
         }
         wanted = options.only.split(",") if options.only else [*runs, *([] if options.quick else [_FORKED_VLLM])]
-        if _FORKED_VLLM in wanted:  # only then, because its imports take as long as a start
+        if _FORKED_VLLM in wanted:  # do this only when it is wanted, because its imports take as long as a start
             runs[_FORKED_VLLM] = partial(bench.prewarmed_vllm, stack.enter_context(_imported_vllm(work)), free)
         found = interleave({name: runs[name] for name in wanted}, rounds)
         goals = judge_all(found, constants, bench.index.n_bytes, free, slow)
@@ -220,7 +221,7 @@ def _tail_floor(runs: list[ColdRun]) -> str:
 
 
 def _longest(runs: list[ColdRun]) -> str:
-    """The leaves and gaps that a reader should look at first."""
+    """The longest leaves and gaps of the slowest run."""
     t = max(runs, key=lambda r: r.ttft_s).start.timeline
     leaves = sorted((i for i in t.intervals if i.is_leaf), key=lambda i: -i.seconds)[:4]
     gaps = sorted(t.gaps, key=lambda g: -g.seconds)[:2]
@@ -229,7 +230,7 @@ def _longest(runs: list[ColdRun]) -> str:
 
 
 def _unexplained(run: ColdRun) -> str:
-    """Where it is: in phases, and between them."""
+    """The phases, and the gaps between phases, that have the most unexplained time."""
     start = run.start
     parts = [(a.phase.phase, a.unexplained_s) for a in start.explanation.accounts]
     parts += [(f"{g.after}→{g.before}", g.seconds) for g in start.timeline.gaps]

@@ -1,11 +1,12 @@
-"""From nothing, from a stem cell, from a pause to a Python function's answer: how long, by which driver, and beside
-``docker run`` of the same image by hand?
+"""How long does a Python function take to answer from nothing, from a stem cell and from a pause, with each driver, and
+compared with ``docker run`` of the same image by hand?
 
-Each way ends with the same requests on the container's socket (/init, /run).  Ways take turns, so that a busy moment
-hits all of them; medians are compared.  Containers on a bridge network are measured too,
-where the engine has one: Thaw's have none (docs/isolation.md).  Needs an engine (DOCKER_HOST) that has the image.
-``--llm IMAGE`` asks the other question instead: does the creation of an LLM's container hide behind its fetch
-(bench/_container_starts.py), over a link of ``--mbit`` or, with 0, without a limit?
+Each start ends with the same requests on the container's socket (/init, /run).  The starts take turns, so that a busy
+moment affects all of them, and medians are compared.  Containers on a bridge network are measured too, where the
+container engine has such a network; Thaw's containers have no network (docs/isolation.md).  The benchmark needs a
+container engine (DOCKER_HOST) that has the image.  ``--llm IMAGE`` asks another question instead: does the creation of
+an LLM's container hide behind its fetch (bench/_container_starts.py), over a link of ``--mbit``, or without a limit if
+that is 0?
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def _answer(socket_path: str, *, init: bool = True) -> None:
 
 
 class Ways:
-    """Every way returns its milliseconds."""
+    """The ways to start a container.  Each method returns the milliseconds that its start took."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver, self._n = driver, 0
@@ -105,7 +106,7 @@ class Ways:
 
 
 def _by_hand(image: str, network: str) -> float:
-    """What a person would type: docker run, the socket in a mounted directory."""
+    """Start a container as a person would: with docker run, and the socket in a mounted directory."""
     with tempfile.TemporaryDirectory(prefix="thaw-", dir="/tmp") as directory:
         Path(directory).chmod(0o777)
         command = ["docker", "run", "--rm", "--network", network, "-v", f"{directory}:/run/thaw/io",
@@ -119,7 +120,7 @@ def _by_hand(image: str, network: str) -> float:
             return 1000 * (time.monotonic() - began)
         finally:
             os.close(never)
-            process.terminate()  # docker run passes it on
+            process.terminate()  # docker run passes the signal on to the container
             process.wait(_WAIT_S)
 
 

@@ -1,8 +1,9 @@
-"""How fast does fetchd bring a model into shared memory, against the wire and against other clients?
+"""How fast does fetchd bring a model into shared memory, compared with the wire and with other clients?
 
-One static origin serves a random model from shared memory.  fetchd is its real daemon with every check on: index,
-version, xxh3 of each chunk.  The ceiling is a C++ receiver without checks, into memory that is already there, with
-as many connections.  Shaped links are network namespaces (root); iperf3 in the other direction gives their rate.
+One static origin serves a random model from shared memory.  fetchd is the real daemon with every check on: index,
+version, xxh3 of each chunk.  The ceiling is a C++ receiver with as many connections, which makes no checks and writes
+into memory that is already mapped.  Shaped links are network namespaces (they need root).  Their rate is measured with
+iperf3 in the direction of a fetch.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class FetchBench:
     def __init__(self, work: Path, receiver: Path, index: ModelIndex, rounds: int) -> None:
         self.work, self.receiver, self.index, self.rounds = work, receiver, index, rounds
         self.weights = next(f for f in index.files if f.name.endswith(".safetensors"))
-        self.pool_mb = 2 * (index.n_bytes // _MIB // 64 + 2) * 64  # the scrubbing of one fetch beside the next
+        self.pool_mb = 2 * (index.n_bytes // _MIB // 64 + 2) * 64  # slabs of one fetch are zeroed during the next one
         self.origin_kind = ""
         self.rates: dict[str, dict[str, float]] = {}
 
@@ -146,7 +147,7 @@ def _floor(ours: list[Sample], theirs: list[Sample]) -> str:
 
 
 def _iperf(made: links.Links, n_bytes: int) -> Sample:
-    """As much as the model has, in the direction of a fetch, one stream."""
+    """Transfer as many bytes as the model has, in the direction of a fetch, over one stream."""
     command = ("iperf3", "-c", made.hub_address, "-R", "-n", str(n_bytes), "-J")
     end = json.loads(_output([*links.inside(made.host(0), command)]))["end"]
     received = end["sum_received"]

@@ -1,12 +1,12 @@
-"""What does a message between two stages cost, against bare sockets and a bare Redis in the same run?
+"""What does a message between two stages cost, compared with bare sockets and a bare Redis in the same run?
 
-Two processes, one message in flight, there and back; half of the round trip is the one-way time.  ``raw_redis`` is a
-hiredis parser on a bare socket: RPUSH and BLPOP of the same bytes, no frame, no checksum, nothing kept; ``raw_stream``
-the same with XADD and XREAD, ``raw_tcp`` two blocking sockets.  Throughput is one way, messages back to back.  The
-goals compare medians of rounds that alternate.
+Two processes send one message there and back; half of the round trip is the one-way time.  ``raw_redis`` is a hiredis
+parser on a bare socket: RPUSH and BLPOP of the same bytes, without a frame or a checksum, and the sender keeps no copy.
+``raw_stream`` is the same with XADD and XREAD, and ``raw_tcp`` is two blocking sockets.  Throughput is measured in one
+direction, with messages back to back.  The goals compare medians of rounds that alternate.
 
-Then real pipelines: the time a token takes with 1, 2 and 4 stages on each transport (_pipelines.py), and while a fetch
-fills the link that the stages meet across (_busy_link.py).
+Then real pipelines are measured: the time per token with 1, 2 and 4 stages on each transport (_pipelines.py), and while
+a fetch fills the link over which the stages communicate (_busy_link.py).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def main() -> int:
                 if "throughput" in wanted:
                     facts["sizes"] = sizes(servers, quick=options.quick)
         cores = sorted(os.sched_getaffinity(0))
-        os.sched_setaffinity(0, {cores[0]})  # children inherit it; engines get the last one to themselves
+        os.sched_setaffinity(0, {cores[0]})  # children inherit this; the last core is left to the engines alone
         if wanted & {"tpot", "busy"}:
             _model.write_index(Path(shutil.copytree(obtain(cache_dir(), say), work / "models" / "smollm2")))
         if "tpot" in wanted:
@@ -92,7 +92,7 @@ def _against(name: str, ours: list[float], raw: list[float], goal: float) -> Goa
 
 
 def sizes(servers: _relay_ends.Servers, *, quick: bool) -> dict[str, dict[str, Any]]:
-    """One-way p50 in ms and throughput in MB/s of every transport at every size; one round."""
+    """The one-way p50 in ms and the throughput in MB/s of every transport at every size, in one round."""
     table: dict[str, dict[str, Any]] = {}
     for n_bytes in _SIZES[: 4 if quick else 5]:
         payload = os.urandom(n_bytes)
@@ -110,7 +110,10 @@ def sizes(servers: _relay_ends.Servers, *, quick: bool) -> dict[str, dict[str, A
 
 
 def tpot(work: Path, engine_core: int, rounds: int, facts: dict[str, Any], *, quick: bool) -> Goal:
-    """Of 1, 2 and 4 stages on one core.  The goal takes what the relay itself needs for four hand-overs off."""
+    """TPOT of 1, 2 and 4 stages on one core.
+
+    The goal subtracts the time that the relay itself needs for the four messages of a token.
+    """
     uri = f"file://{work / 'models' / 'smollm2'}"
     found: dict[str, list[float]] = {}
     paths: dict[str, str] = {}

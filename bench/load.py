@@ -1,10 +1,10 @@
 """How fast do a checkpoint's tensors come from the disk, when nothing of it is in the page cache?
 
-Through fetchd's ``file`` source (its real daemon, O_DIRECT, every chunk checked) into a segment and from there into
-torch; against safetensors' load_file, runai-model-streamer and fastsafetensors (where they are installed), each in a
-fresh process that has imported everything before the clock runs.  All end with the same look at every page.  The two
-last ones come with ``uv pip install --no-deps --target DIR runai-model-streamer fastsafetensors humanize`` and
-``PYTHONPATH=DIR``.
+Thaw reads through fetchd's ``file`` source (the real daemon, O_DIRECT, every chunk checked) into a segment and from
+there into torch.  It is compared with safetensors' load_file, runai-model-streamer and fastsafetensors (where they are
+installed), each in a fresh process that has imported everything before the clock runs.  Every load ends by reading a
+byte of every page.  To install the last two, run ``uv pip install --no-deps --target DIR runai-model-streamer
+fastsafetensors humanize`` and set ``PYTHONPATH=DIR``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from bench._sample import Sample, cpu_s_per_gb, gb_s
 from thaw import checkpoint
 
 _MIB = 1024 * 1024
-_PER_LAYER = 12  # as a decoder layer has
+_PER_LAYER = 12  # as many tensors as a decoder layer has
 _OTHERS = {"safetensors": "safetensors", "runai": "runai_model_streamer", "fastsafetensors": "fastsafetensors"}
 
 
@@ -44,7 +44,7 @@ def main() -> int:
     n_bytes = (options.mb or (256 if options.quick else 1000)) * 1_000_000
     rounds = options.n or (3 if options.quick else 7)
     work = Path(tempfile.mkdtemp(prefix="bench-load-", dir=options.dir))
-    run = Path(tempfile.mkdtemp(prefix="bench-"))  # a socket's path is short
+    run = Path(tempfile.mkdtemp(prefix="bench-"))  # the path of a socket has to be short
     try:
         index = _model.write_random(work / "model", n_bytes, _PER_LAYER)
         os.sync()
@@ -95,7 +95,7 @@ class LoadBench:
 
 
 def drop_pages(model: Path) -> None:
-    """Forget the model's pages, and make sure of it."""
+    """Drop the model's pages from the page cache, and verify that a page in the middle is gone."""
     for path in model.iterdir():
         fd = os.open(path, os.O_RDONLY)
         try:

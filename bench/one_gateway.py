@@ -1,8 +1,9 @@
-"""How many streams does one gateway hold, and what does a whole invocation cost against a bare web application?
+"""How many streams does one gateway hold, and what does a whole invocation cost compared with a bare web application?
 
-Streams: answers of the real engine, all asked for before any has ended; each must get every token and its end.
-Invocations: blocking calls of a Python function with key check, routing, container and record, against one flask
-application under gunicorn that says hello, on the same cores and with the same load generator.
+Streams are answers of the real engine.  All of them are requested before any has ended, and each must get every token
+and its end.  Invocations are blocking calls of a Python function, with key check, routing, container and record.  They
+are compared with a flask application under gunicorn that says hello, on the same cores and with the same load
+generator.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def hello():
 """
 _THREADS = 8
 _TOKENS = 16
-"""Of each stream: the first must not have ended when the last is accepted."""
+"""The tokens of each stream: enough that the first stream has not ended when the last one is accepted."""
 
 
 class GatewayBench:
@@ -52,7 +53,7 @@ class GatewayBench:
         found = self._run(self.port, "/api/v1/namespaces/_/actions/hello?blocking=true", connections, seconds)
         end = time.monotonic() + 30
         while (made := self._records() - before) < found["answers"] and time.monotonic() < end:
-            time.sleep(0.1)  # records are written behind the answers
+            time.sleep(0.1)  # records are written after the answers
         if made != found["answers"]:
             raise SystemExit(f"{found['answers']} answers, {made} records")
         found["cpu_ms"] = round(1000 * (self._cpu_s() - cpu) / made, 3)
@@ -83,7 +84,10 @@ class GatewayBench:
         return found
 
     def _cpu_s(self) -> float:
-        """Of all processes of the platform, containers included.  One that ends meanwhile takes its share along."""
+        """The CPU seconds of all processes of the platform, containers included.
+
+        The CPU time of a process that has ended is lost.
+        """
         return sum(cpu_seconds(pid) for pid in self.platform.pids() if Path(f"/proc/{pid}").exists())
 
     def _records(self) -> int:
@@ -92,7 +96,7 @@ class GatewayBench:
 
 @contextlib.contextmanager
 def _flask(work: Path) -> Any:
-    """One worker process, as the gateway has."""
+    """The flask application with one worker process, as many as the gateway has."""
     (work / "hello_app.py").write_text(_FLASK)
     port = free_ports(1)[0]
     command = [PYTHON, "-m", "gunicorn", "--bind", f"127.0.0.1:{port}", "--worker-class", "gthread", "--workers", "1",

@@ -1,11 +1,13 @@
 """How much sooner do four hosts start one model than one host does?
 
-Four hosts, each behind a link of the same rate, and a forced number of stages: 1, 2, 4.  Every stage fetches its part
-at the same time and answers as a pipeline.  Two models: the small real one, whose embedding is at both ends of a
-pipeline, and a checkpoint of a gigabyte that divides evenly.  All starts are from stem cells; a run's model has an
-address of its own, so no byte of it is on any host.  The stages meet at the relay, and the trace of every run has to
-say so; ``--direct 1`` lets them reach one another by TCP instead.  Then the same cores as a pipeline and as whole
-workers, and what each step of a worker brings over serverless vLLM.
+There are four hosts, each behind a link of the same rate, and the number of stages is forced: 1, 2 or 4.  All stages
+fetch their parts at the same time and answer as a pipeline.  There are two models: the small real one, whose embedding
+is at both ends of a pipeline, and a checkpoint of a gigabyte that divides evenly.  All starts are from stem cells.  The
+model of each run has an address of its own, so no byte of it is on any host.  The stages communicate through the relay,
+and the trace of every run must say so; with ``--direct 1`` they may connect to one another by TCP instead.
+
+Then the benchmark compares the throughput of the same cores as a pipeline and as whole workers, and measures the gain
+of each step of a worker over serverless vLLM.
 """
 
 from __future__ import annotations
@@ -44,11 +46,13 @@ _SIZES: Final = (1, 2, 4)
 _RATES_MBIT: Final = (100, 200, 400)
 _GOAL_MBIT: Final = 200
 _GOAL_MODEL: Final = "gigabyte"
-"""Whose figures have no suffix: the small model's are names of their own, so a quick run replaces no published one."""
+"""The figures of this model have no suffix.  The small model's figures have names of their own, so a quick run replaces
+no published figure.
+"""
 
 _WARM: Final = 5
 _SETTLE_S: Final = 3.0
-"""A platform that has been up for a while: the scheduler has seen its hosts and what the model consists of."""
+"""After this time the scheduler has seen the platform's hosts and knows what the model consists of."""
 
 _CORES: Final = 0.4
 _TOKENS: Final = 64
@@ -56,7 +60,7 @@ _TOKENS: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """Served under ``models/<name>``, and under ``models/<name>-<n>`` for each run."""
+    """A model that is served as ``models/<name>``, and as ``models/<name>-<n>`` for each run."""
 
     name: str
     directory: Path
@@ -93,7 +97,7 @@ Runs = dict[Key, list[ParallelRun]]
 class ParallelStart:
     def __init__(self, work: Path, models: Sequence[Model], *, quick: bool, pool_mb: int = 0,
                  direct: bool = False) -> None:  # fmt: skip
-        """``pool_mb``: what each host's pool has; 0: the largest model and two slabs."""
+        """``pool_mb`` is the size of each host's pool; 0 means the size of the largest model plus two slabs."""
         self.work, self.models, self.direct = work, models, direct
         self.path = _paths.expected("auto", direct=direct)
         self.pool_mb = pool_mb or 64 * (2 + max(m.index.n_bytes for m in models) // (64 << 20))
@@ -101,7 +105,7 @@ class ParallelStart:
         self._n = 0
 
     def starts(self, platform: BenchPlatform, url: str, link: Link, sizes: Sequence[int], rounds: int) -> Runs:
-        """On one platform: nothing of a run is left for the next but what the scheduler has learnt."""
+        """Make all starts on one platform.  Only what the scheduler has learnt is left from one run to the next."""
         keys = [(model.name, link.name, s) for model in self.models for s in sizes]
         models = {model.name: model for model in self.models}
         runs = {_title(key): partial(self.start, platform, url, link, models[key[0]], key[2]) for key in keys}
@@ -119,7 +123,7 @@ class ParallelStart:
             events, plan = platform.trace(cold.activation_id)
             if plan is None or len(plan.stages) != n_stages:
                 raise SystemExit(f"{n_stages} stages were asked for, the plan is {plan}")
-            if not self.direct:  # with TCP the first answer may begin before the ends have connected
+            if not self.direct:  # with TCP the first answer may begin before the stages have connected
                 _paths.checked(events, n_stages, self.path)
             start, warm_ttft_s = read_start(events, link.bytes_per_s), median([w.ttft_s for w in warm])
             return ParallelRun(n_stages, cold.ttft_s, start, warm_ttft_s, path)
@@ -129,7 +133,7 @@ class ParallelStart:
             return self.start(platform, url, link, model, n_stages)
 
     def throughput(self, platform: BenchPlatform, url: str, model: Model, n_stages: int) -> float | None:
-        """Tokens a second of ``n_stages`` containers with 0.4 core each and 8 requests a stage."""
+        """Tokens per second of ``n_stages`` containers with 0.4 cores each, with 8 requests per stage."""
         with self.deployed(platform, url, model, n_stages) as action:
             platform.caller(action).chat(PROMPT, 2)
             _shared_cores.wait_fetched(platform)
@@ -161,7 +165,7 @@ class ParallelStart:
 
     @contextlib.contextmanager
     def deployed(self, platform: BenchPlatform, url: str, model: Model, n_stages: int) -> Iterator[str]:
-        """An action whose model has an address that no host has seen."""
+        """Deploy an action whose model has an address that no host has seen."""
         self._n += 1
         action = f"{model.name}-{self._n}"
         address = self.work / "models" / action
@@ -228,12 +232,12 @@ def _rates(asked: str, quick: bool) -> tuple[int, ...]:
 
 
 def _judged(links: Sequence[Link]) -> Link:
-    """The one at 200 Mbit/s, if it was asked for."""
+    """The link of 200 Mbit/s if it was requested, else the first link."""
     return next((link for link in links if link.name == f"{_GOAL_MBIT}m"), links[0])
 
 
 def _suffix(model: Model) -> str:
-    """What the names of this model's figures end in."""
+    """The suffix of the names of this model's figures."""
     return "" if model.name == _GOAL_MODEL else f"_{model.name}"
 
 
@@ -242,7 +246,7 @@ def _title(key: Key) -> str:
 
 
 def _models(work: Path, *, small_only: bool) -> list[Model]:
-    """The small real one first, the one with the goals last."""
+    """The small real model first, the model with the goals last."""
     small = obtain(cache_dir(), say)
     found = [_served(work, "smollm2", small, 2048)]
     if not small_only:
@@ -272,7 +276,10 @@ def _print_starts(found: Runs, models: Sequence[Model], links: Sequence[Link], c
 def _found_goals(
     found: Runs, models: Sequence[Model], links: Sequence[Link], constants: Constants, pool_mb: int
 ) -> Iterator[Goal]:
-    """The gigabyte has goals, the small model the same figures without.  Small pools are about the latest start."""
+    """The model of a gigabyte has goals; the small model has the same figures without goals.
+
+    A run with small pools only judges its latest start.
+    """
     for model in [] if pool_mb else models:
         for goal in _start_goals(found, model, _judged(links), constants):
             yield goal if model.name == _GOAL_MODEL else figure(goal.name, goal.value, floor=goal.floor)
@@ -300,7 +307,7 @@ def _start_goals(found: Runs, model: Model, link: Link, constants: Constants) ->
 
 
 def _worst_start(found: Runs, models: Sequence[Model], links: Sequence[Link], suffix: str) -> Goal:
-    """No single start may be late, whatever the others of its size took."""
+    """Judge the latest of all single starts, relative to the ideal time of its size."""
     ideal_s = {(m.name, link.name, s): m.ideal_s(s, link.bytes_per_s) for m in models for link in links for s in _SIZES}
     late = [(r.ttft_s / ideal_s[key], r.ttft_s, key) for key, runs in found.items() for r in runs]
     worst, ttft_s, key = max(late)
@@ -312,8 +319,10 @@ def _worst_start(found: Runs, models: Sequence[Model], links: Sequence[Link], su
 def _throughput_goals(
     bench: ParallelStart, platform: BenchPlatform, url: str, rounds: int, facts: dict[str, Any]
 ) -> Iterator[Goal]:
-    """Of each model by its name: the small one's steps are short and its ends mostly embedding, the harder case for a
-    pipeline."""
+    """The throughput goal of each model.
+
+    The small model is the harder case for a pipeline: its steps are short, and its end stages are mostly embedding.
+    """
     runs = {f"{m.name} s={s}": partial(bench.throughput, platform, url, m, s) for m in bench.models for s in (4, 1)}
     try:
         found = interleave(runs, rounds)
@@ -332,7 +341,7 @@ def _throughput_goals(
 
 
 def _overlap(bench: ParallelStart, loopback: Origin, link: Link, found: Runs) -> dict[str, Any]:
-    """One round, from nothing; the steps of the paper's Figure 9."""
+    """Measure the steps of the paper's Figure 9, from nothing, in one round."""
     model, rate = bench.models[0], int(link.name.removesuffix("m"))
     with far_store(bench.work, loopback, rate) as store:
         names = [f.name for f in model.index.files]
@@ -365,7 +374,7 @@ def _warm(runs: Sequence[ParallelRun]) -> float:
 
 
 def _bound(runs: Sequence[ParallelRun], model: Model, link: Link, constants: Constants) -> float:
-    """Eq. 5 from stem cells: the largest stage's bytes, and the shortest warm prefill through all stages."""
+    """Eq. 5 for stem cells, with the largest stage's bytes and the shortest warm prefill through all stages."""
     n_bytes = _checkpoint.size_of_largest(model.parts, runs[0].n_stages)
     return constants.bound_s(n_bytes, link.bytes_per_s, min(r.warm_ttft_s for r in runs))
 

@@ -1,17 +1,17 @@
-"""Does the simulator foretell what the platform does?  The same requests, at the same moments, to both.
+"""Does the simulator predict what the platform does?  Both get the same requests at the same moments.
 
 A trace of a few functions (half of them with a tight objective, half with a loose one) is played to four hosts behind
-200 Mbit/s links, and simulated with the production policy on four simulated hosts whose constants were measured on that
-very platform: one cold start of a function that is not in the trace, and its warm requests.  Every round has a trace
-and a platform of its own.
+200 Mbit/s links.  It is also simulated with the production policy on four simulated hosts.  Their constants are
+measured on that same platform, from one cold start of a function that is not in the trace and from its warm requests.
+Every round has a trace and a platform of its own.
 
-Requests are compared in pairs: the error of a request is how far its simulated TTFT is from its real one, as a part of
-the real one.  The scheduler's own prediction is compared with the same real TTFT: what it foretold of the start that a
-request waited for, less the time that had passed when the request came.  A request that came after the foretold first
-token has none, since nothing was predicted for it.
+Requests are compared in pairs: the error of a request is the difference between its simulated and its real TTFT,
+divided by the real one.  The scheduler's own prediction is compared with the same real TTFT.  It is the scheduler's
+prediction for the start that the request waited for, less the time that had passed when the request came.  A request
+that came after the predicted first token has no prediction.
 
-``--traces FILE``: a workload file instead of the own generator; its first requests, its functions made ``chatbot``
-(7.5 s) or ``summarization`` (15 s), its models all SmolLM2.
+``--traces FILE`` takes a workload file instead of the generator: its first requests are used, its functions become
+``chatbot`` (7.5 s) or ``summarization`` (15 s), and all its models become SmolLM2.
 """
 
 from __future__ import annotations
@@ -57,20 +57,23 @@ _MIB = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What one cold start and warm requests say of this platform; seconds, bytes/s."""
+    """The constants of this platform, from one cold start and warm requests, in seconds and bytes/s."""
 
     n_bytes: int
     link: float
     t_cu: float
-    tail: float  # last byte → first token, less a warm request's
+    tail: float  # from the last byte to the first token, less the TTFT of a warm request
     warm_ttft: float
     t_d: float
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One request in three worlds.  ``predicted`` is None for a request that waited for no start, ``real`` not a number
-    for one that was answered with an error."""
+    """One request: predicted, simulated and real.
+
+    ``predicted`` is None for a request that waited for no start.  ``real`` is NaN for a request that was answered with
+    an error.
+    """
 
     index: int  # in the trace
     at_s: float
@@ -79,7 +82,7 @@ class Row:
     predicted: float | None
     simulated: float
     real: float
-    why: str = ""  # what every size was worth, of a start
+    why: str = ""  # what the scheduler found for each number of stages of the start
     path: str = ""  # of the messages between its stages; "" for one stage
 
 
@@ -90,7 +93,9 @@ def make_trace(n_requests: int, seconds: float, n_functions: int, seed: int) -> 
 
 
 def scaled(workload: Workload, n_requests: int, seconds: float, n_functions: int) -> Workload:
-    """The first requests of a trace, its functions folded onto so many, its time stretched to ``seconds``."""
+    """The first ``n_requests`` of a trace, with its functions mapped to ``n_functions`` and its time scaled to
+    ``seconds``.
+    """
     first = workload.requests[:n_requests]
     stretch = seconds / max(1e-9, first[-1].arrival_s - first[0].arrival_s)
     return Workload(workload.name, tuple(
@@ -105,10 +110,10 @@ def _request(index: int, at_s: float, function: int) -> Request:
 
 @contextlib.contextmanager
 def measured_world(m: Measured) -> Iterator[str]:
-    """A testbed of four hosts with these constants, for as long as the block lasts; its name."""
+    """Yield the name of a testbed of four hosts with these constants.  It exists until the block ends."""
     need = m.n_bytes + KV_RESERVE
     kind = GpuKind(_MEASURED, PER_HOST * need, 20e9, 1.0, m.t_cu, 5.0, m.tail, 0.0, 0.0, 1e9, 0.0, 1e9)
-    # prefill_s() is t_p · tokens/1024 and a constant; a warm request's first token is all of that here
+    # prefill_s() is t_p · tokens/1024 plus a constant; here a warm request's TTFT stands for the whole sum
     t_p = max(0.0, m.warm_ttft - constants.PREFILL_BASE_S) * 1024 / N_INPUT
     tables: Sequence[tuple[dict[str, Any], Any]] = (
         (constants.GPUS, kind), (constants.MODELS, Model(_MEASURED, m.n_bytes, t_p, m.t_d, 1e4)),
@@ -131,7 +136,7 @@ def simulated(workload: Workload, m: Measured, max_stages: int) -> dict[int, flo
 
 
 def errors(pairs: Sequence[tuple[float, float]]) -> list[float]:
-    """|foretold − real| / real of each request."""
+    """|predicted − real| / real for each request."""
     return [abs(foretold - real) / real for foretold, real in pairs]
 
 
@@ -172,7 +177,7 @@ def calibrate(platform: BenchPlatform, url: str, link: Link, n_bytes: int) -> Me
 
 
 def play(platform: BenchPlatform, workload: Workload) -> list[Answer]:
-    """Each request at its moment, from a thread of its own."""
+    """Send each request at its moment, from a thread of its own."""
     answers = [Answer() for _ in workload.requests]
     began = time.monotonic() + 1.0
 
@@ -182,7 +187,7 @@ def play(platform: BenchPlatform, workload: Workload) -> list[Answer]:
         try:
             found = caller.chat(PROMPT, N_OUTPUT)
             answer.ttft_s, answer.activation_id = found.ttft_s, found.activation_id
-        except SystemExit as e:  # how the caller says that it was answered with an error
+        except SystemExit as e:  # Caller.chat raises this when the answer is an error
             answer.error = str(e)
         caller.close()
 
@@ -208,18 +213,18 @@ def rows(platform: BenchPlatform, workload: Workload, answers: Sequence[Answer],
 
 
 def _path(events: Sequence[TraceEvent], plan: Plan | None) -> str:
-    """The relay, of an answer of several stages: nothing else is simulated."""
+    """The path of an answer.  It has to be the relay for several stages, because no other path is simulated."""
     n_stages = len(plan.stages) if plan else len(hops_of(events))
     return _paths.checked(events, n_stages, _paths.expected("auto", direct=False))
 
 
 def foretold_s(events: Sequence[TraceEvent]) -> float | None:
-    """What the scheduler foretold of the start that this request waited for, from the request's arrival."""
+    """The predicted TTFT of the start that this request waited for, counted from the request's arrival."""
     planned, received = _planned(events), next((e for e in events if e.name is Phase.RECEIVED), None)
     predicted = planned.attrs.get("predicted_ttft_s") if planned else None
     if planned is None or received is None or not isinstance(predicted, (int, float)):
         return None
-    left_s = predicted + (planned.mono_ns - received.mono_ns) / 1e9  # one machine: one clock
+    left_s = predicted + (planned.mono_ns - received.mono_ns) / 1e9  # both processes share this machine's clock
     return left_s if left_s > 0 else None
 
 
@@ -243,7 +248,7 @@ def table(found: Sequence[Row]) -> str:
 
 
 def judged(found: Sequence[Row], paced: bool, rounds: int) -> list[Goal]:
-    """Percentiles of the requests' errors, over all rounds.  A request that failed leaves the goals unmeasured."""
+    """Percentiles of the requests' errors, over all rounds.  If a request failed, the goals are not measured."""
     n_failed = sum(r.real != r.real for r in found)
     off = errors([(r.simulated, r.real) for r in found])
     floor = f"{n_failed} of {len(found)} requests failed" if n_failed else f"of {len(found)} requests, paired"
@@ -255,7 +260,7 @@ def judged(found: Sequence[Row], paced: bool, rounds: int) -> list[Goal]:
 
 
 def prediction(found: Sequence[Row], rounds: int) -> list[Goal]:
-    """The scheduler's own, of the requests that waited for a start and were answered."""
+    """The errors of the scheduler's own prediction, for the requests that waited for a start and were answered."""
     off = errors([(r.predicted, r.real) for r in found if r.predicted is not None and r.real == r.real])
     floor = f"of {len(off)} requests that waited for a start, paired"
     return [figure(f"predicted_p{p}_error", percentile(off, p) if off else None, floor=floor, rounds=rounds)
@@ -273,7 +278,7 @@ def main() -> int:
         shutil.copytree(checkpoint, models / "smollm2")
         index = _model.write_index(models / "smollm2")
         for name in ["calibration", *(f"f{i}" for i in range(n_functions))]:
-            (models / name).symlink_to("smollm2")  # another model each, as far as anybody can tell
+            (models / name).symlink_to("smollm2")  # the platform takes each address for another model
         traces = [make_trace(n, seconds, n_functions, options.seed + i) for i in range(n_rounds)]
         if options.traces:
             traces = [scaled(read_workload(Path(options.traces)), n, seconds, n_functions)] * n_rounds

@@ -1,15 +1,17 @@
 """How long does one cold-start decision take at 1,000 hosts × 4 devices and 10,000 functions, on one core?
 
-``decide()`` itself on a cluster that lives: requests come, groups start and fetch, instances serve, idle and expire,
-every host's heartbeat is taken in once a simulated second.  A decision is ``decide(DemandAdded)`` that starts a group:
-admission on every link it may use, Algorithm 1 with up to four stages, the plan.  Timed in CPU seconds of this thread
-(a shared machine's wall clock says how busy others are); the wall's percentiles stand beside them.
+``decide()`` itself runs on a cluster that changes: requests come, groups start and fetch, instances serve, idle and
+expire, and every host's heartbeat is read once per simulated second.  A decision is a call of ``decide()`` that starts
+a group: admission on every link that it may use, Algorithm 1 with up to four stages, and the plan.  It is timed in CPU
+seconds of this thread, because a shared machine's wall clock also measures other processes.  The percentiles of the
+wall time are reported beside them.
 
-``usual``  six in ten devices are taken, a third of the links fetches
-``full``   more is asked than the devices hold: every start waited, and is decided with the eviction for the next one
+``usual``  six in ten devices are taken, and a third of the links fetches
+``full``   requests ask for more memory than the devices have: every start has waited, and is decided together with the
+           eviction for the next one
 
-``own_links``, ``own_links_10k``: as ``usual``, where every link was measured and no two are equal; the second has
-10,000 hosts.  The fastest links are the first to be busy, so a decision looks at those that fetch, too.
+``own_links``, ``own_links_10k``: like ``usual``, but every link was measured and no two are equal; the second has
+10,000 hosts.  The fastest links become busy first, so a decision also examines links that are fetching.
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ OBJECTIVES = {"llama2-7b": (7.5, 0.2), "llama2-13b": (12.0, 0.2)}  # P Table 2, 
 
 @dataclass(slots=True)
 class Timed:
-    """CPU and wall seconds of each call."""
+    """The CPU seconds and the wall seconds of each call."""
 
     cpu: list[float] = field(default_factory=list)
     wall: list[float] = field(default_factory=list)
@@ -67,7 +69,7 @@ def _ms(seconds: float) -> float:
 
 
 class Cluster:
-    """Hosts, gateways and a clock around ``decide()``; every event it answers is timed by what it decided."""
+    """Hosts, gateways and a clock around ``decide()``.  Every call is timed, and its kind is what it decided."""
 
     def __init__(self, n_hosts: int, n_functions: int, seed: int, *, own_links: bool = False) -> None:
         numbers = itertools.count(1)
@@ -94,7 +96,7 @@ class Cluster:
         self._arrive()
 
     def run(self, seconds: float, rate: float) -> None:
-        """Requests come at this rate from now on."""
+        """Run for ``seconds``.  From now on requests come at ``rate`` per second."""
         self._rate, until = rate, self.now + seconds
         while self._calls[0][0] <= until:
             self.now, _, call = heapq.heappop(self._calls)
@@ -253,7 +255,7 @@ def main() -> int:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Of one round."""
+    """One scenario in one round."""
 
     starts: list[float]  # CPU seconds of each decision that started a group
     facts: dict[str, Any]
@@ -268,7 +270,7 @@ class Row:
 
 
 def one_round(seed: int, seconds: float) -> dict[str, Row]:
-    """Clusters of their own, with requests of their own."""
+    """Measure all scenarios on new clusters, with requests of this round's seed."""
     alike = measured(Cluster(1000, N_FUNCTIONS, seed), [("usual", 28.0), ("full", 70.0)], 55.0, seconds)
     own = measured(Cluster(1000, N_FUNCTIONS, seed, own_links=True), [("own_links", 28.0)], 55.0, seconds)
     many = Cluster(10_000, N_FUNCTIONS, seed, own_links=True)
@@ -276,7 +278,7 @@ def one_round(seed: int, seconds: float) -> dict[str, Row]:
 
 
 def measured(cluster: Cluster, rates: Sequence[tuple[str, float]], before_s: float, seconds: float) -> dict[str, Row]:
-    """What events took at each rate (requests a second), after some time at it."""
+    """The time of events at each rate (requests per second), measured after ``before_s`` at that rate."""
     cluster.pauses.after_rebuild()
     found: dict[str, Row] = {}
     for name, rate in rates:

@@ -1,11 +1,11 @@
-"""Is a warm request as fast as plain vLLM, and what does the way through the gateway add to it?
+"""Is a warm request as fast as with plain vLLM, and how much time does the gateway add to it?
 
-The engine's process is pinned to one core and computes with one thread, in both systems; everything else, the client
+In both systems the engine's process is pinned to one core and computes with one thread; everything else, the client
 included, runs on the other core.  While one system is measured, every process of the other is stopped (SIGSTOP), so
-that neither pays for what the other does while it is idle.  Throughput: greedy answers of one fixed length, streamed,
-at 1, 8 and 32 at once.
-Added time: the same request through the gateway and straight to the container's socket, in pairs, one at a time.
-Then how often the engine of each system is woken while nobody asks anything and the other one is stopped.
+that an idle system does not slow the measured one down.  Throughput is measured with streamed greedy answers of one
+fixed length, 1, 8 and 32 at once.  The added time is measured with pairs of the same request, one through the gateway
+and one directly to the container's socket, one at a time.  Finally the benchmark counts how often the engine of each
+system wakes while there are no requests and the other system is stopped.
 """
 
 from __future__ import annotations
@@ -65,9 +65,11 @@ class Warm:
 
     @contextlib.contextmanager
     def turn(self, system: str) -> Iterator[None]:
-        """Stop the other system meanwhile: vLLM's idle workers spin, and Thaw sends heartbeats.  Thaw's leases run out
-        while it is stopped; it takes them again as it goes on, and its instances stay.  A first request, which does not
-        count, waits for that."""
+        """Stop the other system during the block: vLLM's idle workers spin, and Thaw sends heartbeats.
+
+        Thaw's leases run out while it is stopped.  It takes them again when it continues, and its instances stay.  A
+        first request, which does not count, waits for that.
+        """
         others = set(self.platform.pids()) if system == "vllm" else set(self.vllm_pids)
         for pid in others:
             os.kill(pid, signal.SIGSTOP)
@@ -107,7 +109,10 @@ class Warm:
         return sum(tokens) / seconds
 
     def added_ms(self, pairs: int) -> list[float]:
-        """First byte through the gateway less straight to the container, pair by pair, the order alternating."""
+        """The time to the first byte through the gateway, less the time directly from the container, for each pair.
+
+        The order of the two requests alternates.
+        """
         gateway, container = self.platform.caller("chat"), self._container()
         gateway.chat(_PING, 1)
         ways: list[Callable[[], float]] = [lambda: gateway.chat(_PING, 1).ttft_s, partial(_direct, container)]
@@ -142,7 +147,7 @@ class Warm:
 
 
 def _direct(container: UnixConnection) -> float:
-    """As the invoker would ask."""
+    """Send the request as the invoker would, and return the seconds to the first token."""
     body = {"messages": [{"role": "user", "content": _PING}], "stream": True, "temperature": 0, "max_tokens": 1,
             "model": "chat", "stream_options": {"include_usage": True}}  # fmt: skip
     value = wire.to_plain(LlmRun("chat", body, 0))
