@@ -1,4 +1,4 @@
-"""Does the simulator reproduce what was published?  One line a band: met or missed, and what it consists of."""
+"""Does the simulator reproduce the published results?  Each band has one line: met or missed, and the reasons."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ PUBLISHED_POINTS: tuple[Point, ...] = tuple((float(cv), rps) for cv in ATTAINMEN
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    source: str  # "calibration" (constants were fitted to it), "generated", "files", "scenario"
+    source: str  # "calibration" (constants were fitted to these figures), "generated", "files", "scenario"
     name: str
     published: str
     band: str
     value: str
-    met: bool | None  # None: no run of it
-    why: str = ""  # what the traces of its runs say, if it is not met
+    met: bool | None  # None: it was not run
+    why: str = ""  # the reasons that the traces of its runs give, if it is not met
 
 
 def cold_start_bands(found: Sequence[ColdStart]) -> list[Band]:
-    """Stage constants were fitted to these very figures, so nothing here validates anything."""
+    """The constants of the phases were fitted to these same figures, so these bands validate nothing."""
     off = sorted((c for c in found if c.off > 0.15), key=lambda c: -c.off)
     worst = max(found, key=lambda c: c.off)
     value = f"{len(found) - len(off)} of {len(found)} cells; worst {worst.in_words}"
@@ -97,7 +97,7 @@ class EndToEnd:
         scale: float = 1.0,
         value: Callable[[Summary], float] = lambda r: r.ttft_pct,
     ) -> list[float]:
-        """One for each seed, in order."""
+        """One value for each seed, in order."""
         return [value(r) for r in sorted(self.runs(system, [(cv, rps)], scale), key=lambda r: r.seed)]
 
     def median(
@@ -115,7 +115,7 @@ class EndToEnd:
         return [*self._levels(), *self._ratios(), *self._apps(), *self._looser(), *self._tight(), *self._tokens()]
 
     def _late(self, systems: Iterable[str], points: Iterable[Point], scale: float = 1.0, app: str | None = None) -> str:
-        """What the late requests of these systems waited for."""
+        """Say in words what the late requests of these systems waited for."""
         among, whose = list(points), "" if app is None else f", {app}"
         return " ".join(
             why.late_sentence(SYSTEMS[s].label + whose, why.late(self.runs(s, among, scale), app=app)) for s in systems

@@ -33,7 +33,7 @@ class ServerlessVllm(System):
 
 
 class ServerlessLlm(System):
-    """A whole device for a model; no SSD (as in P's comparison); runs are not migrated."""
+    """Each model gets a whole device.  There is no SSD tier (as in P's comparison), and runs are not migrated."""
 
     def place(self, function: Function, n_workers: int) -> bool:
         return all(self._place_one(function) for _ in range(n_workers))

@@ -1,4 +1,4 @@
-"""The report's pictures from its runs: attainment by CV, rate, SLO scale and application, and cost."""
+"""The report's charts, made from its runs: attainment by CV, rate, SLO scale and application, and cost."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Point = Callable[[str, float], float | None]
 
 
 def write(directory: Path, source: str, runs: Sequence[Summary]) -> list[Path]:
-    """One file a chart that has points; returns what was written."""
+    """Write one file for each chart that has points.  Return the written files."""
     mine = [r for r in runs if r.source == source]
     medians = EndToEnd(source, mine)
     cv, rps = CENTRE
@@ -42,7 +42,7 @@ def write(directory: Path, source: str, runs: Sequence[Summary]) -> list[Path]:
 
 
 def _sweep(title: str, x_name: str, xs: Sequence[float], point: Point, y_name: str = "%") -> str:
-    """Empty with fewer than two points."""
+    """Return the chart, or an empty text if there are fewer than two points."""
     if len(xs) < 2:
         return ""
     series = {spec.label: [point(name, x) for x in xs] for name, spec in SYSTEMS.items()}

@@ -1,4 +1,4 @@
-"""Servers, their devices and their memory for models.  A device is never promised twice: ``hold`` raises."""
+"""Servers, their devices and their memory for models.  ``hold`` raises if a device has too little free memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gateway.scheduler.placement.schemes import Gpu
 
 
 class OverCommitted(AssertionError):
-    """A policy gave away memory that is not there."""
+    """A policy promised memory that does not exist."""
 
 
 class Device:
@@ -29,18 +29,18 @@ class Device:
 
 
 class ModelCache:
-    """Whole models in host memory, least recently used out first.  A capacity of 0 keeps nothing."""
+    """Whole models in host memory.  The least recently used one is evicted first.  A capacity of 0 keeps nothing."""
 
     def __init__(self, capacity: float) -> None:
         self.capacity, self.used = capacity, 0.0
-        self.n_changes = 0  # of what is in it
+        self.n_changes = 0  # how often its content changed
         self._models: OrderedDict[int, int] = OrderedDict()
 
     def __contains__(self, function: int) -> bool:
         return function in self._models
 
     def models(self) -> list[tuple[int, int]]:
-        """(function, bytes) of each."""
+        """(function, bytes) for each model."""
         return list(self._models.items())
 
     def use(self, function: int) -> None:
@@ -69,7 +69,7 @@ class SimServer:
         self.ledger = (LinkLedger if admission else HeedlessLedger)(spec.link, discipline)
         self.cache = ModelCache(spec.cache_bytes if cache else 0.0)
         self._offer: tuple[Gpu, ...] | None = None
-        self.n_changes = 0  # of its devices
+        self.n_changes = 0  # how often the memory of its devices changed
         self.held_byte_s = 0.0
         self._held, self._held_at = 0, 0.0
 
@@ -96,7 +96,7 @@ class SimServer:
         self._offer = None
 
     def offer(self) -> tuple[Gpu, ...]:
-        """Its devices as Algorithm 1 sees them, kept until one changes."""
+        """Its devices as Algorithm 1 sees them.  The value is cached until a device changes."""
         if self._offer is None:
             self._offer = tuple(Gpu(d.free, d.n_workers) for d in self.devices)
         return self._offer

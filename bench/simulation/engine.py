@@ -1,8 +1,9 @@
-"""Simulated time: a heap of calls, and a log of everything that happened, kept as its hash.
+"""Simulated time: a heap of calls, and a log of everything that happened, of which only the hash is kept.
 
 An *event* is a state change that policy has to handle: an arrival, a phase of a start that ended, a fetch that ended,
-a first token, a completion, an expiry.  Calls that are out of date when they come due, heartbeats and looks again are
-none.  Equal times go by order of scheduling, so a run depends on its inputs only.
+a first token, a completion, an expiry.  Heartbeats, repeated inspections, and calls that are out of date when they come
+due are not events.  Calls of equal time run in the order in which they were scheduled, so a run depends on its inputs
+only.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Engine:
         self._digest = hashlib.blake2b(digest_size=16)
 
     def at(self, when: float, call: Callable[..., None], *arguments: Any) -> None:
-        """Never in the past: float noise of a plan made earlier becomes now."""
+        """Call at ``when``, or now if rounding errors put ``when`` into the past."""
         self._order += 1
         heapq.heappush(self._calls, (max(when, self.now), self._order, call, arguments))
 
@@ -47,7 +48,7 @@ class Engine:
         self.at(self.now + delay, call, *arguments)
 
     def note(self, kind: Kind, subject: int, detail: int = 0) -> None:
-        """One line of the event log."""
+        """Add one line to the event log."""
         if kind is not Kind.PLACED:
             self.n_events += 1
         self._log += _ENTRY.pack(self.now, kind, subject, detail)
@@ -56,7 +57,7 @@ class Engine:
             self._log.clear()
 
     def run(self, until: float = float("inf"), *, alive: Callable[[], bool] = lambda: True) -> None:
-        """Until nothing is due, ``until`` is reached, or nobody is ``alive``."""
+        """Run until no call is left, the next call is later than ``until``, or ``alive`` returns False."""
         calls = self._calls
         while calls and calls[0][0] <= until and alive():
             self.now, _, call, arguments = heapq.heappop(calls)

@@ -1,4 +1,4 @@
-"""Small scenarios beside the end-to-end workload: cold starts, scaling up and down, a slow production link."""
+"""Small scenarios in addition to the end-to-end workload: cold starts, scaling up and down, a slow production link."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ColdStart:
 
     @property
     def off(self) -> float:
-        """By what part it differs from what was published."""
+        """The difference from the published time, relative to the published time."""
         return abs(self.simulated_s / self.published_s - 1)
 
     @property
@@ -44,11 +44,13 @@ class Scenario:
     name: str
     value: float
     detail: str
-    why: str  # what the traces of its runs say
+    why: str  # the reasons that the traces of its runs give
 
 
 def cold_starts() -> list[ColdStart]:
-    """One request on an idle testbed (i), servers of one kind; the cached system at its second start."""
+    """One request on an idle testbed (i) with servers of one kind.  A system with a cache is measured at its second
+    start.
+    """
     found = []
     for gpu, models in COLD_START_MODELS.items():
         for system, published in COLD_START_S[gpu].items():
@@ -73,7 +75,7 @@ def burst(model: str, times: tuple[float, ...], n_in: int, n_out: int) -> Worklo
 
 
 def scale_up() -> tuple[Scenario, Scenario]:
-    """128 requests at once for a 13B model on 16 V100: groups of four against single workers."""
+    """128 requests at once for a 13B model on 16 V100: groups of four compared with single workers."""
     work = burst("llama2-13b", (0.0,) * 128, 512, 512)
     group = simulate(work, SYSTEMS["paraserve"], "i-v100", _NO_OBJECTIVE).requests
     single = simulate(work, replace(SYSTEMS["paraserve-single"], largest_group=1), "i-v100", _NO_OBJECTIVE).requests
@@ -91,7 +93,7 @@ def scale_up() -> tuple[Scenario, Scenario]:
 
 
 def scale_down() -> Scenario:
-    """512 tokens of a 13B model on four stages, one of them whole: with consolidation against without."""
+    """512 tokens of a 13B model on four stages, one of them a full worker: with and without consolidation."""
     work = burst("llama2-13b", (0.0,), 512, 512)
     four = replace(SYSTEMS["paraserve"], min_stages=4)
     consolidated = simulate(work, four, "i-v100", _NO_OBJECTIVE)
@@ -109,7 +111,7 @@ def scale_down() -> Scenario:
 
 
 def brownfield() -> Scenario:
-    """A cold start over 5 Gbit/s: serverless vLLM against a group of four."""
+    """A cold start over 5 Gbit/s: serverless vLLM compared with a group of four."""
     slow = simulate(burst("llama2-7b", (0.0,), 1024, 2), SYSTEMS["vllm"], "brownfield", _NO_OBJECTIVE).requests
     four = replace(SYSTEMS["paraserve"], min_stages=4)
     fast = simulate(burst("llama2-7b", (0.0,), 1024, 2), four, "brownfield", _NO_OBJECTIVE).requests

@@ -1,7 +1,8 @@
-"""ParaServe and the planned Thaw: groups placed by the production Algorithm 1 and ledger, consolidated once ready.
+"""ParaServe and the planned Thaw: groups that the production Algorithm 1 and ledger place, and that are consolidated
+once they are ready.
 
-The predictor's tail follows the last byte.  Algorithm 1 knows only a bandwidth, so the offer is what part / (part / b +
-tail) gives: Eq. 5 then says max(runtime, fetch + tail), and the fetch is due that much earlier.
+The predictor's tail follows the last byte.  Algorithm 1 knows only a bandwidth, so a server offers the bandwidth
+part / (part / b + tail).  Eq. 5 then gives max(runtime, fetch + tail), and the fetch is due earlier by the tail.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Groups(System):
         return self._place_group(function, n_workers)
 
     def _place_cached(self, function: Function) -> bool:
-        """A: a hit bypasses the algorithm."""
+        """Place the worker on a server that has the model in its cache.  In A, such a hit bypasses Algorithm 1."""
         need = function.model.n_bytes + KV_RESERVE
         for server in self.servers:
             device = server.best_fit(need) if function.index in server.cache else None
@@ -53,7 +54,7 @@ class Groups(System):
         if not self._room(function) and not (self.spec.evict and self._make_room(function)):
             return False
         scheme = self._select(function, n_workers)
-        if scheme is None and n_workers > 1:  # too few servers for so many at once: as many as there are, one by one
+        if scheme is None and n_workers > 1:  # too few servers for one group: start the workers one by one instead
             return all(self._place_group(function, 1) for _ in range(n_workers))
         if scheme is None:
             return False
@@ -61,7 +62,10 @@ class Groups(System):
         return True
 
     def _room(self, function: Function) -> bool:
-        """Every scheme has a full worker, the fallback too: without room for one, Algorithm 1 need not be asked."""
+        """Whether any device has room for a full worker.
+
+        Every scheme has a full worker, also the fallback.  Without room for one, Algorithm 1 finds nothing.
+        """
         if self._most_free is None:
             self._most_free = max(gpu.free for server in self.servers for gpu in server.offer())
         return self._most_free >= function.model.n_bytes + KV_RESERVE
@@ -70,7 +74,11 @@ class Groups(System):
         self._most_free = None
 
     def _make_room(self, function: Function) -> bool:
-        """Idle workers of one device go, the device whose idlest ones suffice; as production's ``evictions``."""
+        """Release idle workers of one device, as production's ``evictions`` does.
+
+        Only as many workers are released as are needed, those that are idle longest first.  Of all devices on which
+        this suffices, the one is chosen whose last victim has been idle longest.
+        """
         need = function.model.n_bytes + KV_RESERVE
         idle: dict[tuple[int, int], list[Unit]] = {}
         for unit in (u for f in self.functions.values() if not f.queue for u in f.ready):
@@ -154,7 +162,7 @@ class Groups(System):
             self._consolidate(unit)
 
     def _consolidate(self, unit: Unit) -> None:
-        """The kept workers fetch what they lack, in the background."""
+        """Let the kept workers fetch the rest of the model in the background."""
         function, endpoint = unit.function, unit.endpoint
         inflight = endpoint.inflight if endpoint else 0
         others = sum(u.free for u in function.ready if u is not unit)
@@ -167,7 +175,7 @@ class Groups(System):
             self.starter.fetch(worker, missing, partial(self._whole, unit, worker, kept))
 
     def _whole(self, unit: Unit, worker: Worker, kept: list[Worker]) -> None:
-        """One kept worker has everything.  The first takes the runs over; a later one serves on its own."""
+        """A kept worker has the whole model.  The first one takes over the group's runs; a later one serves alone."""
         worker.server.ledger.remove(f"{worker.index}b", self.engine.now)
         worker.server.cache.put(unit.function.index, unit.function.model.n_bytes)
         if unit.consolidating:
@@ -194,7 +202,7 @@ class Groups(System):
         self.consolidations.append(Consolidation(self.engine.now, stall_s))
 
     def _promise(self, unit: Unit, worker: Worker) -> Unit:
-        """A kept worker that still fetches counts as a start."""
+        """A unit for a kept worker that is still fetching: the unit counts as a start."""
         return Unit(unit.index, unit.function, [worker], 1, SLOTS, self.engine.now)
 
     def _alone(self, unit: Unit, worker: Worker) -> None:

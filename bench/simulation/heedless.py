@@ -1,4 +1,4 @@
-"""The ledger without its admission: it foretells what a fetch would get and refuses none.  For an ablation."""
+"""The ledger without admission, for an ablation: it predicts the bandwidth of a fetch and refuses no fetch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gateway.scheduler.placement.link_ledger import LinkLedger
 
 
 class HeedlessLedger(LinkLedger):
-    """A new fetch is promised its deadline whatever becomes of the deadlines that were promised before."""
+    """Promises a new fetch its deadline even if earlier promises are then broken."""
 
     def bandwidth(self, n_bytes: float, deadline: float, now_s: float) -> float:
         if not math.isfinite(deadline):
@@ -20,5 +20,8 @@ class HeedlessLedger(LinkLedger):
         return self._mean_rate(n_bytes, sum(fetch.pending for fetch in promises if fetch.deadline <= deadline))
 
     def _in_line_after_s(self) -> float:
-        """Where promises are there it cannot be said, so an index of hosts leaves no link out for them."""
+        """Return inf where there are promises, because this time is not known then.
+
+        An index of hosts therefore excludes no link because of its promises.
+        """
         return math.inf if any(fetch.promised for fetch in self.fetches().values()) else -math.inf

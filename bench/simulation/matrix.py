@@ -1,7 +1,7 @@
-"""Which runs there are, each with its key; a run that has a checkpoint is not made again.
+"""The list of runs, each with its key.  A run that has a checkpoint is not made again.
 
-A checkpoint's key holds the hash of the constants and of all code that could change its result, so a stale one is
-never read.
+A checkpoint's key includes the digest of all code that could change its result, the constants included, so a stale
+checkpoint is never read.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CVS = (2.0, 4.0, 8.0)
 ALL_RPS = (0.2, 0.4, 0.6, 0.7, 0.8, 1.0)
 SCALES = (0.5, 0.75, 1.0, 1.5, 2.0)
 CENTRE = (8.0, 0.6)
-"""Where SLO scales are swept."""
+"""CV and requests/s of the point at which the SLO scales are swept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ def sweep(source: str, workloads: Sequence[Workload], *, scales: bool) -> Iterat
 
 
 def ablations(source: str, workloads: Sequence[Workload]) -> Iterator[Run]:
-    """Thaw with one thing changed, at the centre."""
+    """Runs of Thaw with one thing changed, at the centre."""
     for workload in workloads:
         if parameters(workload.name)[:2] == CENTRE:
             for system in ABLATIONS:
@@ -65,7 +65,7 @@ def ablations(source: str, workloads: Sequence[Workload]) -> Iterator[Run]:
 
 
 def generated(seeds: Sequence[int], size: str) -> list[Workload]:
-    """``quick``: the centre; ``paper``: the published points; ``all``: every rate."""
+    """``size`` is ``quick`` for the centre, ``paper`` for the published points, or ``all`` for every rate."""
     cvs, rates = {
         "quick": ((CENTRE[0],), (CENTRE[1],)),
         "paper": (CVS, (0.6, 0.7, 0.8)),
@@ -75,14 +75,14 @@ def generated(seeds: Sequence[int], size: str) -> list[Workload]:
 
 
 class Checkpoints:
-    """``code``: the digest of all code that a result depends on."""
+    """``code`` is the digest of all code that a result depends on."""
 
     def __init__(self, directory: Path, code: str) -> None:
         self._directory, self._code = directory, code
         directory.mkdir(parents=True, exist_ok=True)
 
     def get_or_make(self, run: Run) -> tuple[Summary, bool]:
-        """The result, and whether it was there already.  A torn file is made anew."""
+        """Return the result, and whether it had a checkpoint.  An incomplete file is made again."""
         path = self._directory / f"{run.key(self._code)}.json"
         try:
             plain: dict[str, Any] = json.loads(path.read_text())

@@ -1,4 +1,4 @@
-"""Of a run's requests: attainment, times and cost.  A request that failed or never answered misses its objective."""
+"""Attainment, times and cost of a run.  A request that failed misses its TTFT objective."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from bench.simulation.workload import Request
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """One run in numbers; attainments in percent, cost in GB·h of device memory held."""
+    """One run in numbers.  Attainments are in percent; the cost is in GB·h of held device memory."""
 
     source: str  # "generated" or "files"
     workload: str
@@ -38,9 +38,9 @@ class Summary:
     tpot_mean_ms: float
     cost_gb_h: float
     cold_pct: float
-    late: dict[str, dict[str, int]]  # application → the cause that took longest → requests too late
-    late_s: dict[str, float]  # cause → seconds of all requests that were too late
-    used: dict[str, int]  # mechanism → how often
+    late: dict[str, dict[str, int]]  # application → the cause that took longest → number of late requests
+    late_s: dict[str, float]  # cause → seconds, summed over all late requests
+    used: dict[str, int]  # mechanism → how often it was used
     n_starts: int
     n_events: int
     cpu_s: float
@@ -92,6 +92,6 @@ def percent(requests: Sequence[Request], good: Callable[[Request], bool]) -> flo
 
 
 def parameters(name: str) -> tuple[float, float, int]:
-    """CV, RPS and seed as a workload's name says; 0 where it does not."""
+    """CV, RPS and seed from a workload's name.  A value that the name does not contain is 0."""
     found = {k: float(m[1]) for k in ("cv", "rps", "seed") if (m := re.search(rf"{k}([\d.]+)", name))}
     return found.get("cv", 0.0), found.get("rps", 0.0), int(found.get("seed", 0))

@@ -1,4 +1,4 @@
-"""What the platform's messages call the simulator's servers, functions and requests."""
+"""The names that the platform's messages use for the simulator's servers, functions and requests."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""A server's link as it really behaves: a fluid shared by the fetches in progress.
+"""A server's link as it really behaves: a fluid model in which the fetches in progress share the bandwidth.
 
-Independent of the scheduler's ledger on purpose (the ledger is a belief, this is what happens), but of the same two
-disciplines, which fetchd is to enforce: deadline fetches first (equally, or the earliest alone), then the rest.
+This is deliberately independent of the scheduler's ledger: the ledger predicts, and the link decides what happens.
+Both have the same two disciplines, which fetchd has to enforce: fetches with a deadline come first (in equal shares, or
+the earliest deadline alone), then the other fetches.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ class Transfer:
 
     def __init__(self, order: int, pending: float, deadline: float, done: Callable[[], None]) -> None:
         self.order, self.pending, self.deadline, self.done, self.rate = order, pending, deadline, done, 0.0
-        self.shared_s = 0.0  # what others took of the link, in seconds of the whole link
+        self.shared_s = 0.0  # the part of the link that others used, in seconds of the whole link
 
 
 class Link:
@@ -58,7 +59,7 @@ class Link:
                 transfer.shared_s += (1 - transfer.rate / self.bytes_per_s) * passed
 
     def _replan(self) -> None:
-        """Rates hold until something starts or ends; ask to be called when the first one ends."""
+        """Set the rates, which stay the same until a transfer starts or ends, and schedule the first end."""
         self._plan += 1
         if not self.transfers:
             return
@@ -77,7 +78,7 @@ class Link:
         if plan != self._plan:
             return
         self._advance()
-        slack = max(_DONE, self.bytes_per_s * 1e-9)  # a nanosecond of the link
+        slack = max(_DONE, self.bytes_per_s * 1e-9)  # the bytes of one nanosecond
         ended = [t for t in self.transfers if t.pending <= slack]
         self.transfers = [t for t in self.transfers if t.pending > slack]
         self._replan()

@@ -1,8 +1,9 @@
-"""Thaw as it is today: ``gateway/scheduler/policy.decide`` itself, fed with what hosts and gateways would say.
+"""Thaw as it is today: ``gateway/scheduler/policy/decide.py`` itself, with the messages that hosts and gateways would
+send.
 
-The simulator plays the gateway (queue, routes), the invokers (records, releases) and fetchd (a link that keeps
-deadlines, models that stay resident in host memory), and carries out whatever is decided.  Messages take no time; a
-reply is put behind the message that caused it, so ``decide`` is never entered twice.
+The simulator takes the place of the gateway (queue, routes), the invokers (records, releases) and fetchd (a link that
+keeps deadlines, models that stay resident in host memory), and carries out every decision.  Messages take no time.  A
+reply is queued after the message that caused it, so ``decide`` is never called while it runs.
 """
 
 from __future__ import annotations
@@ -59,13 +60,13 @@ _GATEWAY, _NAMESPACE = GatewayId("gateway"), Namespace("guest")
 
 @dataclass(slots=True)
 class Instance:
-    """One stage."""
+    """The instance of one stage."""
 
     record: InstanceRecord
     unit: Unit  # of its whole group
     worker: Worker
     resident: bool
-    later: float  # bytes it fetches behind the traffic once its first part is there
+    later: float  # bytes that it fetches in the background once its first part has arrived
 
 
 class Production(System):
@@ -83,8 +84,8 @@ class Production(System):
         self._on_server: list[dict[str, None]] = [{} for _ in self.servers]
         self._heads: dict[int, str] = {}  # unit → its stage 0
         self._by_group: dict[str, list[Instance]] = {}
-        self._stem_cells = [s.spec.n_gpus if spec.stem_cells else 0 for s in self.servers]  # one waits for each device
-        self._requests: dict[str, Request] = {}  # that wait
+        self._stem_cells = [s.spec.n_gpus if spec.stem_cells else 0 for s in self.servers]  # one for each device
+        self._requests: dict[str, Request] = {}  # the waiting requests
         self._reported: list[tuple[tuple[int, int, int], HostReport] | None] = [None] * len(self.servers)
         self._heartbeat()
         if not spec.admission:
@@ -122,7 +123,7 @@ class Production(System):
             case FailDemand():
                 for activation_id in decision.activation_ids:
                     self._fail(self._requests.pop(activation_id))
-            case DropDemand():  # it has waited past its time limit: its gateway has answered that
+            case DropDemand():  # the request waited longer than its time limit, so its gateway has answered it
                 self._fail(self._requests.pop(decision.activation_id))
 
     def _heartbeat(self) -> None:
@@ -130,7 +131,7 @@ class Production(System):
         self.engine.after(HEARTBEAT_S, self._heartbeat)
 
     def _report(self, server: SimServer) -> HostReport:
-        """The last one again, if nothing has changed: a thousand hosts report every second."""
+        """Return the last report again if nothing has changed, because a thousand hosts report every second."""
         now = server.n_changes, server.cache.n_changes, self._stem_cells[server.index]
         last = self._reported[server.index]
         if last is None or last[0] != now:
@@ -154,7 +155,7 @@ class Production(System):
                           False, {_FILE: model.n_bytes}, parts=_parts(model.n_bytes))  # fmt: skip
 
     def _learn(self, decision: LearnFrom) -> None:
-        """What the trace of that start would have said."""
+        """Add to the history what the trace of that start would have said."""
         head = self._by_group[decision.group_id][0]
         worker, prewarmed = head.worker, decision.mode is StartMode.PREWARMED
         kind, model = worker.server.kind, head.unit.function.model
@@ -205,7 +206,7 @@ class Production(System):
             function.blocked.forget()
 
     def _blocked(self, of: ActionName, is_blocked: bool) -> None:
-        """What the scheduler found for an action."""
+        """Record that the scheduler found an action blocked, or no longer blocked."""
         blocked = self.functions[function_of(of)].blocked
         (blocked.begin if is_blocked else blocked.end)(self.engine.now)
 
@@ -221,7 +222,7 @@ class Production(System):
         self._say(unit)
 
     def check_idle(self, unit: Unit) -> None:
-        """The scheduler's business here."""
+        """Do nothing: here the scheduler decides when an idle unit is released."""
 
     # the invokers' side --------------------------------------------------------------------------------------------
 
@@ -267,7 +268,7 @@ class Production(System):
         self.start(of.worker, Bytes(0.0 if resident else of.worker.part, deadline), ready, stem_cell=stem_cell)
 
     def _take_stem_cell(self, server: SimServer) -> None:
-        """Another one is made as soon as this one is used."""
+        """Use a stem cell of the server, which begins to make another one at once."""
         self._stem_cells[server.index] -= 1
         self.engine.after(server.kind.t_cc + server.kind.t_l, self._stem_cell_made, server.index)
 
@@ -275,7 +276,7 @@ class Production(System):
         self._stem_cells[server] += 1
 
     def _stage_ready(self, instance_id: str, waiting: list[int]) -> None:
-        """The group serves when its last stage is ready."""
+        """Mark a stage as ready.  The group serves once its last stage is ready."""
         if (instance := self._instances.get(instance_id)) is None:
             return
         unit, worker = instance.unit, instance.worker
@@ -288,7 +289,7 @@ class Production(System):
             instance.record = replace(instance.record, state=InstanceState.READY, idle_since_wall_ms=idle_ms)
             self.tell(InstanceChanged(instance.record))
             if instance_id not in self._instances:
-                return  # whole, and nobody waits for it any more: it has made room for somebody who does
+                return  # it is whole and no request waits for it, so the policy has released it to make room
         if waiting[0] == 0:
             self._say(unit)
         if instance.later > 0:
@@ -307,7 +308,7 @@ class Production(System):
         instance.worker.server.cache.put(instance.unit.function.index, instance.unit.function.model.n_bytes)
 
     def _say(self, unit: Unit) -> None:
-        """Its invoker's word, whenever the number of requests in it has changed."""
+        """Send the invoker's report, which follows every change of the number of requests in the unit."""
         instance = self._instances[self._heads[unit.index]]
         inflight = unit.endpoint.inflight if unit.endpoint else 0
         idle_ms = None if inflight else int(self.engine.now * 1000)
@@ -330,7 +331,10 @@ class Production(System):
         self._leave(instance)
 
     def _leave(self, instance: Instance) -> None:
-        """Of a group that ends, one stage after the other; with the first no request goes there any more."""
+        """Remove an instance.  The stages of a group that ends leave one after another.
+
+        Once the first of them has left, the group gets no more requests.
+        """
         unit, record = instance.unit, instance.record
         if unit in unit.function.ready:
             self.engine.note(Kind.EXPIRY, unit.index)
@@ -346,7 +350,7 @@ class Production(System):
 
 
 class WatchedTurns(Turns):
-    """The queue of actions that wait for memory.  It tells when an action begins to wait and when that ends."""
+    """The queue of actions that wait for memory.  It calls ``tell`` when an action begins or stops waiting."""
 
     def __init__(self, tell: Callable[[ActionName, bool], None]) -> None:
         super().__init__()
@@ -363,7 +367,7 @@ class WatchedTurns(Turns):
 
 @dataclass(frozen=True, slots=True)
 class Starting:
-    """A stage's worker in its group; ``waiting`` counts the stages that are not ready."""
+    """A stage's worker in its group.  ``waiting`` counts the stages that are not ready."""
 
     unit: Unit
     worker: Worker
@@ -371,7 +375,7 @@ class Starting:
 
 
 def _parts(n_bytes: int) -> ModelParts:
-    """32 layers and two ends of a layer's size each."""
+    """32 layers and two ends, each about as large as a layer."""
     layer = n_bytes // 34
     first = (n_bytes - 32 * layer) // 2
     layers = tuple((FileRange(_FILE, first + i * layer, layer),) for i in range(32))

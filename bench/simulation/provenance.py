@@ -1,8 +1,8 @@
-"""Which code a report was made with, and whether that code has changed since.
+"""The code that a report was made with, and whether that code has changed since.
 
 A result depends on the policy and on the simulator.  The report records a digest of each of their modules.  A digest
 does not change when a file moves or when its comments, docstrings or imports change, because none of that changes a
-decision.  It changes with everything else.
+decision.  Every other change of a module changes its digest.
 """
 
 from __future__ import annotations
@@ -22,24 +22,25 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 RECORD: Final = Path("docs/simulation/results.json")
 AGAIN: Final = "make simulation"
 _ENTRY: Final = "bench.simulation.matrix"  # it makes every run
-_WORDS: Final = ("thaw.", "relay.")  # what components say to one another decides nothing
-_DECIDING: Final = frozenset(("thaw.partition", "relay.protocol.pool"))  # but these do: both sides must divide alike
+_WORDS: Final = ("thaw.", "relay.")  # the vocabulary that components share decides nothing
+# these two modules of it do decide something, because both sides have to divide in the same way
+_DECIDING: Final = frozenset(("thaw.partition", "relay.protocol.pool"))
 
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """``digests``: by module."""
+    """``digests`` has a digest for each module."""
 
     commit: str
     digests: Mapping[str, str]
 
     @property
     def digest(self) -> str:
-        """Of all modules, whatever they are called."""
+        """One digest of all modules.  It does not depend on their names."""
         return hashlib.sha256("".join(sorted(self.digests.values())).encode()).hexdigest()[:16]
 
     def changed_to(self, now: Provenance) -> list[str]:
-        """Modules with other content than any that was recorded, and modules whose content is gone."""
+        """The modules whose content was not recorded, and the recorded modules whose content is gone."""
         new = [name for name, digest in now.digests.items() if digest not in self.digests.values()]
         gone = [name for name, digest in self.digests.items() if digest not in now.digests.values()]
         return sorted({*new, *gone})
@@ -52,7 +53,7 @@ def present(root: Path = ROOT) -> Provenance:
 
 
 def recorded(root: Path = ROOT) -> Provenance | None:
-    """What the report in docs/ was made with; None: it does not say."""
+    """Return what the report in docs/ was made with, or None if the report does not say it."""
     try:
         plain = json.loads((root / RECORD).read_text())
         return Provenance(str(plain["commit"]), dict(plain["modules"]))
@@ -97,8 +98,10 @@ def _imported(tree: ast.Module) -> Iterator[str]:
 
 
 def essence(text: str) -> str:
-    """The lines of a module that can change what it does, without spaces behind their indentation.  Raises
-    SyntaxError."""
+    """The lines of a module that can change its behaviour, without spaces except their indentation.
+
+    Raises SyntaxError.
+    """
     comments = {
         token.start[0]: token.start[1]
         for token in tokenize.generate_tokens(io.StringIO(text).readline)
@@ -123,7 +126,7 @@ def _is_docstring(node: ast.AST) -> bool:
 
 
 def _commit(root: Path, files: list[Path]) -> str:
-    """In words, with what is not in it."""
+    """The commit in words, which also say whether the files have changes that were not committed."""
     head = _git(root, "rev-parse", "--short", "HEAD")
     if head is None:
         return "a tree without a commit"
@@ -132,7 +135,7 @@ def _commit(root: Path, files: list[Path]) -> str:
 
 
 def _git(root: Path, *arguments: str) -> str | None:
-    """What it prints; None: it failed, or there is no git."""
+    """Return the output of git, or None if git failed or is not installed."""
     try:
         done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, check=False)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Published results: what a faithful simulator should come near to.  None of these numbers enters a simulation.
+"""Published results, which a faithful simulator should approach.  None of these numbers enters a simulation.
 
 A = HydraServe's artifact (the revised system), P = the ParaServe paper, H = its slides.
 """

@@ -1,4 +1,4 @@
-"""docs/simulation.md from the results: tables a person can read, and every band with its verdict."""
+"""docs/simulation.md, made from the results: readable tables, and every band with its verdict."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _CAVEATS = {
     "only relations between systems say something.",
 }
 _UNCOUNTED = frozenset((Mechanism.ALGORITHM_1, Mechanism.ADMISSION, Mechanism.DEADLINE_ORDER, Mechanism.PRECREATED))
-"""They take part in every start of a system that has them."""
+"""Every start of a system that has these mechanisms uses them, so their uses are not counted."""
 
 
 def page(
@@ -63,7 +63,7 @@ def _facts(facts: Mapping[str, str]) -> str:
 
 
 def mechanisms(runs: Sequence[Summary]) -> str:
-    """From the specifications that the simulator runs, with how often the runs at the centre used each mechanism."""
+    """The mechanisms of each system's specification, with how often the runs at the centre used each of them."""
     used = {name: _used([r for r in runs if r.system == name and _is_centre(r)]) for name in SYSTEMS}
     rows = [(m, *(_has(spec, m, used[name]) for name, spec in SYSTEMS.items())) for m in Mechanism]
     choices = [
@@ -85,7 +85,7 @@ def _is_centre(run: Summary) -> bool:
 
 
 def _used(runs: Sequence[Summary]) -> dict[str, float]:
-    """Mechanism → how often in 100 starts."""
+    """Mechanism → how often it was used in 100 starts."""
     n_starts = sum(r.n_starts for r in runs)
     return {m.name: 100 * sum(r.used.get(m.name, 0) for r in runs) / n_starts for m in Mechanism} if n_starts else {}
 
@@ -114,7 +114,7 @@ def _lacks(spec: SystemSpec) -> str:
 
 
 def spread(values: Sequence[float], digits: int = 1) -> str:
-    """The median, and from the lowest to the highest where there are several."""
+    """The median, followed by the lowest and the highest value where there are several values."""
     if not values:
         return "–"
     median = f"{statistics.median(values):.{digits}f}"
@@ -151,7 +151,7 @@ def _centre(source: str, runs: Sequence[Summary]) -> str:
 
 
 def by_seed(runs: Sequence[Summary]) -> str:
-    """How far one seed is from another, and whether Thaw's lead is larger than that."""
+    """A table of the values by seed, and Thaw's lead over ParaServe with a cache for each seed."""
     cv, rps = CENTRE
     found = {(r.system, r.seed): r.ttft_pct for r in runs if (r.cv, r.rps, r.scale) == (cv, rps, 1.0)}
     seeds = sorted({seed for _, seed in found})
@@ -168,7 +168,7 @@ def by_seed(runs: Sequence[Summary]) -> str:
 
 
 def late(source: str, runs: Sequence[Summary]) -> str:
-    """What the late requests of each system waited for, at the centre."""
+    """A table of what the late requests of each system waited for, at the centre."""
     medians, rows = EndToEnd(source, runs), []
     for name, spec in SYSTEMS.items():
         mine = medians.runs(name, [CENTRE])
@@ -212,7 +212,7 @@ def _pct(value: float | None) -> str:
 
 
 def _behind(source: str, runs: Sequence[Summary]) -> str:
-    """Where Thaw as it is does not do better than the best published system."""
+    """Name the points at which today's Thaw is not better than the best published system."""
     medians = EndToEnd(source, runs)
     points = sorted({(r.cv, r.rps, r.scale) for r in runs})
     both = [(p, medians.median("thaw", *p), medians.median("paraserve-cache", *p)) for p in points]
@@ -232,7 +232,7 @@ def _behind(source: str, runs: Sequence[Summary]) -> str:
 
 
 def parts_worth(runs: Sequence[Summary]) -> str:
-    """Thaw with one thing changed, against Thaw with the same workload."""
+    """Thaw with one thing changed, compared with Thaw on the same workload."""
     shown = []
     for base in (SYSTEMS["thaw"], SYSTEMS["thaw-planned"]):
         mine = {n: s for n, s in ABLATIONS.items() if n == base.name or n.startswith(f"{base.name}:")}

@@ -1,4 +1,4 @@
-"""One run: a workload, a system, a testbed → what became of every request."""
+"""One run: it takes a workload, a system and a testbed, and returns the outcome of every request."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Lost(AssertionError):
 
 @dataclass(slots=True)
 class Outcome:
-    """Of one run.  ``held_byte_s``: device memory × time, what a provider pays."""
+    """The outcome of one run.  ``held_byte_s`` is device memory × time, for which a provider pays."""
 
     requests: list[Request]
     log_hash: str
@@ -40,7 +40,7 @@ class Outcome:
     wall_s: float
     cpu_s: float
     held_byte_s: float
-    used: Mapping[Mechanism, int]  # how often
+    used: Mapping[Mechanism, int]  # how often each mechanism was used
     consolidations: Sequence[Consolidation]
 
 

@@ -1,8 +1,8 @@
-"""What answers requests once it is ready: one worker, or a pipeline of several, with continuous batching.
+"""An endpoint answers requests once it is ready: one worker, or a pipeline of several, with continuous batching.
 
 All requests of a batch advance by a token at the same time, so one virtual clock (tokens since the beginning) orders
-their completions; a change of the batch changes the clock's speed and nothing else.  Prefills run beside decoding: the
-paper's t_p is already that of a full batch.
+their completions.  A change of the batch changes the clock's speed and nothing else.  Prefills do not slow decoding
+down, because the paper's t_p is already that of a full batch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from bench.simulation.workload import Request
 
 
 class Endpoint:
-    """``factor`` is F of Eq. 2; ``s`` the stages; ``hops`` how many hops a pass pays for."""
+    """``factor`` is F of Eq. 2, ``s`` the number of stages, ``hops`` the number of hops that a pass takes."""
 
     def __init__(
         self, engine: Engine, model: Model, slots: int, *, s: int = 1, factor: float = 1.0, hops: int = 0,
@@ -28,7 +28,7 @@ class Endpoint:
         self.s, self.factor, self.hops, self._link, self._done = s, factor, hops, link, done
         self.inflight = 0
         self.context = 0  # tokens in the KV cache
-        self.closed = False  # takes no new requests
+        self.closed = False  # True: it takes no new requests
         self.idle_since = engine.now
         self._batch: list[tuple[float, int, Request]] = []
         self._tokens = 0.0
@@ -52,13 +52,13 @@ class Endpoint:
         self._engine.after(took_s, self._first_token, request)
 
     def reshape(self, *, s: int, factor: float, hops: int, slots: int) -> None:
-        """A group has become one whole worker: from now on it is as fast as one."""
+        """Change the endpoint's shape when a group has become one whole worker, which is as fast as any other."""
         self._advance()
         self.s, self.factor, self.hops, self.slots = s, factor, hops, slots
         self._replan()
 
     def stall(self, seconds: float) -> None:
-        """No token for so long (the KV cache moves)."""
+        """Make no token for ``seconds``, while the KV cache moves."""
         self._advance()
         self._stalled = True
         self._replan()

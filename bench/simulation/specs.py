@@ -1,4 +1,4 @@
-"""The systems under comparison, each as a row of choices, and what they have and lack by these choices."""
+"""The compared systems, each as a row of choices, and the mechanisms that follow from these choices."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class Placing(enum.StrEnum):
     FIRST_FIT = "first fit"
     STARTUP = "least start-up time"  # gateway/scheduler/placement/startup.py
     SELECT = "Algorithm 1"  # gateway/scheduler/placement/select.py and its ledger
-    PRODUCTION = "decide()"  # gateway/scheduler/policy/decide.py, whole
+    PRODUCTION = "decide()"  # the whole of gateway/scheduler/policy/decide.py
 
 
 class Mechanism(enum.StrEnum):
-    """What a system may have that makes more of its answers come in time."""
+    """A mechanism that lets a system answer more requests in time."""
 
     OVERLAP = "overlap of fetch and runtime"
     PRECREATED = "containers created beforehand"
@@ -47,22 +47,22 @@ class SystemSpec:
     cache: bool = False
     max_stages: int = 1
     min_stages: int = 1
-    forced_stages: int | None = None  # as ``scaling.stages`` of an action: this size and no other
+    forced_stages: int | None = None  # as ``scaling.stages`` of an action: only this number of stages
     variant: Variant = "paper"
     discipline: Discipline = "equal"
     admission: bool = True
-    equation: Literal[1, 5] = 5  # that foretells a start: 5 with overlapped phases, 1 with one after another
-    consolidate: bool = False  # groups that serve
-    succession: bool = False  # of idle groups
+    equation: Literal[1, 5] = 5  # predicts a start: 5 for overlapped phases, 1 for phases one after another
+    consolidate: bool = False  # consolidate groups that serve
+    succession: bool = False  # replace idle groups by one worker
     stem_cells: bool = False
-    evict: bool = False  # idle units make room for who waits (decide() does so by itself)
-    learned_tail: bool = False  # else what A's scheduler hard-codes
+    evict: bool = False  # idle units make room for waiting requests (decide() does this by itself)
+    learned_tail: bool = False  # False: the constant in A's scheduler
     largest_group: int = LARGEST_GROUP
-    not_simulated: frozenset[Mechanism] = frozenset()  # the published system has it
+    not_simulated: frozenset[Mechanism] = frozenset()  # mechanisms of the published system that the simulated one lacks
 
     @property
     def mechanisms(self) -> frozenset[Mechanism]:
-        """What a simulated system of this kind has."""
+        """The mechanisms of a simulated system of this kind."""
         by_placing = self.placing in (Placing.SELECT, Placing.PRODUCTION)
         groups = by_placing and max(self.max_stages, self.forced_stages or 1) > 1 and self.forced_stages != 1
         has = {
@@ -151,7 +151,7 @@ def _ablations() -> list[SystemSpec]:
 
 def _sizes(base: SystemSpec) -> list[SystemSpec]:
     two = _changed(base, "at most 2", "two stages at most", max_stages=2)
-    if base.placing is Placing.SELECT:  # it has no forced sizes
+    if base.placing is Placing.SELECT:  # this placing cannot force a number of stages
         return [_changed(base, "at most 1", "one stage at most", max_stages=1), two]
     return [
         _changed(base, "always 1", "every start has one stage", forced_stages=1),
@@ -165,12 +165,12 @@ _KEEPS: Final = {
     Placing.SELECT: "no scale-down: a group is not consolidated",
 }
 ABLATIONS: Final = {s.name: s for s in _ablations()}
-"""Thaw, and Thaw with one thing changed."""
+"""Thaw, and variants of Thaw with one thing changed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Objectives:
-    """P Table 2, with a factor on both; ``summarization`` multiplies that application's TTFT once more."""
+    """P Table 2.  ``scale`` multiplies TTFT and TPOT; ``summarization`` also multiplies that application's TTFT."""
 
     scale: float = 1.0
     summarization: float = 1.0
@@ -184,5 +184,5 @@ class Objectives:
 
 
 def _size(model: str) -> int:
-    """0: the 7B column, 1: the 13B one."""
+    """0 for the 7B column, 1 for the 13B column."""
     return int(MODELS[model].n_bytes > 20e9)

@@ -1,4 +1,4 @@
-"""One worker's way from its decision to readiness, phase by phase; the sum is what WORKLOAD formulas say.
+"""One worker's start, phase by phase, from its decision until it is ready.  The times add up as in the formulas.
 
 overlapped (ParaServe, Thaw)   fetch ────────────────────────▶ tail ─┐
                                container ▶ context ▶ libraries ──────┼─▶ ready
@@ -8,7 +8,7 @@ precreated (ServerlessLLM)     start ▶ fetch ▶ copy ▶ ready
 apart (an ablation)            container ▶ context ▶ libraries ▶ fetch ▶ copy ▶ tail ▶ ready
 
 The copy follows the bytes, so it adds only what Eq. 5 says: max(t_cc + t_cu + max(part/pcie, t_l), part/b).  The tail
-(last tensors, engine) follows the last byte and so hides behind a runtime that is slower than the fetch.
+(last tensors, engine) follows the last byte, so it is hidden if the runtime takes longer than the fetch.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from bench.simulation.network import Transfer
 from bench.simulation.waits import Cause, Span
 
 Phase = tuple[Cause, float]
-"""What it counts as, and the seconds it takes."""
+"""The cause that the phase counts as, and the seconds that it takes."""
 
 
 class Phases(enum.StrEnum):
@@ -39,26 +39,26 @@ class Phases(enum.StrEnum):
 
 @dataclass(slots=True)
 class Worker:
-    """A promise of device memory, and the part of the model it is to hold."""
+    """A promise of device memory, and the part of the model that the worker will hold."""
 
     index: int
     server: SimServer
     device: int
     reserve: int
-    part: float  # bytes it needs first
+    part: float  # the bytes that it needs first
     full: bool = True
     transfer: Transfer | None = None
-    fetch_begin_s: float = math.inf  # never, where nothing is fetched
+    fetch_begin_s: float = math.inf  # inf where nothing is fetched
     fetch_end_s: float = 0.0
     runtime_end_s: float = 0.0
     ready_s: float = 0.0
     chain: list[Span] = field(default_factory=list)
-    """The phases that ended last, one after another: what its start (or its last fetch) took."""
+    """The chain of phases that ended last: these phases are the time of the start (or of the last fetch)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bytes:
-    """What a start fetches; 0 bytes: the part is in this host's memory already."""
+    """The bytes that a start fetches.  With 0 bytes the part is in this host's memory already."""
 
     n_bytes: float
     deadline_s: float = math.inf
@@ -92,7 +92,7 @@ class Starter:
         after: Sequence[Phase],
         ready: Callable[[], None],
     ) -> None:
-        """One phase after another: one chain."""
+        """Run the phases one after another, as one chain."""
         chain = worker.chain = list[Span]()
 
         def fetched() -> None:
@@ -131,7 +131,7 @@ class Starter:
         self._fetch(worker, wanted, fetch, lambda: self._phases(worker, tail, fetch, lambda: ended(fetch)))
 
     def fetch(self, worker: Worker, n_bytes: float, done: Callable[[], None]) -> None:
-        """What it lacks, behind all fetches that have a deadline."""
+        """Fetch the missing bytes, with lower priority than all fetches that have a deadline."""
         worker.chain = list[Span]()
         self._fetch(worker, Bytes(n_bytes), worker.chain, done)
 
@@ -157,7 +157,7 @@ class Starter:
     def _phases(
         self, worker: Worker, phases: Sequence[Phase], chain: list[Span], done: Callable[[], None], i: int = 0
     ) -> None:
-        """One after another, each end an event."""
+        """Run the phases one after another.  Each end is an event."""
         self._engine.after(phases[i][1], self._phase_end, worker, phases, chain, done, i, self._engine.now)
 
     def _phase_end(

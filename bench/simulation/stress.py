@@ -1,9 +1,9 @@
-"""A cluster of a thousand hosts, ten thousand functions and a million requests: does the simulator carry it?
+"""Can the simulator run a cluster of a thousand hosts with ten thousand functions and a million requests?
 
-The production policy whole (``thaw``).  Requests are made one at a time, as they come, and forgotten when they have
-ended, so that memory holds the cluster and what is under way.  Popularity is log-normal as in the workloads; arrivals
-are Poisson, at a rate at which every device is soon taken, by workers that serve or that are kept warm, so that a start
-of another function is the eviction of an idle one.
+It runs the whole production policy (``thaw``).  Each request is made when it arrives and forgotten when it has ended,
+so memory only holds the cluster and the requests in progress.  Popularity is log-normal as in the workloads.  Arrivals
+are Poisson.  At their rate every device is soon taken by workers that serve or are kept warm, so a start of another
+function evicts an idle worker.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Stress:
 
 
 class Crowd:
-    """Makes the next request when one has come, and counts those that have ended."""
+    """Makes the next request when one has arrived, and counts the requests that have ended."""
 
     def __init__(
         self, engine: Engine, system: Production, n_requests: int, seed: int, progress: Callable[[int], None]
@@ -68,7 +68,7 @@ class Crowd:
         self._engine.after(self._rng.expovariate(_RATE), self.next)
 
     def sweep(self) -> None:
-        """Count and forget those that have ended.  Raises AssertionError for one that ended twice."""
+        """Count and forget the requests that have ended.  Raises AssertionError if a request ended twice."""
         objectives = self._system.objectives
         for index in [i for i, r in self._open.items() if r.n_ends]:
             request = self._open.pop(index)
@@ -86,13 +86,13 @@ class Crowd:
 def run(
     n_requests: int = REQUESTS, seed: int = 0, n_hosts: int = HOSTS, progress: Callable[[int], None] = lambda _: None
 ) -> Stress:
-    """``progress`` hears now and then how many requests have ended."""
+    """``progress`` is called from time to time with the number of requests that have ended."""
     specs = [ServerSpec("A10", 4, 64 * GBIT, 752 * 10**9) if i % 3 == 0 else
              ServerSpec("V100", 4, 16 * GBIT, 368 * 10**9) for i in range(n_hosts)]  # fmt: skip
     engine, spec = Engine(), SYSTEMS["thaw"]
     system = Production(engine, build(specs, engine, spec.discipline, cache=True), spec, Objectives())
     crowd = Crowd(engine, system, n_requests, seed, progress)
-    pauses = Pauses()  # as the scheduler's own loop: a thousand hosts are no garbage
+    pauses = Pauses()  # as in the scheduler's own loop: the collector need not scan a thousand hosts again and again
     pauses.after_rebuild()
 
     def tidy() -> None:

@@ -1,7 +1,8 @@
-"""What every simulated platform does: queue, route to the first free slot, scale by the window, expire what is idle.
+"""The part that all simulated platforms share: queue requests, route them to the first free slot, scale by the window,
+and expire idle units.
 
-How workers are placed and started is the subclass's (``place``).  The scaling window and the number of workers are
-the production functions.
+A subclass places and starts the workers (``place``).  The scaling window and the number of workers come from the
+production functions.
 """
 
 from __future__ import annotations
@@ -24,19 +25,19 @@ from gateway.scheduler.placement.window import Window, groups, new_workers
 
 @dataclass(slots=True)
 class Unit:
-    """Workers that answer together, from their decision until they are let go."""
+    """Workers that answer together, from the decision to start them until they are released."""
 
     index: int
     function: Function
     workers: list[Worker]
-    n_wanted: int  # of the group: this many are to stay if the load does
+    n_wanted: int  # this many of the group's workers are wanted if the load stays the same
     slots: int
     started_s: float
     endpoint: Endpoint | None = None
     idle_check_s: float = -1.0
     consolidating: bool = False
     ready_s: float = math.inf
-    chain: Sequence[Span] = ()  # of the worker that was ready last
+    chain: Sequence[Span] = ()  # the chain of the worker that was ready last
 
     @property
     def free(self) -> int:
@@ -59,10 +60,10 @@ class Function:
 
 @dataclass(frozen=True, slots=True)
 class Consolidation:
-    """A group became one worker while it served."""
+    """The event that a group became one worker while it served."""
 
     at_s: float
-    stall_s: float  # no token for so long
+    stall_s: float  # for this time the unit made no token
 
 
 class System:
@@ -80,7 +81,7 @@ class System:
     # what subclasses decide ----------------------------------------------------------------------------------------
 
     def place(self, function: Function, n_workers: int) -> bool:
-        """Begin to start one group of this many workers; False: no room now."""
+        """Begin to start one group of this many workers.  Return False if there is no room now."""
         raise NotImplementedError
 
     # requests ------------------------------------------------------------------------------------------------------
@@ -104,7 +105,7 @@ class System:
             return
         request.cold = True
         function.queue.append(request)
-        if not function.scaling:  # what arrives at the same instant is looked at together
+        if not function.scaling:  # requests that arrive at the same instant are handled together
             function.scaling = True
             self.engine.after(0.0, self._scale_once, function)
 
@@ -125,7 +126,7 @@ class System:
         if not function.queue:
             self._unblock(function)
             return
-        supply = 0  # nearly always, of a function that waits for memory, and those are asked again and again
+        supply = 0  # functions that wait for memory are scaled often, and they nearly always have no supply
         if function.starting:
             supply += sum(u.slots for u in function.starting)
         if function.ready:
@@ -147,7 +148,7 @@ class System:
             function.blocked.forget()
 
     def retry_blocked(self) -> None:
-        """Memory or a link was freed.  Who waits longest is asked first."""
+        """Scale the blocked functions again, because memory or a link was freed.  The longest waiting one is first."""
         for index in list(self.blocked):
             self.scale(self.functions[index])
 
@@ -174,7 +175,7 @@ class System:
         self.starter.start(self.spec.phases, worker, wanted, ready, stem_cell=stem_cell)
 
     def serve(self, unit: Unit, endpoint: Endpoint, last: Worker) -> None:
-        """It is ready, with this worker: who waits goes first."""
+        """Mark the unit as ready, ``last`` being the worker that was ready last.  Waiting requests are served first."""
         self.used[Mechanism.OVERLAP] += any(w.fetch_begin_s < w.runtime_end_s for w in unit.workers)
         unit.endpoint, unit.ready_s, unit.chain = endpoint, self.engine.now, last.chain
         unit.function.starting.remove(unit)
@@ -230,7 +231,7 @@ class System:
         self.memory_changed()
 
     def memory_changed(self) -> None:
-        """Of some device."""
+        """A hook for subclasses: the free memory of some device has changed."""
 
 
 def free_unit(function: Function) -> Unit | None:

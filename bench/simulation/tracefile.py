@@ -1,6 +1,6 @@
 """Workloads from files: CSV, plain or gzip, ``t_s,function,application,model,input_tokens,output_tokens``.
 
-A row that makes no sense is refused with its line and the reason; nothing is guessed and nothing is skipped.
+An invalid row is refused with its line and the reason.  The reader guesses nothing and skips nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MOST_TOKENS = 1_000_000
 
 
 class BadWorkload(Exception):
-    """Says file, line and reason."""
+    """The message names file, line and reason."""
 
 
 def read_workload(path: Path) -> Workload:
@@ -33,7 +33,7 @@ def read_workload(path: Path) -> Workload:
 
 
 def read_traces(directory: Path) -> list[Workload]:
-    """Every workload file under a directory, in order of name."""
+    """Every workload file in a directory, in the order of names."""
     found = sorted([*directory.glob("*.csv"), *directory.glob("*.csv.gz")])
     if not found:
         raise BadWorkload(f"{directory}: no *.csv or *.csv.gz in it")

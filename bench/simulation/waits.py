@@ -1,4 +1,4 @@
-"""Where the time to a request's first token went: from what happened to it, and to the start that served it.
+"""The causes of a request's time to first token, found from the request itself and from the start that served it.
 
 A request that finds no free slot waits in a queue, then for the rest of the start that serves it, and perhaps once more
 for a slot::
@@ -23,16 +23,16 @@ class Cause(enum.StrEnum):
     MEMORY = "memory"  # the function wanted a worker, and no device had room for it
     SLOT = "slot"  # every slot of the function's workers was taken
     RUNTIME = "runtime"  # container, device context, libraries
-    SHARED_LINK = "shared link"  # other fetches used the link of the server meanwhile
+    SHARED_LINK = "shared link"  # other fetches used the link of the server at the same time
     FETCH = "fetch"  # the bytes themselves, at the rate of the whole link
-    LOAD = "load"  # from the host's memory to the device, and what the engine does after the last byte
-    PREFILL = "prefill"  # of the prompt on one whole device
-    GROUP = "group"  # what a pass through several stages takes longer than that
+    LOAD = "load"  # from the host's memory to the device, and the engine's work after the last byte
+    PREFILL = "prefill"  # the prefill of the prompt on one whole device
+    GROUP = "group"  # the additional time of a pass through several stages
     FAILED = "failed"  # there was no first token
 
 
 class Span(NamedTuple):
-    """A phase of a start, seconds of simulated time."""
+    """A phase of a start, in seconds of simulated time."""
 
     cause: Cause
     begin_s: float
@@ -40,7 +40,7 @@ class Span(NamedTuple):
 
 
 class Blocked:
-    """When a function wanted a worker and no device had the memory for it."""
+    """The times in which a function wanted a worker and no device had memory for it."""
 
     __slots__ = ("_since_s", "_spans")
 
@@ -49,7 +49,7 @@ class Blocked:
         self._since_s: float | None = None
 
     def begin(self, now_s: float) -> None:
-        """A look that ends and begins at one instant found that nothing had changed: that is one wait."""
+        """Begin a wait.  A wait that begins at the instant in which the last one ended continues that one."""
         if self._since_s is None:
             goes_on = bool(self._spans) and self._spans[-1][1] == now_s
             self._since_s = self._spans.pop()[0] if goes_on else now_s
@@ -60,17 +60,17 @@ class Blocked:
             self._since_s = None
 
     def forget(self) -> None:
-        """Nobody waits any more, so nobody will ask about the past."""
+        """Forget the past waits.  No request waits any more, so they will not be needed."""
         self._spans.clear()
 
     def seconds(self, begin_s: float, end_s: float) -> float:
-        """How much of this time it was blocked."""
+        """How much of this time the function was blocked."""
         open_span = [] if self._since_s is None else [(self._since_s, end_s)]
         return sum(max(0.0, min(end_s, b) - max(begin_s, a)) for a, b in (*self._spans, *open_span))
 
 
 def until_submitted(arrival_s: float, chain: Sequence[Span], ready_s: float, blocked: Blocked, now_s: float) -> Waits:
-    """What a request waited for that is submitted now, to workers that were ready at ``ready_s`` after ``chain``."""
+    """The waits of a request that is submitted now, to workers that were ready at ``ready_s`` after ``chain``."""
     found: Waits = {}
     began_s = chain[0].begin_s if chain else ready_s
     for begin_s, end_s in ((arrival_s, began_s), (max(arrival_s, ready_s), now_s)):
@@ -89,7 +89,7 @@ def add(waits: Waits, cause: Cause, seconds: float) -> None:
 
 
 def longest(waits: Waits) -> Cause:
-    """The cause that took most of the time; a request without any has failed."""
+    """The cause that took most of the time.  A request without any cause has failed."""
     return max(waits, key=lambda cause: waits[cause], default=Cause.FAILED)
 
 

@@ -1,4 +1,4 @@
-"""Reasons in words, made from what the traces of the runs counted."""
+"""Reasons in words, made from the counts in the traces of the runs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def late(runs: Iterable[Summary], *, app: str | None = None) -> Counter[Cause]:
 
 
 def late_sentence(who: str, causes: Mapping[Cause, int]) -> str:
-    """``Of ParaServe's 412 late requests, 61 % waited longest for a device with room, 27 % …``"""
+    """``ParaServe: of 412 late requests, the longest wait of 61 % for a device with room, of 27 % …``"""
     n_late = sum(causes.values())
     if n_late == 0:
         return f"{who}: no request was late."
@@ -47,7 +47,7 @@ def late_sentence(who: str, causes: Mapping[Cause, int]) -> str:
 
 
 def level_sentence(who: str, runs: Sequence[Summary], simulated: float, published: float) -> str:
-    """Why a system answers less in time than published, or more."""
+    """Say why a system answers fewer or more requests in time than published."""
     if simulated < published:
         return late_sentence(who, late(runs))
     n_requests = sum(r.n_requests for r in runs)
@@ -56,7 +56,7 @@ def level_sentence(who: str, runs: Sequence[Summary], simulated: float, publishe
 
 
 def waits_sentence(who: str, requests: Sequence[Request]) -> str:
-    """``one worker: 57.7 s in the mean, shared link 41.2 s, slot 8.0 s``"""
+    """``one worker: 57.7 s, shared link 41.2 s, slot 8.0 s``: the mean TTFT and its causes."""
     mean = {cause: seconds / len(requests) for cause, seconds in total(r.waits for r in requests).items()}
     return f"{who}: {sum(mean.values()):.1f} s, {waits_in_words(mean)}"
 
@@ -68,13 +68,13 @@ def waits_in_words(waits: Waits) -> str:
 
 
 def groups_sentence(who: str, runs: Sequence[Summary]) -> str:
-    """What makes tokens slower and holds more memory."""
+    """Say how many starts were groups, which make tokens slower and hold more memory."""
     n_starts = sum(r.n_starts for r in runs)
     n_groups = sum(r.used.get(Mechanism.GROUPS.name, 0) for r in runs)
     return f"{who}: {n_groups} of {n_starts} starts were groups of several stages."
 
 
 def without(mechanism: Mechanism) -> str:
-    """Why something was not run that needs this mechanism; empty: some system has it."""
+    """Say why a band that needs this mechanism was not run.  Return an empty text if some system has the mechanism."""
     has = any(mechanism in spec.mechanisms for spec in SYSTEMS.values())
     return "" if has else f"no simulated system has this: {mechanism}"

@@ -1,8 +1,9 @@
-"""Requests: the project's own generator, written from published statistics, and what becomes of each request.
+"""Requests: the project's own generator, written from published statistics, and the outcome of each request.
 
-384 functions in six blocks (application × model).  A function's popularity is log-normal (the spread of the 2021
-Azure trace), scaled so that every application has its published share.  Its arrivals are a Gamma renewal process of the
-wanted CV, anew in every window, whose rate varies between windows; the hour is then thinned to the wanted rate.
+There are 384 functions in six blocks (application × model).  A function's popularity is log-normal (the spread of the
+2021 Azure trace), scaled so that every application has its published share.  Its arrivals are a Gamma renewal process
+of the wanted CV.  The process restarts in every window, and its rate varies between windows.  The hour is then thinned
+to the wanted rate.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ from bench.simulation.waits import Waits
 
 HOUR_S = 3600.0
 _OVERSAMPLE = 4.0
-"""Arrivals made for one that is kept: thinning hides the windows' bursts as the trace's own compression does."""
+"""This many arrivals are made for each one that is kept.  Thinning smooths the windows' bursts, as the compression of
+the trace does.
+"""
 
 
 @dataclass(slots=True)
@@ -42,8 +45,8 @@ class Request:
     end_s: float = math.inf
     n_ends: int = 0
     failed: bool = False
-    cold: bool = False  # found no free slot
-    waits: Waits = field(default_factory=dict)  # they add up to its time to first token
+    cold: bool = False  # True: it found no free slot
+    waits: Waits = field(default_factory=dict)  # the waits add up to its time to first token
 
     def end(self, now: float, *, failed: bool = False) -> None:
         self.end_s, self.failed = now, failed
@@ -64,7 +67,7 @@ class Workload:
     requests: tuple[Request, ...]
 
     def fresh(self) -> list[Request]:
-        """Copies nothing has happened to."""
+        """Copies of the requests before they were simulated."""
         return [Request(r.index, r.arrival_s, r.function, r.app, r.model, r.input_tokens, r.output_tokens)
                 for r in self.requests]  # fmt: skip
 
@@ -85,7 +88,7 @@ def generate(cv: float, rps: float, seed: int, seconds: float = HOUR_S) -> Workl
 
 
 def _renewals(rng: random.Random, rate: float, cv: float, seconds: float) -> list[float]:
-    """Gaps of mean 1/rate and this CV, begun anew in every window."""
+    """Arrivals with gaps of mean 1/rate and this CV.  The process restarts in every window."""
     spread = math.log(1 + WINDOW_CV**2)
     shape, found, start = 1 / cv**2, list[float](), 0.0
     while start < seconds:
@@ -102,7 +105,7 @@ def _renewals(rng: random.Random, rate: float, cv: float, seconds: float) -> lis
 
 
 def _by_share(rng: random.Random, arrivals: list[tuple[float, int]], wanted: int) -> list[tuple[float, int]]:
-    """As many of each application as its share says, as far as there are so many; filled up with any."""
+    """Arrivals by the applications' shares.  Where an application has too few, arrivals of any others fill up."""
     pools: dict[str, list[tuple[float, int]]] = {app: [] for app in APPS}
     for arrival in arrivals:
         pools[BLOCKS[arrival[1] // FUNCTIONS_PER_BLOCK][0]].append(arrival)
@@ -125,7 +128,7 @@ def make_request(rng: random.Random, index: int, t: float, function: int, block:
 
 
 def _length(rng: random.Random, points: Sequence[float]) -> int:
-    """From the inverse of a distribution that is linear between 0, the median, the 95th percentile and the largest."""
+    """Draw from a distribution whose inverse is linear between 0, the median, the 95th percentile and the largest."""
     median, p95, largest = points
     u = rng.random()
     if u < 0.5:
