@@ -1,10 +1,10 @@
 """A small image with this machine's Python, for engines that reach no registry: python:3.11.14-slim-bookworm in tests.
 
-    scripts/base_image.py [TAG]     builds it unless the engine has TAG already
+    scripts/base_image.py [TAG]     builds the image unless the engine has TAG already
 
-A statically linked busybox is its shell; Python, its modules and the libraries they need are copied from this machine;
-``docker import`` makes an image of it.  Never ship it: it carries this machine's certificates and pip settings so that
-the product's own Dockerfiles build on it unchanged.
+A statically linked busybox is its shell.  Python, its modules and the libraries that they need are copied from this
+machine, and ``docker import`` makes an image of them.  Never ship this image: it contains this machine's certificates
+and pip settings, so that the product's own Dockerfiles can use it unchanged.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LEFT_OUT = ("test", "tests", "idlelib", "tkinter", "turtledemo", "ensurepip", "l
             "_tkinter*")  # fmt: skip
 BY_NAME = ("libstdc++.so.6", "libgcc_s.so.1", "libnss_files.so.2", "libnss_dns.so.2", "libresolv.so.2", "libgomp.so.1",
            "librt.so.1", "libpthread.so.0", "libdl.so.2", "libutil.so.1", "libanl.so.1", "libnuma.so.1")  # fmt: skip
-"""What ldd does not show: libraries of name resolution, and those that wheels with C, C++ or Rust inside ask for."""
+"""Libraries that ldd does not show: those of name resolution, and those that wheels with C, C++ or Rust code need."""
 
 
 PROGRAMS = ("lscpu",)
@@ -56,7 +56,7 @@ def build(tag: str) -> None:
         for name in ("SSL_CERT_FILE", "PIP_CERT", "REQUESTS_CA_BUNDLE"):
             change += ["-c", f"ENV {name}=/etc/ssl/certs/ca-certificates.crt"]
         result = subprocess.run(["docker", "import", *change, "-", tag], stdin=tar.stdout, stdout=subprocess.DEVNULL)
-        tar.stdout.close()  # else tar would wait for a reader when the engine is away
+        tar.stdout.close()  # otherwise tar would wait for a reader when the engine is not there
         if tar.wait() or result.returncode:
             sys.exit(f"base_image: {tag} could not be made; is the engine up? (docker version)")
 
@@ -95,12 +95,12 @@ def _python(root: Path) -> None:
     shutil.copy2(binary, root / f"usr/local/bin/python{version}")
     for name in ("python3", "python"):
         (root / "usr/local/bin" / name).symlink_to(f"python{version}")
-    import pip  # of the environment this runs in: the images' dependency layers are made with it
+    import pip  # from the environment of this script; the images' dependency layers are made with it
 
     packages = root / "usr/local" / library / "site-packages"
     packages.mkdir()
     shutil.copytree(Path(pip.__file__).parent, packages / "pip")
-    # the image's Python finds its libraries where the loader looks first, whatever prefix it was built for
+    # the libraries are copied to the place that the loader searches first, independent of the Python's own prefix
     copied = [binary, *(root / "usr/local" / library).glob("lib-dynload/*.so")]
     _copy_libraries(root, copied)
 
@@ -122,16 +122,16 @@ def _copy_libraries(root: Path, programs: Iterable[Path]) -> None:
 
 
 def _programs(root: Path) -> None:
-    """What the real image has and vLLM asks for: the list of CPUs."""
+    """Copy the programs that the real image has and vLLM needs: lscpu, which lists the CPUs."""
     for name in PROGRAMS:
         found = Path(shutil.which(name) or sys.exit(f"base_image: {name} is missing"))
-        (root / "bin" / name).unlink(missing_ok=True)  # busybox may have one
+        (root / "bin" / name).unlink(missing_ok=True)  # busybox may have a program of this name
         shutil.copy2(found.resolve(), root / "bin" / name)
         _copy_libraries(root, [found])
 
 
 def _settings(root: Path) -> None:
-    """What lets pip and uv in the image reach the index that this machine uses."""
+    """Write the settings with which pip and uv in the image reach the index that this machine uses."""
     certificates = Path(os.environ.get("SSL_CERT_FILE", "/etc/ssl/certs/ca-certificates.crt"))
     if certificates.exists():
         shutil.copy2(certificates, root / "etc/ssl/certs/ca-certificates.crt")

@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# The secrets of a compose installation, generated once into .env (mode 0600, never committed), and on stdout what the
-# thaw command needs to find it:
+# Generate the secrets of a compose installation once, into .env (mode 0600, never committed), and print the settings
+# with which the thaw command finds the installation:
 #
 #   eval "$(scripts/compose-env.sh)"
 #
-# Variables that are set when .env is made go into it: THAW_PORT, DOCKER_SOCKET, THAW_VERSION …  An .env of an earlier
-# version gets the variables that it lacks.  THAW_ENV_FILE is another file than .env, for docker compose --env-file.
+# Variables that are set when .env is made are written into it: THAW_PORT, DOCKER_SOCKET, THAW_VERSION …  An .env of an
+# earlier version gets the variables that it lacks.  THAW_ENV_FILE names another file than .env, for
+# docker compose --env-file.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -13,7 +14,7 @@ env_file=${THAW_ENV_FILE:-.env}
 properties=${THAW_ENV_FILE:+$THAW_ENV_FILE.wskprops}
 properties=${properties:-$PWD/.cache/compose.wskprops}
 
-# where the docker command itself would look for its engine
+# the socket at which the docker command itself would look for its engine
 engine_socket() {
     local found=${DOCKER_SOCKET:-${DOCKER_HOST:-}}
     [ -n "$found" ] || found=$(docker context inspect --format '{{.Endpoints.docker.Host}}' 2>/dev/null) || true
@@ -30,13 +31,13 @@ engine_socket() {
 
 fail() { printf 'compose-env: %s\n' "$@" >&2; exit 1; }
 
-# THAW_PORT is a port, or a range of them with one for each gateway; where it is published is THAW_ADDRESS
+# THAW_PORT is a port, or a range of ports with one for each gateway; THAW_ADDRESS is the address that publishes it
 check_port() {
     [[ $THAW_PORT =~ ^[0-9]+(-[0-9]+)?$ ]] || fail "THAW_PORT=$THAW_PORT is no port (in $env_file)" \
         "hint: THAW_PORT=3233, or 3233-3234 for two gateways; THAW_ADDRESS is the address, 127.0.0.1 or 0.0.0.0 for all"
 }
 
-# What follows from others where it is not set: the images, what a host's models need of memory, and all cores but one
+# The defaults that follow from other variables: the images, the memory for a host's models, and all cores but one
 derived() {
     local prefix=${THAW_IMAGE_PREFIX:-thaw} version=${THAW_VERSION:-0.1.0} cores
     cores=$(nproc)
@@ -47,10 +48,10 @@ derived() {
     echo "THAW_DATA_CPUS=$((cores > 1 ? cores - 1 : 1))"
 }
 
-# those of them that the file has not, as they are set in the environment or as they follow
+# add the variables that the file lacks, from the environment or else from these defaults
 add_derived() {
     local line name
-    [ -z "$(tail -c 1 "$env_file")" ] || echo >>"$env_file"     # an editor may leave the last line without its end
+    [ -z "$(tail -c 1 "$env_file")" ] || echo >>"$env_file"     # an editor may leave the last line without a newline
     while read -r line; do
         name=${line%%=*}
         grep -q "^$name=" "$env_file" || echo "$name=${!name:-${line#*=}}" >>"$env_file"
@@ -85,7 +86,7 @@ ENV
 fi
 chosen=$(grep -E '^THAW_(IMAGE_PREFIX|VERSION|FETCHD_POOL_MB)=' "$env_file") && eval "$chosen"
 add_derived
-# shellcheck disable=SC1090  it is made above
+# shellcheck disable=SC1090  the file is made above
 . "$(realpath "$env_file")"
 check_port
 pool_mb=${THAW_FETCHD_POOL_MB:-1024}

@@ -1,16 +1,17 @@
 #!/usr/bin/env bash
-# A container engine of this checkout's own, for tests and trials on a machine that has none running.
+# A container engine that belongs to this checkout, for tests and trials on a machine where no engine runs.
 #
 #   scripts/engine.sh up      start it (install it where it is missing, as root) and print its DOCKER_HOST
-#   scripts/engine.sh down    end it and remove everything it had
-#   scripts/engine.sh crash   kill -9 the daemon, its containers live on; `up` starts it again
-#   scripts/engine.sh stop    end the daemon as a machine's shutdown does, and print the seconds that took
+#   scripts/engine.sh down    end it and remove everything that it had
+#   scripts/engine.sh crash   kill -9 the daemon; its containers keep running, and `up` starts the daemon again
+#   scripts/engine.sh stop    end the daemon as a machine's shutdown does, and print the seconds that this took
 #
-# It keeps to itself: a private socket and data root below $THAW_ENGINE_DIR (default /var/tmp/thaw-engine), no bridge,
-# no iptables rules (a second daemon beside the machine's own would otherwise delete its bridge, and any daemon makes
-# the machine drop what it forwards).  Functions have no network anyway; a compose project still gets its own bridge.
-# With live-restore a container outlives the daemon, as a production engine should be set up for Thaw;
-# THAW_ENGINE_LIVE_RESTORE=false starts one that ends what it finds, as Docker does out of the box.
+# The engine does not touch the rest of the machine: it has a private socket and data root in $THAW_ENGINE_DIR (default
+# /var/tmp/thaw-engine), no bridge and no iptables rules.  (Otherwise a second daemon would delete the bridge of the
+# machine's own daemon, and any daemon makes the machine drop forwarded packets.)  Functions have no network anyway; a
+# compose project still gets its own bridge.  With live-restore a container outlives the daemon: this is how a
+# production engine should be set up for Thaw.  THAW_ENGINE_LIVE_RESTORE=false starts an engine that ends the containers
+# that it finds, as Docker does by default.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -33,7 +34,7 @@ install() {
 
 answers() { DOCKER_HOST=unix://$socket timeout 10 docker version >/dev/null 2>&1; }
 
-# An engine's containerd dies with it, but a moment later: a new engine would take it for its own and wait in vain.
+# An engine's containerd ends with it, but a moment later.  A new engine would take it for its own and wait in vain.
 await_end_of_containerd() {
     local file=$home/exec/containerd/containerd.pid pid
     [ -s "$file" ] || return 0
@@ -57,7 +58,7 @@ up() {
         --live-restore="${THAW_ENGINE_LIVE_RESTORE:-true}" \
         >>"$home/log" 2>&1 </dev/null 9>&- &
     local pid=$!
-    # the daemon says so in its log, and only then answers
+    # the daemon answers only after it has written this line to its log
     timeout 60 tail --pid="$pid" -n +1 -F "$home/log" 2>/dev/null | grep -q -m1 "API listen on $socket" || true
     answers || fail "the engine did not start; the end of $home/log:" "$(tail -3 "$home/log")"
     echo "unix://$socket"
@@ -66,7 +67,7 @@ up() {
 crash() {
     local pid
     pid=$(cat "$home/pid") && kill -9 "$pid" && timeout 10 tail --pid="$pid" -f /dev/null
-    rm -f "$home/pid"     # the socket stays, as it would
+    rm -f "$home/pid"     # the socket stays, as after a real crash
 }
 
 stop() {
@@ -90,7 +91,7 @@ down() {
             timeout 30 tail --pid="$pid" -f /dev/null || kill -9 "$pid"
         fi
     fi
-    # its containerd ends with it, unless the daemon was killed
+    # containerd ends with its daemon, unless the daemon was killed
     local containerd=$home/exec/containerd/containerd.pid
     if [ -s "$containerd" ]; then kill "$(cat "$containerd")" 2>/dev/null && timeout 10 tail --pid="$(cat "$containerd")" -f /dev/null || true; fi
     local mounted

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Everything about the native library that needs a GPU, on a machine that has one, in under ten minutes: builds it, runs
-# its tests over the fake driver, then probes and checks the real one.  The last line is JSON.  Without a GPU the
-# probe runs over the fake driver and says so.  See docs/gpu.md.
+# Check everything about the native library that needs a GPU, in less than ten minutes: build the library, run its tests
+# with the fake driver, then probe and check the real driver.  The last line is JSON.  Without a GPU the probe uses the
+# fake driver and says so.  See docs/gpu.md.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Build Thaw's images:   scripts/images.sh [gateway invoker fetchd python vllm-cpu vllm-gpu]
 #
-# Without names: all but vllm-gpu.  Tags: ${THAW_IMAGE_PREFIX:-thaw}/NAME:${THAW_VERSION:-0.1.0}.  BUILD_NETWORK is the
-# network of the build's own steps (default host: they fetch packages, and an engine without a bridge has no other).
-# Where PIP_FIND_LINKS names a folder, its wheels are served to the build, so that no index of PyTorch's is needed.
+# Without names it builds all but vllm-gpu.  Tags: ${THAW_IMAGE_PREFIX:-thaw}/NAME:${THAW_VERSION:-0.1.0}.
+# BUILD_NETWORK is the network of the build steps.  It is host by default: the steps fetch packages, and an engine
+# without a bridge has no other network.  Where PIP_FIND_LINKS names a folder, its wheels are served to the build, so
+# that PyTorch's own index is not needed.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -11,7 +12,7 @@ prefix=${THAW_IMAGE_PREFIX:-thaw}
 version=${THAW_VERSION:-0.1.0}
 names=("$@")
 [ ${#names[@]} -gt 0 ] || names=(gateway invoker fetchd python vllm-cpu)
-export DOCKER_BUILDKIT=${DOCKER_BUILDKIT:-0}     # the classic builder is in every engine, and it is the one that was tried
+export DOCKER_BUILDKIT=${DOCKER_BUILDKIT:-0}     # the classic builder is in every engine, and it is the tested one
 python=.venv/bin/python
 [ -x "$python" ] || python=python3
 
@@ -49,7 +50,7 @@ build() {   # tag, Dockerfile, further arguments
     echo "images: $tag in $((SECONDS - began)) s"
 }
 
-# Everything stands on it.  Asked for first: the engine's own words do not say what to do without a registry.
+# All images are based on it.  Check it first, because the engine's own error does not say what to do without a registry.
 base=${PYTHON_IMAGE:-python:3.11.14-slim-bookworm}
 need_base() {
     docker image inspect "$base" >/dev/null 2>&1 || docker pull -q "$base" >"$log" 2>&1 || {
@@ -61,8 +62,8 @@ need_base() {
     }
 }
 
-# The large layer, keyed by its base and the locks alone, whatever the prefix: a build argument would be part of the
-# builder's own key.
+# The large layer.  Its key consists of its base and the locks alone, independent of the prefix: a build argument would
+# be a part of the builder's own key.
 dependencies() {
     local hash address=${WHEELHOUSE:-}
     hash=$({ cat deps/tools.lock deps/runtime-cpu.lock deploy/images/vllm-cpu/deps.Dockerfile; echo "${PYTHON_IMAGE:-}"; } |
@@ -73,7 +74,7 @@ dependencies() {
     note="1 GB to download, some minutes; once for these locks" build "$deps_image" vllm-cpu/deps.Dockerfile ${address:+--build-arg "WHEELHOUSE=$address"}
 }
 
-# The library is compiled here, not in the image: a compiler would be the largest thing in it.  The build tries it there.
+# Compile the library here: in the image, a compiler would be the largest part.  The image's build tests the library.
 native_library() {
     command -v "${CXX:-g++}" >/dev/null && command -v make >/dev/null || {
         echo "images: the vLLM images carry the native library (csrc/): apt-get install -y g++ make" >&2

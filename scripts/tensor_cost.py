@@ -1,9 +1,9 @@
-"""What a tensor of a resident segment costs, by the Python reader and by the native one, in one run.
+"""The time per tensor of a resident segment, with the Python reader and with the native reader, in one run.
 
     .venv/bin/python scripts/tensor_cost.py [--tensors 400] [--rounds 15]
 
-The segment is complete, so nothing waits: this is the work between the watermark and ``load_weights``, the table that
-is made before the first tensor included.  Rounds alternate; medians.
+The segment is complete, so nothing waits.  The measured time is the work between the watermark and ``load_weights``,
+including the table that is made before the first tensor.  Rounds alternate, and medians are reported.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FILE = "model.safetensors"
 
 
 def make_segment(n_tensors: int) -> tuple[SegmentOffer, list[int]]:
-    """Norms and projections of a small model, alternating, two bytes an element."""
+    """A segment with norms and projections of a small model in turn, with two bytes per element."""
     shapes = [((576,), (576, 1536))[i % 2] for i in range(n_tensors)]
     tensors, at = [], 0
     for i, shape in enumerate(shapes):
@@ -47,7 +47,7 @@ def make_segment(n_tensors: int) -> tuple[SegmentOffer, list[int]]:
 
 
 def one_round(segment: Segment) -> tuple[float, float]:
-    """(µs a tensor from the table to the last one taken, the same of the thread's CPU)."""
+    """(µs per tensor, from the making of the table until the last tensor is taken; the thread's CPU µs per tensor)."""
     tensors = segment.offer.tensors
     gc.collect()
     began, cpu = time.perf_counter(), time.thread_time()

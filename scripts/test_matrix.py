@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""Run the suite again and again, each time on another kind of machine: `make test-matrix`.
+"""Run the suite several times, each time on another kind of machine: `make test-matrix`.
 
-Ten rows of {2 cores, 4 cores} × {clock as it is, just booted, up for a year} × {alone, beside four busy processes}; any
-two settings meet in one of them.  Each row runs `make test` in a random order of its own and appends what came of it to
-.cache/test-matrix/results.jsonl, beside the whole output.  `--write` puts the last result of each row into
-docs/test-report.md.
+There are ten rows of {2 cores, 4 cores} × {clock as it is, just booted, up for a year} × {alone, beside four busy
+processes}.  Any two settings occur together in at least one row.  Each row runs `make test` in a random order of its
+own, appends its result to .cache/test-matrix/results.jsonl, and keeps the whole output in the same folder.  `--write`
+puts the last result of each row into docs/test-report.md.
 
-    scripts/test_matrix.py                                   all rows, then the table
+    scripts/test_matrix.py                                   all rows
     scripts/test_matrix.py --rows 3,9 --seed 123             two rows again, in the order of an earlier run
     scripts/test_matrix.py --rows 8 --tests tests/gateway    some tests only (not written into the report)
 
-taskset gives a row its cores, and a time namespace its clock, which needs root.
+taskset gives a row its cores.  A time namespace gives it its clock, which needs root.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ FOLDER = ROOT / ".cache" / "test-matrix"
 REPORT = ROOT / "docs" / "test-report.md"
 BEGIN, END = "<!-- matrix: scripts/test_matrix.py --write -->", "<!-- end of the matrix -->"
 UPTIME_S = {"just booted": 20, "up for a year": 365 * 86_400}
-"""What the monotonic clock says when the row begins; ``as it is`` leaves it alone."""
+"""The value of the monotonic clock when the row begins.  ``as it is`` does not change the clock."""
 N_BUSY = 4
 N_SLOWEST = 3
 N_NAMED = 4
-"""Of a row's failed tests, in the report; its log has them all."""
+"""The report names this many of a row's failed tests; the row's log has all of them."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -66,14 +66,14 @@ ROWS = (
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    row: int  # counted from 1
+    row: int  # numbered from 1
     commit: str
     seed: str
     duration_s: float
     closing: str  # pytest's last line, without the signs around it
     failed: tuple[str, ...]
     slowest: tuple[str, ...]
-    tests: tuple[str, ...] = ()  # none: the whole suite
+    tests: tuple[str, ...] = ()  # empty: the whole suite
 
 
 def main() -> int:
@@ -111,7 +111,7 @@ def row_numbers(text: str) -> list[int]:
 
 
 def run(number: int, tests: Sequence[str], seed: str) -> Result:
-    """The output goes to a file of the row's own."""
+    """Run one row.  Its output is written to a file of its own."""
     row = ROWS[number - 1]
     cores = sorted(os.sched_getaffinity(0))[: row.cores]
     if len(cores) < row.cores:
@@ -126,7 +126,7 @@ def run(number: int, tests: Sequence[str], seed: str) -> Result:
 
 
 def machine(row: Row, cores: Sequence[int]) -> list[str]:
-    """The words before a command that runs on such a machine."""
+    """The prefix of a command that runs on such a machine."""
     words = ["taskset", "--cpu-list", ",".join(map(str, cores))]
     if row.clock not in UPTIME_S:
         return words
@@ -138,7 +138,7 @@ def machine(row: Row, cores: Sequence[int]) -> list[str]:
 
 
 def offsets_s() -> dict[str, int]:
-    """What this process's clocks are ahead of the machine's: those of a new namespace are counted from there too."""
+    """How far this process's clocks are ahead of the machine's.  A new namespace counts from the machine's clocks."""
     lines = Path("/proc/self/timens_offsets").read_text().splitlines()
     return {name: int(seconds) for name, seconds, _ in (line.split() for line in lines)}
 
@@ -149,7 +149,10 @@ def suite(tests: Sequence[str], seed: str) -> list[str]:
 
 @contextlib.contextmanager
 def beside(count: int, cores: Sequence[int]) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """So many processes that compute on the same cores all the time, and end with this one even when it is killed."""
+    """Run ``count`` processes that compute on the same cores all the time.
+
+    They end with this process, even when it is killed.
+    """
     command = ["taskset", "--cpu-list", ",".join(map(str, cores)), sys.executable, "-c", "while True: pass"]
     prctl = ctypes.CDLL(None).prctl
     end_with_us = partial(prctl, _PR_SET_PDEATHSIG, signal.SIGKILL)
