@@ -1,21 +1,22 @@
 #!/usr/bin/env bash
 # Make .venv: everything Thaw needs on this machine, from the locks in deps/.
 #
-#   scripts/setup.sh run    what runs (make demo, make dev)
-#   scripts/setup.sh dev    that and what tests, lints and type checks need
-#   scripts/setup.sh bench  that and the peers that benchmarks measure us beside
+#   scripts/setup.sh run    everything that Thaw needs to run (make demo, make dev)
+#   scripts/setup.sh dev    also the packages for tests, lint and type checks
+#   scripts/setup.sh bench  also the programs that benchmarks compare Thaw with
 #
-# The engine is vLLM's CPU build, or its CUDA build where nvidia-smi finds a GPU; THAW_ENGINE=cpu|gpu decides otherwise.
-# It can be run again at any time: when the stamp (a hash of the locks, the interpreter and the platform; written
-# last) still fits, it ends at once.  Nothing is installed outside .venv.  Variables: PYTHON picks the interpreter;
-# pip's own settings (PIP_INDEX_URL, PIP_FIND_LINKS, pip.conf …) are passed on to uv, which does not read them.
+# The engine is vLLM's CPU build, or its CUDA build where nvidia-smi finds a GPU; THAW_ENGINE=cpu|gpu overrides this.
+# The script can be run again at any time.  It ends at once if the stamp is still valid: the stamp is a hash of the
+# locks, the interpreter, the platform and this script, and is written last.  Nothing is installed outside .venv.  The
+# variable PYTHON chooses the interpreter.  pip's own settings (PIP_INDEX_URL, PIP_FIND_LINKS, pip.conf …) are passed on
+# to uv, which does not read them.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 profile=${1:-run}
 engine=${THAW_ENGINE:-$(nvidia-smi -L >/dev/null 2>&1 && echo gpu || echo cpu)}
 venv=$PWD/.venv
-declare -A needed_mb=([cpu]=6000 [gpu]=24000)     # with uv's cache; gpu is an estimate, never installed
+declare -A needed_mb=([cpu]=6000 [gpu]=24000)     # with uv's cache; gpu is an estimate, because it was never installed
 pytorch_index=https://download.pytorch.org/whl/cpu
 case $engine-$profile in
     cpu-run|gpu-run) locks=("deps/$engine.lock") ;;
@@ -62,7 +63,8 @@ make_venv() {
         "hint: apt-get install -y python3-venv    (or python3.11-venv, fitting the interpreter)"
 }
 
-# uv does not read pip's configuration: pass on what pip would use, with pip's rule that the best version wins.
+# uv does not read pip's configuration, so give it the indexes that pip would use, and pip's rule that the best version
+# wins.
 pip_setting() { "$venv/bin/python" -m pip config get "global.$1" 2>/dev/null || true; }
 use_pip_settings() {
     local index extra cert
@@ -84,7 +86,7 @@ install_locked() {
         "${requirements[@]}" "${links[@]}" "$@"
 }
 
-# Optional: without a compiler the runtime reads segments in Python.  make does nothing when the library is up to date.
+# The library is optional: without it the runtime reads segments in Python.  make does nothing if it is up to date.
 build_native() {
     local compiler
     for compiler in "${CXX:-g++}" clang++; do
@@ -110,7 +112,7 @@ PY
 
 python=$(find_python)
 mkdir -p .cache
-exec 9>.cache/setup.lock            # two makes at once: the second waits, then finds the stamp
+exec 9>.cache/setup.lock            # if two makes run at once, the second waits and then finds the stamp
 flock -n 9 || { say "another setup is running here; waiting for it"; flock 9; }
 stamp_file=$venv/.thaw-stamp-$engine-$profile
 stamp=$(stamp_of "$python")
