@@ -1,5 +1,7 @@
-"""Hosts, a registry and a relay's credentials in memory, driven by the policy's decisions: what a random history needs
-to show that nothing of a dead group stays."""
+"""Hosts, a registry and a relay's credentials in memory, driven by the policy's decisions.
+
+Random histories use them to show that nothing of a dead group stays.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,7 @@ class Host:
 
 
 class Cluster:
-    """``crash_after``: so many more effects are carried out, then the scheduler is dead and another one comes."""
+    """After ``crash_after`` more effects the scheduler crashes, and another scheduler takes over (-1: never)."""
 
     def __init__(self, n_hosts: int, actions: Iterable[ActionFacts], model: ModelFacts) -> None:
         self.hosts = {HostId(f"h{i}"): Host(f"h{i}") for i in range(n_hosts)}
@@ -63,7 +65,7 @@ class Cluster:
         self.lead()
 
     def lead(self) -> None:
-        """A scheduler begins, from what the registry says."""
+        """Let a new scheduler begin, with the state that the registry has."""
         now = self.w.now if hasattr(self, "w") else 100.0
         self.crash_after = -1
         self.n_leaders += 1
@@ -86,7 +88,7 @@ class Cluster:
         leader = self.n_leaders
         for decision in decided:
             if self.n_leaders != leader:
-                return  # who decided this is dead
+                return  # the scheduler that decided this has crashed
             if self.crash_after == 0:
                 return self.lead()
             self.crash_after -= 1
@@ -111,7 +113,7 @@ class Cluster:
                 self.demand.pop(decision.activation_id, None)
 
     def _start(self, decision: StartGroup) -> None:
-        """It may crash between two of its commands too."""
+        """Carry out a start.  The scheduler may also crash between two of its commands."""
         plan = decision.plan
         self.plans[plan.group_id] = plan
         if len(plan.stages) > 1:
@@ -133,13 +135,13 @@ class Cluster:
         self.tell(self.demand[activation_id])
 
     def serve(self, action: ActionName) -> None:
-        """Somebody has a slot for everybody."""
+        """Let every waiting request of the action find a slot."""
         for activation_id in [a for a, d in self.demand.items() if d.action == action]:
             del self.demand[activation_id]
             self.tell(DemandRemoved(activation_id, action))
 
     def obey(self, host: Host) -> None:
-        """The next command in its stream."""
+        """Let the host carry out the next command in its stream."""
         if not host.is_up or not host.commands:
             return
         command, stage = host.commands.popleft()
@@ -172,7 +174,7 @@ class Cluster:
         self.tell(InstanceChanged(record))
 
     def ready(self, n: int, *, busy: bool = False) -> None:
-        """One of the instances that are there."""
+        """Let one of the instances report that it is ready."""
         everyone = [(h, r) for h in self.hosts.values() if h.is_up for r in h.instances.values()]
         if everyone:
             host, record = everyone[n % len(everyone)]
@@ -186,8 +188,10 @@ class Cluster:
             self.say(host, replace(record, state=InstanceState.GONE, error=LOST))
 
     def restart(self, host: Host) -> None:
-        """The machine was switched off; its invoker finds none of the containers that the registry names, and says
-        so.  What a lost host had was said before."""
+        """Start a host again whose machine was switched off.
+
+        Its invoker finds none of the containers that the registry names for this host, and reports them as gone.
+        """
         host.is_up = True
         host.instances.clear()
         for record in [r for r in self.registry.values() if r.host_id == host.name]:
@@ -197,7 +201,7 @@ class Cluster:
         self.tell(HostsSeen(self.live()))
 
     def later(self, seconds: float) -> None:
-        """Let time pass; a crash may change who listens in between."""
+        """Let time pass and fire the timers that fall due.  A crash may replace the scheduler in between."""
         until = self.w.now + seconds
         while due := [t for t in self.w.timers if t.at_s <= until]:
             first = min(due, key=lambda t: t.at_s)
@@ -207,7 +211,7 @@ class Cluster:
         self.w.now = until
 
     def everybody_goes_on(self) -> None:
-        """Every host that is up does what it was told; what starts becomes ready, what works is done."""
+        """Every host that is up carries out its commands, starting instances become ready, and busy ones idle."""
         for host in self.hosts.values():
             while host.is_up and host.commands:
                 self.obey(host)
@@ -218,7 +222,7 @@ class Cluster:
                     self.say(host, replace(record, state=InstanceState.READY, inflight=0, idle_since_wall_ms=idle_ms))
 
     def settle(self) -> None:
-        """Every host comes back and does all it was told; idle functions go."""
+        """Every host comes back and carries out its commands, and idle instances are released."""
         self.crash_after = -1
         self.relay_is_up = True
         for host in self.hosts.values():

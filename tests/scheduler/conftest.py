@@ -1,4 +1,4 @@
-"""A host that speaks the real streams and starts nothing, and the scheduler as a real process."""
+"""A host that uses the real streams and starts nothing, and the scheduler as a real process."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def facts_of_model(uri: str, n_layers: int = 8) -> ModelFacts:
-    """Layers of 100 bytes between 150 bytes of embeddings and 50 of head."""
+    """A model with layers of 100 bytes between 150 bytes of embeddings and a head of 50 bytes."""
     layers = tuple((FileRange("w.safetensors", 150 + 100 * i, 100),) for i in range(n_layers))
     end = 150 + 100 * n_layers
     parts = ModelParts((FileRange("w.safetensors", 0, 150),), layers, (FileRange("w.safetensors", end, 50),))
@@ -56,7 +56,7 @@ def facts_of_model(uri: str, n_layers: int = 8) -> ModelFacts:
 
 
 class Recorder:
-    """Messages in order, and a way to wait for one without polling."""
+    """Messages in order.  A test can wait for a message without polling."""
 
     def __init__(self) -> None:
         self._all: list[Any] = []
@@ -75,7 +75,7 @@ class Recorder:
         self, kind: type[Any] | tuple[type[Any], ...], n: int = 1, timeout_s: float = 30.0,
         where: Callable[[Any], bool] = lambda message: True,
     ) -> list[Any]:  # fmt: skip
-        """The first ``n`` of this kind (or these)."""
+        """Wait for the first ``n`` messages of this kind (or of these kinds) and return them."""
 
         def found() -> list[Any]:
             return [m for m in self._all if isinstance(m, kind) and where(m)]
@@ -87,7 +87,10 @@ class Recorder:
 
 
 class FakeInvoker:
-    """A host whose instances are records.  ``on_start`` may return an error, or None for READY, or False for never."""
+    """A host whose instances are only records.
+
+    ``on_start`` returns None for an instance that becomes READY, False for one that never does, or an error.
+    """
 
     def __init__(self, url: str, host_id: str, memory: int = 4096 * MIB) -> None:
         self.host_id, self.memory = HostId(host_id), memory
@@ -101,10 +104,10 @@ class FakeInvoker:
         self.on_start: Callable[[Start], ErrorInfo | bool | None] = lambda start: None
         self.on_inspect: Callable[[str], ModelFacts | ErrorInfo] = facts_of_model
         self.busy = False
-        self.slabs: tuple[int, int] | None = None  # of its memory for models: bytes of one, and how many
-        self.n_taken = 0  # of them, by who knows whom
+        self.slabs: tuple[int, int] | None = None  # its pool: the bytes of a slab, and the number of slabs
+        self.n_taken = 0  # the slabs that segments of others take
         self.stem_targets: tuple[StemTarget, ...] = ()
-        self.is_deaf = False  # takes starts and says nothing of them
+        self.is_deaf = False  # True: it takes starts and does not report them
         self._ended = threading.Event()
         self._reader = bus.CommandReader(url, self.host_id, self._command, lambda: None, Log("fake-invoker"))
         self._heart = threading.Thread(target=self._beat, daemon=True)
@@ -117,7 +120,7 @@ class FakeInvoker:
         return self
 
     def die(self) -> None:
-        """No more heartbeats or answers; its lease is taken away so that a test need not wait for 10 s."""
+        """End heartbeats and answers.  Its lease is deleted, so that a test need not wait 10 s for its end."""
         self._ended.set()
         self._reader.stop()
         self._heart.join(5)
@@ -139,16 +142,16 @@ class FakeInvoker:
 
     def _beat(self) -> None:
         while not self._ended.wait(1.0):
-            with contextlib.suppress(PlatformError):  # a state server that a test has killed
+            with contextlib.suppress(PlatformError):  # a test may have killed the state server
                 self.report()
 
     def _command(self, command: Command) -> None:
         if command.command_id in self._seen:
-            return  # what was not acknowledged before the state server died comes again
+            return  # a command that was not acknowledged before the state server died comes again
         self._seen.add(command.command_id)
         self.epochs.append(command.epoch)
         self._obey(command)
-        self.commands.add(command.body)  # last: a test that waited for it sees what it did
+        self.commands.add(command.body)  # do this last, so that a test that waits for the command sees its effects
 
     def _obey(self, command: Command) -> None:
         body = command.body
@@ -203,7 +206,7 @@ class FakeInvoker:
         self.registry.put_instance(record)
 
     def lose_all(self) -> None:
-        """Its containers are killed from outside."""
+        """Report that all containers were killed from outside."""
         for record in list(self.instances.values()):
             self._gone(record, ErrorInfo("WorkerLost", "killed"))
 
@@ -219,7 +222,7 @@ class FakeInvoker:
 
 
 class Platform:
-    """A state server with a scheduler process (or several), hosts, and a gateway's side of the conversation."""
+    """A state server with a scheduler process (or several) and hosts.  The test sends the messages of a gateway."""
 
     def __init__(self, url: str, logs: Path) -> None:
         self.url, self._logs = url, logs
@@ -271,7 +274,7 @@ class Platform:
         return activation
 
     def burst(self, n: int, action: str, gateway: str = "g0") -> None:
-        """Requests that a reader of the event stream sees together."""
+        """Add requests that a reader of the event stream reads together."""
         self.registry.gateway_alive(GatewayId(gateway))
         pipe = self.client.pipeline(transaction=True)
         for _ in range(n):
@@ -286,7 +289,7 @@ class Platform:
             return {redis_link.text(k) for k in self.client.scan_iter("thaw:group-credential:*")}
 
     def until_planned(self, timeout_s: float = 30.0) -> None:
-        """A plan is the first thing that a start leaves; nobody announces it."""
+        """Wait for a plan.  It is the first trace of a start, and no message announces it."""
         self._until(lambda: bool(self.registry.plans()), timeout_s)
 
     def until_credentials(self, wanted: set[str], timeout_s: float = 30.0) -> None:
@@ -310,15 +313,15 @@ class Platform:
         for host in self.hosts:
             host.close()
         self._reader.stop()
-        with contextlib.suppress(PlatformError):  # a state server that a test has killed
-            for key in self.credentials():  # the server outlives this test
+        with contextlib.suppress(PlatformError):  # a test may have killed the state server
+            for key in self.credentials():  # the server is used by later tests too
                 credentials.revoke(self.client, self.client, GroupId(key.rpartition(":")[2]))
         self.client.close()
 
 
 @pytest.fixture
 def platform_on(tmp_path: Path) -> Iterator[Callable[[str], Platform]]:
-    """A platform on a state server that the test brings."""
+    """Makes platforms on state servers that the test supplies."""
     made: list[Platform] = []
 
     def make(url: str) -> Platform:

@@ -1,4 +1,4 @@
-"""Random starts as their traces tell them: what a property of bounds needs."""
+"""Random starts with their traces, for property tests of bounds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SIZES = (1_000_000, 80_000_000, 250_000_000)
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """One start: its trace, where its stages went, and what the hosts declared."""
+    """One start: its trace, the devices of its stages, and the rates that the hosts declared."""
 
     events: tuple[TraceEvent, ...]
     kinds: tuple[str, ...]
@@ -27,7 +27,11 @@ class Recorded:
     measured_s: float  # from the plan to the first token
 
     def facts(self, *, as_it_went: bool) -> list[StageFacts]:
-        """As they were planned: nothing was in any host's memory.  As it went: what really crossed the links."""
+        """The facts of the stages, as they were planned or as they turned out.
+
+        As planned, no host has anything in memory.  With ``as_it_went``, the facts have the bytes that really crossed
+        the links.
+        """
         found = []
         for stage in start_took(self.events).stages:
             k = stage.stage
@@ -45,8 +49,10 @@ def ms(most: int = 3_000) -> st.SearchStrategy[int]:
 
 @st.composite
 def starts(draw: st.DrawFn, hosts: int = 3) -> Recorded:
-    """Every phase takes any time, with any wait between two; phases overlap where they do in real starts; every host
-    has a clock of its own."""
+    """Draw a start.  Every phase takes any time, with any wait between two phases.
+
+    Phases overlap where they do in real starts, and every host has a clock of its own.
+    """
     n_stages = draw(st.sampled_from([1, 1, 2, 3]))
     placed = [draw(st.integers(0, hosts - 1)) for _ in range(n_stages)]
     kinds = {host: ("cpu", "cpu", "A10")[host] for host in range(hosts)}
@@ -100,7 +106,7 @@ def _stage(draw: st.DrawFn, k: int, host: str) -> tuple[list[TraceEvent], int, i
     for name in ("context", "model", "kv"):
         at = phase(name, at + draw(ms(5)), draw(ms(500)))
     at += draw(ms(5))
-    late_ms = draw(ms(3))  # the word that all is there comes behind the last byte
+    late_ms = draw(ms(3))  # the message that the fetch is complete comes this much after the last byte
     wait = max(0, fetch_begin + fetch_s - late_ms - at)
     rehearsal = draw(ms(50))
     at = phase("load", at, wait + rehearsal + draw(ms(800)), wait_s=wait / 1000, rehearsal_s=rehearsal / 1000)

@@ -1,6 +1,6 @@
-"""Where the papers are silent, ambiguous or misprinted: each resolution, R1 to R23, as the code keeps it.
+"""The resolutions R1 to R23 of the places where the papers are silent, ambiguous or misprinted, as the code keeps them.
 
-R22 is of live migration, which nothing executes yet: its rules stand in migration.py and have tests of their own.
+R22 concerns live migration, which no component executes yet.  Its rules are in migration.py and have tests of their own.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def test_r1_the_papers_gigabytes_are_gibibytes() -> None:
 def test_r2_the_workers_of_a_group_are_on_distinct_servers() -> None:
     scheme = select([server(0), server(1)], request(slo_tpot=math.inf), min_stages=3, max_stages=4)
     assert scheme is not None
-    assert scheme.fallback  # three need three
+    assert scheme.fallback  # three stages need three servers
     start = of(group_world(facts=chat(forced_stages=4)).ask(CHAT), StartGroup)[0]
     assert len({s.host for s in start.plan.stages}) == 4
 
@@ -65,7 +65,7 @@ def test_r4_both_sorts_are_increasing_the_fastest_come_first() -> None:
 
 def test_r5_with_overlap_the_key_is_kappa_and_not_the_sum_of_the_inverses() -> None:
     slow_copy, slow_link = server(0, 2e9, pcie=3e9), server(1, 1.9e9, pcie=50e9)
-    assert 1 / 2e9 + 1 / 3e9 > 1 / 1.9e9 + 1 / 50e9  # by the printed key server 1 is first
+    assert 1 / 2e9 + 1 / 3e9 > 1 / 1.9e9 + 1 / 50e9  # with the printed key, server 1 would be first
     size = next(s for s in sizes(request(slo_ttft=60.0), 1, 1, 0))
     found = candidates([slow_link, slow_copy], size, "paper", lambda s, n, t: s.bandwidth)
     assert [c.server.id for c in found] == [0, 1]
@@ -100,17 +100,17 @@ def test_r8_slides_looks_at_every_size_before_it_answers() -> None:
 def test_r9_sharing_counts_workers_whose_device_hosts_another() -> None:
     scheme = select([server(0, n_workers=3), server(1, n_workers=1)], request(slo_tpot=0.2), min_stages=2)
     assert scheme is not None
-    assert scheme.sharing == 2  # workers, not what they share with
+    assert scheme.sharing == 2  # the workers that share count, not the workers with which they share
 
 
 def test_r10_no_new_fetch_breaks_a_promise_and_what_fits_nowhere_waits() -> None:
     w = group_world(n_hosts=1, facts=chat(max_stages=1, slo_ttft_s=11.5, slots=1, need_bytes=1500 * MIB))
     first, second = of(w.ask(CHAT), StartGroup)
     assert first.plan.stages[0].fetch_deadline_ms is not None
-    assert second.plan.stages[0].fetch_deadline_ms is None  # it gets what the first one leaves
+    assert second.plan.stages[0].fetch_deadline_ms is None  # it gets the bandwidth that the first one leaves
     fetches = w.view.hosts[HostId("h0")].ledger.fetches()
     assert [f.promised for f in fetches.values()] == [True, False]
-    assert of(w.ask(CHAT), StartGroup) == []  # there is memory for two
+    assert of(w.ask(CHAT), StartGroup) == []  # there is memory for two starts only
 
 
 def test_r11_a_newcomer_gets_one_share_of_one_more() -> None:
@@ -124,7 +124,7 @@ def test_r12_the_estimator_is_fluid_a_fetch_that_ends_leaves_its_share_at_once()
     ledger = LinkLedger(2e9, "equal")
     ledger.add("short", 1e9, 60.0, 0.0)
     ledger.add("long", 4e9, 60.0, 0.0)
-    ledger.advance(2.0)  # the short one ended at 1.0, with nobody's notice
+    ledger.advance(2.0)  # the short one ended at 1.0, but the ledger was not told
     assert ledger.pending("long") == pytest.approx(1e9)  # the printed estimator says 2e9
 
 
@@ -177,7 +177,7 @@ def test_r20_and_r21_migrations_run_one_after_another_and_the_load_begins_behind
     choice = startup([busy, free], busy, "m", 20e9, n_gpus=2)
     assert choice is not None
     assert [m.cost_s for m in choice.moves] == [2.0, 2.0]
-    assert choice.startup_s == 2.0 + 2.0 + 1.0  # the sum, then the load
+    assert choice.startup_s == 2.0 + 2.0 + 1.0  # the sum of the moves, then the load
 
 
 def test_r23_a_group_that_lost_a_worker_is_cancelled_and_its_requests_keep_their_place() -> None:
@@ -220,6 +220,6 @@ def test_waiting_time_is_taken_when_the_decision_is_made() -> None:
 
 def test_r22_of_the_two_source_failures_that_are_printed_the_second_is_the_destinations() -> None:
     resuming = migration.step(migration.State.RESUMING, migration.Event.DEST_FAILED)
-    assert resuming.commands == (migration.Command.TELL_SOURCE,)  # it goes on
+    assert resuming.commands == (migration.Command.TELL_SOURCE,)  # the source goes on
     lost = migration.step(migration.State.RESUMING, migration.Event.SOURCE_FAILED)
     assert migration.Command.RETRY_ELSEWHERE in lost.commands

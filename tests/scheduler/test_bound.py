@@ -1,4 +1,4 @@
-"""No start is ever faster than its bound: over random histories, and over recorded ones."""
+"""No start is ever faster than its bound, in random histories and in recorded ones."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def bound(best: Best, start: Recorded, *, as_it_went: bool) -> tuple[Term, ...]:
 
 
 def holds(history: Sequence[Recorded]) -> None:
-    """In the order in which they took place, as the scheduler sees them."""
+    """Check the bounds of the starts in the order in which the scheduler sees them."""
     best = Best()
     for start in history:
         took = start_took(start.events)
@@ -71,7 +71,7 @@ def test_no_start_is_faster_than_its_bound_in_two_thousand_histories(history: li
 @settings(max_examples=300, deadline=None)
 @given(history=st.lists(starts(), min_size=1, max_size=4))
 def test_a_start_that_is_repeated_is_no_faster_than_the_bound_that_its_plan_had(history: list[Recorded]) -> None:
-    """What was planned held, where nothing of the start was new: not only what is shown afterwards."""
+    """If nothing in a start is new, the bound in its plan holds too, not only the bound that is shown afterwards."""
     holds_again(history)
 
 
@@ -231,7 +231,7 @@ def test_a_start_that_beats_its_plan_is_shown_with_what_it_showed_itself() -> No
 
 
 def test_bytes_that_did_not_cross_the_link_after_all_are_no_part_of_the_bound() -> None:
-    """A heartbeat old, the scheduler did not know yet that the host had them."""
+    """The scheduler's last heartbeat was too old to say that the host already had the bytes."""
     planned = bound_terms(Best(), CHAT, [ONE])
     here = term(with_this_start(planned, took({}, link_bytes=0, fetch=(0, 0))), Part.BYTES)
     half = term(with_this_start(planned, took({}, link_bytes=50_000_000, fetch_s=1.5)), Part.BYTES)

@@ -1,4 +1,4 @@
-"""What a plan says of its start: the bound and the prediction in terms, from what the scheduler knows when it plans."""
+"""A plan has the bound and the prediction of its start as terms, from the scheduler's knowledge at that time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a host says of its stem cells, and what a start there is foretold."""
+"""A host's report on its stem cells, and the predicted time of a start on it."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ FAST = 1e12  # a link on which bytes take no time
 
 
 def host(name: str, ready_in_s: float | None = None, **fields: Any) -> HostReport:
-    """One that makes a stem cell, or keeps none."""
+    """A host that is making a stem cell, or that keeps none."""
     target = StemTarget(KIND_LLM, 1, 0, shared=True, ready_in_s=ready_in_s)
     return report(name, network_bytes_per_s=FAST, stem_targets=(target,), **fields)
 
 
 def foretold(w: World) -> tuple[str, float]:
-    """Where the start goes, and when its first token is to come."""
+    """The host of the start, and the predicted time of its first token."""
     (start,) = of(w.ask(CHAT), StartGroup)
     assert start.plan.predicted_ttft_s is not None
     return start.plan.stages[0].host, start.plan.predicted_ttft_s
@@ -66,7 +66,7 @@ def test_what_the_next_report_says_of_a_cell_counts() -> None:
 
 
 def test_a_cell_that_takes_longer_than_the_last_one_is_still_waited_for() -> None:
-    """The host says "in a second" again and again, and nothing else of it changes."""
+    """The host reports "in a second" again and again, and nothing else in its reports changes."""
     w = llm_world(host("h0", ready_in_s=1.0))
     for n in range(5):
         w.now += 1.0
@@ -78,7 +78,7 @@ def test_a_report_that_is_read_again_is_no_newer_for_it() -> None:
     said = host("h0", ready_in_s=8.0)
     w = llm_world(said)
     before = w.view.hosts[HostId("h0")].cell_s(KIND_LLM)
-    w.view.hosts[HostId("h0")].hold("cpu", 1)  # so that it is looked at again
+    w.view.hosts[HostId("h0")].hold("cpu", 1)  # so that the view inspects the same report again
     w.now += 2.0
     w.do(HostsSeen((replace(said),)))
     assert w.view.hosts[HostId("h0")].cell_s(KIND_LLM) == before

@@ -35,7 +35,7 @@ def test_what_is_ready_on_a_drained_host_finishes_and_takes_no_more(idle: bool) 
     w.ready(start, idle=idle)
     (release,) = of(drained(w), ReleaseInstance)
     assert (release.instance_id, release.only_idle, release.reason) == (start.stages[0].instance_id, False, "drained")
-    assert of(drained(w), ReleaseInstance) == []  # said once
+    assert of(drained(w), ReleaseInstance) == []  # the release was decided once already
 
 
 def test_a_start_on_a_drained_host_is_left_to_serve_who_waits_for_it() -> None:
@@ -81,7 +81,7 @@ def test_who_is_drained_is_kept_in_the_registry_and_shown_in_every_report(valkey
         registry = Registry(client)
         registry.report_host(report("h0"))
         registry.drain_host(HostId("h0"), drain=True)
-        registry.report_host(report("h0"))  # the host's own word does not undo it
+        registry.report_host(report("h0"))  # the host's own report does not end the draining
         assert [r.draining for r in Registry(client).live_hosts()] == [True]
         registry.drain_host(HostId("h0"), drain=False)
         assert [r.draining for r in registry.hosts()] == [False]

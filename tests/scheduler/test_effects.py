@@ -1,4 +1,4 @@
-"""What decisions become in a real state server."""
+"""The effects of decisions in a real state server."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def test_a_group_teaches_its_pass_and_how_good_its_prediction_was_for_the_next_s
 def test_a_stream_that_was_continued_by_a_group_tells_nothing_of_the_groups_start(
     client: redis.Redis, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its first token came 0.08 s after it was asked for, from the group before, and not from this one's start."""
+    """The request's first token came after 0.08 s from an earlier group, and not from this group's start."""
     group, served = GroupId("g5"), ActivationId("b" * 32)
     records, history = Records(client), History()
     records.add_trace(group, [at(Phase.PLANNED_END, 20, attrs={"predicted_ttft_s": 4.0, "bound_ttft_s": 3.5})])

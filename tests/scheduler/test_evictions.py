@@ -1,4 +1,4 @@
-"""Whom to evict: the indexed answer against the rule as it reads, which looks at every instance and every host."""
+"""Which instances to evict: the indexed answer compared with a literal rule that inspects all instances and hosts."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def host_report(i: int, seen: int, *, draining: bool = False) -> HostReport:
 
 
 class Crowd:
-    """Instances of six actions, two of them with a minimum, on four hosts; what is said of them need not make sense."""
+    """Instances of six actions, two of them with a minimum, on four hosts.  Their reports need not make sense."""
 
     def __init__(self) -> None:
         self.w = World()
@@ -148,7 +148,7 @@ class Crowd:
                                   for i in range(4) if i not in self.lost)))  # fmt: skip
 
     def put(self, i: int, n: int, state: InstanceState, *, busy: bool = False) -> None:
-        """Number i of twelve: every third has two stages, on hosts side by side."""
+        """Put group number ``i`` of twelve.  Every third group has two stages, on neighbouring hosts."""
         n_stages = 2 if i % 3 == 0 else 1
         for stage in range(n_stages):
             host = (i + stage) % 4
@@ -209,10 +209,10 @@ def test_in_order_of_idleness_until_a_device_has_room_and_only_what_is_on_it() -
     c = Crowd()
     c.lost = {1, 3}
     c.beat()
-    for i in (2, 8, 14):  # 1000 MB each, of 2244 that the minimum of others leaves: on h2, on h0, on h2
+    for i in (2, 8, 14):  # each takes 1000 of the 2244 MB that the minimum of others leaves: on h2, on h0, on h2
         c.put(i, 0, InstanceState.READY)
         c.w.now += 1
-    assert ids(evictions(c.w.view, chat(), (1200 * MIB,))) == []  # it is free
+    assert ids(evictions(c.w.view, chat(), (1200 * MIB,))) == []  # this much is free
     assert ids(evictions(c.w.view, chat(), (2000 * MIB,))) == ["i8.0"]
     c.put(8, 0, InstanceState.READY, busy=True)
     assert ids(evictions(c.w.view, chat(), (2000 * MIB,))) == ["i2.0", "i14.0"]
@@ -220,7 +220,10 @@ def test_in_order_of_idleness_until_a_device_has_room_and_only_what_is_on_it() -
 
 
 def test_room_that_one_worker_of_a_group_takes_is_not_there_for_the_next() -> None:
-    """Two idle instances of 256 MiB beside 512 free ones: what fits exactly evicts nobody, a byte more evicts the first."""
+    """There are two idle instances of 256 MiB and 512 MiB are free.
+
+    Workers that fit exactly evict no instance, and one byte more evicts the first instance.
+    """
     w = World(report("h0", 1024))
     names = [ActionName("guest/a"), ActionName("guest/b")]
     for name in names:
@@ -248,7 +251,7 @@ def test_room_that_one_worker_of_a_group_takes_is_not_there_for_the_next() -> No
 def test_what_is_going_makes_room_for_as_many_workers_of_a_group_as_it_has_memory_for(
     needs_mb: tuple[int, ...], n_going: int, expected: str
 ) -> None:
-    """Three hosts, each full with an idle instance; those of the first so many are being released."""
+    """There are three hosts, each filled by an idle instance.  The first ``n_going`` instances are being released."""
     w = World(*(report(f"h{i}", 1024) for i in range(3)))
     heads: dict[InstanceId, str] = {}
     for name in "abc":
@@ -265,7 +268,7 @@ def test_what_is_going_makes_room_for_as_many_workers_of_a_group_as_it_has_memor
 
 @pytest.mark.parametrize(("n_workers", "n_evicted"), [(1, 0), (2, 0), (3, 1)])
 def test_workers_of_a_group_take_what_is_free_before_anybody_goes(n_workers: int, n_evicted: int) -> None:
-    """Beside an idle instance there is room for two; three have room when it goes."""
+    """Beside an idle instance there is room for two workers.  Three have room when it is evicted."""
     w = World(report("h0", 1024), report("h1", 2048))
     w.do(ActionSeen(hello(need_bytes=1024 * MIB)))
     (start,) = of(w.ask(), StartGroup)

@@ -1,5 +1,6 @@
-"""Random histories of groups: stages and hosts that are lost, commands that are refused, schedulers that crash in the
-middle of a decision.  Whatever happened, no memory, link, credential or plan of a dead group stays."""
+"""Random histories of groups.  Stages and hosts are lost, commands are refused, and schedulers crash in the middle of a
+decision.  No memory, link, credential or plan of a dead group remains after any of this.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +66,10 @@ def play(history: list[tuple[str, int]], look: Callable[[Cluster], None] | None 
 
 
 def never_overcommitted(c: Cluster) -> None:
-    """By what the scheduler decided; a host that came back may hold more than it should, until it obeys."""
+    """The scheduler's decisions never overcommit a host.
+
+    A host that came back may hold more than it should until it has carried out its commands.
+    """
     for host in c.w.view.hosts.values():
         for device in host.devices.values():
             held = [c.w.view.instances[i].record for i in c.w.view.on_host.get(host.host_id, ())]

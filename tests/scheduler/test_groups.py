@@ -1,4 +1,4 @@
-"""Groups of several stages as the policy sees them: their sizes and places, their life, their end."""
+"""Groups of several stages as the policy sees them: their sizes and places, their life and their end."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_a_model_that_no_device_holds_whole_is_served_by_low_stages_when_its_siz
 
 
 def test_a_policy_without_overlap_foretells_the_sum_of_the_phases() -> None:
-    """Eq. 1 of the scheme that Eq. 5 foretells."""
+    """Eq. 1 is applied to the scheme whose time Eq. 5 predicts."""
     plans = []
     for overlap in (True, False):
         w = group_world(facts=forced(1), stem_kinds=("llm:vllm",))
@@ -118,7 +118,7 @@ def test_a_policy_without_overlap_foretells_the_sum_of_the_phases() -> None:
         plans.append(started(w).plan)
     by_5, by_1 = (plan.predicted_ttft_s or 0.0 for plan in plans)
     copy_s = SMOLLM2.n_bytes / w.view.history.rates(CHAT, "cpu").copy
-    assert by_1 - by_5 == pytest.approx(Times().t_c + copy_s)  # what the fetch hides in Eq. 5
+    assert by_1 - by_5 == pytest.approx(Times().t_c + copy_s)  # in Eq. 5 the fetch hides this time
 
 
 @pytest.mark.parametrize(("ttft_s", "stages"), [(60.0, 1), (7.5, 2), (4.9, 3), (4.2, 4)])
@@ -157,7 +157,7 @@ def test_the_stages_fetch_every_byte_and_a_full_one_the_rest_behind_the_traffic(
     header, end = 30_536, SMOLLM2.files["model.safetensors"]
     fetched = partition.join([r for s in stages for r in s.first_ranges[1:]])
     assert {r.file for s in stages for r in s.first_ranges[:1]} == {"config.json"}
-    assert sum(r.n_bytes for r in fetched) == end - header + 56_623_104  # the tied embedding at both ends
+    assert sum(r.n_bytes for r in fetched) == end - header + 56_623_104  # both ends fetch the tied embedding
     full, low = stages[0], stages[1:]
     assert partition.join([*full.first_ranges[1:], *full.later_ranges]) == (
         FileRange("model.safetensors", header, end - header),)  # fmt: skip
@@ -211,7 +211,7 @@ def test_thirty_requests_at_once_in_batches_of_eight_get_two_groups_of_four() ->
     decided = w.burst(30)
     starts = of(decided, StartGroup)
     assert [len(s.plan.stages) for s in starts] == [4, 4]
-    assert [len(s.activation_ids) for s in starts] == [30, 0]  # a group of four holds 32; the other is for who follows
+    assert [len(s.activation_ids) for s in starts] == [30, 0]  # one group has 32 slots; later requests get the other
 
 
 def test_of_requests_that_come_one_by_one_the_first_starts_at_once_and_the_others_start_in_groups() -> None:
@@ -232,7 +232,7 @@ def test_a_burst_of_one_model_does_not_hold_up_the_first_request_of_another() ->
     w = group_world(n_hosts=8, facts=chat(max_stages=4, slo_ttft_s=60.0))
     w.do(ActionSeen(chat(name=other)))
     w.ask(CHAT)
-    assert of(w.burst(20), StartGroup) == []  # gathered
+    assert of(w.burst(20), StartGroup) == []  # these requests are gathered
     assert len(of(w.ask(other), StartGroup)) == 1
 
 
@@ -314,7 +314,7 @@ def test_only_the_first_stage_is_released_and_the_others_go_with_it() -> None:
 
 
 def _ended_in_order(decided: list[Decision], start: StartGroup) -> None:
-    """The plan goes last: as long as it stands, a successor finds what is left to undo."""
+    """The plan is dropped last.  While it exists, a successor scheduler finds what remains to be undone."""
     kinds = [type(d) for d in decided if isinstance(d, CancelGroup | RevokeCredential | DropPlan)]
     assert kinds == [CancelGroup] * (len(kinds) - 2) + [RevokeCredential, DropPlan]
     assert {d.group_id for d in of(decided, RevokeCredential)} == {start.plan.group_id}
@@ -378,7 +378,7 @@ def test_one_that_a_former_scheduler_saw_served_stands_where_its_age_puts_it() -
     for name, waited_ms in (("between", 1_000), ("oldest", 60_000), ("clockless", 10**12)):
         w.do(DemandAdded(ActivationId(name), CHAT, Namespace("guest"), GatewayId("g"), 0, waited_ms))
     assert list(w.view.action(CHAT).waiting) == ["clockless", "oldest", "a0", "between", "a1"]
-    assert w.view.action(CHAT).window.count(w.now) == 1  # arrivals of the last second: none of those that come back
+    assert w.view.action(CHAT).window.count(w.now) == 1  # requests that come back are no arrivals of the last second
 
 
 def test_a_lost_host_takes_the_whole_group_along_and_the_group_begins_anew_elsewhere() -> None:
@@ -406,7 +406,7 @@ def test_a_start_without_progress_on_any_stage_is_cancelled_on_every_host() -> N
 
 
 def _fetching(w: World, start: StartGroup, done: int) -> Any:
-    """Only its last stage makes progress."""
+    """The hosts' reports when only the start's last stage makes progress."""
     for host_id, plain in w.reports.items():
         mine = host_id == start.plan.stages[3].host
         yield replace(plain, fetches=(FetchReport(start.plan.group_id, 10, done, 1.0, 3),) if mine else ())
@@ -484,7 +484,7 @@ def test_an_idle_group_is_evicted_for_the_memory_of_its_stage_on_one_device() ->
     other = replace(hello(need_bytes=3500 * MIB), name=ActionName("guest/large"))
     w.do(ActionSeen(other))
     (release,) = of(w.ask(other.name), ReleaseInstance)
-    assert release.instance_id == start.stages[0].instance_id  # of stage 0, wherever the memory is needed
+    assert release.instance_id == start.stages[0].instance_id  # stage 0 is released, wherever the memory is needed
     devices = {h.host_id: h.devices["cpu"] for h in w.view.hosts.values()}
     assert devices[follower.host].releasing == follower.reserve_bytes
     assert of(w.later(1.5), ReleaseInstance) == []

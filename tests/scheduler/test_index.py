@@ -1,4 +1,4 @@
-"""The index against looking at every host: the same scheme on the same hosts, whatever the cluster looks like."""
+"""The index chooses the same scheme on the same hosts as an inspection of every host, for any cluster."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ GB = 10**9
 NOW = 10.0
 COLD, PREWARMED = Times(), Times(t_cc=0.2, t_l=0.0)
 SLOW = {"t_p": 2.5, "t_d": 0.06, "t_tail": 0.4}
-"""Of the other kind of device."""
+"""The times of the other kind of device."""
 Cell = bool | float
-"""One waits, or none does, or one is being made and ready in so many seconds."""
+"""True: a stem cell waits.  False: there is none.  A number: one is being made and is ready after so many seconds."""
 
 devices_st = st.lists(st.tuples(st.sampled_from([4, 8, 16, 24]), st.lists(st.sampled_from([2, 4, 7]), max_size=2)),
                       min_size=1, max_size=3)  # fmt: skip
@@ -90,7 +90,7 @@ def cluster(
         for k, (n_bytes, within) in enumerate(fetches):
             host.ledger.add(f"{i}.{k}", n_bytes * GB, NOW - 1 + within, NOW - 1)
             if n_bytes == 9:
-                host.ledger.correct(f"{i}.{k}", 10 * GB, NOW - 0.5)  # slower than thought: may be late by now
+                host.ledger.correct(f"{i}.{k}", 10 * GB, NOW - 0.5)  # slower than expected, so it may be late now
         hosts.append(host)
     return index, hosts
 
@@ -133,7 +133,7 @@ def same_answers(
     full: int,
     kinds: Sequence[tuple[str, str]] = (),
 ) -> None:
-    """Over the hosts that the index offers, and over all hosts."""
+    """Assert that a search over the index's hosts gives the same answer as a search over all hosts."""
     index, hosts = cluster(plain, discipline, kinds)
     request = Request(n_bytes * GB, reserve * GB, slo_ttft=slo, slo_tpot=0.2, times=COLD)
     everyone = sorted((h for h in hosts if not h.draining), key=lambda h: tie_order(h, NOW))
@@ -167,7 +167,7 @@ def test_the_indexed_answer_is_the_answer_over_all_hosts(plain: Plain, question:
 def test_the_indexed_answer_is_the_answer_over_all_hosts_when_no_two_links_are_equal(
     plain: Plain, question: dict[str, Any]
 ) -> None:
-    with patch.object(links, "MOST_IN_BLOCK", 3):  # so that few hosts are many blocks
+    with patch.object(links, "MOST_IN_BLOCK", 3):  # so that a few hosts already make many blocks
         same_answers(plain, **question)
 
 
@@ -178,7 +178,10 @@ def same_answers_of_each_size(
     n_bytes: int,
     kinds: Sequence[tuple[str, str]] = (),
 ) -> int:
-    """Over the hosts that are offered for one size on idle devices, and over all hosts; how many sizes had one."""
+    """Assert the same for the hosts that the index offers for one size on idle devices.
+
+    Return the number of sizes that had a scheme.
+    """
     index, hosts = cluster(plain, discipline, kinds)
     request = Request(n_bytes * GB, 2 * GB, slo_ttft=slo, slo_tpot=0.2, times=COLD)
     everyone = sorted((h for h in hosts if not h.draining), key=lambda h: tie_order(h, NOW))
@@ -219,7 +222,7 @@ def test_of_two_hundred_hosts_those_offered_for_one_size_hold_its_best_group(bus
 
 
 def busy_cluster(n: int, busy: float, seed: int) -> Plain:
-    """Links that all differ, four devices of which some are taken, and fetches on so many of the links."""
+    """Hosts with different links and four devices, of which some are taken.  A part ``busy`` of the links fetches."""
     rng = random.Random(seed)
     found: Plain = []
     for _ in range(n):

@@ -1,4 +1,4 @@
-"""Hosts of several kinds of device in one cluster: every worker counts with the times and the share of its own."""
+"""Hosts with several kinds of device in one cluster: every worker counts with the times and the share of its device."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def teach(w: World, kind: str, t_p: float) -> None:
 
 
 def test_one_slow_host_does_not_make_the_fast_ones_look_too_slow() -> None:
-    """Its kind comes first in the alphabet; the others answer in 0.7 s."""
+    """The slow host's kind is first in the alphabet.  The other hosts answer in 0.7 s."""
     w = llm_world(host("h0", "A-slow"), host("h1", "B-fast"), host("h2", "B-fast"), facts=chat(slo_ttft_s=1.5))
     teach(w, "A-slow", t_p=3.1)
     teach(w, "B-fast", t_p=0.4)
@@ -82,7 +82,7 @@ def test_an_idle_instance_goes_when_only_its_host_would_be_in_time_and_no_timer_
 
 
 def test_who_would_be_late_in_any_case_starts_where_there_is_room() -> None:
-    """The idle instance on the fast host is busy by now, so its host is no help."""
+    """The instance on the fast host is busy by now, so it cannot be evicted and its host has no room."""
     other = ActionName("guest/other")
     w = llm_world(host("h1", "B-fast"), facts=chat(name=other, need_bytes=4096 * MIB))
     (first,) = of(w.ask(other), StartGroup)
@@ -128,7 +128,7 @@ def test_a_low_worker_alone_on_a_device_that_nobody_divides_computes_as_fast_as_
 
 
 def test_a_low_worker_that_shares_a_device_is_counted_with_its_part_of_it() -> None:
-    """Nobody holds it to 1/s, but what the others leave it is not known."""
+    """No host limits the worker to 1/s, but it is not known how much the others leave to it."""
     servers = [server(0, FAST, share=False), server(1, FAST, n_workers=1, free=8, share=False)]
     scheme = select(servers, Request(12 * G), min_stages=2, max_stages=2, min_full=1)
     assert scheme is not None
@@ -138,7 +138,7 @@ def test_a_low_worker_that_shares_a_device_is_counted_with_its_part_of_it() -> N
 
 @pytest.mark.parametrize(("share", "factor"), [("none", 1.0), ("enforced", 4 - 1 + 1 / 4)])
 def test_a_group_teaches_by_the_shares_that_its_hosts_really_give(share: str, factor: float) -> None:
-    """Taught by the enforced F on hosts that enforce nothing, a t_p of 1.0 would be learned as 0.31."""
+    """With the enforced F on hosts that enforce nothing, a t_p of 1.0 would be learned as 0.31."""
     w = group_world(facts=chat(forced_stages=4, max_stages=4), share=share)
     (start,) = of(w.ask(CHAT), StartGroup)
     (learn,) = of(w.ready(start), LearnFrom)
@@ -169,7 +169,7 @@ Plain = list[tuple[Times, float, int, int, bool]]
 
 
 def outcome(servers: list[Server], request: Request, full: tuple[int, ...], low: tuple[int, ...]) -> Any:
-    """(sharing, memory, s, w, TTFT) of one placement; None: there is no room for it, or it misses an objective."""
+    """(sharing, memory, s, w, TTFT) of one placement, or None if it has no room or misses an objective."""
     s, chosen = len(full) + len(low), [servers[i] for i in (*full, *low)]
     needs = [request.need_full] * len(full) + [request.need_low(s)] * len(low)
     if any(server.gpus[0].free < need for server, need in zip(chosen, needs, strict=True)):

@@ -27,7 +27,7 @@ LOG = Log("test")
 
 
 class _Slow(SchedulerLease):
-    """The server grants at once, and its answer is ``answer`` late."""
+    """The server grants the lease at once, but its answer only arrives when ``answer`` returns."""
 
     answer: Callable[[], None]
 
@@ -43,7 +43,7 @@ class _Slow(SchedulerLease):
 
 
 class _Unreachable(SchedulerLease):
-    """The server does not answer; each try releases ``tries``."""
+    """The server does not answer.  Each try releases ``tries``."""
 
     tries: threading.Semaphore
 
@@ -69,7 +69,7 @@ def test_a_lease_is_valid_from_when_it_was_asked_for_and_not_from_the_answer(cli
     assert term is not None
     leadership = Leadership(lease, term, lambda: None, LOG, clock)
     assert leadership.is_held
-    clock.now_s += 0.2  # by now the server may have given it to another
+    clock.now_s += 0.2  # by now the server may have granted the lease to another process
     assert not leadership.is_held
 
 
@@ -96,7 +96,7 @@ def test_a_renewal_is_valid_from_when_it_was_asked_for_and_not_from_the_answer(
     leadership.start()
     try:
         assert asked_again.wait(10)
-        # two renewals were answered a second late each; the last of them was asked for a second ago
+        # two renewals were each answered a second late; the last of them was requested a second ago
         assert leadership.is_held
         clock.now_s += LEASE_S - 0.9
         assert not leadership.is_held
@@ -152,7 +152,7 @@ def test_a_standby_that_is_told_to_stop_waits_for_no_lease(client: redis.Redis) 
 
 
 def test_nothing_is_sent_once_the_lease_is_over(client: redis.Redis, valkey_url: str) -> None:
-    """A host refuses an older epoch's command; the registry would take what it is given."""
+    """A host refuses a command of an older epoch, but the registry would store anything."""
     host = HostId("h0")
     for valid_for_s, n_sent in ((-1.0, 0), (60.0, 1)):
         term = Term(1, time.monotonic() + valid_for_s)
@@ -166,7 +166,7 @@ def test_nothing_is_sent_once_the_lease_is_over(client: redis.Redis, valkey_url:
 def test_a_scheduler_whose_lease_is_over_by_its_own_clock_takes_no_further_event(
     client: redis.Redis, valkey_url: str
 ) -> None:
-    """It need not wait for the renewal to find out: it may have been stopped for longer than the lease."""
+    """The scheduler notices this before its next renewal: it may have been stopped for longer than the lease."""
     lease = SchedulerLease(client, "us")
     assert lease.acquire() == 1
     scheduler = Scheduler(SchedulerSettings(valkey_url), lease, Term(1, time.monotonic()), LOG)

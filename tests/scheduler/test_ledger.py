@@ -1,4 +1,4 @@
-"""Worked example 3, and what both disciplines promise, against an independent simulation of the link."""
+"""Worked example 3, and the promises of both disciplines, compared with an independent simulation of the link."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_fetch_that_cannot_meet_its_own_deadline_is_not_booked() -> None:
 
 
 def test_a_newcomer_between_two_promises_is_refused_when_its_own_deadline_is_not_kept() -> None:
-    """Both promises are kept with it and without it: the one before it leaves it too little time."""
+    """Both earlier promises are kept with it and without it, but the first one leaves it too little time."""
     ledger = LinkLedger(1e6)
     assert ledger.add("near", 5e6, 5.0, 0.0)
     assert ledger.add("far", 1e6, 100.0, 0.0)
@@ -69,7 +69,7 @@ def test_a_fetch_that_is_said_to_have_ended_goes_on_under_its_old_deadline_when_
 
 def test_a_fetch_is_booked_once_and_one_that_is_not_known_can_be_removed() -> None:
     ledger = LinkLedger(G)
-    for n_bytes in (3 * G, 30 * G):  # a repeat may say what it likes
+    for n_bytes in (3 * G, 30 * G):  # the values of a repeated booking are ignored
         assert ledger.add("a", n_bytes, 10.0, 0.0)
     assert ledger.pending("a") == 3 * G
     for key in ("nobody", "a", "a"):
@@ -127,11 +127,11 @@ def test_a_link_without_a_positive_bandwidth_is_refused(bad: float) -> None:
 Arrivals = list[tuple[float, float, float]]
 arrivals = st.lists(
     st.tuples(st.floats(0, 3), st.floats(0.01, 8), st.floats(0.05, 12)), min_size=1, max_size=12
-)  # pause before it, bytes, deadline from then
+)  # the pause before the fetch, its bytes, and its deadline from its begin
 
 
 def finish_times(discipline: Discipline, admitted: Arrivals, link: float) -> list[float]:
-    """An exact fluid link, written without the ledger: from event to event, serve by rank or share equally."""
+    """An exact fluid link, independent of the ledger: from event to event, serve by rank or in equal shares."""
     left = [n for _, n, _ in admitted]
     done = [math.inf] * len(admitted)
     now = 0.0
@@ -158,7 +158,7 @@ def finish_times(discipline: Discipline, admitted: Arrivals, link: float) -> lis
 def test_no_admitted_deadline_is_broken_on_a_fluid_link_and_nothing_pending_is_negative(
     discipline: Discipline, wanted: Arrivals, link: float
 ) -> None:
-    scale = 1e6  # the ledger's unit is the byte, and it drops thousandths
+    scale = 1e6  # the ledger's unit is the byte, and it ignores thousandths of it
     ledger, now, admitted = LinkLedger(link * scale, discipline), 0.0, []
     for i, (pause, n_bytes, within) in enumerate(wanted):
         now += pause

@@ -1,4 +1,4 @@
-"""Blocks of links: whatever comes and goes, they hold the hosts that are there, divided by speed."""
+"""Blocks of links hold exactly the present hosts, divided by speed, after any changes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from thaw.ids import HostId
 changes_st = st.lists(
     st.tuples(st.integers(0, 60), st.sampled_from([0.0, 1.0, 1.0, 2.0]) | st.floats(0.1, 9.0)), max_size=150
 )
-"""(host, its link from now on; 0: it goes)."""
+"""(host, the rate of its link from now on; 0: the host leaves)."""
 
 
 @given(changes_st)

@@ -1,4 +1,4 @@
-"""A host's look at a model, while the store is away and when it is back."""
+"""A host's inspection of a model, while the store is away and when it is back."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OTHER = ActionName("guest/other")
 
 
 def store_is_away(w: World, seconds: float, decided: list[Decision]) -> list[Decision]:
-    """Every look that is asked for fails at once; returns all that was decided meanwhile."""
+    """Let every requested inspection fail at once for ``seconds``.  Return all decisions of this time."""
     until, seen = w.now + seconds, list(decided)
     while w.now < until:
         looks = len(of(decided, InspectModelOn))
@@ -78,7 +78,7 @@ def test_a_model_that_is_not_there_is_the_developers_error_at_once() -> None:
 
 
 def test_a_start_that_fails_since_the_store_is_away_does_not_use_up_the_requests_attempts() -> None:
-    """The look before the next start waits for the store."""
+    """The inspection before the next start waits for the store."""
     w = world(facts=chat())
     w.ask(CHAT)
     (start,) = of(w.do(ModelInspected("s3://m", HostId("h0"), FACTS)), StartGroup)

@@ -1,4 +1,4 @@
-"""The scheduler process against a real state server and hosts that speak the real streams."""
+"""The scheduler process with a real state server, and with hosts that use the real streams."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_demand_starts_an_instance_that_is_released_when_it_was_idle_for_its_kee
 
 
 def test_who_comes_back_goes_to_the_head_of_the_queue_by_its_age(platform: Any) -> None:
-    """R23 under a scheduler that has never seen it served."""
+    """R23 with a scheduler that has never seen the request served."""
     platform.action(memory=256)
     platform.scheduler()
     platform.ask()
@@ -90,7 +90,7 @@ def test_a_model_is_inspected_before_its_first_start_and_the_plan_names_every_fi
     assert [(r.file, r.offset, r.n_bytes) for r in stage.first_ranges] == [
         ("config.json", 0, 10), ("w.safetensors", 0, 1_000)]  # fmt: skip
     assert (stage.layers, stage.role, start.plan.model.sha256) == ((0, 8), "full", "aa")
-    assert start.plan.bound_ttft_s is None  # so few bytes say nothing of the link, and no start has been seen
+    assert start.plan.bound_ttft_s is None  # so few bytes say nothing about the link, and no start has been seen
     assert {t.part for t in start.plan.bound_terms} > {"bytes", "container", "engine", "prefill"}
     assert platform.registry.plan(start.plan.group_id).group_id == start.plan.group_id
 
@@ -129,7 +129,7 @@ def test_the_instances_of_a_lost_host_are_gone_and_its_waiting_requests_start_el
     lost.die()
     (again,) = other.commands.wait(Start, timeout_s=30.0)
     assert again.activation_ids == (activation,)
-    platform.events.wait(InstanceChanged, 4)  # starting and gone there, starting and ready here
+    platform.events.wait(InstanceChanged, 4)  # starting and gone on the first host, starting and ready on the other
     gone = [e.instance for e in platform.events.of(InstanceChanged) if e.instance.state is InstanceState.GONE]
     assert [(g.instance_id, g.error.code) for g in gone] == [(start.instance_id, "WorkerLost")]
     assert [i.instance_id for i in platform.registry.instances()] == [again.instance_id]
@@ -228,7 +228,7 @@ def test_who_waits_for_a_pool_begins_when_the_host_says_that_it_has_room(platfor
     taken_at_start: list[int] = []
     host.on_start = lambda start: taken_at_start.append(host.n_taken)
     platform.llm(max_stages=1)
-    platform.scheduler(THAW_HOSTS_REFRESH_S="3600")  # nothing but the host's word can tell
+    platform.scheduler(THAW_HOSTS_REFRESH_S="3600")  # so only the host's own message can tell the scheduler
     first = platform.ask("guest/chat")
     platform.events.wait(ModelInspected)
     host.n_taken = 0

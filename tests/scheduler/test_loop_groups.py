@@ -1,5 +1,6 @@
-"""Groups of several stages: the scheduler process, a state server that is the relay too, and hosts that speak the
-real streams."""
+"""Groups of several stages, with the scheduler process, a state server that is also the relay server, and hosts that
+use the real streams.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ def four_hosts(platform: Any) -> list[Any]:
 
 
 def starts(hosts: list[Any], action: str = "guest/chat") -> list[Start]:
-    """One of every host, by stage."""
+    """The first start that each host got for the action, ordered by stage."""
     found = (h.commands.wait(Start, where=lambda s: s.plan.action == action)[0] for h in hosts)
     return sorted(found, key=lambda s: s.stage)
 
@@ -54,10 +55,10 @@ def test_thirty_requests_at_once_are_started_as_two_groups_of_four(platform: Any
         host.on_start = lambda start: False
     platform.llm(memory=1000)
     platform.action(memory=128)
-    platform.registry.put_model(facts_of_model("file:///m"))  # else the whole burst would wait for a look at it
+    platform.registry.put_model(facts_of_model("file:///m"))  # otherwise the whole burst would wait for an inspection
     platform.scheduler()
     platform.ask()
-    platform.events.wait(InstanceChanged)  # it leads, so the burst is read from the stream
+    platform.events.wait(InstanceChanged)  # the scheduler leads now, so it reads the burst from the stream
     platform.burst(30, "guest/chat")
     found = [s for host in hosts for s in host.commands.wait(Start, 2, where=lambda s: s.plan.action == "guest/chat")]
     assert sorted(s.stage for s in found) == [0, 0, 1, 1, 2, 2, 3, 3]
@@ -127,7 +128,8 @@ def test_a_group_of_which_a_stage_was_never_confirmed_is_taken_back_by_the_succe
     scheduler.kill()
     scheduler.wait(5)
     left_behind = GroupId("f" * 32)
-    credentials.issue(platform.client, platform.client, left_behind)  # as by one that died before it wrote a plan
+    # a scheduler that died before it wrote a plan would leave this credential
+    credentials.issue(platform.client, platform.client, left_behind)
     hosts[3].is_deaf = False
     platform.scheduler()
     for host in hosts:
@@ -153,7 +155,7 @@ def test_a_scheduler_that_was_stopped_while_it_led_gives_no_stage_of_a_group_to_
     platform.scheduler()
     for host in hosts:
         host.busy = True
-    for _ in range(9):  # more than the four slots of the group
+    for _ in range(9):  # the group has only four slots
         platform.ask("guest/chat")
     second = [h.commands.wait(Start, 2)[1] for h in hosts]
     old.send_signal(signal.SIGCONT)
@@ -176,7 +178,7 @@ def test_a_relay_that_stays_away_fails_the_request_when_a_start_may_wait_no_long
     assert failed.error.message == "the relay stayed away for as long as a start may wait"
     assert [h.commands.of(Start) for h in hosts] == [[]] * 4
     platform.llm("guest/single", stages=1)
-    platform.ask("guest/single")  # the scheduler goes on
+    platform.ask("guest/single")  # the scheduler still works
     platform.events.wait(InstanceChanged)
 
 
@@ -198,11 +200,11 @@ def test_a_relay_that_hangs_holds_up_its_groups_and_nobody_else(platform: Any, o
     own_valkey.thaw()
     platform.ask("guest/chat")
     let_in = starts(hosts)[0].plan.group_id
-    platform.until_credentials({credentials.ref(let_in)})  # that of the first was taken back
+    platform.until_credentials({credentials.ref(let_in)})  # the first group's credential was revoked
 
 
 def test_a_relay_that_is_killed_and_comes_back_delays_its_groups_and_loses_none(platform: Any, own_valkey: Any) -> None:
-    """Every one of THAW_START_ATTEMPTS was used up within a second or two, and a relay takes as long to come back."""
+    """All of THAW_START_ATTEMPTS used to be exhausted in a second or two, and a relay takes as long to come back."""
     hosts = four_hosts(platform)
     platform.llm(stages=4)
     platform.action()

@@ -1,4 +1,4 @@
-"""What the scheduler tells Prometheus, and to whom."""
+"""The scheduler's metrics for Prometheus, and who may read them."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def test_a_run_that_ends_between_steps_3_and_5_is_answered_by_its_source_and_the
 ) -> None:
     ended = step(state, Event.RUN_ENDED)
     assert ended == Step(State.ENDED, (Command.DROP_KV_AT_DEST,))
-    assert Command.UNLOAD_AT_DEST not in ended.commands  # it keeps the model, idle
+    assert Command.UNLOAD_AT_DEST not in ended.commands  # the destination keeps the model and is idle
 
 
 @pytest.mark.parametrize("state", [State.LOADING, State.ASKING])
@@ -57,7 +57,7 @@ def test_a_destination_that_fails_while_loading_cancels_the_migration_and_the_so
 
 
 def test_r22_a_destination_that_fails_while_resuming_leaves_the_source_going_on() -> None:
-    """The paper prints "src server fails" for both paragraphs; the second is of the destination."""
+    """The paper prints "src server fails" for both paragraphs, but the second one describes the destination."""
     state, commands = step(State.RESUMING, Event.DEST_FAILED)
     assert (state, commands) == (State.ENDED, (Command.TELL_SOURCE,))
     assert step(State.RESUMING, Event.SOURCE_FAILED).commands != commands
@@ -86,7 +86,7 @@ def test_every_failure_has_a_row_in_every_state_before_the_end() -> None:
 
 def test_rounds_shrink_by_how_much_faster_tokens_are_recomputed_than_said() -> None:
     found = rounds(600, 300, resume_per_token_s=0.00025, round_s=0.02, token_s=0.03)
-    # 900 tokens take 0.245 s, in which 8.17 are said: one round, then 0.022 s in which nobody answers
+    # 900 tokens take 0.245 s, in which 8.17 are generated: one round, then 0.022 s in which no server answers
     assert found.n_rounds == 1
     assert found.stopped_s == pytest.approx(0.02 + 0.00025 * 0.245 / 0.03)
     assert found.resume_s == pytest.approx(0.245 + found.stopped_s)
@@ -96,4 +96,4 @@ def test_rounds_shrink_by_how_much_faster_tokens_are_recomputed_than_said() -> N
 def test_a_destination_that_recomputes_no_faster_than_the_source_speaks_never_catches_up() -> None:
     assert rounds(10, 100, resume_per_token_s=0.03, round_s=0.0, token_s=0.03).resume_s == math.inf
     slow_rounds = rounds(10, 1_000, resume_per_token_s=0.0001, round_s=5.0, token_s=0.01)
-    assert slow_rounds.n_rounds == 2  # in each 500 more are said
+    assert slow_rounds.n_rounds == 2  # in each round 500 more tokens are generated

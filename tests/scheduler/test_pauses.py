@@ -1,4 +1,4 @@
-"""Garbage is looked for between decisions."""
+"""Garbage is collected between decisions."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_rebuilt_view_is_set_aside_and_thousands_of_new_objects_cause_no_pause
     finally:
         gc.callbacks.pop()
     assert len(kept) == 20_000
-    assert not any(len(gc.get_objects(0)) > 10_000 for _ in range(1))  # they are no longer young
+    assert not any(len(gc.get_objects(0)) > 10_000 for _ in range(1))  # the objects are no longer in generation 0
 
 
 @pytest.mark.usefixtures("as_before")

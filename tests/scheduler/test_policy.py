@@ -51,7 +51,7 @@ def test_a_models_batch_slots_take_a_burst() -> None:
     w = llm_world()
     assert len(of(w.burst(4), StartGroup)) == 1
     w.now += GATHER_S
-    assert len(of(w.burst(16), StartGroup)) == 3  # on a host of 4 GiB; Q + P = 40 wants five
+    assert len(of(w.burst(16), StartGroup)) == 3  # the host has 4 GiB; Q + P = 40 would want five
 
 
 def test_max_instances_is_never_passed() -> None:
@@ -147,13 +147,13 @@ def test_min_instances_are_started_without_demand_and_outlive_their_keep_alive()
 
 
 def served_at_once(w: World, n: int) -> list[Decision]:
-    """Requests that are queued and find a slot before the scheduler reads of them."""
+    """Send requests that are queued and find a slot before the scheduler reads about them."""
     asked = [w.request(CHAT) for _ in range(n)]
     return w.do(*asked, *(DemandRemoved(a.activation_id, CHAT) for a in asked))
 
 
 def busy_world(**facts: Any) -> World:
-    """Its one instance has had all its slots taken for a while."""
+    """A world in which all slots of the only instance have been taken for a while."""
     w = llm_world(facts=chat(**facts))
     (start,) = of(w.ask(CHAT), StartGroup)
     w.later(2.0)
@@ -166,12 +166,12 @@ def test_a_full_window_starts_workers_though_the_queue_is_empty() -> None:
     w = busy_world(keep_alive_s=5.0)
     starts = of(served_at_once(w, 9), StartGroup)
     assert [s.activation_ids for s in starts] == [(), ()]  # ceil((0 + 9 - 0) / 8)
-    assert of(served_at_once(w, 1) + w.later(GATHER_S), StartGroup) == []  # what starts is supply
+    assert of(served_at_once(w, 1) + w.later(GATHER_S), StartGroup) == []  # starting instances count as supply
     for start in starts:
         w.ready(start)
     later = w.later(60.0)
     assert of(later, StartGroup) == []
-    assert len(of(later, ReleaseInstance)) == 2  # once each, when it was idle for its keep-alive
+    assert len(of(later, ReleaseInstance)) == 2  # each is released once, after it was idle for its keep-alive
 
 
 def test_the_last_slots_that_recent_requests_took_are_followed_by_another_worker() -> None:
@@ -348,7 +348,7 @@ def test_an_inspection_that_nobody_answers_is_asked_again_until_the_request_has_
 
 
 def test_a_worker_killed_while_it_starts_is_replaced_and_a_minimum_is_kept() -> None:
-    """Without a request, too: only a developer's error gives min_instances up."""
+    """The minimum is kept without a request too.  Only a developer's error makes the scheduler give it up."""
     w = llm_world(facts=chat(min_instances=1))
     for n in range(1, 6):
         (group,) = w.view.groups.values()
@@ -398,7 +398,7 @@ def test_an_eviction_whose_refusal_was_lost_is_asked_for_again() -> None:
     other = replace(hello(need_bytes=256 * MIB), name=ActionName("guest/other"))
     w.do(ActionSeen(other))
     assert len(of(w.ask(other.name), ReleaseInstance)) == 1
-    w.said(start, InstanceState.READY, inflight=1)  # it was busy after all, and nothing else was heard of it
+    w.said(start, InstanceState.READY, inflight=1)  # it was busy after all, and it sent nothing else
     w.said(start, InstanceState.READY, idle_since_wall_ms=2)
     assert of(w.later(55.0), ReleaseInstance) == []
     again = of(w.later(10.0), ReleaseInstance)
@@ -446,7 +446,7 @@ def test_the_requests_of_a_dead_gateway_are_dropped() -> None:
 
 
 def test_a_request_that_another_gateway_took_over_is_not_dropped_with_the_first() -> None:
-    """The word of who holds it now comes before the word that the first is lost."""
+    """The message of the gateway that holds the request now comes before the message that the first gateway is lost."""
     w = world()
     w.ask(gateway="dead")
     (held,) = w.view.demand.values()
@@ -463,10 +463,10 @@ def test_a_request_that_outlives_its_time_limit_is_held_by_nobody_and_keeps_no_i
     for at_s in range(700):
         assert (dropped != []) is (at_s > 200 + 390)
         if at_s == 200:
-            decided += w.do(replace(demand, waited_ms=200_000))  # its gateway says once more that it holds it
+            decided += w.do(replace(demand, waited_ms=200_000))  # its gateway reports again that it holds the request
         for start in of(decided, StartGroup):
             started += 1
-            w.said(start, InstanceState.READY, idle_since_wall_ms=1)  # and nobody says that it was served
+            w.said(start, InstanceState.READY, idle_since_wall_ms=1)  # but no message says that the request was served
         dropped += of(decided, DropDemand)
         released += of(decided, ReleaseInstance)
         decided = w.later(1.0)
@@ -492,7 +492,7 @@ def test_a_host_whose_clock_goes_back_is_flagged() -> None:
 
 
 def test_a_slow_link_gives_a_fallback_plan_without_a_deadline_and_a_fast_one_a_deadline() -> None:
-    t_p = 1.5 * FACTS.weight_bytes / 13_476_839_424  # the paper's prefill, by the bytes it reads
+    t_p = 1.5 * FACTS.weight_bytes / 13_476_839_424  # the paper's prefill, scaled by the bytes that it reads
     slow = llm_world(report(network_bytes_per_s=1e6))
     (start,) = of(slow.ask(CHAT), StartGroup)
     assert start.plan.stages[0].fetch_deadline_ms is None
@@ -561,7 +561,7 @@ SIZES = [100, 300, 700]
 
 
 def _play(plan: list[tuple[str, int]]) -> tuple[World, list[Decision]]:
-    """A random history on two hosts with three actions of different sizes."""
+    """Play a random history on two hosts, with three actions of different sizes."""
     names = [ActionName(f"guest/f{i}") for i in range(3)]
     w = World(report("h0", 1000), report("h1", 700))
     for name, mb in zip(names, SIZES, strict=True):

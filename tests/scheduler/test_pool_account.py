@@ -1,4 +1,4 @@
-"""One host's pool as the scheduler counts it: what each word of the host changes, in slabs."""
+"""One host's pool as the scheduler counts it, in slabs: the effect of each message of the host."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from thaw.plan import PlanModel, PlanStage, StageRole
 
 A, B = InstanceId("a"), InstanceId("b")
 TWO = Claim("two", (FileRange("w", 0, 100 * MIB),))
-"""Two slabs of 64 MiB."""
+"""A claim that takes two slabs of 64 MiB."""
 FIRST, LATER = (FileRange("w", 0, 10),), (FileRange("w", 10, 90),)
 STAGE = PlanStage(0, HostId("h0"), "cpu", StageRole.FULL, (0, 1), FIRST, LATER)
 
@@ -71,7 +71,7 @@ def test_a_claim_of_an_instance_whose_host_never_began_it_is_forgotten_at_once()
     its = account(5)
     its.claim(A, replace(TWO))
     its.end(A, 0)
-    its.end(B, 0)  # it had none
+    its.end(B, 0)  # B had no claim
     assert its.free_slabs() == 5
 
 
@@ -81,7 +81,7 @@ def test_a_report_that_was_made_by_the_begin_of_an_ended_instance_does_not_end_i
     its.claim(A, replace(TWO))
     its.end(A, 1_500)
     its.take_report(said(5, seen_ms=seen_ms))
-    its.take_report(said(5, seen_ms=seen_ms))  # the same word again is no clock that went back
+    its.take_report(said(5, seen_ms=seen_ms))  # the same report again does not mean that the clock went back
     assert its.free_slabs() == 3
     its.take_report(said(5, seen_ms=1_501))
     assert its.free_slabs() == 5
@@ -94,7 +94,7 @@ def test_an_ended_instance_that_the_host_still_names_as_a_user_keeps_its_claim_a
         its.end(instance_id, 1_500)
     its.take_report(said(9, seen_ms=2_000, users=(A,)))
     assert its.free_slabs() == 7
-    its.take_report(said(9, seen_ms=1_999))  # its clock went back
+    its.take_report(said(9, seen_ms=1_999))  # the host's clock went back
     assert its.free_slabs() == 9
 
 
@@ -103,7 +103,7 @@ def test_what_is_leaving_is_free_soon_and_not_yet_and_not_when_it_stays_after_al
     its.claim(A, replace(TWO))
     its.claim(B, replace(TWO))
     its.set_leaving(A, leaving=True)
-    its.set_leaving(InstanceId("c"), leaving=True)  # it has nothing here
+    its.set_leaving(InstanceId("c"), leaving=True)  # this instance has nothing on the host
     assert (its.free_slabs(), its.free_without()) == (4, 7)
     assert its.free_without({B}) == 9
     its.set_leaving(A, leaving=False)
@@ -142,7 +142,7 @@ def test_more_may_be_promised_than_there_is_once_a_host_says_that_something_else
 def test_a_host_that_refused_is_doubted_until_it_has_said_how_its_pool_stood_afterwards(
     seen_ms: int, is_doubted: bool
 ) -> None:
-    """A report from before the last one says that the host's clock went back."""
+    """A report that is older than the last one means that the host's clock went back."""
     its = account(5)
     its.refused(1_500)
     assert its.is_doubted
@@ -155,7 +155,7 @@ def test_a_first_report_ends_a_doubt_only_when_it_was_made_after_the_refusal() -
     its.refused(1_500)
     its.take_report(said(5, seen_ms=1_000))
     assert its.is_doubted
-    its.take_report(None)  # who does not answer does not say that anything is full
+    its.take_report(None)  # a fetchd that does not answer does not say that its pool is full
     assert not its.is_doubted
 
 

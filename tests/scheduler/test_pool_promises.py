@@ -1,9 +1,9 @@
-"""Random histories of starts, ends and late words on hosts that keep their models in fetchd's own segments: a host
-never refuses, for want of memory, what the scheduler decided.
+"""Random histories of starts, ends and late messages on hosts that keep their models in fetchd's own segments: a host
+never refuses a start that the scheduler decided because it lacks memory.
 
-The hosts are honest: each takes for a start what the plan says, from a real slab pool, by the rule of fetchd's table
-of fetches (an equal segment is shared unless its fetch has failed or was given up).  What they say travels late: words
-on instances wait in one stream, reports are read as they were written last.
+The hosts are honest.  For a start, each takes from a real slab pool what the plan says, by the rule of fetchd's table
+of fetches (an equal segment is shared unless its fetch has failed or was given up).  Their messages arrive late:
+messages about instances wait in one stream, and the scheduler reads the report that was written last.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ FAILED = ErrorInfo("StoreUnavailable", "the store broke off")
 
 @dataclass
 class Stage:
-    """One instance on its host, on its way from the command to the last slab."""
+    """One instance on its host, from its command until its last slab is released."""
 
     start: StartGroup
     decided: StageStart
     record: InstanceRecord
     segment: Segment | None = None
     has_asked: bool = False
-    has_ended: bool = False  # GONE was said; what it holds is not released yet
+    has_ended: bool = False  # True: GONE was reported, but its slabs are not released yet
 
     @property
     def holder(self) -> str:
@@ -66,13 +66,13 @@ class Host:
     pool: SlabPool
     commands: deque[tuple[StartGroup, StageStart] | GroupId | InstanceId] = field(default_factory=deque)
     stages: dict[InstanceId, Stage] = field(default_factory=dict)
-    running: dict[str, Segment] = field(default_factory=dict)  # whose bytes are still coming, or being given up
+    running: dict[str, Segment] = field(default_factory=dict)  # segments that are still fetched, or being given up
     segments: dict[str, Segment] = field(default_factory=dict)
     written: HostReport | None = None
 
 
 class Cluster:
-    """``words``: what hosts have said of instances and the scheduler has not read yet."""
+    """``words`` are the hosts' messages about instances that the scheduler has not read yet."""
 
     def __init__(self, stores: Iterable[tuple[SegmentStore, SlabPool]], models: Iterable[tuple[int, int]],
                  sizes: Iterable[int | None]) -> None:  # fmt: skip
@@ -160,7 +160,7 @@ class Cluster:
                 self.end(mine)
 
     def ask(self, host: Host, mine: Stage) -> None:
-        """fetchd is asked for its bytes.  The pool has room for all that the plan says, or the promise was broken."""
+        """Ask fetchd for the stage's bytes.  If the pool has no room for them, the scheduler's promise was broken."""
         plan = mine.start.plan
         at = plan.stages[mine.decided.stage]
         assert plan.model is not None
@@ -180,7 +180,7 @@ class Cluster:
         return f"{host.host_id} refused {plan.action} in {len(plan.stages)} stages: {error.message}; it has {held}"
 
     def complete(self, host: Host, n: int, *, fails: bool) -> None:
-        """The bytes of some fetch have come; or they never will, and whoever waits for them is told."""
+        """Complete some fetch, or let it fail: then the stages that wait for it are told."""
         segment = host.running.pop(sorted(host.running)[n % len(host.running)])
         if not segment.given_up and not fails:
             segment.finish()
@@ -192,7 +192,7 @@ class Cluster:
         host.store.drop(segment, "running")
 
     def end(self, mine: Stage) -> None:
-        """GONE is said before anything is released."""
+        """Report the stage as GONE.  This happens before anything of it is released."""
         if not mine.has_ended:
             mine.has_ended = True
             self.words.append(replace(mine.record, state=GONE, error=FAILED))
@@ -215,15 +215,15 @@ WHAT = ["ask", "ask", "obey", "obey", "obey", "obey", "fetch", "fetch", "fetch",
         "complete", "fail", "ready", "ready", "ready", "end", "bury", "bury", "write", "write", "write", "read", "read",
         "word", "word", "word", "word", "later"]  # fmt: skip
 steps = st.lists(st.tuples(st.sampled_from(WHAT), st.integers(0, 40)), min_size=60, max_size=200)
-# slabs of so many KiB, and how many a host has of them
+# the KiB of a slab, and the number of slabs of a host
 pools = st.lists(st.tuples(st.sampled_from([16, 64]), st.integers(3, 12)), min_size=1, max_size=4)
-# KiB of a layer and of the embedding
+# the KiB of a layer and of the embedding
 model_sizes = st.lists(st.tuples(st.integers(1, 30), st.integers(1, 60)), min_size=2, max_size=3)
 n_stages = st.lists(st.sampled_from([None, 1, 2, 4]), min_size=3, max_size=3)
 
 
 def play(c: Cluster, history: list[tuple[str, int]]) -> None:
-    """Each step picks, by its number, one of those with whom it can be done."""
+    """Play a history.  The number of each step chooses one of the hosts or stages to which the step applies."""
     for what, n in history:
         stages = [(h, s) for h in c.hosts for s in h.stages.values()]
         match what:
@@ -232,7 +232,7 @@ def play(c: Cluster, history: list[tuple[str, int]]) -> None:
             case "obey":
                 for host in one([h for h in c.hosts if h.commands], n):
                     c.obey(host)
-            case "fetch":  # a stage that has ended too: its question may have been on its way
+            case "fetch":  # also for a stage that has ended: its request to fetchd may have been on its way
                 for host, mine in one([(h, s) for h, s in stages if not s.has_asked], n):
                     c.ask(host, mine)
             case "complete" | "fail":

@@ -43,7 +43,7 @@ GONE = InstanceState.GONE
 
 
 def host(name: str, n_slabs: int, held: int = 0, seen_ms: int = 1_000) -> HostReport:
-    """The model of most tests takes two slabs."""
+    """A host whose pool has ``n_slabs``.  The model of most tests takes two slabs."""
     return report(name, pool=pool(n_slabs, held, seen_ms), seen_wall_ms=seen_ms)
 
 
@@ -63,11 +63,11 @@ def test_a_start_goes_where_the_pool_has_room_and_waits_where_none_has() -> None
 def test_what_was_decided_counts_before_the_host_reports_it() -> None:
     w = llm_world(host("h0", 3), facts=chat(slots=1))
     assert len(of(w.ask(CHAT), StartGroup)) == 1
-    assert of(w.ask(CHAT), StartGroup) == []  # its two slabs are on their way into a pool of three
+    assert of(w.ask(CHAT), StartGroup) == []  # the first start takes two slabs of a pool of three
 
 
 def test_a_start_counts_in_slabs_and_not_in_bytes() -> None:
-    """100 + 20 MiB are less than three slabs of 64 MiB hold, and take three."""
+    """100 + 20 MiB are less than two slabs of 64 MiB hold, but together they take three slabs."""
     small = replace(FACTS, uri="s3://other", n_bytes=20 * MIB, weight_bytes=19 * MIB, files={"w": 20 * MIB})
     for n, expected in ((2, 1), (3, 2)):
         w = llm_world(host("h0", n))
@@ -82,7 +82,7 @@ def test_an_instance_beside_one_that_has_the_whole_model_takes_nothing_of_the_po
     w.ready(start, idle=False)
     stages, mine = w.view.model("s3://m").stages, start.stages[0].instance_id
     assert stages is not None
-    for complete in (False, True):  # while it is fetched it may fail yet, and then each needs its own
+    for complete in (False, True):  # an incomplete fetch may still fail, and then each instance needs its own slabs
         segment = HeldSegment(stages.whole.key, 2, complete, (mine,))
         said = w.do(HostSeen(report("h0", pool=pool(3, 0, 2_000 + complete, held=(segment,), users=(mine,)))))
         w.now += GATHER_S
@@ -96,8 +96,8 @@ def test_what_a_start_took_counts_until_the_host_says_that_it_is_free() -> None:
     w.said(start, GONE, created_wall_ms=1_500)
     w.later(1.0)
     assert of(w.ask(CHAT), StartGroup) == []
-    assert of(w.do(HostSeen(host("h0", 2, 0, 1_400))), StartGroup) == []  # from before it began
-    held = (HeldSegment("its", 2, False),)  # the fetch that is being given up
+    assert of(w.do(HostSeen(host("h0", 2, 0, 1_400))), StartGroup) == []  # this report is older than the start
+    held = (HeldSegment("its", 2, False),)  # the fetch is being given up
     assert of(w.do(HostSeen(report("h0", pool=pool(2, 0, 1_600, held=held, users=(mine,))))), StartGroup) == []
     assert of(w.do(HostSeen(report("h0", pool=pool(2, 0, 1_700, held=held)))), StartGroup) == []
     assert len(of(w.do(HostSeen(host("h0", 2, 0, 1_800))), StartGroup)) == 1
@@ -124,7 +124,7 @@ def test_an_instance_whose_fetchd_died_and_came_back_takes_nothing_of_its_pool()
     mine = start.stages[0].instance_id
     w.ready(start)
     assert w.view.hosts[HostId("h0")].pool.free_slabs() == 0
-    w.do(HostsSeen((report("h0", seen_wall_ms=2_000),)))  # fetchd died before it was seen to hold the model
+    w.do(HostsSeen((report("h0", seen_wall_ms=2_000),)))  # fetchd died before a report showed the model
     assert w.view.hosts[HostId("h0")].pool.free_slabs() == 0
     w.do(HostsSeen((report("h0", pool=pool(2, 0, 3_000, users=(mine,)), seen_wall_ms=3_000),)))
     assert w.view.hosts[HostId("h0")].pool.free_slabs() == 2
@@ -141,7 +141,7 @@ def test_a_model_that_fits_no_pool_fails_with_what_it_needs_and_what_there_is() 
 
 
 def test_a_model_that_fits_no_pool_whole_starts_in_stages_that_do() -> None:
-    for slo_ttft_s in (60.0, 1.0):  # in time or not
+    for slo_ttft_s in (60.0, 1.0):  # the start is in time, or late
         w = group_world(facts=chat(max_stages=4, slo_ttft_s=slo_ttft_s), pool=pool(3))
         start = of(w.ask(CHAT), StartGroup)[0]
         assert len(start.plan.stages) == 2
@@ -160,13 +160,13 @@ def test_who_is_refused_by_a_full_pool_starts_elsewhere_and_is_not_failed_for_it
     assert again.activation_ids == start.activation_ids
     assert again.plan.stages[0].host != start.plan.stages[0].host
     w.said(again, GONE, error=FULL, created_wall_ms=1_200)
-    assert of(w.later(5.0), StartGroup) == []  # both have refused, and neither has said why
+    assert of(w.later(5.0), StartGroup) == []  # both hosts have refused, and no report says why
     (third,) = of(w.do(HostSeen(host(again.plan.stages[0].host, 16, 0, 1_300))), StartGroup)
     assert third.plan.stages[0].host == again.plan.stages[0].host
 
 
 def with_idle_other(held: int) -> tuple[World, StartGroup]:
-    """One host whose pool of three slabs has an idle instance of another model, and ``held`` of who knows whom."""
+    """One host with a pool of three slabs: an idle instance of another model, and ``held`` slabs of an unknown owner."""
     w = llm_world(host("h0", 3), facts=chat(name=OTHER, model_uri="s3://other"))
     w.do(ModelInspected("s3://other", HostId("h0"), replace(FACTS, uri="s3://other")))
     (start,) = of(w.ask(OTHER), StartGroup)
@@ -183,7 +183,7 @@ def test_an_idle_instance_of_another_model_goes_for_its_room_in_the_pool() -> No
     decided = w.ask(CHAT)
     assert of(decided, StartGroup) == []
     assert [r.instance_id for r in of(decided, ReleaseInstance)] == [start.stages[0].instance_id]
-    assert of(w.ask(CHAT), ReleaseInstance) == []  # it is on its way
+    assert of(w.ask(CHAT), ReleaseInstance) == []  # the release is on its way
 
 
 def test_an_instance_is_not_evicted_when_its_model_would_not_make_enough_room() -> None:
@@ -201,7 +201,7 @@ def test_an_instance_that_is_needed_is_not_evicted_for_its_room_in_the_pool(why:
         case "kept":
             w.do(ActionSeen(chat(name=OTHER, model_uri="s3://other", min_instances=1)))
         case "asked for":
-            w.do(*(w.request(OTHER) for _ in range(9)))  # one more than it has slots for
+            w.do(*(w.request(OTHER) for _ in range(9)))  # one request more than there are slots
     assert of(w.ask(CHAT), ReleaseInstance) == []
 
 
@@ -227,7 +227,7 @@ def test_a_function_without_a_model_counts_nothing_on_a_host_that_is_heard_of_la
 # groups ------------------------------------------------------------------------------------------------------------
 
 SIX = pool(6)
-"""384 MiB.  The whole of SmolLM2 takes five slabs, each of four stages two."""
+"""384 MiB.  The whole of SmolLM2 takes five slabs, and each of four stages takes two."""
 
 
 def four_stages(**fields: Any) -> Any:
@@ -274,7 +274,7 @@ def test_the_rest_of_a_model_is_left_out_of_the_plan_where_the_pool_has_no_room_
 
 
 def world_after_a_worker() -> tuple[World, StartGroup, str]:
-    """Four hosts of six slabs.  One has the whole of the model for an action that has just been deleted."""
+    """Four hosts with six slabs each.  One has the whole model for an action that has just been deleted."""
     w = group_world(facts=chat(name=OTHER, forced_stages=1), pool=SIX)
     (first,) = of(w.ask(OTHER), StartGroup)
     w.ready(first)
@@ -325,7 +325,7 @@ def test_who_waits_for_a_pool_is_not_held_up_by_who_waits_for_more_of_it() -> No
 @pytest.mark.parametrize("wait_s", [0.3, 3.0, 30.0])
 @pytest.mark.parametrize("n_refusals", [0, 1, 5])
 def test_a_start_that_has_to_wait_takes_the_wait_and_one_start(wait_s: float, n_refusals: int) -> None:
-    """However often it was refused before, and however long it has waited, nothing but the room is waited for."""
+    """A start only waits for room, independent of how often it was refused and how long it has waited."""
     w = group_world(facts=four_stages(), pool=SIX)
     seen_ms = 2_000
 
@@ -337,7 +337,7 @@ def test_a_start_that_has_to_wait_takes_the_wait_and_one_start(wait_s: float, n_
     if not n_refusals:
         w.do(hosts(6))
     began_s, decided = w.now, w.ask(CHAT)
-    for _ in range(n_refusals):  # by a host that did not say what it holds
+    for _ in range(n_refusals):  # a host refuses that has not reported what it holds
         (start,) = of(decided + w.later(RETRY_BASE_S), StartGroup)
         for stage in range(4):
             w.said(start, GONE, stage, error=FULL, created_wall_ms=seen_ms)

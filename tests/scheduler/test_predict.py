@@ -1,4 +1,4 @@
-"""Worked example 1's formulas, one by one, and what a trace teaches."""
+"""The formulas of worked example 1, one by one, and the times that the history learns from a trace."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ M, P = 12e9, 12e9
 
 
 def kappa(part: float, bandwidth: float, pcie: float, times: Times) -> float:
-    """Eq. 5's inner term: no queue, and no cell to wait for."""
+    """The inner term of Eq. 5, without a queue and without waiting for a stem cell."""
     return worker_start(part, bandwidth, pcie, times).ready_s
 
 
@@ -61,7 +61,7 @@ def test_a_low_worker_alone_on_its_device_costs_nothing_when_shares_are_not_enfo
 
 
 def test_without_a_runtime_a_start_takes_what_serverlessllm_says_the_queue_and_the_slowest_tier() -> None:
-    for rate in (1e9, 40e9):  # the fetch is slower than the copy, or it is not
+    for rate in (1e9, 40e9):  # the fetch is slower than the copy, or faster
         start = worker_start(12e9, rate, 20e9, NO_RUNTIME, queue_s=3.0)
         assert start.ready_s == pytest.approx(3.0 + 12e9 / min(rate, 20e9))
 
@@ -124,11 +124,11 @@ def test_a_trace_of_which_only_the_containers_end_is_there_gives_a_tail_from_the
 
 
 def test_a_trace_gives_the_rate_of_the_copy_to_the_device_without_the_waiting_for_bytes() -> None:
-    assert measure([*TRACE, *LOADING]).copy == pytest.approx(8_000.0)  # 3.5 s, of which it waited 2 and rehearsed 0.5
+    assert measure([*TRACE, *LOADING]).copy == pytest.approx(8_000.0)  # 3.5 s less 2 s of waiting, 0.5 s of rehearsal
 
 
 def test_a_copy_that_ends_after_the_last_byte_is_no_part_of_the_tail() -> None:
-    """Eq. 5 counts it already: a slow copy must not be foretold twice."""
+    """Eq. 5 counts the copy already: a prediction must not contain a slow copy twice."""
     slow = [*LOADING[:3], _event(Phase.LOAD_END, 4.9, 8_000)]
     measured = measure([*TRACE, *slow])
     assert measured.t_tail == pytest.approx(5.0 - (1.0 + 3.9))
@@ -189,7 +189,7 @@ def test_one_early_start_that_waited_for_the_first_stem_cell_makes_no_other_star
 
 
 def test_what_a_claimed_cell_still_had_to_import_is_learned_neither_as_libraries_nor_as_context() -> None:
-    """It was taken while it imported: that is waiting for the cell, and the next one may be ready."""
+    """The start claimed the stem cell while it imported.  This time is a wait for the cell; the next may be ready."""
     importing = [
         _event(Phase.CONTAINER_BEGIN, 9.0),
         replace(_event(Phase.CONTAINER_END, 9.1), attrs={"mode": "prewarmed"}),
@@ -221,7 +221,7 @@ LEARNED = ("t_c", "t_cc", "t_cu", "t_l", "t_p", "t_d", "t_n", "t_tail")
 @pytest.mark.parametrize("name", LEARNED)
 @pytest.mark.parametrize("slow_at", range(1, 8))
 def test_one_start_with_a_phase_of_20_s_hardly_changes_what_is_expected_of_the_next(name: str, slow_at: int) -> None:
-    """Where a fifth of each start was mixed in it was expected 4 s later."""
+    """When a fifth of each start was mixed in, the next start was expected 4 s later."""
     history = History()
     for n in range(8):
         took_s = 20.0 if n == slow_at else 0.20 + 0.01 * (n % 3)
@@ -289,7 +289,7 @@ def test_a_request_teaches_prefill_and_the_time_of_a_token() -> None:
 
 
 def truth(s: int, w: int, t_p: float = 0.9, t_d: float = 0.03, t_n: float = 0.012) -> Pass:
-    """What a group of this shape really shows."""
+    """The pass that a group of this shape really shows."""
     factor = f_factor(s, w)
     return Pass(s, factor, t_p * factor + t_n * s, t_d * factor + t_n * s)
 
@@ -297,7 +297,7 @@ def truth(s: int, w: int, t_p: float = 0.9, t_d: float = 0.03, t_n: float = 0.01
 def test_a_group_teaches_the_hop_when_the_token_of_one_stage_is_known() -> None:
     history = History()
     history.update_pass("guest/chat", "cpu", COLD, truth(1, 1, t_n=0.0))
-    history.update_pass("guest/chat", "cpu", StartMode.PREWARMED, truth(4, 1))  # what one mode knows the other does too
+    history.update_pass("guest/chat", "cpu", StartMode.PREWARMED, truth(4, 1))  # both modes share this knowledge
     times = history.times("guest/chat", "cpu", StartMode.PREWARMED, LLAMA2_7B)
     assert (times.t_p, times.t_d, times.t_n) == pytest.approx((0.9, 0.03, 0.012))
     assert tpot(2, f_factor(2, 1), times) == pytest.approx(0.03 * 1.5 + 0.012 * 2)
@@ -306,7 +306,7 @@ def test_a_group_teaches_the_hop_when_the_token_of_one_stage_is_known() -> None:
 @pytest.mark.parametrize(("s", "w"), [(2, 0), (2, 2), (3, 1), (4, 1), (8, 1)])
 def test_groups_alone_teach_prefill_and_token_with_the_hop_as_it_is_known(s: int, w: int) -> None:
     history = History()
-    history.update("guest/other", "cpu", COLD, Measured(t_n=0.012))  # of any action
+    history.update("guest/other", "cpu", COLD, Measured(t_n=0.012))  # any action's hop counts
     learned = history.update_pass("guest/chat", "cpu", COLD, truth(s, w))
     assert (learned.times.t_p, learned.times.t_d) == pytest.approx((0.9, 0.03))
     assert learned.alone == ()
@@ -333,7 +333,7 @@ def test_how_good_predictions_were_is_kept_and_corrects_nothing() -> None:
     before = history.times("guest/chat", "cpu", COLD, LLAMA2_7B)
     history.update("guest/chat", "cpu", COLD, Measured(ttft_ratio=2.0))
     learned = history.update("guest/chat", "cpu", COLD, Measured(ttft_ratio=1.0))
-    assert learned.ttft_ratio == pytest.approx(1.0)  # of two the better one
+    assert learned.ttft_ratio == pytest.approx(1.0)  # the better of the two counts
     assert history.times("guest/chat", "cpu", COLD, LLAMA2_7B) == before
 
 

@@ -1,4 +1,4 @@
-"""The ledger is a belief; what hosts report of their fetches corrects it."""
+"""The ledger is an estimate, and the hosts' reports on their fetches correct it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LINK = 100.0 * MB
 
 
 def report(seen_s: float, *fetches: FetchReport, boot: str = "boot", offset_s: float = 1_000.0) -> HostReport:
-    """As a host says it whose clock is ``offset_s`` ahead."""
+    """A report of a host whose clock is ``offset_s`` ahead."""
     device = Device("cpu", "cpu", 10**9, 10**9)
     return HostReport(HostId("h"), boot, "a:1", (device,), 2, LINK, "none", "process", 0,
                       int((seen_s + offset_s) * 1000), fetches=fetches)  # fmt: skip
@@ -41,7 +41,7 @@ def fetch(group: str, left: float, rate: float = LINK, n: int = 1000 * MB, later
 def test_on_a_link_slower_than_it_says_the_ledger_stays_within_a_twentieth_of_what_is_left(
     discipline: Discipline, speed: float, lags: list[float]
 ) -> None:
-    """Reports come once a second and up to 1.5 s late; the first is fresh."""
+    """Reports come once a second and up to 1.5 s late.  The first one is not late."""
     view, n = host(discipline), 1000 * MB
     view.ledger.add(fetch_key("g", 0), n, 60.0, 0.0)
     for i, lag in enumerate([0.0, *lags], 1):
@@ -76,7 +76,7 @@ def test_one_that_should_have_ended_goes_on_under_its_old_deadline_and_nothing_n
     assert ledger.fetches() == {}
     ledger.correct("slow", 400 * MB, 2.0)
     assert ledger.fetches()["slow"].deadline == 5.0
-    assert ledger.bandwidth(10 * MB, 60.0, 2.0) == 0.0  # it will be late as it is
+    assert ledger.bandwidth(10 * MB, 60.0, 2.0) == 0.0  # the slow fetch will be late already
     assert ledger.in_line_after_s == math.inf
     ledger.correct("slow", 0.0, 3.0)
     assert ledger.bandwidth(10 * MB, 60.0, 3.0) == LINK

@@ -1,4 +1,4 @@
-"""Why a size was not taken, one reason after another."""
+"""The reasons why a size was not chosen, one after another."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_size_that_would_break_a_promise_is_not_called_late() -> None:
         return at.bandwidth if math.isinf(within_s) else 0.0
 
     found = reasons([server(0), server(1)], slo_ttft=7.55, bandwidth=none_with_a_deadline)
-    assert found[:2] == [(1, 1, Reason.CHOSEN), (2, 2, Reason.PROMISED)]  # the first as a fallback
+    assert found[:2] == [(1, 1, Reason.CHOSEN), (2, 2, Reason.PROMISED)]  # the first is chosen as a fallback
 
 
 def test_each_server_is_estimated_the_chosen_first_then_by_when_its_part_would_be_there() -> None:

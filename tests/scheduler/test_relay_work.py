@@ -1,4 +1,4 @@
-"""What a group gets of a relay that is away, says no, or is not waited for any more."""
+"""A group's access to a relay that is away, that refuses, or for which the group no longer waits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WAIT_S = 20.0
 
 
 class Credentials:
-    """Raises what it is given, one a call; ``asked`` counts them."""
+    """Raises the given errors, one per call.  ``asked`` counts the calls."""
 
     def __init__(self, *errors: PlatformError, always: PlatformError | None = None) -> None:
         self._errors, self._always = list(errors), always
@@ -44,7 +44,7 @@ def working(credentials: Any) -> Iterator[tuple[RelayWork, queue.SimpleQueue[obj
 
 
 def test_a_relay_that_is_away_is_waited_for_and_the_group_let_in_when_it_is_back() -> None:
-    """Each refusal used to be a failed start, and the third the end of the request."""
+    """Each refusal used to count as a failed start, and the third ended the request."""
     with working(Credentials(AWAY, AWAY, AWAY, AWAY)) as (work, said):
         work.issue(GROUP)
         assert said.get(timeout=WAIT_S) == CredentialIssued(GROUP)

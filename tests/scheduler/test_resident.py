@@ -1,4 +1,4 @@
-"""A host that has the model in memory is a start path of its own: nothing is fetched there."""
+"""A start on a host that has the model in memory is a path of its own: nothing is fetched there."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from thaw.host import Device, Resident
 from thaw.ids import HostId
 from thaw.instance import StartMode
 
-SLOW = 1e6  # 100 MiB take 105 s
+SLOW = 1e6  # at this rate 100 MiB take 105 s
 
 
 def test_a_model_in_memory_beats_a_less_loaded_host_and_its_link_is_not_booked() -> None:
@@ -63,7 +63,7 @@ def test_stages_on_a_host_that_has_the_model_copy_their_parts_and_book_no_link()
     assert w.view.hosts[HostId("h0")].ledger.fetches() == {}
     assert start.plan.predicted_ttft_s is not None
     assert start.plan.predicted_ttft_s < SMOLLM2.n_bytes / SLOW
-    assert start.plan.bound_ttft_s is None  # no start has shown at what rate parts are copied
+    assert start.plan.bound_ttft_s is None  # no start has shown yet at what rate parts are copied
 
 
 def test_what_is_explained_of_the_chosen_hosts_is_what_the_start_was_placed_by() -> None:
@@ -82,7 +82,7 @@ def test_what_is_explained_of_the_chosen_hosts_is_what_the_start_was_placed_by()
 
 
 def test_a_rate_that_starts_have_shown_moves_the_place_of_the_next_one() -> None:
-    """A resident model wins for its link, and loses where the copy to the device is known to be slow."""
+    """A resident model wins because it needs no link, and loses where the copy to the device is known to be slow."""
     devices = {k: (Device("cuda:0", k, 4096 * MIB, 4096 * MIB),) for k in ("A10", "V100")}
     here = Resident("s3://m", FACTS.n_bytes, "aa")
     reports = (
@@ -116,7 +116,7 @@ def test_no_start_is_foretold_earlier_than_idle_links_allow(
     hosts: list[dict[str, Any]], cold: dict[str, float], prewarmed: dict[str, float], stages: int | None,
     slo_ttft_s: float, n: int,
 ) -> None:  # fmt: skip
-    """Whatever is known of its times, wherever the model lies, and whoever else fetches."""
+    """This holds for any known times, wherever the model is, and whichever other fetches are in progress."""
     reports = [report(f"h{i}", memory_mb=16_384, **fields) for i, fields in enumerate(hosts)]
     facts = chat(forced_stages=stages, max_stages=4, slo_ttft_s=slo_ttft_s, slots=1)
     w = llm_world(*reports, facts=facts, model=SMOLLM2, relay_url="redis://relay:1")

@@ -74,8 +74,8 @@ def test_new_workers_are_just_enough(waiting: int, arrivals: int, supply: int, s
     ("workers", "instances", "room", "sizes"),
     [
         (8, 0, 8, [4, 4]),
-        (0, 4, 8, [1, 1, 1, 1]),  # a minimum asks for instances, and a group is one
-        (6, 4, 8, [4, 2, 1, 1]),  # what demand starts counts for the minimum
+        (0, 4, 8, [1, 1, 1, 1]),  # a minimum asks for instances, and a group counts as one
+        (6, 4, 8, [4, 2, 1, 1]),  # groups that demand starts count for the minimum
         (30, 0, 2, [4, 4]),
         (0, 9, 3, [1, 1, 1]),
         (5, 5, 0, []),
@@ -106,7 +106,7 @@ def test_the_window_knows_its_newest_arrival_whatever_came_behind_it() -> None:
         (1, 0, 9, [1]),
         (8, 0, 9, [4, 4]),
         (5, 0, 9, [4, 1]),
-        (5, 4, 9, [4, 1, 1, 1]),  # two of the minimum are the groups that demand asks for
+        (5, 4, 9, [4, 1, 1, 1]),  # the two groups that demand asks for count for the minimum
         (0, 3, 9, [1, 1, 1]),
         (-2, 1, 9, [1]),
         (8, 4, 3, [4, 4, 1]),

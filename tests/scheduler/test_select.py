@@ -1,4 +1,4 @@
-"""Worked examples 1, 2 and 6, and the search against trying every subset."""
+"""Worked examples 1, 2 and 6, and the search compared with trying every subset."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def every_placement(servers: list[Server], s: int, w: int) -> list[tuple[tuple[i
 
 
 def shares(server: Server, need: float) -> int | None:
-    """1 or 0, whether the device taken hosts a worker already; None: none fits."""
+    """1 if the chosen device hosts a worker already, else 0, or None if no device fits."""
     fitting = [g for g in server.gpus if g.free >= need]
     return min(int(g.n_workers > 0) for g in fitting) if fitting else None
 
@@ -203,7 +203,7 @@ def test_min_sharing_equals_trying_every_subset(
 def test_of_every_size_the_placement_of_least_sharing_is_found(
     plain: list[tuple[float, list[tuple[int, int]]]], slo: float
 ) -> None:
-    """Also of sizes that do not win: how many of the others share is counted down in the same way."""
+    """This also checks sizes that do not win: the number of workers that share is minimised in the same way."""
     servers, request = build(plain), Request(12 * G, slo_ttft=slo)
     for size in sizes(request, 3, 4, 0):
         scheme = least_sharing(size, candidates(servers, size, "min_sharing", static_bandwidth))
@@ -230,7 +230,7 @@ def test_a_thorough_look_chooses_the_same_and_says_what_it_tried(
 
 
 def test_sizes_that_cannot_share_less_are_not_tried() -> None:
-    """All four servers are idle, so the first scheme that is found shares nothing."""
+    """All four servers are idle, so the first scheme shares no device."""
     asked = {"variant": "min_sharing", "min_stages": 1, "max_stages": 4, "min_full": 1, "bandwidth": static_bandwidth}
     quick = weigh(FOUR, Request(12 * G, slo_ttft=7.5), **asked, thorough=False)  # type: ignore[arg-type]
     assert [scheme for _, scheme in quick.tried if scheme is not None] == [quick.chosen]
@@ -290,7 +290,7 @@ def test_a_forced_size_is_spread_over_as_many_servers_as_there_are() -> None:
     assert scheme is not None
     assert chosen(scheme) == (4, 1, (0,), (1, 0, 1))
     assert [p.shares for p in (*scheme.full, *scheme.low)] == [False, False, True, True]
-    slowest_s = 2 * 3 * G / G  # two parts over the slower link
+    slowest_s = 2 * 3 * G / G  # two parts are fetched over the slower link
     assert scheme.ttft == pytest.approx(slowest_s + pass_s(4, f_factor(4, 1), Times()))
     assert (scheme.fallback, scheme.fetch_within_s, scheme.memory) == (True, math.inf, 21e9)
     parts_at_once = {(0, 1), (0, 2), (0, 3), (1, 1), (1, 2)}

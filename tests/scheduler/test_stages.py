@@ -1,4 +1,4 @@
-"""What the stages of a model fetch, and what that takes of a host's pool."""
+"""The bytes that the stages of a model fetch, and the slabs that these take in a host's pool."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_the_largest_stage_is_known_before_any_ranges_are_made(facts: ModelFacts
     stages = Stages(facts)
     assert stages.most == facts.n_layers
     expected = tuple(max(s.n_bytes for s in stages.of(n)) for n in range(1, stages.most + 1))
-    for up_to in (1, 2, stages.most, stages.most + 3):  # asked for more, what is known already stays as it is
+    for up_to in (1, 2, stages.most, stages.most + 3):  # larger questions do not change the earlier answers
         assert stages.largest(up_to) == expected[:up_to]
     assert stages.largest(1) == expected[:1]
 

@@ -1,4 +1,4 @@
-"""Worked example 5, and the migration search against trying everything."""
+"""Worked example 5, and the migration search compared with trying everything."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many stem cells a host is told to keep, and that it is told once."""
+"""The number of stem cells that a host is told to keep.  The host is told each number once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LLM = StemTarget(KIND_LLM, 1, 768 * MIB)
 
 
 def beat(w: World, *targets: StemTarget, after_s: float = 1.0, **fields: Any) -> list[tuple[str, int]]:
-    """A heartbeat of one host that keeps these now; what it is told."""
+    """Send a heartbeat of a host that now keeps these stem cells.  Return what the host is told."""
     w.now += after_s
     kept = targets or next(iter(w.reports.values())).stem_targets
     seen = replace(report(stem_targets=kept, seen_wall_ms=int(w.now * 1000)), **fields)
@@ -40,7 +40,7 @@ def test_a_kind_without_an_action_goes_down_to_the_floor_after_a_while_and_comes
     w.do(ActionSeen(hello()))
     assert beat(w, after_s=599.0) == []
     assert beat(w, after_s=2.0) == [(KIND_LLM, 0)]
-    assert beat(w, PY, replace(LLM, count=0)) == []  # it has obeyed
+    assert beat(w, PY, replace(LLM, count=0)) == []  # the host has done this
     w.do(ActionSeen(chat()))
     assert beat(w) == [(KIND_LLM, 1)]
     assert beat(w, PY, LLM) == []
@@ -86,7 +86,7 @@ def test_starts_that_leave_time_to_make_another_need_one() -> None:
     w.do(ActionSeen(hello(max_instances=20)))
     for _ in range(3):
         burst(w, 1)
-        w.now += 5.0  # a container and its imports take 3.5 s until something else is known
+        w.now += 5.0  # the scheduler assumes 3.5 s for a container and its imports until it has measured them
     assert beat(w) == []
 
 
@@ -101,7 +101,7 @@ def test_cells_beyond_the_first_take_a_quarter_of_the_free_memory_at_most() -> N
     w = World(report(stem_targets=(PY,), memory_mb=2048))
     w.do(ActionSeen(hello(max_instances=20)))
     w.now += 400.0
-    burst(w, 6)  # 256 MiB each: a quarter of the 512 that are left is two cells
+    burst(w, 6)  # each takes 256 MiB, and a quarter of the remaining 512 MiB is two cells
     small = {"devices": report(memory_mb=2048).devices}
     assert beat(w, **small) == [(KIND_PYTHON, 3)]
 

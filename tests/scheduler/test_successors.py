@@ -1,4 +1,4 @@
-"""An idle group of several stages gives way to one worker that loads from its host's memory."""
+"""One worker that loads from its host's memory replaces an idle group of several stages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from thaw.instance import InstanceState
 
 
 def served() -> tuple[World, StartGroup]:
-    """A group of several stages that has answered its request; the objective asked for them."""
+    """A group that has answered its request.  It has several stages because the objective needed them."""
     w = group_world(facts=chat(slo_ttft_s=7.5, max_stages=4))
     (start,) = of(w.ask(CHAT), StartGroup)
     assert len(start.stages) > 1
@@ -27,7 +27,7 @@ def served() -> tuple[World, StartGroup]:
 
 
 def whole_model_at(w: World, host_id: HostId) -> None:
-    """The rest of the weights has come."""
+    """Report that the rest of the weights has arrived at this host."""
     there = (Resident("s3://m", SMOLLM2.n_bytes),)
     w.do(HostsSeen(tuple(replace(r, resident=there if r.host_id == host_id else ()) for r in w.reports.values())))
 
@@ -53,7 +53,7 @@ def test_an_idle_group_whose_model_is_in_memory_is_followed_by_one_worker_there(
 def test_as_long_as_the_rest_of_the_weights_has_not_come_the_group_stays() -> None:
     w, start = served()
     assert of(w.later(30.0), ReleaseInstance) == []
-    whole_model_at(w, start.plan.stages[1].host)  # where its stage 0 is not
+    whole_model_at(w, start.plan.stages[1].host)  # this is not the host of stage 0
     assert of(w.later(10.0), ReleaseInstance) == []
     assert [r.reason for r in of(w.later(30.0), ReleaseInstance)] == ["keep_alive"]
     assert gone(w, start) == []

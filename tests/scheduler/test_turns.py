@@ -1,4 +1,4 @@
-"""Who is served first when there is not room for all."""
+"""The order in which actions are served when there is not enough room for all."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TIGHT_S, LOOSE_S, SERVED_S = 2.0, 20.0, 1.0
 
 
 def one_slot(objectives: dict[str, float]) -> World:
-    """A host on which one of these functions fits at a time."""
+    """A host that has room for one of these functions at a time."""
     w = World(report("h0", 256))
     for name, slo_s in objectives.items():
         w.do(ActionSeen(replace(hello(), name=ActionName(name), slo_ttft_s=slo_s, keep_alive_s=0.0)))
@@ -29,7 +29,7 @@ def one_slot(objectives: dict[str, float]) -> World:
 
 
 def serve(w: World, start: StartGroup) -> list[StartGroup]:
-    """It answers its request and goes; returns what starts in its place."""
+    """Let an instance answer its request and leave.  Return the starts that follow."""
     w.ready(start)
     w.now += SERVED_S
     return of(w.said(start, InstanceState.GONE), StartGroup)
@@ -61,7 +61,7 @@ def test_a_loose_request_is_not_starved_by_a_stream_of_tight_ones() -> None:
     w.ask(ActionName("guest/loose"))
     tight: list[Any] = [ActionName("guest/b"), ActionName("guest/a")]
     for turn in range(60):
-        w.ask(tight[turn % 2])  # there is always one that waits
+        w.ask(tight[turn % 2])  # so one of these always waits
         running = serve(w, running[0])
         if running[0].plan.action == "guest/loose":
             break
@@ -77,7 +77,7 @@ def test_a_loose_request_is_not_starved_by_a_stream_of_tight_ones() -> None:
 def test_turns_are_a_list_in_order_in_which_each_action_stands_once(
     changes: list[tuple[str, tuple[float, int] | None]],
 ) -> None:
-    """None: it waits no more.  An action that is put again stands where it is due now, and needs what it needs now."""
+    """None means that the action no longer waits.  An action that is put again has its new place and its new need."""
     turns, held = Turns(), dict[str, Turn]()
     assert turns.first is None
     for name, wanted in changes:
@@ -103,7 +103,7 @@ LARGE = ActionName("guest/large")
 
 
 def small_and_large(n_hosts: int = 1) -> World:
-    """Hosts of four places; a large function takes three of them."""
+    """Hosts with room for four small functions.  A large function takes the room of three."""
     w = World(*(report(f"h{i}", 1024) for i in range(n_hosts)))
     for name, mb in ((LARGE, 768), (ActionName("guest/small"), 256)):
         facts = replace(hello(), name=name, need_bytes=mb * MIB, slo_ttft_s=TIGHT_S, keep_alive_s=0.0)
@@ -117,7 +117,7 @@ def test_a_large_start_is_not_starved_by_a_stream_of_small_ones_that_always_fit(
     running = [start for _ in range(4) for start in of(w.ask(small), StartGroup)]
     assert len(running) == 4
     assert of(w.ask(LARGE), StartGroup) == []
-    for _ in range(12):  # one goes, and another one is asked for: never are three places free
+    for _ in range(12):  # each time one leaves and another one is requested, so three places are never free
         w.ask(small)
         started = serve(w, running.pop(0))
         running += started
@@ -132,7 +132,7 @@ def test_what_one_keeps_is_free_for_all_when_it_waits_no_more() -> None:
     running = [start for _ in range(3) for start in of(w.ask(small), StartGroup)]
     assert of(w.ask(LARGE), StartGroup) == []
     (waiting,) = w.view.action(LARGE).waiting
-    assert of(w.ask(small), StartGroup) == []  # the fourth place is kept
+    assert of(w.ask(small), StartGroup) == []  # the fourth place is kept free
     w.do(DemandRemoved(waiting, LARGE))
     assert len(of(w.later(2.0), StartGroup)) == 1
     assert w.view.keeper is None

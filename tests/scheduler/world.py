@@ -1,4 +1,4 @@
-"""A view, a clock that the test moves, and what hosts and gateways would say."""
+"""A view, a clock that the test moves, and the messages that hosts and gateways would send."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FACTS = ModelFacts("s3://m", 100 * MIB, 90 * MIB, 2, (40 * MIB,) * 2, 10 * MIB, 
 
 
 def divisible(layer: int, entry: int, n_layers: int, sidecar: int = 700, header: int = 30_536) -> ModelFacts:
-    """A checkpoint of one file whose head is its embedding, its norms aside."""
+    """A checkpoint of one file.  Its head is its embedding, apart from the norm."""
     first = FileRange("model.safetensors", header, entry)
     layers = [FileRange("model.safetensors", header + entry + i * layer, layer) for i in range(n_layers)]
     end = header + entry + n_layers * layer
@@ -39,7 +39,7 @@ def divisible(layer: int, entry: int, n_layers: int, sidecar: int = 700, header:
 
 
 SMOLLM2 = divisible(layer=7_080_192, entry=56_623_104, n_layers=30, sidecar=3_519_000)
-"""SmolLM2-135M: 30 layers of 3,540,096 parameters and 49,152 x 576 of tied embedding, two bytes each."""
+"""SmolLM2-135M: 30 layers of 3,540,096 parameters and a tied embedding of 49,152 x 576, with two bytes each."""
 
 
 def hello(**fields: Any) -> ActionFacts:
@@ -51,7 +51,7 @@ def chat(**fields: Any) -> ActionFacts:
 
 
 def report(host: str = "h0", memory_mb: int = 4096, used_mb: int = 0, **fields: Any) -> HostReport:
-    """Its link is declared."""
+    """A host's report.  The host declares the rate of its link."""
     devices = (Device("cpu", "cpu", memory_mb * MIB, (memory_mb - used_mb) * MIB),)
     plain = HostReport(HostId(host), "boot", "a:1", devices, 2, 1e9, "none", "process", 0, 1_000)
     link = fields.get("network_bytes_per_s", plain.network_bytes_per_s)
@@ -59,19 +59,19 @@ def report(host: str = "h0", memory_mb: int = 4096, used_mb: int = 0, **fields: 
 
 
 def pool(n_slabs: int, taken: int = 0, seen_ms: int = 1_000, *, slab_mb: int = 64, **fields: Any) -> PoolReport:
-    """``taken``: slabs of something that no instance of the test has."""
+    """A pool in which ``taken`` slabs hold something that belongs to no instance of the test."""
     segments = (HeldSegment("other", taken, True),) if taken else ()
     return replace(PoolReport(slab_mb * MIB, n_slabs, seen_ms, segments), **fields)
 
 
 def pool_after(start: StartGroup, n_slabs: int, held: int, seen_ms: int, *, stage: int = 0) -> PoolReport:
-    """What the host of a stage says when that stage has its part: ``held`` slabs of it."""
+    """The pool of a stage's host once the stage has its part, which takes ``held`` slabs."""
     instance_id = start.stages[stage].instance_id
     return pool(n_slabs, 0, seen_ms, held=(HeldSegment("its", held, True, (instance_id,)),), users=(instance_id,))
 
 
 class World:
-    """Remembers every timer that was asked for."""
+    """A view with a clock.  It keeps every timer that the policy requested."""
 
     def __init__(self, *hosts: HostReport, ids: str = "id", **settings_: Any) -> None:
         n = itertools.count()
@@ -83,7 +83,7 @@ class World:
         self.do(HostsSeen(tuple(hosts)))
 
     def do(self, *events: Any) -> list[Decision]:
-        """Events that are there together."""
+        """Give the policy events that are read together, and return its decisions."""
         decided = decide_all(self.view, events, self.now)
         self.timers += [d for d in decided if isinstance(d, Wake)]
         return decided
@@ -92,7 +92,7 @@ class World:
         return self.do(self.request(action, gateway))
 
     def burst(self, n: int, action: ActionName = CHAT) -> list[Decision]:
-        """So many requests that the scheduler reads at once."""
+        """Send ``n`` requests that the scheduler reads at once."""
         return self.do(*(self.request(action) for _ in range(n)))
 
     def request(self, action: ActionName = HELLO, gateway: str = "g") -> DemandAdded:
@@ -103,7 +103,7 @@ class World:
         return self.do(InstanceChanged(record_of(start, state, stage, **fields)))
 
     def ready(self, start: StartGroup, *, idle: bool = True) -> list[Decision]:
-        """Every stage, the last one first."""
+        """Report every stage as ready, the last stage first."""
         decided: list[Decision] = []
         for stage in reversed(range(len(start.stages))):
             decided += self.said(start, InstanceState.READY, stage, idle_since_wall_ms=1 if idle else None,
