@@ -1,4 +1,4 @@
-"""What a container may cost an LLM's start: what of its creation does not hide behind the fetch, and no more."""
+"""A container may add only that part of its creation to an LLM's start which does not hide behind the fetch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What bench/burst.py replays to the policy: a burst that comes one by one, and one that comes at once."""
+"""The bursts that bench/burst.py replays to the policy, with requests that come one by one or all at once."""
 
 from __future__ import annotations
 

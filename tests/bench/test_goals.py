@@ -1,4 +1,7 @@
-"""What a benchmark calls met: nothing that was not measured, nothing on a paced link, no time that nobody explains."""
+"""A benchmark's goals.  A value that was not measured, or that was measured on a paced link, meets no goal.
+
+Time without an explanation counts as unexplained.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ def at(name: Phase, ms: float, n_bytes: int | None = None, **attrs: object) -> T
 
 
 def start_events(before_fetch_ms: float = 0.0, fetch_ms: float = 270.0) -> list[TraceEvent]:
-    """A good start: everything beside the fetch or shortly behind it."""
+    """The events of a good start: everything happens during the fetch or shortly after it."""
     t = before_fetch_ms
     last = t + 5 + fetch_ms
     return [
@@ -78,7 +81,7 @@ def test_a_long_leaf_explains_only_what_its_evidence_does() -> None:
     events = [replace(e, attrs={}) if e.name is Phase.LOAD_END else e for e in start_events()]
     events = [replace(e, mono_ns=e.mono_ns + 500 * MS, wall_ns=e.wall_ns + 500 * MS)
               if e.mono_ns >= 300 * MS else e for e in events]  # fmt: skip
-    # load now lasts 740 ms and says neither what it waited for nor what it computed; the fetch covers until 275 ms
+    # load now lasts 740 ms and has no evidence of waiting or computing; the fetch covers the time until 275 ms
     assert read_start(events, LINK).unexplained_s == pytest.approx(0.525, abs=0.01)
 
 
@@ -90,7 +93,7 @@ def test_the_prefill_of_a_busy_host_is_explained_by_what_its_thread_waited_for()
         ]
         return read_start(events, LINK).unexplained_s
 
-    # 158 ms, of which 100 need no evidence
+    # 158 ms, of which 100 ms need no evidence
     assert unexplained_s() - unexplained_s(cpu_s=0.06, core_wait_s=0.09) == pytest.approx(0.05, abs=0.001)
     assert unexplained_s() - unexplained_s(cpu_s=0.06, threads_wait_s=0.09) == pytest.approx(0.05, abs=0.001)
 

@@ -1,4 +1,4 @@
-"""What the parallel start is judged by, without starting anything."""
+"""The goals of the parallel start, tested without starting anything."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CONSTANTS = Constants(t_cc=0.1, t_l=10.0, t_l_cpu_s=9.0, copy_bytes_per_s=5e9)
 
 @pytest.fixture(scope="module")
 def parts() -> ModelParts:
-    """Of the checkpoint of a gigabyte, from its list of tensors alone."""
+    """The parts of the checkpoint of a gigabyte, from its list of tensors alone."""
     tensors, at = [], 0
     for name, shape in _checkpoint._tensors():
         tensors.append(TensorInfo(name, "model.safetensors", at, 2 * math.prod(shape), "BF16", shape))
@@ -48,7 +48,7 @@ def run(n_stages: int, last_byte_s: float, ttft_s: float, warm_s: float) -> Para
 
 
 def goals(parts: ModelParts, *, late_s: float = 0.0, paced: bool = False) -> dict[str, tuple[float | None, bool]]:
-    """Of starts that are as fast as the link, plus what a stage comes late by."""
+    """The goals for starts that are as fast as the link, except that one stage is ``late_s`` late."""
     ideal = {s: _checkpoint.size_of_largest(parts, s) / MBIT_200 for s in (1, 4)}
     model = Model("gigabyte", Path(), cast(ModelIndex, _Sized()), parts, 4096)
     found = {

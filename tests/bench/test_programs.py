@@ -1,4 +1,4 @@
-"""The programs themselves, run as anybody would run them."""
+"""The programs themselves, run as a user would run them."""
 
 from __future__ import annotations
 

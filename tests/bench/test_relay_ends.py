@@ -1,4 +1,4 @@
-"""The two processes of bench/hops.py: neither ends before the other has what it waits for."""
+"""The two processes of bench/hops.py: neither ends before the other has received everything."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What bench/replay.py computes, without a platform."""
+"""The computations of bench/replay.py, tested without a platform."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/benchmarks.md is what the recorded results say, and a result is what a program printed last."""
+"""docs/benchmarks.md agrees with the recorded results, and a result is the last line that a program printed."""
 
 from __future__ import annotations
 

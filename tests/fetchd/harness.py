@@ -1,4 +1,4 @@
-"""A real fetchd process, real small checkpoints, and an HTTP store that misbehaves on order."""
+"""A real fetchd process, real small checkpoints, and an HTTP store that misbehaves when a test asks for it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def safetensors_bytes(tensors: Mapping[str, bytes]) -> bytes:
 
 
 def write_model(directory: Path, n_layers: int = 3, layer_bytes: int = 3_000_001, seed: int = 1) -> Path:
-    """A checkpoint whose bytes depend on ``seed``."""
+    """Write a checkpoint whose bytes depend on ``seed``."""
     directory.mkdir(parents=True, exist_ok=True)
     stream = hashlib.shake_128(str(seed).encode()).digest(layer_bytes)
     tensors = {"model.embed_tokens.weight": stream[:1000]}
@@ -63,7 +63,7 @@ def _xxh3(data: bytes) -> str:
 
 
 def write_index(directory: Path) -> None:
-    """The ``thaw-index.json`` of a checkpoint."""
+    """Write the ``thaw-index.json`` of a checkpoint."""
     files, tensors = [], []
     for path in sorted(directory.iterdir()):
         if checkpoint.is_fetchable(path.name):
@@ -80,7 +80,7 @@ def write_index(directory: Path) -> None:
 
 
 class Fetchd:
-    """``with Fetchd(tmp) as fetchd``: started, ready, and gone at the end."""
+    """``with Fetchd(tmp) as fetchd``: the process is started and ready, and gone at the end."""
 
     def __init__(self, directory: Path, *, namespace: str = "", **settings: object) -> None:
         self.directory, self._namespace = directory, namespace
@@ -94,7 +94,7 @@ class Fetchd:
         }  # fmt: skip
         self.events: list[dict[str, Any]] = []
         self._epochs = 0
-        self._asked: dict[str, tuple[GroupId, int]] = {}  # by segment: who asked first
+        self._asked: dict[str, tuple[GroupId, int]] = {}  # by segment: the group and stage that requested it first
 
     def __enter__(self) -> Self:
         command = (sys.executable, "-m", "fetchd.main")
@@ -154,7 +154,7 @@ def file_bytes(reader: SegmentReader, facts: ModelFacts, name: str) -> bytes:
 
 
 Fault = Callable[["Request"], bool]
-"""Looks at a request before it is answered; True when it has dealt with it itself."""
+"""A function that gets a request before it is answered.  It returns True when it has handled the request itself."""
 
 
 class Request:
@@ -174,7 +174,7 @@ class Request:
 
 
 class Store:
-    """An HTTP/1.1 file server with ranges and keep-alive on a real socket; ``fault`` may answer instead."""
+    """An HTTP/1.1 file server with ranges and keep-alive on a real socket.  ``fault`` may answer in its place."""
 
     def __init__(self, root: Path, fault: Fault = lambda request: False, tls: ssl.SSLContext | None = None) -> None:
         self.root, self.fault, self._tls = root, fault, tls
@@ -218,7 +218,7 @@ class Store:
         if self._tls is not None:
             try:
                 sock = self._tls.wrap_socket(sock, server_side=True)
-            except OSError:  # a client that does not trust us
+            except OSError:  # the client does not trust this server
                 sock.close()
                 return
         with sock, sock.makefile("rb") as stream:
@@ -256,7 +256,7 @@ class Store:
 
 
 def wait_until(condition: Callable[[], bool], deadline_s: float = 20.0) -> None:
-    """For what another process does and tells nobody: asks often, fails at the deadline."""
+    """Wait for an effect of another process that no message announces: check often, and fail at the deadline."""
     deadline = time.monotonic() + deadline_s
     tick = threading.Event()
     while not condition():

@@ -1,4 +1,4 @@
-"""Attacks on what fetchd reads from a store before it believes anything: headers, indexes, names."""
+"""Attacks with the headers, indexes and names that fetchd reads from a store: it must check them first."""
 
 from __future__ import annotations
 

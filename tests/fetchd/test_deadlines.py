@@ -1,4 +1,4 @@
-"""A host's link as the scheduler's ledger believes it: who is served when, in a real fetchd."""
+"""A real fetchd serves the fetches on a host's link as the scheduler's ledger predicts it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def models(fetchd: Fetchd, store: Store) -> list[ModelFacts]:
 
 @contextmanager
 def held(store: Store) -> Iterator[None]:
-    """No byte of a model before the block is over, however long it takes to ask for all of them."""
+    """Hold back every byte of a model until the block ends, so that a test can first request all fetches."""
     over = threading.Event()
 
     def hold(request: Request) -> bool:
@@ -62,7 +62,7 @@ def held(store: Store) -> Iterator[None]:
 
 
 def ends(fetchd: Fetchd, *groups: str) -> list[str]:
-    """The groups in order of their ends."""
+    """The groups in the order in which their fetches ended."""
     at = {g: fetchd.client.wait(GroupId(g), 0, deadline_s=30).events[-1].mono_ns for g in groups}
     return sorted(at, key=lambda g: at[g])
 
@@ -122,7 +122,7 @@ def belief(host: HostView, group: str) -> float:
 
 
 def heartbeat(fetchd: Fetchd) -> tuple[HostReport, dict[str, int]]:
-    """A host's report of its fetches, and what is truly pending of each."""
+    """A host's report on its fetches, and the bytes that are really pending for each."""
     status = fetchd.client.status()
     told = report("h", network_bytes_per_s=SLOW, seen_wall_ms=int(time.monotonic() * 1000), fetches=_fetches(status))
     return told, {f.group_id: f.pending_bytes for f in status.fetches}
@@ -133,8 +133,11 @@ def heartbeat(fetchd: Fetchd) -> tuple[HostReport, dict[str, int]]:
 def test_what_the_ledger_believes_is_within_a_twentieth_of_what_fetchd_has_really_left(
     tmp_path: Path, store: Store, discipline: Discipline, seed: int
 ) -> None:
-    """Looked at whenever a fetch has ended, and told by a heartbeat only then: in between it knows the link's rate and
-    nothing else.  One look in a run may be disturbed, should this machine stand still for a while."""
+    """The ledger is checked whenever a fetch has ended, and only then does it get a heartbeat.
+
+    In between it knows only the link's rate.  One check in a run may fail, because this machine may stand still for a
+    while.
+    """
     generator = random.Random(seed)
     sizes, due_s = generator.sample(SIZES, len(SIZES)), generator.sample(range(30, 60, 5), len(SIZES))
     with Fetchd(tmp_path, THAW_FETCHD_LINK_BYTES_PER_S=SLOW, THAW_LEDGER_DISCIPLINE=discipline) as fetchd:
@@ -194,7 +197,7 @@ def test_metrics_tell_bytes_by_source_fetches_by_outcome_and_the_pool(tmp_path: 
             "thaw_fetchd_link_bytes_per_second": RATE, "thaw_fetchd_pool_bytes": 96 * 2**20,
             "thaw_fetchd_pool_free_bytes": 88 * 2**20,
         }  # fmt: skip
-        # a failed fetch gives its memory back after it is told
+        # a failed fetch frees its memory after the error is reported
         wait_until(lambda: metrics_of(fetchd)["thaw_fetchd_pool_free_bytes"] == expected["thaw_fetchd_pool_free_bytes"])
         assert metrics_of(fetchd) == expected
 

@@ -1,4 +1,4 @@
-"""A whole start's worth of fetchd, from a directory: inspect, fetch, door, reader, residency, room."""
+"""Everything that a start needs from fetchd, with a directory: inspect, fetch, door, reader, residency, room."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_a_chunk_that_is_not_what_the_index_says_ends_the_fetch_as_corrupt(fetch
     write_index(model)
     facts = inspect(fetchd, model)
     data = bytearray((model / "model.safetensors").read_bytes())
-    data[8_500_000] ^= 1  # in chunk 1; chunk 0 stays good
+    data[8_500_000] ^= 1  # this byte is in chunk 1; chunk 0 stays good
     (model / "model.safetensors").write_bytes(data)
     started = fetchd.start(facts, "corrupt")
     with pytest.raises(ModelCorrupt, match=r"model.safetensors: chunk 1 failed its checksum twice"):
@@ -127,12 +127,12 @@ def test_a_fetch_says_when_and_for_how_long_its_process_was_stopped(tmp_path: Pa
         fetchd.start(facts, "held-up")
         wait_until(lambda: any(f.pending_bytes < f.n_bytes for f in fetchd.client.status().fetches))
         os.kill(fetchd.process.pid, signal.SIGSTOP)
-        threading.Event().wait(1.0)  # how long it stays stopped
+        threading.Event().wait(1.0)  # fetchd stays stopped for this long
         os.kill(fetchd.process.pid, signal.SIGCONT)
         done = fetchd.client.wait(GroupId("held-up"), 0, deadline_s=20)
     (stop,) = (e for e in done.events if e.name == Phase.STOPPED_BEGIN)
     (end,) = (e for e in done.events if e.name == Phase.STOPPED_END)
-    assert (end.mono_ns - stop.mono_ns) / 1e9 >= 0.7  # the beat that was missed was due 0.2 s later at most
+    assert (end.mono_ns - stop.mono_ns) / 1e9 >= 0.7  # the missed heartbeat was due at most 0.2 s after the stop
     assert (stop.group_id, stop.host, stop.attrs["process"]) == ("held-up", "host-1", "fetchd")
     timeline = analyse(done.events)
     assert timeline is not None
@@ -141,7 +141,7 @@ def test_a_fetch_says_when_and_for_how_long_its_process_was_stopped(tmp_path: Pa
     shares = {s.what: s.seconds for s in fetch.shares}
     assert shares["stopped"] >= 0.7
     assert shares["waiting for its share of the link"] > 0
-    assert sum(shares.values()) <= fetch.phase.seconds + 0.01  # the stop is not waiting for the link, too
+    assert sum(shares.values()) <= fetch.phase.seconds + 0.01  # the stop is not counted as waiting for the link too
     assert [s.during for s in explained.stops] == [("fetch",)]
 
 
@@ -264,7 +264,7 @@ def test_a_model_that_is_replaced_after_it_was_planned_counts_as_changed_and_not
 ) -> None:
     model = write_model(tmp_path / "m", seed=70)
     facts = inspect(fetchd, model)
-    write_model(model, seed=71)  # fetchd knows the old version only
+    write_model(model, seed=71)  # fetchd only knows the old version
     fetchd.start(facts, "stale")
     with pytest.raises(ModelChanged, match="has changed: version .* was planned"):
         fetchd.client.wait(GroupId("stale"), 0, deadline_s=10)

@@ -1,4 +1,4 @@
-"""A fetchd whose log finds no room goes on fetching, and lets go of what it fetched."""
+"""A fetchd that cannot write its log goes on fetching, and releases what it fetched."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from thaw.ids import GroupId, InstanceId
 
 
 class Mute(Fetchd):
-    """Every line that it logs fails with ENOSPC."""
+    """A fetchd in which every line of the log fails with ENOSPC."""
 
     def __enter__(self) -> Self:
         with open("/dev/full", "w") as full:
@@ -31,7 +31,7 @@ class Mute(Fetchd):
 
 def test_a_fetchd_whose_log_cannot_be_written_fetches_offers_and_ends_as_ever(tmp_path: Path) -> None:
     with Mute(tmp_path / "r") as fetchd:
-        for n in range(3):  # a thread that had died would be missed by the next
+        for n in range(3):  # if a thread had died, the next fetch would fail
             model = write_model(tmp_path / f"m{n}", seed=n)
             facts = fetchd.client.inspect(model.as_uri())
             started = fetchd.start(facts, f"g{n}")

@@ -1,4 +1,4 @@
-"""A store that breaks in every way a store breaks, over real sockets."""
+"""A store that fails in every way in which stores fail, over real sockets."""
 
 from __future__ import annotations
 
@@ -107,7 +107,10 @@ def test_a_store_that_stays_down_is_given_up_as_unavailable(tmp_path: Path, stor
 
 
 def test_a_store_that_trickles_is_given_up_as_unavailable(tmp_path: Path, store: Store) -> None:
-    """Each attempt brings a little and breaks off: that is no progress, or such a store would be asked for ever."""
+    """Each attempt gets a few bytes and breaks off.
+
+    This does not count as progress, because fetchd would otherwise ask such a store for ever.
+    """
 
     def fault(request: Request) -> bool:
         if request.name == WEIGHTS and request.method == "GET":
@@ -245,7 +248,7 @@ def test_what_an_unverified_model_was_at_its_first_fetch_it_must_be_at_the_secon
     fetch(fetchd, facts)
     fetchd.client.cancel(G, 1)
     data = bytearray((store.root / "m" / WEIGHTS).read_bytes())
-    data[-1] ^= 1  # same length, same etag
+    data[-1] ^= 1  # length and etag stay the same
     (store.root / "m" / WEIGHTS).write_bytes(data)
     fetchd.start(facts)
     with pytest.raises(ModelCorrupt, match="failed its checksum twice"):
@@ -292,7 +295,7 @@ def test_who_comes_after_a_cancel_fetches_anew_and_the_cancelled_one_asks_no_mor
     asked, again = threading.Event(), threading.Event()
 
     def silent(request: Request) -> bool:
-        if request.name != WEIGHTS or request.first < CHUNK_BYTES:  # a connection that is kept alive has gone silent
+        if request.name != WEIGHTS or request.first < CHUNK_BYTES:  # the silent connection has been kept alive before
             return False
         if asked.is_set():
             again.set()

@@ -1,4 +1,4 @@
-"""A store behind TLS, signed by a CA that only this host knows."""
+"""A store behind TLS, whose certificate is signed by a CA that only this host knows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from thaw.ids import GroupId
 
 @pytest.fixture
 def certificate(tmp_path: Path) -> tuple[Path, Path]:
-    """A self-signed certificate of 127.0.0.1 and its key."""
+    """A self-signed certificate for 127.0.0.1, and its key."""
     made, key = tmp_path / "ca.pem", tmp_path / "key.pem"
     command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2",
                "-subj", "/CN=store", "-addext", "subjectAltName=IP:127.0.0.1", "-out", made, "-keyout", key]  # fmt: skip

@@ -1,4 +1,4 @@
-"""What a container may not do with what fetchd gives it, and what is left when somebody dies."""
+"""Things that a container may not do with fetchd's memory, and what remains when a process dies."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_more_slabs_than_one_message_carries_arrive_in_order(tmp_path: Path) -> 
     model = write_model(tmp_path / "m", n_layers=1, layer_bytes=10)
     n_bytes = slab_bytes * n_slabs
     header = json.dumps({"t": {"dtype": "U8", "shape": [n_bytes], "data_offsets": [0, n_bytes]}}).encode()
-    with (model / "model.safetensors").open("wb") as file:  # sparse: only the header and a byte per slab exist
+    with (model / "model.safetensors").open("wb") as file:  # a sparse file with only the header and a byte per slab
         file.write(len(header).to_bytes(8, "little") + header)
         for i in range(n_slabs):
             file.seek(8 + len(header) + i * slab_bytes)
@@ -177,7 +177,7 @@ def test_a_container_cannot_use_up_fetchds_descriptors_or_threads_through_its_do
         wanted = encode(FrameHeader(FrameKind.CONTROL), b'{"t": "SegmentWanted"}')
         refused = encode(FrameHeader(FrameKind.BULK), b"{}")
         for i, channel in enumerate(channels):
-            with contextlib.suppress(OSError):  # hung up: one too many
+            with contextlib.suppress(OSError):  # fetchd has closed the channel, because there are too many
                 socket.send_fds(channel.sock, [refused if i % 2 else wanted], [null] * 50)
                 socket.send_fds(channel.sock, [wanted], [null] * 50)
         wait_until(lambda: len(os.listdir(proc / "task")) < 40 and len(os.listdir(proc / "fd")) <= before + 2 * 16)

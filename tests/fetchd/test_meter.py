@@ -1,4 +1,4 @@
-"""What the network carries, learnt from what was read: every time here is a number that the test gives."""
+"""The network's rate, learnt from the bytes that were read.  The tests supply all times as numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who reads next on a shared link: ranks, deadlines, weights, and what happens when nobody knows the link yet."""
+"""The order of the readers of a shared link: ranks, deadlines, weights, and a link whose rate is not known yet."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def never() -> bool:
 
 
 class Readers:
-    """Two readers of one fetch, reading as fast as they are let, for as long as the test says."""
+    """Two readers of one fetch.  They read as fast as the pacer lets them, until the test ends them."""
 
     def __init__(
         self, link: Link, share: Share, pace: float | None = None, *, later: bool = False, wire: Wire | None = None
@@ -137,7 +137,7 @@ def test_a_pace_is_not_exceeded_and_a_changed_one_is_obeyed() -> None:
         assert paced.taken <= pace * (time.monotonic() - began) + 4 * QUANTUM_BYTES
         paced.pacer.set(pace=None, deadline=math.inf, background=False, weight=1.0)
         before = paced.taken
-        until(lambda: paced.taken - before > 20 * pace, deadline_s=15)  # at the old pace it takes 20 s
+        until(lambda: paced.taken - before > 20 * pace, deadline_s=15)  # at the old pace this would take 20 s
 
 
 def test_on_an_unknown_link_the_better_rank_goes_alone_while_it_reads() -> None:
@@ -149,7 +149,7 @@ def test_on_an_unknown_link_the_better_rank_goes_alone_while_it_reads() -> None:
             pacer.take(4096, never)
             pacer.count(4096)
         assert rest.taken == 0
-        until(lambda: rest.taken > 0)  # the best has fallen silent: its store may be gone
+        until(lambda: rest.taken > 0)  # the fetch of the best rank has stopped reading, as if its store were gone
     link.leave(best)
 
 
@@ -207,7 +207,7 @@ def test_a_quantum_is_never_more_than_asked_and_small_at_low_rates() -> None:
 
 
 class Wire:
-    """What a network does with too many readers: its rate, divided by how many read, ranks unknown."""
+    """A network with too many readers: it divides its rate among them and does not know their ranks."""
 
     def __init__(self, rate: float) -> None:
         self._rate, self._lock, self._free_at = rate, threading.Lock(), 0.0
@@ -244,7 +244,7 @@ def test_on_a_measured_link_the_others_get_what_a_paced_best_rank_leaves() -> No
 
 
 UPTIMES_S = (0.0, 20.0, 10_000.0, 31_536_000.0)
-"""A machine that just booted, ones whose clock rounds differently, and one that has been up for a year."""
+"""A machine that just booted, two with clocks that round differently, and one that has been up for a year."""
 
 
 @pytest.mark.parametrize("uptime_s", UPTIMES_S)
@@ -271,7 +271,7 @@ def test_a_store_that_is_slow_for_a_while_does_not_lower_the_measure(uptime_s: f
 
 
 def measured(meter: Meter, rate: float, now: float) -> float:
-    """A run of unpaced reading at ``rate``."""
+    """Let the meter count a run of unpaced reading at ``rate``.  Return the time of its end."""
     meter.begin(now, clean=True)
     for _ in range(40):
         now += 1.0
@@ -280,7 +280,7 @@ def measured(meter: Meter, rate: float, now: float) -> float:
 
 
 def held_window(meter: Meter, link: float, now: float) -> tuple[float, float]:
-    """Two seconds and a bit under the pace that follows from the measure; returns that pace too."""
+    """Read for 2.1 s at the pace that follows from the measured rate.  Return the time of the end, and that pace."""
     for _ in range(21):
         now += 0.1
         allowed = KEPT * meter.bytes_per_s

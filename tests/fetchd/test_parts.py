@@ -1,4 +1,4 @@
-"""fetchd's parts without a process: the pool's accounts, the watermark's order, pacing's arithmetic."""
+"""fetchd's parts, tested without a process: the pool's accounts, the watermark's order, the arithmetic of pacing."""
 
 from __future__ import annotations
 
@@ -86,10 +86,10 @@ def test_room_is_made_by_what_was_released_first(pool: SlabPool) -> None:
     made = {name: store.create(key, "h") for name, key in keys.items()}
     for segment in made.values():
         segment.finish()
-    for name in "cadb":  # in another order than they were made
+    for name in "cadb":  # this is not the order in which they were made
         store.drop(made[name], "h")
     assert store.find(keys["a"], "h") is made["a"]
-    store.drop(made["a"], "h")  # it was used again, so it is the most recent
+    store.drop(made["a"], "h")  # it was used again, so it is the most recently used one
     store.create(SegmentKey("u", "new", (FileRange("f", 0, 3 * SLAB),)), "h")
     left = [name for name in "abcd" if store.find(keys[name], "looking") is not None]
     assert left == ["a", "b"], "two segments of two slabs made room for three slabs: c and d, released first"
@@ -106,7 +106,7 @@ def test_the_first_reason_why_a_segment_failed_is_the_one_that_is_told(pool: Sla
 
 
 def test_the_first_error_of_a_transfer_is_the_one_that_it_ends_with(pool: SlabPool, tmp_path: Path) -> None:
-    """Several readers of one store fail one after the other; what the later ones say follows from the first."""
+    """Several readers of one store fail one after another.  The later errors are consequences of the first."""
     store = SegmentStore(pool, retain=False)
     segment = store.create(SegmentKey("u", "v", (FileRange("f", 0, SLAB),)), "h")
     chunks = plan_chunks(segment.layout, index_of(SLAB))
@@ -127,7 +127,7 @@ def test_a_store_is_asked_again_after_twice_as_long_up_to_five_seconds_and_not_b
 
 
 def fetch_of(pool: SlabPool, *wishes: Wishes) -> Fetch:
-    """A fetch that stages with these wishes have joined."""
+    """A fetch with one stage for each of these wishes."""
     segment = SegmentStore(pool, retain=False).create(SegmentKey("u", "v", (FileRange("f", 0, SLAB),)), "h")
     machinery = Machinery(cast(Any, None), Link(None), cast(Any, None), cast(Any, None), cast(Any, None))
     fetch = Fetch(segment, machinery)
@@ -168,7 +168,7 @@ def test_a_segment_that_is_only_copied_from_counts_as_free_and_goes_when_the_cop
 
     thread = threading.Thread(target=create)
     thread.start()
-    wait_until(lambda: store.statuses() == ())  # nobody finds it any more, and it is waited for
+    wait_until(lambda: store.statuses() == ())  # the segment cannot be found any more, and the thread waits for it
     order.append("copied")
     store.unpin(pinned)
     thread.join(10)
@@ -181,7 +181,7 @@ def test_whoever_waits_for_room_is_told_when_a_segment_is_whole_or_let_go(pool: 
     store.hold(segment.segment_id, "two")
     before = store.await_change(-1, 10)
     store.drop(segment, "two")
-    assert store.await_change(before, 0) == before  # "one" has it still
+    assert store.await_change(before, 0) == before  # "one" still holds the segment
     told: list[int] = []
     waiting = threading.Thread(target=lambda: told.append(store.await_change(before, 10)))
     waiting.start()

@@ -1,4 +1,4 @@
-"""Stages: any ranges of a checkpoint, checked to the last byte, the first part before the rest."""
+"""Stages: any ranges of a checkpoint are checked to the last byte, and the first part comes before the rest."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from thaw.model import CHUNK_BYTES, INDEX_NAME, FileRange, ModelFacts
 
 G = GroupId("g")
 N_LAYERS = 6
-LAYER_BYTES = 3_300_001  # two and a half to a chunk: nearly every stage cuts one
+LAYER_BYTES = 3_300_001  # two and a half layers make a chunk, so nearly every stage ends within a chunk
 SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
 
 
@@ -30,7 +30,7 @@ def tensor_bytes(name: str, n_bytes: int) -> bytes:
 
 
 def contents() -> list[dict[str, bytes]]:
-    """Two shards; the embedding is longer than a chunk."""
+    """The tensors of two shards.  The embedding is longer than a chunk."""
     layers = [f"model.layers.{i}.{part}" for i in range(N_LAYERS) for part in ("mlp.w", "norm.w")]
     sizes = {n: LAYER_BYTES if n.endswith("mlp.w") else 100 for n in layers}
     outer = {"model.embed_tokens.weight": CHUNK_BYTES + 12_345, "model.norm.weight": 64, "lm_head.weight": 1_000_003}
@@ -77,7 +77,7 @@ def stage(facts: ModelFacts, a: int, b: int) -> tuple[FileRange, ...]:
 
 
 def take(fetchd: Fetchd, segment_id: str, instance: str) -> dict[str, bytes]:
-    """Every tensor offered, by name, in order."""
+    """Every offered tensor by its name, in order."""
     door, reader = fetchd.open(segment_id, instance)
     reader.wait(reader.n_bytes, 20)
     found = {t.name: bytes(reader.view(reader.locate(t.file, t.offset), t.n_bytes)) for t in reader.offer.tensors}
@@ -132,7 +132,7 @@ def test_the_edges_of_an_unverified_model_are_learned_at_its_first_fetch(fetchd:
     fetchd.start(facts, "learn", stage(facts, 2, 4))
     fetchd.client.wait(GroupId("learn"), 0, deadline_s=10)
     fetchd.client.cancel(GroupId("learn"), 1)
-    flip(store.root / "m", "model.layers.2.mlp.w", 0)  # same length, same etag
+    flip(store.root / "m", "model.layers.2.mlp.w", 0)  # length and etag stay the same
     fetchd.start(facts, "learnt", stage(facts, 2, 3))
     with pytest.raises(ModelCorrupt, match=r"tensor model.layers.2.mlp.w failed its checksum twice"):
         fetchd.client.wait(GroupId("learnt"), 0, deadline_s=10)
@@ -154,7 +154,7 @@ def test_an_index_without_tensor_checksums_is_still_good(fetchd: Fetchd, store: 
 
 
 class Gate:
-    """A store that answers for [first, …) of the files' later part only when it is opened."""
+    """A store that answers requests for the later ranges only after the gate was opened."""
 
     def __init__(self, store: Store, ranges: tuple[FileRange, ...]) -> None:
         self.opened = threading.Event()
@@ -170,7 +170,7 @@ class Gate:
 
 
 def first_and_later(facts: ModelFacts) -> tuple[tuple[FileRange, ...], tuple[FileRange, ...]]:
-    """A stage in the middle, so that what comes later lies before and behind it."""
+    """The ranges of a stage in the middle, so that its later part lies before and after its first part."""
     assert facts.parts is not None
     first = stage(facts, 2, 4)
     rest = [*stage(facts, 0, 2), *stage(facts, 4, N_LAYERS)]
@@ -239,7 +239,7 @@ def test_a_later_part_that_the_pool_has_no_room_for_is_left_out_and_said_so(tmp_
         done = fetchd.client.wait(G, 0, deadline_s=10)
         assert done.n_bytes == started.n_bytes < sum(facts.files.values())
         assert done.events[-1].attrs["left_out_bytes"] == left_out
-        again = fetchd.start(facts, "g2", first, later_ranges=later)  # still no room: it shares what is there
+        again = fetchd.start(facts, "g2", first, later_ranges=later)  # there is still no room, so it shares the segment
         assert (again.segment_id, again.resident, again.left_out_bytes) == (started.segment_id, True, left_out)
         wait_until(lambda: any(e.get("left_out_bytes") == left_out for e in fetchd.events))
 
@@ -294,7 +294,7 @@ def test_a_later_part_that_is_corrupt_leaves_the_first_one_good_and_can_be_asked
     name = "model.layers.5.mlp.w"
     good = (store.root / "m" / SHARDS[1]).read_bytes()
     flip(store.root / "m", name, 7)
-    gate = Gate(store, later)  # else the damage may be seen before the first part is there
+    gate = Gate(store, later)  # otherwise the damage may be found before the first part is complete
     started = fetchd.start(facts, "g", first, later_ranges=later)
     fetchd.client.wait(G, 0, deadline_s=10)
     gate.opened.set()
@@ -302,7 +302,7 @@ def test_a_later_part_that_is_corrupt_leaves_the_first_one_good_and_can_be_asked
     with pytest.raises(ModelCorrupt):
         reader.wait(reader.n_bytes, 10)
     reader.wait(reader.first_bytes, 1)
-    late, second = fetchd.open(started.segment_id, "late")  # a container that comes when the later part has failed
+    late, second = fetchd.open(started.segment_id, "late")  # this container comes after the later part has failed
     second.wait(second.first_bytes, 1)
     for side in (reader, second, door, late):
         side.close()

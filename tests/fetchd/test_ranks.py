@@ -1,4 +1,4 @@
-"""Ranks on a real, shaped link whose rate nobody tells fetchd.  Needs root, as namespaces do."""
+"""Ranks on a real, shaped link whose rate fetchd is not told.  The tests need root, because namespaces do."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RATE_MBIT = 200
 
 @contextmanager
 def link(directory: Path) -> Iterator[tuple[Links, str]]:
-    """One host, and the uri of a store with the models ``a`` and ``b`` at the far end of its link."""
+    """Yield one host, and the URI of a store with the models ``a`` and ``b`` at the far end of the host's link."""
     for seed, (name, n_layers) in enumerate((("a", 12), ("b", 6))):
         write_index(write_model(directory / name, n_layers=n_layers, layer_bytes=8_000_000, seed=seed))
     made = links.create(f"tr{secrets.token_hex(3)}", 1, RATE_MBIT)

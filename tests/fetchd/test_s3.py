@@ -1,7 +1,7 @@
-"""Against a real S3 server: signatures, ranges, keys that need quoting, refusals, and every kind of credentials.
+"""Tests with a real S3 server: signatures, ranges, keys that need quoting, refusals, and every kind of credentials.
 
-The credentials are tried on all who speak S3 (fetchd's reader, the object relay, the command line): one module finds
-them for all.
+The credentials are tried with all users of S3 (fetchd's reader, the object transport, the command line), because one
+module finds the credentials for all of them.
 """
 
 from __future__ import annotations
@@ -88,12 +88,12 @@ def test_a_wrong_secret_is_refused_with_a_hint_at_the_credentials(s3: str, pushe
     assert "credentials" in caught.value.hint
 
 
-# ── who we are ────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── credentials ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.fixture
 def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
-    """No credentials yet, and nobody to ask for an instance's."""
+    """An environment without credentials, and without a metadata server that could give an instance's credentials."""
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
     for name, file in (("AWS_CONFIG_FILE", "config"), ("AWS_SHARED_CREDENTIALS_FILE", "credentials")):
@@ -124,7 +124,7 @@ def use_profile(shell: pytest.MonkeyPatch, s3: str, roles: Roles, tmp_path: Path
 
 
 def use_profile_that_takes_a_role(shell: pytest.MonkeyPatch, s3: str, roles: Roles, tmp_path: Path) -> None:
-    """From the server's own STS."""
+    """Use a profile that gets a role's credentials from the server's own STS."""
     use_profile(shell, s3, roles, tmp_path)
     (tmp_path / "config").write_text(f"[profile reader]\nrole_arn={ROLE}\nsource_profile=mine\n")
     shell.setenv("AWS_PROFILE", "reader")
@@ -151,7 +151,7 @@ def settings() -> FetchdSettings:
 
 
 def fetch() -> object:
-    """As fetchd reads a store."""
+    """Read from the store as fetchd does."""
     connection = open_source("s3://models/some dir/tiny+1", settings()).connect()
     try:
         return connection.stat("config.json")
@@ -160,14 +160,14 @@ def fetch() -> object:
 
 
 def push() -> object:
-    """As the command line writes."""
+    """Write to the store as the command line does."""
     store = open_store("s3://models/pushed")
     store.write("a", iter([b"content"]), 7)
     return b"".join(store.read("a")) == b"content" or None
 
 
 def relay(deadline_s: float = 10.0) -> object:
-    """As two stages meet in a store."""
+    """Send a message from one stage to another through the store."""
     link, group_id = GroupLink(TransportKind.OBJECT, "s3://models/relay", GroupCredential("", "s")), random_hex_id()
     stages = [connect(link, GroupId(group_id), k, 2) for k in (0, 1)]
     try:
@@ -207,11 +207,11 @@ def test_credentials_that_expire_soon_are_renewed_before_they_are_used(
 ) -> None:
     shell.setenv("THAW_S3_ENDPOINT", s3)
     use_web_identity(shell, s3, roles, tmp_path)
-    roles.lasts_s = 300.0  # less than the ten minutes that botocore keeps in hand
+    roles.lasts_s = 300.0  # botocore renews credentials that last less than ten minutes
     source = open_source("s3://models/some dir/tiny+1", settings())
     connection = source.connect()
     assert connection.stat("config.json")
-    roles.hands, roles.lasts_s = session_credentials(s3), 3600.0  # the old ones are of no use any more
+    roles.hands, roles.lasts_s = session_credentials(s3), 3600.0  # the old credentials must not be used any more
     assert roles.hands["AccessKeyId"] in signed(source)
     assert connection.stat("config.json")
     connection.close()
@@ -233,7 +233,7 @@ def test_an_instances_credentials_are_renewed_when_their_time_has_come(
 
 
 def signed(source: Any) -> str:
-    """The Authorization of a request."""
+    """The Authorization header of a request."""
     return str(source.sign("GET", f"{source.base_url}/x", {})["Authorization"])
 
 

@@ -1,4 +1,4 @@
-"""Two containers of one host that need partly the same bytes: each byte leaves the store once."""
+"""Two containers of one host need partly the same bytes, and each byte leaves the store only once."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def layers(facts: ModelFacts, a: int, b: int) -> tuple[FileRange, ...]:
 
 
 def check(fetchd: Fetchd, segment_id: str, store: Store, instance: str) -> None:
-    """Every range is what the store has."""
+    """Check that every range has the store's bytes."""
     door, reader = fetchd.open(segment_id, instance)
     reader.wait(reader.n_bytes, 20)
     data = (store.root / "m" / WEIGHTS).read_bytes()
@@ -104,7 +104,7 @@ def test_overlapping_fetches_at_the_same_time_fetch_each_byte_once(
 
     def hold(request: Request) -> bool:
         if request.method == "GET":
-            gate.wait(10)  # nothing arrives before all have asked
+            gate.wait(10)  # no byte arrives before all fetches have been requested
         return False
 
     store.fault = hold
@@ -152,7 +152,7 @@ def test_when_the_fetch_that_others_wait_for_fails_its_bytes_come_from_the_store
 
 
 def test_who_waits_for_a_slow_fetchs_bytes_lends_it_haste(fetchd: Fetchd, store: Store, facts: ModelFacts) -> None:
-    """At its own pace the first fetch would need minutes for the chunks that it has begun."""
+    """At its own pace, the first fetch would need minutes for the chunks that it has begun."""
     before = store.sent_bytes
     fetchd.start(facts, "slow", layers(facts, 0, N_LAYERS), pace_bytes_per_s=100_000, background=True)
     fetchd.start(facts, "urgent", layers(facts, 1, N_LAYERS), deadline_ms=5_000)

@@ -1,4 +1,4 @@
-"""One suite over the sources that need no server of their own (S3 has its own module with a real one)."""
+"""One suite for all sources that need no special server (S3 has its own module with a real server)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def source(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Source]:
     if request.param == "file":
         yield FileSource((tmp_path / "m d").as_uri())
         return
-    (tmp_path / "m%20d").symlink_to(tmp_path / "m d")  # the store does not unquote
+    (tmp_path / "m%20d").symlink_to(tmp_path / "m d")  # the store does not unquote names
     with Store(tmp_path) as store:
         yield HttpSource(f"{store.uri}/m d", 2.0)
 

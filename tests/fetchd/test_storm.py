@@ -1,4 +1,6 @@
-"""Many groups at once, a flaky store, a pool too small for all: afterwards every slab is back and nothing hangs."""
+"""Many groups at once, an unreliable store and a pool that is too small for all: afterwards every slab is free again,
+and nothing hangs.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,11 @@ from thaw.ids import GroupId, InstanceId
 from thaw.model import FileRange, ModelFacts
 
 EXPECTED = (MemoryTooSmall, NotFound, PlatformError, StoreUnavailable)
-"""What a caller of a busy fetchd may see: no room, evicted before the grant, cancelled by the other side."""
+"""The errors that a caller of a busy fetchd may get: no room, evicted before the grant, cancelled by the other side."""
 
 
 def wanted(generator: random.Random, facts: ModelFacts) -> tuple[tuple[FileRange, ...], tuple[FileRange, ...]]:
-    """Everything, or a stage of it, or a stage and later the rest: what lives at the same time overlaps."""
+    """The whole model, or a stage, or a stage first and the rest later.  Segments of the same time overlap."""
     whole = tuple(FileRange(name, 0, n) for name, n in facts.files.items())
     if generator.random() < 0.4 or facts.parts is None:
         return whole, ()
@@ -33,7 +35,7 @@ def wanted(generator: random.Random, facts: ModelFacts) -> tuple[tuple[FileRange
 
 
 def live(fetchd: Fetchd, models: list[ModelFacts], contents: dict[str, bytes], number: int, n_wanted: int) -> None:
-    """Start, read, cancel, let go, at random, until so many models were read whole and right."""
+    """Start, read, cancel and release at random, until ``n_wanted`` models were read completely and correctly."""
     generator, read_whole = random.Random(number), 0
     for step in itertools.count():
         if read_whole == n_wanted:
@@ -97,7 +99,7 @@ def test_a_storm_of_starts_and_cancels_on_a_flaky_store_loses_nothing(
         def run(number: int) -> None:
             try:
                 live(fetchd, models, contents, number, n_wanted)
-            except BaseException as e:  # noqa: BLE001 - carried to the test's own thread
+            except BaseException as e:  # noqa: BLE001 - the test's own thread raises it again
                 failures.append(e)
 
         threads = [threading.Thread(target=run, args=(i,)) for i in range(6)]

@@ -60,7 +60,10 @@ class GatewayProcess:
         self.process.wait(10)
 
     def end(self) -> None:
-        """Whatever it still does: half a second faster than ``stop``, which is tested by itself."""
+        """Kill the process, whatever it is doing.
+
+        This is half a second faster than ``stop``, which has tests of its own.
+        """
         self.session.close()
         if self.process.poll() is None:
             self.kill()
@@ -68,7 +71,7 @@ class GatewayProcess:
         self.process.stderr.close()
 
     def stop(self) -> None:
-        self.session.close()  # a kept connection would be waited for
+        self.session.close()  # the gateway would wait for a kept connection
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
             try:
@@ -97,7 +100,7 @@ class GatewayProcess:
         return self.call("POST", "/v1/chat/completions", json=plain, stream=stream)
 
     def wait_for_routes(self, count: int = 1, timeout_s: float = 20) -> None:
-        """Until it has heard of so many ready instances.  A request that comes before waits, as in a cold start."""
+        """Wait until the gateway knows ``count`` ready instances.  An earlier request waits, as in a cold start."""
         end_s, tick = time.monotonic() + timeout_s, threading.Event()
         while f"\nthaw_gateway_route_count {count}.0\n" not in (page := self.call("GET", "/metrics").text):
             assert time.monotonic() < end_s, page
@@ -116,7 +119,7 @@ def add_key(url: str, key: str, namespace: str) -> None:
 
 
 def wait_for_record(url: str, activation_id: str, timeout_s: float = 20) -> Activation:
-    """Blocks until the record's key is written, told by a keyspace event."""
+    """Wait until the record's key is written.  A keyspace event tells this."""
     with redis.Redis.from_url(url) as client:
         client.config_set("notify-keyspace-events", "K$")
         watch = client.pubsub()

@@ -1,4 +1,4 @@
-"""An invoker's data port with a deterministic container behind it: token i of an answer is id 100+i, text ``w{i} ``."""
+"""An invoker's data port with a deterministic container: token i of an answer has id 100+i and the text ``w{i} ``."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from thaw.instance import InstanceRecord, InstanceState, StartMode
 
 
 class FakeInvoker:
-    """Knobs are plain attributes; what was asked of it is in ``runs``."""
+    """Tests set plain attributes to change its behaviour.  ``runs`` has the requests that it got."""
 
     def __init__(self, url: str, host: str = "h0") -> None:
         self.host = HostId(host)
@@ -33,23 +33,23 @@ class FakeInvoker:
         self.registry = Registry(self.client)
         self.runs: list[dict[str, Any]] = []
         self.refusals: deque[ThawError] = deque()
-        self.cut_after: deque[int] = deque()  # the next run's connection is cut after so many tokens
-        self.pace: threading.Semaphore | None = None  # a token costs one release
+        self.cut_after: deque[int] = deque()  # the next run's connection is cut after this many tokens
+        self.pace: threading.Semaphore | None = None  # each token needs one release
         self.function: Callable[[Any], tuple[int, Any]] = lambda value: (200, value)
         self.log_lines: list[str] = []
-        self.closed = threading.Semaphore(0)  # one release a connection that broke under a run
-        self.entered = threading.Semaphore(0)  # one release a run that arrived
+        self.closed = threading.Semaphore(0)  # released once for each connection that broke during a run
+        self.entered = threading.Semaphore(0)  # released once for each run that arrived
         self.running = 0
         self._token = ""
         self._lock = threading.Lock()
-        self._open: set[socket.socket] = set()  # of runs
+        self._open: set[socket.socket] = set()  # the connections of runs
         self._server = _Server(("127.0.0.1", 0), _handler(self))
         self.address = f"127.0.0.1:{self._server.server_port}"
         threading.Thread(target=self._server.serve_forever, name="fake-invoker", daemon=True).start()
 
     @property
     def token(self) -> str:
-        """The gateway made it when it started."""
+        """The hosts' token, which the gateway made when it started."""
         if not self._token:
             self._token = self.registry.host_token("unused")
         return self._token
@@ -68,7 +68,7 @@ class FakeInvoker:
         self.registry.put_instance(replace(record, state=InstanceState.GONE, error=info))
 
     def wait_for_demand(self, count: int = 1, timeout_s: float = 10) -> list[messages.DemandAdded]:
-        """Block on the event stream until so many requests are waiting."""
+        """Block on the event stream until ``count`` requests are waiting."""
         deadline, position = time.monotonic() + timeout_s, b"0-0"
         while len(found := self.registry.demand()) != count:
             assert time.monotonic() < deadline, f"{len(found)} requests wait, not {count}"
@@ -82,7 +82,7 @@ class FakeInvoker:
         self.client.close()
 
     def drop_runs(self) -> None:
-        """The containers of every run are lost."""
+        """Break the connections of all runs, as if their containers were lost."""
         with self._lock:
             for connection in self._open:
                 connection.shutdown(socket.SHUT_RDWR)
@@ -169,7 +169,7 @@ def _handler(fake: FakeInvoker) -> type[BaseHTTPRequestHandler]:
             self.wfile.write(b"0\r\n\r\n")
 
         def _wait_for_pace(self) -> None:
-            """The next token's turn; meanwhile the peer may close."""
+            """Wait until the test allows the next token.  Raise ConnectionResetError if the peer closes meanwhile."""
             while fake.pace is not None and not fake.pace.acquire(timeout=0.02):
                 self.connection.setblocking(False)
                 try:

@@ -1,4 +1,4 @@
-"""202s: each ends in exactly one record, whatever dies."""
+"""202s: each ends in exactly one record, whichever process dies."""
 
 from __future__ import annotations
 
@@ -54,7 +54,10 @@ def test_a_blocking_call_that_waits_too_long_becomes_a_202_and_still_ends(
 def test_a_202_of_a_killed_gateway_ends_in_exactly_one_record(
     start_gateway: Callable[..., GatewayProcess], invoker: FakeInvoker, valkey_url: str, kind: str
 ) -> None:
-    """Killed before anything ran: another gateway runs it.  Killed under a run: an LLM is run again, user code is not."""
+    """If the gateway is killed before anything ran, another gateway runs the request.
+
+    If the gateway is killed during a run, an LLM is run again, but user code is not.
+    """
     first = start_gateway()
     first.put_llm() if kind == "llm" else first.put_python()
     name, body = ("chat", {"prompt": "x", "max_tokens": 2}) if kind == "llm" else ("hello", {"n": 1})
@@ -80,8 +83,11 @@ def test_a_202_of_a_killed_gateway_ends_in_exactly_one_record(
 def test_what_was_claimed_of_a_gateway_that_lives_goes_back_to_it(
     start_gateway: Callable[..., GatewayProcess], invoker: FakeInvoker, valkey_url: str
 ) -> None:
-    """Its lease ended for want of a state server, say: the function it runs is neither run twice nor given up."""
-    first = start_gateway(THAW_GATEWAY_HEARTBEAT_S="1000")  # the other is the one that claims
+    """A gateway's lease may end because the state server is away, for example.
+
+    The function that the gateway runs is then neither run twice nor given up.
+    """
+    first = start_gateway(THAW_GATEWAY_HEARTBEAT_S="1000")  # so the other gateway is the one that claims
     first.put_python()
     invoker.pace = threading.Semaphore(0)
     invoker.ready("guest/hello", slots=2)
@@ -179,13 +185,13 @@ def test_more_202s_than_runners_announce_their_demand_and_all_end(
 def test_202s_that_waited_for_a_runner_end_with_the_error_of_their_start(
     start_gateway: Callable[..., GatewayProcess], invoker: FakeInvoker, valkey_url: str
 ) -> None:
-    """A start that failed ended their demand before they waited: they announce it again."""
+    """A failed start ended the requests' demand before they waited, so they announce it again."""
     gateway = start_gateway(THAW_GATEWAY_ASYNC_THREADS="2")
     gateway.put_python()
     ids = [gateway.call("POST", HELLO, json={"n": n}).json()["activationId"] for n in range(4)]
     for waiting in (4, 2):
         found = invoker.wait_for_demand(waiting)
-        for demand in found:  # as the scheduler does
+        for demand in found:  # the scheduler does this
             invoker.registry.remove_demand(demand.activation_id, demand.action)
         named = tuple(demand.activation_id for demand in found)
         error = InitFailed("no main").info()

@@ -74,7 +74,7 @@ def test_a_tenant_sees_its_own_namespace_only(gateway: GatewayProcess) -> None:
 
 
 def test_a_tenant_cannot_read_anothers_record_by_its_id(gateway: GatewayProcess, valkey_url: str) -> None:
-    """The answer is the same as for a record that does not exist: it does not even say that there is one."""
+    """The answer is the same as for a record that does not exist, so it does not reveal that there is a record."""
     record = Activation(
         ActivationId("a" * 32), Namespace("guest"), ActionName("guest/hello"), "0.0.1", "guest-user", "python:3.11", 1, 2,
         ActivationStatus.SUCCESS, {"secret": 1}, logs=("secret",),
@@ -206,7 +206,7 @@ def test_a_host_is_drained_and_taken_back_and_one_that_never_reported_is_not_fou
 
 
 def test_health_is_not_ok_while_the_state_server_reads_and_takes_no_writes(own_valkey: ValkeyServer) -> None:
-    """As one does whose disk is full and which does not sync every write."""
+    """A state server behaves like this when its disk is full and it does not sync every write."""
     add_key(own_valkey.url, KEY, "guest")
     gateway = GatewayProcess(own_valkey.url, THAW_GATEWAY_HEARTBEAT_S="0.2")
     try:

@@ -1,4 +1,4 @@
-"""The runner of 202s when the state server fails it at the wrong moment."""
+"""The runner of 202s when the state server fails at the wrong moment."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ OURS, OWNER = GatewayId("ours"), GatewayId("owner")
 
 
 class _Failing(Registry):
-    """The first look at a lease meets an error."""
+    """The first question about a lease raises an error."""
 
     failed = False
 
@@ -55,7 +55,7 @@ class _Claims(PendingClaims):
 def runner_of(
     client: redis.Redis, url: str, execute: Callable[[Call], Outcome], registry: Registry, claims: PendingClaims
 ) -> AsyncRunner:
-    """A runner of the gateway OURS over real parts; only ``execute`` is the test's."""
+    """A runner of the gateway OURS.  All its parts are real except ``execute``, which the test supplies."""
     log, records = Log("gateway"), Records(client)
     pool, room = InvokerPool("token"), WaitingRoom()
     demand = Demand(room, registry, OURS, log)
@@ -87,7 +87,7 @@ def test_what_another_gateway_runs_is_left_to_it_though_the_first_look_at_it_fai
 
 
 def test_a_function_that_a_lost_gateway_had_started_may_not_start_again(valkey_url: str) -> None:
-    """Nor may one that two gateways hold at once: the first to ask has the only run."""
+    """A function that two gateways hold at once may not start again either: the first gateway to ask gets the run."""
     asked: queue.Queue[bool] = queue.Queue()
 
     def execute(call: Call) -> Outcome:

@@ -1,4 +1,4 @@
-"""Whom a key belongs to, and for how long the answer is believed."""
+"""The owner of a key, and how long the gateway caches this answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A blocking call that became a 202, without a process around it."""
+"""A blocking call that became a 202, tested without a gateway process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OURS = GatewayId("ours")
 
 
 class Noted(Records):
-    """Notes whether its owner's lease is there when the entry is written."""
+    """Notes whether the owner has a lease when the entry is written."""
 
     lives: bool
 
@@ -35,7 +35,7 @@ class Noted(Records):
 
 
 def test_the_owner_of_an_entry_has_a_lease_though_none_outlived_the_state_server(valkey_url: str) -> None:
-    """Without one, who reads the entry takes the run in progress for one that its gateway lost."""
+    """Without a lease, another gateway that reads the entry would take the run in progress for a lost one."""
     ends = threading.Event()
 
     def steps(_: Call) -> Steps:

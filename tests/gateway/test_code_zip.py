@@ -1,4 +1,4 @@
-"""Packages that a zip asks for: brought along, or refused when it is deployed."""
+"""Packages that a zip needs: it contains them, or it is refused when it is deployed."""
 
 from __future__ import annotations
 
@@ -64,5 +64,5 @@ def test_a_damaged_zip_is_left_to_its_runtime(cut: int) -> None:
     assert deploy(whole[: len(whole) - 1 - cut]).exec.binary
     flipped = bytearray(whole)
     flipped[4 + cut] ^= 0xFF
-    with contextlib.suppress(BadRequest):  # it still asks for numpy
+    with contextlib.suppress(BadRequest):  # the zip may still ask for numpy
         assert deploy(bytes(flipped)).exec.binary

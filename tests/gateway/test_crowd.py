@@ -34,7 +34,7 @@ def test_an_action_changed_at_one_gateway_is_changed_at_the_other(
     path = "/api/v1/namespaces/_/actions/chat"
     assert first.call("PUT", f"{path}?overwrite=true", json={"limits": {"timeout": 9000}}).status_code == 200
     versions = (second.call("GET", path).json()["version"] for _ in range(500))
-    assert "0.0.2" in versions  # the event is on its way
+    assert "0.0.2" in versions  # the event takes a moment to arrive
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(second.chat, max_tokens=1)
         invoker.wait_for_demand()
@@ -61,7 +61,7 @@ def test_a_warm_request_needs_no_state_server_and_its_record_is_written_when_it_
     try:
         gateway.put_llm()
         invoker.ready("guest/chat")
-        gateway.wait_for_routes()  # its events come in order: that the action is new was heard before
+        gateway.wait_for_routes()  # events come in order, so the gateway has the earlier event of the new action too
         assert gateway.chat(max_tokens=1).status_code == 200
         own_valkey.kill()
         reply = gateway.chat(max_tokens=2)

@@ -1,4 +1,4 @@
-"""Demand in the registry, and the leases by which gateways judge one another, without a process around them."""
+"""Demand in the registry, and the leases by which gateways judge one another, tested without a gateway process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The order of what a dispatch does, without a process around it."""
+"""The order of a dispatch's steps, tested without a gateway process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HELLO = ActionName("guest/hello")
 
 
 class Noted:
-    """Stands for the demand, the invokers and their replies."""
+    """Takes the place of the demand, the invokers and their replies."""
 
     def __init__(self) -> None:
         self.done: list[str] = []
@@ -52,7 +52,7 @@ class Noted:
 
 
 def test_a_slot_does_not_wait_for_the_state_server() -> None:
-    """The request is sent before its demand is withdrawn; refused, it is demand again."""
+    """The request is sent before its demand is withdrawn.  If the invoker refuses it, it becomes demand again."""
     noted, room = Noted(), WaitingRoom()
     dispatcher = Dispatcher(room, cast(Demand, noted), cast(InvokerPool, noted), Log("gateway"))
     action = Action(HELLO, Namespace("guest"), "0.0.1", Exec(KIND_PYTHON), Limits())
@@ -73,7 +73,7 @@ def test_a_slot_does_not_wait_for_the_state_server() -> None:
 
 
 def test_an_invoker_that_could_not_be_reached_is_asked_again() -> None:
-    """It says nothing more of an idle instance, so a route that was given up for that would never come back."""
+    """The invoker sends no further message about an idle instance, so a route that was dropped would never return."""
     noted, room, pool = Noted(), WaitingRoom(), InvokerPool("token")
     dispatcher = Dispatcher(room, cast(Demand, noted), pool, Log("gateway"))
     action = Action(HELLO, Namespace("guest"), "0.0.1", Exec(KIND_PYTHON), Limits())
@@ -86,7 +86,7 @@ def test_an_invoker_that_could_not_be_reached_is_asked_again() -> None:
         )  # fmt: skip
         room.instance_changed(record)
         call = Call(ActivationId("a"), action, Subject(Namespace("guest"), "x"), {}, Hangup())
-        call.received_s -= 110  # of two minutes: a wait for nothing ends
+        call.received_s -= 110  # of two minutes, so that the test ends soon if the call waits in vain
         reached = dispatcher.reach(call)
         assert next(reached) == "queued"
         invoker.listen()

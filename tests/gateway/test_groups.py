@@ -1,4 +1,4 @@
-"""Pipeline groups as the gateway sees them: one route to the first stage, and what happens when a stage is lost."""
+"""Pipeline groups as the gateway sees them: one route to the first stage, and the effects of a lost stage."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from thaw.instance import InstanceRecord
 
 
 def group(invoker: FakeInvoker, name: str, *, slots: int = 8) -> tuple[InstanceRecord, InstanceRecord]:
-    """Both stages READY: the follower first, as the slower one need not be the last."""
+    """Make both stages READY.  The follower is first, because the first stage need not be ready first."""
     follower = invoker.ready("guest/chat", instance=f"{name}1", group=name * 32, stage=1, slots=0, n_stages=2)
     return invoker.ready("guest/chat", instance=f"{name}0", group=name * 32, slots=slots, n_stages=2), follower
 
@@ -51,7 +51,7 @@ def test_a_request_whose_group_is_lost_before_its_first_token_goes_before_those_
         invoker.drop_runs()
         again, other = sorted(invoker.wait_for_demand(2), key=lambda d: d.queued_wall_ms)
         assert other == waiting
-        assert again.queued_wall_ms < other.queued_wall_ms  # it kept its age
+        assert again.queued_wall_ms < other.queued_wall_ms  # the request kept its age
         assert again.waited_ms > other.waited_ms
         invoker.pace = None
         group(invoker, "b", slots=1)

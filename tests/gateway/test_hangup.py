@@ -1,4 +1,4 @@
-"""Clients that hang up, before their first token and behind it."""
+"""Clients that hang up, before and after their first token."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.gateway.fake_invoker import FakeInvoker
 
 
 def raw_post(gateway: GatewayProcess, path: str, body: dict[str, Any]) -> socket.socket:
-    """A client that can be hung up at will."""
+    """Send a request and return its socket, so that the test can hang up at any time."""
     data = json.dumps(body).encode()
     sock = socket.create_connection(("127.0.0.1", gateway.port), timeout=10)
     head = f"POST {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\nContent-Length: {len(data)}\r\n\r\n"
@@ -25,7 +25,7 @@ def raw_post(gateway: GatewayProcess, path: str, body: dict[str, Any]) -> socket
 
 
 class Polled:
-    """Says that ``gone`` hung up, then that the watch ends."""
+    """Reports that ``gone`` hung up, and then that the watch ends."""
 
     def __init__(self, gone: int, end: int) -> None:
         self._events = [[(gone, select.EPOLLRDHUP)], [(end, select.EPOLLIN)]]

@@ -100,7 +100,10 @@ def test_a_result_longer_than_allowed_is_a_developer_error_in_openwhisks_words(
 def test_a_result_that_is_hard_to_write_costs_no_other_activation_its_record(
     gateway: GatewayProcess, invoker: FakeInvoker, valkey_url: str
 ) -> None:
-    """Half a surrogate pair is kept as it is; what is nested too deep is replaced by an error.  Held and 202 alike."""
+    """Half a surrogate pair is kept as it is, and a result that is nested too deeply is replaced by an error.
+
+    This holds for blocking calls and for 202s.
+    """
     nested: Any = []
     for _ in range(600):
         nested = [nested]

@@ -1,4 +1,4 @@
-"""What becomes of a run whose connection ends without an answer."""
+"""The outcome of a run whose connection ends without an answer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from thaw.errors import ThawError, TimeLimitExceeded, WorkerLost
 @pytest.mark.parametrize(
     ("error", "named"),
     [
-        (TimeoutError(errno.ETIMEDOUT, "Connection timed out"), WorkerLost),  # the kernel's word of a vanished host
+        (TimeoutError(errno.ETIMEDOUT, "Connection timed out"), WorkerLost),  # the kernel found that the host vanished
         (ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"), WorkerLost),
         (TimeoutError("timed out"), TimeLimitExceeded),  # the socket's timeout, which is the call's deadline
     ],

@@ -189,7 +189,7 @@ def test_a_body_that_cannot_be_run_names_its_parameter(
 def test_a_request_that_meets_an_error_of_ours_is_recorded_and_counted_out(
     start_gateway: Callable[..., GatewayProcess], invoker: FakeInvoker, stream: bool
 ) -> None:
-    """Something nested too deep to be sent on stands for any such error."""
+    """A value that is nested too deeply to be sent on is used as an example of such an error."""
     gateway = start_gateway(THAW_INVOCATIONS_CONCURRENT="1")
     gateway.put_llm()
     invoker.ready("guest/chat")

@@ -1,4 +1,4 @@
-"""A full queue refuses at once, and says when a request that came now would be served."""
+"""A full queue refuses a request at once, and says when a request that came now would be served."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def plan(group: str = "g", ttft_s: float | None = 40.0, made_s_ago: float = 0.0)
 def test_a_full_queue_of_an_action_is_a_429_that_says_when_its_start_will_be_ready(
     start_gateway: Callable[..., GatewayProcess], invoker: FakeInvoker, valkey_url: str
 ) -> None:
-    gateway = start_gateway(THAW_QUEUE_PER_ACTION="1", THAW_GATEWAY_DRAIN_S="1")  # a 202 is left when it stops
+    gateway = start_gateway(THAW_QUEUE_PER_ACTION="1", THAW_GATEWAY_DRAIN_S="1")  # a 202 still waits when it stops
     gateway.put_llm()
     gateway.put_python()
     with ThreadPoolExecutor(1) as pool, redis.Redis.from_url(valkey_url) as client:
@@ -111,14 +111,14 @@ def queue(n: int = 4, age_s: float = 8.0, handed_s: tuple[float, ...] = (), serv
 @pytest.mark.parametrize(
     ("plans", "waiting", "want"),
     [
-        ((plan(ttft_s=40),), queue(age_s=8), 32.0),  # the plan foretells its oldest request's first token
-        ((plan(ttft_s=40, made_s_ago=30),), queue(age_s=8), 10.0),  # which waits at another gateway
-        ((plan(ttft_s=40), plan("h", ttft_s=20)), queue(age_s=8), 12.0),  # the first of two
-        ((plan(ttft_s=4),), queue(age_s=8), 0.0),  # overdue: any moment
-        ((plan("ready"),), queue(age_s=8, serving=("ready",)), 8.0),  # no start goes on: as long again
-        ((plan(ttft_s=None),), queue(age_s=8), 8.0),  # an ordinary function's plan foretells nothing
-        ((), queue(n=4, handed_s=(80.0, 90.0, 95.0, 98.0)), 20.0),  # four in 20 s, and four wait
-        ((), queue(n=4, handed_s=(50.0, 52.0)), 100.0),  # a queue that stopped moving
+        ((plan(ttft_s=40),), queue(age_s=8), 32.0),  # the plan predicts the first token of its oldest request
+        ((plan(ttft_s=40, made_s_ago=30),), queue(age_s=8), 10.0),  # the oldest request waits at another gateway
+        ((plan(ttft_s=40), plan("h", ttft_s=20)), queue(age_s=8), 12.0),  # the earlier of two starts counts
+        ((plan(ttft_s=4),), queue(age_s=8), 0.0),  # the start is overdue and may end at any moment
+        ((plan("ready"),), queue(age_s=8, serving=("ready",)), 8.0),  # no start is in progress: as long again
+        ((plan(ttft_s=None),), queue(age_s=8), 8.0),  # the plan of an ordinary function predicts nothing
+        ((), queue(n=4, handed_s=(80.0, 90.0, 95.0, 98.0)), 20.0),  # four left the queue in 20 s, and four wait
+        ((), queue(n=4, handed_s=(50.0, 52.0)), 100.0),  # no request leaves the queue any more
     ],
 )
 def test_the_wait_is_foretold_from_starts_then_from_the_queues_pace_then_from_its_age(
@@ -156,7 +156,7 @@ def test_the_room_tells_of_its_queues() -> None:
 
 
 class Room:
-    """A waiting room with this queue for CHAT and none for anybody else."""
+    """A waiting room with this queue for CHAT and an empty queue for any other action."""
 
     def __init__(self, queue: Queue) -> None:
         self._queue = queue
@@ -175,7 +175,7 @@ class Room:
         (2, 5, (), r"wait for namespace guest \(count: 5, allowed: 5\)"),
         (2, 6, ("g",), r"wait for namespace guest \(count: 6, allowed: 5\)"),
         (0, 5, (), r"wait for namespace guest \(count: 5, allowed: 5\)"),
-        (0, 5, ("g",), ""),  # an instance serves and nobody waits for it: this request most likely finds a slot
+        (0, 5, ("g",), ""),  # an instance serves and no request waits for it, so this one most likely finds a slot
     ],
 )
 def test_a_request_is_refused_where_its_actions_or_its_namespaces_queue_is_full(

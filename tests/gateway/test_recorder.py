@@ -1,4 +1,4 @@
-"""What records wait for, and which outlive a state server that is away for long."""
+"""The events for which records wait, and the records that survive a state server's long absence."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from thaw.logs import Log
 
 
 class Away:
-    """A state server that answers again when everybody has given up once."""
+    """A state server that fails twice and then answers again."""
 
     def __init__(self) -> None:
         self.failures = 2
@@ -42,7 +42,7 @@ class Away:
 
 
 class Hosts:
-    """Each answers when the other one has been asked, too."""
+    """Two hosts.  Each answers only when the other has been asked too."""
 
     def __init__(self) -> None:
         self.asked = threading.Barrier(2)

@@ -1,4 +1,4 @@
-"""The route table and the waiting room, without a process around them."""
+"""The route table and the waiting room, tested without a gateway process."""
 
 from __future__ import annotations
 
@@ -139,12 +139,12 @@ def test_only_who_is_next_asks_an_instance_again_that_refused() -> None:
         assert ticket.route is not None
         room.refused(ticket.route, gone=False)
     assert room.must_ask(tickets[2])
-    assert tickets[2].event.is_set()  # the one that could be next is told
+    assert tickets[2].event.is_set()  # the ticket that could be next is told
     again = [enter(room, name, since_s) for name, since_s in (("b", 2.0), ("a", 1.0))]
     waiting = [*reversed(again), *tickets[2:]]
     assert [room.must_ask(t) for t in waiting] == [True, False, False, False]
     room.leave(waiting[0])
-    assert waiting[1].event.is_set()  # its client went: the next asks
+    assert waiting[1].event.is_set()  # the client of the first went away, so the next one asks
     assert [room.must_ask(t) for t in waiting] == [False, True, False, False]
     room.retry(CHAT)
     assert [t.route is not None for t in waiting] == [False, True, True, False]
@@ -160,7 +160,7 @@ def test_several_that_lost_their_worker_come_back_in_the_order_they_came_in() ->
         route = ticket.route
     later = enter(room, "third", 3.0)
     room.lost(route)
-    again = [enter(room, "second", 2.0), enter(room, "first", 1.0)]  # whichever notices first
+    again = [enter(room, "second", 2.0), enter(room, "first", 1.0)]  # they may notice the loss in any order
     served = []
     for name in "bcd":
         room.instance_changed(record(name, slots=1))

@@ -1,4 +1,4 @@
-"""The counts of invocations per namespace, by a clock that the test moves."""
+"""The counts of invocations per namespace, with a clock that the test moves."""
 
 from __future__ import annotations
 

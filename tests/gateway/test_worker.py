@@ -30,7 +30,9 @@ def ask_and_stay(gateway: GatewayProcess) -> socket.socket:
 def test_clients_that_do_not_close_after_their_last_answer_delay_nobody(
     start_gateway: Callable[..., GatewayProcess],
 ) -> None:
-    """Ten times as many as could be waited for, one after another, in the time that the last request has."""
+    """There are ten times as many clients as the gateway could wait for, one after another, before the last request
+    times out.
+    """
     gateway = start_gateway()
     n_clients = int(10 * WAIT_S / LINGER_S)
     staying = [ask_and_stay(gateway) for _ in range(n_clients)]

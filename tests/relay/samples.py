@@ -1,4 +1,4 @@
-"""A plan, an instance and a record for tests that need any."""
+"""A plan, an instance and a record for tests that need an example."""
 
 from __future__ import annotations
 

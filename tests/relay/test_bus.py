@@ -1,4 +1,4 @@
-"""Events and commands over a real server."""
+"""Events and commands through a real state server."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LOG = Log("test")
 
 
 class Inbox:
-    """Collects what a reader delivers; waits with a deadline, never sleeps."""
+    """Collects the messages that a reader delivers.  It waits with a deadline and never sleeps."""
 
     def __init__(self) -> None:
         self.up: queue.Queue[None] = queue.Queue()
@@ -108,7 +108,7 @@ def test_a_command_that_was_not_finished_is_delivered_again(
     first = Command(CommandId("1"), 1, 2, InspectModel("s3://m"))
     bus.send_command(client, host, first)
     client.xgroup_create(keys.commands(host), "host", id="0")
-    client.xreadgroup("host", "invoker", {keys.commands(host): ">"})  # an invoker that died here
+    client.xreadgroup("host", "invoker", {keys.commands(host): ">"})  # an invoker reads the command and dies
     bus.send_command(client, host, Command(CommandId("2"), 1, 2, Release(InstanceId("i"))))
     running(bus.CommandReader(valkey_url, host, inbox.messages.put, inbox.on_up, LOG))
     assert inbox.next() == first
@@ -119,7 +119,7 @@ def test_a_command_that_was_not_finished_is_delivered_again(
 def test_a_command_is_acknowledged_when_it_was_carried_out_and_not_before(
     valkey_url: str, running: Callable[[Any], None]
 ) -> None:
-    """An invoker that is killed while it carries one out finds it again."""
+    """An invoker that is killed while it carries out a command finds the command again."""
     host = HostId("host-0")
     seen: queue.Queue[tuple[str, int, list[str]]] = queue.Queue()
     with redis_link.connect(valkey_url) as client:

@@ -72,7 +72,7 @@ def test_descriptors_that_nobody_takes_never_come_in(pair: tuple[Channel, Channe
     os.close(writer)
     message, fds = Channel(pair[1].sock, takes_fds=False).receive()
     assert (message, fds) == ({"op": "x"}, [])
-    assert os.read(reader, 1) == b""  # nobody has the other end any more
+    assert os.read(reader, 1) == b""  # no process has the other end any more
     os.close(reader)
 
 
@@ -137,7 +137,7 @@ def test_a_channel_connects_by_a_path_and_leaves_nothing_open_where_nobody_liste
 
 
 class TakenAtOnce(socket.socket):
-    """Its peer closes as soon as it has all that was written in one call."""
+    """A socket whose peer closes as soon as it has received the bytes of one call."""
 
     peer: socket.socket
 

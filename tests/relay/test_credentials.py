@@ -1,4 +1,4 @@
-"""A group's credential opens the group's part of the relay, and nothing else on either server."""
+"""A group's credential gives access to the group's part of the relay server, and to nothing else on either server."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def relay(own_valkey: ValkeyServer) -> Iterator[redis.Redis]:
 
 @pytest.fixture
 def member(state: redis.Redis, relay: redis.Redis, own_valkey: ValkeyServer) -> Iterator[redis.Redis]:
-    """Another group's stage on the relay, beside a frame of ours."""
+    """A stage of another group on the relay server, which holds a frame of our group."""
     relay.xadd(MY_KEY, {"f": b"secret"})
     relay.set(f"thaw:relay:{MINE}:alive", "x")
     credential = credentials.read(state, credentials.issue(state, relay, OTHER))

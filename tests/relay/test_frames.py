@@ -1,4 +1,4 @@
-"""Frame v1: the vectors, and every lie a header can tell."""
+"""Frame v1: the vectors, and every false value in a header."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_one_flipped_bit_anywhere_is_refused() -> None:
 
 
 def resealed(raw: bytearray) -> bytes:
-    """A forged header with a right checksum: what remains is the bounds."""
+    """Give a forged header a valid checksum, so that only the checks of its values can refuse it."""
     struct.pack_into("<I", raw, 56, frames.crc32c(bytes(raw[:56]) + bytes(raw[60:64])))
     return bytes(raw)
 

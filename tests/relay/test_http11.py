@@ -1,4 +1,4 @@
-"""HTTP/1.1 between our own processes: every cut, every lie, and what a kept connection is left with."""
+"""HTTP/1.1 between Thaw's own processes: every cut, every false value, and the state of a kept connection afterwards."""
 
 from __future__ import annotations
 

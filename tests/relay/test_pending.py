@@ -33,7 +33,7 @@ def test_what_was_lost_with_a_connection_comes_again_and_then_the_new(client: re
     create_group(client)
     for n in range(5):
         accept(client, f"lost{n}")
-    client.xreadgroup(keys.PENDING_GROUP, OURS, {keys.PENDING: ">"}, count=5)  # an answer that nobody read
+    client.xreadgroup(keys.PENDING_GROUP, OURS, {keys.PENDING: ">"}, count=5)  # as if this answer had been lost
     client.xdel(keys.PENDING, client.xrange(keys.PENDING)[1][0])
     accept(client, "new")
     seen: queue.Queue[Entry] = queue.Queue()
@@ -48,14 +48,14 @@ def test_what_was_lost_with_a_connection_comes_again_and_then_the_new(client: re
 
 
 def test_a_gateway_reads_no_more_entries_than_it_has_room_for(client: redis.Redis, valkey_url: str) -> None:
-    """What it has read is its own: no other gateway could begin it meanwhile."""
+    """A gateway owns the entries that it has read, so no other gateway could begin them."""
     create_group(client)
     for n in range(5):
         accept(client, f"a{n}")
     asked_again, go_on, rooms = threading.Event(), threading.Event(), iter([2, 2])
 
     def room() -> int:
-        """Room for two at the look at what was lost, and for two more; then there is none until the test ends."""
+        """There is room for two lost entries and for two new ones, and then for none until the test ends."""
         if (n := next(rooms, 0)) == 0:
             asked_again.set()
             go_on.wait(10)
@@ -75,7 +75,7 @@ def test_a_gateway_reads_no_more_entries_than_it_has_room_for(client: redis.Redi
 
 
 class _SlowToClaim(redis.Redis):
-    """Between its look at a dead gateway's entries and its claim another gateway claims them."""
+    """Another gateway claims a dead gateway's entries after this one has listed them and before it claims them."""
 
     between: Callable[[], object]
 
@@ -89,7 +89,7 @@ def test_of_two_gateways_that_see_the_same_death_one_has_the_entry(client: redis
     create_group(client)
     accept(client, "a")
     ((_, ((entry_id, _),)),) = cast(Any, client.xreadgroup(keys.PENDING_GROUP, "dead", {keys.PENDING: ">"}))
-    # its gateway took it a minute ago
+    # the entry's gateway took it a minute ago
     client.xclaim(keys.PENDING, keys.PENDING_GROUP, "dead", 0, [entry_id], idle=60_000, justid=True)
     taken: list[Entry] = []
     with _SlowToClaim.from_url(valkey_url) as slow:

@@ -1,4 +1,4 @@
-"""What the priorities of a link grant one another, in every order of events."""
+"""The bytes that the priorities of a link leave to one another, in every order of events."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ INFERENCE, KV, BULK = Priority
 
 
 class Link:
-    """A quota, and what a receiver would know."""
+    """A quota, with the numbers that a receiver would know."""
 
     def __init__(self, flow: Flow = FLOW) -> None:
         self.quota = LinkQuota(flow)
@@ -56,7 +56,7 @@ def test_a_priority_that_waits_gets_its_part_once_the_borrower_was_read() -> Non
     link.quota.begin(KV)
     assert not link.take(KV, 10)
     link.read_all(INFERENCE)
-    assert link.fill(INFERENCE) == 2 * PART  # it leaves KV its part from now on
+    assert link.fill(INFERENCE) == 2 * PART  # from now on it leaves KV its part
     assert link.fill(KV) == PART
 
 

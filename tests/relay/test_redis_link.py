@@ -1,4 +1,4 @@
-"""The connection to a state server under a crowd, and what its loss is called."""
+"""The connection to a state server with many clients, and the error for its loss."""
 
 from __future__ import annotations
 

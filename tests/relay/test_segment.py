@@ -1,4 +1,4 @@
-"""Segment v1: the vectors, the writer and the reader against each other, and a reader that is lied to."""
+"""Segment v1: the vectors, the writer together with the reader, and a reader that gets false values."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ SLAB_BYTES = 2 * 1024 * 1024
 
 @dataclass
 class Made:
-    """A segment as fetchd would make it, without fetchd."""
+    """A segment as fetchd would make it, but without fetchd."""
 
     page: ControlPage
     page_bytes: mmap.mmap
@@ -89,7 +89,7 @@ def test_the_writer_writes_the_vectors_bytes(vector: dict[str, Any]) -> None:
         else:
             segment.page.fail(ErrorInfo(step["code"], step["message"], step["hint"]))
     written = bytearray(segment.page_bytes[: len(vector["hex"]) // 2])
-    written[32:40] = bytes(8)  # the heartbeat is the clock's
+    written[32:40] = bytes(8)  # the heartbeat depends on the clock
     assert written.hex() == vector["hex"]
     assert not any(segment.page_bytes[len(written) :])
 
@@ -252,7 +252,7 @@ def test_too_few_descriptors_are_refused_and_closed(made: Made) -> None:
 def test_a_changed_word_and_a_passed_time_end_a_futex_wait() -> None:
     region = Region(4096)
     began = time.monotonic()
-    futex_wait(region.address, 1, 60)  # the word is 0: it has changed already
+    futex_wait(region.address, 1, 60)  # the word is 0, so it differs from 1 already
     assert time.monotonic() - began < 30
     futex_wait(region.address, 0, 0.01)
     assert futex_wake(region.address) == 0

@@ -1,4 +1,4 @@
-"""The registry, the records and the lease, over a real server."""
+"""The registry, the records and the lease, with a real state server."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_dead_gateways_demand_is_dropped_unless_another_has_claimed_it(client:
     registry = Registry(client)
     left, claimed = (DemandAdded(ActivationId(c * 32), CHAT, GUEST, GatewayId("dead"), 5) for c in "ab")
     registry.add_demand(left)
-    registry.add_demand(replace(claimed, gateway=GatewayId("new")))  # the scheduler has not heard of it yet
+    registry.add_demand(replace(claimed, gateway=GatewayId("new")))  # the scheduler does not know this yet
     before = client.xlen(keys.EVENTS)
     for demand in (left, claimed):
         registry.drop_demand(demand.activation_id, CHAT, GatewayId("dead"))
@@ -219,7 +219,7 @@ def test_no_202_without_an_append_only_file(own_valkey: ValkeyServer) -> None:
     with pytest.raises(PlatformError, match="cannot promise durability") as caught:
         Records(client).accept(pending("e" * 32))
     assert caught.value.hint == "start it with --appendonly yes"
-    assert client.xlen(keys.PENDING) == 0  # nobody runs what was refused
+    assert client.xlen(keys.PENDING) == 0  # no gateway runs an entry that was refused
     client.close()
 
 
@@ -240,5 +240,5 @@ def test_the_lease_is_held_by_one_and_every_holder_gets_a_higher_epoch(client: r
     first.release()
     assert second.acquire() == epoch + 1
     assert not first.renew()
-    first.release()  # not its own any more: changes nothing
+    first.release()  # the lease is not its own any more, so this changes nothing
     assert second.renew()

@@ -1,4 +1,4 @@
-"""Heartbeats compare each machine's clock with a real state server's, and explain draws with what they found."""
+"""Heartbeats compare each machine's clock with a real state server's, and ``explain`` uses the differences."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ GROUP, ACTIVATION = "9" * 32, "a" * 32
 
 
 class Machine:
-    """A boot of its own whose monotonic clock began elsewhere and whose wall clock is ``wrong_s`` ahead."""
+    """A machine with a boot of its own, another begin of its monotonic clock, and a wall clock ``wrong_s`` ahead."""
 
     def __init__(self, client: redis.Redis, boot: str, began_ns: int, wrong_s: float) -> None:
         self.boot, self._began_ns, self._wrong_ns = boot, began_ns, round(wrong_s * 1e9)
@@ -55,7 +55,7 @@ def client(valkey_url: str) -> Iterator[redis.Redis]:
 
 
 def test_each_kind_of_heartbeat_finds_the_server_s_time(client: redis.Redis) -> None:
-    """The server runs on this machine, so its clock is the one that time.time_ns() reads."""
+    """The server runs on this machine, so its clock is the clock that time.time_ns() reads."""
     here = Machine(client, "b", 5 * HOUR_NS, 0)
     beats = (lambda: here.beat("h"), lambda: here.registry.gateway_alive(GatewayId("g")), here.registry.live_hosts)
     assert here.clock.reading is None
@@ -128,4 +128,4 @@ def test_a_start_over_machines_whose_clocks_are_wrong_by_seconds_is_drawn_in_its
     for line, ahead_s, side in zip(clocks, (-3.0, 5.0), ("behind", "ahead of"), strict=True):
         assert f"{side} the gateway, ± " in line
         told_s = float(line.split(" is ")[1].split(" ms ")[0].replace(",", "")) / 1e3
-        assert abs(told_s - abs(ahead_s)) < 0.5  # an event reads its two clocks one after the other
+        assert abs(told_s - abs(ahead_s)) < 0.5  # an event's two clocks are read one after the other

@@ -1,4 +1,4 @@
-"""Tensor descriptors: sizes are known before anything is allocated, and must add up."""
+"""Tensor descriptors: their sizes are known before anything is allocated, and must add up."""
 
 from __future__ import annotations
 

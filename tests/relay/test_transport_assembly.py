@@ -1,4 +1,4 @@
-"""Chunks to messages: repeated, ahead of their turn, lying about their size."""
+"""The assembly of chunks to messages, with chunks that are repeated, early, or of a false size."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_a_chunk_that_lies_about_its_message_is_refused(
 @given(st.lists(st.binary(max_size=60), min_size=1, max_size=6), st.randoms())
 def test_frames_of_two_ways_make_the_same_messages_in_any_order(payloads: list[bytes], random: object) -> None:
     frames = [frame for seq, payload in enumerate(payloads) for frame in frames_of(seq, payload)]
-    shuffled = frames * 2  # everything came both ways
+    shuffled = frames * 2  # every frame came on both paths
     random.shuffle(shuffled)  # type: ignore[attr-defined]
     assembly = Assembly(0, hold_bytes=10_000)
     got = [message for frame in shuffled for message in give(assembly, *frame)]

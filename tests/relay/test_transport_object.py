@@ -1,4 +1,4 @@
-"""The object transport: what somebody else puts into the store, what nobody reads, and a store that is away."""
+"""The object transport: foreign objects in the store, messages that are never read, and a store that is away."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def ends(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[list[Object
 
 
 def put(root: Path, name: str, body: bytes, secret: str = SECRET) -> None:
-    """As a member would, if ``secret`` is the group's."""
+    """Put an object into the store.  A member of the group would put the same if ``secret`` is the group's."""
     folder = root / GROUP / "1"
     folder.mkdir(parents=True, exist_ok=True)
     mac = _mac(secret.encode(), 1, name, body[:64], memoryview(body[64:]))
@@ -66,7 +66,7 @@ def test_what_was_read_leaves_the_store(ends: list[ObjectTransport], tmp_path: P
 def test_what_nobody_reads_is_taken_back_by_its_sender(ends: list[ObjectTransport], tmp_path: Path) -> None:
     ends[0].send(1, HIDDEN, b"never read", deadline_s=20)
     with pytest.raises(TimeoutError):
-        ends[0].receive(deadline_s=0.1)  # past its time to live
+        ends[0].receive(deadline_s=0.1)  # this takes longer than the message's time to live
     ends[0].send(1, HIDDEN, b"later", deadline_s=20)
     assert [p.name for p in (tmp_path / GROUP / "1").iterdir()] == ["0-000-0000000000000001-00000000"]
     with pytest.raises(ProtocolError, match="frames before .* are lost"):

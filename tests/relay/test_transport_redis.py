@@ -1,4 +1,4 @@
-"""What only the Redis transport can get wrong: what the relay holds, what is forged in it, and what it forgets."""
+"""Faults that only the Redis transport can have: what the relay server holds, forged entries, and lost keys."""
 
 from __future__ import annotations
 
@@ -59,11 +59,11 @@ def client(valkey_url: str) -> Iterator[redis.Redis]:
 
 def test_what_was_read_is_deleted_and_what_nobody_reads_expires(make: Make, client: redis.Redis) -> None:
     sender, receiver = make(0), make(1)
-    for _ in range(16):  # they are acknowledged together
+    for _ in range(16):  # the receiver acknowledges this many together
         sender.send(1, HIDDEN, b"x", deadline_s=20)
         receiver.receive(deadline_s=20)
     sender.send(1, KV, b"y", deadline_s=20)
-    assert receiver.receive(deadline_s=20).kind is FrameKind.KV  # coming back for more acknowledges
+    assert receiver.receive(deadline_s=20).kind is FrameKind.KV  # a further receive acknowledges
     sender.send(1, HIDDEN, b"never read", deadline_s=20)
     settle(receiver, Priority.INFERENCE)
     assert client.xlen(STREAM) == 1
@@ -76,7 +76,7 @@ def test_what_was_read_is_deleted_and_what_nobody_reads_expires(make: Make, clie
 
 
 def age(client: redis.Redis, ms: int) -> None:
-    """Nothing happens for so long, as far as the relay's keys can tell."""
+    """Make the relay server's keys ``ms`` older, as if nothing had happened for so long."""
     for key in list(client.scan_iter(f"thaw:relay:{GROUP}:*")):
         left_ms = client.pttl(key) - ms
         client.pexpire(key, left_ms) if left_ms > 0 else client.delete(key)
@@ -127,7 +127,7 @@ def test_a_forged_frame_is_refused(
 ) -> None:
     receiver = make(1)
     client.xadd(STREAM, fields, id="1-0")  # type: ignore[arg-type]
-    for _ in range(2):  # and again: nothing behind it is taken for sound
+    for _ in range(2):  # also the second time, because nothing after the bad entry may be accepted
         with pytest.raises(ProtocolError, match=message):
             receiver.receive(deadline_s=20)
 
@@ -166,16 +166,16 @@ def test_a_second_writer_on_ones_stream_is_noticed(make: Make, client: redis.Red
 
 
 def test_a_receiver_that_connects_anew_says_again_how_much_it_has_taken(make: Make, client: redis.Redis) -> None:
-    """The last it said may have been lost with the connection, and a sender a window ahead waits for nothing else."""
+    """Its last report may have been lost with the connection, and a sender that is a window ahead waits for it."""
     sender, receiver = make(0), make(1)
     for _ in range(16):
         sender.send(1, HIDDEN, bytes(1000), deadline_s=20)
     for _ in range(16):
         receiver.receive(deadline_s=20)
     with pytest.raises(TimeoutError):
-        receiver.receive(deadline_s=0.01)  # asks for more, and so says what it has taken
+        receiver.receive(deadline_s=0.01)  # this asks for more, and so reports what was taken
     wait_until(lambda: bool(client.exists(f"{STREAM}:credit")))
-    client.delete(f"{STREAM}:credit")  # this is the same as a relay that never heard of it
+    client.delete(f"{STREAM}:credit")  # this is the same as a relay server that never got the report
     cut(receiver)
     receiving = Worker(lambda: receiver.receive(deadline_s=10))
     sender.send(1, HIDDEN, bytes(15_000), deadline_s=20)
@@ -234,7 +234,7 @@ def test_a_relay_that_stays_away_ends_in_unavailable(make: Make, own_valkey: Val
     with pytest.raises(Unavailable, match="the relay does not answer"):
         receiver.receive(deadline_s=30)
     with pytest.raises(Unavailable, match="the relay does not answer"):
-        for _ in range(2):  # the first is kept, in the hope that somebody can send it later
+        for _ in range(2):  # the first message is kept, because a later call may be able to send it
             sender.send(1, HIDDEN, b"x", deadline_s=0.3)
 
 
@@ -246,7 +246,7 @@ def test_a_full_relay_refuses_and_says_so(make: Make, own_valkey: ValkeyServer) 
     with pytest.raises(Unavailable, match="the relay's memory is full"):
         for _ in range(100):
             sender.send(1, HIDDEN, bytes(1_000_000), deadline_s=20)
-    # what broke the link is told, and not that a message was cut off by it
+    # the error names the reason why the link broke, and not the message that was cut off
     with pytest.raises(WorkerLost, match="the link to stage 1 broke: the relay's memory is full"):
         sender.send(1, HIDDEN, b"x", deadline_s=20)
 
@@ -269,7 +269,7 @@ def test_a_dead_group_at_its_quota_leaves_the_relay_room_for_others(own_valkey: 
                 while True:
                     dead.send(1, header, bytes(20_000), deadline_s=0.5)
         held = client.info("memory")["used_memory"] - before
-        assert quota / 3 < held < quota  # half of it: one of two links is full
+        assert quota / 3 < held < quota  # about half of the quota, because one of two links is full
         client.config_set("maxmemory", before + 2 * quota)
         other = GroupId(random_hex_id())
         sender, receiver = stage(other, 0), stage(other, 1)
@@ -279,7 +279,7 @@ def test_a_dead_group_at_its_quota_leaves_the_relay_room_for_others(own_valkey: 
 
 
 def sent_until_full(sender: RedisTransport, header: FrameHeader) -> int:
-    """Bytes, headers included, that went to stage 1 before it did not keep up."""
+    """Send to stage 1 until it does not keep up.  Return the bytes that were sent, headers included."""
     n_bytes = 0
     with pytest.raises(Unavailable, match="stage 1 does not keep up"):
         while n_bytes < 1_000_000:
@@ -289,7 +289,7 @@ def sent_until_full(sender: RedisTransport, header: FrameHeader) -> int:
 
 
 def test_a_priority_that_sends_alone_may_use_the_whole_part_of_its_link(make: Make) -> None:
-    part = 30_000  # of two links
+    part = 30_000  # the part of one of two links
     sent = sent_until_full(make(0, flow=Flow.of_group(2, 2 * part)), HIDDEN)
     assert part * 0.9 < sent <= part
 
@@ -305,20 +305,20 @@ def test_what_inference_borrowed_goes_back_to_kv_as_it_is_read(make: Make) -> No
     assert kinds.count(FrameKind.HIDDEN_STATES) == n_borrowed
     acknowledge(receiver)
     sender.send(1, KV, bytes(flow.at_once_bytes - HEADER_BYTES), deadline_s=20)
-    most = 2 * window  # its own part and bulk's, not KV's
+    most = 2 * window  # its own part and that of bulk messages, but not that of KV
     assert most - flow.credit_bytes - 1000 < sent_until_full(sender, HIDDEN) <= most
     sender.send(1, KV, bytes(1000), deadline_s=20)
 
 
 def acknowledge(receiver: RedisTransport) -> None:
-    """A receiver says what it has taken when it comes back for more."""
+    """Make the receiver report what it has taken: it does so when it asks for more."""
     with pytest.raises(TimeoutError):
         receiver.receive(deadline_s=0)
 
 
 def test_what_a_receiver_took_and_did_not_report_makes_no_message_wait(make: Make) -> None:
     sender, receiver = make(0), make(1)
-    for n_bytes in [236] * 16 + [900] * 5:  # acknowledged by their number, and then not yet by their bytes
+    for n_bytes in [236] * 16 + [900] * 5:  # 16 messages are acknowledged by number; 5 have too few bytes for that
         sender.send(1, HIDDEN, bytes(n_bytes), deadline_s=20)
         receiver.receive(deadline_s=20)
     acknowledge(receiver)
@@ -328,7 +328,7 @@ def test_what_a_receiver_took_and_did_not_report_makes_no_message_wait(make: Mak
 def test_a_report_that_another_priority_reads_first_wakes_the_one_that_waits(
     make: Make, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The threads of a link's priorities share what the receiver reports, and any of them may read it first."""
+    """The threads of a link's priorities share the receiver's reports, and any of them may read a report first."""
     sender, receiver = make(0), make(1)
     n_messages = sent_until_full(sender, HIDDEN) // (900 + HEADER_BYTES)
     take, refusals = LinkQuota.take, iter(range(3))
@@ -336,7 +336,7 @@ def test_a_report_that_another_priority_reads_first_wakes_the_one_that_waits(
     def take_and_be_overtaken(quota: LinkQuota, priority: Priority, n_bytes: int) -> bool:
         if take(quota, priority, n_bytes):
             return True
-        if next(refusals) == 1:  # the sender is about to wait for a report
+        if next(refusals) == 1:  # now the sender is about to wait for a report
             for _ in range(n_messages):
                 receiver.receive(deadline_s=20)
             acknowledge(receiver)
@@ -346,7 +346,7 @@ def test_a_report_that_another_priority_reads_first_wakes_the_one_that_waits(
     monkeypatch.setattr(LinkQuota, "take", take_and_be_overtaken)
     began_s = time.monotonic()
     sender.send(1, HIDDEN, bytes(900), deadline_s=20)
-    assert time.monotonic() - began_s < 15  # it waited until its deadline
+    assert time.monotonic() - began_s < 15  # it used to wait until its deadline
 
 
 def test_a_refusal_of_a_small_message_is_told_to_the_thread_that_waits_for_the_answer(
@@ -357,7 +357,7 @@ def test_a_refusal_of_a_small_message_is_told_to_the_thread_that_waits_for_the_a
     with redis.Redis.from_url(own_valkey.url) as client:
         client.config_set("maxmemory", "1")
     with pytest.raises(Unavailable, match="the relay's memory is full"):
-        sender.send(1, HIDDEN, b"x", deadline_s=20)  # mostly it does not wait for the answer
+        sender.send(1, HIDDEN, b"x", deadline_s=20)  # this mostly does not wait for the answer
         sender.receive(deadline_s=0.3)
 
 
@@ -375,4 +375,4 @@ def test_a_lost_connection_is_not_forgotten_while_somebody_sends(make: Make) -> 
     sender = transport._senders[Priority.INFERENCE]
     with sender._lock:
         sender._drop()
-        assert sender.revive(5.0) == pytest.approx(5.0, abs=0.1)  # asked again, soon
+        assert sender.revive(5.0) == pytest.approx(5.0, abs=0.1)  # it wants to be called again soon

@@ -1,4 +1,4 @@
-"""The TCP transport: who is let in, where it listens, what a cut costs, and the short cut beside redis."""
+"""The TCP transport: who may connect, where it listens, the effects of a cut, and the shortcut in addition to redis."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ FLOW = Flow(chunk_bytes=1000, window_bytes=20_000, resume_s=2.0)
 
 @pytest.fixture
 def url(valkey_url: str) -> Iterator[str]:
-    """A relay on which the default user has the group's secret."""
+    """The URL of a relay server on which the default user has the group's secret."""
     with redis.Redis.from_url(valkey_url) as client:
         client.execute_command("ACL", "SETUSER", "default", f">{CREDENTIAL.secret}")
         yield valkey_url
@@ -105,7 +105,7 @@ def test_a_proof_cannot_be_used_twice(ends: list[TcpTransport]) -> None:
 
 def test_strangers_that_say_nothing_are_few(ends: list[TcpTransport]) -> None:
     strangers = [dial(ends[1])[0] for _ in range(40)]
-    assert closed_by_peer(strangers[0])  # pushed out by those that came later
+    assert closed_by_peer(strangers[0])  # later strangers replaced it
     ends[0].send(1, HIDDEN, b"still served", deadline_s=20)
     assert bytes(ends[1].receive(deadline_s=20).payload) == b"still served"
     for stranger in strangers:
@@ -168,10 +168,10 @@ def test_what_was_sent_before_a_cut_is_sent_again_by_the_thread_that_waits_for_t
     ends[0].send(1, HIDDEN, b"first", deadline_s=20)
     assert bytes(ends[1].receive(deadline_s=20).payload) == b"first"
     link = ends[0]._ends.link(1, Priority.INFERENCE)
-    assert len(link.queue) == 1  # kept: nobody has acknowledged so little
+    assert len(link.queue) == 1  # it is kept, because the receiver does not acknowledge so little
     cut(ends[1])
     ends[0].send(1, HIDDEN, b"into the void", deadline_s=20)
-    waiting = Worker(lambda: ends[0].receive(deadline_s=20))  # it redials
+    waiting = Worker(lambda: ends[0].receive(deadline_s=20))  # this connects again
     assert bytes(ends[1].receive(deadline_s=10).payload) == b"into the void"
     ends[1].send(0, HIDDEN, b"the answer", deadline_s=20)
     waiting.join()
@@ -181,11 +181,11 @@ def test_a_cut_that_is_noticed_by_looking_for_acknowledgements_is_repaired_too(e
     ends[0].send(1, HIDDEN, b"first", deadline_s=20)
     assert bytes(ends[1].receive(deadline_s=20).payload) == b"first"
     link = ends[0]._ends.link(1, Priority.INFERENCE)
-    n_kept = -(-FLOW.credit_bytes // 1000)  # so many and the first are not enough to look for acknowledgements
+    n_kept = -(-FLOW.credit_bytes // 1000)  # with this many more messages the sender does not yet read acknowledgements
     for i in range(n_kept):
         ends[0].send(1, HIDDEN, bytes([i]) * 900, deadline_s=20)
     cut(ends[1])
-    ends[0].send(1, HIDDEN, bytes([n_kept]) * 900, deadline_s=20)  # the last that is sent: it waits for an answer
+    ends[0].send(1, HIDDEN, bytes([n_kept]) * 900, deadline_s=20)  # the last message: the sender needs an answer now
     assert link._sock is None
     waiting = Worker(lambda: ends[0].receive(deadline_s=20))
     assert [ends[1].receive(deadline_s=10).payload[0] for _ in range(n_kept + 1)] == list(range(n_kept + 1))
@@ -198,7 +198,7 @@ def test_a_lost_link_is_not_forgotten_while_somebody_sends_on_it(ends: list[TcpT
     link = ends[0]._ends.link(1, Priority.INFERENCE)
     with link._lock:
         link._drop()
-        assert link.revive(5.0) == pytest.approx(5.0, abs=0.1)  # asked again, soon
+        assert link.revive(5.0) == pytest.approx(5.0, abs=0.1)  # it wants to be called again soon
     assert link.revive(5.0) is None
     assert link._sock is not None
 
@@ -211,7 +211,7 @@ def test_a_message_above_the_window_passes_while_it_is_read(ends: list[TcpTransp
     assert sum(f.n_bytes for f in ends[0]._ends.link(1, Priority.INFERENCE).queue) <= FLOW.window_bytes
 
 
-# ── the short cut beside redis ────────────────────────────────────────────────────────────────────────────────────
+# ── the shortcut in addition to redis ─────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.fixture
@@ -224,7 +224,7 @@ def pair(url: str) -> Iterator[list[AutoTransport]]:
 
 
 def talk_until_up(pair: list[AutoTransport]) -> int:
-    """Messages go by redis until the helper has dialled; how many went."""
+    """Send messages through redis until the helper has connected.  Return the number of messages."""
     count, deadline = 0, time.monotonic() + 20
     while pair[0].path(1) is not HopPath.TCP:
         assert time.monotonic() < deadline
@@ -241,14 +241,14 @@ def test_a_link_moves_to_the_short_cut_and_keeps_its_order(pair: list[AutoTransp
     for i in range(count, count + 20):
         assert bytes(pair[1].receive(deadline_s=20).payload) == i.to_bytes(4, "little") * 200
     link: Any = pair[0]._ends
-    assert link.link(1, Priority.INFERENCE).queue  # they went past the relay
+    assert link.link(1, Priority.INFERENCE).queue  # they did not go through the relay server
 
 
 def test_a_short_cut_that_is_lost_leaves_everything_to_redis(pair: list[AutoTransport]) -> None:
     count = talk_until_up(pair)
-    pair[0].send(1, HIDDEN, count.to_bytes(4, "little") * 300, deadline_s=20)  # not read yet
+    pair[0].send(1, HIDDEN, count.to_bytes(4, "little") * 300, deadline_s=20)  # it is not read yet
     listener: Any = pair[1]._ends
-    listener._porter.close()  # nobody can dial it again
+    listener._porter.close()  # so no peer can connect to it again
     cut(pair[1])
     for i in range(count + 1, count + 12):
         pair[0].send(1, HIDDEN, i.to_bytes(4, "little") * 300, deadline_s=10)
@@ -279,7 +279,7 @@ def test_what_came_by_the_short_cut_before_its_turn_is_acknowledged_when_its_tur
     for i in range(number, number + 1 + count):
         assert bytes(pair[1].receive(deadline_s=20).payload) == bytes([i]) * 900
     with pytest.raises(TimeoutError):
-        pair[1].receive(deadline_s=0.1)  # it has come back for more: that acknowledges
+        pair[1].receive(deadline_s=0.1)  # a further receive acknowledges
     pair[0].send(1, HIDDEN, bytes(900), deadline_s=20)  # the window has room for it
     assert bytes(pair[1].receive(deadline_s=20).payload) == bytes(900)
 
@@ -291,7 +291,7 @@ def test_a_message_that_was_cut_off_on_one_way_breaks_the_link_on_both(
     talk_until_up(pair)
     link = pair[0]._links[1, Priority.INFERENCE]
     link.up = by_shortcut
-    with pytest.raises(Unavailable, match="does not keep up"):  # nobody reads
+    with pytest.raises(Unavailable, match="does not keep up"):  # the receiver does not read
         pair[0].send(1, HIDDEN, bytes(50 * FLOW.window_bytes if by_shortcut else 2 * FLOW.window_bytes), deadline_s=0.5)
     for way_now in (by_shortcut, not by_shortcut):
         link.up = way_now
@@ -314,7 +314,7 @@ def test_what_a_given_up_short_cut_could_not_leave_to_redis_breaks_the_link(pair
     count = talk_until_up(pair)
     link = pair[0]._links[1, Priority.INFERENCE]
     pair[0].send(1, HIDDEN, bytes([count]) * 900, deadline_s=20)
-    link.sender.close()  # redis takes nothing any more
+    link.sender.close()  # the redis transport takes no more messages
     with link.lock:
         pair[0]._surrender(link, 1)
     with pytest.raises(WorkerLost, match="broke"):

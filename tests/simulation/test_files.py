@@ -1,4 +1,4 @@
-"""Workload files: good ones are read, bad rows are refused with line and reason.  Checkpoints and the program."""
+"""Workload files, checkpoints and the program.  Good files are read; bad rows are refused with line and reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A report knows the code that it was made with, and notices that the code has changed since."""
+"""A report records the code that it was made with, and the program notices that this code has changed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def choose(hosts: list[HostId]) -> HostId:
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """A simulator, and a policy of one file."""
+    """A tree with a simulator, and with a policy of one file."""
     write(tmp_path, "bench/simulation/matrix.py", "from gateway.scheduler.policy import decide\nfrom thaw import ids\n")
     write(tmp_path, "gateway/scheduler/policy/decide.py", POLICY)
     write(tmp_path, "gateway/scheduler/loop.py", "import redis\n")
@@ -44,7 +44,7 @@ def write(root: Path, path: str, text: str) -> None:
 
 
 def record(root: Path) -> None:
-    """What the program writes beside its report."""
+    """Write the record that the program writes with its report."""
     made_with = provenance.present(root)
     write(root, str(provenance.RECORD), json.dumps({"commit": "commit 1234567", "modules": dict(made_with.digests)}))
 

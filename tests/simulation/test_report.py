@@ -1,4 +1,4 @@
-"""What the page says of several seeds, of late requests, of what systems have, and of Thaw without a part."""
+"""The page's parts on several seeds, on late requests, on the systems' mechanisms, and on Thaw without a part."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What holds in every run: the same log from the same inputs, no request lost, no memory promised twice."""
+"""Properties of every run: equal inputs give equal logs, no request is lost, and no memory is promised twice."""
 
 from __future__ import annotations
 
@@ -31,21 +31,23 @@ def hour() -> Workload:
 
 @pytest.fixture(scope="module")
 def of_hour(hour: Workload) -> Callable[[str], Outcome]:
-    """What became of the hour with a system; it is simulated once."""
+    """The outcome of the hour with a system.  Each system is simulated once."""
     return cache(lambda system: simulate(hour, SYSTEMS[system]))
 
 
 @pytest.fixture(scope="module")
 def of_minutes() -> Callable[[str], Outcome]:
-    """What becomes of five busy minutes with Thaw, or with Thaw without a part."""
+    """The outcome of five busy minutes with Thaw, or with Thaw without a part."""
     minutes = generate(8, 0.6, 0, seconds=300)
     return cache(lambda system: simulate(minutes, ABLATIONS[system]))
 
 
 @pytest.fixture(scope="module")
 def of_busy_hour() -> Callable[[str], tuple[Outcome, int]]:
-    """The same of a busy one, and how often something was held.  Each time every device is looked at, by other means
-    than the code that takes it."""
+    """The outcome of a busy hour, and the number of times that memory was held.
+
+    Each time, every device is checked independently of the code that takes the memory.
+    """
     true_hold = cluster.SimServer.hold
 
     @cache
@@ -120,7 +122,7 @@ COUNTED = frozenset(
         Mechanism.EVICTION,
     )
 )
-"""A run counts each use of these."""
+"""A run counts each use of these mechanisms."""
 
 
 @pytest.mark.parametrize("system", ALL)
@@ -148,11 +150,11 @@ def test_without_admission_a_fetch_is_foretold_that_breaks_a_promise(discipline:
     kinds: tuple[type[LinkLedger], ...] = (LinkLedger, HeedlessLedger)
     for kind in kinds:
         ledger = kind(1e9, discipline)
-        assert ledger.bandwidth(1e9, 1.5, 0.0) == 1e9  # an idle link
+        assert ledger.bandwidth(1e9, 1.5, 0.0) == 1e9  # the link is idle
         assert ledger.add("one", 1e9, 1.5, 0.0)
         assert ledger.add("another", 1e9, 1.4, 0.0) == (kind is HeedlessLedger)
         assert (ledger.bandwidth(1e9, 1.3, 0.0) > 0) == (kind is HeedlessLedger)
-        assert 0 < ledger.bandwidth(1e9, float("inf"), 0.0) < 1e9  # behind what was promised
+        assert 0 < ledger.bandwidth(1e9, float("inf"), 0.0) < 1e9  # the promised fetches come first
 
 
 def test_holding_more_than_is_free_is_refused() -> None:
@@ -166,7 +168,7 @@ def test_holding_more_than_is_free_is_refused() -> None:
 
 @pytest.mark.parametrize("discipline", DISCIPLINES)
 def test_the_link_and_the_schedulers_ledger_tell_the_same_story(discipline: Discipline) -> None:
-    """Two independent fluids: what the scheduler believes is what happens, and promises are kept."""
+    """These are two independent fluid models.  The scheduler's estimate is what happens, and promises are kept."""
     engine, ledger = Engine(), LinkLedger(2e9, discipline)
     link = Link(engine, 2e9, discipline)
     late: list[str] = []
@@ -206,7 +208,7 @@ def test_a_looser_objective_is_not_worse_for_a_system_that_ignores_it(hour: Work
 
 
 def test_a_request_that_waits_past_its_time_limit_has_failed(hour: Workload) -> None:
-    """Its gateway has answered by then; the scheduler drops its demand."""
+    """The gateway has answered the request by then, and the scheduler drops its demand."""
     engine, spec = Engine(), SYSTEMS["thaw"]
     system = Production(
         engine, cluster.build(TESTBEDS["ii"], engine, spec.discipline, cache=spec.cache), spec, Objectives()

@@ -1,4 +1,4 @@
-"""One cold start computed by hand (Eq. 5 and the tail), and the same by simulation."""
+"""One cold start, computed by hand (Eq. 5 and the tail) and by simulation."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def ttft(system: str, **changes: object) -> float:
 
 
 def test_one_overlapped_worker_takes_what_eq_5_says() -> None:
-    fetch = 13_476_839_424 / LINK  # 6.738 s, slower than the runtime's 4.7 s
+    fetch = 13_476_839_424 / LINK  # 6.738 s, longer than the runtime's 4.7 s
     assert ttft("paraserve-single") == pytest.approx(fetch + 1.7 + PREFILL + HOP)
 
 
 def test_four_stages_take_what_eq_5_says_with_f() -> None:
-    runtime = 1.0 + 0.8 + 2.9  # the fetch of a quarter, 1.685 s, and its tail hide behind it
+    runtime = 1.0 + 0.8 + 2.9  # it hides the fetch of a quarter, which takes 1.685 s, and the tail
     factor = 4 - 1 + 1 / 4
     assert ttft("paraserve", min_stages=4) == pytest.approx(runtime + PREFILL * factor + 4 * HOP)
 
@@ -54,7 +54,7 @@ def test_a_hit_in_host_memory_skips_the_fetch() -> None:
 
 def test_the_production_policy_starts_from_a_stem_cell() -> None:
     fetch = 13_476_839_424 / LINK
-    assert 0.2 + A10.t_cu < fetch  # forked and with a context long before the last byte
+    assert 0.2 + A10.t_cu < fetch  # the fork has a device context long before the last byte
     assert ttft("thaw") == pytest.approx(fetch + 1.7 + PREFILL + HOP)
 
 
@@ -62,15 +62,15 @@ def test_the_production_policy_divides_a_model_that_would_come_late_whole_and_fi
     work = burst("llama2-7b", (0.0, 500.0), 512, 2)
     first, second = simulate(work, SYSTEMS["thaw"], "i-a10", Objectives(scale=0.8)).requests
     whole = 13_476_839_424 / LINK + 1.7 + PREFILL
-    assert first.ttft < whole - 13_476_839_424 / LINK / 3  # two stages at least
-    assert second.ttft == pytest.approx(0.2 + A10.t_cu + 1.7 - 1.0 + PREFILL + HOP, abs=1.0)  # no fetch
+    assert first.ttft < whole - 13_476_839_424 / LINK / 3  # it had two stages at least
+    assert second.ttft == pytest.approx(0.2 + A10.t_cu + 1.7 - 1.0 + PREFILL + HOP, abs=1.0)  # it fetched nothing
 
 
 @pytest.mark.parametrize(
     ("discipline", "ends"),
     [
-        ("edf", {"first": 3.0, "second": 5.0}),  # one after the other
-        ("equal", {"second": 4.0, "first": 5.0}),  # 2 bytes of each by 4 s, then the last one alone
+        ("edf", {"first": 3.0, "second": 5.0}),  # they are served one after the other
+        ("equal", {"second": 4.0, "first": 5.0}),  # each has 2 bytes by 4 s, then the first one has the link alone
     ],
 )
 def test_two_fetches_on_one_link_take_turns_by_deadline_or_share_it(

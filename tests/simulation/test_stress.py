@@ -1,4 +1,4 @@
-"""The stress run, small: requests are made as they come, and every one ends once."""
+"""A small stress run: each request is made when it arrives, and every request ends once."""
 
 from __future__ import annotations
 

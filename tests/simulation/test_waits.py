@@ -1,4 +1,4 @@
-"""Where the time to a first token went, in cases that can be computed by hand."""
+"""The causes of the time to first token, in cases that can be computed by hand."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PREFILL_S = 1.5 * 512 / 1024 + 0.02
 
 
 def waits(system: str, n_requests: int, testbed: str) -> list[Waits]:
-    """Of so many requests for one function, all at once."""
+    """The waits of ``n_requests`` for one function, which all arrive at once."""
     work = burst("llama2-7b", (0.0,) * n_requests, 512, 64)
     return [r.waits for r in simulate(work, SYSTEMS[system], testbed, ANY).requests]
 
@@ -67,7 +67,7 @@ def test_only_the_time_in_which_memory_was_lacking_counts_as_that() -> None:
     blocked = Blocked()
     for begin_s, end_s in ((1.0, 2.0), (2.0, 4.0), (6.0, 7.0)):
         blocked.begin(begin_s)
-        blocked.begin(begin_s + 0.5)  # still
+        blocked.begin(begin_s + 0.5)  # it is blocked already
         blocked.end(end_s)
     blocked.begin(9.0)
     assert until_submitted(3.0, [Span(Cause.LOAD, 8.0, 9.0)], 9.0, blocked, 9.5) == {
