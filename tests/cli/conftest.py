@@ -1,4 +1,4 @@
-"""The CLI as users have it: a process of its own, whose home is a temporary directory."""
+"""The CLI as users run it: in a process of its own, whose home is a temporary directory."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def home(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def thaw(home: Path) -> Run:
-    """Run ``thaw`` with these words; ``env`` adds variables, ``stdin`` is what is typed."""
+    """Run ``thaw`` with these words.  ``env`` adds variables, and ``stdin`` is the typed input."""
 
     def run(*words: str, env: dict[str, str] | None = None, stdin: str = "") -> subprocess.CompletedProcess[str]:
         kept = {k: os.environ[k] for k in ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH") if k in os.environ}
@@ -44,7 +44,7 @@ def thaw(home: Path) -> Run:
 
 @pytest.fixture
 def at(thaw: Run, gateway: FakeGateway) -> Run:
-    """``thaw`` that talks to the fake gateway."""
+    """Run ``thaw`` with the fake gateway."""
 
     def run(*words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
         return thaw(*words, "--apihost", gateway.url, "--auth", KEY, stdin=stdin)

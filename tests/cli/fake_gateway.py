@@ -1,4 +1,4 @@
-"""A small real HTTP server that answers as a gateway does, and remembers what it was asked."""
+"""A small real HTTP server that answers as a gateway does, and records its requests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Asked:
 
 @dataclass
 class FakeGateway:
-    """``answers`` maps "METHOD path" to (status, body); a body of bytes is sent as server-sent events."""
+    """``answers`` maps "METHOD path" to (status, body).  A body of bytes is sent as server-sent events."""
 
     answers: dict[str, tuple[int, Any]] = field(default_factory=dict)
     asked: list[Asked] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""``thaw action``: what is sent, what is printed, and the exit code."""
+"""``thaw action``: its requests, its output and its exit code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``thaw chat``: server-sent events become text as they come."""
+"""``thaw chat`` prints the text of server-sent events as they arrive."""
 
 from __future__ import annotations
 

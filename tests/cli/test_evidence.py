@@ -1,4 +1,4 @@
-"""What of a start is explained, by what, and in which phase the rest is."""
+"""The explained time of a start, its evidence, and the phases of the unexplained rest."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_phase_that_names_what_it_waited_for_and_measured_no_wait_explains_not
 
 
 def slow_fetch(fetch_s: float, wait_s: float) -> Explanation:
-    """0.5 s worth of bytes; the load waits for them and works for 0.5 s more."""
+    """A start whose bytes take 0.5 s at the link's rate.  The load waits for them and works for 0.5 s more."""
     return explained(
         at(0, P.FETCH_BEGIN),
         at(0, P.LOAD_BEGIN),
@@ -68,7 +68,7 @@ def test_a_wait_for_another_phase_is_explained_as_far_as_that_phase_is() -> None
     assert stalled.worst is not None
     assert stalled.worst.phase == "fetch"
     assert stalled.worst_s == pytest.approx(4.5 - 0.51)
-    assert stalled.unexplained_s == pytest.approx(4.5 - 0.51)  # the load covers none of it by having waited
+    assert stalled.unexplained_s == pytest.approx(4.5 - 0.51)  # the load's waiting explains none of it
 
 
 def test_a_wait_that_goes_on_after_what_was_waited_for_has_ended_is_unexplained_there() -> None:
@@ -80,7 +80,7 @@ def test_a_wait_that_goes_on_after_what_was_waited_for_has_ended_is_unexplained_
 
 
 def test_what_another_phase_explains_meanwhile_is_nobodys_unexplained_time() -> None:
-    """An import holds the interpreter's lock, and a short phase beside it cannot say what it waited for."""
+    """An import holds the interpreter's lock, and a short phase at the same time cannot say what it waited for."""
     beside = explained(
         at(0, P.LIBRARIES_BEGIN),
         at(1, P.CONTEXT_BEGIN),
@@ -133,7 +133,7 @@ def test_a_function_s_own_code_needs_no_evidence() -> None:
 def test_bytes_explain_a_fetch_of_a_known_link_only_and_resident_ones_none() -> None:
     fetch = (at(0, P.FETCH_BEGIN), at(5, P.FETCH_END, FETCHED, cpu_s=4.0, reader_cpu_s=0.2))
     assert explained(*fetch).unexplained_s == pytest.approx(5 - 0.51)
-    assert explained(*fetch, rate=None).unexplained_s == pytest.approx(4.8)  # other connections computed side by side
+    assert explained(*fetch, rate=None).unexplained_s == pytest.approx(4.8)  # other connections computed in parallel
     waited = (fetch[0], at(5, P.FETCH_END, FETCHED, reader_cpu_s=0.2, wait_s=4.7, waits_for="the store"))
     assert explained(*waited).unexplained_s == pytest.approx(0.1)
     resident = (at(0, P.FETCH_BEGIN), at(5, P.FETCH_END, FETCHED, resident=True))

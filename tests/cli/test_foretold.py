@@ -1,4 +1,4 @@
-"""`thaw activation explain` prints measured, bound and predicted as three things, each with where it comes from."""
+"""`thaw activation explain` prints the measured time, the bound and the prediction, each with its source."""
 
 from __future__ import annotations
 

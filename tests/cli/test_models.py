@@ -1,4 +1,4 @@
-"""``thaw model``: push, list, inspect and verify over directories and a web server."""
+"""``thaw model``: push, list, inspect and verify, with directories and a web server."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.cli.conftest import Run
 from thaw import checkpoint
 from thaw.model import CHUNK_BYTES
 
-N_WEIGHTS = CHUNK_BYTES + 4096  # two chunks and a little: the second is short
+N_WEIGHTS = CHUNK_BYTES + 4096  # two chunks, of which the second is short
 
 
 @pytest.fixture

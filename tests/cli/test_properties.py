@@ -1,4 +1,4 @@
-"""Whom the CLI talks to: options, WSK_CONFIG_FILE, ~/.wskprops, the dev platform's file."""
+"""The CLI's target: options, WSK_CONFIG_FILE, ~/.wskprops, and the dev platform's file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A trace becomes intervals, leaves and gaps; and a picture."""
+"""A trace becomes intervals, leaves, gaps and a picture."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Line = Sequence[tuple[float, Phase, str]]
 
 
 def trace(line: Line, boots: dict[str, str] | None = None, wall_error_ms: float = 0.0) -> list[TraceEvent]:
-    """Events with monotonic times that start elsewhere on every boot."""
+    """Events whose monotonic times begin at another value on every boot."""
     found = []
     for at, name, host in line:
         boot = (boots or {}).get(host, "boot")
@@ -55,7 +55,7 @@ def test_a_cold_start_is_explained_by_the_union_of_its_leaves() -> None:
     assert timeline is not None
     assert timeline.end_s == pytest.approx(2.392)
     assert timeline.end_name == "first_token"
-    # uncovered: 0 to 2, 8 to 9, 2200 to 2204, 2390 to 2392
+    # no phase covers 0 to 2, 8 to 9, 2200 to 2204, and 2390 to 2392
     assert sum(g.seconds for g in timeline.gaps) == pytest.approx(0.009)
     assert {i.phase for i in timeline.intervals if not i.is_leaf} == {"queued", "init"}
     assert timeline.longest_leaf is not None
@@ -111,7 +111,7 @@ def test_a_phase_that_never_ended_is_open_and_drawn_to_the_last_event() -> None:
 
 
 def test_another_machine_s_clock_is_set_right_by_the_order_of_what_it_was_told_and_answered() -> None:
-    """It is told to start after the plan was begun and is ready before the request is sent to it."""
+    """The host gets its command after the plan was begun, and is ready before the request is sent to it."""
     timeline = analyse(trace(COLD, boots={"h": "other"}, wall_error_ms=25_000))
     assert timeline is not None
     fetch = next(i for i in timeline.intervals if i.phase == "fetch")
@@ -194,7 +194,7 @@ def test_each_hop_of_a_pipeline_says_which_path_it_took() -> None:
 
 
 def test_a_model_that_was_in_memory_is_given_no_rate() -> None:
-    """256 MB that "arrived" in 0.2 ms were 10,889,511 Mbit/s, or 3,047,923 % of the link."""
+    """256 MB that "arrived" in 0.2 ms would be 10,889,511 Mbit/s, or 3,047,923 % of the link."""
     resident = [replace(e, attrs={"resident": True}) if e.name is P.FETCH_END else e for e in trace(COLD)]
     lines = _draw(resident, _plan())
     assert "fetch on h: none, 47.7 MiB were in the host's memory" in lines

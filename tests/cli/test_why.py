@@ -1,4 +1,4 @@
-"""What `thaw activation explain` says of a group: its size against the others, its hosts, its fetches side by side."""
+"""What `thaw activation explain` says about a group: its size and the other sizes, its hosts, its parallel fetches."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def event(
 
 
 def group(planned: dict[str, Any]) -> list[TraceEvent]:
-    """Two stages whose fetches overlap for most of their time."""
+    """The events of two stages whose fetches overlap for most of their time."""
     return [
         event(0, Phase.RECEIVED), event(1, Phase.PLANNED_BEGIN), event(2, Phase.PLANNED_END, attrs=planned),
         event(10, Phase.FETCH_BEGIN, "h0", 0), event(12, Phase.CONTAINER_BEGIN, "h1", 1),

@@ -1,4 +1,4 @@
-"""``make demo`` as users run it, with the keys of another store and a proxy in their shell."""
+"""``make demo`` as users run it, while their shell has the keys of another store and a proxy."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""The disk of a platform's state fills under load and is freed again: nothing that was accepted is lost, nobody is left
-that only looks alive."""
+"""The disk of a platform's state fills under load and is freed again.
+
+No accepted request is lost, and no process remains that only looks alive.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ def disk(tmp_path: Path) -> Iterator[Disk]:
 
 @pytest.fixture
 def machine(disk: Disk, tmp_path: Path) -> Iterator[Machine]:
-    """Two hosts without models; state, logs and pid files lie on the small disk."""
+    """Two hosts without models.  State, logs and pid files are on the small disk."""
     made = Machine(disk.path, dict(os.environ))
     made.up("--hosts", "2", "--store", str(tmp_path / "store"), "--stem-cells", "off", "--pool-mb", "64", "--memory-mb",
             "1024")  # fmt: skip
@@ -40,7 +42,7 @@ def machine(disk: Disk, tmp_path: Path) -> Iterator[Machine]:
 
 @dataclass
 class Load:
-    """A 202 twenty times a second, and what became of each; a look at /health beside it."""
+    """Sends twenty requests for a 202 per second and records their outcomes.  It also asks /health."""
 
     machine: Machine
     accepted: list[str] = field(default_factory=list)
@@ -75,7 +77,7 @@ class Load:
 
 
 def until(true: Callable[[], bool], what: str) -> None:
-    """For what nobody announces: look a few times."""
+    """Wait for a condition that no message announces: check it several times."""
     deadline = time.monotonic() + WAIT_S
     while not true():
         assert time.monotonic() < deadline, what
@@ -94,7 +96,7 @@ def test_every_202_accepted_around_a_full_disk_runs_and_health_tells_the_truth(m
         until(lambda: len(load.accepted) > 20, "nothing was accepted")
         disk.fill()
         until(lambda: len(load.refused) > 2, "no 202 was refused on a full disk")
-        # a state server that cuts off half a record has room for a heartbeat once more: not for long
+        # a state server that removes half a record has room for one more heartbeat, but not for long
         until(lambda: len(load.health) > 10 and set(load.health[-10:]) == {503}, "/health said that all is well")
         n_before = len(load.accepted)
         disk.free()
@@ -107,6 +109,6 @@ def test_every_202_accepted_around_a_full_disk_runs_and_health_tells_the_truth(m
     assert sorted((h["host_id"], h["live"]) for h in hosts) == [("host-0", True), ("host-1", True)]
     assert machine.thaw("dev", "status").returncode == 0
     assert machine.pid_of("state") != pid, "the state server does not go on without writing"
-    log = (machine.state_dir / "supervisor.log").read_text().splitlines()  # it lies on that disk: lines may be lost
+    log = (machine.state_dir / "supervisor.log").read_text().splitlines()  # it is on that disk, so lines may be lost
     counts = [event["count"] for event in map(json.loads, log) if event["component"] == "state"]
     assert counts == sorted(set(counts))

@@ -1,4 +1,4 @@
-"""Namespaces and shaped links.  Needs root, as the feature does; says so by failing elsewhere."""
+"""Namespaces and shaped links.  These tests need root, as the feature does, and fail without it."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ with socket.create_connection(place) as echo:
 
 
 def interface_without_ranks(made: Links) -> str:
-    """What fetchd finds on the way from host 0 to the hub."""
+    """The interface without ranks that fetchd finds between host 0 and the hub."""
     code = f"from fetchd.marks import unranked_interface; print(unranked_interface({made.hub_address!r}))"
     command = links.inside(made.host(0), (sys.executable, "-c", code))
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout.strip()
@@ -102,7 +102,7 @@ def two_hosts() -> Iterator[Links]:
 
 @pytest.fixture
 def slow_hosts() -> Iterator[Links]:
-    """A busy machine fills this link all the same, and its queue takes longer than the processes wait for a core."""
+    """Even a busy machine fills this link, and its queue delays longer than the processes' waits for a core."""
     with two_linked_by(10) as made:
         yield made
 
@@ -119,11 +119,11 @@ def test_a_host_receives_no_faster_than_its_link(two_hosts: Links) -> None:
             sender.shutdown(socket.SHUT_WR)
             assert int(sender.recv(100)) == n_bytes
         rate_mbit = n_bytes * 8 / 1e6 / (time.monotonic() - began)
-    assert rate_mbit < 115  # an upper bound only: a slow machine cannot break it
+    assert rate_mbit < 115  # there is only an upper bound, so a slow machine cannot break this test
 
 
 def test_inference_passes_a_fetch_that_fills_the_link(slow_hosts: Links) -> None:
-    """Median round trip of a byte beside two streams that fill the link: marked as fetchd's, and not."""
+    """Compare the median round trip of a byte while two streams fill the link, with and without fetchd's mark."""
     assert slow_hosts.ranks in ("prio", "htb")
     assert interface_without_ranks(slow_hosts) == "", "fetchd would pace itself for nothing"
     serve = links.inside(slow_hosts.hub, (sys.executable, "-c", SERVE, slow_hosts.hub_address))

@@ -1,4 +1,4 @@
-"""scripts/setup.sh: which interpreter .venv is made with."""
+"""scripts/setup.sh: the interpreter with which .venv is made."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ esac
 
 
 def make_venv(venv: Path, version: str) -> None:
-    """As the script does it, without what it installs."""
+    """Make the environment as the script does, but install nothing."""
     python = venv.with_name(f"python{version}")
     python.write_text(INTERPRETER.format(version=version))
     python.chmod(0o755)

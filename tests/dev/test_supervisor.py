@@ -1,4 +1,4 @@
-"""Starting, restarting and ending processes, with small programs in place of the components."""
+"""Starting, restarting and ending processes, with small programs instead of the components."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def program(layout: Layout, name: str, code: str, tier: int = 0, grace_s: float 
 
 
 class Reports:
-    """Remembers what was reported and can do something when it is."""
+    """Records the reports, and can call a function at a report."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[str, str]] = []
@@ -68,7 +68,7 @@ def test_components_are_ready_when_their_log_says_so_and_end_by_tier(layout: Lay
     assert reports.seen[4:] == [("second", "stopped"), ("first", "stopped")]
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGRTMIN + 1])  # the latter has no name
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGRTMIN + 1])  # the second signal has no name
 def test_a_killed_component_is_started_again_until_the_supervisor_is_asked_to_stop(layout: Layout, number: int) -> None:
     reports = Reports()
 
@@ -94,7 +94,7 @@ def test_a_killed_component_is_started_again_until_the_supervisor_is_asked_to_st
 
 
 def restarts(layout: Layout) -> list[tuple[str, str, str, int, int]]:
-    """What the supervisor's log says of each restart."""
+    """The lines of the supervisor's log on restarts."""
     events = map(json.loads, layout.supervisor_log.read_text().splitlines())
     return [(e["event"], e["component"], e["cause"], e["count"], e["in_a_row"]) for e in events]
 

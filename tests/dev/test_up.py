@@ -1,4 +1,4 @@
-"""A whole platform comes up, recovers, and leaves nothing: real components, real servers, no model."""
+"""A whole platform with real components and real servers, but no model, comes up, recovers and leaves nothing."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def layout(tmp_path: Path) -> Iterator[Layout]:
     made = Layout(tmp_path / "state")
     yield made
     platform = made.read_platform()
-    if platform is not None:  # a failed test must not leave its platform to the next
+    if platform is not None:  # a failed test must not leave its platform to the next test
         sweep.stop_supervisor(platform)
     sweep.sweep(made, platform)
     assert leftovers.find(made, platform) == []
@@ -64,7 +64,7 @@ def pid_of(layout: Layout, component: str) -> ProcessId:
 
 
 def stage_address(layout: Layout) -> str:
-    """Where the stages of the first host may be reached, as its invoker was told."""
+    """The address at which the first host's stages can be reached, from the environment of its invoker."""
     environ = Path(f"/proc/{pid_of(layout, 'host-0-invoker').pid}/environ").read_bytes().split(b"\0")
     return next(e for e in environ if e.startswith(b"THAW_STAGE_ADDRESS=")).partition(b"=")[2].decode()
 
@@ -113,7 +113,7 @@ def test_every_component_that_is_killed_comes_back_and_deployed_functions_stay(
         os.kill(process.pid, signal.SIGKILL)
     done = thaw("action", "invoke", "f", "--result")
     end = time.monotonic() + 60
-    while done.returncode != 0 and time.monotonic() < end:  # each try waits in the gateway, or is refused at once
+    while done.returncode != 0 and time.monotonic() < end:  # each try either waits in the gateway or is refused at once
         done = thaw("action", "invoke", "f", "--result")
     assert '"ok": true' in done.stdout, done.stderr
     status = thaw("dev", "status")
@@ -139,7 +139,7 @@ def test_down_cleans_up_when_supervisor_and_invoker_were_both_killed(
 ) -> None:
     (tmp_path / "f.py").write_text("def main(args): return {'ok': True}")
     thaw("action", "create", "f", str(tmp_path / "f.py"))
-    thaw("action", "invoke", "f", "--result")  # a container lives now
+    thaw("action", "invoke", "f", "--result")  # now there is a container
     for process in (pid_of(layout, "host-0-invoker"), platform.supervisor):
         os.kill(process.pid, signal.SIGKILL)
     wait_gone([platform.supervisor], 5.0)
@@ -148,7 +148,7 @@ def test_down_cleans_up_when_supervisor_and_invoker_were_both_killed(
 
 
 def test_an_interrupt_ends_a_foreground_platform_with_exit_code_0(layout: Layout, tmp_path: Path) -> None:
-    """Its stages may reach one another: that was asked for."""
+    """The platform's stages may connect to one another, because ``--direct`` asks for this."""
     environ = {k: v for k, v in os.environ.items() if k != "WSK_CONFIG_FILE"} | {"THAW_STATE_DIR": str(layout.root)}
     words = ["dev", "up", *SMALL, "--direct", "--store", str(tmp_path / "store")]
     command = [sys.executable, "-m", "thaw.cli.main", *words]

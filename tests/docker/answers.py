@@ -1,4 +1,4 @@
-"""A client that reads a long answer as it is made, on a thread of its own, and remembers how that ended."""
+"""A client that reads a long answer as it is made, on a thread of its own, and records how the answer ended."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ LONG = {"model": "chat", "messages": [{"role": "user", "content": "Count from on
 
 
 class LongAnswer:
-    """``at`` is another way to the gateway than the port it has out here.  ``error`` is what the gateway said, ``broke``
-    what became of the connection; whole without either."""
+    """A long answer.  ``at`` is an address of the gateway other than its published port.
+
+    ``error`` is the gateway's error, and ``broke`` is the error of the connection.  Without either, the answer is
+    complete.
+    """
 
     def __init__(self, stack: Stack, at: str = "") -> None:
         self.pieces: list[str] = []

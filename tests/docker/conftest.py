@@ -15,12 +15,12 @@ __all__ = ["docker_engine"]
 
 @pytest.fixture
 def own_engine(docker_engine: DockerEngine) -> Iterator[DockerEngine]:
-    """One that may be killed: scripts/engine.sh started it."""
+    """An engine that may be killed, because scripts/engine.sh started it."""
     if not (Path(docker_engine.url.removeprefix("unix://")).parent / "exec").exists():
         pytest.fail("this engine is somebody's: unset DOCKER_HOST, so that the tests start one of their own")
     with docker_engine.unused():
         yield docker_engine
-        docker_engine.forget_sockets()  # when nothing of the test refers to them any more
+        docker_engine.forget_sockets()  # the test has no references to them any more
         docker_engine.connect()
 
 

@@ -1,8 +1,9 @@
-"""A real engine for tests: the one DOCKER_HOST names, else one of this checkout's own (scripts/engine.sh).
+"""A real container engine for tests: the one that DOCKER_HOST names, else one of this checkout's own
+(scripts/engine.sh).
 
-It fails where it cannot be had; nothing is skipped.  Images are built once a session by the product's own Dockerfiles
-on a base image that stands in for python:3.11.14-slim-bookworm where no registry can be reached.  Those that tests of
-this session need later are built beside the ones that run before, which mostly wait.
+Where there is no engine, the tests fail; none is skipped.  Images are built once per session by the product's own
+Dockerfiles.  Where no registry can be reached, their base is a stand-in for python:3.11.14-slim-bookworm.  Images that
+later tests of this session need are built while earlier tests run, because those mostly wait.
 """
 
 from __future__ import annotations
@@ -32,18 +33,18 @@ ROOT = Path(__file__).parents[2]
 PREFIX = "thaw-test"
 BASE = "python:3.11.14-slim-bookworm"
 AHEAD = {"test_images.py": ("gateway", "invoker", "fetchd"), "test_stack.py": ("gateway", "invoker", "fetchd")}
-"""What is built as soon as there is an engine, for tests of these files."""
+"""The images that are built as soon as there is an engine, for the tests of these files."""
 
 
 class DockerEngine:
-    """``url`` may be given on to programs; ``client`` is the tests' own way in."""
+    """``url`` can be given to programs.  The tests themselves use ``client``."""
 
     def __init__(self, url: str, *, ours: bool) -> None:
         self.url, self.ours = url, ours
         self.script_env = {**os.environ, "THAW_ENGINE_DIR": str(Path(url.removeprefix("unix://")).parent)}
         self.env = {**os.environ, "DOCKER_HOST": url, "THAW_IMAGE_PREFIX": PREFIX, "DOCKER_BUILDKIT": "0"}
         self.connect()
-        self._builder = ThreadPoolExecutor(1, "images")  # one at a time: tests have the other core
+        self._builder = ThreadPoolExecutor(1, "images")  # it builds one image at a time, and tests have the other core
         self._builds: dict[str, Future[None]] = {}
         self._building = threading.Lock()
 
@@ -51,7 +52,7 @@ class DockerEngine:
         self.client = docker.DockerClient(base_url=self.url)
 
     def build(self, name: str) -> str:
-        """The tag of one of the product's images, when it is there."""
+        """Build one of the product's images if necessary, and return its tag."""
         self.build_ahead(name)
         self._builds[name].result()
         return f"{PREFIX}/{name}:0.1.0"
@@ -63,7 +64,7 @@ class DockerEngine:
 
     @contextmanager
     def unused(self) -> Iterator[None]:
-        """Nothing is built meanwhile, but what every test needs has been."""
+        """Build the image that every test needs, and build nothing else during the block."""
         self.build("python")
         with self._building:
             yield
@@ -73,13 +74,13 @@ class DockerEngine:
         return DockerDriver(Engine(self.url), run_dir, host_id, images, Limits(2, **limits), Log("test"))
 
     def script(self, command: str, **settings: str) -> str:
-        """``scripts/engine.sh``: crash it, stop it, or bring it up again.  What it printed."""
+        """Run ``scripts/engine.sh``: crash the engine, stop it, or start it again.  Return the output."""
         done = subprocess.run([ROOT / "scripts/engine.sh", command], check=True, env={**self.script_env, **settings},
                               stdout=subprocess.PIPE, text=True)  # fmt: skip
         return done.stdout
 
     def has(self, image: str) -> None:
-        """It was loaded: no need to build it."""
+        """Note that the image was loaded, so that it is not built."""
         done: Future[None] = Future()
         done.set_result(None)
         self._builds[image.rpartition("/")[2].partition(":")[0]] = done
@@ -88,7 +89,10 @@ class DockerEngine:
         return [c.name for c in self.client.containers.list(all=True) if str(c.name).startswith(prefix)]
 
     def forget_sockets(self) -> None:
-        """The SDK leaves a socket open that could not connect, or whose engine was killed: collect it unseen."""
+        """Collect sockets that the SDK left open, without a warning.
+
+        The SDK does not close a socket that could not connect, or whose engine was killed.
+        """
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ResourceWarning)
             self.client.close()
@@ -117,7 +121,7 @@ _shared: list[DockerEngine] = []
 
 @pytest.fixture(scope="session")
 def docker_engine(request: pytest.FixtureRequest) -> DockerEngine:
-    """One a session, however many modules import this fixture."""
+    """The engine of the session.  There is only one, however many modules import this fixture."""
     if not _shared:
         given = os.environ.get("DOCKER_HOST")
         if given:

@@ -1,4 +1,4 @@
-"""A stack of the compose file's on the tests' engine: its commands, its API, its containers, what it leaves."""
+"""A stack of the compose file on the tests' engine: its commands, its API, its containers, and what it leaves."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ BIN = Path(sys.executable).parent
 
 
 class Stack:
-    """``settings`` go into its .env, which lies in ``directory``."""
+    """``settings`` are written into its .env, which is in ``directory``."""
 
     def __init__(self, engine: DockerEngine, directory: Path, **settings: str) -> None:
         self.name = f"thawtest{os.getpid()}"
@@ -50,8 +50,8 @@ class Stack:
         properties = dict(line.split("=", 1) for line in Path(self.env["WSK_CONFIG_FILE"]).read_text().splitlines())
         uuid, _, key = properties["AUTH"].partition(":")
         self.auth = (uuid, key)
-        self.run_dirs: list[Path] = []  # of its hosts, on this machine: sockets and doors
-        self.owners: list[str] = []  # the label of their function containers
+        self.run_dirs: list[Path] = []  # the run directories of its hosts on this machine, with sockets and doors
+        self.owners: list[str] = []  # the labels of the hosts' function containers
 
     # commands ------------------------------------------------------------------------------------------------------
 
@@ -69,7 +69,7 @@ class Stack:
         return self.shell(shlex.join(["thaw", *arguments]))
 
     def shell(self, code: str, directory: Path = ROOT, **env: str) -> str:
-        """What a reader of a page would type, in a shell where this project is the one that compose means."""
+        """Run the commands of a page as a reader would, in a shell in which compose uses this project."""
         done = subprocess.run(["bash", "-euo", "pipefail", "-c", code], env={**self.env, **env}, cwd=directory,
                               timeout=UP_S, capture_output=True, text=True)  # fmt: skip
         assert done.returncode == 0, (done.stdout + done.stderr)[-3000:] + self.logs()
@@ -82,13 +82,13 @@ class Stack:
     # the API -------------------------------------------------------------------------------------------------------
 
     def request(self, method: str, path: str, **options: Any) -> requests.Response:
-        """``path`` is below the namespace's, or absolute, or the whole address."""
+        """``path`` is relative to the namespace, or an absolute path, or a whole address."""
         url = path if path.startswith(("/", "http:")) else f"/api/v1/namespaces/_/{path}"
         url = f"http://127.0.0.1:{self.port}{url}" if url.startswith("/") else url
         return requests.request(method, url, **{"timeout": UP_S, "auth": self.auth, **options})
 
     def behind_the_port(self) -> str:
-        """Where the gateway is for other containers: a way that needs nothing of the engine's own processes."""
+        """The gateway's address for other containers.  It does not depend on the engine's own processes."""
         networks = self.service("gateway").attrs["NetworkSettings"]["Networks"]
         return f"http://{networks[f'{self.name}_control']['IPAddress']}:3233"
 
@@ -106,7 +106,7 @@ class Stack:
         return str(reply.json()["activationId"])
 
     def record(self, activation_id: str) -> dict[str, Any]:
-        """The one record that an accepted activation ends in."""
+        """The only record in which an accepted activation ends."""
         reply = self.until_there(f"activations/{activation_id}")
         listed = self.request("GET", "activations?limit=0&docs=true").json()
         assert [r["activationId"] for r in listed].count(activation_id) == 1
@@ -114,16 +114,16 @@ class Stack:
         return found
 
     def wait_back(self) -> None:
-        """Until the gateway answers (again)."""
+        """Wait until the gateway answers (again)."""
         self.until_there("/health")
 
     def invokers(self) -> dict[str, int]:
-        """Those that report, by host, and when they were started."""
+        """The start times of the invokers that report, by host."""
         reports = self.until_there("/api/v1/thaw/hosts").json()["hosts"]
         return {r["host_id"]: r["started_wall_ms"] for r in reports if r["live"]}
 
     def wait_invokers(self, former: Mapping[str, int]) -> None:
-        """Until every host has one that is none of the ``former``."""
+        """Wait until every host has an invoker that is none of the ``former`` ones."""
         deadline = time.monotonic() + UP_S
         pause = threading.Event()
         while set(now := self.invokers()) != set(HOSTS) or set(now.items()) & set(former.items()):
@@ -131,14 +131,14 @@ class Stack:
             pause.wait(0.2)
 
     def until_there(self, path: str) -> requests.Response:
-        """Nobody announces to a client what was not there: it is asked for."""
+        """Ask until there is an answer with status 200, because no message announces it to a client."""
         deadline = time.monotonic() + UP_S
         pause = threading.Event()
         while True:
             try:
                 reply = self.request("GET", path)
             except requests.RequestException as e:
-                seen = str(e)  # the gateway or the engine is coming back
+                seen = str(e)  # the gateway or the engine is restarting
             else:
                 if reply.status_code == 200:
                     return reply
@@ -152,12 +152,15 @@ class Stack:
         return self.engine.client.containers.get(f"{self.name}-{name}-1")
 
     def functions(self) -> list[Container]:
-        """Of its two hosts."""
+        """The function containers of its two hosts."""
         found = self.engine.client.containers.list(all=True, filters={"label": "thaw.owner"}, ignore_removed=True)
         return [c for c in found if c.labels["thaw.owner"] in self.owners]
 
     def instances(self) -> list[Container]:
-        """Those that serve an action: a stem cell's labels are the engine's, what became of it is its host's."""
+        """The containers that serve an action.
+
+        The engine's labels of a stem cell do not change when it is claimed, but its host records what it became.
+        """
         found = []
         for run_dir, name in zip(self.run_dirs, self.owners, strict=True):
             for file in run_dir.glob("c/*/owner.json"):
@@ -167,11 +170,11 @@ class Stack:
         return found
 
     def wait_ready_cells(self, action: str) -> None:
-        """Until ``action`` is not served, and each host has a stem cell for models that has imported its engine."""
+        """Wait until no container serves ``action`` and each host has a stem cell that has imported the model engine."""
         self._wait(lambda: not self.serving(action) and len(list(filter(_is_warm, self._cells()))) == len(HOSTS))
 
     def serving(self, action: str) -> list[Container]:
-        """Those that serve it.  One that is going is left out."""
+        """The containers that serve the action, without those that are being removed."""
         return list(self._containers(lambda labels: f'/{action}"' in labels.get("record", "")))
 
     def _cells(self) -> list[Container]:
@@ -179,7 +182,7 @@ class Stack:
         return [c for c in waiting if c.labels["thaw.kind"] == KIND_LLM]
 
     def _containers(self, wanted: Callable[[Mapping[str, str]], bool]) -> Iterator[Container]:
-        """By the labels that their hosts keep beside them."""
+        """The containers whose labels, as their hosts record them, are ``wanted``."""
         for run_dir, name in zip(self.run_dirs, self.owners, strict=True):
             for file in run_dir.glob("c/*/owner.json"):
                 with suppress(FileNotFoundError, docker.errors.NotFound):
@@ -188,7 +191,7 @@ class Stack:
                         yield self.engine.client.containers.get(f"thaw-{name}-{owned['container_id']}")
 
     def _wait(self, seen: Callable[[], bool]) -> None:
-        """For what nobody announces."""
+        """Wait for a condition that no message announces."""
         deadline = time.monotonic() + UP_S
         pause = threading.Event()
         while not seen():
@@ -196,8 +199,11 @@ class Stack:
             pause.wait(0.2)
 
     def strays(self) -> list[str]:
-        """What its hosts hold for nobody: containers that none of them reports, and doors and segments of no container.
-        Asked for until there is nothing: a host that comes back looks through what it finds."""
+        """Things that its hosts hold without need: containers that no host reports, and doors and segments without a
+        container.
+
+        Check until there are none, because a host that restarts first inspects what it finds.
+        """
         deadline = time.monotonic() + UP_S
         pause = threading.Event()
         while (found := self._strays()) and time.monotonic() < deadline:
@@ -227,7 +233,7 @@ class Stack:
 
     @contextmanager
     def next_function(self) -> Iterator[Awaited]:
-        """The container that is started within the block, when it has said a word."""
+        """Yield an object that waits until the container that is started within the block has printed a word."""
         since = str(int(time.time()))
         command = ["docker", "events", "--since", since, "--filter", "event=start", "--filter", "label=thaw.owner",
                    "--format", "{{.ID}}"]  # fmt: skip
@@ -236,12 +242,15 @@ class Stack:
             yield Awaited(self, started, known)
 
     def left(self) -> list[str]:
-        """What the engine still has of it: containers (and with them processes and their segments, which have no
-        name), networks, volumes and the sockets in them."""
+        """Everything of the stack that the engine still has.
+
+        This is containers (and with them processes and their segments, which have no name), networks, volumes and the
+        sockets in the volumes.
+        """
         client = self.engine.client
         parts = [*client.containers.list(all=True), *client.networks.list()]
         named = [str(p.name) for p in [*self.functions(), *(p for p in parts if self.name in str(p.name))]]
-        volumes = [str(v.id) for v in client.volumes.list() if v.id not in self._others]  # nameless ones too
+        volumes = [str(v.id) for v in client.volumes.list() if v.id not in self._others]  # also volumes without a name
         return [*named, *volumes, *(str(path) for path in self.run_dirs if path.exists())]
 
 
@@ -250,7 +259,10 @@ class Awaited:
         self._stack, self._started, self._known = stack, started, known
 
     def says(self, word: str) -> Container:
-        """Blocks on what the engine writes; the test's own time limit ends it."""
+        """Wait until the function has printed ``word``, and return its container.
+
+        This blocks on the engine's output; the test's own time limit ends it.
+        """
         engine = self._stack.engine
         started = (engine.client.containers.get(line.strip()) for line in self._started)
         function = next(c for c in started if c.id not in self._known and c.labels["thaw.owner"] in self._stack.owners)
@@ -261,12 +273,12 @@ class Awaited:
 
 @contextmanager
 def _following(command: list[str], env: Mapping[str, str]) -> Iterator[Iterator[str]]:
-    """The lines of a command that goes on writing.  (The SDK's streams leave their sockets open.)"""
+    """Yield the lines of a command that keeps writing.  (The SDK's streams leave their sockets open.)"""
     with subprocess.Popen(
         command, env=dict(env), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     ) as running:
         assert running.stdout is not None
-        deadline = threading.Timer(SAID_S, running.kill)  # then its lines end
+        deadline = threading.Timer(SAID_S, running.kill)  # this ends the lines
         deadline.start()
         try:
             yield running.stdout
@@ -276,7 +288,7 @@ def _following(command: list[str], env: Mapping[str, str]) -> Iterator[Iterator[
 
 
 def _with_compose(directory: Path) -> str:
-    """A configuration of the docker command's in which ``docker compose`` is the one that is installed here."""
+    """Make a configuration of the docker command in which ``docker compose`` is the program installed in .venv."""
     plugins = directory / "docker" / "cli-plugins"
     plugins.mkdir(parents=True)
     (plugins / "docker-compose").symlink_to(BIN / "docker-compose")
@@ -290,7 +302,7 @@ def _is_warm(cell: Container) -> bool:
 
 
 def kill(container: Container) -> None:
-    """kill -9 of its first process from outside, as an out-of-memory killer would."""
+    """Kill -9 the container's first process from outside, as an out-of-memory killer would."""
     container.reload()
     pid = container.attrs["State"]["Pid"]
     assert pid > 0, f"{container.name} does not run"

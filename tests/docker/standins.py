@@ -1,4 +1,4 @@
-"""Images of the third-party servers that the compose file names (scripts/stand_ins.py), on the tests' engine."""
+"""Images of the third-party servers that the compose file names (scripts/stand_ins.py), for the tests' engine."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ VALKEY, SEAWEEDFS, NGINX = "valkey/valkey:8.1", "chrislusf/seaweedfs:4.48", "ngi
 
 
 def build(env: dict[str, str], *names: str) -> None:
-    """Unless the engine has images of these names.  Without ``names`` those of the compose file."""
+    """Build the images that the engine does not have.  Without ``names``, these are the compose file's images."""
     command = [sys.executable, str(ROOT / "scripts/stand_ins.py"), *names]
     done = subprocess.run(command, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
 
 
 def nginx() -> str:
-    """This machine's; .ci/run installs it."""
+    """The path of this machine's nginx, which .ci/run installs."""
     found = shutil.which("nginx")
     assert found is not None, "these tests need nginx: apt-get install -y nginx-light"
     return found

@@ -1,4 +1,4 @@
-"""docs/docker.md as it is written: the stack, the real engine in containers without a network, two hosts, two stages."""
+"""docs/docker.md as it is written: two hosts, the model engine in containers without a network, and two stages."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def stack(docker_engine: DockerEngine, tmp_path_factory: pytest.TempPathFactory)
 
 def test_the_commands_of_the_page_end_in_an_answer(stack: Stack) -> None:
     page = blocks(ROOT / "docs/docker.md")[0].code
-    commands = page[page.index("docker compose up -d") :]  # what is before is the fixture's: images, secrets
+    commands = page[page.index("docker compose up -d") :]  # the fixture does the earlier steps: images and secrets
     assert [line.split()[:3] for line in commands.splitlines()] == [
         ["docker", "compose", "up"], ["thaw", "model", "demo"], ["thaw", "action", "create"], ["thaw", "chat", "chat"],
     ]  # fmt: skip
@@ -47,7 +47,10 @@ def test_the_commands_of_the_page_end_in_an_answer(stack: Stack) -> None:
 def test_ready_stem_cells_are_claimed_again_and_again_under_the_limits_of_the_claim(
     stack: Stack, tmp_path: Path
 ) -> None:
-    """A cell waits with 2 GiB.  What it looked up then, vLLM kept, and every start from a ready one failed."""
+    """A stem cell waits with 2 GiB.
+
+    vLLM used to keep the memory limit that it read then, and every start from a ready stem cell failed.
+    """
     config = json.loads((ROOT / "examples/chat/chat.json").read_text())
     config["scaling"]["keep_alive_s"] = 2
     (tmp_path / "brief.json").write_text(json.dumps(config))
@@ -62,7 +65,7 @@ def test_ready_stem_cells_are_claimed_again_and_again_under_the_limits_of_the_cl
         annotations = {a["key"]: a["value"] for a in stack.record(activation)["annotations"]}
         assert annotations["startMode"] == "prewarmed"
         limits = {c.attrs["HostConfig"]["Memory"] for c in stack.serving("brief")}
-        assert limits <= {promised}  # it may have gone already
+        assert limits <= {promised}  # the container may be gone already
 
 
 def test_two_hosts_answer_together_over_the_relay_and_say_so(stack: Stack) -> None:
@@ -75,7 +78,7 @@ def test_two_hosts_answer_together_over_the_relay_and_say_so(stack: Stack) -> No
 
 @pytest.mark.parametrize("victim", ["a stage", "relay", "scheduler", "host-1-fetchd", "host-2-invoker"])
 def test_an_answer_in_two_stages_loses_no_token_and_doubles_none(stack: Stack, victim: str) -> None:
-    """The relay's connections are made again, or the group is, and goes on from the last token."""
+    """The connections to the relay server, or the whole group, are made again, and go on from the last token."""
     whole = whole_answer(stack)
     asking = LongAnswer(stack)
     asking.wait_pieces(10)
@@ -91,7 +94,7 @@ def whole_answer(stack: Stack) -> str:
     return asking.text
 
 
-# the engine under all of it -----------------------------------------------------------------------------------------
+# the container engine -----------------------------------------------------------------------------------------------
 
 
 def kill_engine(engine: DockerEngine, *, live_restore: str) -> None:
@@ -105,8 +108,10 @@ def kill_engine(engine: DockerEngine, *, live_restore: str) -> None:
 def test_an_answer_goes_on_without_the_engine_and_its_containers_serve_the_next(
     own_engine: DockerEngine, stack: Stack
 ) -> None:
-    """With live-restore, for a client that needs no port of the engine's.  Alone: what is computed beside others may
-    differ in its last bits, and then in its words."""
+    """This is with live-restore, and with a client that needs no port of the engine.
+
+    The answer is computed alone: beside other answers its last bits may differ, and then its words.
+    """
     whole = whole_answer(stack)
     group = {str(c.id) for c in stack.instances()}
     former = stack.invokers()
@@ -116,18 +121,21 @@ def test_an_answer_goes_on_without_the_engine_and_its_containers_serve_the_next(
     asking.wait_end()
     assert (asking.text, asking.error, asking.broke) == (whole, None, None)
     assert stack.record(asking.activation_id)["response"]["success"]
-    stack.wait_invokers(former)  # they start over, for the engine's new socket
+    stack.wait_invokers(former)  # the invokers start again because the engine has a new socket
     assert whole_answer(stack) == whole
     assert {str(c.id) for c in stack.instances()} == group
     assert stack.strays() == []
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("live_restore", ["false", "true"])  # the last is what the engine is left with
+@pytest.mark.parametrize("live_restore", ["false", "true"])  # the engine keeps the last setting
 def test_whoever_asks_when_the_engine_is_killed_learns_how_it_ended(
     own_engine: DockerEngine, stack: Stack, live_restore: str
 ) -> None:
-    """A client out here, one inside, and a 202: what each gets, that the next is served, and that nothing of what was stays."""
+    """There is a client outside, one inside, and a 202.
+
+    The test checks what each of them gets, that the next request is served, and that nothing of the old state remains.
+    """
     whole_answer(stack)
     inside, outside = LongAnswer(stack, stack.behind_the_port()), LongAnswer(stack)
     accepted = stack.accepted("chat", **LONG)
@@ -136,7 +144,7 @@ def test_whoever_asks_when_the_engine_is_killed_learns_how_it_ended(
     kill_engine(own_engine, live_restore=live_restore)
     for asking in (outside, inside):
         asking.wait_end()
-    assert outside.broke is not None  # its port was a process of the engine's
+    assert outside.broke is not None  # its port belonged to a process of the engine
     stack.wait_back()
     response = stack.record(accepted)["response"]
     if live_restore == "true":
@@ -144,7 +152,7 @@ def test_whoever_asks_when_the_engine_is_killed_learns_how_it_ended(
         assert stack.record(inside.activation_id)["response"]["success"]
         assert "client closed" in stack.record(outside.activation_id)["response"]["result"]["error"]
         assert response["result"]["usage"]["completion_tokens"] == LONG["max_tokens"]
-    else:  # records of held requests may be lost with the gateway that held them
+    else:  # the records of blocking requests may be lost with the gateway that held them
         assert inside.error or inside.broke
         assert response["success"] or response["result"]["error"]
     stack.deploy("here", "def main(args): return {'ok': True}")
@@ -154,7 +162,7 @@ def test_whoever_asks_when_the_engine_is_killed_learns_how_it_ended(
 
 
 def answered_in_the_end(stack: Stack) -> None:
-    """The store may come back last of all; until it has, that is what one is told."""
+    """Ask until there is an answer.  The store may come back last, and requests get an error until it is back."""
     deadline = time.monotonic() + UP_S
     pause = threading.Event()
     while True:

@@ -1,4 +1,4 @@
-"""What an activation is told when its container cannot be had: one sentence and what to do, and a host that stays well."""
+"""The error of an activation whose container cannot be made: one sentence and what to do.  The host stays healthy."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def host_with(engine: DockerEngine, url: str, run_dir: Path, **settings: Any) ->
 
 
 def failed(host: Host) -> ErrorInfo:
-    """Of a start; nothing of it is left."""
+    """The error of a start that fails.  The start leaves nothing."""
     gone = host.events.instance(host.launch(), InstanceState.GONE)
     assert gone.error is not None
     live = host.agent.fleet.find(gone.instance_id)
@@ -117,7 +117,7 @@ def test_a_disk_that_is_full_where_the_host_keeps_its_sockets(
 
 @pytest.fixture
 def small_engine(docker_engine: DockerEngine, tmp_path: Path) -> Iterator[DockerEngine]:
-    """One of its own whose disk is a small one, in a network namespace of its own, with the image of functions."""
+    """An engine of its own with a small disk, in a network namespace of its own, with the image of functions."""
     image = docker_engine.build("python")
     home = Path(tempfile.mkdtemp(prefix="thaw-e", dir="/tmp"))
     (home / "data").mkdir()

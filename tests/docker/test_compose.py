@@ -1,4 +1,4 @@
-"""The compose file as it is written: valid for old and new, and without a secret or an open port."""
+"""The compose file as it is written is valid for old and new versions of compose, without a secret or an open port."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_service_has_bounds_a_read_only_root_and_no_capability(name: str) -> N
     assert {"mem_limit", "cpus"} <= set(service)
     assert (service["read_only"], service["cap_drop"]) == (True, ["ALL"])
     assert service["security_opt"] == ["no-new-privileges:true"]
-    # the sockets of an invoker's containers are their user's
+    # the sockets of an invoker's containers belong to the containers' user
     assert service.get("cap_add", []) == (["DAC_OVERRIDE"] if name.endswith("-invoker") else [])
 
 
@@ -144,7 +144,7 @@ def test_more_models_than_their_service_may_hold_are_refused(tmp_path: Path) -> 
     assert "THAW_FETCHD_LIMIT_MB=1536 is no more than the 4096 MB of models" in done.stderr
 
 
-# what reads it -------------------------------------------------------------------------------------------------------
+# programs that read it -----------------------------------------------------------------------------------------------
 
 
 def test_its_images_are_those_that_make_images_builds_and_two_pinned_servers() -> None:
@@ -157,7 +157,7 @@ def test_its_images_are_those_that_make_images_builds_and_two_pinned_servers() -
 
 
 def services_that(program: Path, directory: Path) -> set[str]:
-    """…reads in the file and in the one for TLS."""
+    """The services that ``program`` reads in the compose file and in the file for TLS."""
     env = {**os.environ, "THAW_ENV_FILE": str(directory / "env")}
     subprocess.run([ROOT / "scripts/compose-env.sh"], env=env, check=True, capture_output=True)
     files = ["-f", str(FILE), "-f", str(ROOT / "deploy/tls/docker-compose.tls.yml")]
@@ -175,8 +175,11 @@ def test_compose_v5_reads_it(tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_docker_compose_1_29_reads_it(tmp_path: Path) -> None:
-    """The real one, in an environment of its own: it needs packages that are older than ours.  PyYAML is the exception:
-    the one that it asks for does not build any more, and it needs nothing that has changed since."""
+    """The real docker-compose 1.29 runs in an environment of its own, because it needs older packages than Thaw.
+
+    PyYAML is the exception: the version that it asks for does not build any more, and it uses nothing that has changed
+    since then.
+    """
     venv = tmp_path / "venv"
     subprocess.run([sys.executable, "-m", "venv", venv], check=True)
     install = [str(venv / "bin/pip"), "install", "-q", "--no-deps", *COMPOSE_1_29]

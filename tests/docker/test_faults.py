@@ -1,4 +1,4 @@
-"""Everything that goes wrong with an engine and with what runs in it: a clear error, and a host that stays healthy."""
+"""Faults of an engine and of its containers: each gives a clear error, and the host stays healthy."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_no_engine_is_said_with_what_to_do(run_dir: Path) -> None:
 
 
 def test_a_socket_without_permission_is_said_with_what_to_do(run_dir: Path) -> None:
-    """From a process that may not: root may everything."""
+    """A process without permission is needed, because root may use any socket."""
     code = f"""
 import os
 from invoker.drivers.docker.client import Engine
@@ -125,7 +125,7 @@ def test_an_image_that_is_missing_fails_the_start_and_leaves_nothing(
 
 
 def test_a_pull_that_hangs_is_given_up(docker_engine: DockerEngine, run_dir: Path) -> None:
-    """A registry that takes connections and says nothing."""
+    """The registry accepts connections and sends nothing."""
     with socket.create_server(("127.0.0.1", 0)) as registry:
         image = f"127.0.0.1:{registry.getsockname()[1]}/thaw/python:1"
         images = Images({KIND_PYTHON: image}, pull_s=0.5)
@@ -138,7 +138,7 @@ def test_a_pull_that_hangs_is_given_up(docker_engine: DockerEngine, run_dir: Pat
 def test_two_invokers_on_one_engine_do_not_see_each_others_containers(
     docker_engine: DockerEngine, driver: DockerDriver, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """The same host name, as two installations on one machine have it; another run directory."""
+    """Two installations on one machine have the same host name and different run directories."""
     mine = up(driver, "same-name")
     other_dir = Path(f"/tmp/thaw-o{os.getpid()}")
     other_dir.mkdir()
@@ -189,7 +189,7 @@ def test_one_that_never_listens_and_ignores_sigterm_is_killed(
 def test_one_that_puts_a_link_in_its_sockets_place_is_refused(
     driver: DockerDriver, monkeypatch: pytest.MonkeyPatch, run_dir: Path
 ) -> None:
-    """Followed out here, it would lead to a socket of the host's."""
+    """If the invoker followed the link, it would reach a socket of the host."""
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(f"{run_dir}/secret")
         listener.listen()
@@ -203,7 +203,7 @@ def test_one_that_puts_a_link_in_its_sockets_place_is_refused(
 def test_one_that_prints_100_mb_costs_a_bounded_part_of_the_disk_and_its_lines_still_come(
     driver: DockerDriver, docker_engine: DockerEngine
 ) -> None:
-    """In one run: the proxy bounds it.  The next run's lines are whole."""
+    """The proxy limits the output of one run.  The next run's lines are complete."""
     handle = up(driver, "loud")
     load(handle, """
 def main(args):
@@ -275,7 +275,7 @@ def main(args):
     return found
 """)  # fmt: skip
     writable = {place for place, came in ask(handle).items() if came.startswith("reached")}
-    assert writable == {"/tmp", "/dev/shm"}  # both in memory, both counted as the container's
+    assert writable == {"/tmp", "/dev/shm"}  # both are in memory and count for the container
 
 
 def test_limits_of_a_waiting_container_can_be_changed(driver: DockerDriver, docker_engine: DockerEngine) -> None:
@@ -288,7 +288,7 @@ def test_limits_of_a_waiting_container_can_be_changed(driver: DockerDriver, dock
     assert docker_engine.client.containers.get(driver._name(handle)).attrs["HostConfig"]["CpuQuota"] == 200_000
 
 
-# the engine, restarted under them -----------------------------------------------------------------------------------
+# a restart of the engine while containers run -----------------------------------------------------------------------
 
 
 @pytest.mark.filterwarnings(
@@ -312,7 +312,7 @@ def test_an_engine_that_is_killed_and_restarted_loses_no_container_and_no_run(
     with pytest.raises(Unavailable, match="the engine is away"):
         driver.create(Spec("new", KIND_PYTHON))
     os.kill(dies.pid, 9)
-    driver.remove(late)  # cannot be, now: it is when the engine is back
+    driver.remove(late)  # this is impossible now and happens when the engine is back
     running.join(WAIT_S)
     assert answers == [{"slept": 1.0}]
     collector.run_ended("a" * 32)

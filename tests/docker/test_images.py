@@ -1,4 +1,4 @@
-"""The images: what their Dockerfiles promise, and that the small ones can be built and run as they promise."""
+"""The promises of the images' Dockerfiles, and builds and runs of the small images that keep them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from thaw_runtime.action.function_imports import PACKAGES
 IMAGES = sorted(path.parent.name for path in (ROOT / "deploy/images").glob("*/Dockerfile"))
 DOCKERFILES = sorted((ROOT / "deploy/images").glob("*/*Dockerfile"))
 AS_ROOT = {"invoker", "fetchd"}
-"""The invoker holds the engine's socket, fetchd makes sockets beside its; both run no code but ours (their Dockerfiles)."""
+"""The invoker has the engine's socket, and fetchd makes sockets in the invoker's directory.  Both run only Thaw's own
+code.  Their Dockerfiles give the reasons.
+"""
 SERVICES = {"gateway", "invoker", "fetchd"}
 
 
@@ -26,7 +28,7 @@ def instructions(path: Path, word: str) -> list[str]:
 
 @pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=lambda p: f"{p.parent.name}/{p.name}")
 def test_a_dependency_layer_is_keyed_by_its_lock_alone(dockerfile: Path) -> None:
-    """No file of ours is copied before the packages are installed."""
+    """No file of Thaw except locks is copied before the packages are installed."""
     lines = dockerfile.read_text().splitlines()
     installs = next((n for n, line in enumerate(lines) if "--require-hashes" in line), None)
     copied = [line.split()[1:-1] for line in lines[: installs or 0] if line.startswith("COPY")]
@@ -34,7 +36,7 @@ def test_a_dependency_layer_is_keyed_by_its_lock_alone(dockerfile: Path) -> None
 
 
 def test_all_stand_on_one_base_that_is_pinned() -> None:
-    """To a release; a digest can be given (docs/docker.md)."""
+    """The base is pinned to a release.  A digest can be given instead (docs/docker.md)."""
     bases = {i for path in DOCKERFILES for i in instructions(path, "ARG") if i.startswith("PYTHON_IMAGE=")}
     assert len(bases) == 1
     assert re.fullmatch(r"PYTHON_IMAGE=python:3\.11\.\d+-slim-\w+", bases.pop())
@@ -48,14 +50,14 @@ def test_it_runs_as_nobody_unless_it_may_not(name: str) -> None:
 
 @pytest.mark.parametrize("name", IMAGES)
 def test_a_service_checks_its_health(name: str) -> None:
-    """A function's container has a door instead: the invoker asks it."""
+    """A function's container has a socket instead, and the invoker asks it."""
     checks = instructions(ROOT / "deploy/images" / name / "Dockerfile", "HEALTHCHECK")
     assert len(checks) == (name in SERVICES)
 
 
 @pytest.mark.parametrize("name", IMAGES)
 def test_a_scanner_finds_what_is_in_it(name: str) -> None:
-    """Its own name and licence as labels; packages with their metadata, and the lock that they came from."""
+    """The scanner finds the image's name and licence as labels, and its packages with their metadata and their lock."""
     dockerfile = ROOT / "deploy/images" / name / "Dockerfile"
     labels = " ".join(instructions(dockerfile, "LABEL"))
     assert f'org.opencontainers.image.title="thaw/{name}"' in labels
@@ -65,12 +67,12 @@ def test_a_scanner_finds_what_is_in_it(name: str) -> None:
 
 
 def test_a_functions_image_adds_nothing_to_python_but_where_packages_go() -> None:
-    """What a function may import is the same without containers: docs/functions.md."""
+    """A function may import the same packages without containers: docs/functions.md."""
     dockerfile = ROOT / "deploy/images/python/Dockerfile"
     assert instructions(dockerfile, "COPY") == ["runtime-python/thaw_runtime /app/thaw_runtime"]
     assert [step for step in instructions(dockerfile, "RUN") if "install" in step] == []
     settings = dict(word.split("=", 1) for line in instructions(dockerfile, "ENV") for word in line.split())
-    assert settings[PACKAGES] == settings["PIP_TARGET"]  # what pip installs into an image built on it is found
+    assert settings[PACKAGES] == settings["PIP_TARGET"]  # packages that pip installs in a derived image are found
 
 
 @pytest.mark.parametrize("name", ["gateway", "invoker", "fetchd", "python"])
@@ -120,7 +122,7 @@ def test_the_stand_ins_are_all_that_the_compose_file_takes_from_others() -> None
 
 
 def test_a_models_container_has_the_native_library(docker_engine: DockerEngine) -> None:
-    """As it is built on the image of what it imports, here on the base alone; the build tries it."""
+    """Here the image is built on the base alone, and not on its dependencies' image.  The build tests the library."""
     docker_engine.build("python")  # the base is there
     tag = "thaw-test/native:0"
     build = ["docker", "build", "--network", "host", "-f", "deploy/images/vllm-cpu/Dockerfile", "-t", tag]

@@ -1,4 +1,4 @@
-"""A function's container reaches the relay, if it is a pipeline's, and nothing else.  A claim a test, from inside."""
+"""A container reaches nothing from inside except, in a pipeline, the relay server.  Each test checks one claim."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def probe(driver: DockerDriver) -> Handle:
 
 @contextmanager
 def listening(address: str) -> Iterator[int]:
-    """A server of this machine that greets by TCP and by UDP; it must be reachable from out here."""
+    """A server on this machine that greets over TCP and UDP.  It must be reachable from outside the containers."""
     with socket.socket() as tcp, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp:
         tcp.bind((address, 0))
         port = tcp.getsockname()[1]
@@ -97,7 +97,7 @@ def listening(address: str) -> Iterator[int]:
 
 
 def addresses() -> list[str]:
-    """All of this machine's but loopback."""
+    """All addresses of this machine except loopback."""
     shown = subprocess.run(["hostname", "-I"], capture_output=True, text=True, check=True).stdout.split()
     return [a for a in shown if ":" not in a] or ["192.0.2.1"]
 
@@ -112,7 +112,7 @@ def test_its_loopback_is_its_own(probe: Handle) -> None:
     with listening("127.0.0.1") as port:
         found = ask(probe, host="127.0.0.1", port=port)
     assert found["tcp"] == "ConnectionRefusedError Connection refused"
-    assert found["udp"].startswith("TimeoutError")  # sent, and nobody answers: UDP has no other way to say so
+    assert found["udp"].startswith("TimeoutError")  # the packet gets no answer, which is how UDP shows a closed port
 
 
 def test_not_the_metadata_address(probe: Handle) -> None:
@@ -124,7 +124,7 @@ def test_not_the_world_outside(probe: Handle) -> None:
 
 
 def test_not_another_function(driver: DockerDriver, probe: Handle) -> None:
-    """The other one listens everywhere it can: TCP, UDP, a unix socket in the abstract namespace."""
+    """The other function listens wherever it can: on TCP, on UDP, and on a unix socket in the abstract namespace."""
     other = up(driver, "other")
     load(other, """
 import threading
@@ -142,7 +142,7 @@ def main(args):
 """)  # fmt: skip
     listens = ask(other)
     assert listens["interfaces"] == ["lo"]
-    for address in ("172.17.0.2", "172.17.0.3", "10.0.0.2"):  # where an engine's bridge would have put it
+    for address in ("172.17.0.2", "172.17.0.3", "10.0.0.2"):  # addresses that an engine's bridge would give it
         assert ask(probe, host=address, port=listens["port"]) == {"tcp": NOWHERE, "udp": NOWHERE}
     third = up(driver, "third")
     load(third, """
@@ -185,13 +185,13 @@ def main(args):
 
 
 def test_a_function_may_import_the_standard_library_and_nothing_of_the_image(driver: DockerDriver) -> None:
-    """As where containers are processes: tests/invoker/test_python_actions.py."""
+    """The same holds where containers are processes: tests/invoker/test_python_actions.py."""
     handle = up(driver, "importer")
     load(handle, function_imports.PROBE)
     function_imports.check(ask(handle, **function_imports.ARGUMENTS))
 
 
-# an llm container, whose program is a prober here -------------------------------------------------------------------
+# an llm container, whose program is a probe here --------------------------------------------------------------------
 
 STAGE = (
     PROBES
@@ -204,7 +204,7 @@ def say(text):
 
 
 def run_stage(driver: DockerDriver, monkeypatch: pytest.MonkeyPatch, code: str, *, door: str = "") -> list[str]:
-    """The lines that ``code`` printed as the program of an llm container."""
+    """Run ``code`` as the program of an llm container, and return the lines that it printed."""
     monkeypatch.setitem(PROGRAMS, KIND_LLM, ("-c", STAGE + code))
     ended = threading.Event()
     driver.on_exit(lambda end: ended.set() if end.container_id == "stage" else None)
@@ -231,7 +231,7 @@ def relay():
 
 @pytest.fixture
 def relay_server(tmp_path: Path) -> Iterator[tuple[str, redis.Redis]]:
-    """A relay as it is set up in production: a password for the platform, no persistence."""
+    """A relay server as in production: with a password for the platform, and without persistence."""
     port = free_port()
     arguments = [valkey_binary(), "--port", str(port), "--bind", "127.0.0.1", "--requirepass", "platform", "--save", ""]
     process = subprocess.Popen(list(map(str, arguments)), stdout=subprocess.DEVNULL, cwd=tmp_path)
@@ -277,7 +277,7 @@ def test_a_stage_reaches_nothing_but_the_relay(
     relay_server: tuple[str, redis.Redis],
     own_valkey: ValkeyServer,
 ) -> None:
-    """Not the relay's own TCP port, not the state server beside it."""
+    """The stage reaches neither the relay server's own TCP port nor the state server."""
     address, _ = relay_server
     driver.relay_address(address)
     ports = [int(url.rpartition(":")[2].partition("/")[0]) for url in (address, own_valkey.url)]
@@ -308,7 +308,7 @@ def test_a_relay_that_is_restarted_is_found_again_through_the_same_socket(
 
 
 def test_a_door_of_a_killed_invoker_is_opened_again_by_the_next(own_valkey: ValkeyServer, run_dir: Path) -> None:
-    """Under its name: stages that live on look for the relay where it was."""
+    """The door keeps its name, because running stages look for the relay server at the old place."""
     directory = run_dir / "relays"
     with closing(RelayDoors(directory)) as killed:
         name = killed.inside(own_valkey.url, "/there").partition("?")[0].rpartition("/")[2]
@@ -318,12 +318,12 @@ def test_a_door_of_a_killed_invoker_is_opened_again_by_the_next(own_valkey: Valk
             with redis.Redis(unix_socket_path=str(directory / name)) as client:
                 assert client.ping()
     third = RelayDoors(directory)
-    third.reopen()  # of one that ended in order nothing lives on
+    third.reopen()  # an invoker that ended normally leaves no door
     assert list(run_dir.rglob("*.*")) == []
 
 
 class Wire(Channel):
-    """Keeps what it would send."""
+    """A channel that keeps its messages instead of sending them."""
 
     def __init__(self) -> None:
         ours, self.theirs = socket.socketpair()
@@ -354,7 +354,7 @@ offer = types.SimpleNamespace(n_slabs=len(fds) - 1)
 def test_a_segment_comes_through_the_door_as_descriptors_that_can_only_be_read(
     driver: DockerDriver, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """fetchd's own attacks, carried out from inside a container."""
+    """The attacks of fetchd's own tests, carried out from inside a container."""
     with Fetchd(tmp_path) as fetchd:
         started = fetchd.start(fetchd.client.inspect(write_model(tmp_path / "m").as_uri()))
         door, reader = fetchd.open(started.segment_id, "mine")

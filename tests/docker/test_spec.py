@@ -1,4 +1,4 @@
-"""What the engine is asked for, without an engine."""
+"""The requests to an engine, tested without an engine."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""A stack that comes up by the compose file, works, survives what dies, and leaves nothing.
+"""A stack that the compose file starts works, survives the death of its processes, and leaves nothing.
 
-Functions of kind python run in it here (their image is small); tests/docker/test_chat.py has the real engine in it.
+Functions of kind python run in it here, because their image is small.  tests/docker/test_chat.py runs the model engine
+in it.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def main(args):
 """
 COUNT = "seen = []\ndef main(args):\n    seen.append(1)\n    return {'n': len(seen)}\n"
 UNTOUCHED = {"state", "scheduler", "relay", "store", "the host's fetchd", "the other host's invoker"}
-"""A run does not need these while it runs: what they end must not reach it."""
+"""A run does not need these while it runs, so their end must not affect it."""
 VICTIMS = [*sorted(UNTOUCHED), "gateway", "the host's invoker", "the function"]
 SAMPLE = {"the host's invoker"}
 
@@ -63,19 +64,19 @@ def test_the_stack_runs_a_function_in_a_container_of_its_own(stack: Stack, tmp_p
 
 
 def test_the_schedulers_metrics_are_scraped_with_the_installations_token(stack: Stack) -> None:
-    """By the page's own command for the token; from a container in its network, as a Prometheus would be."""
+    """The page's own command gets the token, and the page is read at the address that a Prometheus would use."""
     token = stack.shell("docker compose exec -T state valkey-cli get thaw:token").strip()
     scheduler = stack.service("scheduler")
     address = scheduler.attrs["NetworkSettings"]["Networks"][f"{stack.name}_control"]["IPAddress"]
     headers, deadline = {"Authorization": f"Bearer {token}"}, time.monotonic() + UP_S
     page = ""
-    while "thaw_scheduler_leading 1.0" not in page:  # one that an earlier test has started again has to come up first
+    while "thaw_scheduler_leading 1.0" not in page:  # a scheduler that an earlier test has killed has to restart first
         assert time.monotonic() < deadline, page
         threading.Event().wait(0.2)
         with contextlib.suppress(requests.ConnectionError):
             page = requests.get(f"http://{address}:9100/metrics", headers=headers, timeout=30).text
     assert requests.get(f"http://{address}:9100/metrics", timeout=30).status_code == 401
-    check = scheduler.attrs["Config"]["Healthcheck"]["Test"]  # by hand: an engine under load may begin late with it
+    check = scheduler.attrs["Config"]["Healthcheck"]["Test"]  # run it here, because a busy engine may begin it late
     assert check[0] == "CMD"
     assert stack.service("scheduler").exec_run(check[1:]).exit_code == 0
 
@@ -100,7 +101,7 @@ def is_free(port: int) -> bool:
 
 
 def test_a_function_goes_on_when_its_invoker_was_killed(stack: Stack) -> None:
-    """The same container: adopted, not made anew."""
+    """The same container serves again: the new invoker adopts it and does not make another one."""
     stack.deploy("count", COUNT)
     assert stack.invoke("count").json()["response"]["result"] == {"n": 1}
     former = stack.invokers()
@@ -111,7 +112,7 @@ def test_a_function_goes_on_when_its_invoker_was_killed(stack: Stack) -> None:
 
 
 def victim_of(stack: Stack, victim: str, host: str) -> str:
-    """The service of that name, seen from ``host``, which runs the function."""
+    """The service that ``victim`` names, if ``host`` runs the function."""
     other = next(h for h in ("host-1", "host-2") if h != host)
     names = {"the host's invoker": f"{host}-invoker", "the host's fetchd": f"{host}-fetchd",
              "the other host's invoker": f"{other}-invoker"}  # fmt: skip
@@ -120,8 +121,10 @@ def victim_of(stack: Stack, victim: str, host: str) -> str:
 
 @pytest.mark.parametrize("victim", [pytest.param(v, marks=() if v in SAMPLE else pytest.mark.full) for v in VICTIMS])
 def test_an_accepted_run_ends_in_one_record_whatever_is_killed_in_its_middle(stack: Stack, victim: str) -> None:
-    """A function's run is never repeated: it ended, or its record says what was lost.  What is killed comes back by
-    itself, and the next request is answered."""
+    """A function's run is never repeated: either it ended, or its record says what was lost.
+
+    The killed process comes back by itself, and the next request is answered.
+    """
     action = "slow-" + "".join(c for c in victim if c.isalpha())
     stack.deploy(action, SLOW)
     with stack.next_function() as awaited:
@@ -170,7 +173,7 @@ def test_a_held_request_is_answered_or_fails_clearly_whatever_is_killed_in_its_m
     assert stack.record(stack.accepted(action, who="next"))["response"]["result"] == {"done": "next"}
 
 
-# the engine under all of it -----------------------------------------------------------------------------------------
+# the container engine -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the SDK forgets a broken socket
@@ -178,7 +181,9 @@ def test_a_held_request_is_answered_or_fails_clearly_whatever_is_killed_in_its_m
 def test_the_engine_is_killed_in_the_middle_of_a_request_and_comes_back(
     own_engine: DockerEngine, stack: Stack, live_restore: str
 ) -> None:
-    """With live-restore containers go on and are adopted; without, the engine ends them all, and restarts services."""
+    """With live-restore, containers keep running and are adopted.  Without it, the engine ends all containers and
+    restarts the services.
+    """
     action = f"under-{live_restore}"
     stack.deploy("count", COUNT)
     before = stack.invoke("count").json()["response"]["result"]["n"]
@@ -200,7 +205,7 @@ def test_the_engine_is_killed_in_the_middle_of_a_request_and_comes_back(
     else:
         assert response["result"].get("done") == "accepted" or response["result"]["error"]
         assert again == 1
-    stack.deploy(f"new-{action}", COUNT)  # a container that is made by the engine that is there now
+    stack.deploy(f"new-{action}", COUNT)  # the restarted engine makes this container
     assert stack.record(stack.accepted(f"new-{action}"))["response"]["result"] == {"n": 1}
 
 
@@ -209,13 +214,16 @@ def test_the_engine_is_killed_in_the_middle_of_a_request_and_comes_back(
 def test_an_engine_that_is_stopped_waits_for_no_service_that_talks_to_the_others(
     own_engine: DockerEngine, stack: Stack
 ) -> None:
-    """As at each shutdown of the machine.  It takes 8 s; an invoker that waited for the state server and for the engine
-    made it 64 s, and the grace period of an invoker alone is 60 s."""
+    """This happens at each shutdown of the machine.
+
+    It takes 8 s.  With an invoker that waited for the state server and for the engine it took 64 s, because the grace
+    period of an invoker alone is 60 s.
+    """
     stack.deploy("count", COUNT)
     assert stack.invoke("count").json()["response"]["result"]["n"] > 0
     own_engine.forget_sockets()
     own_engine.script("crash")
-    own_engine.script("up", THAW_ENGINE_LIVE_RESTORE="false")  # one that ends its containers when it is stopped
+    own_engine.script("up", THAW_ENGINE_LIVE_RESTORE="false")  # this engine ends its containers when it is stopped
     own_engine.connect()
     stack.wait_back()
     stack.wait_invokers({})
@@ -232,7 +240,7 @@ def test_an_engine_that_is_stopped_waits_for_no_service_that_talks_to_the_others
 
 
 def test_the_example_of_tls_in_front_of_the_gateway_works_as_documented(stack: Stack, tmp_path: Path) -> None:
-    """The page's own commands, in a copy of what they read, but for the port."""
+    """The page's own commands run in a copy of the files that they read.  Only the port differs."""
     standins.build(stack.engine.env, "nginx")
     make_certificate, start = (b.code for b in blocks(ROOT / "docs/docker.md") if "deploy/tls" in b.code)
     for name in ("deploy", "docker-compose.yml"):

@@ -1,4 +1,4 @@
-"""deploy/tls/nginx.conf in a real nginx: what it passes on, and when."""
+"""deploy/tls/nginx.conf in a real nginx: the data that it passes on, and when."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding
 
 @dataclass(frozen=True)
 class Proxy:
-    gateway: socket.socket  # listens where nginx expects the gateway
+    gateway: socket.socket  # a socket that listens where nginx expects the gateway
     port: int
     trusts: ssl.SSLContext
 

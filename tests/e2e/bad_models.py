@@ -1,4 +1,4 @@
-"""Small checkpoints, what can be wrong with one, and a picture of a platform in which nothing may be left behind."""
+"""Small checkpoints, ways to damage them, and pictures of a platform that show whether a start left anything."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from thaw.dev.layout import Layout
 
 WEIGHTS = "model.safetensors"
 HIDDEN, INNER, LAYERS, HEADS, KV_HEADS, HEAD_DIM, VOCAB = 64, 128, 2, 2, 1, 32, 49_152
-SLAB_BYTES = 64 << 20  # fetchd's default, which a development platform keeps
+SLAB_BYTES = 64 << 20  # fetchd's default, which a development platform uses
 HEARTBEAT_S = 2.5  # hosts report more often than this
 
 
 def tiny_checkpoint(directory: Path, cache: Path) -> Path:
-    """A llama of two layers and 6 MB with random weights, behind the demo model's tokenizer."""
+    """A Llama model of two layers and 6 MB with random weights and the demo model's tokenizer."""
     demo = smollm2.obtain(cache)
     directory.mkdir()
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
@@ -67,12 +67,12 @@ def _shapes() -> dict[str, tuple[int, ...]]:
 
 
 def cut(path: Path, n_bytes: int) -> None:
-    """Take the last ``n_bytes`` away."""
+    """Remove the last ``n_bytes``."""
     os.truncate(path, path.stat().st_size - n_bytes)
 
 
 def flip_a_bit(path: Path, offset: int) -> None:
-    """``offset`` counts from the end when negative."""
+    """Flip a bit of the byte at ``offset``, which counts from the end if it is negative."""
     with path.open("r+b") as f:
         f.seek(offset, os.SEEK_END if offset < 0 else os.SEEK_SET)
         byte = f.read(1)[0]
@@ -81,7 +81,7 @@ def flip_a_bit(path: Path, offset: int) -> None:
 
 
 def change_header(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
-    """Rewrite the JSON of a safetensors file; the data behind it stays as it is."""
+    """Rewrite the JSON header of a safetensors file.  The data after it stays as it is."""
     data = path.read_bytes()
     end = 8 + int.from_bytes(data[:8], "little")
     header = json.loads(data[8:end])
@@ -95,29 +95,29 @@ def change_config(directory: Path, **changes: object) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
-# ── a platform, looked at from all sides ──────────────────────────────────────────────────────────────────────────
+# ── the whole state of a platform ─────────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """What a failed start could leave behind.  Two pictures with the same work in progress are equal."""
+    """Everything that a failed start could leave behind.  Two pictures with the same work in progress are equal."""
 
-    processes: dict[str, int]  # how many of each program
-    instances: tuple[str, ...]  # in the registry
-    reported: tuple[str, ...]  # by the hosts
-    free_bytes: tuple[int, ...]  # of the hosts' devices, as reported
+    processes: dict[str, int]  # the number of processes of each program
+    instances: tuple[str, ...]  # the instances in the registry
+    reported: tuple[str, ...]  # the instances that the hosts report
+    free_bytes: tuple[int, ...]  # the free memory of the hosts' devices, as reported
     plans: tuple[str, ...]
     demand: tuple[str, ...]
-    segments: tuple[tuple[str, tuple[str, ...]], ...]  # (uri, holders) of those that are held or not whole
+    segments: tuple[tuple[str, tuple[str, ...]], ...]  # (uri, holders) of segments that are held or incomplete
     doors: tuple[str, ...]
     fetches: tuple[str, ...]
-    lost_bytes: int  # of fetchd's pool: neither free nor in a segment
+    lost_bytes: int  # bytes of fetchd's pool that are neither free nor in a segment
 
 
 class Shop:
-    """A platform with ``chat`` deployed and warm, and the tools to try bad models on it.
+    """A platform on which ``chat`` is deployed and warm, with the tools to try bad models.
 
-    ``at_rest`` is its picture with nothing else going on: what every test has to come back to.
+    ``at_rest`` is its picture when nothing else happens.  After every test the platform has to look like this again.
     """
 
     def __init__(self, machine: Machine) -> None:
@@ -151,7 +151,7 @@ class Shop:
         )
 
     def record(self, activation_id: str) -> dict[str, Any]:
-        """As ``thaw activation get`` prints it."""
+        """The record, as ``thaw activation get`` prints it."""
         printed = self.machine.thaw("activation", "get", activation_id, "--wait", "20").stdout
         found: dict[str, Any] = json.loads(printed[printed.index("{") :])
         return found
@@ -174,7 +174,7 @@ class Shop:
 
     @contextmanager
     def nothing_left_behind(self, deadline_s: float = 20) -> Iterator[None]:
-        """After the block the platform soon looks as it does at rest."""
+        """Check that the platform soon looks as it does at rest after the block."""
         yield
         until = time.monotonic() + deadline_s
         while (now := self.picture()) != self.at_rest:
@@ -182,7 +182,7 @@ class Shop:
             time.sleep(0.1)
 
     def _settled(self) -> Picture:
-        """Once ``chat`` is reported and stem cells have come up: the same twice, further apart than heartbeats."""
+        """The picture once ``chat`` is reported and stem cells are ready: it is the same twice, a heartbeat apart."""
         until = time.monotonic() + 60
         before, now = None, self.picture()
         while now != before or len(now.reported) != 1 or now.instances != now.reported or now.demand:

@@ -1,4 +1,4 @@
-"""One platform for the tests that do not break it; those that do start their own."""
+"""One platform for all tests that do not break it.  The other tests start platforms of their own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.e2e.machine import Machine
 
 @pytest.fixture(scope="module")
 def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
-    """Up, with the small real model in its store and the actions ``chat`` and ``hello``."""
+    """A running platform with the small real model in its store and the actions ``chat`` and ``hello``."""
     made = Machine(tmp_path_factory.mktemp("platform"), dict(os.environ))
     try:
         made.up()

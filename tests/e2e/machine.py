@@ -1,4 +1,4 @@
-"""A platform started as its users start it, and what it must not leave behind."""
+"""A platform that is started as users start it, and a list of what it left behind."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def free_port() -> int:
 
 
 class Machine:
-    """A state directory of its own, a free port, and every command run against it."""
+    """A platform with a state directory of its own and a free port, and the commands that use it."""
 
     def __init__(self, directory: Path, environ: Mapping[str, str]) -> None:
         self.port = free_port()
@@ -80,17 +80,17 @@ class Machine:
         return self.request("POST", "/v1/chat/completions", json=message, stream=bool(body.get("stream")))
 
     def pid_of(self, component: str) -> int:
-        """A component's process, as the supervisor recorded it."""
+        """The pid of a component, as the supervisor recorded it."""
         return int((self.state_dir / "pids" / component.replace("/", "-")).read_text().split()[0])
 
     def kill(self, component: str, sig: int = signal.SIGKILL) -> int:
         pid = self.pid_of(component)
-        with contextlib.suppress(ProcessLookupError):  # it is dead already, and on its way back
+        with contextlib.suppress(ProcessLookupError):  # it is dead already and is being restarted
             os.kill(pid, sig)
         return pid
 
     def leftovers(self) -> list[str]:
-        """Processes and listening ports that were not there before, namespaces and control groups of ours."""
+        """New processes, new listening ports, and this platform's namespaces and control groups."""
         left = [
             f"process {pid}: {line}"
             for pid, line in processes().items()
@@ -102,7 +102,7 @@ class Machine:
         return left + [f"directory {d}" for d in self._run_dirs()]
 
     def note_ports(self) -> None:
-        """The ports that this platform's processes listen on, now."""
+        """Record the ports on which this platform's processes listen now."""
         by_inode = listening()
         for pid in processes():
             if pid not in self._before and self.is_ours(pid):
@@ -113,11 +113,11 @@ class Machine:
 
     @property
     def _digest(self) -> str:
-        """Of the state directory: the platform's run directory and namespaces are named by it."""
+        """The digest of the state directory, which the names of the run directory and of the namespaces contain."""
         return hashlib.sha256(str(self.state_dir).encode()).hexdigest()[:8]
 
     def containers(self) -> list[int]:
-        """The processes of every container, as the invokers keep them on disk."""
+        """The processes of every container, as the invokers record them on disk."""
         found = []
         for owner in [f for d in self._run_dirs() for f in d.glob("host-*/c/*/owner.json")]:
             main = json.loads(owner.read_text())["pid"]
@@ -125,7 +125,10 @@ class Machine:
         return found
 
     def is_ours(self, pid: int) -> bool:
-        """By its environment or its working directory: some servers overwrite the one, some change the other."""
+        """Whether a process belongs to this platform, by its environment or its working directory.
+
+        Some servers overwrite their environment, and some change their working directory.
+        """
         digest = self._digest.encode()
         try:
             environ, cwd = Path(f"/proc/{pid}/environ").read_bytes(), os.readlink(f"/proc/{pid}/cwd")
@@ -167,7 +170,7 @@ def socket_inodes(pid: int) -> set[str]:
 
 
 def listening() -> dict[str, int]:
-    """Listening ports by the inode of their socket."""
+    """The listening ports, by the inodes of their sockets."""
     ports = {}
     for table in ("tcp", "tcp6"):
         for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
@@ -178,7 +181,10 @@ def listening() -> dict[str, int]:
 
 
 def events(response: requests.Response, after: Callable[[int], None] = lambda _: None) -> list[dict[str, Any]]:
-    """The JSON of every SSE data line, the last one's [DONE] checked.  ``after`` is told how many have come."""
+    """Return the JSON of every SSE data line, and check that the last one is [DONE].
+
+    ``after`` is called with the number of lines after each line.
+    """
     lines: list[bytes] = []
     for line in response.iter_lines():
         if line.startswith(b"data: "):

@@ -1,4 +1,4 @@
-"""Pipeline groups on a running platform: their containers, and everything that must go when they do."""
+"""Pipeline groups on a running platform: their containers, and everything that must end with them."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ class StageContainer:
         return f'"{event}"' in (self.directory / "stderr.log").read_text()
 
     def kill(self) -> None:
-        """Its processes; the first may have been forked a moment ago and not lead their session yet."""
+        """Kill its processes.  The first one may have been forked just now and not lead their session yet."""
         for pid in processes():
             if pid == self.pid or session_of(pid) == self.pid:
                 os.kill(pid, signal.SIGKILL)
 
 
 class Pipelines:
-    """Reads the state and relay servers and the hosts' run directories, as an operator with every key could."""
+    """Reads the state server, the relay server and the hosts' run directories, as an operator with all keys could."""
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
@@ -74,7 +74,10 @@ class Pipelines:
         return found
 
     def wait_stem_cells(self, n_hosts: int) -> None:
-        """What a start takes, and so how many stages it gets, depends on them.  Four imports share the machine."""
+        """Wait until every host has a stem cell, because the time of a start and its number of stages depend on them.
+
+        Four imports share the machine.
+        """
         registry = Registry(self._state)
 
         def imported() -> bool:
@@ -83,7 +86,7 @@ class Pipelines:
         wait_for(imported, "a host without a stem cell", 180)
 
     def leftovers(self, groups: Iterable[GroupId]) -> list[str]:
-        """What is there of these groups."""
+        """Everything that remains of these groups."""
         gone = set(groups)
         left = [f"instance {r.instance_id} of stage {r.stage}" for r in Registry(self._state).instances()
                 if r.group_id in gone]  # fmt: skip
@@ -106,7 +109,7 @@ class Pipelines:
 
 
 def wait_for(look: Callable[[], T | None], what: str, deadline_s: float = 60) -> T:
-    """For what nobody announces to a test: look a few times.  Bounded."""
+    """Wait for a result that no message announces to a test: check several times, until a deadline."""
     until = time.monotonic() + deadline_s
     while not (found := look()):
         assert time.monotonic() < until, what
@@ -122,9 +125,9 @@ def wait_gone(look: Callable[[], list[str]], deadline_s: float = 60) -> None:
 
 
 def plan_of(machine: Machine, activation_id: str) -> tuple[Plan, tuple[Interval, ...]]:
-    """The plan an activation was started by, and the fetches of its start."""
+    """The plan of an activation's start, and the fetches of this start."""
 
-    def written() -> Mapping[str, Any] | None:  # behind the answer
+    def written() -> Mapping[str, Any] | None:  # the plan is written after the answer
         found = machine.request("GET", f"/api/v1/namespaces/_/activations/{activation_id}/trace")
         return found.json() if found.status_code == 200 and found.json().get("plan") else None
 

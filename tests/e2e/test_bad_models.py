@@ -1,4 +1,4 @@
-"""A model that cannot run fails the activation with its reason, soon, and leaves nothing behind."""
+"""A model that cannot run makes its activation fail soon, with the reason, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from thaw.model import INDEX_NAME
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 SOON_S = 30.0
-"""Bounds a failure that needs an engine start on a busy machine; most take a tenth of a second."""
+"""The limit for a failure that needs a start of the engine on a busy machine.  Most failures take a tenth of a second.
+"""
 
 Refused = Callable[..., dict[str, Any]]
 
@@ -37,7 +38,7 @@ def shop(platform: Machine) -> Iterator[Shop]:
 
 @pytest.fixture(scope="module")
 def pushed(shop: Shop, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A good model with its index, as ``thaw model push`` leaves it in a directory."""
+    """A good model with its index, as ``thaw model push`` writes it into a directory."""
     base = tmp_path_factory.mktemp("models")
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "thaw" / "models"
     made = bad_models.tiny_checkpoint(base / "made", cache)
@@ -53,7 +54,7 @@ def model(pushed: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def bare(model: Path) -> Path:
-    """A copy that nobody has checked: no index beside it."""
+    """A copy without an index, so its bytes were never checked."""
     (model / INDEX_NAME).unlink()
     return model
 
@@ -65,7 +66,7 @@ def name(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def refused(shop: Shop, name: str) -> Iterator[Refused]:
-    """Deploy a uri, ask, and check everything that holds for every model that cannot run.  Returns the error body."""
+    """Deploy a URI, ask, and check what holds for all models that cannot run.  It returns the body of the error."""
 
     def check(uri: str, code: str, *words: str, hint: str = "", **config: object) -> dict[str, Any]:
         shop.deploy(name, uri, **config)
@@ -87,7 +88,7 @@ def refused(shop: Shop, name: str) -> Iterator[Refused]:
 
 
 def error_in_record(shop: Shop, response: requests.Response) -> tuple[str, str | None]:
-    """As ``thaw activation get`` shows it."""
+    """The error and its hint, as ``thaw activation get`` shows them."""
     record = shop.record(response.headers["X-Openwhisk-Activation-Id"])
     assert record["response"]["success"] is False
     assert record["statusCode"] in (2, 3)
@@ -95,14 +96,14 @@ def error_in_record(shop: Shop, response: requests.Response) -> tuple[str, str |
 
 
 def test_the_undamaged_model_answers(shop: Shop, pushed: Path) -> None:
-    """Else every other test here would pass for a reason of its own."""
+    """Otherwise every other test here could pass for another reason."""
     with shop.nothing_left_behind():
         shop.deploy("undamaged", f"file://{pushed}", scaling={"keep_alive_s": 0})
         assert shop.ask("undamaged").status_code == 200
         shop.delete("undamaged")
 
 
-# ── not there ─────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── missing models ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_an_unknown_model_uri(refused: Refused) -> None:
@@ -133,12 +134,12 @@ def test_a_shard_that_is_named_and_not_there(refused: Refused, bare: Path) -> No
 
 
 def test_an_http_store_that_is_down(refused: Refused) -> None:
-    """A store that restarts is waited for; the error comes before the request's time limit does."""
+    """The start waits for a store that restarts, and the error comes before the request's time limit."""
     down = f"http://127.0.0.1:{free_port()}/m"
     refused(down, "StoreUnavailable", "Connection refused", hint="is the store up", limits={"timeout": 10_000})
 
 
-# ── damaged ───────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── damaged models ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_truncated_weights_of_which_the_index_says_more(refused: Refused, model: Path) -> None:
@@ -205,7 +206,7 @@ def test_a_tokenizer_that_cannot_be_read(refused: Refused, bare: Path) -> None:
     refused(f"file://{bare}", "ModelCorrupt", "tokenizer.json")
 
 
-# ── cannot run here ───────────────────────────────────────────────────────────────────────────────────────────────
+# ── models that cannot run here ───────────────────────────────────────────────────────────────────────────────────
 
 
 def test_device_memory_that_is_smaller_than_the_weights(refused: Refused) -> None:
@@ -230,7 +231,7 @@ def test_an_architecture_that_the_engine_does_not_have(refused: Refused, bare: P
     refused(f"file://{bare}", "ModelUnsupported", "NobodyWroteThisForCausalLM", hint="supported models")
 
 
-# ── however it is asked ───────────────────────────────────────────────────────────────────────────────────────────
+# ── other kinds of requests ───────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.fixture
@@ -316,7 +317,7 @@ def test_a_config_error_names_path_value_and_fix_and_deploys_nothing(
     assert error.startswith(f"error: {line}")
     assert hint.startswith("hint: ")
     assert len(hint) > len("hint: ")
-    assert done.returncode == 144  # wsk's: 400 modulo 256
+    assert done.returncode == 144  # 400 modulo 256, as with wsk
     assert shop.http.get(f"{shop.machine.api}/api/v1/namespaces/_/actions/misconfigured", timeout=30).status_code == 404
 
 

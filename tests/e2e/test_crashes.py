@@ -1,4 +1,4 @@
-"""kill -9 of each process, before and during a start and under a running answer."""
+"""kill -9 of each process, before a start, during a start, and during an answer."""
 
 from __future__ import annotations
 
@@ -19,19 +19,22 @@ from tests.e2e.machine import Machine
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 COMPONENTS = ("gateway", "scheduler", "host-0/invoker", "host-0/fetchd")
 MOMENTS_S = (0.0, 0.1, 0.3, 0.7, 1.5)
-"""Of a start that takes one to three seconds from a stem cell, and ten without one."""
+"""Moments of a start, which takes one to three seconds from a stem cell and ten seconds without one."""
 SAMPLE = {("scheduler", 0.1), ("host-0/invoker", 0.3), ("host-0/fetchd", 0.1), ("host-0/invoker", 0.7)}
 LONG = {"max_tokens": 120, "temperature": 0, "stream": True, "ignore_eos": True}
 
 
 def matrix(sample: set[tuple[str, float]]) -> Iterator[ParameterSet]:
-    """Every component at every moment; outside of the sample only in the full run."""
+    """Every component at every moment.  Pairs outside the sample only run in the full suite."""
     for pair in itertools.product([c for c in COMPONENTS if c != "gateway"], MOMENTS_S):
         yield pytest.param(*pair, marks=() if pair in sample else pytest.mark.full)
 
 
 def answered(machine: Machine, deadline_s: float = 120) -> None:
-    """The platform answers again by itself.  Bounded; a refused connection is the gateway coming back."""
+    """Wait until the platform answers again by itself, at most until the deadline.
+
+    A connection is refused while the gateway restarts.
+    """
     until = time.monotonic() + deadline_s
     while True:
         try:
@@ -56,13 +59,13 @@ def test_after_a_kill_while_idle_the_next_requests_are_answered(platform: Machin
 def test_a_held_request_survives_a_kill_during_its_cold_start(
     platform: Machine, component: str, after_s: float
 ) -> None:
-    platform.thaw("action", "update", "chat", "--config", "examples/chat/chat.json")  # a new version: no warm instance
+    platform.thaw("action", "update", "chat", "--config", "examples/chat/chat.json")  # no instance has the new version
     result: list[requests.Response] = []
     asking = threading.Thread(
         target=lambda: result.append(platform.chat("chat", "What is the capital of France?", temperature=0))
     )
     asking.start()
-    time.sleep(after_s)  # a moment of the start, not a wait for anything
+    time.sleep(after_s)  # this chooses the moment of the start and waits for nothing
     platform.kill(component)
     asking.join(150)
     assert not asking.is_alive(), "the held request got neither an answer nor an error"
@@ -123,7 +126,7 @@ def once(action: Callable[[], None], *, at: int) -> Callable[[int], None]:
 
 
 def kill_workers(machine: Machine) -> None:
-    """The container's processes, as the invoker recorded them."""
+    """Kill the containers' processes, as the invoker recorded them."""
     containers = machine.containers()
     assert containers, "no container was found"
     for pid in containers:

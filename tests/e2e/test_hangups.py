@@ -1,4 +1,4 @@
-"""A client that hangs up: the engine stops for it, and the next request is answered."""
+"""When a client hangs up, the engine stops working for it, and the next request is answered."""
 
 from __future__ import annotations
 
@@ -23,9 +23,11 @@ from thaw.instance import InstanceState
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 LONG = {"max_tokens": 1900, "min_tokens": 1900, "ignore_eos": True, "temperature": 0}
-"""Runs for many seconds, whatever the machine: that nothing works any more is never because the answer was done."""
+"""Such an answer takes many seconds on any machine.  An engine that is idle again has therefore aborted the answer, and
+not completed it.
+"""
 ABORTED_S = 5.0
-"""A fraction of a second on an idle machine, and less than LONG takes on any."""
+"""An abort takes a fraction of a second on an idle machine.  LONG takes longer than this limit on any machine."""
 
 
 @pytest.fixture(scope="module")
@@ -65,13 +67,13 @@ class Client:
         return seen
 
     def hang_up(self) -> float:
-        """When."""
+        """Close the connection, and return the time."""
         self._socket.close()
         return time.monotonic()
 
 
 def inflight(shop: Shop) -> int:
-    """How many requests the engines of this platform work on, in their containers' own words."""
+    """The number of requests on which the platform's engines work, as their containers report it."""
     assert shop.known is not None
     total = 0
     for owner in (Path(shop.known.run_dir) / "host-0" / "c").glob("*/owner.json"):
@@ -82,12 +84,12 @@ def inflight(shop: Shop) -> int:
                 connection.request("GET", "/health")
                 total += json.loads(connection.getresponse().read())["inflight"]
         except (OSError, http.client.HTTPException, ValueError):
-            continue  # it has just ended, or does not answer yet: nothing runs there
+            continue  # the container has just ended or does not answer yet, so it runs nothing
     return total
 
 
 def wait_until(condition: Callable[[], bool], deadline_s: float = 30) -> float:
-    """When it became true; fails after ``deadline_s``."""
+    """Wait until the condition is true, and return the time.  Fail after ``deadline_s``."""
     until = time.monotonic() + deadline_s
     while not condition():
         assert time.monotonic() < until, "it did not come"
@@ -96,7 +98,7 @@ def wait_until(condition: Callable[[], bool], deadline_s: float = 30) -> float:
 
 
 def given_up(shop: Shop, action: str) -> int:
-    """How many of the action's records say that the client hung up."""
+    """The number of the action's records that say that the client hung up."""
     url = f"{shop.machine.api}/api/v1/namespaces/_/activations"
     records = shop.http.get(url, params={"name": action, "docs": "true", "limit": "0"}, timeout=30).json()
     results = [r["response"]["result"] for r in records if not r["response"]["success"]]
@@ -124,11 +126,11 @@ def test_all_slots_are_free_again_after_a_full_batch_has_hung_up(shop: Shop) -> 
     assert wait_until(lambda: inflight(shop) == 0) - hung_up < ABORTED_S
     assert shop.ask("chat").status_code == 200
     assert given_up(shop, "chat") >= 8
-    assert len(shop.picture().instances) == 1  # the eight left nothing that would have called for another
+    assert len(shop.picture().instances) == 1  # the eight requests left no demand that would start another instance
 
 
 def test_who_hangs_up_does_not_disturb_who_stays(shop: Shop) -> None:
-    """The words may differ from those of a request alone: in bfloat16 a batch's size decides ties."""
+    """The words may differ from those of a request that runs alone, because in bfloat16 the batch size decides ties."""
     leaving = Client(shop, "chat", stream=True)
     leaving.read_until(b'"content"')
     staying = Client(shop, "chat", stream=False, max_tokens=60, min_tokens=60)
@@ -147,7 +149,7 @@ def test_a_request_that_is_given_up_during_a_cold_start_is_forgotten_at_once(
     shop.deploy(name, small_model, scaling={"keep_alive_s": 5}, engine={"max_model_len": 512})
     asked = Client(shop, name, stream=stream, max_tokens=400, min_tokens=400)
     wait_until(lambda: any(d.action.endswith(name) for d in shop.registry.demand()), 10)
-    assert inflight(shop) == 0  # before the first token, and before there is an engine
+    assert inflight(shop) == 0  # this is before the first token, and before there is an engine
     asked.hang_up()
     wait_until(lambda: not shop.registry.demand())
     assert not any(i.action.endswith(name) and i.state is InstanceState.READY for i in shop.registry.instances())
@@ -155,6 +157,6 @@ def test_a_request_that_is_given_up_during_a_cold_start_is_forgotten_at_once(
     with ExitStack() as cleanup:
         cleanup.enter_context(shop.nothing_left_behind(30))
         cleanup.callback(shop.delete, name)
-        answer = shop.ask(name)  # by the instance that was started for nobody
+        answer = shop.ask(name)  # the instance that was started for the lost request answers
         assert answer.status_code == 200
         assert inflight(shop) == 0

@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
 
 def wait_until_no_instance(machine: Machine, deadline_s: float) -> None:
-    """Follows the records of the hosts; bounded."""
+    """Wait until the hosts report no instance, at most until the deadline."""
     until = time.monotonic() + deadline_s
     while any(h["instances"] for h in machine.request("GET", "/api/v1/thaw/hosts").json()["hosts"]):
         assert time.monotonic() < until, "an instance outlived its keep-alive"
@@ -53,7 +53,10 @@ def test_after_keep_alive_the_instance_is_gone_and_the_next_request_thaws_again(
 
 @contextmanager
 def stem_cell_stops(machine: Machine) -> Iterator[None]:
-    """For two and a half seconds from when a start has made a container's directory, shortly before it asks for a fork."""
+    """Stop the stem cell's process until two and a half seconds after a start has made a container's directory.
+
+    The start does this shortly before it requests a fork.
+    """
     run_dir = Path(json.loads((machine.state_dir / "platform.json").read_text())["run_dir"])
     pid = int((run_dir / "host-0" / "zygote.pid").read_text().split()[0])
     before = set(run_dir.glob("host-0/c/*"))
@@ -63,7 +66,7 @@ def stem_cell_stops(machine: Machine) -> Iterator[None]:
         until = time.monotonic() + 60
         while set(run_dir.glob("host-0/c/*")) <= before and time.monotonic() < until:
             time.sleep(0.01)
-        threading.Event().wait(2.5)  # how long it stays stopped
+        threading.Event().wait(2.5)  # the process stays stopped for this long
         os.kill(pid, signal.SIGCONT)
 
     thread = threading.Thread(target=go_on)

@@ -1,4 +1,4 @@
-"""From nothing to an answer, on the real model, through every process."""
+"""From nothing to an answer with the real model, through every process."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""One model on several hosts: how many stages it gets, the same tokens at every size, and what a lost stage costs.
+"""One model on several hosts: its number of stages, the same tokens at every size, and the effects of a lost stage.
 
-float32, so that no tie is decided by the shape of a product: a pipeline's answer equals a single worker's exactly.
+The tests use float32, so that the shape of a matrix product decides no tie: a pipeline's answer equals a single
+worker's exactly.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ ANSWER = {"temperature": 0, "max_tokens": 40, "stream": True, "ignore_eos": True
 
 
 class Fleet(Machine):
-    """Four hosts behind links of 200 Mbit/s, the small real model, and actions made as tests need them."""
+    """Four hosts behind links of 200 Mbit/s, the small real model, and actions that tests make as they need them."""
 
     directory: Path
     pipelines: Pipelines
@@ -41,12 +42,12 @@ class Fleet(Machine):
         self.thaw("action", "update", name, "--config", str(path))
 
     def answers(self, action: str) -> tuple[list[str], str]:
-        """To every prompt; and the id of the first activation."""
+        """Return the answers to all prompts, and the id of the first activation."""
         responses = [self.chat(action, prompt, **ANSWER) for prompt in PROMPTS]
         return [text_of(r) for r in responses], responses[0].headers["X-Openwhisk-Activation-Id"]
 
     def remove(self, action: str) -> None:
-        """Returns when nothing of its groups is left."""
+        """Delete the action.  Return when nothing of its groups is left."""
         groups = {s.record.group_id for s in self.pipelines.stages(action).values()}
         self.thaw("action", "delete", action)
         wait_gone(lambda: self.pipelines.leftovers(groups))
@@ -72,7 +73,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 
 @pytest.fixture(scope="module")
 def reference(fleet: Fleet) -> list[str]:
-    """What a single worker answers; an SLO that one host can meet gets no more."""
+    """The answers of a single worker.  An action gets only one worker if one host can meet its SLO."""
     fleet.deploy("loose", slo={"ttft_ms": 60_000})
     answers, activation_id = fleet.answers("loose")
     plan, _ = plan_of(fleet, activation_id)
@@ -84,7 +85,7 @@ def reference(fleet: Fleet) -> list[str]:
 
 @pytest.mark.begins("fleet")
 def test_an_slo_that_no_single_host_can_meet_gets_four_stages_which_fetch_side_by_side(fleet: Fleet) -> None:
-    """No host has a byte of the model.  258 MiB take 10.8 s on one link."""
+    """No host has a byte of the model, and 258 MiB take 10.8 s on one link."""
     fleet.deploy("tight", slo={"ttft_ms": 4200, "tpot_ms": 2000})
     response = fleet.chat("tight", PROMPTS[0], **ANSWER)
     assert "Paris" in text_of(response)
@@ -102,7 +103,7 @@ def test_an_slo_that_no_single_host_can_meet_gets_four_stages_which_fetch_side_b
 
 @pytest.mark.parametrize("stages", [4, pytest.param(8, marks=pytest.mark.full)])
 def test_any_number_of_stages_gives_the_same_tokens(fleet: Fleet, reference: list[str], stages: int) -> None:
-    """Eight on four hosts.  Two: the action of the tests below."""
+    """Eight stages run on four hosts.  The action of the tests below has two stages."""
     fleet.deploy(f"forced-{stages}", scaling={"stages": stages})
     answers, activation_id = fleet.answers(f"forced-{stages}")
     assert answers == reference
@@ -122,7 +123,7 @@ def test_hidden_states_may_travel_as_files_and_are_the_same(fleet: Fleet, refere
 
 @pytest.mark.full
 def test_stages_of_a_platform_with_direct_links_say_that_they_use_tcp(tmp_path: Path, reference: list[str]) -> None:
-    """A platform of its own: the others must not be able to reach one another."""
+    """This needs a platform of its own, because the stages of the other tests must not be able to connect directly."""
     made = Fleet(tmp_path, dict(os.environ))
     made.directory = tmp_path
     try:
@@ -148,7 +149,7 @@ def test_a_stage_killed_before_the_first_token_costs_a_start_and_nothing_else(
     fleet: Fleet, reference: list[str], stage: int
 ) -> None:
     fleet.deploy("early", scaling={"stages": 3})
-    response = fleet.chat("early", PROMPTS[1], **ANSWER)  # its head comes while the stages start
+    response = fleet.chat("early", PROMPTS[1], **ANSWER)  # the head of the response comes while the stages start
     lost = wait_for(lambda: fleet.pipelines.stages("early").get(stage), "no container")
     lost.kill()
     assert text_of(response) == reference[1]

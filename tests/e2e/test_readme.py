@@ -1,7 +1,7 @@
-"""Every shell block of README and docs is executed, in order, against one platform.
+"""Every shell block of README and docs is executed, in order, on one platform.
 
-A block that cannot be is preceded by ``<!-- test: skip: reason -->``; the counts are asserted, so a block cannot
-disappear from the test unseen.
+A block that cannot be executed is preceded by ``<!-- test: skip: reason -->``.  The test asserts the counts, so a block
+cannot disappear from it unnoticed.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def test_the_readme_has_the_blocks_we_think_it_has() -> None:
 @pytest.mark.vllm
 @pytest.mark.timeout(600)
 def test_every_block_of_the_readme_runs(machine: Machine) -> None:
-    """One shell for all of them: what a reader would type, in the order of the page."""
+    """One shell executes all blocks as a reader would type them, in the order of the page."""
     script = "set -euo pipefail\n" + "\n".join(f"echo '### block {b.number}'\n{b.code}" for b in README if not b.reason)
     script = script.replace("127.0.0.1:3233", f"127.0.0.1:{machine.port}")
     script = script.replace("thaw dev up --detach", f"thaw dev up --detach --port {machine.port}")

@@ -1,4 +1,4 @@
-"""Requests of every kind while processes are killed at random: nothing is lost, nothing stays behind."""
+"""Requests of every kind run while processes are killed at random: nothing is lost, and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COMPONENTS = ("gateway", "scheduler", "host-0/invoker", "host-0/fetchd", "state"
 
 @dataclass
 class Traffic:
-    """What its clients saw; written under the lock."""
+    """The clients' observations.  They are written while the lock is held."""
 
     machine: Machine
     stop: threading.Event = field(default_factory=threading.Event)
@@ -89,7 +89,7 @@ def test_a_platform_under_kills_loses_no_202_and_gives_no_wrong_answer(
     while time.monotonic() < until:
         killed.append(choice.choice(COMPONENTS))
         machine.kill(killed[-1])
-        time.sleep(every_s)  # the rhythm of the kills, not a wait
+        time.sleep(every_s)  # this is the interval between kills and waits for nothing
     traffic.stop.set()
     for client in clients:
         client.join(180)

@@ -1,4 +1,4 @@
-"""The zygote's own loop in a process that has imported no engine."""
+"""The zygote's own loop, in a process that has not imported an engine."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""A real invoker in this process: real state server, real containers; fetchd is a fake on a real socket."""
+"""A real invoker in this process, with a real state server and real containers.  fetchd is a fake on a real socket."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.invoker.platform import Host
 
 @pytest.fixture
 def run_dir() -> Iterator[Path]:
-    """Short: socket paths have 107 bytes."""
+    """A directory with a short path, because the path of a socket has at most 107 bytes."""
     with tempfile.TemporaryDirectory(prefix="thaw-", dir="/tmp") as directory:
         yield Path(directory)
 
@@ -30,6 +30,6 @@ def host(valkey_url: str, run_dir: Path) -> Iterator[Host]:
 
 @pytest.fixture(autouse=True)
 def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Children import from the same checkout as this process."""
+    """Let child processes import from the same checkout as this process."""
     root = Path(__file__).parents[2]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(root), str(root / "runtime-python")]))

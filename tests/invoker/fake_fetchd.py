@@ -1,4 +1,4 @@
-"""fetchd as the invoker sees it, in this process: remembers what was asked, ends fetches when told."""
+"""fetchd as the invoker sees it, in this process.  It records the requests, and ends fetches when a test says so."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class FakeFetchd(FetchClient):
         self.calls: list[str] = []
         self.requests: list[FetchStart] = []
         self.open: set[str] = set()
-        self.holders: set[str] = set()  # of its one segment, which takes two slabs
+        self.holders: set[str] = set()  # the holders of its only segment, which takes two slabs
         self.failure: ThawError | None = None
         self.ended = threading.Event()
-        self.is_up = threading.Event()  # until then a fetch does not begin
+        self.is_up = threading.Event()  # no fetch begins before this is set
         self.is_up.set()
 
     def inspect(self, uri: str, *, deadline_s: float = 0) -> ModelFacts:

@@ -1,7 +1,7 @@
 """A container of kind llm:vllm without an engine, for the invoker's side of the contract.
 
-``/init`` waits until the file ``go`` lies beside its door (its content is the reply, or the status to exit with), ``/run`` sends a frame for each
-line that is written to ``<door>.feed``, a FIFO.
+``/init`` waits for the JSON object that a test writes to the FIFO ``<door>.init``: the reply, or the status to exit
+with.  ``/run`` sends a frame for each line that is written to the FIFO ``<door>.feed``.
 """
 
 from __future__ import annotations

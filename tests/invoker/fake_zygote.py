@@ -1,4 +1,4 @@
-"""A zygote without an engine: the same words on the same socket; its containers are fake_llm.py."""
+"""A zygote without an engine: the same messages on the same socket.  Its containers run fake_llm.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a scheduler and a gateway do to an invoker, for tests: commands, waits for records, runs."""
+"""The scheduler's and the gateway's side of an invoker, for tests: commands, waits for records, runs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ WAIT_S = 20.0
 
 
 def until(ready: Callable[[], bool]) -> None:
-    """For what nobody announces: look a few times."""
+    """Wait for a condition that no message announces: check it several times."""
     deadline = time.monotonic() + WAIT_S
     while not ready():
         assert time.monotonic() < deadline
@@ -47,7 +47,7 @@ def until(ready: Callable[[], bool]) -> None:
 
 
 class Events:
-    """Everything that is published; tests wait for what they expect."""
+    """All published events.  Tests wait for the ones that they expect."""
 
     def __init__(self, url: str) -> None:
         self.seen: list[Any] = []
@@ -122,7 +122,7 @@ class Host:
         self.client.close()
 
     def processes(self) -> list[str]:
-        """Command lines of processes that were started in our run directory."""
+        """The command lines of the processes that were started in this host's run directory."""
         found = []
         for entry in Path("/proc").iterdir():
             try:
@@ -132,7 +132,7 @@ class Host:
                 continue
         return found
 
-    # what a scheduler does -----------------------------------------------------------------------------------------
+    # the scheduler's side ------------------------------------------------------------------------------------------
 
     def send(self, body: CommandBody, *, epoch: int | None = None, command_id: str = "") -> str:
         sent = CommandId(command_id or random_hex_id())
@@ -166,7 +166,7 @@ class Host:
     def cancel(self, group_id: str) -> str:
         return self.send(Cancel(GroupId(group_id)))
 
-    # what a gateway does -------------------------------------------------------------------------------------------
+    # the gateway's side --------------------------------------------------------------------------------------------
 
     def connection(self) -> http.client.HTTPConnection:
         host, _, port = self.agent.address.rpartition(":")
@@ -176,7 +176,7 @@ class Host:
         return {"Authorization": f"Bearer {self.registry.host_token('x')}"}
 
     def run(self, instance_id: str, value: Any, *, activation_id: str = "") -> tuple[int, Any]:
-        """Returns when the invoker has noted the run's end too: the slot is free a moment after the answer."""
+        """Run a function.  Return when the invoker has noted the end: the slot is free a moment after the answer."""
         connection = self.connection()
         try:
             headers = {**self.headers(), ACTIVATION_HEADER: activation_id or random_hex_id()}
@@ -184,7 +184,7 @@ class Host:
             connection.request("POST", f"/instances/{instance_id}/run", body, headers)
             response = connection.getresponse()
             status, answer = response.status, json.loads(response.read())
-            if not response.will_close:  # the thread that served the run answers this next
+            if not response.will_close:  # the thread that served the run answers this request next
                 connection.request("GET", "/health")
                 connection.getresponse().read()
             return status, answer

@@ -1,4 +1,4 @@
-"""Waiting for a socket to appear costs a descriptor for as long as the wait, and no longer."""
+"""Waiting for a socket to appear takes a descriptor, and only until the wait ends."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def watches() -> int:
     for entry in Path("/proc/self/fd").iterdir():
         try:
             links.append(os.readlink(entry))
-        except FileNotFoundError:  # the listing's own
+        except FileNotFoundError:  # the descriptor of the listing itself
             continue
     return links.count("anon_inode:inotify")
 

@@ -1,4 +1,4 @@
-"""Stem cells of a driver that makes a container for each: when they are made."""
+"""The times at which stem cells are made, for a driver that makes a container for each."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ class Shared:
 
 
 class Containers:
-    """They answer as soon as they may, which is at once."""
+    """Containers that answer as soon as ``may_answer`` allows it, which is at once by default."""
 
     def __init__(self, zygote: Shared | None = None) -> None:
         self.zygote = zygote
         self.may_answer = threading.Event()
         self.may_answer.set()
-        self.doors: dict[str, str] = {}  # by kind, of those that were made
+        self.doors: dict[str, str] = {}  # the doors of the containers that were made, by kind
         self.made = {KIND_PYTHON: threading.Event(), KIND_LLM: threading.Event()}
 
     def on_exit(self, callback: Callable[[Exit], None]) -> None:
@@ -120,7 +120,7 @@ def test_a_host_that_ends_waits_for_no_fetchd(run_dir: Path) -> None:
 
 
 class Broken(Containers):
-    """No container gets past ``step``; ``failed`` is released each time."""
+    """Every container fails at ``step``, and ``failed`` is released each time."""
 
     def __init__(self, step: str) -> None:
         super().__init__()
@@ -170,7 +170,7 @@ def test_a_host_says_of_the_cell_that_starts_wait_for_in_how_long_it_is_ready(ru
 
 
 class WatchedLedger(Ledger):
-    """Tells when somebody has looked at what there is, and waits."""
+    """Sets ``looked`` when a thread has checked the free memory and is about to wait."""
 
     def __init__(self, total_bytes: int) -> None:
         super().__init__(total_bytes)
@@ -179,14 +179,14 @@ class WatchedLedger(Ledger):
     def wait_change(self, ready: Callable[[], bool], deadline: float) -> bool:
         def look() -> bool:
             found = ready()
-            self.looked.set()  # under the ledger's lock: who wakes it now comes after the wait has begun
+            self.looked.set()  # the thread has the ledger's lock, so it can only be woken after its wait has begun
             return found
 
         return super().wait_change(look, deadline)
 
 
 class Nowhere:
-    """Records go there."""
+    """A registry that drops all records."""
 
     def put(self, record: InstanceRecord, *, flip: bool = False) -> None:
         pass
@@ -203,7 +203,7 @@ def starting(instance_id: str, n_bytes: int) -> Live:
 
 
 def begin_start(driver: Containers, ledger: WatchedLedger, cells: StemCells, n_bytes: int) -> threading.Thread:
-    """One of a python function that needs ``n_bytes``; returns when it waits for memory."""
+    """Begin the start of a Python function that needs ``n_bytes``.  Return when it waits for memory."""
     placing = Placing(fleet_of(driver, ledger), cells)
     start = threading.Thread(target=placing.place, args=(starting("i", n_bytes),), daemon=True)
     start.start()
@@ -258,7 +258,7 @@ def test_memory_that_a_start_made_free_goes_to_no_stem_cell(monkeypatch: pytest.
     cells.set_target(KIND_LLM, 1)
     idle.apply(Event.UP)
     idle.apply(Event.INIT_DONE)
-    fleet.on_buried = cells._refill  # at once: nothing that was given back is taken before
+    fleet.on_buried = cells._refill  # this runs at once, before another start can take the freed memory
     assert fleet.add(start)
     Placing(fleet, cells).place(start)
     assert ledger.holders() == {"start": ledger.total_bytes}
@@ -269,7 +269,7 @@ def test_memory_that_a_start_made_free_goes_to_no_stem_cell(monkeypatch: pytest.
 
 
 class SlowToGo(Shared):
-    """One whose memory the kernel frees slowly: ``meanwhile`` is what others do."""
+    """A zygote whose memory the kernel frees slowly.  Another thread runs ``meanwhile`` in this time."""
 
     meanwhile: Callable[[], None] | None = None
 
@@ -279,7 +279,7 @@ class SlowToGo(Shared):
         if self.meanwhile is not None:
             other = threading.Thread(target=self.meanwhile, daemon=True)
             other.start()
-            other.join(0.1)  # it may have to wait for us
+            other.join(0.1)  # the other thread may have to wait for this one
 
 
 def test_a_zygote_that_is_being_given_up_is_not_wanted_before_its_memory_is_free() -> None:

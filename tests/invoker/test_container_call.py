@@ -1,4 +1,4 @@
-"""What a container may answer: bounded, in time and in size, whoever wrote it."""
+"""A container's answer is bounded in time and in size, whatever its code does."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from thaw.errors import InitFailed, WorkerLost
 
 
 class Container:
-    """Takes one request and answers; with ``for_ever`` without end."""
+    """Takes one request and answers it.  With ``for_ever`` the answer never ends."""
 
     def __init__(self, path: Path, answer: bytes, *, for_ever: bytes = b"") -> None:
         self.path = str(path)
@@ -31,7 +31,7 @@ class Container:
 
     def _serve(self) -> None:
         sock, _ = self._listener.accept()
-        with sock, contextlib.suppress(OSError):  # the caller has had enough
+        with sock, contextlib.suppress(OSError):  # the caller has closed the connection
             sock.recv(65536)
             sock.sendall(self._answer)
             while self._for_ever:
@@ -88,7 +88,7 @@ def test_an_answer_without_end_is_read_no_further_than_the_limit(run_dir: Path) 
 
 
 def test_the_deadline_is_that_of_the_whole_exchange(run_dir: Path) -> None:
-    """A head whose lines do not end keeps every single wait short."""
+    """A head that never ends makes every single wait short, so only a deadline for the whole exchange ends it."""
     go_on = threading.Event()
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(run_dir / "s"))

@@ -1,4 +1,4 @@
-"""What the engine is asked and what its answers are taken for, with an engine that is none."""
+"""The requests to a container engine and the meaning of its answers, with a fake engine."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_an_image_is_pulled_by_its_name_and_its_tag(run_dir: Path, image: str, r
 
 
 class OutOfMemory:
-    """An engine with one container, which has just been killed for its memory."""
+    """An engine with one container, which has just been killed because it was out of memory."""
 
     socket_path = "/none/engine"
 

@@ -1,4 +1,4 @@
-"""What a follower copies of the engine's log into a container's two files."""
+"""The lines that a follower copies from the engine's log into a container's two files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ END = SENTINEL + "\n"
 
 
 def serve(listener: socket.socket, lines: list[str]) -> None:
-    """The engine's answer to one follower."""
+    """Send the engine's answer to one follower."""
     connection, _ = listener.accept()
     with connection:
         connection.recv(65536)
@@ -58,7 +58,7 @@ def is_repeated(repeats: Repeats, *frames: tuple[int, float, bytes], now: str = 
 
 
 def test_what_the_engine_sends_again_after_it_rotated_its_file_is_left_out() -> None:
-    """Two streams; the last frame of each comes again too."""
+    """There are two streams, and the last frame of each comes again too."""
     repeats = Repeats()
     first = [(OUT, 1.0, b"a\n"), (OUT, 2.0, b"b\n"), (ERR, 2.1, b"end\n"), (OUT, 2.2, b"end\n")]
     assert is_repeated(repeats, *first) == [False] * 4

@@ -1,4 +1,4 @@
-"""What is killed, repeated, cancelled, out of date or not ours."""
+"""Processes that are killed, and commands and containers that are repeated, cancelled, outdated or foreign."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_command_that_comes_twice_is_carried_out_once(host: Host) -> None:
     host.send(start, command_id="c1")
     host.send(start, command_id="c2")
     host.agent.fleet.fetch = FakeFetchd(host.run_dir)
-    host.send(InspectModel("s3://models/tiny"), command_id="after")  # commands are read in order
+    host.send(InspectModel("s3://models/tiny"), command_id="after")  # the invoker reads commands in order
     host.events.wait(lambda m: type(m).__name__ == "ModelInspected")
     assert host.pid(record.instance_id) == pid
     assert len(host.agent.fleet.all()) == 1
@@ -87,7 +87,7 @@ def test_a_caller_that_hangs_up_ends_the_function(host: Host) -> None:
     connection.sock.close()
     connection.close()
     gone = host.events.instance(record.instance_id, InstanceState.GONE)
-    assert gone.error is None  # it did nothing wrong
+    assert gone.error is None  # the instance did not fail
 
 
 def test_more_runs_than_slots_are_refused_before_they_run(host: Host) -> None:
@@ -209,25 +209,25 @@ def test_a_host_keeps_as_many_stem_cells_as_it_is_told_and_says_so(
     with Host(valkey_url, run_dir, stem_cells="on") as host:
         host.deploy(HELLO)
         cells = host.agent.cells
-        until(lambda: len(cells.view()) == 2)  # one of each kind, until somebody says otherwise
+        until(lambda: len(cells.view()) == 2)  # one of each kind, until a command says otherwise
         assert targets(host) == {KIND_PYTHON: 1, KIND_LLM: 1}
         host.send(SetStemCells(KIND_PYTHON, 3))
         host.send(SetStemCells(KIND_LLM, 0))
         until(lambda: [c.kind for c in cells.view()] == [KIND_PYTHON] * 3)
         assert targets(host) == {KIND_PYTHON: 3, KIND_LLM: 0}
         assert not any("fake_zygote" in line for line in host.processes())
-        host.send(SetStemCells(KIND_PYTHON, 3))  # again: nothing changes
+        host.send(SetStemCells(KIND_PYTHON, 3))  # the same command again changes nothing
         before = {c.cell_id for c in cells.view()}
         record = host.ready()
         assert record.start_mode is StartMode.PREWARMED
-        until(lambda: len(cells.view()) == 3)  # the one that was taken is replaced while its instance lives
+        until(lambda: len(cells.view()) == 3)  # the claimed cell is replaced while its instance lives
         assert len(before & {c.cell_id for c in cells.view()}) == 2
 
 
 def test_a_host_announces_a_stem_cell_as_soon_as_it_is_ready(
     valkey_url: str, run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A start that is planned before the next heartbeat counts on it."""
+    """A start that is planned before the next heartbeat relies on this report."""
     monkeypatch.setattr(zygote, "PROGRAM", [fake_zygote.__file__])
     monkeypatch.setattr(heartbeat, "INTERVAL_S", 3600.0)
     with Host(valkey_url, run_dir, stem_cells="on") as host:
@@ -241,7 +241,7 @@ def test_a_host_whose_operator_keeps_no_stem_cells_names_none_and_takes_no_order
     with Host(valkey_url, run_dir) as host:
         host.send(SetStemCells(KIND_PYTHON, 2))
         host.deploy(HELLO)
-        host.ready()  # behind it in the stream
+        host.ready()  # this command comes after it in the stream
         assert targets(host) == {}
         assert host.agent.cells.view() == ()
 
@@ -257,7 +257,7 @@ def _invoker(host: Host) -> subprocess.Popen[bytes]:
 
 @pytest.mark.parametrize("serving", [True, False])
 def test_a_killed_invoker_finds_its_containers_again(valkey_url: str, run_dir: Path, serving: bool) -> None:
-    host = Host(valkey_url, run_dir)  # only its commands and eyes; the invoker is a process of its own
+    host = Host(valkey_url, run_dir)  # it only sends commands and reads events; the invoker is a process of its own
     host.agent.port.server_close()
     first = _invoker(host)
     host.deploy(PID if serving else "import time\ntime.sleep(60)\n")

@@ -1,4 +1,4 @@
-"""What everybody hears of an instance, and in which order."""
+"""The reports on an instance, and their order."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from thaw.logs import Log
 
 
 class Interrupted:
-    """While an idle instance is being announced, it ends."""
+    """A registry in which an instance ends while it is being reported as idle."""
 
     def __init__(self) -> None:
         self.heard: list[InstanceState] = []
@@ -24,7 +24,7 @@ class Interrupted:
     def put(self, record: InstanceRecord, *, flip: bool = False) -> None:
         if record.idle_since_wall_ms is not None:
             self.end.start()
-            self.end.join(0.1)  # it may have to wait for us
+            self.end.join(0.1)  # the other thread may have to wait for this one
         self.heard.append(record.state)
 
 

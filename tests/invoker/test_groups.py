@@ -1,4 +1,4 @@
-"""Stages of a pipeline group on a host: what each is told, who takes requests, and that a group ends as a whole."""
+"""Stages of a pipeline group on a host: their orders, the stage that takes requests, and the end of a whole group."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ HALVES = (FileRange("model.safetensors", 0, 600), FileRange("model.safetensors",
 
 
 def two_stages(*, role: StageRole = StageRole.FULL, epoch: int = 1) -> Plan:
-    """Both on this host: stage 0 keeps the whole model, stage 1 its half."""
+    """A plan with both stages on this host.  Stage 0 keeps the whole model, stage 1 its half."""
     first = PlanStage(0, HOST, "cpu", role, (0, 3), (SIDECAR, HALVES[0]), (HALVES[1],), 800 << 20, 1.0)
     second = PlanStage(1, HOST, "cpu", StageRole.LOW, (3, 5), (SIDECAR, HALVES[1]), (), 400 << 20, 0.5)
     group_id = GroupId(random_hex_id())
@@ -45,7 +45,7 @@ def two_stages(*, role: StageRole = StageRole.FULL, epoch: int = 1) -> Plan:
 
 class GroupHost(LlmHost):
     def start_group(self, plan: Plan) -> tuple[InstanceId, InstanceId]:
-        """Both stages' containers are in their /init."""
+        """Start both stages.  Return when their containers are in /init."""
         self.deploy_llm()
         self.client.set(plan.transport.credential_ref, wire.dumps(SECRET))
         ids = (InstanceId(random_hex_id()), InstanceId(random_hex_id()))
@@ -99,7 +99,7 @@ def test_each_stage_is_told_its_role_its_link_and_the_shape_of_all(host: GroupHo
     assert [(i.stage, i.n_stages, i.layers, i.role) for i in inits] == [
         (0, 2, (0, 3), StageRole.FULL), (1, 2, (3, 5), StageRole.LOW)]  # fmt: skip
     assert {i.link for i in inits} == {GroupLink(TransportKind.REDIS, "redis://relay:1/0", SECRET, "10.0.0.7")}
-    # a full stage's reserve must hold the rest of the weights too; a sidecar is on no device
+    # a full stage's reserve must have room for the rest of the weights too; a sidecar is on no device
     assert inits[0].stages == (StageShape((0, 3), 800 << 20, 1000, StageRole.FULL), StageShape((3, 5), 400 << 20, 400))
     assert inits[0].stages == inits[1].stages
 
@@ -154,7 +154,7 @@ def test_a_cancelled_group_ends_ready_or_not(host: GroupHost) -> None:
     gone = [host.events.instance(i, InstanceState.GONE) for i in (starting, ready)]
     assert gone[0].error is not None
     assert gone[0].error.message == "its pipeline group was given up"
-    assert gone[1].error is None  # a ready follower owes nobody an answer
+    assert gone[1].error is None  # no request waits for an answer of a ready follower
     assert "cancel" in host.fetchd.calls
     until(lambda: host.agent.fleet.all() == [])
     assert host.agent.fleet.ledger.holders() == {}
@@ -229,7 +229,7 @@ def test_a_restarted_invoker_adopts_every_stage(
 
 
 class StrictFetchd(FakeFetchd):
-    """Refuses, as the real one does, what comes under an older epoch than it has seen."""
+    """Refuses commands of an older epoch than it has seen, as the real fetchd does."""
 
     seen_epoch = 5
 
@@ -239,7 +239,7 @@ class StrictFetchd(FakeFetchd):
         super().cancel(group_id, epoch)
 
 
-@pytest.mark.parametrize("known_epoch", [5, 4])  # by the state server: a fetchd that knows more still closes its doors
+@pytest.mark.parametrize("known_epoch", [5, 4])  # the state server's; a fetchd that knows a newer one closes its doors
 def test_a_stage_that_ends_before_a_restarted_invoker_hears_a_command_leaves_nothing_in_fetchd(
     valkey_url: str, run_dir: Path, monkeypatch: pytest.MonkeyPatch, known_epoch: int
 ) -> None:
@@ -264,7 +264,7 @@ def test_a_stage_that_ends_before_a_restarted_invoker_hears_a_command_leaves_not
 
 
 def abandon(host: Host) -> None:
-    """As if killed: nothing is ended, nothing is said."""
+    """Stop the invoker as if it were killed: it ends no container and sends no message."""
     host.agent._reader.stop()
     host.agent._publisher.flush(WAIT_S)
     host.agent._publisher.close()

@@ -1,4 +1,7 @@
-"""Where a response ends: fed whole, at every cut, byte by byte, and with lies; and that a gateway finds the same end."""
+"""The end of a response that is fed whole, cut at any place, byte by byte, and with false lengths.
+
+A gateway finds the same end.
+"""
 
 from __future__ import annotations
 
@@ -90,7 +93,7 @@ def is_whole_for_a_gateway(passed: bytes) -> bool:
 
 
 def agree(answer: bytes) -> bool:
-    """Whether the gateway found no end that the invoker did not."""
+    """Return whether the gateway found no end that the invoker did not find."""
     parser = ResponseParser()
     passed = b""
     try:

@@ -1,4 +1,4 @@
-"""The state table, every cell of it."""
+"""Every cell of the state table."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_only_the_numbers_of_signals_say_that_a_container_was_killed(exit_code: 
 
 
 def test_a_connection_that_comes_back_after_its_container_ended_is_closed() -> None:
-    """The thread that serves a run and the thread that buries the instance race."""
+    """The thread that serves a run and the thread that removes the instance race."""
     live = Live(INSTANCE, "python:3.11")
     kept, late = UnixConnection("kept"), UnixConnection("late")
     kept.sock, late.sock = socket.socket(), socket.socket()

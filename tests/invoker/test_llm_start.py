@@ -1,4 +1,4 @@
-"""The start of an LLM instance step by step, each step failing once; and its stream on the way through."""
+"""The start of an LLM instance step by step, with each step failing once, and its stream through the invoker."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class LlmHost(Host):
         return self.plan("guest/chat", model=PlanModel(URI, "00", "", 10), reserve_bytes=1 << 30)
 
     def tell_init(self, instance_id: str, reply: object) -> None:
-        """Opening the FIFO waits for the container to be in its /init."""
+        """Send the container's reply to /init.  Opening the FIFO waits until the container is in its /init."""
         with (self.run_dir / f"door-{instance_id[-6:]}.init").open("w") as fifo:
             fifo.write(json.dumps(reply))
 
@@ -112,7 +112,7 @@ def test_a_fetch_that_fails_ends_the_start_at_once_with_its_error(host: LlmHost)
 def test_an_engine_that_refuses_ends_the_start_with_its_error_and_says_where_its_words_are(
     host: LlmHost, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """An activation of kind llm has no logs, and what its container printed goes with the container."""
+    """An activation of kind llm has no logs, and the container's output is deleted with the container."""
     host.deploy_llm()
     instance_id = host.launch(host.llm_plan())
     host.in_init(instance_id)
@@ -131,7 +131,7 @@ def test_a_container_killed_while_it_starts_may_be_started_again_elsewhere(host:
     instance_id = host.launch(host.llm_plan())
     host.in_init(instance_id)
     live = host.agent.fleet.all()[0]
-    with (host.run_dir / f"door-{instance_id[-6:]}.init").open("w"):  # its /init is waiting for us: it is up
+    with (host.run_dir / f"door-{instance_id[-6:]}.init").open("w"):  # the container is up and waits in /init
         assert live.handle is not None
         os.kill(live.handle.pid, signal.SIGKILL)
     gone = host.events.instance(instance_id, InstanceState.GONE)
@@ -150,7 +150,7 @@ def test_an_engine_killed_while_it_starts_is_what_its_container_says_and_no_deve
 
 
 def test_a_container_that_ends_by_the_signal_of_its_engine_was_killed(host: LlmHost) -> None:
-    """It may end before it can answer /init."""
+    """The container may end before it can answer /init."""
     host.deploy_llm()
     instance_id = host.launch(host.llm_plan())
     host.in_init(instance_id)
@@ -166,7 +166,7 @@ def test_a_stem_cell_that_cannot_be_given_its_model_is_ended(host: LlmHost, monk
         raise Unavailable("fetchd does not answer")
 
     monkeypatch.setattr(host.fetchd, "door_grant", no_grant)
-    monkeypatch.setattr(host.agent.driver, "zygote", None)  # each cell is a container of its own
+    monkeypatch.setattr(host.agent.driver, "zygote", None)  # so each cell is a container of its own
     cells = host.agent.cells
     monkeypatch.setattr(cells, "_fetch", host.fetchd)
     cells.set_target(KIND_LLM, 1)
@@ -200,7 +200,7 @@ def _open_run(host: LlmHost, instance_id: str) -> tuple[http.client.HTTPConnecti
 
 def test_a_fetch_that_begins_when_its_start_has_ended_is_given_up(host: LlmHost) -> None:
     host.deploy_llm()
-    host.fetchd.is_up.clear()  # it is coming up, and the start waits
+    host.fetchd.is_up.clear()  # fetchd is coming up, and the start waits for it
     plan = host.llm_plan()
     instance_id = host.launch(plan)
     until(lambda: host.fetchd.calls == ["start"])
@@ -219,7 +219,7 @@ def test_a_start_that_ends_between_its_last_byte_and_its_door_leaves_nothing_in_
     def no_door(instance_id: InstanceId, **_: object) -> str:
         live = host.agent.fleet.find(instance_id)
         assert live is not None
-        until(lambda: not live.fetching)  # the bytes are here
+        until(lambda: not live.fetching)  # all bytes have arrived
         raise Unavailable("fetchd makes no doors")
 
     monkeypatch.setattr(host.fetchd, "door_open", no_door)
@@ -254,14 +254,14 @@ def test_each_token_passes_when_it_is_made(host: LlmHost) -> None:
     with (host.run_dir / f"door-{record.instance_id[-6:]}.feed").open("w", buffering=1) as feed:
         for word in ("one", "two", "three"):
             feed.write(word + "\n")
-            n_bytes = int.from_bytes(response.read(4), "little")  # the next is not written before this arrived
+            n_bytes = int.from_bytes(response.read(4), "little")  # the next word is only written after this one arrived
             assert json.loads(response.read(n_bytes))["text"] == word
     assert response.read() == b""
     connection.close()
 
 
 def test_of_an_llms_runs_no_lines_are_kept(host: LlmHost) -> None:
-    """Its container may answer a million, and nobody asks."""
+    """A container may answer a million runs, and their logs are never requested."""
     record = host.ready_llm()
     connection, response = _open_run(host, record.instance_id)
     (host.run_dir / f"door-{record.instance_id[-6:]}.feed").write_text("one\n")

@@ -1,4 +1,4 @@
-"""Lines to activations by the sentinel contract."""
+"""The sentinel contract assigns lines of a log to activations."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def test_whoever_asks_for_lines_that_are_on_their_way_waits_for_more_of_that_con
     assert texts(logs.lines("one", time.monotonic() + 60.0)) == ["stdout: a", "stderr: e"]
     n = 2 + len(END)
     assert asked == [("c", (0, 0)), ("c", (n, 0)), ("c", (n, 2))]
-    assert texts(logs.lines("one")) == ["stdout: a", "stderr: e"]  # nothing is missing
+    assert texts(logs.lines("one")) == ["stdout: a", "stderr: e"]  # no line is missing
     assert logs.lines("unknown") == []
     assert len(asked) == 3
 
@@ -217,7 +217,7 @@ def test_the_second_stream_of_a_run_whose_lines_were_let_go_is_dropped() -> None
     logs.run_ended("one")
     files.data["stdout"] = END
     logs.lines("one")
-    logs._kept_bytes += most + 1  # as if others had printed a lot
+    logs._kept_bytes += most + 1  # as if other runs had printed a lot
     logs.run_ended("two")
     files.data["stdout"] += b"b\n" + END
     logs.lines("two")

@@ -1,4 +1,4 @@
-"""What the ``container`` phase says of itself."""
+"""The evidence that the ``container`` phase gives."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def compute(cpu_s: float) -> None:
 
 @contextmanager
 def process() -> Iterator[int]:
-    """The pid of one that has computed for 0.15 s."""
+    """Yield the pid of a process that has computed for 0.15 s."""
     with subprocess.Popen([sys.executable, "-c", COMPUTE], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
         child.stdout.readline()
@@ -38,7 +38,7 @@ def test_the_thread_that_makes_it_and_the_container_are_added() -> None:
     making = Making()
     compute(0.05)
     making.begun()
-    compute(0.3)  # beside the container: it would count twice
+    compute(0.3)  # this runs at the same time as the container, so it would count twice
     with process() as pid:
         attrs = making.answered(pid)
     assert 0.2 <= number(attrs, "cpu_s") < 0.5
@@ -51,14 +51,14 @@ def test_of_a_stem_cell_counts_what_it_did_since_it_was_asked() -> None:
         with making.waiting_for("the stem cell", cell):
             pass
         making.begun()
-        assert number(making.answered(pid), "cpu_s") < 0.3  # the container's, not the cell's earlier life
+        assert number(making.answered(pid), "cpu_s") < 0.3  # the container's time, without the cell's earlier work
 
 
 def test_sleeping_until_fetchd_answers_is_waiting_and_computing_is_not() -> None:
     making = Making()
     with making.waiting_for("fetchd"):
         compute(0.05)
-        threading.Event().wait(0.02)  # what it is there to count
+        threading.Event().wait(0.02)  # this is the waiting time to count
     making.begun()
     attrs = making.answered(os.getpid())
     assert attrs["waits_for"] == "fetchd"
@@ -75,4 +75,4 @@ def test_a_stem_cell_that_does_not_answer_is_waited_for_and_its_own_work_is_not_
         making.begun()
         attrs = making.answered(os.getpid())
     assert attrs["waits_for"] == "the stem cell"
-    assert number(attrs, "wait_s") >= 0.03  # less what the cell did when it began to wait
+    assert number(attrs, "wait_s") >= 0.03  # the wait, less the cell's own work at its beginning

@@ -1,4 +1,4 @@
-"""A start outlasts a fetchd that is coming up; nothing else waits for it."""
+"""A start waits for a fetchd that is coming up, and nothing else waits for it."""
 
 from __future__ import annotations
 

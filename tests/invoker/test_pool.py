@@ -1,4 +1,4 @@
-"""The pool's choices, and what carrying them out does to real containers."""
+"""The pool's choices, and their effects on real containers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ordinary functions, whole: a Start command, the record, runs through the data port, logs, the end."""
+"""The whole life of ordinary functions: a Start command, the record, runs through the data port, logs, the end."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_logs_go_to_the_activation_that_printed_them(host: Host) -> None:
 def test_who_asks_for_the_lines_as_soon_as_it_has_the_answer_gets_them(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The caller reads the answer before the invoker's own thread goes on; on a busy machine long before."""
+    """The caller reads the answer before the invoker's own thread continues, on a busy machine long before."""
     run_ended = LogCollector.run_ended
 
     def late(self: LogCollector, activation_id: str) -> None:
@@ -160,7 +160,7 @@ TwoRuns = tuple[Host, str, list[http.client.HTTPConnection], list[Path]]
 
 @pytest.fixture
 def two_runs(host: Host, tmp_path: Path) -> Iterator[TwoRuns]:
-    """Two runs of one container that have begun; each ends when its named pipe is closed."""
+    """Two runs of one container that have begun.  Each ends when its named pipe is closed."""
     host.deploy(BESIDE, concurrency=2)
     instance_id = host.ready().instance_id
     connections, fifos = [], []
@@ -213,7 +213,7 @@ def test_the_platforms_environment_does_not_reach_user_code(
 
 
 def test_a_function_may_import_the_standard_library_and_nothing_of_the_platforms(host: Host) -> None:
-    """As in the image: tests/docker/test_isolation.py."""
+    """The same holds in the image: tests/docker/test_isolation.py."""
     host.deploy(function_imports.PROBE)
     status, answer = host.run(host.ready().instance_id, function_imports.ARGUMENTS)
     assert status == 200

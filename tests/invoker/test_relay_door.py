@@ -1,4 +1,4 @@
-"""Doors to the relay over the lives of an invoker."""
+"""Doors to the relay server across restarts of an invoker."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ def test_a_door_survives_an_invoker_that_dies_before_it_has_opened_it_again(run_
         names = [
             killed.inside(f"redis://127.0.0.1:{port}", "/there").partition("?")[0].rpartition("/")[2] for port in (1, 2)
         ]
-        RelayDoors(directory)  # it came no further
+        RelayDoors(directory)  # this invoker dies before it opens the doors again
         with closing(RelayDoors(directory)) as following:
             following.reopen()
             assert sorted(path.name for path in directory.iterdir()) == sorted(names)
     with closing(RelayDoors(directory)) as last:
-        last.reopen()  # of one that ended in order nothing lives on
+        last.reopen()  # an invoker that ended normally leaves no door
         assert list(directory.glob("*.sock")) == []

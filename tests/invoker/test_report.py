@@ -1,4 +1,4 @@
-"""What a host says of its device and of its fetchd: progress for the ledger, metrics behind its own."""
+"""A host's report on its device and on its fetchd: progress for the ledger, and fetchd's metrics after its own."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_the_heartbeat_says_what_is_pending_of_each_stage_and_what_follows_later
 def test_a_host_says_apart_what_was_declared_of_its_link_and_what_was_measured(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is supposed where nobody knows is neither."""
+    """A rate that is only assumed, because it is not known, is neither declared nor measured."""
     reporter = host.agent.reporter
     found = []
     for declared, measured in ((None, None), (2e8, None), (2e8, 1e8), (None, 1e8)):

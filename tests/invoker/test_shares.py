@@ -1,4 +1,4 @@
-"""CPU quotas, on the machine's own cgroups where they can be written, and on a directory that looks like v2."""
+"""CPU quotas, with the machine's own cgroups where these can be written, and with a directory that looks like v2."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_quota_is_enforced_and_removed() -> None:
     process = subprocess.Popen([sys.executable, "-c", spin], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     shares.apply("c", process.pid, 0.2)
     out, _ = process.communicate(b"\n", timeout=30)
-    assert float(out) < 0.5  # 0.2 of a second, and what it had before the quota
+    assert float(out) < 0.5  # 0.2 of a second, plus the time before the quota was set
     shares.close()
     assert not shares.path("c").exists()
 
@@ -54,7 +54,7 @@ def test_a_process_that_has_ended_is_no_error() -> None:
 
 
 def test_two_platforms_on_one_machine_share_no_group(tmp_path: Path) -> None:
-    """One that goes down takes its groups along; the other's containers are made in theirs."""
+    """A platform that goes down removes its groups, while the other's containers are made in groups of their own."""
     settings = [InvokerSettings("redis://x", "host-0", str(tmp_path / name), "fetchd.s") for name in "ab"]
     first, second = map(find_host_shares, settings)
     if not isinstance(first, CgroupShares) or not isinstance(second, CgroupShares):

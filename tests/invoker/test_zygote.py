@@ -1,4 +1,4 @@
-"""The llm stem cell: forked from, restarted when it dies, given up for memory, found again after a crash."""
+"""The llm stem cell is forked from, restarted when it dies, given up for memory, and found again after a crash."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_who_waits_for_one_that_warms_up_goes_on_when_it_is_ready(
 ) -> None:
     monkeypatch.setattr(zygote, "PROGRAM", [fake_zygote.__file__])
     cell = _make(run_dir, exits)
-    cell.wait_warm(30.0)  # none is on its way: no wait
+    cell.wait_warm(30.0)  # no stem cell is being made, so this does not wait
     assert not cell.ready
     cell.want()
     until(lambda: cell.ready or cell._warming)
@@ -99,7 +99,7 @@ def test_one_that_imports_says_in_how_long_it_is_ready_by_what_the_last_one_took
         start()
 
     monkeypatch.setattr(cell, "_start", start_when_told)
-    assert cell.ready_in_s is None  # none is wanted
+    assert cell.ready_in_s is None  # no stem cell is wanted
     said, took_s = list[float | None](), list[float]()
     for _ in range(2):
         imports.clear()
@@ -120,7 +120,7 @@ def test_one_that_imports_says_in_how_long_it_is_ready_by_what_the_last_one_took
 
 def test_one_that_takes_longer_than_the_last_is_never_said_to_be_ready_already(run_dir: Path, exits: ExitWatch) -> None:
     cell = _make(run_dir, exits)
-    cell._warming, cell._import_s = True, 0.001  # since this machine was booted
+    cell._warming, cell._import_s = True, 0.001  # it has been warming since this machine was booted
     assert cell.ready_in_s == zygote._OVERDUE_S
 
 
@@ -199,7 +199,7 @@ def test_hosts_of_one_machine_fork_theirs_from_one_process(run_dir: Path, exits:
 
 @pytest.fixture
 def bare(run_dir: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
-    """A zygote's own loop, and its socket."""
+    """Yield a process that runs a zygote's own loop, and its socket."""
     path = str(run_dir / "bare.s")
     process, never = subprocess.Popen([sys.executable, "-P", bare_zygote.__file__, path]), os.eventfd(0)
     wait_socket(path, process.pid, WAIT_S, never).close()

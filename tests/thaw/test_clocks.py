@@ -1,4 +1,4 @@
-"""Offsets between clocks: never outside the stated error, and never an effect drawn before its cause."""
+"""Offsets between clocks are never outside the stated error, and an effect is never drawn before its cause."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ SERVER_ZERO = 1_700_000_000_000_000_000
 
 @dataclass(frozen=True)
 class Machine:
-    """Its monotonic clock runs ``rate`` times as fast as the server's and began elsewhere; its wall clock is wrong."""
+    """A machine whose wall clock is wrong.
+
+    Its monotonic clock runs ``rate`` times as fast as the server's and began at another time.
+    """
 
     boot: str
     began_ns: int
@@ -38,7 +41,10 @@ def machine(rng: random.Random, boot: str) -> Machine:
 
 
 def heartbeat(rng: random.Random, here: Machine, server_ns: int) -> Reading:
-    """The server answers at ``server_ns``; the ways there and back take different times, some of them long."""
+    """A heartbeat that the server answers at ``server_ns``.
+
+    The request and the answer travel for different times, of which some are long.
+    """
     there, back = (round(rng.choice((0.05, 0.5, 40)) * rng.random() * MS) for _ in range(2))
     return round_trip(here.mono(server_ns - there), server_ns // 1000 * 1000, here.mono(server_ns + back))
 
@@ -56,7 +62,7 @@ def test_the_true_offset_is_always_within_the_stated_error(seed: int) -> None:
         single = heartbeat(rng, here, now_ns)
         known = narrowed(known, single)
         assert known.error_ns <= single.error_ns
-        # asked for later, or for an event that happened before
+        # the offset may be wanted for a later time, or for an event that happened before
         asked_ns = now_ns + 40 * MS + rng.randrange(-HOUR, HOUR)
         assert is_right(known.at(here.mono(asked_ns)), here, asked_ns)
 
@@ -68,7 +74,7 @@ def test_the_shortest_round_trip_decides_how_exact_it_is() -> None:
         half = round(delay_ms * MS / 2)
         known = narrowed(known, round_trip(begun - half, SERVER_ZERO + begun, begun + half))
     assert known is not None
-    assert known.error_ns == pytest.approx(0.1 * MS + 2000 * MS * DRIFT, rel=0.05)  # the good one is two seconds old
+    assert known.error_ns == pytest.approx(0.1 * MS + 2000 * MS * DRIFT, rel=0.05)  # the good reading is 2 s old
 
 
 def test_a_server_whose_clock_was_set_is_believed_from_then_on() -> None:
@@ -83,7 +89,7 @@ _STAGES = 3
 
 
 def start(rng: random.Random, machines: list[Machine]) -> tuple[list[TraceEvent], dict[int, int]]:
-    """A start over gateway, scheduler and three hosts, and when each event really happened, by its identity."""
+    """A start on a gateway, a scheduler and three hosts, and the true time of each event, by the event's identity."""
     gateway, scheduler, *hosts = machines
     at = SERVER_ZERO + rng.randrange(HOUR)
     events: list[TraceEvent] = []
@@ -114,7 +120,7 @@ def start(rng: random.Random, machines: list[Machine]) -> tuple[list[TraceEvent]
 
 
 def readings(rng: random.Random, machines: list[Machine], events: list[TraceEvent]) -> list[TraceEvent]:
-    """What each machine adds to its first event, after some heartbeats before."""
+    """The readings that each machine adds to its first event, after some earlier heartbeats."""
     found = []
     for here in machines:
         like = next(e for e in events if e.boot_id == here.boot)
@@ -136,7 +142,7 @@ def test_every_event_stands_within_the_stated_error_of_its_time_and_no_effect_be
     rng = random.Random(seed)
     machines = [machine(rng, boot) for boot in ("gateway", "scheduler", "h0", "h1", "h2")]
     events, truth = start(rng, machines)
-    told = readings(rng, machines, events) if seed % 3 else []  # without them the orders alone must not be wrong
+    told = readings(rng, machines, events) if seed % 3 else []  # without readings, only the order of events is known
     zero = events[0]
     clocks = compare([*events, *told], zero)
     assert set(clocks) == {m.boot for m in machines} - {"gateway"}
@@ -151,7 +157,7 @@ def test_every_event_stands_within_the_stated_error_of_its_time_and_no_effect_be
             assert not told
             continue
         off_ns = abs(place_ns(e) - (truth[id(e)] - truth[id(zero)]))
-        # the axis itself is a clock with a drift of its own
+        # the axis is itself a clock with a drift of its own
         assert off_ns <= (clock.error_ns or 0 if clock else 0) + (place_ns(e) + 1) * DRIFT + 1
     if told:
         assert all(c.error_ns is not None and c.error_ns < 50 * MS for c in clocks.values())
@@ -161,7 +167,7 @@ def test_every_event_stands_within_the_stated_error_of_its_time_and_no_effect_be
 
 
 def test_readings_that_contradict_the_order_of_events_are_not_used() -> None:
-    """The server's clock was set between two hosts' readings: a command seems to arrive before its plan."""
+    """The server's clock was set between two hosts' readings, so a command seems to arrive before its plan."""
     rng = random.Random(1)
     machines = [machine(rng, boot) for boot in ("gateway", "scheduler", "h0", "h1", "h2")]
     events, _ = start(rng, machines)

@@ -1,4 +1,4 @@
-"""The function config: the schema is the contract, an error names the path, the value and the fix."""
+"""The function config: the schema is the contract, and an error names the path, the value and the fix."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_a_minimal_config_gets_the_documented_defaults() -> None:
 
 
 def _allowed_args() -> set[str]:
-    """As the engine says in its source: to import it takes vLLM."""
+    """The allowed arguments, read from the engine's source, because importing the engine needs vLLM."""
     tree = ast.parse((Path(__file__).parents[2] / "runtime-python/thaw_runtime/engine/vllm/engine.py").read_text())
     (call,) = (node.value for node in tree.body if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)
                and ast.unparse(node.targets[0]) == "ALLOWED_ARGS")  # fmt: skip

@@ -1,4 +1,4 @@
-"""A fleet: the environment that each GPU's pair of services gets, and where its control plane is reached."""
+"""A fleet: the environment of each GPU's pair of services, and the addresses of its control plane."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ UNITS = DEPLOY / "systemd"
 
 
 def environment(unit: str, instance: str) -> dict[str, str]:
-    """As systemd makes it: files come after, and over, what the unit says itself."""
+    """The environment as systemd makes it: the files come after the unit's own variables and override them."""
     text = (UNITS / f"{unit}@.service").read_text().replace("%i", instance)
     words = [word for line in re.findall(r"^Environment=(.*)$", text, re.M) for word in line.split()]
     for name in re.findall(r"^EnvironmentFile=/etc/thaw/(.*)$", text, re.M):
-        file = UNITS / name.replace(f"gpu-{instance}.env", "gpu-0.env")  # the operator's copies of it
+        file = UNITS / name.replace(f"gpu-{instance}.env", "gpu-0.env")  # the operator's files are copies of it
         words += [line for line in file.read_text().splitlines() if line and not line.startswith("#")]
     return dict(word.split("=", 1) for word in words)
 
@@ -40,7 +40,7 @@ def test_the_two_services_of_a_gpu_meet_in_its_directory() -> None:
     assert invoker.fetchd_socket == fetchd.socket
     directory = runtime_directory("thaw-invoker", "3")
     assert directory == runtime_directory("thaw-fetchd", "3")
-    assert invoker.run_dir == directory  # everything else is read-only to them
+    assert invoker.run_dir == directory  # all other directories are read-only for the services
     assert {str(Path(p).parent) for p in (fetchd.socket, fetchd.doors)} == {directory}
 
 
@@ -49,7 +49,7 @@ def test_two_gpus_share_no_path_and_no_device() -> None:
     own = {"THAW_DEVICE", "THAW_RUN_DIR", "THAW_FETCHD_SOCKET", "THAW_FETCHD_DOORS"}
     assert {name for name in one if one[name] != two[name]} == own
     named = {line.partition("=")[0] for line in (UNITS / "gpu-0.env").read_text().splitlines() if line[0] != "#"}
-    assert named == {"THAW_HOST_ID", "THAW_INVOKER_BIND"}  # what a GPU's own file must say
+    assert named == {"THAW_HOST_ID", "THAW_INVOKER_BIND"}  # each GPU's own file must set these
 
 
 def test_plans_name_the_relay_where_it_is_published() -> None:

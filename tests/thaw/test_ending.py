@@ -1,4 +1,4 @@
-"""A process ends when it is asked to, also where the signal does not interrupt its main thread's wait."""
+"""A process ends when it is asked to, also if the signal does not interrupt the wait of its main thread."""
 
 from __future__ import annotations
 

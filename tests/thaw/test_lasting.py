@@ -1,4 +1,4 @@
-"""The death of a thread that must last ends its process, and is told until then."""
+"""The death of a thread that must last ends its process, and is reported until then."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> queue.SimpleQueue[int]:
     statuses: queue.SimpleQueue[int] = queue.SimpleQueue()
     monkeypatch.setattr(lasting, "GRACE_S", 0.0)
     monkeypatch.setattr(lasting, "_dead", [])
-    monkeypatch.setattr(threading, "excepthook", threading.excepthook)  # put back behind the test
+    monkeypatch.setattr(threading, "excepthook", threading.excepthook)  # monkeypatch restores it after the test
     lasting.guard(Log("test"), statuses.put)
     return statuses
 

@@ -1,4 +1,4 @@
-"""Each component as its operator runs it, with one of its threads made to fail: it ends, and says why."""
+"""Each component, run as an operator runs it, ends and says why when one of its threads is made to fail."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Component:
             [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT}/runtime-python", **env},
             stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
-        self._overdue = threading.Timer(60, self.process.kill)  # then nobody waits for its next line any more
+        self._overdue = threading.Timer(60, self.process.kill)  # this ends a wait for the process's next line
         self._overdue.start()
 
     def event(self, name: str) -> dict[str, Any]:
@@ -75,7 +75,7 @@ class Component:
         raise AssertionError(f"no {name}: {''.join(seen)}")
 
     def end(self) -> int:
-        """Its exit status, by itself or made to."""
+        """Return the exit status.  If the process does not end by itself, end it."""
         try:
             return self.process.wait(20)
         finally:
@@ -119,7 +119,7 @@ def test_a_component_ends_with_a_thread_that_must_last_and_names_it(
 def test_a_gateway_whose_heartbeat_dies_says_so_refuses_and_is_replaced(valkey_url: str, tmp_path: Path) -> None:
     port = free_port()
     env = {"THAW_STATE_URL": valkey_url, "THAW_GATEWAY_BIND": f"127.0.0.1:{port}"}
-    told = tmp_path / "told"  # a pipe: the process goes on until the test has seen what it says of itself
+    told = tmp_path / "told"  # with this pipe the process waits until the test has seen its report on itself
     os.mkfifo(told)
     component = Component("gateway.main", ONCE.format(marker=str(tmp_path / "failed"), told=str(told)), env)
     url = f"http://127.0.0.1:{port}"
@@ -140,7 +140,7 @@ def test_a_gateway_whose_heartbeat_dies_says_so_refuses_and_is_replaced(valkey_u
 
 
 def answer_of(ask: Callable[[], requests.Response]) -> requests.Response:
-    """Connections that the former worker had taken end with it."""
+    """Ask until there is an answer.  Connections that the former worker had accepted end with it."""
     until = time.monotonic() + 20
     while True:
         try:

@@ -1,4 +1,4 @@
-"""Logging never raises, wherever stderr leads, and says what it could not write."""
+"""Logging never raises, whatever stderr is, and reports how much it could not write."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _nothing_lost(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Stderr(io.StringIO):
-    """One that may refuse what is written, as a full disk does, after a part of it."""
+    """A stderr that can refuse a line after a part of it, as a full disk does."""
 
     error: OSError | None = None
 

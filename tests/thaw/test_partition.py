@@ -1,4 +1,4 @@
-"""The partition against every contiguous division, and the ranges it leads to."""
+"""The partition compared with every contiguous division, and the ranges that follow from it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def unevenness(layers: list[int], bounds: tuple[tuple[int, int], ...]) -> int:
 
 
 def test_a_large_embedding_does_not_leave_the_middle_stages_uneven() -> None:
-    """The first and the last stage are the largest whatever the others have."""
+    """The first and the last stage are the largest, however the other layers are divided."""
     parts = model([7] * 30, entry=54, tied=True)
     assert [b - a for a, b in split(parts, 4)] == [4, 11, 11, 4]
     assert [b - a for a, b in split(parts, 8)] == [1, 5, 5, 5, 5, 4, 4, 1]

@@ -1,4 +1,4 @@
-"""Settings: read once, rejected by variable name."""
+"""Settings are read once, and an invalid one is rejected by its variable name."""
 
 from __future__ import annotations
 
