@@ -1,7 +1,7 @@
-"""Where a process learns who it is at AWS: the metadata service of an instance, and the STS of a web identity.
+"""The sources of a process's AWS credentials: the metadata service of an instance, and the STS of a web identity.
 
-It hands out credentials that somebody else has made (:func:`tests.seaweed.session_credentials`).  At any other address
-it refuses as S3 does, and repeats the token that it was given, as S3 does too.
+The server returns credentials that :func:`tests.seaweed.session_credentials` has made.  At any other address it refuses
+as S3 does, and repeats the request's token, as S3 does too.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ TIME = "%Y-%m-%dT%H:%M:%SZ"
 
 
 class Roles:
-    """``hands`` is given out from now on; each time for ``lasts_s``."""
+    """From now on the server returns the credentials ``hands``, each time for ``lasts_s``."""
 
     def __init__(self, endpoint: str, hands: Mapping[str, str], lasts_s: float) -> None:
         self.endpoint, self.hands, self.lasts_s = endpoint, hands, lasts_s

@@ -1,4 +1,4 @@
-"""Fixtures every suite may use: real servers on free loopback ports, stopped by the process that started them."""
+"""Fixtures for all suites: real servers on free loopback ports.  The process that started them stops them."""
 
 from __future__ import annotations
 
@@ -41,9 +41,10 @@ class Clock:
 
 
 class ValkeyServer:
-    """A real server with an AOF, as production's state server; ``kill`` and ``start`` play a crash.
+    """A real server with an AOF, like production's state server.  ``kill`` and ``start`` simulate a crash.
 
-    One that is not ``durable`` is as production's relay, which writes nothing down: a sync a message is slow.
+    A server that is not ``durable`` is like production's relay server, which writes nothing to disk, because a sync for
+    each message is slow.
     """
 
     def __init__(self, directory: Path, *, durable: bool = True) -> None:
@@ -64,7 +65,7 @@ class ValkeyServer:
             client.ping()
 
     def freeze(self) -> None:
-        """It holds its connections, takes new ones, and says nothing."""
+        """Stop the process.  Its connections stay, the kernel accepts new ones, and the server answers nothing."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
 
@@ -89,7 +90,7 @@ def _shared_valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ValkeyS
 
 @pytest.fixture
 def valkey_url(_shared_valkey: ValkeyServer) -> str:
-    """A real state server, empty."""
+    """The URL of a real, empty state server."""
     with redis.Redis.from_url(_shared_valkey.url) as client:
         client.flushall()
     return _shared_valkey.url
@@ -105,7 +106,7 @@ def _shared_relay(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ValkeySe
 
 @pytest.fixture
 def relay_url(_shared_relay: ValkeyServer) -> str:
-    """A real relay server, empty."""
+    """The URL of a real, empty relay server."""
     with redis.Redis.from_url(_shared_relay.url) as client:
         client.flushall()
     return _shared_relay.url
@@ -122,7 +123,7 @@ def own_valkey(tmp_path: Path) -> Iterator[ValkeyServer]:
 
 @pytest.fixture(scope="module", autouse=True)
 def _leaves_nothing_open() -> Iterator[None]:
-    """What a module's tests left open is told there, and not by whichever later test looks for garbage."""
+    """Report the resources that a module's tests left open here, and not in a later test that collects garbage."""
     yield
-    gc.unfreeze()  # a scheduler under test sets aside what it finds, other tests' garbage too
+    gc.unfreeze()  # a scheduler under test freezes all objects that it finds, also other tests' garbage
     gc.collect()

@@ -1,4 +1,4 @@
-"""A small disk that a test fills and frees.  Mounting it needs root, as other tests here do."""
+"""A small disk that a test fills and frees.  Mounting it needs root, like other tests here."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Disk:
     path: Path
 
     def fill(self) -> None:
-        """Take all the room there is."""
+        """Use all the free space."""
         with (self.path / "ballast").open("ab", buffering=0) as ballast:
             for n_bytes in (1 << 20, 1 << 12, 1):
                 while _wrote(ballast.write, bytes(n_bytes)):

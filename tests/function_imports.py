@@ -1,4 +1,4 @@
-"""A function that says what it may import.  Every driver is asked, and gives the same answer (docs/functions.md)."""
+"""A function that reports what it may import.  It gives the same answer with every driver (docs/functions.md)."""
 
 from __future__ import annotations
 
@@ -35,5 +35,5 @@ ARGUMENTS = {
 
 
 def check(answer: dict[str, Any]) -> None:
-    """The standard library, and nothing else."""
+    """Check that the function may import the standard library and nothing else."""
     assert answer == {"elsewhere": [], "loaded": [], "there": [], "pythonpath": None}

@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 
 ONE_BY_ONE = {
-    "docker": ("tests/docker/", "tests/conformance/test_driver.py"),  # a machine has one engine
+    "docker": ("tests/docker/", "tests/conformance/test_driver.py"),  # a machine has one container engine
     "native": ("tests/native/",),  # they build into one folder
     "platform": ("tests/e2e/", "tests/dev/"),  # each starts several engines, which fill the machine
 }
-"""Modules that run one after another, by what they would take from each other."""
+"""Modules that run one after another, by the resource that they share."""
 
 
 def unit_of(nodeid: str) -> str:
-    """The tests that one worker gets together with this one: its module, or all modules that must not run beside it."""
+    """The unit of tests that one worker gets together: a test's module, or all modules that must not run beside it."""
     module = nodeid.partition("::")[0]
     return next((name for name, prefixes in ONE_BY_ONE.items() if module.startswith(prefixes)), module)
 
@@ -31,7 +31,8 @@ _RANKS = {"begins": -1, "ends": 1}
 
 def in_place(items: Sequence[pytest.Item]) -> list[pytest.Item]:
     """Put a test marked ``begins(fixture)`` before the tests of its module that share that fixture with it, and a test
-    marked ``ends(fixture)`` behind them."""
+    marked ``ends(fixture)`` after them.
+    """
     fixtures = {i.path: str(mark.args[0]) for i in items for name in _RANKS for mark in i.iter_markers(name)}
     places: dict[object, int] = {}
 
@@ -68,5 +69,5 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
         def _split_scope(self, nodeid: str) -> str:
             return unit_of(nodeid)
 
-    config.option.loadscopereorder = False  # the order is ours
+    config.option.loadscopereorder = False  # this module decides the order
     return Units(config, log)

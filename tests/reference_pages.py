@@ -1,6 +1,6 @@
 """The settings and metrics pages, written from the code: ``python -m tests.reference_pages`` renews them.
 
-It lives with the tests because it looks into every component, which no component may.
+This module is with the tests because it imports every component, which no component may do.
 """
 
 from __future__ import annotations

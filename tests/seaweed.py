@@ -1,4 +1,4 @@
-"""A real S3 server for tests: one SeaweedFS process, killed and swept when the block is left."""
+"""A real S3 server for tests: one SeaweedFS process, which is killed and swept when the block is left."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _IAM = {
     "roles": [{"roleName": "reader", "roleArn": ROLE, "attachedPolicies": ["all"],
                "trustPolicy": {"Version": "2012-10-17", "Statement": [_MAY_TAKE]}}],
 }  # fmt: skip
-"""It has a real STS too: whoever has the key may take the role, and its session's token is checked."""
+"""The server has a real STS too: a client with the key may take the role, and the server checks the session's token."""
 
 
 @contextmanager
 def seaweed(directory: Path, bucket: str) -> Iterator[str]:
-    """Its endpoint.  ``bucket`` is there and takes objects."""
+    """Yield the server's endpoint.  ``bucket`` exists and takes objects."""
     identity = {"name": "t", "credentials": [{"accessKey": KEY, "secretKey": SECRET}], "actions": ["Admin"]}
     (directory / "s3.json").write_text(json.dumps({"identities": [identity]}))
     (directory / "iam.json").write_text(json.dumps(_IAM))
@@ -52,9 +52,9 @@ def seaweed(directory: Path, bucket: str) -> Iterator[str]:
         _make_bucket(endpoint, bucket)
         yield endpoint
     finally:
-        process.kill()  # SIGTERM takes it 20 s
+        process.kill()  # after SIGTERM it would take 20 s to end
         process.wait(10)
-        for name, port in ports.items():  # it leaves these when it is killed
+        for name, port in ports.items():  # it leaves these sockets when it is killed
             role = name.partition(".")[0]
             for left in (f"{role}-{port}", f"{role}-grpc-{port + 10_000}"):
                 Path(f"/tmp/seaweedfs-{left}.sock").unlink(missing_ok=True)
@@ -71,7 +71,7 @@ def session_credentials(endpoint: str) -> dict[str, str]:
 
 
 def _make_bucket(endpoint: str, bucket: str) -> None:
-    """The S3 port opens before the store behind it can take a bucket."""
+    """Make the bucket.  Try several times, because the S3 port opens before the store can take a bucket."""
     client = botocore.session.get_session().create_client(
         "s3", endpoint_url=endpoint, region_name="us-east-1", aws_access_key_id=KEY, aws_secret_access_key=SECRET
     )
@@ -81,7 +81,7 @@ def _make_bucket(endpoint: str, bucket: str) -> None:
             client.create_bucket(Bucket=bucket)
             client.put_object(Bucket=bucket, Key="probe", Body=b"x")
             break
-        except Exception:  # noqa: BLE001  refused, reset, 500: it is starting
+        except Exception:  # noqa: BLE001  while it starts, it refuses, resets, or answers 500
             assert time.monotonic() < deadline
             retry.wait(0.1)
     client.close()

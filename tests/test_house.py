@@ -61,7 +61,7 @@ def test_what_runs_needs_nothing_that_its_lock_lacks(lock: str) -> None:
 
 @pytest.mark.parametrize("component", ["gateway", "invoker", "fetchd"])
 def test_an_extra_brings_what_its_component_imports(component: str) -> None:
-    """A host of a fleet has `pip install thaw[invoker,fetchd]` and no lock."""
+    """A host of a fleet is installed with `pip install thaw[invoker,fetchd]`, without a lock."""
     own = {"thaw", "relay", component}
     files = [p for part in own for p in (ROOT / part).rglob("*.py")]
     unused = {ROOT / "thaw/cli", ROOT / "thaw/dev"} | ({ROOT / "thaw/s3.py"} if component != "fetchd" else set())
@@ -71,7 +71,7 @@ def test_an_extra_brings_what_its_component_imports(component: str) -> None:
 
 
 def imports(path: Path) -> set[str]:
-    """The packages that a file names, wherever in it."""
+    """The packages that a file imports anywhere."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -82,7 +82,7 @@ def imports(path: Path) -> set[str]:
 
 
 def extra(name: str) -> set[str]:
-    """What an extra brings, with those it names and what every installation has."""
+    """The packages of an extra, including those of the extras that it names and those of every installation."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     names = set(project["dependencies"]) | set(project["optional-dependencies"][name])
     nested = {match[1] for n in names if (match := re.fullmatch(r"thaw\[([\w,]+)\]", n))}

@@ -1,4 +1,4 @@
-"""The matrix of machines that the suite is run on: its rows, its machines, and what it reads from a run."""
+"""The matrix of machines on which the suite runs: its rows, its machines, and the results that it reads from a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tests/order.py keeps of the order in which tests run."""
+"""The rules of tests/order.py for the order in which tests run."""
 
 from __future__ import annotations
 

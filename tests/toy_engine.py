@@ -1,4 +1,4 @@
-"""A deterministic engine for tests of everything around engines.  Never part of a demo or a benchmark.
+"""A deterministic engine for tests of everything around engines.  No demo and no benchmark uses it.
 
 The next token is a hash of (seed, prompt, output so far), so a continued answer equals an uninterrupted one exactly if
 prompt, seed and tokens arrived unchanged.  In a pipeline the last stage hashes and stage 0 answers.
@@ -40,7 +40,7 @@ from thaw_runtime.weights.segment import ARRIVAL_DEADLINE_S, Segment
 
 VOCAB = 256
 STEP_S = float(os.environ.get("TOY_STEP_S", "0.002"))
-"""A step takes a while in any engine; an abort must find something to abort."""
+"""A step takes some time in any engine, and an abort must come while a request still runs."""
 POISON = 0
 """A prompt that begins with this token breaks the engine."""
 
@@ -137,7 +137,7 @@ class ToyEngine:
                 return
 
     def _next_tokens(self) -> dict[str, int] | None:
-        """Of the open requests, by whoever is the last stage.  None: the pipeline is broken."""
+        """The next tokens of the open requests, from the last stage.  Return None if the pipeline is broken."""
         if self._link is None:
             return {name: _next_token(r, output) for name, (r, output) in self._open.items()}
         self._steps += 1

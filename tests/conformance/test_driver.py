@@ -1,4 +1,4 @@
-"""What every container driver promises.  One suite, each implementation once."""
+"""The promises of every container driver.  One suite runs once for each implementation."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def run_dir() -> Iterator[Path]:
 
 @pytest.fixture(params=["process", "docker"])
 def make(request: pytest.FixtureRequest, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Driver]:
-    """Makes a driver of the same owner each time."""
+    """A function that makes a driver.  Each driver has the same owner."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(ROOT / "runtime-python")]))
     if request.param == "process":
         return lambda: ProcessDriver(run_dir, NoShares(), 2, Log("test"))

@@ -1,4 +1,4 @@
-"""One suite for every engine: the toy of the tests and vLLM with the real small model, whole and in two stages."""
+"""One suite for every engine: the tests' toy engine, and vLLM with the real small model, whole and in two stages."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DEADLINE_S = 60.0
 
 
 class Listener:
-    """Collects events; a test waits for what it needs, never for time."""
+    """Collects events.  A test waits for the events that it needs, and never for a time."""
 
     def __init__(self) -> None:
         self.events: dict[str, list[Event]] = {}
@@ -40,7 +40,7 @@ class Listener:
             self.changed.notify_all()
 
     def wait(self, request_id: str, n_tokens: int | None = None) -> list[Event]:
-        """All events once it ended, or once ``n_tokens`` have come."""
+        """Wait until the request has ended or ``n_tokens`` have come, and return its events."""
 
         def ready() -> bool:
             have = self.events.get(request_id, [])
@@ -76,7 +76,7 @@ def plan(reserve: int = 1 << 30, dtype: str = "float32") -> LlmInit:
 
 
 def stage_plans(url: str) -> list[LlmInit]:
-    """Two stages over the relay at ``url``."""
+    """The plans of two stages that communicate through the relay server at ``url``."""
     layers = ((0, 15), (15, 30))
     shapes = tuple(StageShape(part, 1 << 30, 1 << 20) for part in layers)
     link = GroupLink(TransportKind.REDIS, url, GroupCredential("", ""))

@@ -1,4 +1,4 @@
-"""One suite for every transport, over a real relay, real sockets, a real directory and a real S3 server."""
+"""One suite for every transport, with a real relay server, real sockets, a real directory and a real S3 server."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def group(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.fixture
 def another_group(group: Group) -> Iterator[Group]:
-    """On the same relay, or in the same store."""
+    """Another group on the same relay server, or in the same store."""
     shares = group_on_redis if group.kind in ("redis", "tcp", "auto") else group_in_store
     with shares(group.kind, group.address) as made:
         yield made
@@ -62,7 +62,7 @@ def test_a_message_arrives_whole_with_what_its_header_says(group: Group) -> None
 
 def test_a_transport_says_what_carries_the_next_message(group: Group) -> None:
     path = {"redis": HopPath.RELAY, "auto": HopPath.RELAY, "tcp": HopPath.TCP}.get(group.kind, HopPath.OBJECT)
-    assert group.stage(0).path(1) is path  # "auto" begins on the relay
+    assert group.stage(0).path(1) is path  # "auto" begins with the relay
 
 
 def test_order_holds_within_a_priority_and_empty_messages_count(group: Group) -> None:
@@ -92,10 +92,10 @@ def test_inference_overtakes_kv_and_kv_overtakes_bulk(group: Group) -> None:
 
 def test_inference_goes_past_a_bulk_message_that_is_half_sent(group: Group) -> None:
     sender, receiver = group.stage(0), group.stage(1)
-    big = bytes(range(250)) * 400  # five windows: it cannot be sent without being read
+    big = bytes(range(250)) * 400  # five windows, so it can only be sent while the receiver reads
     sending = Worker(lambda: sender.send(1, BULK, big, deadline_s=30))
     with pytest.raises(TimeoutError):
-        receiver.receive(deadline_s=0)  # not whole, however much of it there is
+        receiver.receive(deadline_s=0)  # the message is not complete, however much of it has arrived
     assert sending.running
     sender.send(1, HIDDEN, b"urgent", deadline_s=20)
     settle(receiver, Priority.INFERENCE)
@@ -112,7 +112,7 @@ def test_a_sender_a_window_ahead_waits_and_goes_on_when_the_receiver_reads(group
             sender.send(1, BULK, bytes(900), deadline_s=0.3)
             sent += 1
     full = FLOW.window_bytes // (900 + 64)
-    assert sent == full if group.kind != "auto" else full <= sent <= 2 * full  # a window on either way
+    assert sent == full if group.kind != "auto" else full <= sent <= 2 * full  # auto has a window on either path
     sender.send(1, KV, b"another priority has its own window", deadline_s=20)
     settle(receiver, Priority.KV)
     waiting = Worker(lambda: sender.send(1, BULK, b"the next" * 80, deadline_s=10))
@@ -126,7 +126,7 @@ def test_a_group_whose_receivers_are_dead_stays_within_its_quota_and_another_gro
     group: Group, another_group: Group
 ) -> None:
     quota, n_stages = 60_000, 2
-    stages = [group.stage(k, n_stages, Flow.of_group(n_stages, quota)) for k in range(n_stages)]  # none receives
+    stages = [group.stage(k, n_stages, Flow.of_group(n_stages, quota)) for k in range(n_stages)]  # no stage receives
     sent = 0
     for (k, to), header in itertools.product(itertools.permutations(range(n_stages), 2), (BULK, KV, HIDDEN)):
         stages[k].send(to, header, bytes(900), deadline_s=20)
@@ -135,7 +135,7 @@ def test_a_group_whose_receivers_are_dead_stays_within_its_quota_and_another_gro
             while sent <= 4 * quota:
                 stages[k].send(to, header, bytes(900), deadline_s=0.25)
                 sent += 900 + 64
-    # over TCP each priority has the link's whole part, in the sender's own memory; auto: on either way
+    # over TCP each priority has the link's whole part, in the sender's own memory; auto has it on either path
     assert quota * 0.9 < sent <= quota * {"tcp": 3, "auto": 4}.get(group.kind, 1)
     sender, receiver = another_group.stage(0), another_group.stage(1)
     sender.send(1, HIDDEN, b"alive", deadline_s=20)
@@ -187,7 +187,7 @@ def test_close_wakes_a_thread_that_receives(group: Group) -> None:
     receiver = group.stage(1)
     waiting = Worker(lambda: receiver.receive(deadline_s=60))
     with pytest.raises(TimeoutError):
-        group.stage(2, 3).receive(deadline_s=0.05)  # by now it waits
+        group.stage(2, 3).receive(deadline_s=0.05)  # after this the other receiver waits
     receiver.close()
     with pytest.raises(Unavailable, match="stage 1: its transport was closed"):
         waiting.join(10)
@@ -207,7 +207,7 @@ def test_close_wakes_a_thread_that_sends(group: Group) -> None:
         waiting.join(10)
 
 
-@pytest.mark.parametrize("group", ["redis", "tcp", "auto"], indirect=True)  # a store's requests each stand alone
+@pytest.mark.parametrize("group", ["redis", "tcp", "auto"], indirect=True)  # a store has no lasting connection
 def test_a_connection_that_is_cut_loses_and_doubles_nothing(group: Group) -> None:
     sender, receiver = group.stage(0), group.stage(1)
     count = 150
@@ -218,7 +218,7 @@ def test_a_connection_that_is_cut_loses_and_doubles_nothing(group: Group) -> Non
             if i % 20 == 10:
                 cut(sender)
 
-    def listen() -> None:  # as every stage does: what the last cut left unsent goes out while the sender receives
+    def listen() -> None:  # every stage does this: bytes that the last cut left unsent are sent while it receives
         with pytest.raises(Unavailable, match="stage 0: its transport was closed"):
             sender.receive(deadline_s=60)
 

@@ -1,4 +1,4 @@
-"""Every transport over the real thing it stands on, small chunks and a small window, so that tests see both."""
+"""Every transport with its real server or store.  Chunks and windows are small, so that tests reach their limits."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FLOW = Flow(chunk_bytes=1000, window_bytes=20_000, resume_s=5.0)
 
 
 class Group:
-    """One pipeline group on one kind of transport."""
+    """One pipeline group with one kind of transport."""
 
     def __init__(self, kind: str, address: str, credential: GroupCredential, group_id: GroupId) -> None:
         self.kind, self.address, self.credential, self.group_id = kind, address, credential, group_id
@@ -48,7 +48,7 @@ class Group:
 
 @contextmanager
 def group_on_redis(kind: str, url: str) -> Iterator[Group]:
-    """With a real credential, on a server that is state and relay in one."""
+    """A group with a real credential, on one server that is both state server and relay server."""
     group_id = GroupId(random_hex_id())
     with redis.Redis.from_url(url) as client:
         ref = credentials.issue(client, client, group_id)
@@ -70,9 +70,9 @@ def group_in_store(kind: str, uri: str) -> Iterator[Group]:
 
 
 def settle(receiver: Transport, *priorities: Priority) -> None:
-    """Return when something of each of ``priorities`` has come as far as the receiver's sockets."""
+    """Return when a part of a message of each of ``priorities`` has arrived at the receiver's sockets."""
     if isinstance(receiver, ObjectTransport):
-        return  # an object is there when it was sent
+        return  # an object is in the store as soon as it was sent
     inbox: Any = receiver._inbox  # type: ignore[attr-defined]
     awaited = TcpLane if isinstance(receiver, TcpTransport) else RedisLane
     for fd, lane in list(inbox._lanes.items()):
@@ -83,16 +83,16 @@ def settle(receiver: Transport, *priorities: Priority) -> None:
 
 
 def cut(transport: Transport) -> None:
-    """Every connection of this end breaks, as by a network that forgets it."""
+    """Break every connection of this end, as if the network had forgotten the connections."""
     inbox: Any = transport._inbox  # type: ignore[attr-defined]
     for fd in list(inbox._lanes):
-        # it is cut already, or its owner has just closed it
+        # the connection is cut already, or its owner has just closed it
         with contextlib.suppress(OSError), socket.socket(fileno=socket.dup(fd)) as sock:
             sock.shutdown(socket.SHUT_RDWR)
 
 
 class Worker:
-    """A thread whose failure is the test's."""
+    """A thread whose failure makes the test fail."""
 
     def __init__(self, work: Callable[[], object]) -> None:
         self.error: BaseException | None = None

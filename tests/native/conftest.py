@@ -1,4 +1,4 @@
-"""The native library and the fake driver, built once; without a compiler their tests are skipped."""
+"""The native library and the fake driver, which are built once.  Without a compiler their tests are skipped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A segment for reader tests, made as fetchd makes it and without fetchd."""
+"""A segment for tests of readers, made as fetchd makes it, but without fetchd."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The native tests, built and run under AddressSanitizer and UBSan; the thread sanitizer's run is in the full suite.
+"""The native tests, built and run with AddressSanitizer and UBSan.  The full suite also runs the thread sanitizer.
 
-They hold the C++ readers to tests/vectors, run the parameter manager over a fake CUDA driver, and fuzz the readers.
+They check the C++ readers with tests/vectors, run the parameter manager with a fake CUDA driver, and fuzz the readers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ compiler = pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None
 def make(flavour: str, target: str, n_fuzz: int) -> str:
     command = ["make", "-s", "-j2", "-C", str(ROOT / "csrc"), f"FLAVOUR={flavour}", target]
     environment = {**os.environ, "THAW_FUZZ_ITERATIONS": str(n_fuzz)}
-    environment.pop("LD_PRELOAD", None)  # an engine sets it for its children; a sanitizer has to come first
+    environment.pop("LD_PRELOAD", None)  # an engine sets it for its children, but a sanitizer has to be loaded first
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     return done.stdout

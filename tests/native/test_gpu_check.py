@@ -1,4 +1,4 @@
-"""The check for GPU machines, over the fake driver: it runs to its end, compares bytes, and says that it was no GPU."""
+"""The check for GPU machines with the fake driver: it runs to its end, compares bytes, and says that it had no GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The parameter manager from Python: both readers alike, tensors that outlive what they came from, what is missing."""
+"""The parameter manager in Python: both readers behave alike, tensors outlive their segment, and missing parts are
+reported.
+"""
 
 from __future__ import annotations
 
@@ -156,7 +158,7 @@ def test_a_tensor_comes_with_its_last_byte(reader: OpenReader, made: Made) -> No
     assert source.take(1).tolist() == [7] * 100
 
 
-# ── the native one ────────────────────────────────────────────────────────────────────────────────────────────────
+# ── the native reader ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def native(library: Library, made: Made) -> NativeSegment:
@@ -242,7 +244,7 @@ def test_without_a_cuda_driver_tensors_stay_on_the_host_and_that_is_said_once(li
         ParameterManager(library, cuda=True, libcuda="libnowhere.so.1")
     if Path("/dev/nvidiactl").exists():
         pytest.skip("there is a GPU")
-    # a process of its own: here the fake driver may be loaded already, and goes by the real one's name
+    # this needs another process: the fake driver has the real one's name and may be loaded in this process already
     done = subprocess.run([sys.executable, "-c", WANTS_CUDA], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.strip() == "[False]"
     assert done.stderr.count("no_cuda_device") == 1
@@ -265,14 +267,14 @@ def test_kv_blocks_go_out_and_in_again(library: Library) -> None:
     chunk = source.gather(1, [5, 6, 0]).wait(30.0)
     assert chunk == caches[1][:, [5, 6, 0]].contiguous().numpy().tobytes()
     with target.scatter(0, [1, 2, 7], chunk):
-        pass  # leaving waits for the copy
-    chunk.clear()  # and gives the buffer back
+        pass  # leaving the block waits for the copy
+    chunk.clear()  # this releases the buffer
     assert torch.equal(caches[2][:, [1, 2, 7]], caches[1][:, [5, 6, 0]])
     with pytest.raises(ValueError, match="block 8 of 8"):
         source.gather(0, [8])
 
 
-# ── over the fake CUDA driver ─────────────────────────────────────────────────────────────────────────────────────
+# ── with the fake CUDA driver ─────────────────────────────────────────────────────────────────────────────────────
 
 
 class _DLTensor(ctypes.Structure):

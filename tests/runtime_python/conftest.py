@@ -24,7 +24,7 @@ WAIT_S = 20.0
 
 class Proxy:
     def __init__(self, directory: Path, *within: str) -> None:
-        """``within``: a command that runs the one behind it."""
+        """``within`` is the prefix of the proxy's command: a program that runs it."""
         self.directory = directory
         self.socket = str(directory / "s")
         env = {"PATH": os.environ["PATH"], "TMPDIR": str(directory), "THAW_SOCKET": self.socket, "THAW_X": "1"}
@@ -67,7 +67,7 @@ def running(*within: str) -> Iterator[Proxy]:
         try:
             yield made
         finally:
-            made.process.send_signal(signal.SIGKILL if within else signal.SIGTERM)  # unshare ignores the latter
+            made.process.send_signal(signal.SIGKILL if within else signal.SIGTERM)  # unshare ignores SIGTERM
             made.process.wait(WAIT_S)
 
 

@@ -1,4 +1,4 @@
-"""OpenWhisk's contract of an action container, sentence by sentence (BasicActionRunnerTests)."""
+"""OpenWhisk's contract for action containers, sentence by sentence (BasicActionRunnerTests)."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_an_exception_is_the_result_and_its_traceback_is_on_stderr(proxy: Proxy)
 def test_what_is_no_json_object_or_array_is_502(proxy: Proxy, result: str) -> None:
     proxy.init(f"def main(args):\n    return {result}\n")
     assert proxy.run() == (502, {"error": "The action did not return a dictionary or array."})
-    assert proxy.run()[0] == 502  # and the container goes on
+    assert proxy.run()[0] == 502  # the container still works
 
 
 def test_the_sentinel_follows_every_run_on_both_streams(proxy: Proxy) -> None:
@@ -228,7 +228,7 @@ def main(args):
 
 
 def beside(proxy: Proxy) -> tuple[UnixConnection, UnixConnection, Path]:
-    """Two runs in one container: one that never ends, and one that returns what is written into the named pipe."""
+    """Begin two runs in one container: one never ends, and one returns the text that is written to the named pipe."""
     fifo = proxy.directory / "fifo"
     os.mkfifo(fifo)
     proxy.init(BESIDE, concurrency=3)
@@ -240,14 +240,14 @@ def beside(proxy: Proxy) -> tuple[UnixConnection, UnixConnection, Path]:
 
 def test_a_caller_that_hangs_up_leaves_its_container_to_those_who_wait(proxy: Proxy) -> None:
     endless, other, fifo = beside(proxy)
-    with fifo.open("w") as pipe:  # opened by the run: both have begun
+    with fifo.open("w") as pipe:  # the run has opened the pipe, so both runs have begun
         hang_up(endless)
-        assert proxy.run() == (200, {})  # its answer comes behind the hangup
+        assert proxy.run() == (200, {})  # its answer comes after the hangup
         pipe.write("text")
     response = other.getresponse()
     assert (response.status, json.loads(response.read())) == (200, {"read": "text"})
     other.close()
-    assert proxy.process.wait(WAIT_S) == 71  # nobody waits any more
+    assert proxy.process.wait(WAIT_S) == 71  # no caller waits any more
 
 
 def test_a_container_whose_callers_have_all_hung_up_ends(proxy: Proxy) -> None:
@@ -307,7 +307,7 @@ def test_sigterm_ends_proxy_and_child(proxy: Proxy) -> None:
 
     poll = select.poll()
     poll.register(watched, select.POLLIN)
-    assert poll.poll(1000 * WAIT_S)  # its socket closed: it leaves by itself
+    assert poll.poll(1000 * WAIT_S)  # its socket was closed, so it ends by itself
     os.close(watched)
 
 
@@ -329,7 +329,7 @@ def main(args):
 
 
 def test_user_code_cannot_reach_into_the_proxy_of_its_container() -> None:
-    """It could speak in the platform's name: both have one uid."""
+    """Otherwise it could send messages as the platform, because both have the same uid."""
     with running(*AS_A_CONTAINER) as proxy:
         proxy.init(REACH)
         assert proxy.run() == (200, {"pids": [ANY, 1], "opened": [[True, True], [False, False]]})
@@ -346,10 +346,10 @@ def test_the_launcher_needs_the_standard_library_only() -> None:
 
 
 def test_a_proxy_ends_when_it_is_asked_however_it_waits(proxy: Proxy) -> None:
-    """A handler would be the main thread's to run, which a signal just before its wait does not wake."""
+    """A signal handler would run in the main thread, which a signal just before its wait does not wake."""
     blocked = re.search(r"^SigBlk:\t(\w+)$", Path(f"/proc/{proxy.process.pid}/status").read_text(), re.M)
     assert blocked is not None
-    assert int(blocked[1], 16) & 1 << signal.SIGTERM - 1  # of the main thread: it stays for the other
+    assert int(blocked[1], 16) & 1 << signal.SIGTERM - 1  # the main thread leaves the signal to the other thread
     proxy.process.terminate()
     assert proxy.process.wait(WAIT_S) == 0
 

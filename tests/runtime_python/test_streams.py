@@ -1,4 +1,4 @@
-"""The limiter between a child's output and its log."""
+"""The limiter between the output of a child process and its log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A container around the toy engine: the real proxy, the real wire, a door with a tiny model."""
+"""A container with the toy engine, the real proxy, the real wire, and a door with a tiny model."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ proxy.serve(os.environ["THAW_SOCKET"], os.environ["THAW_DOOR"], Channel(ours), e
 
 
 class Container:
-    """A container process and a keep-alive connection to it."""
+    """A container process, with a keep-alive connection to it."""
 
     def __init__(self, command: list[str], directory: Path, door: Doorway) -> None:
         self.socket = str(directory / "c.sock")
@@ -52,7 +52,7 @@ class Container:
         self.http = UnixConnection(self.socket, timeout=120)
 
     def wait_listening(self) -> None:
-        """Its socket appears by a bind, which tells nobody: look until the deadline."""
+        """Wait until its socket exists.  A bind sends no message, so check until the deadline."""
         bell = threading.Event()
         for _ in range(3000):
             with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as sock:

@@ -1,4 +1,6 @@
-"""A door with a segment behind it, without fetchd: real shared memory, a real control page, bytes arrive on command."""
+"""A door with a segment, without fetchd: it has real shared memory and a real control page, and bytes arrive when a
+test says so.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,10 @@ class Doorway:
         layers: tuple[int, int] | None = None,
         full: bool = False,
     ) -> None:
-        """Of the whole model, or of the stage that has ``layers``; a ``full`` worker's has the rest behind them."""
+        """The segment of the whole model, or of the stage that has ``layers``.
+
+        The segment of a ``full`` worker has the rest of the model after these layers.
+        """
         self.path = str(socket_path)
         self._fill(model, layers, full)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -47,7 +52,7 @@ class Doorway:
         self._thread.start()
 
     def arrive(self, end: int) -> None:
-        """The first ``end`` bytes are there."""
+        """Let the first ``end`` bytes be readable."""
         with self._lock:
             if end >= self.n_bytes:
                 self._page.complete()
@@ -55,7 +60,7 @@ class Doorway:
                 self._page.advance(end)
 
     def wait_served(self, n_clients: int) -> None:
-        """Until so many more have been given the segment."""
+        """Wait until ``n_clients`` more clients have got the segment."""
         for _ in range(n_clients):
             assert self._served.acquire(timeout=20), "nobody came to the door"
 
@@ -69,7 +74,7 @@ class Doorway:
 
     @property
     def sidecar_bytes(self) -> int:
-        """Where the weights begin."""
+        """The bytes before the weights."""
         return next(p.segment_offset for p in self.offer.layout if p.file == WEIGHTS)
 
     def close(self) -> None:
@@ -99,7 +104,7 @@ class Doorway:
         self.n_bytes = segment_bytes(layout)
         self.first_bytes = segment_bytes(lay_out([*ranges, *first]))
         n_slabs = -(-self.n_bytes // SLAB_BYTES)
-        # one memfd a slab; few large slabs would do, but several show that they are mapped in order
+        # one memfd per slab; a few large slabs would be enough, but several show that they are mapped in order
         slab = SLAB_BYTES if n_slabs < 200 else -(-self.n_bytes // (100 * SLAB_BYTES)) * SLAB_BYTES
         n_slabs = -(-self.n_bytes // slab)
         memory = bytearray(n_slabs * slab)
@@ -130,11 +135,11 @@ class Doorway:
                 channel.send(to_plain(self.offer), tuple(self._fds))
                 self._served.release()
             except (ChannelClosed, OSError):
-                continue  # a container that was killed at the door
+                continue  # the container was killed while it used the door
 
 
 def model_parts(model: Path) -> ModelParts:
-    """Where the parts of a checkpoint in one file lie."""
+    """The places of the parts of a checkpoint that is one file."""
     weights = (model / WEIGHTS).read_bytes()
     tensors = _tensors(weights, 8 + int.from_bytes(weights[:8], "little"))
     return parts_of(tensors, 1 + max(layer_of(t.name) or 0 for t in tensors))

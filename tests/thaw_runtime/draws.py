@@ -1,6 +1,6 @@
-"""Forks two containers whose proxy and engine only draw random numbers; prints what each of the four drew, as JSON.
+"""Forks two containers whose proxy and engine only draw random numbers, and prints the draws of all four as JSON.
 
-``python draws.py DIRECTORY [without]``: *without* leaves the reseeding out, as a check of the test that reads this.
+``python draws.py DIRECTORY [without]``: *without* leaves the reseeding out, to check the test that reads the output.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def main(directory: Path) -> None:
         def serve(*_: object) -> int:
             (directory / f"{who}-{os.environ['THAW_INSTANCE_ID']}").write_text(json.dumps(draw()))
             if who == "proxy":
-                os.wait()  # for its engine
+                os.wait()  # wait for its engine
             return 0
 
         return serve

@@ -1,8 +1,8 @@
-"""Measures what one engine of each model family really holds.  Prints one JSON object, family → Measured.
+"""Measures the memory that one engine of each model family really holds.  Prints one JSON object, family → Measured.
 
-One process imports vLLM and forks a child for each family, as a zygote does.  What a child holds is its anonymous
-memory (libraries are files, the segment is shared memory) above what it had when it was forked.  The kernel keeps
-the peak: VmHWM, reset before each thing that is measured.
+One process imports vLLM and forks a child for each family, as a zygote does.  A child's own memory is its anonymous
+memory (libraries are files, the segment is shared memory) less the memory that it had when it was forked.  The kernel
+records the peak as VmHWM, which is reset before each measurement.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from thaw_runtime.engine.vllm.warm import warm_up
 
 MIB = 1 << 20
 ROOM = 1024 * MIB
-"""The reserve is what the checkpoint's tensors take and this much."""
+"""The reserve is the size of the checkpoint's tensors plus this much."""
 SEQS, TOKENS = 16, 2048
 PROFILES = 3
-"""A batch that finds freed pages still in the heap has a lower peak, by up to 60 MB: of several, the highest counts."""
+"""A batch that finds freed pages still in the heap has a lower peak, by up to 60 MB.  The highest of several counts."""
 WAIT_S = 60.0
 _MLOCK_ONFAULT = 1  # linux/mman.h
 
 _SMALL = {"vocab_size": 32000, "hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 4,
           "num_attention_heads": 8, "max_position_embeddings": 1024}  # fmt: skip
 FAMILIES: dict[str, dict[str, Any] | None] = {
-    "smollm2": None,  # the real one
+    "smollm2": None,  # the real model
     "qwen2": {"model_type": "qwen2", **_SMALL, "num_key_value_heads": 2, "tie_word_embeddings": True},
     "qwen3": {"model_type": "qwen3", **_SMALL, "num_key_value_heads": 4, "head_dim": 128},
     "mistral": {"model_type": "mistral", **_SMALL, "num_key_value_heads": 2, "sliding_window": None},
@@ -52,8 +52,12 @@ FAMILIES: dict[str, dict[str, Any] | None] = {
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Bytes.  ``peak``: with every page of the KV cache touched, in the worst batches.  ``vllm_kv``: what vLLM's CPU
-    worker grants on the same slice; ``profiled_kv``: what is left of it by the peak of vLLM's own profiling batch."""
+    """All values are bytes.
+
+    ``peak`` is measured in the worst batches, after every page of the KV cache was touched.  ``vllm_kv`` is the KV
+    cache that vLLM's CPU worker grants for the same slice, and ``profiled_kv`` is what the peak of vLLM's own profiling
+    batch leaves of the slice.
+    """
 
     reserve: int
     weights: int
@@ -78,7 +82,7 @@ def anonymous() -> int:
 
 
 def peak_of(run: Callable[[], object]) -> int:
-    """The most that this process held while ``run`` ran, without files and shared memory.
+    """The largest memory of this process while ``run`` ran, without files and shared memory.
 
     VmHWM counts the pages of files too.  They are subtracted as they are at the end, because they only become more
     while ``run`` runs (keep_file_pages).
@@ -112,7 +116,7 @@ def make_checkpoint(config: dict[str, Any], directory: Path) -> None:
 
 
 class Probe:
-    """An engine in this process and its answers."""
+    """An engine in this process, with its answers."""
 
     def __init__(self, model: Path, directory: Path) -> None:
         self._ended = threading.Semaphore(0)
@@ -137,15 +141,15 @@ class Probe:
 
         keep_file_pages()
         plan = self.engine.memory()
-        give_back_freed()  # the engine's own thread may not be through with it
+        give_back_freed()  # the engine's own thread may not have finished this
         loaded = anonymous() - self.base
         profiled, vllm_kv = 0, plan["reserve"]
         for _ in range(PROFILES):
             with torch.inference_mode():
                 profiled = max(profiled, peak_of(self.worker.model_runner.profile_run) - self.base)
-            # with what that batch left in the heap: vLLM looks at what the process has after its own
+            # include what that batch left in the heap, because vLLM measures the process after its own batch
             vllm_kv = min(vllm_kv, self._granted_by_vllm(plan["reserve"]))
-            give_back_freed()  # the next batches run in another thread, whose heap is another
+            give_back_freed()  # the next batches run in another thread, which has another heap
         for cache in self.worker.model_runner.kv_caches:
             cache.zero_()
         peak = peak_of(self._worst_batches) - self.base
@@ -153,8 +157,10 @@ class Probe:
                         vllm_kv, plan["reserve"] - profiled)  # fmt: skip
 
     def _granted_by_vllm(self, reserve: int) -> int:
-        """CPUWorker.determine_available_memory as it is, told that the machine's share is ``reserve`` more than what
-        the process took before it started the engine."""
+        """Call the unchanged CPUWorker.determine_available_memory.
+
+        It is told that the machine's share is ``reserve`` plus the memory that the process had before the engine.
+        """
         import psutil
 
         process = psutil.Process()
@@ -164,7 +170,7 @@ class Probe:
         return int(self.worker.determine_available_memory())
 
     def _worst_batches(self) -> None:
-        """A step of TOKENS prompt tokens in which SEQS sample with every option, then steps of SEQS decodes."""
+        """Run a step with TOKENS prompt tokens in which SEQS sequences sample with every option, then SEQS decodes."""
         sampling = Sampling(4, temperature=0.9, top_p=0.9, top_k=50, min_p=0.01, presence_penalty=0.5,
                             frequency_penalty=0.5, repetition_penalty=1.1, logprobs=20)  # fmt: skip
         for i in range(SEQS):
@@ -183,14 +189,14 @@ class Probe:
 
 
 def in_child(run: Callable[[], object]) -> None:
-    """Wait for a forked child that runs this.  Its failure is ours."""
+    """Run this in a forked child and wait for it.  If the child fails, so does this process."""
     pid = os.fork()
     if pid == 0:
         status = 1
         try:
             run()
             status = 0
-        except BaseException:  # noqa: BLE001  the edge of a process
+        except BaseException:  # noqa: BLE001  the outermost frame of the child process
             traceback.print_exc()
         finally:
             sys.stderr.flush()

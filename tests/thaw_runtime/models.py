@@ -1,4 +1,4 @@
-"""Checkpoints for these tests: a tiny one that is made here, and the small real model (downloaded once, cached)."""
+"""Checkpoints for these tests: a tiny one that is made here, and the small real model, which is downloaded once."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def byte_characters() -> list[str]:
 
 
 def write_tiny_model(directory: Path) -> Path:
-    """A checkpoint whose tokens are the 256 bytes and ``<end>``; 1 KiB of weights that mean nothing."""
+    """Write a checkpoint whose tokens are the 256 bytes and ``<end>``.  Its weights are 1 KiB and mean nothing."""
     directory.mkdir(parents=True, exist_ok=True)
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
     tokenizer = {

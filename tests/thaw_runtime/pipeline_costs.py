@@ -1,10 +1,10 @@
-"""What a tied embedding and a pipeline cost on the small real model: docs/decisions/0007, docs/pipeline.md.
+"""The costs of a tied embedding and of a pipeline with the small real model: docs/decisions/0007, docs/pipeline.md.
 
 ``python tests/thaw_runtime/pipeline_costs.py bytes`` prints the bytes of every stage with the tied embedding at both
 ends, and with the head computed in stage 0.  ``… head`` prints the CPU time of the head and of greedy sampling.
 ``… steps RELAY_URL`` prints the CPU time of a decode step in pipelines of 1, 2 and 4 stages.  ``… parts RELAY_URL``
-prints what such a step consists of, in one worker and in three of four stages.  ``… hop RELAY_URL`` prints what the last
-stage's answer to stage 0 takes as token ids, and as the hidden states that a head there would need.
+prints the parts of such a step, in one worker and in three of four stages.  ``… hop RELAY_URL`` prints the time of the
+last stage's answer to stage 0, as token ids and as the hidden states that a head in stage 0 would need.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def print_bytes() -> None:
 
 
 def cpu_ms(run: Callable[[], Any], times: int = 50) -> float:
-    """Median CPU time of this process."""
+    """The median CPU time of this process for one call of ``run``."""
     found = []
     for _ in range(times):
         began = time.process_time()
@@ -120,7 +120,7 @@ def print_steps(url: str) -> None:
 
 
 class Parts:
-    """CPU time of the calling thread in named functions, each with what it calls."""
+    """The CPU time of the calling thread in named functions, including the functions that they call."""
 
     def __init__(self) -> None:
         self._spent_s: dict[str, float] = {}

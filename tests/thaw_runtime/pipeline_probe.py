@@ -1,8 +1,9 @@
-"""Pipelines of forked processes over a real relay, and plain vLLM beside them.  Prints one JSON object a line.
+"""Pipelines of forked processes with a real relay server, and plain vLLM for comparison.  Prints one JSON object per
+line.
 
-One process imports vLLM and forks everything else, as a zygote does: a stage costs a second of CPU instead of ten.
-``python pipeline_probe.py RELAY_URL`` with cases as JSON on stdin, each ``{"family", "n_stages", "works", "mutation"}``;
-0 stages is plain vLLM.  A line is ``{…case, "answers": {work: [token ids]}, …}``.
+One process imports vLLM and forks everything else, as a zygote does, so a stage costs a second of CPU instead of ten.
+``python pipeline_probe.py RELAY_URL`` reads cases as JSON from stdin, each ``{"family", "n_stages", "works",
+"mutation"}``; 0 stages means plain vLLM.  A line is ``{…case, "answers": {work: [token ids]}, …}``.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ def prompts(n: int, length: int = 12) -> list[tuple[int, ...]]:
 
 
 def requests(work: str) -> list[EngineRequest]:
-    """What is asked at once."""
+    """The requests that are submitted together."""
     sampling = {
         "greedy": Sampling(N_TOKENS, temperature=0.0),
         "seeded": Sampling(N_TOKENS, temperature=1.0, top_p=0.95),
@@ -82,7 +83,7 @@ def requests(work: str) -> list[EngineRequest]:
 
 
 def continued(asked: Sequence[EngineRequest], whole: Sequence[Sequence[int]]) -> list[EngineRequest]:
-    """The same requests, cut off after a different number of tokens each."""
+    """The same requests, each interrupted after a different number of tokens."""
     return [replace(r, request_id=f"{r.request_id}-again", first_index=cut, output_so_far=tuple(tokens[:cut]))
             for cut, (r, tokens) in enumerate(zip(asked, whole, strict=True), 1)]  # fmt: skip
 
@@ -100,7 +101,7 @@ def inits(
     dtype: str = "float32",
     full: Sequence[int] = (),
 ) -> list[LlmInit]:
-    """``full`` stages are full workers, the others low ones."""
+    """The plans of a pipeline.  The stages in ``full`` are full workers, the others low workers."""
     group, parts = GroupId(random_hex_id()), model_parts(model)
     bounds = partition.split(parts, n_stages)
     held = [(0, len(parts.layers)) if k in full else b for k, b in enumerate(bounds)]
@@ -116,7 +117,7 @@ def inits(
 
 
 class Stage:
-    """An engine in this process, its segment, and its answers."""
+    """An engine in this process, with its segment and its answers."""
 
     def __init__(self, model: Path, init: LlmInit, directory: Path, *, trickle: bool = False) -> None:
         self.events: dict[str, list[Event]] = {}
@@ -147,12 +148,15 @@ class Stage:
         self._door.arrive(self._door.n_bytes)
 
     def _beat(self) -> None:
-        """As fetchd does while bytes are outstanding: a reader that waits for them would take it for dead."""
+        """Send heartbeats as fetchd does while bytes are missing.
+
+        A reader that waits for bytes would otherwise take fetchd for dead.
+        """
         while not self._rest_came.wait(HEARTBEAT_S):
             self._door.beat()
 
     def _arrive(self) -> None:
-        """The weights in three seconds from when they are waited for, as over a slow link."""
+        """Let the weights arrive within three seconds once the engine waits for them, as over a slow link."""
         door = self._door
         door.arrive(door.sidecar_bytes)
         self._loading.wait(WAIT_S)
@@ -162,7 +166,7 @@ class Stage:
             bell.wait(0.05)
 
     def _watch_loading(self) -> None:
-        """Notice when weights are first waited for, and how many modules were packed before the last ones came."""
+        """Note when the engine first waits for weights, and how many modules were packed before the last ones came."""
         begin, restore = Rehearsal.__init__, Finisher.restore
 
         def beginning(rehearsal: Any, *args: Any) -> None:
@@ -209,12 +213,12 @@ def fork(run: Callable[[], None]) -> int:
     pid = os.fork()
     if pid:
         return pid
-    signal.alarm(int(4 * WAIT_S))  # whatever happens to its parent
+    signal.alarm(int(4 * WAIT_S))  # it ends the child also if its parent dies
     status = 1
     try:
         run()
         status = 0
-    except BaseException:  # noqa: BLE001  the edge of a process
+    except BaseException:  # noqa: BLE001  the outermost frame of the child process
         traceback.print_exc()
     sys.stderr.flush()
     os._exit(status)
@@ -274,7 +278,7 @@ def answered(stage: Stage, works: Sequence[str], prefix: str = "") -> dict[str, 
     for work in works:
         asked = [replace(r, request_id=prefix + r.request_id) for r in requests(work)]
         found[work] = [tokens(e) for e in stage.ask(asked)]
-    if "continued" in found:  # the rest, put behind what was there
+    if "continued" in found:  # the rest of each answer is added to its first part
         again = continued(requests("continued"), found["continued"])
         rests = [tokens(e) for e in stage.ask(again)]
         found["continued"] = [[*r.output_so_far, *rest] for r, rest in zip(again, rests, strict=True)]
@@ -282,13 +286,13 @@ def answered(stage: Stage, works: Sequence[str], prefix: str = "") -> dict[str, 
 
 
 def ended(events: list[Event]) -> list[Any]:
-    """How many tokens came, and the error that ended them."""
+    """The number of tokens, and the error that ended them, if there was one."""
     last = events[-1]
     return [len(events) - 1, *((last.error.code, last.error.message) if isinstance(last, Failed) else ())]
 
 
 def leave_blocks(n: int) -> None:
-    """Of the KV cache: room for one long request, or for half of those that are asked at once."""
+    """Limit the KV cache to ``n`` blocks: room for one long request, or for half of the requests."""
     from thaw_runtime.engine.vllm import engine as vllm_engine
 
     plan_stage = vllm_engine.plan_stage
@@ -301,7 +305,7 @@ def leave_blocks(n: int) -> None:
 
 
 def count_resumed() -> list[int]:
-    """In stage 0: requests that had lost their blocks and were computed again."""
+    """Count in stage 0 the requests that had lost their blocks and were computed again."""
     from thaw_runtime.engine.vllm import loader as vllm_loader
 
     count, step_of = [0], vllm_loader.step_of
@@ -318,13 +322,13 @@ def count_resumed() -> list[int]:
 def be_impatient() -> None:
     from thaw_runtime.engine.vllm import engine as vllm_engine
 
-    # three engines that load on two busy cores were seen to be silent for 3 s
+    # three engines that were loading on two busy cores were silent for 3 s
     patience = Patience(beat_s=0.2, lost_after_s=10.0)
     vllm_engine.StageLink = partial(StageLink, patience=patience)  # type: ignore[misc, assignment]
 
 
 def die_in_a_batch() -> None:
-    """As the kernel does it when memory runs out: without a word."""
+    """Kill the process in a batch, without a message, as the kernel does when memory runs out."""
     from thaw_runtime.engine.vllm.loader import StageExecutor
 
     begun, compute = [0], StageExecutor.compute
@@ -339,16 +343,16 @@ def die_in_a_batch() -> None:
 
 
 class Gates:
-    """Between neighbours: a stage may end batch i once the stage before it has begun batch i + 1."""
+    """Gates between neighbours: a stage may end batch i once the stage before it has begun batch i + 1."""
 
-    SKIPPED, GUARDED = 40, 16  # batches: until the requests have spread over the pipeline; after that
+    SKIPPED, GUARDED = 40, 16  # batches until the requests are spread over the pipeline, and then guarded batches
 
     def __init__(self, n_stages: int) -> None:
         self._n_stages = n_stages
         self._pipes = [os.pipe() for _ in range(n_stages)]
 
     def stand_in(self, stage: int) -> list[int]:
-        """In the process of ``stage``.  The number of gates it has passed is kept in what is returned."""
+        """Install the gates in the process of ``stage``.  The returned list has the number of gates that it passed."""
         from thaw_runtime.engine.vllm.loader import StageExecutor
 
         passed, begun, compute = [0], [0], StageExecutor.compute
@@ -375,7 +379,7 @@ class Gates:
 
 
 class Growing:
-    """Full workers: the rest of their bytes comes when their stage has begun to answer."""
+    """Full workers, which get the rest of their bytes when their stage has begun to answer."""
 
     BEGUN = 12  # batches
 
@@ -384,7 +388,7 @@ class Growing:
         self._pipe = os.pipe()
 
     def stand_in(self) -> threading.Event:
-        """Set once this process's stage has computed so many batches."""
+        """Return an event that is set once this process's stage has computed BEGUN batches."""
         from thaw_runtime.engine.vllm.loader import StageExecutor
 
         begun, count, compute = threading.Event(), [0], StageExecutor.compute
@@ -416,8 +420,10 @@ class Growing:
 
 
 def digest(engine: Any) -> dict[str, str]:
-    """Of every parameter its bits, and of every module that multiplies, whose weights may be packed, what it makes of
-    the same input."""
+    """The digests of every parameter's bits, and of the output of every module that multiplies.
+
+    All modules get the same input.  Their outputs are compared because their weights may be packed.
+    """
     import torch
 
     runner = engine._core.model_executor.runner
@@ -464,7 +470,7 @@ def vanilla(case: dict[str, Any], model: Path, directory: Path) -> dict[str, Any
 
 
 def mutate(model: Path, mutation: str, directory: Path) -> Path:
-    """The same bytes under other names: two layers change places."""
+    """A checkpoint with the same bytes under other names: two layers are swapped."""
     if mutation != "swap":
         return model
     target = directory / "swapped"
@@ -479,7 +485,7 @@ def mutate(model: Path, mutation: str, directory: Path) -> Path:
 
 
 def drop_residual() -> None:
-    """The stages behind the first forget what the layers before them added up."""
+    """Let the stages after the first lose the residual of the layers before them."""
     from thaw_runtime.engine.vllm import loader as vllm_loader
 
     whole = vllm_loader.from_host
@@ -496,7 +502,7 @@ def main() -> None:
     url, cases = sys.argv[1], json.load(sys.stdin)
     engine_env.prepare(1)
     warm_up()
-    import vllm.entrypoints.llm  # noqa: F401  for the references
+    import vllm.entrypoints.llm  # noqa: F401  plain vLLM needs it
 
     with tempfile.TemporaryDirectory() as scratch:
         for case in cases:

@@ -1,7 +1,8 @@
-"""A vLLM pipeline in processes of its own, whose stage 0 is called from the test's process as any other engine.
+"""A vLLM pipeline in processes of its own.  The test's process calls its stage 0 like any other engine.
 
-``python remote_engine.py --fd N RELAY_URL MODEL_DIR N_STAGES DIRECTORY`` imports vLLM, forks the followers, and is
-stage 0.  Calls and their replies are control frames on the inherited socket, events those of engine_wire.
+``python remote_engine.py --fd N RELAY_URL MODEL_DIR N_STAGES DIRECTORY`` imports vLLM, forks the followers, and becomes
+stage 0.  Calls and replies are control frames on the inherited socket, and events are those of
+thaw_runtime/engine/wire.py.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ CALL_S = 120.0
 
 
 class RemoteEngine:
-    """See thaw_runtime.engine.protocol.Engine.  What ``start`` is given is ignored: the other side makes its own."""
+    """See thaw_runtime.engine.protocol.Engine.  ``start`` ignores its arguments: the other process makes its own."""
 
     def __init__(self, emit: Emit, url: str, model: Path, n_stages: int, directory: Path) -> None:
         self._emit = emit
@@ -69,7 +70,7 @@ class RemoteEngine:
         self._call("join")
 
     def close(self) -> int:
-        """The status of the process, whose followers it has waited for."""
+        """Close the channel, and return the process's exit status.  The process waits for its followers first."""
         self._channel.close()
         return self._process.wait(CALL_S)
 

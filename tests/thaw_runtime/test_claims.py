@@ -1,8 +1,8 @@
-"""Stem cells of both kinds that wait under small limits and are claimed under others: the real engine, claimed when it
-is ready.
+"""Stem cells of both kinds wait with small limits and are claimed with other limits.  The engine is the real one, and is
+claimed when it is ready.
 
-The limits are files of a control group, which a mount namespace puts in the place of the machine's own: a claim changes
-them as a container engine does.
+The limits are files of a control group, which a mount namespace puts in place of the machine's own files.  A claim
+changes them as a container engine does.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ UNDER = 'mount --bind "$0" /sys/fs/cgroup && exec "$@"'
 
 
 class Group:
-    """A control group that holds 300 MiB, as its files tell of it."""
+    """The files of a control group that uses 300 MiB."""
 
     def __init__(self, directory: Path, limit: int) -> None:
         self.directory = directory
@@ -60,12 +60,12 @@ OF_THE_CODE = (
     "vllm.config.vllm.", "vllm.logger.", "vllm.model_executor.models.registry.", "vllm.transformers_utils.",
     "vllm.utils.flashinfer.", "vllm.utils.func_utils.", "vllm.utils.import_utils.", "vllm.platforms.interface.in_wsl",
 )  # fmt: skip
-"""What vLLM may keep: which packages, models and kernel there are.  No claim changes these."""
+"""Caches that vLLM may keep: the available packages, models and kernel.  No claim changes these."""
 
 
 @pytest.fixture
 def group(tmp_path: Path) -> Group:
-    """What a cell has while it waits: less than the engine's KV cache takes (docs/docker.md)."""
+    """The control group of a waiting stem cell, with less memory than the engine's KV cache takes (docs/docker.md)."""
     return Group(tmp_path / "cgroup", 512 << 20)
 
 
@@ -77,7 +77,7 @@ def door(tmp_path: Path) -> Iterator[Doorway]:
 
 
 def wait_ready(cell: Container) -> None:
-    """It says so in a line on stderr; nobody announces that to a test."""
+    """Wait until the stem cell is ready.  It writes a line to stderr, and no message announces this to a test."""
     bell = threading.Event()
     for _ in range(int(READY_S / 0.05)):
         said = [json.loads(line) for line in cell.err.read_text().splitlines() if line.startswith("{")]
@@ -117,7 +117,10 @@ def test_a_cell_that_is_a_container_and_ready_starts_under_the_limits_of_its_cla
 def test_every_fork_of_a_zygote_starts_under_the_limits_of_its_own_claim(
     group: Group, door: Doorway, tmp_path: Path
 ) -> None:
-    """Two that go well, and between them one whose host grants less than it was promised: that is no developer's error."""
+    """Two claims succeed, and between them is one whose host grants less memory than was promised.
+
+    This is not a developer's error.
+    """
     zygote = Zygote(tmp_path, group.runs)
     try:
         for name, limit, outcome in (("a", 4 * GIB, 200), ("b", 512 << 20, 500), ("c", 3 * GIB, 200)):

@@ -1,4 +1,4 @@
-"""Whose fault it is when vLLM does not start."""
+"""The party at fault when vLLM does not start."""
 
 from __future__ import annotations
 

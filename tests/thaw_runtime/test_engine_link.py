@@ -1,4 +1,4 @@
-"""What the proxy knows of its engine process: its start, its requests, its end."""
+"""The proxy's view of its engine process: its start, its requests and its end."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WAIT_S = 10.0
 
 @dataclass
 class Played:
-    """The link, and the engine's side of its socket.  ``process`` is the one that dies when the engine does."""
+    """The link, and the engine's side of its socket.  ``process`` takes the place of the engine's process."""
 
     link: EngineLink
     engine: Channel
@@ -65,7 +65,7 @@ def read(answer: Answer, n: int) -> list[Event]:
 
 
 def ends(played: Played, status: int | None) -> int:
-    """The engine exits, or (None) is killed; returns what the link says of it."""
+    """Let the engine exit, or kill it if ``status`` is None.  Return the link's report on its end."""
     if status is not None:
         assert played.process.stdin is not None
         played.process.stdin.close()  # input() raises: status 1

@@ -1,4 +1,4 @@
-"""What forked containers must not share: their random numbers."""
+"""Forked containers must not share their random numbers."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 
 from tests.thaw_runtime.conftest import ROOT
 
-SAFE = {"random", "uuid4", "secrets", "ssl"}  # these ask the kernel, or notice a fork themselves
+SAFE = {"random", "uuid4", "secrets", "ssl"}  # these ask the kernel, or detect a fork themselves
 
 
 def draws(directory: Path, *arguments: str) -> dict[str, list[str]]:
-    """By generator, what the proxies and engines of two containers of one zygote drew."""
+    """The draws of the proxies and engines of two containers of one zygote, by generator."""
     directory.mkdir()
     env = dict(os.environ, PYTHONPATH=f"{ROOT}:{ROOT / 'runtime-python'}")
     command = [sys.executable, str(Path(__file__).parent / "draws.py"), str(directory), *arguments]

@@ -1,4 +1,4 @@
-"""The computed slices against what an engine of each family really holds, and against what vLLM would grant."""
+"""The computed slices, compared with the real memory of an engine of each family and with vLLM's own grants."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from tests.thaw_runtime.conftest import ROOT
 pytestmark = pytest.mark.vllm
 
 NOISE = 0.02
-"""Of the slice: so much the highest of a few profiles still differs from run to run."""
+"""The part of the slice by which the highest of a few profiles still differs from run to run."""
 NAMES = ("smollm2", "qwen2", "qwen3", "mistral", "gemma", "opt", "gpt2")
 
 
 @pytest.fixture(scope="module")
 def measured() -> dict[str, dict[str, int]]:
-    """All families by one process: its import of vLLM costs more than the measurements."""
+    """One process measures all families, because its import of vLLM takes longer than the measurements."""
     env = dict(os.environ, PYTHONPATH=f"{ROOT}:{ROOT / 'runtime-python'}")
     command = [sys.executable, str(Path(__file__).parent / "kv_probe.py")]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=500, check=False)
@@ -34,7 +34,7 @@ def measured() -> dict[str, dict[str, int]]:
 @pytest.mark.parametrize("family", NAMES)
 def test_the_worst_batch_stays_within_the_slice(measured: dict[str, dict[str, int]], family: str) -> None:
     m = measured[family]
-    assert m["loaded"] <= m["weights"] + (8 << 20)  # the engine's own objects
+    assert m["loaded"] <= m["weights"] + (8 << 20)  # 8 MiB for the engine's own objects
     assert m["loaded"] + m["kv"] < m["peak"] <= m["reserve"]
 
 

@@ -1,4 +1,4 @@
-"""The KV cache gets what weights and the worst batch leave, in whole blocks."""
+"""The KV cache gets the memory that weights and the worst batch leave, in whole blocks."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def shape() -> Geometry:
 
 
 def plan(reserve: int, **changes: Any) -> Any:
-    """Of a whole model."""
+    """The memory plan of a whole model."""
     settings = {"weights": 269_030_016, "shape": shape(), "dtype": "bfloat16", "max_num_batched_tokens": 2048,
                 "max_num_seqs": 8, "max_model_len": 2048, "block_size": 128} | changes  # fmt: skip
     room = Room(reserve, settings.pop("weights"), settings.pop("shape"))
@@ -98,7 +98,7 @@ WORST = Worst("bfloat16", 512, 8, 2048, 128)
 
 
 def rooms(*layers: int, reserve: int = 600 << 20) -> list[Room]:
-    """Of SmolLM2 in stages of so many layers; 70 MB of weights each."""
+    """The rooms of SmolLM2's stages with these numbers of layers.  Each has 70 MB of weights."""
     shapes = [geometry(SMOLLM2, n, last_stage=i == len(layers) - 1) for i, n in enumerate(layers)]
     return [Room(reserve, 70_000_000, shape) for shape in shapes]
 
@@ -136,7 +136,7 @@ def test_batches_on_their_way_have_room_only_where_there_are_stages() -> None:
 
 
 def test_a_stage_of_a_pipeline_leaves_room_for_the_batches_on_their_way() -> None:
-    """Its intermediates are those of a model of one stage, and what is relayed; both come out of the blocks."""
+    """Its intermediates are those of a model with one stage, plus the relayed bytes.  Both reduce its blocks."""
     room = rooms(15)[0]
     alone = peak_intermediate_bytes(room.shape, WORST.dtype, WORST.max_num_batched_tokens, WORST.max_num_seqs)
     assert plan_stage(0, (room,), WORST).intermediates == alone

@@ -13,7 +13,7 @@ from thaw_runtime.engine.vllm.persistent_batches import PersistentBatches
 
 @dataclass
 class Rows:
-    """What of the engine's persistent batch is used."""
+    """The used part of the engine's persistent batch."""
 
     req_id_to_index: dict[str, int] = field(default_factory=dict)
 
@@ -22,7 +22,7 @@ class Rows:
 
 
 class Runner:
-    """Does to its batch what the engine's does at a step."""
+    """Changes its batch in a step as the engine's runner does."""
 
     def __init__(self, n: int) -> None:
         self.all = [Rows() for _ in range(n)]
@@ -30,7 +30,7 @@ class Runner:
         self._batches = PersistentBatches(self.all)
 
     def step(self, *scheduled: str, finished: tuple[str, ...] = ()) -> int:
-        """How many rows were written."""
+        """Run a step.  Return the number of rows that were written."""
         output = SimpleNamespace(num_scheduled_tokens=dict.fromkeys(scheduled, 1), finished_req_ids=set(finished))
         self._batches.take_up(self, output)
         rows = self.input_batch.req_id_to_index
@@ -60,7 +60,7 @@ def test_a_request_that_has_ended_is_forgotten_whatever_batch_it_was_in() -> Non
     runner = Runner(2)
     runner.step("a", "b")
     runner.step("c", finished=("a",))
-    assert runner.step("b", "a") == 1  # another request of that name
+    assert runner.step("b", "a") == 1  # "a" is another request with the same name
 
 
 @given(st.integers(1, 4), st.lists(st.tuples(st.sets(st.sampled_from("abcdef"), min_size=1), st.sets(st.sampled_from("abcdef"))), max_size=20))  # fmt: skip

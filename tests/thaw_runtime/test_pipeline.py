@@ -1,6 +1,7 @@
-"""Pipelines of every family answer what plain vLLM answers, token for token, and a broken one does not.
+"""Pipelines of every family answer the same as plain vLLM, token for token, and a broken pipeline does not.
 
-float32, one thread; 8 prompts of 64 tokens.  The stages are processes over a real relay: see pipeline_probe.py.
+The tests use float32, one thread, and 8 prompts of 64 tokens.  The stages are processes that communicate through a real
+relay server: see pipeline_probe.py.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "sliding", "gemma", "gemma2", "opt", "gpt2")
 EVERYTHING = ["greedy", "seeded", "penalties", "long", "continued"]
-SAMPLE = [  # every size and every family; every kind of work over two hidden tensors and over one
+SAMPLE = [  # every size and every family, and every kind of work with two hidden tensors and with one
     ("llama", 2, EVERYTHING), ("qwen2", 5, ["greedy"]), ("qwen3", 4, ["seeded"]), ("mistral", 6, ["greedy"]),
     ("gemma", 7, ["greedy"]), ("opt", 8, ["greedy"]), ("gpt2", 3, EVERYTHING), ("llama", 1, ["greedy", "long"]),
 ]  # fmt: skip
@@ -31,7 +32,7 @@ Case = dict[str, Any]
 
 
 def probe(url: str, cases: list[Case]) -> Iterator[Case]:
-    """What pipeline_probe.py found, case by case."""
+    """The results of pipeline_probe.py, case by case."""
     env = dict(os.environ, PYTHONPATH=f"{ROOT}:{ROOT / 'runtime-python'}")
     command = [sys.executable, str(Path(__file__).parent / "pipeline_probe.py"), url]
     done = subprocess.run(command, input=json.dumps(cases), env=env, capture_output=True, text=True, timeout=850,
@@ -53,7 +54,7 @@ def case(family: str, n_stages: int, works: list[str], **more: Any) -> Case:
 
 
 def compare(url: str, cases: list[Case]) -> list[tuple[Case, dict[str, bool]]]:
-    """For each case, by work: whether every token is plain vLLM's."""
+    """For each case and each work, whether every token is the same as plain vLLM's."""
     plain: dict[str, dict[str, list[list[int]]]] = {}
     found = []
     for answer in probe(url, references(cases) + cases):
@@ -73,7 +74,10 @@ def compare(url: str, cases: list[Case]) -> list[tuple[Case, dict[str, bool]]]:
 
 @pytest.fixture(scope="module")
 def sampled(_shared_relay: ValkeyServer) -> list[tuple[Case, dict[str, bool]]]:
-    """All by one process: its import of vLLM costs more than a case.  The last two are broken on purpose."""
+    """The results of all cases from one process, because its import of vLLM takes longer than a case.
+
+    The cases with a mutation are broken on purpose.
+    """
     cases = [case(*c) for c in SAMPLE]
     cases += [
         case("llama", 2, ["greedy"], mutation="swap"),
@@ -111,7 +115,7 @@ def test_every_stage_has_the_same_blocks_and_only_its_own_tensors(
 ) -> None:
     found, _ = of(sampled, family="gpt2", n_stages=3)
     assert len({m["kv_blocks"] for m in found["memory"]}) == 1
-    assert sum(found["loaded"]) == found["checkpoint"] + found["embedding"]  # at both ends
+    assert sum(found["loaded"]) == found["checkpoint"] + found["embedding"]  # both ends load the embedding
     assert all(0 < n < found["checkpoint"] / 2 for n in found["loaded"])
 
 
@@ -125,16 +129,20 @@ def test_a_stage_packs_and_rehearses_while_its_bytes_arrive(sampled: list[tuple[
 def test_a_stage_computes_a_batch_while_the_next_stage_computes_the_one_before(
     sampled: list[tuple[Case, dict[str, bool]]],
 ) -> None:
-    """Behind a gate, a stage ends batch i only once the stage before it has begun batch i + 1: it would wait for ever
-    if one batch were in flight."""
+    """With a gate, a stage ends batch i only once the stage before it has begun batch i + 1.
+
+    It would wait for ever if only one batch were in flight.
+    """
     found, same = of(sampled, gates=True)
     assert same == {"greedy": True}
     assert found["passed_gates"] == [0, 16, 16]
 
 
 def test_a_full_worker_becomes_whole_while_its_pipeline_answers(sampled: list[tuple[Case, dict[str, bool]]]) -> None:
-    """The rest of its bytes comes in the middle of the first answers.  Then it holds what a single worker does, bit
-    for bit, and its stage computes what it did before."""
+    """The rest of its bytes comes during the first answers.
+
+    Then it has the same weights as a single worker, bit for bit, and its stage computes the same as before.
+    """
     found, same = of(sampled, full=[0, 1])
     assert same == {"greedy": True, "greedy, whole": True}
     whole = of(sampled, family="llama", n_stages=1)[0]["weights"][0]
@@ -184,6 +192,6 @@ def test_full_workers_of_every_family_become_whole(relay_url: str, family: str) 
 @pytest.mark.full
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_size_of_every_family_answers_as_plain_vllm_does(relay_url: str, family: str) -> None:
-    works = ["long"] if family == "gemma2" else EVERYTHING  # greedy, a random Gemma 2 says the same token for ever
+    works = ["long"] if family == "gemma2" else EVERYTHING  # a greedy random Gemma 2 repeats one token for ever
     for found, same in compare(relay_url, [case(family, n, works) for n in range(1, 9)]):
         assert same == dict.fromkeys(works, True), f"{family} in {found['n_stages']} stages"

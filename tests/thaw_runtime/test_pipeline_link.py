@@ -1,4 +1,4 @@
-"""The conversation of a pipeline's stages over a real relay: batches, tokens, signs of life, and who notices a loss."""
+"""The messages of a pipeline's stages over a real relay server: batches, tokens, signs of life, and noticed losses."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_batches_go_down_the_chain_in_order_and_tokens_come_back(make: Make) -> 
     came: queue.SimpleQueue[Sampled] = queue.SimpleQueue()
     first.on_sampled = came.put
     for number in range(5):
-        first.send_batch(batch(number, n_bytes=3 << 20))  # three chunks each
+        first.send_batch(batch(number, n_bytes=3 << 20))  # each batch has three chunks
     for number in range(5):
         middle.send_batch(middle.next_batch())
         got = last.next_batch()
@@ -89,7 +89,7 @@ def test_batches_go_down_the_chain_in_order_and_tokens_come_back(make: Make) -> 
 
 
 def answered(chain: Chain) -> Sampled:
-    """A batch goes down the chain and its token comes back."""
+    """Send a batch down the chain, and return the token that comes back."""
     came: queue.SimpleQueue[Sampled] = queue.SimpleQueue()
     chain[0].on_sampled = came.put
     chain[0].send_batch(batch(0))
@@ -116,7 +116,7 @@ def test_stage_0_is_told_of_each_change_of_a_path_once_and_not_at_every_step() -
         last.send_sampled(step)
     sent = [decode_control(memoryview(payload)) for payload in transport.sent]
     relay, tcp = PathTaken(2, HopPath.RELAY), PathTaken(2, HopPath.TCP)
-    assert sent == [relay, *steps[:2], tcp, *steps[2:]]  # each before the first message that takes it
+    assert sent == [relay, *steps[:2], tcp, *steps[2:]]  # each path is named before the first message that takes it
     last.end(ErrorInfo("WorkerLost", "the test is over"))
 
 
@@ -125,7 +125,7 @@ def test_stages_that_can_reach_one_another_say_that_they_moved_to_tcp(relay_url:
     chain = [StageLink(AutoTransport(relay_url, group, k, [1 - k], host_address="127.0.0.1", credential=NOBODY), k, 2,
                        LONG) for k in range(2)]  # fmt: skip
     deadline = time.monotonic() + WAIT_S
-    while chain[0].hops() != (HopPath.TCP, HopPath.TCP):  # each beat is a message that may be the first on the new path
+    while chain[0].hops() != (HopPath.TCP, HopPath.TCP):  # any heartbeat may be the first message on the new path
         assert time.monotonic() < deadline
         time.sleep(LONG.beat_s)
     assert answered(chain).token_ids == ((7,),)
@@ -142,7 +142,7 @@ def test_a_path_of_a_stage_that_is_not_there_breaks_the_pipeline(make: Make) -> 
 
 
 class ScriptedTransport:
-    """Hears nothing, remembers what was sent, and takes the path that the test says."""
+    """Receives nothing, records what was sent, and takes the path that the test chooses."""
 
     def __init__(self) -> None:
         self.now = HopPath.RELAY
@@ -178,7 +178,7 @@ def test_who_ends_tells_everybody_at_once(make: Make) -> None:
         lost = losses(chain)
         chain[ends].end(ErrorInfo("WorkerLost", "out of memory"))
         assert "out of memory" in lost[0].get(timeout=WAIT_S).message
-        if ends:  # stage 0 has heard it and ends as well, which reaches those before
+        if ends:  # stage 0 has noticed it and ends as well, which reaches the stages before the lost one
             chain[0].end(ErrorInfo("WorkerLost", "out of memory"))
         for queue_ in lost[1:]:
             assert "out of memory" in queue_.get(timeout=WAIT_S).message
@@ -189,7 +189,7 @@ def test_a_neighbour_that_falls_silent_is_lost_and_whoever_waits_is_woken(make: 
     heard = losses([first])[0]
     first.send_batch(batch(1))
     assert last.next_batch().step.number == 1
-    last._transport.close()  # as when its process is killed: nobody says anything
+    last._transport.close()  # as if its process were killed: it sends no message
     assert "stage 1 of 2 has been silent" in heard.get(timeout=WAIT_S).message
     with pytest.raises(WorkerLost, match="silent"):
         first.send_batch(batch(2))

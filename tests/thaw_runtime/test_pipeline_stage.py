@@ -1,4 +1,4 @@
-"""What stage 0 waits for comes, or fails with the pipeline."""
+"""Everything for which stage 0 waits comes, or fails together with the pipeline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Step messages: what is said is what is heard, and nothing that does not fit reaches a model."""
+"""Step messages arrive as they were sent, and no message that does not fit reaches a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The container's HTTP contract, over the real proxy and wire; the engine is the toy."""
+"""The container's HTTP contract, with the real proxy and wire and the toy engine."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ def test_a_failed_fetch_fails_the_init_with_its_own_error(container: Container) 
 def test_a_container_killed_in_the_middle_of_a_start_takes_its_engine_along(container: Container) -> None:
     engine = os.pidfd_open(int(container.out.read_text().split()[1]))
     container.http.request("POST", "/init", wire.dumps({"value": llm_init()}))
-    container.door.wait_served(2)  # to the engine and to the text side: both now wait for bytes
-    container.door.beat()  # else the engine would soon end by itself: fetchd looks dead
+    container.door.wait_served(2)  # the engine and the text side have the segment and wait for bytes now
+    container.door.beat()  # otherwise the engine would soon end by itself, because fetchd would look dead
     container.process.kill()
     assert select.select([engine], [], [], 1.5)[0], "the engine is still there"
     os.close(engine)
@@ -86,11 +86,11 @@ def test_a_start_and_a_run_say_when_their_engine_was_stopped(container: Containe
     container.door.wait_served(2)
     os.kill(engine, signal.SIGSTOP)
     container.door.arrive(container.door.n_bytes)
-    threading.Event().wait(1.0)  # how long it stays stopped
+    threading.Event().wait(1.0)  # the engine stays stopped for this long
     os.kill(engine, signal.SIGCONT)
     starting.join(30)
     begin, end = (e for e in replies[0]["events"] if e["name"].startswith("stopped"))
-    assert end["mono_ns"] - begin["mono_ns"] >= 0.3e9  # a busy machine may tell its parent late
+    assert end["mono_ns"] - begin["mono_ns"] >= 0.3e9  # on a busy machine the parent may learn of the stop late
     assert (begin["group_id"], begin["host"]) == ("f" * 32, "h1")
     assert begin["attrs"] == {"process": "engine", "signal": "SIGSTOP"}
 
@@ -159,7 +159,7 @@ def test_what_no_template_or_tokenizer_takes_is_refused_on_a_connection_that_sta
 
 
 def test_a_failure_nobody_foresaw_is_a_whole_answer(ready: Container) -> None:
-    status, reply = ready.run({}, "chat")  # no gateway lets it through
+    status, reply = ready.run({}, "chat")  # a gateway would refuse this request
     assert (status, reply["info"]["code"]) == (500, "PlatformError")
     assert len(ready.stream(PROMPT)) == 9
 
@@ -193,7 +193,7 @@ def test_a_request_beyond_the_context_is_refused_in_openais_words(ready: Contain
 
 @pytest.fixture
 def slow_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of containers that are made after this: 500 tokens take more than a minute."""
+    """Make the engines of containers that start later slow: 500 tokens take more than a minute."""
     monkeypatch.setenv("TOY_STEP_S", "0.2")
 
 
@@ -236,9 +236,9 @@ def test_an_engine_killed_while_it_starts_is_a_lost_worker_and_no_fault_of_the_m
 ) -> None:
     engine = int(container.out.read_text().split()[1])
     container.door.arrive(container.door.sidecar_bytes)  # the engine waits for the rest
-    container.door.beat()  # making the container took a while, and a fetchd that is silent for so long looks dead
+    container.door.beat()  # making the container took a while, and a fetchd that was silent for so long looks dead
     container.http.request("POST", "/init", wire.dumps({"value": llm_init()}))
-    container.door.wait_served(1)  # somebody has come to the door, so the start is under way
+    container.door.wait_served(1)  # a client has used the door, so the start has begun
     container.door.beat()
     os.kill(engine, number)
     reply = container.http.getresponse()
@@ -277,7 +277,7 @@ def test_an_engine_that_breaks_fails_its_runs_and_ends_the_container(ready: Cont
 
 
 def test_runs_leave_nothing_in_the_logs(ready: Container) -> None:
-    """Nobody reads them, so nobody empties them."""
+    """No process reads these logs, so no process empties them."""
     before = [log.read_bytes() for log in (ready.out, ready.err)]
     ready.run(PROMPT)
     ready.run({"prompt": []})
@@ -296,7 +296,7 @@ def test_a_body_that_is_no_json_or_no_init_is_a_bad_request(container: Container
 
 
 def test_a_containers_engine_waits_for_no_import_that_only_its_proxy_needs() -> None:
-    """From nothing the engine takes longest by far: each import before it is begun is on the way to the first token."""
+    """In a start from nothing the engine takes longest by far, so any import before it delays the first token."""
     asked = {"thaw_runtime.llm.proxy", "tokenizers", "jinja2", "jsonschema"}
     code = f"import sys, thaw_runtime.llm.main, thaw_runtime.engine.main; print({asked} & sys.modules.keys())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)

@@ -1,4 +1,4 @@
-"""One answer between its request and its engine, which is the test here: it hears what the engine is told."""
+"""One answer between its request and its engine.  The test takes the place of the engine and reads its messages."""
 
 from __future__ import annotations
 
@@ -26,8 +26,10 @@ from thaw_runtime.process.start_trace import StartTrace
 
 
 class Engine:
-    """The other end of the proxy's socket.  It answers a request as soon as it hears of it: what it says before that
-    belongs to nobody."""
+    """The other end of the proxy's socket.
+
+    It answers a request as soon as it gets it, because earlier tokens would belong to no request.
+    """
 
     def __init__(self, sock: socket.socket) -> None:
         self._channel = Channel(sock)
@@ -36,7 +38,7 @@ class Engine:
         threading.Thread(target=self._listen, daemon=True).start()
 
     def will_say(self, text: str, *, ends: bool = False) -> None:
-        """A token for each byte; then, if it ``ends``, that this was all."""
+        """Answer the next request with a token for each byte of ``text``, and then end it if ``ends``."""
         tokens = tuple(("r", Token(i, b)) for i, b in enumerate(text.encode()))
         self._answer = (*tokens, ("r", Finished("length", Usage(1, len(tokens))))) if ends else tokens
 
@@ -59,7 +61,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> ModelText:
 
 @pytest.fixture
 def ends() -> Iterator[tuple[EngineLink, Engine]]:
-    """The link takes its engine's process to its end when the socket closes: here that is one that only waits."""
+    """When the socket closes, the link ends its engine's process.  Here this is a process that only waits."""
     ours, theirs = socket.socketpair()
     lost = threading.Event()
     with ours, theirs, subprocess.Popen(["cat"], stdin=subprocess.PIPE) as process:
@@ -78,7 +80,7 @@ def run(link: EngineLink, text: ModelText, **body: object) -> RunStream:
 def test_the_engine_is_told_to_stop_when_a_stop_string_has_come(
     text: ModelText, ends: tuple[EngineLink, Engine]
 ) -> None:
-    """It knows no text: it would go on to the last token of the request, in a slot that others wait for."""
+    """The engine does not know the text, so it would continue to the request's last token and keep a slot busy."""
     link, engine = ends
     messages = run(link, text, stop="END").messages(None)
     engine.will_say("one END two")

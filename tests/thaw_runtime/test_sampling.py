@@ -1,4 +1,4 @@
-"""How a token is chosen when the request does not say: as the checkpoint wants, else as OpenAI does."""
+"""Sampling when the request does not set it: as the checkpoint says, else as OpenAI does it."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_what_is_no_number_in_generation_config_is_left_alone(choose: Choose) ->
     assert choose({"temperature": None, "top_p": "0.5", "top_k": True, "min_p": math.nan}) == choose(None)
 
 
-LAST = 256  # of the tiny model's tokens
+LAST = 256  # the last token of the tiny model
 
 
 def test_tokens_of_the_model_may_be_biased_and_stop_an_answer(choose: Choose) -> None:
@@ -127,7 +127,7 @@ print(json.dumps([sampling_params(EngineRequest("r", (1,), Sampling(8), int(seed
 
 @pytest.mark.vllm
 def test_every_seed_of_64_bits_is_one_to_the_engine() -> None:
-    """vLLM reads -1 as "without": the same request would have another answer each time."""
+    """vLLM takes -1 for no seed, and the same request would then have another answer each time."""
     asked = [-(2**63), -2, -1, 0, 7, 2**63 - 1]
     env = dict(os.environ, PYTHONPATH=f"{ROOT}:{ROOT / 'runtime-python'}")
     command = [sys.executable, "-c", SEEDS, *map(str, asked)]

@@ -1,4 +1,4 @@
-"""The small files as a directory: where it lies, and what is left of it when its process is killed."""
+"""The directory of the small files: its place, and what remains of it when its process is killed."""
 
 from __future__ import annotations
 

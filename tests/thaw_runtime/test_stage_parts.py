@@ -1,4 +1,4 @@
-"""Which tensors and modules are a stage's, whatever else its segment or its family's skeleton holds."""
+"""The tensors and modules of a stage, whatever else its segment or its family's skeleton has."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BOUNDS = ((0, 1), (1, 3), (3, 4))
 
 
 def offered(names: tuple[str, ...]) -> tuple[TensorInfo, ...]:
-    """As they lie in a file, 8 bytes each."""
+    """Tensors of 8 bytes each, in the order of a file."""
     return tuple(TensorInfo(name, "model.safetensors", 8 * i, 8, "F32", (2,)) for i, name in enumerate(names))
 
 

@@ -1,4 +1,4 @@
-"""What a phase says of itself."""
+"""The evidence that a phase gives."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_asleep_counts_neither_computing_nor_waiting_for_a_core() -> None:
     for _ in range(2):
         with asleep.counted():
             compute(0.01)
-            threading.Event().wait(0.02)  # what it is there to count
+            threading.Event().wait(0.02)  # this is the waiting time to count
     spent, wall_s = busy.attrs(), time.monotonic() - began
     assert spent["cpu_s"] >= 0.02
     assert 0.039 <= asleep.seconds <= wall_s - spent["cpu_s"] + 0.001

@@ -1,4 +1,4 @@
-"""A parent hears when its child is stopped and continued."""
+"""A parent learns when its child is stopped and continued."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def child() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def heard(watch: StopWatch, name: Phase, n: int = 1) -> tuple[TraceEvent, ...]:
-    """All events, once there are ``n`` of this name."""
+    """Wait until there are ``n`` events of this name, and return all events."""
     until = time.monotonic() + WAIT_S
     while sum(e.name == name for e in watch.since(0)) < n:
         assert time.monotonic() < until, watch.since(0)
@@ -38,7 +38,7 @@ def test_a_stop_is_as_long_as_it_was_and_says_by_which_signal(child: subprocess.
     watch.begin()
     os.kill(child.pid, signal.SIGSTOP)
     heard(watch, Phase.STOPPED_BEGIN)
-    threading.Event().wait(0.1)  # how long it stays stopped
+    threading.Event().wait(0.1)  # the child stays stopped for this long
     os.kill(child.pid, signal.SIGCONT)
     begin, end = heard(watch, Phase.STOPPED_END)
     assert begin.attrs == {"process": "engine", "signal": "SIGSTOP"}
@@ -51,7 +51,7 @@ def test_a_stop_concerns_whoever_was_there_before_it_was_over(child: subprocess.
     for n in (1, 2):
         os.kill(child.pid, signal.SIGSTOP)
         during = heard(watch, Phase.STOPPED_BEGIN, n)[-1].mono_ns
-        assert [e.name for e in watch.since(during)] == [Phase.STOPPED_BEGIN]  # it goes on
+        assert [e.name for e in watch.since(during)] == [Phase.STOPPED_BEGIN]  # the stop has not ended yet
         os.kill(child.pid, signal.SIGCONT)
         heard(watch, Phase.STOPPED_END, n)
         assert [e.name for e in watch.since(during)] == [Phase.STOPPED_BEGIN, Phase.STOPPED_END]
@@ -76,7 +76,7 @@ def test_a_process_that_is_no_child_is_not_watched() -> None:
 def test_a_child_that_goes_on_and_was_not_seen_to_stop_is_noted_without_a_length(
     child: subprocess.Popen[bytes],
 ) -> None:
-    """As when the whole container is stopped: its proxy hears the news when it goes on itself."""
+    """This happens when the whole container is stopped: its proxy learns of the stop only when it continues itself."""
     os.kill(child.pid, signal.SIGSTOP)
     os.waitid(os.P_PID, child.pid, os.WSTOPPED)
     watch = StopWatch(child.pid, "engine")

@@ -1,4 +1,4 @@
-"""What a client may see: whole characters, and nothing from a stop string on."""
+"""A client only gets whole characters, and nothing from a stop string on."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from thaw_runtime.llm.text import Detokenizer, StopStrings, TextStream
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    """One token a byte, so that every character beyond ASCII spans tokens."""
+    """A tokenizer with one token per byte, so that every character beyond ASCII has several tokens."""
     return Tokenizer.from_file(str(write_tiny_model(tmp_path_factory.mktemp("m") / "model") / "tokenizer.json"))
 
 
@@ -26,7 +26,7 @@ def test_the_pieces_add_up_to_the_text_wherever_the_prompt_was_cut(tokenizer: To
     data = text.encode()
     for cut in range(0, 12):
         if (data[cut] & 0xC0) == 0x80:
-            continue  # a prompt that ends inside a character is nobody's
+            continue  # no prompt ends inside a character
         detokenizer = Detokenizer(tokenizer, tuple(data[:cut]))
         assert "".join(detokenizer.push(b) for b in data[cut:]) == data[cut:].decode()
 

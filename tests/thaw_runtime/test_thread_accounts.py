@@ -1,4 +1,4 @@
-"""What the kernel counts of threads becomes evidence, and nothing else does."""
+"""The kernel's counts of threads become evidence, and nothing else does."""
 
 from __future__ import annotations
 
@@ -29,8 +29,11 @@ def compute(cpu_s: float) -> None:
 
 
 class Worker:
-    """Computes, says so, and lives until it is let go: in a thread that a library has started, as a kernel's are, and
-    that Python does not know; or in one of Python's own."""
+    """Computes, reports this, and lives until it is released.
+
+    It runs in a thread that a library has started and that Python does not know, as those of compute kernels are, or in
+    one of Python's own threads.
+    """
 
     def __init__(self, cpu_s: float) -> None:
         self._cpu_s, self._done, self._let_go = cpu_s, threading.Event(), threading.Event()
@@ -95,7 +98,7 @@ def test_over_many_calls_only_what_the_busiest_was_busier_counts() -> None:
     with foreign(worker):
         with kernels.counted_over_many():
             worker.wait()
-            compute(1.0)  # the others have had their part for long
+            compute(1.0)  # the other threads finished their part long before
         assert kernels.seconds == 0.0
 
 
@@ -107,7 +110,7 @@ def test_pythons_own_threads_are_not_those_of_a_kernel() -> None:
 
 
 def test_a_request_that_stood_still_explains_nothing_by_its_own_sleep() -> None:
-    """It was said to have waited for other threads, whoever had kept it waiting."""
+    """Its waiting used to be reported as waiting for other threads, whatever the cause was."""
     work = Work(None)
     mark = work.mark(n_tokens=1000)
     compute(0.02)
@@ -124,7 +127,7 @@ def test_a_request_of_a_pipeline_has_waited_for_the_other_stages_where_it_did() 
     mark = work.mark(n_tokens=3)
     with stages.counted():
         threading.Event().wait(0.05)
-    threading.Event().wait(0.05)  # for something else
+    threading.Event().wait(0.05)  # this is a wait for something else
     said = work.since(mark)
     assert said["waits_for"] == OTHER_STAGES
     assert 0.049 <= float(str(said["wait_s"])) == pytest.approx(stages.seconds, abs=0.001)

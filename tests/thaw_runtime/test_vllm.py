@@ -1,4 +1,4 @@
-"""The real engine with the real small model: containers from scratch and from a zygote, equality with plain vLLM."""
+"""The real engine with the real small model: containers from nothing and from a zygote answer as plain vLLM does."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ CAPITAL = {
 
 
 class Zygote:
-    """Forks containers; ``command`` for Container runs a relay process that is killed with it."""
+    """A zygote process that forks containers.  ``wrapped`` may put another program before its command."""
 
     def __init__(self, directory: Path, wrapped: Callable[..., list[str]] = lambda *command: list(command)) -> None:
         self.path = str(directory / "z.sock")
@@ -110,7 +110,7 @@ class Forked(Container):
         self.forked = zygote.fork(directory.name, directory, door)
         self.socket, self.door = str(directory / "c.sock"), door
         self.out, self.err = directory / "out", directory / "err"
-        self.process = subprocess.Popen(["sleep", "infinity"])  # stands for the process in what Container does with it
+        self.process = subprocess.Popen(["sleep", "infinity"])  # Container's methods use this process instead
         self.http = UnixConnection(self.socket, timeout=120)
 
 
@@ -129,7 +129,7 @@ def fork(zygote: Zygote, tmp_path: Path) -> Iterator[Callable[..., Forked]]:
 
     yield build
     for container, door in made:
-        with contextlib.suppress(ProcessLookupError):  # a failed start has ended it
+        with contextlib.suppress(ProcessLookupError):  # a failed start has ended the process already
             os.kill(container.forked["pid"], 9)
         assert zygote.receive()["op"] == "exited"
         container.close()
@@ -172,7 +172,7 @@ def test_a_forked_container_answers_the_same_and_reports_no_import(fork: Callabl
 def test_what_the_engine_refuses_fails_alone(fork: Callable[..., Forked], model: Path) -> None:
     container = fork(model)
     assert container.init()[0] == 200
-    last = container.stream(CAPITAL | {"temperature": 2.5}, "chat")[-1]  # no gateway lets it through
+    last = container.stream(CAPITAL | {"temperature": 2.5}, "chat")[-1]  # a gateway would refuse this request
     assert (last["t"], last["error"]["code"]) == ("RunFailed", "BadRequest")
     assert answer(container, CAPITAL) == "The capital of France is Paris."
 
@@ -185,7 +185,7 @@ def test_containers_of_one_pipeline_answer_and_a_killed_one_fails_the_request_as
     link = GroupLink(TransportKind.REDIS, relay_url, GroupCredential("", ""))
     whole = replace(llm_init(), n_stages=2, link=link, stages=shapes)
     first, last = (fork(model, layers=part) for part in layers)
-    for stage, container in ((1, last), (0, first)):  # the order is nobody's business
+    for stage, container in ((1, last), (0, first)):  # the order does not matter
         value = replace(whole, stage=stage, layers=layers[stage])
         status, reply = container.ask("POST", "/init", {"value": value})
         assert status == 200, reply
@@ -271,13 +271,13 @@ def test_an_engine_that_computed_before_its_weights_were_there_answers_the_same(
 
 
 def test_an_engine_with_nothing_to_do_is_left_asleep(fork: Callable[..., Forked], model: Path) -> None:
-    """Event loops that only look whether they shall end woke an engine more than a thousand times a second."""
+    """Event loops that only checked whether they should end woke an engine more than a thousand times a second."""
     container = fork(model)
     status, reply = container.init()
     assert status == 200, reply
     assert answer(container, CAPITAL)
     before = wake_ups(container.forked["pid"])
-    threading.Event().wait(2)  # there is no event for nothing happening
+    threading.Event().wait(2)  # no event can announce that nothing happens
     assert wake_ups(container.forked["pid"]) - before < 50
 
 
@@ -290,11 +290,11 @@ def test_two_seconds_of_a_stopped_engine_are_explained_in_exactly_the_phase_that
     starting = threading.Thread(target=lambda: replies.append(container.init()[1]))
     events = [event(Phase.RECEIVED), event(Phase.FETCH_BEGIN, group_id="f" * 32, host="h1")]
     starting.start()
-    trickle(door, until=0.9)  # the engine has built the model meanwhile, and waits for more
+    trickle(door, until=0.9)  # the engine has built the model by then, and waits for more bytes
     os.kill(engine, signal.SIGSTOP)
     door.arrive(door.n_bytes)
     events.append(event(Phase.FETCH_END, group_id="f" * 32, host="h1", n_bytes=door.n_bytes))
-    threading.Event().wait(2.0)  # how long it stays stopped
+    threading.Event().wait(2.0)  # the engine stays stopped for this long
     os.kill(engine, signal.SIGCONT)
     starting.join()
     ran = container.stream(CAPITAL, "chat")[-1]
@@ -305,7 +305,7 @@ def test_two_seconds_of_a_stopped_engine_are_explained_in_exactly_the_phase_that
     assert timeline is not None
     explanation = explained(timeline, lambda fetch: (fetch.n_bytes or 0) / fetch.seconds)
     (stop,) = explanation.stops
-    assert stop.interval.seconds >= 1.5  # a busy machine may tell its parent late
+    assert stop.interval.seconds >= 1.5  # on a busy machine the parent may learn of the stop late
     assert len(stop.during) == 1, stop
     blamed = [a for a in explanation.accounts if any(s.what == "stopped" for s in a.shares)]
     assert [a.phase.phase for a in blamed] == list(stop.during) == ["load"]
@@ -322,7 +322,7 @@ def children(pid: int) -> list[int]:
 
 
 def wake_ups(pid: int) -> int:
-    """How often the threads of a process and of its children have gone to sleep."""
+    """How often the threads of a process and of its children have gone to sleep so far."""
     family = [pid, *children(pid)]
     statuses = [status.read_text() for member in family for status in Path(f"/proc/{member}/task").glob("*/status")]
     return sum(int(line.split()[1]) for s in statuses for line in s.splitlines() if line.startswith("voluntary"))
@@ -340,7 +340,10 @@ def parent(pid: int) -> int:
 
 
 def trickle(door: Doorway, until: float = 1.0) -> None:
-    """The weights in four seconds from when both processes have the segment, as over a slow link; this part of them."""
+    """Let the weights arrive as over a slow link, in four seconds from when both processes have the segment.
+
+    Only the part ``until`` of them arrives.
+    """
     door.arrive(door.sidecar_bytes)
     door.wait_served(2)
     bell = threading.Event()
@@ -375,7 +378,7 @@ def copy_with_config(model: Path, target: Path, **changes: Any) -> Path:
 
 
 def swap_two_layers(model: Path, target: Path) -> Path:
-    """The same bytes under other names: layers 10 and 11 change places."""
+    """Make a checkpoint with the same bytes under other names: layers 10 and 11 are swapped."""
     shutil.copytree(model, target)
     path = target / "model.safetensors"
     data = path.read_bytes()

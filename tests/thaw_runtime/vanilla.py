@@ -1,6 +1,7 @@
-"""Plain vLLM, in a process of its own: the reference.  Prints one JSON list of token lists.
+"""Plain vLLM in a process of its own, as the reference.  Prints one JSON list of token lists.
 
-``python vanilla.py MODEL DTYPE N_TOKENS`` with the prompts' token ids as JSON on stdin; each prompt is a batch of its own.
+``python vanilla.py MODEL DTYPE N_TOKENS`` reads the prompts' token ids as JSON from stdin.  Each prompt is a batch of
+its own.
 """
 
 from __future__ import annotations
