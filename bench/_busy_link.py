@@ -1,7 +1,7 @@
 """A token's time in a pipeline of two hosts behind links of 200 Mbit/s: idle, and while both hosts fetch another model.
 
-The stages exchange messages through the relay, over the same links that the fetch fills.  On these links inference
-traffic has priority over fetches.
+The stages exchange messages through the relay, over the same links that the fetch fills.  Inference traffic has
+priority over fetches on these links.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from thaw.plan import PlanModel
 
 RATE_MBIT: Final = 200
 _HOSTS: Final = 2
-_BULK_BYTES: Final = 500_000_000  # 20 s of such a link: longer than the answers that are measured meanwhile
+_BULK_BYTES: Final = 500_000_000  # 20 s of such a link, which is longer than the answers that are measured meanwhile
 _POOL_MB: Final = 1088
 _ANSWERS: Final = 2
 """A round measures this many answers on idle links, and then this many during a fetch."""
@@ -40,7 +40,7 @@ class BusyLink:
     """
 
     ranks: str
-    path: str = ""  # of the messages between the stages
+    path: str = ""  # the path of the messages between the stages
     idle: list[float] = field(default_factory=list)
     busy: list[float] = field(default_factory=list)
     filled: list[float] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""What every benchmark shares: goals, samples, interleaving, processes, and the last line.
+"""The code that all benchmarks share: goals, samples, interleaving, processes, and the last line.
 
 A benchmark asks one question.  It runs the competitors in turn in one process tree, compares medians, and prints as
 its last line one JSON object: the command, the rounds, the figures with their goals, and the machine with its commit

@@ -66,7 +66,7 @@ WAYS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Met:
-    """What was started for a burst.
+    """The starts for one burst.
 
     ``ttft_s`` is predicted: it is the mean over the burst's requests, counted from the first one's arrival.  A request
     gets the slot that is ready first, as in the gateway's queue.

@@ -41,8 +41,8 @@ class Capped:
         self._began = {c.name: (c.cpu_s(), *self._periods(c)) for c in running}
 
     def usage(self) -> list[str]:
-        """What each stage has used since then: the CPU seconds of its processes, and the number of periods in which the
-        quota throttled it.
+        """The use of each stage since the quota was set: the CPU seconds of its processes, and the number of periods in
+        which the quota throttled it.
         """
         found = []
         for c in sorted(self._running, key=lambda c: c.stage):

@@ -160,7 +160,7 @@ REST: Final[dict[str, tuple[str, ...]]] = {
 """Modules with connections, threads or clocks.  Their tests take seconds, so fewer of their mutants are tried."""
 
 
-# what is planted ------------------------------------------------------------------------------------------------------
+# the mutants ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +248,7 @@ def _diff(before: str, after: str) -> str:
     return "\n".join(line for line in lines if line[:1] in "+-" and line[:3] not in ("+++", "---"))
 
 
-# where it is tried ----------------------------------------------------------------------------------------------------
+# the trees in which they are tested -----------------------------------------------------------------------------------
 
 
 class Tree:

@@ -76,8 +76,8 @@ class Groups(System):
     def _make_room(self, function: Function) -> bool:
         """Release idle workers of one device, as production's ``evictions`` does.
 
-        Only as many workers are released as are needed, those that are idle longest first.  Of all devices on which
-        this suffices, the one is chosen whose last victim has been idle longest.
+        Only as many workers are released as necessary, and the longest idle ones first.  This may be possible on
+        several devices.  Then the device is chosen whose last victim has been idle longest.
         """
         need = function.model.n_bytes + KV_RESERVE
         idle: dict[tuple[int, int], list[Unit]] = {}

@@ -63,7 +63,7 @@ class Instance:
     """The instance of one stage."""
 
     record: InstanceRecord
-    unit: Unit  # of its whole group
+    unit: Unit  # the unit of its whole group
     worker: Worker
     resident: bool
     later: float  # bytes that it fetches in the background once its first part has arrived

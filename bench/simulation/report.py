@@ -59,7 +59,7 @@ def _facts(facts: Mapping[str, str]) -> str:
     return "## This report\n\n" + _table(("", ""), [("constants", f"`{HASH}`"), *facts.items()])
 
 
-# what systems have ---------------------------------------------------------------------------------------------------
+# the systems' mechanisms ---------------------------------------------------------------------------------------------
 
 
 def mechanisms(runs: Sequence[Summary]) -> str:
@@ -274,7 +274,7 @@ def _most_worth(lost: Mapping[str, float]) -> str:
     return " ".join(said)
 
 
-# what it is compared with --------------------------------------------------------------------------------------------
+# published results ---------------------------------------------------------------------------------------------------
 
 
 def _cold(found: Sequence[ColdStart]) -> str:

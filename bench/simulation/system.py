@@ -78,7 +78,7 @@ class System:
         self.consolidations: list[Consolidation] = []
         self._n_workers = 0
 
-    # what subclasses decide ----------------------------------------------------------------------------------------
+    # decisions of the subclasses -----------------------------------------------------------------------------------
 
     def place(self, function: Function, n_workers: int) -> bool:
         """Begin to start one group of this many workers.  Return False if there is no room now."""

@@ -1,4 +1,4 @@
-"""What `thaw activation explain` says about a group: its size and the other sizes, its hosts, its parallel fetches."""
+"""The output of `thaw activation explain` for a group: its size and other sizes, its hosts, its parallel fetches."""
 
 from __future__ import annotations
 

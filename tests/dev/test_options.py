@@ -1,4 +1,4 @@
-"""What ``thaw dev up`` accepts."""
+"""The options that ``thaw dev up`` accepts."""
 
 from __future__ import annotations
 

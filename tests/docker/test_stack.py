@@ -153,7 +153,7 @@ def test_a_held_request_is_answered_or_fails_clearly_whatever_is_killed_in_its_m
         try:
             replies.append(stack.invoke(action, who="held"))
         except requests.RequestException:
-            assert victim == "gateway"  # it held the connection
+            assert victim == "gateway"  # the gateway held the connection
 
     with stack.next_function() as awaited:
         asking = threading.Thread(target=ask)

@@ -74,7 +74,7 @@ def test_a_reconnection_adds_what_waits_and_drops_what_nobody_holds(client: redi
 
 
 class _Slow(Registry):
-    """Something happens just before a write arrives."""
+    """A registry in which ``meanwhile`` runs just before a write arrives."""
 
     meanwhile: Callable[[], None] | None = None
 

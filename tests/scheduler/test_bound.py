@@ -115,7 +115,7 @@ def test_recorded_starts_are_of_every_kind() -> None:
     assert {s.link_bytes > 0 for t in took for s in t.stages} == {True, False}
 
 
-# what the terms are ──────────────────────────────────────────────────────────────────────────────────────────────────
+# the terms ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 ONE = StageFacts(0, "h0", "cpu", StartMode.PREWARMED, 100_000_000, 100_000_000, declared_bytes_per_s=50e6)
 
