@@ -8,8 +8,8 @@
 #
 # The engine does not touch the rest of the machine: it has a private socket and data root in $THAW_ENGINE_DIR (default
 # /var/tmp/thaw-engine), no bridge and no iptables rules.  (Otherwise a second daemon would delete the bridge of the
-# machine's own daemon, and any daemon makes the machine drop forwarded packets.)  Functions have no network anyway; a
-# compose project still gets its own bridge.  With live-restore a container outlives the daemon: this is how a
+# machine's own daemon, and any daemon would make the machine drop forwarded packets.)  Functions have no network
+# anyway; a compose project still gets its own bridge.  With live-restore a container outlives the daemon: this is how a
 # production engine should be set up for Thaw.  THAW_ENGINE_LIVE_RESTORE=false starts an engine that ends the containers
 # that it finds, as Docker does by default.
 set -euo pipefail

@@ -190,7 +190,8 @@ class Cluster:
     def restart(self, host: Host) -> None:
         """Start a host again whose machine was switched off.
 
-        Its invoker finds none of the containers that the registry names for this host, and reports them as gone.
+        Its invoker finds none of the containers that the registry names for this host, and reports them as gone.  The
+        instances of a host that was lost before are no longer in the registry.
         """
         host.is_up = True
         host.instances.clear()

@@ -127,7 +127,7 @@ def test_a_link_without_a_positive_bandwidth_is_refused(bad: float) -> None:
 Arrivals = list[tuple[float, float, float]]
 arrivals = st.lists(
     st.tuples(st.floats(0, 3), st.floats(0.01, 8), st.floats(0.05, 12)), min_size=1, max_size=12
-)  # the pause before the fetch, its bytes, and its deadline from its begin
+)  # the pause before the fetch, its bytes, and its deadline, counted from its arrival
 
 
 def finish_times(discipline: Discipline, admitted: Arrivals, link: float) -> list[float]:

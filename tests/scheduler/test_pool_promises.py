@@ -1,5 +1,5 @@
 """Random histories of starts, ends and late messages on hosts that keep their models in fetchd's own segments: a host
-never refuses a start that the scheduler decided because it lacks memory.
+never refuses, for lack of memory, a start that the scheduler decided.
 
 The hosts are honest.  For a start, each takes from a real slab pool what the plan says, by the rule of fetchd's table
 of fetches (an equal segment is shared unless its fetch has failed or was given up).  Their messages arrive late:
