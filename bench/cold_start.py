@@ -1,4 +1,4 @@
-"""How long until the first token, from nothing and from a stem cell, against vLLM and against the bound?
+"""How long does a start from nothing or from a stem cell take to the first token, compared with vLLM and the bound?
 
 *From nothing*: a platform is up that has imported neither torch nor vLLM and holds no byte of the model.  *From a stem
 cell*: the platform has one idle process that has done the imports, and no byte of the model.  *Serverless vLLM*: the

@@ -125,7 +125,7 @@ def main() -> int:
         bench = GatewayBench(work, platform, load)
         code = {"exec": {"kind": "python:3.11", "code": _HELLO, "binary": False}, "limits": {"concurrency": 1}}
         platform.api.put(action_path("hello"), code, overwrite=True)
-        bench.invocations(options.connections, 2.0)  # containers start
+        bench.invocations(options.connections, 2.0)  # this starts the containers
         with _flask(work) as port:
             runs = {"thaw": partial(bench.invocations, options.connections, seconds),
                     "flask": partial(bench.bare, port, options.connections, seconds)}  # fmt: skip
