@@ -49,31 +49,38 @@ with socket.create_server((sys.argv[1], 0)) as server:
 """
 PING = """
 import socket, statistics, sys, threading, time
-place, tos = (sys.argv[1], int(sys.argv[2])), int(sys.argv[3])
-full = threading.Event()
+place, tos, rate_mbit = (sys.argv[1], int(sys.argv[2])), int(sys.argv[3]), int(sys.argv[4])
+moved, n_moved = threading.Condition(), 0
 def drain(sock):
-    n = 0
+    global n_moved
     while data := sock.recv(1 << 20):
-        n += len(data)
-        if n > 500_000:
-            full.set()
+        with moved:
+            n_moved += len(data)
+            moved.notify_all()
 streams = []
-for _ in range(2):
+for _ in range(8):
     streams.append(socket.socket())
     streams[-1].setsockopt(socket.IPPROTO_IP, socket.IP_TOS, tos)
     streams[-1].connect(place)
     streams[-1].sendall(b"s")
     threading.Thread(target=drain, args=(streams[-1],), daemon=True).start()
-assert full.wait(30)
+with moved:
+    assert moved.wait_for(lambda: n_moved > 1_000_000, 30)
+def ping(echo):
+    began = time.monotonic()
+    echo.sendall(b"x")
+    assert echo.recv(1) == b"x"
+    return time.monotonic() - began
 with socket.create_connection(place) as echo:
     echo.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     echo.sendall(b"e")
-    times = []
-    for _ in range(30):
-        began = time.monotonic()
-        echo.sendall(b"x")
-        assert echo.recv(1) == b"x"
-        times.append(time.monotonic() - began)
+    filled, until = 0.0, time.monotonic() + 30
+    while filled < 0.7:  # while the streams wait for retransmissions, or for a core, the link is idle
+        assert time.monotonic() < until, f"the streams filled {filled:.0%} of the link"
+        began, before, times = time.monotonic(), n_moved, []
+        while time.monotonic() < began + 0.5:
+            times.append(ping(echo))
+        filled = (n_moved - before) * 8 / 1e6 / (time.monotonic() - began) / rate_mbit
     print(statistics.median(times))
 """
 
@@ -123,7 +130,7 @@ def test_a_host_receives_no_faster_than_its_link(two_hosts: Links) -> None:
 
 
 def test_inference_passes_a_fetch_that_fills_the_link(slow_hosts: Links) -> None:
-    """Compare the median round trip of a byte while two streams fill the link, with and without fetchd's mark."""
+    """Compare the median round trip of a byte while eight streams fill the link, with and without fetchd's mark."""
     assert slow_hosts.ranks in ("prio", "htb")
     assert interface_without_ranks(slow_hosts) == "", "fetchd would pace itself for nothing"
     serve = links.inside(slow_hosts.hub, (sys.executable, "-c", SERVE, slow_hosts.hub_address))
@@ -134,7 +141,7 @@ def test_inference_passes_a_fetch_that_fills_the_link(slow_hosts: Links) -> None
             command = links.inside(slow_hosts.host(0), (sys.executable, "-c", PING, *place))
             seconds = {}
             for tos in (TOS_CS1, 0):
-                done = subprocess.run([*command, str(tos)], capture_output=True, text=True, timeout=60)
+                done = subprocess.run([*command, str(tos), str(slow_hosts.rate_mbit)], capture_output=True, text=True, timeout=60)
                 assert done.returncode == 0, done.stderr
                 seconds[tos] = float(done.stdout)
         finally:
