@@ -163,7 +163,7 @@ class Starting:
         cell, handle = placement
         if handle is not None and self._granted(handle):
             self._take(handle, StartMode.PREWARMED)
-            return self._fleet.driver.connect(handle, deadline_s=CONTAINER_ANSWERS_S)
+            return self._connect(handle)
         door = self._door() if self._plan.model is not None else ""
         if cell is not None and cell.shared:
             try:
@@ -221,9 +221,21 @@ class Starting:
             raise
         self._making.begun()
         self._take(handle, StartMode.PREWARMED if fork else StartMode.COLD)
-        path = driver.connect(handle, deadline_s=CONTAINER_ANSWERS_S)
+        path = self._connect(handle)
         self._spent = self._making.answered(handle.pid)
         return path
+
+    def _connect(self, handle: Handle) -> str:
+        """The path of the container's socket, which answers now."""
+        try:
+            return self._fleet.driver.connect(handle, deadline_s=CONTAINER_ANSWERS_S)
+        except WorkerLost as e:
+            raise self._why_it_ended(e) from e
+
+    def _why_it_ended(self, e: WorkerLost) -> ThawError:
+        """What the container's exit says.  This thread may be ahead of the driver's report of it."""
+        self._live.gone.wait(EXIT_SEEN_S)
+        return self._live.error or e
 
     def _take(self, handle: Handle, mode: StartMode) -> None:
         live = self._live
@@ -277,15 +289,14 @@ class Starting:
         self._live.amend(init_ms=init_ms)
 
     def _post_init(self, path: str, value: Any) -> Any:
-        live, call = self._live, InitCall(path, self._deps.settings.start_timeout_s)
+        call = InitCall(path, self._deps.settings.start_timeout_s)
         self._init_call = call
         try:
             return call.post(value)
         except WorkerLost as e:
             if call.answered:
                 raise
-            live.gone.wait(EXIT_SEEN_S)  # the exit that broke the connection says why, and is on its way
-            raise (live.error or e) from e
+            raise self._why_it_ended(e) from e
         except ThawError as e:
             e.hint = self._hint(e)
             raise

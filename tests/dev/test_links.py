@@ -141,7 +141,9 @@ def test_inference_passes_a_fetch_that_fills_the_link(slow_hosts: Links) -> None
             command = links.inside(slow_hosts.host(0), (sys.executable, "-c", PING, *place))
             seconds = {}
             for tos in (TOS_CS1, 0):
-                done = subprocess.run([*command, str(tos), str(slow_hosts.rate_mbit)], capture_output=True, text=True, timeout=60)
+                done = subprocess.run(
+                    [*command, str(tos), str(slow_hosts.rate_mbit)], capture_output=True, text=True, timeout=60
+                )
                 assert done.returncode == 0, done.stderr
                 seconds[tos] = float(done.stdout)
         finally:

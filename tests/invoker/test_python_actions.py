@@ -15,8 +15,10 @@ from pathlib import Path
 import pytest
 
 from invoker.drivers.activation_logs import LogCollector
+from invoker.drivers.programs import PROGRAMS
 from tests import function_imports
 from tests.invoker.platform import Host, until
+from thaw.action import KIND_PYTHON
 from thaw.ids import InstanceId, random_hex_id
 from thaw.instance import InstanceState, StartMode
 from thaw.trace import Phase
@@ -81,6 +83,21 @@ def test_code_that_does_not_load_ends_the_start_with_openwhisks_sentence(host: H
     assert gone.error.code == "InitFailed"
     assert gone.error.message == "The action failed to generate or locate a binary. See logs for details."
     assert gone.error.hint.endswith("SyntaxError: '(' was never closed")
+
+
+def test_a_container_that_ends_at_once_says_why_though_its_exit_is_reported_late(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The start's own thread sees the process end, and must wait for the driver's report of the exit."""
+    monkeypatch.setitem(PROGRAMS, KIND_PYTHON, ("-c", "import sys; sys.exit('no such library')"))
+    never, driver = threading.Event(), host.agent.driver
+    report = driver._callbacks  # type: ignore[attr-defined]
+    monkeypatch.setattr(driver, "_callbacks", [lambda _: never.wait(0.5), *report])
+    host.deploy("def main(args):\n    return {}\n")
+    gone = host.events.instance(host.launch(), InstanceState.GONE)
+    assert gone.error is not None
+    assert gone.error.code == "InitFailed"
+    assert gone.error.message == "the container ended while it started (status 1): no such library"
 
 
 def test_an_exit_in_a_run_is_command_exited_and_ends_the_instance(host: Host) -> None:

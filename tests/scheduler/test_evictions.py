@@ -13,7 +13,8 @@ from gateway.scheduler.decisions import StartGroup
 from gateway.scheduler.events import ActionFacts, ActionSeen, HostsSeen
 from gateway.scheduler.policy.evictions import evictions
 from gateway.scheduler.view import idle
-from gateway.scheduler.view.cluster import SERVING, ClusterView, InstanceView
+from gateway.scheduler.view.cluster import SERVING, ClusterView
+from gateway.scheduler.view.entries import InstanceView
 from gateway.scheduler.view.hosts import DeviceView
 from gateway.scheduler.view.idle import Where
 from relay.protocol.messages import DemandAdded, DemandRemoved, InstanceChanged

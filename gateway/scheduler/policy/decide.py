@@ -21,7 +21,8 @@ from gateway.scheduler.events import (
 )
 from gateway.scheduler.policy import draining, groups, instances, models, pools, stem_cells
 from gateway.scheduler.policy.starts import ensure_model, release, rescale
-from gateway.scheduler.view.cluster import ClusterView, DemandView
+from gateway.scheduler.view.cluster import ClusterView
+from gateway.scheduler.view.entries import DemandView
 from relay.protocol.messages import CommandRefused, DemandAdded, DemandRemoved, InstanceChanged, ModelInspected
 from thaw.errors import StaleEpoch
 from thaw.host import HostReport

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from gateway.scheduler.events import ActionFacts
-from gateway.scheduler.view.cluster import ClusterView, InstanceView
+from gateway.scheduler.view.cluster import ClusterView
+from gateway.scheduler.view.entries import InstanceView
 from gateway.scheduler.view.idle import Where
 
 

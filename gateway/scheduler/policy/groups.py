@@ -18,7 +18,8 @@ from typing import Final
 from gateway.scheduler.decisions import CancelGroup, Decision, DropPlan, RevokeCredential, TimerKind, Wake
 from gateway.scheduler.placement.plans import fetch_key, later_key, slots
 from gateway.scheduler.placement.pool_account import claim_of
-from gateway.scheduler.view.cluster import ClusterView, GroupView, InstanceView
+from gateway.scheduler.view.cluster import ClusterView
+from gateway.scheduler.view.entries import GroupView, InstanceView
 from thaw import partition
 from thaw.ids import CommandId, HostId, InstanceId
 from thaw.instance import InstanceState

@@ -19,7 +19,8 @@ from gateway.scheduler.decisions import StageStart
 from gateway.scheduler.events import ActionFacts
 from gateway.scheduler.placement.pool_account import PoolAccount, claim_of
 from gateway.scheduler.placement.stages import Stages
-from gateway.scheduler.view.cluster import ClusterView, InstanceView
+from gateway.scheduler.view.cluster import ClusterView
+from gateway.scheduler.view.entries import InstanceView
 from gateway.scheduler.view.hosts import HostView
 from thaw.errors import MemoryTooSmall, ThawError
 from thaw.ids import InstanceId

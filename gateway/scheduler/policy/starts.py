@@ -24,7 +24,8 @@ from gateway.scheduler.policy.evictions import evictions
 from gateway.scheduler.policy.groups import RELEASE_DEADLINE_S
 from gateway.scheduler.policy.place import in_time_without_idle, most_stages, place
 from gateway.scheduler.policy.transports import transport_of
-from gateway.scheduler.view.cluster import ActionView, ClusterView, DemandView, GroupView, InstanceView
+from gateway.scheduler.view.cluster import ClusterView
+from gateway.scheduler.view.entries import ActionView, DemandView, GroupView, InstanceView
 from gateway.scheduler.view.model import ModelView
 from thaw import partition, wire
 from thaw.errors import ErrorInfo, MemoryTooSmall, NotFound, ThawError

@@ -17,7 +17,8 @@ from __future__ import annotations
 from gateway.scheduler.decisions import Decision
 from gateway.scheduler.policy.place import place
 from gateway.scheduler.policy.starts import start_group
-from gateway.scheduler.view.cluster import ClusterView, GroupView, InstanceView
+from gateway.scheduler.view.cluster import ClusterView
+from gateway.scheduler.view.entries import GroupView, InstanceView
 from thaw.ids import HostId
 
 

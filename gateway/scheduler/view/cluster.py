@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
 from typing import Final
 
 from gateway.scheduler.ablations import EVERY_PART, Parts
@@ -17,6 +16,7 @@ from gateway.scheduler.events import ActionFacts
 from gateway.scheduler.placement.link_ledger import Discipline
 from gateway.scheduler.placement.window import Window
 from gateway.scheduler.settings import SchedulerSettings
+from gateway.scheduler.view.entries import ActionView, DemandView, GroupView, InstanceView
 from gateway.scheduler.view.history import History
 from gateway.scheduler.view.host_index import HostIndex
 from gateway.scheduler.view.hosts import HostView, new_host
@@ -30,85 +30,12 @@ from thaw.action import KIND_LLM
 from thaw.host import HostReport
 from thaw.ids import ActionName, ActivationId, CommandId, GroupId, HostId, InstanceId
 from thaw.instance import InstanceRecord, InstanceState
-from thaw.plan import Plan
 
 SERVED_KEPT: Final = 10_000
 """How many requests are remembered after an instance took them.  A request that comes back after more others than this
 counts as new."""
 
 SERVING: Final = (InstanceState.STARTING, InstanceState.READY)
-
-
-@dataclass(slots=True)
-class InstanceView:
-    record: InstanceRecord
-    changed_s: float
-    idle_since_s: float | None = None
-    releasing: CommandId | None = None
-    started_by: CommandId | None = None  # the start was decided, and its host has not reported it yet
-    wake_s: float | None = None  # when it is examined again
-
-    @property
-    def state(self) -> InstanceState:
-        return self.record.state
-
-    @property
-    def is_idle(self) -> bool:
-        return self.state is InstanceState.READY and self.idle_since_s is not None and self.releasing is None
-
-
-@dataclass(slots=True)
-class DemandView:
-    demand: DemandAdded
-    queued_s: float
-    held_until_s: float = math.inf  # its gateway has given it up by then
-    attempts: int = 0  # starts that were made for it and failed
-    group_id: GroupId | None = None  # the start that it waits for
-
-
-@dataclass(slots=True)
-class GroupView:
-    """The stages that answer as one.  A group lasts from its decision until the first of its stages has gone, which
-    ends it."""
-
-    plan: Plan
-    instance_ids: tuple[InstanceId, ...]  # by stage
-    command_ids: tuple[CommandId, ...]
-    slots: int  # requests it holds at once
-    activation_ids: set[ActivationId]  # the requests that wait for its start
-    progress_s: float
-    done_bytes: dict[tuple[HostId, int], int] = field(default_factory=dict)  # by host and stage
-    is_starting: bool = True  # not every stage is READY yet
-    served: tuple[ActivationId, ...] = ()  # the requests that it was started for
-    gives_way: bool = False  # it was asked to leave its place to one worker
-
-
-@dataclass(slots=True)
-class ActionView:
-    window: Window
-    facts: ActionFacts | None = None  # None: it was deleted
-    waiting: dict[ActivationId, None] = field(default_factory=dict)  # in order of arrival
-    instances: set[InstanceId] = field(default_factory=set)
-    serving: dict[str, int] = field(default_factory=dict)  # groups that start or are ready and stay, by version
-    failures: int = 0  # starts failed since the last one that went well
-    retry_at_s: float = 0.0
-    gathers_until_s: float = 0.0  # requests that come before then are met together
-    wake_s: float | None = None  # when it is examined again
-    broken_version: str = ""  # a DeveloperError: min_instances stops trying until the action changes
-
-    @property
-    def minimum(self) -> int:
-        return 0 if self.facts is None else self.facts.min_instances
-
-    @property
-    def n_serving(self) -> int:
-        """Groups of the current version that start or are ready and stay."""
-        return sum(self.serving.values()) if self.facts is None else self.serving.get(self.facts.version, 0)
-
-    @property
-    def is_spare(self) -> bool:
-        """One of its idle groups may be evicted for another action: no request waits, and the minimum stays kept."""
-        return not self.waiting and self.n_serving > self.minimum
 
 
 class ClusterView:
