@@ -1,5 +1,6 @@
-"""The catalogue: what each model consists of, read once and remembered while the store still has that version, of the
-models used last.
+"""The catalogue: what each of the models used last consists of.
+
+A model's description is read once and remembered while the store still has that version.
 
 With ``thaw-index.json`` beside the model everything is known and verified.  Without it the safetensors headers are
 read and checked, the model counts as unverified, and its version is a hash of the store's etags; the checksums of its
@@ -27,7 +28,7 @@ _MAX_INDEX_BYTES: Final = 64 * 1024 * 1024
 _MAX_CONFIG_BYTES: Final = 4 * 1024 * 1024
 _MOST_MODELS: Final = 64
 _SPECULATIVE_BYTES: Final = 64 * 1024
-"""Read together with the 8 bytes of length: the header of a small model comes in one round trip."""
+"""The first read of a weights file, which begins with 8 bytes of length: a small header comes in one round trip."""
 
 
 @dataclass(slots=True)
@@ -37,10 +38,10 @@ class Entry:
     source: Source
     index: ModelIndex
     objects: Mapping[str, ObjectInfo]
-    """What the store said of the objects that were looked at; with an index beside the model, of that one alone."""
+    """What the store said about the objects that were inspected: with an index beside the model, the index alone."""
     learned: dict[tuple[str, int, int], str] = field(default_factory=dict)
     facts: ModelFacts | None = None
-    """Only for who inspects: a start that was planned elsewhere need not read config.json for it."""
+    """Set by :meth:`Catalog.inspect` only: a start that was planned elsewhere need not read config.json."""
 
     @property
     def version(self) -> str:
@@ -48,7 +49,7 @@ class Entry:
 
 
 class _Place:
-    """Of one uri: its entry, and who reads it."""
+    """The entry of one uri, and the lock that its reader holds."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -64,7 +65,7 @@ class Catalog:
         self._places: dict[str, _Place] = {}  # by uri, least recently used first
 
     def inspect(self, uri: str) -> ModelFacts:
-        """Of the version that the store has now."""
+        """Return the facts of the version that the store has now."""
         place = self._place(uri)
         with place.lock:
             if place.entry is None or not _is_current(place.entry):
@@ -76,7 +77,7 @@ class Catalog:
             return entry.facts
 
     def planned(self, uri: str, version: str) -> Entry:
-        """The version that was planned.  Raises ModelChanged when the store has another one by now."""
+        """Return the version that was planned.  Raises ModelChanged when the store now has another one."""
         place = self._place(uri)
         with place.lock:
             if place.entry is None or place.entry.version != version:
@@ -90,14 +91,17 @@ class Catalog:
         return entry
 
     def check_unchanged(self, uri: str, version: str) -> None:
-        """Bytes did not fit what was known of them: raises ModelChanged when that is because they were replaced."""
+        """Read the model again after bytes failed a check.  Raises ModelChanged when the store has another version."""
         place = self._place(uri)
         with place.lock:
             place.entry = None
         self.planned(uri, version)
 
     def _place(self, uri: str) -> _Place:
-        """Whose place is taken by others meanwhile finishes there, and the next one reads again."""
+        """Return the place of ``uri``, evicting the least recently used one.
+
+        A thread whose place is evicted meanwhile finishes with that place; the next caller reads the model again.
+        """
         with self._lock:
             place = self._places.pop(uri, None) or _Place()
             self._places[uri] = place
@@ -110,7 +114,7 @@ class Catalog:
         return self._persist(source, lambda connection: _Loader(uri, connection).load(source))
 
     def _persist(self, source: Source, read: Callable[[Connection], T]) -> T:
-        """``read`` on a new connection; again, after a pause, while the store is unavailable."""
+        """Call ``read`` with a new connection; repeat it after a pause while the store is unavailable."""
         failures = 0
         while True:
             connection = source.connect()
@@ -129,7 +133,7 @@ def _is_current(entry: Entry) -> bool:
     try:
         return all(connection.stat(name) == info for name, info in entry.objects.items())
     except (ModelNotFound, StoreUnavailable):
-        return False  # and the reload says what is wrong
+        return False  # the reload reports what is wrong
     finally:
         connection.close()
 

@@ -1,4 +1,4 @@
-"""A fetch as a list of chunks: what is read by one request and checked before the watermark passes it."""
+"""A fetch as a list of chunks.  A chunk is read by one request and checked before the watermark passes it."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Bytes of one chunk of a file, read as one.  ``later``: of the part that nobody waits for first.
+    """Bytes of one chunk of a file, read by one request.  ``later`` marks bytes of the fetch's later part.
 
-    A whole chunk has one check.  A range that cuts a chunk leaves a part of it: there the tensors' edges are checked;
-    a tensor that the range itself cuts relies on TCP and on the etag for that piece.
+    A whole chunk has one check.  When a range cuts a chunk, the edges of the tensors in the remaining part are checked
+    instead.  A tensor that the range itself cuts relies on TCP and on the etag for that piece.
     """
 
     file: str
@@ -46,7 +46,7 @@ class Chunk:
 
 
 def plan_chunks(layout: Sequence[PlacedRange], index: ModelIndex, n_first: int | None = None) -> list[Chunk]:
-    """Cut the ranges at the files' chunk borders; those from number ``n_first`` on are ``later``.
+    """Cut the ranges at the files' chunk borders; the chunks of ranges from number ``n_first`` on are ``later``.
 
     Raises ModelCorrupt for bytes that the model does not have.
     """
@@ -72,7 +72,7 @@ def plan_chunks(layout: Sequence[PlacedRange], index: ModelIndex, n_first: int |
 
 
 def checksum(pieces: Sequence[memoryview]) -> str:
-    """XXH3-64 over the pieces, as the index writes it; the GIL is free meanwhile."""
+    """Return the XXH3-64 of the pieces, written as in the index.  It does not hold the GIL while it computes."""
     digest = xxhash.xxh3_64()
     for piece in pieces:
         digest.update(piece)

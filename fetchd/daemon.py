@@ -25,9 +25,9 @@ from thaw.settings import SettingError
 
 _MIB = 1024 * 1024
 _CONVERSATIONS = 1024
-"""Every fetch that is waited for holds one."""
+"""Upper limit of open connections.  A caller that waits for a fetch occupies one."""
 _INDEX_RETRIES = 4
-"""Times the read deadline of 10 s stays under the minute that callers of Inspect wait."""
+"""Four attempts with the read timeout of 10 s take less than the minute that callers of Inspect wait."""
 
 
 class Daemon:
@@ -58,7 +58,7 @@ class Daemon:
         self._server = UnixServer(settings.socket, 0o600, control.serve, log, most=_CONVERSATIONS)
 
     def stop(self) -> None:
-        """Readers of unfinished segments are told; finished ones keep their mapping."""
+        """Stop serving.  Readers of unfinished segments get an error; readers of finished ones keep their mapping."""
         self._stopping.set()
         self._server.close()
         self._fetches.stop()

@@ -1,4 +1,4 @@
-"""One fetch: index, then bytes, into one segment, for every group that wants exactly these bytes."""
+"""One fetch: it reads the index, then the bytes into one segment, for every group that wants exactly these bytes."""
 
 from __future__ import annotations
 
@@ -46,9 +46,10 @@ class Machinery:
 
 @dataclass(eq=False, slots=True)
 class Member:
-    """One stage of one group in a fetch.  ``resident``: the bytes were there before it asked.
+    """One stage of one group in a fetch.  ``resident``: the bytes were there before the stage asked.
 
-    ``done`` is set when the bytes that the stage waits for are there; its later ones may still be coming.
+    ``done`` is set when the bytes that the stage waits for are there, or when the fetch has failed.  The stage's later
+    ranges may still be coming then.
     """
 
     request: FetchStart
@@ -56,7 +57,7 @@ class Member:
     begin: TraceEvent
     resident: bool
     wishes: Wishes
-    left_out_bytes: int = 0  # of its later ranges: there was no room for them
+    left_out_bytes: int = 0  # the later ranges, if the pool had no room for them
     done: threading.Event = field(default_factory=threading.Event)
     end: TraceEvent | None = None
     stops: tuple[Stop, ...] = ()
@@ -67,7 +68,10 @@ class Member:
         return fetch_holder(self.request.group_id, self.request.stage)
 
     def finish(self, host: str, stops: tuple[Stop, ...]) -> None:
-        """Its bytes are here, or never will be; the first word counts.  ``stops`` are this process's own meanwhile."""
+        """Record that the member's bytes are here or will never come.  Only the first call counts.
+
+        ``stops`` are the times since the member began in which this process stood still.
+        """
         if self.done.is_set():
             return
         self.stops = stops
@@ -82,7 +86,7 @@ class Member:
         self.done.set()
 
     def report(self) -> FetchDone:
-        """Call after ``done``, without ``error``."""
+        """Return the member's report.  It must be ``done`` without an ``error``."""
         first = self.fetch.first_byte
         events = [self.begin]
         if first is not None and not self.resident and first.mono_ns >= self.begin.mono_ns:
@@ -100,7 +104,7 @@ class Member:
 
 
 class Fetch:
-    """``members`` belongs to the fetch table and its lock."""
+    """One fetch into one segment.  ``members`` belongs to the fetch table and is protected by its lock."""
 
     def __init__(self, segment: Segment, machinery: Machinery, on_first: Callable[[Fetch], None] | None = None) -> None:
         self.segment = segment
@@ -153,7 +157,8 @@ class Fetch:
         try:
             entry = self._machinery.catalog.planned(key.uri, key.version)
             transfer = self._make_transfer(entry)
-            with self._machinery.link.joined(self.pacer.share):  # not before: who only asks the store holds nobody up
+            # The fetch joins only now: while it asked the store for the index it must not delay other fetches.
+            with self._machinery.link.joined(self.pacer.share):
                 transfer.run()
             self.segment.finish()
         except ThawError as e:
@@ -165,7 +170,7 @@ class Fetch:
             self.segment.fail(self.error)
 
     def _reason(self, error: ThawError) -> ThawError:
-        """A model that was pushed anew under a start looks damaged; what the store has now tells the two apart."""
+        """A model that was pushed again during the start looks damaged; the store's version now tells the two apart."""
         key = self.segment.key
         if isinstance(error, ModelCorrupt):
             try:
@@ -173,7 +178,7 @@ class Fetch:
             except ModelChanged as changed:
                 return changed
             except ThawError:
-                return error  # the store's description is damaged too, or gone: the first reason is the reason
+                return error  # the store's description is damaged too, or gone: report the first error
         return error
 
     def cancel(self) -> None:
@@ -186,7 +191,7 @@ class Fetch:
                 self.segment.fail(FetchCancelled("the fetch was cancelled").info())
 
     def apply_wishes(self) -> None:
-        """The most urgent member decides: who joins a slow fetch may not be slowed by it."""
+        """Apply the wishes of the most urgent member: a stage that joins a slow fetch must not be slowed down."""
         wishes = [m.wishes for m in self.members]
         paces = [w.pace for w in wishes if w.pace is not None]
         self.pacer.set(
@@ -205,7 +210,7 @@ class Fetch:
                            round(self.bytes_per_s, 1), pending, later_pending, member.left_out_bytes)  # fmt: skip
 
     def describe(self, resident: bool) -> dict[str, object]:
-        """Attributes of the end event: what explains a long fetch."""
+        """Attributes of the end event; they explain a long fetch."""
         statistics = self._transfer.statistics if self._transfer else None
         if resident or statistics is None:
             return {"source": self._source or "memory", "resident": resident}

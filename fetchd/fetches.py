@@ -1,4 +1,7 @@
-"""The table of fetches: who asked for what, joined where the bytes are the same, fenced by the scheduler's epoch."""
+"""The table of fetches.
+
+Stages that want the same bytes share one fetch.  Requests with the epoch of an earlier scheduler are refused.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ class FetchTable:
         self._threads: set[threading.Thread] = set()
 
     def start(self, request: FetchStart) -> FetchStarted:
-        """Begin, join, or find resident; a repeat says its wishes anew.
+        """Begin a fetch, join one, or find the bytes resident.  A repeated request replaces its wishes.
 
         Raises StaleEpoch, BadRequest, MemoryTooSmall, PoolFull.
         """
@@ -43,7 +46,7 @@ class FetchTable:
             self._check_epoch(request.epoch)
             member = self._members.get((request.group_id, request.stage))
             if member is not None and (member.error is not None or member.fetch.segment.error is not None):
-                self._store.drop(member.fetch.segment, member.holder)  # what it had of a later part that failed
+                self._store.drop(member.fetch.segment, member.holder)  # still held if only the later part failed
                 member = None
             if member is None:
                 member = self._join(request, version)
@@ -62,14 +65,14 @@ class FetchTable:
             member.fetch.apply_wishes()
 
     def cancel(self, request: FetchCancel) -> None:
-        """Of a group that is not known there is nothing to cancel: a repeat is no error."""
+        """Cancel a group's fetches.  An unknown group is no error, so a cancel may be repeated."""
         with self._lock:
             self._check_epoch(request.epoch)
             for key in [k for k in self._members if k[0] == request.group_id]:
                 self._leave(self._members.pop(key))
 
     def wait(self, group_id: str, stage: int, timeout_s: float | None = None) -> FetchDone | None:
-        """What became of its first part; None when ``timeout_s`` passed first.  Raises the fetch's error."""
+        """Wait for the first part and return the report; None after ``timeout_s``.  Raises the fetch's error."""
         with self._lock:
             member = self._member(group_id, stage)
         if not member.done.wait(timeout_s):
@@ -118,8 +121,10 @@ class FetchTable:
         return member
 
     def _fetch_of(self, request: FetchStart, version: str, holder: str) -> Fetch:
-        """Where its bytes are or will be.  A later part is for one thing only, to become a whole worker: when the pool
-        has no room for it the stage does without."""
+        """Return the fetch whose segment has or will have the bytes.
+
+        A stage needs its later part only to become a whole worker, so it does without when the pool has no room.
+        """
         key = SegmentKey(request.model.uri, version, request.ranges, request.later_ranges)
         try:
             return self._known(key, holder) or self._new(key, holder)
@@ -165,14 +170,14 @@ class FetchTable:
 
     def _first_part_came(self, fetch: Fetch) -> None:
         with self._lock:
-            if fetch.segment.key.later:  # without later ranges the end of the fetch says it, with the whole account
+            if fetch.segment.key.later:  # without later ranges _run reports it, with the complete statistics
                 for member in fetch.members:
                     self._finish(member)
 
     def _end_member(self, member: Member) -> None:
-        """The whole fetch is finished, one way or the other.  Its hold waits for a grant, but not for ever."""
+        """Call when the whole fetch has succeeded or failed.  The member's hold waits ``hold_s`` for a grant."""
         self._finish(member)
-        if member.error is not None:  # a first part that came stays good, whatever became of the later one
+        if member.error is not None:  # a first part that arrived stays usable when the later part failed
             self._store.drop(member.fetch.segment, member.holder)
         self._janitor.call_later(self._hold_s, self._expiry(member))
 

@@ -1,4 +1,4 @@
-"""Things that happen later, on one thread: heartbeats while fetches run, expiring holds, scrubbing slabs."""
+"""Background work: one thread expires holds and scrubs slabs, another writes heartbeats while fetches run."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ class Janitor:
 
 
 class Heart:
-    """Beats on the control page of every segment that is being filled, and sleeps when there is none.
+    """Writes heartbeats to the control page of every segment that is being filled, and sleeps when there is none.
 
-    A beat that comes late tells when this process stood still."""
+    A late heartbeat shows that this process stood still, and for how long."""
 
     def __init__(self) -> None:
         self._standstill = Standstill()
@@ -71,9 +71,9 @@ class Heart:
             self._filling.discard(segment)
 
     def stops_since(self, mono_ns: int) -> tuple[Stop, ...]:
-        """In which nothing of this process ran, and that were not over then, on the monotonic clock."""
+        """Return the times in which nothing of this process ran and that ended after ``mono_ns`` (monotonic clock)."""
         with self._changed:
-            self._standstill.look()  # the beat that tells may be about to come
+            self._standstill.look()  # the late heartbeat may not have come yet
             return self._standstill.since(mono_ns)
 
     def stop(self) -> None:

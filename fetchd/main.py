@@ -19,7 +19,7 @@ def main() -> None:
     ending = Ending()
     try:
         settings = load(FetchdSettings)
-        descriptors.raise_limit()  # a slab is one
+        descriptors.raise_limit()  # every slab needs a descriptor
         daemon = Daemon(settings, log.bind(host_id=settings.host_id))
     except ThawError as e:
         log.event("start_failed", error=e.message, hint=e.hint)

@@ -1,8 +1,8 @@
-"""Fetches give way to inference: fetchd's sockets are marked, and somebody in the network has to look at the mark.
+"""Fetches give way to inference: fetchd marks its sockets, and a queue in the network must honour the mark.
 
 The mark is DSCP CS1 ("lower effort", RFC 8622's predecessor) in every packet from the SYN on, and SO_PRIORITY "bulk"
-for this host's own queue.  A server that reflects the mark of a SYN (net.ipv4.tcp_reflect_tos) marks its answers, which
-are where the bytes are.
+for this host's own queue.  A server that reflects the mark of a SYN (net.ipv4.tcp_reflect_tos) also marks its answers,
+which carry the model's bytes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LOOPBACK: Final = ("127.", "::1")
 
 
 def mark(sock: socket.socket) -> None:
-    """Before connect().  Where the family has no such option the sockets stay as they are."""
+    """Mark a socket before its connect().  A socket whose family has no such option stays unmarked."""
     try:
         if sock.family == socket.AF_INET6:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_TCLASS, TOS_CS1)
@@ -37,7 +37,7 @@ def mark(sock: socket.socket) -> None:
 
 
 def connect_marked(address: tuple[str, int], timeout: float | None = None, _source: Any = None) -> socket.socket:
-    """As socket.create_connection, with marks.  Raises OSError."""
+    """Connect like socket.create_connection, with a marked socket.  Raises OSError."""
     last: OSError = OSError(f"{address[0]} has no address")
     for family, kind, proto, _, place in socket.getaddrinfo(*address, 0, socket.SOCK_STREAM):
         sock = socket.socket(family, kind, proto)
@@ -53,14 +53,14 @@ def connect_marked(address: tuple[str, int], timeout: float | None = None, _sour
 
 
 class Way:
-    """Watches over which interfaces stores are reached; without ``log`` it does not look."""
+    """Checks the interfaces over which stores are reached; without ``log`` it checks nothing."""
 
     def __init__(self, link: Link, log: Log | None) -> None:
         self._link, self._log = link, log
         self._seen: set[str] = set()
 
     def look(self, host: str) -> None:
-        """Nothing lets inference pass on the way to ``host``: then fetches leave room on the link."""
+        """Make fetches leave room on the link if no queue towards ``host`` lets inference pass them."""
         if self._log is None or not host or host in self._seen:
             return
         self._seen.add(host)
@@ -72,7 +72,7 @@ class Way:
 
 
 def unranked_interface(host: str) -> str:
-    """The interface over which ``host`` is reached, if its queue lets nobody pass; empty when it does (or is local)."""
+    """The interface over which ``host`` is reached, if its queue has no priorities; else, or if local, empty."""
     try:
         address = _source_address(host)
         index = _interface_of(address) if not address.startswith(_LOOPBACK) else 0
@@ -80,7 +80,7 @@ def unranked_interface(host: str) -> str:
             return ""
         return socket.if_indextoname(index)
     except OSError:
-        return ""  # no netlink, no such host: nothing is known, and nothing slowed down
+        return ""  # no netlink, or no such host: nothing is known, so nothing is slowed down
 
 
 def _source_address(host: str) -> str:
@@ -111,7 +111,7 @@ def _qdiscs_of(index: int) -> set[str]:
 
 
 def _dump(kind: int, body: bytes) -> list[bytes]:
-    """The bodies of what the kernel lists (netlink(7))."""
+    """The bodies of the messages with which the kernel answers (netlink(7))."""
     header = "IHHII"
     found: list[bytes] = []
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as sock:

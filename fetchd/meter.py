@@ -7,7 +7,8 @@ from collections import deque
 from typing import Final
 
 KEPT: Final = 0.95
-"""Of the measured link.  Its measure may be 3 % high (a shaper's burst), and a queue drains only below the rate."""
+"""The part of the measured rate that paced fetches use.  The measurement may be 3 % too high (a shaper's burst), and a
+queue drains only below the link's rate."""
 _WINDOW_S: Final = 2.0
 _WINDOW_BYTES: Final = 128 * 1024 * 1024
 _MEASURABLE_BYTES: Final = 16 * 1024 * 1024
@@ -15,17 +16,17 @@ _MEASURABLE_BYTES: Final = 16 * 1024 * 1024
 _RUN_S: Final = 10.0
 _RUNS: Final = 16
 _FOLLOWED: Final = 0.97
-"""Of what was allowed: who read so much might have read more."""
+"""Fetches that read at least this part of what was allowed might have read more."""
 _TRY_FACTOR: Final = 1.25
 _TRY_AGAIN_S: Final = 60.0
-"""A try above what the link carries fills it for a window, in which inference has to wait."""
+"""The pause between tries.  A try above the link's rate fills the link for a window, and inference waits meanwhile."""
 
 
 class Meter:
     """What the network carries when nothing else bounds the reads: the best of the last _RUNS runs.
 
-    A run is a time of unpaced reading; its rate is its mean, which settles as it goes on.  Single windows would show
-    what the kernel had buffered while we were not scheduled: a fifth more than the link.
+    A run is a time of unpaced reading; its rate is its mean, which settles as the run goes on.  Single windows would
+    include what the kernel had buffered while this process was not scheduled: a fifth more than the link carries.
     """
 
     def __init__(self) -> None:
@@ -38,14 +39,14 @@ class Meter:
         return max(self._samples, default=0.0)
 
     def begin(self, now: float, *, clean: bool) -> None:
-        """A new run; one that is not ``clean`` begins among bytes that arrived before it, and lets them pass."""
+        """Begin a new run.  If it is not ``clean``, bytes that arrived earlier may be buffered: skip a window."""
         self._bytes, self._recorded = 0, False
         self._began = now + (0.0 if clean else _WINDOW_S)
         self._next_s, self._next_bytes = self._began + _WINDOW_S, _WINDOW_BYTES
         self._held_since, self._held_bytes = now, 0
 
     def count(self, n_bytes: int, now: float) -> bool:
-        """True when the estimate may have changed."""
+        """Count bytes of an unpaced read.  Returns True when the estimate may have changed."""
         self._held_since, self._held_bytes = now, 0
         if now <= self._began:
             return False
@@ -59,10 +60,10 @@ class Meter:
         return True
 
     def count_held(self, n_bytes: int, now: float, allowed: float) -> bool:
-        """The same while reads are held to ``allowed``, so that they only say what the link carries at least.
+        """The same while reads are limited to ``allowed``, so that they show only a lower bound of the link's rate.
 
-        Who takes all that is allowed may get more: the measure grows by steps until the link does not follow, and is
-        tried again after a while.  Without it a store that was slow once would be believed for ever.
+        If fetches take all that is allowed, the link may carry more: the estimate grows by steps until the link does
+        not follow, and is tried again after a while.  Without this, one slow store would lower the estimate for ever.
         """
         self._held_bytes += n_bytes
         took_s = now - self._held_since
@@ -78,8 +79,8 @@ class Meter:
             return True
         self._try_at = now + _TRY_AGAIN_S
         if not self._before_try:
-            return False  # nothing was tried: whoever is slow, the link need not be
-        # it did not follow: what came is the link, unless that is less than it has carried before
+            return False  # no higher rate was tried: the store may be slow and not the link
+        # The link did not follow: its rate is what arrived, unless it has carried more than that before.
         carried = KEPT * _FOLLOWED * self._before_try
         self._samples.clear()
         self._samples.append(rate if rate >= carried else self._before_try)
@@ -87,7 +88,7 @@ class Meter:
         return True
 
     def end(self) -> None:
-        """The run is over; it counts if it was long enough."""
+        """End the run; it counts if it was long enough."""
         now = time.monotonic()
         if self._bytes >= _MEASURABLE_BYTES and now > self._began:
             self._record(now)

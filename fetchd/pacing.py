@@ -3,16 +3,16 @@
 Ranks, best first; within a rank bytes are shared by weight (start-time fair queueing)::
 
     0  fetches with a deadline that has not passed: the earliest first (``edf``), or all alike (``equal``)
-    1  fetches without one
-    2  background fetches, and the later part of any fetch: what is left over
+    1  fetches without a deadline, or whose deadline has passed
+    2  background fetches, and the later part of any fetch: they get what is left over
 
-The link is a token bucket.  Its rate is what was configured.  Without that it is unlimited while everybody has the same
-rank; while ranks compete the best one goes unpaced, and the others get what it leaves of KEPT of the measured rate:
-whoever paces above what the network carries leaves the sharing to TCP, which knows no ranks.  Who ends gives its tokens
-back by not asking for any.
+The link is a token bucket.  Its rate is the configured one.  Without a configured rate it is unlimited while all
+fetches have the same rank.  While ranks compete, the best rank is not paced, and the others get what it leaves of KEPT
+of the measured rate: a pace above what the network carries would leave the sharing to TCP, which knows no ranks.  A
+fetch that ends stops asking, so its tokens go to the others.
 
-Nothing polls: the best waiter sleeps until its tokens exist, the others until they are the best; a changed rate, a
-changed rank, an end or a cancel wakes whom it concerns.
+Nothing polls: the best waiter sleeps until its tokens exist, the others until they are the best.  A changed rate, a
+changed rank, an end or a cancel wakes the waiters concerned.
 """
 
 from __future__ import annotations
@@ -39,19 +39,20 @@ _QUANTUM_S: Final = 0.05
 _DUE, _PLAIN, _BACKGROUND = 0, 1, 2
 _LAST: Final[Key] = (3, 0.0)
 _SETTLE_S: Final = 1.5
-"""When a better rank comes the others stop for so long.  What the kernel has room for still arrives for them (a second
-of a slow link), and then the newcomer's connections have to grow."""
+"""When a fetch of a better rank joins, the others stop for this long.  Bytes for which the kernel has room still arrive
+for them (a second of a slow link), and then the newcomer's connections have to grow."""
 _FILLED: Final = 0.7
-"""Who reads so much of the measured link wants all of it; the rest is TCP's way of sharing, not left over."""
+"""A rank that reads this part of the measured rate wants all of it; TCP's way of sharing costs the rest."""
 _RECENT_S: Final = 0.5
 _SILENT_S: Final = 1.0
-"""On a link nobody has measured yet, who read nothing for so long holds nobody back: its store may be gone."""
+"""On a link that is not measured yet, a fetch that has read nothing for this long no longer delays others: its store
+may be gone."""
 
 
 class TokenBucket:
-    """``rate`` bytes per second; None is unlimited.  Its owner locks.
+    """``rate`` is in bytes per second; None is unlimited.  The owner holds a lock around every call.
 
-    Holds at most two quanta: a pause earns no burst, and a late wake-up costs no rate.
+    The bucket holds at most two quanta, so a pause earns no burst and a late wake-up costs no rate.
     """
 
     def __init__(self, rate: float | None) -> None:
@@ -64,12 +65,12 @@ class TokenBucket:
         self.rate = rate
 
     def quantum(self) -> int | None:
-        """How much to take at once; None: as much as you like."""
+        """How many bytes to take at once; None means any number."""
         rate = self.rate
         return None if rate is None else max(_MIN_QUANTUM_BYTES, min(QUANTUM_BYTES, int(rate * _QUANTUM_S)))
 
     def take(self, n_bytes: int) -> float:
-        """0.0: they are yours.  Otherwise the seconds until they can be."""
+        """Take the tokens and return 0.0, or return the seconds until there can be enough."""
         if self.rate is None:
             return 0.0
         self._fill()
@@ -80,7 +81,7 @@ class TokenBucket:
         return max((needed - self._tokens) / self.rate, 0.001)
 
     def charge(self, n_bytes: int) -> None:
-        """Taken by somebody who does not wait; at most two quanta of debt, so that others go on soon after him."""
+        """Take tokens without waiting.  The debt is at most two quanta, so that waiting fetches go on soon after."""
         if self.rate is not None:
             self._fill()
             self._tokens = max(self._tokens - n_bytes, -2.0 * (self.quantum() or 0))
@@ -103,15 +104,15 @@ class Share:
     paced: bool = False  # does not use all that the link would give it
     remote: bool = True  # its bytes cross the network: they measure it
     later: bool = False  # only its later part is left
-    served: float = 0.0  # bytes over weight, on the scale of who competes
+    served: float = 0.0  # bytes over weight, on the scale of the competing fetches
     read_at: float = 0.0
     lent: list[Share] = field(default_factory=list)
-    """Fetches that wait for bytes that this one is reading: it reads them with their rank, if that is better."""
+    """Fetches that wait for bytes that this one is reading.  This one reads with their rank if that is better."""
 
 
 class Link:
-    """``rate`` is configured or None.  ``yields``: nothing in the network lets inference pass fetches, so that even a
-    lone fetch keeps to KEPT of what was measured."""
+    """``rate`` is the configured rate or None.  ``yields``: no queue in the network lets inference pass fetches, so
+    even a lone fetch keeps to KEPT of the measured rate."""
 
     def __init__(self, rate: float | None, discipline: Discipline = "edf", *, yields: bool = False) -> None:
         self._lock = threading.Lock()
@@ -171,19 +172,19 @@ class Link:
 
     @contextmanager
     def change(self) -> Iterator[None]:
-        """Around any change of a share that may have joined."""
+        """Hold the lock around any change of a share that may have joined."""
         with self._lock:
             yield
             self._changed()
 
     def wake(self) -> None:
-        """Let every sleeper look at its ``cancelled`` again."""
+        """Let every sleeper check its ``cancelled`` again."""
         with self._lock:
             for waiter in self._waiters:
                 waiter.woken.notify()
 
     def count(self, share: Share, n_bytes: int, *, paced: bool) -> None:
-        """So much was read.  ``paced``: by a pace of its own, so it says nothing about the link."""
+        """Record a read.  ``paced``: the fetch has a pace of its own, so the read says nothing about the link."""
         with self._lock:
             share.read_at = now = time.monotonic()
             if self._key(share, share.later) <= self._best_rank:
@@ -204,7 +205,7 @@ class Link:
             try:
                 while not cancelled():
                     if waiter is not self._best():
-                        self._wake_best()  # a deadline that passes demotes a sleeper without a word
+                        self._wake_best()  # a deadline that passes lowers a sleeper's rank without waking any thread
                         waiter.woken.wait()
                         continue
                     seconds = self._held_back(waiter) or self._pay(waiter, n_bytes)
@@ -217,7 +218,7 @@ class Link:
                 self._wake_best()
 
     def _pay(self, waiter: _Waiter, n_bytes: int) -> float:
-        """0.0: go ahead; else the seconds to wait for tokens."""
+        """Return 0.0 if the waiter may read now, else the seconds to wait for tokens."""
         if self._configured is not None or self._bucket.rate is None:
             return self._bucket.take(n_bytes)
         if self._key(waiter.share, waiter.later) > self._best_of_all():
@@ -228,7 +229,7 @@ class Link:
         return 0.0
 
     def _changed(self) -> None:
-        """Who competes, or what is known of the link, is not what it was."""
+        """Call when the competing fetches, their ranks or the estimate of the link's rate have changed."""
         self._bucket.set_rate(self._rate())
         best, before = self._best_of_all(), self._best_rank
         self._best_rank = best
@@ -238,7 +239,7 @@ class Link:
         self._wake_best()
 
     def _leftover_in(self) -> float:
-        """Seconds until it is known that the best rank leaves something of a measured link; 0.0: it does."""
+        """Return 0.0 if the best rank leaves a part of the measured rate, else the seconds until the next check."""
         now = time.monotonic()
         if now < self._settled_at:
             return self._settled_at - now
@@ -258,7 +259,7 @@ class Link:
         return len({self._key(s, s.later) for s in self._shares}) > 1
 
     def _held_back(self, waiter: _Waiter) -> float:
-        """Seconds to wait for better ranks on a link of which nothing is known yet; 0.0: go ahead."""
+        """Seconds to wait for better ranks on a link that is not measured yet; 0.0 to go ahead."""
         if self._bucket.rate is not None:
             return 0.0
         mine, now = self._key(waiter.share, waiter.later), time.monotonic()
@@ -282,7 +283,7 @@ class Link:
         if later or share.background:
             return _BACKGROUND, 0.0
         if math.isinf(share.deadline) or share.deadline < time.monotonic():
-            return _PLAIN, 0.0  # a broken promise must not break the others
+            return _PLAIN, 0.0  # a fetch that missed its deadline must not make others miss theirs
         return _DUE, share.deadline if self._discipline == "edf" else 0.0
 
 
@@ -310,12 +311,12 @@ class _Recent:
         return self._rate
 
     def next_s(self, now: float) -> float:
-        """Seconds until there will be a new one."""
+        """Seconds until the next window ends."""
         return max(self._began + _RECENT_S - now, 0.001)
 
 
 class Pacer:
-    """What one fetch's readers ask before each read: its own pace, then the link."""
+    """The readers of one fetch ask it before each read; it applies the fetch's own pace, then the link's."""
 
     def __init__(self, link: Link, pace: float | None = None, share: Share | None = None) -> None:
         self.link, self.share = link, share or Share()
@@ -344,13 +345,13 @@ class Pacer:
             share.paced = pace is not None
 
     def only_later(self) -> None:
-        """The part that somebody waits for has come."""
+        """The part that the stages wait for has arrived; only the later part is left."""
         with self.link.change():
             self.share.later = True
 
     @contextmanager
     def waiting_for(self, others: list[Pacer]) -> Iterator[None]:
-        """Meanwhile ``others`` read what we need: they do it with our rank and without their pace."""
+        """Inside the block ``others`` read bytes that we need: they do it with our rank and without their pace."""
         self._lend(others, list.append)
         try:
             yield

@@ -1,12 +1,13 @@
-"""One fetch's bytes: chunks off a shared counter, several connections, a watermark behind the last verified byte.
+"""One fetch's bytes: chunks from a shared counter, several connections, a watermark behind the last verified byte.
 
 ::
 
     chunk    0     1     2     3     4     5            each reader: next chunk → recv into the slab → checksum
             [ok]  [ok]  [..]  [ok]  [..]  [  ]          end = the end of chunk 1: 3 is there, but 2 is not
 
-A chunk that another segment has is copied, one that another fetch is reading is put off (sharing.py).  A store that
-breaks off is asked again from the byte reached; a chunk that fails its checksum is fetched once more, from the store.
+A chunk that another segment has is copied; a chunk that another fetch is reading is put off (sharing.py).  When a
+connection breaks, the store is asked again from the byte reached.  A chunk that fails its checksum is fetched once
+more, from the store.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ from thaw.errors import ModelCorrupt, PlatformError, StoreUnavailable, ThawError
 from thaw.trace import Phase, TraceEvent, event
 
 _PROGRESS_BYTES: Final = 64 * 1024
-"""An attempt that brought so much was no failure of the store as a whole: counting begins anew."""
+"""After an attempt that brought this much, the count of failures begins again: the store as a whole works."""
 
 
 class FetchCancelled(PlatformError):
-    """Nobody wants the bytes any more.  Readers of the segment see a PlatformError."""
+    """No group wants the bytes any more.  Readers of the segment see a PlatformError."""
 
 
 @dataclass(slots=True)
@@ -74,7 +75,7 @@ class Transfer:
         self._copied = metrics.BYTES.labels(source="memory")
         self._lock = threading.Lock()
         self._next = 0
-        self._put_off: list[int] = []  # in order: somebody else was reading a part of them
+        self._put_off: list[int] = []  # in order; another fetch was reading a part of each
         self._verified = [False] * len(chunks)
         self._prefix = 0
         self._n_first = sum(not c.later for c in chunks)
@@ -86,11 +87,11 @@ class Transfer:
 
     @property
     def pending_bytes(self) -> tuple[int, int]:
-        """Not here yet, of the first part and of the later one."""
+        """The bytes that have not arrived yet: of the first part, and of the later one."""
         return max(self._first_left, 0), max(self._later_left, 0)
 
     def run(self) -> None:
-        """Returns when every byte is verified.  Raises the first error; then no reader runs any more."""
+        """Return when every byte is verified.  Raises the first error, after all readers have ended."""
         if not self._n_first:
             self._first_is_here.set()
             self._on_first()
@@ -113,7 +114,7 @@ class Transfer:
             reader.interrupt()
 
     def count(self, chunk: Chunk, n_bytes: int, *, copied: bool = False) -> None:
-        """``n_bytes`` of ``chunk`` are in the segment (negative: they were damaged, and are not)."""
+        """Record that ``n_bytes`` of ``chunk`` are in the segment; a negative number takes damaged bytes back."""
         with self._lock:
             if chunk.later:
                 self._later_left -= n_bytes
@@ -157,17 +158,17 @@ class Transfer:
                 self.statistics.last_reader = reader.account.attrs()
 
     def _account(self, spent: float) -> float:
-        """Add what this thread has computed since ``spent``; its clock now."""
+        """Add this thread's CPU time since ``spent``; return the thread's CPU clock."""
         now = time.thread_time()
         with self._lock:
             self.statistics.cpu_s += now - spent
         return now
 
     def _take(self, account: ReaderAccount) -> tuple[int, Claim] | None:
-        """The next chunk that nobody else reads; sleeps while there is none but those.  None when all are taken.
+        """Return the next chunk that no other fetch is reading; sleep while there is none.  None when all are taken.
 
-        No later chunk is asked for before the first part is there: what a store has been asked for it sends, and the
-        kernel takes megabytes of it, however slowly we read.
+        No later chunk is requested before the first part is there: a store sends all that was requested, and the
+        kernel accepts megabytes of it, however slowly we read.
         """
         board = self.origin.board
         while not self.stopped.is_set():
@@ -185,7 +186,10 @@ class Transfer:
         return None
 
     def _claim_next(self) -> tuple[tuple[int, Claim] | None, list[Pacer]]:
-        """What was put off comes first: it is nearer to the watermark."""
+        """Claim a chunk if one is free, and return the fetches in the way of the others.
+
+        Chunks that were put off come first: they are nearer to the watermark.
+        """
         blockers: list[Pacer] = []
         for i in tuple(self._put_off):
             claim = self.origin.board.claim(self.segment, self.chunks[i], self.pacer)
@@ -254,7 +258,7 @@ class _Reader:
                                hint="the object at the store is damaged: push the model again")  # fmt: skip
 
     def _fetch(self, chunk: Chunk, gaps: Sequence[Gap]) -> Check | None:
-        """Read the gaps; the first check of the chunk that fails."""
+        """Read the gaps; return the first check of the chunk that fails."""
         segment, learned = self._transfer.segment, self._transfer.origin.learned
         for gap in gaps:
             target = Target(segment.views(chunk.segment_offset + gap.at, gap.n_bytes))
@@ -291,7 +295,7 @@ class _Reader:
             self._connection = None
 
     def _fill(self, file: str, offset: int, target: Target) -> None:
-        """Until the target is full, resuming where a broken connection left it."""
+        """Fill the target; after a broken connection go on from the byte reached."""
         t, failures = self._transfer, 0
         etags, retries = t.origin.etags, t.origin.retries
         while target.left:
@@ -314,11 +318,11 @@ class _Reader:
             if self._connection is None:
                 self._connection = self._transfer.origin.source.connect()
             connection = self._connection
-        self._check_stopped()  # a cancel that came before there was something to interrupt
+        self._check_stopped()  # the cancel may have come before there was a connection to interrupt
         return connection
 
     def _pin(self, file: str, etag: str) -> None:
-        """The first answer decides which version of the object this fetch is of."""
+        """The first answer decides which version of the object this fetch reads."""
         pinned = self._transfer.origin.etags.setdefault(file, etag)
         if etag != pinned:
             raise ModelCorrupt(f"{file} changed at the store during the fetch", hint="start again")

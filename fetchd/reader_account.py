@@ -15,7 +15,7 @@ OTHERS: Final = "bytes that another fetch reads"
 
 
 class ReaderAccount:
-    """Made and used by the reader's thread; begins now."""
+    """The account of one reader's thread.  That thread creates and uses it; the account begins then."""
 
     def __init__(self) -> None:
         self._account = ThreadAccount()
@@ -24,7 +24,7 @@ class ReaderAccount:
 
     @contextmanager
     def waiting_for(self, whom: str) -> Iterator[None]:
-        """The block sleeps for ``whom`` alone; what it computes does not count."""
+        """Count the time that the block sleeps as waiting for ``whom``; the time that it computes does not count."""
         began, busy_s = time.monotonic(), self._account.busy_s()
         try:
             yield
@@ -43,7 +43,7 @@ class ReaderAccount:
 
 
 def less_stops(attrs: Mapping[str, object], stopped_s: float) -> dict[str, object]:
-    """While the process was stopped it waited for nobody, though a thread of its was in a call that waits."""
+    """Subtract the time in which the process was stopped: a stopped process waits for nothing, even inside a wait."""
     waited_s = attrs.get("wait_s")
     if not isinstance(waited_s, float):
         return dict(attrs)

@@ -1,4 +1,4 @@
-"""Segments: who holds one, which stay resident, which make room.
+"""Segments: which are held, which stay resident, and which are evicted to make room.
 
 ::
 
@@ -6,10 +6,10 @@
                         ▲                                          │
                         └────────── same bytes wanted again ───────┘
 
-A failed or cancelled segment is never resident.  A slab returns to the pool only when nobody holds its segment.
+A failed or cancelled segment is never resident.  A slab returns to the pool only when its segment has no holder.
 
 A fetch that copies a chunk out of a segment *pins* that segment for as long as the copy takes.  A pin is no hold: a
-segment that is only pinned counts as free, and whoever needs its slabs waits for the copy of that one chunk.
+segment that is only pinned counts as free, and a caller that needs its slabs waits until that one chunk is copied.
 """
 
 from __future__ import annotations
@@ -59,16 +59,17 @@ class Segment:
     control_fd: int
     pool: SlabPool
     content: str = field(init=False)
-    """Its name in reports.  Worked out once: every status tells it, and a large model has thousands of ranges."""
+    """The segment's name in reports.  It is computed once: every status contains it, and a large model has thousands
+    of ranges."""
     lock: threading.Lock = field(default_factory=threading.Lock)
     holders: dict[str, None] = field(default_factory=dict)  # in order of arrival
-    pins: int = 0  # copies out of it that are being made
+    pins: int = 0  # copies out of it that are running
     tensors: tuple[TensorInfo, ...] = ()
     indexed: threading.Event = field(default_factory=threading.Event)
     """Set once ``tensors`` is final (or the fetch failed before): only then may a door offer the segment."""
     error: ErrorInfo | None = None
     given_up: bool = False
-    """Its fetch was cancelled, and may take a moment to end: nobody may join it."""
+    """The fetch was cancelled and may take a moment to end; no other stage may join it."""
     first_is_here: bool = False
     arrived: dict[tuple[str, int], list[Arrived]] = field(default_factory=dict)  # by file and number of the chunk
 
@@ -86,7 +87,7 @@ class Segment:
         return pieces
 
     def copy(self, at: int, source: Segment, source_at: int, n_bytes: int) -> None:
-        """``n_bytes`` of ``source``, which the caller holds, to ``at`` of this segment."""
+        """Copy ``n_bytes`` of ``source``, which the caller has pinned, to byte ``at`` of this segment."""
         while n_bytes > 0:
             target = self.views(at, n_bytes)[0]
             piece = source.views(source_at, len(target))[0]
@@ -94,7 +95,7 @@ class Segment:
             at, source_at, n_bytes = at + len(piece), source_at + len(piece), n_bytes - len(piece)
 
     def arrived_in(self, file: str, number: int) -> tuple[Arrived, ...]:
-        """What is verified of one chunk."""
+        """The verified parts of one chunk."""
         return tuple(self.arrived.get((file, number), ()))
 
     def note_arrived(self, file: str, number: int, arrived: Arrived) -> None:
@@ -137,7 +138,7 @@ class Segment:
 
     def fail(self, error: ErrorInfo) -> None:
         with self.lock:
-            if self.error is None:  # the first reason is the reason
+            if self.error is None:  # only the first error counts
                 self.error = error
                 self.page.fail(error)
         self.indexed.set()
@@ -152,7 +153,7 @@ def _place(tensor: TensorInfo, spans: Iterable[PlacedRange]) -> int | None:
 
 
 def fetch_holder(group_id: str, stage: int) -> str:
-    """Who holds a segment from the start of its fetch until a door does."""
+    """The holder of a segment from the start of its fetch until a door holds it."""
     return f"fetch:{group_id}/{stage}"
 
 
@@ -165,7 +166,7 @@ class SegmentStore:
         self._by_id: dict[str, Segment] = {}  # least recently released first among those without holders
 
     def find(self, key: SegmentKey, holder: str) -> Segment | None:
-        """A usable segment of these very bytes, now held by ``holder`` too."""
+        """Return a usable segment of exactly these bytes, now also held by ``holder``."""
         with self._lock:
             for segment in self._by_id.values():
                 if segment.key == key and segment.error is None and (segment.complete or not segment.given_up):
@@ -174,8 +175,10 @@ class SegmentStore:
         return None
 
     def create(self, key: SegmentKey, holder: str) -> Segment:
-        """A new segment held by ``holder``; evicts what nobody holds.  Raises before any fetch: MemoryTooSmall when it
-        never fits, PoolFull when it does not fit now."""
+        """Return a new segment held by ``holder``; evict segments without a holder to make room.
+
+        Raises MemoryTooSmall when it can never fit, and PoolFull when it does not fit now, before any byte is fetched.
+        """
         layout = lay_out((*key.ranges, *key.later))
         n_bytes, first_bytes = segment_bytes(layout), segment_bytes(layout[: len(key.ranges)])
         count = n_slabs((*key.ranges, *key.later), self._pool.slab_bytes)
@@ -198,8 +201,11 @@ class SegmentStore:
             return segment
 
     def pin(self, key: SegmentKey, file: str, number: int) -> list[Segment]:
-        """The segments that have verified bytes of a chunk of the model of ``key``.  Their slabs stay where they are
-        until :meth:`unpin`, which the caller owes soon: somebody may be waiting for the slabs."""
+        """Return the segments that have verified bytes of a chunk of the model of ``key``.
+
+        Their slabs stay in place until :meth:`unpin`.  The caller must call it soon, because another thread may be
+        waiting for the slabs.
+        """
         with self._lock:
             found = [s for s in self._by_id.values() if s.key[:2] == key[:2] and (file, number) in s.arrived]
             for segment in found:
@@ -224,13 +230,13 @@ class SegmentStore:
             self.note_change()
 
     def note_change(self) -> None:
-        """A segment became complete, or its last holder left: callers that wait for room are told."""
+        """Tell callers that wait for room that a segment became complete or lost its last holder."""
         with self._lock:
             self._version += 1
             self._changed.notify_all()
 
     def await_change(self, version: int, timeout_s: float) -> int:
-        """The present version as soon as it is not ``version``, or after ``timeout_s``."""
+        """Return the present version as soon as it differs from ``version``, or after ``timeout_s``."""
         with self._changed:
             self._changed.wait_for(lambda: self._version != version, timeout_s)
             return self._version
@@ -246,7 +252,7 @@ class SegmentStore:
             available = self._pool.free_slabs + sum(len(s.slabs) for s in idle)
             if count > available:
                 raise self._too_full(count, n_bytes, available)
-            self._remove(idle[0])  # one at a time: others may come and go while it waits for a copy
+            self._remove(idle[0])  # one at a time: holders may change while it waits for a copy
 
     def _too_full(self, count: int, n_bytes: int, available: int) -> ThawError:
         size = self._pool.slab_bytes
@@ -258,7 +264,7 @@ class SegmentStore:
         )
 
     def _remove(self, segment: Segment) -> None:
-        """Nobody can find it any more; its slabs are free when this returns."""
+        """Take the segment out of the store.  Its slabs are free when this returns."""
         del self._by_id[segment.segment_id]
         self._changed.wait_for(lambda: segment.pins == 0)  # a chunk is copied in milliseconds
         os.close(segment.control_fd)

@@ -22,9 +22,9 @@ _PAUSE_S: Final = 0.2
 class UnixServer:
     """Calls ``serve(channel)`` on a new thread for each connection and closes the channel after it.
 
-    It listens before its socket gets its name, so who sees that appear can connect.
+    It listens before its socket gets its name, so a client that sees the name can connect.
 
-    A connection beyond ``most`` at once is hung up: a container must not be able to use up our threads.
+    A connection beyond ``most`` at once is closed: a container must not be able to use up our threads.
     """
 
     def __init__(self, path: str, mode: int, serve: Callable[[Channel], None], log: Log, *, most: int) -> None:
@@ -53,7 +53,7 @@ class UnixServer:
         self._thread.start()
 
     def close(self) -> None:
-        """No further connection, and the present ones end."""
+        """Accept no further connection and end the present ones."""
         with self._lock:
             self._closed.set()
             channels = list(self._channels)
@@ -74,10 +74,10 @@ class UnixServer:
             except OSError as e:
                 if self._closed.is_set():
                     return
-                self._log.event("accept_failed", path=self.path, error=str(e))  # EMFILE, ENOMEM: who asks stays queued
+                self._log.event("accept_failed", path=self.path, error=str(e))  # EMFILE, ENOMEM: clients stay queued
                 self._closed.wait(_PAUSE_S)
                 continue
-            channel = Channel(sock, takes_fds=False)  # nobody sends us any, except to use up ours
+            channel = Channel(sock, takes_fds=False)  # a peer that sends descriptors only wants to use up ours
             with self._lock:
                 if self._closed.is_set():
                     channel.close()
@@ -92,7 +92,7 @@ class UnixServer:
         try:
             self._serve(channel)
         except (OSError, ProtocolError):
-            pass  # the peer went, or does not speak our protocol: its conversation is over, nothing else
+            pass  # the peer left, or does not speak our protocol: only its conversation ends
         except Exception as e:  # noqa: BLE001 - edge of a thread: a defect ends one conversation
             self._log.event("conversation_defect", path=self.path, error=f"{type(e).__name__}: {e}")
         finally:
@@ -102,7 +102,7 @@ class UnixServer:
 
 
 def peer_pid(channel: Channel) -> int:
-    """Who is on the other side; 0 for a process of another pid namespace."""
+    """The pid of the process on the other side; 0 for a process of another pid namespace."""
     raw = channel.sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     return int(struct.unpack("3i", raw)[0])
 
@@ -116,7 +116,7 @@ def _hang_up(channel: Channel) -> None:
 
 
 def _remove_stale(path: str) -> None:
-    """Remove what a killed predecessor left.  Raises PlatformError while somebody still listens there."""
+    """Remove the socket that a killed predecessor left.  Raises PlatformError while another process listens there."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(1.0)
         try:

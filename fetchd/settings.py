@@ -1,4 +1,4 @@
-"""What an operator can turn.  Read once; docs/settings.md is generated from here."""
+"""fetchd's settings.  They are read once; docs/settings.md is generated from here."""
 
 from __future__ import annotations
 

@@ -1,13 +1,15 @@
-"""Each byte of a model once per host: what another segment has is copied, what another fetch reads is waited for.
+"""Each byte of a model is read once per host.
+
+A reader copies the bytes that another segment has, and waits for the bytes that another fetch is reading.
 
 ::
 
     segment A   [====verified====][reading]..............        A's range
     segment B            [copied ][ waits ][ claimed, read ]      B's range, cut at the same 8 MiB of the file
 
-Decided per chunk.  A claim is held only while its bytes are being read, and a reader that holds one never waits for
-another, so nobody waits in a circle.  A claim that ends without its bytes (its fetch failed) leaves them to whoever
-waited: they come from the store.
+A reader decides this per chunk.  A claim is held only while its bytes are being read, and a reader that holds one never
+waits for another, so there is no deadlock.  If a claim ends without its bytes, because its fetch failed, the readers
+that waited take them from the store.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ class Claim:
 
 
 class Board:
-    """Who is reading what.  Thread-safe."""
+    """The claims of all readers.  Thread-safe."""
 
     def __init__(self, store: SegmentStore) -> None:
         self._store = store
@@ -52,11 +54,11 @@ class Board:
 
     @property
     def version(self) -> int:
-        """Moves on with every claim that ends; read it before trying claims that may be waited for."""
+        """A number that grows with every claim that ends; read it before you try claims for :meth:`wait`."""
         return self._version
 
     def claim(self, segment: Segment, chunk: Chunk, owner: Pacer) -> Claim | list[Pacer]:
-        """The right to read ``chunk``, or who is reading a part of it."""
+        """Return the right to read ``chunk``, or the pacers of the fetches that are reading a part of it."""
         place = (segment.key.uri, segment.key.version, chunk.file, chunk.number)
         wanted = Claim(place, chunk.offset, chunk.offset + chunk.n_bytes, owner)
         with self._changed:
@@ -77,19 +79,19 @@ class Board:
             self._changed.notify_all()
 
     def wait(self, version: int, blockers: list[Pacer], me: Pacer, cancelled: Callable[[], bool]) -> None:
-        """Until a claim has ended since ``version`` was read; ``blockers`` read with our rank meanwhile."""
+        """Sleep until a claim has ended since ``version`` was read; ``blockers`` read with our rank meanwhile."""
         with ExitStack() as stack:
             stack.enter_context(me.waiting_for([b for b in blockers if b is not me]))
             with self._changed:
                 self._changed.wait_for(lambda: self._version != version or cancelled())
 
     def wake(self) -> None:
-        """Let every sleeper look at its ``cancelled`` again."""
+        """Let every sleeper check its ``cancelled`` again."""
         with self._changed:
             self._changed.notify_all()
 
     def copy(self, segment: Segment, chunk: Chunk) -> list[Gap]:
-        """Fill what other segments of the same model hold of ``chunk``; what they do not."""
+        """Copy the parts of ``chunk`` that other segments of the same model have; return the parts that none has."""
         at, end, gaps = chunk.offset, chunk.offset + chunk.n_bytes, list[Gap]()
         pinned = self._store.pin(segment.key, chunk.file, chunk.number)
         try:

@@ -1,9 +1,9 @@
 """The slab pool: host memory that exists, is populated and is mapped before the first byte arrives.
 
 A fault costs more than the copy it serves, so the whole pool is faulted in at start by two threads and never given
-back.  Slabs are memfds: when fetchd dies, however, the kernel frees them, and there is nothing to clean up.  fetchd
-maps each one writable once and then seals it: nobody, root in a container included, can map or open it writable again.
-A slab that held one model is zeroed before the next model's readers may map it.
+back.  Slabs are memfds: in whatever way fetchd dies, the kernel frees them, and there is nothing to clean up.  fetchd
+maps each slab writable once and then seals it: no process, not even root in a container, can map or open it writable
+again.  A slab that held one model is zeroed before the next model's readers may map it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class SlabPool:
     def __init__(self, n_slabs: int, slab_bytes: int, log: Log) -> None:
         self.slab_bytes, self.n_slabs = slab_bytes, n_slabs
         self.on_returned: Callable[[], None] = lambda: None
-        """Called after slabs came back: the moment to scrub them in the background."""
+        """Called after slabs came back, so that they are scrubbed in the background."""
         self._lock = threading.Lock()
         began = time.monotonic()
         self.huge = _free_huge_bytes() >= n_slabs * slab_bytes > 0
@@ -66,7 +66,7 @@ class SlabPool:
             return len(self._clean) + len(self._dirty)
 
     def take(self, count: int) -> tuple[int, ...]:
-        """``count`` zeroed slabs.  Raises MemoryTooSmall; then nothing was taken."""
+        """Take ``count`` zeroed slabs.  Raises MemoryTooSmall; then nothing was taken."""
         with self._lock:
             if count > len(self._clean) + len(self._dirty):
                 raise MemoryTooSmall(f"{count} slabs wanted, {len(self._clean) + len(self._dirty)} are free")
@@ -77,7 +77,7 @@ class SlabPool:
         return tuple(sorted(taken + stale))
 
     def give_back(self, slabs: tuple[int, ...]) -> None:
-        """The caller knows that no container maps them any more."""
+        """Return slabs to the pool.  The caller knows that no container maps them any more."""
         with self._lock:
             self._dirty.extend(slabs)
         self.on_returned()
@@ -115,7 +115,7 @@ class SlabPool:
         except OSError as e:
             for fd in descriptors:
                 os.close(fd)
-            if self.huge:  # somebody else took the huge pages between the look and the mapping
+            if self.huge:  # another process took the huge pages between the check and the mapping
                 self.huge = False
                 return self._create()
             raise PlatformError(f"the slab pool cannot be created: {e}", hint="lower THAW_FETCHD_POOL_MB") from e
@@ -131,7 +131,7 @@ def _free_huge_bytes() -> int:
 
 
 def _populate(region: Region, n_slabs: int, slab_bytes: int) -> None:
-    """Two threads: the kernel's zeroing is bound by memory from there on."""
+    """Fault the pool in with two threads; with more, the memory's bandwidth would limit the kernel's zeroing."""
     failures: list[OSError] = []
 
     def populate(first: int) -> None:

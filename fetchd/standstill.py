@@ -1,7 +1,7 @@
 """Times in which this process did not run at all: stopped, frozen, or on a machine that stood still.
 
-A timer that is there anyway (the heartbeat) goes off late.  Threads that compute or wait for a core make it late too,
-and the kernel counts both; what they do not account for is time in which nothing of the process could run::
+Then the heartbeat's timer goes off late.  Threads that compute or wait for a core make it late too, and the kernel
+counts both; the delay that they do not explain is time in which nothing of the process could run::
 
     beat          due                                   late
     |── 0.2 s ────|···· no thread busy, none waiting ···|          at least so long
@@ -19,7 +19,7 @@ from thaw.kernel_counts import parse_schedstat
 from thaw.trace import Phase, TraceEvent, event
 
 _WORTH_SAYING_S: Final = 0.1
-"""Other programs' delays that the kernel counts as nobody's (a page that is swapped in) are shorter."""
+"""Other delays that the kernel counts for no thread (a page that is swapped in) are shorter."""
 _KEPT: Final = 64
 
 Stop = tuple[TraceEvent, TraceEvent]
@@ -27,7 +27,7 @@ Stop = tuple[TraceEvent, TraceEvent]
 
 
 class Standstill:
-    """Not thread-safe: its owner locks."""
+    """Not thread-safe: the owner holds a lock around every call."""
 
     def __init__(self) -> None:
         self._due_ns = 0  # 0: no timer is set
@@ -35,14 +35,14 @@ class Standstill:
         self._found: deque[Stop] = deque(maxlen=_KEPT)
 
     def expect(self, seconds: float) -> None:
-        """A timer is set now and goes off in so many seconds."""
+        """Note that a timer is set now and goes off after ``seconds``."""
         self._due_ns, self._busy_s = time.monotonic_ns() + int(seconds * 1e9), _busy_s()
 
     def expect_nothing(self) -> None:
         self._due_ns = 0
 
     def look(self) -> None:
-        """Is a timer overdue?  May be called at any time, by any thread."""
+        """Record a stop if the timer is overdue.  May be called at any time, by any thread."""
         late_s = (time.monotonic_ns() - self._due_ns) / 1e9
         if not self._due_ns or late_s < _WORTH_SAYING_S:
             return
@@ -52,7 +52,7 @@ class Standstill:
             self._found.append(_ended_now(stood_s))
 
     def since(self, mono_ns: int) -> tuple[Stop, ...]:
-        """Those that were not over then, on the monotonic clock."""
+        """The stops that ended after ``mono_ns`` on the monotonic clock."""
         return tuple(stop for stop in self._found if stop[1].mono_ns >= mono_ns)
 
 
@@ -67,11 +67,11 @@ def _earlier(e: TraceEvent, by_ns: int) -> TraceEvent:
 
 
 def _busy_s() -> float:
-    """Of all threads together: on a core, or ready to be on one."""
+    """The seconds of all threads together on a core, or ready for one."""
     total = 0.0
     for tid in os.listdir("/proc/self/task"):
         try:
             total += sum(parse_schedstat(Path(f"/proc/self/task/{tid}/schedstat").read_bytes()))
         except OSError:
-            continue  # it has ended
+            continue  # the thread has ended
     return total

@@ -1,7 +1,7 @@
 """What every model store offers, and the cursor that makes a broken read resumable.
 
-Errors at this seam: ModelNotFound, ModelCorrupt and ModelUnsupported are final; StoreUnavailable may pass, and whoever
-reads tries again from :attr:`Target.done`.
+Errors at this seam: ModelNotFound, ModelCorrupt and ModelUnsupported are final.  StoreUnavailable may pass, and the
+reader tries again from :attr:`Target.done`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ class ObjectInfo:
 
 
 class AccessRefused(ModelNotFound):
-    """Some stores say so of an object that merely does not exist: final only when nothing else is found either."""
+    """The store refused access.  Some stores answer so for an object that merely does not exist, so the error is final
+    only when nothing else is found either."""
 
     @property
     def code(self) -> str:
@@ -52,26 +53,26 @@ class Target:
 
 
 class Throttle(Protocol):
-    """Asked before each read; also how a read learns of a cancel."""
+    """A connection asks it before each read, and learns of a cancel from it."""
 
     def quantum(self, most: int) -> int: ...
 
     def before_read(self, n_bytes: int) -> None:
-        """Sleeps as the pace demands.  Raises FetchCancelled."""
+        """Sleep as long as the pace demands.  Raises FetchCancelled."""
 
     def after_read(self, n_bytes: int) -> None: ...
 
 
 class Connection(Protocol):
-    """One reader's way to the store.  Used by one thread; :meth:`interrupt` may come from any."""
+    """One reader's connection to the store.  One thread uses it; any thread may call :meth:`interrupt`."""
 
     def stat(self, name: str) -> ObjectInfo:
         """Raises ModelNotFound."""
 
     def read_into(self, name: str, offset: int, target: Target, throttle: Throttle, etag: str) -> str:
-        """Fill ``target`` from byte ``offset + target.done`` of ``name``; the etag of what was read.
+        """Fill ``target`` from byte ``offset + target.done`` of ``name``; return the etag of the object.
 
-        With ``etag`` the object must still be that version (ModelCorrupt otherwise).
+        If ``etag`` is not empty, the object must still be that version (ModelCorrupt otherwise).
         """
 
     def interrupt(self) -> None:
@@ -84,7 +85,7 @@ class Source(Protocol):
     """A model's directory at a store."""
 
     kind: str
-    host: str  # whose bytes cross the network; empty for this machine's own
+    host: str  # the host that sends the bytes over the network; empty for a store on this machine
 
     def connect(self) -> Connection: ...
 
@@ -106,7 +107,7 @@ class Unthrottled:
 
 
 def read_bytes(connection: Connection, name: str, offset: int, n_bytes: int, etag: str = "") -> bytes:
-    """A small piece of an object."""
+    """Read a small piece of an object."""
     buffer = bytearray(n_bytes)
     connection.read_into(name, offset, Target([memoryview(buffer)]), Unthrottled(), etag)
     return bytes(buffer)

@@ -1,10 +1,11 @@
 """``file:///dir``: bulk preads past the page cache.
 
-O_DIRECT costs a quarter of a buffered read's CPU and leaves the page cache to others.  The disk writes straight into
-the slabs when those are huge pages.  Into pages of 4 KiB it is half as fast here (a request has only so many pieces,
-docs/lab-log.md), so the bytes go through a buffer of huge pages and are copied, which is cheap beside that; so does
-what O_DIRECT cannot take as it is, because offset, length or address are not multiples of a block (a stage's ranges).
-Small pieces, and a file system that refuses O_DIRECT, are read buffered.
+A read with O_DIRECT costs a quarter of a buffered read's CPU and leaves the page cache to others.  The disk writes
+straight into the slabs when those are huge pages.  Into pages of 4 KiB the disk is half as fast here (a request has a
+limited number of pieces, docs/lab-log.md), so the bytes are read into a buffer of huge pages and copied, which is cheap
+in comparison.  The same buffer serves reads whose offset, length or address is not a multiple of a block (a stage's
+ranges), because O_DIRECT cannot do them.  Small pieces are read buffered, and so are all files of a file system that
+refuses O_DIRECT.
 """
 
 from __future__ import annotations
@@ -127,7 +128,7 @@ class FileConnection:
         return os.preadv(self._buffered, [piece], offset)
 
     def _read_beside(self, piece: memoryview, offset: int) -> int:
-        """The blocks around (the first of) the piece, into the buffer; how much of the piece that filled."""
+        """Read the blocks around (the first of) the piece into the buffer; return how much of the piece is filled."""
         if self._buffer is None:
             self._buffer = Region(_BUFFER_BYTES)
             self._buffer.populate(0, _BUFFER_BYTES)

@@ -27,7 +27,8 @@ _READ_BYTES: Final = 8 * 1024 * 1024
 _SLOW_READ_S: Final = 0.05
 """On a slow link reads stay short, so that progress is seen, and a changed rank obeyed, about this soon."""
 _GROWTH: Final = 8
-"""What was buffered comes at once and says nothing about the link: a read is at most so much longer than the last."""
+"""A read is at most this many times longer than the last one: bytes that were already buffered come at once and say
+nothing about the link."""
 _CONTENT_RANGE: Final = re.compile(r"\Abytes (\d+)-(\d+)/(\d+)\Z")
 _BUSY: Final = (408, 425, 429)
 _HIDDEN: Final = (401, 403)
@@ -67,7 +68,8 @@ class HttpConnection:
             )
         else:
             self._http = http.client.HTTPConnection(host, port, timeout=source.timeout_s)
-        self._http._create_connection = connect_marked  # type: ignore[attr-defined]  # before its SYN, as its subclasses do
+        # The mark must be set before the SYN; subclasses of HTTPConnection replace this function too.
+        self._http._create_connection = connect_marked  # type: ignore[attr-defined]
         self._most = _FIRST_READ_BYTES
         self._interrupted = False
         self._socket: socket.socket | None = None  # http.client forgets it when the answer ends the connection
@@ -101,7 +103,7 @@ class HttpConnection:
         return found
 
     def interrupt(self) -> None:
-        self._interrupted = True  # before the socket is looked at: _ask_once looks at both the other way round
+        self._interrupted = True  # set before the socket is read: _ask_once sets the socket and then reads this
         sock = self._socket
         if sock is not None:
             try:
@@ -117,7 +119,7 @@ class HttpConnection:
         return f"{self._origin}{self._path}/{quote(name, safe='~-._')}"
 
     def _ask(self, method: str, name: str, headers: dict[str, str]) -> http.client.HTTPResponse:
-        """Send and read the answer's head.  A kept-alive connection that the server closed meanwhile is renewed."""
+        """Send a request and read the answer's head.  A kept-alive connection that the server closed is renewed."""
         reused = self._http.sock is not None
         try:
             return self._ask_once(method, name, headers)
@@ -209,10 +211,10 @@ class _Body:
     def __init__(self, response: http.client.HTTPResponse, sock: socket.socket | None, timeout_s: float) -> None:
         self._response, self._timeout_s = response, timeout_s
         self._sock = None if sock is None or isinstance(sock, ssl.SSLSocket) else sock  # TLS has its own buffers
-        self._buffered: int | None = None  # not looked yet
+        self._buffered: int | None = None  # None until the first read
 
     def read_into(self, piece: memoryview) -> int:
-        """0 at the end of the stream.  Raises OSError, TimeoutError when no byte came in time."""
+        """Return the number of bytes read, 0 at the end.  Raises OSError, TimeoutError when no byte came in time."""
         if self._sock is None:
             return self._response.readinto(piece)
         if self._buffered is None:
@@ -240,6 +242,6 @@ class _Body:
 
 
 def _etag(response: http.client.HTTPResponse) -> str:
-    """Strong or weak makes no difference to us: a server that changes its mind between HEAD and GET is common."""
+    """Return the etag without its mark for weak etags: many servers send a weak one to HEAD and a strong one to GET."""
     tag = response.getheader("ETag") or response.getheader("Last-Modified") or ""
     return tag.removeprefix("W/").strip('"')

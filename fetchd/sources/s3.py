@@ -45,5 +45,5 @@ def _log_missing(log: Log, e: ThawError) -> None:
 
 @lru_cache(maxsize=1)
 def _access(endpoint: str, region: str) -> S3Access:
-    """One for the process: every model's reads share the credentials that were found, and their renewal."""
+    """The one S3Access of this process: the reads of all models share the credentials and their renewal."""
     return S3Access(endpoint, region)
