@@ -1,13 +1,13 @@
-"""Chunks of one sender and priority → messages, each received into its place.
+"""Puts the chunks of one sender and priority together to messages; each chunk is received into its place.
 
 ::
 
     place(header) ──▶ the bytes where the payload goes ──▶ (receive, check) ──▶ take(header) ──▶ message, when whole
 
-The memory of a message is taken when its first chunk was checked: chunks × bytes of the first, below the limit.  All
-chunks but the last have the first one's size, so each has its place before it comes and nothing is joined at the end.
-A repeated chunk (a link was cut and resumed) goes to waste; a chunk ahead of its turn is refused, unless the link has
-two ways to come (``hold_bytes``): then it waits for those that the slower way still carries.
+A message's memory is allocated after the header of its first chunk was checked: number of chunks × bytes of the first
+chunk, below the limit.  All chunks but the last have the first one's size, so the place of each is known before it
+comes, and nothing is joined at the end.  A repeated chunk (a link was cut and resumed) is dropped.  A chunk ahead of
+its turn is refused, unless the link has two paths (``hold_bytes``): then it waits for the chunks on the slower path.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Position = tuple[int, int]
 
 _NOTHING = memoryview(b"")
 _KEEP_BYTES: Final = 1024 * 1024
-"""Of the last message's memory: a batch of hidden states, not a prompt's."""
+"""The most memory that is kept for the next message: enough for a batch of hidden states, not for a prompt's."""
 
 
 class Assembly:
@@ -46,7 +46,7 @@ class Assembly:
         return bool(self._held)
 
     def whole(self, header: FrameHeader, payload: bytes) -> Message | None:
-        """The short cut for a sound message of one chunk whose turn it is.  None: go the long way."""
+        """Return the message if it has one chunk, which was checked, and is next; None: use ``place`` and ``take``."""
         kind, priority, flags, _, stream_id, seq, _, n_chunks, _, step, _ = header
         if n_chunks != 1 or self._held or self.position != (seq, 0):
             return None
@@ -55,7 +55,7 @@ class Assembly:
         return tuple.__new__(Message, (self._sender, kind, priority, flags, stream_id, seq, step, memoryview(payload)))
 
     def place(self, header: FrameHeader) -> memoryview:
-        """Where the payload of ``header`` is to be received.  Raises ProtocolError; nothing was allocated then."""
+        """Return the memory for the payload of ``header``.  Raises ProtocolError; nothing was allocated then."""
         at = (header.seq, header.chunk)
         if at < self.position or at in self._held:
             return memoryview(bytearray(header.n_bytes))  # a repetition: take() drops it
@@ -67,7 +67,7 @@ class Assembly:
         return self._body[offset : offset + size]
 
     def take(self, header: FrameHeader, payload: memoryview) -> Sequence[Message]:
-        """``payload``, received where ``place`` said, is sound.  The messages that became whole by it."""
+        """Take a ``payload`` that was received where ``place`` said and checked; return the messages it completes."""
         at = (header.seq, header.chunk)
         if at > self.position:
             self._held[at] = (header, payload)
@@ -94,12 +94,14 @@ class Assembly:
         if n_bytes >= self._max_bytes + max(1, header.n_bytes):
             raise ProtocolError(f"stage {self._sender}: a message of more than {self._max_bytes} bytes")
         if self._first is None or (self._first.n_chunks, self._first.n_bytes) != (header.n_chunks, header.n_bytes):
-            self._body = self._memory(n_bytes)  # else it came again, by another way or another connection
+            self._body = self._memory(n_bytes)  # else the same chunk came again, by another path or connection
         self._first = header
 
     def _memory(self, n_bytes: int) -> memoryview:
-        """The last message's, if it had the same size and nobody looks at it any more: new memory must be zeroed, and
-        from 64 KiB on malloc gets it from the kernel again and again, page by page."""
+        """Return the last message's memory if it had the same size and no view of it is alive, else new memory.
+
+        New memory must be zeroed, and from 64 KiB on malloc gets it from the kernel each time, page by page.
+        """
         if len(self._last) == n_bytes:
             try:
                 self._last.append(0)  # refused while a view of it is alive
@@ -107,7 +109,7 @@ class Assembly:
                 return memoryview(self._last)
             except BufferError:
                 pass
-        made = bytearray(n_bytes + 1)  # room for the question above
+        made = bytearray(n_bytes + 1)  # room for the append above
         made.pop()
         if n_bytes <= _KEEP_BYTES:
             self._last = made

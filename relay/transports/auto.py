@@ -1,14 +1,14 @@
-"""Redis, and TCP where two ends can: the short cut is negotiated per link, and given up without losing order.
+"""Redis, and TCP where both ends can: the short cut is negotiated per link, and given up without losing order.
 
 ::
 
     send ──┬── short cut up ────▶ TcpOut ──────────────▶ lane ──┐
            └── else ────▶ redis Sender ──▶ relay ──────▶ lane ──┴──▶ one Assembly a link, by number
 
-Messages of a link are numbered once, whichever way they go.  The receiver puts them together by number, so a message
-that overtakes those still in the relay waits for them, and what comes both ways counts once.  A link begins on redis;
-a helper thread dials meanwhile.  A short cut that breaks and cannot be dialled again leaves its unacknowledged frames
-to redis.
+The messages of a link have one series of numbers for both paths.  The receiver puts them together by number, so a
+message that overtakes others in the relay waits for them, and a message that comes on both paths counts once.  A link
+begins on redis; a helper thread dials meanwhile.  When a short cut breaks and cannot be dialled again, redis carries
+its unacknowledged frames.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class AutoTransport:
         flow = flow or Flow()
         relay = GroupRelay(url, credential, group_id)
         self._inbox = Inbox(stage)
-        held = 2 * flow.most_bytes  # a short cut is at most so far ahead, and its last chunk
+        held = 2 * flow.most_bytes  # upper limit of how far a short cut is ahead, with its last chunk
         assemblies = {(p, priority): Assembly(p, max_message_bytes=flow.max_message_bytes, hold_bytes=held)
                       for p in peers for priority in Priority}  # fmt: skip
         quotas = {p: LinkQuota(flow) for p in peers}
@@ -142,7 +142,10 @@ class AutoTransport:
                 raise
 
     def _fall_back(self, link: _Link, receiver: int, before_seq: int) -> None:
-        """Leave to redis what the short cut did not deliver, up to the message in progress, which is sent anew."""
+        """Send by redis the frames that the short cut did not deliver, up to the message in progress.
+
+        The caller sends the message in progress again.
+        """
         assert link.shortcut is not None  # noqa: S101
         link.up = False
         frames = [frame for frame in link.shortcut.abandon() if frame.seq < before_seq]
@@ -157,7 +160,7 @@ class AutoTransport:
     def _dial(self, link: _Link, receiver: int) -> None:
         assert link.shortcut is not None  # noqa: S101
         try:
-            link.sender.settle(_DIAL_S)  # nobody may come by there again
+            link.sender.settle(_DIAL_S)  # no later send may use redis, so none would read its confirmations
             link.shortcut.connect(_DIAL_S)
             link.up = True
         except (OSError, PlatformError):
@@ -168,4 +171,4 @@ class AutoTransport:
         try:
             self._fall_back(link, receiver, link.seq)
         except PlatformError:
-            return  # the relay is away too: the next send says so
+            return  # the relay cannot be reached either: the next send reports it

@@ -2,8 +2,8 @@
 
 A message is any number of bytes; it travels as chunks of at most ``chunk_bytes``, each one frame.  Order holds per
 (sender, receiver, priority); an inference message overtakes a KV message, a KV message overtakes bulk, also one that
-is half sent.  A sender that is as far ahead of its receiver as their ``Flow`` allows waits: memory between the two is
-bounded.
+is half sent.  A sender waits when it is as far ahead of its receiver as their ``Flow`` allows, so the memory between
+the two is bounded.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ CHUNK_BYTES: Final = 1024 * 1024
 
 WINDOW_BYTES: Final = 64 * 1024 * 1024
 GROUP_BYTES: Final = 128 * 1024 * 1024
-"""A group's quota: what its stages may have on the relay, all links and priorities together.  A relay of 512 MB, which
-is what is started by default, holds three groups whose receivers have died, and has room for the others."""
+"""A group's quota: the bytes that its stages may have on the relay, all links and priorities together.  A relay of
+512 MB, the default, can hold three groups whose receivers have died and still has room for others."""
 MAX_MESSAGE_BYTES: Final = 1024 * 1024 * 1024
 MAX_STAGES: Final = 256
 """Stage numbers are one byte in names and handshakes; plans today have at most eight."""
 
 RESUME_S: Final = 10.0
-"""How long a lost relay or peer is looked for before the call in progress fails."""
+"""How long a transport tries to reach a lost relay or peer before the call in progress fails."""
 
 
 class Message(NamedTuple):
     """One whole message.  ``sender`` is the stage it came from; ``flags`` say whether tensors are described in it.
 
-    A tuple for the reason that FrameHeader is one.
+    It is a tuple for the same reason as FrameHeader.
     """
 
     sender: int
@@ -49,10 +49,10 @@ class Message(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """How much may be on its way.  Both ends of a link have the same.
+    """How many bytes may be on their way.  Both ends of a link have the same Flow.
 
-    ``window_bytes`` is what each priority of a link may always have on its way.  When the flow is ``shared``, a
-    priority may also use the windows of the lower ones while they do not (quota.py).
+    Each priority of a link may always have ``window_bytes`` on their way.  When the flow is ``shared``, a priority may
+    also use the windows of the lower ones while these do not use them (quota.py).
     """
 
     chunk_bytes: int = CHUNK_BYTES
@@ -63,9 +63,9 @@ class Flow:
 
     @staticmethod
     def of_group(n_stages: int, group_bytes: int = GROUP_BYTES) -> Flow:
-        """Every link has the same part of the group's quota to itself; its priorities share it.
+        """Give every link the same part of the group's quota; the priorities of a link share its part.
 
-        Both ends come to the same without asking.
+        Both ends compute the same Flow without asking each other.
         """
         n_ways = max(1, n_stages * (n_stages - 1) * len(Priority))
         window = max(4 * HEADER_BYTES, min(WINDOW_BYTES, group_bytes // n_ways))
@@ -77,28 +77,28 @@ class Flow:
 
     @property
     def most_bytes(self) -> int:
-        """What one priority of a link may have on its way while the others send nothing."""
+        """The bytes that one priority of a link may have on their way while the others send nothing."""
         return self.window_bytes * (len(Priority) if self.shared else 1)
 
     @property
     def credit_bytes(self) -> int:
-        """A receiver reports what it has taken every so many bytes: often enough that a sender never stands still."""
+        """A receiver reports each time it has taken this many bytes: often enough that a sender never stands still."""
         return max(1, self.window_bytes // 4)
 
     @property
     def at_once_bytes(self) -> int:
-        """What a sender may count on, though the receiver has not reported the last it took: a message up to this
-        size is sent whole or not at all."""
+        """The room that a sender has for certain, though the receiver has not reported the last bytes it took: a
+        message up to this size is sent whole or not at all."""
         return self.window_bytes - self.credit_bytes
 
 
 class Transport(Protocol):
     """One stage's end of its group's links.
 
-    One thread receives, for as long as the stage lives: after the last ``send`` it is the one that notices a cut and
-    sends again what the cut lost.  Any thread may send; messages of one (receiver, priority) leave one after the other,
-    and a message never waits for another of lower priority.  ``close`` may be called by any thread, and twice: a
-    waiting ``receive`` or ``send`` ends at once with Unavailable.
+    One thread receives, for as long as the stage lives: after the last ``send`` this thread notices a cut connection
+    and sends again the frames that were lost.  Any thread may send; messages of one (receiver, priority) leave one
+    after the other, and a message never waits for another of lower priority.  Any thread may call ``close``, also
+    twice: a waiting ``receive`` or ``send`` ends at once with Unavailable.
     """
 
     def send(self, receiver: int, message: FrameHeader, payload: bytes | memoryview, *, deadline_s: float) -> None:
@@ -112,19 +112,19 @@ class Transport(Protocol):
     def receive(self, *, deadline_s: float) -> Message:
         """The next message, highest priority first.
 
-        Raises TimeoutError at the deadline, ProtocolError for damage, WorkerLost as ``send``, Unavailable when the
+        Raises TimeoutError at the deadline, ProtocolError for damage, WorkerLost like ``send``, Unavailable when the
         relay cannot be reached for ``Flow.resume_s``.
         """
 
     def path(self, receiver: int, priority: Priority = Priority.INFERENCE) -> HopPath:
-        """What carries the next message of ``priority`` to stage ``receiver``."""
+        """The path that carries the next message of ``priority`` to stage ``receiver``."""
         ...
 
     def close(self) -> None: ...
 
 
 def closed(stage: int) -> Unavailable:
-    """What a call raises that waits while its transport is closed, or comes after."""
+    """The error of a call that waits while its transport is closed, or that comes afterwards."""
     return Unavailable(f"stage {stage}: its transport was closed")
 
 
@@ -133,13 +133,13 @@ Chunk = tuple[int, bytes, bytes | memoryview]
 
 
 def split(message: FrameHeader, group_id: bytes, seq: int, payload: bytes | memoryview, flow: Flow) -> Iterator[Chunk]:
-    """The frames of one message, each made when it is asked for; the payload is not copied."""
+    """Yield the frames of one message, each made when it is needed; the payload is not copied."""
     view = memoryview(payload).cast("B")
     n_bytes = len(view)
     if n_bytes > flow.max_message_bytes:
         raise ProtocolError(f"a message of {n_bytes} bytes; the limit is {flow.max_message_bytes}")
     n_chunks = max(1, -(-n_bytes // flow.chunk_bytes))
-    if n_chunks == 1 and isinstance(payload, bytes):  # the checksum of bytes is had without a copy
+    if n_chunks == 1 and isinstance(payload, bytes):  # the checksum of bytes needs no copy
         yield 0, encode_chunk(message, group_id, seq, 0, 1, payload), payload
         return
     for chunk in range(n_chunks):

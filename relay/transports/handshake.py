@@ -1,4 +1,4 @@
-"""How a TCP connection between two stages opens: both prove that they know the group's secret, and neither says it.
+"""How a TCP connection between two stages opens: both prove that they know the group's secret, and neither sends it.
 
 ::
 
@@ -7,9 +7,9 @@
        │◀── hello: group, from, to, priority, nonce, HMAC(secret; listener's nonce, hello) ──┤
        ├── welcome: position, HMAC(secret; both nonces, position) ──▶│    frames v1 from here on
 
-Every part has a fixed length, so the listener holds 128 bytes for somebody it does not know, and closes without an
-answer when the proof is wrong.  The position is the first frame the listener has not: a dialer that comes back goes on
-from there.  docs/transports.md.
+Every part has a fixed length, so the listener holds 128 bytes for a peer that it does not know, and closes without an
+answer when the proof is wrong.  The position is the first frame that the listener does not have: a dialer that connects
+again goes on from there.  docs/transports.md.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def greeting(listener_nonce: bytes) -> bytes:
 
 
 def hello(greeting_bytes: bytes, says: Hello, secret: str) -> bytes:
-    """The dialer's proof.  Raises ProtocolError for a greeting of something else."""
+    """The dialer's proof.  Raises ProtocolError for a greeting that is not a stage's."""
     if not greeting_bytes.startswith(MAGIC):
         raise ProtocolError(f"not a stage of Thaw: it says {greeting_bytes[:8]!r}")
     body = _HELLO.pack(MAGIC, VERSION, says.sender, says.receiver, says.priority, says.group_id, nonce())
@@ -60,7 +60,7 @@ def hello(greeting_bytes: bytes, says: Hello, secret: str) -> bytes:
 
 
 def read_hello(greeting_bytes: bytes, data: bytes, secret: str) -> Hello:
-    """Who dials.  Raises ProtocolError for anybody who does not know the secret."""
+    """Read the dialer's hello.  Raises ProtocolError for a dialer that does not know the secret."""
     body, mac = data[: _HELLO.size], data[_HELLO.size :]
     if not hmac.compare_digest(mac, _mac(secret, b"thaw hello", greeting_bytes, body)):
         raise ProtocolError("a connection with the wrong secret, or of another group")
@@ -76,7 +76,7 @@ def welcome(hello_bytes: bytes, position: tuple[int, int], secret: str) -> bytes
 
 
 def read_welcome(hello_bytes: bytes, data: bytes, secret: str) -> tuple[int, int]:
-    """Where to go on.  Raises ProtocolError for a listener that does not know the secret."""
+    """Read the listener's position.  Raises ProtocolError for a listener that does not know the secret."""
     body, mac = data[: _WELCOME.size], data[_WELCOME.size :]
     if not hmac.compare_digest(mac, _mac(secret, b"thaw welcome", hello_bytes, body)):
         raise ProtocolError("the listener does not know the group's secret")

@@ -1,4 +1,4 @@
-"""Where everything that comes in meets: one thread waits on all sockets, and hands messages out by priority.
+"""All incoming messages of a stage: one thread waits on all sockets, and hands messages out by priority.
 
 ::
 
@@ -7,7 +7,7 @@
     closed (event) ─┘
 
 No thread stands between a socket and the caller of ``receive``: handing a message from one thread to another would
-cost as much as the kernel takes to carry it.  What is not received stays in the sockets, and with the senders.
+cost as much as the kernel takes to carry it.  Messages that are not received stay in the sockets, and with the senders.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ from thaw.errors import PlatformError
 
 INCOMING: Final = select.EPOLLIN | select.EPOLLRDHUP
 _MOST_EVENTS: Final = 64
-"""Of one poll; whoever is left out comes with the next."""
+"""The most events of one poll; the others come with the next poll."""
 LOSS_ONLY: Final = select.EPOLLRDHUP
-"""For a socket that is written: nobody is woken by the answers, only when it is lost."""
+"""For a socket that is only written: answers wake no thread, a lost connection does."""
 
 BUSY_S: Final = 0.01
-"""After which a lane is revived that a thread which sends was at work on: that thread may leave it as it is."""
+"""The pause before another try to revive a lane on which a sending thread works: that thread may leave it lost."""
 
 
 class Lane(Protocol):
-    """One way messages come, or go.  All methods are called with the inbox's lock held."""
+    """One connection on which messages come, or go.  The caller of every method holds the inbox's lock."""
 
     priority: Priority
 
     def advance(self) -> None:
-        """The socket has something, or was lost: take one read of it, and deliver the messages that became whole."""
+        """The socket is readable, or was lost: read it once, and deliver the messages that are complete now."""
 
     def arm(self) -> None:
-        """The caller has taken every message: say so to the other side, and ask for more where one has to ask."""
+        """The caller has taken every message: tell the other side, and ask for more if the transport has to ask."""
 
     def revive(self, now_s: float) -> float | None:
-        """Look after a lost connection.  The time to call again, None when there is nothing to look after."""
+        """Renew a lost connection.  Returns the time to call again, None when there is nothing left to do."""
 
     def close(self) -> None: ...
 
@@ -77,7 +77,7 @@ class Inbox:
             self._epoll.modify(fd, events)
 
     def forget(self, fd: int) -> None:
-        """Before ``fd`` is closed: its number may be given to another."""
+        """Call this before ``fd`` is closed: the kernel may give its number to another socket."""
         if self._lanes.pop(fd, None) is not None and not self._closed:
             self._epoll.unregister(fd)
 
@@ -85,18 +85,18 @@ class Inbox:
         self._ready[message.priority].append(message)
 
     def arm_again(self, lane: Lane) -> None:
-        """``lane`` cannot say yet what it has taken: it does after something else has come."""
+        """``lane`` cannot acknowledge yet what it has taken: ``arm`` it again after other messages have come."""
         if lane not in self._unarmed:
             self._unarmed.append(lane)
 
     def idle(self, lane: Lane) -> None:
-        """``lane`` has no socket now; ``revive`` is asked for one, by the thread that receives."""
+        """``lane`` has no socket now; the thread that receives calls its ``revive``."""
         if lane not in self._idle:
             self._idle.append(lane)
         self.wake()
 
     def wake(self) -> None:
-        """Let a waiting ``receive`` look at its lanes again."""
+        """Let a waiting ``receive`` check its lanes again."""
         if not self._closed:
             os.eventfd_write(self._waker, 1)
 
@@ -113,7 +113,7 @@ class Inbox:
                 left_s = until - time.monotonic()
                 if left_s <= 0 and last_look:
                     raise TimeoutError(f"stage {self._stage}: nothing came in {deadline_s} s")
-                last_look = left_s <= 0  # what has come already counts, also for a deadline of 0
+                last_look = left_s <= 0  # messages that have already come count, also for a deadline of 0
                 self._poll(max(0.0, left_s), retry_s)
             raise closed(self._stage)
 
@@ -130,7 +130,7 @@ class Inbox:
             os.close(self._waker)
 
     def _poll(self, left_s: float, retry_s: float | None) -> None:
-        """Wait, then read the most urgent lane that has something."""
+        """Wait, then read the most urgent of the lanes that can be read."""
         events = self._epoll.poll(left_s if retry_s is None else min(left_s, retry_s), _MOST_EVENTS)
         if not events:
             return

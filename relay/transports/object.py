@@ -4,10 +4,10 @@
 
     <root>/<group>/<to>/<priority>-<from>-<message>-<chunk>      one object: HMAC-SHA256 │ frame v1
 
-Names sort as they are to be read: by priority, then sender, then number.  Reading deletes, and that is the
-acknowledgement: a sender a window ahead waits until enough of its objects are gone.  A name says which frame it is, so
-writing one twice changes nothing, and a store that was away is simply asked again.  The HMAC, by the group's secret
-over name and frame, stops forgery; who may read is for the store's own access rules to say.
+Names sort in the order of reading: by priority, then sender, then number.  A reader deletes an object after reading it,
+and that is the acknowledgement: a sender that is a window ahead waits until enough of its objects are gone.  A name
+says which frame it is, so writing one twice changes nothing, and a request to a store that was away is simply repeated.
+The HMAC, by the group's secret over name and frame, stops forgery; the store's own access rules say who may read.
 """
 
 from __future__ import annotations
@@ -49,21 +49,21 @@ class Session(Protocol):
     """A store as one thread uses it.  Names are below one folder of a group.  Raises StoreUnavailable."""
 
     def put(self, folder: str, name: str, parts: Sequence[bytes | memoryview]) -> None:
-        """Write whole or not at all: nobody sees a part."""
+        """Write the whole object or nothing: no reader sees a part."""
 
     def get(self, folder: str, name: str, most_bytes: int) -> bytes | None:
-        """None when it is gone.  Raises ProtocolError above ``most_bytes``, before it is read."""
+        """Return the object, None when it is gone.  Raises ProtocolError, without reading it, above ``most_bytes``."""
 
     def delete(self, folder: str, name: str) -> None:
-        """Also when it is gone already."""
+        """Delete an object; it may be gone already."""
 
     def list(self, folder: str, prefix: str = "") -> list[Entry]:
-        """By name."""
+        """Return the entries, sorted by name."""
 
     def wait(self, folder: str, timeout_s: float, *, eager: bool) -> None:
-        """Until something in ``folder`` may have changed since the last ``list``, or ``interrupt``.
+        """Sleep until something in ``folder`` may have changed since the last ``list``, or until ``interrupt``.
 
-        A store that does not notify is waited for a little longer each time; ``eager`` begins anew.
+        If the store does not notify, each wait is a little longer than the last; ``eager`` begins with the shortest.
         """
 
     def interrupt(self) -> None: ...
@@ -100,7 +100,7 @@ class ObjectTransport:
 
 
 class _Closing:
-    """Ends a thread's waits from another, then its session, once the thread has let go of it."""
+    """``close`` may come from another thread: it ends a wait, and closes the session once no thread uses it."""
 
     def __init__(self, session: Session, stage: int) -> None:
         self._session, self._stage = session, stage
@@ -122,13 +122,13 @@ class _Closing:
 class _Link:
     receiver: int
     seq: int = 0
-    ahead_bytes: int = 0  # at most so many are unread; what was read since the last look is not known yet
+    ahead_bytes: int = 0  # upper limit of the unread bytes: what was read since the last listing is not known
     swept_s: float = 0.0
     broken: str = ""
 
 
 class _Sender(_Closing):
-    """What one stage sends at one priority."""
+    """One stage's sending end at one priority."""
 
     def __init__(self, session: Session, group_id: GroupId, stage: int, priority: Priority, secret: str, flow: Flow,
                  ttl_s: float) -> None:  # fmt: skip
@@ -188,7 +188,7 @@ class _Sender(_Closing):
                 raise closed(self._stage)
 
     def _sweep(self, link: _Link) -> None:
-        """Take back what nobody has read for so long that its reader cannot be there any more."""
+        """Delete objects that have been unread for so long that their reader must be gone."""
         now = time.monotonic()
         if now - link.swept_s < min(_SWEEP_S, self._ttl_s):
             return
@@ -200,7 +200,7 @@ class _Sender(_Closing):
                 if entry.age_s >= self._ttl_s:
                     self._session.delete(self._folder(link), entry.name)
         except StoreUnavailable:
-            link.swept_s = 0.0  # at the next message then
+            link.swept_s = 0.0  # the next message begins a new interval
 
     def _again(self, e: StoreUnavailable, until: float) -> None:
         left_s = until - time.monotonic()
@@ -228,8 +228,8 @@ class _Receiver(_Closing):
         self._assemblies = {(p, priority): Assembly(p, max_message_bytes=flow.max_message_bytes)
                             for p in peers for priority in Priority}  # fmt: skip
         self._ready: tuple[deque[Message], ...] = tuple(deque() for _ in Priority)
-        self._read: list[str] = []  # taken, to be deleted when the caller comes back
-        self._missing: set[str] = set()  # frames behind a gap at the last look
+        self._read: list[str] = []  # names that were taken; the next call deletes them
+        self._missing: set[str] = set()  # frames behind a gap in the last listing
 
     def receive(self, deadline_s: float) -> Message:
         until = time.monotonic() + deadline_s
@@ -264,7 +264,7 @@ class _Receiver(_Closing):
         raise closed(self._stage)
 
     def _read_next(self) -> bool:
-        """Take what is there: all of an urgent listing, one frame of a less urgent one.  False: there was nothing."""
+        """Take all inference frames of one listing, and at most one less urgent frame.  False if there was none."""
         while self._read:
             self._session.delete(self._folder, self._read[-1])
             self._read.pop()

@@ -1,7 +1,7 @@
 """``file://dir``: a directory that both ends have mounted.  A frame is a file, renamed into place when it is whole.
 
-inotify wakes a reader where the kernel sees every change; a network filesystem does not tell one host of another's
-files, so there the directory is looked at again, often after something came and ever more seldom after that.
+inotify wakes a reader where the kernel sees every change.  A network filesystem does not tell one host of another's
+files, so there a reader lists the directory again and again: often after a frame came, then less and less often.
 """
 
 from __future__ import annotations
@@ -25,15 +25,16 @@ _IN_CHANGES: Final = 0x80 | 0x200 | 0x400  # IN_MOVED_TO, IN_DELETE, IN_DELETE_S
 _IN_FLAGS: Final = os.O_NONBLOCK | os.O_CLOEXEC  # IN_NONBLOCK and IN_CLOEXEC are these
 _EVENT_BYTES: Final = 64 * 1024
 _REMOTE: Final = frozenset({0x6969, 0xFF534D42, 0xFE534D42, 0x65735546, 0x01021997, 0x5346414F, 0x00C36400, 0x0BD00BD0})
-"""statfs types whose changes elsewhere do not notify: NFS, CIFS, SMB2, FUSE, 9p, AFS, Ceph, Lustre."""
+"""statfs types that do not notify of changes by other hosts: NFS, CIFS, SMB2, FUSE, 9p, AFS, Ceph, Lustre."""
 POLL_S: Final = (0.001, 0.1)
-"""First and last pause between two looks: a frame takes about the first; an idle stage costs ten looks a second."""
+"""First and longest pause between two listings.  A frame takes about the first; an idle stage lists ten times a
+second."""
 
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
 class DirStore:
-    """``notify`` None: inotify where the filesystem is local."""
+    """``notify`` None means inotify where the filesystem is local."""
 
     def __init__(self, root: Path, *, notify: bool | None = None) -> None:
         self._root = root
@@ -92,7 +93,7 @@ class DirSession:
 
     def list(self, folder: str, prefix: str = "") -> list[Entry]:
         directory, now, found = self._directory(folder), time.time(), []
-        self._watch(folder, directory)  # before the look: what comes after it wakes
+        self._watch(folder, directory)  # before the listing: later changes wake the reader
         try:
             with os.scandir(directory) as entries:
                 for entry in entries:
@@ -100,7 +101,7 @@ class DirSession:
                         try:
                             stat = entry.stat()
                         except FileNotFoundError:
-                            continue  # read since
+                            continue  # it was read meanwhile
                         found.append(Entry(entry.name, stat.st_size, now - stat.st_mtime))
         except OSError as e:
             self._made.discard(folder)
@@ -117,9 +118,9 @@ class DirSession:
         waiter.poll(max(1, int(patience_s * 1000 + 0.999)))
         if self._inotify >= 0:
             try:
-                os.read(self._inotify, _EVENT_BYTES)  # what changed is seen by the next look
+                os.read(self._inotify, _EVENT_BYTES)  # the next listing shows what has changed
             except BlockingIOError:
-                pass  # nothing did
+                pass  # nothing has changed
 
     def interrupt(self) -> None:
         os.eventfd_write(self._waker, 1)

@@ -1,4 +1,4 @@
-"""How the priorities of one link share what the link may have on its way through the relay.
+"""How the priorities of one link share the bytes that the link may have on their way through the relay.
 
 ::
 
@@ -7,9 +7,9 @@
     bulk      │          │          │ its part
 
 Each priority has one part of its own.  It may borrow the parts of the priorities below it, never those of the ones
-above: an inference message therefore never waits until a KV message was read.  A priority that comes back while its
-part is lent takes it over as the receiver reads, which it does in the order of the priorities; until then the borrower
-gets no more than its own.  The parts together are never exceeded.
+above: an inference message therefore never waits until a KV message was read.  A priority that begins to send again
+while its part is lent gets the part back as the receiver reads, in the order of the priorities; until then the borrower
+gets no more than its own part.  The sum of all parts is never exceeded.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from relay.transports.base import Flow
 
 
 class LinkQuota:
-    """From one stage to one other.  Thread-safe: every priority has a thread that sends."""
+    """The quota from one stage to another.  Thread-safe: every priority has a thread that sends."""
 
     def __init__(self, flow: Flow) -> None:
         self._part_bytes, self._idle_bytes, self._shared = flow.window_bytes, flow.credit_bytes, flow.shared
         self._lock = threading.Lock()
         self._ahead = [0 for _ in Priority]  # bytes on their way, also those of a message that is being sent
         self._total = 0  # of _ahead
-        self._taken = [0 for _ in Priority]  # bytes, ever, as far as the receiver has reported
+        self._taken = [0 for _ in Priority]  # bytes since the link was made, as the receiver has reported them
         self._n_sending = [0 for _ in Priority]
 
     def begin(self, priority: Priority) -> None:
-        """A message waits for room, or is sent chunk by chunk: until ``end`` nobody borrows this priority's part."""
+        """A message waits for room, or is sent chunk by chunk: until ``end`` no other priority borrows this part."""
         with self._lock:
             self._n_sending[priority] += 1
 
@@ -43,7 +43,7 @@ class LinkQuota:
     def take(self, priority: Priority, n_bytes: int) -> bool:
         """Count ``n_bytes`` as being on their way.  False when there is no room for them, and nothing was counted."""
         with self._lock:
-            if self._total + n_bytes > self._part_bytes:  # nearly never, and less than a part suits every rule
+            if self._total + n_bytes > self._part_bytes:  # rare; less than one part satisfies every rule
                 fits = self._fits_shared if self._shared else self._fits
                 if not fits(priority, n_bytes):
                     return False
@@ -52,7 +52,7 @@ class LinkQuota:
             return True
 
     def report(self, priority: Priority, taken_bytes: int) -> None:
-        """The receiver has taken so many bytes since the link was made.  May be told twice, by two threads."""
+        """The receiver has taken ``taken_bytes`` since the link was made.  Two threads may report the same."""
         with self._lock:
             news = max(0, taken_bytes - self._taken[priority])
             self._taken[priority] += news

@@ -10,8 +10,8 @@
 
 A frame's id is its number (message + 1, chunk), so the relay itself refuses a frame that comes twice after a lost
 connection; a reader goes on from the last id it has, and credit is a sum, not a count of what was popped.  ``send``
-returns when the relay has the frame.  Every priority has its own connections in both directions: a half-sent bulk
-message is in nobody's way.
+returns when the relay has the frame.  Every priority has its own connections in both directions, so a half-sent bulk
+message delays no other priority.
 """
 
 from __future__ import annotations

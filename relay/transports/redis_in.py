@@ -1,6 +1,6 @@
-"""The receiving end of the Redis transport: one XREAD on its way, parsed while its answer comes (redis.py).
+"""The receiving end of the Redis transport: one XREAD at a time, whose answer is parsed while it comes (redis.py).
 
-A reply is read into one buffer; a payload that does not fit goes from the socket into its message's memory, and nothing
+A reply is read into one buffer; a payload that does not fit is read from the socket into its message's memory.  Nothing
 is allocated before the frame's header was checked.
 """
 
@@ -30,10 +30,10 @@ from relay.transports.resp import BUFFER_BYTES, READ_BYTES, Connection, command,
 from thaw.errors import PlatformError, ProtocolError, WorkerLost
 
 _READ_COUNT: Final = {Priority.INFERENCE: 8, Priority.KV: 2, Priority.BULK: 2}
-"""Frames a stream may answer with at once: what the relay holds for a slow reader beside the stream itself."""
+"""The most frames in one answer of a stream: the relay holds them for a slow reader beside the stream itself."""
 _ACK_FRAMES: Final = 16
 _ACK_BYTES: Final = 256 * 1024
-"""Acknowledged together: trimming frame by frame would cost the relay as much as carrying them."""
+"""Frames or bytes that are acknowledged together: trimming each frame would cost the relay as much as carrying it."""
 _BACKOFF_S: Final = (0.01, 0.05, 0.2, 0.5)
 _MAX_HEAD_BYTES: Final = 512
 _DONT_WAIT: Final = socket.MSG_DONTWAIT
@@ -41,16 +41,16 @@ _REPLY: Final = re.compile(rb"(?:\*(-?\d{1,9})|-([^\r\n]*))\r\n")
 _ONE: Final = re.compile(
     rb"\*1\r\n\*2\r\n\$\d{1,4}\r\n([^\r\n]+)\r\n\*1\r\n\*2\r\n\$\d{1,4}\r\n(\d+)-(\d+)\r\n\*2\r\n\$1\r\nf\r\n\$(\d{1,9})\r\n"
 )
-"""A reply with one frame: nearly every one between stages, so it is parsed in one step."""
+"""A reply with one frame.  Nearly all replies between stages are such, so they are parsed in one step."""
 _STREAM: Final = re.compile(rb"\*2\r\n\$\d{1,4}\r\n([^\r\n]+)\r\n\*(\d{1,9})\r\n")
 _ENTRY: Final = re.compile(rb"\*2\r\n\$\d{1,4}\r\n(\d+)-(\d+)\r\n\*2\r\n\$1\r\nf\r\n\$(\d{1,9})\r\n")
 
 
 class RedisLane:
-    """All streams to one stage at one priority: one connection with one XREAD on its way.  See inbox.Lane.
+    """All streams to one stage at one priority: one connection with one XREAD at a time.  See inbox.Lane.
 
-    The next XREAD leaves when the caller comes back for the next message (``arm``), not before it has this one: the
-    message would wait for the system call.
+    The next XREAD is sent when the caller asks for the next message (``arm``), not before it has this one: the present
+    message would have to wait for the system call.
     """
 
     def __init__(self, relay: GroupRelay, inbox: Inbox, stage: int, assemblies: dict[int, Assembly],
@@ -70,7 +70,7 @@ class RedisLane:
         self._connection: Connection | None = None
         self._parser: Generator[None] = self._parse()
         self._target: memoryview | None = None
-        self._crc = 0  # of what has come of the payload in progress
+        self._crc = 0  # of the part of the payload in progress that has come
         self._armed = False
         self._between = True  # the parser waits for the first byte of a reply
         self._lost_since: float | None = None
@@ -134,9 +134,9 @@ class RedisLane:
             self._connection = None
 
     def _fill(self, connection: Connection) -> None:
-        """One read: into the message it belongs to where that is known, else into the buffer.
+        """Read once: into the memory of the message in progress, or into the buffer if there is none.
 
-        The checksum is taken of each piece of a payload while the next is on its way.
+        The checksum of each piece of a payload is computed while the next piece is on its way.
         """
         if self._target is not None:
             count = connection.sock.recv_into(self._target, 0, _DONT_WAIT)
@@ -158,7 +158,7 @@ class RedisLane:
         return count
 
     def _parse(self) -> Generator[None]:
-        """Reply after reply, its messages delivered as they become whole.  Yields when it needs more bytes."""
+        """Parse one reply after the other, and deliver the complete messages.  Yields when it needs more bytes."""
         while True:
             self._between = True
             reply = yield from self._match(_REPLY)
@@ -180,7 +180,7 @@ class RedisLane:
                 self.arm()
 
     def _one(self) -> bool:
-        """The short cut: a reply with one frame that came whole, and is a message.  False: it is none."""
+        """Take a complete reply in one step if it holds one frame that is a whole message.  False for any other."""
         connection = self._connection
         assert connection is not None  # noqa: S101
         found = _ONE.match(connection.buffer, connection.start, connection.end)
@@ -200,7 +200,7 @@ class RedisLane:
             return False
         self._inbox.deliver(message)
         connection.start = at + n_bytes + 2
-        self._took(key, entry_id, n_bytes)  # only now: a frame that was refused is refused again
+        self._took(key, entry_id, n_bytes)  # only after the checks: a damaged frame must be refused again
         self._armed = False
         return True
 
@@ -233,7 +233,7 @@ class RedisLane:
         return self._assemblies[sender].take(header, place)
 
     def _header(self, key: bytes, n_bytes: int) -> tuple[int, FrameHeader]:
-        """The header at the buffer's start, and whose it is.  Nothing was allocated for what it claims."""
+        """Return the sender and the header at the buffer's start.  Nothing was allocated for what it claims."""
         connection, sender = self._connection, self._keys.get(key)
         assert connection is not None  # noqa: S101
         if sender is None:
@@ -256,7 +256,7 @@ class RedisLane:
             found = pattern.match(connection.buffer, connection.start, connection.end)
             if found is not None:
                 connection.start = found.end()
-                return found.groups()  # now: the bytes behind a match object change with the next read
+                return found.groups()  # copied now: the next read changes the bytes behind a match object
             n_lines = connection.buffer.count(b"\r\n", connection.start, connection.end)
             if n_lines >= pattern.pattern.count(rb"\r\n") or connection.end - connection.start > _MAX_HEAD_BYTES:
                 raise ProtocolError("not a frame: the relay holds an entry of another shape")
@@ -302,7 +302,7 @@ class RedisLane:
 
 def open_lanes(relay: GroupRelay, inbox: Inbox, stage: int, assemblies: Mapping[Priority, dict[int, Assembly]],
                flow: Flow) -> None:  # fmt: skip
-    """A lane for each priority.  Raises WorkerLost, and closes ``inbox``, when the relay does not know the group."""
+    """Open a lane for each priority.  Raises WorkerLost, and closes ``inbox``, if the relay does not know the group."""
     try:
         with inbox.lock:
             for priority in Priority:

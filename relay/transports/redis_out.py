@@ -1,4 +1,4 @@
-"""The sending end of the Redis transport: frames are appended, and kept until the relay has confirmed them."""
+"""The sending end of the Redis transport: it appends frames, and keeps them until the relay has confirmed them."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from relay.transports.resp import SMALL_BYTES, Connection, Refused, command, gav
 from thaw.errors import PlatformError, ProtocolError, Unavailable, WorkerLost
 
 _PIPELINE_BYTES: Final = 4 * 1024 * 1024
-"""Written before the relay's confirmation is waited for: more than a wire holds, less than a relay minds."""
+"""The most bytes written without the relay's confirmation: more than a wire holds, and little for a relay's memory."""
 _SILENT: Final = 7
-"""So many small messages go before one that the relay confirms.  Confirming each would cost the relay a write, and this
-side a read, for every message; what is not confirmed yet is kept."""
+"""Number of small messages that are sent before one that the relay confirms.  Confirming each would cost the relay a
+write, and this side a read, for every message.  Messages that are not confirmed yet are kept."""
 _RETRY_S: Final = 0.2
 
 
 class _Link:
-    """To one receiver, at one priority."""
+    """The link to one receiver, at one priority."""
 
     def __init__(self, relay: GroupRelay, stage: int, receiver: int, priority: Priority, quota: LinkQuota) -> None:
         self.receiver, self.key = receiver, relay.stream(stage, receiver, priority)
@@ -50,21 +50,21 @@ class Frame(Protocol):
 
 @dataclass(slots=True)
 class _Entry:
-    """A frame on its way to the relay: what is written, kept until the relay has confirmed it."""
+    """A frame on its way to the relay: the bytes to write, kept until the relay has confirmed them."""
 
     link: _Link
     parts: tuple[bytes | memoryview, ...]
     n_bytes: int
-    silent: bool = False  # the relay was told not to confirm it: the next confirmation tells of it too
-    repeated: bool = False  # written before, on a connection that was lost or silently: the relay may have it
+    silent: bool = False  # the relay was told not to confirm it: the next confirmation covers it too
+    repeated: bool = False  # written before, silently or on a lost connection: the relay may have it
 
 
 class Sender:
-    """What one stage sends at one priority: one connection, one message at a time.
+    """One stage's sending end at one priority: one connection, one message at a time.
 
-    A small message is written and kept until the relay has confirmed it, or one behind it.  That is read by a later
-    ``send``; a ``receive`` that has waited in vain asks (``check``); and when the connection is lost, the thread that
-    receives sends again what is kept (so this is a lane of the inbox too).
+    A small message is written and kept until the relay has confirmed it, or a later one.  A later ``send`` reads the
+    confirmation, or a ``receive`` that has waited in vain asks for it (``check``).  When the connection is lost, the
+    thread that receives sends again what is kept, so a Sender is a lane of the inbox too.
     """
 
     def __init__(self, relay: GroupRelay, inbox: Inbox, stage: int, priority: Priority, flow: Flow,
@@ -79,12 +79,12 @@ class Sender:
         self._unwritten: deque[_Entry] = deque()
         self._unconfirmed: deque[_Entry] = deque()
         self._kept_bytes = 0
-        self._n_answers = 0  # that the relay owes
-        self._n_silent = 0  # written since it owes the last
+        self._n_answers = 0  # confirmations that the relay owes
+        self._n_silent = 0  # silent entries since the last one that the relay must confirm
 
     def send(self, receiver: int, message: FrameHeader, payload: bytes | memoryview, deadline_s: float,
              seq: int | None = None) -> None:  # fmt: skip
-        """``seq``: the message's number, from a caller who has another way to the receiver beside this one."""
+        """``seq``: the message's number, from a caller that has another path to the receiver beside this one."""
         until = time.monotonic() + deadline_s
         with self._lock:
             link = self._link(receiver)
@@ -92,10 +92,10 @@ class Sender:
                 raise WorkerLost(f"the link to stage {receiver} broke: {link.broken}")
             self._send(link, link.seq if seq is None else seq, message, payload, until)
             if self._n_answers and self._n_silent > _SILENT // 2:
-                self._take_confirmations()  # of messages before, while this one is on its way
+                self._take_confirmations()  # of earlier messages, while this one is on its way
 
     def send_frames(self, receiver: int, frames: Sequence[Frame], deadline_s: float) -> None:
-        """Frames that began on another way and did not arrive there."""
+        """Send frames that another path did not deliver."""
         until = time.monotonic() + deadline_s
         with self._lock:
             link = self._link(receiver)
@@ -107,7 +107,7 @@ class Sender:
                     self._pump(_PIPELINE_BYTES, until)
                 self._pump(0, until)
             except BaseException as e:
-                self._cut_off(link, e)  # whoever gave them has them no more
+                self._cut_off(link, e)  # the caller does not have the frames any more
                 raise
 
     def broken(self, receiver: int) -> str:
@@ -116,10 +116,10 @@ class Sender:
         return "" if link is None else link.broken
 
     def check(self) -> None:
-        """Raise what the relay has to say about frames since the last call.
+        """Raise the relay's refusal, if it refused a frame since the last call.
 
-        What it was not to confirm is sent again: a frame that it has it refuses as known, one that it had no room for
-        it refuses as before.
+        Silent frames are sent again, this time with a confirmation.  The relay refuses a frame that it has as known,
+        and refuses again a frame for which it had no room.
         """
         if self._unconfirmed and self._connection is not None and self._lock.acquire(blocking=False):
             try:
@@ -128,7 +128,7 @@ class Sender:
                 self._lock.release()
 
     def settle(self, deadline_s: float) -> None:
-        """Return when the relay has confirmed everything; for a caller who goes another way from now on."""
+        """Return when the relay has confirmed everything; for a caller that uses another path from now on."""
         with self._lock:
             self._settle(deadline_s)
 
@@ -202,14 +202,14 @@ class Sender:
                     room = 0
                 self._unwritten.append(_entry(link, seq, number, head, part, self._touch(link)))
                 self._pump(_PIPELINE_BYTES, until)
-            self._pump(0, until)  # the payload is the caller's again
+            self._pump(0, until)  # the caller may reuse the payload afterwards
         except BaseException as e:
             self._cut_off(link, e)
             raise
         link.seq = seq + 1
 
     def _send_small(self, link: _Link, seq: int, message: FrameHeader, payload: bytes, until: float) -> None:
-        """One frame.  Its confirmation is left to whoever comes next."""
+        """Send one frame.  A later call reads its confirmation."""
         head = encode_chunk(message, self._relay.group_bytes, seq, 0, 1, payload)
         n_bytes = HEADER_BYTES + len(payload)
         connection, frame_id = self._connection, b"%d-0" % (seq + 1)
@@ -221,7 +221,7 @@ class Sender:
         entry = _Entry(link, (wire,), n_bytes, silent)
         try:
             if connection is not None and at_once:
-                self._wrote(entry)  # before it is: what is lost half-way is repeated
+                self._wrote(entry)  # before the write, so that an entry that is lost half-way is repeated
                 try:
                     connection.sock.sendall(wire)
                 except OSError as e:
@@ -247,7 +247,7 @@ class Sender:
         return self._relay.touch(link.key)
 
     def _pump(self, most_bytes: int, until: float) -> None:
-        """Write what waits; take confirmations until at most ``most_bytes`` are without one."""
+        """Write the waiting entries; take confirmations until at most ``most_bytes`` are not confirmed."""
         while True:
             try:
                 connection = self._connection or self._connect(until)
@@ -305,7 +305,7 @@ class Sender:
             return
         link.quota.begin(self.priority)
         try:
-            known = link.quota.reported()  # before the look, so that a report behind it is not waited for in vain
+            known = link.quota.reported()  # before take(): a report that comes after take() must end the wait
             while not link.quota.take(self.priority, n_bytes):
                 self._await_credit(link, known, until)
                 known = link.quota.reported()
@@ -342,7 +342,7 @@ class Sender:
         return connection
 
     def _repeat(self) -> None:
-        """Let everything that is not confirmed be written again, and confirmed."""
+        """Queue all entries that are not confirmed once more, this time with a confirmation."""
         for entry in self._unconfirmed:
             if entry.silent:
                 entry.parts, entry.silent = (memoryview(entry.parts[0])[len(SKIP_REPLY) :],), False

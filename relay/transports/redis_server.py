@@ -1,4 +1,4 @@
-"""One group's way to its relay: authenticated connections, the names of its keys, and whether the relay remembers."""
+"""One group's access to its relay: authenticated connections, key names, and a check that the relay lost nothing."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from thaw.errors import Unavailable, WorkerLost
 from thaw.ids import GroupId
 
 TTL_MS: Final = 120_000
-"""What nobody reads is gone after this; a live group touches its streams far more often."""
+"""A stream that no stage uses is deleted after this time; a live group renews its streams far more often."""
 TOUCH_S: Final = 30.0
 """A stream's time to live is renewed this often while it is written, not with every frame."""
 REMEMBERED_MS: Final = 24 * 3600 * 1000
-"""For the few bytes that a quiet group comes back to: its marker, and how much each receiver has taken.  A sender that
-found no such sum would wait for one, from a receiver that has said all there is to say."""
+"""Time to live of the few bytes that a quiet group needs later: its marker, and how much each receiver has taken.  A
+sender that found no such sum would wait for one, although the receiver has nothing more to report."""
 
 _UNKNOWN: Final = frozenset({"WRONGPASS", "NOAUTH", "NOPERM"})
 _STARTING: Final = frozenset({"LOADING", "MASTERDOWN", "BUSY", "TRYAGAIN"})
@@ -39,11 +39,11 @@ class GroupRelay:
         return f"{key_prefix(self.group_id)}{sender}:{receiver}:{priority.value}"
 
     def address_key(self, stage: int) -> str:
-        """Where a stage says at which TCP address it listens (tcp.py)."""
+        """The key of the TCP address on which a stage listens (tcp.py)."""
         return f"{key_prefix(self.group_id)}at:{stage}"
 
     def touch(self, key: str) -> bytes:
-        """The commands that keep the stream ``key``, and what is beside it, for another while."""
+        """The commands that renew the time to live of the stream ``key``, of its credit and of the group's marker."""
         return b"".join((unanswered("PEXPIRE", key, TTL_MS), unanswered("PEXPIRE", key + ":credit", REMEMBERED_MS),
                          unanswered("PEXPIRE", self._marker_key, REMEMBERED_MS)))  # fmt: skip
 
@@ -86,7 +86,7 @@ class GroupRelay:
 
 
 SKIP_REPLY: Final = command("CLIENT", "REPLY", "SKIP")
-"""Before a command whose answer nobody waits for: the relay need not write it, and nobody need read it."""
+"""Precedes a command whose answer is not needed: the relay does not write it, and the sender does not read it."""
 
 
 def memory_full() -> Unavailable:

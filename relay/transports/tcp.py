@@ -1,4 +1,4 @@
-"""The TCP transport: stages that may reach one another meet at the redis relay, and then do without it.
+"""The TCP transport: stages find one another's addresses at the redis relay, and then do without it.
 
 ::
 
@@ -45,7 +45,7 @@ from thaw.lasting import LastingThread
 
 _HANDSHAKE_S: Final = 3.0
 _MAX_STRANGERS: Final = 32
-"""Connections that have not proved anything yet; a further one pushes the oldest out."""
+"""The most connections that have not proved anything yet; a further one replaces the oldest."""
 _ACK_BYTES: Final = 128 * 1024
 _ADDRESS_TTL_MS: Final = 24 * 3600 * 1000
 _NOTHING: Final = memoryview(b"")
@@ -101,7 +101,7 @@ class TcpEnds:
             raise
 
     def _publish(self) -> None:
-        """Say at the relay where this stage listens."""
+        """Publish at the relay the address on which this stage listens."""
         connection = self._relay.connect(Priority.INFERENCE, self._flow.resume_s)
         try:
             connection.call("XADD", self._relay.address_key(self._stage), "MAXLEN", 1, "*", "a", self._porter.address)
@@ -110,7 +110,7 @@ class TcpEnds:
             connection.close()
 
     def link(self, receiver: int, priority: Priority, on_lost: Callable[[], None] | None = None) -> TcpOut:
-        """``on_lost``: the caller has another way when this one is lost; no waiting for the receiver then."""
+        """``on_lost``: the caller has another path when this one is lost, so a dial does not wait for the receiver."""
         found = self._links.get((receiver, priority))
         if found is not None:
             return found
@@ -150,7 +150,7 @@ class TcpEnds:
         return dial
 
     def _address_of(self, stage: int, timeout_s: float) -> str:
-        """Where ``stage`` listens; waits until it has said so.  Raises TimeoutError."""
+        """Return the address of ``stage``; wait until it is published.  Raises TimeoutError."""
         connection = self._relay.connect(Priority.INFERENCE, max(timeout_s, 1.0))
         try:
             reply = connection.call("XREAD", "COUNT", 1, "BLOCK", max(1, int(timeout_s * 1000)), "STREAMS",
@@ -176,7 +176,7 @@ def _exactly(sock: socket.socket, n_bytes: int) -> bytes:
 
 
 class TcpLane:
-    """One connection that messages come in on.  See inbox.Lane."""
+    """One connection on which messages come.  See inbox.Lane."""
 
     def __init__(self, sock: socket.socket, inbox: Inbox, assembly: Assembly, says: handshake.Hello,
                  flow: Flow) -> None:  # fmt: skip
@@ -189,7 +189,7 @@ class TcpLane:
         self._start = self._end = 0
         self._header: FrameHeader | None = None
         self._place = self._target = _NOTHING
-        self._crc = 0  # of what has come of the frame in progress
+        self._crc = 0  # of the part of the frame in progress that has come
 
     def advance(self) -> None:
         try:
@@ -211,10 +211,10 @@ class TcpLane:
             self.arm()
 
     def arm(self) -> None:
-        """Tell the sender what it need not keep any longer."""
+        """Tell the sender which frames it need not keep any longer."""
         if self._owed < self._ack_bytes:
             return
-        if self._assembly.is_ahead:  # of what the relay still carries; the position does not cover what came here yet
+        if self._assembly.is_ahead:  # of frames in the relay: the position does not cover yet what came here
             self._inbox.arm_again(self)
             return
         seq, chunk = self._assembly.position
@@ -224,14 +224,14 @@ class TcpLane:
             if self._sock.send(ack) != len(ack):
                 self.close()
         except BlockingIOError:
-            return  # the sender does not read: it has room
+            return  # the sender does not read acknowledgements, so it does not wait for room
         except OSError:
             self.close()
         else:
             self._owed = 0
 
     def revive(self, now_s: float) -> float | None:
-        return None  # whoever sends comes back
+        return None  # the sender connects again
 
     def close(self) -> None:
         if self._sock.fileno() >= 0:
@@ -251,7 +251,7 @@ class TcpLane:
         self._end += count
 
     def _one(self) -> bool:
-        """The short cut: a message of one frame that came whole.  False: there is none."""
+        """Take a message of one frame that is complete in the buffer, in one step.  False if there is none."""
         at = self._start + HEADER_BYTES
         if self._end < at:
             return False
@@ -276,7 +276,7 @@ class TcpLane:
         return header
 
     def _begin(self) -> bool:
-        """The long way: a frame that did not come whole, or is a part of its message.  True when one is in progress."""
+        """Begin a frame that is incomplete, or only a part of its message.  True when one is in progress."""
         if self._header is None:
             if self._end - self._start < HEADER_BYTES:
                 return False
@@ -291,8 +291,10 @@ class TcpLane:
         return True
 
     def _rest(self) -> bool:
-        """Receive what is missing of it, where it belongs.  The checksum is taken of each piece while the next is on
-        its way.  True when it is whole."""
+        """Receive the missing bytes of the frame into its place.  True when it is complete.
+
+        The checksum of each piece is computed while the next piece is on its way.
+        """
         while self._target:
             try:
                 count = self._sock.recv_into(self._target)
@@ -306,7 +308,7 @@ class TcpLane:
 
     def _finish(self) -> None:
         header, place = self._header, self._place
-        self._header, self._place, self._target = None, _NOTHING, _NOTHING  # no view of a message but the caller's
+        self._header, self._place, self._target = None, _NOTHING, _NOTHING  # only the caller keeps views of a message
         assert header is not None  # noqa: S101
         check_sum(header, self._crc)
         self._owed += HEADER_BYTES + header.n_bytes
@@ -323,8 +325,8 @@ class _Stranger:
 
 
 class _Porter:
-    """Accepts connections and lets those in who know the secret.  A thread of its own: two stages that both send
-    first would otherwise wait for each other."""
+    """Accepts connections and admits peers that know the secret.  It has a thread of its own: two stages that both
+    send first would otherwise wait for each other."""
 
     def __init__(self, group_id: bytes, secret: str, inbox: Inbox, stage: int, assemblies: Assemblies,
                  host_address: str, flow: Flow) -> None:  # fmt: skip
@@ -360,7 +362,7 @@ class _Porter:
                 self._dismiss([fd for fd, s in self._strangers.items() if s.until <= now])
 
     def _patience_s(self) -> float | None:
-        """Until the first stranger has said nothing for too long."""
+        """The seconds until the first stranger has been silent for too long; None while there is no stranger."""
         if not self._strangers:
             return None
         return max(0.0, min(s.until for s in self._strangers.values()) - time.monotonic())
@@ -369,7 +371,7 @@ class _Porter:
         try:
             sock, _ = self._listener.accept()
         except OSError:
-            return  # it went away again
+            return  # the peer has gone again
         if len(self._strangers) >= _MAX_STRANGERS:
             self._dismiss([next(iter(self._strangers))])
         sock.setblocking(False)
@@ -416,7 +418,7 @@ class _Porter:
     def _admit(self, sock: socket.socket, says: handshake.Hello, assembly: Assembly, hello: bytes) -> None:
         sock.setblocking(False)
         tune(sock, says.priority)
-        with self._inbox.lock:  # nothing of the connection before is taken once the position has been said
+        with self._inbox.lock:  # once the position is sent, nothing of the earlier connection may be taken
             before = self._lanes.get((says.sender, says.priority))
             if before is not None:
                 before.close()

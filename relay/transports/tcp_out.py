@@ -1,13 +1,13 @@
-"""The sending end of one TCP link: what is on its way is kept until the receiver has it, so a cut loses nothing.
+"""The sending end of one TCP link: it keeps each frame until the receiver has it, so a cut connection loses nothing.
 
 ::
 
     queue:  │ written, not acknowledged │ being written │ waiting │        ← acknowledged: dropped
             └──────── resent from the receiver's position after a cut ─────┘
 
-A payload is written from the caller's memory; only what is not acknowledged when ``send`` returns is copied, or held
-where it is ``bytes``.  The threads that may work here are the one that sends and, when it is away, the one that
-receives (a lane of the inbox).
+A payload is written from the caller's memory; only frames that are not acknowledged when ``send`` returns are copied,
+or kept without a copy if the payload is ``bytes``.  The threads that may work here are the one that sends and, while it
+does something else, the one that receives (a TcpOut is a lane of the inbox).
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ from thaw.errors import ProtocolError, Unavailable, WorkerLost
 _RETRY_S: Final = 0.1
 _IOV_MAX: Final = 64
 _READ_ACKS_BYTES: Final = 256 * 1024
-"""Kept before acknowledgements are looked for (a receiver says one every 128 KiB): one system call in many, and what is
-kept stays in the core's cache; memory that was never touched costs more than the copy into it."""
+"""Bytes that are kept before acknowledgements are read (a receiver sends one every 128 KiB).  So only one message in
+many needs a system call for them, and the kept bytes stay in the core's cache: memory that was never touched costs more
+than the copy into it."""
 
 
 @dataclass(slots=True)
@@ -47,15 +48,15 @@ class Outgoing:
 
 
 Dial = Callable[[float], tuple[socket.socket, tuple[int, int]]]
-"""Connect within so many seconds: the socket, non-blocking, and the receiver's position.  Raises OSError."""
+"""Connects within the given seconds; returns the non-blocking socket and the receiver's position.  Raises OSError."""
 
 
 class NoRoute(Unavailable):
-    """The receiver cannot be reached, and the caller has another way to it: also for what was cut off."""
+    """The receiver cannot be reached, and the caller has another path to it, also for frames that were cut off."""
 
 
 class TcpOut:
-    """To one receiver at one priority.  Lock order: this lock, then the inbox's methods (which take none)."""
+    """The link to one receiver at one priority.  Lock order: this lock, then the inbox's methods (which take none)."""
 
     def __init__(self, dial: Dial, inbox: Inbox, stage: int, receiver: int, priority: Priority, flow: Flow,
                  group_id: bytes, on_lost: Callable[[], None] | None = None) -> None:  # fmt: skip
@@ -86,19 +87,19 @@ class TcpOut:
             self._seq += 1
 
     def send_as(self, seq: int, message: FrameHeader, payload: bytes | memoryview, deadline_s: float) -> None:
-        """``send`` with a number given by the caller, who has another way to the receiver beside this one."""
+        """Send with a number from the caller, which has another path to the receiver beside this one."""
         with self._lock:
             self._send(seq, message, payload, time.monotonic() + deadline_s)
 
     def connect(self, timeout_s: float) -> None:
-        """Raises OSError when the receiver cannot be reached.  Goes on with what was queued."""
+        """Connect, and write the queued frames.  Raises OSError when the receiver cannot be reached."""
         with self._lock:
             if self._sock is None:
                 self._connect(timeout_s)
                 self._flush(time.monotonic() + timeout_s)
 
     def abandon(self) -> list[Outgoing]:
-        """Give the way up; what is not acknowledged, for another."""
+        """Give this path up; return the frames that are not acknowledged, for another path."""
         with self._lock:
             self._drop()
             frames, self.queue = list(self.queue), deque()
@@ -136,7 +137,7 @@ class TcpOut:
             try:
                 sock.shutdown(socket.SHUT_RDWR)
             except OSError:
-                pass  # the other side was first
+                pass  # the other side closed it first
         with self._lock:
             self._drop()
 
@@ -164,14 +165,14 @@ class TcpOut:
             self._keep(seq, payload)
 
     def _send_small(self, seq: int, message: FrameHeader, payload: bytes, until: float) -> None:
-        """One frame, far below the window, in one call when nothing is in its way."""
+        """Send one frame, far below the window, in one call if no other frame is waiting."""
         head = encode_chunk(message, self._group_id, seq, 0, 1, payload)
         sock, alone, sent = self._sock, self._n_written == len(self.queue), 0
         if sock is not None and alone:
             try:
                 sent = sock.send(head + payload)
             except OSError:
-                sent = 0  # full, or lost: flushing finds out which
+                sent = 0  # the socket is full, or lost: flushing finds out which
         self.queue.append(Outgoing(seq, 0, head, payload))
         self._queued_bytes += HEADER_BYTES + len(payload)
         if sent == HEADER_BYTES + len(payload):
@@ -190,9 +191,9 @@ class TcpOut:
             raise
 
     def _keep(self, seq: int, payload: bytes | memoryview) -> None:
-        """The payload is the caller's again: copy what may have to be sent again."""
-        self._read_acks_or_lose()  # of a large message most has arrived by now
-        if isinstance(payload, bytes) and len(payload) <= self._flow.most_bytes:  # nobody changes them
+        """The caller may reuse the payload from now on: copy the frames that may have to be sent again."""
+        self._read_acks_or_lose()  # most of a large message has arrived by now
+        if isinstance(payload, bytes) and len(payload) <= self._flow.most_bytes:  # bytes cannot change
             return
         for frame in reversed(self.queue):
             if frame.seq != seq:
@@ -203,7 +204,7 @@ class TcpOut:
         while self._lacks_room(n_bytes):
             self._flush(until)
             if not self._lacks_room(n_bytes):
-                return  # a connection that was made anew has said what arrived; it may say no more
+                return  # a new connection has told what arrived, and may have nothing more to tell
             if self._sock is not None and not self._wait(select.POLLIN, until):
                 raise Unavailable(f"stage {self._receiver} does not keep up: {self._queued_bytes} bytes are unread",
                                   hint="is the stage alive?")  # fmt: skip
@@ -213,7 +214,7 @@ class TcpOut:
         return bool(self.queue) and self._queued_bytes + n_bytes > self._flow.most_bytes
 
     def _flush(self, until: float) -> None:
-        """Write the queue; when the receiver does not take it until the deadline, whoever comes next goes on."""
+        """Write the queue; if the receiver does not take it until the deadline, a later call goes on."""
         while self._sock is None or self._n_written < len(self.queue):
             try:
                 sock = self._sock or self._connect(until - time.monotonic())
@@ -227,7 +228,7 @@ class TcpOut:
                 self._retry(e, until)
 
     def _write(self, sock: socket.socket) -> bool:
-        """One write of what fits.  False when the socket is full."""
+        """Write once as much as fits.  False when the socket is full."""
         parts: list[bytes | memoryview] = []
         for at in range(self._n_written, min(len(self.queue), self._n_written + _IOV_MAX // 2)):
             parts += (self.queue[at].head, self.queue[at].payload)
@@ -278,7 +279,7 @@ class TcpOut:
                 self._read_acks(self._sock)
         except OSError:
             self._drop()
-            self._inbox.idle(self)  # whoever sends here may not come again: the thread that receives goes on
+            self._inbox.idle(self)  # there may be no further send: the thread that receives goes on
 
     def _connect(self, timeout_s: float) -> socket.socket:
         if self._closed.is_set():
