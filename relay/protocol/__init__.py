@@ -1,1 +1,1 @@
-"""What processes say to one another: frames, messages, tensors, a model's bytes in memory.  See docs/formats/."""
+"""The formats between processes: frames, messages, tensors, a model's bytes in memory.  See docs/formats/."""

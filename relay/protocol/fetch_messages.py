@@ -1,4 +1,4 @@
-"""What is said to fetchd: on its control socket by the invoker, at a door by a container.  See messages.py."""
+"""The messages to fetchd: an invoker's on the control socket, a container's at its door.  See messages.py."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class FetchStarted:
 
 @dataclass(frozen=True, slots=True)
 class FetchUpdate:
-    """Of a fetch that runs.  The pace is set as it stands here; of the others None leaves what was."""
+    """Change a running fetch.  The pace becomes the value given here; the other fields keep their value where None."""
 
     group_id: GroupId
     stage: int
@@ -62,7 +62,7 @@ class FetchUpdate:
 
 @dataclass(frozen=True, slots=True)
 class FetchWait:
-    """Answered when every byte of ``ranges`` has come (later ones may follow): FetchDone, or Refused with why not."""
+    """Answered when every byte of ``ranges`` has come (later ones may follow): FetchDone, or Refused with the error."""
 
     group_id: GroupId
     stage: int
@@ -165,7 +165,7 @@ class Status:
 @dataclass(frozen=True, slots=True)
 class PoolWatch:
     """Answered with PoolChanged as soon as a segment became complete or lost its last holder since ``version``, and
-    after ``timeout_ms`` in any case.  The first question names any version."""
+    after ``timeout_ms`` in any case.  The first request may give any version."""
 
     version: int
     timeout_ms: int

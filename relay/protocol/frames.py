@@ -7,9 +7,10 @@
            44       48     56          60           64
            ┼n_bytes─┼─step─┼header_crc─┼payload_crc─┤ tensor descriptors (flag TENSORS) │ payload
 
-Little-endian.  The CRCs (Castagnoli) find damage; forgery is stopped by the group's credential.  ``n_bytes`` counts
-what follows the header, descriptors included, and is at most 8 MiB, so a receiver allocates only after every bound
-was checked.  "Need more bytes" is a state: :func:`decode_header` takes exactly 64 bytes, the caller reads the rest.
+All numbers are little-endian.  The CRCs (Castagnoli) find damage; the group's credential stops forgery.  ``n_bytes``
+counts the bytes behind the header, descriptors included, and is at most 8 MiB, so a receiver allocates only after every
+bound was checked.  "Need more bytes" is a state: :func:`decode_header` takes exactly 64 bytes, the caller reads the
+rest.
 """
 
 from __future__ import annotations
@@ -59,11 +60,11 @@ _KNOWN: Final = {
     for priority in Priority
     for flags in range(_KNOWN_FLAGS + 1)
 }
-"""Every beginning of a header that this side reads: one look-up tells a sound one."""
+"""Every valid beginning of a header: one look-up checks it."""
 
 
 class FrameHeader(NamedTuple):
-    """A tuple and no dataclass: one is made for every frame, and a frozen dataclass of as many fields takes 1 µs."""
+    """A tuple and no dataclass: every frame needs one, and making a frozen dataclass of as many fields takes 1 µs."""
 
     kind: FrameKind
     priority: Priority = Priority.INFERENCE
@@ -85,12 +86,12 @@ class Frame:
 
 
 _CRC_BLOCK: Final = 32 * 1024
-"""The checksum's C code reads only ``bytes``; a view is copied in pieces that stay in the core's first cache, and far
-below what malloc asks the kernel for anew each time (128 KiB)."""
+"""The checksum's C code reads only ``bytes``.  A view is copied in pieces that stay in the core's first cache, and far
+below the size that malloc requests from the kernel each time (128 KiB)."""
 
 
 def crc32c(data: bytes | memoryview, crc: int = 0) -> int:
-    """Castagnoli checksum of contiguous bytes; ``crc``: of those before them."""
+    """Castagnoli checksum of contiguous bytes; ``crc`` is the checksum of the bytes before them."""
     if len(data) <= _CRC_BLOCK or isinstance(data, bytes):
         return int(google_crc32c.extend(crc, bytes(data)))
     for at in range(0, len(data), _CRC_BLOCK):
@@ -106,7 +107,7 @@ def encode_header(header: FrameHeader) -> bytes:
 
 def encode_chunk(message: FrameHeader, group_id: bytes, seq: int, chunk: int, n_chunks: int,
                  payload: bytes | memoryview) -> bytes:  # fmt: skip
-    """The 64 bytes before ``payload``: chunk ``chunk`` of message ``seq``, which is otherwise as ``message`` says."""
+    """The 64 bytes before ``payload``: chunk ``chunk`` of message ``seq``, with the other fields of ``message``."""
     if len(payload) > MAX_PAYLOAD_BYTES:
         raise ProtocolError(f"frame payload of {len(payload)} bytes; the limit is {MAX_PAYLOAD_BYTES}")
     return _seal(message, group_id, seq, chunk, n_chunks, len(payload), crc32c(payload))
@@ -150,7 +151,7 @@ def decode_header(data: bytes | memoryview) -> FrameHeader:
 
 
 def _refused(raw: bytes) -> ProtocolError:
-    """What is wrong with a header whose beginning or checksum is; the first thing in the order of frame.md."""
+    """The error of a header with a wrong length, beginning or checksum: the first one in the order of frame.md."""
     if len(raw) != HEADER_BYTES:
         return ProtocolError(f"a frame header has {HEADER_BYTES} bytes, got {len(raw)}")
     magic, version, kind, priority, flags = raw[:4], *raw[4:_FLAGS_END]
@@ -180,6 +181,6 @@ def check_payload(header: FrameHeader, payload: bytes | memoryview) -> None:
 
 
 def check_sum(header: FrameHeader, crc: int) -> None:
-    """``crc`` is the payload's, if the caller computed it while the payload came."""
+    """Check the payload by its ``crc``, which the caller computed while the payload came.  Raises ProtocolError."""
     if crc != header.payload_crc:
         raise ProtocolError("frame payload failed its checksum")

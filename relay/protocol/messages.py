@@ -1,4 +1,4 @@
-"""What components say to one another: frozen dataclasses, JSON by thaw.wire, each inside a control frame.
+"""The messages between components: frozen dataclasses, JSON by thaw.wire, each inside a control frame.
 
 Four conversations: events (everybody, one stream), commands (scheduler → one host), fetchd's control socket and
 door, and the container's ``/init`` and ``/run``.  A message travels as ``{"t": <type>, …fields}``.
@@ -56,8 +56,8 @@ from thaw.trace import TraceEvent
 class DemandAdded:
     """A gateway holds a request (or a 202) that no route can take.  Also kept in the hash thaw:demand.
 
-    ``waited_ms``: how old the request was when this was said, by its gateway's own clock: it may have been served and
-    have lost its worker.  ``queued_wall_ms`` is when it came, for who reads the hash long after.
+    ``waited_ms`` is the request's age by its gateway's own clock when the message was made; a request that was served
+    and lost its worker is not new.  ``queued_wall_ms`` is when it came, for a reader of the hash long afterwards.
     """
 
     activation_id: ActivationId
@@ -76,7 +76,7 @@ class DemandRemoved:
 
 @dataclass(frozen=True, slots=True)
 class InstanceChanged:
-    """The owning invoker's word on one instance.  GONE with ``error`` is a failed start or a lost worker."""
+    """The owning invoker's report on one instance.  GONE with ``error`` is a failed start or a lost worker."""
 
     instance: InstanceRecord
 
@@ -117,7 +117,7 @@ class CommandRefused:
 
 @dataclass(frozen=True, slots=True)
 class HostChanged:
-    """A host joined, left (drain or shutdown), was drained or undrained, or has more room for models than it said."""
+    """A host joined, left (drain or shutdown), was drained or undrained, or has more room for models than reported."""
 
     host_id: HostId
     present: bool
@@ -141,12 +141,15 @@ class Prefetch:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Fetch (first) and start a stage's container.  ``instance_id`` is chosen by the scheduler, so a repeat is seen."""
+    """Fetch (first) and start a stage's container.
+
+    The scheduler chooses ``instance_id``, so that the host recognises a repeated command.
+    """
 
     plan: Plan
     stage: int
     instance_id: InstanceId
-    activation_ids: tuple[ActivationId, ...] = ()  # whose demand it serves: their traces link to the group
+    activation_ids: tuple[ActivationId, ...] = ()  # the demand that the start serves: their traces link to the group
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +193,7 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class GroupCredential:
-    """What lets a stage into its group's part of the relay, and nothing else.  Dies with the group."""
+    """Gives a stage access to its group's part of the relay, and to nothing else.  It ends with the group."""
 
     username: str
     secret: str
@@ -200,8 +203,9 @@ class GroupCredential:
 class GroupLink:
     """How the stages of a group reach one another.
 
-    ``address`` is the relay's: a redis URL without credential, an object URI (``s3://…``, ``file://…``).  ``tcp``
-    meets at the redis relay of ``address`` too.  ``host_address`` is where a stage listens, if it may be reached.
+    ``address`` is the relay's: a redis URL without credential, or an object URI (``s3://…``, ``file://…``).  Stages
+    that use ``tcp`` also meet at the redis relay of ``address``.  ``host_address`` is the address on which a stage
+    listens, if other hosts may reach it.
     """
 
     kind: TransportKind
@@ -212,9 +216,9 @@ class GroupLink:
 
 @dataclass(frozen=True, slots=True)
 class StageShape:
-    """What every stage knows of every other, so that all compute the same number of KV blocks without asking.
+    """Every stage knows this of every other, so that all compute the same number of KV blocks without asking.
 
-    ``weight_bytes``: of all that the stage will hold.  A full one has the KV cache of every layer of the model.
+    ``weight_bytes`` counts all weights that the stage will hold.  A full stage has the KV cache of every layer.
     """
 
     layers: tuple[int, int]
@@ -255,7 +259,7 @@ class InitReply:
 
 @dataclass(frozen=True, slots=True)
 class LlmResume:
-    """Continue an answer: these tokens were already delivered; numbering goes on behind them."""
+    """Continue an answer: these tokens were already delivered; the next token's number follows the last of them."""
 
     output_token_ids: tuple[int, ...]
 
@@ -293,7 +297,7 @@ class RunFinished:
     reason: str  # "stop" | "length"
     prompt_tokens: int
     completion_tokens: int
-    text: str = ""  # what was held back
+    text: str = ""  # the text that was held back
     events: tuple[TraceEvent, ...] = ()
 
 
@@ -306,7 +310,7 @@ class RunFailed:
 
 
 ACTIVATION_HEADER: Final = "x-thaw-activation-id"
-"""Of ``POST /instances/{id}/run``: an invoker looks into no body."""
+"""A header of ``POST /instances/{id}/run``, because an invoker does not read the body."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,14 +321,14 @@ class RunRef:
 
 @dataclass(frozen=True, slots=True)
 class LogsWanted:
-    """``POST /logs``: of runs that have ended here.  Many at once, for a gateway asks behind its answers."""
+    """``POST /logs``: ask for the logs of runs that have ended here, many at once: a gateway asks after it answered."""
 
     runs: tuple[RunRef, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class LogsFound:
-    """As they were asked for; None where the instance has left and its logs with it."""
+    """The logs in the order of the request; None where the instance has left and its logs are gone."""
 
     logs: tuple[tuple[str, ...] | None, ...]
 
@@ -350,7 +354,7 @@ def to_plain(message: Any) -> dict[str, Any]:
 
 
 def from_plain(plain: Any) -> Any:
-    """The message a tagged object stands for.  Raises ProtocolError for an unknown tag or a bad field."""
+    """Read a message from a tagged object.  Raises ProtocolError for an unknown tag or a bad field."""
     if not isinstance(plain, dict) or plain.get("t") not in _TYPES:
         raise ProtocolError(f"not a known message: {plain!r:.80}")
     cls = _TYPES[plain["t"]]

@@ -1,4 +1,4 @@
-"""What a start takes from a host's pool of memory for models.
+"""How much a start takes from a host's pool of memory for models.
 
 fetchd keeps a model in a *segment* of whole slabs.  Ranges lie in it one after the other, each at the next multiple of
 a page::
@@ -7,7 +7,7 @@ a page::
     |<----- slab ----->|<----- slab ----->|<----- slab ----->|
 
 The scheduler counts with :func:`n_slabs` before it decides a start, and fetchd with the same function when the start
-comes, so a pool that has room for the one has room for the other.
+comes, so both find the same room in the pool.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def segment_length(ranges: Sequence[FileRange]) -> int:
 
 
 def n_slabs(ranges: Sequence[FileRange], slab_bytes: int) -> int:
-    """Slabs of a segment with these ranges; a stage's later ranges lie behind its first ones in the same segment."""
+    """Number of slabs of a segment with these ranges.  A stage's later ranges follow its first ones in one segment."""
     return -(-segment_length(ranges) // slab_bytes)
 
 

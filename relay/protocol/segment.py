@@ -1,4 +1,4 @@
-"""Segment v1: a model's bytes in shared memory, on their way.  docs/formats/segment.md; vectors/segment.json.
+"""Segment v1: a model's bytes in shared memory while they arrive.  docs/formats/segment.md; vectors/segment.json.
 
 ::
 
@@ -45,7 +45,7 @@ MAGIC: Final = b"THWS"
 VERSION: Final = 1
 PAGE_BYTES: Final = 4096
 MAX_WAIT_S: Final = 0.2
-"""A waiter looks at the heartbeat this often: a dead fetchd wakes nobody."""
+"""A waiting reader checks the heartbeat this often, because a dead fetchd wakes no reader."""
 HEARTBEAT_S: Final = 0.2
 DEAD_AFTER_S: Final = 3.0
 """Fifteen missed heartbeats: a busy two-core machine has been seen to hold a thread back for one second."""
@@ -73,7 +73,7 @@ _ERROR_CODES: Final[tuple[type[ThawError], ...]] = (
 
 
 def error_on_page(number: int, message: str, hint: str) -> ThawError:
-    """What a failed page's numbers and texts mean; an unknown number is a newer fetchd's."""
+    """Return the error of a failed page.  An unknown number comes from a newer fetchd and means PlatformError."""
     cls = _ERROR_CODES[number - 1] if 0 < number <= len(_ERROR_CODES) else PlatformError
     return from_info(ErrorInfo(cls.__name__, message, hint))
 
@@ -112,7 +112,7 @@ class ControlPage:
         return SegmentState(self._u32[_STATE])
 
     def advance(self, end: int) -> None:
-        """``[0, end)`` is verified.  The caller has written the data before this call."""
+        """Publish that ``[0, end)`` is verified.  The caller has written the data before this call."""
         self._u64[_END] = end
         self._announce()
 
@@ -125,7 +125,7 @@ class ControlPage:
         self._announce()
 
     def fail(self, error: ErrorInfo) -> None:
-        """``end`` stays where it is: what lies below it was verified and stays good."""
+        """Publish the error.  ``end`` does not change: the bytes below it were verified and stay valid."""
         names = [cls.__name__ for cls in _ERROR_CODES]
         number = names.index(error.code) + 1 if error.code in names else 1
         message, hint = _bounded(error.message), _bounded(error.hint)
@@ -167,7 +167,7 @@ class PageReader:
 
     @property
     def end(self) -> int:
-        """Raises ProtocolError for a page that says what cannot be."""
+        """Raises ProtocolError for a page with impossible values."""
         return self.look()[1]
 
     @property
@@ -179,8 +179,9 @@ class PageReader:
         return self.look()[0]
 
     def look(self) -> tuple[SegmentState, int]:
-        """State before end: a complete page has all of its end.  Raises ProtocolError as :attr:`end` does."""
-        seen = self._seen  # before the page: another thread may have seen further meanwhile
+        """Read the state before the end, so that a complete page has its final end.  Raises ProtocolError like
+        :attr:`end`."""
+        seen = self._seen  # before the page: another thread may see a later end meanwhile
         state, end = int(self._u32[_STATE]), int(self._u64[_END])
         if state not in _STATES:
             raise ProtocolError(f"control page is in state {state}")
@@ -198,7 +199,7 @@ class PageReader:
         return (time.monotonic_ns() - int(self._u64[_HEARTBEAT])) / 1e9
 
     def error(self) -> ThawError:
-        """What a FAILED page says."""
+        """Read the error from a FAILED page."""
         number, n_message, n_hint = struct.unpack_from("<III", self._region.view, 40)
         n_message, n_hint = min(n_message, _MAX_TEXT), min(n_hint, _MAX_TEXT)
         text = bytes(self._region.view[_TEXT_OFFSET : _TEXT_OFFSET + n_message + n_hint])
@@ -206,7 +207,7 @@ class PageReader:
         return error_on_page(number, message, hint)
 
     def sleep(self, seq: int, timeout_s: float) -> None:
-        """Until ``seq`` has moved on, or ``timeout_s``."""
+        """Sleep until the page's number is not ``seq`` any more, or for ``timeout_s``."""
         futex_wait(self._seq_address, seq, timeout_s)
 
     def close(self) -> None:
@@ -215,7 +216,7 @@ class PageReader:
 
 
 class Places:
-    """Where a file's bytes lie in a segment."""
+    """The places of the files' bytes in a segment."""
 
     def __init__(self, layout: Sequence[PlacedRange]) -> None:
         self._places = {p.file: [q for q in layout if q.file == p.file] for p in layout}
@@ -235,7 +236,7 @@ class SegmentReader:
         self.offer = offer
         self.n_bytes = offer.n_bytes
         self.first_bytes = offer.first_bytes or offer.n_bytes
-        """What lies at and behind it comes in the background, after everything that anybody waits for."""
+        """Bytes from this offset on come in the background, after all bytes that a start waits for."""
         try:
             if len(fds) != offer.n_slabs + 1 or offer.n_slabs * offer.slab_bytes < offer.n_bytes:
                 raise ProtocolError(f"segment of {offer.n_bytes} bytes came with {len(fds)} descriptors")
@@ -267,10 +268,10 @@ class SegmentReader:
         return self._region.view[segment_offset : segment_offset + n_bytes].toreadonly()
 
     def wait(self, end: int, deadline_s: float) -> int:
-        """Sleep until ``[0, end)`` has arrived; the end there is now.  ``deadline_s`` counts from this call.
+        """Sleep until ``[0, end)`` has arrived; return the present end.  ``deadline_s`` counts from this call.
 
         Raises the fetch's error (ModelCorrupt, StoreUnavailable …), PlatformError when fetchd's heartbeat stops or
-        the deadline passes, ProtocolError for a page that lies.
+        the deadline passes, ProtocolError for a page with impossible values.
         """
         if end > self.n_bytes:
             raise ValueError(f"waiting for byte {end} of a segment of {self.n_bytes} bytes")

@@ -1,8 +1,7 @@
-"""Shared memory and futexes by libc, for what the mmap module cannot say: MAP_FIXED, populate, and FUTEX_WAIT.
+"""Shared memory and futexes by libc: MAP_FIXED, populate and FUTEX_WAIT, which the mmap module does not offer.
 
 A :class:`Region` reserves address space first and maps descriptors over it afterwards, so that many slabs lie
-contiguously.  The reservation is an ordinary ``mmap.mmap``: as long as somebody holds a memoryview of it, it cannot be
-unmapped under him.
+contiguously.  The reservation is an ordinary ``mmap.mmap``: it cannot be unmapped while a memoryview of it exists.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ class Region:
             raise _fail()
 
     def populate(self, at: int, n_bytes: int) -> None:
-        """Fault [at, at + n_bytes) in, with huge pages where the kernel gives them; the GIL is free meanwhile."""
+        """Fault [at, at + n_bytes) in, with huge pages where the kernel gives them.  It does not hold the GIL."""
         _libc.madvise(self.address + at, n_bytes, _MADV_HUGEPAGE)  # advice only; refused on some kernels
         if _libc.madvise(self.address + at, n_bytes, _MADV_POPULATE_WRITE) != 0:
             raise _fail()
@@ -74,7 +73,7 @@ class Region:
         ctypes.memset(self.address + at, 0, n_bytes)
 
     def close(self) -> None:
-        """Unmap.  While views of it are held elsewhere it stays mapped and goes with the last of them."""
+        """Unmap the region.  While views of it exist it stays mapped, until the last of them is released."""
         self.view.release()
         try:
             self._mmap.close()
@@ -94,6 +93,6 @@ def futex_wait(address: int, expected: int, timeout_s: float) -> None:
 
 
 def futex_wake(address: int) -> int:
-    """Wake every waiter on ``address``; how many there were."""
+    """Wake every waiter on ``address``; return their number."""
     arguments = (ctypes.c_void_p(address), ctypes.c_int(_FUTEX_WAKE), ctypes.c_int(_EVERYBODY))
     return int(_libc.syscall(_SYS_FUTEX, *arguments, None, None, 0))

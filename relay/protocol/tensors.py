@@ -36,7 +36,7 @@ class TensorHeader:
 
 
 def pack(headers: Sequence[TensorHeader]) -> bytes:
-    """The descriptor block.  Raises ProtocolError for a dtype or a shape the format cannot say."""
+    """The descriptor block.  Raises ProtocolError for a name, a dtype or a shape that the format cannot describe."""
     if len(headers) > _MAX_TENSORS:
         raise ProtocolError(f"{len(headers)} tensors in one message; the limit is {_MAX_TENSORS}")
     parts = [struct.pack("<H", len(headers))]

@@ -1,1 +1,1 @@
-"""The state server (Redis protocol): its keys, and typed access to what the components leave there for one another."""
+"""The state server (Redis protocol): its keys, and typed access to the data that the components share there."""

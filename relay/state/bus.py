@@ -1,8 +1,8 @@
 """Events and commands over Redis streams.
 
-Every entry holds one frame (``f``) of kind control with one message.  The event stream is read by everybody with a
-plain XREAD: an event is a hint to look, the hashes (instances, demand, hosts) are the truth, so a reader that was
-away starts from the hashes and goes on from the stream's end.  Commands are per host and stay until acknowledged.
+Every entry holds one frame (``f``) of kind control with one message.  All components read the event stream with a plain
+XREAD.  An event is a hint to read the hashes (instances, demand, hosts), which are the truth, so a reader that was away
+starts from the hashes and goes on from the stream's end.  Commands are per host and stay until acknowledged.
 """
 
 from __future__ import annotations
@@ -99,8 +99,10 @@ class _StreamThread:
         raise NotImplementedError
 
     def _deliver(self, *entries: bytes) -> None:
-        """Entries that were read together are handed on together: all of them are unpacked first, so that their owner
-        does not begin with one while others of a burst are still on their way to it."""
+        """Hand on together the entries that were read together.
+
+        All of them are unpacked first, so that the owner does not begin with one before it can get the others.
+        """
         messages: list[Any] = []
         for data in entries:
             try:
@@ -112,7 +114,7 @@ class _StreamThread:
 
 
 class EventReader(_StreamThread):
-    """Every event after the moment of (re)connection; ``on_up`` is the owner's cue to reload from the hashes."""
+    """Reads every event after the moment of (re)connection; in ``on_up`` the owner reloads from the hashes."""
 
     def __init__(self, url: str, on_message: Callable[[Any], None], on_up: Callable[[], None], log: Log) -> None:
         super().__init__(url, "event-reader", on_message, on_up, log)
@@ -129,7 +131,7 @@ class EventReader(_StreamThread):
 
 
 class CommandReader(_StreamThread):
-    """This host's commands.  Each is acknowledged and deleted after ``on_message`` returned, so a killed invoker
+    """Reads this host's commands.  Each is acknowledged and deleted after ``on_message`` returned, so a killed invoker
     sees it again; commands are idempotent."""
 
     def __init__(self, url: str, host_id: HostId, on_message: Callable[[Any], None], on_up: Callable[[], None],
@@ -144,14 +146,14 @@ class CommandReader(_StreamThread):
             if "BUSYGROUP" not in str(e):
                 raise
         self._on_up()
-        position = "0"  # first what was delivered before and never acknowledged, then the new
+        position = "0"  # first the entries that were delivered before and never acknowledged, then new ones
         while not self._stop.is_set():
             reply: Any = client.xreadgroup(_COMMAND_GROUP, "invoker", {self._key: position}, count=50, block=_BLOCK_MS)
             entries = reply[0][1] if reply else []
             if position == "0" and not entries:
                 position = ">"
             for entry_id, fields in entries:
-                if fields:  # else the stream was cut to its length since this was delivered
+                if fields:  # else the stream was trimmed after this entry was delivered
                     self._deliver(fields[b"f"])
                 client.xack(self._key, _COMMAND_GROUP, entry_id)
                 client.xdel(self._key, entry_id)

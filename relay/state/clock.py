@@ -1,7 +1,7 @@
-"""This machine's monotonic clock beside the state server's, from the round trips that are made anyway.
+"""This machine's monotonic clock compared with the state server's, by round trips that have another purpose anyway.
 
-A heartbeat, a lease or a look at the hosts takes a ``TIME`` along.  What is known is kept as an interval that every
-round trip narrows (thaw/clocks.py), and goes into the trace of each start.
+A heartbeat, a lease or a reading of the hosts also asks for ``TIME``.  The result is kept as an interval that every
+round trip narrows (thaw/clocks.py), and is written into the trace of each start.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from thaw.clocks import Reading, narrowed, round_trip
 
 
 class StateClock:
-    """Of one process and one state server.  Thread-safe."""
+    """The clock of one process and one state server.  Thread-safe."""
 
     def __init__(self, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
         self._now_ns = now_ns
@@ -28,7 +28,7 @@ class StateClock:
         return self._reading
 
     def execute(self, pipe: Any) -> list[Any]:
-        """``pipe.execute()``, with the server's time taken along; the results without it."""
+        """``pipe.execute()`` with a ``TIME`` added; returns the results without it."""
         pipe.time()
         before_ns = self._now_ns()
         results: list[Any] = pipe.execute()

@@ -1,4 +1,4 @@
-"""A group's credential: made with the group, good for its part of the relay and nothing else, dead with the group.
+"""A group's credential: made with the group, valid for its part of the relay only, revoked with the group.
 
 ::
 
@@ -6,7 +6,7 @@
                       └──▶ relay: ACL user, ~thaw:relay:<group>:*, seven commands
     invoker:   read()  ──▶ LlmInit.link.credential ──▶ the stage
 
-The relay keeps its users in memory: one that was restarted refuses the group, as it has lost the group's frames too.
+The relay keeps its users in memory: a restarted relay refuses the group, and it has lost the group's frames too.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from thaw.errors import WorkerLost
 from thaw.ids import GroupId
 
 COMMANDS: Final = ("xadd", "xread", "xtrim", "pexpire", "set", "get", "client|reply")
-"""What relay/transports/redis.py sends.  Nothing here lists keys, runs scripts, or sees another client."""
+"""The commands that relay/transports/redis.py sends.  None lists keys, runs scripts, or sees another client."""
 
 
 def ref(group_id: GroupId) -> str:
@@ -33,14 +33,14 @@ def ref(group_id: GroupId) -> str:
 
 
 def key_prefix(group_id: GroupId) -> str:
-    """What every key of the group on the relay begins with."""
+    """The beginning of every key of the group on the relay."""
     return f"thaw:relay:{group_id}:"
 
 
 def issue(state: redis.Redis, relay: redis.Redis, group_id: GroupId) -> str:
     """Let a group into its part of the relay; return the reference that goes into its plan.
 
-    Idempotent: the secret that is there stays, and a relay that was restarted learns it again.
+    Idempotent: an existing secret stays, and a relay that was restarted learns it again.
     """
     made = GroupCredential(_username(group_id), secrets.token_urlsafe(32))
     with redis_link.translated("write a group's credential"):
@@ -63,7 +63,7 @@ def read(state: redis.Redis, reference: str) -> GroupCredential:
 
 
 def revoke(state: redis.Redis, relay: redis.Redis, group_id: GroupId) -> None:
-    """End a group: its connections are closed by the relay, and nothing of it stays.  Idempotent."""
+    """End a group: the relay closes its connections, and all its keys are deleted.  Idempotent."""
     with redis_link.translated("shut a group out of the relay", "the relay"):
         relay.execute_command("ACL", "DELUSER", _username(group_id))  # type: ignore[no-untyped-call]
     drop_group(relay, group_id)

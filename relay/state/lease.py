@@ -1,7 +1,7 @@
 """The scheduler's lease with a fencing token.
 
-``SET NX PX`` takes it, the epoch counter is the token: every command carries it, and hosts refuse an older one, so a
-scheduler that was only slow can do no harm (M. Kleppmann, "How to do distributed locking").
+``SET NX PX`` takes the lease.  The epoch counter is the token: every command carries it, and hosts refuse an older one,
+so a scheduler that was only slow can do no harm (M. Kleppmann, "How to do distributed locking").
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class SchedulerLease:
         return max(0.0, int(left_ms) / 1000)
 
     def renew(self) -> bool:
-        """False: it was lost, stop deciding at once."""
+        """Extend the lease.  False means that it was lost: the caller must stop deciding at once."""
         with redis_link.translated("renew the scheduler's lease"):
             kept: Any = self._redis.eval(_RENEW, 1, keys.SCHEDULER_LEASE, self._owner, str(LEASE_MS))
             return bool(kept)

@@ -1,7 +1,7 @@
 """The stream of 202s, as a consumer group of gateways.
 
 An entry belongs to the gateway that read it until it is acknowledged with its record.  A gateway whose lease has
-ended is dead: its entries are claimed by another.  Time since delivery says nothing: a cold start takes
+ended is dead, and another gateway claims its entries.  The time since delivery is no sign of death: a cold start takes
 minutes.
 """
 
@@ -23,7 +23,7 @@ from thaw.logs import Log
 
 _BLOCK_MS: Final = 30_000
 _CLAIM_IDLE_MS: Final = 1_000
-"""Two gateways that see the same death: the second finds the entry claimed a moment ago."""
+"""When two gateways see the same death, the second finds the entry claimed a moment ago and does not get it."""
 _CLAIM_BATCH: Final = 100
 
 _DROP_EMPTY: Final = """
@@ -43,7 +43,7 @@ class Entry:
 
 
 class PendingReader(_StreamThread):
-    """Hands on new entries, as many as ``room()`` says; room() may block to hold the reader back.  Behind a
+    """Hands on new entries, as many as ``room()`` says; room() may block to hold the reader back.  After a
     reconnection an entry that has not ended comes again."""
 
     def __init__(
@@ -54,7 +54,7 @@ class PendingReader(_StreamThread):
 
     def _read_all(self, client: redis.Redis) -> None:
         create_group(client)
-        position: Any = "0"  # first what is ours and may have been lost with a connection, then the new
+        position: Any = "0"  # first our own entries, whose delivery may have failed with a connection, then new ones
         while not self._stop.is_set():
             count = self._room()
             if count == 0:
@@ -70,13 +70,13 @@ class PendingReader(_StreamThread):
 
 
 class PendingClaims:
-    """What to do about other gateways' entries."""
+    """Takes over or hands over entries between gateways."""
 
     def __init__(self, client: redis.Redis, gateway: GatewayId) -> None:
         self._redis, self._gateway = client, gateway
 
     def consumers(self) -> list[GatewayId]:
-        """Every gateway with a place in the group but this one."""
+        """Every gateway in the consumer group except this one."""
         with redis_link.translated("list consumers"):
             create_group(self._redis)
             rows: Any = self._redis.xinfo_consumers(keys.PENDING, keys.PENDING_GROUP)
@@ -84,7 +84,7 @@ class PendingClaims:
         return [GatewayId(name) for name in names if name != self._gateway]
 
     def claim(self, dead: GatewayId) -> list[Entry]:
-        """Take over the entries of a dead gateway (a batch; none left: it is forgotten)."""
+        """Take over a batch of a dead gateway's entries.  When none is left, remove it from the group."""
         with redis_link.translated("claim a dead gateway's work"):
             rows: Any = self._redis.xpending_range(
                 keys.PENDING, keys.PENDING_GROUP, "-", "+", _CLAIM_BATCH, consumername=dead
@@ -98,13 +98,13 @@ class PendingClaims:
         return list(parse(claimed))
 
     def starter(self, activation_id: ActivationId) -> GatewayId | None:
-        """Who has marked its one run (Records.mark_started)."""
+        """The gateway that has marked the activation's one run (Records.mark_started)."""
         with redis_link.translated("read who started a run"):
             found: Any = self._redis.get(keys.started(activation_id))
         return None if found is None else GatewayId(redis_link.text(found))
 
     def hand_to(self, owner: GatewayId, entry_id: bytes) -> None:
-        """The entry belongs to the gateway that runs it."""
+        """Give an entry to ``owner``, the gateway that runs it."""
         with redis_link.translated("hand an entry over"):
             self._redis.xclaim(keys.PENDING, keys.PENDING_GROUP, owner, 0, [entry_id], justid=True)
 

@@ -27,9 +27,9 @@ RECORD_TTL_S: Final = 7 * 24 * 3600
 TRACE_TTL_S: Final = 7 * 24 * 3600
 _FSYNC_WAIT_MS: Final = 2_000
 _TRANSACTION_BYTES: Final = 8 << 20
-"""Of records written together: the state server answers nobody while it takes them."""
+"""Upper limit for one write: the state server serves no other client while it stores the records."""
 _OF_A_START: Final = frozenset({Phase.QUEUED_END, Phase.PLANNED_END, Phase.COMMAND})
-"""One of gateway, scheduler and invoker each."""
+"""One phase of a start each from gateway, scheduler and invoker."""
 _PUT_ACTION: Final = """
 local last = redis.call('GET', KEYS[2])
 if last and last ~= ARGV[4] then
@@ -58,7 +58,7 @@ class Pending:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """Whom a key belongs to."""
+    """The owner of an API key."""
 
     namespace: Namespace
     subject: str
@@ -66,7 +66,7 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """An activation's record, with the part of its trace that was seen where it is written."""
+    """An activation's record, with the part of its trace that the writer has seen."""
 
     record: Activation
     events: Sequence[TraceEvent] = ()
@@ -75,7 +75,7 @@ class Ended:
 
 class Records:
     def __init__(self, client: redis.Redis, clock: StateClock | None = None) -> None:
-        """``clock``: what traces of starts say of this machine's clock."""
+        """``clock``: its reading is written into the traces of starts."""
         self._redis = client
         self._clock = clock or StateClock()
 
@@ -97,8 +97,8 @@ class Records:
     # actions -------------------------------------------------------------------------------------------------------
 
     def put_action(self, action: Action, *, last: str | None) -> None:
-        """``last``: the version of this name that ``action`` was made from, whether it is there or was deleted.  Raises
-        Conflict when somebody has written another meanwhile: a version stands for one code and one model."""
+        """``last``: the version of this name that ``action`` was made from, whether it exists or was deleted.  Raises
+        Conflict when another version was written meanwhile: a version stands for one code and one model."""
         with redis_link.translated("write an action"):
             written: Any = self._redis.eval(
                 _PUT_ACTION, 2, keys.actions(action.namespace), keys.last_version(action.name), action.name,
@@ -108,7 +108,7 @@ class Records:
             raise Conflict("Concurrent modification to resource detected", hint="read it, and try again")
 
     def last_version(self, name: ActionName) -> str | None:
-        """That an action of this name has or had; instances of one that was deleted may still run."""
+        """The version that an action of this name has or had last; instances of a deleted one may still run."""
         with redis_link.translated("read an action's last version"):
             version = self._redis.get(keys.last_version(name))
         return None if version is None else redis_link.text(version)
@@ -127,7 +127,7 @@ class Records:
         return sorted((wire.loads(Action, row) for row in rows), key=lambda a: -a.updated_ms)
 
     def all_actions(self) -> list[Action]:
-        """Of every namespace (the scheduler's view)."""
+        """The actions of every namespace (the scheduler's view)."""
         with redis_link.translated("list every action"):
             found = [redis_link.text(k) for k in self._redis.scan_iter(match=keys.actions("*"), count=500)]
             rows: Any = [row for key in found for row in self._redis.hvals(key)]
@@ -138,7 +138,7 @@ class Records:
         with redis_link.translated("delete an action"):
             pipe = self._redis.pipeline(transaction=True)
             pipe.hdel(keys.actions(namespace), name)
-            pipe.set(keys.last_version(name), action.version, nx=True)  # it was written before versions were kept
+            pipe.set(keys.last_version(name), action.version, nx=True)  # for actions older than this key
             pipe.expire(keys.last_version(name), RECORD_TTL_S)
             pipe.execute()
         return action
@@ -147,9 +147,9 @@ class Records:
 
     def accept(self, pending: Pending, owner: str = "") -> bytes:
         """Make a 202 durable: written and on disk.  Returns its entry.  Raises Unavailable or PlatformError; then
-        there is no 202.  ``owner`` is the gateway that runs it already; others leave it alone while that one lives."""
+        there is no 202.  ``owner`` is the gateway that already runs it; others do not claim it while that one lives."""
         with redis_link.translated("accept an activation"):
-            # WAITAOF speaks of its own connection's writes, so both go down one pipeline
+            # WAITAOF covers the writes of its own connection only, so both commands are sent in one pipeline
             pipe = self._redis.pipeline(transaction=False)
             pipe.xadd(keys.PENDING, {"p": wire.dumps(pending), "id": pending.activation_id, "o": owner})
             pipe.execute_command("WAITAOF", 1, 0, _FSYNC_WAIT_MS)  # type: ignore[no-untyped-call]
@@ -168,8 +168,8 @@ class Records:
         raise PlatformError("the state server did not sync its AOF in time", hint="is its disk full or slow?")
 
     def mark_started(self, activation_id: ActivationId, owner: str) -> bool:
-        """Claim the one run of a non-idempotent activation.  False: somebody else ran it before (a repeat by the same
-        owner, after an answer that was lost, is True again)."""
+        """Claim the one run of a non-idempotent activation.  False means that another owner ran it before.  A repeat by
+        the same owner, after an answer that was lost, is True again."""
         key = keys.started(activation_id)
         with redis_link.translated("mark a run"):
             if self._redis.set(key, owner, nx=True, ex=RECORD_TTL_S):
@@ -177,12 +177,12 @@ class Records:
             return redis_link.text(self._redis.get(key)) == owner
 
     def end(self, record: Activation, *, pending_entry: bytes | None = None) -> bool:
-        """Write the record, once.  False: the activation had ended before, and its record stands."""
+        """Write the record, once.  False means that the activation had ended before; the first record stays."""
         return self.end_all([Ended(record, pending_entry=pending_entry)])[0]
 
     def end_all(self, ended: Sequence[Ended]) -> list[bool]:
-        """A trace and its record in one transaction: whoever sees a record finds its trace.  See end()."""
-        encoded = [wire.dumps(one.record) for one in ended]  # all of them, before any is written
+        """Write each trace with its record in one transaction: a reader of the record finds its trace.  See end()."""
+        encoded = [wire.dumps(one.record) for one in ended]  # encode all before any is written
         parts, used = [0], 0
         for i, data in enumerate(encoded):
             used += len(data)
@@ -252,7 +252,7 @@ class Records:
             pipe.expire(keys.trace(trace_id), TRACE_TTL_S)
 
     def _clock_in(self, events: Sequence[TraceEvent]) -> tuple[TraceEvent, ...]:
-        """How this machine's clock stands, once in what it writes of a start; a warm request has no use for it."""
+        """The reading of this machine's clock, once among the events of a start; a warm request does not need it."""
         reading = self._clock.reading
         of_start = next((e for e in events if e.name in _OF_A_START), None)
         return () if reading is None or of_start is None else (event_of(reading, of_start),)
@@ -273,7 +273,7 @@ def _take_away(pipe: Any, entries: Sequence[bytes]) -> None:
 
 
 def _readable(rows: Iterable[bytes]) -> Iterable[Action]:
-    """One action of another version must not keep the scheduler from all others."""
+    """Skip actions that another version wrote: one of them must not hide all others from the scheduler."""
     for row in rows:
         try:
             yield wire.loads(Action, row)

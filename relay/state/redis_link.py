@@ -20,8 +20,8 @@ CALL_TIMEOUT_S = 5.0
 
 
 _MAX_CONNECTIONS: Final = 32
-"""Of one client.  A thousand threads that call at once wait for one of these, up to the call's timeout: a connection of
-its own for each costs the server four calls to greet it, and the one that was meant comes last."""
+"""The most connections of one client.  A thousand threads that call at once wait for one of these, up to the call's
+timeout.  A connection for each thread would cost the server four calls of greeting before the call itself."""
 
 
 def connect(url: str, *, timeout_s: float = CALL_TIMEOUT_S, n_retries: int = 3) -> redis.Redis:

@@ -1,7 +1,7 @@
-"""Hosts, instances, demand, plans and models: typed access to what the scheduler and the gateways look at.
+"""Hosts, instances, demand, plans and models: typed access for the scheduler and the gateways.
 
-Who writes what: an invoker its own host and instances, a gateway its own demand, the scheduler plans; ``thaw:models``
-is written by whoever inspected the model last.
+An invoker writes its own host and instances, a gateway its own demand, and the scheduler plans.  The component that
+inspected a model last writes ``thaw:models``.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ return 1
 
 class Registry:
     def __init__(self, client: redis.Redis, clock: StateClock | None = None) -> None:
-        """``clock`` learns from heartbeats and looks at the hosts."""
+        """``clock`` learns from heartbeats and from readings of the hosts."""
         self._redis = client
         self._clock = clock or StateClock()
 
     # hosts ---------------------------------------------------------------------------------------------------------
 
     def report_host(self, report: HostReport, *, announce: bool = False) -> None:
-        """``announce``: with an event, for whoever waits for something that the report says."""
+        """``announce``: also publish an event, for components that wait for a change in the report."""
         with redis_link.translated("report a host"):
             pipe = self._redis.pipeline(transaction=True)
             pipe.hset(keys.HOSTS, report.host_id, wire.dumps(report))
@@ -61,7 +61,7 @@ class Registry:
             self._redis.delete(keys.host_lease(host_id))
 
     def drain_host(self, host_id: HostId, *, drain: bool) -> None:
-        """Note (or take back) that a host is to take nothing new; it stays noted when the host or a scheduler goes.
+        """Note (or take back) that a host must take nothing new.  The note stays when the host or a scheduler ends.
         Raises NotFound for a host that never reported."""
         with redis_link.translated("drain a host"):
             if not self._redis.hexists(keys.HOSTS, host_id):
@@ -73,7 +73,8 @@ class Registry:
             pipe.execute()
 
     def hosts(self) -> list[HostReport]:
-        """Every host that has reported and was not forgotten, alive or not; ``draining`` if it or an operator says."""
+        """Every host that has reported and was not forgotten, alive or not; ``draining`` by its own or an operator's
+        wish."""
         with redis_link.translated("read which hosts are drained"):
             drained: Any = self._redis.smembers(keys.DRAINED)
         names = {redis_link.text(d) for d in drained}
@@ -140,7 +141,7 @@ class Registry:
             pipe.execute()
 
     def drop_demand(self, activation_id: ActivationId, action: ActionName, gateway: GatewayId) -> None:
-        """``gateway`` holds it no more; another that has claimed it meanwhile, and said so, goes on waiting."""
+        """``gateway`` does not hold the request any more.  If another gateway has claimed it and said so, it stays."""
         event = bus.pack(DemandRemoved(activation_id, action))
         with redis_link.translated("unqueue a request that nobody holds"):
             self._redis.eval(_DROP_DEMAND, 2, keys.DEMAND, keys.EVENTS, activation_id, gateway, bus.EVENTS_KEPT, event)
@@ -157,7 +158,7 @@ class Registry:
             self._clock.execute(pipe)
 
     def forget_gateway(self, gateway_id: GatewayId) -> None:
-        """A clean stop: what it held may be claimed at once."""
+        """After a clean stop: other gateways may claim its entries at once."""
         with redis_link.translated("forget a gateway"):
             self._redis.delete(keys.gateway_lease(gateway_id))
 
@@ -199,7 +200,7 @@ class Registry:
     # the scheduler's fencing token -----------------------------------------------------------------------------------
 
     def scheduler_epoch(self) -> int:
-        """Of the newest scheduler; 0 before the first."""
+        """The epoch of the newest scheduler; 0 before the first."""
         with redis_link.translated("read the scheduler's epoch"):
             epoch: Any = self._redis.get(keys.SCHEDULER_EPOCH)
         return int(epoch or 0)
@@ -228,4 +229,4 @@ def _readable(cls: type[T], rows: Iterable[bytes]) -> Iterable[T]:
         try:
             yield wire.loads(cls, row)
         except ProtocolError:
-            continue  # written by another version; its owner writes it anew, nobody else may judge it
+            continue  # written by another version: only its owner may judge it, and will write it again
