@@ -1,4 +1,4 @@
-"""The scheduler's commands: fenced by epoch, idempotent by command id, and never waited for by the command stream."""
+"""The scheduler's commands: fenced by epoch, idempotent by command id, and carried out beside the command stream."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ from thaw.errors import BadRequest, InstanceBusy, PlatformError, StaleEpoch, Tha
 from thaw.ids import CommandId, GroupId, HostId
 
 _REMEMBERED: Final = 10_000
-"""Repeats come within seconds (a killed invoker's unacknowledged command); this is hours of starts."""
+"""How many command ids are remembered: hours of starts.  Repeats come within seconds (a killed invoker's unacknowledged
+command)."""
 
 
 class Commands:
@@ -45,7 +46,7 @@ class Commands:
         self.draining = False
 
     def handle(self, command: Any) -> None:
-        """Called by the command stream's one thread."""
+        """The only thread of the command stream calls this."""
         if not isinstance(command, Command):
             self._deps.log.event("not_a_command", got=type(command).__name__)
             return
@@ -59,7 +60,7 @@ class Commands:
         except ThawError as e:
             metrics.COMMANDS.labels(type=name, outcome=e.code).inc()
             self._refuse(command, e)
-        except Exception as e:  # noqa: BLE001  the edge of a thread: a bug must not make this host deaf
+        except Exception as e:  # noqa: BLE001  the edge of a thread: a bug must not end this host's command stream
             self._deps.log.event("command_crashed", command=name, traceback=traceback.format_exc())
             self._refuse(command, PlatformError(f"the command failed on a bug: {type(e).__name__}: {e}"))
 
@@ -90,7 +91,7 @@ class Commands:
             case SetStemCells() if self._deps.settings.stem_cells == "on" and not self.draining:
                 self._cells.set_target(body.kind, body.count)
             case SetStemCells():
-                pass  # whoever runs this host keeps none here
+                pass  # the operator wants no stem cells on this host, or the host is draining
 
     def _start(self, body: Start) -> None:
         if self.draining:
@@ -100,9 +101,9 @@ class Commands:
         if stage.host != self._host_id:
             raise BadRequest(f"stage {body.stage} of the plan is for {stage.host}, this is {self._host_id}")
         if (known := self._fleet.find(body.instance_id)) is not None:
-            self._fleet.announce(known)  # a repeat: say again how it stands
+            self._fleet.announce(known)  # a repeated command: publish its state again
             return
-        if body.plan.model is not None:  # before the record says since when it is there
+        if body.plan.model is not None:  # before the record gets its time of creation
             self._fleet.pool_users.enter(body.instance_id)
         live = new_live(body, self._deps)
         self._fleet.add(live)
@@ -135,12 +136,12 @@ class Commands:
             self._fleet.release(body.instance_id, only_idle=body.only_idle, drain_s=drain_s)
         except InstanceBusy:
             if live is not None:
-                self._fleet.announce(live)  # the scheduler's view was old
+                self._fleet.announce(live)  # the scheduler's view was out of date
             raise
 
     def _cancel(self, group_id: GroupId) -> None:
-        """End what is starting of the group, and its fetches.  A worker that serves by itself goes on; a stage of a
-        pipeline ends whatever it does, as the others do: its requests are continued elsewhere."""
+        """End the group's starts and fetches.  A worker that serves without other stages goes on; a stage of a pipeline
+        ends in any state, as the other stages do: its requests are continued elsewhere."""
         ending = [threading.Thread(target=self._give_up, args=(live,), name="cancel", daemon=True)
                   for live in self._fleet.of_group(group_id)]  # fmt: skip
         for thread in ending:
@@ -151,7 +152,7 @@ class Commands:
 
     def _give_up(self, live: Live) -> None:
         if live.in_group:
-            # a follower that is ready owes nobody an answer: its end is no loss of its own
+            # a later stage that is ready answers no caller itself, so its end is not reported as a loss
             ended_well = live.served and not live.record.takes_requests
             self._fleet.kill(live, None if ended_well else WorkerLost("its pipeline group was given up"))
         elif live.apply(Event.CANCEL) is Action.STOP:

@@ -1,4 +1,4 @@
-"""What kind of device this host has: the scheduler learns what starts take for each kind apart."""
+"""The kind of this host's device: the scheduler learns the times of starts for each kind separately."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The heartbeat: once a second this host says how it stands.  Silence for 10 s means the host is lost.
+"""The heartbeat: this host reports its state once a second.  Silence for 10 s means that the host is lost.
 
-Room in fetchd's pool is said at once, with an event: a start may be waiting for it.  fetchd tells when a segment was
-let go or became complete, the fleet when an instance has released what it had.
+Room in fetchd's pool is reported at once, with an event, because a start may be waiting for it.  fetchd tells when a
+segment became complete or lost its last holder, the fleet when an instance has released its part of the pool.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from thaw.logs import Log
 
 INTERVAL_S: Final = 1.0
 _SUPPOSED_LINK: Final = 125e6
-"""1 Gbit/s, bytes/s, until the link was measured or where nobody declares it."""
+"""1 Gbit/s in bytes/s, while the link is neither measured nor declared."""
 _FETCHD_S: Final = 5.0
 _WATCH_S: Final = 30.0
-"""A question about changes that found none is asked again after this, so that a fetchd that is gone is noticed."""
+"""A request for changes that finds none is repeated after this time, so that a fetchd that is gone is noticed."""
 
 
 class Reporter:
@@ -50,20 +50,20 @@ class Reporter:
         self._sending = threading.Lock()  # the last report to be made must be the last to be written
         self._threads = [
             LastingThread(self._beat, "heartbeat"),
-            # apart, so that a fetchd that hangs does not make the host look lost
+            # a thread of its own, so that a fetchd that hangs does not make the host look lost
             LastingThread(self._watch_fetchd, "fetchd-status"),
         ]
         self._watcher = LastingThread(self._watch_pool, "fetchd-pool")
 
     def start(self) -> None:
-        """The first report goes out before this returns: whoever sees an instance of this host finds the host."""
+        """Write the first report before returning: a reader that sees an instance of this host finds the host."""
         self._look_at_fetchd()
         self._registry.report_host(self.report())
         for thread in (*self._threads, self._watcher):
             thread.start()
 
     def has_news(self) -> None:
-        """There may be more room in the pool: look, and say so at once."""
+        """There may be more room in the pool: ask fetchd, and report it at once."""
         self._news.set()
 
     def drain(self) -> None:
@@ -123,13 +123,13 @@ class Reporter:
             has_news = self._news.wait(INTERVAL_S)
             if self._stop.is_set():
                 return
-            self._news.clear()  # before the look: what changes during it is looked at again
+            self._news.clear()  # before asking fetchd: a change meanwhile makes this loop ask again
             self._look_at_fetchd()
             if has_news:
                 self._send(announce=True)
 
     def _look_at_fetchd(self) -> None:
-        # before the status, which then shows that these have left
+        # read before the status: a later status no longer shows the parts of instances that have left by now
         seen_ms, users = wall_ms(), self._fleet.pool_users.names()
         try:
             status = self._fleet.fetch.status(deadline_s=_FETCHD_S)
@@ -150,7 +150,7 @@ class Reporter:
             try:
                 seen = self._fleet.fetch.await_pool_change(version, timeout_s=_WATCH_S)
             except ThawError:
-                self._stop.wait(INTERVAL_S)  # it is away, or comes up
+                self._stop.wait(INTERVAL_S)  # fetchd is away, or is coming up
                 continue
             if seen != version:
                 version = seen
@@ -158,7 +158,7 @@ class Reporter:
 
 
 def _held(segment: SegmentStatus, instances: Mapping[str, InstanceId]) -> HeldSegment:
-    """``instances`` by the names under which fetchd knows them."""
+    """``instances`` are given by the names under which fetchd knows them."""
     found = {instances[h] for h in segment.holders if h in instances}
     return HeldSegment(segment.key, segment.n_slabs, segment.complete, tuple(sorted(found)))
 
@@ -182,6 +182,6 @@ def _fetches(status: Status | None) -> tuple[FetchReport, ...]:
 
 
 def _resident(status: Status | None) -> tuple[Resident, ...]:
-    """Segments that have arrived to their end."""
+    """Segments whose bytes have all arrived."""
     segments = () if status is None else status.segments
     return tuple(Resident(s.uri, s.n_bytes, s.version) for s in segments if s.end >= s.n_bytes > 0)

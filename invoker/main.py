@@ -42,10 +42,11 @@ from thaw.logs import Log
 from thaw.settings import SettingError, load
 
 LAST_WORDS_S: Final = 4.0
-"""Where the engine is away, the invoker ends so long after its last run.  The usual end takes a second or two."""
+"""If the container engine is away, the invoker ends this long after its last run.  The usual end takes a second or
+two."""
 
 STATE_WAIT_S: Final = 60.0
-"""The state server may come up after us; longer than this it is not coming."""
+"""The state server may come up after the invoker.  After this time the invoker gives up."""
 
 
 class Agent:
@@ -96,8 +97,8 @@ class Agent:
         self._reader.start()
         count = 1 if self._settings.stem_cells == "on" else 0
         self.cells.set_target(KIND_PYTHON, count)
-        self.cells.set_target(KIND_LLM, count)  # 0 also ends one that an earlier invoker left
-        gc.freeze()  # what was made so far stays: no collection needs to walk over it while a token waits
+        self.cells.set_target(KIND_LLM, count)  # 0 also ends a cell that an earlier invoker left
+        gc.freeze()  # objects made so far stay: no collection needs to walk over them while a token waits
         self._log.event("ready", address=self.address, share=self.driver.share)
 
     def stop(self) -> None:
@@ -120,22 +121,23 @@ class Agent:
         self._log.event("stopped")
 
     def _end_without_engine(self) -> None:
-        """An engine that is shut down ends our containers itself, and the state server with them.  Once no run is left
-        there is then nothing to wait for.  The next life of this invoker finds what stayed, by its label."""
+        """A container engine that is shut down ends our containers itself, and the state server with them.  Once no run
+        is left, there is nothing to wait for.  The restarted invoker finds remaining containers by their label."""
         self._await_runs()
         if not self._stopped.wait(LAST_WORDS_S) and not self.driver.reachable():
             self._log.event("ends_without_engine")
             os._exit(os.EX_OK)
 
     def _await_runs(self) -> None:
-        """Until no run is in flight, or runs have had their time to finish."""
+        """Wait until no run is in flight, or until runs have had their time to finish."""
         until = time.monotonic() + self._settings.drain_s
         for live in self.fleet.all():
             live.idle.wait(max(0.0, until - time.monotonic()))
 
     def _start_over(self) -> None:
-        """The engine is another one now, and only a new life of this container gets its socket.  The next adopts what
-        serves, so nothing is ended here; runs that are in flight would lose their way back, and may finish first."""
+        """The container engine was replaced, and only a restart of this container gets the new engine's socket.  The
+        restarted invoker adopts the containers that serve, so nothing is ended here.  Runs in flight may finish first,
+        because their answers would be lost."""
         self._await_runs()
         self._log.event("starts_over")
         os._exit(os.EX_TEMPFAIL)
@@ -168,7 +170,7 @@ class Agent:
         return self._token
 
     def _state_is_up(self) -> None:
-        """After every (re)connection: what the state server may have forgotten is said again."""
+        """Called after every (re)connection: publish again what the state server may have lost."""
         self._publisher.forget_sent()
         for live in self.fleet.all():
             if live.state is not State.GONE:
@@ -179,7 +181,7 @@ class Agent:
 def main() -> None:
     lasting.guard(Log("invoker"))
     ending = Ending()
-    descriptors.raise_limit()  # a run is two, and what we start inherits it
+    descriptors.raise_limit()  # a run needs two descriptors; processes that we start inherit the limit
     try:
         agent = Agent(load(InvokerSettings))
         agent.start()

@@ -1,4 +1,4 @@
-"""One question to a container, bounded in time and in size: what answers may be user code."""
+"""One request to a container, bounded in time and in size, because user code may answer it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from relay.clients.http11 import Connection
 from thaw.errors import ProtocolError
 
 MOST_BYTES: Final = 256 * 1024
-"""Of an answer: many times what the events of a start take."""
+"""The largest answer: many times the size of a start's events."""
 
 
 class ContainerCall:
@@ -25,7 +25,7 @@ class ContainerCall:
         """The answer's status and JSON object; may be called once.
 
         Raises TimeoutError at the deadline of the whole exchange, OSError when the connection breaks, ProtocolError
-        for what is no object or too large.
+        for an answer that is no object or too large.
         """
         timer = threading.Timer(self._deadline_s, self._expire)  # a socket's timeout begins anew with every byte
         timer.daemon = True

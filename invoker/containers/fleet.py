@@ -1,4 +1,4 @@
-"""All instances of this host: who takes runs, how they end, and what is undone when they do."""
+"""All instances of this host: which of them take runs, how they end, and what is released when they do."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from thaw.instance import InstanceRecord
 from thaw.logs import Log
 
 STOP_S: Final = 3.0
-"""From SIGTERM to SIGKILL: a container has no state worth more."""
+"""From SIGTERM to SIGKILL: a container has no state that is worth a longer wait."""
 
 BURY_S: Final = 60.0  # calls to fetchd are bounded by half of it
 
@@ -54,7 +54,8 @@ class Fleet:
 
     def add(self, live: Live) -> bool:
         """False if the instance is known already."""
-        # before: whoever ends it gives this back.  Not under our lock: who waits for memory holds the ledger's
+        # Expect the memory first: the end of the instance gives it back.  Do not hold our lock meanwhile: a thread that
+        # waits for memory holds the ledger's.
         self.ledger.expect(live.record.instance_id, live.record.reserve_bytes)
         with self._lock:
             if live.record.instance_id in self._instances:
@@ -77,7 +78,7 @@ class Fleet:
 
     def attach(self, live: Live, handle: Handle) -> bool:
         """Give ``live`` its container.  False if its start was given up meanwhile."""
-        if live.kind == KIND_PYTHON:  # what an LLM's container prints is the host's own, and nobody asks for it
+        if live.kind == KIND_PYTHON:  # an LLM container's output stays on the host, and no gateway asks for it
             limit = (live.function.limits.logs if live.function else 10) * MIB
             live.logs = LogCollector(handle, self.driver.logs, self.driver.truncate_logs, limit, self.driver.more_logs)
         with self._lock:
@@ -87,8 +88,8 @@ class Fleet:
             return True
 
     def announce(self, live: Live, *, flip: bool = False) -> None:
-        """As it is now.  Under its lock: what was read before a change must not be put after it, or an instance that
-        has gone would be announced as idle."""
+        """Publish the instance as it is now.  This holds its lock: a record that was read before a change must not be
+        put after it, or an instance that has gone would be announced as idle."""
         with live.lock:
             self.publisher.put(live.record, flip=flip)
 
@@ -132,7 +133,7 @@ class Fleet:
         """Drain and remove.  Raises InstanceBusy when ``only_idle`` and a request is in flight."""
         live = self.find(instance_id)
         if live is None:
-            return  # a repeat: it has gone
+            return  # a repeated command: the instance has gone
         if only_idle:
             action = live.apply(Event.RELEASE)
             if action is Action.REFUSE:
@@ -146,7 +147,7 @@ class Fleet:
             self._in_background(lambda: self._drain(live, drain_s))
 
     def kill(self, live: Live, error: ThawError | None) -> None:
-        """End it whatever it does: its run went over its time, its caller hung up, or its group was given up."""
+        """End the instance in any state: its run took too long, its caller hung up, or its group was given up."""
         if error is not None:
             live.blame(error)
         for event in (Event.CANCEL, Event.DRAIN, Event.DEADLINE):
@@ -166,7 +167,7 @@ class Fleet:
         if live.apply(Event.STOPPED) is Action.BURY:
             self._bury(live)
         else:
-            live.gone.wait(BURY_S)  # the exit was seen first, and its thread buries
+            live.gone.wait(BURY_S)  # the exit was seen first, and the thread that saw it buries the instance
 
     def _drain(self, live: Live, drain_s: float) -> None:
         if not live.idle.wait(drain_s) and live.apply(Event.DEADLINE) is Action.STOP:
@@ -190,7 +191,7 @@ class Fleet:
             self._bury(live)
 
     def _bury(self, live: Live) -> None:
-        """Announce first, so that nobody routes here; memory comes back last, when the process has none."""
+        """Announce first, so that no gateway routes here; give memory back last, when the process has none."""
         record = live.record
         self.announce(live)
         metrics.INSTANCES_ENDED.labels(reason=record.error.code if record.error else "released").inc()
@@ -209,7 +210,7 @@ class Fleet:
         self.on_buried()
 
     def close_fetches(self, live: Live) -> None:
-        """Door and fetch of ``live``; may be called twice."""
+        """Close the door and the fetch of ``live``; may be called twice."""
         record = live.record
         if live.fetching or live.ungranted:
             live.fetching = live.ungranted = False
@@ -231,7 +232,7 @@ class Fleet:
 
 
 def _start_error(live: Live, end: Exit) -> ThawError:
-    """A kill from outside may be tried again elsewhere; a container that gave up by itself would do so again."""
+    """A start that was killed from outside may be tried again elsewhere; one that gave up would give up again."""
     if end.status is None or end.status < 0:
         return WorkerLost(f"the container was killed while it started ({_how(end)})", hint=_hint(live))
     said = last_lines(live.handle) if live.handle is not None else ""

@@ -1,6 +1,6 @@
-"""``/init``: what each kind and each stage of a group is told, and the one call that says it.
+"""``/init``: its value for each kind and each stage of a group, and the one call that sends it.
 
-The call may take minutes (an engine loads), so it can be given up from another thread at once.
+The call may take minutes (an engine loads), so another thread can give it up at once.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ WEIGHTS_SUFFIX: Final = ".safetensors"
 class InitCall:
     def __init__(self, path: str, deadline_s: float) -> None:
         self._call = ContainerCall(path, deadline_s)
-        self.answered = False  # then an error that is raised is the container's own answer
+        self.answered = False  # if True, an error that ``post`` raises is the container's own answer
 
     def post(self, value: Any) -> Any:
-        """The reply's JSON.  Raises what the container says, WorkerLost when it says nothing."""
+        """Return the reply's JSON.  Raises the container's error, InitFailed when it does not answer in time or cannot
+        be read, WorkerLost when it closes the connection."""
         try:
             status, plain = self._call.ask("POST", "/init", json.dumps({"value": value}).encode())
         except TimeoutError as e:
@@ -49,7 +50,7 @@ class InitCall:
 
 def llm_init(plan: Plan, stage: PlanStage, function: Action, settings: InvokerSettings,
              link: GroupLink | None) -> LlmInit:  # fmt: skip
-    """Threads by share: more of them than the quota allows would only be throttled."""
+    """The number of threads follows the share: more threads than the quota allows would only be throttled."""
     if function.config is None:
         raise InitFailed(f"{function.name} has no config", hint="update the action with --config")
     n_threads = max(1, round(stage.share * settings.n_cores))
@@ -92,7 +93,7 @@ def slots_of(function: Action) -> int:
 
 
 def slots_in(function: Action, stage: int, n_stages: int) -> int:
-    """Of one stage: requests enter a group at its first stage, which keeps one batch in flight for every stage."""
+    """The slots of one stage: requests enter a group at its first stage, which keeps one batch in flight per stage."""
     return slots_of(function) * n_stages if stage == 0 else 0
 
 

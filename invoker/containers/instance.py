@@ -1,4 +1,4 @@
-"""What an instance may go through, as one table: state x event → next state and what to do.  Pure.
+"""The life of an instance as one table: state x event → next state and what to do.  Pure.
 
 ::
 
@@ -8,8 +8,8 @@
         └─start_failed─┴──cancel──▶ STOPPING ──exited / stopped──▶ GONE
 
 STARTING: memory is held, bytes are being fetched, the container is being made.  STOPPING: the process was asked to
-end.  ``exited`` may come in any state (kill -9).  A cell of the table reads ``next/action``; ``.`` means the event
-changes nothing, ``!`` that whoever sent it is refused.
+end.  ``exited`` may come in any state (kill -9).  A cell of the table reads ``next/action``; ``.`` means that the event
+changes nothing, ``!`` that the event is refused.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One instance as its invoker holds it: the table's state, the record that others see, and what must be undone."""
+"""One instance as its invoker holds it: the table's state, the record that others see, and what its end releases."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Live:
         self.handle: Handle | None = None
         self.logs: LogCollector | None = None  # of a function
         self.has_door = False
-        self.fetching = False  # fetchd works for it: to be cancelled when it ends
+        self.fetching = False  # fetchd fetches for it: the instance's end must cancel that
         self.ungranted = False  # fetchd may hold a segment for it that no door has yet
         self.served = False  # it was READY once
         self.error: ThawError | None = None  # the first reason to end; later ones follow from it
@@ -49,16 +49,16 @@ class Live:
 
     @property
     def door_id(self) -> InstanceId:
-        """Its door's name: its container's, which is its own unless it took a stem cell."""
+        """The name of its door is the name of its container: its own, unless it took a stem cell."""
         return self.record.instance_id if self.handle is None else InstanceId(self.handle.container_id)
 
     @property
     def in_group(self) -> bool:
-        """One stage of several: of no use without the others."""
+        """Whether it is one stage of several, which is of no use without the others."""
         return self.record.n_stages > 1
 
     def apply(self, event: Event) -> Action:
-        """Move by the table and bring the record up to date; the caller does what is returned."""
+        """Move by the table and update the record; the caller must carry out the returned action."""
         with self.lock:
             step = instance.step(self.state, event)
             self.state = step.state
@@ -85,7 +85,7 @@ class Live:
 
     @contextmanager
     def unwanted_run(self) -> Iterator[bool]:
-        """One of its runs lost its caller.  True if somebody waits for another: the container must go on for them."""
+        """One of its runs lost its caller.  Yields True if another run has a caller: then the container must go on."""
         with self.lock:
             self.unwanted += 1
             shared = self.unwanted < self.inflight
@@ -106,20 +106,20 @@ class Live:
         )  # fmt: skip
 
     def take_connection(self) -> UnixConnection | None:
-        """One that is kept from an earlier run; it may be closed by now."""
+        """A connection that was kept from an earlier run; the other side may have closed it by now."""
         try:
             return self._connections.pop()
         except IndexError:
             return None
 
     def keep_connection(self, connection: UnixConnection) -> None:
-        """For the next run.  A run may end after its container: then nothing would close what is kept."""
+        """Keep a connection for the next run.  Close it if the container has ended before: nothing else would."""
         self._connections.append(connection)
         if self._dropped:
             self.drop_connections()
 
     def drop_connections(self) -> None:
-        """Close those that are kept, now and from now on."""
+        """Close all kept connections, now and from now on."""
         self._dropped = True
         while (kept := self.take_connection()) is not None:
             kept.close()

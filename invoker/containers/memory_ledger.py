@@ -1,4 +1,4 @@
-"""Who holds how much of the memory that this host declares.  A wait for memory ends when somebody gives some back."""
+"""How much of the host's declared memory each owner holds.  A wait for memory ends when an owner gives some back."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Ledger:
         self._expected: dict[str, int] = {}  # by starts that have not taken it yet
 
     def expect(self, owner: str, n_bytes: int) -> None:
-        """A start will take ``n_bytes`` as soon as they are free.  Ends with its take, or when it gives them back."""
+        """A start will take ``n_bytes`` as soon as they are free.  This ends with its ``take`` or ``give_back``."""
         with self._changed:
             if owner not in self._held:
                 self._expected[owner] = n_bytes
@@ -33,7 +33,7 @@ class Ledger:
             return True
 
     def adopt(self, owner: str, n_bytes: int) -> None:
-        """What is in use already is held, whatever the total says (a restart with a smaller setting)."""
+        """Hold memory that is already in use, even beyond the total (a restart with a smaller setting)."""
         with self._changed:
             self._held[owner] = n_bytes
 
@@ -44,7 +44,7 @@ class Ledger:
             self._changed.notify_all()
 
     def wait_change(self, ready: Callable[[], bool], deadline: float) -> bool:
-        """Until ``ready`` holds after some memory came back, or the monotonic ``deadline``."""
+        """Wait until ``ready`` holds after some memory came back, or until the monotonic ``deadline``."""
         with self._changed:
             while not ready():
                 left_s = deadline - time.monotonic()

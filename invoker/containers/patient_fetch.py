@@ -1,7 +1,7 @@
-"""fetchd as a start sees it: one that is coming up is waited for.
+"""A start's client of fetchd: it waits for a fetchd that is coming up.
 
-A fetchd that was killed is back within seconds, most of which it fills its pool.  A start that failed for that would be
-tried again a few times within one second, and its request be lost.
+A fetchd that was killed is back within seconds; it spends most of them on filling its pool.  A start that failed
+meanwhile would be tried again a few times within one second, and then its request would be lost.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from thaw.model import ModelFacts
 T = TypeVar("T")
 
 _COMES_UP_S: Final = 15.0
-"""A pool of some gigabytes is filled in this time; who needs longer is not coming for this start."""
+"""A pool of some gigabytes is filled in this time; a fetchd that needs longer is too late for this start."""
 
 
 class PatientFetchClient(FetchClient):
-    """What begins something waits for fetchd; what ends something does not, for then there is nothing to end."""
+    """Calls that begin something wait for fetchd.  Calls that end something do not: there is nothing to end then."""
 
     def inspect(self, uri: str, *, deadline_s: float = 60.0) -> ModelFacts:
         return self._once_it_listens(partial(super().inspect, uri, deadline_s=deadline_s))
@@ -32,7 +32,7 @@ class PatientFetchClient(FetchClient):
         return self._once_it_listens(partial(super().start, request, deadline_s=deadline_s))
 
     def _once_it_listens(self, ask: Callable[[], T]) -> T:
-        """Both questions may be asked twice: a fetch that has begun is joined."""
+        """Both requests may be sent twice: a fetch that has begun is joined."""
         try:
             return ask()
         except PoolFull:

@@ -1,4 +1,4 @@
-"""Carrying out the pool's choice: memory is held when this returns, and what had to go for it has gone."""
+"""Carries out the pool's choice: afterwards the memory is held, and the cells and instances that held it are gone."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Placing:
         self._lock = threading.Lock()
 
     def wait_warm(self, live: Live) -> float:
-        """Wait for a stem cell that is importing; returns for how many seconds."""
+        """Wait for a stem cell that is importing; return the seconds that this took."""
         began = time.monotonic()
         self._cells.wait_warm(live.kind, WARMING_S)
         return time.monotonic() - began
@@ -58,11 +58,11 @@ class Placing:
         if choice.cell is not None and not choice.cell.shared:
             handle = self._cells.take(choice.cell)
         held = self._fleet.ledger.take(live.record.instance_id, live.record.reserve_bytes)
-        if held and live.state is not State.STARTING:  # given up meanwhile: its burial may have been before this
+        if held and live.state is not State.STARTING:  # given up meanwhile, and perhaps buried before the take
             self._fleet.ledger.give_back(live.record.instance_id)
         elif held:
             return (choice.cell if choice.cell is not None and (choice.cell.shared or handle) else None), handle
-        if handle is not None:  # somebody was quicker: the cell cannot go back, it is announced as taken
+        if handle is not None:  # another start was quicker; the cell cannot go back, it is announced as taken
             self._cells.end(handle)
         return None
 
@@ -81,7 +81,7 @@ class Placing:
         ledger = self._fleet.ledger
         idle = [
             IdleInstance(live.record.instance_id, live.record.reserve_bytes, live.record.idle_since_wall_ms or 0)
-            for live in self._fleet.all() if live.state is State.IDLE and not live.in_group  # a group goes as a whole
+            for live in self._fleet.all() if live.state is State.IDLE and not live.in_group  # groups end as a whole
         ]  # fmt: skip
         return PoolView(ledger.total_bytes, ledger.free_bytes, self._cells.view(), tuple(idle))
 

@@ -1,4 +1,4 @@
-"""What a host checks of a plan before it acts on it.  docs/formats/plan.md; vectors in tests/vectors/plan.json."""
+"""The checks of a plan before a host acts on it.  docs/formats/plan.md; vectors in tests/vectors/plan.json."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The container pool's choice, OpenWhisk's order: prewarmed stem cell → cold → make room → wait → refuse.  Pure.
 
-Room is made from what costs least to lose: stem cells of other kinds, then the needed kind's own (a cold start is
-better than none), then instances that have been idle longest.
+Room is made where the loss is smallest: first stem cells of other kinds, then the needed kind's own (a cold start is
+better than none), then the instances that have been idle longest.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Instances that work hold the memory."""
+    """Instances that are not idle hold the memory."""
 
 
 Choice = Place | Wait
 
 
 def choose(view: PoolView, need: Need) -> Choice:
-    """Raises MemoryTooSmall for what this host could never hold."""
+    """Raises MemoryTooSmall for a need that this host could never hold."""
     if need.n_bytes > view.total_bytes:
         raise MemoryTooSmall(
             f"the function needs {need.n_bytes // MIB} MiB, this host has {view.total_bytes // MIB} MiB",

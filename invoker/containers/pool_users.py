@@ -1,7 +1,7 @@
-"""Which instances of this host may hold a part of fetchd's pool, or ask for one yet.
+"""The instances of this host that may hold a part of fetchd's pool, or may still ask for one.
 
-The scheduler counts a start from its decision on.  When the instance has ended it must know when nothing of the start
-is left in the pool, so the host says who may still have something there::
+The scheduler counts a start from its decision on.  When the instance has ended, the scheduler must know when nothing of
+the start is left in the pool, so the host reports which instances may still have something there::
 
     Start taken ──▶ user ──fetchd is asked──▶ holds ──released, and no question on its way──▶ no user
 """
@@ -28,7 +28,7 @@ class PoolUsers:
             self._entered.add(instance_id)
 
     def leave(self, instance_id: InstanceId) -> bool:
-        """What it had is released.  False when it had left before."""
+        """The instance has released its part of the pool.  False when it had left before."""
         with self._lock:
             was_there = instance_id in self._entered
             self._entered.discard(instance_id)
@@ -36,7 +36,7 @@ class PoolUsers:
 
     @contextmanager
     def asking(self, instance_id: InstanceId) -> Iterator[None]:
-        """A question to fetchd is on its way.  An instance that leaves meanwhile stays listed until the block ends."""
+        """A request to fetchd is on its way.  An instance that leaves meanwhile stays listed until the block ends."""
         with self._lock:
             self._asking.add(instance_id)
         try:

@@ -1,9 +1,9 @@
 """Instance records on their way to the registry: one thread, the newest record of each instance, in order.
 
-Serving never waits for the state server.  A change of state goes out at once; a flip between idle and busy may rest
-for a moment, and one that is known as busy is called idle once it has been so for as long: a train of short requests is
-one announcement and not two for each.  While the state server is away the newest records are kept and sent when it is
-back.
+Serving never waits for the state server.  A change of state is sent at once; a flip between idle and busy may wait for
+a moment (FLIP_REST_S).  An instance that is known as busy is announced as idle only after it was idle for that time, so
+a train of short requests causes one announcement and not two for each.  While the state server is away the newest
+records are kept; they are sent when it is back.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Publisher:
         self._sent: dict[InstanceId, InstanceRecord] = {}
         self._closing = False
         self._busy = False
-        self._sleeps_until = 0.0  # awake: it looks by itself
+        self._sleeps_until = 0.0  # 0: the thread is awake and checks by itself
         self._thread = LastingThread(self._run, "publisher")
         self._thread.start()
 
@@ -41,7 +41,7 @@ class Publisher:
             now = time.monotonic()
             earlier = self._due.pop(record.instance_id, None)
             if flip and not self._busy and _same(self._sent.get(record.instance_id), record):
-                return  # back to what everybody knows
+                return  # back to the record that was sent last
             due = now + FLIP_REST_S if flip else now
             if earlier is not None and not (flip and self._rests(record)):
                 due = min(due, earlier[0])
@@ -50,12 +50,12 @@ class Publisher:
                 self._changed.notify_all()
 
     def _rests(self, record: InstanceRecord) -> bool:
-        """It has just become idle and is known as busy."""
+        """Whether the instance has just become idle and is known as busy."""
         sent = self._sent.get(record.instance_id)
         return record.idle_since_wall_ms is not None and sent is not None and sent.idle_since_wall_ms is None
 
     def flush(self, deadline_s: float) -> bool:
-        """Whether everything went out within ``deadline_s``."""
+        """Send all waiting records now; return whether this was done within ``deadline_s``."""
         with self._changed:
             self._due = {i: (0.0, r) for i, (_, r) in self._due.items()}
             self._changed.notify_all()
@@ -106,13 +106,14 @@ class Publisher:
                 self._due[record.instance_id] = (time.monotonic() + _RETRY_S, record)
 
     def forget_sent(self) -> None:
-        """The state server may have lost what was sent: send it again when it comes by."""
+        """The state server may have lost the records that were sent: send each of them again when it is put again."""
         with self._changed:
             self._sent.clear()
 
 
 def _same(sent: InstanceRecord | None, record: InstanceRecord) -> bool:
-    """Whether ``record`` says nothing new.  Which instant an idle time began at is news only to keep-alive."""
+    """Whether ``record`` says nothing new.  The number of runs is not news; the begin of an idle time is, for
+    keep-alive."""
     if sent is None or record.state is InstanceState.GONE:
         return False
     return replace(sent, inflight=0) == replace(record, inflight=0)

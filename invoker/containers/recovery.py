@@ -1,4 +1,4 @@
-"""What an invoker does about its former self: adopt what serves, end what does not, tell the truth about both."""
+"""The recovery of a restarted invoker: it adopts containers that serve, ends the others, and reports both."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _HEALTH_S: Final = 2.0
 
 
 def recover(fleet: Fleet, registry: Registry, records: Records, host_id: HostId, address: str, log: Log) -> None:
-    """Before the first command is read.  Raises Unavailable when the state server is away."""
-    fleet.epoch = registry.scheduler_epoch()  # what ends before the first command must be given up under it
+    """Call this before the first command is read.  Raises Unavailable when the state server is away."""
+    fleet.epoch = registry.scheduler_epoch()  # an instance that ends before the first command needs it for fetchd
     known = {r.instance_id: r for r in registry.instances() if r.host_id == host_id}
     adopted: set[InstanceId] = set()
     doors: set[InstanceId] = set()

@@ -6,8 +6,8 @@
     here:       place → door → container (or stem cell) → grant → /init ──────▶ READY
                                                                   └ fails at once if the fetch does
 
-The bytes are asked for first: everything else hides behind them.  Whatever fails, the instance is ended by its table,
-which closes the door, gives the fetch up, ends the process and announces GONE with the first error.
+The fetch begins first: everything else is done while the bytes arrive.  After any failure the instance ends by its
+table, which closes the door, gives the fetch up, ends the process and announces GONE with the first error.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from thaw.trace import Phase, TraceEvent, event
 CONTAINER_ANSWERS_S: Final = 60.0
 EXIT_SEEN_S: Final = 5.0
 FETCH_END_S: Final = 10.0
-"""The engine has taken every byte; fetchd's word on it is then on its way."""
+"""The longest wait for fetchd's report once the engine has taken every byte: the report is then on its way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class Starting:
         self._init_call: InitCall | None = None
         self._fetch_ended = threading.Event()
         self._segment_id = ""
-        self._spent: Mapping[str, object] = {}  # on a container that was made for this start
+        self._spent: Mapping[str, object] = {}  # evidence of a container that was made for this start
 
     def run(self) -> None:
         self._mark(Phase.COMMAND)
@@ -107,7 +107,7 @@ class Starting:
             self._deps.log.event("start_crashed", traceback=traceback.format_exc())
             self._fail(PlatformError(f"the start failed on a bug: {e!r}", hint="see the invoker's log"))
         self._write_trace()
-        self._deps.cells.refill()  # not before: making another would take the processor from this start
+        self._deps.cells.refill()  # not before: making another cell would take CPU time from this start
 
     def _start(self) -> None:
         live, record = self._live, self._live.record
@@ -139,7 +139,7 @@ class Starting:
                              later_ranges=stage.later_ranges)  # fmt: skip
         with self._fleet.pool_users.asking(self._live.record.instance_id):
             self._segment_id = self._fleet.fetch.start(request).segment_id
-            if not self._live.fetching:  # it was ended while fetchd was away, so nobody has given the fetch up
+            if not self._live.fetching:  # it was ended while fetchd was away, so the fetch was not given up
                 self._fleet.fetch.cancel(plan.group_id, plan.epoch)
                 raise _given_up(self._live)
         threading.Thread(target=self._await_fetch, name="fetch", daemon=True).start()
@@ -150,7 +150,7 @@ class Starting:
             done = self._fleet.fetch.wait(self._plan.group_id, self._stage.stage, deadline_s=deadline_s)
             with self._lock:
                 self._events += done.events
-            self._live.fetching = bool(self._stage.later_ranges)  # the rest comes in the background until we end it
+            self._live.fetching = bool(self._stage.later_ranges)  # these come in the background until the end
         except ThawError as e:
             self._fail(e)
         finally:
@@ -177,7 +177,7 @@ class Starting:
     def _granted(self, handle: Handle) -> bool:
         """Give a stem cell its model, through the door it was made with.  False if the door is no more.
 
-        A cell that has not got it is ended: nobody else knows of it any more.
+        A cell that did not get its model is ended: nothing else refers to it any more.
         """
         if self._plan.model is None:
             return True
@@ -188,17 +188,17 @@ class Starting:
             if not isinstance(e, NotFound):
                 raise
             self._deps.log.event("stem_cell_stale", container_id=handle.container_id, error=e.message)
-            return False  # fetchd was restarted since
+            return False  # fetchd was restarted after the cell was made
         self._live.has_door = True
         return True
 
     def _door(self) -> str:
-        """The path of the instance's own."""
+        """Open the instance's own door and grant its segment; return the door's path."""
         instance_id = self._live.record.instance_id
-        self._live.has_door = True  # before the call: an answer that is lost may have opened it
+        self._live.has_door = True  # before the call: if its answer is lost, the door may be open
         with self._making.waiting_for("fetchd"):
             path = self._fleet.fetch.door_open(instance_id)
-            self._live.has_door = True  # again: an end in between has closed what was not open yet
+            self._live.has_door = True  # again: an end meanwhile may have tried to close it before it was open
             self._grant(instance_id)
         return path
 
@@ -248,7 +248,7 @@ class Starting:
             self._fleet.driver.limit(handle, self._stage.share, self._memory_bytes())
 
     def _memory_bytes(self) -> int:
-        """Of host memory, whatever for: a worker whose device is the CPU has its reserve there too."""
+        """The container's limit of host memory.  A worker whose device is the CPU has its reserve there too."""
         function = self._live.function
         assert function is not None  # noqa: S101
         if function.config is None:
@@ -304,7 +304,7 @@ class Starting:
             self._init_call = None
 
     def _hint(self, error: ThawError) -> str:
-        """Why a function did not load is on its stderr.  What an engine prints stays in this host's log."""
+        """A function's stderr says why it did not load.  An engine's output stays in this host's log."""
         live = self._live
         if live.kind == KIND_PYTHON and isinstance(error, InitFailed):
             return (live.handle and last_lines(live.handle)) or error.hint
@@ -321,7 +321,7 @@ class Starting:
         self._mark(Phase.READY)
         self._fleet.announce(live)
         if live.handle is not None:
-            self._fleet.driver.relabel(live.handle, self._labels())  # READY: an invoker that comes back adopts it
+            self._fleet.driver.relabel(live.handle, self._labels())  # READY: a restarted invoker adopts it
         mode = live.record.start_mode.value
         metrics.STARTS.labels(mode=mode, outcome="ready").inc()
         metrics.START_SECONDS.labels(mode=mode).observe(time.monotonic() - self._began)
@@ -352,7 +352,7 @@ class Starting:
             self._events.append(marked)
 
     def _write_trace(self) -> None:
-        """What has happened since the last call."""
+        """Write the events since the last call."""
         with self._lock:
             events, self._events = self._events, []
         try:

@@ -1,7 +1,7 @@
-"""What a container's time until it answered went into: the evidence of the ``container`` phase.
+"""How a container's time until it answered was spent: the evidence of the ``container`` phase.
 
-Three work one after another, so their seconds may be added: the start's thread, the stem cell that forks, and the
-container's first thread.  The start's thread sleeps while the others work, and while fetchd opens a door.
+Three threads work one after another, so their seconds may be added: the start's thread, the stem cell that forks, and
+the container's first thread.  The start's thread sleeps while the others work, and while fetchd opens a door.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from contextlib import contextmanager
 from invoker.drivers import process_ids
 
 Spent = tuple[float, float]
-"""CPU seconds, and seconds ready to run in which another did."""
+"""CPU seconds, and seconds in which the thread was ready to run but another thread ran."""
 
 
 class Making:
-    """Made and used by the start's thread; begins now."""
+    """The account of making one container.  The start's thread creates and uses it; the account begins then."""
 
     def __init__(self) -> None:
         self._here = _here()
@@ -27,8 +27,8 @@ class Making:
 
     @contextmanager
     def waiting_for(self, whom: str, pid: int = 0) -> Iterator[None]:
-        """The block sleeps only until ``whom`` has answered.  What the process ``pid`` spends on its answer counts as
-        what it is, and not as waiting for it."""
+        """The block sleeps only until ``whom`` has answered.  The time that the process ``pid`` spends on its answer
+        counts as CPU time or core wait, and not as waiting for it."""
         began, busy_s, before = time.monotonic(), sum(_here()), _of(pid)
         try:
             yield
@@ -39,13 +39,13 @@ class Making:
             self._waits[whom] = self._waits.get(whom, 0.0) + max(0.0, slept_s - sum(worked))
 
     def begun(self) -> None:
-        """The container's process is there: whatever else is done now is done beside it, and would count twice."""
+        """The container's process exists.  Later work of this thread is done beside it, and would count twice."""
         here = _since(self._here, _here())
         self._made = here[0] + self._helped[0], here[1] + self._helped[1]
 
     def answered(self, pid: int) -> dict[str, object]:
-        """Attributes of the phase's end, once the container of this ``pid`` takes connections.  ``waits_for`` is whom
-        it waited for longest."""
+        """Attributes of the phase's end, once the container of this ``pid`` takes connections.  ``waits_for`` names the
+        longest of the waits."""
         cpu_s, core_wait_s = (a + b for a, b in zip(self._made, process_ids.spent(pid), strict=True))
         attrs: dict[str, object] = {"cpu_s": round(cpu_s, 4), "core_wait_s": round(core_wait_s, 4)}
         if disk_wait_s := process_ids.disk_wait_s(pid):
@@ -65,5 +65,5 @@ def _of(pid: int) -> Spent:
 
 
 def _since(before: Spent, now: Spent) -> Spent:
-    """Not negative: a stem cell may have been replaced by another in between."""
+    """The difference, not negative: a stem cell may have been replaced by another in between."""
     return max(0.0, now[0] - before[0]), max(0.0, now[1] - before[1])

@@ -1,8 +1,8 @@
 """Stem cells: containers that wait for their action.  Their memory counts, and is given up first.
 
 A cell is one waiting container of its kind, used up when taken; an llm one has imported its engine and has a door of
-its own, through which it will get its model.  The llm cell of a driver that shares one (a zygote) forks any number, so
-it is there once.
+its own, through which it will get its model.  A driver with a zygote has one llm cell, the zygote, which forks any
+number of containers.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class StemCells:
         self._device = device
         self._lock = threading.Lock()
         self._refill_lock = threading.Lock()
-        self._zygote_lock = threading.Lock()  # it is wanted while its memory is held, and at no other time
+        self._zygote_lock = threading.Lock()  # the zygote is wanted while its memory is held, and at no other time
         self._waiting: deque[Handle] = deque()
         self._targets = {KIND_PYTHON: 0, KIND_LLM: 0}
         self._retries: dict[str, threading.Thread] = {}  # of kinds that could not be made
@@ -62,7 +62,7 @@ class StemCells:
             )
 
     def set_target(self, kind: str, count: int) -> None:
-        """How many to keep; they are made and given up in the background."""
+        """Set how many cells of a kind to keep; they are made and given up in the background."""
         with self._lock:
             if kind in self._targets:
                 self._targets[kind] = count
@@ -79,15 +79,15 @@ class StemCells:
         return tuple(cells)
 
     def wait_warm(self, kind: str, deadline_s: float) -> None:
-        """An llm cell that is importing is ready before a container that begins to import now: wait for it.
+        """Wait for a zygote that is importing: it is ready before a container that begins to import now.
 
-        A cell of its own is taken while it imports, and needs no waiting for.
+        A cell that is a container of its own can be taken while it imports, so there is nothing to wait for.
         """
         if kind == KIND_LLM and self._driver.zygote is not None:
             self._driver.zygote.wait_warm(deadline_s)
 
     def take(self, cell: StemCell) -> Handle | None:
-        """The waiting container, which is the caller's now; its memory is free for the instance to hold."""
+        """Hand the waiting container over to the caller; its memory is free for the instance to hold."""
         with self._lock:
             handle = next((h for h in self._waiting if h.container_id == cell.cell_id), None)
             if handle is None:
@@ -158,13 +158,13 @@ class StemCells:
                 zygote.want(self._ready)
 
     def _end_zygote(self) -> None:
-        """Under its lock: else a refill would start another in between, whose memory nobody counts."""
+        """The caller holds the zygote's lock: else a refill could start another, whose memory would not be counted."""
         if self._driver.zygote is not None:
             self._driver.zygote.give_up()
             self._ledger.give_back(ZYGOTE)
 
     def _make(self, kind: str) -> bool:
-        """One more cell; False when there is no memory for it or it does not start."""
+        """Make one more cell; False when there is no memory for it or it does not start."""
         cell_id = f"cell-{random_hex_id()[:12]}"
         if not self._ledger.take(cell_id, self._bytes[kind], spare=True):
             return False
@@ -210,14 +210,14 @@ class StemCells:
             self.refill()
 
     def _fetchd_listens(self) -> bool:
-        """It fills its pool first: some seconds of a host's life."""
+        """Wait for fetchd: it fills its pool before it listens, which takes some seconds after a host's start."""
         try:
             return wait_listens(self._fetch.path, self._closed_fd)
         except PlatformError:  # not even its directory is there
             return self._a_while_passes()
 
     def _a_while_passes(self) -> bool:
-        """The engine may be coming up, or have got room; nobody announces that."""
+        """Wait a moment: the engine may be coming up, or may have room again, and no event announces that."""
         return not select.select([self._closed_fd], [], [], _RETRY_S)[0]
 
     def _spec(self, cell_id: str, kind: str) -> Spec:
