@@ -1,1 +1,1 @@
-"""What runs containers: one Protocol (base.py), one folder for each implementation, and what they share."""
+"""The drivers that run containers: one Protocol (base.py), one folder for each implementation, and shared parts."""

@@ -1,9 +1,9 @@
-"""Which lines belong to which activation: OpenWhisk's sentinel contract, read from a container's two log files.
+"""Assigns log lines to activations by OpenWhisk's sentinel contract, from a container's two log files.
 
-The k-th sentinel of a stream ends the lines of the k-th run that ended.  With a concurrency of 1 that is exact; of runs
-at the same time, lines go to the activation whose run ended there.  What a container prints is bounded per activation,
-and so are the number and the bytes of the activations whose lines are kept.  What a function prints while it loads
-belongs to its first run, as in OpenWhisk.
+The k-th sentinel of a stream ends the lines of the k-th run that ended.  With a concurrency of 1 that is exact; with
+runs at the same time, lines belong to the activation whose run ended there.  A container's output is bounded per
+activation, and so are the number and the bytes of the activations whose lines are kept.  The output of a function while
+it loads belongs to its first run, as in OpenWhisk.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from invoker.drivers.base import Handle, LogChunk
 
 SENTINEL: Final = "XXX_THE_END_OF_A_WHISK_ACTIVATION_XXX"
 LINE_BYTES: Final = len("2026-01-01T00:00:00.000000Z stdout: \n")
-"""Of a line beside its text: they count too, or empty words would become a record many times the limit."""
+"""The bytes of a line beside its text.  They count too, or short lines would make a record many times the limit."""
 
 KEPT_ACTIVATIONS: Final = 200
 KEPT_LIMITS: Final = 2
-"""So many times a function's limit is kept of what it printed, on each stream (of FILE_LIMIT_BYTES at least)."""
+"""On each stream, this many times the function's limit is kept of its output (at least FILE_LIMIT_BYTES)."""
 
 FILE_LIMIT_BYTES: Final = 1 << 20
 """A log file that was read to its end and is larger than this is emptied."""
@@ -71,7 +71,8 @@ class SentinelSplitter:
 
 
 class _Output(NamedTuple):
-    """Of one run on one stream.  One string: one for each line would cost many times what short lines hold."""
+    """The output of one run on one stream.  It is one string: a string for each short line would cost many times as
+    much memory."""
 
     stamp: str
     text: str
@@ -81,7 +82,7 @@ class _Output(NamedTuple):
 
 
 class LogCollector:
-    """One container's."""
+    """The lines of one container's runs."""
 
     def __init__(self, handle: Handle, read: Read, truncate: Truncate, limit_bytes: int,
                  more: More = lambda *_: False) -> None:  # fmt: skip
@@ -92,14 +93,14 @@ class LogCollector:
         self._limit = limit_bytes
         self._most_bytes = max(KEPT_LIMITS * limit_bytes, FILE_LIMIT_BYTES)
         self._splitters = {name: SentinelSplitter(limit_bytes) for name in STREAMS}
-        # a function may print sentinels itself, or close a stream: neither is waited for without bound
+        # bounded, because a function may print sentinels itself, or close a stream
         self._unclaimed: dict[str, deque[str]] = {name: deque(maxlen=KEPT_ACTIVATIONS) for name in STREAMS}
         self._waiting: dict[str, deque[str]] = {name: deque(maxlen=KEPT_ACTIVATIONS) for name in STREAMS}
         self._kept: OrderedDict[str, dict[str, _Output]] = OrderedDict()
         self._kept_bytes = 0
 
     def skip(self) -> None:
-        """Start behind what is there: lines of an earlier invoker's runs."""
+        """Skip the present output: it belongs to an earlier invoker's runs."""
         with self._lock:
             for name in STREAMS:
                 self._drain(name, "")
@@ -107,19 +108,19 @@ class LogCollector:
                 self._splitters[name] = SentinelSplitter(self._limit)
 
     def run_began(self, activation_id: str) -> None:
-        """A reader of its lines waits from now until it has ended: the answer may reach the caller before this host
-        notes the end."""
+        """A reader of the run's lines waits from now until the run has ended: the answer may reach the caller before
+        this host notes the end."""
         with self._lock:
             self._running.add(activation_id)
 
     def run_lost(self, activation_id: str) -> None:
-        """It ended without a sentinel."""
+        """The run ended without a sentinel."""
         with self._lock:
             self._running.discard(activation_id)
             self._lock.notify_all()
 
     def run_ended(self, activation_id: str) -> None:
-        """In the order in which runs end."""
+        """Call this in the order in which runs end."""
         with self._lock:
             self._running.discard(activation_id)
             self._lock.notify_all()
@@ -131,8 +132,8 @@ class LogCollector:
                 self._waiting[name].append(activation_id)
 
     def lines(self, activation_id: str, deadline: float | None = None) -> list[str]:
-        """``2026-01-01T00:00:00.000Z stdout: text``, stdout first; what has arrived, or does until ``deadline`` of the
-        monotonic clock (LATE_S from now)."""
+        """Lines ``2026-01-01T00:00:00.000Z stdout: text``, stdout first, that have arrived or arrive until ``deadline``
+        of the monotonic clock (LATE_S from now if None)."""
         deadline = time.monotonic() + LATE_S if deadline is None else deadline
         with self._lock:
             self._lock.wait_for(lambda: activation_id not in self._running, max(0.0, deadline - time.monotonic()))
@@ -167,7 +168,7 @@ class LogCollector:
         self._let_go(name, wanted)
 
     def _let_go(self, name: str, wanted: str) -> None:
-        """The oldest output beyond what is kept, but for that of the activation that is ``wanted`` now."""
+        """Drop the oldest output beyond the limits, except that of the activation that is ``wanted`` now."""
         while sum(map(len, self._unclaimed[name])) > self._most_bytes:
             self._unclaimed[name].popleft()
         if self._kept_bytes > len(STREAMS) * self._most_bytes:
@@ -177,7 +178,8 @@ class LogCollector:
                     return
 
     def _forget(self, activation_id: str) -> None:
-        """It may be asked for again until then: the state server that its lines went to may have come up anew."""
+        """Drop an activation's output.  It is kept until then, because a state server that was restarted may have lost
+        the lines, and then they are asked for again."""
         self._kept_bytes -= sum(len(output.text) for output in self._kept.pop(activation_id, {}).values())
 
 

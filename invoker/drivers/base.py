@@ -1,7 +1,8 @@
-"""What runs containers.  One file per implementation, one conformance suite over all of them (tests/conformance).
+"""The Protocol of a container driver.  One folder per implementation, one conformance suite over all of them
+(tests/conformance).
 
 A container is a process tree behind a unix socket that speaks the container contract.  Every call is bounded by
-``deadline_s`` and idempotent by ``container_id``; what is created is written down where a restarted invoker finds it.
+``deadline_s`` and idempotent by ``container_id``; every container is recorded where a restarted invoker finds it.
 """
 
 from __future__ import annotations
@@ -73,8 +74,8 @@ class Exit:
 
 
 def status_of(exit_code: int | None) -> int | None:
-    """A shell's 128 + signal → minus the signal.  A container whose engine or function was killed ends so, too.  Larger
-    numbers are no signal's: a program that exits with -1 has the status 255."""
+    """Turn a shell's 128 + signal into minus the signal.  A container whose engine or function was killed ends so, too.
+    Larger numbers stand for no signal: a program that exits with -1 has the status 255."""
     return 128 - exit_code if exit_code is not None and 128 < exit_code < 128 + signal.NSIG else exit_code
 
 
@@ -120,7 +121,7 @@ class SharedCell(Protocol):
         ...
 
     def want(self, on_ready: Callable[[], None]) -> None:
-        """Start it, and again whenever it dies; returns at once.  ``on_ready`` is called whenever it is ready."""
+        """Start the process, and again whenever it dies; return at once.  Each time it is ready, call ``on_ready``."""
         ...
 
     def give_up(self) -> None: ...
@@ -140,7 +141,7 @@ class Driver(Protocol):
         ...
 
     def on_exit(self, callback: Callable[[Exit], None]) -> None:
-        """``callback`` is called once per ended container, on a thread of the driver's that it may not block."""
+        """``callback`` is called once per ended container, on a thread of the driver, which it must not block."""
 
     def create(self, spec: Spec) -> Handle: ...
 
@@ -160,7 +161,7 @@ class Driver(Protocol):
         ...
 
     def relay_address(self, address: str) -> str:
-        """Where a container of this host finds the relay whose URL is ``address``.  Raises PlatformError."""
+        """The address at which a container of this host reaches the relay of URL ``address``.  Raises PlatformError."""
         ...
 
     def pause(self, handle: Handle) -> None: ...
@@ -179,7 +180,7 @@ class Driver(Protocol):
         ...
 
     def truncate_logs(self, handle: Handle, stream: str) -> None:
-        """Give the disk back.  Writers append, so they go on at the new end."""
+        """Empty the file to free the disk.  Writers append, so they go on at the new end."""
         ...
 
     def stats(self, handle: Handle) -> Stats: ...
@@ -191,7 +192,7 @@ class Driver(Protocol):
         ...
 
     def end(self, owned: Owned) -> None:
-        """End a container of an earlier invoker that nobody watches; returns when nothing of it is left."""
+        """End a container of an earlier invoker that was not adopted; returns when nothing of it is left."""
         ...
 
     def close(self) -> None: ...

@@ -25,14 +25,14 @@ class NoShares:
     name = "none"
 
     def apply(self, container_id: str, pid: int, cores: float) -> None:
-        """Nothing enforces it."""
+        """Nothing enforces a share here."""
 
     def remove(self, container_id: str) -> None:
-        """There is nothing."""
+        """There is nothing to remove."""
 
 
 class CgroupShares:
-    """One directory per container under ``root``/thaw-<name>; the process is moved before it has threads of weight."""
+    """One directory per container under ``root``/thaw-<name>; the process is moved there before its threads work."""
 
     name = "enforced"
 
@@ -62,14 +62,14 @@ class CgroupShares:
             return
 
     def remove(self, container_id: str) -> None:
-        """A group that still holds a dying process stays, and goes with the next clean-up."""
+        """Remove the cgroup.  One that still holds a dying process stays until the next clean-up."""
         try:
             self.path(container_id).rmdir()
         except OSError:
             return
 
     def sweep(self, alive: frozenset[str]) -> None:
-        """Remove what earlier lives left; the parent too, when nothing is left."""
+        """Remove the cgroups of containers that are not ``alive`` (an earlier invoker left them)."""
         for directory in self._parent.iterdir():
             if directory.is_dir() and directory.name not in alive:
                 self.remove(directory.name)
@@ -83,7 +83,8 @@ class CgroupShares:
 
 
 def find_shares(name: str, *, enabled: bool = True, base: Path = Path("/sys/fs/cgroup")) -> Shares:
-    """What this machine can enforce, tried by making the group ``name``: nobody else's, as it goes with us."""
+    """Find what this machine can enforce, by making the cgroup ``name``.  It must belong to us alone: we remove it when
+    we end."""
     if enabled:
         for root, version in ((base / "cpu", 1), (base, 2)):
             if _has_cpu(root, version) and os.access(root, os.W_OK):

@@ -1,4 +1,4 @@
-"""The two files that a container's output is in, whichever driver runs it."""
+"""The two files with a container's output; they are the same for every driver."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _READ_BYTES: Final = 1 << 20
 
 
 def read(handle: Handle, stream: str, cursor: int) -> LogChunk:
-    """What ``stream`` (``stdout`` or ``stderr``) has from byte ``cursor`` on, at most a MiB; no file is no output."""
+    """Read ``stream`` (``stdout`` or ``stderr``) from byte ``cursor`` on, at most a MiB; no file is no output."""
     try:
-        # after every run: a file object costs four times as much
+        # os.open, because this runs after every run, and a file object costs four times as much
         fd = os.open(_path(handle, stream), os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         return LogChunk(b"", cursor)

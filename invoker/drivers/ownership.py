@@ -1,4 +1,4 @@
-"""Owned containers on disk: what a restarted invoker adopts or ends.
+"""The records of owned containers on disk, by which a restarted invoker adopts or ends them.
 
 ``<run_dir>/c/<12 hex of the container id>/`` holds the socket ``s``, both logs and ``owner.json``.  The short name
 keeps socket paths below the kernel's 107 bytes.  The file is written before the process exists (pid 0) and again with
@@ -84,7 +84,8 @@ class OwnedContainers:
 def find_by_socket(socket_path: str) -> tuple[int, int]:
     """The container of ``socket_path``: (pid, start ticks), or zeros.
 
-    Who listens there, or was started to: a fork of the stem cell shows the stem cell's environment.
+    It is the process that listens there, or else the one whose environment names the socket.  The environment alone
+    would not do: a fork of the stem cell shows the stem cell's.
     """
     for pid in (_listener(socket_path), _started_for(socket_path)):
         ticks = process_ids.start_ticks(pid) if pid else None

@@ -39,7 +39,7 @@ def signal_tree(pid: int, ticks: int, sig: signal.Signals) -> None:
 
 
 def kill_group(pgid: int) -> None:
-    """What is left of a group after its leader has ended.  A pid stays reserved while a group has its number."""
+    """Kill the rest of a group after its leader has ended.  A pid stays reserved while a group has its number."""
     try:
         os.killpg(pgid, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
@@ -85,8 +85,8 @@ def _members(pgid: int) -> list[tuple[int, int]]:
 
 
 def spent(task: int | str) -> tuple[float, float]:
-    """What the time of a process's first thread went into: CPU seconds, and seconds in which it was ready and another
-    ran.  ``task`` is a pid or "thread-self".
+    """How the first thread of a process spent its time: CPU seconds, and seconds in which it was ready but another
+    thread ran.  ``task`` is a pid or "thread-self".
 
     Zeros for a process that has ended, and where the kernel does not count it.
     """

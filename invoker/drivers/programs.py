@@ -1,4 +1,4 @@
-"""What runs in a container of each kind: arguments of its Python, whichever driver starts it."""
+"""The program in a container of each kind: the arguments of its Python, the same for every driver."""
 
 from __future__ import annotations
 

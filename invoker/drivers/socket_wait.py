@@ -1,4 +1,4 @@
-"""Wait for a unix socket to take connections: inotify and descriptors, so nothing is tried again and again."""
+"""Wait for a unix socket to take connections: with inotify and descriptors instead of repeated tries."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from thaw.errors import PlatformError, WorkerLost
 
 _IN_CREATE, _IN_MOVED_TO = 0x100, 0x80
 _BIND_TO_LISTEN_S = 0.005
-"""A server that binds in place has a moment between the file's appearance and listen; nothing announces its end."""
+"""A server that binds in place needs a moment between the file's appearance and listen; no event announces its end."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -35,7 +35,7 @@ def wait_socket(path: str, pid: int, deadline_s: float, cancelled: int) -> socke
 
 
 def wait_socket_until(path: str, ended: int, deadline_s: float, cancelled: int) -> socket.socket:
-    """The same for a server whose end shows as ``ended`` becoming readable, whatever it is."""
+    """The same for a server whose end makes the descriptor ``ended`` readable."""
     deadline = time.monotonic() + deadline_s
     watch = _inotify(os.path.dirname(path))
     try:
@@ -52,8 +52,8 @@ def listens(path: str) -> bool:
 
 
 def wait_listens(path: str, cancelled: int | None = None, *, deadline_s: float | None = None) -> bool:
-    """False when ``cancelled`` became readable, or the deadline passed, first.  For a server that listens before its
-    socket gets its name (fetchd's).  Raises PlatformError when there is no such directory."""
+    """Wait until a server listens; False when ``cancelled`` became readable, or the deadline passed, first.  The server
+    must listen before its socket gets its name (fetchd does).  Raises PlatformError when there is no such directory."""
     until = None if deadline_s is None else time.monotonic() + deadline_s
     watch = _inotify(os.path.dirname(path))
     poll = select.poll()

@@ -31,7 +31,7 @@ _OLDEST_API: Final = (1, 41)
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A container as the engine tells of it.  ``pid`` is of the engine's machine, 0 when it does not run."""
+    """A container as the engine describes it.  ``pid`` is the pid on the engine's machine, 0 if it does not run."""
 
     name: str
     labels: Mapping[str, str]
@@ -45,7 +45,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class EngineEvent:
-    """``action`` is the engine's word (die, oom …), ``at_ns`` its clock."""
+    """``action`` is the engine's name of the event (die, oom …), ``at_ns`` its time by the engine's clock."""
 
     action: str
     labels: Mapping[str, str]
@@ -72,8 +72,8 @@ class Engine:
             raise PlatformError(f"the engine speaks API {version}", hint="Docker 20.10 or newer is needed")
 
     def create(self, name: str, config: Mapping[str, Any]) -> None:
-        """``config`` is the body of POST /containers/create.  Raises NotFound for a missing image; a container of
-        this name that exists is taken for it."""
+        """``config`` is the body of POST /containers/create.  Raises NotFound for a missing image.  A container of
+        this name that exists already counts as created."""
         try:
             with _translated("create the container"):
                 self._api.create_container_from_config(config, name)
@@ -82,7 +82,7 @@ class Engine:
                 raise
 
     def pull(self, image: str, deadline_s: float) -> None:
-        """Raises PlatformError when it fails or takes longer."""
+        """Pull an image.  Raises PlatformError when this fails or takes longer than ``deadline_s``."""
         outcome: queue.SimpleQueue[PlatformError | None] = queue.SimpleQueue()
         # the SDK gives a pull no timeout; one that hangs is left to the engine, which ends it or completes it
         threading.Thread(target=self._pull, args=(image, outcome), name="pull", daemon=True).start()
@@ -94,7 +94,7 @@ class Engine:
             raise error
 
     def _pull(self, image: str, outcome: queue.SimpleQueue[PlatformError | None]) -> None:
-        client = docker.APIClient(base_url=self.url, version=OLDEST_API, timeout=CALL_S)  # it may outlive this engine's
+        client = docker.APIClient(base_url=self.url, version=OLDEST_API, timeout=CALL_S)  # may outlive this object's
         try:
             with _translated(f"pull {image}"):
                 for step in client.pull(image, stream=True, decode=True):
@@ -126,7 +126,7 @@ class Engine:
             self._api.kill(name, signal)
 
     def remove(self, name: str) -> None:
-        """With its processes.  409: a removal is in progress already."""
+        """Remove a container with its processes.  Status 409 means that a removal is in progress already."""
         with _translated("remove the container", ignored=(404, 409)):
             self._api.remove_container(name, force=True, v=True)
 
@@ -146,13 +146,13 @@ class Engine:
             return _seen(self._api.inspect_container(name))
 
     def mounts(self, name: str) -> Mapping[str, str]:
-        """Where the engine has what a container sees: {path inside: path on the engine's machine}."""
+        """The mounts of a container: {path inside: path on the engine's machine}."""
         with _translated("inspect the container"):
             found = self._api.inspect_container(name)["Mounts"]
         return {str(m["Destination"]): str(m["Source"]) for m in found if m.get("Source")}
 
     def list(self, label: str) -> Sequence[Seen]:
-        """Running or not.  A container that goes away meanwhile is left out."""
+        """All containers with this label, running or not.  A container that is removed meanwhile is left out."""
         with _translated("list containers"):
             names = [str(c["Names"][0]).lstrip("/") for c in self._api.containers(all=True, filters={"label": label})
                      if c["Names"]]  # fmt: skip
@@ -172,7 +172,8 @@ class Engine:
         return int(stats.get("memory_stats", {}).get("usage", 0)), cpu_ns / 1e9
 
     def events(self, label: str, since_ns: int) -> Iterator[EngineEvent]:
-        """Of containers with this label, from ``since_ns`` on, until the engine or :meth:`end_events` ends it."""
+        """Yield events of containers with this label from ``since_ns`` on, until the engine or :meth:`end_events` ends
+        the stream."""
         since = f"{since_ns // 10**9}.{since_ns % 10**9:09d}"
         filters = {"type": "container", "label": label, "event": ["die", "oom"]}
         with _translated("follow the engine's events"):
@@ -185,10 +186,10 @@ class Engine:
                 self.end_events()
 
     def end_events(self) -> None:
-        """From any thread."""
+        """Any thread may call this."""
         events, self._events = self._events, None
         if events is not None:
-            with contextlib.suppress(OSError):  # the engine was quicker
+            with contextlib.suppress(OSError):  # the engine closed it first
                 events.close()
 
     def close(self) -> None:

@@ -36,7 +36,7 @@ from thaw.logs import Log
 OWNER: Final = "thaw.owner"
 CONTAINER: Final = "thaw.container"
 KIND: Final = "thaw.kind"
-_KILLED_S: Final = 10.0  # from SIGKILL to the engine's word that it has ended, memory of gigabytes included
+_KILLED_S: Final = 10.0  # from SIGKILL to the engine's report of the end, memory of gigabytes included
 _LAST_LINES_S: Final = 1.0  # between a container's end and its last line
 _ENGINE_BACK_S: Final = 60.0
 
@@ -57,7 +57,7 @@ class _Container:
 
 @dataclass(frozen=True, slots=True)
 class Images:
-    """By kind; ``pull_s`` is how long a missing one may take to come, 0 for never."""
+    """Images by kind; ``pull_s`` is the longest pull of a missing one, 0 for no pull."""
 
     by_kind: Mapping[str, str]
     pull_s: float = 600.0
@@ -70,8 +70,8 @@ class DockerDriver:
 
     def __init__(self, engine: Engine, run_dir: Path, host_id: str, images: Images, limits: Limits, log: Log,
                  cut_off: Callable[[], None] = lambda: None) -> None:  # fmt: skip
-        """``cut_off`` is called when only a new life can reach the engine again (events.py).  Raises Unavailable
-        when there is no engine, PlatformError when ``run_dir`` is none of its machine's."""
+        """``cut_off`` is called when only a restarted invoker can reach the engine again (events.py).  Raises
+        Unavailable when there is no engine, PlatformError when ``run_dir`` is not mounted from its machine."""
         engine.check()
         self._engine, self._images, self._limits, self._log = engine, images, limits, log
         self._paths = EnginePaths.find(engine)
@@ -87,7 +87,7 @@ class DockerDriver:
                                     log)  # fmt: skip
 
     def reachable(self) -> bool:
-        """A connection that was made before is still served by an engine that is ending: only a new one tells."""
+        """Try a new connection: an engine that is ending still serves the connections that were made before."""
         return listens(self._engine.socket_path)
 
     def on_exit(self, callback: Callable[[Exit], None]) -> None:
@@ -145,7 +145,7 @@ class DockerDriver:
 
     def relabel(self, handle: Handle, labels: Mapping[str, str]) -> None:
         """An engine's labels never change: these are kept beside the container."""
-        self._get(handle)  # what is written for one that has been removed would stay
+        self._get(handle)  # raises for a container that has been removed: a file written for it would stay
         self._owned.write(handle, labels)
 
     def limit(self, handle: Handle, share: float, memory_bytes: int) -> None:
@@ -173,14 +173,14 @@ class DockerDriver:
             return
         name = self._name(handle)
         self._engine.signal(name, "SIGTERM")
-        self._engine.unpause(name)  # a paused process hears SIGTERM only then
+        self._engine.unpause(name)  # a paused process gets SIGTERM only then
         if not container.ended.wait(deadline_s):
             self._engine.signal(name, "SIGKILL")
             if not container.ended.wait(_KILLED_S):
                 raise PlatformError(f"container {name} does not die", hint="see the engine's log")
 
     def remove(self, handle: Handle) -> None:
-        """An engine that is away removes it when it is back: nobody waits for that here."""
+        """If the engine is away, the container is removed when it is back; this call does not wait for that."""
         try:
             self._engine.remove(self._name(handle))
         except PlatformError as e:
@@ -196,7 +196,7 @@ class DockerDriver:
                 os.close(fd)
         self._owned.remove(handle)
 
-    # what it says --------------------------------------------------------------------------------------------------
+    # logs and usage ------------------------------------------------------------------------------------------------
 
     def logs(self, handle: Handle, stream: str, cursor: int) -> LogChunk:
         return log_files.read(handle, stream, cursor)
@@ -212,10 +212,10 @@ class DockerDriver:
     def stats(self, handle: Handle) -> Stats:
         return Stats(*self._engine.usage(self._name(handle)))
 
-    # an earlier life's ---------------------------------------------------------------------------------------------
+    # containers of an earlier invoker ------------------------------------------------------------------------------
 
     def list_owned(self) -> Sequence[Owned]:
-        """What the engine has under our label; a directory whose container is no more goes away."""
+        """The containers that the engine has under our label.  Directories of containers that are gone are removed."""
         labels = {owned.handle.container_id: owned for owned in self._owned.all()}
         found = []
         for seen in self._engine.list(f"{OWNER}={self.owner}"):
@@ -305,7 +305,7 @@ class DockerDriver:
     def _reopen_relays(self) -> None:
         try:
             self._relays.reopen()
-        except PlatformError as e:  # its group is given up then, and what it answers goes on elsewhere
+        except PlatformError as e:  # its group is given up then, and its requests are continued elsewhere
             self._log.event("relay_not_reopened", error=e.message)
 
     def _event(self, event: EngineEvent) -> None:
@@ -319,7 +319,7 @@ class DockerDriver:
             self._ended(container, int(event.labels.get("exitCode", 0)))
 
     def _reconcile(self) -> None:
-        """The engine is back: what it does not run any more has ended while it was away."""
+        """The engine is back: containers that it does not run any more have ended while it was away."""
         with self._lock:
             containers, doomed = list(self._containers.values()), list(self._doomed)
         for name in doomed:
@@ -371,7 +371,7 @@ def _io(handle: Handle) -> Path:
 
 
 def _open_directory(handle: Handle) -> None:
-    """The container's user may make its socket in there.  Nobody else comes that far: its parent is ours alone."""
+    """Let the container's user make its socket in there.  No other user gets that far: the parent is ours alone."""
     io = _io(handle)
     io.mkdir(exist_ok=True)
     io.chmod(0o777)
@@ -379,8 +379,8 @@ def _open_directory(handle: Handle) -> None:
 
 
 def _close_directory(handle: Handle) -> None:
-    """From here on the container can make no file there, which would be on the host's disk, nor put a link in its
-    socket's place, which we would follow.  Raises WorkerLost for what is no socket."""
+    """From now on the container can make no file there, which would be on the host's disk, nor put a link in its
+    socket's place, which we would follow.  Raises WorkerLost when there is something else than a socket."""
     _io(handle).chmod(0o555)
     if not stat.S_ISSOCK(os.lstat(handle.socket_path).st_mode):
         raise WorkerLost("the container put something else in its socket's place")

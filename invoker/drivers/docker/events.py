@@ -1,8 +1,8 @@
-"""What the engine says of our containers, for as long as there is an engine: one thread, one stream.
+"""The engine's events about our containers, for as long as there is an engine: one thread, one stream.
 
-The stream breaks when the engine is restarted.  It is taken up again where it ended, and what the new engine no longer
-knows or runs is noticed by looking once (``again``).  Where we are a container and hold a former engine's socket, there
-is no way to the new one (``cut_off``).
+The stream breaks when the engine is restarted.  It is resumed where it ended, and ``again`` finds the containers that
+the new engine no longer knows or runs.  If we run in a container and hold a former engine's socket, we cannot reach the
+new engine (``cut_off``).
 """
 
 from __future__ import annotations
@@ -37,14 +37,15 @@ class EngineEvents:
         self._thread.start()
 
     def wait_back(self, deadline_s: float, given_up: Callable[[], bool]) -> bool:
-        """Until the engine answers again; False at the deadline, when we stop or when it is ``given_up`` (look_up)."""
+        """Wait until the engine answers again; False at the deadline, at ``stop``, or once ``given_up`` says so (it is
+        checked again after ``look_up``)."""
         with self._changed:
             seen = self._lives
             self._changed.wait_for(lambda: self._stop.is_set() or given_up() or self._lives > seen, deadline_s)
             return not self._stop.is_set() and (self._lives > seen or not self._away)
 
     def look_up(self) -> None:
-        """Who waits asks again whether that is given up."""
+        """Make every waiting thread check its ``given_up`` again."""
         with self._changed:
             self._changed.notify_all()
 

@@ -1,8 +1,9 @@
 """A container's output, copied from the engine's log into the two files that the rest of the invoker reads.
 
-One follower a container.  The engine sends frames ``[stream, 0, 0, 0, u32 length][time stamp, blank, text]``; the
-stamp is where a new connection goes on after the engine was away.  The engine bounds what it keeps (spec.py)
-and a follower what it writes, so that a container that prints without end costs a bounded part of a disk.
+Each container has one follower.  The engine sends frames ``[stream, 0, 0, 0, u32 length][time stamp, blank, text]``;
+after the engine was away, a new connection goes on at the last stamp.  The engine bounds the output that it keeps
+(spec.py) and a follower the output that it writes, so that a container that prints without end costs a bounded part of
+a disk.
 """
 
 from __future__ import annotations
@@ -26,9 +27,10 @@ from relay.clients.http_unix import UnixConnection
 from thaw.errors import ThawError
 
 FILE_LIMIT_BYTES: Final = 32 << 20
-"""A file that nobody reads (an LLM's) stops here; the collector empties those it reads long before."""
+"""A file that is never read (an LLM's) stops at this size; the collector empties the files it reads long before."""
 SENTINELS_BYTES: Final = 1 << 20
-"""Beyond it: of a run that printed more, the end is still seen, and the next run's lines are its own."""
+"""Room beyond the limit for sentinels: the end of a run that printed more is still seen, so the next run gets its own
+lines."""
 _FRAME: Final = struct.Struct(">BxxxI")
 _SENTINEL: Final = SENTINEL.encode()
 _STDERR: Final = 2
@@ -37,8 +39,8 @@ _LONGEST_FRAME: Final = 1 << 20  # the engine cuts lines at 16 KiB
 
 
 class LogFollower:
-    """``runs`` says whether the container still does (it may raise); ``back`` waits for the engine to come back, unless
-    what it is given says that it is for nothing, which it is told by ``look_up``."""
+    """``runs`` says whether the container still runs (it may raise).  ``back`` waits for the engine to come back, or
+    until its argument says that the wait is given up; ``look_up`` makes it check that again."""
 
     def __init__(self, engine_socket: str, name: str, handle: Handle, runs: Callable[[], bool],
                  back: Callable[[Callable[[], bool]], bool], look_up: Callable[[], None], *,
@@ -55,7 +57,7 @@ class LogFollower:
         self._thread.start()
 
     def wait_ended(self, deadline_s: float) -> None:
-        """Until the last line of an ended container is in the files."""
+        """Wait until the last line of an ended container is in the files."""
         self._thread.join(deadline_s)
 
     def wait_grown(self, cursors: tuple[int, int], deadline_s: float) -> bool:
@@ -89,7 +91,7 @@ class LogFollower:
                 self._grown.notify_all()
 
     def _goes_on(self) -> bool:
-        """Whether to connect again: the stream's end is the container's, or the engine's."""
+        """Whether to connect again: the stream ended because the container ended, or because the engine did."""
         try:
             return self._runs()
         except ThawError:
@@ -150,7 +152,7 @@ class _Newest:
 
 
 class Repeats:
-    """Which frames the engine has sent before.
+    """Recognises the frames that the engine has sent before.
 
     An engine that rotates its file while a follower lags behind sends a part of it again, with the old time stamps.
     A sentinel that is read twice would give every later run the lines of the run before it.  The stamps of a stream
@@ -173,7 +175,7 @@ class Repeats:
 
 
 def _has_room(file: FileIO, limit_bytes: int) -> bool:
-    """The reader may have emptied it."""
+    """Whether the file is below the limit; its reader may have emptied it."""
     return file.tell() < limit_bytes or file.seek(0, 2) < limit_bytes
 
 
@@ -189,7 +191,7 @@ def _frames(response: http.client.HTTPResponse) -> Iterator[tuple[int, bytes]]:
 
 
 def _next_after(stamp: str) -> str:
-    """``2026-01-02T03:04:05.123456789Z`` → ``since`` a nanosecond later; empty for what is no time."""
+    """``2026-01-02T03:04:05.123456789Z`` → ``since`` a nanosecond later; empty for a stamp that is no time."""
     whole, _, fraction = stamp.removesuffix("Z").partition(".")
     try:
         seconds = calendar.timegm(time.strptime(whole, "%Y-%m-%dT%H:%M:%S"))

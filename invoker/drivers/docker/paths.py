@@ -1,7 +1,7 @@
-"""Where the engine finds a path of ours: the same when we run on its machine, elsewhere when we are a container of it.
+"""The engine's name of a path of ours: the same if we run on its machine, another if we run in one of its containers.
 
-An invoker in a container talks to the engine that runs it, and asks for mounts of the engine's machine.  What it sees
-as ``/run/thaw`` is a volume or a directory there; the engine itself says which.
+An invoker in a container talks to the engine that runs it, and asks for mounts of the engine's machine.  The path that
+it sees as ``/run/thaw`` is a volume or a directory there; the engine itself says which.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _MOUNTED_BY_DOCKER: Final = re.compile(r"/containers/([0-9a-f]{64})/(?:hostname|
 
 
 def own_container_id(mountinfo: str = "/proc/self/mountinfo") -> str:
-    """Empty when this process is no container of Docker's."""
+    """The id of the Docker container of this process; empty if there is none."""
     found = _MOUNTED_BY_DOCKER.search(Path(mountinfo).read_text())
     return found[1] if found else ""
 
 
 def is_replaced(path: str, mountinfo: str = "/proc/self/mountinfo") -> bool:
-    """Whether a file that is mounted at ``path`` is no more where it was mounted from.  A mount keeps what it was made
-    of: an engine that is started anew listens on a new socket, which only a new mount shows."""
+    """Whether the file that is mounted at ``path`` was deleted where it was mounted from.  A mount keeps the old file:
+    an engine that was restarted listens on a new socket, which only a new mount shows."""
     mounted_at = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
     for line in Path(mountinfo).read_text().splitlines():
         source, target = line.split()[3:5]
@@ -53,7 +53,7 @@ class EnginePaths:
             return cls(None)  # a container of another engine: the paths are as its operator arranged them
 
     def there(self, path: str) -> str:
-        """Raises PlatformError for a path that is in no mount."""
+        """The path on the engine's machine.  Raises PlatformError for a path that is in no mount."""
         if self._mounts is None:
             return path
         for mounted in sorted(self._mounts, key=len, reverse=True):

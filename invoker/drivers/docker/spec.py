@@ -1,4 +1,4 @@
-"""What the engine is asked for: a container's configuration, hardened.  Pure.
+"""The hardened configuration with which the engine creates a container.  Pure.
 
 A function's container has no network at all.  It is reached through a socket that it makes in a mounted directory, it
 reaches fetchd through its own door and, in a pipeline, the relay through a socket that is forwarded (relay_door.py).
@@ -29,7 +29,7 @@ RELAYS: Final = "/run/thaw/relays"
 PERIOD_US: Final = 100_000  # the kernel's default
 _MIB: Final = 1024 * 1024
 _LOG_OPTIONS: Final = {"max-size": "10m", "max-file": "2"}
-"""OpenWhisk's largest log of one activation is 10 MB; the engine keeps so much twice, whatever a function prints."""
+"""OpenWhisk's largest log of one activation is 10 MB; the engine keeps at most twice as much of a function's output."""
 _ENVIRONMENT: Final = {
     "HOME": "/tmp", "TMPDIR": "/tmp", "XDG_CACHE_HOME": "/tmp/.cache",  # noqa: S108  the container's own
     "PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1",
@@ -38,7 +38,7 @@ _ENVIRONMENT: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Of every container; memory and share come with each."""
+    """The limits of every container; each Spec adds memory and share."""
 
     n_cores: int
     pids: int = 512
@@ -107,7 +107,7 @@ def _host_config(spec: Spec, asked: Asked) -> dict[str, Any]:
 
 
 def cpu_quota_us(share: float, n_cores: int) -> int:
-    """The kernel takes no less than 1 ms."""
+    """The CPU quota of a share; the kernel accepts no less than 1 ms."""
     return max(1000, int(min(1.0, share) * n_cores * PERIOD_US))
 
 
@@ -121,6 +121,6 @@ def _mounts(spec: Spec, mounts: Mounts) -> list[dict[str, Any]]:
 
 
 def _bind(source: str, target: str, *, read_only: bool) -> dict[str, Any]:
-    """Type bind: unlike ``-v`` it fails when the source is missing, instead of making a directory as root.  The
-    propagation is left to the engine: it wants another for what lies in its own volumes."""
+    """Type bind: unlike ``-v`` it fails when the source is missing, instead of making a directory as root.  The engine
+    chooses the propagation, because it needs another one for paths in its own volumes."""
     return {"Type": "bind", "Source": source, "Target": target, "ReadOnly": read_only}

@@ -1,8 +1,8 @@
 """Containers as child processes, for one machine without Docker and for trusted code.
 
-Each container leads its own session, so it is ended as a whole, and it is not tied to the invoker's life: an invoker
-that is killed finds its containers again (ownership.py).  Environment variables reach it by a list of what it may know,
-never by inheritance: the invoker's own hold credentials.
+Each container leads its own session, so it is ended as a whole, and it outlives an invoker that is killed: the next
+invoker finds it again (ownership.py).  A container gets only the environment variables of a list, and inherits none:
+the invoker's own hold credentials.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ KEPT_ENVIRONMENT: Final = (
     "HF_HUB_OFFLINE", "XDG_CACHE_HOME", "CUDA_VISIBLE_DEVICES", "VLLM_CONFIGURE_LOGGING", "PYTHONDONTWRITEBYTECODE",
 )  # fmt: skip
 _KILLED_S: Final = 10.0  # from SIGKILL to the end, memory of gigabytes included
-_EXIT_STATUS_S: Final = 0.5  # between a process's end and its zygote's word on it
+_EXIT_STATUS_S: Final = 0.5  # between a process's end and its zygote's report of it
 
 
 class ProcessDriver:
@@ -73,7 +73,7 @@ class ProcessDriver:
             known = self._handles.get(handle.container_id, handle)
         if known.pid:
             return known
-        # what it leaves in its own directory goes with that: a killed process removes nothing
+        # its temporary files are removed with its own directory: a killed process removes nothing
         env = {"THAW_SOCKET": handle.socket_path, "TMPDIR": str(handle.directory),
                **({"THAW_DOOR": spec.door} if spec.door else {}), **spec.env}  # fmt: skip
         pid = self._forked(handle, env) if spec.fork else self._spawned(handle, env)
@@ -116,7 +116,7 @@ class ProcessDriver:
         process_ids.signal_tree(handle.pid, handle.start_ticks, signal.SIGTERM)
         process_ids.signal_tree(
             handle.pid, handle.start_ticks, signal.SIGCONT
-        )  # a stopped process hears SIGTERM only then
+        )  # a stopped process gets SIGTERM only then
         if not ended.wait(deadline_s):
             process_ids.signal_tree(handle.pid, handle.start_ticks, signal.SIGKILL)
             if not ended.wait(_KILLED_S):
@@ -127,7 +127,7 @@ class ProcessDriver:
         with self._lock:
             handle = self._handles.get(handle.container_id, handle)
             watched = handle.container_id in self._ended
-        if watched:  # else its pid may be a stranger's by now
+        if watched:  # else another process may have its pid by now
             process_ids.end_group(handle.pid, _KILLED_S)
         self._shares.remove(handle.container_id)
         self._owned.remove(handle)
@@ -203,7 +203,7 @@ class ProcessDriver:
 
 
 def _stop_unwatched(handle: Handle) -> None:
-    """End a container of an earlier invoker that nobody watches; returns when it is gone."""
+    """End a container of an earlier invoker that is not watched; returns when it is gone."""
     if not process_ids.is_alive(handle.pid, handle.start_ticks):
         return
     process_ids.signal_tree(handle.pid, handle.start_ticks, signal.SIGKILL)

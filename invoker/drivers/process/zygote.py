@@ -1,4 +1,4 @@
-"""The client of the llm stem cell: starts the pre-imported process, orders forks, hears of their ends.
+"""The client of the llm stem cell: starts the pre-imported process, orders forks, receives the reports of their ends.
 
 The process outlives an invoker that is killed, as containers do: the next one connects to it again.
 """
@@ -29,17 +29,17 @@ WARM_UP_S: Final = 180.0
 """Importing the engine takes 10 CPU seconds, on a host whose cores are busy several times as long."""
 
 _FIRST_IMPORT_S: Final = 10.0
-"""A host says this of its first cell.  For each later one it says how long the cell before it took."""
+"""A host reports this for its first cell.  For each later cell it reports how long the cell before took."""
 _OVERDUE_S: Final = 1.0
-"""A cell that takes longer than the last one is said to be ready by the next report."""
+"""A cell that takes longer than the last one is reported to be ready by the next report."""
 _ENDED_S: Final = 5.0
 _FORK_S: Final = 10.0
 _RESTART_S: Final = 1.0  # a process that dies at once must not be started in a loop without pause
 
 
 class Zygote:
-    """``parent`` is the socket of one that several hosts on this machine have in common: this host's is then forked
-    from it instead of importing everything itself."""
+    """``parent`` is the socket of a zygote that several hosts on this machine have in common: this host's zygote is
+    then forked from it instead of importing everything itself."""
 
     def __init__(self, run_dir: Path, env: Mapping[str, str], exits: ExitWatch, log: Log, parent: str = "") -> None:
         self._path = str(run_dir / "zygote.s")
@@ -82,7 +82,7 @@ class Zygote:
             self._changed.wait_for(lambda: not self._warming, deadline_s)
 
     def want(self, on_ready: Callable[[], None] = lambda: None) -> None:
-        """Start it, and again whenever it dies; returns at once.  ``on_ready`` is called whenever it is ready."""
+        """Start the process, and again whenever it dies; return at once.  Each time it is ready, call ``on_ready``."""
         with self._lock:
             self._wanted = True
             self._on_ready = on_ready
@@ -94,11 +94,11 @@ class Zygote:
         LastingThread(self._keep, "zygote").start()
 
     def give_up(self) -> None:
-        """End it; its containers go on.  Returns when its memory is free."""
+        """End the process; its containers go on.  Returns when its memory is free."""
         with self._lock:
             self._wanted = False
             if not self._running:
-                self._found()  # one of an earlier invoker's
+                self._found()  # the process of an earlier invoker
             channel, pid, ticks = self._channel, self._pid, self._ticks
         os.eventfd_write(self._stopped, 1)
         process_ids.signal_tree(pid, ticks, signal.SIGKILL)
@@ -110,7 +110,7 @@ class Zygote:
         self._pid_file.unlink(missing_ok=True)
 
     def leave(self) -> None:
-        """Disconnect and leave it to the next invoker (tests play a crash with it)."""
+        """Disconnect and leave the process to the next invoker (tests simulate a crash with it)."""
         with self._lock:
             self._wanted = False
             channel = self._channel
@@ -140,15 +140,15 @@ class Zygote:
         return int(reply["pid"])
 
     def _replace(self, channel: Channel) -> None:
-        """It hangs, and its keeper starts another: it must not fork, later, what somebody else then stands in for.
-        What it has said before its end has been heard when this returns."""
+        """Kill a process that hangs; its keeper starts another.  The old one must not fork a container later, when
+        another container is there in its place.  All its messages have been read when this returns."""
         pid, ticks = self._pid, self._ticks
         self._log.event("zygote_hangs", pid=pid)
         process_ids.signal_tree(pid, ticks, signal.SIGKILL)
         self._changed.wait_for(lambda: self._channel is not channel, _ENDED_S)
 
     def status_of(self, pid: int, deadline_s: float) -> int | None:
-        """How its child ended, if it lived to tell."""
+        """The exit status of the zygote's child ``pid``; None if the zygote did not report it."""
         with self._lock:
             self._changed.wait_for(lambda: pid in self._statuses or self._channel is None, deadline_s)
             return self._statuses.pop(pid, None)
@@ -170,7 +170,7 @@ class Zygote:
                 self._changed.notify_all()
 
     def _live(self) -> None:
-        """One process: found or started, listened to until its connection ends."""
+        """Find or start one process, and read its messages until its connection ends."""
         channel = self._warm_up()
         self._log.event("zygote_ready", pid=self._pid)
         self._on_ready()
@@ -229,7 +229,7 @@ class Zygote:
         self._pid_file.write_text(f"{self._pid} {self._ticks}")
 
     def _branch(self) -> int:
-        """The pid of one that the common parent forked for this host; 0 when it cannot."""
+        """The pid of a process that the common parent forked for this host; 0 when it cannot."""
         try:
             channel = Channel(wait_socket_until(self._parent, self._stopped, WARM_UP_S, self._stopped))
             try:
