@@ -38,7 +38,7 @@ class Entry:
     source: Source
     index: ModelIndex
     objects: Mapping[str, ObjectInfo]
-    """What the store said about the objects that were inspected: with an index beside the model, the index alone."""
+    """The store's answers for the inspected objects: with an index beside the model, for the index alone."""
     learned: dict[tuple[str, int, int], str] = field(default_factory=dict)
     facts: ModelFacts | None = None
     """Set by :meth:`Catalog.inspect` only: a start that was planned elsewhere need not read config.json."""

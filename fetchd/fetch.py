@@ -25,7 +25,7 @@ from thaw.trace import Phase, TraceEvent, event
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """How a stage wants to be served; ``deadline`` on the monotonic clock."""
+    """The wishes of one stage; ``deadline`` is on the monotonic clock."""
 
     pace: int | None
     deadline: float
@@ -35,7 +35,7 @@ class Wishes:
 
 @dataclass(frozen=True, slots=True)
 class Machinery:
-    """What all fetches of a host share."""
+    """The parts that all fetches of a host share."""
 
     catalog: Catalog
     link: Link

@@ -1,4 +1,4 @@
-"""What the network carries, learnt from what fetches read."""
+"""An estimate of the network's rate, learnt from the reads of fetches."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _TRY_AGAIN_S: Final = 60.0
 
 
 class Meter:
-    """What the network carries when nothing else bounds the reads: the best of the last _RUNS runs.
+    """The network's rate when nothing else bounds the reads: the best of the last _RUNS runs.
 
     A run is a time of unpaced reading; its rate is its mean, which settles as the run goes on.  Single windows would
     include what the kernel had buffered while this process was not scheduled: a fifth more than the link carries.
@@ -79,7 +79,7 @@ class Meter:
             return True
         self._try_at = now + _TRY_AGAIN_S
         if not self._before_try:
-            return False  # no higher rate was tried: the store may be slow and not the link
+            return False  # no higher rate was tried: the store may be slow, and not the link
         # The link did not follow: its rate is what arrived, unless it has carried more than that before.
         carried = KEPT * _FOLLOWED * self._before_try
         self._samples.clear()

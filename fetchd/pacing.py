@@ -1,4 +1,4 @@
-"""Who reads next: one :class:`Link` for the host, one :class:`Pacer` per fetch; a reader asks before each read.
+"""The order of reads: one :class:`Link` for the host, one :class:`Pacer` per fetch; a reader asks before each read.
 
 Ranks, best first; within a rank bytes are shared by weight (start-time fair queueing)::
 
@@ -34,7 +34,7 @@ QUANTUM_BYTES: Final = 256 * 1024
 """The most that is read at once under a rate, so that four connections share a link smoothly."""
 _MIN_QUANTUM_BYTES: Final = 4096
 _QUANTUM_S: Final = 0.05
-"""At low rates a quantum is what arrives in this time: the rate stays smooth and a new rate is obeyed soon."""
+"""At low rates a quantum is the bytes of this time: the rate stays smooth and a new rate is obeyed soon."""
 
 _DUE, _PLAIN, _BACKGROUND = 0, 1, 2
 _LAST: Final[Key] = (3, 0.0)
@@ -42,7 +42,8 @@ _SETTLE_S: Final = 1.5
 """When a fetch of a better rank joins, the others stop for this long.  Bytes for which the kernel has room still arrive
 for them (a second of a slow link), and then the newcomer's connections have to grow."""
 _FILLED: Final = 0.7
-"""A rank that reads this part of the measured rate wants all of it; TCP's way of sharing costs the rest."""
+"""A best rank that reads this part of the measured rate wants all of it.  TCP's sharing takes the rest from it, so that
+rest is not left over."""
 _RECENT_S: Final = 0.5
 _SILENT_S: Final = 1.0
 """On a link that is not measured yet, a fetch that has read nothing for this long no longer delays others: its store

@@ -46,12 +46,12 @@ class Statistics:
     cpu_s: float = 0.0
     first_byte: TraceEvent | None = None
     began_s: float = 0.0
-    last_reader: dict[str, object] = field(default_factory=dict)  # what the connection that ended last waited for
+    last_reader: dict[str, object] = field(default_factory=dict)  # the account of the connection that ended last
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a fetch's bytes come from; ``etags`` and ``learned`` belong to the model's catalogue entry."""
+    """The origin of a fetch's bytes.  ``learned`` belongs to the model's catalogue entry."""
 
     source: Source
     etags: dict[str, str]

@@ -1,4 +1,4 @@
-"""What a connection's thread spent its time on: the evidence of the ``fetch`` phase."""
+"""How a connection's thread spent its time: the evidence of the ``fetch`` phase."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ReaderAccount:
             self._waits[whom] = self._waits.get(whom, 0.0) + max(0.0, slept_s)
 
     def attrs(self) -> dict[str, object]:
-        """Attributes of the phase's end.  ``waits_for`` is what it waited for longest."""
+        """Attributes of the phase's end.  ``waits_for`` names the longest of the waits."""
         cpu_s, core_wait_s = (now - then for now, then in zip(self._account.spent(), self._spent, strict=True))
         found: dict[str, object] = {"reader_cpu_s": round(cpu_s, 4), "core_wait_s": round(core_wait_s, 4)}
         if self._waits:

@@ -145,7 +145,7 @@ class Segment:
 
 
 def _place(tensor: TensorInfo, spans: Iterable[PlacedRange]) -> int | None:
-    """Where in the segment ``tensor`` begins; None when no range holds it whole."""
+    """The segment offset at which ``tensor`` begins; None when no range holds it whole."""
     for p in spans:
         if p.offset <= tensor.offset and tensor.offset + tensor.n_bytes <= p.offset + p.n_bytes:
             return p.segment_offset + tensor.offset - p.offset

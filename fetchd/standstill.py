@@ -1,7 +1,7 @@
 """Times in which this process did not run at all: stopped, frozen, or on a machine that stood still.
 
-Then the heartbeat's timer goes off late.  Threads that compute or wait for a core make it late too, and the kernel
-counts both; the delay that they do not explain is time in which nothing of the process could run::
+After such a time the heartbeat's timer goes off late.  Threads that compute or wait for a core make it late too, and
+the kernel counts both; the delay that they do not explain is time in which nothing of the process could run::
 
     beat          due                                   late
     |── 0.2 s ────|···· no thread busy, none waiting ···|          at least so long

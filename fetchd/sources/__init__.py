@@ -1,1 +1,1 @@
-"""Where models come from: one Protocol, one file per kind of store."""
+"""The stores of models: one Protocol, one file per kind of store."""

@@ -1,4 +1,4 @@
-"""What every model store offers, and the cursor that makes a broken read resumable.
+"""The interface of every model store, and the cursor that makes a broken read resumable.
 
 Errors at this seam: ModelNotFound, ModelCorrupt and ModelUnsupported are final.  StoreUnavailable may pass, and the
 reader tries again from :attr:`Target.done`.

@@ -22,8 +22,8 @@ def s3_source(uri: str, settings: FetchdSettings) -> HttpSource:
 
 
 def prepare(settings: FetchdSettings, log: Log) -> None:
-    """Look for the credentials now, in the background: the service that gives a role takes its time, and the first
-    start from S3 must not wait for it."""
+    """Look for the credentials now, in the background: the service that gives a role is slow, and the first start from
+    S3 must not wait for it."""
     try:
         access = _access(settings.s3_endpoint, settings.s3_region)
     except PlatformError as e:

@@ -27,7 +27,7 @@ class ContainerCall:
         Raises TimeoutError at the deadline of the whole exchange, OSError when the connection breaks, ProtocolError
         for an answer that is no object or too large.
         """
-        timer = threading.Timer(self._deadline_s, self._expire)  # a socket's timeout begins anew with every byte
+        timer = threading.Timer(self._deadline_s, self._expire)  # a socket's timeout begins again with every byte
         timer.daemon = True
         timer.start()
         try:

@@ -44,16 +44,16 @@ class Fleet:
         self.on_buried: Callable[[], None] = lambda: None
         self.pool_users = PoolUsers()
         self.on_pool_left: Callable[[], None] = lambda: None
-        """Called after an instance has released what it had of fetchd's pool."""
+        """Called after an instance has released its part of fetchd's pool."""
         self._lock = threading.Lock()
         self._instances: dict[InstanceId, Live] = {}
         self._by_container: dict[str, Live] = {}
         driver.on_exit(self._exited)
 
-    # who there is --------------------------------------------------------------------------------------------------
+    # the instances -------------------------------------------------------------------------------------------------
 
     def add(self, live: Live) -> bool:
-        """False if the instance is known already."""
+        """Add an instance.  False if it is known already."""
         # Expect the memory first: the end of the instance gives it back.  Do not hold our lock meanwhile: a thread that
         # waits for memory holds the ledger's.
         self.ledger.expect(live.record.instance_id, live.record.reserve_bytes)

@@ -62,7 +62,7 @@ def llm_init(plan: Plan, stage: PlanStage, function: Action, settings: InvokerSe
 
 def group_link(transport: PlanTransport, credential: Callable[[str], GroupCredential],
                host_address: str) -> GroupLink | None:  # fmt: skip
-    """How a stage reaches the others; None for a plan of one stage.
+    """The GroupLink by which a stage reaches the others; None for a plan of one stage.
 
     ``credential`` looks a reference up; it raises when the group was given up meanwhile.
     """

@@ -18,7 +18,7 @@ WAIT_S: Final = 30.0
 """How long a start waits for instances that are draining; the scheduler then tries another host."""
 
 WARMING_S: Final = 60.0
-"""The longest wait for a stem cell that is importing: several times what it takes on a busy host."""
+"""The longest wait for a stem cell that is importing: several times the time that it takes on a busy host."""
 
 Placement = tuple[StemCell | None, Handle | None]
 

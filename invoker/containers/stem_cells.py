@@ -28,7 +28,7 @@ from thaw.logs import Log
 PYTHON_CELL_BYTES: Final = 64 * 1024 * 1024  # RSS of a waiting interpreter and its proxy, rounded up
 ZYGOTE: Final = "zygote"
 LABEL: Final = "stem-cell"
-WARM: Final = "THAW_WARM"  # tells the container to import what a start would otherwise wait for
+WARM: Final = "THAW_WARM"  # tells the container to import the modules for which a start would otherwise wait
 _ANSWER_S: Final = 30.0
 _RETRY_S: Final = 5.0
 

@@ -23,7 +23,7 @@ LINE_BYTES: Final = len("2026-01-01T00:00:00.000000Z stdout: \n")
 
 KEPT_ACTIVATIONS: Final = 200
 KEPT_LIMITS: Final = 2
-"""On each stream, this many times the function's limit is kept of its output (at least FILE_LIMIT_BYTES)."""
+"""This many times the function's limit is kept of its output on each stream (at least FILE_LIMIT_BYTES)."""
 
 FILE_LIMIT_BYTES: Final = 1 << 20
 """A log file that was read to its end and is larger than this is emptied."""

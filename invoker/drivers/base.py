@@ -61,7 +61,7 @@ class Handle:
 class Exit:
     """``status`` is the exit status, minus the signal, or None where only the end was seen (an adopted process).
 
-    ``reason`` is what the driver knows beyond it, empty for most ends.
+    ``reason`` is further knowledge of the driver, empty for most ends.
     """
 
     container_id: str
@@ -94,7 +94,7 @@ class Stats:
 
 @dataclass(frozen=True, slots=True)
 class LogChunk:
-    """``cursor`` is where the next call goes on."""
+    """The next call goes on at ``cursor``."""
 
     data: bytes
     cursor: int

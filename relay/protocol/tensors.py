@@ -1,4 +1,4 @@
-"""Tensor descriptors: what a frame with FLAG_TENSORS carries before the data.  docs/formats/frame.md.
+"""Tensor descriptors, which a frame with FLAG_TENSORS carries before the data.  docs/formats/frame.md.
 
 ::
 

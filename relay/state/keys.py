@@ -16,7 +16,7 @@ INSTANCES: Final = "thaw:instances"  # hash: instance id → InstanceRecord
 PLANS: Final = "thaw:plans"  # hash: group id → Plan
 MODELS: Final = "thaw:models"  # hash: uri → ModelFacts
 BEST: Final = "thaw:best"  # hash: phase|device kind|mode|stages|prompt|action or host → the least it took
-HISTORY: Final = "thaw:history"  # hash: action|device kind → what its starts took (the scheduler's)
+HISTORY: Final = "thaw:history"  # hash: action|device kind|mode → the times of its starts (the scheduler's)
 SCHEDULER_LEASE: Final = "thaw:scheduler:lease"
 SCHEDULER_EPOCH: Final = "thaw:scheduler:epoch"
 

@@ -1,4 +1,4 @@
-"""What a transport does: ordered messages between the stages of one group, in chunks of bounded frames.
+"""The interface of a transport: ordered messages between the stages of one group, in chunks of bounded frames.
 
 A message is any number of bytes; it travels as chunks of at most ``chunk_bytes``, each one frame.  Order holds per
 (sender, receiver, priority); an inference message overtakes a KV message, a KV message overtakes bulk, also one that
@@ -106,7 +106,7 @@ class Transport(Protocol):
 
         The caller may reuse ``payload`` afterwards.  Raises Unavailable when the window stays full or the relay does
         not answer until the deadline; nothing of a message up to ``Flow.at_once_bytes`` was sent then.  Raises
-        WorkerLost when the link cannot be continued: its group has ended, or the relay has lost what it held.
+        WorkerLost when the link cannot be continued: its group has ended, or the relay has lost its frames.
         """
 
     def receive(self, *, deadline_s: float) -> Message:

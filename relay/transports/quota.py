@@ -70,7 +70,7 @@ class LinkQuota:
         return self._total
 
     def _fits(self, priority: Priority, n_bytes: int) -> bool:
-        """Without sharing.  A message that is longer than the window begins when nothing else is on its way."""
+        """The rule without sharing.  A message longer than the window begins when nothing else is on its way."""
         ahead = self._ahead[priority]
         return not ahead or ahead + n_bytes <= self._part_bytes
 

@@ -179,7 +179,7 @@ class ProcessDriver:
                 )  # fmt: skip
             except OSError as e:
                 raise PlatformError(f"cannot start a container: {e}") from e
-        process.returncode = 0  # the exit watch reaps it; Popen must not look for it
+        process.returncode = 0  # the exit watch reaps it; Popen must not wait for it
         return process.pid
 
     def _forked(self, handle: Handle, env: Mapping[str, str]) -> int:

@@ -26,7 +26,7 @@ from thaw.logs import Log
 
 PROGRAM: list[str] = ["-m", "thaw_runtime.start.zygote"]
 WARM_UP_S: Final = 180.0
-"""Importing the engine takes 10 CPU seconds, on a host whose cores are busy several times as long."""
+"""Importing the engine takes 10 CPU seconds; on a host with busy cores it takes several times as long."""
 
 _FIRST_IMPORT_S: Final = 10.0
 """A host reports this for its first cell.  For each later cell it reports how long the cell before took."""
@@ -250,6 +250,6 @@ class Zygote:
         with self._log_file.open("ab") as log:
             process = subprocess.Popen(command, env=dict(self._env), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                                        start_new_session=True)  # fmt: skip
-        process.returncode = 0  # the exit watch reaps it; Popen must not look for it
+        process.returncode = 0  # the exit watch reaps it; Popen must not wait for it
         self._exits.watch(process.pid, lambda _: None)
         return process.pid
