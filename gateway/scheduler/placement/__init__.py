@@ -1,1 +1,5 @@
-"""The papers' algorithms and their cost model.  They are pure, and turn values into a choice with its reasons."""
+"""The papers' algorithms: which hosts, how many stages, and how long a start will take.
+
+``select.py`` is ParaServe's Algorithm 1, ``predict.py`` its cost model, ``link_ledger.py`` its admission of fetches.
+``startup.py`` is ServerlessLLM's choice of a server.  All of it is pure and knows no view.
+"""

@@ -1,2 +1,4 @@
-"""The policy turns events and the view into decisions.  It is pure; decide.py calls one file for each reason to
-decide."""
+"""What the scheduler decides when an event comes.  ``decide.py`` takes the events and calls one file for each subject.
+
+A function here reads the view and returns decisions; the loop carries them out.  All of it is pure.
+"""

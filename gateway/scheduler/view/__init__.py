@@ -1,1 +1,4 @@
-"""The scheduler's knowledge, indexed so that the cost of an event depends only on what it touches.  It is pure."""
+"""What the scheduler knows of hosts, instances, demand and models, and what it has learned from earlier starts.
+
+``cluster.py`` is the view; the other files are its indexes, which keep the work for one event small.  All of it is pure.
+"""
