@@ -1,36 +1,35 @@
-"""How often would each system answer in time on the paper's cluster?  The production policy runs on simulated time.
+"""How often would each system answer in time on the paper's cluster?  The production policy on simulated time.
 
-``--quick`` simulates the centre point, ``--all`` every rate; without either, the nine published points are simulated.
-``--traces DIR`` adds workload files.  Runs are kept under --out and resumed; the report is written to --docs.
-docs/simulation.md says what is modelled.  ``--changed`` simulates nothing: it says whether policy code has changed
-since docs/simulation.md was made.
+``--quick`` the centre point; nothing: the nine published points; ``--all``: every rate.  ``--traces DIR`` adds files.
+Runs are kept under --out and resumed; the report goes to --docs.  docs/simulation.md says what is modelled.
+``--changed`` simulates nothing: it says whether policy code has changed since docs/simulation.md was made.
+``--page`` simulates nothing either: it writes the page, its tables and its charts from the recorded results again.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import statistics
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, replace
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
 
 from platformdirs import user_cache_path
 from rich.console import Console
 from rich.progress import Progress, track
 
 from bench import _common
-from bench.simulation import charts, experiments, provenance, report, stress
+from bench.simulation import experiments, provenance, report, stress
 from bench.simulation.bands import Band, EndToEnd, cold_start_bands, scenario_bands
 from bench.simulation.constants import HASH
 from bench.simulation.matrix import Checkpoints, Run, ablations, generated, sweep
 from bench.simulation.metrics import Summary
 from bench.simulation.provenance import Provenance
+from bench.simulation.record import Record
 from bench.simulation.run import simulate
 from bench.simulation.specs import SYSTEMS
 from bench.simulation.tracefile import BadWorkload, read_traces
@@ -51,12 +50,13 @@ def _arguments() -> argparse.Namespace:
                         help="checkpoints and results")  # fmt: skip
     parser.add_argument("--jobs", type=int, default=1, help="processes that simulate side by side")
     parser.add_argument("--changed", action="store_true", help="only say whether the report in docs/ is out of date")
+    parser.add_argument("--page", action="store_true", help="only write the report in docs/ again, from its results")
     parser.add_argument("--docs", type=Path, help="write simulation.md and simulation/ there")
     return parser.parse_args()
 
 
 def _runs(options: argparse.Namespace) -> tuple[list[Run], list[Run]]:
-    """Return the runs of all systems, and the runs of Thaw with one thing changed."""
+    """Those of the systems, and those of Thaw with one thing changed."""
     size = "quick" if options.quick else "all" if options.all else "paper"
     sources = {"generated": generated(range(options.seed, options.seed + options.seeds), size)}
     if options.traces is not None:
@@ -69,7 +69,7 @@ def _runs(options: argparse.Namespace) -> tuple[list[Run], list[Run]]:
 
 
 def _make(runs: Sequence[Run], checkpoints: Checkpoints, n_processes: int, console: Console) -> list[Summary]:
-    """Make the runs, in order, with ``n_processes`` child processes, or in this process if that is one."""
+    """In order, by so many processes of their own or, with one, by this process."""
     with contextlib.ExitStack() as stack:
         in_turn: Iterable[tuple[Summary, bool]] = map(checkpoints.get_or_make, runs)
         if n_processes > 1:
@@ -81,14 +81,14 @@ def _make(runs: Sequence[Run], checkpoints: Checkpoints, n_processes: int, conso
 
 
 def _speed(seed: int, rounds: int) -> list[float]:
-    """Events per CPU second.  A shared machine's wall clock would also measure other processes."""
+    """Events per CPU second: a shared machine's wall clock says how busy others are."""
     workload = generate(8, 1.0, seed)
     found = [simulate(workload, SYSTEMS["paraserve"]) for _ in range(rounds)]
     return [o.n_events / o.cpu_s for o in found]
 
 
 def _deterministic(seed: int) -> tuple[bool, dict[str, str]]:
-    """Generate and simulate each system twice.  Return whether the logs of events are equal, and their hashes."""
+    """Each system twice from generation on: the same log of events?"""
     rounds = []
     for _ in range(2):
         workload = generate(8, 0.2, seed)
@@ -104,6 +104,9 @@ def main() -> int:
         return _stress(options.stress, options.seed, console)
     if options.changed:
         _common.say(provenance.news())
+        return 0
+    if options.page:
+        report.write(options.docs or _common.ROOT / "docs")
         return 0
     options.out.mkdir(parents=True, exist_ok=True)
     try:
@@ -163,41 +166,17 @@ def _write(
     bands: Sequence[Band],
     cold: Sequence[experiments.ColdStart],
 ) -> None:
-    summaries, without_a_part = runs
-    code = {"commit": made_with.commit, "code": made_with.digest, "modules": dict(made_with.digests)}
-    results = _lines({"constants": HASH, **code}, {
-        "runs": [asdict(s) for s in summaries], "ablations": [asdict(s) for s in without_a_part],
-        "cold_starts": [asdict(c) for c in cold], "bands": [asdict(b) for b in bands]})  # fmt: skip
-    (options.out / "results.json").write_text(results + "\n")
-    directory = (options.docs or options.out) / "simulation"
-    directory.mkdir(parents=True, exist_ok=True)
-    pictures = [p for source in ("generated", "files") for p in charts.write(directory, source, summaries)]
-    (directory / "results.json").write_text(results + "\n")
     size = "quick" if options.quick else "all" if options.all else "the nine published points"
-    facts = {
-        "size": f"{size}; {options.seeds} seed(s) from {options.seed}; testbed (ii): 24 devices on 6 servers",
-        "made with": made_with.commit,
-        "policy code": f"`{made_with.digest}`: {len(made_with.digests)} modules, without comments, docstrings, imports",
-        "numbers": "[simulation/results.json](simulation/results.json)",
-    }
-    text = report.page(summaries, cold, bands, facts, pictures, without_a_part)
-    ((options.docs or options.out) / "simulation.md").write_text(text)
-
-
-def _lines(facts: Mapping[str, Any], tables: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
-    """JSON in which a table is its columns and then one row per line.  Numbers have five digits."""
-    parts = [f'"{k}": {json.dumps(v)}' for k, v in facts.items()]
-    for name, rows in tables.items():
-        columns = json.dumps(list(rows[0]) if rows else [])
-        plain = ",\n  ".join(json.dumps([_short(v) for v in row.values()], ensure_ascii=False) for row in rows)
-        parts.append(f'"{name}": {{"columns": {columns}, "rows": [\n  {plain}\n ]}}')
-    return "{" + ",\n ".join(parts) + "}"
-
-
-def _short(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {k: _short(v) for k, v in value.items()}
-    return float(f"{value:.5g}") if isinstance(value, float) else value
+    found = Record(
+        HASH, f"{size}; {options.seeds} seed(s) from {options.seed}; testbed (ii): 24 devices on 6 servers",
+        made_with.commit, made_with.digest, made_with.digests, tuple(runs[0]), tuple(runs[1]), tuple(cold),
+        tuple(bands),
+    )  # fmt: skip
+    found.write(options.out)
+    docs: Path = options.docs or options.out
+    (docs / "simulation").mkdir(parents=True, exist_ok=True)
+    found.write(docs / "simulation")
+    report.write(docs)
 
 
 if __name__ == "__main__":

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from bench.simulation import why
+from bench.simulation import record, report, why
 from bench.simulation.metrics import Summary
-from bench.simulation.report import by_seed, late, mechanisms, parts_worth, spread
+from bench.simulation.report import lead, mechanisms
 from bench.simulation.specs import SYSTEMS, Mechanism
+from bench.simulation.tables import by_seed, late, parts_worth, spread
 from bench.simulation.waits import Cause
+
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 def run(system: str, seed: int, ttft_pct: float) -> Summary:
@@ -44,14 +48,15 @@ def run(system: str, seed: int, ttft_pct: float) -> Summary:
 
 
 def test_one_seed_says_nothing_of_a_spread() -> None:
-    assert by_seed([run(system, 0, 50.0) for system in SYSTEMS]) == ""
+    runs = [run(system, 0, 50.0) for system in SYSTEMS]
+    assert (by_seed(runs), lead(runs)) == ("", "")
 
 
 def test_with_several_seeds_the_page_says_with_how_many_of_them_thaw_leads() -> None:
     better = {("thaw", 0): 90.0, ("thaw", 1): 60.0, ("paraserve-cache", 0): 65.5, ("paraserve-cache", 1): 61.0}
-    said = by_seed([run(system, seed, better.get((system, seed), 40.0)) for system in SYSTEMS for seed in (0, 1)])
-    assert "| Thaw (today) | 90.0 | 60.0 |" in said
-    assert said.endswith("leads ParaServe with a cache with 1 of 2 seeds, by -1.0 to 24.5 points.")
+    runs = [run(system, seed, better.get((system, seed), 40.0)) for system in SYSTEMS for seed in (0, 1)]
+    assert "| Thaw (today) | 90.0 | 60.0 |" in by_seed(runs)
+    assert lead(runs).endswith("leads ParaServe with a cache in 1 of 2 seeds, by -1.0 to 24.5 points.")
 
 
 def test_the_median_stands_before_the_lowest_and_the_highest() -> None:
@@ -82,13 +87,12 @@ def test_who_answers_more_in_time_than_published_is_explained_by_free_slots() ->
     assert "late requests" in why.level_sentence("vLLM", runs, 40.0, 50.0)
 
 
-def test_the_page_says_what_each_system_lacks_by_its_specification() -> None:
+def test_the_page_says_what_each_system_has_by_its_specification() -> None:
     said = mechanisms([run(system, 0, 50.0) for system in SYSTEMS])
     groups = next(line for line in said.splitlines() if line.startswith(f"| {Mechanism.GROUPS} |"))
     assert groups.split(" | ")[1:-1] == ["–", "–", "–", "–", "yes (50)", "yes (50)", "yes (50)"]
-    lacking = next(line for line in said.splitlines() if line.startswith("- ParaServe lacks"))
-    assert Mechanism.STEM_CELLS in lacking
-    assert Mechanism.ADMISSION not in lacking
+    cells = next(line for line in said.splitlines() if line.startswith(f"| {Mechanism.STEM_CELLS} |"))
+    assert cells.split(" | ")[1:-1] == ["–", "–", "–", "–", "–", "–", "yes (0)"]
     without = replace(SYSTEMS["thaw"], stem_cells=False, forced_stages=1)
     assert SYSTEMS["thaw"].mechanisms - without.mechanisms == {
         Mechanism.STEM_CELLS,
@@ -101,5 +105,34 @@ def test_a_part_is_worth_what_the_same_workload_loses_without_it() -> None:
     whole = [run("thaw", seed, pct) for seed, pct in ((0, 90.0), (1, 60.0))]
     without = [run("thaw: no admission", seed, pct) for seed, pct in ((0, 80.0), (1, 56.0))]
     said = parts_worth([*whole, *without])
-    assert "| 68.0 (56.0–80.0) | -7.0 (-10.0–-4.0) |" in said
+    assert "| 68.0 (56.0–80.0) | -7.0 (-10.0 to -4.0) |" in said
     assert "The changes that cost most points: no admission: promises of a link are ignored (-7.0)." in said
+
+
+def test_the_report_says_what_was_recorded(tmp_path: Path) -> None:
+    """After a change of the page: bench/simulate.py --page."""
+    (tmp_path / "simulation").mkdir()
+    (tmp_path / "simulation" / record.NAME).write_bytes((DOCS / "simulation" / record.NAME).read_bytes())
+    report.write(tmp_path)
+    for name in ("simulation.md", "simulation/tables.md"):
+        assert (tmp_path / name).read_text() == (DOCS / name).read_text(), f"renew {name}: bench/simulate.py --page"
+
+
+def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
+    record.read(DOCS / "simulation").write(tmp_path)
+    assert (tmp_path / record.NAME).read_bytes() == (DOCS / "simulation" / record.NAME).read_bytes()
+
+
+def test_a_report_of_one_run_leaves_out_what_needs_more(tmp_path: Path) -> None:
+    """As after --quick: one point, one seed, no workload files, and nothing changed."""
+    whole = record.read(DOCS / "simulation")
+    (tmp_path / "simulation").mkdir()
+    one = tuple(r for r in whole.runs if (r.source, r.cv, r.rps, r.seed, r.scale) == ("generated", 8, 0.6, 0, 1))
+    replace(whole, runs=one, ablations=()).write(tmp_path / "simulation")
+    report.write(tmp_path)
+    page = (tmp_path / "simulation.md").read_text()
+    assert "| Thaw (today) | 91.5 | " in page
+    assert "What each part is worth" not in page
+    assert [p.name for p in tmp_path.glob("simulation/*.svg")] == ["generated-application.svg"]
+    assert "](simulation/generated-application.svg)" in page
+    assert "rps.svg" not in page + (tmp_path / "simulation" / "tables.md").read_text()
