@@ -1,13 +1,17 @@
-"""The pages for a newcomer: every file and function that docs/architecture.md names exists."""
+"""The pages for a newcomer: what docs/architecture.md names exists, and the README's drawing is readable."""
 
 from __future__ import annotations
 
 import ast
 import functools
 import re
+import xml.etree.ElementTree as ET
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
+from matplotlib.font_manager import FontProperties
+from matplotlib.textpath import TextPath
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "architecture.md").read_text()
@@ -65,3 +69,71 @@ def test_each_question_of_a_newcomer_is_answered_by_one_or_two_places() -> None:
     answers = [PLACE.findall(row) for row in INDEX]
     assert len(answers) >= 10
     assert [row for row, places in zip(INDEX, answers, strict=True) if not 1 <= len(places) <= 2] == []
+
+
+class Box(NamedTuple):
+    left: float
+    top: float
+    right: float
+    bottom: float
+
+    def holds(self, inner: Box) -> bool:
+        return (
+            self.left <= inner.left
+            and self.top <= inner.top
+            and inner.right <= self.right
+            and inner.bottom <= self.bottom
+        )
+
+
+SVG = "{http://www.w3.org/2000/svg}"
+DRAWING = ET.parse(ROOT / "docs" / "platform.svg").getroot()
+
+
+def boxes() -> list[Box]:
+    """The rectangles, without the page that they are drawn on."""
+    found = []
+    for rect in DRAWING.iter(f"{SVG}rect"):
+        left, top = float(rect.get("x") or 0), float(rect.get("y") or 0)
+        found.append(Box(left, top, left + float(rect.attrib["width"]), top + float(rect.attrib["height"])))
+    return found[1:]
+
+
+@functools.cache
+def texts() -> list[tuple[str, Box]]:
+    """Each text and the room it takes in DejaVu Sans, which is wider than the fonts that the drawing asks for."""
+    found = []
+    for group in DRAWING.iter(f"{SVG}g"):
+        for text in group.findall(f"{SVG}text"):
+            size = float(group.get("font-size") or 13)
+            font = FontProperties(family="DejaVu Sans", weight=group.get("font-weight") or "normal")
+            width = TextPath((0, 0), text.text or "", size=size, prop=font).get_extents().width
+            x, y = float(text.attrib["x"]), float(text.attrib["y"])
+            left = x - width / 2 if (text.get("text-anchor") or group.get("text-anchor")) == "middle" else x
+            found.append((text.text or "", Box(left, y - size * 0.8, left + width, y)))
+    return found
+
+
+def box_of(label: str) -> Box:
+    """The smallest box around the first text of this name."""
+    room = next(room for text, room in texts() if text == label)
+    return min((b for b in boxes() if b.holds(room)), key=lambda b: (b.right - b.left) * (b.bottom - b.top))
+
+
+def test_every_text_of_the_drawing_is_inside_its_box_or_outside_of_all() -> None:
+    for text, room in texts():
+        touched = [
+            b
+            for b in boxes()
+            if b.left < room.right and room.left < b.right and b.top < room.bottom and room.top < b.bottom
+        ]
+        assert all(b.holds(room) for b in touched), text
+
+
+def test_the_drawing_shows_hosts_with_their_parts_and_everything_else_outside() -> None:
+    hosts = [box_of("GPU host 1"), box_of("GPU host 2, 3, …")]
+    names = [text for text, _ in texts()]
+    assert [names.count(part) for part in ("invoker", "container", "fetchd")] == [2, 2, 2]
+    assert all(hosts[0].holds(box_of(part)) for part in ("invoker", "container", "fetchd"))
+    for outside in ("clients", "gateway", "state server", "scheduler", "relay server", "model store"):
+        assert not any(host.holds(box_of(outside)) for host in hosts), outside
