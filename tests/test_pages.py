@@ -14,6 +14,7 @@ from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import TextPath
 
 ROOT = Path(__file__).parents[1]
+SCHEDULER = ROOT / "gateway" / "scheduler"
 PAGE = (ROOT / "docs" / "architecture.md").read_text()
 PLACE = re.compile(r"`([\w/-]+(?:/[\w-]+)*\.py): ([\w.]+)(?:\(\))?`")
 """`gateway/api/invoke.py: invoke()`, `fetchd/doors.py: Doors.grant()`, `gateway/core.py: Gateway`"""
@@ -69,6 +70,18 @@ def test_each_question_of_a_newcomer_is_answered_by_one_or_two_places() -> None:
     answers = [PLACE.findall(row) for row in INDEX]
     assert len(answers) >= 10
     assert [row for row, places in zip(INDEX, answers, strict=True) if not 1 <= len(places) <= 2] == []
+
+
+def test_the_scheduling_page_names_each_file_of_the_scheduler_in_its_room() -> None:
+    rooms = {path.parent.name for path in SCHEDULER.glob("*/__init__.py")}
+    page = (ROOT / "docs" / "scheduling.md").read_text()
+    named, room = dict[str, set[str]](), ""
+    for row in re.findall(r"^\| (`\w+/`)? ?\| (`.+?) \|", page, re.M):
+        room = row[0].strip("`/") or room
+        named.setdefault(room, set()).update(re.findall(r"`(\w+\.py)`", row[1]))
+    assert named == {room: {p.name for p in (SCHEDULER / room).glob("[!_]*.py")} for room in rooms}
+    (beside,) = re.findall(r"^Beside the rooms: (.+?)\n\n", page, re.M | re.S)
+    assert set(re.findall(r"`(\w+\.py)`", beside)) == {p.name for p in SCHEDULER.glob("[!_]*.py")}
 
 
 class Box(NamedTuple):
