@@ -68,14 +68,14 @@ def test_a_config_is_sent_with_the_forced_stages(at: Run, gateway: FakeGateway, 
 @pytest.mark.parametrize(
     ("words", "error", "hint"),
     [
-        (["action", "create", "x"], "nothing to deploy", "thaw action create NAME FILE.py, or NAME --config FILE.json"),
+        (["action", "create", "x"], "there is nothing to deploy", "thaw action create NAME FILE.py, or NAME --config FILE.json"),
         (["action", "create", "x", "no.py"], "no.py cannot be read: No such file or directory",
          "give the path of a .py or .zip file"),
         (["action", "create", "x", "-p", "key"], "-p takes a key and a value", "write -p KEY VALUE"),
-        (["action", "create", "x", "bad.json", "--stages", "2"], "--stages is for LLM functions",
+        (["action", "create", "x", "bad.json", "--stages", "2"], "--stages is for LLM functions only",
          "give it together with --config FILE.json"),
-        (["activation", "get", "zz"], "'zz' is not an activation id", "32 hex digits: thaw activation list"),
-        (["activation", "get"], "which activation?", "give its id, or --last"),
+        (["activation", "get", "zz"], "'zz' is not an activation id", "an id has 32 hex digits: thaw activation list"),
+        (["activation", "get"], "no activation was named", "give its id, or --last"),
     ],
 )  # fmt: skip
 def test_a_mistake_on_the_line_is_one_line_a_hint_and_exit_code_144(

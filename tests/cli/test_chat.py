@@ -82,7 +82,7 @@ def test_a_host_is_drained_by_its_name_and_taken_back(at: Run, gateway: FakeGate
 
 
 def test_a_stream_without_its_end_is_not_taken_for_an_answer() -> None:
-    with pytest.raises(Unavailable, match="broke off"):
+    with pytest.raises(Unavailable, match="broke before the answer ended"):
         list(events([b'data: {"choices": []}', b""]))
 
 

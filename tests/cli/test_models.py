@@ -81,7 +81,7 @@ def test_inspect_tells_layers_and_bytes(thaw: Run, model: Path, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [("truncate", "the file has"), ("no config", "has no config.json"), ("no weights", "has no safetensors file"),
-     ("missing shard", "is named in model.safetensors.index.json but not there")],
+     ("missing shard", "is named in model.safetensors.index.json but does not exist")],
 )  # fmt: skip
 def test_a_checkpoint_that_is_not_whole_is_refused_before_anything_is_written(
     thaw: Run, model: Path, tmp_path: Path, spoil: str, message: str

@@ -9,20 +9,26 @@ import typer
 
 from thaw.cli.context import client, print_json, say_ok
 
-app = typer.Typer(no_args_is_help=True, help="Deploy functions and call them.")
+app = typer.Typer(no_args_is_help=True, help="Deploy and call functions.")
 
-Name = Annotated[str, typer.Argument(help="NAME, PACKAGE/NAME or /NAMESPACE/NAME")]
-File = Annotated[Path | None, typer.Argument(help="the function: FILE.py or a .zip with __main__.py")]
-Config = Annotated[Path | None, typer.Option("--config", help="FILE.json of an LLM function, instead of FILE")]
-Kind = Annotated[str | None, typer.Option(help="runtime, e.g. python:3.11")]
-Main = Annotated[str | None, typer.Option(help="name of the entry function, if not main")]
-Params = Annotated[list[str] | None, typer.Option("--param", "-p", help="KEY VALUE; may be given many times")]
-ParamFile = Annotated[list[Path] | None, typer.Option("--param-file", "-P", help="a JSON object in a file")]
-Notes = Annotated[list[str] | None, typer.Option("--annotation", "-a", help="KEY VALUE; may be given many times")]
-Timeout = Annotated[int | None, typer.Option("--timeout", "-t", help="time limit, milliseconds")]
-Memory = Annotated[int | None, typer.Option("--memory", "-m", help="memory limit, MB")]
-Concurrency = Annotated[int | None, typer.Option("--concurrency", "-c", help="requests at once in one container")]
-Stages = Annotated[int | None, typer.Option(help="force the number of pipeline stages (LLM functions)")]
+Name = Annotated[str, typer.Argument(help="The function: NAME or /NAMESPACE/NAME.")]
+File = Annotated[Path | None, typer.Argument(help="Its code: FILE.py, or a .zip with __main__.py.")]
+Config = Annotated[
+    Path | None, typer.Option("--config", help="The config of an LLM function (FILE.json), which has no code.")
+]
+Kind = Annotated[str | None, typer.Option(help="Runtime, for example python:3.11.")]
+Main = Annotated[str | None, typer.Option(help="Name of the entry function (default: main).")]
+Params = Annotated[list[str] | None, typer.Option("--param", "-p", help="A parameter: KEY VALUE. Repeatable.")]
+ParamFile = Annotated[
+    list[Path] | None, typer.Option("--param-file", "-P", help="A file with a JSON object of parameters. Repeatable.")
+]
+Notes = Annotated[list[str] | None, typer.Option("--annotation", "-a", help="An annotation: KEY VALUE. Repeatable.")]
+Timeout = Annotated[int | None, typer.Option("--timeout", "-t", help="Time limit of a run, in milliseconds.")]
+Memory = Annotated[int | None, typer.Option("--memory", "-m", help="Memory limit, in MB.")]
+Concurrency = Annotated[
+    int | None, typer.Option("--concurrency", "-c", help="Most requests at the same time in one container.")
+]
+Stages = Annotated[int | None, typer.Option(help="Force this number of pipeline stages (LLM functions only).")]
 
 
 @app.command()
@@ -36,7 +42,9 @@ def create(
     from thaw.errors import BadRequest
 
     if file is None and config is None:
-        raise BadRequest("nothing to deploy", hint="thaw action create NAME FILE.py, or NAME --config FILE.json")
+        raise BadRequest(
+            "there is nothing to deploy", hint="thaw action create NAME FILE.py, or NAME --config FILE.json"
+        )
     body = action_body(Deployment(file, config, kind, main, param, param_file, annotation, timeout, memory,
                                   concurrency, stages))  # fmt: skip
     _put(name, body, overwrite=False, done="created")
@@ -48,7 +56,7 @@ def update(
     param_file: ParamFile = None, annotation: Notes = None, timeout: Timeout = None, memory: Memory = None,
     concurrency: Concurrency = None, stages: Stages = None,
 ) -> None:  # fmt: skip
-    """Change a function, or deploy it if it is new.  What is not given stays as it is."""
+    """Change a function, or deploy it if it does not exist.  Options that are left out keep their values."""
     from thaw.cli.deploy import Deployment, action_body
 
     body = action_body(Deployment(file, config, kind, main, param, param_file, annotation, timeout, memory,
@@ -64,8 +72,8 @@ def _put(name: str, body: dict[str, Any], *, overwrite: bool, done: str) -> None
 
 
 @app.command()
-def get(name: Name, save: Annotated[bool, typer.Option(help="print the code only")] = False) -> None:
-    """Print a function as JSON (--save: its code alone)."""
+def get(name: Name, save: Annotated[bool, typer.Option(help="Print only the code.")] = False) -> None:
+    """Print a function as JSON."""
     from thaw.cli.client import action_path
 
     found = client().get(action_path(name), code=save)
@@ -78,10 +86,10 @@ def get(name: Name, save: Annotated[bool, typer.Option(help="print the code only
 
 @app.command("list")
 def list_(
-    limit: Annotated[int, typer.Option("--limit", "-l", help="at most; 0 means 200")] = 30,
-    skip: Annotated[int, typer.Option("--skip", "-s", help="leave out the first")] = 0,
+    limit: Annotated[int, typer.Option("--limit", "-l", help="Show at most this many; 0 means 200.")] = 30,
+    skip: Annotated[int, typer.Option("--skip", "-s", help="Leave out this many at the beginning.")] = 0,
 ) -> None:
-    """The functions of this namespace, last changed first."""
+    """List the functions of this namespace, the one changed last first."""
     from thaw.cli.tables import moment, show, table
 
     rows = table("action", "version", "kind", "timeout", "memory", "updated")
@@ -96,7 +104,7 @@ def list_(
 
 @app.command()
 def delete(name: Name) -> None:
-    """Remove a function."""
+    """Delete a function."""
     from thaw.cli.client import action_path
 
     client().delete(action_path(name))
@@ -108,10 +116,14 @@ def invoke(
     name: Name,
     param: Params = None,
     param_file: ParamFile = None,
-    blocking: Annotated[bool, typer.Option("--blocking", "-b", help="wait for the end and print the record")] = False,
-    result: Annotated[bool, typer.Option("--result", "-r", help="wait and print the result alone")] = False,
+    blocking: Annotated[
+        bool, typer.Option("--blocking", "-b", help="Wait until the call ends, and print its record.")
+    ] = False,
+    result: Annotated[
+        bool, typer.Option("--result", "-r", help="Wait until the call ends, and print only its result.")
+    ] = False,
 ) -> None:
-    """Call a function.  Without --blocking or --result it is queued, and its activation id is printed."""
+    """Call a function.  Without --blocking or --result the call is queued, and its activation id is printed."""
     from thaw.cli.client import action_path
     from thaw.cli.params import parameters
 

@@ -10,21 +10,21 @@ import typer
 
 from thaw.cli.context import client, out, print_json, say_ok
 
-app = typer.Typer(no_args_is_help=True, help="What happened: the record of every call.")
+app = typer.Typer(no_args_is_help=True, help="Show the records of calls (activations).")
 
-Id = Annotated[str | None, typer.Argument(help="activation id, 32 hex digits")]
-Last = Annotated[bool, typer.Option("--last", "-l", help="the newest activation")]
+Id = Annotated[str | None, typer.Argument(help="Activation id (32 hex digits).")]
+Last = Annotated[bool, typer.Option("--last", "-l", help="Take the newest activation.")]
 
 
 @app.command("list")
 def list_(
-    name: Annotated[str | None, typer.Argument(help="of this action only")] = None,
-    limit: Annotated[int, typer.Option("--limit", "-l", help="at most; 0 means 200")] = 30,
-    skip: Annotated[int, typer.Option("--skip", "-s", help="leave out the first")] = 0,
-    since: Annotated[int | None, typer.Option(help="not older than this, epoch milliseconds")] = None,
-    upto: Annotated[int | None, typer.Option(help="not newer than this, epoch milliseconds")] = None,
+    name: Annotated[str | None, typer.Argument(help="Show only activations of this action.")] = None,
+    limit: Annotated[int, typer.Option("--limit", "-l", help="Show at most this many; 0 means 200.")] = 30,
+    skip: Annotated[int, typer.Option("--skip", "-s", help="Leave out this many at the beginning.")] = 0,
+    since: Annotated[int | None, typer.Option(help="Show none before this time (milliseconds since 1970).")] = None,
+    upto: Annotated[int | None, typer.Option(help="Show none after this time (milliseconds since 1970).")] = None,
 ) -> None:
-    """Newest first."""
+    """List activations, the newest first."""
     from thaw.cli.tables import moment, show, table
 
     found = client().get("activations", name=name, limit=limit, skip=skip, since=since, upto=upto)
@@ -50,9 +50,9 @@ def _status(record: dict[str, Any]) -> str:
 def get(
     activation_id: Id = None,
     last: Last = False,
-    wait: Annotated[float, typer.Option("--wait", "-w", help="seconds to wait while it still runs")] = 0.0,
+    wait: Annotated[float, typer.Option("--wait", "-w", help="Wait for this many seconds while it still runs.")] = 0.0,
 ) -> None:
-    """The whole record as JSON."""
+    """Print the whole record as JSON."""
     found = _ended(_chosen(activation_id, last), wait)
     say_ok(f"got activation {found['activationId']}")
     print_json(found)
@@ -75,20 +75,20 @@ def _ended(activation_id: str, wait_s: float) -> dict[str, Any]:
 
 @app.command()
 def logs(activation_id: Id = None, last: Last = False) -> None:
-    """What the function wrote."""
+    """Print what the function wrote to stdout and stderr."""
     for line in client().get(f"activations/{_chosen(activation_id, last)}/logs")["logs"]:
         print(line)
 
 
 @app.command()
 def result(activation_id: Id = None, last: Last = False) -> None:
-    """The result alone."""
+    """Print only the result."""
     print_json(client().get(f"activations/{_chosen(activation_id, last)}/result").get("result"))
 
 
 @app.command()
 def explain(activation_id: Id = None, last: Last = False) -> None:
-    """Where the time went: every phase over time, its evidence, the bytes, the bound, and the longest gap."""
+    """Draw where the time of an activation went: its phases, their evidence, the bytes, and the bound."""
     from thaw.cli.explain import show
     from thaw.cli.host_reports import links
 
@@ -102,10 +102,12 @@ def _chosen(activation_id: str | None, last: bool) -> str:
     from thaw.ids import is_activation_id
 
     if activation_id is None and not last:
-        raise BadRequest("which activation?", hint="give its id, or --last")
+        raise BadRequest("no activation was named", hint="give its id, or --last")
     if activation_id is not None:
         if not is_activation_id(activation_id):
-            raise BadRequest(f"{activation_id!r} is not an activation id", hint="32 hex digits: thaw activation list")
+            raise BadRequest(
+                f"{activation_id!r} is not an activation id", hint="an id has 32 hex digits: thaw activation list"
+            )
         return activation_id
     found = client().get("activations", limit=1)
     if not found:

@@ -71,8 +71,8 @@ def events(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
         try:
             yield json.loads(value)
         except ValueError as e:
-            raise Unavailable(f"the answer is not readable: {value[:80]!r}", hint="is this a Thaw gateway?") from e
-    raise Unavailable("the answer broke off before its end", hint="thaw activation list says how it ended")
+            raise Unavailable(f"the answer cannot be read: {value[:80]!r}", hint="is this a Thaw gateway?") from e
+    raise Unavailable("the connection broke before the answer ended", hint="thaw activation list shows how it ended")
 
 
 def _stream_error(error: Any) -> ApiError:

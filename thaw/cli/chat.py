@@ -15,14 +15,16 @@ if TYPE_CHECKING:
 
 
 def chat(
-    name: Annotated[str, typer.Argument(help="an action of kind llm:vllm")],
-    message: Annotated[str | None, typer.Option("--message", help="ask this and end; otherwise a conversation")] = None,
-    system: Annotated[str | None, typer.Option(help="what the model is told first")] = None,
-    max_tokens: Annotated[int, typer.Option(help="end an answer after so many tokens")] = 256,
-    temperature: Annotated[float, typer.Option(help="0 is greedy: the same question gets the same answer")] = 0.0,
-    seed: Annotated[int | None, typer.Option(help="the same seed gives the same answer")] = None,
+    name: Annotated[str, typer.Argument(help="An action of kind llm:vllm.")],
+    message: Annotated[
+        str | None, typer.Option("--message", help="Ask only this. Without it, a conversation begins.")
+    ] = None,
+    system: Annotated[str | None, typer.Option(help="The system prompt.")] = None,
+    max_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 256,
+    temperature: Annotated[float, typer.Option(help="With 0 the same question gets the same answer.")] = 0.0,
+    seed: Annotated[int | None, typer.Option(help="Seed of the sampling: the same seed gives the same answer.")] = None,
 ) -> None:
-    """Talk to a deployed model; the answer appears as it is made."""
+    """Talk to a deployed model.  The answer appears as it is generated."""
     from thaw.cli.answers import ask
 
     api = client()
@@ -41,7 +43,7 @@ def chat(
 def _lines(name: str) -> Iterator[str]:
     """What is typed, until the end of input (Ctrl-D) or /bye."""
     if sys.stdin.isatty():
-        err().print(f"[dim]{name}: type a message; Ctrl-D or /bye ends[/dim]")
+        err().print(f"[dim]{name}: type a message; Ctrl-D or /bye ends the conversation[/dim]")
     while True:
         try:
             line = input("> " if sys.stdin.isatty() else "")

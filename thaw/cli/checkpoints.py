@@ -44,7 +44,7 @@ def files_of(directory: Path) -> list[Path]:
     if shards.exists():
         missing = sorted(set(checkpoint.shard_names(shards.read_bytes())) - set(weights))
         if missing:
-            raise ModelCorrupt(f"{directory}: {missing[0]} is named in {checkpoint.SHARDS_NAME} but not there",
+            raise ModelCorrupt(f"{directory}: {missing[0]} is named in {checkpoint.SHARDS_NAME} but does not exist",
                                hint=f"{len(missing)} of the shards are missing: download the model again")  # fmt: skip
     return [directory / name for name in checkpoint.fetch_order(names)]
 

@@ -29,7 +29,7 @@ class ApiError(ThawError):
 _HINTS = {
     401: "check the key: thaw property get --auth",
     403: "this key's namespace may not do that: thaw namespace list",
-    404: "what there is: thaw action list, thaw activation list",
+    404: "thaw action list and thaw activation list show what exists",
     409: "thaw action update changes what exists",
     429: "wait a moment and try again",
     503: "is a host up?  thaw host list, thaw dev status",
@@ -73,7 +73,9 @@ class Client:
                 raise _error(response.status_code, _decode(response))
             yield response
         except requests.RequestException as e:
-            raise Unavailable(f"the answer broke off: {e}", hint="thaw activation list says how it ended") from e
+            raise Unavailable(
+                f"the connection broke before the answer ended: {e}", hint="thaw activation list shows how it ended"
+            ) from e
         finally:
             response.close()
 

@@ -36,11 +36,13 @@ def action_body(given: Deployment) -> dict[str, Any]:
     body: dict[str, Any] = {}
     if given.config is not None:
         if given.file is not None:
-            raise BadRequest("FILE and --config exclude each other", hint="an LLM function is its config alone")
+            raise BadRequest(
+                "FILE and --config cannot be given together", hint="an LLM function has a config and no code"
+            )
         body["config"] = _llm_config(given)
         body["exec"] = {"kind": KIND_LLM, "code": "", "binary": False}
     elif given.stages is not None:
-        raise BadRequest("--stages is for LLM functions", hint="give it together with --config FILE.json")
+        raise BadRequest("--stages is for LLM functions only", hint="give it together with --config FILE.json")
     elif given.file is not None:
         body["exec"] = _exec(given, given.file)
     if given.param is not None or given.param_file is not None:
@@ -82,13 +84,13 @@ def _exec(given: Deployment, file: Path) -> dict[str, Any]:
 def _kind(kind: str | None, file: Path) -> str:
     if kind is None:
         if file.suffix not in (".py", ".zip"):
-            raise BadRequest(f"{file.name}: no runtime is known for {file.suffix or 'a file without a suffix'}",
-                             hint=f"say it: --kind {KIND_PYTHON}")  # fmt: skip
+            raise BadRequest(f"{file.name}: the runtime cannot be told from {file.suffix or 'a name without a suffix'}",
+                             hint=f"name it: --kind {KIND_PYTHON}")  # fmt: skip
         return KIND_PYTHON
     if kind not in KINDS and kind not in DEFAULT_KINDS:
         raise BadRequest(f"the kind {kind!r} is not supported", hint=f"kinds: {', '.join(KINDS)}")
     if DEFAULT_KINDS.get(kind, kind) == KIND_LLM:
-        raise BadRequest(f"the kind {KIND_LLM} has no code", hint="deploy it with --config FILE.json")
+        raise BadRequest(f"the kind {KIND_LLM} has no code", hint="deploy its config: --config FILE.json")
     return kind
 
 

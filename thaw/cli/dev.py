@@ -13,37 +13,43 @@ if TYPE_CHECKING:
     from thaw.dev.layout import Platform
     from thaw.dev.status import Running
 
-app = typer.Typer(no_args_is_help=True, help="A whole platform on this machine.")
+app = typer.Typer(no_args_is_help=True, help="Run a whole platform on this machine.")
 
 
 @app.command()
 def up(
-    hosts: Annotated[int, typer.Option(help="how many hosts, each with fetchd and invoker")] = 1,
+    hosts: Annotated[int, typer.Option(help="Number of hosts, each with a fetchd and an invoker.")] = 1,
     link: Annotated[
         str,
         typer.Option(
-            help="each host's link to the model store, e.g. 200mbit (shaped namespaces for root, else paced by fetchd)"
+            help="Rate of each host's link, for example 200mbit. Root shapes it; otherwise fetchd paces its reads."
         ),
     ] = "",
-    driver: Annotated[str, typer.Option(help="how containers are made: process or docker")] = "process",
-    port: Annotated[int, typer.Option(help="of the API on loopback; 0 picks a free one")] = 3233,
-    store: Annotated[Path | None, typer.Option(help="a directory as model store, instead of S3 on loopback")] = None,
-    memory_mb: Annotated[int | None, typer.Option(help="declared device memory of a host, MiB")] = None,
-    pool_mb: Annotated[int, typer.Option(help="shared memory a host holds for models on arrival, MiB")] = 1024,
-    stem_cells: Annotated[str, typer.Option(help="on: keep a process that has imported the engine already")] = "on",
+    driver: Annotated[str, typer.Option(help="What runs containers: process or docker.")] = "process",
+    port: Annotated[int, typer.Option(help="Port of the API on loopback; 0 takes a free one.")] = 3233,
+    store: Annotated[
+        Path | None, typer.Option(help="Directory to use as model store, instead of S3 on loopback.")
+    ] = None,
+    memory_mb: Annotated[int | None, typer.Option(help="Device memory that each host declares, in MiB.")] = None,
+    pool_mb: Annotated[int, typer.Option(help="Shared memory of each host for models, in MiB.")] = 1024,
+    stem_cells: Annotated[
+        str, typer.Option(help="on or off: keep a process that has already imported the engine.")
+    ] = "on",
     direct: Annotated[
-        bool, typer.Option("--direct/--no-direct", help="let the stages of a pipeline reach one another by TCP")
+        bool, typer.Option("--direct/--no-direct", help="Let the stages of a pipeline reach one another by TCP.")
     ] = False,
-    detach: Annotated[bool, typer.Option("--detach", "-d", help="come back when it is ready")] = False,
+    detach: Annotated[bool, typer.Option("--detach", "-d", help="Return when the platform is ready.")] = False,
 ) -> None:
-    """Start the platform.  In the foreground Ctrl-C ends it; a second up says that it is up."""
+    """Start the platform.  In the foreground, Ctrl-C ends it."""
     from thaw.dev import up as starting
     from thaw.dev.layout import default_layout
     from thaw.dev.options import Options
     from thaw.errors import BadRequest
 
     if stem_cells not in ("on", "off"):
-        raise BadRequest(f"--stem-cells {stem_cells} is neither on nor off", hint="use --stem-cells on|off")
+        raise BadRequest(
+            f"--stem-cells {stem_cells} is neither on nor off", hint="use --stem-cells on or --stem-cells off"
+        )
     options = Options(hosts, link, port, store, memory_mb, pool_mb, stem_cells == "on", driver, direct)
     layout = default_layout()
     screen = _Screen()
@@ -129,9 +135,9 @@ def _kind_of_link(platform: Platform) -> str:
 
 @app.command()
 def down(
-    purge: Annotated[bool, typer.Option(help="also delete what was deployed, stored and logged")] = False,
+    purge: Annotated[bool, typer.Option(help="Also delete its functions, models and logs.")] = False,
 ) -> None:
-    """End the platform, also after its supervisor was killed; nothing of it stays behind."""
+    """End the platform and all its processes, even if its supervisor was killed."""
     import shutil
 
     from thaw.dev import sweep
@@ -153,8 +159,7 @@ def down(
 
 @app.command()
 def status() -> None:
-    """What runs, since when, with how much memory, and what was started again how often and why.  Exit code 1 when the
-    platform is not up."""
+    """Show each component: its state, memory and restarts.  The exit code is 1 when the platform is not up."""
     from thaw.cli.tables import duration, show, size, table
     from thaw.dev.layout import default_layout
     from thaw.dev.status import components
@@ -187,11 +192,13 @@ def _restarts(component: Running) -> str:
 
 @app.command()
 def logs(
-    component: Annotated[str | None, typer.Argument(help="one component (host-0/fetchd); otherwise all")] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="go on with what is written from now on")] = False,
-    lines: Annotated[int, typer.Option("--lines", "-n", help="the last lines of each")] = 20,
+    component: Annotated[
+        str | None, typer.Argument(help="A component, for example host-0/fetchd. Without it, all.")
+    ] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Also print new lines as they are written.")] = False,
+    lines: Annotated[int, typer.Option("--lines", "-n", help="Number of lines at the end of each log.")] = 20,
 ) -> None:
-    """What the components wrote."""
+    """Print the logs of the components."""
     from thaw.dev.layout import default_layout
     from thaw.dev.watch import follow as following
     from thaw.errors import NotFound
@@ -200,6 +207,6 @@ def logs(
     paths = sorted(layout.logs.glob("*.log")) if component is None else [layout.log(component)]
     if not paths or not all(p.exists() for p in paths):
         known = ", ".join(p.stem for p in sorted(layout.logs.glob("*.log"))) or "none: thaw dev up"
-        raise NotFound(f"there is no log of {component or 'a platform'}", hint=f"logs there are: {known}")
+        raise NotFound(f"{component or 'this machine'} has no log", hint=f"there are logs of: {known}")
     for path, line in following(paths, lines, forever=follow):
         print(line if component is not None else f"{path.stem}: {line}", flush=follow)

@@ -10,13 +10,13 @@ import typer
 from thaw.cli.context import client
 from thaw.cli.tables import age, bit_rate, show, size, table
 
-host_app = typer.Typer(no_args_is_help=True, help="The hosts that functions run on.")
-namespace_app = typer.Typer(no_args_is_help=True, help="What this key may use.")
+host_app = typer.Typer(no_args_is_help=True, help="Show and drain the hosts that functions run on.")
+namespace_app = typer.Typer(no_args_is_help=True, help="Show the namespaces that the API key may use.")
 
 
 @namespace_app.command("list")
 def namespaces() -> None:
-    """The namespaces of this key."""
+    """List the namespaces of the API key."""
     print("namespaces")
     for name in client().get("/api/v1/namespaces"):
         print(name)
@@ -24,7 +24,7 @@ def namespaces() -> None:
 
 @host_app.command("list")
 def hosts() -> None:
-    """Hosts with their devices, memory and what runs there."""
+    """List the hosts, with their devices, memory and instances."""
     from thaw.cli.host_reports import reports
 
     rows = table("host", "device", "free / memory", "link", "share", "cells", "instances", "seen")
@@ -39,19 +39,19 @@ def hosts() -> None:
     show(rows)
 
 
-Name = Annotated[str, typer.Argument(metavar="HOST", help="as thaw host list names it")]
+Name = Annotated[str, typer.Argument(metavar="HOST", help="A host, as thaw host list names it.")]
 
 
 @host_app.command("drain")
 def drain(host: Name) -> None:
-    """Let a host run empty: nothing new starts there, what runs ends in its time."""
+    """Empty a host: nothing new starts there, and what runs may finish."""
     client().put(_drain_path(host), {})
     print(f"{host} is draining; thaw host undrain {host} takes it back")
 
 
 @host_app.command("undrain")
 def undrain(host: Name) -> None:
-    """Let a drained host take starts again."""
+    """Let new functions start on a drained host again."""
     client().delete(_drain_path(host))
     print(f"{host} takes starts")
 

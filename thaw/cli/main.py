@@ -35,14 +35,21 @@ def _version(asked: bool) -> None:
 
 @app.callback()
 def root(
-    apihost: Annotated[str | None, typer.Option(help="API host, instead of the property file's")] = None,
-    auth: Annotated[str | None, typer.Option("--auth", "-u", help="API key uuid:key, likewise")] = None,
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="print it")] = False,
+    apihost: Annotated[
+        str | None, typer.Option(help="API host to use instead of the one in the property file.")
+    ] = None,
+    auth: Annotated[
+        str | None,
+        typer.Option("--auth", "-u", help="API key (uuid:key) to use instead of the one in the property file."),
+    ] = None,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
 ) -> None:
-    """Thaw: container functions and large language models that start from zero.
+    """Run container functions and large language models that start from zero.
 
-    Who is talked to: --apihost and --auth (anywhere on the line), else WSK_CONFIG_FILE, else ~/.wskprops, else the
-    platform that runs on this machine (thaw dev up).
+    Target: the platform that --apihost and --auth name (anywhere on the line). Without them, the one in the file that
+    WSK_CONFIG_FILE names, else in ~/.wskprops, else the platform on this machine (thaw dev up).
     """
     globals_.apihost = apihost or globals_.apihost
     globals_.auth = auth or globals_.auth

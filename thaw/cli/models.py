@@ -12,16 +12,16 @@ import typer
 
 from thaw.cli.context import err, out, say_ok
 
-app = typer.Typer(no_args_is_help=True, help="Checkpoints in the model store.")
+app = typer.Typer(no_args_is_help=True, help="Push and inspect models in the model store.")
 
-Uri = Annotated[str, typer.Argument(help="s3://bucket/prefix, file:///absolute/path or http(s)://host/path")]
+Uri = Annotated[str, typer.Argument(help="The model: s3://bucket/prefix, file:///absolute/path, http(s)://host/path.")]
 
 DEMO_NAME = "smollm2-135m"
 
 
 @app.command()
-def push(directory: Annotated[Path, typer.Argument(help="what save_pretrained wrote")], uri: Uri) -> None:
-    """Check a checkpoint, upload it, and write its index of checksums beside it."""
+def push(directory: Annotated[Path, typer.Argument(help="A directory that save_pretrained wrote.")], uri: Uri) -> None:
+    """Check a model, upload it, and write an index of its checksums beside it."""
     _push(directory, uri)
 
 
@@ -40,7 +40,7 @@ def _push(directory: Path, uri: str) -> None:
 
 @app.command("list")
 def list_() -> None:
-    """The models in the store of the platform that runs here (or of THAW_S3_ENDPOINT)."""
+    """List the models in the store of the platform on this machine, or in the one that THAW_S3_ENDPOINT names."""
     from thaw.cli.listing import models
     from thaw.cli.tables import show, size, table
 
@@ -55,7 +55,7 @@ def list_() -> None:
 
 @app.command()
 def inspect(uri: Uri) -> None:
-    """What the platform knows of a model: layers, bytes, files."""
+    """Show a model's layers, bytes and files."""
     from thaw.cli import checkpoints
     from thaw.cli.stores import open_store
     from thaw.cli.tables import show, size, table
@@ -76,7 +76,7 @@ def inspect(uri: Uri) -> None:
 
 @app.command()
 def verify(uri: Uri) -> None:
-    """Read a model again and compare every chunk with its index."""
+    """Read a model from its store and compare every chunk with its index."""
     from thaw.cli import checkpoints
     from thaw.cli.stores import open_store
 
@@ -90,10 +90,12 @@ def verify(uri: Uri) -> None:
 
 @app.command()
 def demo(
-    path_only: Annotated[bool, typer.Option("--path-only", help="push nothing, print the model's directory")] = False,
+    path_only: Annotated[
+        bool, typer.Option("--path-only", help="Print the model's directory and push nothing.")
+    ] = False,
 ) -> None:
-    """Obtain the small real model (SmolLM2-135M-Instruct) and push it: to the store that THAW_S3_ENDPOINT names,
-    else to the platform that runs here."""
+    """Download a small real model (SmolLM2-135M-Instruct) and push it to the store that THAW_S3_ENDPOINT names, else to
+    the platform on this machine."""
     from thaw.cli.demo_model import cache_dir, obtain_quietly
 
     if path_only:

@@ -63,5 +63,5 @@ def read_object(path: Path) -> dict[str, Any]:
     except ValueError as e:
         raise BadRequest(f"{path} is not JSON: {e}", hint="it must hold one JSON object") from e
     if not isinstance(plain, dict):
-        raise BadRequest(f"{path} holds no JSON object", hint="it must look like {...}")
+        raise BadRequest(f"{path} is JSON, but not an object", hint="it must look like {...}")
     return plain

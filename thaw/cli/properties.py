@@ -15,7 +15,7 @@ _DEFAULT_APIHOST = "http://127.0.0.1:3233"
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Whom the CLI talks to, and as who."""
+    """The platform that the CLI uses, and the key for it."""
 
     apihost: str
     auth: str

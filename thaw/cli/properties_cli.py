@@ -8,28 +8,34 @@ import typer
 
 from thaw.cli.context import say_ok
 
-app = typer.Typer(no_args_is_help=True, help="Whom this command line talks to, and with which key.")
+app = typer.Typer(no_args_is_help=True, help="Show and set the target: platform and API key.")
 
-Flag = Annotated[bool, typer.Option(help="this one")]
-Value = Annotated[str | None, typer.Option(help="the new value")]
+ApiHost = Annotated[bool, typer.Option("--apihost", help="The API host.")]
+Auth = Annotated[bool, typer.Option("--auth", "-u", help="The API key.")]
+Namespace = Annotated[bool, typer.Option("--namespace", help="The namespace.")]
+NewApiHost = Annotated[str | None, typer.Option("--apihost", help="The new API host.")]
+NewAuth = Annotated[str | None, typer.Option("--auth", "-u", help="The new API key.")]
+NewNamespace = Annotated[str | None, typer.Option("--namespace", help="The new namespace.")]
 
 
 @app.command()
 def get(
-    apihost: Flag = False,
-    auth: Annotated[bool, typer.Option("--auth", "-u", help="this one")] = False,
-    namespace: Flag = False,
-    all_: Annotated[bool, typer.Option("--all", help="every property (the default)")] = False,
-    output: Annotated[str, typer.Option("--output", "-o", help="std, or raw: the value alone")] = "std",
+    apihost: ApiHost = False,
+    auth: Auth = False,
+    namespace: Namespace = False,
+    all_: Annotated[bool, typer.Option("--all", help="Every property (the default).")] = False,
+    output: Annotated[str, typer.Option("--output", "-o", help="std, or raw: only the value.")] = "std",
 ) -> None:
-    """Print properties, tab-separated as wsk does; the API key only when it is asked for by name."""
+    """Print properties.  The API key is printed only with --auth."""
     from thaw.cli.properties import effective_file, read_properties, resolve
     from thaw.errors import BadRequest
 
     wanted = {"apihost": apihost, "auth": auth, "namespace": namespace}
     chosen = [] if all_ else [name for name, asked in wanted.items() if asked]
     if output not in ("std", "raw") or (output == "raw" and len(chosen) != 1):
-        raise BadRequest(f"--output {output} cannot be printed", hint="raw goes with one of --apihost --auth")
+        raise BadRequest(
+            f"--output {output} does not fit here", hint="use std, or raw with one of --apihost, --auth and --namespace"
+        )
     target = resolve(None, None)
     found = {"apihost": target.apihost, "auth": target.auth,
              "namespace": read_properties(effective_file()).get("NAMESPACE", "_")}  # fmt: skip
@@ -46,17 +52,17 @@ def get(
 
 @app.command("set")
 def set_(
-    apihost: Value = None,
-    auth: Annotated[str | None, typer.Option("--auth", "-u", help="the new value")] = None,
-    namespace: Value = None,
+    apihost: NewApiHost = None,
+    auth: NewAuth = None,
+    namespace: NewNamespace = None,
 ) -> None:
-    """Write properties to WSK_CONFIG_FILE or ~/.wskprops (mode 0600)."""
+    """Write properties to the file that WSK_CONFIG_FILE names, else to ~/.wskprops (mode 0600)."""
     from thaw.cli.properties import normal_apihost, read_properties, user_file, write_properties
     from thaw.errors import BadRequest
 
     given = {n: v for n, v in (("APIHOST", apihost), ("AUTH", auth), ("NAMESPACE", namespace)) if v is not None}
     if not given:
-        raise BadRequest("nothing to set", hint="thaw property set --apihost HOST --auth UUID:KEY")
+        raise BadRequest("no property was named", hint="thaw property set --apihost HOST --auth UUID:KEY")
     if auth is not None and ":" not in auth:
         raise BadRequest("an API key is UUID:KEY", hint="copy the whole key, the colon included")
     if apihost is not None:
@@ -68,17 +74,17 @@ def set_(
 
 @app.command()
 def unset(
-    apihost: Flag = False,
-    auth: Annotated[bool, typer.Option("--auth", "-u", help="this one")] = False,
-    namespace: Flag = False,
+    apihost: ApiHost = False,
+    auth: Auth = False,
+    namespace: Namespace = False,
 ) -> None:
-    """Remove properties from the file."""
+    """Remove properties from that file."""
     from thaw.cli.properties import read_properties, user_file, write_properties
     from thaw.errors import BadRequest
 
     names = {n for n, wanted in (("APIHOST", apihost), ("AUTH", auth), ("NAMESPACE", namespace)) if wanted}
     if not names:
-        raise BadRequest("nothing to unset", hint="thaw property unset --apihost --auth --namespace")
+        raise BadRequest("no property was named", hint="thaw property unset --apihost --auth --namespace")
     write_properties(user_file(), {k: v for k, v in read_properties(user_file()).items() if k not in names})
     for name in sorted(names):
         say_ok(f"{name.lower()} is unset in {user_file()}")

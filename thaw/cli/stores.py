@@ -80,7 +80,7 @@ class DirectoryStore:
         with _os_errors(self.uri):
             self._directory.mkdir(parents=True, exist_ok=True)
             if shutil.disk_usage(self._directory).free < CHUNK_BYTES:
-                raise StoreUnavailable(f"no room is left in {self._directory}")
+                raise StoreUnavailable(f"{self._directory} has no free space")
 
 
 class HttpStore:
@@ -172,7 +172,7 @@ class S3Store:
             code = refusal(e)
             if code in ("NoSuchKey", "NoSuchBucket", "404"):
                 raise ModelNotFound(f"{where}: there is no such {'bucket' if not name else 'object'}",
-                                    hint="thaw model list; the store's owner makes buckets") from e  # fmt: skip
+                                    hint="thaw model list; a bucket must exist before a push") from e  # fmt: skip
             raise PlatformError(f"{where}: the store refused: {code}",
                                 hint="see 'Credentials for S3' in docs/fetchd.md") from e  # fmt: skip
         except CredentialRetrievalError as e:

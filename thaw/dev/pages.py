@@ -32,25 +32,31 @@ The smallest one is `{"kind": "llm:vllm", "model": {"uri": "s3://models/smollm2-
 """
 _CLI_HEAD = """# The command line
 
-`thaw` is used as `wsk` is. Whom it talks to: `--apihost` and `--auth` (anywhere on the line), else the file that
-`WSK_CONFIG_FILE` names, else `~/.wskprops`, else the key of the platform that runs on this machine (`thaw dev up`).
+`thaw` has the commands and options of `wsk`. `thaw COMMAND --help` prints the help of a command.
 
-An error is one line and a hint on stderr. The exit code is wsk's: the HTTP status modulo 256 (400 → 144, 401 → 145,
-404 → 148, 409 → 153, 502 → 246, 503 → 247); 2 for a line that cannot be read, 0 for success.
+**Target.** `--apihost` and `--auth` name the platform and the key; they may stand anywhere on the line. Without them,
+`thaw` reads the file that `WSK_CONFIG_FILE` names, else `~/.wskprops`, else the key of the platform on this machine
+(`thaw dev up`).
 
-`-p KEY VALUE` gives a parameter; a value that is JSON is taken as JSON, everything else as text. `-P FILE` gives a JSON
-object of them. Model URIs: `s3://bucket/prefix` (in the store that `THAW_S3_ENDPOINT` names, else the dev platform's,
-else AWS), `file:///absolute/path`, and `http(s)://host/path` to read.
+**Errors.** An error is one line on stderr, with a hint on how to go on. The exit code is wsk's: the HTTP status modulo
+256 (400 → 144, 401 → 145, 404 → 148, 409 → 153, 502 → 246, 503 → 247). It is 2 for a line that cannot be read, and 0
+for success.
 
-`thaw dev up --link 200mbit` puts each host into a network namespace with a link of that rate when it runs as root;
-otherwise each host's fetchd paces what it reads from the store. It says which.
+**Parameters.** `-p KEY VALUE` gives a parameter. A value that is JSON is taken as JSON, everything else as text.
+`-P FILE` takes parameters from a JSON object in a file.
 
-The stages of a pipeline meet at the relay, as the containers of a platform do that cannot reach one another.
-`thaw dev up --direct` gives each host a `THAW_STAGE_ADDRESS`, and the stages connect to one another by TCP
+**Models.** A model's URI is `s3://bucket/prefix` (in the store that `THAW_S3_ENDPOINT` names, else in that of the
+platform on this machine, else at AWS), `file:///absolute/path`, or `http(s)://host/path`, which can only be read.
+
+**Links.** `thaw dev up --link 200mbit` gives each host a link of that rate. As root it puts each host into a network
+namespace with a shaped link; otherwise each host's fetchd paces its reads. It prints which.
+
+**Pipelines.** The stages of a pipeline meet at the relay server, because a platform's containers cannot reach one
+another. `thaw dev up --direct` gives each host a `THAW_STAGE_ADDRESS`, and the stages connect by TCP
 ([transports](transports.md#tcp-beside-redis)). `thaw activation explain` prints the path of every hop.
 
-The state of the dev platform (what was deployed, models, logs, its key) is kept under the XDG state directory, or where
-`THAW_STATE_DIR` says, until `thaw dev down --purge`.
+**State.** The platform on this machine keeps its functions, models, logs and key under the XDG state directory, or
+where `THAW_STATE_DIR` says, until `thaw dev down --purge`.
 """
 
 
