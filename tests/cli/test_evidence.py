@@ -122,7 +122,7 @@ def test_a_process_that_went_on_unseen_is_named_without_a_length_and_its_time_st
     )
     assert seen.unexplained_s == pytest.approx(3.0)
     first = next(iter(evidence_lines(seen)))
-    assert first == "engine on h went on at 3.00 s, in load (SIGCONT); nobody saw for how long it had been stopped"
+    assert first == "engine on h went on at 3.00 s, in load (SIGCONT); it is not known how long it had been stopped"
 
 
 def test_a_function_s_own_code_needs_no_evidence() -> None:

@@ -113,7 +113,7 @@ def test_a_forced_size_says_so_and_an_objective_that_cannot_be_had_too() -> None
     forced = {k: v for k, v in PLANNED.items() if k != "sizes"} | {"fallback": True, "t_w_s": 0.0}
     lines = drawn(forced)
     assert "2 stages, 1 full, over redis: h0 (full), h1; the size was forced by scaling.stages" in lines
-    assert "objective: first token in 7.50 s; not to be had, so no fetch has a deadline" in lines
+    assert "objective: first token in 7.50 s; it cannot be met, so no fetch has a deadline" in lines
 
 
 @pytest.mark.parametrize("planned", [{}, {"action": "guest/hello", "stages": 1, "host": "h0"}])

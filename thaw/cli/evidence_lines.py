@@ -34,7 +34,7 @@ def _stop_line(stop: Stop) -> str:
     where = f", in {' and '.join(stop.during)}" if stop.during else ""
     at, how = duration(max(0.0, i.begin_s)), f" ({said['signal']})" if "signal" in said else ""
     if i.seconds < _WORTH_SAYING_S:
-        return f"{who} went on at {at}{where}{how}; nobody saw for how long it had been stopped"
+        return f"{who} went on at {at}{where}{how}; it is not known how long it had been stopped"
     return f"{who} did not run for {duration(i.seconds)} at {at}{where}{how}"
 
 

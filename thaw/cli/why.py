@@ -59,7 +59,7 @@ def _objective(planned: Mapping[str, Any]) -> str:
     if waited >= 0.001:
         line += f", of which {duration(waited)} were waited when it was planned"
     if planned.get("fallback"):
-        return line + "; not to be had, so no fetch has a deadline"
+        return line + "; it cannot be met, so no fetch has a deadline"
     return line
 
 
