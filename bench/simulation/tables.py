@@ -27,8 +27,8 @@ _CAVEATS = {
     "only relations between systems carry information.",
 }
 _INTRO = (
-    "Written from [results.json](results.json), as the page is that says what they mean: "
-    "[Simulation](../simulation.md)."
+    "Every table of the simulation's report, written from [results.json](results.json). "
+    "[Simulation](../simulation.md) explains what they mean."
 )
 
 

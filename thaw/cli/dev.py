@@ -33,7 +33,7 @@ def up(
     memory_mb: Annotated[int | None, typer.Option(help="Device memory that each host declares, in MiB.")] = None,
     pool_mb: Annotated[int, typer.Option(help="Shared memory of each host for models, in MiB.")] = 1024,
     stem_cells: Annotated[
-        str, typer.Option(help="on or off: keep a process that has already imported the engine.")
+        str, typer.Option(help="With on, a process that has imported the engine is kept; off keeps none.")
     ] = "on",
     direct: Annotated[
         bool, typer.Option("--direct/--no-direct", help="Let the stages of a pipeline reach one another by TCP.")

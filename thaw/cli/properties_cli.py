@@ -24,7 +24,9 @@ def get(
     auth: Auth = False,
     namespace: Namespace = False,
     all_: Annotated[bool, typer.Option("--all", help="Every property (the default).")] = False,
-    output: Annotated[str, typer.Option("--output", "-o", help="std, or raw: only the value.")] = "std",
+    output: Annotated[
+        str, typer.Option("--output", "-o", help="How to print: std, or raw for only the value.")
+    ] = "std",
 ) -> None:
     """Print properties.  The API key is printed only with --auth."""
     from thaw.cli.properties import effective_file, read_properties, resolve
