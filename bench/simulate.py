@@ -44,10 +44,18 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="the first seed")
     parser.add_argument("--seeds", type=int, default=1, help="how many")
     parser.add_argument("--traces", type=Path, help="a directory of workload files, simulated too")
-    parser.add_argument("--stress", type=int, nargs="?", const=stress.REQUESTS, default=0, metavar="N",
-                        help="only this: so many requests (a million) on 1,000 hosts")  # fmt: skip
-    parser.add_argument("--out", type=Path, default=user_cache_path("thaw") / "simulation",
-                        help="checkpoints and results")  # fmt: skip
+    parser.add_argument(
+        "--stress",
+        type=int,
+        nargs="?",
+        const=stress.REQUESTS,
+        default=0,
+        metavar="N",
+        help="only this: so many requests (a million) on 1,000 hosts",
+    )
+    parser.add_argument(
+        "--out", type=Path, default=user_cache_path("thaw") / "simulation", help="checkpoints and results"
+    )
     parser.add_argument("--jobs", type=int, default=1, help="processes that simulate side by side")
     parser.add_argument("--changed", action="store_true", help="only say whether the report in docs/ is out of date")
     parser.add_argument("--page", action="store_true", help="only write the report in docs/ again, from its results")
@@ -127,13 +135,28 @@ def main() -> int:
     _print(summaries, bands)
     _write(options, made_with, (summaries, without_a_part), bands, cold)
     goals = [
-        _common.judge("events_per_s", statistics.median(speeds), ">=", 50_000, floor="per CPU second",
-                      samples={"per_cpu_s": [round(s) for s in speeds]}),
+        _common.judge(
+            "events_per_s",
+            statistics.median(speeds),
+            ">=",
+            50_000,
+            floor="per CPU second",
+            samples={"per_cpu_s": [round(s) for s in speeds]},
+        ),
         _common.judge("deterministic", float(same), "==", 1.0, floor="" if same else "two runs of one seed differ"),
-    ]  # fmt: skip
+    ]
     n_met = sum(b.met is True for b in bands)
-    return _common.report("simulate", goals, rounds=len(speeds), constants=HASH, code=made_with.digest,
-                          log_hashes=hashes, runs=len(summaries), bands_met=n_met, bands=len(bands))  # fmt: skip
+    return _common.report(
+        "simulate",
+        goals,
+        rounds=len(speeds),
+        constants=HASH,
+        code=made_with.digest,
+        log_hashes=hashes,
+        runs=len(summaries),
+        bands_met=n_met,
+        bands=len(bands),
+    )
 
 
 def _stress(n_requests: int, seed: int, console: Console) -> int:
@@ -143,17 +166,20 @@ def _stress(n_requests: int, seed: int, console: Console) -> int:
     goals = [
         _common.judge("stress_wall_s", found.wall_s, "<=", 900.0, floor="of a million requests on 1,000 hosts"),
         _common.judge("stress_peak_bytes", float(found.peak_bytes), "<=", 2e9),
-    ]  # fmt: skip
-    whole = [g if n_requests >= stress.REQUESTS else replace(g, ok=False, floor=f"{n_requests} requests only")
-             for g in goals]  # fmt: skip
+    ]
+    whole = [
+        g if n_requests >= stress.REQUESTS else replace(g, ok=False, floor=f"{n_requests} requests only") for g in goals
+    ]
     return _common.report("simulate-stress", whole, rounds=1, **asdict(found))
 
 
 def _print(summaries: Sequence[Summary], bands: Sequence[Band]) -> None:
     for s in summaries:
-        _common.say(f"  {s.source} {s.workload:24} ×{s.scale:<4g} {SYSTEMS[s.system].label:26} "
-                    f"{s.ttft_pct:5.1f} % in time, TTFT {s.ttft_mean_s:6.2f} s, TPOT {s.tpot_pct:5.1f} %, "
-                    f"{s.cost_gb_h:6.0f} GB·h")  # fmt: skip
+        _common.say(
+            f"  {s.source} {s.workload:24} ×{s.scale:<4g} {SYSTEMS[s.system].label:26} "
+            f"{s.ttft_pct:5.1f} % in time, TTFT {s.ttft_mean_s:6.2f} s, TPOT {s.tpot_pct:5.1f} %, "
+            f"{s.cost_gb_h:6.0f} GB·h"
+        )
     for b in bands:
         mark = "not run" if b.met is None else "met" if b.met else "MISSED"
         _common.say(f"  {mark:7} [{b.source}] {b.name}: {b.value} (published {b.published}; band {b.band})")
@@ -168,10 +194,16 @@ def _write(
 ) -> None:
     size = "quick" if options.quick else "all" if options.all else "the nine published points"
     found = Record(
-        HASH, f"{size}; {options.seeds} seed(s) from {options.seed}; testbed (ii): 24 devices on 6 servers",
-        made_with.commit, made_with.digest, made_with.digests, tuple(runs[0]), tuple(runs[1]), tuple(cold),
+        HASH,
+        f"{size}; {options.seeds} seed(s) from {options.seed}; testbed (ii): 24 devices on 6 servers",
+        made_with.commit,
+        made_with.digest,
+        made_with.digests,
+        tuple(runs[0]),
+        tuple(runs[1]),
+        tuple(cold),
         tuple(bands),
-    )  # fmt: skip
+    )
     found.write(options.out)
     docs: Path = options.docs or options.out
     (docs / "simulation").mkdir(parents=True, exist_ok=True)

@@ -24,9 +24,13 @@ Values = Mapping[str, Sequence[float | None]]
 """What is drawn of each system, by its name; None where there was no run."""
 
 SOURCES: Final = {"generated": "generated workloads", "files": "workload files"}
-_COLOURS: Final = dict(zip(
-    SYSTEMS, ("#8c8c8c", "#d99a2b", "#9a5b24", "#7db8e8", "#2b7bba", "#123f7a", "#1d8f4e", "#8e44ad"), strict=True,
-))  # fmt: skip
+_COLOURS: Final = dict(
+    zip(
+        SYSTEMS,
+        ("#8c8c8c", "#d99a2b", "#9a5b24", "#7db8e8", "#2b7bba", "#123f7a", "#1d8f4e", "#8e44ad"),
+        strict=True,
+    )
+)
 _MARKERS: Final = dict(zip(SYSTEMS, "osD^v<*>", strict=True))
 _STYLE: Final[dict[Any, Any]] = {
     "svg.hashsalt": "thaw",
@@ -58,12 +62,21 @@ def _of_source(directory: Path, source: str, runs: Sequence[Summary]) -> list[Pa
     drawn = {
         "rps": _sweep(f"{whose}, CV {cv:g}", "requests/s", rates, lambda s, x: medians.median(s, cv, x)),
         "cv": _sweep(f"{whose}, {rps:g} requests/s", "CV", cvs, lambda s, x: medians.median(s, x, rps)),
-        "slo": _sweep(f"{whose}, CV {cv:g}, {rps:g} requests/s", "objectives, as multiples of the paper's", scales,
-                      lambda s, x: medians.median(s, cv, rps, x)),
-        "cost": _sweep(f"{whose}, CV {cv:g}", "requests/s", rates,
-                       lambda s, x: medians.median(s, cv, x, value=lambda r: r.cost_gb_h), "device memory held, GB·h"),
+        "slo": _sweep(
+            f"{whose}, CV {cv:g}, {rps:g} requests/s",
+            "objectives, as multiples of the paper's",
+            scales,
+            lambda s, x: medians.median(s, cv, rps, x),
+        ),
+        "cost": _sweep(
+            f"{whose}, CV {cv:g}",
+            "requests/s",
+            rates,
+            lambda s, x: medians.median(s, cv, x, value=lambda r: r.cost_gb_h),
+            "device memory held, GB·h",
+        ),
         "application": _applications(whose, medians),
-    }  # fmt: skip
+    }
     written = []
     for name, draw in drawn.items():
         if draw is not None:
@@ -86,9 +99,12 @@ def _save(path: Path, draw: Draw) -> Path:
 
 
 def _sweep(
-    title: str, x_name: str, xs: Sequence[float], point: Callable[[str, float], float | None],
+    title: str,
+    x_name: str,
+    xs: Sequence[float],
+    point: Callable[[str, float], float | None],
     y_name: str = "requests answered in time, %",
-) -> Draw | None:  # fmt: skip
+) -> Draw | None:
     """None with fewer than two points."""
     if len(xs) < 2:
         return None
@@ -102,10 +118,14 @@ def lines(axes: Axes, title: str, x_name: str, y_name: str, xs: Sequence[float],
     for system, ys in values.items():
         known = [(x, y) for x, y in zip(xs, ys, strict=True) if y is not None]
         axes.plot(
-            [x for x, _ in known], [y for _, y in known], color=_COLOURS[system], marker=_MARKERS[system],
-            linewidth=3 if system == "thaw" else 1.8, markersize=8 if system == "thaw" else 5,
+            [x for x, _ in known],
+            [y for _, y in known],
+            color=_COLOURS[system],
+            marker=_MARKERS[system],
+            linewidth=3 if system == "thaw" else 1.8,
+            markersize=8 if system == "thaw" else 5,
             label=SYSTEMS[system].label,
-        )  # fmt: skip
+        )
 
 
 def bars(axes: Axes, title: str, y_name: str, groups: Sequence[str], values: Values) -> None:
@@ -117,8 +137,13 @@ def bars(axes: Axes, title: str, y_name: str, groups: Sequence[str], values: Val
     for i, (system, heights) in enumerate(values.items()):
         at = [g + (i - (len(values) - 1) / 2) * width for g in range(len(groups))]
         known = [(x, y) for x, y in zip(at, heights, strict=True) if y is not None]
-        axes.bar([x for x, _ in known], [y for _, y in known], 0.9 * width, color=_COLOURS[system],
-                 label=SYSTEMS[system].label)  # fmt: skip
+        axes.bar(
+            [x for x, _ in known],
+            [y for _, y in known],
+            0.9 * width,
+            color=_COLOURS[system],
+            label=SYSTEMS[system].label,
+        )
 
 
 def _applications(whose: str, medians: EndToEnd) -> Draw | None:

@@ -34,8 +34,13 @@ class Record:
     bands: tuple[Band, ...]
 
     def write(self, directory: Path) -> None:
-        facts = {"constants": self.constants, "size": self.size, "commit": self.commit, "code": self.code,
-                 "modules": dict(self.modules)}  # fmt: skip
+        facts = {
+            "constants": self.constants,
+            "size": self.size,
+            "commit": self.commit,
+            "code": self.code,
+            "modules": dict(self.modules),
+        }
         tables: Mapping[str, Sequence[Summary | ColdStart | Band]]
         tables = {"runs": self.runs, "ablations": self.ablations, "cold_starts": self.cold_starts, "bands": self.bands}
         rows = {name: [asdict(each) for each in found] for name, found in tables.items()}
@@ -46,10 +51,16 @@ def read(directory: Path) -> Record:
     """Raises FileNotFoundError where nothing was recorded."""
     plain = json.loads((directory / NAME).read_text())
     return Record(
-        plain["constants"], plain["size"], plain["commit"], plain["code"], plain["modules"],
-        _rows(Summary, plain["runs"]), _rows(Summary, plain["ablations"]),
-        _rows(ColdStart, plain["cold_starts"]), _rows(Band, plain["bands"]),
-    )  # fmt: skip
+        plain["constants"],
+        plain["size"],
+        plain["commit"],
+        plain["code"],
+        plain["modules"],
+        _rows(Summary, plain["runs"]),
+        _rows(Summary, plain["ablations"]),
+        _rows(ColdStart, plain["cold_starts"]),
+        _rows(Band, plain["bands"]),
+    )
 
 
 def _rows(kind: type[T], table: Mapping[str, Any]) -> tuple[T, ...]:

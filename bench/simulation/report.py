@@ -103,7 +103,7 @@ def behind(source: str, runs: Sequence[Summary]) -> str:
     named = ", ".join(
         f"CV {cv:g} at {rps:g}/s{'' if scale == 1 else f' ×{scale:g}'} ({a:.1f} against {b:.1f})"
         for (cv, rps, scale), a, b in worse
-    )  # fmt: skip
+    )
     return (
         f"At {len(worse)} of {len(both)} points of the {whose} Thaw (today) is **not** better than ParaServe with a "
         f"cache: {named}."
@@ -119,8 +119,10 @@ def _late(runs: Sequence[Summary]) -> str:
     shown = [c for c in Cause if any(share.get(c, 0.0) >= _SHARE_SHOWN for share in shares.values())]
     if not shown:
         return ""
-    rows = [(SYSTEMS[name].label, counts[name].total(), *(f"{100 * share.get(c, 0.0):.0f}" for c in shown))
-            for name, share in shares.items()]  # fmt: skip
+    rows = [
+        (SYSTEMS[name].label, counts[name].total(), *(f"{100 * share.get(c, 0.0):.0f}" for c in shown))
+        for name, share in shares.items()
+    ]
     intro = (
         f"## Why requests are late\n\nThe share, in percent, of the late requests whose longest wait was this "
         f"({charts.SOURCES[source]}, CV {CENTRE[0]:g}, {CENTRE[1]:g} requests/s). [Below](#how-waits-are-counted) the "
@@ -151,10 +153,13 @@ def _changes(
 ) -> dict[str, list[float]]:
     whole = {r.workload: r.ttft_pct for r in runs if (r.source, r.system) == (source, base.name)}
     found = {
-        name: [r.ttft_pct - whole[r.workload] for r in runs
-               if (r.source, r.system) == (source, name) and r.workload in whole]
+        name: [
+            r.ttft_pct - whole[r.workload]
+            for r in runs
+            if (r.source, r.system) == (source, name) and r.workload in whole
+        ]
         for name in changed
-    }  # fmt: skip
+    }
     return {name: points for name, points in found.items() if points}
 
 

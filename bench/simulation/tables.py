@@ -38,8 +38,15 @@ def page(record: Record, charts: Sequence[str]) -> str:
     for source, title in TITLES.items():
         mine = [r for r in record.runs if r.source == source]
         if mine:
-            parts += [f"## {title}", _CAVEATS[source], _centre(source, mine), by_seed(mine), late(source, mine),
-                      _points(source, mine), _scales(source, mine)]  # fmt: skip
+            parts += [
+                f"## {title}",
+                _CAVEATS[source],
+                _centre(source, mine),
+                by_seed(mine),
+                late(source, mine),
+                _points(source, mine),
+                _scales(source, mine),
+            ]
             parts.append("\n\n".join(f"![{name}]({name}.svg)" for name in charts if name.startswith(source)))
     if record.ablations:
         parts += ["## What each part is worth", parts_worth(record.ablations)]

@@ -39,8 +39,11 @@ def get(
             f"--output {output} does not fit here", hint="use std, or raw with one of --apihost, --auth and --namespace"
         )
     target = resolve(None, None)
-    found = {"apihost": target.apihost, "auth": target.auth,
-             "namespace": read_properties(effective_file()).get("NAMESPACE", "_")}  # fmt: skip
+    found = {
+        "apihost": target.apihost,
+        "auth": target.auth,
+        "namespace": read_properties(effective_file()).get("NAMESPACE", "_"),
+    }
     if output == "raw":
         print(found[chosen[0]])
         return
