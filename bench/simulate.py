@@ -1,9 +1,10 @@
-"""How often would each system answer in time on the paper's cluster?  The production policy on simulated time.
+"""How often would each system answer in time on the paper's cluster?  The production policy runs on simulated time.
 
-``--quick`` the centre point; nothing: the nine published points; ``--all``: every rate.  ``--traces DIR`` adds files.
-Runs are kept under --out and resumed; the report goes to --docs.  docs/simulation.md says what is modelled.
-``--changed`` simulates nothing: it says whether policy code has changed since docs/simulation.md was made.
-``--page`` simulates nothing either: it writes the page, its tables and its charts from the recorded results again.
+``--quick`` simulates the centre point, ``--all`` every rate; without either, the nine published points are simulated.
+``--traces DIR`` adds workload files.  Runs are kept under --out and resumed; the report is written to --docs.
+docs/simulation.md says what is modelled.  ``--changed`` simulates nothing: it says whether policy code has changed
+since docs/simulation.md was made.  ``--page`` simulates nothing either: it writes the page, its tables and its charts
+from the recorded results again.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def _runs(options: argparse.Namespace) -> tuple[list[Run], list[Run]]:
-    """Those of the systems, and those of Thaw with one thing changed."""
+    """Return the runs of all systems, and the runs of Thaw with one thing changed."""
     size = "quick" if options.quick else "all" if options.all else "paper"
     sources = {"generated": generated(range(options.seed, options.seed + options.seeds), size)}
     if options.traces is not None:
@@ -77,7 +78,7 @@ def _runs(options: argparse.Namespace) -> tuple[list[Run], list[Run]]:
 
 
 def _make(runs: Sequence[Run], checkpoints: Checkpoints, n_processes: int, console: Console) -> list[Summary]:
-    """In order, by so many processes of their own or, with one, by this process."""
+    """Make the runs, in order, with ``n_processes`` child processes, or in this process if that is one."""
     with contextlib.ExitStack() as stack:
         in_turn: Iterable[tuple[Summary, bool]] = map(checkpoints.get_or_make, runs)
         if n_processes > 1:
@@ -89,14 +90,14 @@ def _make(runs: Sequence[Run], checkpoints: Checkpoints, n_processes: int, conso
 
 
 def _speed(seed: int, rounds: int) -> list[float]:
-    """Events per CPU second: a shared machine's wall clock says how busy others are."""
+    """Events per CPU second.  A shared machine's wall clock would also measure other processes."""
     workload = generate(8, 1.0, seed)
     found = [simulate(workload, SYSTEMS["paraserve"]) for _ in range(rounds)]
     return [o.n_events / o.cpu_s for o in found]
 
 
 def _deterministic(seed: int) -> tuple[bool, dict[str, str]]:
-    """Each system twice from generation on: the same log of events?"""
+    """Generate and simulate each system twice.  Return whether the logs of events are equal, and their hashes."""
     rounds = []
     for _ in range(2):
         workload = generate(8, 0.2, seed)

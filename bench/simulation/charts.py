@@ -1,4 +1,4 @@
-"""The report's charts from its recorded runs: attainment by CV, rate, SLO scale and application, and cost.
+"""The report's charts, made from its recorded runs: attainment by CV, rate, SLO scale and application, and cost.
 
 matplotlib draws them.  Equal runs give equal files: ids come from a fixed salt, and no date is written.
 """
@@ -21,7 +21,7 @@ from bench.simulation.metrics import Summary
 from bench.simulation.specs import SYSTEMS
 
 Values = Mapping[str, Sequence[float | None]]
-"""What is drawn of each system, by its name; None where there was no run."""
+"""The values of each system, by its name.  A value is None where there was no run."""
 
 SOURCES: Final = {"generated": "generated workloads", "files": "workload files"}
 _COLOURS: Final = dict(
@@ -43,12 +43,12 @@ _STYLE: Final[dict[Any, Any]] = {
     "grid.color": "#dddddd",
     "legend.frameon": False,
 }
-"""Text stays text.  The layout is made for DejaVu Sans, which is wider than what a viewer may take instead."""
+"""Text stays text.  The layout is made for DejaVu Sans, and the fonts that a viewer may use instead are narrower."""
 _SIZE_IN, _PAD_IN = (9.6, 4.4), 0.12
 
 
 def write(directory: Path, runs: Sequence[Summary]) -> list[Path]:
-    """One file a chart that has points; returns what was written."""
+    """Write one file for each chart that has points.  Return the written files."""
     return [path for source in SOURCES for path in _of_source(directory, source, runs)]
 
 
@@ -105,14 +105,14 @@ def _sweep(
     point: Callable[[str, float], float | None],
     y_name: str = "requests answered in time, %",
 ) -> Draw | None:
-    """None with fewer than two points."""
+    """Return a function that draws the chart, or None if there are fewer than two points."""
     if len(xs) < 2:
         return None
     return lambda axes: lines(axes, title, x_name, y_name, xs, {s: [point(s, x) for x in xs] for s in SYSTEMS})
 
 
 def lines(axes: Axes, title: str, x_name: str, y_name: str, xs: Sequence[float], values: Values) -> None:
-    """One line a system.  A missing point is left out."""
+    """Draw one line for each system.  Missing points are left out."""
     axes.set(title=title, xlabel=x_name, ylabel=y_name)
     axes.set_xticks(list(xs), [f"{x:g}" for x in xs])
     for system, ys in values.items():
@@ -129,7 +129,7 @@ def lines(axes: Axes, title: str, x_name: str, y_name: str, xs: Sequence[float],
 
 
 def bars(axes: Axes, title: str, y_name: str, groups: Sequence[str], values: Values) -> None:
-    """For each group one bar a system."""
+    """Draw one bar for each group and system."""
     axes.set(title=title, ylabel=y_name)
     axes.set_xticks(range(len(groups)), groups)
     axes.grid(visible=False, axis="x")

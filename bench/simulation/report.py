@@ -1,4 +1,4 @@
-"""docs/simulation.md from the record: what a reader needs.  Every other number is on the page of tables.py."""
+"""docs/simulation.md, made from the record.  It has what a reader needs; tables.py writes every other number."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _SHOWN: Final = ("generated-rps", "generated-slo", "generated-application", "fil
 _UNCOUNTED: Final = frozenset(
     (Mechanism.ALGORITHM_1, Mechanism.ADMISSION, Mechanism.DEADLINE_ORDER, Mechanism.PRECREATED)
 )
-"""They take part in every start of a system that has them."""
+"""Every start of a system that has these mechanisms uses them, so their uses are not counted."""
 _SHARE_SHOWN: Final = 0.005
 """A cause that explains less than this of every system's late requests has no column."""
 
 
 def write(docs: Path) -> None:
-    """The page, its tables and its charts, from what ``docs``/simulation/results.json records."""
+    """Write the page, its tables and its charts from what ``docs``/simulation/results.json records."""
     directory = docs / "simulation"
     found = record.read(directory)
     drawn = [path.stem for path in charts.write(directory, found.runs)]
@@ -77,7 +77,7 @@ def _result(runs: Sequence[Summary]) -> str:
 
 
 def lead(runs: Sequence[Summary]) -> str:
-    """With how many seeds Thaw is better at the centre; empty for one seed."""
+    """Say for how many seeds Thaw is better at the centre.  The text is empty for one seed."""
     found = {(r.system, r.seed): r.ttft_pct for r in runs if _is_centre(r)}
     seeds = sorted({seed for _, seed in found})
     if len(seeds) < 2:
@@ -90,7 +90,7 @@ def lead(runs: Sequence[Summary]) -> str:
 
 
 def behind(source: str, runs: Sequence[Summary]) -> str:
-    """Where Thaw as it is does not do better than the best published system."""
+    """Name the points at which today's Thaw is not better than the best published system."""
     medians, whose = EndToEnd(source, runs), charts.SOURCES[source]
     points = sorted({(r.cv, r.rps, r.scale) for r in runs})
     both = [(p, medians.median("thaw", *p), medians.median("paraserve-cache", *p)) for p in points]
@@ -111,7 +111,7 @@ def behind(source: str, runs: Sequence[Summary]) -> str:
 
 
 def _late(runs: Sequence[Summary]) -> str:
-    """Why requests are late, at the centre, with the project's own workloads where there are some."""
+    """A table of why requests are late, at the centre, for the first source that has runs."""
     mine = [r for r in runs if _is_centre(r)]
     source = next((s for s in TITLES if any(r.source == s for r in mine)), "")
     counts = {name: why.late(r for r in mine if (r.source, r.system) == (source, name)) for name in SYSTEMS}
@@ -132,7 +132,7 @@ def _late(runs: Sequence[Summary]) -> str:
 
 
 def _parts_worth(runs: Sequence[Summary]) -> str:
-    """What Thaw (today) loses without each of its parts: points of attainment, for each source."""
+    """A table of the points of attainment that Thaw (today) loses without each of its parts, for each source."""
     base = SYSTEMS["thaw"]
     changed = {n: spec for n, spec in ABLATIONS.items() if n.startswith(f"{base.name}:")}
     found = {source: _changes(source, runs, base, changed) for source in TITLES}
@@ -163,7 +163,7 @@ def _changes(
     return {name: points for name, points in found.items() if points}
 
 
-# what systems have ---------------------------------------------------------------------------------------------------
+# the systems' mechanisms ---------------------------------------------------------------------------------------------
 
 
 def _mechanisms(runs: Sequence[Summary]) -> str:
@@ -171,7 +171,7 @@ def _mechanisms(runs: Sequence[Summary]) -> str:
 
 
 def mechanisms(runs: Sequence[Summary]) -> str:
-    """From the specifications that the simulator runs, with how often the runs at the centre used each mechanism."""
+    """The mechanisms of each system's specification, with how often the runs at the centre used each of them."""
     used = {name: _used([r for r in runs if r.system == name and _is_centre(r)]) for name in SYSTEMS}
     rows = [(m, *(_has(spec, m, used[name]) for name, spec in SYSTEMS.items())) for m in Mechanism]
     choices = [
@@ -191,7 +191,7 @@ def _is_centre(run: Summary) -> bool:
 
 
 def _used(runs: Sequence[Summary]) -> dict[str, float]:
-    """Mechanism → how often in 100 starts."""
+    """Mechanism → how often it was used in 100 starts."""
     n_starts = sum(r.n_starts for r in runs)
     return {m.name: 100 * sum(r.used.get(m.name, 0) for r in runs) / n_starts for m in Mechanism} if n_starts else {}
 
@@ -209,7 +209,7 @@ def _placement(spec: SystemSpec) -> str:
     return f"{spec.placing}, `{spec.variant}`" if selects else str(spec.placing)
 
 
-# what it is compared with --------------------------------------------------------------------------------------------
+# published results ---------------------------------------------------------------------------------------------------
 
 
 _OF = {

@@ -1,4 +1,4 @@
-"""docs/simulation/tables.md from the record: every point, every part, and every band with its verdict."""
+"""docs/simulation/tables.md, made from the record: every point, every part, and every band with its verdict."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _INTRO = (
 
 
 def page(record: Record, charts: Sequence[str]) -> str:
-    """``charts``: names of files without their suffix, those that the other page does not show."""
+    """``charts`` are those that the other page does not show, as names of files without their suffix."""
     parts = ["# Simulation: every table", _INTRO]
     for source, title in TITLES.items():
         mine = [r for r in record.runs if r.source == source]
@@ -63,7 +63,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def spread(values: Sequence[float], digits: int = 1) -> str:
-    """The median, and from the lowest to the highest where there are several."""
+    """The median, followed by the lowest and the highest value where there are several values."""
     if not values:
         return "–"
     median = f"{statistics.median(values):.{digits}f}"
@@ -101,7 +101,7 @@ def _centre(source: str, runs: Sequence[Summary]) -> str:
 
 
 def by_seed(runs: Sequence[Summary]) -> str:
-    """How far one seed is from another."""
+    """A table of the values by seed."""
     cv, rps = CENTRE
     found = {(r.system, r.seed): r.ttft_pct for r in runs if (r.cv, r.rps, r.scale) == (cv, rps, 1.0)}
     seeds = sorted({seed for _, seed in found})
@@ -113,7 +113,7 @@ def by_seed(runs: Sequence[Summary]) -> str:
 
 
 def late(source: str, runs: Sequence[Summary]) -> str:
-    """What the late requests of each system waited for, at the centre."""
+    """A table of what the late requests of each system waited for, at the centre."""
     medians, rows = EndToEnd(source, runs), []
     for name, spec in SYSTEMS.items():
         mine = medians.runs(name, [CENTRE])
@@ -160,7 +160,7 @@ def _pct(value: float | None) -> str:
 
 
 def parts_worth(runs: Sequence[Summary]) -> str:
-    """Thaw with one thing changed, against Thaw with the same workload."""
+    """Thaw with one thing changed, compared with Thaw on the same workload."""
     shown = []
     for base in (SYSTEMS["thaw"], SYSTEMS["thaw-planned"]):
         mine = {n: s for n, s in ABLATIONS.items() if n == base.name or n.startswith(f"{base.name}:")}
