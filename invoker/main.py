@@ -23,8 +23,8 @@ from invoker.containers.publish import Publisher
 from invoker.containers.recovery import recover
 from invoker.containers.start import Deps
 from invoker.containers.stem_cells import StemCells
-from invoker.drivers.cpu_shares import CgroupShares
-from invoker.drivers.registry import find_host_shares, make_driver
+from invoker.drivers.base import DriverContext
+from invoker.drivers.registry import make_driver
 from invoker.heartbeat import Reporter
 from invoker.ports.data_port import DataPort
 from invoker.settings import InvokerSettings
@@ -64,8 +64,7 @@ class Agent:
         except OSError as e:
             raise PlatformError(f"cannot make {run_dir}: {e.strerror}",
                                 hint="set THAW_RUN_DIR to a directory that this user may make") from e  # fmt: skip
-        self._shares = find_host_shares(settings)
-        self.driver = make_driver(settings, run_dir, self._shares, self._log, self._start_over)
+        self.driver = make_driver(DriverContext(settings, run_dir, self._log, self._start_over))
         self._publisher = Publisher(self._registry, self._log)
         ledger = Ledger(settings.memory_bytes)
         fetch = PatientFetchClient(settings.fetchd_socket)
@@ -90,8 +89,6 @@ class Agent:
         """Raises Unavailable when the state server stays away."""
         self._await_state()
         recover(self.fleet, self._registry, self._records, HostId(self._settings.host_id), self.address, self._log)
-        if isinstance(self._shares, CgroupShares):
-            self._shares.sweep(frozenset(o.handle.container_id for o in self.driver.list_owned()))
         self.port.start()
         self.reporter.start()
         self._reader.start()
@@ -114,8 +111,6 @@ class Agent:
         self.port.stop()
         self._publisher.close()
         self.driver.close()
-        if isinstance(self._shares, CgroupShares):
-            self._shares.close()
         self._redis.close()
         self._stopped.set()
         self._log.event("stopped")

@@ -13,6 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from invoker.settings import InvokerSettings
+from thaw.logs import Log
+
 
 @dataclass(frozen=True, slots=True)
 class Spec:
@@ -196,3 +199,18 @@ class Driver(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class DriverContext:
+    """What a driver is made from.  ``run_dir`` exists, and no other host uses it.  A driver calls ``cut_off`` when only
+    a new invoker process can reach its engine again."""
+
+    settings: InvokerSettings
+    run_dir: Path
+    log: Log
+    cut_off: Callable[[], None] = lambda: None
+
+
+MakeDriver = Callable[[DriverContext], Driver]
+"""Raises SettingError for settings that the driver cannot use, PlatformError when its engine cannot be used."""

@@ -20,6 +20,11 @@ class Shares(Protocol):
 
     def remove(self, container_id: str) -> None: ...
 
+    def sweep(self, kept: frozenset[str]) -> None:
+        """Remove what earlier invokers left of containers that are not in ``kept``."""
+
+    def close(self) -> None: ...
+
 
 class NoShares:
     name = "none"
@@ -29,6 +34,12 @@ class NoShares:
 
     def remove(self, container_id: str) -> None:
         """There is nothing to remove."""
+
+    def sweep(self, kept: frozenset[str]) -> None:
+        """There is nothing."""
+
+    def close(self) -> None:
+        """There is nothing."""
 
 
 class CgroupShares:
@@ -68,13 +79,14 @@ class CgroupShares:
         except OSError:
             return
 
-    def sweep(self, alive: frozenset[str]) -> None:
-        """Remove the cgroups of containers that are not ``alive`` (an earlier invoker left them)."""
+    def sweep(self, kept: frozenset[str]) -> None:
+        """Remove the cgroups of containers that are not ``kept`` (an earlier invoker left them)."""
         for directory in self._parent.iterdir():
-            if directory.is_dir() and directory.name not in alive:
+            if directory.is_dir() and directory.name not in kept:
                 self.remove(directory.name)
 
     def close(self) -> None:
+        """Remove every group; the parent stays when one still holds a process."""
         self.sweep(frozenset())
         try:
             self._parent.rmdir()

@@ -17,6 +17,7 @@ import pytest
 from invoker import heartbeat
 from invoker.drivers.cpu_shares import CgroupShares
 from invoker.drivers.process import zygote
+from invoker.drivers.process.driver import ProcessDriver
 from relay.protocol.messages import Cancel, HostChanged, InspectModel, InstanceChanged, SetStemCells, Start
 from tests.invoker import fake_zygote
 from tests.invoker.fake_fetchd import FakeFetchd
@@ -165,7 +166,8 @@ def test_one_connection_carries_many_runs(host: Host) -> None:
 
 
 def test_a_compute_share_is_a_quota_that_can_be_read_back(host: Host) -> None:
-    shares = host.agent._shares
+    assert isinstance(host.agent.driver, ProcessDriver)
+    shares = host.agent.driver._shares
     if not isinstance(shares, CgroupShares):
         assert host.agent.reporter.report().share == "none"
         return

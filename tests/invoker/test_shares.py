@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from invoker.drivers.cpu_shares import CgroupShares, NoShares, find_shares
-from invoker.drivers.registry import find_host_shares
+from invoker.drivers.process.driver import find_host_shares
 from invoker.settings import InvokerSettings
 
 

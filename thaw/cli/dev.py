@@ -107,6 +107,7 @@ class _Screen:
 
 def _welcome(platform: Platform, *, already: bool) -> None:
     from thaw.cli.properties import user_file
+    from thaw.dev.drivers import dev_driver
     from thaw.dev.layout import default_layout
 
     if already:
@@ -116,7 +117,7 @@ def _welcome(platform: Platform, *, already: bool) -> None:
     say_ok(f"the platform is up at {platform.apihost}: {n} host{'s' if n != 1 else ''}")
     if platform.link:
         out().print(f"links: {platform.link} for each host, {_kind_of_link(platform)}")
-    if platform.driver == "process":
+    if dev_driver(platform.driver).plain_processes:
         out().print("containers are plain processes (driver process): deploy only code that you trust")
     if user_file().exists():
         out().print(f"[yellow]note:[/yellow] {user_file()} exists, so thaw talks to the platform named there; this "

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from thaw.dev.drivers import dev_driver
 from thaw.dev.layout import Layout, Platform, write_private
 from thaw.dev.options import Options, parse_rate
 from thaw.dev.processes import MARK
@@ -19,12 +20,8 @@ _READY_EVENT = '"event": "(ready|leading|gateway_started)"'  # a scheduler is of
 _UNLIMITED_BYTES_PER_S = 1_250_000_000  # what the scheduler plans with on loopback: more than the store gives
 _INTERPRETER = (sys.executable,)
 _PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "PYTHONPATH",
-              "SSL_CERT_FILE", "XDG_CACHE_HOME")  # fmt: skip
+              "SSL_CERT_FILE", "XDG_CACHE_HOME", "THAW_LLM_ENGINE")  # fmt: skip
 """Children get these of our environment and nothing else: what is in a shell by accident must not change a start."""
-
-
-_OF_THE_ENGINE = ("DOCKER_HOST", "THAW_IMAGE_PYTHON", "THAW_IMAGE_LLM", "THAW_IMAGE_PULL_S")
-"""What an invoker with driver docker is told besides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +122,7 @@ def control_plane(platform: Platform, first_key: str) -> list[Component]:
     gateway_env = env | {"THAW_GATEWAY_BIND": platform.apihost.removeprefix("http://"), "THAW_DRIVER": platform.driver,
                          "THAW_GATEWAY_DRAIN_S": "5", "THAW_FIRST_KEY": first_key}  # fmt: skip
     meets = {}
-    if platform.driver == "process":  # a container of docker would not see it
+    if dev_driver(platform.driver).plain_processes:  # another driver's container would not see the directory
         shared = Path(platform.run_dir) / "objects"
         shared.mkdir(exist_ok=True)
         meets = {"THAW_TRANSPORT_OBJECT": f"file://{shared}"}
@@ -148,7 +145,7 @@ def stem_cells(platform: Platform, options: Options) -> list[Component]:
 
 
 def _common_stem_cells(options: Options) -> bool:
-    return options.hosts > 1 and options.stem_cells and options.driver == "process"
+    return options.hosts > 1 and options.stem_cells and dev_driver(options.driver).plain_processes
 
 
 def _stem_cells_socket(platform: Platform) -> str:
@@ -167,6 +164,8 @@ def host(platform: Platform, options: Options, number: int) -> list[Component]:
     scratch = run_dir / "tmp"  # torch leaves caches in the temporary directory: they go with the run
     scratch.mkdir(mode=0o1777, exist_ok=True)
     rate = parse_rate(platform.link)
+    driver = dev_driver(options.driver)
+    direct = options.direct and driver.plain_processes
     env = _thaw_env(platform) | {
         "THAW_HOST_ID": name,
         "THAW_RUN_DIR": str(run_dir),
@@ -176,15 +175,14 @@ def host(platform: Platform, options: Options, number: int) -> list[Component]:
         "THAW_FETCHD_POOL_MB": str(options.pool_mb),
         "THAW_MEMORY_MB": str(options.host_memory_mb),
         "THAW_INVOKER_BIND": f"{platform.host_address(number)}:0",
-        "THAW_STAGE_ADDRESS": platform.host_address(number) if options.driver == "process" and options.direct else "",
+        "THAW_STAGE_ADDRESS": platform.host_address(number) if direct else "",
         "THAW_STEM_CELLS": "on" if options.stem_cells else "off",
         "THAW_DRIVER": options.driver,
         "THAW_LINK_BYTES_PER_S": str(rate or _UNLIMITED_BYTES_PER_S),
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": str(options.threads),
     }
-    if options.driver == "docker":
-        env |= {name: os.environ[name] for name in _OF_THE_ENGINE if name in os.environ}
+    env |= {name: os.environ[name] for name in driver.passed_on if name in os.environ}
     if _common_stem_cells(options):
         env["THAW_ZYGOTE_PARENT"] = _stem_cells_socket(platform)
     if rate is not None and platform.network is None:  # nothing else keeps to the rate

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 from thaw.host import name_on_machine
@@ -15,7 +16,7 @@ def owner(host_id: str, run_dir: Path) -> str:
     return name_on_machine(host_id, str(run_dir.absolute()))
 
 
-def remove(owners: list[str]) -> None:
+def remove(owners: Sequence[str]) -> None:
     """Best effort: an engine that is away has to be cleaned up by hand (docs/docker.md says how)."""
     try:
         for name in owners:

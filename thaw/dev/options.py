@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from thaw.dev.drivers import check_driver
 from thaw.errors import BadRequest
 
 DEFAULT_PORT = 3233
@@ -27,8 +28,7 @@ class Options:
     direct: bool = False  # stages may connect to one another by TCP; else they meet at the relay only
 
     def __post_init__(self) -> None:
-        if self.driver not in ("process", "docker"):
-            raise BadRequest(f"--driver {self.driver} is not in this version", hint="use --driver process or docker")
+        check_driver(self.driver)
         if not 1 <= self.hosts <= 16:
             raise BadRequest(f"--hosts {self.hosts} is not between 1 and 16", hint="give a number from 1 to 16")
         parse_rate(self.link)

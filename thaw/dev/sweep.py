@@ -9,6 +9,7 @@ from pathlib import Path
 
 from thaw.dev import containers, links
 from thaw.dev.components import host_name, weed_sockets
+from thaw.dev.drivers import dev_driver
 from thaw.dev.layout import Layout, Platform
 from thaw.dev.leftovers import cgroups
 from thaw.dev.processes import ProcessId, belonging_to, is_alive, send, wait_gone
@@ -38,9 +39,9 @@ def sweep(layout: Layout, platform: Platform | None) -> int:
     send(still, signal.SIGKILL)
     wait_gone(still, 5.0)
     _remove_cgroups(cgroups(layout, platform.hosts if platform is not None else 1))
-    if platform is not None and platform.driver == "docker":
+    if platform is not None and (remove_left := dev_driver(platform.driver).remove_left) is not None:
         hosts = map(host_name, range(platform.hosts))
-        containers.remove([containers.owner(name, layout.run_dir / name) for name in hosts])
+        remove_left([containers.owner(name, layout.run_dir / name) for name in hosts])
     for path in weed_sockets(platform) if platform is not None and not platform.store_dir else []:
         path.unlink(missing_ok=True)
     links.destroy(layout.namespace_prefix)

@@ -15,10 +15,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 from invoker.drivers import log_files, process_ids
-from invoker.drivers.base import Exit, Handle, LogChunk, Owned, Spec, Stats, status_of
+from invoker.drivers.base import DriverContext, Exit, Handle, LogChunk, Owned, Spec, Stats, status_of
 from invoker.drivers.docker import spec as docker_spec
 from invoker.drivers.docker.client import Engine, EngineEvent, Seen, gpu_request
 from invoker.drivers.docker.events import EngineEvents
@@ -28,7 +28,7 @@ from invoker.drivers.docker.spec import Asked, Limits, Mounts
 from invoker.drivers.ownership import OwnedContainers
 from invoker.drivers.relay_door import RelayDoors
 from invoker.drivers.socket_wait import listens, wait_socket_until
-from thaw.action import KIND_LLM
+from thaw.action import KIND_LLM, KIND_PYTHON
 from thaw.errors import NotFound, PlatformError, WorkerLost
 from thaw.host import name_on_machine
 from thaw.logs import Log
@@ -85,6 +85,14 @@ class DockerDriver:
         self._relays = RelayDoors(run_dir / "relays")
         self._events = EngineEvents(engine, f"{OWNER}={self.owner}", self._event, self._reconcile, cut_off,
                                     log)  # fmt: skip
+
+    @classmethod
+    def make(cls, context: DriverContext) -> Self:
+        settings = context.settings
+        images = Images({KIND_PYTHON: settings.image_python, KIND_LLM: settings.image_llm}, settings.image_pull_s)
+        limits = Limits(settings.n_cores, settings.pids, settings.tmp_mb, max(2048, 2 * settings.stem_cell_mb))
+        engine = Engine(settings.docker_host)
+        return cls(engine, context.run_dir, settings.host_id, images, limits, context.log, context.cut_off)
 
     def reachable(self) -> bool:
         """Try a new connection: an engine that is ending still serves the connections that were made before."""

@@ -14,22 +14,25 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 from invoker.drivers import log_files, process_ids
-from invoker.drivers.base import Exit, Handle, LogChunk, Owned, Spec, Stats, status_of
-from invoker.drivers.cpu_shares import Shares
+from invoker.drivers.base import DriverContext, Exit, Handle, LogChunk, Owned, Spec, Stats, status_of
+from invoker.drivers.cpu_shares import Shares, find_shares
 from invoker.drivers.exits import ExitWatch
 from invoker.drivers.ownership import OwnedContainers
 from invoker.drivers.process.zygote import Zygote
 from invoker.drivers.programs import PROGRAMS
 from invoker.drivers.socket_wait import wait_socket
+from invoker.settings import InvokerSettings
 from thaw.errors import PlatformError
+from thaw.host import name_on_machine
 from thaw.logs import Log
 
 KEPT_ENVIRONMENT: Final = (
     "PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "PYTHONPATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "OMP_NUM_THREADS",
     "HF_HUB_OFFLINE", "XDG_CACHE_HOME", "CUDA_VISIBLE_DEVICES", "VLLM_CONFIGURE_LOGGING", "PYTHONDONTWRITEBYTECODE",
+    "THAW_LLM_ENGINE",
 )  # fmt: skip
 _KILLED_S: Final = 10.0  # from SIGKILL to the end, memory of gigabytes included
 _EXIT_STATUS_S: Final = 0.5  # between a process's end and its zygote's report of it
@@ -42,6 +45,7 @@ class ProcessDriver:
         self._owned = OwnedContainers(run_dir)
         self._shares, self._n_cores, self._log = shares, n_cores, log
         self.share = shares.name
+        shares.sweep(frozenset(owned.handle.container_id for owned in self._owned.all()))
         self._exits = ExitWatch()
         self._callbacks: list[Callable[[Exit], None]] = []
         self._lock = threading.Lock()
@@ -49,6 +53,16 @@ class ProcessDriver:
         self._ended: dict[str, threading.Event] = {}
         self._cancelled: dict[str, int] = {}
         self.zygote = Zygote(run_dir, _kept_environment(), self._exits, log, zygote_parent)
+
+    @classmethod
+    def make(cls, context: DriverContext) -> Self:
+        settings = context.settings
+        shares = find_host_shares(settings)
+        return cls(context.run_dir, shares, settings.n_cores, context.log, zygote_parent=settings.zygote_parent)
+
+    def command(self, kind: str) -> list[str]:
+        """The program that runs in a container of ``kind``, and what it is started with."""
+        return [sys.executable, *PROGRAMS[kind]]
 
     def reachable(self) -> bool:
         return True
@@ -166,17 +180,22 @@ class ProcessDriver:
 
     def close(self) -> None:
         self._exits.close()
+        self._shares.close()
 
     # processes -----------------------------------------------------------------------------------------------------
 
     def _spawned(self, handle: Handle, env: Mapping[str, str]) -> int:
-        command = [sys.executable, *PROGRAMS[handle.kind]]
         with handle.stdout.open("ab") as out, handle.stderr.open("ab") as err:
             try:
                 process = subprocess.Popen(
-                    command, env={**_kept_environment(), **env}, cwd=handle.directory, stdin=subprocess.DEVNULL,
-                    stdout=out, stderr=err, start_new_session=True,
-                )  # fmt: skip
+                    self.command(handle.kind),
+                    env={**_kept_environment(), **env},
+                    cwd=handle.directory,
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=err,
+                    start_new_session=True,
+                )
             except OSError as e:
                 raise PlatformError(f"cannot start a container: {e}") from e
         process.returncode = 0  # the exit watch reaps it; Popen must not wait for it
@@ -213,3 +232,8 @@ def _stop_unwatched(handle: Handle) -> None:
 
 def _kept_environment() -> dict[str, str]:
     return {name: os.environ[name] for name in KEPT_ENVIRONMENT if name in os.environ}
+
+
+def find_host_shares(settings: InvokerSettings) -> Shares:
+    """What bounds the shares of this host's containers, in a cgroup that no other host of the machine uses."""
+    return find_shares(name_on_machine(settings.host_id, settings.run_dir), enabled=settings.cpu_share == "on")
