@@ -19,7 +19,7 @@ from fetchd.server import UnixServer
 from fetchd.settings import FetchdSettings
 from fetchd.sharing import Board
 from fetchd.slabs import SlabPool
-from fetchd.sources.registry import open_source
+from fetchd.sources import registry
 from thaw.logs import Log
 from thaw.settings import SettingError
 
@@ -35,17 +35,14 @@ class Daemon:
 
     def __init__(self, settings: FetchdSettings, log: Log) -> None:
         _check(settings)
-        if settings.s3_endpoint or settings.s3_region:
-            from fetchd.sources import s3  # botocore takes long to import: only where it is needed
-
-            s3.prepare(settings, log)
+        registry.prepare(settings, log)
         self._janitor, self._heart = Janitor(), Heart()
         slab_bytes = settings.slab_mb * _MIB
         self._pool = SlabPool(settings.pool_mb * _MIB // slab_bytes, slab_bytes, log)
         self._pool.on_returned = partial(self._janitor.call_later, 0.0, self._scrub)
         store = SegmentStore(self._pool, retain=settings.retain)
         self._stopping = threading.Event()
-        opener = partial(open_source, settings=settings, huge=self._pool.huge)
+        opener = partial(registry.open_source, settings=settings, huge=self._pool.huge)
         catalog = Catalog(opener, min(settings.retries, _INDEX_RETRIES), self._stopping)
         discipline: Discipline = "equal" if settings.discipline == "equal" else "edf"
         link = Link(settings.link_bytes_per_s, discipline, yields=settings.yields == "pace")

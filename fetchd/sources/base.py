@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from fetchd.settings import FetchdSettings
 from thaw.errors import ModelNotFound
 
 
@@ -91,6 +92,20 @@ class Source(Protocol):
 
 
 SourceOpener = Callable[[str], Source]
+
+
+class OpenSource(Protocol):
+    """What the registry holds for the scheme of a URI."""
+
+    def __call__(self, uri: str, settings: FetchdSettings, *, huge: bool) -> Source:
+        """``huge``: reads go into huge pages.  Raises ModelNotFound for a URI that names no model of this store, and
+        PlatformError for a store that this host can never use."""
+        ...
+
+
+def not_a_uri(uri: str, form: str) -> ModelNotFound:
+    """``form`` is how such a URI is written."""
+    return ModelNotFound(f"{uri!r:.200} is not a model uri", hint=f"write it as {form}")
 
 
 class Unthrottled:

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
-from fetchd.sources.base import ObjectInfo, Target, Throttle
+from fetchd.settings import FetchdSettings
+from fetchd.sources.base import ObjectInfo, Target, Throttle, not_a_uri
 from relay.protocol.shared_memory import Region
 from thaw.errors import ModelCorrupt, ModelNotFound, StoreUnavailable
 
@@ -37,6 +38,13 @@ def _translate(path: Path, e: OSError) -> ModelNotFound | StoreUnavailable:
 
 def _etag(status: os.stat_result) -> str:
     return f"{status.st_size:x}-{status.st_mtime_ns:x}-{status.st_ino:x}"
+
+
+def open_file(uri: str, settings: FetchdSettings, *, huge: bool) -> FileSource:
+    parts = urlsplit(uri)
+    if parts.netloc or not parts.path.startswith("/"):
+        raise not_a_uri(uri, "file:///directory")
+    return FileSource(uri, huge=huge)
 
 
 class FileSource:

@@ -17,7 +17,8 @@ from typing import Final
 from urllib.parse import quote, unquote, urlsplit
 
 from fetchd.marks import connect_marked
-from fetchd.sources.base import AccessRefused, ObjectInfo, Target, Throttle
+from fetchd.settings import FetchdSettings
+from fetchd.sources.base import AccessRefused, ObjectInfo, Target, Throttle, not_a_uri
 from thaw.errors import ModelCorrupt, ModelNotFound, ModelUnsupported, StoreUnavailable, ThawError
 
 _FIRST_READ_BYTES: Final = 16 * 1024
@@ -41,6 +42,13 @@ Signer = Callable[[str, str, dict[str, str]], dict[str, str]]
 
 def unsigned(_method: str, _url: str, headers: dict[str, str]) -> dict[str, str]:
     return headers
+
+
+def open_http(uri: str, settings: FetchdSettings, *, huge: bool) -> HttpSource:
+    parts = urlsplit(uri)
+    if not parts.hostname:
+        raise not_a_uri(uri, f"{parts.scheme}://host/directory")
+    return HttpSource(f"{parts.scheme}://{parts.netloc}{parts.path}", settings.read_timeout_s)
 
 
 class HttpSource:

@@ -1,31 +1,50 @@
-"""Which source serves a uri."""
+"""The model stores that fetchd reads from, by the scheme of a model's URI."""
 
 from __future__ import annotations
 
+from typing import Final
 from urllib.parse import urlsplit
 
 from fetchd.settings import FetchdSettings
-from fetchd.sources.base import Source
-from fetchd.sources.file import FileSource
-from fetchd.sources.http import HttpSource
+from fetchd.sources.base import OpenSource, Source
+from fetchd.sources.file import open_file
+from fetchd.sources.http import open_http
+from thaw import extensions
 from thaw.errors import ModelNotFound
+from thaw.extensions import Registry
+from thaw.logs import Log
 
-_HINT = "use file:///dir, http(s)://host/dir or s3://bucket/prefix"
+SOURCES: Final = Registry[OpenSource](
+    extensions.SOURCES,
+    {
+        "file": open_file,
+        "http": open_http,
+        "https": open_http,
+        "s3": "fetchd.sources.s3:open_s3",  # botocore takes long to import
+    },
+)
 
 
 def open_source(uri: str, settings: FetchdSettings, *, huge: bool = False) -> Source:
-    """``huge``: the pool is made of huge pages.  Raises ModelNotFound for a uri that no source serves."""
+    """The source that serves ``uri``.  Raises ModelNotFound when there is none, and what OpenSource does."""
     try:
         parts = urlsplit(uri)
-        host, _ = parts.hostname, parts.port  # port: its lookup is what checks it
+        _ = parts.port  # reading it checks it
     except ValueError as e:
-        raise ModelNotFound(f"{uri!r:.200} is not a model uri: {e}", hint=_HINT) from None
-    if parts.scheme == "file" and not parts.netloc and parts.path.startswith("/"):
-        return FileSource(uri, huge=huge)
-    if parts.scheme in ("http", "https") and host:
-        return HttpSource(f"{parts.scheme}://{parts.netloc}{parts.path}", settings.read_timeout_s)
-    if parts.scheme == "s3" and parts.netloc:
-        from fetchd.sources.s3 import s3_source  # botocore takes long to import: only where it is needed
+        raise ModelNotFound(f"{uri!r:.200} is not a model uri: {e}", hint=_hint()) from None
+    open_one = SOURCES.find(parts.scheme)
+    if open_one is None:
+        raise ModelNotFound(f"no model store of this host serves {uri!r:.200}", hint=_hint())
+    return open_one(uri, settings, huge=huge)
 
-        return s3_source(uri, settings)
-    raise ModelNotFound(f"{uri!r:.200} is not a model uri", hint=_HINT)
+
+def prepare(settings: FetchdSettings, log: Log) -> None:
+    """Look for what a configured store needs before the first model is asked for."""
+    if settings.s3_endpoint or settings.s3_region:
+        from fetchd.sources import s3
+
+        s3.prepare(settings, log)
+
+
+def _hint() -> str:
+    return f"a uri begins with one of these schemes: {SOURCES.known()}"

@@ -7,16 +7,19 @@ from functools import lru_cache
 from urllib.parse import quote, urlsplit
 
 from fetchd.settings import FetchdSettings
+from fetchd.sources.base import not_a_uri
 from fetchd.sources.http import HttpSource
 from thaw.errors import PlatformError, ThawError
 from thaw.logs import Log
 from thaw.s3 import S3Access
 
 
-def s3_source(uri: str, settings: FetchdSettings) -> HttpSource:
+def open_s3(uri: str, settings: FetchdSettings, *, huge: bool) -> HttpSource:
     """Raises PlatformError for credentials that can never be used."""
-    access = _access(settings.s3_endpoint, settings.s3_region)
     parts = urlsplit(uri)
+    if not parts.netloc:
+        raise not_a_uri(uri, "s3://bucket/prefix")
+    access = _access(settings.s3_endpoint, settings.s3_region)
     base_url = f"{access.endpoint}/{parts.netloc}{quote(parts.path, safe='/~-._%')}"
     return HttpSource(base_url, settings.read_timeout_s, kind="s3", sign=access.sign)
 

@@ -115,7 +115,7 @@ def test_a_missing_bucket(refused: Refused) -> None:
 
 
 def test_a_uri_that_no_source_serves(refused: Refused) -> None:
-    refused("file://elsewhere/m", "ModelNotFound", "not a model uri", hint="s3://bucket/prefix")
+    refused("file://elsewhere/m", "ModelNotFound", "not a model uri", hint="file:///directory")
 
 
 def test_an_object_that_the_index_names_and_s3_does_not_have(refused: Refused, shop: Shop, model: Path) -> None:

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
-from urllib.parse import quote, urlsplit
+from typing import Any, Final, Protocol
+from urllib.parse import SplitResult, quote, urlsplit
 
 from thaw.errors import BadRequest, ModelNotFound, PlatformError, StoreUnavailable
 from thaw.model import CHUNK_BYTES
@@ -38,15 +38,35 @@ class Store(Protocol):
 def open_store(uri: str) -> Store:
     """Raises BadRequest for a URI that names no store."""
     parts = urlsplit(uri)
-    if parts.scheme == "s3" and parts.netloc and parts.path.strip("/"):
-        return S3Store(uri, parts.netloc, parts.path.strip("/"))
-    if parts.scheme == "file" and parts.path.startswith("/") and not parts.netloc:
-        return DirectoryStore(uri, Path(parts.path))
-    if parts.scheme in ("http", "https") and parts.netloc:
-        return HttpStore(uri)
-    raise BadRequest(
-        f"{uri!r} is not the URI of a model", hint="s3://bucket/prefix, file:///absolute/path or http://host/path"
-    )
+    open_one = _STORES.get(parts.scheme)
+    store = open_one(uri, parts) if open_one is not None else None
+    if store is None:
+        raise BadRequest(
+            f"{uri!r} is not the URI of a model", hint="s3://bucket/prefix, file:///absolute/path or http://host/path"
+        )
+    return store
+
+
+def _open_s3(uri: str, parts: SplitResult) -> Store | None:
+    prefix = parts.path.strip("/")
+    return S3Store(uri, parts.netloc, prefix) if parts.netloc and prefix else None
+
+
+def _open_directory(uri: str, parts: SplitResult) -> Store | None:
+    return DirectoryStore(uri, Path(parts.path)) if parts.path.startswith("/") and not parts.netloc else None
+
+
+def _open_http(uri: str, parts: SplitResult) -> Store | None:
+    return HttpStore(uri) if parts.netloc else None
+
+
+_STORES: Final[Mapping[str, Callable[[str, SplitResult], Store | None]]] = {
+    "s3": _open_s3,
+    "file": _open_directory,
+    "http": _open_http,
+    "https": _open_http,
+}
+"""Each gives None for a URI that names no place of its kind."""
 
 
 class DirectoryStore:
