@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import resources
 from typing import TYPE_CHECKING, Any, Final
 
-from thaw import wire
+from thaw import extensions, wire
 from thaw.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -84,8 +85,16 @@ class LlmConfig:
 
 
 def schema() -> dict[str, Any]:
+    """The published schema, with the transports and the schemes of model URIs that installed packages add."""
     text = resources.files("thaw").joinpath("schema/function.json").read_text()
     loaded: dict[str, Any] = json.loads(text)
+    transport, uri = loaded["properties"]["transport"], loaded["properties"]["model"]["properties"]["uri"]
+    for name in extensions.installed(extensions.TRANSPORTS):
+        transport["enum"].append(name)
+        transport["description"] += f", {name}"
+    for scheme in extensions.installed(extensions.SOURCES):
+        uri["pattern"] = uri["pattern"].replace("^(", f"^({re.escape(scheme)}|")
+        uri["description"] += f", or {scheme}://…"
     return loaded
 
 

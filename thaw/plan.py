@@ -21,6 +21,8 @@ class StageRole(enum.StrEnum):
 
 
 class TransportKind(enum.StrEnum):
+    """Thaw's own transports.  A plan may name another one, which a package has added (docs/extending.md)."""
+
     NONE = "none"  # one stage: nothing to carry
     REDIS = "redis"
     OBJECT = "object"
@@ -37,7 +39,9 @@ class PlanModel:
 
 @dataclass(frozen=True, slots=True)
 class PlanTransport:
-    kind: TransportKind = TransportKind.NONE
+    """``kind`` is a TransportKind or the name of a transport that a package has added."""
+
+    kind: str = TransportKind.NONE
     address: str = ""
     credential_ref: str = ""
 

@@ -240,7 +240,7 @@ class Scheduler:
             self._at(time.monotonic() + _TRACE_SETTLES_S, decision)
         elif self._leadership.is_held:  # hosts refuse an old epoch, but the registry would not
             self._effects.apply(decision, arrival)
-            if isinstance(decision, StartGroup) and decision.plan.transport.kind is not TransportKind.NONE:
+            if isinstance(decision, StartGroup) and decision.plan.transport.kind != TransportKind.NONE:
                 due_s = time.monotonic() + patience_s(self._settings.start_deadline_s)
                 self._at(due_s, CredentialOverdue(decision.plan.group_id))
 

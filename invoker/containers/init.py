@@ -66,7 +66,7 @@ def group_link(transport: PlanTransport, credential: Callable[[str], GroupCreden
 
     ``credential`` looks a reference up; it raises when the group was given up meanwhile.
     """
-    if transport.kind is TransportKind.NONE:
+    if transport.kind == TransportKind.NONE:
         return None
     return GroupLink(transport.kind, transport.address, credential(transport.credential_ref), host_address)
 

@@ -35,7 +35,7 @@ def _check_group(plan: Plan) -> None:
         if stage.later_ranges and stage.role is not StageRole.FULL:
             raise ProtocolError(f"stage {stage.stage} fetches more than its layers and reserves no memory for it")
     transport = plan.transport
-    if transport.kind is TransportKind.NONE or not transport.address or not transport.credential_ref:
+    if transport.kind == TransportKind.NONE or not transport.address or not transport.credential_ref:
         raise ProtocolError(f"{len(plan.stages)} stages have no way to reach one another")
 
 

@@ -46,7 +46,7 @@ from thaw.errors import ErrorInfo, ProtocolError
 from thaw.ids import ActionName, ActivationId, CommandId, GatewayId, GroupId, HostId, InstanceId, Namespace
 from thaw.instance import InstanceRecord, StartMode
 from thaw.model import ModelFacts
-from thaw.plan import Plan, StageRole, TransportKind
+from thaw.plan import Plan, StageRole
 from thaw.trace import TraceEvent
 
 # ── events: the stream thaw:events ────────────────────────────────────────────────────────────────────────────────
@@ -203,12 +203,12 @@ class GroupCredential:
 class GroupLink:
     """How the stages of a group reach one another.
 
-    ``address`` is the relay's: a redis URL without credential, or an object URI (``s3://…``, ``file://…``).  Stages
-    that use ``tcp`` also meet at the redis relay of ``address``.  ``host_address`` is the address on which a stage
-    listens, if other hosts may reach it.
+    ``kind`` names a transport (relay/transports/registry.py).  ``address`` is where its ends meet: for ``object`` the
+    URI of a store (``s3://…``, ``file://…``), for every other kind the URL of the relay server, without a credential.
+    ``host_address`` is where a stage listens, if others may reach it.
     """
 
-    kind: TransportKind
+    kind: str
     address: str
     credential: GroupCredential
     host_address: str = ""

@@ -8,13 +8,15 @@ the two is bounded.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
 from relay.protocol.frames import HEADER_BYTES, MAX_PAYLOAD_BYTES, FrameHeader, FrameKind, Priority, encode_chunk
+from relay.protocol.messages import GroupLink
 from thaw.errors import ProtocolError, Unavailable
 from thaw.hops import HopPath
+from thaw.ids import GroupId
 
 CHUNK_BYTES: Final = 1024 * 1024
 """Redis moves 1 MB in 2 to 4 ms: small enough to overlap the copies of two, large enough to fill the wire."""
@@ -121,6 +123,31 @@ class Transport(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class GroupEnd:
+    """What a stage's end of its group's links is made from.  ``flow`` None: the transport chooses."""
+
+    link: GroupLink
+    group_id: GroupId
+    stage: int
+    n_stages: int
+    flow: Flow | None = None
+
+    @property
+    def peers(self) -> tuple[int, ...]:
+        """The other stages."""
+        return tuple(peer for peer in range(self.n_stages) if peer != self.stage)
+
+    @property
+    def flow_on_relay(self) -> Flow:
+        """The flow of a transport whose messages may lie on the relay server: it keeps to the group's quota there."""
+        return self.flow or Flow.of_group(self.n_stages)
+
+
+MakeTransport = Callable[[GroupEnd], Transport]
+"""Raises PlatformError for a link whose address it cannot use, WorkerLost for a credential that nobody knows."""
 
 
 def closed(stage: int) -> Unavailable:

@@ -35,9 +35,9 @@ class Group:
         self._made: list[Transport] = []
 
     def stage(self, stage: int, n_stages: int = 2, flow: Flow = FLOW) -> Transport:
-        transport_kind = {"dir": TransportKind.OBJECT, "s3": TransportKind.OBJECT, "tcp": TransportKind.TCP}
+        known_as = {"dir": TransportKind.OBJECT, "s3": TransportKind.OBJECT, "auto": TransportKind.REDIS}
         host = "127.0.0.1" if self.kind in ("tcp", "auto") else ""
-        link = GroupLink(transport_kind.get(self.kind, TransportKind.REDIS), self.address, self.credential, host)
+        link = GroupLink(known_as.get(self.kind, self.kind), self.address, self.credential, host)
         self._made.append(connect(link, self.group_id, stage, n_stages, flow=flow))
         return self._made[-1]
 

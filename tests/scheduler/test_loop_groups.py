@@ -43,7 +43,7 @@ def test_a_forced_size_starts_a_stage_on_every_host_and_lets_the_group_into_the_
     assert [s.reserve_bytes for s in plan.stages] == [n * 1024 * 1024 for n in (1000, 250, 250, 250)]
     assert [s.share for s in plan.stages] == [1.0, 0.25, 0.25, 0.25]
     assert [r.file for r in plan.stages[2].first_ranges] == ["config.json", "w.safetensors"]
-    assert plan.transport.kind is TransportKind.REDIS
+    assert plan.transport.kind == TransportKind.REDIS
     assert plan.transport.address == platform.url
     assert plan.transport.credential_ref == credentials.ref(plan.group_id)
     assert credentials.read(platform.client, plan.transport.credential_ref).username.endswith(plan.group_id)

@@ -135,7 +135,7 @@ class Effects:
         plan = replace(decision.plan, created_wall_ns=time.time_ns())
         decision = replace(decision, plan=plan)
         self._registry.put_plan(plan)
-        if plan.transport.kind is TransportKind.NONE:
+        if plan.transport.kind == TransportKind.NONE:
             self._command(decision, arrival)
         else:
             self._admitting[plan.group_id] = decision, arrival
