@@ -21,6 +21,7 @@ from thaw.ids import ActionName, GroupId, HostId, random_hex_id
 from thaw.plan import TransportKind
 from thaw_runtime.engine import main as engine_main
 from thaw_runtime.engine.protocol import Engine, EngineRequest, Event, Failed, Finished, Sampling, Token
+from thaw_runtime.engine.registry import find_engine
 
 PROMPT = (84, 104, 101, 32, 99)
 DEADLINE_S = 60.0
@@ -98,7 +99,7 @@ def bench(
     plans = stage_plans(url) if request.param == "toy in two stages" else [plan()]
     engines: list[Engine]
     if request.param == "vllm":
-        engines = [engine_main.vllm()(listener.emit)]
+        engines = [engine_main.load_cold(find_engine("vllm"))(listener.emit)]
     elif request.param == "vllm in two stages":
         engines = [RemoteEngine(listener.emit, url, model, 2, directory)]
     else:

@@ -24,6 +24,7 @@ from tests.thaw_runtime.doorway import Doorway
 from tests.thaw_runtime.models import read_segment, real_model
 from thaw_runtime.engine import main as engine_main
 from thaw_runtime.engine.protocol import EngineRequest, Event, Failed, Sampling, Token
+from thaw_runtime.engine.registry import find_engine
 from thaw_runtime.engine.vllm import env as engine_env
 from thaw_runtime.engine.vllm.warm import warm_up
 
@@ -121,7 +122,7 @@ class Probe:
     def __init__(self, model: Path, directory: Path) -> None:
         self._ended = threading.Semaphore(0)
         self._failed: list[Failed] = []
-        engine = engine_main.vllm()(self._emit)
+        engine = engine_main.load_cold(find_engine("vllm"))(self._emit)
         door = Doorway(model, directory / "door")
         client, segment = read_segment(door)
         tensors = sum(t.n_bytes for t in segment.offer.tensors)

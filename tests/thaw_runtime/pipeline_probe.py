@@ -34,6 +34,7 @@ from thaw.ids import ActionName, GroupId, HostId, random_hex_id
 from thaw.plan import StageRole, TransportKind
 from thaw_runtime.engine import main as engine_main
 from thaw_runtime.engine.protocol import EngineRequest, Event, Failed, Sampling, Token
+from thaw_runtime.engine.registry import find_engine
 from thaw_runtime.engine.vllm import env as engine_env
 from thaw_runtime.engine.vllm.packing import Finisher, Rehearsal
 from thaw_runtime.engine.vllm.warm import warm_up
@@ -133,7 +134,7 @@ class Stage:
             self._door.arrive(self._door.first_bytes)
             threading.Thread(target=self._beat, daemon=True).start()
         self._client, segment = read_segment(self._door)
-        self.engine = engine_main.vllm()(self._emit)
+        self.engine = engine_main.load_cold(find_engine("vllm"))(self._emit)
         if trickle:
             threading.Thread(target=self._arrive, daemon=True).start()
         self.started = self.engine.start(init, segment)

@@ -13,6 +13,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NoReturn
 
 from relay.clients.channel import Channel, ChannelClosed
@@ -22,8 +23,9 @@ from thaw import lasting
 from thaw.errors import PlatformError, ThawError
 from thaw.logs import Log, flush_output, print_traceback
 from thaw.trace import Phase
-from thaw_runtime.engine.protocol import GRANT_DEADLINE_S, Emit, Engine, EngineStarted, Event
-from thaw_runtime.engine.vllm import env as engine_env
+from thaw_runtime.engine.library import EngineLibrary
+from thaw_runtime.engine.protocol import GRANT_DEADLINE_S, Engine, EngineStarted, Event, MakeEngine
+from thaw_runtime.engine.registry import engine_of_process
 from thaw_runtime.engine.wire import (
     Abort,
     EngineReady,
@@ -42,8 +44,6 @@ log = Log("runtime-engine")
 
 EXIT_LOST_PROXY = 0
 EXIT_BROKEN = 70  # EX_SOFTWARE
-
-MakeEngine = Callable[[Emit], Engine]
 
 
 def serve(channel: Channel, make_engine: Callable[[], MakeEngine], born_ns: int | None = None) -> int:
@@ -167,21 +167,17 @@ def _tell(channel: Channel, message: Message) -> None:
         os._exit(EXIT_LOST_PROXY)  # nobody is left to tell; the reader thread is about to see the same
 
 
-def vllm() -> MakeEngine:
-    engine_env.prepare()
-    from thaw_runtime.engine.vllm.engine import VllmEngine
-
-    return VllmEngine
+def load_cold(library: EngineLibrary) -> MakeEngine:
+    library.prepare()
+    return library.load()
 
 
-def warm_vllm() -> MakeEngine:
-    """Of a stem cell that is a container: what the zygote imports, too."""
-    engine_env.prepare()
-    from thaw_runtime.engine.vllm.warm import warm_up
-
-    warm_up()
+def load_warm(library: EngineLibrary) -> MakeEngine:
+    """In a stem cell that is a container: imports what the zygote imports, too."""
+    library.prepare()
+    library.warm_up()
     log.event("ready", pid=os.getpid())
-    return vllm()
+    return library.load()
 
 
 def main() -> None:
@@ -190,8 +186,8 @@ def main() -> None:
     parser.add_argument("--born-ns", type=int, help="when this process was begun, on the monotonic clock")
     parser.add_argument("--warm", action="store_true", help="import what any start may need")
     args = parser.parse_args()
-    status = serve(Channel(socket.socket(fileno=args.fd)), warm_vllm if args.warm else vllm, args.born_ns)
-    _exit(status)
+    load = partial(load_warm if args.warm else load_cold, engine_of_process())
+    _exit(serve(Channel(socket.socket(fileno=args.fd)), load, args.born_ns))
 
 
 if __name__ == "__main__":

@@ -150,3 +150,6 @@ class Engine(Protocol):
     def join(self) -> None:
         """Return when a started engine has ended, stopped or broken, and has told everybody."""
         ...
+
+
+MakeEngine = Callable[[Emit], Engine]

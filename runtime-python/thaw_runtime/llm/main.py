@@ -1,7 +1,7 @@
 """``python -m thaw_runtime.llm.main``: the cold path.  The proxy answers at once while its engine imports.
 
 Environment: THAW_SOCKET (where to listen), THAW_DOOR (fetchd's socket for this container), THAW_WARM (on: it is a stem
-cell, and imports what any start would otherwise wait for).
+cell, and imports what any start would otherwise wait for), THAW_LLM_ENGINE (the engine; engine/registry.py).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from relay.clients.channel import Channel
 from thaw.settings import SettingError, load, setting
-from thaw_runtime.engine.vllm import env as engine_env
+from thaw_runtime.engine.registry import engine_of_process
 from thaw_runtime.process.ending import end_when_asked
 
 
@@ -35,7 +35,7 @@ def read_settings() -> ContainerSettings:
 def spawn_engine(*, warm: bool = False) -> tuple[Channel, int]:
     """A fresh interpreter that imports the engine; its socket and pid.  It ends when the socket closes."""
     ours, theirs = socket.socketpair()
-    engine_env.prepare()
+    engine_of_process().prepare()  # the new process inherits the environment
     command = [sys.executable, "-m", "thaw_runtime.engine.main", "--fd", str(theirs.fileno())]
     command += ["--warm"] if warm else ["--born-ns", str(time.monotonic_ns())]
     process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)

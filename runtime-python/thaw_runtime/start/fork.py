@@ -16,11 +16,12 @@ from typing import NoReturn
 from relay.clients.channel import Channel
 from thaw.logs import flush_output, print_traceback
 from thaw_runtime.engine import main as engine_main
-from thaw_runtime.engine.vllm import env as engine_env
+from thaw_runtime.engine.library import EngineLibrary
+from thaw_runtime.engine.registry import VARIABLE, engine_of_process
 from thaw_runtime.llm import proxy
 
 KEPT_ENVIRONMENT = ("PATH", "LANG", "LC_ALL", "TZ", "HOME", "PYTHONPATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "TMPDIR",
-                    "OMP_NUM_THREADS", *engine_env.FIXED)  # fmt: skip
+                    "OMP_NUM_THREADS", VARIABLE)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +134,8 @@ def _container(order: Fork, in_child: Callable[[], None]) -> None:
         os.setgroups([])
         os.setgid(order.uid)
         os.setuid(order.uid)
-    kept = {k: os.environ[k] for k in KEPT_ENVIRONMENT if k in os.environ}
+    library = engine_of_process()
+    kept = {k: os.environ[k] for k in (*KEPT_ENVIRONMENT, *library.environment) if k in os.environ}
     os.environ.clear()
     os.environ.update(kept)
     os.environ.update(order.env)
@@ -141,7 +143,7 @@ def _container(order: Fork, in_child: Callable[[], None]) -> None:
     engine = os.fork()
     if engine == 0:
         ours.close()
-        _become(lambda: _engine(theirs))
+        _become(lambda: _engine(theirs, library))
     theirs.close()
     reseed()
     proxy.serve(order.env["THAW_SOCKET"], order.env.get("THAW_DOOR", ""), Channel(ours), engine)
@@ -158,9 +160,9 @@ def _zygote(order: Spawn, in_child: Callable[[], None], serve: Callable[[str], N
     serve(order.socket)
 
 
-def _engine(sock: socket.socket) -> None:
+def _engine(sock: socket.socket, library: EngineLibrary) -> None:
     reseed()
-    status = engine_main.serve(Channel(sock), engine_main.vllm)
+    status = engine_main.serve(Channel(sock), lambda: engine_main.load_cold(library))
     flush_output()
     os._exit(status)
 

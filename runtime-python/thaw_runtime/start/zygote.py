@@ -23,7 +23,7 @@ from relay.clients.channel import Channel
 from thaw import wire
 from thaw.errors import ProtocolError
 from thaw.logs import Log
-from thaw_runtime.engine.vllm import env as engine_env
+from thaw_runtime.engine.registry import engine_of_process
 from thaw_runtime.start.fork import (
     Exited,
     Fork,
@@ -163,10 +163,9 @@ def main() -> None:
     parser.add_argument("--socket", required=True, help="unix socket to listen on")
     args = parser.parse_args()
     log.event("importing")
-    engine_env.prepare()
-    from thaw_runtime.engine.vllm.warm import warm_up
-
-    warm_up()
+    library = engine_of_process()
+    library.prepare()
+    library.warm_up()
     gc.collect()
     gc.freeze()  # collections in the children then leave the shared pages alone
     serve(args.socket)

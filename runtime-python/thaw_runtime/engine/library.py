@@ -1,0 +1,30 @@
+"""How a process gets an engine: what the engine registry holds.
+
+A container reads this before it spawns its engine's process, so nothing is imported here that takes time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from thaw_runtime.engine.protocol import MakeEngine
+
+
+def _nothing() -> None:
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLibrary:
+    """``load`` does the heavy import.  The rest is for an engine that needs it: ``prepare`` sets the environment before
+    ``load``, also in the process that spawns the engine's.  ``warm_up`` imports what a stem cell should have besides.
+    A container that is forked from a stem cell keeps the variables that ``environment`` names.
+    """
+
+    load: Callable[[], MakeEngine]
+    prepare: Callable[[], None] = _nothing
+    warm_up: Callable[[], None] = _nothing
+    environment: tuple[str, ...] = ()

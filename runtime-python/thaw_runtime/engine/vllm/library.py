@@ -1,0 +1,26 @@
+"""How a process gets vLLM: what the engine registry holds.  Nothing of vLLM is imported until it is asked for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from thaw_runtime.engine.library import EngineLibrary
+from thaw_runtime.engine.vllm import env
+
+if TYPE_CHECKING:
+    from thaw_runtime.engine.protocol import MakeEngine
+
+
+def _load() -> MakeEngine:
+    from thaw_runtime.engine.vllm.engine import VllmEngine
+
+    return VllmEngine
+
+
+def _warm_up() -> None:
+    from thaw_runtime.engine.vllm.warm import warm_up
+
+    warm_up()
+
+
+LIBRARY: Final = EngineLibrary(_load, env.prepare, _warm_up, tuple(env.FIXED))
