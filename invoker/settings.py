@@ -23,7 +23,7 @@ class InvokerSettings:
     )
     memory_mb: int = setting("THAW_MEMORY_MB", "device memory this host declares, MiB", 4096)
     device: str = setting("THAW_DEVICE", "name of the device", "cpu")
-    driver: str = setting("THAW_DRIVER", "container driver: process or docker", "process")
+    driver: str = setting("THAW_DRIVER", "container driver: process, docker, or one that a package adds", "process")
     docker_host: str = setting("DOCKER_HOST", "the engine's socket (driver docker)", "unix:///var/run/docker.sock")
     image_python: str = setting("THAW_IMAGE_PYTHON", "image of python:3.11 functions", "thaw/python:0.1.0")
     image_llm: str = setting("THAW_IMAGE_LLM", "image of llm:vllm functions", "thaw/vllm-cpu:0.1.0")

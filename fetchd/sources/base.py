@@ -121,6 +121,20 @@ class Unthrottled:
         return None
 
 
+def fill(target: Target, throttle: Throttle, most: int, read: Callable[[memoryview], int]) -> bool:
+    """Fill ``target`` in pieces of at most ``most`` bytes.  ``read`` puts bytes at the front of a piece and returns how
+    many.  False: it returned 0, so the object is too short.  Raises FetchCancelled, and what ``read`` raises."""
+    while target.left:
+        piece = target.next(throttle.quantum(most))
+        throttle.before_read(len(piece))
+        count = read(piece)
+        if count == 0:
+            return False
+        target.advance(count)
+        throttle.after_read(count)
+    return True
+
+
 def read_bytes(connection: Connection, name: str, offset: int, n_bytes: int, etag: str = "") -> bytes:
     """Read a small piece of an object."""
     buffer = bytearray(n_bytes)

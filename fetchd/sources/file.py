@@ -18,7 +18,7 @@ from typing import Final
 from urllib.parse import unquote, urlsplit
 
 from fetchd.settings import FetchdSettings
-from fetchd.sources.base import ObjectInfo, Target, Throttle, not_a_uri
+from fetchd.sources.base import ObjectInfo, Target, Throttle, fill, not_a_uri
 from relay.protocol.shared_memory import Region
 from thaw.errors import ModelCorrupt, ModelNotFound, StoreUnavailable
 
@@ -85,15 +85,11 @@ class FileConnection:
             found = _etag(os.fstat(self._buffered))
             if etag and found != etag:
                 raise ModelCorrupt(f"{path} has changed since it was inspected", hint="deploy the model again")
-            while target.left:
-                piece = target.next(throttle.quantum(_MAX_READ_BYTES))
-                throttle.before_read(len(piece))
-                count = self._read(piece, offset + target.done)
-                if count == 0:
-                    raise ModelCorrupt(f"{path} ends at byte {offset + target.done}, {target.left} bytes too early",
-                                       hint="the file is truncated: push the model again")  # fmt: skip
-                target.advance(count)
-                throttle.after_read(count)
+            if not fill(target, throttle, _MAX_READ_BYTES, lambda piece: self._read(piece, offset + target.done)):
+                raise ModelCorrupt(
+                    f"{path} ends at byte {offset + target.done}, {target.left} bytes too early",
+                    hint="the file is truncated: push the model again",
+                )
         except OSError as e:
             raise _translate(path, e) from e
         return found

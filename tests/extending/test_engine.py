@@ -1,0 +1,79 @@
+"""The engine of docs/extending.md, in real containers: proxy, engine process, wire and door."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.thaw_runtime.conftest import Container
+from tests.thaw_runtime.doorway import Doorway
+from tests.thaw_runtime.models import write_tiny_model
+from tests.thaw_runtime.test_vllm import Forked, Zygote
+
+PROMPT = {"prompt": "hello", "max_tokens": 4, "temperature": 0}
+
+
+@pytest.fixture
+def door(tmp_path: Path) -> Iterator[Doorway]:
+    made = Doorway(write_tiny_model(tmp_path / "model"), tmp_path / "door")
+    yield made
+    made.close()
+
+
+def with_echo(*command: str) -> list[str]:
+    """The fixtures of containers set a PYTHONPATH of their own."""
+    return ["env", f"PYTHONPATH={os.environ['PYTHONPATH']}", "THAW_LLM_ENGINE=echo", *command]
+
+
+def check(container: Container) -> None:
+    status, reply = container.init()
+    assert (status, reply["ok"]) == (200, True)
+    status, reply = container.run(PROMPT)
+    assert (status, reply["choices"][0]["text"]) == (200, "hell")
+    assert reply["choices"][0]["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize("warm", ["", "on"], ids=["cold", "stem cell"])
+def test_a_container_serves_the_engine_that_its_environment_names(
+    door: Doorway, tmp_path: Path, installed: Path, warm: str
+) -> None:
+    command = with_echo(f"THAW_WARM={warm}", sys.executable, "-m", "thaw_runtime.llm.main")
+    container = Container(command, tmp_path, door)
+    try:
+        container.wait_listening()
+        check(container)
+    finally:
+        container.close()
+
+
+def test_a_zygote_forks_containers_of_the_engine_that_its_environment_names(
+    door: Doorway, tmp_path: Path, installed: Path
+) -> None:
+    zygote = Zygote(tmp_path, with_echo)
+    try:
+        (tmp_path / "c0").mkdir()
+        container = Forked(zygote, tmp_path / "c0", door)
+        container.wait_listening()
+        check(container)
+        os.kill(container.forked["pid"], 9)
+        assert zygote.receive()["op"] == "exited"
+        container.close()
+    finally:
+        zygote.close()
+
+
+@pytest.mark.parametrize("module", ["thaw_runtime.llm.main", "thaw_runtime.start.zygote"])
+def test_a_process_whose_environment_names_no_engine_ends_with_those_that_there_are(
+    module: str, tmp_path: Path, installed: Path
+) -> None:
+    command = with_echo("THAW_LLM_ENGINE=nonsense", f"THAW_SOCKET={tmp_path}/s", "THAW_DOOR=d", sys.executable, "-m")
+    arguments = ["--socket", str(tmp_path / "z")] if module.endswith("zygote") else []
+    done = subprocess.run([*command, module, *arguments], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    said = "THAW_LLM_ENGINE='nonsense' is not an engine; set it to one of: echo, vllm"
+    assert said in done.stderr.splitlines()
