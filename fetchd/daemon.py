@@ -72,8 +72,10 @@ def _check(settings: FetchdSettings) -> None:
     if settings.slab_mb < 2 or settings.slab_mb % 2:
         raise SettingError(f"THAW_FETCHD_SLAB_MB={settings.slab_mb} is not a multiple of 2", hint="try 64")
     if settings.pool_mb < settings.slab_mb:
-        raise SettingError(f"THAW_FETCHD_POOL_MB={settings.pool_mb} holds no slab of {settings.slab_mb} MiB",
-                           hint="make the pool larger than the largest model")  # fmt: skip
+        raise SettingError(
+            f"THAW_FETCHD_POOL_MB={settings.pool_mb} holds no slab of {settings.slab_mb} MiB",
+            hint="make the pool larger than the largest model",
+        )
     if settings.connections < 1 or settings.retries < 1:
         raise SettingError("THAW_FETCHD_CONNECTIONS and THAW_FETCHD_RETRIES must be at least 1", hint="try 4 and 6")
     if settings.discipline not in ("edf", "equal"):

@@ -19,14 +19,22 @@ class FetchdSettings:
     link_bytes_per_s: float | None = setting(
         "THAW_FETCHD_LINK_BYTES_PER_S", "pace all fetches together to this rate; empty: unlimited", None
     )
-    discipline: str = setting("THAW_LEDGER_DISCIPLINE", "how fetches with deadlines share the link: edf or equal, as "
-                              "the scheduler's", "edf")  # fmt: skip
-    yields: str = setting("THAW_FETCHD_YIELDS", "how inference passes fetches on the link: mark (a queue in the "
-                          "network honours DSCP CS1), pace (fetches keep to 95 % of what was measured), or auto: pace "
-                          "unless the interface to the store has a prio or htb qdisc", "auto")  # fmt: skip
+    discipline: str = setting(
+        "THAW_LEDGER_DISCIPLINE", "how fetches with deadlines share the link: edf or equal, as the scheduler's", "edf"
+    )
+    yields: str = setting(
+        "THAW_FETCHD_YIELDS",
+        "how inference passes fetches on the link: mark (a queue in the "
+        "network honours DSCP CS1), pace (fetches keep to 95 % of what was measured), or auto: pace "
+        "unless the interface to the store has a prio or htb qdisc",
+        "auto",
+    )
     read_timeout_s: float = setting("THAW_FETCHD_READ_TIMEOUT_S", "a store silent for so long counts as broken", 10.0)
     retries: int = setting("THAW_FETCHD_RETRIES", "attempts at a chunk that bring no byte before giving up", 6)
     hold_s: float = setting("THAW_FETCHD_HOLD_S", "a finished fetch keeps its segment so long for a grant", 120.0)
     s3_endpoint: str = setting("THAW_S3_ENDPOINT", "URL of the S3 server; empty: AWS in its region", "")
-    s3_region: str = setting("AWS_REGION", "region that requests are signed for; empty: the profile's, else us-east-1. "
-                             "Credentials for S3: docs/fetchd.md", "")  # fmt: skip
+    s3_region: str = setting(
+        "AWS_REGION",
+        "region that requests are signed for; empty: the profile's, else us-east-1. Credentials for S3: docs/fetchd.md",
+        "",
+    )

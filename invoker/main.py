@@ -62,28 +62,39 @@ class Agent:
         try:
             run_dir.mkdir(parents=True, exist_ok=True)
         except OSError as e:
-            raise PlatformError(f"cannot make {run_dir}: {e.strerror}",
-                                hint="set THAW_RUN_DIR to a directory that this user may make") from e  # fmt: skip
+            raise PlatformError(
+                f"cannot make {run_dir}: {e.strerror}", hint="set THAW_RUN_DIR to a directory that this user may make"
+            ) from e
         self.driver = make_driver(DriverContext(settings, run_dir, self._log, self._start_over))
         self._publisher = Publisher(self._registry, self._log)
         ledger = Ledger(settings.memory_bytes)
         fetch = PatientFetchClient(settings.fetchd_socket)
         self.fleet = Fleet(self.driver, fetch, self._publisher, ledger, self._log)
-        self.cells = StemCells(self.driver, fetch, ledger, settings.stem_cell_mb << 20, self._log,
-                               device=settings.device)  # fmt: skip
+        self.cells = StemCells(
+            self.driver, fetch, ledger, settings.stem_cell_mb << 20, self._log, device=settings.device
+        )
         self.fleet.on_buried = self.cells.refill
         self._token = ""
         self._stopped = threading.Event()
         self.port = DataPort(settings.bind, self.fleet, lambda: self._token, self._refresh_token)
         self.address = settings.advertise or self.port.address
-        deps = Deps(settings, self.fleet, Placing(self.fleet, self.cells), self.cells, records,
-                    partial(credentials.read, self._redis), self.address, self._log)  # fmt: skip
+        deps = Deps(
+            settings,
+            self.fleet,
+            Placing(self.fleet, self.cells),
+            self.cells,
+            records,
+            partial(credentials.read, self._redis),
+            self.address,
+            self._log,
+        )
         self._commands = Commands(deps, self.cells, self._registry, self._redis)
         self._records = records
         self.reporter = Reporter(settings, self.fleet, self.cells, self._registry, self.address, self._log)
         self.fleet.on_pool_left = self.cells.on_ready = self.reporter.has_news
-        self._reader = CommandReader(settings.state_url, HostId(settings.host_id), self._commands.handle,
-                                     self._state_is_up, self._log)  # fmt: skip
+        self._reader = CommandReader(
+            settings.state_url, HostId(settings.host_id), self._commands.handle, self._state_is_up, self._log
+        )
 
     def start(self) -> None:
         """Raises Unavailable when the state server stays away."""

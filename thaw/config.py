@@ -106,8 +106,12 @@ def parse_llm_config(plain: object) -> LlmConfig:
     config = wire.from_plain(LlmConfig, plain)
     forced = config.scaling.stages
     if config.scaling.keep is not None and forced is not None and config.scaling.keep > forced:
-        raise ConfigError("$.scaling.keep", config.scaling.keep, "keeps more workers than there are stages",
-                          f"set it to at most {forced}")  # fmt: skip
+        raise ConfigError(
+            "$.scaling.keep",
+            config.scaling.keep,
+            "keeps more workers than there are stages",
+            f"set it to at most {forced}",
+        )
     return config
 
 
@@ -116,10 +120,12 @@ def _validator() -> Any:
     import jsonschema  # 50 ms, which no process of a container that starts need wait for: its config has been checked
 
     plain = jsonschema.Draft202012Validator
-    types = plain.TYPE_CHECKER.redefine_many({
-        "integer": lambda _, value: type(value) is int,
-        "number": lambda _, value: type(value) is int or (type(value) is float and math.isfinite(value)),
-    })  # fmt: skip
+    types = plain.TYPE_CHECKER.redefine_many(
+        {
+            "integer": lambda _, value: type(value) is int,
+            "number": lambda _, value: type(value) is int or (type(value) is float and math.isfinite(value)),
+        }
+    )
     strict = jsonschema.validators.extend(plain, type_checker=types)  # type: ignore[no-untyped-call]
     return strict(schema())
 

@@ -1,7 +1,7 @@
-"""The interface of every model store, and the cursor that makes a broken read resumable.
+"""What every storage source offers, and the cursor that lets a broken read go on.
 
-Errors at this seam: ModelNotFound, ModelCorrupt and ModelUnsupported are final.  StoreUnavailable may pass, and the
-reader tries again from :attr:`Target.done`.
+A source raises ModelNotFound, ModelCorrupt or ModelUnsupported for what no retry changes, and StoreUnavailable for what
+may pass: the reader then tries again from :attr:`Target.done`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class ObjectInfo:
 
 
 class AccessRefused(ModelNotFound):
-    """The store refused access.  Some stores answer so for an object that merely does not exist, so the error is final
-    only when nothing else is found either."""
+    """Some stores also refuse access to an object that does not exist, so this is final only when no other object of
+    the model is found either."""
 
     @property
     def code(self) -> str:
@@ -30,7 +30,7 @@ class AccessRefused(ModelNotFound):
 
 
 class Target:
-    """Memory to be filled front to back, in pieces that need not touch."""
+    """Memory that a read fills from front to back.  Its pieces need not lie side by side."""
 
     def __init__(self, pieces: Sequence[memoryview]) -> None:
         self._pieces = pieces
@@ -54,7 +54,7 @@ class Target:
 
 
 class Throttle(Protocol):
-    """A connection asks it before each read, and learns of a cancel from it."""
+    """A read asks it before each piece, and learns from it that the fetch was cancelled."""
 
     def quantum(self, most: int) -> int: ...
 
@@ -71,9 +71,9 @@ class Connection(Protocol):
         """Raises ModelNotFound."""
 
     def read_into(self, name: str, offset: int, target: Target, throttle: Throttle, etag: str) -> str:
-        """Fill ``target`` from byte ``offset + target.done`` of ``name``; return the etag of the object.
+        """Fill ``target`` from byte ``offset + target.done`` of ``name``, and return the etag of the object.
 
-        If ``etag`` is not empty, the object must still be that version (ModelCorrupt otherwise).
+        ``etag`` names the version to read; empty: any.  Raises ModelCorrupt for an object of another version.
         """
 
     def interrupt(self) -> None:
@@ -83,10 +83,10 @@ class Connection(Protocol):
 
 
 class Source(Protocol):
-    """A model's directory at a store."""
+    """A model's directory in a store."""
 
-    kind: str
-    host: str  # the host that sends the bytes over the network; empty for a store on this machine
+    kind: str  # as metrics and traces name it
+    host: str  # the machine that the bytes come from; empty: this one, so no network carries them
 
     def connect(self) -> Connection: ...
 
@@ -109,7 +109,7 @@ def not_a_uri(uri: str, form: str) -> ModelNotFound:
 
 
 class Unthrottled:
-    """For the small reads of an index."""
+    """No pace: for the small reads of an index."""
 
     def quantum(self, most: int) -> int:
         return most

@@ -178,8 +178,10 @@ class HttpConnection:
         if response.status == 200 and first == 0 and response.length == n_bytes:
             return  # the whole object was wanted: a server without ranges will do
         if response.status == 200:
-            raise ModelUnsupported(f"{self._url(name)}: the server does not serve ranges",
-                                   hint="serve the model from nginx, S3 or another that has Range")  # fmt: skip
+            raise ModelUnsupported(
+                f"{self._url(name)}: the server does not serve ranges",
+                hint="serve the model from nginx, S3 or another that has Range",
+            )
         if response.status != 206:
             raise self._refusal(name, response)
         found = _CONTENT_RANGE.match(response.getheader("Content-Range", ""))
@@ -188,8 +190,10 @@ class HttpConnection:
         begin, last, total = (int(g) for g in found.groups())
         if begin != first or last != first + n_bytes - 1 or response.length != n_bytes:
             got = f"[{begin}, +{last + 1 - begin}) of {total} bytes"
-            raise ModelCorrupt(f"{self._url(name)}: asked for [{first}, +{n_bytes}), got {got}",
-                               hint="the object is shorter than it was: push it again")  # fmt: skip
+            raise ModelCorrupt(
+                f"{self._url(name)}: asked for [{first}, +{n_bytes}), got {got}",
+                hint="the object is shorter than it was: push it again",
+            )
 
     def _refusal(self, name: str, response: http.client.HTTPResponse) -> ThawError:
         status, url = response.status, self._url(name)

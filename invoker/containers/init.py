@@ -48,21 +48,35 @@ class InitCall:
         self._call.abort()
 
 
-def llm_init(plan: Plan, stage: PlanStage, function: Action, settings: InvokerSettings,
-             link: GroupLink | None) -> LlmInit:  # fmt: skip
-    """The number of threads follows the share: more threads than the quota allows would only be throttled."""
+def llm_init(
+    plan: Plan, stage: PlanStage, function: Action, settings: InvokerSettings, link: GroupLink | None
+) -> LlmInit:
+    """Threads by share: more of them than the quota allows would only be throttled."""
     if function.config is None:
         raise InitFailed(f"{function.name} has no config", hint="update the action with --config")
     n_threads = max(1, round(stage.share * settings.n_cores))
     shapes = tuple(map(_shape, plan.stages)) if len(plan.stages) > 1 else ()
-    return LlmInit(plan.action, plan.group_id, stage.stage, len(plan.stages), stage.layers, function.config,
-                   stage.reserve_bytes, stage.share, n_threads, HostId(settings.host_id), stage.role, link,
-                   shapes)  # fmt: skip
+    return LlmInit(
+        plan.action,
+        plan.group_id,
+        stage.stage,
+        len(plan.stages),
+        stage.layers,
+        function.config,
+        stage.reserve_bytes,
+        stage.share,
+        n_threads,
+        HostId(settings.host_id),
+        stage.role,
+        link,
+        shapes,
+    )
 
 
-def group_link(transport: PlanTransport, credential: Callable[[str], GroupCredential],
-               host_address: str) -> GroupLink | None:  # fmt: skip
-    """The GroupLink by which a stage reaches the others; None for a plan of one stage.
+def group_link(
+    transport: PlanTransport, credential: Callable[[str], GroupCredential], host_address: str
+) -> GroupLink | None:
+    """How a stage reaches the others; None for a plan of one stage.
 
     ``credential`` looks a reference up; it raises when the group was given up meanwhile.
     """
@@ -80,10 +94,19 @@ def _shape(stage: PlanStage) -> StageShape:
 def python_init(function: Action) -> dict[str, object]:
     """OpenWhisk's init value; ``concurrency`` is ours and ignored by other runtimes."""
     code = function.exec
-    env = {"__OW_ACTION_NAME": f"/{function.name}", "__OW_NAMESPACE": function.namespace,
-           "__OW_ACTION_VERSION": function.version}  # fmt: skip
-    return {"name": function.name.rpartition("/")[2], "main": code.main or "main", "code": code.code,
-            "binary": code.binary, "env": env, "concurrency": slots_of(function)}  # fmt: skip
+    env = {
+        "__OW_ACTION_NAME": f"/{function.name}",
+        "__OW_NAMESPACE": function.namespace,
+        "__OW_ACTION_VERSION": function.version,
+    }
+    return {
+        "name": function.name.rpartition("/")[2],
+        "main": code.main or "main",
+        "code": code.code,
+        "binary": code.binary,
+        "env": env,
+        "concurrency": slots_of(function),
+    }
 
 
 def slots_of(function: Action) -> int:

@@ -1,8 +1,9 @@
 """The Protocol of a container driver.  One folder per implementation, one conformance suite over all of them
 (tests/conformance).
 
-A container is a process tree behind a unix socket that speaks the container contract.  Every call is bounded by
-``deadline_s`` and idempotent by ``container_id``; every container is recorded where a restarted invoker finds it.
+A container is a process tree behind a unix socket that speaks the container contract.  ``deadline_s`` bounds a call,
+and a call that is repeated for the same ``container_id`` changes nothing.  A driver writes down what it creates, so
+that a restarted invoker finds it.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ from thaw.logs import Log
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """``labels`` come back from :meth:`Driver.list_owned`; ``share`` is the part of the host's cores it may use.
+    """The container that a driver is asked for.
 
-    ``memory_bytes`` bounds all that it uses, where the driver can (0: the driver's default); ``door`` is the path of
-    its own socket to fetchd; ``device`` the accelerator it may use.
+    :meth:`Driver.list_owned` gives ``labels`` back.  ``share`` is the part of the host's cores that it may use, and
+    ``memory_bytes`` what it may use of the host's memory, where the driver can bound it (0: the driver's default).
+    ``door`` is the path of its own socket to fetchd, ``device`` the accelerator that it may use.
     """
 
     container_id: str
@@ -38,7 +40,7 @@ class Spec:
 
 @dataclass(frozen=True, slots=True)
 class Handle:
-    """``start_ticks`` (since boot) tells the process from another that got its pid later."""
+    """``start_ticks`` (since boot) tells the process from a later one with the same pid."""
 
     container_id: str
     kind: str
@@ -62,9 +64,10 @@ class Handle:
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """``status`` is the exit status, minus the signal, or None where only the end was seen (an adopted process).
+    """How a container ended.
 
-    ``reason`` is further knowledge of the driver, empty for most ends.
+    ``status`` is the exit status, the negative number of the signal, or None where the driver saw only that the process
+    is gone (an adopted one).  ``reason`` is what else the driver knows, empty for most ends.
     """
 
     container_id: str
@@ -77,8 +80,8 @@ class Exit:
 
 
 def status_of(exit_code: int | None) -> int | None:
-    """Turn a shell's 128 + signal into minus the signal.  A container whose engine or function was killed ends so, too.
-    Larger numbers stand for no signal: a program that exits with -1 has the status 255."""
+    """``128 + signal``, as a shell says it, becomes minus the signal; a container whose engine or function was killed
+    ends like this, too.  A larger number belongs to no signal: a program that exits with -1 has the status 255."""
     return 128 - exit_code if exit_code is not None and 128 < exit_code < 128 + signal.NSIG else exit_code
 
 
@@ -116,22 +119,23 @@ class SharedCell(Protocol):
 
     @property
     def ready_in_s(self) -> float | None:
-        """Seconds in which the process that is importing will probably be ready; None: none is importing."""
+        """In how many seconds the process that is importing will probably be ready; None: none is importing."""
         ...
 
     def wait_warm(self, deadline_s: float) -> None:
-        """Return when a process that is importing is ready or gone; at once when there is none."""
+        """Wait until the process that is importing is ready or gone; return at once when there is none."""
         ...
 
     def want(self, on_ready: Callable[[], None]) -> None:
-        """Start the process, and again whenever it dies; return at once.  Each time it is ready, call ``on_ready``."""
+        """Keep such a process, and start another whenever it dies.  Returns at once; ``on_ready`` is called each time
+        that one is ready."""
         ...
 
     def give_up(self) -> None: ...
 
 
 class Driver(Protocol):
-    """``zygote`` is the shared stem cell of llm kinds; without one each cell is a container of its own."""
+    """``zygote`` is the shared stem cell of llm kinds.  Without one, each stem cell is a container of its own."""
 
     name: str
     share: str  # "enforced" | "none"
@@ -140,16 +144,17 @@ class Driver(Protocol):
     def zygote(self) -> SharedCell | None: ...
 
     def reachable(self) -> bool:
-        """False while its engine is away: nothing can be started, ended or removed then."""
+        """False while its container engine is away, so that nothing can be started, ended or removed."""
         ...
 
     def on_exit(self, callback: Callable[[Exit], None]) -> None:
-        """``callback`` is called once per ended container, on a thread of the driver, which it must not block."""
+        """Call ``callback`` once for each container that has ended.  It runs on a thread of the driver and must not
+        block it."""
 
     def create(self, spec: Spec) -> Handle: ...
 
     def start(self, handle: Handle, spec: Spec) -> Handle:
-        """The same handle with its process.  Raises PlatformError."""
+        """The same handle, with the process that was started.  Raises PlatformError."""
         ...
 
     def connect(self, handle: Handle, *, deadline_s: float) -> str:
@@ -160,11 +165,12 @@ class Driver(Protocol):
     def relabel(self, handle: Handle, labels: Mapping[str, str]) -> None: ...
 
     def limit(self, handle: Handle, share: float, memory_bytes: int) -> None:
-        """Bound a container that was started before its limits were known (a stem cell).  Raises PlatformError."""
+        """Bound a stem cell, which was started before its limits were known.  Raises PlatformError."""
         ...
 
     def relay_address(self, address: str) -> str:
-        """The address at which a container of this host reaches the relay of URL ``address``.  Raises PlatformError."""
+        """The URL at which a container of this host finds the relay server that is at ``address`` for the host.  Raises
+        PlatformError."""
         ...
 
     def pause(self, handle: Handle) -> None: ...
@@ -172,18 +178,18 @@ class Driver(Protocol):
     def unpause(self, handle: Handle) -> None: ...
 
     def stop(self, handle: Handle, *, deadline_s: float) -> None:
-        """Ask it to end; kill what is left of its process tree at the deadline.  Its logs stay until ``remove``."""
+        """Ask it to end, and kill what is left of its process tree at the deadline.  Its logs stay until ``remove``."""
 
     def remove(self, handle: Handle) -> None: ...
 
     def logs(self, handle: Handle, stream: str, cursor: int) -> LogChunk: ...
 
     def more_logs(self, handle: Handle, cursors: tuple[int, int], deadline_s: float) -> bool:
-        """Wait for output beyond the cursors (stdout, stderr) that is on its way; False when there is none."""
+        """Wait for output beyond the cursors of stdout and stderr; False when no more is on its way."""
         ...
 
     def truncate_logs(self, handle: Handle, stream: str) -> None:
-        """Empty the file to free the disk.  Writers append, so they go on at the new end."""
+        """Free the disk space of a stream's log.  Writers append, so they go on at the new end."""
         ...
 
     def stats(self, handle: Handle) -> Stats: ...
@@ -191,11 +197,11 @@ class Driver(Protocol):
     def list_owned(self) -> Sequence[Owned]: ...
 
     def adopt(self, owned: Owned) -> None:
-        """Take over a container of an earlier invoker; its exit is reported from now on."""
+        """Take over a container of an earlier invoker, and report its exit from now on."""
         ...
 
     def end(self, owned: Owned) -> None:
-        """End a container of an earlier invoker that was not adopted; returns when nothing of it is left."""
+        """End a container of an earlier invoker that was not adopted.  Returns when nothing of it is left."""
         ...
 
     def close(self) -> None: ...

@@ -1,7 +1,7 @@
 """A container's share of the cores, as a cgroup CPU quota: controller ``cpu`` of v1, or v2.
 
-Where neither can be written (an unprivileged installation) the share is reported as ``none`` and the predictors
-count with the whole host.
+An unprivileged installation can write neither.  Its share is reported as ``none``, and predictions assume that each
+container has the whole host.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ class NoShares:
 
 
 class CgroupShares:
-    """One directory per container under ``root``/thaw-<name>; the process is moved there before its threads work."""
+    """One directory per container under ``root``/thaw-<name>.  A process is moved there before it starts threads that
+    compute."""
 
     name = "enforced"
 
@@ -58,7 +59,7 @@ class CgroupShares:
         return self._parent / container_id
 
     def apply(self, container_id: str, pid: int, cores: float) -> None:
-        """Bound ``pid`` and what it starts to ``cores`` cores.  A process that has ended meanwhile is no error."""
+        """Bound ``pid`` and the processes that it starts to ``cores`` cores.  It is no error if it has ended."""
         directory = self.path(container_id)
         quota_us = max(1000, int(cores * PERIOD_US))  # the kernel takes no less than 1 ms
         directory.mkdir(exist_ok=True)
@@ -73,15 +74,18 @@ class CgroupShares:
             return
 
     def remove(self, container_id: str) -> None:
-        """Remove the cgroup.  One that still holds a dying process stays until the next clean-up."""
+        """A group that still holds a dying process stays until the next clean-up."""
         try:
             self.path(container_id).rmdir()
         except OSError:
             return
 
     def sweep(self, kept: frozenset[str]) -> None:
-        """Remove the cgroups of containers that are not ``kept`` (an earlier invoker left them)."""
-        for directory in self._parent.iterdir():
+        try:
+            left = list(self._parent.iterdir())
+        except FileNotFoundError:
+            return  # the groups of this host are gone already, with the invoker that ran before
+        for directory in left:
             if directory.is_dir() and directory.name not in kept:
                 self.remove(directory.name)
 
@@ -95,8 +99,8 @@ class CgroupShares:
 
 
 def find_shares(name: str, *, enabled: bool = True, base: Path = Path("/sys/fs/cgroup")) -> Shares:
-    """Find what this machine can enforce, by making the cgroup ``name``.  It must belong to us alone: we remove it when
-    we end."""
+    """What this machine can enforce.  It tries to make the group ``name``, which nobody else may use: closing the
+    shares removes it."""
     if enabled:
         for root, version in ((base / "cpu", 1), (base, 2)):
             if _has_cpu(root, version) and os.access(root, os.W_OK):

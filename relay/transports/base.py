@@ -1,9 +1,9 @@
 """The interface of a transport: ordered messages between the stages of one group, in chunks of bounded frames.
 
-A message is any number of bytes; it travels as chunks of at most ``chunk_bytes``, each one frame.  Order holds per
-(sender, receiver, priority); an inference message overtakes a KV message, a KV message overtakes bulk, also one that
-is half sent.  A sender waits when it is as far ahead of its receiver as their ``Flow`` allows, so the memory between
-the two is bounded.
+A message is any number of bytes.  It travels as chunks of at most ``chunk_bytes``, each in one frame.  Messages keep
+their order per (sender, receiver, priority).  An inference message overtakes a KV message and a KV message overtakes a
+bulk message, even one that is half sent.  A sender waits when it is as far ahead of its receiver as their ``Flow``
+allows, so the memory between the two is bounded.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ CHUNK_BYTES: Final = 1024 * 1024
 
 WINDOW_BYTES: Final = 64 * 1024 * 1024
 GROUP_BYTES: Final = 128 * 1024 * 1024
-"""A group's quota: the bytes that its stages may have on the relay, all links and priorities together.  A relay of
-512 MB, the default, can hold three groups whose receivers have died and still has room for others."""
+"""A group's quota: what its stages may have on the relay server, over all links and priorities.  The relay server has
+512 MB by default, so it can hold three groups whose receivers have died and still has room for the others."""
 MAX_MESSAGE_BYTES: Final = 1024 * 1024 * 1024
 MAX_STAGES: Final = 256
-"""Stage numbers are one byte in names and handshakes; plans today have at most eight."""
+"""Names and handshakes hold a stage number in one byte; plans have at most eight stages today."""
 
 RESUME_S: Final = 10.0
-"""How long a transport tries to reach a lost relay or peer before the call in progress fails."""
+"""How long a call looks for a lost relay server or peer before it fails."""
 
 
 class Message(NamedTuple):
@@ -51,10 +51,10 @@ class Message(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """How many bytes may be on their way.  Both ends of a link have the same Flow.
+    """How much may be on its way.  Both ends of a link have the same flow.
 
-    Each priority of a link may always have ``window_bytes`` on their way.  When the flow is ``shared``, a priority may
-    also use the windows of the lower ones while these do not use them (quota.py).
+    ``window_bytes`` is what each priority of a link may always have on its way.  When the flow is ``shared``, a
+    priority may also use the windows of the lower ones while they are idle (quota.py).
     """
 
     chunk_bytes: int = CHUNK_BYTES
@@ -65,9 +65,9 @@ class Flow:
 
     @staticmethod
     def of_group(n_stages: int, group_bytes: int = GROUP_BYTES) -> Flow:
-        """Give every link the same part of the group's quota; the priorities of a link share its part.
+        """Every link has the same part of the group's quota to itself, and its priorities share it.
 
-        Both ends compute the same Flow without asking each other.
+        Both ends compute the same flow without asking each other.
         """
         n_ways = max(1, n_stages * (n_stages - 1) * len(Priority))
         window = max(4 * HEADER_BYTES, min(WINDOW_BYTES, group_bytes // n_ways))
@@ -84,12 +84,13 @@ class Flow:
 
     @property
     def credit_bytes(self) -> int:
-        """A receiver reports each time it has taken this many bytes: often enough that a sender never stands still."""
+        """A receiver reports what it has taken each time it has taken so many bytes, which is often enough that a
+        sender never stands still."""
         return max(1, self.window_bytes // 4)
 
     @property
     def at_once_bytes(self) -> int:
-        """The room that a sender has for certain, though the receiver has not reported the last bytes it took: a
+        """The room that a sender can count on although the receiver has not reported the last bytes that it took: a
         message up to this size is sent whole or not at all."""
         return self.window_bytes - self.credit_bytes
 
@@ -97,25 +98,25 @@ class Flow:
 class Transport(Protocol):
     """One stage's end of its group's links.
 
-    One thread receives, for as long as the stage lives: after the last ``send`` this thread notices a cut connection
-    and sends again the frames that were lost.  Any thread may send; messages of one (receiver, priority) leave one
-    after the other, and a message never waits for another of lower priority.  Any thread may call ``close``, also
-    twice: a waiting ``receive`` or ``send`` ends at once with Unavailable.
+    One thread receives as long as the stage lives: after the last ``send`` this thread notices a cut connection and
+    sends again what the cut lost.  Any thread may send.  Messages of one (receiver, priority) leave one after the
+    other, and a message never waits for another of lower priority.  Any thread may call ``close``, also a second time:
+    a waiting ``receive`` or ``send`` then ends at once with Unavailable.
     """
 
     def send(self, receiver: int, message: FrameHeader, payload: bytes | memoryview, *, deadline_s: float) -> None:
         """Hand ``payload`` over for stage ``receiver``.  ``message`` gives kind, priority, flags, stream_id, step.
 
-        The caller may reuse ``payload`` afterwards.  Raises Unavailable when the window stays full or the relay does
-        not answer until the deadline; nothing of a message up to ``Flow.at_once_bytes`` was sent then.  Raises
-        WorkerLost when the link cannot be continued: its group has ended, or the relay has lost its frames.
+        The caller may reuse ``payload`` afterwards.  Raises Unavailable when the window stays full or the relay server
+        does not answer until the deadline; of a message up to ``Flow.at_once_bytes`` nothing was sent then.  Raises
+        WorkerLost when the link cannot go on: its group has ended, or the relay server has lost what it held.
         """
 
     def receive(self, *, deadline_s: float) -> Message:
         """The next message, highest priority first.
 
-        Raises TimeoutError at the deadline, ProtocolError for damage, WorkerLost like ``send``, Unavailable when the
-        relay cannot be reached for ``Flow.resume_s``.
+        Raises TimeoutError at the deadline, ProtocolError for damage, WorkerLost as ``send`` does, and Unavailable
+        when the relay server cannot be reached for ``Flow.resume_s``.
         """
 
     def path(self, receiver: int, priority: Priority = Priority.INFERENCE) -> HopPath:
@@ -151,16 +152,16 @@ MakeTransport = Callable[[GroupEnd], Transport]
 
 
 def closed(stage: int) -> Unavailable:
-    """The error of a call that waits while its transport is closed, or that comes afterwards."""
+    """A call raises this when its transport is closed meanwhile or was closed before."""
     return Unavailable(f"stage {stage}: its transport was closed")
 
 
 Chunk = tuple[int, bytes, bytes | memoryview]
-"""(number, the frame's 64 bytes, what follows them)."""
+"""The number of the chunk, the 64 bytes of the frame's header, and the payload behind them."""
 
 
 def split(message: FrameHeader, group_id: bytes, seq: int, payload: bytes | memoryview, flow: Flow) -> Iterator[Chunk]:
-    """Yield the frames of one message, each made when it is needed; the payload is not copied."""
+    """The frames of one message.  Each is made when the caller asks for it, and the payload is not copied."""
     view = memoryview(payload).cast("B")
     n_bytes = len(view)
     if n_bytes > flow.max_message_bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from invoker.settings import InvokerSettings
 from relay.protocol.messages import GroupCredential, GroupLink
 from relay.transports.connect import connect
 from relay.transports.registry import TRANSPORTS
-from tests.extending.packages import on_page
+from tests.extending.packages import ROOT, on_page
 from tests.scheduler.world import chat
 from thaw import wire
 from thaw.config import parse_llm_config
@@ -32,8 +33,11 @@ from thaw.settings import SettingError
 from thaw_runtime.engine.registry import ENGINES, find_engine
 
 REGISTRIES: dict[str, Registry[Any]] = {
-    "thaw.sources": SOURCES, "thaw.drivers": DRIVERS, "thaw.engines": ENGINES, "thaw.transports": TRANSPORTS,
-}  # fmt: skip
+    "thaw.sources": SOURCES,
+    "thaw.drivers": DRIVERS,
+    "thaw.engines": ENGINES,
+    "thaw.transports": TRANSPORTS,
+}
 CONFIG = {"kind": "llm:vllm", "model": {"uri": "s3://models/m"}}
 
 
@@ -133,3 +137,23 @@ def test_a_plan_carries_the_name_of_an_installed_transport_and_the_relays_addres
     planned = transport_of(settings, chat(transport="memory"), GroupId("0" * 32))
     assert (planned.kind, planned.address) == ("memory", "redis://relay:6379/0")
     assert wire.loads(PlanTransport, wire.dumps(planned)) == planned
+
+
+def test_no_other_code_asks_which_part_it_has() -> None:
+    """The gateway alone does: it listens on no public address where functions are plain processes."""
+    asks = re.compile(
+        r"""(==|!=|\bis|\bnot) ("(process|docker|vllm)"|TransportKind\.(REDIS|TCP|OBJECT))|scheme == "(file|s3)\""""
+    )
+    assert [name for name, code in sources() if asks.search(code)] == ["gateway/main.py"]
+
+
+def test_the_registry_alone_names_the_folder_of_an_engine() -> None:
+    runtime = "runtime-python/thaw_runtime/engine"
+    named = [name for name, code in sources() if re.search(r"engine\.vllm\b", code)]
+    assert [name for name in named if not name.startswith(f"{runtime}/vllm/")] == [f"{runtime}/registry.py"]
+
+
+def sources() -> list[tuple[str, str]]:
+    folders = ("fetchd", "gateway", "invoker", "relay", "runtime-python", "thaw")
+    files = sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
+    return [(str(path.relative_to(ROOT)), path.read_text()) for path in files]

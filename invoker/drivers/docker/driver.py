@@ -68,10 +68,18 @@ class DockerDriver:
     share = "enforced"
     zygote = None  # each stem cell is a container
 
-    def __init__(self, engine: Engine, run_dir: Path, host_id: str, images: Images, limits: Limits, log: Log,
-                 cut_off: Callable[[], None] = lambda: None) -> None:  # fmt: skip
-        """``cut_off`` is called when only a restarted invoker can reach the engine again (events.py).  Raises
-        Unavailable when there is no engine, PlatformError when ``run_dir`` is not mounted from its machine."""
+    def __init__(
+        self,
+        engine: Engine,
+        run_dir: Path,
+        host_id: str,
+        images: Images,
+        limits: Limits,
+        log: Log,
+        cut_off: Callable[[], None] = lambda: None,
+    ) -> None:
+        """``cut_off`` is called when only a new life can reach the engine again (events.py).  Raises Unavailable
+        when there is no engine, PlatformError when ``run_dir`` is none of its machine's."""
         engine.check()
         self._engine, self._images, self._limits, self._log = engine, images, limits, log
         self._paths = EnginePaths.find(engine)
@@ -83,8 +91,7 @@ class DockerDriver:
         self._containers: dict[str, _Container] = {}
         self._doomed: set[str] = set()  # to be removed when the engine is back
         self._relays = RelayDoors(run_dir / "relays")
-        self._events = EngineEvents(engine, f"{OWNER}={self.owner}", self._event, self._reconcile, cut_off,
-                                    log)  # fmt: skip
+        self._events = EngineEvents(engine, f"{OWNER}={self.owner}", self._event, self._reconcile, cut_off, log)
 
     @classmethod
     def make(cls, context: DriverContext) -> Self:
@@ -117,9 +124,11 @@ class DockerDriver:
             raise
         with self._lock:
             self._containers[spec.container_id] = _Container(
-                handle, spec.memory_bytes, ended_fd=os.eventfd(0, os.EFD_CLOEXEC),
+                handle,
+                spec.memory_bytes,
+                ended_fd=os.eventfd(0, os.EFD_CLOEXEC),
                 cancelled_fd=os.eventfd(0, os.EFD_CLOEXEC),
-            )  # fmt: skip
+            )
         try:
             self._create(handle, spec)
         except PlatformError:
@@ -159,8 +168,9 @@ class DockerDriver:
     def limit(self, handle: Handle, share: float, memory_bytes: int) -> None:
         self._get(handle).memory_bytes = memory_bytes
         quota = docker_spec.cpu_quota_us(share, self._limits.n_cores)
-        self._engine.update(self._name(handle), cpu_quota_us=quota, cpu_period_us=docker_spec.PERIOD_US,
-                            memory_bytes=memory_bytes)  # fmt: skip
+        self._engine.update(
+            self._name(handle), cpu_quota_us=quota, cpu_period_us=docker_spec.PERIOD_US, memory_bytes=memory_bytes
+        )
 
     def relay_address(self, address: str) -> str:
         return self._relays.inside(address, docker_spec.RELAYS)
@@ -239,8 +249,9 @@ class DockerDriver:
         handle = owned.handle
         if handle.kind == KIND_LLM:
             self._reopen_relays()
-        container = _Container(handle, started=True, ended_fd=os.eventfd(0, os.EFD_CLOEXEC),
-                               cancelled_fd=os.eventfd(0, os.EFD_CLOEXEC))  # fmt: skip
+        container = _Container(
+            handle, started=True, ended_fd=os.eventfd(0, os.EFD_CLOEXEC), cancelled_fd=os.eventfd(0, os.EFD_CLOEXEC)
+        )
         with self._lock:
             self._containers[handle.container_id] = container
             container.logs = self._follow(container, time.time())
@@ -264,8 +275,11 @@ class DockerDriver:
 
     def _create(self, handle: Handle, spec: Spec) -> None:
         image = self._images.by_kind[spec.kind]
-        mounts = Mounts(self._paths.there(str(_io(handle))), self._paths.there(spec.door) if spec.door else "",
-                        self._paths.there(str(self._relays.directory)) if spec.kind == KIND_LLM else "")  # fmt: skip
+        mounts = Mounts(
+            self._paths.there(str(_io(handle))),
+            self._paths.there(spec.door) if spec.door else "",
+            self._paths.there(str(self._relays.directory)) if spec.kind == KIND_LLM else "",
+        )
         labels = {OWNER: self.owner, CONTAINER: spec.container_id, KIND: spec.kind, "thaw.host": self._host_id}
         devices = () if spec.device.startswith("cpu") or spec.kind != KIND_LLM else (gpu_request(spec.device),)
         body = docker_spec.config(spec, Asked(image, labels, mounts, self._limits, devices))
@@ -307,8 +321,9 @@ class DockerDriver:
         def back(given_up: Callable[[], bool]) -> bool:
             return self._events.wait_back(_ENGINE_BACK_S, given_up)
 
-        return LogFollower(self._engine.socket_path, name, container.handle, runs, back, self._events.look_up,
-                           since=since)  # fmt: skip
+        return LogFollower(
+            self._engine.socket_path, name, container.handle, runs, back, self._events.look_up, since=since
+        )
 
     def _reopen_relays(self) -> None:
         try:

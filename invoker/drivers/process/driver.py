@@ -30,10 +30,23 @@ from thaw.host import name_on_machine
 from thaw.logs import Log
 
 KEPT_ENVIRONMENT: Final = (
-    "PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "PYTHONPATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "OMP_NUM_THREADS",
-    "HF_HUB_OFFLINE", "XDG_CACHE_HOME", "CUDA_VISIBLE_DEVICES", "VLLM_CONFIGURE_LOGGING", "PYTHONDONTWRITEBYTECODE",
+    "PATH",
+    "HOME",
+    "LANG",
+    "LC_ALL",
+    "TZ",
+    "TMPDIR",
+    "PYTHONPATH",
+    "LD_LIBRARY_PATH",
+    "LD_PRELOAD",
+    "OMP_NUM_THREADS",
+    "HF_HUB_OFFLINE",
+    "XDG_CACHE_HOME",
+    "CUDA_VISIBLE_DEVICES",
+    "VLLM_CONFIGURE_LOGGING",
+    "PYTHONDONTWRITEBYTECODE",
     "THAW_LLM_ENGINE",
-)  # fmt: skip
+)
 _KILLED_S: Final = 10.0  # from SIGKILL to the end, memory of gigabytes included
 _EXIT_STATUS_S: Final = 0.5  # between a process's end and its zygote's report of it
 
@@ -87,9 +100,13 @@ class ProcessDriver:
             known = self._handles.get(handle.container_id, handle)
         if known.pid:
             return known
-        # its temporary files are removed with its own directory: a killed process removes nothing
-        env = {"THAW_SOCKET": handle.socket_path, "TMPDIR": str(handle.directory),
-               **({"THAW_DOOR": spec.door} if spec.door else {}), **spec.env}  # fmt: skip
+        # what it leaves in its own directory goes with that: a killed process removes nothing
+        env = {
+            "THAW_SOCKET": handle.socket_path,
+            "TMPDIR": str(handle.directory),
+            **({"THAW_DOOR": spec.door} if spec.door else {}),
+            **spec.env,
+        }
         pid = self._forked(handle, env) if spec.fork else self._spawned(handle, env)
         started = Handle(handle.container_id, handle.kind, handle.directory, pid, process_ids.start_ticks(pid) or 0)
         self._owned.write(started, spec.labels)

@@ -123,8 +123,13 @@ class Zygote:
             channel = self._channel
         if channel is None:
             raise PlatformError("the llm stem cell is not ready")
-        order = {"op": "fork", "instance_id": container_id, "env": dict(env), "stdout": str(stdout),
-                 "stderr": str(stderr)}  # fmt: skip
+        order = {
+            "op": "fork",
+            "instance_id": container_id,
+            "env": dict(env),
+            "stdout": str(stdout),
+            "stderr": str(stderr),
+        }
         try:
             channel.send(order)
         except OSError as e:
@@ -234,8 +239,15 @@ class Zygote:
             channel = Channel(wait_socket_until(self._parent, self._stopped, WARM_UP_S, self._stopped))
             try:
                 channel.receive()  # Ready
-                channel.send({"op": "spawn", "socket": self._path, "log": str(self._log_file), "env": dict(self._env),
-                              "netns": f"/proc/{os.getpid()}/ns/net"})  # fmt: skip
+                channel.send(
+                    {
+                        "op": "spawn",
+                        "socket": self._path,
+                        "log": str(self._log_file),
+                        "env": dict(self._env),
+                        "netns": f"/proc/{os.getpid()}/ns/net",
+                    }
+                )
                 return int(channel.receive()[0]["pid"])
             finally:
                 channel.close()
@@ -248,8 +260,9 @@ class Zygote:
     def _import(self) -> int:
         command = [sys.executable, *PROGRAM, "--socket", self._path]
         with self._log_file.open("ab") as log:
-            process = subprocess.Popen(command, env=dict(self._env), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                                       start_new_session=True)  # fmt: skip
-        process.returncode = 0  # the exit watch reaps it; Popen must not wait for it
+            process = subprocess.Popen(
+                command, env=dict(self._env), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+        process.returncode = 0  # the exit watch reaps it; Popen must not look for it
         self._exits.watch(process.pid, lambda _: None)
         return process.pid

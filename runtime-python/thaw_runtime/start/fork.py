@@ -20,8 +20,19 @@ from thaw_runtime.engine.library import EngineLibrary
 from thaw_runtime.engine.registry import VARIABLE, engine_of_process
 from thaw_runtime.llm import proxy
 
-KEPT_ENVIRONMENT = ("PATH", "LANG", "LC_ALL", "TZ", "HOME", "PYTHONPATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "TMPDIR",
-                    "OMP_NUM_THREADS", VARIABLE)  # fmt: skip
+KEPT_ENVIRONMENT = (
+    "PATH",
+    "LANG",
+    "LC_ALL",
+    "TZ",
+    "HOME",
+    "PYTHONPATH",
+    "LD_LIBRARY_PATH",
+    "LD_PRELOAD",
+    "TMPDIR",
+    "OMP_NUM_THREADS",
+    VARIABLE,
+)
 
 
 @dataclass(frozen=True, slots=True)
