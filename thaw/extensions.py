@@ -28,7 +28,7 @@ def installed(group: str) -> Mapping[str, str]:
     None of these packages is imported."""
     from importlib import metadata  # 20 ms, which only a name that is not Thaw's own has to wait for
 
-    return {point.name: point.value for point in sorted(metadata.entry_points(group=group), reverse=True)}
+    return dict(sorted((point.name, point.value) for point in metadata.entry_points(group=group)))
 
 
 class Registry(Generic[T]):

@@ -5,15 +5,23 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from invoker.drivers.base import Spec
+from invoker.drivers.cpu_shares import NoShares
+from invoker.drivers.process.driver import ProcessDriver
+from relay.clients.http_unix import UnixConnection
 from tests.thaw_runtime.conftest import Container
 from tests.thaw_runtime.doorway import Doorway
 from tests.thaw_runtime.models import write_tiny_model
 from tests.thaw_runtime.test_vllm import Forked, Zygote
+from thaw.action import KIND_LLM
+from thaw.dev.components import base_env
+from thaw.logs import Log
 
 PROMPT = {"prompt": "hello", "max_tokens": 4, "temperature": 0}
 
@@ -65,6 +73,34 @@ def test_a_zygote_forks_containers_of_the_engine_that_its_environment_names(
         container.close()
     finally:
         zygote.close()
+
+
+def test_a_host_without_containers_passes_the_engine_of_its_environment_on(
+    door: Doorway, tmp_path: Path, installed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("THAW_LLM_ENGINE", "echo")
+    environment = base_env(tmp_path)  # which the invoker of thaw dev gets
+    assert environment["THAW_LLM_ENGINE"] == "echo"
+    with tempfile.TemporaryDirectory(prefix="thaw-", dir="/tmp") as run_dir:
+        driver = ProcessDriver(Path(run_dir), NoShares(), 1, Log("test"))
+        spec = Spec("one", KIND_LLM, door=door.path)
+        handle = driver.start(driver.create(spec), spec)
+        container = Connected(handle.socket_path)
+        try:
+            driver.connect(handle, deadline_s=20)
+            check(container)
+        finally:
+            container.http.close()
+            driver.stop(handle, deadline_s=5)
+            driver.remove(handle)
+            driver.close()
+
+
+class Connected(Container):
+    """A container that a driver has started."""
+
+    def __init__(self, path: str) -> None:
+        self.http = UnixConnection(path, timeout=60)
 
 
 @pytest.mark.parametrize("module", ["thaw_runtime.llm.main", "thaw_runtime.start.zygote"])
