@@ -210,6 +210,8 @@ def test_an_idle_model_makes_room_and_a_held_one_does_not(tmp_path: Path) -> Non
         reader.close()
         door.close()
         fetchd.client.door_close(InstanceId("a"))
+        # the fetch ends a moment after its last byte was there to read
+        wait_until(lambda: fetchd.client.status().segments[0].complete)
         assert fetchd.start(first, "a2").resident
         fetchd.client.cancel(GroupId("a2"), 1)
         started = fetchd.start(second, "b")
