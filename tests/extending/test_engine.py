@@ -83,7 +83,7 @@ def test_a_host_without_containers_passes_the_engine_of_its_environment_on(
     assert environment["THAW_LLM_ENGINE"] == "echo"
     with tempfile.TemporaryDirectory(prefix="thaw-", dir="/tmp") as run_dir:
         driver = ProcessDriver(Path(run_dir), NoShares(), 1, Log("test"))
-        spec = Spec("one", KIND_LLM, door=door.path)
+        spec = Spec("one", KIND_LLM, {"THAW_DOOR": door.path})
         handle = driver.start(driver.create(spec), spec)
         container = Connected(handle.socket_path)
         try:
