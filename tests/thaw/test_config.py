@@ -25,7 +25,9 @@ def test_a_minimal_config_gets_the_documented_defaults() -> None:
 
 def _allowed_args() -> set[str]:
     """The allowed arguments, read from the engine's source, because importing the engine needs vLLM."""
-    tree = ast.parse((Path(__file__).parents[2] / "runtime-python/thaw_runtime/engine/vllm/engine.py").read_text())
+    tree = ast.parse(
+        (Path(__file__).parents[2] / "runtime-python/thaw_runtime/engine/vllm/configuration.py").read_text()
+    )
     (call,) = (node.value for node in tree.body if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)
                and ast.unparse(node.targets[0]) == "ALLOWED_ARGS")  # fmt: skip
     return set(ast.literal_eval(call.args[0]))

@@ -149,7 +149,6 @@ def print_parts(url: str) -> None:
     from tests.thaw_runtime.pipeline_probe import Stage, fork, inits
     from thaw_runtime.engine.protocol import EngineRequest, Sampling
     from thaw_runtime.engine.vllm import env as engine_env
-    from thaw_runtime.engine.vllm import loader as vllm_loader
     from thaw_runtime.pipeline.link import StageLink
 
     engine_env.prepare(1)
@@ -158,13 +157,15 @@ def print_parts(url: str) -> None:
     warm_up()
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
+    from thaw_runtime.engine.vllm import executors
+
     def stage(init: Any, scratch: str, watched: int) -> None:
         parts = Parts()
         made = Stage(real_model(), init, Path(scratch))
         if init.stage == watched:
             parts.watch(GPUModelRunner, "execute_model", "_model_forward", "_prepare_inputs", "_update_states",
                         "_build_attention_metadata", "_preprocess", "sample_tokens")  # fmt: skip
-            parts.watch(vllm_loader, "check_for", "from_host", "batch_of", "_scheduler_output")
+            parts.watch(executors, "check_for", "from_host", "batch_of", "scheduler_output_of")
             parts.watch(StageLink, "_take", "send_batch")
         if init.stage == 0:
             made.ask([EngineRequest("a", (1, 2, 3), Sampling(N_TOKENS, temperature=0.0), 0)])

@@ -36,7 +36,6 @@ from thaw_runtime.engine import main as engine_main
 from thaw_runtime.engine.protocol import EngineRequest, Event, Failed, Sampling, Token
 from thaw_runtime.engine.registry import find_engine
 from thaw_runtime.engine.vllm import env as engine_env
-from thaw_runtime.engine.vllm.packing import Finisher, Rehearsal
 from thaw_runtime.engine.vllm.warm import warm_up
 from thaw_runtime.pipeline.link import Patience, StageLink
 
@@ -168,18 +167,20 @@ class Stage:
 
     def _watch_loading(self) -> None:
         """Note when the engine first waits for weights, and how many modules were packed before the last ones came."""
-        begin, restore = Rehearsal.__init__, Finisher.restore
+        from thaw_runtime.engine.vllm.packing import LayerPacker, Rehearsal
+
+        begin, restore = Rehearsal.__init__, LayerPacker.restore
 
         def beginning(rehearsal: Any, *args: Any) -> None:
             self._loading.set()
             begin(rehearsal, *args)
 
-        def counting(finisher: Any) -> None:
-            self.packed_early = len(finisher._finished)
-            restore(finisher)
+        def counting(packer: Any) -> None:
+            self.packed_early = len(packer._packed)
+            restore(packer)
 
         Rehearsal.__init__ = beginning  # type: ignore[method-assign]
-        Finisher.restore = counting  # type: ignore[method-assign]
+        LayerPacker.restore = counting  # type: ignore[method-assign]
 
     def ask(self, asked: Iterable[EngineRequest]) -> list[list[Event]]:
         asked = list(asked)
@@ -294,29 +295,29 @@ def ended(events: list[Event]) -> list[Any]:
 
 def leave_blocks(n: int) -> None:
     """Limit the KV cache to ``n`` blocks: room for one long request, or for half of the requests."""
-    from thaw_runtime.engine.vllm import engine as vllm_engine
+    from thaw_runtime.engine.vllm import configuration
 
-    plan_stage = vllm_engine.plan_stage
+    plan_stage = configuration.plan_stage
 
     def scarce(*args: Any) -> Any:
         made = plan_stage(*args)
         return replace(made, kv=made.kv // made.kv_blocks * n, kv_blocks=n, kv_tokens=made.kv_tokens)
 
-    vllm_engine.plan_stage = scarce
+    configuration.plan_stage = scarce
 
 
 def count_resumed() -> list[int]:
     """Count in stage 0 the requests that had lost their blocks and were computed again."""
-    from thaw_runtime.engine.vllm import loader as vllm_loader
+    from thaw_runtime.engine.vllm import executors
 
-    count, step_of = [0], vllm_loader.step_of
+    count, step_of = [0], executors.step_of
 
     def counting(*args: Any) -> Any:
         step = step_of(*args)
         count[0] += sum(k.resumed for k in step.known)
         return step
 
-    vllm_loader.step_of = counting
+    executors.step_of = counting
     return count
 
 
@@ -330,7 +331,7 @@ def be_impatient() -> None:
 
 def die_in_a_batch() -> None:
     """Kill the process in a batch, without a message, as the kernel does when memory runs out."""
-    from thaw_runtime.engine.vllm.loader import StageExecutor
+    from thaw_runtime.engine.vllm.executors import StageExecutor
 
     begun, compute = [0], StageExecutor.compute
 
@@ -354,7 +355,7 @@ class Gates:
 
     def stand_in(self, stage: int) -> list[int]:
         """Install the gates in the process of ``stage``.  The returned list has the number of gates that it passed."""
-        from thaw_runtime.engine.vllm.loader import StageExecutor
+        from thaw_runtime.engine.vllm.executors import StageExecutor
 
         passed, begun, compute = [0], [0], StageExecutor.compute
 
@@ -390,7 +391,7 @@ class Growing:
 
     def stand_in(self) -> threading.Event:
         """Return an event that is set once this process's stage has computed BEGUN batches."""
-        from thaw_runtime.engine.vllm.loader import StageExecutor
+        from thaw_runtime.engine.vllm.executors import StageExecutor
 
         begun, count, compute = threading.Event(), [0], StageExecutor.compute
 
@@ -453,7 +454,7 @@ def vanilla(case: dict[str, Any], model: Path, directory: Path) -> dict[str, Any
     def run() -> None:
         from vllm import LLM
 
-        from thaw_runtime.engine.vllm.loader import sampling_params
+        from thaw_runtime.engine.vllm.translation import sampling_params
 
         llm = LLM(model=str(model), dtype="float32", max_model_len=MAX_MODEL_LEN, enforce_eager=True, block_size=32,
                   kv_cache_memory_bytes=64 << 20, max_num_seqs=8, max_num_batched_tokens=4096,  # no chunks: seeded ones crash vLLM on a CPU
@@ -487,10 +488,10 @@ def mutate(model: Path, mutation: str, directory: Path) -> Path:
 
 def drop_residual() -> None:
     """Let the stages after the first lose the residual of the layers before them."""
-    from thaw_runtime.engine.vllm import loader as vllm_loader
+    from thaw_runtime.engine.vllm import executors
 
-    whole = vllm_loader.from_host
-    vllm_loader.from_host = lambda tensors: {name: t * (name != "residual") for name, t in whole(tensors).items()}
+    whole = executors.from_host
+    executors.from_host = lambda tensors: {name: t * (name != "residual") for name, t in whole(tensors).items()}
 
 
 def run(case: dict[str, Any], model: Path, url: str, directory: Path) -> dict[str, Any]:

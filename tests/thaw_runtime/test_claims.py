@@ -49,10 +49,9 @@ LOOK = """
 import functools, gc, json
 from thaw_runtime.engine.vllm import env as engine_env
 engine_env.prepare()
-from thaw_runtime.engine.vllm import engine as vllm_engine
-from thaw_runtime.start import warm
+from thaw_runtime.engine.vllm import configuration, warm
 warm.warm_up()
-vllm_engine.forget_surroundings()
+configuration.forget_surroundings()
 caches = [o for o in gc.get_objects() if isinstance(o, functools._lru_cache_wrapper) and o.cache_info().currsize]
 print("KEPT", json.dumps(sorted({f"{c.__wrapped__.__module__}.{c.__wrapped__.__qualname__}" for c in caches})))
 """

@@ -1,4 +1,4 @@
-"""The KV cache gets the memory that weights and the worst batch leave, in whole blocks."""
+"""The KV cache gets the memory that weights and the largest batch leave, in whole blocks."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pytest
 from thaw.errors import MemoryTooSmall, ModelUnsupported
 from thaw_runtime.engine.kv_memory import (
     GPU,
+    BatchLimits,
     Geometry,
-    Room,
-    Worst,
+    StageMemory,
     geometry,
     held_bytes,
     kv_bytes_per_token,
@@ -37,8 +37,8 @@ def plan(reserve: int, **changes: Any) -> Any:
     """The memory plan of a whole model."""
     settings = {"weights": 269_030_016, "shape": shape(), "dtype": "bfloat16", "max_num_batched_tokens": 2048,
                 "max_num_seqs": 8, "max_model_len": 2048, "block_size": 128} | changes  # fmt: skip
-    room = Room(reserve, settings.pop("weights"), settings.pop("shape"))
-    return plan_stage(0, (room,), Worst(**settings))
+    memory = StageMemory(reserve, settings.pop("weights"), settings.pop("shape"))
+    return plan_stage(0, (memory,), BatchLimits(**settings))
 
 
 def test_a_token_takes_a_key_and_a_value_in_every_layer() -> None:
@@ -94,18 +94,18 @@ def test_a_config_without_dimensions_is_unsupported() -> None:
 
 # ── pipelines ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-WORST = Worst("bfloat16", 512, 8, 2048, 128)
+LIMITS = BatchLimits("bfloat16", 512, 8, 2048, 128)
 
 
-def rooms(*layers: int, reserve: int = 600 << 20) -> list[Room]:
-    """The rooms of SmolLM2's stages with these numbers of layers.  Each has 70 MB of weights."""
+def stages(*layers: int, reserve: int = 600 << 20) -> list[StageMemory]:
+    """The memory of SmolLM2's stages with these numbers of layers.  Each has 70 MB of weights."""
     shapes = [geometry(SMOLLM2, n, last_stage=i == len(layers) - 1) for i, n in enumerate(layers)]
-    return [Room(reserve, 70_000_000, shape) for shape in shapes]
+    return [StageMemory(reserve, 70_000_000, shape) for shape in shapes]
 
 
 def test_every_stage_computes_the_same_number_of_blocks() -> None:
     for layers in ((15, 15), (9, 8, 8, 5), (4, 4, 4, 4, 4, 4, 4, 2)):
-        plans = [plan_stage(k, rooms(*layers), WORST) for k in range(len(layers))]
+        plans = [plan_stage(k, stages(*layers), LIMITS) for k in range(len(layers))]
         assert len({(p.kv_blocks, p.kv_tokens) for p in plans}) == 1
         for made, n in zip(plans, layers, strict=True):
             assert made.kv == made.kv_blocks * 128 * kv_bytes_per_token(geometry(SMOLLM2, n), "bfloat16")
@@ -113,19 +113,19 @@ def test_every_stage_computes_the_same_number_of_blocks() -> None:
 
 
 def test_the_scarcest_stage_decides() -> None:
-    even = rooms(15, 15)
-    alone = [plan_stage(k, even, WORST).kv_blocks for k in range(2)]
-    scarce = [even[0], Room(300 << 20, even[1].weights, even[1].shape)]
-    assert plan_stage(0, scarce, WORST).kv_blocks < alone[0]
-    assert plan_stage(0, scarce, WORST).kv_blocks == plan_stage(1, scarce, WORST).kv_blocks
+    even = stages(15, 15)
+    alone = [plan_stage(k, even, LIMITS).kv_blocks for k in range(2)]
+    scarce = [even[0], StageMemory(300 << 20, even[1].weights, even[1].shape)]
+    assert plan_stage(0, scarce, LIMITS).kv_blocks < alone[0]
+    assert plan_stage(0, scarce, LIMITS).kv_blocks == plan_stage(1, scarce, LIMITS).kv_blocks
 
 
 def test_too_little_memory_in_one_stage_is_said_by_all_alike() -> None:
-    scarce = [*rooms(15), Room(120 << 20, 70_000_000, geometry(SMOLLM2, 15))]
+    scarce = [*stages(15), StageMemory(120 << 20, 70_000_000, geometry(SMOLLM2, 15))]
     messages = []
     for stage in range(2):
         with pytest.raises(MemoryTooSmall, match="stage 1 of the model needs") as caught:
-            plan_stage(stage, scarce, WORST)
+            plan_stage(stage, scarce, LIMITS)
         messages.append(caught.value.message)
     assert len(set(messages)) == 1
 
@@ -137,12 +137,12 @@ def test_batches_on_their_way_have_room_only_where_there_are_stages() -> None:
 
 def test_a_stage_of_a_pipeline_leaves_room_for_the_batches_on_their_way() -> None:
     """Its intermediates are those of a model with one stage, plus the relayed bytes.  Both reduce its blocks."""
-    room = rooms(15)[0]
-    alone = peak_intermediate_bytes(room.shape, WORST.dtype, WORST.max_num_batched_tokens, WORST.max_num_seqs)
-    assert plan_stage(0, (room,), WORST).intermediates == alone
+    memory = stages(15)[0]
+    alone = peak_intermediate_bytes(memory.shape, LIMITS.dtype, LIMITS.max_num_batched_tokens, LIMITS.max_num_seqs)
+    assert plan_stage(0, (memory,), LIMITS).intermediates == alone
     for n_stages in (2, 4):
-        made = plan_stage(0, (room,) * n_stages, WORST)
-        relayed = relayed_bytes(room.shape, WORST.dtype, WORST.max_num_batched_tokens, n_stages)
+        made = plan_stage(0, (memory,) * n_stages, LIMITS)
+        relayed = relayed_bytes(memory.shape, LIMITS.dtype, LIMITS.max_num_batched_tokens, n_stages)
         assert relayed > 0
         assert made.intermediates == alone + relayed
         assert made.weights + made.intermediates + made.kv <= made.reserve

@@ -120,7 +120,7 @@ import json, sys
 from thaw_runtime.engine.vllm import env as engine_env
 engine_env.prepare()
 from thaw_runtime.engine.protocol import EngineRequest, Sampling
-from thaw_runtime.engine.vllm.loader import sampling_params
+from thaw_runtime.engine.vllm.translation import sampling_params
 print(json.dumps([sampling_params(EngineRequest("r", (1,), Sampling(8), int(seed))).seed for seed in sys.argv[1:]]))
 """
 

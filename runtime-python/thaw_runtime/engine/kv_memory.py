@@ -2,10 +2,10 @@
 
 ::
 
-    reserve ├── weights ──┼── intermediates of the worst batch ──┼── KV cache, whole blocks ──┤
+    reserve ├── weights ──┼── intermediates of the largest batch ──┼── KV cache, whole blocks ──┤
 
 Nothing is measured: profiling runs a whole batch of dummy tokens through the model and would cost more than the rest
-of a start.  The worst batch has ``max_num_batched_tokens`` tokens of which ``max_num_seqs`` sample a token.
+of a start.  The largest batch has ``max_num_batched_tokens`` tokens, and ``max_num_seqs`` requests sample a token.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ MIB = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Overheads:
-    """What a device adds to what is alive.  docs/kv-memory.md has the measurements."""
+    """The memory that a device holds beyond what is alive.  docs/kv-memory.md has the measurements."""
 
     heap: float
-    """Memory held for a byte alive in a layer: an allocator keeps what was freed, in pieces."""
+    """Bytes held for a byte that is alive in a layer: an allocator keeps freed memory in pieces."""
     per_logit: int
     """Bytes for one logit of one sampling request, whatever it asks for."""
     packs_head: bool
-    """The output head is held twice, as it came (the embedding may be the same tensor) and packed for the kernel."""
+    """True where the output head is held twice: as it came (the embedding may be the same tensor), and packed for the
+    kernel."""
     fixed: int = 16 * MIB
     """The step's own buffers (block tables, token ids, slot mappings) and kernel workspaces."""
 
@@ -41,7 +42,7 @@ GPU = Overheads(heap=1.0, per_logit=12, packs_head=False, fixed=32 * MIB)
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """What of a model's config decides its memory.  ``layers`` are those of this stage."""
+    """The numbers of a model's config that decide its memory.  ``layers`` counts those of this stage."""
 
     layers: int
     hidden: int
@@ -54,7 +55,7 @@ class Geometry:
 
 
 def geometry(config: Mapping[str, Any], layers: int, *, last_stage: bool = True) -> Geometry:
-    """From a checkpoint's config.json, whatever the family calls the fields.  Raises ModelUnsupported."""
+    """Read a checkpoint's config.json, whatever the model family calls the fields.  Raises ModelUnsupported."""
     text = config.get("text_config", config)
     hidden = _first(text, "hidden_size", "n_embd", "d_model")
     heads = _first(text, "num_attention_heads", "n_head", "num_heads")
@@ -85,12 +86,12 @@ def _first(config: Mapping[str, Any], *names: str, default: int | None = None) -
 
 
 def kv_bytes_per_token(shape: Geometry, dtype: str) -> int:
-    """Key and value of one token in every layer."""
+    """Bytes of the key and value of one token in every layer."""
     return 2 * shape.layers * shape.kv_heads * shape.head_dim * DTYPE_BYTES[dtype]
 
 
 def packed_head_bytes(shape: Geometry, dtype: str, device: Overheads = CPU) -> int:
-    """Held beside the weights once they are loaded."""
+    """Bytes held in addition to the weights once they are loaded."""
     return shape.vocab * shape.hidden * DTYPE_BYTES[dtype] if device.packs_head and shape.last_stage else 0
 
 
@@ -99,22 +100,24 @@ def peak_intermediate_bytes(
 ) -> int:
     """The most that a step holds outside weights and KV: the widest point of a layer, and the logits after it.
 
-    The two are not alive together, but what the layers had is kept for the next step and of other sizes.
+    The two are not alive together.  They are added because the allocator keeps the layers' memory for the next step, in
+    blocks of other sizes.
     """
-    # residual and hidden stream through every layer; a norm's output is the third
+    # every layer has the residual, the hidden states and a norm's output
     stream = 3 * shape.hidden
-    # qkv, the rotated ones, the attention's output
+    # qkv, the rotated qkv, the attention's output
     attention = 2 * (shape.heads + 2 * shape.kv_heads) * shape.head_dim + shape.heads * shape.head_dim
-    mlp = 3 * shape.intermediate  # gate and up fused, their product; or in, activated, the activation's own
+    # gate and up fused, and their product; or the input, the activated one, the activation's own
+    mlp = 3 * shape.intermediate
     layer = max_num_batched_tokens * (stream + max(attention, mlp)) * DTYPE_BYTES[dtype]
     logits = max_num_seqs * shape.vocab * device.per_logit if shape.last_stage else 0
     return int(layer * device.heap) + logits + device.fixed
 
 
 def relayed_bytes(shape: Geometry, dtype: str, max_num_batched_tokens: int, n_stages: int) -> int:
-    """What a stage holds of batches that are on their way: one a stage may be waiting, one is read, one is computed.
+    """The batches on their way that a stage holds: one may wait for each stage, one is read, one is computed.
 
-    A batch is hidden states and residual of all its tokens; nothing where there is one stage.
+    A batch is the hidden states and the residual of all its tokens.  0 where there is one stage.
     """
     if n_stages == 1:
         return 0
@@ -122,9 +125,10 @@ def relayed_bytes(shape: Geometry, dtype: str, max_num_batched_tokens: int, n_st
 
 
 def held_bytes(stored_bytes: int, config: Mapping[str, Any], dtype: str) -> int:
-    """A stage's weights as its model holds them, from what the plan says of the checkpoint: never too few.
+    """A stage's weights as its model holds them, from the plan's number of bytes of the checkpoint; never too few.
 
-    Floating tensors take the engine's dtype.  config.json says what they were; when it does not, two bytes a number.
+    Floating tensors take the engine's dtype.  config.json says what dtype they are stored in.  If it does not, they
+    count as two bytes a number.
     """
     if "quantization_config" in config:
         return stored_bytes
@@ -134,8 +138,8 @@ def held_bytes(stored_bytes: int, config: Mapping[str, Any], dtype: str) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
-    """A stage's reserve and the tensors it holds, in bytes, and its shape."""
+class StageMemory:
+    """A stage's reserve and its weights, in bytes, and its shape."""
 
     reserve: int
     weights: int
@@ -143,8 +147,8 @@ class Room:
 
 
 @dataclass(frozen=True, slots=True)
-class Worst:
-    """What bounds a batch and a request, the same in every stage.  ``max_num_seqs`` sample in one batch."""
+class BatchLimits:
+    """The limits of a batch and of a request, the same in every stage.  ``max_num_seqs`` requests sample in a batch."""
 
     dtype: str
     max_num_batched_tokens: int
@@ -156,7 +160,7 @@ class Worst:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """The slices of a reserve, in bytes.  ``kv`` is a whole number of blocks."""
+    """The parts of a reserve, in bytes.  ``kv`` is a whole number of blocks."""
 
     reserve: int
     weights: int
@@ -166,48 +170,50 @@ class MemoryPlan:
     kv_blocks: int
 
 
-def plan_stage(stage: int, rooms: Sequence[Room], worst: Worst) -> MemoryPlan:
-    """Divide the reserve of ``stage``; every stage of a pipeline gets as many blocks as the scarcest has room for.
+def plan_stage(stage: int, stages: Sequence[StageMemory], limits: BatchLimits) -> MemoryPlan:
+    """Divide the reserve of ``stage``; every stage of a pipeline gets as many blocks as the scarcest one can hold.
 
-    A block is the same tokens in every stage, so all must have it.  The result depends on nothing but the arguments,
-    which every stage has: nobody asks anybody.  Raises MemoryTooSmall, at every stage alike, unless one request of
-    ``max_model_len`` tokens fits.
+    A block is the same tokens in every stage, so all stages must have it.  The result depends on the arguments only,
+    and every stage has the same ones, so no stage asks another.  Raises MemoryTooSmall, in every stage alike, unless
+    one request of ``max_model_len`` tokens fits.
     """
-    plans = [_slices(room, worst, len(rooms)) for room in rooms]
+    slices = [_slices(memory, limits, len(stages)) for memory in stages]
     # one block is vLLM's null block: it is never handed to a request
-    needed = -(-worst.max_model_len // worst.block_size) + 1
-    scarcest = min(range(len(plans)), key=lambda i: plans[i][2])
-    if plans[scarcest][2] < needed:
-        raise _too_small(f"stage {scarcest} of " if len(rooms) > 1 else "", rooms[scarcest], worst,
-                         plans[scarcest], needed)  # fmt: skip
-    blocks, room = plans[scarcest][2], rooms[stage]
-    weights, intermediates, _ = plans[stage]
-    kv = blocks * _block_bytes(room.shape, worst)
-    return MemoryPlan(room.reserve, weights, intermediates, kv, (blocks - 1) * worst.block_size, blocks)
+    needed = -(-limits.max_model_len // limits.block_size) + 1
+    scarcest = min(range(len(slices)), key=lambda k: slices[k][2])
+    if slices[scarcest][2] < needed:
+        which = f"stage {scarcest} of " if len(stages) > 1 else ""
+        raise _too_small(which, stages[scarcest], limits, slices[scarcest], needed)
+    blocks, memory = slices[scarcest][2], stages[stage]
+    weights, intermediates, _ = slices[stage]
+    kv = blocks * _block_bytes(memory.shape, limits)
+    return MemoryPlan(memory.reserve, weights, intermediates, kv, (blocks - 1) * limits.block_size, blocks)
 
 
-def _slices(room: Room, worst: Worst, n_stages: int) -> tuple[int, int, int]:
+def _slices(memory: StageMemory, limits: BatchLimits, n_stages: int) -> tuple[int, int, int]:
     """(weights, intermediates, blocks)"""
-    shape, tokens = room.shape, worst.max_num_batched_tokens
-    weights = room.weights + packed_head_bytes(shape, worst.dtype, worst.device)
-    intermediates = peak_intermediate_bytes(shape, worst.dtype, tokens, worst.max_num_seqs, worst.device)
-    intermediates += relayed_bytes(shape, worst.dtype, tokens, n_stages)
-    return weights, intermediates, (room.reserve - weights - intermediates) // _block_bytes(shape, worst)
+    shape, tokens = memory.shape, limits.max_num_batched_tokens
+    weights = memory.weights + packed_head_bytes(shape, limits.dtype, limits.device)
+    intermediates = peak_intermediate_bytes(shape, limits.dtype, tokens, limits.max_num_seqs, limits.device)
+    intermediates += relayed_bytes(shape, limits.dtype, tokens, n_stages)
+    return weights, intermediates, (memory.reserve - weights - intermediates) // _block_bytes(shape, limits)
 
 
-def _block_bytes(shape: Geometry, worst: Worst) -> int:
-    return worst.block_size * kv_bytes_per_token(shape, worst.dtype)
+def _block_bytes(shape: Geometry, limits: BatchLimits) -> int:
+    return limits.block_size * kv_bytes_per_token(shape, limits.dtype)
 
 
-def _too_small(which: str, room: Room, worst: Worst, slices: tuple[int, int, int], blocks: int) -> MemoryTooSmall:
+def _too_small(
+    which: str, memory: StageMemory, limits: BatchLimits, slices: tuple[int, int, int], blocks: int
+) -> MemoryTooSmall:
     weights, intermediates, _ = slices
-    kv = blocks * _block_bytes(room.shape, worst)
+    kv = blocks * _block_bytes(memory.shape, limits)
     needed = weights + intermediates + kv
     return MemoryTooSmall(
         f"{which}the model needs {_mib(needed)} MiB ({_mib(weights)} weights, {_mib(intermediates)} intermediates, "
-        f"{_mib(kv)} for one request of {worst.max_model_len} tokens) and the worker has {_mib(room.reserve)} MiB",
+        f"{_mib(kv)} for one request of {limits.max_model_len} tokens) and the worker has {_mib(memory.reserve)} MiB",
         hint=f"set resources.gpu_memory_mb to at least {_mib(needed)}, or lower engine.max_model_len",
-    )  # fmt: skip
+    )
 
 
 def _mib(n_bytes: int) -> int:

@@ -1,4 +1,4 @@
-"""The proxy's side of its engine process: start it, submit, hand each request its own events."""
+"""The proxy's side of its engine process: it starts the engine, submits requests and hands each one its events."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Answer:
 
 
 class EngineLink:
-    """One reader thread; any number of threads submit."""
+    """Has one reader thread; any number of threads submit."""
 
     def __init__(self, channel: Channel, pid: int) -> None:
         self._channel = channel
@@ -74,8 +74,8 @@ class EngineLink:
         channel.set_timeout(None)
 
     def listen(self, on_lost: Callable[[int], None]) -> None:
-        """Begin to hear the engine.  ``on_lost`` is called once, on the reader thread, after open requests failed, with
-        the signal that killed the engine or 0."""
+        """Begin to read the engine's messages.  The reader thread calls ``on_lost`` once, after the open requests have
+        failed, with the signal that killed the engine, or 0."""
         self.stops.begin()
         LastingThread(partial(self._read, on_lost), "engine-link").start()
 
@@ -83,7 +83,7 @@ class EngineLink:
         self._send(EngineStart(init, door))
 
     def wait_started(self) -> EngineStarted:
-        """Raises what kept the engine from starting.  Not bounded: a start that makes progress is never cut off."""
+        """Raises what kept the engine from starting.  Has no deadline: a start that makes progress is never cut off."""
         outcome = self._outcome.get()
         if isinstance(outcome, ThawError):
             raise outcome
@@ -105,7 +105,7 @@ class EngineLink:
         return answer
 
     def abort(self, request_id: str) -> None:
-        """Stop computing; whoever reads the answer is woken by its end.  A request that has ended is ignored."""
+        """Stop computing a request; its reader gets the end.  A request that has ended is ignored."""
         with self._lock:
             answer = self._answers.pop(request_id, None)
         if answer is not None:
@@ -126,7 +126,7 @@ class EngineLink:
         try:
             while True:
                 self._deliver(decode(self._channel.receive()[0]))
-        except (ProtocolError, OSError):  # closed, or damaged, which ends it as well
+        except (ProtocolError, OSError):  # the channel was closed, or a message was damaged, which ends it as well
             on_lost(self._lose())
 
     def _deliver(self, message: Message) -> None:
@@ -149,7 +149,7 @@ class EngineLink:
             answer.events.put(event)
 
     def _lose(self) -> int:
-        """Every request of the engine has failed.  Returns the signal that killed it, 0 where it ended by itself."""
+        """Fail every request of the engine.  Returns the signal that killed it, or 0 if it ended by itself."""
         signal_number, how = _end_of(self._pid)
         error = ErrorInfo(WorkerLost.__name__, f"the engine process {how}")
         log.event("engine_lost", pid=self._pid, reason=error.message)
@@ -163,7 +163,7 @@ class EngineLink:
 
 
 def _start_error(how: str, signal_number: int) -> ThawError:
-    """A kill may be tried again elsewhere; an engine that gave up by itself would do so again."""
+    """A start that was killed may be tried again elsewhere; an engine that gave up by itself would do so again."""
     said = f"the engine process {how} while it started"
     if signal_number:
         return WorkerLost(said, hint="out of memory, or killed from outside")
@@ -171,12 +171,12 @@ def _start_error(how: str, signal_number: int) -> ThawError:
 
 
 def _end_of(pid: int) -> tuple[int, str]:
-    """Reap it.  Returns the signal that killed it, or 0, and how it ended in words.
+    """Reap the engine.  Returns the signal that killed it, or 0, and how it ended in words.
 
-    Its socket is closed, so it has gone; one that sent damage is made to.
+    Its socket is closed, so it has ended or is ending.  One that sent a damaged message is killed here.
     """
     try:
-        os.kill(pid, signal.SIGKILL)  # changes nothing for one that is ending
+        os.kill(pid, signal.SIGKILL)  # changes nothing for a process that is ending
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     except (ChildProcessError, ProcessLookupError):
         return 0, "has gone"

@@ -1,7 +1,7 @@
-"""The engine process: one stage, token ids only, commanded by the proxy over an inherited socket.
+"""The engine process: it runs one stage on token ids, and takes commands from the proxy over an inherited socket.
 
-The reader thread takes commands, the engine's own thread steps.  When the proxy goes away, so does this process;
-when the engine breaks, its requests fail first and then the process ends, which the proxy takes as a lost worker.
+The reader thread takes commands, and the engine's own thread computes.  When the proxy ends, this process ends too.
+When the engine breaks, its requests fail first; then the process ends, and the proxy sees a lost worker.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ EXIT_BROKEN = 70  # EX_SOFTWARE
 
 
 def serve(channel: Channel, make_engine: Callable[[], MakeEngine], born_ns: int | None = None) -> int:
-    """Obey the proxy until it closes.  ``make_engine`` does the heavy import, while the start command is awaited.
-    ``born_ns`` is when this process was begun for it, on the monotonic clock.
+    """Obey the proxy until it closes.  ``make_engine`` does the heavy import while the start command is awaited.
+    ``born_ns`` is the time on the monotonic clock when the proxy began this process.
 
-    A start runs on a thread of its own: a proxy that dies in the middle of one is seen at once, not when the last
-    byte has come.  The caller ends the process, with whatever the start is waiting for.
+    A start runs on a thread of its own, so a proxy that dies in the middle of it is seen at once and not after the last
+    byte.  The caller then ends the process, whatever the start is waiting for.
     """
     lasting.guard(Log("engine"))
     use_own_tmp()
-    parameter_manager.start()  # before any heavy import: a CUDA context is made meanwhile, on a thread of its own
+    parameter_manager.start()  # before any heavy import, because a thread makes a CUDA context meanwhile
     libraries = _Importing(make_engine, born_ns)
     channel.set_timeout(None)
     start = _Start(channel, libraries)
@@ -72,22 +72,22 @@ def serve(channel: Channel, make_engine: Callable[[], MakeEngine], born_ns: int 
                 start.engine.abort(message.request_id)
     except (ChannelClosed, OSError):
         if start.engine is not None:
-            start.engine.stop()  # the other stages of a pipeline hear of it now, and not by this one's silence
+            start.engine.stop()  # tells the other stages of a pipeline now; otherwise they would wait for this one
         return EXIT_LOST_PROXY
 
 
 def use_own_tmp() -> None:
-    """Temporary files go where the container's driver says (TMPDIR), also where a zygote had chosen before its fork."""
+    """Put temporary files where the container's driver says (TMPDIR), also after a zygote had chosen."""
     tempfile.tempdir = None
 
 
 class _Importing:
-    """The heavy import, begun at once.  In a stem cell it has happened before: then there is no phase of it.
+    """The heavy import, which begins at once.  A stem cell (an idle container) has done it before, without a phase.
 
-    The phase includes the interpreter's own start and what this file imports, from ``born_ns`` on."""
+    The phase begins at ``born_ns``: it includes the start of the interpreter and this file's own imports."""
 
     def __init__(self, make_engine: Callable[[], MakeEngine], born_ns: int | None) -> None:
-        """On the process's first thread, which has done all that was done so far."""
+        """Called on the process's first thread, whose account holds everything that the process has spent so far."""
         self._make, self._born_ns, self._spent = make_engine, born_ns, ThreadAccount().spent()
         self._trace = StartTrace()
         self._made: MakeEngine | None = None
@@ -100,7 +100,7 @@ class _Importing:
         try:
             with self._trace.phase(Phase.LIBRARIES_BEGIN):
                 self._made = self._make()
-        except Exception as e:  # noqa: BLE001  whatever an import raises is told to the proxy
+        except Exception as e:  # noqa: BLE001  result() raises it where the proxy is told
             print_traceback()
             self._error = e
         self._imported = len(sys.modules) > n_before
@@ -117,7 +117,7 @@ class _Importing:
 
 
 class _Start:
-    """From the command to an engine that accepts requests; the process ends when it fails, and with the engine."""
+    """One start, from the command to an engine that accepts requests.  The process ends with the engine."""
 
     def __init__(self, channel: Channel, libraries: _Importing) -> None:
         self.engine: Engine | None = None
@@ -134,7 +134,7 @@ class _Start:
         except ThawError as e:
             _tell(self._channel, EngineStartFailed(e.info()))
             _exit(EXIT_BROKEN)
-        except Exception:  # noqa: BLE001  the edge of a thread: without it the proxy would wait for ever
+        except Exception:  # noqa: BLE001  the edge of a thread; the proxy would wait for ever otherwise
             print_traceback()
             _exit(EXIT_BROKEN)
         trace.extend(started.events)
@@ -148,14 +148,15 @@ class _Start:
             _tell(self._channel, Events(tuple(events)))
 
         with trace.phase(Phase.CONTEXT_BEGIN):
-            self._door = DoorClient.connect(command.door)  # open for as long as the process maps the segment: its life
+            # stays open as long as the process maps the segment, so until it ends
+            self._door = DoorClient.connect(command.door)
             segment = parameter_manager.open_segment(*self._door.granted(deadline_s=GRANT_DEADLINE_S))
         engine = self._libraries.result(trace)(emit)
         return engine, engine.start(command.init, segment)
 
 
 def _exit(status: int) -> NoReturn:
-    """At once: vLLM's exit handlers take a second and free nothing the kernel does not."""
+    """End at once: the engine's exit handlers take a second and free nothing that the kernel does not free."""
     flush_output()
     os._exit(status)
 
@@ -164,7 +165,7 @@ def _tell(channel: Channel, message: Message) -> None:
     try:
         channel.send(encode(message))
     except OSError:
-        os._exit(EXIT_LOST_PROXY)  # nobody is left to tell; the reader thread is about to see the same
+        os._exit(EXIT_LOST_PROXY)  # the proxy has gone; the reader thread is about to see the same
 
 
 def load_cold(library: EngineLibrary) -> MakeEngine:

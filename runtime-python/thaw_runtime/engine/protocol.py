@@ -1,12 +1,13 @@
-"""The engine protocol: token ids in, token events out.  Text is the proxy's business.
+"""The engine protocol: token ids in, token events out.  The proxy handles text.
 
 An engine runs one stage in one process.  ``submit`` and ``abort`` may be called from any thread and never block on
-the device; events come back through the callback the engine was made with, a batch per step.  Every submitted
+the device.  Events come back through the callback with which the engine was made, one batch a step.  Every submitted
 request ends in exactly one Finished or Failed, an aborted one in Finished("abort").
 
-``Token.index`` counts from 0 per activation.  A request that continues an answer carries the tokens already
-delivered in ``output_so_far``; its first Token has index ``first_index == len(output_so_far)``, and the tokens are the
-ones an uninterrupted run would have produced: sampling depends on (seed, index) and penalties see the whole output.
+``Token.index`` counts from 0 for each activation.  A request that continues an answer carries the tokens already
+delivered in ``output_so_far``.  Its first Token has index ``first_index == len(output_so_far)``, and its tokens are the
+ones that an uninterrupted run would have produced: sampling depends on (seed, index), and penalties apply to the whole
+output.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class EngineRequest:
 
     @property
     def over(self) -> str | None:
-        """Why ``output_so_far`` is the whole answer, if it is: a worker may be lost before it can say that it ended."""
+        """Why ``output_so_far`` is already the whole answer, or None.  A worker may be lost before it can say so."""
         output, sampling = self.output_so_far, self.sampling
         if output and len(output) >= sampling.min_tokens and output[-1] in sampling.stop_token_ids:
             return "stop"
@@ -70,13 +71,13 @@ class Logprobs:
 @dataclass(frozen=True, slots=True)
 class Usage:
     prompt_tokens: int
-    completion_tokens: int  # of the whole answer, output_so_far included
+    completion_tokens: int  # those of the whole answer, output_so_far included
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One token.  A request's first one carries what becomes attributes of a trace event: ``spent`` says what the
-    engine's thread spent on it, ``hops`` what carried it from each stage of a pipeline to the next."""
+    """One token.  A request's first token carries attributes of a trace event: ``spent`` is what the engine thread
+    spent on it, ``hops`` are the paths that carried it from each stage of a pipeline to the next."""
 
     index: int
     token_id: int
@@ -87,7 +88,7 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """``hops`` are those of a pipeline, if one changed since the request's first token."""
+    """``hops`` are the paths between the stages of a pipeline, if one changed since the request's first token."""
 
     reason: str  # "stop" | "length" | "abort"
     usage: Usage
@@ -101,16 +102,17 @@ class Failed:
 
 Event = Token | Finished | Failed
 Emit = Callable[[Sequence[tuple[str, Event]]], None]
-"""Takes (request_id, event) pairs of one step, in order.  Called on the engine's thread; must not block."""
+"""Takes (request_id, event) pairs of one step, in order.  Called on the engine thread; must not block."""
 
 
 GRANT_DEADLINE_S = 60.0
-"""The invoker grants before it sends /init, so this bounds a broken invoker, not a slow fetch."""
+"""How long to wait for the segment's descriptors.  The invoker grants them before it sends /init, so this limits a
+broken invoker and not a slow fetch."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineStarted:
-    """What a start reports: where its time went, and what it found out about the model."""
+    """What a start reports: how it spent its time, and what it found out about the model."""
 
     events: tuple[TraceEvent, ...] = ()
     memory: Mapping[str, int] = field(default_factory=dict)
@@ -119,7 +121,7 @@ class EngineStarted:
 
 class Engine(Protocol):
     def start(self, stage_plan: LlmInit, segment: Segment) -> EngineStarted:
-        """Build the model, follow the watermark, return when requests are accepted.
+        """Build the model, follow the watermark, and return when the engine accepts requests.
 
         Raises ModelUnsupported, ModelCorrupt, MemoryTooSmall, InitFailed, or what the segment's wait raises.
         """
@@ -136,11 +138,11 @@ class Engine(Protocol):
         ...
 
     def drain(self, deadline_s: float) -> bool:
-        """Wait until no request is open.  False when ``deadline_s`` seconds did not suffice."""
+        """Wait until no request is open.  False after ``deadline_s`` seconds."""
         ...
 
     def memory(self) -> Mapping[str, int]:
-        """Bytes: reserve, weights, intermediates, kv; and kv_tokens."""
+        """The bytes of reserve, weights, intermediates and kv, and the number of kv_tokens."""
         ...
 
     def stop(self) -> None:
@@ -148,7 +150,7 @@ class Engine(Protocol):
         ...
 
     def join(self) -> None:
-        """Return when a started engine has ended, stopped or broken, and has told everybody."""
+        """Return when a started engine was stopped or broke, and all open requests and other stages know it."""
         ...
 
 

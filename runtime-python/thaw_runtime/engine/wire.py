@@ -1,7 +1,7 @@
-"""What the proxy and its engine process say to each other: control frames over a socket pair.
+"""The messages between the proxy and its engine process: control frames over a socket pair.
 
 A step's events travel as one message of short arrays (``[request_id, "k", index, token_id, logprob, top, spent,
-hops]``, the end left out where there is nothing): this is the hot path, a token costs no dictionary.
+hops]``, without the values at the end that are empty).  This is the hot path, so a token costs no dictionary.
 """
 
 from __future__ import annotations
@@ -51,9 +51,7 @@ class Events:
 
 
 Message = EngineStart | Submit | Abort | EngineReady | EngineStartFailed | Events
-_PLAIN: dict[str, type[Any]] = {
-    cls.__name__: cls for cls in (EngineStart, Abort, EngineReady, EngineStartFailed)
-}  # fmt: skip
+_PLAIN: dict[str, type[Any]] = {cls.__name__: cls for cls in (EngineStart, Abort, EngineReady, EngineStartFailed)}
 
 
 def encode(message: Message) -> dict[str, Any]:

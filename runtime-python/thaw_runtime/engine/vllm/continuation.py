@@ -1,6 +1,6 @@
 """Requests that go on sampling as if never interrupted: seeded generators and penalties, on the stage that samples.
 
-Knows the fields of the engine's model runner and of its batch, but imports no engine.
+This file uses fields of vLLM's model runner and of its batch, but imports no vLLM.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ class Continuation:
     """A request whose prompt ends with tokens it generated elsewhere."""
 
     output_so_far: list[int]
-    rewound: bool = False  # its generator stands where the uninterrupted run's would
+    rewound: bool = False  # its generator has made the draws of the uninterrupted run
 
 
 class Continuations:
-    """Those of one engine, by request id."""
+    """The continued requests of one engine, by request id."""
 
     def __init__(self) -> None:
         self._open: dict[str, Continuation] = {}
@@ -33,7 +33,7 @@ class Continuations:
         self._open.pop(request_id, None)
 
     def before_sampling(self, runner: Any) -> None:
-        """Between forward pass and sampling: set back what an uninterrupted run would have."""
+        """Between forward pass and sampling, give each continued request the state of an uninterrupted run."""
         batch = getattr(runner, "input_batch", None)
         if batch is None or not hasattr(batch, "generators"):
             return
@@ -47,16 +47,17 @@ class Continuations:
 def _continue(batch: Any, row: int, continuation: Continuation, generated_here: list[int]) -> None:
     generator = batch.generators.get(row)
     if generator is not None and not continuation.rewound:
-        for _ in continuation.output_so_far:  # one draw a token: vLLM's sampler on the CPU
+        for _ in continuation.output_so_far:  # vLLM's sampler on the CPU draws once a token
             torch.randint(0, 2**31, (1,), generator=generator)
     continuation.rewound = True
     penalised = batch.sampling_metadata.output_token_ids
-    if penalised:  # penalties look at the whole output, not only at what was generated here
+    if penalised:  # penalties apply to the whole output, not only to what was generated here
         penalised[row] = [*continuation.output_so_far, *generated_here]
 
 
 def _keep_discarded_draws(runner: Any, batch: Any) -> None:
-    """A prompt's non-final chunk samples too and vLLM rewinds the generator, by a call CPU generators lack."""
+    """A chunk of a prompt samples too, though it is not the last one.  vLLM then rewinds the generator, by a call that
+    CPU generators lack."""
     for row in runner.discard_request_mask.np[: batch.num_reqs].nonzero()[0]:
         generator = batch.generators.get(int(row))
         if generator is not None and not isinstance(generator, Rewindable):
@@ -66,7 +67,7 @@ def _keep_discarded_draws(runner: Any, batch: Any) -> None:
             generator.mark()
 
 
-class Rewindable(torch.Generator):  # type: ignore[misc]  # Any to the checker
+class Rewindable(torch.Generator):
     """A CPU generator with the offset calls of a CUDA one: ``set_offset`` goes back to the last ``mark``."""
 
     @classmethod
@@ -79,7 +80,7 @@ class Rewindable(torch.Generator):  # type: ignore[misc]  # Any to the checker
         self._marked = self.get_state()
 
     def get_offset(self) -> int:
-        return 4  # what one draw costs on CUDA: vLLM subtracts it
+        return 4  # vLLM subtracts this, the cost of one draw on CUDA
 
     def set_offset(self, offset: int) -> None:
         self.set_state(self._marked)

@@ -1,11 +1,11 @@
-"""Environment of an engine process, set before vLLM is imported: it reads some of it only then."""
+"""Environment of an engine process.  It is set before vLLM is imported, because vLLM reads some of it only then."""
 
 from __future__ import annotations
 
 import os
 
 FIXED = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # else the executor is turned into one with worker processes
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # otherwise vLLM replaces the executor by one with worker processes
     "VLLM_CONFIGURE_LOGGING": "0",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_PLUGINS": "",
@@ -17,10 +17,11 @@ FIXED = {
 
 
 def prepare(n_threads: int = 1) -> None:
-    """``n_threads`` holds until the start says how many the worker's share of the device allows."""
+    """``n_threads`` applies until the start says how many threads the worker's share of the device allows."""
     os.environ.update(FIXED)
     os.environ.setdefault("OMP_NUM_THREADS", str(n_threads))
-    # A thread that spins at a barrier takes the core from fetchd or from the thread it waits for: on a busy host of
-    # two cores a first token took 1.1 s instead of 0.05 s.  An idle host pays 15 ms a prefill for it.
+    # A thread that spins at a barrier takes the core from fetchd, or from the thread for which it waits.  With spinning
+    # threads a first token took 1.1 s instead of 0.05 s on a busy host of two cores.  Without them, an idle host needs
+    # 15 ms more for a prefill.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)  # it would override the size we compute
+    os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)  # it would override the size that Thaw computes

@@ -1,4 +1,4 @@
-"""What vLLM raises while an engine starts, as one of our errors."""
+"""Translates what vLLM raises while an engine starts into Thaw's errors."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ from thaw.errors import InitFailed, MemoryTooSmall, ModelUnsupported, PlatformEr
 
 _NO_MEMORY: Final = re.compile(
     r"out of memory|(can.?t|cannot|could not) allocate memory"  # CUDA's driver, torch's allocators, the kernel
-    r"|^(available|free) memory on (node|device) ",  # vLLM, which looks at the machine before it takes its part
+    r"|^(available|free) memory on (node|device) ",  # vLLM, which checks the machine before it takes its part
     re.IGNORECASE,
 )
-"""How it is said that memory is missing.  The word alone says nothing: a model's name or an option may hold it."""
+"""Sentences that say that memory is missing.  The word "memory" alone proves nothing: a model's name or an option may
+contain it."""
 _GRANT_TOO_SMALL: Final = re.compile(
     r"^No available memory for the cache blocks|larger than the available KV cache memory"
 )
-"""What vLLM says of the part that the plan gave it, whatever else the host has."""
+"""What vLLM says when the part that the plan gave it is too small, whatever else the host has."""
 
 
 def translated(error: Exception) -> ThawError:
-    """Before vLLM takes any memory, the memory plan refuses a function that needs more than it asked for.  So memory
-    that is missing later is missing on the host, which had promised it."""
+    """The error of a start.  Memory that is missing now is missing on the host, which had promised it: before vLLM
+    takes any, the memory plan refuses a function that needs more than it asked for."""
     text = f"{type(error).__name__}: {error}"
     if _is_memory_missing(error):
         return PlatformError(

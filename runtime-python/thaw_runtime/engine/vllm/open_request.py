@@ -1,4 +1,4 @@
-"""A request in an engine: numbers its tokens and turns the engine's outputs into events."""
+"""A request in an engine: its tokens get numbers, and vLLM's outputs become events."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from thaw_runtime.engine.vllm.work import Mark, Work
 
 
 class OpenRequest:
-    """Numbers a request's tokens; the first one carries what the engine's thread spent until it was there.
+    """Numbers a request's tokens.  The first token carries what the engine thread spent on it.
 
     ``hops`` says which paths the messages between the stages take now; None where there is one stage.
     """
@@ -24,14 +24,14 @@ class OpenRequest:
         self._began: tuple[Work, Mark] | None = None
 
     def begin(self, work: Work) -> None:
-        """On the engine's thread, which computes it from now on."""
+        """Called on the engine thread, which computes the request from now on."""
         self._began = work, work.mark(len(self._request.prompt_token_ids))
 
     def usage(self) -> Usage:
         return Usage(len(self._request.prompt_token_ids), self._next)
 
     def events(self, output: Any) -> list[Event]:
-        """What an EngineCoreOutput of vLLM says."""
+        """An EngineCoreOutput of vLLM as events."""
         events: list[Event] = []
         for i, token_id in enumerate(output.new_token_ids):
             logprobs = _logprobs(output.new_logprobs, i)
@@ -46,19 +46,19 @@ class OpenRequest:
         return events
 
     def _first(self, token_id: int, logprobs: Logprobs | None) -> Token:
-        assert self._began is not None  # noqa: S101  only then is a token the first
+        assert self._began is not None  # noqa: S101  a token is the first only then
         (work, mark), self._began = self._began, None
         spent = work.since(mark)
         self._hops_told = self._hops()
         return Token(self._next, token_id, logprobs, spent, self._hops_told)
 
     def _changed_hops(self) -> tuple[HopPath, ...]:
-        """Since the first token; () when they are what they were."""
+        """The paths, if they have changed since the first token; otherwise ()."""
         return hops if (hops := self._hops()) != self._hops_told else ()
 
 
 def _logprobs(lists: Any, i: int) -> Logprobs | None:
-    """vLLM puts the sampled token first, the top ones behind it."""
+    """vLLM puts the sampled token first and the top ones after it."""
     if lists is None:
         return None
     ids, values = lists.logprob_token_ids[i].tolist(), lists.logprobs[i].tolist()

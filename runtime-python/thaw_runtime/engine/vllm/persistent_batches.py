@@ -1,11 +1,11 @@
-"""The requests of each batch that is in the pipeline, kept in rows of its own.
+"""Keeps the requests of each batch that is in the pipeline in rows of their own.
 
-vLLM's runner keeps the requests of the last batch in a *persistent batch*: token ids, block table and sampling state in
-rows, of which little changes when the next batch has the same requests.  In a pipeline it never has: between two steps
-of a request come those of s − 1 other batches, and every row would be removed and written again at every step, prompt
-and all.  Here each batch that can be in flight finds the rows it left behind.
+vLLM's runner keeps the requests of the last batch in a *persistent batch*: token ids, block table and sampling state,
+a row for each request.  Few rows change when the next batch has the same requests.  In a pipeline it never has them:
+the steps of s − 1 other batches come between two steps of a request, and vLLM would remove and write every row again
+at every step, the whole prompt included.  Here each batch that can be in flight finds the rows it left behind.
 
-Knows the fields of the engine's runner, but imports no engine.
+This file uses fields of vLLM's runner, but imports no vLLM, so its tests need none.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from typing import Any
 
 class PersistentBatches:
     def __init__(self, batches: Sequence[Any]) -> None:
-        """``batches``: empty ones of the runner's kind, as many as can be in flight."""
+        """``batches`` are empty and of the runner's class; there are as many as can be in flight."""
         self._batches = list(batches)
 
     @classmethod
     def of(cls, runner: Any, logitsprocs: Callable[..., Any], pin_memory: bool) -> PersistentBatches:
-        """The runner's own and more of its kind, made as it makes them, each with ``logitsprocs`` of its own."""
+        """The runner's own batch, and more that the runner makes like it, each with its own ``logitsprocs``."""
         made = [runner.input_batch]
         for _ in range(runner.vllm_config.parallel_config.pipeline_parallel_size - 1):
-            runner._init_block_sizes = []  # it makes one when they differ from the cache's
+            runner._init_block_sizes = []  # the runner makes a batch when these differ from the cache's block sizes
             runner.may_reinitialize_input_batch(runner.kv_cache_config)
             runner.input_batch.logitsprocs = logitsprocs(
                 runner.vllm_config, runner.device, pin_memory, runner.is_pooling_model
             )
-            if hasattr(runner, "_postprocess_tensors"):  # on a CPU there is no second copy of a table
+            if hasattr(runner, "_postprocess_tensors"):  # on a CPU, a table has no second copy on a device
                 runner._postprocess_tensors()
             made.append(runner.input_batch)
         return cls(made)
 
     def take_up(self, runner: Any, output: Any) -> None:
-        """Give the runner the rows of the requests that ``output`` schedules; a request is in no others then."""
+        """Give the runner the batch that has most requests of ``output``, and remove these from the other batches."""
         scheduled = output.num_scheduled_tokens.keys()
         best = max(self._batches, key=lambda b: (len(scheduled & b.req_id_to_index.keys()), -len(b.req_id_to_index)))
         for other in self._batches:

@@ -1,4 +1,4 @@
-"""A name of somebody else's module, or of an object, that means something else while a block runs."""
+"""Replaces an attribute of a module or object of vLLM or torch while a block runs."""
 
 from __future__ import annotations
 

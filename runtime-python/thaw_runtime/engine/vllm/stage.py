@@ -1,6 +1,7 @@
-"""A stage's side of a step: the engine's objects and tensors ↔ what travels (pipeline/wire.py).
+"""A stage's side of a step: vLLM's objects and tensors ↔ the messages between the stages (pipeline/wire.py).
 
-Knows the fields of the engine's scheduler output, runner and group, but imports no engine.
+This file uses fields of vLLM's scheduler output, runner and group, but imports no vLLM, so its tests need none.
+translation.py makes vLLM's objects of the messages.
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
 
 
 class StageGroup:
-    """Stands for vLLM's pipeline group, whose other ranks are in containers that no torch.distributed can reach.
+    """Stands for vLLM's pipeline group, whose other ranks are in containers that torch.distributed cannot reach.
 
-    The worker takes the tensors of the stage before from ``received`` and leaves its own in ``computed``: who carries
-    them is the executor's business.
+    The worker takes the tensors of the stage before from ``received`` and leaves its own in ``computed``.  The executor
+    carries them.
     """
 
     def __init__(self, stage: int, n_stages: int) -> None:
@@ -55,14 +56,14 @@ class StageGroup:
         return []
 
     def destroy(self) -> None:
-        """Nothing is held."""
+        """Does nothing, because the group holds nothing."""
 
 
 # ── tensors ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def to_host(tensors: Tensors, n_tokens: int) -> dict[str, HostTensor]:
-    """The first ``n_tokens`` rows of each, as bytes.  On a CPU without a copy."""
+    """The first ``n_tokens`` rows of each tensor, as bytes.  Copies nothing on a CPU."""
     return {name: _host(t[:n_tokens]) for name, t in tensors.items()}
 
 
@@ -74,7 +75,7 @@ def _host(tensor: torch.Tensor) -> HostTensor:
 
 
 def from_host(tensors: Mapping[str, HostTensor]) -> dict[str, torch.Tensor]:
-    """Copies, on the CPU: what came is read-only, and of no use to the transport any more."""
+    """Copies on the CPU, because the received bytes are read-only."""
     made: dict[str, torch.Tensor] = {}
     for name, host in tensors.items():
         made[name] = torch.empty(host.shape, dtype=_DTYPES[host.dtype])
@@ -83,7 +84,7 @@ def from_host(tensors: Mapping[str, HostTensor]) -> dict[str, torch.Tensor]:
 
 
 def wanted_by(runner: Any) -> dict[str, tuple[str, int]]:
-    """What a batch must bring for this stage: name → (dtype, width).  Nothing for the first."""
+    """The tensors that a batch must bring for this stage: name → (dtype, width).  None for the first stage."""
     found = getattr(runner, "intermediate_tensors", None)
     return {name: (_NAMES[t.dtype], t.shape[1]) for name, t in found.items()} if found is not None else {}
 
@@ -92,23 +93,34 @@ def wanted_by(runner: Any) -> dict[str, tuple[str, int]]:
 
 
 def step_of(number: int, output: Any, requests: Mapping[str, EngineRequest]) -> Step:
-    """What a SchedulerOutput says, for the other stages."""
+    """A SchedulerOutput as a message for the other stages."""
     if output.new_block_ids_to_zero:
         raise PlatformError("this model's KV cache must be zeroed, which a pipeline does not pass on")
     cached = output.scheduled_cached_reqs
     return Step(
         number,
-        tuple(NewSequence(requests[n.req_id], _blocks(n.block_ids), n.num_computed_tokens)
-              for n in output.scheduled_new_reqs),
         tuple(
-            KnownSequence(name, name in cached.resumed_req_ids, tuple(cached.new_token_ids[i]),
-                          None if cached.new_block_ids[i] is None else _blocks(cached.new_block_ids[i]),
-                          cached.num_computed_tokens[i], cached.num_output_tokens[i])
-            for i, name in enumerate(cached.req_ids)
+            NewSequence(requests[n.req_id], _blocks(n.block_ids), n.num_computed_tokens)
+            for n in output.scheduled_new_reqs
         ),
-        dict(output.num_scheduled_tokens), tuple(output.finished_req_ids),
+        tuple(_known(cached, i) for i in range(len(cached.req_ids))),
+        dict(output.num_scheduled_tokens),
+        tuple(output.finished_req_ids),
         tuple((c.src_block_id, c.dst_block_id) for c in output.kv_cache_block_copies or ()),
-    )  # fmt: skip
+    )
+
+
+def _known(cached: Any, i: int) -> KnownSequence:
+    """The i-th request of a CachedRequestData."""
+    name, blocks = cached.req_ids[i], cached.new_block_ids[i]
+    return KnownSequence(
+        name,
+        name in cached.resumed_req_ids,
+        tuple(cached.new_token_ids[i]),
+        None if blocks is None else _blocks(blocks),
+        cached.num_computed_tokens[i],
+        cached.num_output_tokens[i],
+    )
 
 
 def _blocks(groups: Any) -> Blocks:
@@ -116,12 +128,12 @@ def _blocks(groups: Any) -> Blocks:
 
 
 def sampled_of(number: int, output: Any) -> Sampled:
-    """What the last stage's ModelRunnerOutput says."""
+    """The last stage's ModelRunnerOutput as a message for stage 0."""
     lists = output.logprobs
     logprobs = None
     if lists is not None:
-        logprobs = SampledLogprobs(_rows(lists.logprob_token_ids), _rows(lists.logprobs),
-                                   tuple(lists.sampled_token_ranks.tolist()))  # fmt: skip
+        ranks = tuple(lists.sampled_token_ranks.tolist())
+        logprobs = SampledLogprobs(_rows(lists.logprob_token_ids), _rows(lists.logprobs), ranks)
     return Sampled(number, tuple(output.req_ids), tuple(map(tuple, output.sampled_token_ids)), logprobs)
 
 
@@ -132,18 +144,22 @@ def _rows(array: Any) -> tuple[Any, ...]:
 def bounds_of(runner: Any) -> Bounds:
     config = runner.vllm_config
     return Bounds(
-        config.cache_config.num_gpu_blocks, config.cache_config.block_size, runner.max_num_tokens,
-        runner.max_num_reqs, config.model_config.max_model_len, config.model_config.get_vocab_size(),
-    )  # fmt: skip
+        config.cache_config.num_gpu_blocks,
+        config.cache_config.block_size,
+        runner.max_num_tokens,
+        runner.max_num_reqs,
+        config.model_config.max_model_len,
+        config.model_config.get_vocab_size(),
+    )
 
 
 def known_to(runner: Any) -> dict[str, int]:
-    """The requests a runner has, with the blocks each holds in its scarcest group."""
+    """The requests that a runner has, with the number of blocks that each holds in its scarcest group."""
     return {name: min(map(len, state.block_ids)) for name, state in runner.requests.items()}
 
 
 def as_kind(kind: type[Any], spec: Any) -> Any:
-    """A KV cache spec as one of another kind."""
+    """A KV cache spec as one of the class ``kind``, with the fields that both have."""
     names = {f.name for f in fields(kind)} & {f.name for f in fields(spec)}
     return kind(**{name: getattr(spec, name) for name in names})
 
@@ -154,25 +170,27 @@ def check_for(batch: Batch, runner: Any) -> None:
 
 
 def rehearsal(n_tokens: int, block_size: int, n_groups: int) -> Iterator[Step]:
-    """A prompt of ``n_tokens`` and a decode step of two requests, one greedy; then they are forgotten.
+    """A prompt of ``n_tokens`` and a decode step of two requests, one of them greedy; the last step ends both.
 
-    Both write into the same blocks, which belong to nobody yet: what comes out means nothing.
+    Both write into the same blocks, which no request has yet, so their tokens mean nothing.
     """
     blocks = (tuple(range(1, 2 + (n_tokens + 1) // block_size)),) * n_groups
     names = ("rehearsal-greedy", "rehearsal-sampled")
-    requests = [EngineRequest(name, (0,) * n_tokens, Sampling(2, temperature, top_p=0.9), 0)
-                for name, temperature in zip(names, (0.0, 0.7), strict=True)]  # fmt: skip
+    requests = [
+        EngineRequest(name, (0,) * n_tokens, Sampling(2, temperature, top_p=0.9), 0)
+        for name, temperature in zip(names, (0.0, 0.7), strict=True)
+    ]
     yield Step(0, tuple(NewSequence(r, blocks, 0) for r in requests), (), dict.fromkeys(names, n_tokens), ())
     known = tuple(KnownSequence(name, False, (0,), None, n_tokens, 1) for name in names)
     yield Step(0, (), known, dict.fromkeys(names, 1), ())
     yield Step(0, (), (), {}, names)
 
 
-# ── what stage 0 waits for ────────────────────────────────────────────────────────────────────────────────────────
+# ── the batches for which stage 0 waits ───────────────────────────────────────────────────────────────────────────
 
 
 class Pending:
-    """The batches whose tokens have not come back.  The engine's thread opens, the link's thread fulfils."""
+    """The batches whose tokens have not come back.  The engine thread opens them, the link's thread fulfils them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -185,7 +203,7 @@ class Pending:
         return future
 
     def fulfil(self, sampled: Sampled, vocab_size: int) -> None:
-        """Raises ProtocolError for tokens nobody waits for, or of other requests; who waits is left to fail()."""
+        """Raises ProtocolError for tokens of an unknown batch or of other requests; an open batch is left to fail()."""
         rows = len(sampled.request_ids)
         known = all(0 <= t < vocab_size for row in sampled.token_ids for t in row)
         with self._lock:

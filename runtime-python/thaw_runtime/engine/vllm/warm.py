@@ -1,4 +1,5 @@
-"""What a zygote does before it forks: every import a start would otherwise pay for, and one configuration."""
+"""What a zygote (the process that forks stem cells) does before it forks: every import that a start would otherwise
+pay for, and one configuration."""
 
 from __future__ import annotations
 
@@ -9,31 +10,51 @@ import tempfile
 from pathlib import Path
 
 MODULES = (
-    "tokenizers", "jinja2", "thaw_runtime.llm.proxy", "thaw_runtime.engine.vllm.engine",
-    "vllm.model_executor.layers.quantization.online.base", "vllm.distributed.ec_transfer.ec_connector.metrics",
-    "vllm.distributed.elastic_ep.elastic_execute", "vllm.distributed.kv_transfer.kv_connector.v1.metrics",
-    "vllm.v1.attention.backends.cpu_attn", "vllm.v1.core.sched.scheduler", "vllm.v1.pool.flash_maxsim",
-)  # fmt: skip
+    "tokenizers",
+    "jinja2",
+    "thaw_runtime.llm.proxy",
+    "thaw_runtime.engine.vllm.engine",
+    "vllm.model_executor.layers.quantization.online.base",
+    "vllm.distributed.ec_transfer.ec_connector.metrics",
+    "vllm.distributed.elastic_ep.elastic_execute",
+    "vllm.distributed.kv_transfer.kv_connector.v1.metrics",
+    "vllm.v1.attention.backends.cpu_attn",
+    "vllm.v1.core.sched.scheduler",
+    "vllm.v1.pool.flash_maxsim",
+)
 ARCHITECTURES = (
-    "LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "MistralForCausalLM", "OPTForCausalLM",
-    "GPT2LMHeadModel", "GemmaForCausalLM", "Gemma2ForCausalLM",
-)  # fmt: skip
+    "LlamaForCausalLM",
+    "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM",
+    "MistralForCausalLM",
+    "OPTForCausalLM",
+    "GPT2LMHeadModel",
+    "GemmaForCausalLM",
+    "Gemma2ForCausalLM",
+)
 NO_MODEL = {
-    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 64, "hidden_size": 64,
-    "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1,
-    "max_position_embeddings": 64, "torch_dtype": "float32",
-}  # fmt: skip
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 64,
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 1,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 64,
+    "torch_dtype": "float32",
+}
 
 
 def warm_up() -> None:
     for module in MODULES:
         importlib.import_module(module)
-    from thaw_runtime.engine.vllm.engine import preload
+    from thaw_runtime.engine.vllm.configuration import preload
 
     before = dict(os.environ)
     with tempfile.TemporaryDirectory() as directory:
         Path(directory, "config.json").write_text(json.dumps(NO_MODEL))
         preload(ARCHITECTURES, directory)
     for name in os.environ.keys() - before.keys():
-        del os.environ[name]  # configuring sets variables for the processes of an engine, and these are nobody's
+        del os.environ[name]  # the configuration sets variables for the processes of an engine; a zygote has no engine
     os.environ.update(before)

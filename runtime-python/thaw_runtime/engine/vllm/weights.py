@@ -9,7 +9,7 @@ import torch
 
 from relay.thread_account import Asleep
 from thaw.model import TensorInfo
-from thaw_runtime.engine.vllm.packing import Finisher, Rehearsal
+from thaw_runtime.engine.vllm.packing import LayerPacker, Rehearsal
 from thaw_runtime.weights.arriving import arriving
 from thaw_runtime.weights.segment import ARRIVAL_DEADLINE_S, Segment
 
@@ -19,13 +19,14 @@ def arriving_tensors(
     tensors: Sequence[TensorInfo],
     check: Callable[[], None],
     waited: Asleep,
-    finisher: Finisher | None = None,
+    packer: LayerPacker | None = None,
     rehearsal: Rehearsal | None = None,
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Each of ``tensors`` in load order, as soon as its last byte is below the watermark.
+    """Yield each of ``tensors`` in load order, as soon as its last byte is below the watermark.
 
-    Views, not copies: valid while the segment is.  ``waited`` counts the sleep until bytes come, ``finisher.kernels``
-    the wait for other threads in what the model does with them.  ``check`` raises what makes waiting pointless.
+    The tensors are views, not copies: valid while the segment is.  ``waited`` counts the sleep until bytes come.
+    ``packer.kernels`` counts the wait for other threads while the model uses a tensor.  ``check`` raises what makes
+    waiting pointless.
     """
     source = arriving(segment, tensors)
     ends = [segment.locate(t.file, t.offset) + t.n_bytes for t in tensors]
@@ -34,15 +35,15 @@ def arriving_tensors(
         check()
         if rehearsal is not None:
             rehearsal.hold_if_due()
-        # counting costs more than not having to wait
+        # counting the wait costs more than a wait that is over at once
         with waited.counted() if end < ends[i] else nullcontext():
             source.wait(i, ARRIVAL_DEADLINE_S)
         end = end if end >= ends[i] else segment.wait(0, 0.0)
         tensor = source.take(i)
-        if finisher is not None:
-            finisher.handing_out(info.name, tensor)
-        with finisher.kernels.counted() if finisher is not None else nullcontext():
+        if packer is not None:
+            packer.handing_out(info.name, tensor)
+        with packer.kernels.counted() if packer is not None else nullcontext():
             yield info.name, tensor
-        del tensor  # ours must not be the reference that looks like a consumer's
-        if finisher is not None:
-            finisher.finish_complete()
+        del tensor  # our own reference must not look as if the model still held the tensor
+        if packer is not None:
+            packer.pack_complete()

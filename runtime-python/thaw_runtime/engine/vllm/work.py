@@ -1,4 +1,4 @@
-"""What the engine's thread spends the time of a request on: the evidence of the ``prefill`` phase."""
+"""How the engine thread spends the time of a request: the evidence of the ``prefill`` phase."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from thaw_runtime.process.thread_accounts import Look, OtherThreads
 OTHER_STAGES: Final = "the other stages"
 _FIRST_REQUESTS: Final = 16
 _SHORT_TOKENS: Final = 64
-"""A look at the threads of kernels takes some 40 µs.  Requests pay for it that may take longer than explains itself:
-those that waited for the start, and those with a long prompt."""
+"""To look at the kernels' threads takes some 40 µs.  Only requests that may take so long that their time must be
+explained pay for it: those that waited for the start, and those with a long prompt."""
 _WORTH_SAYING_S: Final = 0.001
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """What was spent when a request began.  ``kernels`` is None for a request that nobody needs to explain."""
+    """What had been spent when a request began.  ``kernels`` is None for a request that is too short to explain."""
 
     at_s: float
     spent: tuple[float, float]
@@ -29,7 +29,7 @@ class Mark:
 
 
 class Work:
-    """Made and used by the engine's thread, after a batch has been computed: the threads of its kernels exist.
+    """What the engine thread has spent.  That thread makes and uses it, after a batch, when its kernels' threads exist.
 
     ``stages`` counts the sleep until the other stages of a pipeline have answered; None for a whole model.
     """
@@ -39,14 +39,14 @@ class Work:
         self._first_left = _FIRST_REQUESTS
 
     def mark(self, n_tokens: int) -> Mark:
-        """Now, as a request of so many prompt tokens begins."""
+        """What has been spent by now, when a request of ``n_tokens`` prompt tokens begins."""
         is_looked_at = self._first_left > 0 or n_tokens > _SHORT_TOKENS
         self._first_left = max(0, self._first_left - 1)
         kernels = self._kernels.look() if is_looked_at else None
         return Mark(time.monotonic(), self._account.spent(), self._stages_s(), kernels)
 
     def since(self, mark: Mark) -> dict[str, object]:
-        """Attributes of the phase's end."""
+        """What was spent since then, as attributes of the phase's end."""
         cpu_s, core_wait_s = (now - then for now, then in zip(self._account.spent(), mark.spent, strict=True))
         stages_s = self._stages_s() - mark.stages_s
         waits = {"core_wait_s": core_wait_s, "threads_wait_s": self._threads_wait_s(mark), "wait_s": stages_s}
@@ -55,7 +55,7 @@ class Work:
         return found | ({"waits_for": OTHER_STAGES} if "wait_s" in found else {})
 
     def _threads_wait_s(self, mark: Mark) -> float:
-        """0 for a request that was too short to need evidence."""
+        """0 for a request that is too short to need evidence."""
         if mark.kernels is None or time.monotonic() - mark.at_s <= SHORT_S:
             return 0.0
         return self._kernels.waited_s(mark.kernels, self._kernels.look(scan=True))

@@ -1,8 +1,8 @@
 """A torch.distributed world of one process, without the threads of a world of many.
 
-vLLM makes a dozen groups and each of them with gloo, whose event loops look every 10 ms whether they shall end: more
-than a thousand wake-ups a second in an engine that has nothing to do (bench/warm.py).  A process here is alone in its
-world (docs/pipeline.md), where every collective returns what it was given.  torch's *fake* groups do that, and have no
+vLLM makes a dozen groups, each with gloo, whose event loops check every 10 ms whether they shall end.  That is more
+than a thousand wake-ups a second in an engine that has nothing to do (bench/warm.py).  A process of Thaw is alone in
+its world (docs/pipeline.md), so every collective returns what it was given.  torch's *fake* groups do that without
 threads.
 """
 
@@ -19,7 +19,7 @@ import torch.testing._internal.distributed.fake_pg  # registers the backend
 
 @contextmanager
 def world_of_one() -> Iterator[None]:
-    """Groups that are made while the block runs and would be gloo's have no event loop.  Others are as asked for."""
+    """While the block runs, groups that would use gloo get no event loop.  Other backends are left alone."""
     made = torch.distributed.init_process_group, torch.distributed.new_group
     torch.distributed.init_process_group, torch.distributed.new_group = map(_without_gloo, made)
     try:

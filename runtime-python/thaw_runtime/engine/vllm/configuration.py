@@ -1,0 +1,155 @@
+"""vLLM's configuration for one start: arguments, architecture, memory; and what a zygote prepares for every start."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from vllm.engine.arg_utils import EngineArgs
+from vllm.model_executor.models import ModelRegistry
+from vllm.platforms import current_platform
+from vllm.plugins import load_general_plugins
+from vllm.utils import cpu_resource_utils, mem_utils, numa_utils, platform_utils
+from vllm.v1.sample import logits_processor
+
+from relay.protocol.messages import LlmInit
+from thaw.errors import InitFailed, ModelUnsupported
+from thaw_runtime.engine.kv_memory import CPU, GPU, BatchLimits, MemoryPlan, plan_stage
+from thaw_runtime.engine.stage_memory import stage_memories
+from thaw_runtime.engine.vllm.executors import StageExecutor
+from thaw_runtime.engine.vllm.loader import LOAD_FORMAT
+from thaw_runtime.engine.vllm.scheduler import StageScheduler
+from thaw_runtime.engine.vllm.window import PARTITION
+from thaw_runtime.engine.vllm.worker import CPU_WORKER, GPU_WORKER
+from thaw_runtime.pipeline.stage_parts import StagePart
+from thaw_runtime.weights.segment import Segment
+from thaw_runtime.weights.sidecars import model_config
+
+MAX_BATCHED_TOKENS = 2048  # vLLM's own default for a server on a CPU
+PIPELINED_BATCHED_TOKENS = 512
+"""Tokens of a batch in a pipeline: a prompt of 2,048 tokens is four batches, and four stages compute them at once."""
+_LOOKS_AT_THE_MACHINE = (cpu_resource_utils, mem_utils, numa_utils, platform_utils)
+ALLOWED_ARGS = frozenset(
+    {
+        "block_size",
+        "max_num_batched_tokens",
+        "max_num_seqs",
+        "enable_prefix_caching",
+        "enable_chunked_prefill",
+        "seed",
+        "quantization",
+        "kv_cache_dtype",
+        "hf_overrides",
+    }
+)
+
+
+def engine_config(init: LlmInit, segment: Segment, part: StagePart, directory: str) -> Any:
+    """A VllmConfig of the model whose sidecars are in ``directory``.  Raises InitFailed, ModelUnsupported."""
+    _register_architecture(model_config(segment))
+    engine = init.config.engine
+    unknown = sorted(set(engine.args) - ALLOWED_ARGS)
+    if unknown:
+        allowed = ", ".join(sorted(ALLOWED_ARGS))
+        raise InitFailed(f"engine.args.{unknown[0]} cannot be set here", hint=f"allowed: {allowed}")
+    seqs = init.config.scaling.max_batch
+    most = MAX_BATCHED_TOKENS if part.whole else PIPELINED_BATCHED_TOKENS
+    args: dict[str, Any] = {
+        "max_num_seqs": seqs,
+        "max_num_batched_tokens": max(seqs, min(most, seqs * engine.max_model_len)),
+        **engine.args,
+    }
+    if not part.whole:
+        args |= _stage_args(part, args["max_num_seqs"])
+    return _configured(directory, dtype=engine.dtype, max_model_len=engine.max_model_len, **args)
+
+
+def _configured(directory: str, **args: Any) -> Any:
+    fixed = {
+        "model": directory,
+        "load_format": LOAD_FORMAT,
+        "skip_tokenizer_init": True,
+        "enforce_eager": True,
+        "trust_remote_code": False,
+        "kv_cache_memory_bytes": 1,
+        "disable_log_stats": True,
+        "worker_cls": CPU_WORKER if current_platform.is_cpu() else GPU_WORKER,
+    }
+    return EngineArgs(**fixed, **{"distributed_executor_backend": "uni"} | args).create_engine_config()
+
+
+def _stage_args(part: StagePart, batch: int) -> dict[str, Any]:
+    """A group takes as many requests as its stages have batches in flight, each of ``batch``."""
+    os.environ[PARTITION] = ",".join(map(str, part.layer_counts))
+    os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"  # the second runner sends tokens between stages by NCCL
+    return {
+        "pipeline_parallel_size": part.n_stages,
+        "distributed_executor_backend": StageExecutor,
+        "scheduler_cls": StageScheduler,
+        "async_scheduling": False,
+        "max_num_seqs": part.n_stages * batch,
+    }
+
+
+def _register_architecture(config: Mapping[str, Any]) -> None:
+    """Import the model's class here; vLLM would start a second Python to look at it.  Raises ModelUnsupported."""
+    names = config.get("architectures") or ["(none)"]
+    name = next((n for n in names if n in ModelRegistry.get_supported_archs()), None)
+    if name is None:
+        hint = "see vLLM's list of supported models"
+        raise ModelUnsupported(f"the engine has no architecture {names[0]}", hint=hint)
+    if type(ModelRegistry.models[name]).__name__ == "_LazyRegisteredModel":
+        ModelRegistry.register_model(name, ModelRegistry.models[name].load_model_cls())
+
+
+def memory_plan(init: LlmInit, segment: Segment, config: Any) -> MemoryPlan:
+    """How this stage's reserve is divided.  Raises MemoryTooSmall."""
+    limits = BatchLimits(
+        dtype=str(config.model_config.dtype).removeprefix("torch."),
+        max_num_batched_tokens=config.scheduler_config.max_num_batched_tokens,
+        max_num_seqs=-(-config.scheduler_config.max_num_seqs // init.n_stages),
+        max_model_len=config.model_config.max_model_len,
+        block_size=config.cache_config.block_size,
+        device=CPU if current_platform.is_cpu() else GPU,
+    )
+    quantised = config.model_config.quantization is not None
+    return plan_stage(init.stage, stage_memories(init, segment, limits.dtype, quantised=quantised), limits)
+
+
+# ── what a zygote does once for all starts ────────────────────────────────────────────────────────────────────────
+
+
+def preload(architectures: Sequence[str], no_model: str) -> None:
+    """Do what is the same for every model.  Computes no tensor and starts no thread.
+
+    ``no_model`` is a directory with a config.json that belongs to no real model.
+    """
+    torch.set_num_threads(1)
+    for name in architectures:
+        _register_architecture({"architectures": [name]})
+    current_platform.register_triton_kernel_overrides()
+    # Each call looks through every module.  All modules that hold a kernel are imported by now.
+    current_platform.register_triton_kernel_overrides = lambda: None
+    if current_platform.is_cpu():
+        # vLLM runs a program for this list in every start.  It looks up separately which cores a process may use.
+        cores = cpu_resource_utils._get_cpu_list()
+        cpu_resource_utils._get_cpu_list = lambda: cores
+        _configured(no_model, max_model_len=64)  # the first configuration fills caches that later ones use
+    # both look through all installed distributions for extensions of the engine
+    load_general_plugins()
+    processors = logits_processor._load_logitsprocs_plugins()
+    logits_processor._load_logitsprocs_plugins = lambda: list(processors)
+
+
+def forget_surroundings() -> None:
+    """Let vLLM look again at the machine and the limits that it runs under.
+
+    A stem cell imports and configures under the small limits of a waiting container.  Its claim raises them, and vLLM
+    would keep the old ones: it caches the control group's memory limit, for example.
+    """
+    for module in _LOOKS_AT_THE_MACHINE:
+        for found in list(vars(module).values()):
+            if callable(clear := getattr(found, "cache_clear", None)):
+                clear()

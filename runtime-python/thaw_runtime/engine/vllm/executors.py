@@ -1,0 +1,187 @@
+"""vLLM's in-process executor: what happens between the forward pass, sampling and the stages of a pipeline.
+
+::
+
+    UniProcExecutor (vLLM)
+    └── SegmentExecutor           a whole model
+        └── StageExecutor         one stage of several
+            ├── RelayExecutor     stage 0, below vLLM's engine and scheduler
+            └── FollowerExecutor  any other stage
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from vllm.distributed import parallel_state
+from vllm.utils.torch_utils import PIN_MEMORY
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.executor.uniproc_executor import UniProcExecutor
+from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT
+from vllm.v1.sample.logits_processor import build_logitsprocs
+
+from relay.thread_account import Asleep
+from thaw.trace import Phase
+from thaw_runtime.engine.protocol import EngineRequest
+from thaw_runtime.engine.vllm.continuation import Continuations
+from thaw_runtime.engine.vllm.current_start import current_start
+from thaw_runtime.engine.vllm.persistent_batches import PersistentBatches
+from thaw_runtime.engine.vllm.stage import (
+    Pending,
+    Tensors,
+    batch_of,
+    check_for,
+    from_host,
+    rehearsal,
+    sampled_of,
+    step_of,
+    wanted_by,
+)
+from thaw_runtime.engine.vllm.translation import model_runner_output, scheduler_output_of
+from thaw_runtime.pipeline.wire import Sampled
+
+REHEARSED_TOKENS = 64  # the length of a short prompt; kernels are generated for the number of rows they see
+
+
+class SegmentExecutor(UniProcExecutor):
+    """The in-process executor, with traced phases, and continued requests that sample as if never interrupted."""
+
+    def _init_executor(self) -> None:
+        self.continuations = Continuations()
+        super()._init_executor()
+        current_start().turn_to(Phase.KV_BEGIN).n_bytes = self.cache_config.kv_cache_memory_bytes
+
+    @property
+    def runner(self) -> Any:
+        return self.driver_worker.worker.model_runner
+
+    def begin(self, request: EngineRequest) -> None:
+        self.continuations.begin(request.request_id, request.output_so_far)
+
+    def forget(self, request_id: str) -> None:
+        self.continuations.forget(request_id)
+
+    def sample_tokens(self, grammar_output: Any, non_block: bool = False) -> Any:
+        self.continuations.before_sampling(self.runner)
+        return super().sample_tokens(grammar_output, non_block)
+
+
+class StageExecutor(SegmentExecutor):
+    """Computes the stage's layers of a batch, between the tensors of the stage before and those for the next one."""
+
+    supports_pp = True
+
+    def _init_executor(self) -> None:
+        super()._init_executor()
+        self.link: Any = current_start().link
+        self.group = parallel_state.get_pp_group()
+        self._batches: PersistentBatches | None = None  # made at the first batch, when the runner's tables have a shape
+        runner = self.runner
+        if not self.group.is_first_rank:  # vLLM allocates these only while it profiles
+            runner.intermediate_tensors = runner.model.make_empty_intermediate_tensors(
+                batch_size=runner.max_num_tokens, dtype=runner.dtype, device=runner.device
+            )
+
+    def compute(self, output: SchedulerOutput, received: Tensors) -> Tensors:
+        """Compute this stage's layers of a batch and return what the next stage needs.
+
+        The result is empty after the last stage, and for a batch without tokens.
+        """
+        self.group.received, self.group.computed = received, {}
+        self._batches = self._batches or PersistentBatches.of(self.runner, build_logitsprocs, PIN_MEMORY)
+        self._batches.take_up(self.runner, output)
+        self.collective_rpc("execute_model", args=(output,), single_value=True)
+        return self.group.computed
+
+    def rehearse(self) -> None:
+        """Run a batch through this stage alone; see Rehearsal."""
+        runner, config = self.runner, self.vllm_config
+        most = min(config.model_config.max_model_len - 2, runner.max_num_tokens // 2)
+        n_groups = len(runner.kv_cache_config.kv_cache_groups)
+        for step in rehearsal(min(REHEARSED_TOKENS, most), config.cache_config.block_size, n_groups):
+            received = {
+                name: torch.zeros(step.n_tokens, width, dtype=runner.dtype)
+                for name, (_, width) in wanted_by(runner).items()
+            }
+            self.compute(scheduler_output_of(step), received)
+            if step.n_tokens and self.group.is_last_rank:
+                self.sample_tokens(None)
+
+
+class RelayExecutor(StageExecutor):
+    """Stage 0: vLLM's engine stands above it, and the other stages are behind the link."""
+
+    def _init_executor(self) -> None:
+        super()._init_executor()
+        self._requests: dict[str, EngineRequest] = {}
+        self._pending = Pending()
+        self._number = 0
+        self._sampling, self.stages_awaited = Future[Any](), Asleep()
+        self._vocab_size = self.model_config.get_vocab_size()
+        self.link.on_sampled = lambda sampled: self._pending.fulfil(sampled, self._vocab_size)
+        self.link.when_lost(self._pending.fail)
+
+    def begin(self, request: EngineRequest) -> None:
+        self._requests[request.request_id] = request
+
+    def forget(self, request_id: str) -> None:
+        self._requests.pop(request_id, None)
+
+    def execute_model(self, scheduler_output: SchedulerOutput, non_block: bool = False) -> Any:
+        if not scheduler_output.total_num_scheduled_tokens and not scheduler_output.finished_req_ids:
+            return _done(EMPTY_MODEL_RUNNER_OUTPUT)  # the engine fills its queue; the other stages need not know
+        self._number += 1
+        step = step_of(self._number, scheduler_output, self._requests)
+        batch = batch_of(step, self.compute(scheduler_output, {}))
+        if not step.n_tokens:
+            self.link.send_batch(batch)
+            return _done(EMPTY_MODEL_RUNNER_OUTPUT)
+        self._sampling = self._pending.open(step)
+        self.link.send_batch(batch)
+        return _done(None)
+
+    def sample_tokens(self, grammar_output: Any, non_block: bool = False) -> Any:
+        """The last stage samples.  Returns the future of its answer to the batch that was executed last."""
+        return _Answer(self._sampling, self.stages_awaited.counted)
+
+
+class FollowerExecutor(StageExecutor):
+    """Any stage but the first: computes the batches that come down the chain."""
+
+    def follow(self) -> None:
+        """Compute one batch.  Raises ProtocolError for one that cannot be computed here, WorkerLost."""
+        batch = self.link.next_batch()
+        step = batch.step
+        check_for(batch, self.runner)
+        for new in step.new:
+            self.begin(new.request)
+        computed = self.compute(scheduler_output_of(step), from_host(batch.tensors))
+        for name in step.finished:
+            self.forget(name)
+        if not self.group.is_last_rank:
+            self.link.send_batch(batch_of(step, computed))
+        elif step.n_tokens:
+            self.link.send_sampled(sampled_of(step.number, self.sample_tokens(None)))
+
+
+class _Answer(Future[Any]):
+    """The last stage's answer as vLLM's output, made on the thread that waits for it."""
+
+    def __init__(self, sampled: Future[Sampled], awaiting: Callable[[], AbstractContextManager[None]]) -> None:
+        super().__init__()
+        self._sampled, self._awaiting = sampled, awaiting
+
+    def result(self, timeout: float | None = None) -> Any:
+        with self._awaiting():
+            sampled = self._sampled.result(timeout)
+        return model_runner_output(sampled)
+
+
+def _done(value: Any) -> Future[Any]:
+    future: Future[Any] = Future()
+    future.set_result(value)
+    return future
