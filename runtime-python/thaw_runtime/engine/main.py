@@ -107,6 +107,8 @@ class _Importing:
 
     def result(self, trace: StartTrace) -> MakeEngine:
         self._thread.join()
+        if isinstance(self._error, ThawError):
+            raise self._error
         if self._made is None:
             raise PlatformError(f"the engine's libraries cannot be imported: {self._error}")
         if self._imported:

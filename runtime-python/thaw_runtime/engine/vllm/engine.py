@@ -6,6 +6,9 @@ tokenizer.  In a pipeline (docs/pipeline.md), stage 0 has vLLM's engine and sche
 
 from __future__ import annotations
 
+import thaw_runtime.engine.vllm.compat  # noqa: F401  first: it says in a sentence what the imports below would miss
+
+# isort: split
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack

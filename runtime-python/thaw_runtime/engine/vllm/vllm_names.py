@@ -1,0 +1,332 @@
+"""Every name of vLLM that this folder uses, as a table.
+
+vLLM promises nothing about these names: nearly all of them are private, or inside ``vllm.v1``, or fields of objects
+that vLLM hands to the classes of this folder.  An upgrade of vLLM begins here: an engine process checks the table
+(compat.py), and the error says what is gone and for what Thaw uses it.
+
+A test parses the folder's source and fails when it uses a name that the table lacks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Final
+
+WRITTEN_FOR: Final = "0.32.0"
+
+
+class Kind(Enum):
+    """How a name is looked for."""
+
+    ATTRIBUTE = auto()
+    """The object at ``where`` has it: a name in a module, or a method, property or class variable."""
+    FIELD = auto()
+    """Instances of the class at ``where`` have it: the source of the class says ``self.name`` or ``name:``.  Where
+    ``where`` is a module, its source says ``.name`` of any object."""
+    PARAMETER = auto()
+    """The function at ``where`` takes it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """Some names of one module, class, object or function, and for what Thaw uses them."""
+
+    where: str  # "module" or "module:path.in.module"
+    names: tuple[str, ...]
+    purpose: str  # follows "which Thaw uses to"
+    kind: Kind = Kind.ATTRIBUTE
+    cpu_only: bool = False  # vLLM has it only where it computes on CPUs
+
+
+def _names(where: str, names: str, purpose: str, kind: Kind = Kind.ATTRIBUTE, *, cpu_only: bool = False) -> Names:
+    return Names(where, tuple(names.split()), purpose, kind, cpu_only)
+
+
+_PARALLEL: Final = "vllm.distributed.parallel_state"
+_GROUP: Final = f"{_PARALLEL}:GroupCoordinator"
+_LOADER_UTILS: Final = "vllm.model_executor.model_loader.utils"
+_MODELS: Final = "vllm.model_executor.models"
+_LINEAR: Final = "vllm.model_executor.layers.linear"
+_EMBEDDING: Final = "vllm.model_executor.layers.vocab_parallel_embedding"
+_RUNNER: Final = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
+_ROWS: Final = "vllm.v1.worker.gpu_input_batch:InputBatch"
+_WORKER: Final = "vllm.v1.worker.gpu_worker:Worker"
+_EXECUTOR: Final = "vllm.v1.executor.uniproc_executor:UniProcExecutor"
+_CORE: Final = "vllm.v1.engine.core:EngineCore"
+_SCHEDULER: Final = "vllm.v1.core.sched.scheduler:Scheduler"
+_SCHEDULED: Final = "vllm.v1.core.sched.output"
+_OUTPUTS: Final = "vllm.v1.outputs"
+
+NAMES: Final = (
+    # ── env.py, configuration.py ──
+    _names(
+        "vllm.envs",
+        "VLLM_ENABLE_V1_MULTIPROCESSING VLLM_CONFIGURE_LOGGING VLLM_NO_USAGE_STATS VLLM_PLUGINS VLLM_CPU_KVCACHE_SPACE",
+        "set up the environment of an engine process",
+    ),
+    _names("vllm.envs", "VLLM_PP_LAYER_PARTITION", "give a stage the layers of its plan"),
+    _names("vllm.envs", "VLLM_USE_V2_MODEL_RUNNER", "choose the model runner that it knows"),
+    _names("vllm.engine.arg_utils", "EngineArgs", "configure the engine"),
+    _names(
+        "vllm.engine.arg_utils:EngineArgs",
+        "model load_format skip_tokenizer_init enforce_eager trust_remote_code kv_cache_memory_bytes disable_log_stats "
+        "worker_cls distributed_executor_backend dtype max_model_len max_num_seqs max_num_batched_tokens "
+        "pipeline_parallel_size scheduler_cls async_scheduling block_size enable_prefix_caching enable_chunked_prefill "
+        "seed quantization kv_cache_dtype hf_overrides",
+        "configure the engine",
+        Kind.FIELD,
+    ),
+    _names("vllm.engine.arg_utils:EngineArgs", "create_engine_config", "configure the engine"),
+    _names(_MODELS, "ModelRegistry", "import a model's class in this process"),
+    _names(
+        f"{_MODELS}:ModelRegistry",
+        "models get_supported_archs register_model",
+        "import a model's class in this process",
+    ),
+    _names(f"{_MODELS}.registry", "_LazyRegisteredModel", "find out whether a model's class has been imported"),
+    _names(f"{_MODELS}.registry:_LazyRegisteredModel", "load_model_cls", "import a model's class in this process"),
+    _names("vllm.platforms", "current_platform", "find out whether it runs on a CPU"),
+    _names("vllm.platforms:current_platform", "is_cpu", "find out whether it runs on a CPU"),
+    _names("vllm.platforms:current_platform", "dist_backend", "set up a process's world of one"),
+    _names("vllm.platforms:current_platform", "register_triton_kernel_overrides", "look for kernels once in a zygote"),
+    _names("vllm.plugins", "load_general_plugins", "look for plugins once in a zygote"),
+    _names("vllm.v1.sample", "logits_processor", "look for plugins once in a zygote"),
+    _names("vllm.v1.sample.logits_processor", "_load_logitsprocs_plugins", "look for plugins once in a zygote"),
+    _names(
+        "vllm.utils",
+        "cpu_resource_utils mem_utils numa_utils platform_utils",
+        "make vLLM look again at the limits of a container that was claimed",
+    ),
+    _names("vllm.utils.cpu_resource_utils", "_get_cpu_list", "list the CPU's cores once in a zygote", cpu_only=True),
+    _names(
+        "vllm.config.vllm:VllmConfig",
+        "cache_config model_config parallel_config scheduler_config",
+        "plan the memory of a stage",
+        Kind.FIELD,
+    ),
+    _names("vllm.config.cache:CacheConfig", "num_gpu_blocks_override", "fix the number of KV blocks", Kind.FIELD),
+    _names("vllm.config.cache:CacheConfig", "kv_cache_memory_bytes", "fix the size of the KV cache", Kind.FIELD),
+    _names("vllm.config.cache:CacheConfig", "block_size num_gpu_blocks", "check a batch of another stage", Kind.FIELD),
+    _names("vllm.config.model:ModelConfig", "dtype quantization", "plan the memory of a stage", Kind.FIELD),
+    _names("vllm.config.model:ModelConfig", "max_model_len", "check a batch of another stage", Kind.FIELD),
+    _names("vllm.config.model:ModelConfig", "get_vocab_size", "check a batch of another stage"),
+    _names(
+        "vllm.config.scheduler:SchedulerConfig",
+        "max_num_batched_tokens max_num_seqs",
+        "plan the memory of a stage",
+        Kind.FIELD,
+    ),
+    _names("vllm.config.parallel:ParallelConfig", "pipeline_parallel_size", "count a pipeline's batches", Kind.FIELD),
+    # ── loader.py, window.py, packing.py ──
+    _names("vllm.model_executor.model_loader", "register_model_loader utils", "load weights from a segment"),
+    _names("vllm.model_executor.model_loader.base_loader", "BaseModelLoader", "load weights from a segment"),
+    _names(
+        "vllm.model_executor.model_loader.base_loader:BaseModelLoader",
+        "download_model create_model load_weights load_model",
+        "load weights from a segment",
+    ),
+    _names(_LOADER_UTILS, "process_weights_after_loading", "pack weights for the kernels"),
+    _names(_LOADER_UTILS, "record_metadata_for_reloading", "skip the notes for a second set of weights"),
+    _names("vllm.utils.torch_utils", "set_default_torch_dtype", "create and fill a model in its own dtype"),
+    _names("vllm.utils.torch_utils", "PIN_MEMORY", "make more batches like the runner's own"),
+    _names(f"{_MODELS}.utils", "PPMissingLayer", "remove modules that a stage never calls"),
+    _names(f"{_MODELS}.llama:LlamaModel", "start_layer end_layer", "choose the layers that compute", Kind.FIELD),
+    _names(_LINEAR, "UnquantizedLinearMethod", "pack a layer while the next one arrives"),
+    _names(f"{_LINEAR}:LinearBase", "quant_method", "pack a layer while the next one arrives", Kind.FIELD),
+    _names(
+        f"{_LINEAR}:UnquantizedLinearMethod", "process_weights_after_loading", "pack a layer while the next one arrives"
+    ),
+    _names("vllm.model_executor.layers.utils", "cpu_linear", "multiply by weights that are not packed", Kind.FIELD),
+    _names(_EMBEDDING, "ParallelLMHead UnquantizedEmbeddingMethod", "leave the input embedding unpacked"),
+    _names(f"{_EMBEDDING}:VocabParallelEmbedding", "quant_method", "leave the input embedding unpacked", Kind.FIELD),
+    _names(f"{_EMBEDDING}:UnquantizedEmbeddingMethod", "process_weights_after_loading", "pack the output head"),
+    # ── worker.py, stage.py ──
+    _names("vllm.distributed", "parallel_state", "set up a process's world of one"),
+    _names(
+        _PARALLEL,
+        "init_distributed_environment ensure_model_parallel_initialized get_pp_group",
+        "set up a process's world of one",
+    ),
+    _names(_PARALLEL, "_PP", "put its own group in the place of the pipeline group"),
+    _names(
+        _GROUP,
+        "is_first_rank is_last_rank irecv_tensor_dict isend_tensor_dict destroy",
+        "put its own group in the place of the pipeline group",
+    ),
+    _names(
+        _GROUP, "rank_in_group world_size ranks", "put its own group in the place of the pipeline group", Kind.FIELD
+    ),
+    _names("vllm.v1.worker.cpu_worker", "CPUWorker", "run a worker on a CPU"),
+    _names("vllm.v1.worker.gpu_worker", "Worker", "run a worker on a GPU"),
+    _names(_WORKER, "init_device get_kv_cache_spec", "prepare a stage's worker"),
+    _names(_WORKER, "_maybe_get_memory_pool_context", "allocate the KV cache without touching it"),
+    _names(_WORKER, "model_runner", "reach the model runner", Kind.FIELD),
+    _names(
+        "vllm.v1.worker.worker_base:WorkerBase",
+        "distributed_init_method local_rank",
+        "set up a process's world of one",
+        Kind.FIELD,
+    ),
+    _names("vllm.utils.cpu_resource_utils", "get_visible_memory_node", "leave memory unbound on a lone node"),
+    _names("torch:ops._C", "init_cpu_memory_env", "leave memory unbound on a lone node", cpu_only=True),
+    _names(
+        "vllm.v1.kv_cache_interface",
+        "FullAttentionSpec SlidingWindowSpec",
+        "give layers with a sliding window whole contexts in a pipeline",
+    ),
+    # ── executors.py, continuation.py, persistent_batches.py ──
+    _names("vllm.v1.executor.uniproc_executor", "UniProcExecutor", "run a worker in this process"),
+    _names(_EXECUTOR, "_init_executor", "prepare its executor"),
+    _names(
+        _EXECUTOR,
+        "supports_pp execute_model sample_tokens collective_rpc",
+        "pass a batch between the stages of a pipeline",
+    ),
+    _names(_EXECUTOR, "driver_worker", "reach the model runner", Kind.FIELD),
+    _names("vllm.v1.worker.worker_base:WorkerWrapperBase", "worker", "reach the model runner", Kind.FIELD),
+    _names(
+        "vllm.v1.executor.abstract:Executor",
+        "vllm_config cache_config model_config",
+        "prepare its executor",
+        Kind.FIELD,
+    ),
+    _names("vllm.v1.sample.logits_processor", "build_logitsprocs", "make more batches like the runner's own"),
+    _names(
+        _RUNNER,
+        "vllm_config kv_cache_config _init_block_sizes input_batch device is_pooling_model",
+        "make more batches like the runner's own",
+        Kind.FIELD,
+    ),
+    _names(_RUNNER, "may_reinitialize_input_batch", "make more batches like the runner's own"),
+    _names(
+        "vllm.v1.worker.cpu_model_runner:CPUModelRunner",
+        "_postprocess_tensors",
+        "make more batches like the runner's own",
+        cpu_only=True,
+    ),
+    _names(
+        _RUNNER,
+        "model intermediate_tensors max_num_tokens max_num_reqs dtype",
+        "take the tensors of the stage before",
+        Kind.FIELD,
+    ),
+    _names(
+        f"{_MODELS}.interfaces:SupportsPP",
+        "make_empty_intermediate_tensors",
+        "take the tensors of the stage before",
+        Kind.FIELD,
+    ),
+    _names(_RUNNER, "requests discard_request_mask", "continue a request that began elsewhere", Kind.FIELD),
+    _names(
+        _ROWS, "req_id_to_index generators sampling_metadata", "continue a request that began elsewhere", Kind.FIELD
+    ),
+    _names(_ROWS, "num_reqs req_ids", "continue a request that began elsewhere"),
+    _names(_ROWS, "logitsprocs", "make more batches like the runner's own", Kind.FIELD),
+    _names(_ROWS, "remove_request", "keep a request's rows in one batch"),
+    _names(
+        "vllm.v1.worker.gpu_input_batch:CachedRequestState",
+        "output_token_ids generator block_ids",
+        "continue a request that began elsewhere",
+        Kind.FIELD,
+    ),
+    _names(
+        "vllm.v1.sample.metadata:SamplingMetadata",
+        "output_token_ids",
+        "show penalties the whole output",
+        Kind.FIELD,
+    ),
+    _names("vllm.v1.utils:CpuGpuBuffer", "np", "continue a request that began elsewhere", Kind.FIELD),
+    _names("vllm.v1.kv_cache_interface:KVCacheConfig", "kv_cache_groups", "rehearse a batch of a stage", Kind.FIELD),
+    # ── translation.py, stage.py, open_request.py ──
+    _names("vllm", "SamplingParams", "hand a request to the engine"),
+    _names(
+        "vllm.sampling_params:SamplingParams",
+        "temperature top_p top_k min_p seed presence_penalty frequency_penalty repetition_penalty stop_token_ids "
+        "max_tokens min_tokens logprobs logit_bias detokenize ignore_eos",
+        "hand a request to the engine",
+        Kind.FIELD,
+    ),
+    _names("vllm.v1.core.kv_cache_utils", "KVCacheBlockCopy", "send a batch to other stages"),
+    _names(
+        "vllm.v1.core.kv_cache_utils:KVCacheBlockCopy",
+        "src_block_id dst_block_id",
+        "send a batch to other stages",
+        Kind.FIELD,
+    ),
+    _names(_SCHEDULED, "CachedRequestData NewRequestData SchedulerOutput", "send a batch to other stages"),
+    _names(f"{_SCHEDULED}:SchedulerOutput", "make_empty", "send a batch to other stages"),
+    _names(
+        f"{_SCHEDULED}:SchedulerOutput",
+        "scheduled_new_reqs scheduled_cached_reqs num_scheduled_tokens total_num_scheduled_tokens finished_req_ids "
+        "kv_cache_block_copies new_block_ids_to_zero",
+        "send a batch to other stages",
+        Kind.FIELD,
+    ),
+    _names(
+        f"{_SCHEDULED}:NewRequestData",
+        "req_id prompt_token_ids mm_features sampling_params pooling_params block_ids num_computed_tokens lora_request",
+        "send a batch to other stages",
+        Kind.FIELD,
+    ),
+    _names(
+        f"{_SCHEDULED}:CachedRequestData",
+        "req_ids resumed_req_ids new_token_ids all_token_ids new_block_ids num_computed_tokens num_output_tokens",
+        "send a batch to other stages",
+        Kind.FIELD,
+    ),
+    _names(_OUTPUTS, "EMPTY_MODEL_RUNNER_OUTPUT LogprobsLists ModelRunnerOutput", "take the tokens of the last stage"),
+    _names(
+        f"{_OUTPUTS}:ModelRunnerOutput",
+        "req_ids req_id_to_index sampled_token_ids logprobs",
+        "take the tokens of the last stage",
+        Kind.FIELD,
+    ),
+    _names(
+        f"{_OUTPUTS}:LogprobsLists",
+        "logprob_token_ids logprobs sampled_token_ranks",
+        "take the tokens of the last stage",
+        Kind.FIELD,
+    ),
+    _names(
+        "vllm.v1.engine:EngineCoreOutput",
+        "request_id new_token_ids new_logprobs finish_reason",
+        "read the engine's tokens",
+        Kind.FIELD,
+    ),
+    _names("vllm.v1.engine:EngineCoreOutputs", "outputs", "read the engine's tokens", Kind.FIELD),
+    # ── engine.py, scheduler.py ──
+    _names("vllm.exceptions", "VLLMClientError", "fail a request that vLLM refuses"),
+    _names("vllm.v1.engine.core", "EngineCore", "run the engine in this process"),
+    _names(
+        f"{_CORE}.__init__",
+        "log_stats",
+        "run the engine in this process",
+        Kind.PARAMETER,
+    ),
+    _names(_CORE, "add_request abort_requests reset_prefix_cache", "run the engine in this process"),
+    _names(_CORE, "_initialize_kv_caches", "prepare a stage that has no scheduler"),
+    _names(
+        _CORE,
+        "vllm_config model_executor scheduler batch_queue request_block_hasher step_fn",
+        "run the engine in this process",
+        Kind.FIELD,
+    ),
+    _names("vllm.v1.request", "Request", "hand a request to the engine"),
+    _names(
+        "vllm.v1.request:Request.__init__",
+        "request_id prompt_token_ids sampling_params pooling_params block_hasher",
+        "hand a request to the engine",
+        Kind.PARAMETER,
+    ),
+    _names("vllm.v1.request:Request", "num_tokens", "divide requests among batches"),
+    _names("vllm.v1.request:Request", "request_id num_computed_tokens", "divide requests among batches", Kind.FIELD),
+    _names("vllm.v1.core.sched.scheduler", "Scheduler", "divide requests among batches"),
+    _names(_SCHEDULER, "schedule has_requests", "divide requests among batches"),
+    _names(
+        _SCHEDULER,
+        "running waiting max_num_active_reqs max_num_running_reqs vllm_config",
+        "divide requests among batches",
+        Kind.FIELD,
+    ),
+)
