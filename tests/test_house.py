@@ -95,13 +95,25 @@ def test_no_file_grew_past_one_idea() -> None:
 
 
 def test_one_folder_knows_vllm() -> None:
+    """Outside it, only the registry of engines names vLLM, except in comments and docstrings."""
     runtime = ROOT / "runtime-python" / "thaw_runtime"
-    known = {
-        str(p.parent.relative_to(runtime))
-        for p in runtime.rglob("*.py")
-        if re.search(r"^\s*(from|import) vllm", p.read_text(), re.M)
-    }
-    assert known == {"engine/vllm"}
+    naming = {str(p.relative_to(runtime)) for p in runtime.rglob("*.py") if "vllm" in code(p).lower()}
+    assert {name for name in naming if not name.startswith("engine/vllm/")} == {"engine/registry.py"}
+
+
+def code(path: Path) -> str:
+    """A file without its comments and docstrings."""
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if isinstance(body, list):
+            node.body = [s for s in body if not is_text(s)]  # type: ignore[attr-defined]
+    return ast.unparse(tree)
+
+
+def is_text(statement: ast.stmt) -> bool:
+    """A docstring, or the text below a constant."""
+    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
 
 
 @pytest.mark.parametrize(
