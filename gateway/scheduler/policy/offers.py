@@ -1,0 +1,237 @@
+"""Offer the hosts to Algorithm 1 as servers, and turn the scheme that it chooses into a placement with its reasons."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from gateway.scheduler.events import ActionFacts
+from gateway.scheduler.placement import predict
+from gateway.scheduler.placement.expected import predicted_terms
+from gateway.scheduler.placement.plans import Choice, Seat, low_reserve
+from gateway.scheduler.placement.predict import Rates, Tier, Times
+from gateway.scheduler.placement.reasons import Estimate, estimates
+from gateway.scheduler.placement.schemes import (
+    VARIANTS,
+    Placement,
+    Request,
+    Scheme,
+    Server,
+    Size,
+    Variant,
+)
+from gateway.scheduler.placement.stages import Stages
+from gateway.scheduler.view.bounds import StageFacts, bound_terms
+from gateway.scheduler.view.cluster import ClusterView
+from gateway.scheduler.view.host_index import Wanted
+from gateway.scheduler.view.hosts import HostView, Room
+from gateway.scheduler.view.idle import Emptied
+from thaw import bound, partition
+from thaw.action import KIND_LLM
+from thaw.ids import GroupId, HostId
+from thaw.instance import StartMode
+from thaw.plan import StageRole
+
+_ROUNDING_S = 1e-6
+EXPLAINED_HOSTS = 32
+"""With up to this many hosts every size is worked out, so that a trace can say what each would have come to.  With more
+hosts a decision must be quick, and the trace covers only the sizes that had to be worked out."""
+EXPLAINED_CANDIDATES = 8
+"""The trace says for this many hosts when a worker would have its part there: the chosen hosts first, then the next
+best."""
+
+
+def variant(view: ClusterView) -> Variant:
+    return next((v for v in VARIANTS if v == view.settings.variant), "min_sharing")
+
+
+def _due_s(view: ClusterView, request: Request, most: int, times: Iterable[Times]) -> tuple[float, float]:
+    """Return the earliest and the latest deadline, from now, that some link could keep, over all sizes, over these
+    times of the workers' devices and over the shares that low workers may get."""
+    fastest, known = view.index.fastest, list(times)
+    if not known or fastest <= 0:
+        return 0.0, 0.0
+    best, worst = _extreme(known, min), _extreme(known, max)
+    earliest, latest = list[float](), list[float]()
+    for s in range(1, most + 1):
+        within_s = predict.fetch_time_left(request.slo_ttft, request.t_w, s, 1.0, best)
+        fetch_s = request.part(s) / fastest
+        if fetch_s <= within_s and predict.tpot(s, 1.0, best) <= request.slo_tpot:
+            late_s = predict.fetch_time_left(request.slo_ttft, request.t_w, s, predict.f_factor(s, 0), worst)
+            earliest.append(max(late_s, fetch_s))  # no deadline may come before the fetch could end
+            latest.append(within_s)
+    return min(earliest, default=0.0), max(latest, default=0.0)
+
+
+def _due_of(view: ClusterView, size: Size, times: Collection[Times]) -> tuple[float, float]:
+    """The earliest and the latest deadline, from now, of the fetches of one size on idle devices."""
+    if not times:
+        return 0.0, 0.0
+    request = size.request
+    factors = [predict.f_factor(size.s, size.w) if is_enforced else 1.0 for is_enforced in view.index.enforcing()]
+    earliest, latest = (
+        predict.fetch_time_left(request.slo_ttft, request.t_w, size.s, of(factors), _extreme(list(times), of))
+        for of in (max, min)
+    )
+    return earliest - _ROUNDING_S, latest + _ROUNDING_S
+
+
+def _extreme(times: Sequence[Times], of: Callable[[Iterable[float]], float]) -> Times:
+    """Return times that no device of these is faster than (``of`` is min) or slower than (max) in any part of a
+    pass."""
+    t_p, t_d, t_n, t_tail = (of(each) for each in zip(*((t.t_p, t.t_d, t.t_n, t.t_tail) for t in times), strict=True))
+    return Times(t_p=t_p, t_d=t_d, t_n=t_n, t_tail=t_tail)
+
+
+def _wanted_for(facts: ActionFacts, stages: Stages, size: Size, due_s: tuple[float, float]) -> Wanted:
+    low = (low_reserve(facts.need_bytes, size.s),) if size.w < size.s else ()
+    full = (facts.need_bytes,) if size.w else ()
+    part = size.request.part(size.s)
+    return Wanted((*low, *full), size.s, *due_s, part, stages, only_promises=True, whole=part, one_size=True)
+
+
+class Offers:
+    """The hosts as Algorithm 1's servers, numbered so that a tie goes to the least loaded."""
+
+    def __init__(
+        self, view: ClusterView, facts: ActionFacts, stages: Stages, request: Request, most: int, now_s: float,
+        *, without_idle: bool = False, only_promises: bool = False, size: Size | None = None,
+    ) -> None:  # fmt: skip
+        """``size``: the only size to search for, with workers on idle devices."""
+        self._without_idle = without_idle
+        self._view, self._name, self._model, self._now_s = view, facts.name, stages.facts, now_s
+        uri = stages.facts.uri
+        times = {(k, m): self.times(k, m) for k in view.index.kinds() for m in (StartMode.COLD, StartMode.PREWARMED)}
+        self._rates = {k: view.history.rates(facts.name, k) for k in view.index.kinds()}
+        if size is None:
+            # the bytes that a worker may need, least first: a low worker of ``most`` stages, …, a full worker
+            needs = tuple(low_reserve(facts.need_bytes, s) for s in range(most, 0, -1))
+            due_s = _due_s(view, request, most, times.values())
+            wanted = Wanted(needs, most, *due_s, request.part(most), stages, only_promises, request.part(1))
+        else:
+            wanted = _wanted_for(facts, stages, size, _due_of(view, size, times.values()))
+        holders = view.index.with_model(uri)
+        also = set(holders)
+        also |= view.idle.hosts(EXPLAINED_HOSTS) if without_idle else set()
+        self._hosts = view.index.offers(wanted, now_s, also)
+        version = stages.facts.version
+        self._resident = [h.host_id in holders and h.has_model(uri, stages.facts.weight_bytes, version)
+                          for h in self._hosts]  # fmt: skip
+        self._stages, self._most, self._whole = stages, most, request.part(1)
+        self.servers = [self._server(i, times) for i in range(len(self._hosts))]
+
+    def times(self, kind: str, mode: StartMode) -> Times:
+        return self._view.history.times(self._name, kind, mode, self._model.weight_bytes)
+
+    def _server(self, i: int, times: Mapping[tuple[str, StartMode], Times]) -> Server:
+        host = self._hosts[i]
+        room, mode = host.room(for_model=True), self._mode(host)
+        wait_s = 0.0 if mode is StartMode.COLD else max(0.0, host.cell_s(KIND_LLM) - self._now_s)
+        at: Room | Emptied = self._view.idle.emptied(host) if self._without_idle else room
+        return Server(
+            i, host.ledger.bytes_per_s, self._rates[room.kind].copy, at.gpus, times[room.kind, mode], at.seats,
+            self._parts(host), wait_s, host.enforces_shares,
+        )  # fmt: skip
+
+    @staticmethod
+    def _mode(host: HostView) -> StartMode:
+        return StartMode.COLD if host.cell_s(KIND_LLM) == math.inf else StartMode.PREWARMED
+
+    def _parts(self, host: HostView) -> tuple[int, ...] | None:
+        """Return how many parts the host's pool takes, by the number of stages; None where the pool sets no limit.  A
+        pool holds its models whatever the devices hold, so it counts as it is, idle instances included."""
+        if host.pool.slab_bytes == 0 and not host.pool.is_doubted:
+            return None
+        return tuple(host.pool_parts(self._stages, s) for s in range(1, self._most + 1))
+
+    def tier(self, server: Server, n_bytes: float) -> Tier:
+        """Return where a start on this server finds ``n_bytes`` of the model (all of them, or a stage's part)."""
+        if not self._resident[server.id]:
+            return Tier.REMOTE
+        return Tier.RESIDENT if n_bytes == self._whole else Tier.MEMORY
+
+    def bandwidth(self, server: Server, n_bytes: float, within_s: float) -> float:
+        if self._resident[server.id]:
+            return self._idle_rate(server, n_bytes)  # nothing is fetched, so promises to other fetches do not matter
+        return self._hosts[server.id].ledger.bandwidth(n_bytes, self._now_s + within_s, self._now_s)
+
+    def _idle_rate(self, server: Server, n_bytes: float) -> float:
+        """Return the rate at which the part comes into its segment when no other start fetches."""
+        rates = {Tier.RESIDENT: math.inf, Tier.MEMORY: self._rate_of(server).memory, Tier.REMOTE: server.bandwidth}
+        return rates[self.tier(server, n_bytes)]
+
+    def _rate_of(self, server: Server) -> Rates:
+        return self._rates[self._hosts[server.id].room(for_model=True).kind]
+
+    def host_id(self, i: int) -> HostId:
+        return self._hosts[i].host_id
+
+    def choice(self, scheme: Scheme, request: Request, facts: ActionFacts, why: Mapping[str, object]) -> Choice:
+        seats = [*(self._seat(p, StageRole.FULL) for p in scheme.full),
+                 *(self._seat(p, StageRole.LOW) for p in scheme.low)]  # fmt: skip
+        keep = max(1, min(facts.keep or 1, scheme.w))
+        slo = {"slo_ttft_s": facts.slo_ttft_s, "slo_tpot_s": facts.slo_tpot_s, "t_w_s": round(request.t_w, 3)}
+        return Choice(tuple(seats), scheme.fetch_within_s, scheme.ttft, fallback=scheme.fallback, keep=keep,
+                      why={**slo, **why})  # fmt: skip
+
+    def explained(self, scheme: Scheme, request: Request, facts: ActionFacts, why: Mapping[str, object]) -> Choice:
+        """Return the choice with its bound and its prediction in terms, and with what the trace says about each host
+        that was examined."""
+        found = self._estimates(scheme, request)
+        candidates = [{"host": self._hosts[i].host_id, **each.plain()} for i, each in found[:EXPLAINED_CANDIDATES]]
+        terms = bound_terms(self._view.history.best, self._name, self._stage_facts(scheme))
+        bound_s = bound.least_s(terms)
+        chosen = [(self.servers[i], self._known(i), each) for i, each in found if each.role and each.start is not None]
+        return replace(
+            self.choice(scheme, request, facts, {**why, "candidates": candidates}),
+            # no start can be faster than its bound, so none is predicted to be
+            predicted_ttft_s=max(scheme.ttft, request.t_w + (bound_s or 0.0)), bound_ttft_s=bound_s,
+            predicted_terms=predicted_terms(scheme, request, chosen, bound_s), bound_terms=terms,
+        )  # fmt: skip
+
+    def _estimates(self, scheme: Scheme, request: Request) -> list[tuple[int, Estimate]]:
+        """Return estimates, the chosen hosts first.  Among many hosts only the chosen ones are estimated, because an
+        estimate examines the host's link."""
+        chosen = [p.server for p in (*scheme.full, *scheme.low)]
+        servers = [self.servers[i] for i in set(chosen)] if len(self._view.hosts) > EXPLAINED_HOSTS else self.servers
+        return estimates(scheme, servers, request, variant(self._view), self.bandwidth, self.tier)
+
+    def _known(self, i: int) -> frozenset[str]:
+        """Return which of the times on this server some start has already shown."""
+        kind = self._hosts[i].room(for_model=True).kind
+        return self._view.history.shown(self._name, kind, self._mode(self._hosts[i]))
+
+    def _seat(self, at: Placement, role: StageRole) -> Seat:
+        host = self._hosts[at.server]
+        device = host.room(for_model=True).devices[at.gpu].device
+        return Seat(host.host_id, device.name, device.kind, role)
+
+    def _stage_facts(self, scheme: Scheme) -> list[StageFacts]:
+        """Return the facts for the bound, by stage: each stage with its own bytes, not those of the largest part."""
+        placed = (*scheme.full, *scheme.low)
+        parts = self._stages.of(scheme.s)
+        return [self._facts_of(k, at.server, parts[k].n_bytes) for k, at in enumerate(placed)]
+
+    def _facts_of(self, stage: int, i: int, n_bytes: int) -> StageFacts:
+        host, kind = self._hosts[i], self._hosts[i].room(for_model=True).kind
+        tier = self.tier(self.servers[i], n_bytes)
+        held, fetching = self._bytes_here(host)
+        lacking = 0 if tier is not Tier.REMOTE else max(0, n_bytes - held - fetching)
+        return StageFacts(
+            stage, host.host_id, kind, self._mode(host), n_bytes, lacking, tier is Tier.MEMORY,
+            tier is Tier.REMOTE and n_bytes > held, host.report.declared_bytes_per_s, host.report.measured_bytes_per_s,
+        )  # fmt: skip
+
+    def _bytes_here(self, host: HostView) -> tuple[int, int]:
+        """Return the bytes of the model that the host has, and the bytes that other starts there are fetching: a start
+        may share both."""
+        version = self._model.version
+        held = sum(r.n_bytes for r in host.report.resident
+                   if r.uri == self._model.uri and r.version in ("", version))  # fmt: skip
+        groups = {key.partition("/")[0] for key in host.ledger.fetches()}
+        plans = (self._view.groups[GroupId(g)].plan for g in groups if GroupId(g) in self._view.groups)
+        fetching = sum(partition.size((*stage.first_ranges, *stage.later_ranges))
+                       for plan in plans if plan.model is not None and plan.model.uri == self._model.uri
+                       for stage in plan.stages if stage.host == host.host_id)  # fmt: skip
+        return held, fetching
