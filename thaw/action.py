@@ -16,7 +16,9 @@ DEFAULT_KINDS = {"python:default": KIND_PYTHON, "python:3": KIND_PYTHON, "llm:de
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """OpenWhisk's limits: milliseconds, MB, MB, requests at once in one container."""
+    """OpenWhisk's limits: ``timeout`` in milliseconds, ``memory`` and ``logs`` in MB, ``concurrency`` in requests that
+    one container serves at once.
+    """
 
     timeout: int = 60_000
     memory: int = 256
@@ -26,7 +28,9 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Exec:
-    """``code`` is source text, or base64 of a zip when ``binary``; for ``llm:vllm`` the config takes its place."""
+    """``code`` is source text, or a zip file in base64 when ``binary`` is set; an ``llm:vllm`` action has a config
+    instead of code.
+    """
 
     kind: str
     code: str = ""
@@ -55,5 +59,7 @@ class Action:
 
     @property
     def idempotent(self) -> bool:
-        """An LLM request is greedy or seeded, so it may be continued elsewhere; user code runs at most once."""
+        """An LLM request is greedy or seeded, so another instance may continue it; user code runs at most once unless
+        the action has the annotation ``idempotent``.
+        """
         return self.is_llm or bool(self.annotations.get("idempotent"))

@@ -1,4 +1,4 @@
-"""OpenWhisk's record of one invocation, as it is stored; gateway/api renders it for clients."""
+"""OpenWhisk's record of one invocation in the form in which it is stored; gateway/api renders it for clients."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ActivationStatus(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Activation:
-    """One ended invocation.  ``init_ms`` is set for cold and prewarmed runs only (OpenWhisk's initTime)."""
+    """One invocation that has ended.  ``init_ms`` is set for cold and prewarmed runs only (OpenWhisk's initTime)."""
 
     activation_id: ActivationId
     namespace: Namespace

@@ -1,4 +1,4 @@
-"""The least time that a start can take, as terms that each name where they come from.
+"""The least time that a start can take, as a set of terms; each term names the source of its seconds.
 
 The terms of one stage form two chains that run side by side and meet where the engine has its weights::
 
@@ -6,10 +6,10 @@ The terms of one stage form two chains that run side by side and meet where the 
           └─ container ─ context ─ libraries ─ model ─ kv ─ copy ─┴─ engine ─┐
                                          (every stage of the group) ─────────┴─ prefill ─ first token
 
-Only what must come one after another is added up, and no waiting is in it.  Every term is either the bytes over the
-link's capacity or the least time that the phase has ever taken, so no start is faster than its bound.  A term that
-nobody knows counts as nothing: the bound is then *partial*, which makes it lower and never wrong.  The same record
-carries the terms of a prediction (``gateway/scheduler/placement/expected.py``): expected times and waits.
+The bound adds up only steps that must follow one another, and it contains no waiting.  Every term is either the bytes
+divided by the link's capacity or the least time that the phase has ever taken, so no start is faster than its bound.
+A term with unknown seconds counts as zero: the bound is then *partial*, which makes it lower and never wrong.  The same
+record carries the terms of a prediction (``gateway/scheduler/placement/expected.py``): expected times and waits.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ from typing import Final
 from thaw.start_times import StageTook, StartTook
 
 SUSTAINED_BYTES: Final = 16 * 1024 * 1024
-"""A shorter fetch may be served from buffers on the way, so it says nothing about the link and has no bytes' term."""
+"""Buffers on the way may serve a shorter fetch, so such a fetch says nothing about the link and has no BYTES term."""
 _SHORTEST_PROMPT: Final = 16
 
 
 class Part(enum.StrEnum):
-    """What a term is of."""
+    """The phase, or another part of a start, that a term describes."""
 
     BYTES = "bytes"  # over the host's link
-    MEMORY = "memory"  # in place of bytes: from another segment of the host's memory
+    MEMORY = "memory"  # replaces BYTES where the bytes come from another segment of the host's memory
     CONTAINER = "container"
     CONTEXT = "context"
     LIBRARIES = "libraries"
-    MODEL = "model"  # the empty modules
+    MODEL = "model"  # building the empty modules
     KV = "kv"
     COPY = "copy"  # from the host's memory to the device
     ENGINE = "engine"  # from complete weights to an engine that accepts requests
     PREFILL = "prefill"
-    # of predictions only
-    WAITED = "waited"  # by the request, before it was planned
-    CELL = "stem cell"  # until the one is made that the start takes
-    PROMISED = "promised"  # until the link has served the fetches that were promised it before
-    BOUND = "no sooner than its bound"  # where all other terms together are less than that
-    TAIL = "tail"  # from all that the cost model knows to an engine that accepts requests
+    # The parts below occur in predictions only.
+    WAITED = "waited"  # the request's wait before its start was planned
+    CELL = "stem cell"  # the wait until the host has made the stem cell that the start takes
+    PROMISED = "promised"  # the wait until the link has served the fetches that were promised before this one
+    BOUND = "no sooner than its bound"  # the bound itself, where all other terms together are less
+    TAIL = "tail"  # from the end of the phases in the cost model to an engine that accepts requests
 
 
 FETCH: Final = (Part.BYTES, Part.MEMORY)
@@ -56,22 +56,23 @@ class Source(enum.StrEnum):
     """Where a term's seconds come from."""
 
     UNKNOWN = "unknown"
-    DECLARED = "declared"  # the link's rate, as the host's operator declares it
-    MEASURED = "measured"  # the link's rate, as the host has measured it
+    DECLARED = "declared"  # the link's rate that the host's operator declares
+    MEASURED = "measured"  # the link's rate that the host has measured
     BEST = "best"  # the least of ``n_starts`` starts
     RESIDENT = "resident"  # the bytes were in the host's memory
-    SHARED = "shared"  # another start on the host is fetching them already
-    THIS_START = "this start"  # it was faster than all before it
+    SHARED = "shared"  # another start on the host is already fetching the bytes
+    THIS_START = "this start"  # this start was faster than all starts before it
     TYPICAL = "typical"  # the median of recent starts
-    DEFAULT = "default"  # no start has shown it yet
-    HOST = "host"  # what the host reports of now
+    DEFAULT = "default"  # a default value, because no start has shown the time yet
+    HOST = "host"  # the host's current report
     CLOCK = "clock"
 
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """``seconds`` is None for what is not known.  ``part`` and ``source`` are a Part and a Source, or words that only a
-    newer scheduler has."""
+    """``seconds`` is None when the time is not known.  ``part`` and ``source`` are a Part and a Source, or words that
+    only a newer scheduler has.
+    """
 
     part: str
     seconds: float | None
@@ -80,13 +81,15 @@ class Term:
     host: str = ""
     n_starts: int = 0
     n_bytes: int = 0
-    prompt_tokens: int = 0  # of a prefill: that of prompts in this bucket
+    prompt_tokens: int = 0  # for a prefill: the bucket of prompt lengths that the term describes
 
 
 def least_s(terms: Sequence[Term]) -> float | None:
     """Seconds from the plan to the first token that no start can fall below; None when no term is known.
 
-    Stages that share a host share its link: their bytes are also added up, before the engine of whichever is last."""
+    Stages that share a host share its link, so the bytes of these stages are also added up; the shortest engine term
+    among them follows, because one of the engines comes last.
+    """
     if all(t.seconds is None for t in terms):
         return None
     stages = {t.stage: t.host for t in terms if t.part != Part.PREFILL}
@@ -118,13 +121,14 @@ def _sum(terms: Sequence[Term], stage: int, parts: Sequence[str]) -> float:
 
 
 def prompt_bucket(n_tokens: int) -> int:
-    """Prompts of up to so many tokens count as equally long: powers of two."""
+    """The upper limit (a power of two) of the bucket of prompts that count as equally long."""
     return max(_SHORTEST_PROMPT, 1 << max(0, n_tokens - 1).bit_length())
 
 
 def for_prompt(terms: Iterable[Term], n_tokens: int) -> tuple[Term, ...]:
-    """The terms with one prefill, that of a prompt of this length: of its bucket, else of the nearest one with shorter
-    prompts, which take no longer."""
+    """Keep one prefill term: the term of this prompt's bucket, else that of the nearest bucket of shorter prompts,
+    whose prefill takes no longer.
+    """
     terms = tuple(terms)
     bucket = prompt_bucket(n_tokens)
     prefills = sorted((t for t in terms if t.part == Part.PREFILL and t.prompt_tokens <= bucket),
@@ -134,8 +138,10 @@ def for_prompt(terms: Iterable[Term], n_tokens: int) -> tuple[Term, ...]:
 
 
 def with_this_start(terms: Iterable[Term], took: StartTook) -> tuple[Term, ...]:
-    """The bound of a start that has ended: no term is longer than what the start itself has shown, because the least
-    of all starts includes this one.  What was not known stays unknown; what its trace does not tell becomes unknown."""
+    """The bound of a start that has ended.  No term is longer than the time that the start itself has shown, because
+    the least time of all starts includes this start.  An unknown term stays unknown, and a term that the start's trace
+    does not show becomes unknown.
+    """
     if took.prompt_tokens is not None:
         terms = for_prompt(terms, took.prompt_tokens)
     stages = {s.stage: s for s in took.stages}
@@ -160,13 +166,15 @@ def _lowered(term: Term, stage: StageTook | None, took: StartTook) -> Term:
 
 
 def _bytes_s(term: Term, stage: StageTook) -> float:
-    """Less than was planned may have crossed the link: the host had a part, or another start fetched it."""
+    """Fewer bytes than planned may have crossed the link: the host had a part already, or another start fetched it."""
     crossed = stage.link_bytes / term.n_bytes if term.part == Part.BYTES and term.n_bytes else 1.0
     return min(stage.fetch_s, (term.seconds or 0.0) * min(1.0, crossed))
 
 
 def _within_the_link(terms: tuple[Term, ...], took: StartTook) -> tuple[Term, ...]:
-    """Fetches side by side on one host ended together no later than the start has shown."""
+    """Parallel fetches on one host together took no longer than the start has shown, so their BYTES terms are scaled
+    down to that time.
+    """
     for host, spent_s in took.fetching_s().items():
         here = [t for t in terms if t.part == Part.BYTES and t.host == host and t.seconds]
         together_s = math.fsum(t.seconds or 0.0 for t in here)

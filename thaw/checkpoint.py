@@ -1,8 +1,8 @@
-"""Checkpoints: safetensors headers, the index beside a model, and what a scheduler needs to know of it.
+"""Checkpoints: safetensors headers, the index beside a model, and the facts that a scheduler needs about the model.
 
-Pure: bytes in, values out.  Whoever has a store (fetchd) or a directory (``thaw model push``) brings the bytes.  A
-header is attacked input: every length is checked against the file before anything is believed or allocated.
-docs/formats/checkpoint-index.md.
+This module is pure: bytes in, values out.  The caller reads the bytes from a store (fetchd) or from a directory
+(``thaw model push``).  An attacker may have written a header, so every length is checked against the file before the
+code trusts it or allocates memory for it.  The format is described in docs/formats/checkpoint-index.md.
 """
 
 from __future__ import annotations
@@ -30,14 +30,16 @@ from thaw.model import (
 )
 
 MAX_HEADER_BYTES: Final = 100 * 1024 * 1024
-"""safetensors' own limit; the largest published checkpoints stay under 1 MiB a file."""
+"""The limit of safetensors itself; headers of the largest published checkpoints stay under 1 MiB per file."""
 LENGTH_BYTES: Final = 8
 
 SIDECAR_NAMES: Final = (
     "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
     "added_tokens.json", "vocab.json", "merges.txt", "tokenizer.model", "chat_template.jinja", "chat_template.json",
 )  # fmt: skip
-"""What an engine and a tokenizer open besides weights, in fetch order.  No other name is ever fetched: no code."""
+"""The files that an engine and a tokenizer open besides weights, in fetch order.  No file with another name is ever
+fetched, so no code is fetched.
+"""
 WEIGHTS_NAME: Final = "model.safetensors"
 SHARDS_NAME: Final = "model.safetensors.index.json"
 FOREIGN_NAMES: Final = ("pytorch_model.bin", "pytorch_model.bin.index.json", "model.pt", "model.gguf", "tf_model.h5")
@@ -55,12 +57,12 @@ _MAX_DIMENSIONS: Final = 16
 
 
 def is_fetchable(name: str) -> bool:
-    """Whether a store may be asked for ``name`` at all: a plain file name, a known sidecar or safetensors."""
+    """Whether ``name`` may be requested from a store: a plain file name of a known sidecar or a safetensors file."""
     return _SAFE_NAME.match(name) is not None and (name in SIDECAR_NAMES or name.endswith(".safetensors"))
 
 
 def fetch_order(names: Iterable[str]) -> list[str]:
-    """Sidecars first (config.json before all), then weights by name, which is the order of their layers."""
+    """Sidecars come first (config.json before all others), then weights by name, which is the order of their layers."""
     known = {name: i for i, name in enumerate(SIDECAR_NAMES)}
     return sorted(names, key=lambda n: (known.get(n, len(known)), n))
 
@@ -69,7 +71,7 @@ def fetch_order(names: Iterable[str]) -> list[str]:
 
 
 def header_bytes(file: str, prefix: bytes, file_bytes: int) -> int:
-    """How long the header behind the first 8 bytes is.  Raises ModelCorrupt when it cannot be."""
+    """The length of the header that follows the first 8 bytes.  Raises ModelCorrupt for an impossible length."""
     if file_bytes < LENGTH_BYTES or len(prefix) < LENGTH_BYTES:
         raise ModelCorrupt(f"{file}: {file_bytes} bytes are no safetensors file", hint="upload the file again")
     n_bytes = int.from_bytes(prefix[:LENGTH_BYTES], "little")
@@ -83,10 +85,11 @@ def header_bytes(file: str, prefix: bytes, file_bytes: int) -> int:
 
 
 def parse_header(file: str, header: bytes, file_bytes: int) -> tuple[TensorInfo, ...]:
-    """The tensors of one file, in order of offset.  Raises ModelCorrupt for anything that does not add up.
+    """The tensors of one file, in order of offset.  Raises ModelCorrupt for a header that is inconsistent, and
+    ModelUnsupported for an unknown dtype.
 
-    ``header`` is the JSON alone; its tensors must tile the rest of the file exactly: no gap, no overlap, no byte
-    beyond the end, and every length the product of shape and dtype.
+    ``header`` is the JSON alone.  Its tensors must tile the rest of the file exactly, without a gap, an overlap or a
+    byte beyond the end, and every length must be the product of shape and dtype.
     """
     data_start = LENGTH_BYTES + len(header)
     try:
@@ -159,7 +162,7 @@ def shard_names(data: bytes) -> list[str]:
 
 
 def check_name(name: object) -> str:
-    """Raises ModelCorrupt for a name that may not be fetched (a path, code, a pickle)."""
+    """Return ``name``.  Raises ModelCorrupt for a name that may not be fetched (a path, code, a pickle)."""
     if not isinstance(name, str) or not is_fetchable(name):
         raise ModelCorrupt(f"the checkpoint names the file {name!r:.100}, which is never fetched")
     return name
@@ -169,7 +172,7 @@ def check_name(name: object) -> str:
 
 
 def root_sha256(files: Sequence[ModelFile]) -> str:
-    """The version of a verified model: one line a file, in order of name (see ModelIndex)."""
+    """The version of a verified model: a hash over one line per file, in order of name (see ModelIndex)."""
     lines = "".join(f"{f.sha256} {f.n_bytes} {f.name}\n" for f in sorted(files, key=lambda f: f.name))
     return hashlib.sha256(lines.encode()).hexdigest()
 
@@ -185,10 +188,11 @@ def describe_file(name: str, chunks: Iterable[bytes], xxh3: Callable[[bytes], st
 
 
 def edges(tensor: TensorInfo) -> tuple[tuple[int, int], ...]:
-    """``(offset, n_bytes)`` of the tensor's part of the chunk it begins in and, if another, of the one it ends in.
+    """``(offset, n_bytes)`` of the tensor's part of its first chunk and, if the tensor ends in another chunk, of its
+    part of that last chunk.
 
-    What lies between is whole chunks, which have checksums of their own; so every byte of a fetch that begins and
-    stops at tensors can be checked chunk by chunk, wherever it cuts the file.
+    Between the two lie only whole chunks, which have checksums of their own.  So every byte of a fetch that begins and
+    stops at tensors can be checked chunk by chunk, wherever the fetch cuts the file.
     """
     if tensor.n_bytes == 0:
         return ()
@@ -201,17 +205,19 @@ def edges(tensor: TensorInfo) -> tuple[tuple[int, int], ...]:
 
 
 class TensorSums:
-    """Checksums of the edges of one file's tensors, from its chunks in order; ``tensors`` in order of offset."""
+    """Computes the checksums of the edges of one file's tensors.  The chunks come in file order, and ``tensors`` is in
+    order of offset.
+    """
 
     def __init__(self, tensors: Sequence[TensorInfo], xxh3: Callable[[bytes], str]) -> None:
         self._tensors, self._xxh3 = tensors, xxh3
         self._edges = [(offset, n_bytes, i) for i, t in enumerate(tensors) for offset, n_bytes in edges(t)]
-        self._edges.sort(reverse=True)  # the next one last
+        self._edges.sort(reverse=True)  # the next edge is the last item
         self._sums: list[list[str]] = [[] for _ in tensors]
         self._at = 0
 
     def update(self, chunk: bytes) -> None:
-        """The next CHUNK_BYTES of the file; the last chunk may be shorter."""
+        """Take the next CHUNK_BYTES of the file; the last chunk may be shorter."""
         view = memoryview(chunk)
         while self._edges and self._edges[-1][0] < self._at + len(chunk):
             offset, n_bytes, i = self._edges.pop()
@@ -219,12 +225,12 @@ class TensorSums:
         self._at += len(chunk)
 
     def tensors(self) -> tuple[TensorInfo, ...]:
-        """With their checksums, once the whole file has been seen."""
+        """The tensors with their checksums; call this after ``update`` has seen the whole file."""
         return tuple(replace(t, xxh3=tuple(sums)) for t, sums in zip(self._tensors, self._sums, strict=True))
 
 
 def build_index(files: Sequence[ModelFile], tensors: Sequence[TensorInfo], *, etag: str = "") -> ModelIndex:
-    """Files in fetch order and tensors in load order; verified when every file carries its checksums."""
+    """Put files in fetch order and tensors in load order.  The index is verified when every file has its checksum."""
     order = {name: i for i, name in enumerate(fetch_order(f.name for f in files))}
     ordered = tuple(sorted(files, key=lambda f: order[f.name]))
     loaded = tuple(sorted(tensors, key=lambda t: (order[t.file], t.offset, t.n_bytes)))
@@ -238,7 +244,7 @@ def write_index(index: ModelIndex) -> bytes:
 
 
 def read_index(data: bytes) -> ModelIndex:
-    """Parse and check ``thaw-index.json``.  Raises ModelCorrupt, ModelUnsupported for a newer version."""
+    """Parse and check ``thaw-index.json``.  Raises ModelCorrupt, or ModelUnsupported for another version."""
     try:
         version = wire.loads(dict[str, Any], data).get("version")
         if version != INDEX_VERSION:
@@ -282,18 +288,18 @@ def _check_tensors(index: ModelIndex) -> None:
 
 
 def layer_of(tensor_name: str) -> int | None:
-    """The transformer layer a tensor belongs to; None for embeddings, head and final norm."""
+    """The transformer layer that a tensor belongs to; None for embeddings, head and final norm."""
     match = _LAYER.search(tensor_name)
     return int(match.group(1)) if match else None
 
 
 def is_entry(tensor_name: str) -> bool:
-    """Whether a tensor outside the layers belongs to the first stage: its name speaks of an embedding."""
+    """Whether a tensor outside the layers belongs to the first stage, because its name mentions an embedding."""
     return _ENTRY.search(tensor_name) is not None
 
 
 def facts_of(uri: str, index: ModelIndex, config: Mapping[str, Any]) -> ModelFacts:
-    """What the scheduler keeps.  ``config`` is config.json; without a layer count the tensor names decide."""
+    """The facts that the scheduler keeps.  ``config`` is config.json; if it has no layer count, tensor names decide."""
     by_layer: dict[int, int] = {}
     outer = 0
     for t in index.tensors:
@@ -318,10 +324,10 @@ def facts_of(uri: str, index: ModelIndex, config: Mapping[str, Any]) -> ModelFac
 
 
 def parts_of(tensors: Sequence[TensorInfo], n_layers: int) -> ModelParts:
-    """Which bytes each part of a pipeline needs; ``tensors`` in load order.
+    """Which bytes each part of a pipeline needs; ``tensors`` is in load order.
 
-    A tensor outside the layers belongs to the entry when its name speaks of an embedding, else to the exit, so one
-    nobody has foreseen is fetched by the last stage and not lost.
+    A tensor outside the layers belongs to the entry when its name mentions an embedding, else to the exit.  So the last
+    stage fetches a tensor with an unexpected name, and no tensor is lost.
     """
     entry: list[TensorInfo] = []
     layers: list[list[TensorInfo]] = [[] for _ in range(n_layers)]

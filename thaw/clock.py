@@ -1,4 +1,4 @@
-"""Time.  Durations are monotonic; wall time is for people and records only (architecture: a clock may jump)."""
+"""Time.  Durations use the monotonic clock; wall time is for people and records only, because a wall clock may jump."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def boot_id() -> str:
-    """The kernel's boot id: monotonic times compare only within one boot."""
+    """The kernel's boot id: monotonic times can be compared only within one boot."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 

@@ -1,20 +1,20 @@
 """How far the clocks of several machines are apart, and how exactly that is known.
 
-Two facts tell it, and both exist anyway.
+Two kinds of facts determine the distance, and both exist anyway.
 
-*A round trip to the state server.*  A process notes its monotonic clock before and after a call, and the answer says
+*A round trip to the state server.*  A process reads its monotonic clock before and after a call, and the answer holds
 the server's time.  The server read its clock between the two, so ``server − monotonic`` lies in an interval as long as
-the round trip (NTP's estimate, RFC 5905 section 8, kept as an interval).  The intersection with what was known before
-keeps the shortest round trips, and holds the true offset as long as no clock drifts faster than DRIFT allows.
+the round trip (NTP's estimate, RFC 5905 section 8, kept as an interval).  The intersection with the interval known so
+far keeps the shortest round trips.  It contains the true offset as long as no clock drifts faster than DRIFT allows.
 
-*An order of events.*  A command arrives after the plan it came from was begun; an answer ends after the run that made
-it.  Each pair on two machines bounds the difference of their clocks on one side.
+*An order of events.*  A command arrives after the planning that led to it began; an answer ends after the run that
+produced it.  Each such pair on two machines bounds the difference of their clocks on one side.
 
 Both kinds are inequalities ``x_a − x_b ≤ c`` between the offsets of boots, so shortest paths give the tightest interval
 for every boot, and the middles of the intervals keep every order (the mean of two solutions is a solution).
 
 Offsets are those of monotonic clocks, which do not jump when somebody sets the time.  A wall clock places a machine
-only where neither fact does.  Pure: no clock is read here.
+on the axis only where neither kind of fact does.  This module is pure: it reads no clock.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from thaw.trace import Phase, TraceEvent
 DRIFT: Final = 30e-6
 """How fast two clocks may drift apart: twice RFC 5905's frequency tolerance of one clock (PHI, 15 ppm)."""
 SERVER_TICK_NS: Final = 1000
-"""The server tells its time in whole microseconds, rounded down."""
+"""The server reports its time in whole microseconds, rounded down."""
 _SERVER: Final = "the state server's clock"
 _FAR: Final = float("inf")
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """``low_ns`` ≤ the server's time − this boot's monotonic clock ≤ ``high_ns``, when the latter was ``at_ns``."""
+    """``low_ns`` ≤ the server's time − this boot's monotonic clock ≤ ``high_ns``, when that clock was ``at_ns``."""
 
     at_ns: int
     low_ns: int
@@ -50,18 +50,20 @@ class Reading:
         return (self.high_ns - self.low_ns + 1) // 2
 
     def at(self, now_ns: int) -> Reading:
-        """What is still known of it at another time of the same clock."""
+        """The reading at another time of the same clock: the interval widens by the possible drift."""
         slack = _drift_ns(now_ns - self.at_ns)
         return Reading(now_ns, self.low_ns - slack, self.high_ns + slack)
 
 
 def round_trip(before_ns: int, server_ns: int, after_ns: int) -> Reading:
-    """The server read ``server_ns`` (rounded down to its tick) between two readings of our monotonic clock."""
+    """The reading from a server time (rounded down to its tick) that was taken between two of our monotonic times."""
     return Reading(after_ns, server_ns - after_ns, server_ns + SERVER_TICK_NS - before_ns)
 
 
 def narrowed(known: Reading | None, new: Reading) -> Reading:
-    """Both hold.  If they cannot, the server's clock was set meanwhile or it is another server: the new one holds."""
+    """The intersection of both readings.  If it is empty, the server's clock was set meanwhile or another server
+    answered; then the new reading is returned.
+    """
     if known is None:
         return new
     old = known.at(new.at_ns)
@@ -78,20 +80,20 @@ def event_of(reading: Reading, like: TraceEvent) -> TraceEvent:
 
 @dataclass(frozen=True, slots=True)
 class ClockSkew:
-    """The clocks of one boot beside those of the boot that the axis begins on.
+    """How the clocks of one boot differ from those of the boot on which the axis begins.
 
-    ``ahead_ns`` is by how much its wall clock was ahead.  ``error_ns`` is how far its events may stand from where they
-    are drawn; None: nothing compares the two, its events stand where its wall clock puts them.
+    ``ahead_ns`` says how far its wall clock was ahead.  ``error_ns`` says how far its events may be from their drawn
+    place.  None means that no fact compares the two boots, so the wall clock determines where its events are drawn.
     """
 
     boot_id: str
-    shift_ns: int  # what its monotonic clock lacks to the other's
+    shift_ns: int  # to be added to its monotonic clock to get the other boot's monotonic clock
     ahead_ns: int
     error_ns: int | None
 
 
 def compare(events: Sequence[TraceEvent], zero: TraceEvent) -> Mapping[str, ClockSkew]:
-    """By boot, for every boot that has events; the boot of ``zero`` is not among them."""
+    """The skew of every boot that has events, except the boot of ``zero``, by boot id."""
     boots = sorted({e.boot_id for e in events})
     found: dict[str, ClockSkew] = {}
     intervals = _intervals(events, zero) if len(boots) > 1 else {}
@@ -116,7 +118,7 @@ def _skew(boot: str, interval: tuple[float, float], own: TraceEvent, zero: Trace
 
 @dataclass(frozen=True, slots=True)
 class _AtMost:
-    """(offset of ``a``) − (offset of ``b``) ≤ ``ns``.  An offset is what a monotonic clock lacks to the common time."""
+    """(offset of ``a``) − (offset of ``b``) ≤ ``ns``.  An offset is the common time minus a monotonic clock."""
 
     a: str
     b: str
@@ -124,8 +126,11 @@ class _AtMost:
 
 
 def _intervals(events: Sequence[TraceEvent], zero: TraceEvent) -> dict[str, tuple[float, float]]:
-    """Of each boot's offset less that of ``zero``.  Bounds that contradict one another are not used: the orders of the
-    trace itself count more than readings, between which the server's clock may have been set."""
+    """For each boot, the interval of its offset minus the offset of ``zero``.
+
+    Bounds that contradict one another are not used.  If all bounds together are contradictory, the orders of the trace
+    are tried before the readings, because the server's clock may have been set between two readings.
+    """
     age = _Age(events, zero)
     orders = [bound for pair in _pairs(events) for bound in _order(*pair, age)]
     readings = [bound for e in events if e.name is Phase.CLOCK for bound in _read(e, age)]
@@ -138,9 +143,9 @@ def _intervals(events: Sequence[TraceEvent], zero: TraceEvent) -> dict[str, tupl
 
 
 class _Age:
-    """How long before or after an event something that is drawn may lie, by the monotonic clocks alone.
+    """How much time may lie between an event and any point of the drawing, by the monotonic clocks alone.
 
-    What is drawn lasts from ``zero`` to the last event of its boot; nothing of a trace comes later than the request.
+    The drawing lasts from ``zero`` to the last event of its boot; no event of a trace comes later than the request.
     """
 
     def __init__(self, events: Iterable[TraceEvent], zero: TraceEvent) -> None:
@@ -154,10 +159,10 @@ class _Age:
 
 
 def _pairs(events: Sequence[TraceEvent]) -> Iterator[tuple[TraceEvent, TraceEvent]]:
-    """(earlier, later): what cannot have happened in another order, whatever the clocks say.
+    """(earlier, later): pairs of events that cannot have happened in another order, whatever the clocks say.
 
-    Instances that were lost do not send their events, and another continues the answer: then the first token may have
-    come before all prefills that are known.
+    A lost instance does not send its events, and another instance continues the answer.  Then the first token may have
+    come before all known prefills.
     """
     by_name: dict[Phase, list[TraceEvent]] = {}
     for e in events:
@@ -197,7 +202,7 @@ def _drift_ns(length_ns: int) -> int:
 
 
 def _shortest(nodes: Iterable[str], bounds: Iterable[_AtMost]) -> dict[tuple[str, str], float] | None:
-    """The tightest bound of every pair (Floyd and Warshall); None where the bounds contradict one another."""
+    """The tightest bound of every pair (Floyd and Warshall); None if the bounds contradict one another."""
     names = sorted(nodes)
     nearest = {(a, b): 0 if a == b else _FAR for a in names for b in names}  # integers: times are too long for floats
     for bound in bounds:

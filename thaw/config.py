@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import jsonschema
 
 MOST_INSTANCES: Final = 1024
-"""Of one action: the schema's maximum of ``min_instances`` and ``max_instances``."""
+"""The schema's maximum of ``min_instances`` and ``max_instances`` of one action."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class ScalingConfig:
     max_batch: int = 8
     keep_alive_s: float = 300.0
     max_stages: int = 4
-    stages: int | None = None  # forced size, for tests and benchmarks
+    stages: int | None = None  # forced number of stages, for tests and benchmarks
     keep: int | None = None
 
 
@@ -116,8 +116,11 @@ def parse_llm_config(plain: object) -> LlmConfig:
 
 
 def _validator() -> Any:
-    """JSON Schema takes 8.0 for an integer and Python's NaN for a number; what comes after takes neither."""
-    import jsonschema  # 50 ms, which no process of a container that starts need wait for: its config has been checked
+    """A validator that rejects 8.0 as an integer and NaN as a number.
+
+    JSON Schema accepts both, but the code that uses the config does not.
+    """
+    import jsonschema  # takes 50 ms; a process in a starting container need not wait for it: its config was checked
 
     plain = jsonschema.Draft202012Validator
     types = plain.TYPE_CHECKER.redefine_many(

@@ -6,6 +6,6 @@ import resource
 
 
 def raise_limit() -> None:
-    """As far as we are allowed: the usual 1,024 is for programs that use select()."""
+    """Raise the soft limit to the hard limit; the usual limit of 1,024 is meant for programs that use select()."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -3,7 +3,7 @@
 ::
 
     ThawError
-    ├── RequestError                     what the caller sent cannot be done
+    ├── RequestError                     the platform cannot do what the caller asked for
     │   ├── BadRequest            400    malformed body, bad parameter
     │   │   └── ConfigError       400    a function config: names the JSON path, the value and the fix
     │   ├── Unauthorized          401
@@ -14,24 +14,24 @@
     │   └── Throttled             429    carries retry_after_s
     ├── DeveloperError            502    the function or its model cannot run; a retry changes nothing
     │   ├── ModelNotFound         502    no such bucket, object or directory
-    │   ├── ModelCorrupt          502    truncated, failed a checksum, a header that lies
+    │   ├── ModelCorrupt          502    truncated, a failed checksum, a header with false values
     │   ├── ModelUnsupported      502    not safetensors, an architecture or dtype the engine does not have
-    │   ├── MemoryTooSmall        502    says what is needed and what there is
+    │   ├── MemoryTooSmall        502    says how much memory is needed and how much there is
     │   ├── InitFailed            502    user code or engine failed to initialise
     │   └── TimeLimitExceeded     502    the action ran longer than its limit
-    └── PlatformError             500    our side failed
-        ├── WorkerLost            500    the container died under the request; LLM requests continue elsewhere
+    └── PlatformError             500    the platform failed
+        ├── WorkerLost            500    the container died during the request; LLM requests continue elsewhere
         ├── InstanceGone          500    the instance left between routing and arrival; nothing ran: route again
-        ├── InstanceBusy          500    all its slots are taken; nothing ran: route again
+        ├── InstanceBusy          500    all slots of the instance are taken; nothing ran: route again
         ├── StoreUnavailable      500    the model store answered 5xx or not at all; a retry may help
-        ├── ModelChanged          500    the store has another version than was planned: look again, plan again
+        ├── ModelChanged          500    the store has another version than the plan names: read it and plan again
         ├── Unavailable           503    no host, no state server
-        │   └── PoolFull          503    a host's memory for models is in use: another host, or later
-        └── ProtocolError         500    bytes between components broke a format
+        │   └── PoolFull          503    a host's memory for models is in use: try another host, or later
+        └── ProtocolError         500    bytes between components violate a format
             └── StaleEpoch        500    a command of an older scheduler
 
-A class exists because somebody handles it differently.  ``code`` is the stable name that crosses processes
-(:class:`ErrorInfo`); the HTTP status is decided here and nowhere else.
+A class exists because some caller handles it differently.  ``code`` is the stable name that crosses processes
+(:class:`ErrorInfo`).  The HTTP status is decided here and nowhere else.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ErrorInfo:
-    """An error as it crosses a process: stable code, sentence, and what the operator does next."""
+    """An error in the form that crosses processes: a stable code, a sentence, and what the operator should do next."""
 
     code: str
     message: str
@@ -49,7 +49,7 @@ class ErrorInfo:
 
 
 class ThawError(Exception):
-    """Root of the tree.  ``str(error)`` is the sentence a person reads; ``hint`` says what to do next."""
+    """Root of the tree.  ``str(error)`` is the sentence for a person to read; ``hint`` says what to do next."""
 
     http_status = 500
 
@@ -186,7 +186,7 @@ def _tree(cls: type[ThawError]) -> dict[str, type[ThawError]]:
 
 
 def from_info(info: ErrorInfo) -> ThawError:
-    """The error that ``info`` describes.  An unknown code (a newer peer) becomes a PlatformError with its text."""
+    """The error that ``info`` describes.  An unknown code (from a newer peer) becomes a PlatformError with its text."""
     cls = _tree(ThawError).get(info.code, PlatformError)
     error = cls.__new__(cls)
     ThawError.__init__(error, info.message, hint=info.hint)

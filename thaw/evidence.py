@@ -1,19 +1,21 @@
-"""How much of a start its trace explains, and with what: the strict reading of a timeline.
+"""How much of a start its trace explains, and with what evidence: a strict reading of a timeline.
 
-Pure: a timeline in, values out.  ``thaw activation explain`` prints it, and the benchmarks count with the same numbers.
+This module is pure: a timeline in, values out.  ``thaw activation explain`` prints the result, and the benchmarks
+count with the same numbers.
 
-A phase (a leaf of the timeline) of at most 100 ms explains itself.  A longer one explains only what its own evidence
-covers, and all evidence was measured where the waiting happened: CPU seconds of the thread that did the work, seconds
-that this thread or the other threads of a kernel waited for a core, seconds in which it was blocked on something that
-it names, bytes at the rate of the link.  Nothing is computed as "the rest" and then given a name: the rest of a phase
-is unexplained, in that phase.
+A phase (a leaf of the timeline) of at most 100 ms explains itself.  A longer phase explains only the time that its own
+evidence covers.  All evidence was measured where the waiting happened: CPU seconds of the thread that did the work,
+seconds in which this thread or the other threads of a kernel waited for a core, seconds in which the thread was blocked
+on something that the evidence names, and bytes at the rate of the link.  No time is computed as "the rest" and then
+given a name: the rest of a phase is unexplained, in that phase.
 
-A wait for another phase of the trace (``load`` waits for ``fetch``) passes the question on::
+A wait for another phase of the trace (``load`` waits for ``fetch``) passes the question on to that phase::
 
     fetch  |████████████ explained ████████████|··· unexplained ···|
     load       |────────── waited for fetch ───────────────────────|██ its own work ██|
 
-It counts only while that phase ran, and on the time axis it covers nothing by itself: that phase must cover it.
+Such a wait counts only while the other phase ran.  By itself it covers nothing on the time axis: the other phase must
+cover that time.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from thaw.timeline import Interval, Timeline, union
 
 SHORT_S: Final = 0.1
 _LINK_SLACK: Final = 1.02
-"""The rate at which a shaped link carries payload is known to about this."""
+"""The rate at which a shaped link carries payload is known only to about 2 %."""
 
 _MEASURED: Final[Mapping[str, str]] = {
     "cpu_s": "computing",
@@ -37,12 +39,14 @@ _MEASURED: Final[Mapping[str, str]] = {
     "programs_s": "programs that it ran",
     "stem_cell_wait_s": "waiting for a stem cell to be made",
 }
-"""Attributes of a phase's end that are seconds, each counted once, and what they say."""
+"""Attributes of a phase's end that hold seconds, each counted once, and what each of them means."""
 
 _SIDE_BY_SIDE: Final = "cpu_s"
-"""Of a fetch it is the sum over its connections; ``reader_cpu_s`` is of the one that ended last, as its waits are."""
+"""For a fetch, this attribute is the sum over its connections.  ``reader_cpu_s`` and the waits of a fetch belong to the
+connection that ended last, so a fetch counts ``reader_cpu_s`` instead.
+"""
 
-_OWN_CODE: Final = ("init", "run")  # leaves only where they hold no phase: then the function's own code ran
+_OWN_CODE: Final = ("init", "run")  # these are leaves only if they hold no phase: then the function's own code ran
 _PROCESS_OF: Final[Mapping[str, str]] = {
     "fetch": "fetchd",
     "libraries": "engine",
@@ -53,10 +57,10 @@ _PROCESS_OF: Final[Mapping[str, str]] = {
     "engine": "engine",
     "prefill": "engine",
 }
-"""Whose phases these are: while that process is stopped, they last longer."""
+"""The process that each phase belongs to: while that process is stopped, the phase lasts longer."""
 
 LinkRate = Callable[[Interval], float | None]
-"""Bytes per second of the link that a fetch used; None: not known."""
+"""Returns the bytes per second of the link that a fetch used, or None if the rate is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +73,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """One phase.  ``passed_on_s`` of what is covered is the business of another phase, for which this one waited."""
+    """One phase.  Of its ``covered_s``, another phase must explain ``passed_on_s``: this phase waited for that one."""
 
     phase: Interval
     shares: tuple[Share, ...]
@@ -82,13 +86,18 @@ class Account:
 
     @property
     def span(self) -> tuple[float, float]:
-        """What it covers on the time axis.  Waits come first: a phase does its own work on what it waited for."""
+        """The part of the time axis that the phase covers.
+
+        The wait comes first, because a phase does its own work on the result that it waited for.
+        """
         return self.phase.begin_s + self.passed_on_s, self.phase.begin_s + self.covered_s
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """A process did not run, though it had something to do.  ``during``: the phases of its that it made longer."""
+    """A process did not run, though it had work to do.  ``during`` names the phases of this process that the stop made
+    longer.
+    """
 
     interval: Interval
     during: tuple[str, ...]
@@ -96,9 +105,10 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Of the time until the first token.  ``accounts``: one for each leaf, in the order of the timeline.
+    """An explanation of the time until the first token.  ``accounts`` has one item per leaf, in timeline order.
 
-    ``worst`` is the phase with the most unexplained time that no other phase explains, and ``worst_s`` how much."""
+    ``worst`` is the phase with the most unexplained time that no other phase explains; ``worst_s`` is that time.
+    """
 
     accounts: tuple[Account, ...]
     stops: tuple[Stop, ...]
@@ -122,7 +132,7 @@ def explain(timeline: Timeline, rate_of: LinkRate) -> Explanation:
 
 
 def _left_s(account: Account, covered: Sequence[tuple[float, float]], end_s: float) -> float:
-    """Of the unexplained end of a phase, what nothing else covers."""
+    """Seconds of the unexplained end of a phase that no other phase covers."""
     begin, end = account.span[1], min(end_s, account.phase.end_s)
     if account.unexplained_s <= 0 or end <= begin:
         return 0.0
@@ -147,13 +157,13 @@ def _account(leaf: Interval, leaves: Sequence[Interval], stops: Sequence[Interva
 
 
 def _wait(leaf: Interval, leaves: Sequence[Interval]) -> tuple[Share, float]:
-    """What the phase was blocked on, and how many seconds of it another phase has to answer for."""
+    """What the phase was blocked on, and how many seconds of that wait another phase has to explain."""
     waited_s, awaited = _number(leaf, "wait_s"), str(dict(leaf.attrs).get("waits_for", ""))
     share = Share(f"waiting for {awaited}" if awaited else "waiting", waited_s)
     if awaited not in _PROCESS_OF:
         return share, 0.0
     ran_s = sum(_overlap_s(leaf, i) for i in leaves if (i.phase, i.host, i.stage) == (awaited, leaf.host, leaf.stage))
-    passed_on_s = min(waited_s, ran_s)  # whoever waits on when nothing is left to wait for was held up itself
+    passed_on_s = min(waited_s, ran_s)  # a wait beyond the end of the awaited phase has its cause in this phase
     return Share(share.what, passed_on_s), passed_on_s
 
 

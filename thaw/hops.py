@@ -1,8 +1,8 @@
-"""Which path the messages between the stages of a pipeline took, as traces tell it.
+"""Which path the messages between the stages of a pipeline took, according to the traces.
 
-A hop is one link of the ring: stage 0 → 1 → … → s−1 → 0.  The stage that sends knows the path; stage 0 collects all of
-them and writes them into the trace of each request, at its first token, and again at its end if one has changed.
-Pure: events in, values out.
+A hop is one link of the ring: stage 0 → 1 → … → s−1 → 0.  The sending stage knows the path.  Stage 0 collects all paths
+and writes them into the trace of each request at its first token, and again at its end if a path has changed.
+This module is pure: events in, values out.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from typing import Final
 from thaw.trace import TraceEvent
 
 ATTRIBUTE: Final = "hops"
-"""Of ``prefill.end`` and ``run.end``: a list with the path from each stage to the next, the last one's to stage 0."""
+"""The attribute of ``prefill.end`` and ``run.end`` that lists the path from each stage to the next one, and from the
+last stage to stage 0.
+"""
 MIXED: Final = "mixed"
 
 
@@ -23,14 +25,14 @@ class HopPath(enum.StrEnum):
     """What carried a message from one stage to another."""
 
     RELAY = "relay"  # the Redis server that both ends reach
-    TCP = "tcp"  # one end connected to the other
+    TCP = "tcp"  # a TCP connection from one end to the other
     OBJECT = "object"  # files or objects of a store that both ends reach
-    UNKNOWN = "unknown"  # the stage has not said
+    UNKNOWN = "unknown"  # the stage has not reported its path
 
 
 @dataclass(frozen=True, slots=True)
 class Hop:
-    """``paths`` in the order of time: one, unless the path changed during the answer."""
+    """``paths`` is in the order of time and holds one path, unless the path changed during the answer."""
 
     stage: int
     to: int
@@ -38,7 +40,7 @@ class Hop:
 
 
 def hops_of(events: Iterable[TraceEvent]) -> tuple[Hop, ...]:
-    """By stage; empty for an answer of a single container."""
+    """The hops in order of stage; empty for an answer of a single container."""
     told = sorted((e for e in events if ATTRIBUTE in e.attrs), key=lambda e: e.wall_ns)
     seen = [_paths(e.attrs[ATTRIBUTE]) for e in told]
     n_stages = max(map(len, seen), default=0)
@@ -47,7 +49,7 @@ def hops_of(events: Iterable[TraceEvent]) -> tuple[Hop, ...]:
 
 
 def path_of(hops: Sequence[Hop]) -> str:
-    """The one path that all hops took, or ``mixed``; "" where nothing travels because there is one stage."""
+    """The one path that all hops took, or ``mixed``; "" if there are no hops because there is only one stage."""
     paths = {path for hop in hops for path in hop.paths}
     return "" if not paths else paths.pop().value if len(paths) == 1 else MIXED
 

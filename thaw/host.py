@@ -1,4 +1,4 @@
-"""A GPU host as it reports itself.  A CPU host is a host like any other: its "GPU memory" is a slice of RAM."""
+"""A GPU host's report about itself.  A CPU host is a host like any other: its "GPU memory" is a slice of RAM."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from thaw.ids import HostId, InstanceId
 
 
 def name_on_machine(host_id: str, run_dir: str) -> str:
-    """Platforms on one machine have hosts of the same names; their run directories differ."""
+    """A name that is unique on the machine.
+
+    Several platforms on one machine have hosts with the same names, but their run directories differ.
+    """
     return f"{host_id}-{hashlib.sha256(run_dir.encode()).hexdigest()[:8]}"
 
 
@@ -25,8 +28,8 @@ class Device:
 class FetchReport:
     """One fetch in progress, for the bandwidth ledger.
 
-    ``n_bytes``, ``done_bytes`` and ``pending_bytes`` are of the part that the stage waits for (what a deadline was
-    admitted for); ``later_bytes`` is what the background still has to bring for it.
+    ``n_bytes``, ``done_bytes`` and ``pending_bytes`` count the part that the stage waits for, for which a deadline was
+    admitted.  ``later_bytes`` counts the bytes that the background fetch still has to bring for the stage.
     """
 
     group_id: str
@@ -36,24 +39,25 @@ class FetchReport:
     stage: int = 0
     pending_bytes: int = 0
     later_bytes: int = 0
-    left_out_bytes: int = 0  # of the later part: the pool had no room, so the stage cannot become a whole worker here
+    left_out_bytes: int = 0  # later bytes without room in the pool: here the stage cannot become a whole worker
 
 
 @dataclass(frozen=True, slots=True)
 class Resident:
-    """Bytes of a model that lie in the host's memory, whole ranges of them; a start there need not fetch them."""
+    """Bytes of a model that lie in the host's memory as whole ranges; a start on the host need not fetch them."""
 
     uri: str
     n_bytes: int
-    version: str = ""  # of the store, as a plan names it; empty: the host does not say
+    version: str = ""  # the store's version, as a plan names it; empty if the host does not report it
 
 
 @dataclass(frozen=True, slots=True)
 class HeldSegment:
-    """A part of the pool that somebody holds.  ``instances`` are those of this host; a fetch that is being given up
-    holds one too."""
+    """A part of the pool that is in use.  ``instances`` are the instances of this host that hold the segment; a fetch
+    that is being cancelled can hold a segment, too.
+    """
 
-    key: str  # of its content: a start with an equal key shares a segment that is ``complete``
+    key: str  # describes the content: a start with an equal key shares a segment that is ``complete``
     n_slabs: int
     complete: bool
     instances: tuple[InstanceId, ...] = ()
@@ -61,10 +65,10 @@ class HeldSegment:
 
 @dataclass(frozen=True, slots=True)
 class PoolReport:
-    """The host's memory for models, counted as its fetchd counts it.  What is in no held segment is free.
+    """The host's memory for models, as its fetchd counts it.  Memory that is in no held segment is free.
 
-    ``users`` are the instances that may hold a part of the pool, or ask for one yet: an instance that had begun before
-    ``seen_wall_ms`` and is not among them never takes anything again.
+    ``users`` are the instances that may hold a part of the pool or may still ask for one.  An instance that had begun
+    before ``seen_wall_ms`` and is not among them never takes memory from the pool again.
     """
 
     slab_bytes: int
@@ -76,9 +80,12 @@ class PoolReport:
 
 @dataclass(frozen=True, slots=True)
 class StemTarget:
-    """How many stem cells of a kind the host keeps now, and what one costs.  ``shared``: any number of starts fork from
-    one.  ``ready_in_s``: the host is making one for which a start would wait, and expects it to be ready after so many
-    seconds; None: it is making none."""
+    """How many stem cells of a kind the host keeps now, and how many bytes one costs.
+
+    ``shared`` means that any number of starts can fork from one stem cell.  ``ready_in_s`` is set while the host makes
+    a stem cell for which a start would wait: the host expects it to be ready after this many seconds.  None means that
+    the host is making no such stem cell.
+    """
 
     kind: str
     count: int
@@ -89,27 +96,27 @@ class StemTarget:
 
 @dataclass(frozen=True, slots=True)
 class HostReport:
-    """The heartbeat's body.  The host wins: a scheduler rebuilds its view from these."""
+    """The body of a heartbeat.  A scheduler rebuilds its view from these reports; if they differ, the host is right."""
 
     host_id: HostId
     boot_id: str
     address: str  # host:port of the data port
     devices: tuple[Device, ...]
     n_cores: int
-    network_bytes_per_s: float  # the link as it was measured, else as it was declared, else a guess
+    network_bytes_per_s: float  # the link's measured rate, else its declared rate, else a guess
     share: str  # "enforced" | "none"
     driver: str
     started_wall_ms: int
     seen_wall_ms: int
     stem_cells: int = 0
-    stem_kinds: tuple[str, ...] = ()  # of which kinds one is waiting
+    stem_kinds: tuple[str, ...] = ()  # the kinds of which a stem cell is waiting
     stem_cell_bytes: int = 0
     draining: bool = False
     instances: tuple[InstanceId, ...] = ()
     fetches: tuple[FetchReport, ...] = ()
     segment_bytes: int = 0
     resident: tuple[Resident, ...] = ()
-    stem_targets: tuple[StemTarget, ...] = ()  # none: its operator keeps no stem cells here
+    stem_targets: tuple[StemTarget, ...] = ()  # empty: the operator keeps no stem cells on this host
     pool: PoolReport | None = None  # None: fetchd does not answer
-    declared_bytes_per_s: float | None = None  # the link, by the host's operator; None: nobody declared it
-    measured_bytes_per_s: float | None = None  # the link, by its fetchd, which may have been told; None: not yet
+    declared_bytes_per_s: float | None = None  # the link's rate that the operator declared; None: not declared
+    measured_bytes_per_s: float | None = None  # the link's rate according to fetchd (measured or set); None: not yet

@@ -1,4 +1,4 @@
-"""Names of things.  NewTypes, so that an instance id cannot be passed where a host id belongs."""
+"""Names of things.  They are NewTypes, so that an instance id cannot be passed where a host id belongs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Namespace = NewType("Namespace", str)
 ActionName = NewType("ActionName", str)
 """Fully qualified without a leading slash: ``guest/chat`` or ``guest/pkg/chat``."""
 ActivationId = NewType("ActivationId", str)
-"""32 lower-case hex digits, as OpenWhisk's."""
+"""32 lower-case hex digits, like OpenWhisk's activation ids."""
 GroupId = NewType("GroupId", str)
 """A pipeline group: the stages that together answer as one model.  32 hex digits = the frame's 16 bytes."""
 PlanId = NewType("PlanId", str)
@@ -24,7 +24,7 @@ _ACTIVATION_ID = re.compile(r"\A[0-9a-f]{32}\Z")
 
 
 def random_hex_id() -> str:
-    """32 lower-case hex digits from the system's generator (safe after a fork: no state in the process)."""
+    """32 lower-case hex digits from the system's generator, which is safe after a fork: it keeps no process state."""
     return secrets.token_hex(16)
 
 

@@ -5,8 +5,9 @@
     STARTING ──ready──▶ READY ──drain──▶ DRAINING ──▶ GONE
         └───failed / killed / host lost────────────────▶ GONE
 
-STARTING is never reaped while it makes progress; READY accepts requests; DRAINING finishes what it has.  The table
-of the container pool (stem cell, paused, …) is the invoker's own and finer: invoker/containers/instance.py.
+A STARTING instance is never reaped while it makes progress.  A READY instance accepts requests.  A DRAINING instance
+finishes the requests that it has.  The container pool of the invoker has its own, finer states (stem cell, paused, …):
+invoker/containers/instance.py.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class StartMode(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class InstanceRecord:
-    """What gateways route by and the scheduler counts.  The invoker alone writes it."""
+    """The record that gateways use for routing and that the scheduler counts.  Only the invoker writes it."""
 
     instance_id: InstanceId
     host_id: HostId
@@ -42,7 +43,7 @@ class InstanceRecord:
     group_id: GroupId
     state: InstanceState
     address: str  # host:port of the invoker's data port
-    slots: int  # concurrent requests it takes
+    slots: int  # how many requests the instance takes at once
     reserve_bytes: int
     device: str
     start_mode: StartMode
@@ -50,9 +51,9 @@ class InstanceRecord:
     created_wall_ms: int = 0
     idle_since_wall_ms: int | None = None  # None while busy or starting
     init_ms: int = 0
-    error: ErrorInfo | None = None  # why it is GONE, if it failed
+    error: ErrorInfo | None = None  # the reason why the instance is GONE, if it failed
     keep_alive_s: float = 300.0
-    stage: int = 0  # of its group; requests go to stage 0, the others are reached through the relay
+    stage: int = 0  # its stage in the group; requests go to stage 0, which reaches the others through the relay
     n_stages: int = 1
 
     @property

@@ -1,12 +1,12 @@
 """Threads that must last as long as their process, and what happens when one of them dies.
 
-Such a thread does what nobody else does: it beats, reads events, writes records.  A process that goes on without it
-accepts work and never does it.  So a process calls :func:`guard` at its start, and then the exception that ends a
-lasting thread ends the process too; its supervisor starts another::
+Such a thread does work that no other thread does: it sends heartbeats, reads events or writes records.  A process that
+continues without the thread accepts work and never does it.  So a process calls :func:`guard` at its start.  Then an
+exception that ends a lasting thread ends the process, too, and the supervisor starts another process::
 
-    loop raises ──▶ "thread_died" in the log ──▶ GRACE_S: /health says so, answers on their way end ──▶ exit status 70
+    loop raises ──▶ "thread_died" in the log ──▶ GRACE_S: /health reports it, answers in progress end ──▶ exit status 70
 
-Without the guard (in tests) such an exception goes where that of any thread goes.
+Without the guard (in tests) Python handles such an exception like that of any thread.
 """
 
 from __future__ import annotations
@@ -21,20 +21,22 @@ from thaw.logs import Log
 
 EXIT_THREAD_DIED: Final = 70  # EX_SOFTWARE
 GRACE_S: Final = 1.0
-"""Enough for an answer that is on its way and for a look at /health; what the process accepts meanwhile it may lose."""
+"""Long enough to finish an answer in progress and to read /health.  Work that the process accepts in this time may be
+lost.
+"""
 
 _dead: list[str] = []
 
 
 class LastingThread(threading.Thread):
-    """``loop`` returns only when its owner asks it to."""
+    """A thread whose ``loop`` returns only when the owner of the thread asks it to."""
 
     def __init__(self, loop: Callable[[], None], name: str) -> None:
         super().__init__(target=loop, name=name, daemon=True)
 
 
 def dead() -> tuple[str, ...]:
-    """One sentence for each lasting thread of this process that has died; empty where all is well."""
+    """One sentence for each lasting thread of this process that has died; empty if none has died."""
     return tuple(_dead)
 
 
@@ -47,12 +49,12 @@ def health(*more_problems: str, **facts: object) -> tuple[int, dict[str, object]
 
 
 def guard(log: Log, end: Callable[[int], None] = os._exit) -> None:
-    """From now on the death of a lasting thread ends this process.  That of any other thread is written down."""
+    """From now on, the death of a lasting thread ends this process.  The death of any other thread is only logged."""
 
     def died(args: threading.ExceptHookArgs) -> None:
         lasts, name = isinstance(args.thread, LastingThread), "" if args.thread is None else args.thread.name
         if not lasts and issubclass(args.exc_type, SystemExit):
-            return  # how a short-lived thread may end itself
+            return  # a short-lived thread may end itself this way
         lines = traceback.format_exception(args.exc_type, args.exc_value, args.exc_traceback)
         error = lines[-1].strip()
         if lasts:

@@ -1,7 +1,9 @@
-"""Logs: one JSON object a line on stderr, a constant event name, values as fields.  Never prompts, never keys.
+"""Logs: one JSON object per line on stderr, with a constant event name and values as fields.  A log line never holds a
+prompt or a key.
 
-Logging never raises.  Most lines are written where something has just failed, often in a thread that must go on, and a
-full disk or a closed pipe must not end it.  The first line that can be written again says how many were lost.
+Logging never raises.  Most lines are written after something has failed, often in a thread that must continue, and a
+full disk or a closed pipe must not end that thread.  The first line that can be written again says how many lines were
+lost.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from collections.abc import Mapping
 from typing import Final
 
 _UNWRITABLE: Final = (OSError, ValueError, AttributeError)
-"""There is no room (ENOSPC) or nobody who reads (EPIPE); stderr is closed; it was never open."""
+"""The disk is full (ENOSPC) or the pipe has no reader (EPIPE); stderr is closed; stderr was never open."""
 _lock = threading.Lock()
 _n_lost = 0
 
@@ -39,25 +41,25 @@ class Log:
 
 
 def print_traceback() -> None:
-    """Print the traceback of the exception that is being handled, as Python does.  Never raises."""
+    """Print the traceback of the exception that is being handled, in Python's format.  Never raises."""
     with contextlib.suppress(*_UNWRITABLE):
         traceback.print_exc()
 
 
 def flush_output() -> None:
-    """Flush stdout and stderr, before a fork or an exit that does not do so itself.  Never raises."""
+    """Flush stdout and stderr before a fork, or before an exit that does not flush them itself.  Never raises."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(*_UNWRITABLE):
             stream.flush()
 
 
 def _write(line: str, fields: Mapping[str, object]) -> None:
-    """``fields`` stand in every line of this log, also in the one that tells of lost lines."""
+    """``fields`` are in every line of this log, also in the line that reports lost lines."""
     global _n_lost
     with _lock:
         if _n_lost:
             lost = _line({"ts": round(time.time(), 3), "event": "log_lines_lost", **fields, "n": _n_lost})
-            line = f"\n{lost}\n{line}"  # the line break ends a line that was written in part
+            line = f"\n{lost}\n{line}"  # the first line break ends a line that was written only in part
         _n_lost = 0 if _written(line) else _n_lost + 1
 
 
@@ -76,7 +78,11 @@ def _written(line: str) -> bool:
 
 
 def _descriptor() -> int | None:
-    """Stderr's own.  Its buffer would keep a line that was refused, and write it later though it counts as lost."""
+    """The file descriptor of stderr.
+
+    The stream's buffer is not used: it would keep a line that could not be written, and write the line later although
+    the line counts as lost.
+    """
     try:
         return sys.stderr.fileno()
     except io.UnsupportedOperation:
@@ -91,7 +97,7 @@ def _write_to(fd: int, data: bytes) -> None:
 def _line(fields: Mapping[str, object]) -> str:
     try:
         return json.dumps(fields, default=str)
-    except Exception:  # noqa: BLE001  a value that cannot be written must not raise where a failure is reported
+    except Exception:  # noqa: BLE001  a value that cannot be written must not raise while a failure is reported
         return json.dumps({name: _text(value) for name, value in fields.items()})
 
 

@@ -1,4 +1,4 @@
-"""What is known of a model: its files, its tensors and where their bytes lie.  docs/formats/checkpoint-index.md."""
+"""The facts about a model: its files, its tensors and where their bytes lie.  See docs/formats/checkpoint-index.md."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ class ModelFile:
 class TensorInfo:
     """``offset`` counts from the start of the *file* (not of safetensors' data part).
 
-    ``xxh3`` is of the tensor's :func:`thaw.checkpoint.edges`: what lets a fetch that cuts a chunk check its part.
+    ``xxh3`` holds the checksums of the tensor's :func:`thaw.checkpoint.edges`.  With them, a fetch that cuts a chunk
+    can check its part of the chunk.
     """
 
     name: str
@@ -41,10 +42,10 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class ModelIndex:
-    """A checkpoint's table of contents, tensors in load order.
+    """A checkpoint's table of contents, with the tensors in load order.
 
-    ``sha256`` is the root: the SHA-256 of one line ``<file sha256> <n_bytes> <name>\\n`` a file, in order of name;
-    for an unverified model (no index at the store) it is empty and ``etag`` tells versions apart.
+    ``sha256`` is the root: the SHA-256 over one line ``<file sha256> <n_bytes> <name>\\n`` per file, in order of name.
+    For an unverified model (without an index in the store) it is empty, and ``etag`` distinguishes versions.
     """
 
     version: int
@@ -74,10 +75,10 @@ class FileRange:
 
 @dataclass(frozen=True, slots=True)
 class ModelParts:
-    """Where the bytes of a model's parts lie: ranges in load order, neighbours joined.
+    """Where the bytes of a model's parts lie: ranges in load order, with adjacent ranges joined.
 
-    ``tied`` is what the head shares with the embedding when the checkpoint has no head of its own: the last stage of
-    a pipeline needs it as well as the first.
+    ``tied`` holds the tensors that the head shares with the embedding when the checkpoint has no head of its own.  Both
+    the first and the last stage of a pipeline need them.
     """
 
     entry: tuple[FileRange, ...]  # embeddings: the first stage
@@ -88,7 +89,7 @@ class ModelParts:
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What the scheduler keeps of a model (the tensors stay with fetchd)."""
+    """The facts about a model that the scheduler keeps (only fetchd keeps the list of tensors)."""
 
     uri: str
     n_bytes: int
@@ -105,5 +106,5 @@ class ModelFacts:
 
     @property
     def version(self) -> str:
-        """Tells what was pushed anew from what was there before."""
+        """A value that changes when the model is pushed again."""
         return self.sha256 or self.etag

@@ -1,9 +1,9 @@
-"""Dividing a model into pipeline stages by bytes: who fetches which layers, and where those lie.
+"""Divide a model into pipeline stages by bytes: which stage fetches which layers, and where these lie.
 
-Every stage fetches at the same time, so a start takes as long as its largest stage: the partition makes that one as
-small as a contiguous division can.  The embedding counts for the first stage, the final norm and the head for the
-last, a tied embedding for both.  Every stage also computes at the same time, and what it computes is its layers: where
-the largest leaves a choice, they are divided evenly.
+All stages fetch at the same time, so a start takes as long as its largest stage.  The partition makes the largest stage
+as small as a contiguous division can.  The embedding counts for the first stage, the final norm and the head count for
+the last stage, and a tied embedding counts for both.  All stages also compute at the same time, and each computes its
+layers.  So if several divisions have an equally small largest stage, the layers are divided evenly.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from thaw.model import FileRange, ModelParts
 
 
 def split(parts: ModelParts, n_stages: int) -> tuple[tuple[int, int], ...]:
-    """Layers ``[a, b)`` of each stage, every stage with at least one.
+    """Layers ``[a, b)`` of each stage; every stage has at least one layer.
 
-    Among the divisions whose largest stage is smallest, the one with the most even layers, by the sum of the squares
-    of their bytes; among those, the one that puts more layers first: the last stage also samples.  Raises
-    ModelUnsupported when there are more stages than layers.
+    Among the divisions whose largest stage is smallest, this function takes the division with the most even layers, by
+    the sum of the squares of each stage's layer bytes.  Among equal divisions, it takes the one with more layers in the
+    first stages, because the last stage also samples.  Raises ModelUnsupported when there are more stages than layers.
     """
     n_layers = len(parts.layers)
     if not 1 <= n_stages <= n_layers:
@@ -33,7 +33,7 @@ def split(parts: ModelParts, n_stages: int) -> tuple[tuple[int, int], ...]:
 
 
 def stage_bytes(parts: ModelParts, n_stages: int) -> tuple[int, ...]:
-    """Bytes of weights that each stage of ``split`` has.  Its callers know that there are that many layers."""
+    """Bytes of weights that each stage of ``split`` has.  The caller makes sure that there are enough layers."""
     layers, first, last = _layer_bytes(parts, n_stages)
     bounds = _bounds(layers, first, last, n_stages)
     return tuple(
@@ -42,20 +42,20 @@ def stage_bytes(parts: ModelParts, n_stages: int) -> tuple[int, ...]:
 
 
 def _layer_bytes(parts: ModelParts, n_stages: int) -> tuple[tuple[int, ...], int, int]:
-    """Of each layer, of what comes before the first, and of what the last stage of so many has besides."""
+    """Bytes of each layer, of the parts before the first layer, and of the other parts that the last stage has."""
     last = size(parts.exit) + (size(parts.tied) if n_stages > 1 else 0)
     return tuple(size(layer) for layer in parts.layers), size(parts.entry), last
 
 
 @lru_cache(maxsize=4096)
 def _bounds(layers: tuple[int, ...], first: int, last: int, n_stages: int) -> tuple[tuple[int, int], ...]:
-    """Kept by shape: thousands of functions are fine-tunes of a few models."""
+    """The result of ``split``, cached by sizes, because thousands of functions are fine-tunes of a few models."""
     sums, n_layers = tuple(accumulate(layers, initial=0)), len(layers)
     cap = _least_cap(sums, first, last, n_stages)
 
     @cache
     def best(a: int, stages: int) -> tuple[float, int]:
-        """(sum of squares, end of the first) for layers [a, n) in ``stages`` stages, none of which is over ``cap``."""
+        """(sum of squares, end of the first stage) for layers [a, n) in ``stages`` stages of at most ``cap`` bytes."""
         if stages == 1:
             return (sums[-1] - sums[a]) ** 2 if sums[-1] - sums[a] + last <= cap else math.inf, n_layers
         found: tuple[float, int] = math.inf, n_layers
@@ -79,7 +79,7 @@ def _least_cap(sums: tuple[int, ...], first: int, last: int, n_stages: int) -> i
     """Bytes of the largest stage of the best division."""
 
     def fits(cap: int) -> bool:
-        """With as many layers in each stage, from the front, as it can have and leave one to each behind it."""
+        """Fill the stages from the first one: each takes as many layers as fit, but leaves one to each later stage."""
         a, room = 0, cap - first
         for left in range(n_stages - 1, 0, -1):
             b = min(bisect_right(sums, sums[a] + room) - 1, len(sums) - 1 - left)
@@ -92,7 +92,7 @@ def _least_cap(sums: tuple[int, ...], first: int, last: int, n_stages: int) -> i
 
 
 def ranges(parts: ModelParts, layers: tuple[int, int]) -> tuple[FileRange, ...]:
-    """The weights of a stage with layers ``[a, b)``, in load order; sidecar files are not among them."""
+    """The weights of a stage with layers ``[a, b)``, in load order, without sidecar files."""
     a, b = layers
     n_layers = len(parts.layers)
     wanted = [*(parts.entry if a == 0 else ()), *(r for layer in parts.layers[a:b] for r in layer)]
@@ -102,13 +102,13 @@ def ranges(parts: ModelParts, layers: tuple[int, int]) -> tuple[FileRange, ...]:
 
 
 def rest(parts: ModelParts, layers: tuple[int, int]) -> tuple[FileRange, ...]:
-    """The weights that a stage with layers ``[a, b)`` does not have yet: what it fetches to become a whole model."""
+    """The weights that a stage with layers ``[a, b)`` does not have: it fetches them to become a whole model."""
     whole = ranges(parts, (0, len(parts.layers)))
     return tuple(left for r in whole for left in _without(r, ranges(parts, layers)))
 
 
 def _without(whole: FileRange, taken: Sequence[FileRange]) -> Iterator[FileRange]:
-    """``taken`` is joined and in order."""
+    """The parts of ``whole`` that are not in ``taken``, which must be joined and in order."""
     at, end = whole.offset, whole.offset + whole.n_bytes
     for r in taken:
         if r.file != whole.file or r.offset + r.n_bytes <= at or r.offset >= end:
@@ -121,7 +121,7 @@ def _without(whole: FileRange, taken: Sequence[FileRange]) -> Iterator[FileRange
 
 
 def join(ranges_: Sequence[FileRange]) -> tuple[FileRange, ...]:
-    """In order of file and offset, neighbours joined."""
+    """The ranges in order of file and offset, with adjacent ranges joined."""
     joined: list[FileRange] = []
     for r in sorted(ranges_, key=lambda r: (r.file, r.offset)):
         last = joined[-1] if joined else None

@@ -1,6 +1,6 @@
-"""Plan v1, scheduler → hosts: who fetches what, where, by when.  docs/formats/plan.md.
+"""Plan v1, from the scheduler to the hosts: which host fetches which bytes by when.  See docs/formats/plan.md.
 
-Deadlines travel as remaining milliseconds beside ``created_wall_ns``, never as an absolute time of another clock.
+A plan holds deadlines as remaining milliseconds beside ``created_wall_ns``, never as an absolute time of another clock.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ PLAN_VERSION = 1
 
 class StageRole(enum.StrEnum):
     FULL = "full"  # reserves memory for the whole model; may outlive the group
-    LOW = "low"  # reserves 1/s of it; released at consolidation
+    LOW = "low"  # reserves 1/s of that memory; released at consolidation
 
 
 class TransportKind(enum.StrEnum):
@@ -48,7 +48,7 @@ class PlanTransport:
 
 @dataclass(frozen=True, slots=True)
 class PlanStage:
-    """One container.  ``layers`` is half-open [a, b); ranges are in load order."""
+    """One container.  ``layers`` is the half-open interval [a, b); ranges are in load order."""
 
     stage: int
     host: HostId

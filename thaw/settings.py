@@ -1,4 +1,4 @@
-"""Settings: read once from the environment, rejected by variable name with the fix, then frozen.
+"""Settings are read once from the environment and then frozen.  An error names the variable and the fix.
 
 A component declares a frozen dataclass whose fields carry :func:`setting`; :func:`load` fills it.  The settings
 reference in docs/ is generated from these declarations.

@@ -1,8 +1,8 @@
-"""What each phase of a start took by its trace, each second counted once.
+"""How long each phase of a start took according to its trace, with each second counted once.
 
 Phases overlap: an engine imports while its container is still being made.  A moment that two phases cover belongs to
-the first of them in ``_ORDER``, so the times of one stage never add up to more than the stage took.  That is what lets
-the least time of each phase be added up to a bound (``thaw/bound.py``).  Pure: events in, seconds out.
+the first of them in ``_ORDER``, so the times of one stage never add up to more than the stage took.  Therefore the
+least times of the phases can be added up to a bound (``thaw/bound.py``).  This module is pure: events in, seconds out.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final
 from thaw.trace import Phase, TraceEvent
 
 Span = tuple[int, int]
-"""Begin and end, nanoseconds of one boot's monotonic clock."""
+"""Begin and end, in nanoseconds of one boot's monotonic clock."""
 _ORDER: Final = ("container", "context", "libraries", "model", "kv", "load")
 _BEGINS: Final = (Phase.COMMAND, Phase.FETCH_BEGIN, Phase.CONTAINER_BEGIN)
 _NS: Final = 1e9
@@ -23,7 +23,7 @@ _NS: Final = 1e9
 
 @dataclass(frozen=True, slots=True)
 class Took:
-    """Seconds of one phase that count for no other phase."""
+    """Seconds of one phase that are not counted for any other phase."""
 
     part: str
     seconds: float
@@ -31,19 +31,19 @@ class Took:
 
 @dataclass(frozen=True, slots=True)
 class StageTook:
-    """One stage of a start.  ``fetch``: from asking for its bytes until the engine had them."""
+    """One stage of a start.  ``fetch`` lasts from the request for its bytes until the engine had them."""
 
     stage: int
     host: str
-    mode: str  # "cold", "prewarmed"; empty: its trace does not say
+    mode: str  # "cold", "prewarmed"; empty if the trace does not say
     parts: tuple[Took, ...]
-    part_bytes: int = 0  # that it was to have
-    link_bytes: int = 0  # of them, that crossed the link
+    part_bytes: int = 0  # the bytes of the stage's part of the model
+    link_bytes: int = 0  # how many of these bytes crossed the link
     fetch: Span | None = None
-    within_memory: bool = False  # another segment of its host had all of its bytes
+    within_memory: bool = False  # another segment of the host had all of these bytes
 
     def seconds(self, part: str) -> float:
-        """0 for a phase that this start did without."""
+        """Seconds of a phase; 0 for a phase that this start did not need."""
         return math.fsum(t.seconds for t in self.parts if t.part == part)
 
     @property
@@ -60,7 +60,7 @@ class StartTook:
     prompt_tokens: int | None = None
 
     def fetching_s(self) -> dict[str, float]:
-        """By host: seconds in which bytes of some stage were on their way over its link."""
+        """Per host, the seconds from the first begin to the last end of the fetches that used its link."""
         spans: dict[str, list[Span]] = {}
         for stage in self.stages:
             if stage.fetch is not None and stage.link_bytes:
@@ -69,7 +69,9 @@ class StartTook:
 
 
 def start_took(events: Iterable[TraceEvent]) -> StartTook:
-    """From the trace of a start's group, and of the request it was made for where its prefill is to be known."""
+    """Read the times from the trace of a start's group.  The prefill is known only if ``events`` also holds the trace
+    of the request that the start was made for.
+    """
     by_stage: dict[int, list[TraceEvent]] = {}
     for event in events:
         by_stage.setdefault(event.stage, []).append(event)
@@ -83,7 +85,7 @@ def _stage_took(stage: int, events: Sequence[TraceEvent]) -> StageTook | None:
     if ready is None:
         return None
     here = (e for e in events if e.boot_id == ready.boot_id)
-    # the word that all bytes are there may come behind the engine that has them
+    # The event that all bytes are there may come after the engine already has them.
     until_ready = (e for e in here if e.mono_ns <= ready.mono_ns or e.name == Phase.FETCH_END)
     mine = sorted(until_ready, key=lambda e: e.mono_ns)
     begin_ns = min((e.mono_ns for e in mine if e.name in _BEGINS), default=ready.mono_ns)
@@ -113,7 +115,10 @@ def _with_fetch(stage: StageTook, events: Sequence[TraceEvent], until_ns: int) -
 
 
 def _prefill(events: Sequence[TraceEvent]) -> tuple[float | None, int | None]:
-    """Of the request's first prefill.  One that was continued elsewhere has a second."""
+    """Seconds and prompt tokens of the request's first prefill.
+
+    A request that was continued by another instance has a second prefill.
+    """
     begin = next((e for e in events if e.name == Phase.PREFILL_BEGIN), None)
     if begin is None:
         return None, None
@@ -125,7 +130,7 @@ def _prefill(events: Sequence[TraceEvent]) -> tuple[float | None, int | None]:
 
 
 def _spans(events: Sequence[TraceEvent], phase: str) -> list[Span]:
-    """A phase may come in several parts; a part without an end is left out."""
+    """The spans of a phase, which may have several parts; a part without an end is left out."""
     found, open_ns = list[Span](), list[int]()
     for event in events:
         name, _, edge = event.name.partition(".")
@@ -152,7 +157,7 @@ def _exclusive(spans: dict[str, list[Span]]) -> dict[str, float]:
 
 
 def _total_s(spans: Iterable[Span]) -> float:
-    """Of their union."""
+    """Seconds that the union of the spans covers."""
     total_ns, reached_ns = 0, 0
     for begin, end in sorted(spans):
         if end > max(begin, reached_ns):

@@ -1,6 +1,7 @@
-"""What a trace says: intervals on one axis, their union, and the gaps that nothing explains.
+"""Turn a trace into intervals on one axis, and find the gaps that no interval explains.
 
-Pure: events in, values out; ``thaw activation explain`` draws it, benchmarks count with it.
+This module is pure: events in, values out.  ``thaw activation explain`` draws the timeline, and benchmarks count with
+it.
 
 ::
 
@@ -10,12 +11,13 @@ Pure: events in, values out; ``thaw activation explain`` draws it, benchmarks co
                  |container|      |── load ────────|engine| |prefill|
     |-|                                                   |-|                gaps: no leaf covers them
 
-A *leaf* is an interval in which something is done.  ``queued``, ``init`` and ``run`` only hold other intervals, and
-are leaves where they hold none (an ordinary function's init is its own explanation).  ``stopped`` is never one: it says
-why the leaves of a process took longer.  How much of a leaf is explained: thaw/evidence.py.
+A *leaf* is an interval in which some work is done.  ``queued``, ``init`` and ``run`` usually hold other intervals; they
+are leaves only if they hold none (an ordinary function's init is its own explanation).  ``stopped`` is never a leaf: it
+says why the leaves of a process took longer.  thaw/evidence.py computes how much of a leaf is explained.
 
-The axis: events of one boot are placed by their monotonic clock, those of another boot by theirs and by how far the
-two are apart (clocks.py), which is known to so many milliseconds.  Lengths are exact: begin and end are of one machine.
+The monotonic clock of a boot places the events of that boot on the axis.  For events of another boot, the distance of
+the two clocks is added (clocks.py), which is known only to within an error.  Lengths are exact, because begin and end
+of an interval come from one machine.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ _NS = 1e9
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """Seconds from the request's arrival.  ``is_open``: its end was never written; it is drawn to the last event."""
+    """Times are seconds since the request's arrival.  If ``is_open`` is set, the end was never written, and the
+    interval is drawn up to the last event.
+    """
 
     phase: str
     host: str
@@ -51,7 +55,9 @@ class Interval:
 
     @property
     def was_resident(self) -> bool:
-        """A fetch of bytes that were in the host's memory before it began: nothing moved, so it has no rate."""
+        """Whether the bytes of a fetch were in the host's memory before it began: then no byte moved, and there is no
+        rate.
+        """
         return dict(self.attrs).get("resident") is True
 
     @property
@@ -71,7 +77,7 @@ class Instant:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Time that no leaf covers, named by what ended before it and what began after it."""
+    """Time that no leaf covers, named by the phase that ended before it and the phase that began after it."""
 
     begin_s: float
     end_s: float
@@ -87,7 +93,8 @@ class Gap:
 class Timeline:
     """``end_s`` is the first token's time, or the end of the run of a function that has no tokens.
 
-    ``gaps`` are where no leaf is; overlap of leaves does not matter to them."""
+    ``gaps`` are the times that no leaf covers; overlapping leaves do not matter.
+    """
 
     intervals: tuple[Interval, ...]
     instants: tuple[Instant, ...]
@@ -110,13 +117,13 @@ class Timeline:
 
 
 def analyse(events: Sequence[TraceEvent]) -> Timeline | None:
-    """None when there is nothing to lay on an axis."""
+    """The timeline of a trace; None if there are no events."""
     if not events:
         return None
     place = _Axis(events)
     intervals, instants = _pair([e for e in events if e.name is not Phase.CLOCK], place)
     end_s, end_name = _end(instants, intervals)
-    shown = _mark_leaves([i for i in intervals if i.end_s >= 0])  # what ended before the request did not serve it
+    shown = _mark_leaves([i for i in intervals if i.end_s >= 0])  # an interval before the request did not serve it
     leaves = [i for i in shown if i.is_leaf]
     covered = union((max(0.0, i.begin_s), min(end_s, i.end_s)) for i in leaves)
     return Timeline(
@@ -126,7 +133,7 @@ def analyse(events: Sequence[TraceEvent]) -> Timeline | None:
 
 
 class _Axis:
-    """Nanoseconds of each machine's clock → seconds from the request's arrival."""
+    """Converts nanoseconds of each machine's clock to seconds since the request's arrival."""
 
     def __init__(self, events: Sequence[TraceEvent]) -> None:
         received = [e for e in events if e.name is Phase.RECEIVED]
@@ -143,7 +150,10 @@ class _Axis:
 
 
 def _pair(events: Iterable[TraceEvent], place: _Axis) -> tuple[list[Interval], list[Instant]]:
-    """Begin and end of one phase, place and owner.  A repeated phase (a second try) gives a second interval."""
+    """Pair the begin and end events of the same phase, place and owner.
+
+    A repeated phase (a second try) gives a second interval.
+    """
     open_: dict[tuple[object, ...], list[TraceEvent]] = {}
     intervals: list[Interval] = []
     instants: list[Instant] = []
@@ -155,7 +165,7 @@ def _pair(events: Iterable[TraceEvent], place: _Axis) -> tuple[list[Interval], l
             open_.setdefault(key, []).append(event)
         elif edge == "end" and open_.get(key):
             intervals.append(_interval(open_[key].pop(), event, place))
-        elif edge != "end":  # an end alone says nothing: its begin was on a machine that is gone
+        elif edge != "end":  # an end alone is ignored: its begin was on a machine that is gone
             instants.append(Instant(str(event.name), event.host, event.stage, place(event)))
     last = place(ordered[-1])
     for event in (e for waiting in open_.values() for e in waiting):
@@ -168,12 +178,12 @@ def _pair(events: Iterable[TraceEvent], place: _Axis) -> tuple[list[Interval], l
 
 def _interval(begin: TraceEvent, end: TraceEvent, place: _Axis) -> Interval:
     begin_s = place(begin)
-    end_s = begin_s + (end.mono_ns - begin.mono_ns) / _NS  # one machine's clock: exact wherever begin is placed
+    end_s = begin_s + (end.mono_ns - begin.mono_ns) / _NS  # one machine's clock: exact, wherever begin is placed
     n_bytes = end.n_bytes if end.n_bytes is not None else begin.n_bytes
     attrs = {**begin.attrs, **end.attrs}
     fetched = attrs.get("fetched_bytes")
     if isinstance(fetched, int):
-        n_bytes = fetched  # what crossed the link; the segment is a little larger, its ranges are aligned
+        n_bytes = fetched  # the bytes that crossed the link; the segment is a little larger, its ranges are aligned
     return Interval(
         begin.name.partition(".")[0], begin.host, begin.stage, begin_s, end_s, n_bytes, tuple(attrs.items())
     )
@@ -191,7 +201,7 @@ def _end(instants: list[Instant], intervals: list[Interval]) -> tuple[float, str
 def _mark_leaves(intervals: list[Interval]) -> list[Interval]:
     stops = [_with_leaf(i, False) for i in intervals if i.phase == _STOPPED]
     marked = [*stops, *(i for i in intervals if i.phase not in (*_HOLDERS, _STOPPED))]
-    # smallest first, so that a queue that holds nothing but an init is seen to hold a leaf
+    # The shortest come first, so that a queue that holds only an init is known to hold a leaf.
     for holder in sorted((i for i in intervals if i.phase in _HOLDERS), key=lambda i: i.seconds):
         holds = any(i.is_leaf and i.begin_s < holder.end_s and i.end_s > holder.begin_s for i in marked)
         marked.append(_with_leaf(holder, not holds))
@@ -203,7 +213,7 @@ def _with_leaf(i: Interval, is_leaf: bool) -> Interval:
 
 
 def union(spans: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Disjoint and in order."""
+    """The union of the spans as disjoint spans in order."""
     merged: list[tuple[float, float]] = []
     for begin, end in sorted(s for s in spans if s[1] > s[0]):
         if merged and begin <= merged[-1][1]:

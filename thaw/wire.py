@@ -1,8 +1,9 @@
-"""Frozen dataclasses ↔ JSON, by their type hints.
+"""Convert frozen dataclasses to JSON and back, by their type hints.
 
-What crosses a module or a process is a dataclass; this file is the only place that turns one into JSON and back.
-Unknown fields are ignored (a newer peer may send more), a missing field without a default and a value of the wrong
-type are a ProtocolError that names the path.  Enums travel by value, NewTypes as what they wrap, tuples as arrays.
+Values that cross a module or a process are dataclasses; this file is the only place that turns them into JSON and back.
+Unknown fields are ignored, because a newer peer may send more.  A missing field without a default, or a value of the
+wrong type, raises a ProtocolError that names the path.  JSON holds enums by value, NewTypes as the type that they wrap,
+and tuples as arrays.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def to_plain(value: Any) -> Any:
 
 @cache
 def _field_names(cls: Any) -> tuple[str, ...] | None:
-    """None for what is no dataclass."""
+    """The names of a dataclass's fields; None for any other type."""
     return tuple(f.name for f in dataclasses.fields(cls)) if dataclasses.is_dataclass(cls) else None
 
 
@@ -51,7 +52,9 @@ def dumps(value: Any) -> bytes:
 
 
 def encode(plain: Any, separators: tuple[str, str] = (",", ":")) -> bytes:
-    """UTF-8; half a surrogate pair, which a function may return, is none and goes escaped."""
+    """Encode as UTF-8.  A function may return half a surrogate pair, which UTF-8 cannot hold: then JSON escapes are
+    used.
+    """
     try:
         return json.dumps(plain, separators=separators, ensure_ascii=False).encode()
     except UnicodeEncodeError:
@@ -140,7 +143,7 @@ def _build_scalar(hint: Any, plain: Any, path: str) -> Any:
             raise ProtocolError(f"{path}: {plain!r} is not a {hint.__name__}") from None
     if hint is float and type(plain) is int:
         return float(plain)
-    # bool is an int to Python, never to us
+    # Python counts bool as an int, but this format does not.
     _expect(isinstance(plain, hint) and not (hint is int and isinstance(plain, bool)), hint.__name__, plain, path)
     return plain
 
