@@ -9,6 +9,6 @@
                                ├─ gateway
                                └─ host-N/fetchd, host-N/invoker ── containers (driver process)
 
-layout (where things lie) · components (what is started, with which environment) · supervisor (starts, watches,
-restarts) · sweep (leaves nothing behind) · up, down, status (the commands) · demo (make demo).
+layout (where the files lie) · components (which programs are started, with which environment) · supervisor (starts,
+watches and restarts them) · sweep (removes everything) · up, down, status (the commands) · demo (make demo).
 """

@@ -1,4 +1,4 @@
-"""What the platform on one machine consists of: programs, their environment, and how each says that it is ready."""
+"""The programs of the platform on one machine, their environment, and how each reports that it is ready."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from thaw.dev.options import Options, parse_rate
 from thaw.dev.processes import MARK
 from thaw.errors import PlatformError
 
-_READY_EVENT = '"event": "(ready|leading|gateway_started)"'  # a scheduler is of use when it leads
-_UNLIMITED_BYTES_PER_S = 1_250_000_000  # what the scheduler plans with on loopback: more than the store gives
+_READY_EVENT = '"event": "(ready|leading|gateway_started)"'  # a scheduler is useful only while it leads
+_UNLIMITED_BYTES_PER_S = 1_250_000_000  # the link rate in plans on loopback: more than the store delivers
 _INTERPRETER = (sys.executable,)
 _PASSED_ON = (
     "PATH",
@@ -33,12 +33,14 @@ _PASSED_ON = (
     "XDG_CACHE_HOME",
     "THAW_LLM_ENGINE",
 )
-"""Children get these of our environment and nothing else: what is in a shell by accident must not change a start."""
+"""Children inherit only these variables of our environment: an accidental variable of a shell must not change a start."""
 
 
 @dataclass(frozen=True, slots=True)
 class Component:
-    """``ready`` is a pattern of the line in its log that says so; ``tier`` orders the end: 0 goes first."""
+    """``ready`` is a pattern that matches the log line of a ready component.  Components are stopped in order of their
+    ``tier``, beginning with 0.
+    """
 
     name: str
     argv: tuple[str, ...]
@@ -55,7 +57,7 @@ def base_env(run_dir: Path) -> dict[str, str]:
 
 
 def servers(layout: Layout, platform: Platform, secret: str) -> list[Component]:
-    """State, relay and, unless a directory is the store, S3."""
+    """The state server, the relay server and, unless a directory is the store, the S3 server."""
     state_port, relay_port = platform.ports[0], platform.ports[1]
     env = base_env(Path(platform.run_dir))
     found = [
@@ -86,7 +88,7 @@ def _valkey(
 ) -> Component:
     directory = layout.data / name
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    config = directory / "valkey.conf"  # a file, because arguments can be read by every user of the machine
+    config = directory / "valkey.conf"  # a file, because every user of the machine can read command lines
     lines = [
         f"port {port}",
         f"bind {platform.address}",
@@ -141,17 +143,17 @@ def _weed(layout: Layout, platform: Platform, env: dict[str, str]) -> Component:
         "-s3.port.iceberg=0",
         "-s3.port.lance=0",
     )
-    # it takes half a minute to end when asked, and loses nothing when killed: its files are written by then
+    # SeaweedFS takes half a minute to end when asked, and loses nothing when killed: its files are already written.
     return Component(
         "store", platform.in_hub(argv), env, "Start Seaweed S3 API Server", tier=2, stop_signal=signal.SIGKILL
     )
 
 
 def weed_sockets(platform: Platform) -> list[Path]:
-    """SeaweedFS leaves these in /tmp when it is killed; their names hold its ports."""
+    """The sockets that SeaweedFS leaves in /tmp when it is killed; their names contain its ports."""
     named = list(zip(("s3", "master", "volume", "filer"), platform.ports[2:6], strict=False))
     names = [f"{role}-{port}" for role, port in named] + [f"{role}-grpc-{port + 10_000}" for role, port in named]
-    return [Path(f"/tmp/seaweedfs-{name}.sock") for name in names]  # noqa: S108  its choice, not ours
+    return [Path(f"/tmp/seaweedfs-{name}.sock") for name in names]  # noqa: S108  SeaweedFS chooses this path
 
 
 def control_plane(platform: Platform, first_key: str) -> list[Component]:
@@ -174,7 +176,9 @@ def control_plane(platform: Platform, first_key: str) -> list[Component]:
 
 
 def stem_cells(platform: Platform, options: Options) -> list[Component]:
-    """What the stem cells of all hosts are forked from: one import and one copy in memory for the machine."""
+    """The zygote from which the zygotes of all hosts are forked: the machine pays for the imports, and holds their
+    memory, only once.
+    """
     if not _common_stem_cells(options):
         return []
     scratch = Path(platform.run_dir) / "tmp"
@@ -201,11 +205,11 @@ def host_name(number: int) -> str:
 
 
 def host(platform: Platform, options: Options, number: int) -> list[Component]:
-    """fetchd first: an invoker asks it at its start."""
+    """fetchd and the invoker of one host.  fetchd comes first, because an invoker calls it at its own start."""
     name = host_name(number)
     run_dir = Path(platform.run_dir) / name
     run_dir.mkdir(mode=0o711, exist_ok=True)
-    scratch = run_dir / "tmp"  # torch leaves caches in the temporary directory: they go with the run
+    scratch = run_dir / "tmp"  # torch leaves caches in the temporary directory: they are deleted with run_dir
     scratch.mkdir(mode=0o1777, exist_ok=True)
     rate = parse_rate(platform.link)
     driver = dev_driver(options.driver)
@@ -229,9 +233,9 @@ def host(platform: Platform, options: Options, number: int) -> list[Component]:
     env |= {name: os.environ[name] for name in driver.passed_on if name in os.environ}
     if _common_stem_cells(options):
         env["THAW_ZYGOTE_PARENT"] = _stem_cells_socket(platform)
-    if rate is not None and platform.network is None:  # nothing else keeps to the rate
+    if rate is not None and platform.network is None:  # nothing else limits the rate
         env["THAW_FETCHD_LINK_BYTES_PER_S"] = str(rate)
-    store = platform.store_env()  # only fetchd reads models: nobody else needs the store's key
+    store = platform.store_env()  # only fetchd reads models, so no other component needs the store's key
     return [
         _python(f"{name}/fetchd", "fetchd.main", env | store, 1, platform.in_host(number, _INTERPRETER)),
         _python(f"{name}/invoker", "invoker.main", env, 0, platform.in_host(number, _INTERPRETER)),

@@ -1,4 +1,4 @@
-"""What a platform with driver docker may leave on its engine when an invoker is killed: its function containers."""
+"""Remove the function containers that a platform with driver docker may leave when its invoker is killed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _ENGINE_S = 60.0
 
 
 def owner(host_id: str, run_dir: Path) -> str:
-    """The label thaw.owner of a host's containers, as its invoker writes it (invoker/drivers/docker/driver.py)."""
+    """The label thaw.owner that a host's invoker writes on its containers (invoker/drivers/docker/driver.py)."""
     return name_on_machine(host_id, str(run_dir.absolute()))
 
 

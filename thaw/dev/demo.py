@@ -1,7 +1,7 @@
-"""``make demo``: a platform from nothing, a real model, a cold answer explained, a warm one, and nothing left behind.
+"""``make demo``: start a platform, push a real model, explain a cold answer, get a warm one, and remove everything.
 
-Everything is real and checked as it goes: the run fails unless the streamed tokens contain "Paris", the bytes fetched
-are the model's bytes, the second answer is quicker, and no process, port, socket or file stays.
+Everything is real, and the demo checks each step: the run fails unless the streamed tokens contain "Paris", the bytes
+fetched are the model's bytes, the second answer is quicker, and no process, port, socket or file is left.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _run(layout: Layout) -> None:
     step("starting a platform on free ports, with its state in a temporary directory")
     platform = up.detach(layout, Options(port=0), _reporter())
     console.print(f"up at {platform.apihost}")
-    os.environ.pop("THAW_S3_ENDPOINT", None)  # whatever store this shell is set to, the platform's own is meant
+    os.environ.pop("THAW_S3_ENDPOINT", None)  # use the platform's own store, even if the shell names another one
     index = _push_model(platform)
     api = Client(resolve(None, None))
     step("deploying examples/chat/chat.json as the function chat")
@@ -162,7 +162,7 @@ def _facts(explained: Explained, index: ModelIndex) -> None:
 
 
 def _engine(timeline: Timeline) -> str:
-    """As the container reported it, else by what is installed here."""
+    """The engine's name and version as the container reported them, else those of the vLLM that is installed here."""
     for interval in timeline.intervals:
         attrs = dict(interval.attrs)
         if "engine" in attrs:

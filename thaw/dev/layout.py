@@ -1,8 +1,9 @@
-"""Where the platform on one machine keeps its things.
+"""Where the platform on one machine keeps its files.
 
-The state directory (``THAW_STATE_DIR``, else ``thaw/dev`` below the XDG state directory) survives ``down``: what was
-deployed, the model store, logs, the key.  The run directory holds sockets; it is short (a socket's path has room for
-107 bytes), lies in the machine's temporary directory and goes away with the platform.
+The state directory (``THAW_STATE_DIR``, else ``thaw/dev`` below the XDG state directory) survives ``down``.  It holds
+the deployed functions, the model store, the logs and the key.  The run directory holds sockets.  Its path is short (a
+socket's path has room for 107 bytes), it lies in the machine's temporary directory, and it is deleted with the
+platform.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ _LONGEST_BASE = 25  # the longest socket below it is thaw-<10 digits>-<8>/host-1
 
 @dataclass(frozen=True, slots=True)
 class Platform:
-    """A started platform, as ``platform.json`` tells it to the CLI and to ``down``.  It holds secrets: mode 0600."""
+    """A started platform.  ``platform.json`` describes it for the CLI and for ``down``; the file has mode 0600, because
+    it holds secrets.
+    """
 
     supervisor: ProcessId
     apihost: str
@@ -44,19 +47,19 @@ class Platform:
     link: str
     driver: str
     started_wall_ms: int
-    network: Links | None = None  # namespaces with shaped links; None: everything on loopback
+    network: Links | None = None  # namespaces with shaped links; None: everything runs on loopback
 
     @property
     def address(self) -> str:
-        """Where the servers listen."""
+        """The address on which the servers listen."""
         return "127.0.0.1" if self.network is None else self.network.hub_address
 
     def in_hub(self, argv: tuple[str, ...]) -> tuple[str, ...]:
-        """``argv``, run where the servers are."""
+        """The command line that runs ``argv`` in the servers' network."""
         return argv if self.network is None else inside(self.network.hub, argv)
 
     def in_host(self, number: int, argv: tuple[str, ...]) -> tuple[str, ...]:
-        """``argv``, run behind the link of host ``number``."""
+        """The command line that runs ``argv`` behind the link of host ``number``."""
         return argv if self.network is None else inside(self.network.host(number), argv)
 
     def host_address(self, number: int) -> str:
@@ -66,7 +69,7 @@ class Platform:
         return f"file://{self.store_dir}/{name}" if self.store_dir else f"s3://models/{name}"
 
     def store_env(self) -> dict[str, str]:
-        """What makes botocore, and fetchd, talk to this platform's store."""
+        """The variables that make botocore and fetchd use this platform's store."""
         if self.store_dir:
             return {}
         return {"THAW_S3_ENDPOINT": self.s3_endpoint, "AWS_ACCESS_KEY_ID": self.s3_access_key,
@@ -91,7 +94,7 @@ class Layout:
 
     @property
     def supervisor_log(self) -> Path:
-        """One line for each restart of a component, and what the supervisor says of itself."""
+        """A log with one line for each restart of a component, and with the messages of the supervisor itself."""
         return self.root / "supervisor.log"
 
     @property
@@ -104,15 +107,19 @@ class Layout:
 
     @property
     def namespace_prefix(self) -> str:
-        """Of the network namespaces: the same for every run from this state directory, as the run directory is."""
+        """The prefix of the network namespaces; like the run directory, it is the same for every run from this state
+        directory.
+        """
         return f"thaw{self._digest}"
 
     @property
     def run_dir(self) -> Path:
-        """The same for every run from this state directory, so that ``down`` finds what a crashed run has left."""
+        """The path of the run directory, the same for every run from this state directory, so that ``down`` finds the
+        remains of a crashed run.
+        """
         base = Path(tempfile.gettempdir())
         if len(str(base)) > _LONGEST_BASE:
-            base = Path("/tmp")  # noqa: S108  private by mode and owner, see make_run_dir
+            base = Path("/tmp")  # noqa: S108  the directory is private by mode and owner, see make_run_dir
         return base / f"thaw-{os.getuid()}-{self._digest}"
 
     @property
@@ -121,7 +128,7 @@ class Layout:
 
     @property
     def homes(self) -> tuple[Path, Path]:
-        """Where the platform's processes work: whoever does is one of them."""
+        """The working directories of the platform's processes: a process that works there belongs to the platform."""
         return self.run_dir, self.data
 
     def log(self, component: str) -> Path:
@@ -132,7 +139,9 @@ class Layout:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def make_run_dir(self) -> Path:
-        """Others may pass through (a container's user must reach its own socket) but not look around."""
+        """Make the run directory.  Other users may pass through it (a container's user must reach its own socket) but
+        cannot list it.
+        """
         run_dir = self.run_dir
         run_dir.mkdir(mode=0o711, exist_ok=True)
         found = run_dir.lstat()
@@ -153,7 +162,9 @@ class Layout:
 
     @contextmanager
     def supervisor_lock(self) -> Iterator[bool]:
-        """Held by the supervisor for its life (the kernel drops it at any death).  Yields False when held elsewhere."""
+        """The supervisor holds this lock for its whole life; the kernel releases it however the supervisor dies.
+        Yields False if another process holds it.
+        """
         self.make()
         with (self.root / "lock").open("w") as f:
             try:
@@ -170,7 +181,7 @@ def default_layout() -> Layout:
 
 
 def write_private(path: Path, data: bytes) -> None:
-    """Whole or not at all, readable by its owner only."""
+    """Write a file that only its owner can read.  The file appears whole or not at all."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)

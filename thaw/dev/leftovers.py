@@ -1,6 +1,6 @@
-"""What a platform has left on the machine: the last question of the demo and of the tests.
+"""Find everything that a platform has left on the machine: the last check of the demo and of the tests.
 
-Models lie in memory files without a name (docs/decisions), so they are gone with the processes that held them.
+Models lie in memory files without a name (docs/decisions), so they disappear with the processes that held them.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from thaw.dev.processes import belonging_to
 from thaw.host import name_on_machine
 
 _CGROUPS = (Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup"))  # version 1, version 2
-_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  looked at, never written
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  this path is only read, never written
 
 
 def find(layout: Layout, platform: Platform | None) -> list[str]:
-    """One sentence for each thing that is left; empty is what it should be."""
+    """One sentence for each thing that is left; the list should be empty."""
     found = [f"process {p.pid}: {_command(p.pid)}" for p in sorted(belonging_to(layout.homes), key=lambda p: p.pid)]
     found += [f"shared memory {path}" for path in _SHARED_MEMORY.glob(f"*{layout.run_dir.name}*")]
     found += [f"control group {path}" for path in cgroups(layout, platform.hosts if platform is not None else 1)]
@@ -32,7 +32,7 @@ def find(layout: Layout, platform: Platform | None) -> list[str]:
 
 
 def cgroups(layout: Layout, n_hosts: int) -> list[Path]:
-    """Where its hosts' invokers bound their containers."""
+    """The cgroups in which the invokers of the platform's hosts limited their containers."""
     names = [host_name(number) for number in range(n_hosts)]
     groups = [f"thaw-{name_on_machine(name, str(layout.run_dir / name))}" for name in names]
     return [root / group for root in _CGROUPS for group in groups if (root / group).is_dir()]

@@ -1,4 +1,4 @@
-"""Hosts with real links on one machine: a network namespace a host, shaped at both ends.
+"""Hosts with real links on one machine: each host has a network namespace whose link is shaped at both ends.
 
 ::
 
@@ -6,11 +6,12 @@
                              ├──veth, tbf both ends── host 0 namespace .10
                              └──veth, tbf both ends── host 1 namespace .11
 
-Below each shaper a queue of two ranks, where the kernel has one: what carries DSCP CS1 (fetchd's sockets) goes after
-everything else.  The hub's servers answer with the mark of the SYN, so the bytes of a model carry it as well.
+Below each shaper is a queue with two ranks, if the kernel has such a queue: packets with DSCP CS1 (from fetchd's
+sockets) are sent after all others.  The hub's servers answer with the mark of the SYN, so the bytes of a model carry
+the mark as well.
 
-Only root can make namespaces; :func:`available` says whether this process may, and why not.  Every name begins with
-the platform's own prefix, so that ``thaw dev down`` finds them after a crash.
+Only root can make namespaces; :func:`available` says whether this process may make them, and if not, why.  Every name
+begins with the platform's own prefix, so that ``thaw dev down`` finds the namespaces after a crash.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ from typing import Final
 from thaw.errors import PlatformError
 
 _BURST_FACTOR: Final = 2
-"""tbf's burst in kbit per Mbit/s: less does not reach the rate with this kernel's timer, more overshoots it."""
+"""tbf's burst in kbit per Mbit/s.  A smaller burst does not reach the rate with this kernel's timer, and a larger one
+exceeds the rate.
+"""
 
 _QUEUE_S: Final = 0.05
 _REFLECT: Final = "/proc/sys/net/ipv4/tcp_reflect_tos"
@@ -38,20 +41,20 @@ _RANKS: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
         ("class", "replace", "parent", "10:", "classid", "10:2", "htb", "rate", "100gbit", "prio", "1"),
     ),
 }
-"""Two ranks under tbf (1:).  A class of htb that is never at its own rate is served strictly by its ``prio``."""
+"""The two ranks under tbf (1:).  htb serves a class that never reaches its own rate strictly by its ``prio``."""
 
 _NETNS: Final = Path("/run/netns")
 
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """Namespaces that exist.  ``outside`` is this machine's own address on the bridge's network."""
+    """The namespaces of a platform."""
 
     prefix: str
     network: str  # "10.231.7": the first three numbers
     n_hosts: int
     rate_mbit: int
-    ranks: str = ""  # the qdisc that lets inference pass fetches; empty: this kernel has none
+    ranks: str = ""  # the qdisc that sends inference before fetches; empty if this kernel has none
 
     @property
     def hub(self) -> str:
@@ -69,7 +72,7 @@ class Links:
 
 
 def available() -> str:
-    """Empty when namespaces can be made; otherwise the reason."""
+    """An empty string if this process can make namespaces; otherwise the reason why it cannot."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     missing = [tool for tool in ("ip", "tc", "nsenter") if shutil.which(tool) is None]
@@ -77,7 +80,7 @@ def available() -> str:
 
 
 def create(prefix: str, n_hosts: int, rate_mbit: int) -> Links:
-    """Make the namespaces and shape their links.  Raises PlatformError; what was made is then taken down again."""
+    """Make the namespaces and shape their links.  On a PlatformError, the namespaces made so far are deleted again."""
     links = Links(prefix, f"10.231.{_free_network()}", n_hosts, rate_mbit)
     try:
         _create_hub(links)
@@ -90,10 +93,10 @@ def create(prefix: str, n_hosts: int, rate_mbit: int) -> Links:
 
 
 def destroy(prefix: str) -> None:
-    """Delete every namespace of ``prefix`` (their devices go with them).  Processes in them must have ended."""
+    """Delete every namespace of ``prefix`` and thereby its devices.  The processes in them must have ended."""
     for name in names(prefix):
         _run("ip", "netns", "delete", name)
-    # the veth's outer end goes with the hub, but only once the kernel has let go of the namespace
+    # The veth's outer end disappears with the hub, but only after the kernel has released the namespace.
     subprocess.run(["ip", "link", "delete", _outer(prefix)], capture_output=True, check=False)
 
 
@@ -102,7 +105,9 @@ def names(prefix: str) -> list[str]:
 
 
 def inside(namespace: str, command: tuple[str, ...]) -> tuple[str, ...]:
-    """``command``, run in ``namespace``: the same process, so signals and exit codes are its own."""
+    """The command line that runs ``command`` in ``namespace``.  nsenter becomes the command by exec, so signals and
+    exit codes are those of the command.
+    """
     return ("nsenter", f"--net={_NETNS / namespace}", *command)
 
 
@@ -121,7 +126,7 @@ def _create_hub(links: Links) -> None:
 
 
 def _create_host(links: Links, index: int) -> str:
-    """The kind of qdisc that ranks its packets, both ways."""
+    """Make a host's namespace and link; return the kind of qdisc that ranks its packets in both directions."""
     name, port = links.host(index), f"port{index}"
     _run("ip", "netns", "add", name)
     _in(links.hub, "ip", "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", name)
@@ -135,11 +140,11 @@ def _create_host(links: Links, index: int) -> str:
 
 
 def _shape(namespace: str, device: str, rate_mbit: int) -> str:
-    """The rate, then the ranks; which qdisc makes them, if one does."""
+    """Set the rate, then the ranks; return the qdisc that implements the ranks, or "" if this kernel has none."""
     burst_bytes = _BURST_FACTOR * rate_mbit * 1000
     _in(namespace, "tc", "qdisc", "replace", "dev", device, "root", "handle", "1:", "tbf", "rate", f"{rate_mbit}mbit",
         "burst", str(burst_bytes), "latency", f"{_QUEUE_S * 1000:.0f}ms")  # fmt: skip
-    limit = str(round(rate_mbit * 125_000 * _QUEUE_S) + burst_bytes)  # as tbf would have it
+    limit = str(round(rate_mbit * 125_000 * _QUEUE_S) + burst_bytes)  # the same limit that tbf would use
     queues = tuple(("qdisc", "replace", "parent", f"10:{n}", "handle", f"2{n}:", "bfifo", "limit", limit) for n in "12")
     mark = ("filter", "replace", "parent", "10:", "protocol", "ip", "u32", "match", "ip", "dsfield", *_CS1,
             "flowid", "10:2")  # fmt: skip
@@ -148,7 +153,7 @@ def _shape(namespace: str, device: str, rate_mbit: int) -> str:
             for what, how, *rest in (*commands, *queues, mark):
                 _in(namespace, "tc", what, how, "dev", device, *rest)
         except PlatformError:
-            continue  # not in this kernel
+            continue  # this kernel does not have this qdisc
         return kind
     return ""
 

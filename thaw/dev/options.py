@@ -1,4 +1,4 @@
-"""What ``thaw dev up`` can be asked for."""
+"""The options of ``thaw dev up``."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _RATE_UNITS = {"kbit": 125, "mbit": 125_000, "gbit": 125_000_000}
 @dataclass(frozen=True, slots=True)
 class Options:
     hosts: int = 1
-    link: str = ""  # as it was written, e.g. 200mbit; empty: unlimited
-    port: int = DEFAULT_PORT  # 0: any free one
+    link: str = ""  # the rate as the user wrote it, e.g. 200mbit; empty: unlimited
+    port: int = DEFAULT_PORT  # 0: any free port
     store: Path | None = None
     memory_mb: int | None = None  # declared device memory of a host
     pool_mb: int = 1024  # fetchd's segment pool of a host
     stem_cells: bool = True
     driver: str = "process"
-    direct: bool = False  # stages may connect to one another by TCP; else they meet at the relay only
+    direct: bool = False  # True: stages may connect to one another by TCP; False: they use only the relay server
 
     def __post_init__(self) -> None:
         check_driver(self.driver)
@@ -35,7 +35,7 @@ class Options:
 
     @property
     def host_memory_mb(self) -> int:
-        """Unless asked for: half of the machine's memory shared by the hosts, at most 8 GiB each."""
+        """``memory_mb`` if it is given, else an equal share of half of the machine's memory, at most 8 GiB per host."""
         if self.memory_mb is not None:
             return self.memory_mb
         machine_mb = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // _MIB
@@ -43,7 +43,7 @@ class Options:
 
     @property
     def threads(self) -> int:
-        """Cores of a host: the engine's threads."""
+        """The number of cores of a host, which is also the number of the engine's threads."""
         return max(1, len(os.sched_getaffinity(0)) // self.hosts)
 
 

@@ -1,4 +1,6 @@
-"""Write docs/config.md and docs/cli.md from what they describe; tests hold the pages to it.  ``make docs``."""
+"""Write docs/config.md and docs/cli.md from the schema and the commands.  ``make docs`` runs this module, and tests
+check that the pages are up to date.
+"""
 
 from __future__ import annotations
 

@@ -9,11 +9,11 @@ from contextlib import ExitStack
 from thaw.errors import PlatformError
 
 _LOW, _HIGH = 10_000, 21_000
-"""SeaweedFS takes port + 10000 as well; both stay below the range from which the kernel lends ports to clients."""
+"""SeaweedFS also uses port + 10000.  Both ports stay below the range from which the kernel assigns client ports."""
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports whose companion (port + 10000) is free too, all different."""
+    """Different free ports whose companion ports (port + 10000) are free, too.  Raises PlatformError."""
     with ExitStack() as held:
         found: list[int] = []
         for port in random.sample(range(_LOW, _HIGH), _HIGH - _LOW):

@@ -1,4 +1,4 @@
-"""Processes by identity.  A pid alone may mean another process tomorrow; a pid and its start time never do."""
+"""Processes by identity.  A pid alone may mean another process tomorrow; a pid with its start time never does."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 MARK = "THAW_DEV_RUN"
-"""Set in every child to the platform's run directory: what carries it belongs to that platform."""
+"""Every child has this variable, set to the platform's run directory: a process with it belongs to that platform."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +42,9 @@ def is_alive(process: ProcessId) -> bool:
 def belonging_to(directories: Iterable[Path], seeds: Iterable[ProcessId] = ()) -> set[ProcessId]:
     """Every process of the platform with these directories, except the caller.
 
-    Those that work in one, or carry one (the mark, a path below it) in their environment, the given ones, and whoever
-    descends from them or shares a session that one of them leads (a function may start anything).
+    These are the processes that work in one of the directories, or have one (the mark, or a path below it) in their
+    environment, and the given ``seeds``.  Processes that descend from them, or are in a session that one of them leads,
+    belong to the platform as well, because a function may start anything.
     """
     rows = _table()
     wanted = {p.pid for p in seeds if p.pid in rows and rows[p.pid].identity == p}
@@ -62,11 +63,11 @@ def send(processes: Iterable[ProcessId], sig: signal.Signals) -> None:
             try:
                 os.kill(process.pid, sig)
             except ProcessLookupError:
-                continue  # ended in between
+                continue  # the process ended in the meantime
 
 
 def wait_gone(processes: Iterable[ProcessId], deadline_s: float) -> set[ProcessId]:
-    """Wait for the ends of these processes; returns those still there when the time is over."""
+    """Wait for the ends of these processes; return those that still run after ``deadline_s`` seconds."""
     poller = select.poll()
     left: dict[int, ProcessId] = {}
     for process in processes:
@@ -92,7 +93,7 @@ def _open_pidfd(process: ProcessId) -> int | None:
         fd = os.pidfd_open(process.pid)
     except ProcessLookupError:
         return None
-    if not is_alive(process):  # the pid's owner was looked at after opening: no other can slip in
+    if not is_alive(process):  # checked after the opening, so the pidfd cannot belong to another process
         os.close(fd)
         return None
     return fd
@@ -108,7 +109,7 @@ def _row(pid: int) -> _Row | None:
         text = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    fields = text.rpartition(")")[2].split()  # the name before it may hold anything, blanks and brackets too
+    fields = text.rpartition(")")[2].split()  # the name before ")" may contain anything, also blanks and brackets
     return _Row(ProcessId(pid, int(fields[19])), int(fields[1]), int(fields[3]), int(fields[4]), fields[0])
 
 
@@ -121,9 +122,9 @@ def _is_marked(row: _Row, directory: Path) -> bool:
     except (FileNotFoundError, ProcessLookupError, PermissionError):
         return False
     text = os.fsencode(directory)
-    # valkey and gunicorn write their title over their environment, so they are known by where they work; a person's
-    # shell that was left there has a terminal
+    # valkey and gunicorn overwrite their environment with their title, so their working directory identifies them.
+    # A person's shell in that directory has a terminal.
     works_here = row.tty == 0 and (cwd + "/").startswith(f"{directory}/")
-    # a zygote's environment is bare, so that no credential is forked; somebody's `tail -f` of a log is not ours
+    # A zygote's environment is bare, so that no credential is forked.  A `tail -f` of a log must not match.
     is_zygote = b"thaw_runtime" in command and text + b"/" in command
     return works_here or is_zygote or text + b"\0" in environ or text + b"/" in environ

@@ -1,8 +1,8 @@
-"""The supervisor's records of its components, which also a full disk does not lose.
+"""The supervisor's records of its components, which survive even a full disk.
 
-``pids/COMPONENT`` says which process a component is, how often it was started again and why.  The size of the file
-never changes, so it can be overwritten when the disk has no room left.  ``supervisor.log`` has one line for each
-restart.  Lines that find no room are kept in memory and written before the next one.
+``pids/COMPONENT`` says which process a component is, how often it was restarted and why.  The size of the file never
+changes, so it can be overwritten when the disk is full.  ``supervisor.log`` has one line for each restart.  Lines that
+cannot be written because the disk is full are kept in memory and written before the next line.
 """
 
 from __future__ import annotations
@@ -18,16 +18,18 @@ from typing import Final
 from thaw.dev.processes import ProcessId
 
 AGAIN_AND_AGAIN: Final = 3
-"""A component that has ended so many times in a row, each time soon after its start, will not recover by itself."""
+"""A component that has ended this many times in a row, each time soon after its start, will not recover by itself."""
 STEADY_S: Final = 30.0
-"""A component that lived this long was well: its next end counts as the first in a row."""
+"""A component that lived longer than this was healthy: its next end counts as the first in a row."""
 _PID_FILE_BYTES: Final = 160
 _MOST_LINES: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """``n_restarts`` since the platform came up, ``in_a_row`` of them soon after a start; ``cause`` of the last one."""
+    """``n_restarts`` counts the restarts since the platform was started, ``in_a_row`` the latest of them that each came
+    soon after a start.  ``cause`` is the cause of the last restart.
+    """
 
     process: ProcessId
     n_restarts: int = 0
@@ -36,7 +38,7 @@ class Recorded:
 
 
 def write_pid_file(path: Path, recorded: Recorded) -> None:
-    """Raises OSError when the disk is full and the file is new."""
+    """Write or overwrite the file.  Raises OSError when the disk is full and the file is new."""
     text = f"{recorded.process.pid} {recorded.process.start_ticks} {recorded.n_restarts} {recorded.in_a_row} "
     data = (text + recorded.cause).encode()[: _PID_FILE_BYTES - 1].ljust(_PID_FILE_BYTES - 1) + b"\n"
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -47,7 +49,7 @@ def write_pid_file(path: Path, recorded: Recorded) -> None:
 
 
 def read_pid_file(path: Path) -> Recorded | None:
-    """None: the disk was full when it was made."""
+    """The record in the file; None if the file has no complete record, because the disk was full when it was made."""
     fields = path.read_text(errors="replace").split(maxsplit=4)
     if len(fields) < 4 or not all(field.isdigit() for field in fields[:4]):
         return None
@@ -66,13 +68,13 @@ class RestartLog:
         self.flush()
 
     def flush(self) -> None:
-        """Write what found no room before.  Never raises."""
+        """Write the lines that could not be written before.  Never raises."""
         try:
             with self._path.open("ab", buffering=0) as f:
                 while self._lines:
                     end = f.tell()
                     if f.write(self._lines[0]) < len(self._lines[0]):
-                        f.truncate(end)  # whole lines only; the rest comes with a later flush
+                        f.truncate(end)  # keep whole lines only; a later flush writes this line
                         return
                     self._lines.popleft()
         except OSError:

