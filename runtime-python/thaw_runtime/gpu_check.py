@@ -1,9 +1,9 @@
-"""``python -m thaw_runtime.gpu_check``: what no machine without a GPU can say, measured and checked in one go.
+"""``python -m thaw_runtime.gpu_check``: measure and check in one run what can be known only on a machine with a GPU.
 
-Probes the driver directly (register cost, rates by streams and piece size, whether priorities reorder copies) and
-through the parameter manager (a load of arrived bytes and one of arriving bytes, KV blocks out and in), and compares
-every byte.  Without a driver it runs over the fake one of the native tests: then every number is the host's memory and
-only the paths are checked.  The last line is JSON; docs/gpu.md says how to read it.
+The program probes the driver directly (register cost, rates by streams and piece size, whether priorities reorder
+copies) and through the parameter manager (a load of bytes that have arrived and one of arriving bytes, KV blocks out
+and in), and compares every byte.  Without a driver it runs over the fake driver of the native tests: then every number
+describes the host's memory, and only the code paths are checked.  The last line is JSON; docs/gpu.md explains it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _DEADLINE_S: Final = 120.0
 
 
 class Driver:
-    """The calls of the probe, on this thread, in the manager's context."""
+    """The driver calls of the probe; they run on this thread, in the manager's context."""
 
     def __init__(self, path: str, context: int) -> None:
         self._cuda = ctypes.CDLL(path)
@@ -102,7 +102,10 @@ def _timed(run: Callable[[], object], times: int = 5) -> float:
 
 
 def register_cost(driver: Driver, n_bytes: int) -> dict[str, float | int]:
-    """Milliseconds for pages that are there: a shared mapping without write permission, and a private one."""
+    """Milliseconds to register pages that are in memory: by a mapping without write permission, and by a writable one.
+
+    A negative value is the driver's error code.
+    """
     fd = os.memfd_create("gpu_check")
     os.ftruncate(fd, n_bytes)
     writer = mmap.mmap(fd, n_bytes)
@@ -127,7 +130,7 @@ def register_cost(driver: Driver, n_bytes: int) -> dict[str, float | int]:
 
 
 def rates(driver: Driver, n_bytes: int) -> dict[str, float]:
-    """GB/s to the device by number of streams and size of a copy, and back."""
+    """GB/s to the device by number of streams and size of a copy, and GB/s from the device."""
     found = {}
     with driver.pinned(n_bytes) as host, driver.memory(n_bytes) as device:
         for n_streams in (1, 2, 3):
@@ -159,9 +162,10 @@ def _copy(driver: Driver, host: c_void_p, device: c_uint64, n_bytes: int, piece:
 
 
 def priorities(driver: Driver, n_bytes: int) -> dict[str, float]:
-    """How long a 4 MiB copy on a stream of the highest priority takes: alone, and behind ``n_bytes`` of the lowest.
+    """How long a 4 MiB copy on a stream of the highest priority takes: alone, and behind ``n_bytes`` of copies with the
+    lowest priority.
 
-    If the second is near the first, priorities reorder copies and the manager's own queueing is not needed.
+    If the second time is near the first, priorities reorder copies, and the manager's own queueing is not needed.
     """
     least, greatest = driver.priorities()
     small = min(4 * MIB, n_bytes)
@@ -186,7 +190,7 @@ def priorities(driver: Driver, n_bytes: int) -> dict[str, float]:
 
 
 class _Resident:
-    """A segment of random bytes, and a writer that lets them arrive."""
+    """A segment of random bytes, and a writer that makes them arrive step by step."""
 
     def __init__(self, n_bytes: int, n_tensors: int) -> None:
         each = n_bytes // n_tensors
@@ -235,14 +239,16 @@ def _device_address(capsule: object) -> int:
 
 
 def _on_device(manager: ParameterManager, address: int, n_bytes: int) -> bytearray:
-    """The bytes at a device address, by the way KV blocks take."""
+    """Copy the bytes at a device address to the host, with the code that copies KV blocks."""
     block = 4096
     plane = native_library.KvPlane(address, n_bytes // block, block, block)
     return KvBlocks(manager, [[plane]]).gather(0, range(n_bytes // block)).wait(_DEADLINE_S)
 
 
 def load(manager: ParameterManager, n_bytes: int, arriving_s: float) -> dict[str, object]:
-    """Segment to device, everything there (``arriving_s`` 0) or arriving over that time; every byte compared."""
+    """Load a segment to the device and compare every byte.  All bytes are there from the beginning (``arriving_s`` 0),
+    or they arrive over ``arriving_s`` seconds.
+    """
     resident = _Resident(n_bytes, 16)
     before = manager.state()
     segment = resident.open(manager)
@@ -256,7 +262,7 @@ def load(manager: ParameterManager, n_bytes: int, arriving_s: float) -> dict[str
         loading.wait(i, _DEADLINE_S)
         capsules.append(loading.capsule(i))
     seconds = time.perf_counter() - began
-    after = manager.state()  # before the comparison, which bounces every byte back
+    after = manager.state()  # read before the comparison, which copies every byte back through bounce buffers
     if writer is not None:
         writer.join()
     same = all(
@@ -274,7 +280,7 @@ def load(manager: ParameterManager, n_bytes: int, arriving_s: float) -> dict[str
 
 
 def kv(manager: ParameterManager, driver: Driver, n_blocks: int, block: int) -> dict[str, object]:
-    """Blocks in (scatter) and out (gather) of device memory, in an order with few neighbours."""
+    """Copy blocks into (scatter) and out of (gather) device memory, in an order in which few blocks are adjacent."""
     with driver.memory(n_blocks * block) as memory:
         blocks = KvBlocks(manager, [[native_library.KvPlane(memory.value, n_blocks, block, block)]])
         order = [(i * 7) % n_blocks for i in range(n_blocks)] if n_blocks % 7 else list(range(n_blocks))
@@ -288,7 +294,7 @@ def kv(manager: ParameterManager, driver: Driver, n_blocks: int, block: int) -> 
 
 
 def shared_context(manager: ParameterManager) -> bool | str:
-    """Whether torch works in the context that the manager made; why it cannot be said otherwise."""
+    """Whether torch works in the context that the manager made, or a sentence that says why this was not tried."""
     try:
         import torch
     except ImportError as e:

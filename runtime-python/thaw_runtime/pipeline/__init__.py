@@ -1,1 +1,1 @@
-"""What the stages of a group say to one another, whatever engine computes them."""
+"""The messages between the stages of a group, independent of the engine that computes the stages."""

@@ -1,10 +1,10 @@
-"""One stage's conversation with its neighbours: batches down the chain, tokens and signs of life back to stage 0.
+"""One stage's messages to and from its neighbours: batches down the chain, tokens and heartbeats back to stage 0.
 
-A receiver thread takes what comes while the stage computes: batch i + 1 is here when batch i is done.  Everybody hears
-from its predecessor at least every BEAT_S (stage 0 sends a Beat down the chain, the last stage sends it back), so a
-neighbour that has been silent for LOST_AFTER_S has gone, whatever its host believes.  Whoever ends on its own says so
-at once with a Lost.  A stage whose transport has changed the path to its successor (thaw/hops.py) tells stage 0 with a
-PathTaken, before the first message that takes it.
+A receiver thread takes messages while the stage computes, so batch i + 1 has arrived when batch i is done.  Every stage
+receives a message from its predecessor at least every ``beat_s`` seconds: stage 0 sends a Beat down the chain, and the
+last stage sends it back.  So a neighbour that has been silent for ``lost_after_s`` seconds is lost, whatever its host
+reports.  A stage that ends on its own sends a Lost at once.  When a stage's transport changes the path to its successor
+(thaw/hops.py), the stage tells stage 0 with a PathTaken, before the first message on the new path.
 """
 
 from __future__ import annotations
@@ -43,25 +43,29 @@ _CONTROL: Final = FrameHeader(FrameKind.CONTROL, Priority.INFERENCE)
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """Seconds.  A test has less of it."""
+    """Time limits in seconds; tests use shorter ones."""
 
     beat_s: float = 5.0
-    """Four messages of 100 bytes a group; an object store bills each, so not more often than the loss needs."""
+    """The pause between two beats.  A beat is four messages of 100 bytes per group, and an object store bills each, so
+    beats come no more often than the detection of a loss needs.
+    """
     lost_after_s: float = 20.0
-    """Four beats: a busy host may hold a thread back for a second, an object store an answer for several."""
+    """Four beats: a busy host may delay a thread for a second, and an object store may delay an answer for several."""
     first_word_s: float = 3600.0
-    """Before a neighbour has said its first word it may still be fetching (engine.ARRIVAL_DEADLINE_S)."""
+    """The limit before a neighbour's first message: until then it may still be fetching (see ARRIVAL_DEADLINE_S in
+    weights/segment.py).
+    """
     send_s: float = 30.0
-    """A receiver's thread always reads, so a window that stays full means that it has gone."""
+    """A receiver's thread always reads, so a window that stays full for this long means that the receiver is lost."""
 
 
 PATIENCE: Final = Patience()
 
 
 class StageLink:
-    """Made before the weights are loaded: a stage that loads already passes signs of life on.
+    """A stage makes its link before it loads the weights, so it already passes beats on while it loads.
 
-    Stage 0 gets tokens through ``on_sampled``, on the receiver's thread.  Followers take batches with
+    Stage 0 gets tokens through ``on_sampled``, on the receiver thread.  The other stages take batches with
     :meth:`next_batch`.
     """
 
@@ -74,7 +78,7 @@ class StageLink:
         self._closing = False
         self._heard = False
         self._telling = threading.Lock()
-        self._paths = [HopPath.UNKNOWN] * n_stages  # of every hop in stage 0, of its own one elsewhere
+        self._paths = [HopPath.UNKNOWN] * n_stages  # stage 0 knows every hop's path, another stage only its own
         self.on_sampled: Callable[[Sampled], None] = lambda _: None
         self._when_lost: list[Callable[[ErrorInfo], None]] = []
         self._threads = [LastingThread(self._receive, "stage-receive")]
@@ -84,7 +88,9 @@ class StageLink:
             thread.start()
 
     def when_lost(self, callback: Callable[[ErrorInfo], None]) -> None:
-        """Call it once when the pipeline breaks or is ended, on whatever thread sees it; at once if it has."""
+        """Call ``callback`` once when the pipeline breaks or ends, on the thread that notices it.  If this has already
+        happened, call it at once.
+        """
         with self._changed:
             lost = self._lost
             if lost is None:
@@ -93,24 +99,24 @@ class StageLink:
             callback(lost)
 
     def check(self) -> None:
-        """Raises WorkerLost once the pipeline is broken."""
+        """Raises WorkerLost if the pipeline is broken."""
         if self._lost is not None:
             raise WorkerLost(self._lost.message, hint=self._lost.hint)
 
     def hops(self) -> tuple[HopPath, ...]:
-        """Stage 0: the path from each stage to the next, as far as the stages have told."""
+        """For stage 0: the path from each stage to the next, as far as the stages have reported it."""
         return tuple(self._paths)
 
     def send_batch(self, batch: Batch) -> None:
-        """To the next stage.  Raises WorkerLost."""
+        """Send a batch to the next stage.  Raises WorkerLost."""
         self._send(self._stage + 1, _BATCH, encode_batch(batch), batch.step.number)
 
     def send_sampled(self, sampled: Sampled) -> None:
-        """To stage 0.  Raises WorkerLost."""
+        """Send sampled tokens to stage 0.  Raises WorkerLost."""
         self._send(0, _CONTROL, encode_control(sampled), sampled.number)
 
     def next_batch(self) -> Batch:
-        """The next one from the stage before, waiting for it.  Raises WorkerLost."""
+        """Wait for the next batch from the previous stage and return it.  Raises WorkerLost."""
         with self._changed:
             self._changed.wait_for(lambda: self._batches or self._lost is not None)
             if self._batches:
@@ -119,7 +125,7 @@ class StageLink:
         raise AssertionError("woken for nothing")
 
     def end(self, error: ErrorInfo) -> None:
-        """Tell the others that this stage ends, as well as it goes, and close.  Idempotent."""
+        """Tell stage 0 and the next stage, if possible, that this stage ends, and close.  Idempotent."""
         with self._changed:
             if self._closing:
                 return
@@ -188,7 +194,7 @@ class StageLink:
 
     def _beat(self) -> None:
         number = 0
-        with suppress(WorkerLost):  # whoever sees it has told everybody
+        with suppress(WorkerLost):  # the thread that noticed the loss has already called the callbacks
             while True:
                 self._send(1, _CONTROL, encode_control(Beat(number)), 0)
                 number += 1
@@ -213,7 +219,9 @@ class StageLink:
         self._hand_over(receiver, header, payload, step)
 
     def _tell_path(self, receiver: int, path: HopPath) -> None:
-        """Once for each change, whichever threads see it; they wait, so that no message passes this one."""
+        """Tell stage 0 about a changed path, once per change.  Threads that notice the same change wait here, so that
+        no message overtakes this one.
+        """
         with self._telling:
             if path is self._paths[self._stage]:
                 return
@@ -243,7 +251,7 @@ class StageLink:
 
 
 def open_transport(init: LlmInit) -> Transport:
-    """This stage's end of its group's relay.  Raises InitFailed when the plan names none."""
+    """Connect this stage to the transport of its group.  Raises InitFailed when the plan names no transport."""
     if init.link is None:
         raise InitFailed(f"stage {init.stage} of {init.n_stages} was given no way to reach the others")
     return connect(init.link, init.group_id, init.stage, init.n_stages)

@@ -1,7 +1,7 @@
-"""Which of a model a stage has: its tensors among those of its segment, its modules among those of the skeleton.
+"""Which part of a model a stage has: its tensors among those of its segment, its modules among those of the skeleton.
 
-A segment may hold more than the stage computes with (a full worker's later part lies behind its own), and a family's
-skeleton may have modules in every stage that only the first or the last calls.
+A segment may hold more than the stage computes with: a full worker's later part lies behind the stage's own part.  A
+model family's skeleton may have modules in every stage that only the first or the last stage calls.
 """
 
 from __future__ import annotations
@@ -19,16 +19,18 @@ from thaw.plan import StageRole
 
 @dataclass(frozen=True, slots=True)
 class StagePart:
-    """Layers ``[a, b)``, being stage ``stage`` of ``n_stages``; ``bounds`` are the layers of all stages."""
+    """The part of stage ``stage`` of ``n_stages``; ``bounds`` holds the layers ``[a, b)`` of every stage."""
 
     stage: int
     n_stages: int
     bounds: tuple[tuple[int, int], ...]
-    full: bool = False  # has the skeleton of the whole model, and fetches the rest behind its own part
+    full: bool = False  # this stage has the skeleton of the whole model, and fetches the rest after its own part
 
     @classmethod
     def of(cls, init: LlmInit) -> StagePart:
-        """Raises InitFailed unless the stages' layers follow one another and one of them is this stage's."""
+        """The part that ``init`` describes.  Raises InitFailed unless the layers of the stages follow one another and
+        agree with this stage's layers.
+        """
         if init.n_stages == 1:
             return cls(0, 1, (init.layers,))
         bounds = tuple(shape.layers for shape in init.stages)
@@ -59,28 +61,28 @@ class StagePart:
         return tuple(b - a for a, b in self.bounds)
 
     def tensors(self, offered: Sequence[TensorInfo]) -> tuple[TensorInfo, ...]:
-        """Those that this stage loads, in the order offered."""
+        """The offered tensors that this stage loads, in the same order."""
         if self.whole:
             return tuple(offered)
         mine = partition.ranges(parts_of(offered, self.bounds[-1][1]), self.window)
         return tuple(t for t in offered if any(_holds(r, t) for r in mine))
 
     def rest(self, offered: Sequence[TensorInfo]) -> tuple[TensorInfo, ...]:
-        """Those that a full worker loads behind its own, in the order offered."""
+        """The offered tensors that a full worker loads after its own part, in the same order."""
         own = {t.name for t in self.tensors(offered)}
         return tuple(t for t in offered if t.name not in own)
 
     def computes(self, path: str, own: Sequence[TensorInfo]) -> bool:
-        """Whether a module is computed with here and has its weights; for a skeleton that has them all."""
+        """Whether this stage computes with a module and has its weights, in a skeleton that has all modules."""
         layer, (a, b) = layer_of(path + "."), self.window
         if layer is not None:
             return a <= layer < b
         return _is_among(path, own) if self.first else self.needs_module(path, own)
 
     def needs_module(self, path: str, own: Sequence[TensorInfo]) -> bool:
-        """Whether a module outside the layers, with weights of its own, is computed with here.
+        """Whether this stage computes with a module that is outside the layers and has weights of its own.
 
-        ``own`` are the stage's tensors: a tied embedding is needed by the last stage too, and is among them there.
+        ``own`` are the stage's tensors.  The last stage also needs a tied embedding, which is then among its tensors.
         """
         if self.whole or (self.first if is_entry(path) else self.last):
             return True

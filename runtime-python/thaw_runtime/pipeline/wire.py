@@ -1,4 +1,4 @@
-"""What the stages of a pipeline say to each other.  docs/pipeline.md draws who says what to whom.
+"""The messages between the stages of a pipeline.  docs/pipeline.md draws which stage sends which message.
 
 ::
 
@@ -6,10 +6,10 @@
             ──Beat───────────▶         ──Beat───────────▶               ──Beat─────▶
                                        ──PathTaken──────▶               ──PathTaken▶
 
-A batch is one relay message: a tensor ``step`` of bytes (the Step in msgpack) and behind it the tensors of the model
-(``hidden_states`` and, where the family has one, ``residual``), described as in relay/protocol/tensors.py.  All else
-is one msgpack value in a control message.  What arrives is typed and bounded before anything is done with it; the
-numbers that become addresses (block ids, row counts) are checked against what this stage has.
+A batch is one relay message: a tensor ``step`` of bytes (the Step in msgpack), followed by the tensors of the model
+(``hidden_states`` and, if the family has one, ``residual``), described as in relay/protocol/tensors.py.  Every other
+message is one msgpack value in a control message.  A received message is checked for types and bounds before it is
+used; numbers that become addresses (block ids, row counts) are checked against the memory that this stage has.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from thaw.hops import HopPath
 from thaw_runtime.engine.protocol import EngineRequest
 
 MAX_STEP_BYTES: Final = 16 * 1024 * 1024
-"""A step of 2,048 prompt tokens takes some 10 KB; the prompts of 512 new requests of 8,192 tokens some 12 MB."""
+"""A step of 2,048 prompt tokens takes about 10 KB; the prompts of 512 new requests of 8,192 tokens take about 12 MB."""
 STEP: Final = "step"
 
 Blocks = tuple[tuple[int, ...], ...]
-"""Block ids of a request, one tuple a KV cache group."""
+"""Block ids of a request, with one tuple per KV cache group."""
 
 
 class NewSequence(msgspec.Struct, frozen=True, array_like=True):
@@ -43,7 +43,9 @@ class NewSequence(msgspec.Struct, frozen=True, array_like=True):
 
 
 class KnownSequence(msgspec.Struct, frozen=True, array_like=True):
-    """A request computed before.  ``blocks`` are new ones, or all of them when it was ``resumed`` after eviction."""
+    """A request that was computed before.  ``blocks`` are its new blocks, or all of its blocks if it was ``resumed``
+    after an eviction.
+    """
 
     request_id: str
     resumed: bool
@@ -54,7 +56,7 @@ class KnownSequence(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Step(msgspec.Struct, frozen=True, array_like=True):
-    """One batch, as stage 0's scheduler made it.  ``scheduled`` says how many tokens of each request are computed."""
+    """One batch from stage 0's scheduler.  ``scheduled`` says how many tokens of each request are computed."""
 
     number: int
     new: tuple[NewSequence, ...]
@@ -69,7 +71,7 @@ class Step(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SampledLogprobs(msgspec.Struct, frozen=True, array_like=True):
-    """Row by row of the batch: the sampled token first, the most likely ones behind it."""
+    """For each row of the batch, the sampled token comes first, followed by the most likely tokens."""
 
     token_ids: tuple[tuple[int, ...], ...]
     logprobs: tuple[tuple[float, ...], ...]
@@ -77,7 +79,9 @@ class SampledLogprobs(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Sampled(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """What the last stage chose in a step; an empty tuple where only a part of a prompt was computed."""
+    """The tokens that the last stage sampled in a step; a request of whose prompt only a part was computed has an empty
+    tuple.
+    """
 
     number: int
     request_ids: tuple[str, ...]
@@ -86,20 +90,22 @@ class Sampled(msgspec.Struct, frozen=True, array_like=True, tag=1):
 
 
 class Beat(msgspec.Struct, frozen=True, array_like=True, tag=2):
-    """Stage 0 is there; passed on by every stage, and by the last one back to stage 0."""
+    """A sign that stage 0 is alive.  Every stage passes it on, and the last stage sends it back to stage 0."""
 
     number: int
 
 
 class Lost(msgspec.Struct, frozen=True, array_like=True, tag=3):
-    """Stage ``stage`` has ended.  Passed on like a Beat, or sent straight to stage 0."""
+    """Stage ``stage`` has ended.  Stages pass this message on like a Beat, and the ending stage also sends it directly
+    to stage 0.
+    """
 
     stage: int
     error: ErrorInfo
 
 
 class PathTaken(msgspec.Struct, frozen=True, array_like=True, tag=4):
-    """What carries the messages of stage ``stage`` to its successor from now on; passed on to stage 0 like a Beat."""
+    """The path of stage ``stage``'s messages to its successor from now on.  Stages pass it to stage 0 like a Beat."""
 
     stage: int
     path: HopPath
@@ -128,7 +134,7 @@ class Batch:
 
 
 def encode_batch(batch: Batch) -> bytes:
-    """Payload of a frame with FLAG_TENSORS."""
+    """The payload of a frame with FLAG_TENSORS."""
     step = _encoder.encode(batch.step)
     headers = [TensorHeader(STEP, "U8", (len(step),))]
     headers += [TensorHeader(name, t.dtype, t.shape) for name, t in batch.tensors.items()]
@@ -136,7 +142,7 @@ def encode_batch(batch: Batch) -> bytes:
 
 
 def decode_batch(payload: memoryview) -> Batch:
-    """Raises ProtocolError.  The tensors are views of ``payload``."""
+    """Decode and check a batch, whose tensors are views of ``payload``.  Raises ProtocolError."""
     found = {header.name: (header, data) for header, data in tensors.unpack(payload)}
     if STEP not in found:
         raise ProtocolError("a batch came without its step")
@@ -167,7 +173,7 @@ def decode_control(payload: memoryview) -> Control:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What a stage has; a step that reaches beyond it would write into foreign memory."""
+    """The limits of a stage; a step that exceeds them would write into foreign memory."""
 
     n_blocks: int
     block_size: int
@@ -180,8 +186,8 @@ class Bounds:
 def check_batch(batch: Batch, bounds: Bounds, known: Mapping[str, int], wanted: Mapping[str, tuple[str, int]]) -> None:
     """Refuse a batch that this stage cannot compute.  Raises ProtocolError.
 
-    ``known`` are the requests this stage has, with the number of blocks each holds in a group; ``wanted`` the tensors
-    its model takes, with dtype and width.
+    ``known`` maps each request that this stage has to the number of blocks that it holds per group.  ``wanted`` maps
+    the name of each tensor that the stage's model takes to its dtype and width.
     """
     step = batch.step
     names = {n.request.request_id for n in step.new} | {k.request_id for k in step.known}

@@ -1,4 +1,4 @@
-"""From one process that has imported everything to a container: two forks, a clean slate in each child."""
+"""Fork a container from a process that has imported everything: two forks, each of which cleans up its child."""
 
 from __future__ import annotations
 
@@ -37,7 +37,9 @@ KEPT_ENVIRONMENT = (
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """``netns`` is a path to enter before anything else, ``uid`` to drop to (group too)."""
+    """An order to fork a container.  ``netns`` is the path of the network namespace to enter; ``uid`` is the user, and
+    the group, that the container runs as.
+    """
 
     op: str
     instance_id: str
@@ -50,7 +52,9 @@ class Fork:
 
 @dataclass(frozen=True, slots=True)
 class Spawn:
-    """Become another host's zygote: hosts that share a machine pay for the imports, and hold their memory, once."""
+    """An order to fork another host's zygote, so that hosts on one machine pay for the imports, and hold their memory,
+    only once.
+    """
 
     op: str
     socket: str
@@ -89,7 +93,7 @@ class ForkFailed:
 
 @dataclass(frozen=True, slots=True)
 class Exited:
-    """``status`` as a shell has it: the exit status, or minus the signal."""
+    """``status`` is the exit status, or minus the number of the signal that killed the process."""
 
     op: str
     instance_id: str
@@ -99,18 +103,18 @@ class Exited:
 
 
 def fork_container(order: Fork, in_child: Callable[[], None]) -> int:
-    """The pid of a new container, which leads its own session.  ``in_child`` drops what belongs to the parent."""
+    """Fork a container, which leads its own session, and return its pid.  ``in_child`` closes the parent's files."""
     return _fork(lambda: _container(order, in_child))
 
 
 def fork_zygote(order: Spawn, in_child: Callable[[], None], serve: Callable[[str], None]) -> int:
-    """The pid of another zygote, which ``serve``s on its own socket and leads its own session."""
+    """Fork another zygote, which ``serve``s on its own socket and leads its own session, and return its pid."""
     return _fork(lambda: _zygote(order, in_child, serve))
 
 
 def kill_fork(pid: int) -> None:
-    """End one of ours that was not reaped yet, and what it started, also before it led its session."""
-    os.kill(pid, signal.SIGKILL)  # first: it can become no leader from now on
+    """Kill a child that was not reaped yet, and all processes that it started, even if it leads no session yet."""
+    os.kill(pid, signal.SIGKILL)  # this comes first: afterwards the child can no longer become a session leader
     with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
 
@@ -124,7 +128,7 @@ def _fork(run: Callable[[], None]) -> int:
 
 
 def _become(run: Callable[[], None]) -> NoReturn:
-    """A forked child never returns into its parent's code."""
+    """Run the child's code and exit: a forked child must never return into its parent's code."""
     try:
         run()
         os._exit(0)
@@ -186,7 +190,7 @@ def _redirect(path: str, fd: int) -> None:
 
 def _enter(netns: str) -> None:
     if os.stat(netns).st_ino == os.stat("/proc/self/ns/net").st_ino:
-        return  # entering it again would need a privilege
+        return  # entering the current namespace again would need a privilege
     setns = getattr(os, "setns", None)  # Python 3.12
     fd = os.open(netns, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -204,7 +208,9 @@ def _enter(netns: str) -> None:
 
 
 def reseed() -> None:
-    """Two forks must not draw the same numbers.  (uuid4 and secrets ask the kernel each time.)"""
+    """Seed the random generators again, because two forks must not draw the same numbers.  (uuid4 and secrets ask the
+    kernel each time.)
+    """
     random.seed()
     ssl.RAND_add(os.urandom(32), 32.0)
     if "numpy" in sys.modules:

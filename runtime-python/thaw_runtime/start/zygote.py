@@ -1,12 +1,12 @@
-"""Stem cells: a process that has imported the engine and forks a container in milliseconds.
+"""The zygote: a process that has imported the engine and forks a container (a stem cell) in milliseconds.
 
-``python -m thaw_runtime.start.zygote --socket PATH``.  Its socket carries control frames::
+Run it with ``python -m thaw_runtime.start.zygote --socket PATH``.  Its socket carries control frames::
 
     invoker → zygote   Fork{instance_id, env, stdout, stderr, uid, netns}     zygote → invoker   Ready | Forked | Exited
                        Spawn{socket, log, env, netns}                                            Spawned
 
-The zygote is single-threaded (a fork copies only the calling thread), has run no parallel tensor operation and touched
-no GPU, and holds no credential: what a container may know comes with its Fork.
+The zygote is single-threaded, because a fork copies only the calling thread.  It has run no parallel tensor operation,
+has touched no GPU and holds no credential: a Fork brings everything that its container may know.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ log = Log("zygote")
 
 
 class Zygote:
-    """One select loop: connections, fork orders, and SIGCHLD by a self-pipe."""
+    """One poll loop handles connections, fork orders, and SIGCHLD through a self-pipe."""
 
     def __init__(self, path: str) -> None:
         try:
@@ -78,9 +78,9 @@ class Zygote:
                     self._channels.pop(fd).close()
 
     def _accept(self) -> Channel | None:
-        """None: the client has gone already."""
+        """Accept a client.  Return None if the client has already closed the connection."""
         sock, _ = self._listener.accept()
-        sock.settimeout(10.0)  # a client that stops in the middle of a frame must not hold the others up
+        sock.settimeout(10.0)  # a client that stops in the middle of a frame must not delay the others
         channel = Channel(sock)
         if not _sent(channel, Ready("ready", os.getpid(), len(self._children))):
             channel.close()
@@ -89,7 +89,7 @@ class Zygote:
         return channel
 
     def _command(self, channel: Channel) -> bool:
-        """Carry out one order.  False: the client has gone."""
+        """Carry out one order.  Return False if the client has closed the connection."""
         try:
             order = _order(channel.receive()[0])
         except (ProtocolError, OSError) as e:
@@ -109,17 +109,17 @@ class Zygote:
         self._children[pid] = name
         if _sent(channel, done):
             return True
-        kill_fork(pid)  # nobody knows of it: it would wait for ever
+        kill_fork(pid)  # no client knows of the child, so it would wait for ever
         return False
 
     def _in_child(self) -> None:
-        """A container inherits no socket and no signal handling of the zygote's."""
+        """Close the zygote's sockets and undo its signal wakeup in a forked child."""
         signal.set_wakeup_fd(-1)
         for fd in (self._wake_read, self._wake_write):
             os.close(fd)
         self._listener.close()
         for channel in self._channels.values():
-            channel.sock.close()  # not Channel.close: a shutdown would reach the invoker
+            channel.sock.close()  # not Channel.close, whose shutdown would also close the invoker's end
 
     def _reap(self) -> None:
         while self._children:
@@ -131,7 +131,7 @@ class Zygote:
 
     def _tell(self, event: Any) -> None:
         for channel in self._channels.values():
-            _sent(channel, event)  # its own closing is seen by the poll
+            _sent(channel, event)  # the poll loop notices a closed channel
 
 
 def _sent(channel: Channel, message: Any) -> bool:
@@ -167,7 +167,7 @@ def main() -> None:
     library.prepare()
     library.warm_up()
     gc.collect()
-    gc.freeze()  # collections in the children then leave the shared pages alone
+    gc.freeze()  # garbage collections in the children then do not write to the shared pages
     serve(args.socket)
 
 

@@ -1,6 +1,6 @@
-"""Tensors of a segment for torch, each as soon as its bytes are there: views on a CPU, copies on a CUDA device.
+"""Tensors of a segment for torch, each as soon as its bytes have arrived: views on a CPU, copies on a CUDA device.
 
-Two ways to them: the native parameter manager, and torch.frombuffer over the Python reader.
+There are two implementations: the native parameter manager, and torch.frombuffer over the Python reader.
 """
 
 from __future__ import annotations
@@ -24,17 +24,19 @@ _DTYPES: Mapping[str, torch.dtype] = {
 
 
 class Arriving(Protocol):
-    """``wait`` for tensor ``i``, then ``take`` it, once each."""
+    """First ``wait`` for tensor ``i``, then ``take`` it; each tensor can be taken once."""
 
     def wait(self, i: int, deadline_s: float) -> None:
-        """Raises what the segment's wait raises."""
+        """Wait until the tensor has arrived.  Raises the same errors as the segment's ``wait``."""
         ...
 
     def take(self, i: int) -> torch.Tensor: ...
 
 
 def arriving(segment: Segment, tensors: Sequence[TensorInfo]) -> Arriving:
-    """``tensors`` in this order.  Raises ModelUnsupported, ModelCorrupt for those the engine cannot have."""
+    """Access to ``tensors``, in this order.  Raises ModelUnsupported or ModelCorrupt for a tensor that the engine
+    cannot use.
+    """
     return _Native(segment, tensors) if isinstance(segment, NativeSegment) else _Views(segment, tensors)
 
 
@@ -49,7 +51,7 @@ class _Native:
     def __init__(self, segment: NativeSegment, tensors: Sequence[TensorInfo]) -> None:
         self._load = segment.load(tensors)
         self._cuda = segment.manager.cuda
-        # DLPack has no name for eight-bit floats here: they come as bytes
+        # DLPack has no dtype for eight-bit floats here, so they come as bytes and are viewed as floats.
         self._viewed = {i: _DTYPES[t.dtype] for i, t in enumerate(tensors) if t.dtype in ("F8_E4M3", "F8_E5M2")}
 
     def wait(self, i: int, deadline_s: float) -> None:

@@ -1,7 +1,7 @@
-"""libthaw_params.so by ctypes: its structs, its calls, and its statuses as errors.  csrc/include/thaw/params.h.
+"""libthaw_params.so through ctypes: its structs, its calls, and its statuses as errors (csrc/include/thaw/params.h).
 
-Calls through ``CDLL`` release the GIL, so a wait blocks nobody; the one through ``PyDLL`` makes a Python object and
-does not wait.  Loading takes about 2 ms and needs neither torch nor CUDA.
+Calls through ``CDLL`` release the GIL, so a wait blocks no other thread.  The one call through ``PyDLL`` makes a Python
+object and does not wait.  Loading takes about 2 ms and needs neither torch nor CUDA.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ _MAX_TEXT: Final = 1500
 
 DTYPES: Final = {"BOOL": (0, 1), "U8": (1, 1), "I8": (2, 1), "I16": (3, 2), "I32": (4, 4), "I64": (5, 8), "F16": (6, 2),
                  "BF16": (7, 2), "F32": (8, 4), "F64": (9, 8), "F8_E4M3": (10, 1), "F8_E5M2": (11, 1)}  # fmt: skip
-"""thaw_dtype and bytes of an element.  The last two leave as bytes and are to be viewed."""
+"""(thaw_dtype, bytes per element).  Tensors of the last two types leave as bytes, and the caller must view them."""
 
 TENSOR: Final = struct.Struct("=QQII8qII")
-"""thaw_tensor: offset, n_bytes, dtype, n_dims, shape, group, background.  Filled by struct: a ctypes structure would
-cost more a tensor than everything else."""
+"""thaw_tensor: offset, n_bytes, dtype, n_dims, shape, group, background.  ``struct`` fills it, because a ctypes
+structure would cost more time per tensor than all other work.
+"""
 
 _NAME: Final = "libthaw_params.so"
 _PLACES: Final = (Path(__file__).parents[1] / _NAME, Path(__file__).parents[3] / "build" / "native" / _NAME)
-"""In the package's folder in an image, in the build folder of a checkout."""
+"""The library lies in the package's folder in an image, and in the build folder in a checkout."""
 
 (OK, TIMED_OUT, CLOSED, BAD_ARGUMENT, BAD_SEGMENT, FETCH_FAILED, FETCH_DIED, OUT_OF_MEMORY, SYSTEM, NO_DEVICE,
  DEVICE) = range(11)  # fmt: skip
@@ -95,10 +96,10 @@ _MOST_NS: Final = 2**62
 
 
 class Library:
-    """The loaded library; ``call`` has every function of the C ABI by its name without the prefix."""
+    """The loaded library; ``call`` has every function of the C ABI by its name."""
 
     def __init__(self, path: Path) -> None:
-        """Raises OSError when it cannot be loaded, ProtocolError for one of another version."""
+        """Raises OSError when the library cannot be loaded, and ProtocolError when it has another version."""
         self.path = path
         self.call = ctypes.CDLL(str(path))
         for name, (result, arguments) in _CALLS.items():
@@ -110,7 +111,7 @@ class Library:
         calls = (api.PyCapsule_New, api.PyCapsule_IsValid, api.PyCapsule_GetPointer, api.Py_IncRef)
         self.check(self.call.thaw_python(*(ctypes.cast(f, c_void_p) for f in calls), id(None)))
         self.make_capsule = ctypes.PyDLL(str(path)).thaw_load_capsule
-        """A new "dltensor" capsule of (load, i); None after a failure, see error_text."""
+        """Makes a new "dltensor" capsule from (load, i); None after a failure, see error_text."""
         self.make_capsule.restype, self.make_capsule.argtypes = ctypes.py_object, [c_void_p, c_size_t]
 
     @property
@@ -122,7 +123,7 @@ class Library:
             raise self.error(status)
 
     def error(self, status: int) -> Exception:
-        """What the last failed call of this thread means.  A failed fetch is in the segment, see fetch_error."""
+        """The error for this thread's last failed call.  The segment describes a failed fetch, see fetch_error."""
         text = self.error_text
         if status == BAD_ARGUMENT:
             return ValueError(text)
@@ -145,7 +146,7 @@ class Library:
 
 
 def find() -> Library:
-    """Raises OSError when it was not built (or does not run here), ProtocolError for an old build."""
+    """Load the library.  Raises OSError when it was not built or does not run here, ProtocolError for an old build."""
     for path in _PLACES:
         if path.exists():
             return Library(path)

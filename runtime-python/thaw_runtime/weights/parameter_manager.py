@@ -1,4 +1,4 @@
-"""The parameter manager: a segment's tensors for an engine, by the native library where there is one.
+"""The parameter manager gives an engine a segment's tensors, with the native library if there is one.
 
 ::
 
@@ -7,8 +7,8 @@
                while others import)
 
 It is started before any heavy import and imports neither torch nor vLLM: a tensor leaves as a DLPack capsule, for
-``torch.from_dlpack``.  On the CPU it is a view of the segment, whose mapping is held until the last tensor is gone; on
-a CUDA device a copy.  Without the library everything goes on with relay's SegmentReader, which is said once.
+``torch.from_dlpack``.  On the CPU a tensor is a view of the segment, whose mapping is kept until the last tensor is
+freed; on a CUDA device it is a copy.  Without the library, relay's SegmentReader is used instead, which is logged once.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from thaw_runtime.weights.native_library import Library, timeout_ns
 
 _log = Log("parameter_manager")
 _WINDOW_BYTES: Final = 2 * 1024**3
-"""Device memory of tensors nobody has taken over yet.  The largest layers in use have under 1.5 GiB."""
+"""Device memory for tensors that the engine has not taken yet.  The largest layers in use have under 1.5 GiB."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceState:
-    """What a device says of itself; times and bytes since it was opened."""
+    """A device's description of itself; times and bytes count since the device was opened."""
 
     name: str
     cuda: bool
@@ -55,17 +55,18 @@ class DeviceState:
 
 
 class ParameterManager:
-    """One device of this process.  Made after the last fork: a CUDA context does not survive one."""
+    """One device of this process.  It must be made after the last fork, because a CUDA context does not survive a fork.
+    """
 
     def __init__(self, library: Library, *, cuda: bool = False, libcuda: str | None = None) -> None:
-        """Returns at once; a thread makes the CUDA context.  Raises Unavailable when there is no driver."""
+        """Return at once, while a thread makes the CUDA context.  Raises Unavailable when there is no driver."""
         self.library = library
         self.cuda = cuda
         config = native.DeviceConfig(cuda=cuda, libcuda=libcuda.encode() if libcuda else None)
         self.device = _opened(library, "thaw_device_free", library.call.thaw_device_open, config)
 
     def ready(self, deadline_s: float) -> None:
-        """Until the context stands.  Raises Unavailable when there is no device."""
+        """Wait until the context has been made.  Raises Unavailable when there is no device."""
         self.library.check(self.library.call.thaw_device_ready(self.device, timeout_ns(deadline_s)))
 
     def state(self) -> DeviceState:
@@ -78,14 +79,14 @@ class ParameterManager:
 
 
 class _Handle(c_void_p):
-    """A pointer of the library's that is freed with this object."""
+    """A pointer from the library that is freed with this object."""
 
 
 def _opened(library: Library, free: str, opener: Callable[..., int], *arguments: object) -> _Handle:
     out = c_void_p()
     library.check(opener(*arguments, ctypes.byref(out)))
     handle = _Handle(out.value)
-    # the arguments stay until after the call that frees: a copy may still be writing to one of them
+    # The arguments are kept until after the freeing call, because a copy may still be writing to one of them.
     weakref.finalize(handle, _free, getattr(library.call, free), out.value, arguments).atexit = False
     return handle
 
@@ -95,7 +96,7 @@ def _free(free: Callable[[c_void_p], None], pointer: int | None, keeps: object) 
 
 
 class NativeSegment:
-    """A granted segment by the native reader; see relay.protocol.segment.SegmentReader, whose place it takes."""
+    """A granted segment, read by the native library; it replaces relay.protocol.segment.SegmentReader."""
 
     def __init__(self, manager: ParameterManager, offer: SegmentOffer, fds: Sequence[int]) -> None:
         """Takes ownership of ``fds`` (control page, slabs).  Raises ProtocolError."""
@@ -116,7 +117,7 @@ class NativeSegment:
                 os.close(fd)
         self.address = int(library.call.thaw_segment_address(self.handle))
         memory = (ctypes.c_ubyte * self.n_bytes).from_address(self.address)
-        vars(memory)["keeps"] = self.handle  # a view keeps this object, and it the mapping
+        vars(memory)["keeps"] = self.handle  # a view keeps this object alive, and this object keeps the mapping
         self._view = memoryview(memory).cast("B").toreadonly()
         self._wait = library.call.thaw_segment_wait
 
@@ -125,14 +126,16 @@ class NativeSegment:
         return self.wait(0, 0.0)
 
     def view(self, segment_offset: int, n_bytes: int) -> memoryview:
-        """Read-only bytes; meaningful below :attr:`end` only.  Valid beyond :meth:`close` while it is held."""
+        """Read-only bytes, which are meaningful only below :attr:`end`.  The view stays valid after :meth:`close`."""
         if segment_offset < 0 or n_bytes < 0 or segment_offset + n_bytes > self.n_bytes:
             raise ValueError(f"[{segment_offset}, +{n_bytes}) lies outside the segment of {self.n_bytes} bytes")
         return self._view[segment_offset : segment_offset + n_bytes]
 
     def wait(self, end: int, deadline_s: float) -> int:
-        """Sleep until ``[0, end)`` has arrived; the end there is now.  Raises as SegmentReader.wait does, and
-        PlatformError as soon as the segment is closed."""
+        """Sleep until ``[0, end)`` has arrived, and return the current end of the arrived bytes.
+
+        Raises the same errors as SegmentReader.wait, and PlatformError as soon as the segment is closed.
+        """
         have = ctypes.c_uint64()
         status = self._wait(self.handle, end, timeout_ns(deadline_s), have)
         if status != native.OK:
@@ -144,16 +147,16 @@ class NativeSegment:
         return library.fetch_error(self.handle) if status == native.FETCH_FAILED else library.error(status)
 
     def load(self, tensors: Sequence[TensorInfo]) -> Load:
-        """``tensors`` on their way, in this order.  Raises ModelUnsupported, ModelCorrupt, KeyError."""
+        """Begin to load ``tensors`` in this order.  Raises ModelUnsupported, ModelCorrupt or KeyError."""
         return Load(self, tensors)
 
     def close(self) -> None:
-        """Wakes who waits.  The mapping goes with the last view and tensor of it."""
+        """Wake all waiting threads.  The mapping is released with its last view and tensor."""
         self.manager.library.call.thaw_segment_close(self.handle)
 
 
 class Load:
-    """A table of tensors; tensor ``i`` may be taken once, after a wait for it."""
+    """A table of tensors that are being loaded; tensor ``i`` can be taken once, after a ``wait`` for it."""
 
     def __init__(self, segment: NativeSegment, tensors: Sequence[TensorInfo]) -> None:
         self._segment = segment
@@ -165,12 +168,13 @@ class Load:
         window = _WINDOW_BYTES if segment.manager.cuda else 0
         self._handle = _opened(library, "thaw_load_free", library.call.thaw_load_open, segment.manager.device,
                                segment.handle, table, len(tensors), window)  # fmt: skip
-        self._seen = -1  # no cached watermark on a device: ready there means copied
+        self._seen = -1  # the last known watermark; not used on a device, where ready means copied
         self._views = not segment.manager.cuda
 
     def wait(self, i: int, deadline_s: float, stream: int | None = None) -> None:
-        """Until tensor ``i`` can be read: by everybody, or by work behind the CUDA stream.  Raises as a segment's
-        wait does."""
+        """Wait until tensor ``i`` can be read by any code or, with ``stream``, by work that is queued on that CUDA
+        stream afterwards.  Raises the same errors as the segment's ``wait``.
+        """
         if self._views:
             if self._ends[i] > self._seen:
                 self._seen = self._segment.wait(self._ends[i], deadline_s)
@@ -184,14 +188,16 @@ class Load:
             raise self._segment.error(status)
 
     def capsule(self, i: int) -> object:
-        """For ``torch.from_dlpack``, once.  F8 tensors come as bytes.  Raises ValueError before a wait for it."""
+        """Tensor ``i`` for ``torch.from_dlpack``; it can be taken once.  F8 tensors come as bytes.  Raises ValueError
+        before a ``wait`` for the tensor.
+        """
         capsule: object = self._library.make_capsule(self._handle, i)
         if capsule is None:
             raise ValueError(self._library.error_text)
         return capsule
 
     def close(self) -> None:
-        """Wakes who waits for a tensor; those that were taken stay."""
+        """Wake all threads that wait for a tensor.  Tensors that were taken stay valid."""
         self._library.call.thaw_load_close(self._handle)
 
 
@@ -199,7 +205,7 @@ _NO_DIMS: Final = (0,) * native.MAX_DIMS
 
 
 def _row(info: TensorInfo, offset: int, group: int, first_bytes: int) -> bytes:
-    """Row ``group`` of the table.  What lies behind ``first_bytes`` is copied in the background."""
+    """Row ``group`` of the table.  A tensor that begins at or behind ``first_bytes`` is copied in the background."""
     number, item_bytes = native.DTYPES.get(info.dtype, (0, 0))
     n_dims = len(info.shape)
     if not item_bytes or n_dims > native.MAX_DIMS:
@@ -212,10 +218,10 @@ def _row(info: TensorInfo, offset: int, group: int, first_bytes: int) -> bytes:
 
 
 class KvBlocks:
-    """KV blocks of an engine's cache, copied in the background: out of it (gather) and into it (scatter)."""
+    """Copies KV blocks in the background: out of an engine's cache (gather) and into it (scatter)."""
 
     def __init__(self, manager: ParameterManager, layers: Sequence[Sequence[native.KvPlane]]) -> None:
-        """``layers``: the planes of each, equally many (K and V, or both in one)."""
+        """``layers`` holds the planes of each layer; all layers have equally many (K and V, or both in one plane)."""
         self._library = library = manager.library
         planes = [plane for layer in layers for plane in layer]
         table = (native.KvPlane * len(planes))(*planes)
@@ -223,12 +229,12 @@ class KvBlocks:
                                len(planes) // len(layers))  # fmt: skip
 
     def gather(self, layer: int, blocks: Sequence[int], stream: int = 0) -> KvCopy:
-        """``blocks`` as they are behind the CUDA stream's work so far, plane by plane, in this order."""
+        """Copy ``blocks`` out of the cache, plane by plane, in this order, after the CUDA stream's work so far."""
         n_bytes = int(self._library.call.thaw_kv_bytes(self._handle, layer, len(blocks)))
         return self._copy(self._library.call.thaw_kv_gather, layer, blocks, bytearray(n_bytes), stream)
 
     def scatter(self, layer: int, blocks: Sequence[int], chunk: bytearray, stream: int = 0) -> KvCopy:
-        """What gather made, into ``blocks``."""
+        """Copy a chunk that ``gather`` made into ``blocks``."""
         return self._copy(self._library.call.thaw_kv_scatter, layer, blocks, chunk, stream)
 
     def _copy(
@@ -242,8 +248,9 @@ class KvBlocks:
 
 
 class KvCopy:
-    """A copy that may still be going on; its end is waited for when it is dropped.  The buffer may be used and
-    resized once ``wait`` has returned."""
+    """A copy that may still be running; dropping this object waits for its end.  The buffer may be used and resized
+    after ``wait`` has returned.
+    """
 
     def __init__(self, library: Library, handle: _Handle, chunk: bytearray) -> None:
         self._library, self._chunk = library, chunk
@@ -259,7 +266,7 @@ class KvCopy:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._handle = None  # freeing waits for the copy
+        self._handle = None  # freeing the handle waits for the copy
 
 
 # ── the one of this process ──────────────────────────────────────────────────────────────────────────────────────
@@ -267,7 +274,7 @@ class KvCopy:
 
 @cache
 def start() -> ParameterManager | None:
-    """The process's manager, begun by the first call; None without the native library.  Never raises."""
+    """The manager of this process, made by the first call; None without the native library.  Never raises."""
     try:
         library = native.find()
     except (OSError, ThawError) as e:
@@ -283,10 +290,11 @@ def start() -> ParameterManager | None:
 
 
 def _wants_cuda() -> bool:
-    """A CPU build of torch cannot take CUDA tensors, and a context costs a GPU some hundred MB.
+    """Whether the installed torch has CUDA.  A CPU build cannot take CUDA tensors, and a context costs some hundred MB
+    of GPU memory.
 
-    Looked up in torch's version file: importing torch is what is to be overlapped, and the package metadata takes
-    20 ms to read.
+    This function reads torch's version file: the context is to be made while torch is being imported, and reading the
+    package metadata takes 20 ms.
     """
     torch = find_spec("torch")
     if torch is None or torch.origin is None:
@@ -298,6 +306,6 @@ def _wants_cuda() -> bool:
 
 
 def open_segment(offer: SegmentOffer, fds: Sequence[int]) -> NativeSegment | SegmentReader:
-    """By the native reader where there is one.  Takes ownership of ``fds``.  Raises ProtocolError."""
+    """Open a segment with the native reader if there is one.  Takes ownership of ``fds``.  Raises ProtocolError."""
     manager = start()
     return SegmentReader(offer, fds) if manager is None else NativeSegment(manager, offer, fds)

@@ -1,4 +1,4 @@
-"""A segment as its readers see it, whoever reads: Python (relay.protocol.segment) or the native library."""
+"""The interface of a segment that both readers implement: Python (relay.protocol.segment) and the native library."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Protocol
 from relay.protocol.messages import SegmentOffer
 
 ARRIVAL_DEADLINE_S = 3600.0
-"""The longest wait for one range: it bounds a fetch that crawls.  One that has died is noticed by its heartbeat."""
+"""The longest wait for one range.  It limits a very slow fetch; a fetch that has died is noticed by its heartbeat."""
 
 
 class Segment(Protocol):

@@ -1,7 +1,8 @@
-"""The checkpoint's small files (config.json, tokenizer.json …) as they lie at the start of a segment.
+"""The checkpoint's small files (config.json, tokenizer.json …), which lie at the start of a segment.
 
-They are ordinary ranges, so the text side can begin as soon as they are below the watermark.  vLLM's ModelConfig
-reads a directory: they are written to one inside the container's own, which goes with the container however it ends.
+They are ordinary ranges, so the text side can begin as soon as they are below the watermark.  vLLM's ModelConfig reads
+a directory, so the files are written to a directory inside the container's own one, which disappears with the container
+however the container ends.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from thaw.errors import ModelCorrupt, ModelUnsupported
 from thaw_runtime.weights.segment import ARRIVAL_DEADLINE_S, Segment
 
 WEIGHT_SUFFIXES = (".safetensors",)
-MAX_SIDECAR_BYTES = 256 * 1024 * 1024  # tokenizers of 256k words have some 30 MB; more is not a small file
+MAX_SIDECAR_BYTES = 256 * 1024 * 1024  # tokenizers of 256k words have about 30 MB; a larger file is no sidecar
 
 
 def sidecar_ranges(segment: Segment) -> tuple[PlacedRange, ...]:
-    """The whole files among the segment's ranges.  A weight file's ranges are not sidecars."""
+    """The segment's ranges that are sidecar files.  Ranges of a weight file are not sidecars."""
     return tuple(
         r for r in segment.offer.layout
         if r.offset == 0 and not r.file.endswith(WEIGHT_SUFFIXES) and r.n_bytes <= MAX_SIDECAR_BYTES
@@ -31,7 +32,7 @@ def sidecar_ranges(segment: Segment) -> tuple[PlacedRange, ...]:
 
 
 def read_sidecar(segment: Segment, name: str) -> bytes | None:
-    """The bytes of file ``name``, waiting for them.  None when the checkpoint has no such file."""
+    """Wait for the bytes of file ``name`` and return them.  None when the checkpoint has no such file."""
     for placed in sidecar_ranges(segment):
         if placed.file == name:
             segment.wait(placed.segment_offset + placed.n_bytes, ARRIVAL_DEADLINE_S)
@@ -40,7 +41,7 @@ def read_sidecar(segment: Segment, name: str) -> bytes | None:
 
 
 def read_json(segment: Segment, name: str) -> dict[str, Any] | None:
-    """A sidecar that must be a JSON object if it is there.  Raises ModelCorrupt."""
+    """Read a sidecar that must be a JSON object if it exists.  Raises ModelCorrupt."""
     data = read_sidecar(segment, name)
     if data is None:
         return None
@@ -63,8 +64,8 @@ def model_config(segment: Segment) -> dict[str, Any]:
 
 @contextmanager
 def materialised(segment: Segment) -> Iterator[Path]:
-    """The sidecars as files in a private directory, gone when the block ends or with the container."""
-    directory = Path(tempfile.mkdtemp(prefix="model-"))  # see engine_main.use_own_tmp
+    """Write the sidecars to a private directory, which is removed when the block ends or with the container."""
+    directory = Path(tempfile.mkdtemp(prefix="model-"))  # see use_own_tmp in thaw_runtime/engine/main.py
     try:
         for placed in sidecar_ranges(segment):
             target = directory / placed.file
