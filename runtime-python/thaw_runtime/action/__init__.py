@@ -1,1 +1,1 @@
-"""OpenWhisk's action proxy for Python functions.  Standard library only."""
+"""OpenWhisk's action proxy for Python functions.  It uses only the standard library."""

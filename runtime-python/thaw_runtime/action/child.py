@@ -1,9 +1,9 @@
-"""The process that runs user code.  It is forked before anything is known of the code, and belongs to one proxy.
+"""The process that runs user code.  It is forked before anything is known about the code, and belongs to one proxy.
 
-One init, then runs.  With a concurrency of 1 user code runs on the main thread (signals and event loops work as in a
-script); else each run has a thread, and ``__OW_*`` is the process's: the last run's.  An exception of user code is an
-application error.  An exit is the end of this process, which the proxy reports as "command exited"; where a signal
-killed the process, the proxy names it.
+It handles one init, then runs.  With a concurrency of 1, user code runs on the main thread, so signals and event loops
+work as in a script.  Otherwise each run has its own thread, and all runs share the process's ``__OW_*`` variables,
+which are those of the last run.  An exception in user code is an application error.  If user code exits, this process
+ends, and the proxy reports "command exited"; if a signal killed the process, the proxy names the signal.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Main = Callable[[Any], Any]
 
 
 def serve(sock: socket.socket) -> None:
-    """Until the proxy closes."""
+    """Serve the proxy until it closes the socket."""
     try:
         value = json.loads(receive(sock).body)
         main = _initialised(sock, value)
@@ -44,7 +44,7 @@ def serve(sock: socket.socket) -> None:
 def _initialised(sock: socket.socket, value: Mapping[str, Any]) -> Main | None:
     try:
         main = load(value)
-    except Exception:  # noqa: BLE001  whatever user code raises while it is loaded is the user's to read
+    except Exception:  # noqa: BLE001  the user must be able to read every exception of the code that is loaded
         traceback.print_exc()
         _flush()
         send(sock, INIT, _dumps({"error": NO_BINARY}), 502)
@@ -60,7 +60,7 @@ def load(value: Mapping[str, Any]) -> Main:
         os.environ[name] = setting if isinstance(setting, str) else str(setting)
     name = value.get("main") or "main"
     module = types.ModuleType("__main__")
-    sys.modules["__main__"] = module  # pickle and inspect look a function's module up
+    sys.modules["__main__"] = module  # pickle and inspect look up a function's module here
     if value.get("binary"):
         source, path = _unpacked(value["code"])
     else:
@@ -77,7 +77,7 @@ def _unpacked(code: str) -> tuple[str, str]:
     """Source and path of ``__main__.py`` of a base64 zip, which becomes the working directory."""
     directory = tempfile.mkdtemp(prefix="action-")
     with zipfile.ZipFile(io.BytesIO(base64.b64decode(code))) as archive:
-        archive.extractall(directory)  # zipfile drops .. and absolute paths
+        archive.extractall(directory)  # zipfile removes .. and makes absolute paths relative
     os.chdir(directory)
     sys.path.insert(0, directory)
     _use_virtualenv(directory)
@@ -109,7 +109,7 @@ def _run_threaded(sock: socket.socket, main: Main, request: Message) -> None:
     except PeerGone:
         return
     except SystemExit:
-        os._exit(1)  # in a thread it would only end the thread
+        os._exit(1)  # the exception alone would end only this thread
 
 
 _send_lock = threading.Lock()
@@ -123,7 +123,7 @@ def _run(sock: socket.socket, main: Main, request: Message) -> None:
 
 
 def _answer(main: Main, body: bytes) -> tuple[int, bytes]:
-    """Status and JSON.  The proxy has not looked into ``body``."""
+    """Run the function; return a status and JSON.  The proxy has not examined ``body``."""
     try:
         request = json.loads(body)
     except ValueError as e:
@@ -141,13 +141,13 @@ def _answer(main: Main, body: bytes) -> tuple[int, bytes]:
             data = _dumps(result)
             if len(data) <= MAX_MESSAGE_BYTES:
                 return 200, data
-        except (TypeError, ValueError, RecursionError):  # the result holds what JSON cannot say
+        except (TypeError, ValueError, RecursionError):  # the result holds a value that JSON cannot express
             pass
     return 502, _dumps({"error": NOT_A_DICT})
 
 
 def refusal(code: str, error: str, hint: str = "") -> dict[str, Any]:
-    """A body that is not the function's own."""
+    """The body of an answer that does not come from the function."""
     return {"error": error, "info": {"code": code, "message": error, "hint": hint}}
 
 
@@ -167,9 +167,9 @@ _KEPT = frozenset({"__OW_API_HOST", "__OW_ALLOW_CONCURRENT"})
 
 
 def _flush() -> None:
-    """What was printed is on its way before the answer is: the proxy puts the sentinel behind it."""
+    """Flush the output, so that it is in the pipe before the answer is sent: the proxy puts the sentinel behind it."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
         except (OSError, ValueError, AttributeError):
-            pass  # user code closed or replaced it
+            pass  # user code closed or replaced the stream

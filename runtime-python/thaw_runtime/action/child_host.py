@@ -1,7 +1,7 @@
-"""The proxy's view of its child: one init, runs by number, what it prints, and its death.
+"""The proxy's view of its child: one init, numbered runs, the child's output, and its death.
 
-One thread listens to everything but requests: the child's answers, its two output streams, its end, and the sockets of
-callers that wait, which it only watches for theirs.
+One thread listens to everything except requests: the child's answers, its two output streams, its end, and the sockets
+of waiting callers, where it only notices a hang-up.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from thaw_runtime.process.ending import signal_name
 from thaw_runtime.process.hangup import has_hung_up
 
 LOGS_WAIT_S: Final = 2.0
-"""How long the end waits for last words; only a process that the function left behind holds them back."""
+"""How long the end waits for the child's last output.  Only a process that the function left behind can delay it."""
 
 
 class CommandExited(Exception):
-    """The child ended.  ``killed_by`` names the signal that killed it (SIGKILL); empty where it ended by itself."""
+    """The child ended.  ``killed_by`` names the signal that killed it (SIGKILL), or is empty if the child exited."""
 
     def __init__(self, killed_by: str = "") -> None:
         super().__init__(killed_by)
@@ -33,15 +33,15 @@ class CommandExited(Exception):
 
 
 class ExitedBefore(CommandExited):
-    """The child took no more runs: nothing ran."""
+    """The child had already stopped taking runs, so nothing ran."""
 
 
 class CallerGone(Exception):
-    """The caller of a run hung up before its answer, and nobody waits for another."""
+    """The caller of a run hung up before its answer, and no other caller waits for an answer."""
 
 
 class _Waiter:
-    """One expected answer and the socket of who waits for it.  Woken once."""
+    """One expected answer and the socket of the caller that waits for it.  It is woken once."""
 
     def __init__(self, caller: int) -> None:
         self.caller = caller
@@ -55,7 +55,7 @@ class _Waiter:
         self._there.release()
 
     def wait(self) -> Message:
-        """Raises CommandExited, CallerGone."""
+        """Wait for the answer.  Raises CommandExited or CallerGone."""
         self._there.acquire()
         if isinstance(self._outcome, Message):
             return self._outcome
@@ -63,7 +63,7 @@ class _Waiter:
 
 
 class Child:
-    """Forked by :func:`proxy.fork_child` before the first thread exists."""
+    """The child that :func:`proxy.fork_child` forked before the first thread existed."""
 
     def __init__(self, pid: int, sock: socket.socket, stdout: int, stderr: int) -> None:
         self._pid, self._sock = pid, sock
@@ -71,8 +71,8 @@ class Child:
         self._lock, self._sending = threading.Lock(), threading.Lock()
         self._waiters: dict[int, _Waiter] = {}
         self._next_id = INIT
-        self._closed = False  # takes no more runs
-        self.exit_code = 0  # of the child once it has ended; minus the signal that killed it
+        self._closed = False  # True: the child takes no more runs
+        self.exit_code = 0  # set when the child has ended; minus the number of the signal that killed it
         self._said_all = threading.Event()
         self._drains = {fd: Drain(fd, target) for fd, target in ((stdout, 1), (stderr, 2))}
         self._end = os.pidfd_open(pid)
@@ -81,16 +81,22 @@ class Child:
             self._epoll.register(fd, select.EPOLLIN)
 
     def listen(self, on_exit: Callable[[], None]) -> None:
-        """Begin to hear the child.  ``on_exit`` is called once, on a thread of its own, after open runs were told."""
+        """Begin to listen to the child.  ``on_exit`` is called once, on its own thread, after all waiting runs were
+        woken.
+        """
         threading.Thread(target=self._listen, args=(on_exit,), name="child", daemon=True).start()
 
     def init(self, body: bytes) -> Message:
-        """Must come after listen() and before the first run.  Raises CommandExited."""
+        """Send the init and wait for its answer.  This comes after listen() and before the first run.  Raises
+        CommandExited.
+        """
         return self._ask(body, self._expect(-1))
 
     def run(self, body: bytes, caller: socket.socket) -> Message:
-        """The run's answer; its logs are written then.  Raises ExitedBefore, CommandExited, CallerGone."""
-        run = self._expect(caller.fileno())  # first: a caller that has gone already is reported but once
+        """Run the function and return its answer; the run's logs are written before this returns.  Raises ExitedBefore,
+        CommandExited or CallerGone.
+        """
+        run = self._expect(caller.fileno())  # this comes first: epoll reports an earlier hang-up only once
         self._epoll.register(caller, select.EPOLLRDHUP | select.EPOLLONESHOT)
         try:
             return self._ask(body, run)
@@ -98,7 +104,7 @@ class Child:
             self._epoll.unregister(caller)
 
     def end_logs(self) -> None:
-        """After the child's death: its last words, then the sentinel that ends its last run."""
+        """After the child's death, wait for its last output, then write the sentinel that ends its last run."""
         self._said_all.wait(LOGS_WAIT_S)
         for fd in (1, 2):
             write_all(fd, f"{SENTINEL}\n".encode())
@@ -122,7 +128,7 @@ class Child:
             with self._sending:
                 send(self._sock, run_id, body)
         except PeerGone:
-            pass  # the listening thread sees the same end and wakes us
+            pass  # the listening thread notices the same end and wakes us
         return waiter.wait()
 
     # the listening thread ------------------------------------------------------------------------------------------
@@ -156,8 +162,10 @@ class Child:
             waiter.wake(answer)
 
     def _abandon(self, ready: Collection[int]) -> None:
-        """Note the callers among ``ready`` that hung up.  Their runs cannot be stopped but with the child's others, so
-        they go on for as long as anybody waits for one; then no more are taken, and all are given up.
+        """Note the callers among ``ready`` that hung up.
+
+        Their runs can be stopped only together with all other runs of the child, so the runs continue as long as any
+        caller waits for one.  When no caller waits any more, the child takes no more runs, and all runs are abandoned.
         """
         with self._lock:
             for waiter in self._waiters.values():
@@ -171,7 +179,11 @@ class Child:
             waiter.wake(CallerGone())
 
     def _hang_up(self) -> None:
-        """It has ended.  What it had sent can still be read; then its socket ends, also where a fork of it holds it."""
+        """Shut down the socket of a child that has ended.
+
+        Messages that the child had sent can still be read.  After them the socket ends, even if a fork of the child
+        still holds it open.
+        """
         self._epoll.unregister(self._end)
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)

@@ -6,9 +6,9 @@
                           └───◀── pipes (stdout, stderr), bounded ───┘
 
 The child is forked at once, so a container that waits for its action (a stem cell) has its interpreter ready.  Status
-codes and sentences are OpenWhisk's (openwhisk-runtime-go, initHandler.go and runHandler.go), but for a child that was
-killed by a signal: OpenWhisk calls that the developer's error too.  This process ends when its initialised child has: a
-container without its function is of no use.
+codes and sentences are OpenWhisk's (openwhisk-runtime-go, initHandler.go and runHandler.go), except for a child that
+was killed by a signal: OpenWhisk calls that a developer error, too.  This process ends when its initialised child has
+ended, because a container without its function is useless.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from thaw_runtime.process.ending import end_when_asked
 
 EXIT_CHILD_LOST: Final = 70
 EXIT_KILLED: Final = 128
-"""As a shell has it: a container ends with this and the number of the signal that killed its function."""
-EXIT_ABANDONED: Final = 71  # runs that nobody waits for cannot be stopped but by ending the process
+"""Like in a shell, a container's exit status is this number plus the number of the signal that killed its function."""
+EXIT_ABANDONED: Final = 71  # runs that no caller waits for can be stopped only by ending the process
 _PR_SET_DUMPABLE: Final = 4
 TELL_DEADLINE_S: Final = 2.0
-"""How long the end waits for callers that are being answered."""
+"""How long the end of this process waits for answers that are being sent."""
 
 
 class Refused(Exception):
-    """An answer that is not the function's own."""
+    """An answer that comes from the proxy and not from the function."""
 
     def __init__(self, status: int, error: str, code: str = "DeveloperError", hint: str = "") -> None:
         super().__init__(error)
@@ -49,7 +49,9 @@ class Refused(Exception):
 
 
 class Killed(Refused):
-    """Something killed the function's process: an idempotent action is run again elsewhere, others say what it was."""
+    """A signal killed the function's process.  An idempotent action is run again elsewhere; for other actions the
+    caller gets this error, which names the signal.
+    """
 
     def __init__(self, signal_name: str, while_it: str) -> None:
         super().__init__(500, f"The function's process was killed by {signal_name} while it {while_it}.", "WorkerLost",
@@ -74,7 +76,7 @@ class Proxy(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
 
     @contextmanager
     def answering(self) -> Iterator[None]:
-        """While the block runs, a caller is owed an answer and the process must not end."""
+        """While the block runs, a caller waits for its answer, and the process must not end."""
         with self.lock:
             self._owed += 1
         try:
@@ -85,7 +87,7 @@ class Proxy(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
                 self._told.notify_all()
 
     def end(self, status: int) -> None:
-        """Leave, after the answers on their way have been handed to the kernel.  Once."""
+        """End this process after the answers in progress were given to the kernel.  Later calls do nothing."""
         with self.lock:
             if self._ending:
                 return
@@ -96,7 +98,9 @@ class Proxy(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
         os._exit(status)
 
     def _child_exited(self) -> None:
-        """A container whose init failed is ended by who sent the init, after reading why."""
+        """End this process, unless the init failed: then the invoker, which sent the init, ends the container after it
+        has read the reason.
+        """
         self._wait_told()
         if self.state != "failed":
             exit_code = self.child.exit_code
@@ -165,7 +169,7 @@ class Handler(LeanHandler):
         return reply.status, _dumps({"error": error, "info": info})
 
     def _run(self, body: bytes) -> tuple[int, bytes]:
-        """The child reads the body: it passes through as it came, and so does the answer."""
+        """Pass the body to the child and return the child's answer, both unchanged."""
         if self.server.state != "ready":
             raise Refused(500, "no action defined yet", "PlatformError")
         self._count(1)
@@ -189,7 +193,7 @@ class Handler(LeanHandler):
         try:
             self.reply(status, data)
         except OSError:
-            self.close_connection = True  # the caller has gone; there is nobody to tell
+            self.close_connection = True  # the caller has closed the connection and cannot be told
 
 
 def _object(body: bytes) -> dict[str, Any]:
@@ -207,7 +211,9 @@ def _dumps(value: object) -> bytes:
 
 
 def _bind_ready(server: Proxy, path: str) -> None:
-    """The path appears when connections are taken: who waits for the file need not try again."""
+    """Bind the socket so that its path appears only when it accepts connections.  A client that waits for the file then
+    need not retry.
+    """
     hidden = f"{path}.new"
     for name in (path, hidden):
         try:
@@ -221,8 +227,8 @@ def _bind_ready(server: Proxy, path: str) -> None:
 
 
 def _close_memory() -> None:
-    """To user code, which has our uid: what this process says is the platform's word.  The child was forked before and
-    is not affected.  Imports ctypes late, while the init is on its way.
+    """Protect this process's memory from user code, which has the same uid: the platform trusts the answers of this
+    process.  The child was forked before and is not affected.  ctypes is imported late, while the init is on its way.
     """
     import ctypes
 
@@ -233,7 +239,7 @@ def _close_memory() -> None:
 
 
 def fork_child() -> Child:
-    """Called before any thread exists: a fork copies only the calling one."""
+    """Fork the child.  This must be called before any thread exists, because a fork copies only the calling thread."""
     ours, theirs = socket.socketpair()
     out_read, out_write = os.pipe()
     err_read, err_write = os.pipe()
@@ -267,7 +273,7 @@ def _become_child(sock: socket.socket, out: int, err: int) -> None:
     except SystemExit as e:
         status = e.code if isinstance(e.code, int) else 1
     finally:
-        os._exit(status)  # never back into the proxy's code
+        os._exit(status)  # the child must never return into the proxy's code
 
 
 def main() -> None:
@@ -275,9 +281,9 @@ def main() -> None:
     child = fork_child()
     end_when_asked()
     with Proxy(path, child) as proxy:
-        if os.getpid() == 1:  # a confined container's; elsewhere a platform must know its processes by /proc
+        if os.getpid() == 1:  # in a confined container; elsewhere the platform must find its processes in /proc
             _close_memory()
-        proxy.serve_forever(poll_interval=3600)  # shutdown() is never called; its poll would wake an idle container
+        proxy.serve_forever(poll_interval=3600)  # polling for a shutdown(), which never comes, would wake the process
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""One output stream of the child on its way to the container's log: bounded per run, and never in the child's way.
+"""Copy one output stream of the child to the container's log, with a limit per run, and without blocking the child.
 
-It is read whenever there is something, so that user code which prints 100 MB is not blocked and does not fill a disk:
-beyond the limit the text is dropped until the run ends, and one line says so.  A run's end is the proxy's to know: what
-the child wrote before its answer is in the pipe by then, is carried over, and the sentinel goes behind it.  So whoever
-reads the log after the answer finds all of it.
+The proxy reads the stream whenever it has data, so user code that prints 100 MB is not blocked and does not fill a
+disk: beyond the limit the text is dropped until the run ends, and one line says so.  The proxy knows when a run ends.
+All text that the child wrote before its answer is in the pipe by then: the proxy copies it and writes the sentinel
+behind it.  So a reader that opens the log after the answer finds all of the text.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Final
 from thaw_runtime.action.wire import SENTINEL
 
 LIMIT_BYTES: Final = 10 * 1024 * 1024
-"""OpenWhisk's largest log limit; the invoker applies the action's own."""
+"""OpenWhisk's largest log limit; the invoker applies the action's own limit."""
 
 _MARK: Final = SENTINEL.encode() + b"\n"
 _READ_BYTES: Final = 1 << 16
@@ -25,7 +25,10 @@ _TRUNCATED: Final = "Logs were truncated because the total bytes size exceeds th
 
 
 class LineLimiter:
-    """Pure: what of a run's output goes on to the log.  Text behind the limit is dropped until the run ends."""
+    """Decides which part of a run's output is written to the log.  It drops text behind the limit until the run ends.
+
+    This class is pure: it does no I/O.
+    """
 
     def __init__(self, limit_bytes: int = LIMIT_BYTES) -> None:
         self._limit = limit_bytes
@@ -45,21 +48,21 @@ class LineLimiter:
         return kept
 
     def end_run(self) -> bytes:
-        """The sentinel, on a line of its own."""
+        """The bytes that end the run: the sentinel on its own line."""
         mark = _MARK if self._ended_line else b"\n" + _MARK
         self._used, self._dropping, self._ended_line = 0, False, True
         return mark
 
 
 class Drain:
-    """Carries ``source``, a pipe, to ``target`` through a limiter.  Not thread-safe."""
+    """Copies ``source``, a pipe, to ``target`` through a limiter.  Not thread-safe."""
 
     def __init__(self, source: int, target: int) -> None:
         self.source, self._target = source, target
         self._limiter = LineLimiter()
 
     def some(self) -> bool:
-        """Carry what one read gives; it blocks while the pipe is empty.  False: the stream has ended."""
+        """Copy the data of one read, which blocks while the pipe is empty.  Return False if the stream has ended."""
         try:
             data = os.read(self.source, _READ_BYTES)
         except OSError:
@@ -68,7 +71,7 @@ class Drain:
         return bool(data)
 
     def end_run(self) -> None:
-        """Carry what is in the pipe now, then write the sentinel."""
+        """Copy the data that is in the pipe now, then write the sentinel."""
         left = self._waiting()
         kept = []
         while left > 0 and (data := os.read(self.source, min(left, _READ_BYTES))):
@@ -82,7 +85,7 @@ class Drain:
 
 
 def write_all(fd: int, data: bytes) -> None:
-    """A log that cannot be written (a full disk) must not stop the function."""
+    """Write all of ``data``.  Ignore errors: a log that cannot be written (a full disk) must not stop the function."""
     try:
         while data:
             data = data[os.write(fd, data) :]

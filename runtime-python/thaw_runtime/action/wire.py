@@ -1,12 +1,12 @@
-"""What the action proxy and its child say to one another: JSON behind a short head, over a socket pair.
+"""The messages between the action proxy and its child: JSON behind a short head, over a socket pair.
 
 ::
 
     0        4        12       14
     ├n_bytes─┼run id──┼status──┤ JSON of n_bytes        little-endian; status: 0 in a request, HTTP's in an answer
 
-The proxy passes a run's JSON on as it came and an answer's as it is: only the child looks inside.  Run 0 is the init.
-Kept apart from relay's channel on purpose: this side must run in an image that has only the standard library.
+The proxy passes the JSON of a run and of its answer on unchanged; only the child reads it.  Run 0 is the init.
+This module is separate from relay's channel on purpose: it must run in an image that has only the standard library.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _HEAD: Final = struct.Struct("<IQH")
 
 
 class PeerGone(Exception):
-    """The other side closed."""
+    """The other side closed the socket."""
 
 
 class Message(NamedTuple):
@@ -32,7 +32,7 @@ class Message(NamedTuple):
 
 
 def send(sock: socket.socket, run_id: int, body: bytes, status: int = 0) -> None:
-    """Raises PeerGone, or ValueError for what is too large."""
+    """Send one message.  Raises PeerGone, or ValueError for a message that is too large."""
     if len(body) > MAX_MESSAGE_BYTES:
         raise ValueError(f"{len(body)} bytes; at most {MAX_MESSAGE_BYTES}")
     try:
@@ -42,23 +42,23 @@ def send(sock: socket.socket, run_id: int, body: bytes, status: int = 0) -> None
 
 
 def receive(sock: socket.socket) -> Message:
-    """Raises PeerGone."""
+    """Wait for one message.  Raises PeerGone."""
     message = Incoming(sock).take()
-    assert message is not None  # noqa: S101  it waits
+    assert message is not None  # noqa: S101  without MSG_DONTWAIT, take() waits for a message
     return message
 
 
 class Incoming:
-    """Messages in parts, as they come: who has more to watch must not wait in the middle of one."""
+    """Reads messages in parts, as they arrive: a thread that watches several sockets must not wait inside a message."""
 
     def __init__(self, sock: socket.socket, flags: int = 0) -> None:
-        """``flags`` are recv's."""
+        """``flags`` are passed to ``recv``."""
         self._sock, self._flags = sock, flags
         self._head: tuple[int, int, int] | None = None
         self._parts = bytearray()
 
     def take(self) -> Message | None:
-        """The next message; None with MSG_DONTWAIT when it is not whole yet.  Raises PeerGone."""
+        """The next message; with MSG_DONTWAIT, None if it is not complete yet.  Raises PeerGone."""
         try:
             if self._head is None:
                 self._fill(_HEAD.size)

@@ -1,4 +1,4 @@
-"""Chat templates as checkpoints ship them: Jinja2, sandboxed, with the globals Hugging Face gives them."""
+"""Chat templates in the form in which checkpoints ship them: sandboxed Jinja2, with the globals of Hugging Face."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from thaw.errors import BadRequest, ModelUnsupported
 
 
 class _Generation(Extension):
-    """``{% generation %}…{% endgeneration %}`` marks the assistant's words for training; here it means nothing."""
+    """``{% generation %}…{% endgeneration %}`` marks the assistant's words for training; here it has no effect."""
 
     tags = {"generation"}
 
@@ -31,7 +31,7 @@ def _raise(message: str) -> NoReturn:
 
 
 def _tojson(value: object, indent: int | None = None) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=indent)  # Jinja's own escapes HTML
+    return json.dumps(value, ensure_ascii=False, indent=indent)  # Jinja's own filter would escape HTML
 
 
 def _now(form: str) -> str:
@@ -40,7 +40,7 @@ def _now(form: str) -> str:
 
 class ChatTemplate:
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        """Compile.  Raises ModelUnsupported when the checkpoint's template is no template."""
+        """Compile the template.  Raises ModelUnsupported when the checkpoint's template does not compile."""
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
         )
@@ -53,7 +53,7 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
 
     def render(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
-        """The prompt, ending where the assistant speaks.  Raises BadRequest with what the template objects to."""
+        """The prompt, which ends where the assistant's answer begins.  Raises BadRequest if the template objects."""
         try:
             said = [{**m, "content": _text(m.get("content"))} for m in messages]
             return self._template.render(
@@ -66,7 +66,7 @@ class ChatTemplate:
 
 
 def _text(content: object) -> object:
-    """Text parts of a multi-part message become one string, a line each."""
+    """Join the text parts of a multi-part message into one string, with one line per part."""
     if not isinstance(content, list):
         return content
     parts = []

@@ -1,4 +1,4 @@
-"""What an LLM container is: not started, starting, ready, failed.  HTTP is in proxy.py, the engine behind the link."""
+"""An LLM container, which is new, starting, ready or failed.  proxy.py speaks HTTP; the link leads to the engine."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class LlmContainer:
         return (config.model.served_name or config.model.uri) if config else ""
 
     def init(self, init: LlmInit) -> InitReply:
-        """Blocks until requests are accepted.  The tokenizer loads while the weights arrive.  Raises ThawError."""
+        """Block until the engine accepts requests.  The tokenizer loads while the weights arrive.  Raises ThawError."""
         with self._lock:
             if self._state != "new":
                 raise Conflict("Cannot initialize the action more than once.")
@@ -52,17 +52,17 @@ class LlmContainer:
         except Exception:
             self._set_state("failed")
             raise
-        gc.freeze()  # the tokenizer stays: no collection needs to walk over it while a token waits
+        gc.freeze()  # the tokenizer stays in memory, so no garbage collection should traverse it while a token waits
         self._set_state("ready")
         return InitReply(True, trace.events, memory)
 
     def _start(self, init: LlmInit, trace: StartTrace) -> Mapping[str, int]:
         self._link.begin_start(init, self._door)
-        if init.stage == 0:  # other stages see hidden states only
+        if init.stage == 0:  # other stages handle only hidden states
             self._load_text(trace)
         started = self._link.wait_started()
         trace.extend(started.events)
-        trace.adopt(self._link.stops.since(0))  # also while it imported, before it was known for whom
+        trace.adopt(self._link.stops.since(0))  # includes stops during the imports, before the action was known
         self._max_model_len = started.max_model_len
         return started.memory
 
@@ -75,7 +75,7 @@ class LlmContainer:
             self._text = load_model_text(segment)
 
     def run(self, body: Mapping[str, Any]) -> tuple[RunStream, float | None]:
-        """A stream that is ready to go, and its monotonic deadline.  Raises BadRequest, InstanceGone."""
+        """The request's stream, ready to start, and its monotonic deadline.  Raises BadRequest or InstanceGone."""
         value = body.get("value")
         if not isinstance(value, dict):
             raise BadRequest('/run wants {"value": {endpoint, body, seed, …}}')
@@ -85,7 +85,7 @@ class LlmContainer:
         activation_id = str(body.get("activation_id") or "")
         trace = StartTrace(group_id=self._init.group_id, host=self._init.host, activation_id=activation_id)
         trace.mark(Phase.RUN_BEGIN)
-        # one activation may come twice (a resume on the same worker), an engine's ids may not
+        # One activation may come twice (when it is resumed on the same worker), but an engine's ids must be unique.
         request_id = f"{activation_id or 'run'}-{time.monotonic_ns():x}"
         return RunStream(self._link, self._text, run, request_id, self._max_model_len, trace), _deadline(body)
 
@@ -94,7 +94,7 @@ class LlmContainer:
 
     @contextmanager
     def answering(self) -> Iterator[None]:
-        """While the block runs, the process owes a client an answer and must not end."""
+        """While the block runs, a client waits for its answer, and the process must not end."""
         with self._idle:
             self._owed += 1
         try:
@@ -105,7 +105,7 @@ class LlmContainer:
                 self._idle.notify_all()
 
     def wait_told(self, deadline_s: float) -> None:
-        """Until every client has been answered, /init's included; after the engine was lost."""
+        """After the loss of the engine, wait until every client has been answered, including the client of /init."""
         with self._idle:
             self._idle.wait_for(lambda: self._owed == 0, timeout=deadline_s)
 

@@ -1,7 +1,8 @@
 """``python -m thaw_runtime.llm.main``: the cold path.  The proxy answers at once while its engine imports.
 
-Environment: THAW_SOCKET (where to listen), THAW_DOOR (fetchd's socket for this container), THAW_WARM (on: it is a stem
-cell, and imports what any start would otherwise wait for), THAW_LLM_ENGINE (the engine; engine/registry.py).
+Environment: THAW_SOCKET (where to listen), THAW_DOOR (fetchd's socket for this container), THAW_WARM ("on": the
+container is a stem cell, and imports already what any start would otherwise wait for), THAW_LLM_ENGINE (the engine's
+name in engine/registry.py).
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def read_settings() -> ContainerSettings:
 
 
 def spawn_engine(*, warm: bool = False) -> tuple[Channel, int]:
-    """A fresh interpreter that imports the engine; its socket and pid.  It ends when the socket closes."""
+    """Start an interpreter that imports the engine; return its socket and pid.  It ends when the socket closes."""
     ours, theirs = socket.socketpair()
     engine_of_process().prepare()  # the new process inherits the environment
     command = [sys.executable, "-m", "thaw_runtime.engine.main", "--fd", str(theirs.fileno())]
@@ -46,8 +47,8 @@ def spawn_engine(*, warm: bool = False) -> tuple[Channel, int]:
 def main() -> None:
     settings = read_settings()
     channel, pid = spawn_engine(warm=settings.warm == "on")
-    end_when_asked()  # the engine sees its socket close
-    from thaw_runtime.llm import proxy  # while the engine's process begins: it takes longest of all
+    end_when_asked()  # the engine ends by itself, because its socket closes
+    from thaw_runtime.llm import proxy  # imported while the engine's process starts, which takes longer
 
     proxy.serve(settings.socket, settings.door, channel, pid)
 

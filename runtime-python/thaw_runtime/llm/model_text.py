@@ -17,8 +17,9 @@ from thaw_runtime.weights.sidecars import model_config, read_json, read_sidecar
 
 DEFAULT_SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty",
                          "frequency_penalty", "max_new_tokens")  # fmt: skip
-"""What of generation_config.json holds for a request that does not say, as with vLLM's ``--generation-config auto``.
-Like there, ``do_sample`` is none of them: a checkpoint saved without a thought has it false."""
+"""The keys of generation_config.json that are defaults for a request, as with vLLM's ``--generation-config auto``.
+As in vLLM, ``do_sample`` is not among them, because it is often false in a checkpoint although nobody chose it.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,22 +37,22 @@ class ModelText:
         """Raises BadRequest for a model without a chat template."""
         if self.template is None:
             raise BadRequest("this model has no chat template", hint="use /v1/completions")
-        # the template writes the special tokens itself
+        # The template itself writes the special tokens.
         return tuple(self.tokenizer.encode(self.template.render(messages, variables), add_special_tokens=False).ids)
 
     def stream(self, prompt_token_ids: Sequence[int], stops: Sequence[str]) -> TextStream:
         return TextStream(self.tokenizer, prompt_token_ids, stops)
 
     def token_text(self, token_id: int) -> str:
-        """One token by itself, for logprobs; special tokens show."""
+        """The text of a single token, for logprobs; special tokens are included."""
         return str(self.tokenizer.decode([token_id], skip_special_tokens=False))
 
 
 def load_model_text(segment: Segment) -> ModelText:
-    """As soon as the sidecars have arrived.  Raises ModelUnsupported, ModelCorrupt."""
+    """Load the text side as soon as the sidecars have arrived.  Raises ModelUnsupported or ModelCorrupt."""
     try:
         return _load(segment)
-    except (AttributeError, KeyError, TypeError, ValueError) as e:  # a value is of another type than it ever is
+    except (AttributeError, KeyError, TypeError, ValueError) as e:  # a value has an unexpected type
         raise ModelCorrupt(f"the checkpoint's tokenizer, template or config cannot be read: {e}") from e
 
 
@@ -83,7 +84,9 @@ def _is_number(value: object) -> bool:
 
 
 def _eos(config: Mapping[str, Any], generation: Mapping[str, Any], vocab_size: int) -> tuple[int, ...]:
-    """Without those that the model never says: an engine asked to hold such a token back would end."""
+    """The end-of-sequence tokens, without ids outside the vocabulary: an engine that is asked to suppress such a token
+    (``min_tokens``) would end.
+    """
     found: list[int] = []
     for source in (config, generation):
         ids = source.get("eos_token_id")
@@ -106,7 +109,7 @@ def _template_source(segment: Segment, config: Mapping[str, Any]) -> str | None:
     if data is not None:
         return data.decode()
     found = config.get("chat_template")
-    if isinstance(found, list):  # several named ones
+    if isinstance(found, list):  # the checkpoint has several named templates
         found = next((t.get("template") for t in found if t.get("name") == "default"), None)
     if found is None:
         found = (read_json(segment, "chat_template.json") or {}).get("chat_template")

@@ -1,4 +1,4 @@
-"""The aggregated OpenAI object, for callers that take the action as an ordinary one."""
+"""The aggregated OpenAI object, for callers that call the action like an ordinary one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from relay.protocol.messages import RunFinished, RunToken, TokenLogprob
 def aggregate(
     endpoint: str, model: str, reply_id: str, tokens: Sequence[RunToken], finished: RunFinished
 ) -> dict[str, Any]:
-    """``chat.completion`` or ``text_completion``, as OpenAI's clients read it."""
+    """A ``chat.completion`` or ``text_completion`` object in the form that OpenAI's clients read."""
     text = "".join(t.text for t in tokens) + finished.text
     logprobs = [t.logprob for t in tokens if t.logprob is not None]
     usage = {

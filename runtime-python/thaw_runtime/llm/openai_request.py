@@ -1,7 +1,8 @@
-"""An OpenAI request body becomes a prompt in token ids and sampling parameters.
+"""Convert an OpenAI request body to a prompt in token ids and to sampling parameters.
 
-The gateway has validated types and what is supported; here is what needs the model: lengths, token ids, the template.
-The engine takes what it is given: a token id that the model has not would end it, with all its other requests.
+The gateway has validated types and whether each option is supported.  This module makes the checks that need the model:
+lengths, token ids and the template.  The engine does not check its input: a token id that the model does not have would
+end the engine together with all its other requests.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from thaw.errors import BadRequest
 from thaw_runtime.engine.protocol import EngineRequest, Sampling
 from thaw_runtime.llm.model_text import ModelText
 
-DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's for /v1/completions; a chat may fill the context
+DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions; a chat may fill the context
 MAX_TOP_LOGPROBS = 20
 MAX_STOPS = 4
-MAX_BIAS = 100.0  # OpenAI's
+MAX_BIAS = 100.0  # OpenAI's limit
 CONTEXT_HINT = "context_length_exceeded"
 
 
@@ -29,7 +30,10 @@ class ParsedRun:
 
 
 def parse_run(run: LlmRun, request_id: str, text: ModelText, max_model_len: int) -> ParsedRun:
-    """Raises BadRequest; its hint is ``context_length_exceeded`` when the prompt leaves no room."""
+    """Parse and check the request.
+
+    Raises BadRequest; its hint is ``context_length_exceeded`` when prompt and answer exceed the context.
+    """
     body = run.body
     prompt = _prompt(run.endpoint, body, text)
     if not prompt:
@@ -87,7 +91,7 @@ def _max_tokens(endpoint: str, body: Mapping[str, Any], n_prompt: int, max_model
 
 def _sampling(endpoint: str, body: Mapping[str, Any], text: ModelText, max_tokens: int) -> Sampling:
     def number(name: str, fallback: float) -> float:
-        """The request's, else the checkpoint's, else OpenAI's."""
+        """The value of the request, else of the checkpoint, else OpenAI's default (``fallback``)."""
         value = body.get(name)
         return text.default_sampling.get(name, fallback) if value is None else value
 
@@ -99,7 +103,7 @@ def _sampling(endpoint: str, body: Mapping[str, Any], text: ModelText, max_token
         max_tokens=max_tokens,
         temperature=float(number("temperature", 1.0)),
         top_p=float(number("top_p", 1.0)),
-        top_k=max(0, int(number("top_k", 0))),  # -1 also means all
+        top_k=max(0, int(number("top_k", 0))),  # like 0, -1 means all tokens
         min_p=float(number("min_p", 0.0)),
         presence_penalty=float(number("presence_penalty", 0.0)),
         frequency_penalty=float(number("frequency_penalty", 0.0)),
@@ -120,7 +124,7 @@ def _stop_token_ids(body: Mapping[str, Any], text: ModelText) -> Sequence[int]:
 
 
 def _logit_bias(body: Mapping[str, Any], text: ModelText) -> Mapping[int, float]:
-    """JSON has no integer keys."""
+    """The biases by token id; the request has them by string, because JSON has no integer keys."""
     try:
         biases = {int(token): float(bias) for token, bias in (body.get("logit_bias") or {}).items()}
     except (AttributeError, TypeError, ValueError, OverflowError) as e:
@@ -132,7 +136,7 @@ def _logit_bias(body: Mapping[str, Any], text: ModelText) -> Mapping[int, float]
 
 
 def _logprobs(endpoint: str, body: Mapping[str, Any]) -> int | None:
-    """Chat has a switch and a number, completions a number alone."""
+    """The number of logprobs per token.  A chat request has a switch and a number, a completion only a number."""
     wanted = body.get("logprobs")
     if wanted is None or wanted is False:
         return None

@@ -1,4 +1,4 @@
-"""One answer: engine events become the messages of /run, with text."""
+"""One answer: convert the engine's events to the messages of /run, with text."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RunMessage = RunToken | RunFinished | RunFailed
 
 
 class RunStream:
-    """Made before anything is submitted, so that a bad request is refused as a whole."""
+    """One request and its answer.  It is made before anything is submitted, so a bad request is refused as a whole."""
 
     def __init__(
         self, link: EngineLink, text: ModelText, run: LlmRun, request_id: str, max_model_len: int, trace: StartTrace
@@ -40,9 +40,10 @@ class RunStream:
         return self.parsed.engine.request_id
 
     def messages(self, deadline: float | None) -> Iterator[list[RunMessage]]:
-        """Batches as they come, the last one ending in RunFinished or RunFailed.  ``deadline`` is monotonic.
+        """Yield batches of messages as they arrive; the last batch ends with RunFinished or RunFailed.  ``deadline`` is
+        a time of the monotonic clock.
 
-        Raises TimeLimitExceeded.  However it is left, the engine forgets the request.
+        Raises TimeLimitExceeded.  However this generator ends, the engine aborts the request.
         """
         self._trace.mark(Phase.PREFILL_BEGIN, attrs={"prompt_tokens": len(self.parsed.engine.prompt_token_ids)})
         if self._over is not None:
@@ -60,7 +61,7 @@ class RunStream:
             self._link.abort(self.request_id)
 
     def hang_up(self) -> None:
-        """The client has gone: stop computing at once."""
+        """Stop computing at once, because the client has gone."""
         self._link.abort(self.request_id)
 
     def _convert(self, events: list[Event]) -> list[RunMessage]:

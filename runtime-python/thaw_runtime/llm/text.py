@@ -1,4 +1,4 @@
-"""Token ids to text, as it may be shown: whole characters only, nothing behind a stop string."""
+"""Convert token ids to the text that may be shown: only whole characters, and nothing behind a stop string."""
 
 from __future__ import annotations
 
@@ -7,28 +7,29 @@ from dataclasses import dataclass
 from typing import Protocol
 
 CONTEXT_TOKENS = 6
-"""Decoders look left (a space belongs to the next word, a character may span tokens); so many suffice for UTF-8's four
-bytes and a leading space."""
+"""A decoder needs the tokens to the left (a space belongs to the next word, a character may span tokens).  This many
+are enough for the four bytes of a UTF-8 character and a leading space.
+"""
 
 
 class Decoder(Protocol):
-    """tokenizers.Tokenizer."""
+    """The part of tokenizers.Tokenizer that this module uses."""
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
 
 
 class Detokenizer:
-    """Incremental: the text that ``token_id`` completes.
+    """Decodes incrementally: ``push`` returns the text that a token completes.
 
-    A window of the last tokens is decoded twice, without and with the new one, and the difference is new text.  While
-    the window ends in an unfinished character (U+FFFD), nothing is given out.
+    A window of the last tokens is decoded twice, without and with the new tokens, and the difference is the new text.
+    While the window ends in an unfinished character (U+FFFD), ``push`` returns no text.
     """
 
     def __init__(self, decoder: Decoder, prompt_token_ids: Sequence[int]) -> None:
         self._decoder = decoder
         self._ids = list(prompt_token_ids[-CONTEXT_TOKENS:])
-        self._start = 0  # of the window
-        self._read = len(self._ids)  # tokens whose text was given out
+        self._start = 0  # where the window begins
+        self._read = len(self._ids)  # the number of tokens whose text was returned
 
     def push(self, token_id: int) -> str:
         self._ids.append(token_id)
@@ -37,7 +38,7 @@ class Detokenizer:
         if len(after) <= len(before) or after.endswith("\ufffd"):
             return ""
         self._start, self._read = self._read, len(self._ids)
-        if self._start > 64:  # what was given out for good is not kept
+        if self._start > 64:  # tokens before the window are no longer needed
             self._ids = self._ids[self._start :]
             self._start, self._read = 0, len(self._ids)
         return after[len(before) :]
@@ -50,7 +51,7 @@ class Shown:
 
 
 class StopStrings:
-    """Hands text on, except a tail that may be the beginning of a stop string; cuts at the first one."""
+    """Passes text on, but holds back a tail that may begin a stop string; cuts at the first stop string."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = [s for s in stops if s]
@@ -70,7 +71,7 @@ class StopStrings:
         return Shown(shown)
 
     def flush(self) -> str:
-        """The answer ended without the stop string: what was held back is text after all."""
+        """Return the held-back text, because the answer ended without the stop string."""
         held, self._held = self._held, ""
         return held
 
@@ -82,7 +83,7 @@ class StopStrings:
 
 
 class TextStream:
-    """Detokenizer and stop strings of one answer."""
+    """The detokenizer and the stop strings of one answer."""
 
     def __init__(self, decoder: Decoder, prompt_token_ids: Sequence[int], stops: Sequence[str]) -> None:
         self._detokenizer = Detokenizer(decoder, prompt_token_ids)
@@ -95,9 +96,8 @@ class TextStream:
         return self._stops.flush()
 
     def replay(self, token_ids: Sequence[int]) -> bool:
-        """Tokens delivered by another worker: their text was shown (or is still held back) exactly as there.
-
-        True: they end in a stop string.
+        """Process tokens that another worker delivered.  Their text was shown there, or is still held back in the same
+        way.  Return True if they contain a stop string.
         """
         shown = [self.push(token_id) for token_id in token_ids]
         return any(s.stopped for s in shown)

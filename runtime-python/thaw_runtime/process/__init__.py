@@ -1,1 +1,1 @@
-"""What a container's process asks of the kernel: signals, hang-ups, stopped children, the time of threads."""
+"""The kernel's services for a container's process: signals, hang-ups, stopped children, the time of threads."""

@@ -1,4 +1,4 @@
-"""The trace events of one start, collected where the work happens and sent with its outcome."""
+"""The trace events of one start, collected by the process that does the work and sent with the start's outcome."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ _WORTH_SAYING_S: Final = 0.001
 
 @dataclass(slots=True)
 class PhaseNotes:
-    """What a phase learns while it runs; goes on its end event."""
+    """Values that a phase learns while it runs; they are written into its end event."""
 
     n_bytes: int | None = None
     attrs: dict[str, object] = field(default_factory=dict)
 
 
 class Busy:
-    """What this thread's time has gone into since this was made."""
+    """How this thread has spent its time since this object was made."""
 
     def __init__(self) -> None:
         self._account = ThreadAccount()
         self._spent = self._account.spent()
 
     def attrs(self) -> dict[str, float]:
-        """CPU seconds, and seconds in which it was ready and another ran."""
+        """CPU seconds, and seconds in which this thread was ready but another thread ran."""
         cpu_s, core_wait_s = (now - then for now, then in zip(self._account.spent(), self._spent, strict=True))
         found = {"cpu_s": round(cpu_s, 4)}
         return found | ({"core_wait_s": round(core_wait_s, 4)} if core_wait_s > _WORTH_SAYING_S else {})
 
 
 class StartTrace:
-    """Thread-safe: the text side and the engine write side by side."""
+    """The trace of one start.  It is thread-safe, because the text side and the engine write at the same time."""
 
     def __init__(self, *, group_id: str = "", stage: int = 0, host: str = "", activation_id: str = "") -> None:
         self._labels = {"group_id": group_id, "host": host, "activation_id": activation_id}
@@ -53,10 +53,10 @@ class StartTrace:
 
     @contextmanager
     def phase(self, begin: Phase) -> Iterator[PhaseNotes]:
-        """Begin now; the matching end when the block is left, by an error too.
+        """Write the begin event now, and the matching end event when the block is left, also by an error.
 
-        The end says what this thread's time went into: CPU seconds, and seconds it waited for a core, for a disk and
-        for programs that it ran.
+        The end event says how this thread spent its time: CPU seconds, seconds in which it waited for a core or for a
+        disk, and CPU seconds of the programs that it ran.
         """
         notes = PhaseNotes()
         self.mark(begin)
@@ -68,8 +68,11 @@ class StartTrace:
             self.mark(Phase(begin.value.replace(".begin", ".end")), n_bytes=notes.n_bytes, attrs=notes.attrs)
 
     def began_at(self, mono_ns: int, spent: tuple[float, float]) -> None:
-        """Its one phase began earlier, on the monotonic clock, in another thread.  That has ``spent`` so many seconds
-        computing, and waiting for a core, until this one went on with it."""
+        """Correct the trace's only phase, which began earlier in another thread, at ``mono_ns`` of the monotonic clock.
+
+        ``spent`` holds the seconds in which that thread computed, and in which it waited for a core, until this thread
+        continued the phase.
+        """
         with self._lock:
             begin, end = self._events
             shift_ns = begin.mono_ns - mono_ns
@@ -83,7 +86,7 @@ class StartTrace:
             self._events.extend(events)
 
     def adopt(self, events: tuple[TraceEvent, ...]) -> None:
-        """Events written before it was known what they belong to."""
+        """Add events that were written before their group, host and activation were known."""
         group_id, host, activation_id = (self._labels[name] for name in ("group_id", "host", "activation_id"))
         self.extend(
             tuple(

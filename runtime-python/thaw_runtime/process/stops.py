@@ -1,4 +1,4 @@
-"""When a child process was stopped (SIGSTOP) and continued: its parent is told, so nobody looks again and again."""
+"""Record when a child process was stopped (SIGSTOP) and continued.  The kernel tells the parent: nothing is polled."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from thaw.trace import Phase, TraceEvent, event
 from thaw_runtime.process.ending import signal_name
 
 _KEPT: Final = 64
-"""Events.  Whoever stops a process more often than in 32 starts and requests that go on at once looks elsewhere."""
+"""The number of events that are kept: 32 stops are enough for the starts and requests that run at one time."""
 
 
 class StopWatch:
-    """Watches a child from its birth until its death, which it leaves for others to see."""
+    """Watches a child from its start until its death, without reaping it."""
 
     def __init__(self, pid: int, process: str) -> None:
-        """``process`` is its name in the trace."""
+        """``process`` is the child's name in the trace."""
         self._pid, self._process = pid, process
         self._events: deque[TraceEvent] = deque(maxlen=_KEPT)
         self._lock = threading.Lock()
@@ -28,7 +28,7 @@ class StopWatch:
         threading.Thread(target=self._run, name="stops", daemon=True).start()
 
     def since(self, mono_ns: int) -> tuple[TraceEvent, ...]:
-        """Stops that were not over then, on the monotonic clock, as events that belong to nothing yet."""
+        """The stops that were not over at ``mono_ns`` of the monotonic clock, as events without group or activation."""
         with self._lock:
             events = tuple(self._events)
         first = next((i for i, e in enumerate(events) if e.name == Phase.STOPPED_END and e.mono_ns >= mono_ns), None)
@@ -39,19 +39,20 @@ class StopWatch:
     def _run(self) -> None:
         while True:
             try:
-                # WNOWAIT: a death must stay to be reaped, so a look comes first and the taking of the news second
+                # WNOWAIT: another thread must be able to reap a dead child.  So this call only looks at the news, and
+                # the second call below takes a stop or a continuation.
                 news = os.waitid(os.P_PID, self._pid, os.WEXITED | os.WSTOPPED | os.WCONTINUED | os.WNOWAIT)
                 if news is None or news.si_code not in (os.CLD_STOPPED, os.CLD_CONTINUED):
                     return
                 os.waitid(os.P_PID, self._pid, os.WSTOPPED | os.WCONTINUED | os.WNOHANG)
             except ChildProcessError:
-                return  # reaped; or no child of ours
+                return  # the child was reaped, or it is not our child
             self._note(news.si_code == os.CLD_STOPPED, signal_name(news.si_status))
 
     def _note(self, is_stopped: bool, signal: str) -> None:
         attrs = {"process": self._process, "signal": signal}
         with self._lock:
-            if is_stopped or not self._is_stopped:  # continued, and this process did not run when it was stopped
+            if is_stopped or not self._is_stopped:  # the child was continued, and we did not see its stop
                 self._events.append(event(Phase.STOPPED_BEGIN, attrs=attrs))
             if not is_stopped:
                 self._events.append(event(Phase.STOPPED_END))

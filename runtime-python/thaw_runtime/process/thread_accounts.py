@@ -1,8 +1,9 @@
-"""What the kernel counts of threads, read where they wait: the evidence that phases carry.
+"""What the kernel counts for threads, read where the threads wait: this is the evidence in the events of phases.
 
-Per thread the kernel counts nanoseconds on a core, nanoseconds ready to run while another ran (``schedstat``), and,
-where ``kernel.task_delayacct`` is 1, the time in which it waited for a disk.  It counts no time asleep and no time
-stopped, and so that time is evidence only around a call that is known to wait for one thing.
+Per thread, the kernel counts the nanoseconds on a core, the nanoseconds in which the thread was ready but another
+thread ran (``schedstat``), and, if ``kernel.task_delayacct`` is 1, the time in which it waited for a disk.  The kernel
+does not count the time in which a thread was asleep or stopped.  So such time is evidence only around a call that is
+known to wait for one thing.
 """
 
 from __future__ import annotations
@@ -23,23 +24,24 @@ from thaw.kernel_counts import parse_disk_wait
 _STAT: Final = Path("/proc/thread-self/stat")
 _SECTOR_BYTES: Final = 512  # the unit of ru_inblock
 _WORTH_A_LOOK_S: Final = 0.0005
-"""A thread that slept less waited for nobody: looking at the others would take longer than what it finds out."""
+"""After a shorter sleep the other threads are not read: reading them would take longer than the wait to be found."""
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Busy seconds so far: of the thread that looked, and of the others by thread id."""
+    """Busy seconds so far: those of the reading thread, and those of the other threads by thread id."""
 
     own_s: float
     others_s: Mapping[int, float]
 
 
 class OtherThreads:
-    """The threads of this process in which no Python runs: those of kernels (OpenMP).
+    """The threads of this process that run no Python: the threads of compute kernels (OpenMP).
 
-    Belongs to the thread that makes it and calls the kernels.  ``seconds`` is for how long it has slept in ``counted``
-    blocks: calls of milliseconds that can sleep for those threads alone.  No more of a sleep counts than they were on a
-    core, or ready to be on one, all together: of a process that is stopped in a call they were not.
+    This object belongs to the thread that makes it and calls the kernels.  ``seconds`` says for how long this thread
+    has slept in ``counted`` blocks: calls of milliseconds that can sleep only because of those other threads.  A sleep
+    counts at most for the time in which all those threads together were on a core or ready to be on one.  In a process
+    that is stopped during a call, they were neither.
     """
 
     def __init__(self) -> None:
@@ -49,14 +51,17 @@ class OtherThreads:
         self._last = self.look(scan=True)
 
     def look(self, *, scan: bool = False) -> Look:
-        """``scan``: look for threads that were not there before; costs some 50 µs."""
+        """Read the busy seconds of all known threads.  ``scan`` also finds new threads, which costs about 50 µs."""
         if scan:
             self._scan()
         return Look(self._own.busy_s(), {tid: a.busy_s() for tid, a in self._accounts.items()})
 
     def waited_s(self, before: Look, now: Look) -> float:
-        """For how long the thread has waited for the others between two looks, at least: for so much longer than itself
-        the busiest of them was busy.  Less than the truth where they take turns at being last."""
+        """The least time for which the thread has waited for the others between two looks.
+
+        This is by how much longer the busiest of them was busy than the thread itself.  It is less than the true wait
+        if different threads are the last ones in turn.
+        """
         most_s = max((s - before.others_s.get(tid, 0.0) for tid, s in now.others_s.items()), default=0.0)
         return max(0.0, most_s - (now.own_s - before.own_s))
 
@@ -75,7 +80,9 @@ class OtherThreads:
 
     @contextmanager
     def counted_over_many(self) -> Iterator[None]:
-        """The same around many calls, for whose sum the limit would be too high: :meth:`waited_s`."""
+        """Like ``counted``, but around many calls.  For their sum the limit of ``counted`` would be too high, so
+        :meth:`waited_s` is used.
+        """
         before = self.look()
         try:
             yield
@@ -92,10 +99,11 @@ class OtherThreads:
 
 @dataclass(frozen=True, slots=True)
 class Delays:
-    """What has kept this thread from going on, beside the cores, since it began.
+    """What has delayed this thread since it began, apart from waits for a core.
 
-    ``programs_s`` are CPU seconds of programs that this process has run and that have ended.  ``major_faults`` and
-    ``disk_bytes`` say that there was something to wait for, and not how long."""
+    ``programs_s`` counts CPU seconds of programs that this process has run and that have ended.  ``major_faults`` and
+    ``disk_bytes`` say that there was something to wait for, but not for how long.
+    """
 
     disk_wait_s: float
     programs_s: float
@@ -109,7 +117,7 @@ class Delays:
         return Delays(_disk_wait_s(), programs_s, own.ru_majflt, own.ru_inblock * _SECTOR_BYTES)
 
     def since(self, before: Delays) -> dict[str, float | int]:
-        """Attributes of a phase's end; those that are zero are left out."""
+        """The differences as attributes of a phase's end event; attributes that are zero are left out."""
         found = {
             "disk_wait_s": round(self.disk_wait_s - before.disk_wait_s, 4),
             "programs_s": round(self.programs_s - before.programs_s, 4),

@@ -55,8 +55,7 @@ class DeviceState:
 
 
 class ParameterManager:
-    """One device of this process.  It must be made after the last fork, because a CUDA context does not survive a fork.
-    """
+    """One device of this process.  It must be made after the last fork: a CUDA context does not survive a fork."""
 
     def __init__(self, library: Library, *, cuda: bool = False, libcuda: str | None = None) -> None:
         """Return at once, while a thread makes the CUDA context.  Raises Unavailable when there is no driver."""
