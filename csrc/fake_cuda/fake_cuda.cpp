@@ -1,11 +1,11 @@
-// A strict libcuda.so.1 on host memory: what the parameter manager calls, with the driver's rules and none of its
-// mercy.  Streams are threads that do their work late; misuse that a driver would forgive, or answer by a corrupted
-// answer somewhere else, ends the process with a sentence.
+// A strict libcuda.so.1 on host memory: it has the calls that the parameter manager uses, and enforces the driver's
+// rules.  Streams are threads that do their work late.  The driver may tolerate misuse, or corrupt a result somewhere
+// else; this library ends the process with a sentence instead.
 //
-//   context   a call on a thread without the current context aborts; so does one after a fork
-//   memory    device memory is poisoned, bounds are checked when an operation runs, freeing what is in use aborts
+//   context   a call on a thread without the current context aborts; so does a call after a fork
+//   memory    device memory is poisoned; an operation checks bounds when it runs; freeing memory in use aborts
 //   copies    host memory must be pinned; read-only registrations cannot be written
-//   events    waiting for one that was never recorded aborts (the driver would not wait at all)
+//   events    waiting for an event that was never recorded aborts (the driver would not wait at all)
 #include "fake_cuda.h"
 
 #include <dlfcn.h>
@@ -53,19 +53,19 @@ __attribute__((format(printf, 1, 2))) [[noreturn]] void misuse(const char *patte
 struct EventState {
     std::mutex mutex;
     std::condition_variable changed;
-    uint64_t recorded = 0, completed = 0;  // how often
+    uint64_t recorded = 0, completed = 0;  // how many times
     std::chrono::steady_clock::time_point at;
 };
 
 struct Allocation {
     size_t n_bytes;
-    int in_use = 0;  // operations on their way
+    int in_use = 0;  // the number of pending operations
     bool writable = true;
 };
 
 struct Stream;
 
-// Everything that can leak, and one lock over it.
+// Everything that can leak, protected by one lock.
 struct World {
     std::mutex mutex;
     bool initialised = false;
@@ -73,7 +73,7 @@ struct World {
     int context_uses = 0;
     std::set<Stream *> streams;
     std::map<void *, std::shared_ptr<EventState>> events;
-    std::map<char *, Allocation> device;  // by address, which is the host's
+    std::map<char *, Allocation> device;  // by address, which is a host address
     std::map<char *, Allocation> pinned_own, pinned_registered;
     size_t device_bytes = 0;
     std::map<std::string, int> calls;
@@ -145,7 +145,7 @@ struct Stream {
     std::thread worker;
 };
 
-// A call that the rules of fault injection let through, on an initialised driver.
+// Checks a call: fault injection must let it through, and the driver must be initialised.
 Result enter(const char *call) {
     World &w = world();
     const std::lock_guard<std::mutex> lock(w.mutex);
@@ -157,7 +157,7 @@ Result enter(const char *call) {
     return at != w.fail_at.end() && at->second.first == n ? at->second.second : kSuccess;
 }
 
-// The same for calls that work on the current context.
+// Does the same for calls that work on the current context.
 Result enter_context(const char *call) {
     if (context_stack.back() != &context_object) misuse("%s on a thread without the context", call);
     const Result result = enter(call);
@@ -186,7 +186,7 @@ std::shared_ptr<EventState> checked_event(void *event, const char *call) {
     return found->second;
 }
 
-// The allocation that holds [at, at + n), or null.  The world is locked.
+// The allocation that contains [at, at + n), or null.  The caller has locked the world.
 Allocation *holder(std::map<char *, Allocation> &in, char *at, size_t n) {
     auto found = in.upper_bound(at);
     if (found == in.begin()) return nullptr;
@@ -536,7 +536,7 @@ CALL Result cuMemcpyDtoHAsync_v2(void *to, Pointer from, size_t n, void *stream)
 }
 
 CALL Result cuGetProcAddress_v2(const char *symbol, void **function, int version, uint64_t, int *status) {
-    // the base name and an old version get the variant of that time, as in the driver
+    // As in the driver, the base name with an old version returns the variant of that version.
     static void *self = [] {
         Dl_info info;
         return dladdr(reinterpret_cast<void *>(&cuGetProcAddress_v2), &info) != 0

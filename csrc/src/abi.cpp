@@ -1,4 +1,4 @@
-// The C ABI: handles are heap objects around shared ones, and no exception leaves.
+// The C ABI: handles are heap objects that hold shared objects, and no exception leaves a call.
 #include <new>
 
 #include "cuda_load.h"
@@ -24,7 +24,7 @@ struct thaw_kv {
 };
 
 struct thaw_ticket {
-    std::shared_ptr<thaw::Device> device;  // outlives the ticket
+    std::shared_ptr<thaw::Device> device;  // must outlive the ticket
     std::shared_ptr<thaw::Ticket> it;
 };
 
@@ -50,7 +50,7 @@ int guard(Do &&run) {
     } catch (const std::bad_alloc &) {
         return fail(THAW_OUT_OF_MEMORY, "out of memory");
     } catch (const std::exception &e) {
-        return fail(THAW_SYSTEM, e.what());  // a thread that cannot be started, say
+        return fail(THAW_SYSTEM, e.what());  // for example, a thread cannot be started
     }
 }
 
@@ -173,7 +173,7 @@ void thaw_load_free(thaw_load *load) { delete load; }
 
 namespace {
 
-constexpr char kCapsuleName[] = "dltensor";  // a consumer renames it: the tensor is its own then
+constexpr char kCapsuleName[] = "dltensor";  // a consumer renames the capsule, and then owns the tensor
 
 struct PythonApi {
     void *(*capsule_new)(void *pointer, const char *name, void (*destructor)(void *));

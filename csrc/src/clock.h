@@ -25,7 +25,7 @@ class Deadline {
     int64_t left_ns() const { return at_ns_ - now_ns(); }
     double seconds() const { return double(timeout_ns_) / 1e9; }
 
-    // False: the time is over and `done` still does not hold.
+    // Returns false if the deadline has passed and `done` still does not hold.
     template <typename Done>
     bool wait(std::condition_variable &changed, std::unique_lock<std::mutex> &lock, Done done) const {
         const auto at = std::chrono::steady_clock::time_point(std::chrono::nanoseconds(at_ns_));
@@ -33,7 +33,7 @@ class Deadline {
     }
 
    private:
-    static constexpr int64_t kForever = INT64_MAX / 2;  // room for arithmetic on it
+    static constexpr int64_t kForever = INT64_MAX / 2;  // arithmetic with it cannot overflow
     int64_t timeout_ns_, at_ns_;
 };
 

@@ -1,4 +1,4 @@
-// The host as a device: its memory is what the segment is mapped into, and one thread does the copying.
+// The host as a device: the segment is mapped into its memory, and one thread does the copying.
 #include <cstring>
 #include <deque>
 #include <thread>
@@ -47,7 +47,7 @@ class CpuDevice final : public Device {
         while (true) {
             changed_.wait(lock, [&] { return closing_ || !critical_.empty() || !background_.empty(); });
             auto &queue = critical_.empty() ? background_ : critical_;
-            if (queue.empty()) return;  // closing, and nothing is owed
+            if (queue.empty()) return;  // the device is closing, and no piece is left
             const Piece piece = std::move(queue.front());
             queue.pop_front();
             lock.unlock();

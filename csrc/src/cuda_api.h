@@ -1,6 +1,7 @@
-// The few driver calls we use, by dlopen("libcuda.so.1") and cuGetProcAddress: no CUDA is needed to build or to load.
+// The few driver calls that we use, through dlopen("libcuda.so.1") and cuGetProcAddress: CUDA is not needed to build or
+// to load the library.
 //
-// Types and numbers are our own; csrc/tests/cuda_layout_test.cpp holds them against cuda.h where there is one.
+// Types and numbers are our own; csrc/tests/cuda_layout_test.cpp compares them with cuda.h if there is one.
 #pragma once
 
 #include <cstddef>
@@ -30,8 +31,8 @@ constexpr unsigned kStreamNonBlocking = 0x1;
 constexpr unsigned kEventBlockingSync = 0x1;
 constexpr unsigned kEventDisableTiming = 0x2;
 
-// name, oldest driver version whose signature is this one, parameters.  Asking for exactly that version avoids every
-// suffix (_v2, _v3) and keeps working when a newer driver changes the default.
+// Each entry: name, the oldest driver version with this signature, parameters.  Asking for exactly that version avoids
+// every suffix (_v2, _v3) and still works when a newer driver changes the default.
 #define THAW_CUDA_CALLS(X)                                                    \
     X(Init, 2000, (unsigned flags))                                           \
     X(DriverGetVersion, 2020, (int *version))                                 \
@@ -67,7 +68,7 @@ struct Api {
     THAW_CUDA_CALLS(THAW_CUDA_MEMBER)
 #undef THAW_CUDA_MEMBER
 
-    // Throws Fault(THAW_DEVICE) (THAW_OUT_OF_MEMORY for the device's memory) that names the call and the error.
+    // Throws Fault(THAW_DEVICE), or THAW_OUT_OF_MEMORY for the device's memory, which names the call and the error.
     void check(Result result, const char *call) const;
     std::string name_of(Result result) const;
 };

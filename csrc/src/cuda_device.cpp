@@ -70,9 +70,9 @@ void CudaDevice::run() {
         changed_.notify_all();
     }
     collect_garbage();
-    background_.reset();  // joins; before the lane it yields to
+    background_.reset();  // joins its threads; must come before the reset of the lane that it yields to
     critical_.reset();
-    while (destroy_some()) {  // a ticket that goes leaves its event behind
+    while (destroy_some()) {  // destroying a ticket may discard its event
     }
     for (const cuda::Stream stream : streams_) api_.StreamDestroy(stream);
     if (context_ != nullptr) {
@@ -92,7 +92,7 @@ void CudaDevice::make_context() {
     need(api_.DeviceGet(&device_, config_.ordinal), "DeviceGet");
     need(api_.DeviceGetName(info_.name, sizeof info_.name, device_), "DeviceGetName");
     int read_only = 0;
-    api_.DeviceGetAttribute(&read_only, cuda::kReadOnlyHostRegisterSupported, device_);  // unknown to old drivers: 0
+    api_.DeviceGetAttribute(&read_only, cuda::kReadOnlyHostRegisterSupported, device_);  // stays 0 with old drivers
     read_only_register_ = read_only != 0;
     need(api_.DevicePrimaryCtxRetain(&context_, device_), "DevicePrimaryCtxRetain");
     need(api_.CtxSetCurrent(context_), "CtxSetCurrent");
@@ -124,7 +124,7 @@ void CudaDevice::collect_garbage() {
     }
 }
 
-// False: there was nothing to destroy.
+// Returns false if there was nothing to destroy.
 bool CudaDevice::destroy_some() {
     std::vector<Garbage> taken;
     {
@@ -135,12 +135,12 @@ bool CudaDevice::destroy_some() {
     return !taken.empty();
 }
 
-// Failures are ignored: after a device error every call reports it, and the next wait tells.
+// Failures are ignored: after a device error every call reports the error, so the next wait reports it, too.
 void CudaDevice::destroy(const Garbage &garbage) {
     if (garbage.ticket != nullptr) garbage.ticket->wait_ended();
     if (garbage.event != nullptr) api_.EventDestroy(garbage.event);
     if (garbage.pointer != 0) {
-        api_.MemFree(garbage.pointer);  // waits for whatever a consumer's stream still does with it
+        api_.MemFree(garbage.pointer);  // waits for all work of a consumer's stream that still uses the memory
         live_ -= garbage.n_bytes;
         garbage.freed();
     }
@@ -176,7 +176,7 @@ void CudaDevice::submit(Piece piece, Priority priority) {
 }
 
 std::shared_ptr<Ticket> CudaDevice::make_ticket() {
-    // Whoever holds a ticket holds the device or is one of its lanes.
+    // Every holder of a ticket also holds the device, or is one of its lanes.
     return std::make_shared<Ticket>([this](cuda::Event event) { discard(event); });
 }
 
@@ -191,7 +191,7 @@ cuda::Event CudaDevice::mark(uintptr_t stream) {
 }
 
 void CudaDevice::wait_on_stream(uintptr_t stream, Ticket &ticket, const Deadline &deadline) {
-    const cuda::Event event = ticket.wait_issued(deadline);  // an event nobody recorded yet would not be waited for
+    const cuda::Event event = ticket.wait_issued(deadline);  // a stream would not wait for an event not yet recorded
     if (event == nullptr) return;
     const Current current(*this);
     check(api_.StreamWaitEvent(reinterpret_cast<cuda::Stream>(stream), event, 0), "StreamWaitEvent");

@@ -1,7 +1,8 @@
-// A CUDA device by its primary context, which torch shares: never reset, released with the last thing that uses it.
+// A CUDA device through its primary context, which torch shares.  The context is never reset, and it is released with
+// the last object that uses it.
 //
-// One thread makes the context while the caller imports, and afterwards destroys what others let go of: a tensor's
-// deleter may run on any thread and must neither wait nor touch that thread's context.
+// One thread makes the context while the caller imports.  Afterwards this thread destroys the objects that other
+// threads release: a tensor's deleter may run on any thread, and must neither wait nor touch that thread's context.
 #pragma once
 
 #include <functional>
@@ -29,10 +30,10 @@ class CudaDevice final : public Device, public std::enable_shared_from_this<Cuda
     cuda::Event mark(uintptr_t stream) override;
     void wait_on_stream(uintptr_t stream, Ticket &ticket, const Deadline &deadline) override;
 
-    // ── for lanes and loads, once ready ──
+    // ── for lanes and loads; only after the device is ready ──
     const cuda::Api &api() const { return api_; }
     void check(cuda::Result result, const char *call) const { api_.check(result, call); }
-    // For a thread of ours, for its whole life.
+    // Makes the context current on one of our own threads, for the thread's whole life.
     void make_current() { api_.CtxSetCurrent(context_); }
     size_t in_flight_bytes() const { return config_.in_flight_bytes; }
     size_t register_bytes() const { return config_.register_bytes; }
@@ -42,17 +43,17 @@ class CudaDevice final : public Device, public std::enable_shared_from_this<Cuda
     void free_host(char *memory);
     void count_copied(size_t n_bytes, bool bounced);
 
-    // On any thread.  Pinning a range that is pinned already counts; false: the driver refuses.
+    // These calls may be made on any thread.  Pins of the same range are counted.  Returns false if the driver refuses.
     bool pin(const char *host, size_t n_bytes);
     void unpin(const char *host);
     cuda::Pointer allocate(size_t n_bytes);
-    // Once `ticket` has ended; by the device's own thread, which then calls `freed`.
+    // The device's own thread frees the memory after `ticket` has ended, and then calls `freed`.
     void free_later(cuda::Pointer pointer, size_t n_bytes, std::shared_ptr<Ticket> ticket,
                     std::function<void()> freed);
     void discard(cuda::Event event);
 
    private:
-    class Current;  // the context on a thread that is not ours, for a block
+    class Current;  // makes the context current on a thread that is not ours, for one block
     struct Garbage {
         cuda::Event event = nullptr;
         cuda::Pointer pointer = 0;
@@ -62,7 +63,7 @@ class CudaDevice final : public Device, public std::enable_shared_from_this<Cuda
     };
     struct Pin {
         size_t uses;
-        bool ours;  // else somebody else registered it and will unregister it
+        bool ours;  // false: other code registered the range and will unregister it
     };
 
     void run();

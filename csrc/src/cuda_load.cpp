@@ -9,16 +9,17 @@ namespace thaw {
 
 namespace {
 
-constexpr uint64_t kTensorAlignment = 256;  // what cuMemAlloc gives; kernels read wide words
+constexpr uint64_t kTensorAlignment = 256;  // the alignment of cuMemAlloc; kernels read wide words
 constexpr int64_t kContextDeadlineNs = 120'000'000'000;
 
-// Device memory of the groups, from before its allocation until it is freed.
+// Counts the device memory of the groups, from before its allocation until it is freed.
 class Budget {
    public:
     explicit Budget(uint64_t window_bytes) : window_bytes_(window_bytes) {}
 
-    // Waits until n bytes fit or nothing is held.  Somebody who waits for `group` may need a tensor more than fit, but
-    // waits for what was let go: it is freed without anybody's help.  False: stopped.
+    // Waits until n bytes fit or nothing is held.  A caller that waits for `group` may need one tensor more than the
+    // window allows; it only waits until the released memory is freed, which needs no further action.  Returns false if
+    // the budget was stopped.
     bool take(uint64_t n_bytes, size_t group) {
         std::unique_lock<std::mutex> lock(mutex_);
         changed_.wait(lock, [&] {
@@ -28,13 +29,13 @@ class Budget {
         held_ += n_bytes;
         return !stopped_;
     }
-    // What was taken was not allocated.
+    // Gives back bytes that were taken but not allocated.
     void give_back(uint64_t n_bytes) {
         const std::lock_guard<std::mutex> lock(mutex_);
         held_ -= n_bytes;
         changed_.notify_all();
     }
-    // Nobody holds it any more; `freed` follows.
+    // The memory has no user any more; a call of `freed` follows.
     void let_go(uint64_t n_bytes) {
         const std::lock_guard<std::mutex> lock(mutex_);
         leaving_ += n_bytes;
@@ -59,13 +60,13 @@ class Budget {
     std::mutex mutex_;
     std::condition_variable changed_;
     const uint64_t window_bytes_;
-    uint64_t held_ = 0;     // also what is leaving
-    uint64_t leaving_ = 0;  // let go of, not yet freed
+    uint64_t held_ = 0;     // includes leaving_
+    uint64_t leaving_ = 0;  // released, but not yet freed
     size_t demanded_ = 0;
     bool stopped_ = false;
 };
 
-// A group's memory, let go of by the load and by each of its tensors.
+// A group's memory, which is released when the load and all its tensors have released it.
 struct Buffer {
     Buffer(std::shared_ptr<CudaDevice> device, std::shared_ptr<Budget> budget, std::shared_ptr<Ticket> ticket,
            uint64_t n_bytes)
@@ -93,7 +94,7 @@ struct Group {
     Priority priority;
     uint64_t n_bytes = 0;
     std::shared_ptr<Ticket> ticket;
-    std::shared_ptr<Buffer> buffer;  // until its last tensor was taken
+    std::shared_ptr<Buffer> buffer;  // held until the last tensor of the group was taken
     size_t untaken = 0;
 };
 
@@ -162,7 +163,7 @@ class CudaLoad final : public Load {
     }
 
     void follow() {
-        size_t next = 0;  // the first group whose ticket is not in the lane's hands
+        size_t next = 0;  // the first group whose ticket the lane does not have yet
         try {
             device_->ready(Deadline(kContextDeadlineNs));
             {
@@ -173,7 +174,7 @@ class CudaLoad final : public Load {
             for (; next < groups_.size(); next++) copy(groups_[next]);
         } catch (const Fault &fault) {
             give_up(next, fault);
-        } catch (const std::exception &e) {  // no memory for a piece, no thread for the pinner
+        } catch (const std::exception &e) {  // e.g. no memory for a piece, or no thread for the pinner
             give_up(next, Fault(THAW_SYSTEM, e.what()));
         }
     }
@@ -185,7 +186,8 @@ class CudaLoad final : public Load {
         }
     }
 
-    // Throws Fault when nothing of the group was submitted; a later fault is its ticket's, and the next group's own.
+    // Throws Fault if no piece of the group was submitted.  A later fault is noted in the group's ticket; the next
+    // group then meets faults of its own.
     void copy(Group &group) {
         allocate(group);
         Piece piece = new_piece(group);
@@ -194,7 +196,7 @@ class CudaLoad final : public Load {
         } catch (const Fault &fault) {
             group.ticket->note(fault);
         }
-        piece.last = true;  // also when it is empty: it ends the ticket behind what was submitted before
+        piece.last = true;  // even an empty piece is submitted: it ends the ticket behind the earlier pieces
         device_->submit(std::move(piece), group.priority);
     }
 
@@ -218,7 +220,7 @@ class CudaLoad final : public Load {
         const thaw_tensor &t = tensors_[i];
         const uint64_t end = end_of(i);
         if (segment_->end() < end) {
-            flush(group, piece);  // what is there goes before the wait
+            flush(group, piece);  // submit the bytes that have arrived before waiting for more
             segment_->wait(end, Deadline(INT64_MAX), &stopped_);
         }
         for (uint64_t at = 0; at < t.n_bytes;) {
@@ -250,7 +252,7 @@ class CudaLoad final : public Load {
     std::vector<Group> groups_;
     std::vector<size_t> group_of_;   // by tensor
     std::vector<uint64_t> place_;    // in the group's buffer, by tensor
-    std::mutex mutex_;               // of the groups' buffers, and of the pinner's being there
+    std::mutex mutex_;               // protects the groups' buffers and the pinner_ pointer
     std::unique_ptr<Pinner> pinner_;
     Bell stopped_;
     std::thread follower_;

@@ -17,11 +17,11 @@ namespace thaw {
 namespace {
 
 constexpr long kFutexWaitv = 449;        // the same number on every architecture
-constexpr uint32_t kSharedWord = 0x02;   // FUTEX_32; without the private flag: the waker is another process
+constexpr uint32_t kSharedWord = 0x02;   // FUTEX_32 without the private flag: another process wakes us
 constexpr uint32_t kPrivateWord = 0x82;  // FUTEX_32 | FUTEX_PRIVATE_FLAG
 constexpr size_t kMostWords = 4;
 
-struct Word {  // struct futex_waitv of linux/futex.h, which older headers lack
+struct Word {  // struct futex_waitv of linux/futex.h, which older headers do not have
     uint64_t value;
     uint64_t address;
     uint32_t flags;
@@ -49,7 +49,7 @@ void sleep_on(const uint32_t *shared, uint32_t seen, std::initializer_list<const
         for (const Bell *bell : bells) words[n++] = {0, reinterpret_cast<uint64_t>(bell->word()), kPrivateWord, 0};
         const timespec at = timespec_of(now_ns() + timeout_ns);
         if (syscall(kFutexWaitv, words, n, 0, &at, CLOCK_MONOTONIC) >= 0 || expected(errno)) return;
-        waitv_works.store(false, std::memory_order_relaxed);  // ENOSYS, or a filter that does not know it
+        waitv_works.store(false, std::memory_order_relaxed);  // ENOSYS, or a filter does not know the call
     }
     const timespec left = timespec_of(timeout_ns);
     if (syscall(SYS_futex, shared, FUTEX_WAIT, seen, &left, nullptr, 0) != 0 && !expected(errno))

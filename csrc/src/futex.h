@@ -1,4 +1,4 @@
-// Sleeping on a word of fetchd's page and on words of our own at once.
+// Sleep on a word of fetchd's page and on words of this process at the same time.
 #pragma once
 
 #include <atomic>
@@ -7,7 +7,7 @@
 
 namespace thaw {
 
-// A word of this process that ends sleeps once it is raised.
+// A word of this process that ends all sleeps on it when it is rung.
 class Bell {
    public:
     void ring();
@@ -18,8 +18,9 @@ class Bell {
     std::atomic<uint32_t> word_{0};
 };
 
-// Until *shared differs from `seen`, a bell has rung, or timeout_ns is over; or for no reason: look again.  Where the
-// kernel cannot wait on several words (before Linux 5.16) a bell is heard when the timeout is over.
+// Sleeps until *shared differs from `seen`, a bell has rung, or timeout_ns has passed.  It may also return for no
+// reason, so the caller must check again.  If the kernel cannot wait on several words (before Linux 5.16), a bell is
+// noticed only when the timeout has passed.
 void sleep_on(const uint32_t *shared, uint32_t seen, std::initializer_list<const Bell *> bells, int64_t timeout_ns);
 
 }  // namespace thaw

@@ -56,7 +56,7 @@ void Kv::check_blocks(Direction direction, size_t layer, const uint32_t *blocks,
     if (twice != sorted.end()) throw Fault(THAW_BAD_ARGUMENT, format("block %u is named twice", *twice));
 }
 
-// Blocks that are neighbours in the cache and in the buffer go in one copy.
+// Blocks that are adjacent in the cache and in the buffer are copied together.
 std::vector<Piece> Kv::cut(Direction direction, size_t layer, const uint32_t *blocks, size_t n_blocks,
                            char *host) const {
     const size_t limit = device_->piece_bytes(false);

@@ -1,4 +1,4 @@
-// KV blocks of an engine's cache, out of it and into it: strided device memory against one contiguous host buffer.
+// Copies KV blocks out of an engine's cache and into it: between strided device memory and one contiguous host buffer.
 #pragma once
 
 #include <memory>

@@ -92,7 +92,7 @@ void Lane::issue(Piece piece, bool closing) {
         if (p.last) p.ticket->issued(flight.event);
     } catch (const Fault &fault) {
         p.ticket->note(fault);
-        // what was enqueued before the failure may still run: the completer waits for the whole stream
+        // Copies that were enqueued before the failure may still run, so the completer waits for the whole stream.
     }
     if (p.after != nullptr) device_.discard(p.after);
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -101,7 +101,7 @@ void Lane::issue(Piece piece, bool closing) {
     changed_.notify_all();
 }
 
-// The emptier one, once it has room; a piece larger than the bound goes alone.
+// Waits until the stream with the fewest bytes in flight has room.  A piece larger than the bound is issued alone.
 size_t Lane::wait_for_stream(size_t n_bytes) {
     std::unique_lock<std::mutex> lock(mutex_);
     size_t best = 0;
@@ -149,12 +149,12 @@ void Lane::enqueue_copies(const Piece &piece, cuda::Stream stream, const Slot *s
     }
 }
 
-// The event behind the piece; behind everything in flight when it is the last of its ticket.
+// Records the event behind the piece; for the last piece of a ticket, behind everything in flight.
 cuda::Event Lane::record(const Piece &piece, size_t stream) {
     const cuda::Api &api = device_.api();
     cuda::Event event = nullptr;
     {
-        // under the lock: the completer does not let go of an event that is waited for here
+        // Under the lock, the completer cannot release an event that is used here.
         const std::lock_guard<std::mutex> lock(mutex_);
         std::vector<bool> joined(streams_.size(), !piece.last);
         joined[stream] = true;
@@ -179,7 +179,7 @@ void Lane::complete_all() {
     while (true) {
         changed_.wait(lock, [&] { return issuer_gone_ || !flights_.empty(); });
         if (flights_.empty()) return;
-        Flight &flight = flights_.front();  // stays where it is: only this thread removes
+        Flight &flight = flights_.front();  // the reference stays valid, because only this thread removes flights
         lock.unlock();
         complete(flight);
         lock.lock();
@@ -205,7 +205,7 @@ void Lane::complete(Flight &flight) {
             return;
         }
         const cuda::Result result = api.EventSynchronize(flight.event);
-        // the copy may still be going on, and its memory is given back after this
+        // The copy may still be running, and its memory is released after this.
         if (result != cuda::kSuccess) api.StreamSynchronize(stream);
         device_.check(result, "EventSynchronize");
         size_t at = 0;

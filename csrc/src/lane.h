@@ -1,9 +1,10 @@
-// Copies of one priority, in order: an issuer thread hands pieces to the streams, a completer sees them done.
+// Copies of one priority, in order: an issuer thread gives pieces to the streams, and a completer thread waits for
+// their end.
 //
 //   submit ─▶ queue ─▶ issuer ─▶ stream (bounded bytes in flight) ─▶ completer ─▶ ticket
 //
-// A stream's priority does not reorder a copy engine, so priority is made here: the background lane issues only while
-// the critical one has nothing to issue, and little is ever in flight.
+// A stream's priority does not reorder a copy engine, so the lanes implement priority: the background lane issues only
+// while the critical lane has nothing to issue, and only few bytes are ever in flight.
 #pragma once
 
 #include <atomic>
@@ -21,9 +22,9 @@ class CudaDevice;
 
 class Lane {
    public:
-    // Of `streams`, which stay the caller's.  A lane with an `above` yields to it.
+    // Uses `streams`, which the caller owns.  A lane with an `above` yields to that lane.
     Lane(CudaDevice &device, std::vector<cuda::Stream> streams, size_t n_slots, Lane *above);
-    // What is queued fails with THAW_CLOSED, what is in flight ends.
+    // Queued pieces fail with THAW_CLOSED; pieces in flight end normally.
     ~Lane();
     Lane(const Lane &) = delete;
     Lane &operator=(const Lane &) = delete;
@@ -39,12 +40,12 @@ class Lane {
         Piece piece;
         size_t stream;
         Slot *slot;
-        cuda::Event event;  // null: it was never issued
+        cuda::Event event;  // null if issuing the piece failed
     };
 
     void issue_all();
     void complete_all();
-    // Takes the next piece, waiting for its turn.  False: the lane is closing and nothing is left.
+    // Waits for its turn and takes the next piece.  Returns false if the lane is closing and no piece is left.
     bool next(Piece &piece, bool &closing);
     void issue(Piece piece, bool closing);
     size_t wait_for_stream(size_t n_bytes);
@@ -66,7 +67,7 @@ class Lane {
     std::deque<Flight> flights_;
     std::vector<size_t> in_flight_;  // bytes, by stream
     std::vector<Slot> slots_;
-    std::vector<cuda::Event> events_;  // completed, to be used again
+    std::vector<cuda::Event> events_;  // completed events, which are used again
     bool closing_ = false, issuer_gone_ = false;
 
     std::thread issuer_, completer_;

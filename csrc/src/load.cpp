@@ -4,7 +4,7 @@ namespace thaw {
 
 namespace {
 
-// Ready means below the watermark, and a tensor is a view of the segment.
+// A tensor is ready when it is below the watermark, and it is a view of the segment.
 class CpuLoad final : public Load {
    public:
     using Load::Load;

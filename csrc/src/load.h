@@ -1,4 +1,4 @@
-// A table of tensors on their way out of a segment, in order.
+// A table of tensors that are loaded from a segment, in order.
 #pragma once
 
 #include <memory>
@@ -17,14 +17,14 @@ class Load {
 
     virtual void wait(size_t i, const Deadline &deadline) = 0;
     virtual void wait_on_stream(size_t i, uintptr_t stream, const Deadline &deadline) = 0;
-    // Throws Fault unless tensor i is there and was not taken before.
+    // Throws Fault unless tensor i has been loaded and was not taken before.
     virtual DLManagedTensor *take(size_t i) = 0;
     virtual void close() = 0;
 
    protected:
     const thaw_tensor &row(size_t i) const;
     uint64_t end_of(size_t i) const { return tensors_[i].offset + tensors_[i].n_bytes; }
-    // Throws Fault when somebody took it before.
+    // Throws Fault when the tensor was taken before.
     void mark_taken(size_t i);
 
     const std::shared_ptr<Segment> segment_;

@@ -1,4 +1,4 @@
-// The unit of copying: bounded in bytes, goes to one stream, all or nothing.
+// The unit of copying: it is bounded in bytes, and is issued to one stream as a whole or not at all.
 #pragma once
 
 #include <memory>
@@ -13,7 +13,7 @@ enum class Priority { kCritical, kBackground };
 
 struct Part {
     cuda::Pointer device;
-    char *host;  // read only where the direction is to the device
+    char *host;  // only read if the direction is to the device
     size_t n_bytes;
 };
 
@@ -21,10 +21,10 @@ struct Piece {
     Direction direction = Direction::kToDevice;
     std::vector<Part> parts;
     size_t n_bytes = 0;
-    bool pinned = false;           // the host side is; else it goes through the bounce ring
-    cuda::Event after = nullptr;   // waited for on the stream, destroyed afterwards
+    bool pinned = false;           // whether the host memory is pinned; if not, the piece uses the bounce ring
+    cuda::Event after = nullptr;   // the stream waits for this event, which is destroyed afterwards
     std::shared_ptr<Ticket> ticket;
-    bool last = false;             // of its ticket
+    bool last = false;             // whether this is the last piece of its ticket
 
     void add(Part part) {
         n_bytes += part.n_bytes;

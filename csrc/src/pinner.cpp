@@ -6,7 +6,7 @@ namespace thaw {
 
 namespace {
 
-constexpr int64_t kForeverNs = INT64_MAX;  // the segment's heartbeat bounds the wait, and so does stop()
+constexpr int64_t kForeverNs = INT64_MAX;  // the segment's heartbeat and stop() bound the wait
 
 size_t pieces_of(uint64_t n_bytes, uint64_t piece_bytes) { return size_t((n_bytes + piece_bytes - 1) / piece_bytes); }
 
@@ -68,13 +68,13 @@ void Pinner::run() {
             }
             const uint64_t begin = p * device_->register_bytes();
             if (worth) {
-                constexpr uint64_t kPage = 4096;  // the mapping goes on to the end of the slab
+                constexpr uint64_t kPage = 4096;  // rounding up is safe: the mapping extends to the end of the slab
                 const uint64_t n_bytes = (end_of(p) - begin + kPage - 1) / kPage * kPage;
                 allowed = device_->pin(segment_->at(begin), n_bytes);
                 if (allowed) found = State::kPinned;
             }
         } catch (const Fault &) {
-            allowed = false;  // the copy meets the same fault and says so
+            allowed = false;  // the copy meets the same fault and reports it
         }
         const std::lock_guard<std::mutex> lock(mutex_);
         pieces_[p] = found;

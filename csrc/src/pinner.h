@@ -1,8 +1,8 @@
-// Pins a segment piece by piece, one ahead of the copy, and only what has arrived.
+// Pins a segment piece by piece, one piece ahead of the copy, and only pieces that have arrived.
 //
-// Pinning 64 MiB costs about as much as copying it through the bounce ring, but on another thread: it pays when the
-// bytes are there already (a resident model) and not when the copy waits for them, so the copy never waits for bytes
-// in order to pin them.
+// Pinning 64 MiB costs about as much time as copying it through the bounce ring, but on another thread.  So pinning
+// pays off when the bytes are already there (a resident model), and not when the copy waits for them.  Therefore the
+// copy never waits for bytes only to pin them.
 #pragma once
 
 #include <thread>
@@ -16,11 +16,11 @@ namespace thaw {
 class Pinner {
    public:
     Pinner(std::shared_ptr<CudaDevice> device, std::shared_ptr<Segment> segment);
-    // Nothing may be copied from the segment any more.
+    // No copy from the segment may be running any more.
     ~Pinner();
 
-    // How many of the n bytes from `offset` on lie in one piece, and whether that piece is pinned.  The copy is at
-    // `offset` now: what lies before is not worth pinning.
+    // How many of the n bytes from `offset` on lie in one piece, and whether that piece is pinned.  The call also says
+    // that the copy has reached `offset`, so pieces before it are no longer worth pinning.
     size_t reach(uint64_t offset, size_t n_bytes, bool *pinned);
     void stop();
 

@@ -11,7 +11,7 @@ namespace thaw {
 
 namespace {
 
-constexpr uint64_t kHugePage = 2u << 20;  // a slab may be made of huge pages, which must be mapped at their multiple
+constexpr uint64_t kHugePage = 2u << 20;  // a slab may consist of huge pages, which need addresses with this alignment
 constexpr uint64_t kMostBytes = 1ull << 46;
 
 uint64_t checked_size(size_t n_fds, uint64_t n_bytes, uint64_t slab_bytes) {

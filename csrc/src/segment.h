@@ -1,4 +1,4 @@
-// A granted segment, mapped read-only and contiguously; follows the watermark.
+// A granted segment, which is mapped read-only and contiguously, and which follows the watermark.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace thaw {
 
-// [address, address + n_bytes) of reserved address space, unmapped with the object.
+// The reserved address space [address, address + n_bytes), which is unmapped with the object.
 class Region {
    public:
     Region(uint64_t n_bytes, uint64_t alignment);
@@ -18,7 +18,8 @@ class Region {
     Region(const Region &) = delete;
     Region &operator=(const Region &) = delete;
 
-    // Lays n_bytes of fd over [at, at + n_bytes), read-only.  The file must be that long: reading behind its end kills.
+    // Maps n_bytes of fd read-only over [at, at + n_bytes).  Throws Fault if the file is shorter, because a read behind
+    // its end would kill the process.
     void map(uint64_t at, int fd, uint64_t n_bytes);
     char *address() const { return address_; }
 
@@ -34,9 +35,9 @@ class Segment {
 
     uint64_t n_bytes() const { return n_bytes_; }
     const char *at(uint64_t offset) const { return slabs_.address() + offset; }
-    // What has arrived by now.
+    // The current end of the bytes that have arrived.
     uint64_t end() { return look().end; }
-    // Sleeps until [0, end) has arrived; the end there is then.  `stop` ends it as close() does.
+    // Sleeps until [0, end) has arrived, and returns the current end.  `stop` ends the wait like close() does.
     uint64_t wait(uint64_t end, const Deadline &deadline, const Bell *stop = nullptr);
     void failure(thaw_failure *failure) const;
     void close() { closed_.ring(); }
@@ -47,7 +48,7 @@ class Segment {
     uint64_t n_bytes_;
     Region page_;
     Region slabs_;
-    std::atomic<uint64_t> seen_{0};  // the largest end seen: it never decreases
+    std::atomic<uint64_t> seen_{0};  // the largest end that was seen; it never decreases
     Bell closed_;
 };
 

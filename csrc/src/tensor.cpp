@@ -43,7 +43,7 @@ void check_tensor(const thaw_tensor &t, uint64_t segment_bytes) {
 
 DLManagedTensor *export_tensor(const thaw_tensor &t, void *data, DLDevice device, std::shared_ptr<void> keep) {
     auto *made = new Exported{{}, std::move(keep), {}, {}};
-    uint64_t stride = 1;  // unsigned: an empty tensor's dimensions may multiply to anything
+    uint64_t stride = 1;  // unsigned, because the product of an empty tensor's other dimensions may overflow
     for (uint32_t d = t.n_dims; d-- > 0;) {
         made->shape[d] = t.shape[d];
         made->strides[d] = int64_t(stride);

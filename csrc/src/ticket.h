@@ -1,4 +1,4 @@
-// What somebody waits for: a group of copies.
+// A handle to wait for a group of copies.
 #pragma once
 
 #include <condition_variable>
@@ -12,8 +12,8 @@
 
 namespace thaw {
 
-// queued → issued (its event is recorded: streams can wait for it) → ended.  A fault of any of its pieces is told at
-// the end and not before: until then another piece may still be writing to the caller's buffer.
+// queued → issued (its event is recorded: streams can wait for it) → ended.  The fault of a piece is reported only at
+// the end, because until then another piece may still be writing to the caller's buffer.
 class Ticket {
    public:
     using Discard = std::function<void(cuda::Event)>;
@@ -25,7 +25,7 @@ class Ticket {
     Ticket(const Ticket &) = delete;
     Ticket &operator=(const Ticket &) = delete;
 
-    // The event is the ticket's from here on.
+    // From now on, the ticket owns the event.
     void issued(cuda::Event event) {
         const std::lock_guard<std::mutex> lock(mutex_);
         event_ = event;
@@ -46,7 +46,7 @@ class Ticket {
         if (!deadline.wait(changed_, lock, [&] { return ended_; })) timed_out(deadline);
         rethrow();
     }
-    // The event to wait for; null when everything is done already.
+    // The event to wait for; null when all copies have already ended.
     cuda::Event wait_issued(const Deadline &deadline) {
         std::unique_lock<std::mutex> lock(mutex_);
         if (!deadline.wait(changed_, lock, [&] { return ended_ || event_ != nullptr; })) timed_out(deadline);

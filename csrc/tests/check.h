@@ -55,7 +55,7 @@ struct Registered {
                             std::string(#call " is ") + std::to_string(status_) + ": " + thaw_error());      \
     } while (0)
 
-// One that must not, with these words in its sentence.
+// A call of the C ABI that must fail, with these words in its error sentence.
 #define REFUSED(call, wanted, words)                                                                         \
     do {                                                                                                     \
         const int status_ = (call);                                                                          \

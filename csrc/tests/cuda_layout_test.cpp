@@ -1,4 +1,4 @@
-// Our driver types and numbers against cuda.h, where there is one: this file only has to compile.
+// Compares our driver types and numbers with cuda.h, if there is one: this file only has to compile.
 #include "../src/cuda_api.h"
 
 #include <type_traits>
@@ -27,7 +27,7 @@ static_assert(cuda::kStreamNonBlocking == CU_STREAM_NON_BLOCKING, "");
 static_assert(cuda::kEventBlockingSync == CU_EVENT_BLOCKING_SYNC, "");
 static_assert(cuda::kEventDisableTiming == CU_EVENT_DISABLE_TIMING, "");
 
-// Each call by its current name, with our types for theirs: the number of parameters and their kinds must fit.
+// Uses each call by its current name, with our types in place of theirs: the number and kinds of parameters must match.
 template <typename Ours, typename Theirs>
 struct Fits;
 

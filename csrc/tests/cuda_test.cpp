@@ -17,7 +17,7 @@ namespace {
 
 constexpr uint64_t kMiB = 1u << 20;
 
-// Rows of bytes one behind the other, `n` of them, each in its own group unless said otherwise.
+// `n` rows of bytes, one behind the other; each is in its own group unless the caller says otherwise.
 std::vector<thaw_tensor> rows(size_t n, uint64_t n_bytes, uint64_t from = 0, size_t per_group = 1) {
     std::vector<thaw_tensor> table;
     for (size_t i = 0; i < n; i++) {
@@ -29,7 +29,7 @@ std::vector<thaw_tensor> rows(size_t n, uint64_t n_bytes, uint64_t from = 0, siz
     return table;
 }
 
-// A segment, a device over the fake and a load from one to the other, ended in order.
+// A segment, a device over the fake driver, and a load from the segment to the device; they are ended in order.
 struct Loading {
     Loading(const Producer &producer, const std::vector<thaw_tensor> &rows,
             const thaw_device_config &config = small_config(), uint64_t window = 0)
@@ -52,7 +52,7 @@ struct Loading {
     void check_all() {
         for (size_t i = 0; i < table.size(); i++) {
             DLManagedTensor *t = take(i);
-            CHECK(is_pattern(t->dl_tensor.data, table[i].offset, table[i].n_bytes));  // no device lets us look
+            CHECK(is_pattern(t->dl_tensor.data, table[i].offset, table[i].n_bytes));  // only a fake device allows this
             t->deleter(t);
         }
     }
@@ -156,7 +156,7 @@ TEST(cuda_a_driver_that_refuses_to_pin_is_not_asked_again) {
     check_nothing_leaked();
 }
 
-// The ring has one buffer: a copy that could not allocate it must leave its place in the ring to the next copy.
+// The ring has one buffer: a copy that could not allocate it must free its place in the ring for the next copy.
 TEST(cuda_a_buffer_of_the_ring_that_could_not_be_allocated_is_allocated_for_the_next_copy) {
     fake().reset(), fake().read_only_register(0), fake().fail("cuMemHostAlloc", 1, 2);
     Producer producer(2 * kSlab);
@@ -173,7 +173,7 @@ TEST(cuda_a_buffer_of_the_ring_that_could_not_be_allocated_is_allocated_for_the_
     check_nothing_leaked();
 }
 
-// Two copies of one group fail, each in another way: what the second says follows from the first, or hides it.
+// Two copies of one group fail in different ways: the second error follows from the first one, or would hide it.
 TEST(cuda_of_two_faults_of_one_group_the_first_is_told) {
     fake().reset(), fake().read_only_register(0);
     fake().fail("cuMemHostAlloc", 1, 2), fake().fail("cuMemcpyHtoDAsync", 1, 700);
@@ -192,7 +192,7 @@ TEST(cuda_memory_somebody_else_pinned_is_used_and_left_pinned) {
     producer.complete();
     thaw_segment *other = nullptr;
     {
-        Loading loading(producer, rows(1, 16));  // its own small load, to have the mapping
+        Loading loading(producer, rows(1, 16));  // a small load of its own, which is only needed for the mapping
         other = producer.open();
         loading.check_all();
     }
@@ -230,7 +230,7 @@ TEST(cuda_two_loads_of_one_segment_share_what_is_pinned) {
         thaw_load *second = nullptr;
         OK(thaw_load_open(loading.device, loading.segment, table.data(), table.size(), 0, &second));
         OK(thaw_load_wait(second, 0, kLong));
-        thaw_load_free(second);  // in the middle of it
+        thaw_load_free(second);  // in the middle of the load
         loading.check_all();
     }
     check_nothing_leaked();
@@ -311,7 +311,8 @@ TEST(cuda_background_copies_yield_to_critical_ones) {
         }
         CHECK_EQ(critical, int(2 * kSlab / config.piece_bytes));
         CHECK_EQ(background, critical);
-        // what was in flight on the two streams when the last critical copy was issued; 64 wait at the beginning
+        // These are at most the copies in flight on the two streams when the last critical copy was issued.  Without
+        // the priority there could be more: 64 copies wait at the beginning.
         CHECK(critical_after <= 2 * int(config.in_flight_bytes / config.piece_bytes));
         CHECK(fake().most_queued() <= int64_t(config.in_flight_bytes));
     }
@@ -326,13 +327,13 @@ TEST(cuda_a_window_bounds_the_device_memory_but_never_who_waits) {
         Loading loading(producer, rows(16, kSlab / 4), small_config(), kSlab);
         for (size_t i = 0; i < 16; i++) {
             DLManagedTensor *t = loading.take(i);
-            CHECK(loading.info().live_bytes <= kSlab + kSlab / 4);  // the one waited for may be too many
+            CHECK(loading.info().live_bytes <= kSlab + kSlab / 4);  // the awaited tensor may exceed the window
             t->deleter(t);
         }
     }
     {
         Loading loading(producer, rows(16, kSlab / 4), small_config(), kSlab);
-        std::vector<DLManagedTensor *> kept;  // a model that collects
+        std::vector<DLManagedTensor *> kept;  // a model that keeps all tensors
         for (size_t i = 0; i < 16; i++) kept.push_back(loading.take(i));
         for (DLManagedTensor *t : kept) t->deleter(t);
     }
@@ -412,7 +413,8 @@ TEST(cuda_without_a_driver_the_feature_is_off_and_says_why) {
     check_nothing_leaked();
 }
 
-// A whole load with the nth call of one kind failing: it succeeds in another way or says so; nothing hangs or leaks.
+// In a whole load, the nth call of one kind fails: the load succeeds in another way or reports the error, and nothing
+// hangs or leaks.
 TEST(cuda_any_call_may_fail_at_any_time) {
     const char *const calls[] = {
         "cuInit", "cuDeviceGet", "cuDeviceGetName", "cuDeviceGetAttribute", "cuDevicePrimaryCtxRetain",

@@ -21,7 +21,7 @@ void find(void *library, const char *name, Function &function) {
 
 }  // namespace
 
-// Beside the test program, as the Makefile puts it.
+// The fake driver lies beside the test program, where the Makefile puts it.
 const char *fake_path() {
     static const std::string path = [] {
         char self[4096];
@@ -81,7 +81,7 @@ thaw_device *open_fake(thaw_device_config config) {
     return device;
 }
 
-// A device ends on the thread that lets go of it last, so nothing is pending here.
+// A device ends on the thread that releases it last, so nothing is pending here.
 void check_nothing_leaked() {
     const FakeCudaLeaks leaks = fake().leaks();
     CHECK_EQ(leaks.contexts, 0);

@@ -1,4 +1,4 @@
-// The fake driver as tests drive it: its switches, its memory, a stream of an engine's.
+// How tests use the fake driver: its switches, its memory, and an engine's stream.
 #pragma once
 
 #include <stdint.h>
@@ -35,20 +35,20 @@ struct Fake {
 
 Fake &fake();
 const char *fake_path();
-// Small numbers, so that a few MiB are many pieces.
+// Small sizes, so that a few MiB make many pieces.
 thaw_device_config small_config();
 thaw_device *open_fake(thaw_device_config config);
-// Waits for what the device's thread still destroys.
+// Waits until the device's thread has destroyed everything that is pending.
 void check_nothing_leaked();
 
-// For tests: the primary context on this thread, for a block.
+// For tests: makes the primary context current on this thread, for one block.
 class InContext {
    public:
     InContext();
     ~InContext();
 };
 
-// Memory of a device: the host's own, or the fake's (which the host can look into, as no device's).
+// Memory of a device: the host's own, or the fake's.  The host can read the fake's memory, but not a real device's.
 class FakeMemory {
    public:
     static const FakeMemory &on_host();
@@ -61,7 +61,7 @@ class FakeMemory {
     const bool device_;
 };
 
-// An engine's stream beside ours.
+// An engine's stream, in addition to ours.
 class FakeStream {
    public:
     FakeStream();

@@ -1,4 +1,4 @@
-// Seeded mutations of good vectors through every reader: each is taken or refused, and nothing else happens.
+// Passes seeded mutations of good vectors to every reader: each is accepted or refused, and nothing else happens.
 #include <string.h>
 
 #include <memory>
@@ -72,7 +72,7 @@ TEST(fuzz_frames) {
     feed(good, 1, [](const std::string &bytes) {
         decode_frame(reinterpret_cast<const uint8_t *>(bytes.data()), bytes.size());
     });
-    feed(good, 2, [](std::string bytes) {  // with a right checksum, so that the bounds are reached
+    feed(good, 2, [](std::string bytes) {  // with a correct checksum, so that the checks of the bounds are reached
         if (bytes.size() < kFrameHeaderBytes) throw Fault(THAW_BAD_ARGUMENT, "short");
         auto *raw = reinterpret_cast<uint8_t *>(bytes.data());
         frame_detail::store(raw + 56, frame_detail::header_crc(raw));

@@ -1,4 +1,4 @@
-// KV blocks out of a cache and into one: the same conformance tests over the CPU and over the fake driver.
+// Copies KV blocks out of a cache and into one: the same conformance tests run over the CPU and over the fake driver.
 #include <string.h>
 
 #include <memory>
@@ -13,7 +13,7 @@ namespace {
 
 constexpr size_t kLayers = 3, kPlanes = 2, kBlocks = 40;
 
-// A cache of planes whose blocks have a gap between them, so that neither neighbour nor stride is taken for granted.
+// A cache of planes whose blocks have a gap between them, so that the code cannot rely on adjacent blocks.
 struct Cache {
     explicit Cache(thaw_device *device, uint64_t block_bytes, uint64_t gap, const FakeMemory &memory)
         : device_memory(memory), block_bytes(block_bytes), stride(block_bytes + gap) {
@@ -115,7 +115,7 @@ void what_does_not_fit_is_refused(thaw_device *device, const FakeMemory &memory)
     REFUSED(thaw_kv_gather(cache.kv, 0, twice, 2, buffer, 100, 0, &ticket), THAW_BAD_ARGUMENT, "the buffer 100");
     REFUSED(thaw_kv_scatter(cache.kv, 0, twice, 2, buffer, n_bytes, 0, &ticket), THAW_BAD_ARGUMENT, "named twice");
     REFUSED(thaw_kv_gather(cache.kv, 0, nullptr, 2, buffer, sizeof buffer, 0, &ticket), THAW_BAD_ARGUMENT, "NULL");
-    OK(thaw_kv_gather(cache.kv, 0, twice, 2, buffer, sizeof buffer, 0, &ticket));  // out of one block twice: why not
+    OK(thaw_kv_gather(cache.kv, 0, twice, 2, buffer, sizeof buffer, 0, &ticket));  // reading a block twice is allowed
     thaw_ticket_free(ticket);
     OK(thaw_kv_gather(cache.kv, 0, nullptr, 0, nullptr, 0, 0, &ticket));
     OK(thaw_ticket_wait(ticket, kLong));
@@ -155,7 +155,7 @@ TEST(kv_a_gather_reads_what_the_stream_wrote_before_it) {
     {
         Cache cache(device, 4096, 0, FakeMemory::on_device());
         fake().delay_us(20'000);
-        FakeStream compute;  // an engine's stream, with a late write on its way
+        FakeStream compute;  // an engine's stream with a late write that is still pending
         const std::string fresh(4096, 'n');
         compute.write(reinterpret_cast<uintptr_t>(cache.block(0, 0, 5)), fresh);
         compute.write(reinterpret_cast<uintptr_t>(cache.block(0, 1, 5)), fresh);

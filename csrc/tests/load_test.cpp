@@ -1,4 +1,4 @@
-// Tensors of a segment on the CPU: views, their lifetime, and tables that lie.
+// Tensors of a segment on the CPU: views, their lifetime, and tables with false values.
 #include <string.h>
 #include <sys/mman.h>
 
@@ -110,7 +110,7 @@ TEST(closing_a_load_wakes_who_waits_for_a_tensor) {
     waiter.join();
     CHECK_EQ(status, int(THAW_CLOSED));
     uint64_t have = 0;
-    OK(thaw_segment_wait(segment, 0, 0, &have));  // the segment itself goes on
+    OK(thaw_segment_wait(segment, 0, 0, &have));  // the segment itself stays open
     thaw_load_free(load);
     thaw_device_free(device);
     thaw_segment_free(segment);

@@ -1,4 +1,4 @@
-// native_tests [--old-kernel] DIR [WORD]: runs every test whose name holds WORD; DIR has the vectors of the formats.
+// native_tests [--old-kernel] DIR [WORD]: runs every test whose name contains WORD; DIR has the vectors of the formats.
 #include <errno.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
@@ -14,7 +14,7 @@ std::vector<thaw_test::Test> &thaw_test::tests() {
     return all;
 }
 
-// From here on futex_waitv is unknown, as before Linux 5.16.
+// From now on futex_waitv is an unknown call, as before Linux 5.16.
 static void become_an_older_kernel() {
     constexpr unsigned kFutexWaitv = 449;
     sock_filter code[] = {

@@ -1,4 +1,4 @@
-// Segments through the C ABI: following the watermark, and a page that lies.
+// Segments through the C ABI: following the watermark, and control pages with false values.
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -33,7 +33,7 @@ class Sleeper {
         const int tid = tid_;
         if (tid == 0) return false;
         FILE *stat = fopen(thaw::format("/proc/self/task/%d/stat", tid).c_str(), "re");
-        if (stat == nullptr) return true;  // over already
+        if (stat == nullptr) return true;  // the thread has already ended
         char state = 0;
         const int n = fscanf(stat, "%*d %*s %c", &state);
         fclose(stat);

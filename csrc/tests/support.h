@@ -1,4 +1,4 @@
-// A segment as fetchd makes it, without fetchd; and files of vectors.
+// Makes a segment like fetchd, but without fetchd; reads files of vectors.
 #pragma once
 
 #include <stdint.h>
@@ -15,10 +15,10 @@ namespace thaw_test {
 inline const char *vectors_directory = "tests/vectors";
 
 constexpr int64_t kSecond = 1'000'000'000;
-constexpr int64_t kLong = 30 * kSecond;  // a deadline nothing should meet
+constexpr int64_t kLong = 30 * kSecond;  // a deadline that no wait should reach
 constexpr uint64_t kSlab = 2u << 20;
 
-// The member of a file of vectors, by value: a range-for would outlive what it is part of.
+// A member of a file of vectors, returned by value: a reference would dangle in a range-for.
 std::vector<thaw::Json> vectors_of(const char *file, const char *member);
 std::string from_hex(const std::string &hex);
 std::string to_hex(const std::string &bytes);
@@ -34,7 +34,7 @@ class Producer {
     const std::vector<int> &fds() const { return fds_; }
     uint64_t n_bytes() const { return n_bytes_; }
     thaw_segment *open() const;
-    // Puts the pattern at [from, to) and says so.
+    // Writes the pattern at [from, to) and announces it on the control page.
     void arrive(uint64_t to);
     void complete() { arrive(n_bytes_); }
     void fail(uint32_t code, const std::string &message, const std::string &hint);
@@ -42,7 +42,7 @@ class Producer {
     thaw::ControlPage &page() { return *page_; }
     void announce();
 
-    // What byte i of every segment made here is.
+    // The value of byte i in every segment that is made here.
     static unsigned char pattern(uint64_t i) { return static_cast<unsigned char>(i * 31 + (i >> 8) * 7 + (i >> 16)); }
 
    private:
@@ -52,7 +52,7 @@ class Producer {
     thaw::ControlPage *page_;
 };
 
-// What `native_tests --misuse WHAT` does: it breaks a rule of the fake driver's and should not return.
+// Implements `native_tests --misuse WHAT`: it breaks a rule of the fake driver and should not return.
 int misuse(const char *what);
 
 bool is_pattern(const void *data, uint64_t offset, uint64_t n_bytes);

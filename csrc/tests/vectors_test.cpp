@@ -1,4 +1,4 @@
-// The formats' vectors, good and bad, as Python reads them (tests/relay, tests/invoker).
+// Reads the formats' good and bad vectors, which Python reads, too (tests/relay, tests/invoker).
 #include <string.h>
 
 #include <memory>
@@ -41,7 +41,7 @@ FrameHeader decode(const std::string &bytes) {
     return decode_frame(reinterpret_cast<const uint8_t *>(bytes.data()), bytes.size());
 }
 
-// Aligned, as a mapped page is.
+// An aligned buffer, like a mapped page.
 std::unique_ptr<ControlPage> page_of(const std::string &hex) {
     auto page = std::make_unique<ControlPage>();
     memset(page.get(), 0, sizeof *page);
@@ -128,7 +128,7 @@ TEST(control_pages_are_read_as_the_vectors_say) {
 
 TEST(control_pages_are_written_as_the_vectors_say) {
     for (const Json &vector : vectors_of("segment.json", "pages")) {
-        if (vector["n_bytes"].natural > (64u << 20)) continue;  // the writer here fills memory
+        if (vector["n_bytes"].natural > (64u << 20)) continue;  // the writer here fills the whole memory
         Producer producer(vector["n_bytes"].natural);
         for (const Json &step : vector["steps"].items) {
             const std::string what = step["do"].text;

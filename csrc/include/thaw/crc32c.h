@@ -1,4 +1,4 @@
-// CRC-32C (Castagnoli), as frames carry it: SSE4.2 where the processor has it, else a table.
+// CRC-32C (Castagnoli), the checksum of frames: with SSE4.2 if the processor has it, else with a table.
 #pragma once
 
 #include <array>
@@ -16,7 +16,7 @@ namespace crc_detail {
 
 constexpr uint32_t kPolynomial = 0x82F63B78;  // reflected
 
-// kTables[0] is the classic byte table; kTables[k] advances a byte that has k zero bytes behind it (slicing by 8).
+// kTables[0] is the classic byte table; kTables[k] is for a byte that is followed by k zero bytes (slicing by 8).
 constexpr std::array<std::array<uint32_t, 256>, 8> make_tables() {
     std::array<std::array<uint32_t, 256>, 8> t{};
     for (uint32_t i = 0; i < 256; i++) {

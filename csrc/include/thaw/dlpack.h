@@ -1,4 +1,4 @@
-// The part of DLPack's stable C ABI (version 0, unversioned capsules) that tensors leave by.
+// The part of DLPack's stable C ABI (version 0, unversioned capsules) that is needed to export tensors.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// A failure inside the library, on its way to the C ABI (or to a test): a status and a sentence.
+// A failure inside the library, which the C ABI (or a test) catches: a status and a sentence.
 #pragma once
 
 #include <cstdarg>

@@ -1,6 +1,7 @@
 // Frame v1 (docs/formats/frame.md): 64 bytes, little-endian, then the payload.
 //
-// Checks in the order the format names, so that a damaged frame is refused for the same reason as in Python.
+// The checks come in the order of the format's page, so that a damaged frame is refused for the same reason as in
+// Python.
 #pragma once
 
 #include <cstdint>
@@ -65,7 +66,7 @@ inline void encode_frame_header(const FrameHeader &h, uint8_t *raw) {
     store(raw + 56, frame_detail::header_crc(raw));
 }
 
-// A whole frame; n_bytes and payload_crc are filled in.
+// Encodes a whole frame, and sets n_bytes and payload_crc.
 inline std::string encode_frame(FrameHeader h, const void *payload, size_t n_bytes) {
     if (n_bytes > kMaxFramePayload)
         frame_detail::refuse(format("frame payload of %zu bytes; the limit is %u", n_bytes, kMaxFramePayload));
@@ -76,7 +77,7 @@ inline std::string encode_frame(FrameHeader h, const void *payload, size_t n_byt
     return frame.append(static_cast<const char *>(payload), n_bytes);
 }
 
-// Reads exactly 64 bytes.  Throws Fault; nothing is allocated by what the header claims.
+// Reads exactly 64 bytes.  Throws Fault.  No memory is allocated according to the header's claims.
 inline FrameHeader decode_frame_header(const uint8_t *raw, size_t n) {
     using frame_detail::load;
     using frame_detail::refuse;
@@ -99,7 +100,7 @@ inline FrameHeader decode_frame_header(const uint8_t *raw, size_t n) {
     return h;
 }
 
-// One whole frame; the payload begins at data + 64.
+// Decodes one whole frame, whose payload begins at data + 64.
 inline FrameHeader decode_frame(const uint8_t *data, size_t n) {
     using frame_detail::refuse;
     if (n < kFrameHeaderBytes) refuse(format("a frame has at least %zu bytes, got %zu", kFrameHeaderBytes, n));

@@ -1,4 +1,4 @@
-// JSON, read strictly and whole: what plans (and the vectors of every format) are written in.
+// A strict reader of whole JSON texts, which plans (and the vectors of every format) are written in.
 #pragma once
 
 #include <cerrno>
@@ -23,13 +23,13 @@ class Json {
     Kind kind = Kind::kNull;
     bool boolean = false;
     int64_t integer = 0;
-    uint64_t natural = 0;  // an integer above int64's, which keep `integer` at its largest
+    uint64_t natural = 0;  // the integer if it is not negative; above INT64_MAX, `integer` stays INT64_MAX
     double real = 0;
     std::string text;
     std::vector<Json> items;
     std::vector<std::pair<std::string, Json>> members;
 
-    // Null when there is none; of two with one name the last counts.
+    // Null when there is no such member; of two members with the same name, the last one counts.
     const Json *find(std::string_view name) const {
         const Json *found = nullptr;
         for (const auto &[key, value] : members)
@@ -221,7 +221,7 @@ inline std::string quoted(const std::string &text) {
     return s + "\"";
 }
 
-// The shortest text that reads back as this double; 1 is written 1.0.
+// The shortest text that reads back as this double; 1 is written as 1.0.
 inline std::string written(double value) {
     std::string s;
     for (int digits = 1; digits <= 17; digits++) {

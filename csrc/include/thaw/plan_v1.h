@@ -1,7 +1,7 @@
-// Plan v1 (docs/formats/plan.md): who fetches which bytes, reserves how much, by when.
+// Plan v1 (docs/formats/plan.md): which host fetches which bytes by when, and how much it reserves.
 //
-// Reads and refuses as the Python side does (thaw/wire.py, invoker/containers/plans.py), in the same order: unknown fields are
-// ignored, a missing field names its path, then the plan must not contradict itself.
+// Reads and refuses plans like the Python side (thaw/wire.py, invoker/containers/plans.py), in the same order: unknown
+// fields are ignored, the error for a missing field names its path, and then the plan must not contradict itself.
 #pragma once
 
 #include <optional>
@@ -70,7 +70,7 @@ inline void expect(bool ok, const char *what, const std::string &path) {
     if (!ok) refuse(path + ": expected " + what);
 }
 
-inline bool fits(const Json &j) {  // Python's integers have no end, ours do
+inline bool fits(const Json &j) {  // Python's integers have no limit, but ours do
     return j.kind == Kind::kInteger && (j.integer != INT64_MAX || j.natural == uint64_t(INT64_MAX));
 }
 
@@ -105,7 +105,7 @@ void read(const Json &j, const std::string &path, std::vector<T> *to) {
     for (size_t i = 0; i < j.items.size(); i++) read(j.items[i], path + format("[%zu]", i), &to->emplace_back());
 }
 
-// An object's fields, by name.
+// The fields of an object, by name.
 class Fields {
    public:
     Fields(const Json &object, std::string path, const char *type)
@@ -205,7 +205,7 @@ inline void check_stage(const PlanStage &s) {
                        format(" from %lld", (long long)r.offset));
 }
 
-// Several stages: each has something to compute, and a way to the others.
+// In a plan of several stages, each stage must have something to compute and a transport to the others.
 inline void check_group(const Plan &plan) {
     if (!plan.model) refuse("an ordinary function has one stage");
     for (const PlanStage &s : plan.stages) {
@@ -283,7 +283,7 @@ inline std::string write(const PlanStage &s) {
 
 }  // namespace plan_detail
 
-// Every field, in the order of the format's page.
+// Writes every field, in the order of the format's page.
 inline std::string write_plan(const Plan &p) {
     std::string stages;
     for (const PlanStage &s : p.stages) stages += (stages.empty() ? "" : ",") + plan_detail::write(s);

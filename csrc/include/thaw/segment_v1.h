@@ -14,11 +14,11 @@ constexpr uint64_t kPageBytes = 4096;
 constexpr uint64_t kSegmentAlignment = 4096;
 constexpr uint32_t kSegmentVersion = 1;
 constexpr int64_t kDeadAfterNs = 3'000'000'000;
-constexpr int64_t kLongestSleepNs = 200'000'000;  // a dead fetchd wakes nobody: look at its heartbeat this often
+constexpr int64_t kLongestSleepNs = 200'000'000;  // how often the heartbeat is checked: a dead fetchd wakes no reader
 
 enum class SegmentState : uint32_t { kFilling = 0, kComplete = 1, kFailed = 2 };
 
-// Laid over the page; read with the accessors below, which order the loads.
+// The layout of the page.  Read it with the accessors below, which order the loads.
 struct ControlPage {
     char magic[4];
     uint32_t version;
@@ -36,7 +36,8 @@ struct ControlPage {
 static_assert(sizeof(ControlPage) == kPageBytes && offsetof(ControlPage, seq) == 24, "segment v1");
 static_assert(offsetof(ControlPage, heartbeat_ns) == 32 && offsetof(ControlPage, text) == 64, "segment v1");
 
-// What one look at the page found.  seq was loaded first: progress after it makes a futex wait on it return at once.
+// What one read of the page found.  seq was loaded first, so progress after that makes a futex wait on it return at
+// once.
 struct PageLook {
     uint32_t seq;
     SegmentState state;
@@ -53,7 +54,7 @@ inline void check_page(const ControlPage &page, uint64_t n_bytes) {
                                              (unsigned long long)n_bytes));
 }
 
-// `least` is an end that was seen before.  State goes before end: a complete page has all of its end.
+// `least` is an end that was seen before.  The state is loaded before the end, so a complete page shows its full end.
 inline PageLook look_at(const ControlPage &page, uint64_t n_bytes, uint64_t least) {
     PageLook look;
     look.seq = __atomic_load_n(&page.seq, __ATOMIC_ACQUIRE);
@@ -73,7 +74,7 @@ inline PageLook look_at(const ControlPage &page, uint64_t n_bytes, uint64_t leas
     return look;
 }
 
-// The end of a failed page's story.  Lengths are bounded here, whatever the page claims.
+// Reads the error of a failed page.  Lengths are bounded here, whatever the page claims.
 inline void read_failure(const ControlPage &page, thaw_failure *failure) {
     const uint32_t m = page.message_bytes, h = page.hint_bytes;
     const size_t message = m < THAW_MAX_TEXT ? m : THAW_MAX_TEXT, hint = h < THAW_MAX_TEXT ? h : THAW_MAX_TEXT;
@@ -84,7 +85,7 @@ inline void read_failure(const ControlPage &page, thaw_failure *failure) {
     failure->hint[hint] = '\0';
 }
 
-// Where ranges of these lengths lie: each at the next multiple of the alignment, in the order given.
+// The offsets of ranges with these lengths: each lies at the next multiple of the alignment, in the given order.
 inline std::vector<uint64_t> lay_out(const std::vector<uint64_t> &lengths) {
     std::vector<uint64_t> offsets;
     uint64_t at = 0;
