@@ -33,7 +33,7 @@ _PASSED_ON = (
     "XDG_CACHE_HOME",
     "THAW_LLM_ENGINE",
 )
-"""Children inherit only these variables of our environment: an accidental variable of a shell must not change a start."""
+"""Children inherit only these variables of our environment: a stray variable of a shell must not change a start."""
 
 
 @dataclass(frozen=True, slots=True)
