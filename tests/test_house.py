@@ -42,6 +42,30 @@ def test_every_link_in_the_pages_leads_somewhere() -> None:
     assert broken == []
 
 
+FILES_OF_OTHERS = {
+    "__main__.py",  # of a function's zip
+    "FILE.py",  # a placeholder in the help of the command line
+    "version.py",  # PyTorch's
+    "hello_app.py",  # which bench/gateway.py writes
+}
+
+
+def test_every_file_that_code_or_a_page_names_is_there() -> None:
+    """Tests name files that they write, so only the pages that they name are looked up."""
+    paths = [f"/{p.relative_to(ROOT)}" for p in tracked()]
+    missing = []
+    for path in tracked():
+        relative = path.relative_to(ROOT)
+        if path.suffix not in {".py", ".md", ".toml", ".sh", ".h", ".cpp", ".yml", ".in"}:
+            continue
+        endings = "md" if relative.parts[0] == "tests" else "md|py"
+        for name in re.findall(rf"(?<![\w/.:}}-])[\w./-]*[\w-]+\.(?:{endings})\b", path.read_text()):
+            wanted = re.sub(r"^(\.{1,2}/)+", "", name)
+            if wanted not in FILES_OF_OTHERS and not any(known.endswith(f"/{wanted}") for known in paths):
+                missing.append(f"{relative}: {name}")
+    assert missing == []
+
+
 def test_every_direct_dependency_has_its_line() -> None:
     listed = (DOCS / "dependencies.md").read_text().lower()
     for name in ("cpu.in", "dev.in", "bench.in"):

@@ -1,4 +1,4 @@
-"""ParaServe's Algorithm 1: how many stages, how many of them full, and where.
+"""ParaServe's Algorithm 1 (4.1.2): how many stages, how many of them full, and where.
 
 ``paper``        the first (s, w) whose greedy placement meets both SLOs
 ``slides``       the greedy placement of least (sharing, memory, s, w)

@@ -80,7 +80,8 @@ TABLE: Final[Mapping[tuple[State, Event], Step]] = {
                                                          Command.RETRY_ELSEWHERE)),
     (State.SWITCHING, Event.SOURCE_FAILED): Step(_ENDED, (Command.DROP_KV_AT_DEST, Command.UNLOAD_AT_DEST,
                                                           Command.RETRY_ELSEWHERE)),
-    # the destination fails (the paper prints "source" for this paragraph too; R22): the source has never stopped
+    # the destination fails: the source has never stopped (the paper prints "source" for this paragraph too; that is R22
+    # of tests/scheduler/test_ambiguities.py)
     (State.LOADING, Event.DEST_FAILED): Step(_ENDED),
     (State.ASKING, Event.DEST_FAILED): Step(_ENDED, (Command.TELL_SOURCE,)),
     (State.RESUMING, Event.DEST_FAILED): Step(_ENDED, (Command.TELL_SOURCE,)),
