@@ -1,12 +1,11 @@
-// Passes seeded mutations of good vectors to every reader: each is accepted or refused, and nothing else happens.
+// Passes seeded mutations of good control pages to their reader: each is accepted or refused, and nothing else happens.
 #include <string.h>
 
 #include <memory>
 
 #include "check.h"
 #include "support.h"
-#include "thaw/frame_v1.h"
-#include "thaw/plan_v1.h"
+#include "thaw/segment_v1.h"
 
 using namespace thaw;
 using namespace thaw_test;
@@ -66,21 +65,6 @@ void feed(const std::vector<std::string> &good, uint64_t seed, Read &&read) {
 
 }  // namespace
 
-TEST(fuzz_frames) {
-    std::vector<std::string> good;
-    for (const Json &vector : vectors_of("frames.json", "good")) good.push_back(from_hex(vector["bytes"].text));
-    feed(good, 1, [](const std::string &bytes) {
-        decode_frame(reinterpret_cast<const uint8_t *>(bytes.data()), bytes.size());
-    });
-    feed(good, 2, [](std::string bytes) {  // with a correct checksum, so that the checks of the bounds are reached
-        if (bytes.size() < kFrameHeaderBytes) throw Fault(THAW_BAD_ARGUMENT, "short");
-        auto *raw = reinterpret_cast<uint8_t *>(bytes.data());
-        frame_detail::store(raw + 56, frame_detail::header_crc(raw));
-        const FrameHeader h = decode_frame(raw, bytes.size());
-        CHECK(h.n_bytes == bytes.size() - kFrameHeaderBytes && h.chunk < h.n_chunks);
-    });
-}
-
 TEST(fuzz_control_pages) {
     std::vector<std::string> good;
     for (const Json &vector : vectors_of("segment.json", "pages")) good.push_back(from_hex(vector["hex"].text));
@@ -94,15 +78,5 @@ TEST(fuzz_control_pages) {
         CHECK(look.end <= 12345);
         read_failure(*page, failure.get());
         CHECK(strlen(failure->message) <= THAW_MAX_TEXT && strlen(failure->hint) <= THAW_MAX_TEXT);
-    });
-}
-
-TEST(fuzz_plans) {
-    std::vector<std::string> good;
-    for (const Json &vector : vectors_of("plan.json", "good"))
-        good.push_back(write_plan(read_plan(vector["plan"])));
-    feed(good, 4, [](const std::string &bytes) {
-        const Plan plan = read_plan(Json::parse(bytes));
-        CHECK(!plan.stages.empty());
     });
 }

@@ -12,7 +12,7 @@
 
 namespace thaw_test {
 
-std::vector<thaw::Json> vectors_of(const char *file_name, const char *member) {
+std::vector<Json> vectors_of(const char *file_name, const char *member) {
     const std::string path = std::string(vectors_directory) + "/" + file_name;
     FILE *file = fopen(path.c_str(), "re");
     if (file == nullptr) fail(__FILE__, __LINE__, "cannot read " + path);
@@ -20,7 +20,7 @@ std::vector<thaw::Json> vectors_of(const char *file_name, const char *member) {
     char block[65536];
     for (size_t n; (n = fread(block, 1, sizeof block, file)) > 0;) text.append(block, n);
     fclose(file);
-    return thaw::Json::parse(text)[member].items;
+    return Json::parse(text)[member].items;
 }
 
 std::string from_hex(const std::string &hex) {

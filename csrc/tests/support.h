@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "thaw/json.h"
+#include "json.h"
 #include "thaw/params.h"
 #include "thaw/segment_v1.h"
 
@@ -18,8 +18,8 @@ constexpr int64_t kSecond = 1'000'000'000;
 constexpr int64_t kLong = 30 * kSecond;  // a deadline that no wait should reach
 constexpr uint64_t kSlab = 2u << 20;
 
-// A member of a file of vectors, returned by value: a reference would dangle in a range-for.
-std::vector<thaw::Json> vectors_of(const char *file, const char *member);
+// The member of a file of vectors, by value: a range-for would outlive what it is part of.
+std::vector<Json> vectors_of(const char *file, const char *member);
 std::string from_hex(const std::string &hex);
 std::string to_hex(const std::string &bytes);
 

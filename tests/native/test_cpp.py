@@ -1,6 +1,7 @@
 """The native tests, built and run with AddressSanitizer and UBSan.  The full suite also runs the thread sanitizer.
 
-They check the C++ readers with tests/vectors, run the parameter manager with a fake CUDA driver, and fuzz the readers.
+They check the C++ reader of control pages with tests/vectors, run the parameter manager with a fake CUDA driver, and
+fuzz the reader.
 """
 
 from __future__ import annotations

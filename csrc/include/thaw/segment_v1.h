@@ -1,17 +1,14 @@
-// Segment v1 (docs/formats/segment.md): the control page, and where ranges lie.
+// Segment v1 (docs/formats/segment.md): the control page.
 #pragma once
 
 #include <cstdint>
 #include <cstring>
-#include <string>
-#include <vector>
 
 #include "thaw/fault.h"
 
 namespace thaw {
 
 constexpr uint64_t kPageBytes = 4096;
-constexpr uint64_t kSegmentAlignment = 4096;
 constexpr uint32_t kSegmentVersion = 1;
 constexpr int64_t kDeadAfterNs = 3'000'000'000;
 constexpr int64_t kLongestSleepNs = 200'000'000;  // how often the heartbeat is checked: a dead fetchd wakes no reader
@@ -83,17 +80,6 @@ inline void read_failure(const ControlPage &page, thaw_failure *failure) {
     failure->message[message] = '\0';
     std::memcpy(failure->hint, page.text + message, hint);
     failure->hint[hint] = '\0';
-}
-
-// The offsets of ranges with these lengths: each lies at the next multiple of the alignment, in the given order.
-inline std::vector<uint64_t> lay_out(const std::vector<uint64_t> &lengths) {
-    std::vector<uint64_t> offsets;
-    uint64_t at = 0;
-    for (const uint64_t n : lengths) {
-        offsets.push_back(at);
-        at += (n + kSegmentAlignment - 1) / kSegmentAlignment * kSegmentAlignment;
-    }
-    return offsets;
 }
 
 }  // namespace thaw
