@@ -22,7 +22,6 @@ from relay.protocol.messages import (
     DoorOpened,
     FetchCancel,
     FetchStart,
-    FetchUpdate,
     FetchWait,
     Inspect,
     Inspected,
@@ -73,8 +72,6 @@ class Control:
                 return self._fetches.start(message)
             case FetchWait(group_id, stage):
                 return self._fetches.wait(group_id, stage)
-            case FetchUpdate():
-                self._fetches.update(message)
             case FetchCancel():
                 self._fetches.cancel(message)
             case DoorOpen(instance_id):

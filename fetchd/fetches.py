@@ -15,7 +15,7 @@ from fetchd.fetch import Fetch, Machinery, Member, Wishes
 from fetchd.janitor import Heart, Janitor
 from fetchd.pipeline import FetchCancelled
 from fetchd.segments import SegmentKey, SegmentStore, fetch_holder
-from relay.protocol.messages import FetchCancel, FetchDone, FetchStart, FetchStarted, FetchStatus, FetchUpdate
+from relay.protocol.messages import FetchCancel, FetchDone, FetchStart, FetchStarted, FetchStatus
 from thaw import checkpoint
 from thaw.errors import BadRequest, MemoryTooSmall, NotFound, PoolFull, StaleEpoch, from_info
 from thaw.logs import Log
@@ -36,7 +36,7 @@ class FetchTable:
         self._threads: set[threading.Thread] = set()
 
     def start(self, request: FetchStart) -> FetchStarted:
-        """Begin a fetch, join one, or find the bytes resident.  A repeated request replaces its wishes.
+        """Begin a fetch, join one, or find the bytes resident.  A repeat changes its pace, deadline, rank and weight.
 
         Raises StaleEpoch, BadRequest, MemoryTooSmall, PoolFull.
         """
@@ -55,14 +55,6 @@ class FetchTable:
                 member.fetch.apply_wishes()
             segment = member.fetch.segment
             return FetchStarted(segment.segment_id, segment.n_bytes, member.resident, member.left_out_bytes)
-
-    def update(self, request: FetchUpdate) -> None:
-        _check_weight(1.0 if request.weight is None else request.weight)
-        with self._lock:
-            self._check_epoch(request.epoch)
-            member = self._member(request.group_id, request.stage)
-            member.wishes = _changed(member.wishes, request)
-            member.fetch.apply_wishes()
 
     def cancel(self, request: FetchCancel) -> None:
         """Cancel a group's fetches.  An unknown group is no error, so a cancel may be repeated."""
@@ -223,15 +215,6 @@ def _wishes(request: FetchStart) -> Wishes:
     return Wishes(request.pace_bytes_per_s, _deadline(request.deadline_ms), request.background, request.weight)
 
 
-def _changed(wishes: Wishes, update: FetchUpdate) -> Wishes:
-    return Wishes(
-        update.pace_bytes_per_s,
-        wishes.deadline if update.deadline_ms is None else _deadline(update.deadline_ms),
-        wishes.background if update.background is None else update.background,
-        wishes.weight if update.weight is None else update.weight,
-    )
-
-
 def _deadline(remaining_ms: int | None) -> float:
     return math.inf if remaining_ms is None else time.monotonic() + remaining_ms / 1000
 
@@ -241,15 +224,11 @@ def _count(fetch: Fetch) -> None:
     metrics.FETCHES.labels(outcome=outcome).inc()
 
 
-def _check_weight(weight: float) -> None:
-    if not (weight > 0 and math.isfinite(weight)):
-        raise BadRequest(f"a fetch of weight {weight!r} has no place on the link", hint="leave it at 1")
-
-
 def _check_ranges(request: FetchStart) -> None:
     if not request.ranges or not any(r.n_bytes for r in request.ranges):
         raise BadRequest("a fetch needs at least one byte")
-    _check_weight(request.weight)
+    if not (request.weight > 0 and math.isfinite(request.weight)):
+        raise BadRequest(f"a fetch of weight {request.weight!r} has no place on the link", hint="leave it at 1")
     for r in (*request.ranges, *request.later_ranges):
         if not checkpoint.is_fetchable(r.file) or r.offset < 0 or r.n_bytes < 0:
             raise BadRequest(f"range [{r.offset}, +{r.n_bytes}) of {r.file!r:.100} cannot be fetched")

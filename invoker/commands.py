@@ -19,10 +19,8 @@ from relay.protocol.messages import (
     Cancel,
     Command,
     CommandRefused,
-    FetchStart,
     InspectModel,
     ModelInspected,
-    Prefetch,
     Release,
     SetStemCells,
     Start,
@@ -80,8 +78,6 @@ class Commands:
         match body:
             case Start():
                 self._start(body)
-            case Prefetch():
-                self._in_background(command, lambda: self._prefetch(body))
             case InspectModel():
                 self._in_background(command, lambda: self._inspect(body.uri))
             case Release():
@@ -109,16 +105,6 @@ class Commands:
         self._fleet.add(live)
         self._fleet.announce(live)
         threading.Thread(target=Starting(body, live, self._deps).run, name="start", daemon=True).start()
-
-    def _prefetch(self, body: Prefetch) -> None:
-        plan = body.plan
-        check_plan(plan)
-        stage = next((s for s in plan.stages if s.stage == body.stage), None)
-        if plan.model is None or stage is None:
-            raise BadRequest("a prefetch needs a model and a stage of its plan")
-        self._fleet.fetch.start(FetchStart(plan.group_id, stage.stage, plan.epoch, plan.model, stage.first_ranges,
-                                           stage.fetch_deadline_ms, stage.pace_bytes_per_s, True,
-                                           stage.later_ranges))  # fmt: skip
 
     def _inspect(self, uri: str) -> None:
         try:
@@ -179,6 +165,6 @@ class Commands:
 
 def _group_of(command: Command) -> GroupId:
     body = command.body
-    if isinstance(body, Start | Prefetch):
+    if isinstance(body, Start):
         return body.plan.group_id
     return body.group_id if isinstance(body, Cancel) else GroupId("")

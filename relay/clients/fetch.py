@@ -23,7 +23,6 @@ from relay.protocol.messages import (
     FetchDone,
     FetchStart,
     FetchStarted,
-    FetchUpdate,
     FetchWait,
     Inspect,
     Inspected,
@@ -68,9 +67,6 @@ class FetchClient:
     def wait(self, group_id: GroupId, stage: int, *, deadline_s: float) -> FetchDone:
         """Until ``ranges`` are there (``later_ranges`` may still be coming); raises the fetch's error."""
         return self._ask(FetchWait(group_id, stage), FetchDone, deadline_s)
-
-    def update(self, request: FetchUpdate, *, deadline_s: float = DEADLINE_S) -> None:
-        self._ask(request, Done, deadline_s)
 
     def cancel(self, group_id: GroupId, epoch: int, *, deadline_s: float = DEADLINE_S) -> None:
         self._ask(FetchCancel(group_id, epoch), Done, deadline_s)

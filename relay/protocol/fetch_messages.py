@@ -25,7 +25,8 @@ class Inspected:
 
 @dataclass(frozen=True, slots=True)
 class FetchStart:
-    """Begin (or join) the fetch of ``ranges`` into a segment.  Idempotent by (group_id, stage)."""
+    """Begin (or join) the fetch of ``ranges`` into a segment.  A repeat of (group_id, stage) fetches nothing twice; it
+    changes pace, deadline, background and weight of the fetch that runs."""
 
     group_id: GroupId
     stage: int
@@ -45,19 +46,6 @@ class FetchStarted:
     n_bytes: int
     resident: bool  # every byte was already in host memory
     left_out_bytes: int = 0  # of ``later_ranges``: the pool had no room for them, they will not come
-
-
-@dataclass(frozen=True, slots=True)
-class FetchUpdate:
-    """Change a running fetch.  The pace becomes the value given here; the other fields keep their value where None."""
-
-    group_id: GroupId
-    stage: int
-    epoch: int
-    pace_bytes_per_s: int | None
-    deadline_ms: int | None = None
-    background: bool | None = None
-    weight: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,6 @@ from relay.protocol.fetch_messages import (
     FetchStart,
     FetchStarted,
     FetchStatus,
-    FetchUpdate,
     FetchWait,
     Inspect,
     Inspected,
@@ -132,14 +131,6 @@ class InspectModel:
 
 
 @dataclass(frozen=True, slots=True)
-class Prefetch:
-    """Fetch a stage's bytes without a container."""
-
-    plan: Plan
-    stage: int
-
-
-@dataclass(frozen=True, slots=True)
 class Start:
     """Fetch (first) and start a stage's container.
 
@@ -175,7 +166,7 @@ class SetStemCells:
     count: int
 
 
-CommandBody = InspectModel | Prefetch | Start | Cancel | Release | SetStemCells
+CommandBody = InspectModel | Start | Cancel | Release | SetStemCells
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,8 +328,8 @@ _TYPES: dict[str, type[Any]] = {
     cls.__name__: cls
     for cls in (
         DemandAdded, DemandRemoved, InstanceChanged, ActionChanged, StartFailed, ModelInspected, CommandRefused,
-        HostChanged, InspectModel, Prefetch, Start, Cancel, Release, SetStemCells, Command, Inspect, Inspected,
-        FetchStart, FetchStarted, FetchUpdate, FetchWait, FetchDone, FetchCancel, DoorOpen, DoorOpened, DoorGrant,
+        HostChanged, InspectModel, Start, Cancel, Release, SetStemCells, Command, Inspect, Inspected,
+        FetchStart, FetchStarted, FetchWait, FetchDone, FetchCancel, DoorOpen, DoorOpened, DoorGrant,
         DoorClose, DoorList, Doors, StatusQuery, Status, PoolWatch, PoolChanged, MetricsQuery, MetricsPage, Done,
         Refused, SegmentWanted, SegmentOffer, MoreSlabs, RunToken, RunFinished, RunFailed,
     )
@@ -366,7 +357,7 @@ def from_plain(plain: Any) -> Any:
 
 __all__ = [
     "StartMode", "from_plain", "to_plain", "Done", "DoorClose", "DoorGrant", "DoorList", "DoorOpen", "DoorOpened",
-    "Doors", "FetchCancel", "FetchDone", "FetchStart", "FetchStarted", "FetchStatus", "FetchUpdate", "FetchWait",
+    "Doors", "FetchCancel", "FetchDone", "FetchStart", "FetchStarted", "FetchStatus", "FetchWait",
     "Inspect", "Inspected", "MetricsPage", "MetricsQuery", "MoreSlabs", "PlacedRange", "PoolChanged",
     "PoolWatch", "Refused", "SegmentOffer",
     "SegmentStatus", "SegmentWanted", "Status", "StatusQuery",

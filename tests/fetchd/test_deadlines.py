@@ -18,7 +18,6 @@ from gateway.scheduler.placement.plans import fetch_key
 from gateway.scheduler.view.hosts import HostView, new_host
 from invoker.heartbeat import _fetches
 from relay.clients.fetch import FetchClient
-from relay.protocol.messages import FetchUpdate
 from tests.fetchd.harness import Fetchd, Request, Store, wait_until, write_index, write_model
 from tests.scheduler.world import report
 from thaw.errors import PlatformError, StaleEpoch
@@ -88,15 +87,17 @@ def test_deadlines_go_by_their_time_then_who_has_none_then_the_background(tmp_pa
         assert ends(fetchd, "background", "plain", "late", "early") == ["early", "late", "plain", "background"]
 
 
-def test_an_update_changes_the_order_of_fetches_that_run_and_an_old_epoch_cannot(tmp_path: Path, store: Store) -> None:
+def test_a_repeated_start_changes_the_order_of_fetches_that_run_and_an_old_epoch_cannot(
+    tmp_path: Path, store: Store
+) -> None:
     with Fetchd(tmp_path, THAW_FETCHD_LINK_BYTES_PER_S=RATE) as fetchd:
         facts = models(fetchd, store)
         with held(store):
             fetchd.start(facts[0], "one", deadline_ms=60_000, epoch=2)
             fetchd.start(facts[1], "two", background=True, epoch=2)
             with pytest.raises(StaleEpoch):
-                fetchd.client.update(FetchUpdate(GroupId("two"), 0, 1, None, deadline_ms=1_000, background=False))
-            fetchd.client.update(FetchUpdate(GroupId("two"), 0, 2, None, deadline_ms=30_000, background=False))
+                fetchd.start(facts[1], "two", deadline_ms=1_000, epoch=1)
+            fetchd.start(facts[1], "two", deadline_ms=30_000, epoch=2)
         assert ends(fetchd, "one", "two") == ["two", "one"]
 
 

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from relay.clients.fetch import DoorClient
-from relay.protocol.messages import FetchUpdate
 from relay.protocol.segment import SegmentReader
 from tests.fetchd.harness import Fetchd, file_bytes, wait_until, write_index, write_model
 from thaw.errors import (
@@ -188,8 +187,6 @@ def test_an_older_schedulers_commands_are_refused(tmp_path: Path) -> None:
             fetchd.start(facts, "old", epoch=6)
         with pytest.raises(StaleEpoch):
             fetchd.client.cancel(GroupId("new"), 6)
-        with pytest.raises(StaleEpoch):
-            fetchd.client.update(FetchUpdate(GroupId("new"), 0, 6, None))
 
 
 def test_a_model_larger_than_the_pool_is_refused_with_both_numbers_before_a_byte_moves(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from relay.protocol.messages import FetchUpdate
 from tests.fetchd.harness import Fetchd, Request, Store, file_bytes, wait_until, write_index, write_model
 from thaw.errors import ModelCorrupt, ModelNotFound, ModelUnsupported, PlatformError, StoreUnavailable
 from thaw.ids import GroupId, InstanceId
@@ -262,7 +261,7 @@ def test_two_groups_that_want_the_same_bytes_share_one_fetch_and_one_may_leave(f
     two = fetchd.start(facts, "two", pace_bytes_per_s=8_000_000)
     assert one.segment_id == two.segment_id
     fetchd.client.cancel(GroupId("one"), 1)
-    fetchd.client.update(FetchUpdate(GroupId("two"), 0, 1, None))
+    fetchd.start(facts, "two")
     assert fetchd.client.wait(GroupId("two"), 0, deadline_s=10).n_bytes == two.n_bytes
     assert store.sent_bytes - before == sum(facts.files.values())
 
@@ -328,7 +327,7 @@ def test_a_pace_is_kept_and_a_new_pace_is_obeyed_while_it_runs(fetchd: Fetchd, s
 
     wait_until(lambda: arrived() >= pace // 2)
     assert arrived() <= pace * (time.monotonic() - began) + 3 * 256 * 1024
-    fetchd.client.update(FetchUpdate(G, 0, 1, None))
+    fetchd.start(facts)
     fetchd.client.wait(G, 0, deadline_s=30)
     assert time.monotonic() - began < 0.6 * n_bytes / pace, "it went on at the old pace"
 

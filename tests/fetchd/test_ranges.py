@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from relay.protocol.messages import FetchUpdate
 from relay.protocol.pool import content_key, n_slabs
 from tests.fetchd.harness import Fetchd, Request, Store, safetensors_bytes, wait_until, write_index
 from thaw import partition
@@ -323,7 +322,7 @@ def test_a_fetch_of_no_weight_is_refused(fetchd: Fetchd, store: Store) -> None:
             fetchd.start(facts, "weightless", stage(facts, 0, 1), weight=weight)
     fetchd.start(facts, "light", stage(facts, 0, 1), weight=0.5)
     with pytest.raises(BadRequest, match="no place on the link"):
-        fetchd.client.update(FetchUpdate(GroupId("light"), 0, 1, None, weight=0.0))
+        fetchd.start(facts, "light", stage(facts, 0, 1), weight=0.0)
     fetchd.client.cancel(GroupId("light"), 1)
 
 

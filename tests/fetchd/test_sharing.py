@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from relay.protocol.messages import FetchUpdate
 from tests.fetchd.harness import Fetchd, Request, Store, write_index, write_model
 from thaw import partition
 from thaw.ids import GroupId, InstanceId
@@ -157,6 +156,6 @@ def test_who_waits_for_a_slow_fetchs_bytes_lends_it_haste(fetchd: Fetchd, store:
     fetchd.start(facts, "slow", layers(facts, 0, N_LAYERS), pace_bytes_per_s=100_000, background=True)
     fetchd.start(facts, "urgent", layers(facts, 1, N_LAYERS), deadline_ms=5_000)
     fetchd.client.wait(GroupId("urgent"), 0, deadline_s=20)
-    fetchd.client.update(FetchUpdate(GroupId("slow"), 0, 1, None, background=False))
+    fetchd.start(facts, "slow", layers(facts, 0, N_LAYERS))
     fetchd.client.wait(GroupId("slow"), 0, deadline_s=10)
     assert store.sent_bytes - before == sum(r.n_bytes for r in layers(facts, 0, N_LAYERS))

@@ -136,15 +136,6 @@ def test_a_stream_that_lost_only_its_last_word_is_resumed_with_that(
     assert (end["t"], end["reason"], end["completion_tokens"]) == ("RunFinished", reason, n_tokens)
 
 
-def test_without_the_stream_header_one_openai_object_comes(ready: Container) -> None:
-    streamed = ready.stream(PROMPT)
-    status, reply = ready.run(PROMPT)
-    assert status == 200
-    assert reply["object"] == "text_completion"
-    assert reply["choices"][0]["text"] == "".join(m["text"] for m in streamed)
-    assert reply["usage"] == {"prompt_tokens": 5, "completion_tokens": 8, "total_tokens": 13}
-
-
 def test_a_chat_goes_through_the_checkpoints_template(ready: Container) -> None:
     chat = ready.stream({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}, "chat")
     plain = ready.stream({"prompt": "<user>hi<assistant>", "max_tokens": 4})
@@ -279,7 +270,7 @@ def test_an_engine_that_breaks_fails_its_runs_and_ends_the_container(ready: Cont
 def test_runs_leave_nothing_in_the_logs(ready: Container) -> None:
     """No process reads these logs, so no process empties them."""
     before = [log.read_bytes() for log in (ready.out, ready.err)]
-    ready.run(PROMPT)
+    ready.stream(PROMPT)
     ready.run({"prompt": []})
     ready.ask("GET", "/health")
     assert [log.read_bytes() for log in (ready.out, ready.err)] == before

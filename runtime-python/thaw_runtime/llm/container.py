@@ -33,11 +33,6 @@ class LlmContainer:
         self._init: LlmInit | None = None
         self._max_model_len = 0
 
-    @property
-    def model_name(self) -> str:
-        config = self._init.config if self._init else None
-        return (config.model.served_name or config.model.uri) if config else ""
-
     def init(self, init: LlmInit) -> InitReply:
         """Block until the engine accepts requests.  The tokenizer loads while the weights arrive.  Raises ThawError."""
         with self._lock:

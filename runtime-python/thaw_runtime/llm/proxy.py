@@ -1,8 +1,8 @@
 """The container's main process: HTTP/1.1 on a unix socket, text on this side, the engine process on the other.
 
-``POST /init`` {"value": LlmInit}, ``POST /run`` {"value": LlmRun, activation_id, deadline …}, ``GET /health``.  With
-``Accept: application/x-thaw-stream`` a run answers chunked frames (u32-LE length + one JSON message), else one OpenAI
-object.  Imports neither torch nor vLLM, so that it answers while those are being loaded elsewhere.
+``POST /init`` {"value": LlmInit}, ``POST /run`` {"value": LlmRun, activation_id, deadline …}, ``GET /health``.  A run
+is answered in chunked frames (u32-LE length + one JSON message), from which the gateway makes what the client asked
+for.  Imports neither torch nor vLLM, so that it answers while those are being loaded elsewhere.
 """
 
 from __future__ import annotations
@@ -17,14 +17,13 @@ from typing import Any
 from relay.clients import http11
 from relay.clients.channel import Channel
 from relay.protocol import messages
-from relay.protocol.messages import LlmInit, RunFailed, RunFinished, RunToken
+from relay.protocol.messages import LlmInit, RunFailed, RunToken
 from thaw import lasting, wire
-from thaw.errors import BadRequest, NotFound, PlatformError, ProtocolError, ThawError, from_info
+from thaw.errors import BadRequest, NotFound, PlatformError, ProtocolError, ThawError
 from thaw.logs import Log, print_traceback
 from thaw_runtime.engine.link import EngineLink
 from thaw_runtime.llm.container import LlmContainer
-from thaw_runtime.llm.openai_reply import aggregate
-from thaw_runtime.llm.runs import RunMessage, RunStream
+from thaw_runtime.llm.runs import RunMessage
 from thaw_runtime.process.hangup import HangupWatch
 
 STREAM_TYPE = "application/x-thaw-stream"
@@ -97,10 +96,7 @@ class Handler(http11.Handler):
     def _run(self, body: dict[str, Any]) -> None:
         stream, deadline = self.server.container.run(body)
         with self.server.hangups.watching(self.connection, stream.hang_up):
-            if STREAM_TYPE in (self.headers.get("accept") or ""):
-                self._stream(stream.messages(deadline))
-            else:
-                self._aggregate(stream, deadline, body)
+            self._stream(stream.messages(deadline))
 
     def _stream(self, batches: Iterable[list[RunMessage]]) -> None:
         """The head goes out before the first token is there: whoever passes it on has done so by then."""
@@ -118,18 +114,6 @@ class Handler(http11.Handler):
             self.wfile.write(_chunk(_frame(RunFailed(error.info())), last=True))
         if not ended:
             self.wfile.write(_LAST_CHUNK)
-
-    def _aggregate(self, stream: RunStream, deadline: float | None, body: dict[str, Any]) -> None:
-        tokens: list[RunToken] = []
-        for batch in stream.messages(deadline):
-            tokens.extend(m for m in batch if isinstance(m, RunToken))
-            last = batch[-1] if batch else None
-            if isinstance(last, RunFailed):
-                raise from_info(last.error)
-            if isinstance(last, RunFinished):
-                endpoint = body["value"].get("endpoint", "chat")
-                model = self.server.container.model_name
-                self._reply(200, aggregate(endpoint, model, stream.request_id, tokens, last))
 
     def _refuse(self, error: ThawError) -> None:
         self._reply(error.http_status, {"error": error.message, "info": error.info()})
