@@ -15,7 +15,6 @@ from gateway.serving.demand import Demand
 from gateway.serving.dispatch import Dispatcher
 from gateway.serving.execute import Steps, steps, to_end
 from gateway.serving.expected_wait import Expectation
-from gateway.serving.hangup import HangupWatcher
 from gateway.serving.invoker_pool import InvokerPool
 from gateway.serving.recorder import Recorder
 from gateway.serving.runs import Outcome
@@ -30,6 +29,7 @@ from relay.state.pending import PendingClaims
 from relay.state.records import Records
 from relay.state.registry import LEASE_MS, Registry
 from thaw.errors import NotFound, PlatformError, from_info
+from thaw.hangup import HangupWatcher
 from thaw.ids import ActionName, GatewayId, random_hex_id
 from thaw.lasting import LastingThread
 from thaw.logs import Log

@@ -1,4 +1,8 @@
-"""The end that an operator asks for: SIGTERM or SIGINT, waited for by the main thread."""
+"""The end that an operator asks for: SIGTERM or SIGINT, waited for by the main thread.
+
+A container's process exits at once instead (thaw_runtime/process/signals.py): the image of a Python function does not
+hold this file, and the container has nothing to finish.
+"""
 
 from __future__ import annotations
 

@@ -17,12 +17,13 @@ from gateway.api.http import (
     json_response,
     query_flag,
     query_int,
-)  # fmt: skip
+)
 from gateway.api.openai import ACTIVATION_HEADER
 from gateway.api.openai_body import choose_seed, validate
 from gateway.core import Gateway
 from gateway.serving.blocking import pending_of
 from gateway.serving.call import Call
+from gateway.serving.hangup import watched
 from gateway.serving.outcome import activation_of
 from thaw.action import Action
 from thaw.activation import ActivationStatus
@@ -42,7 +43,7 @@ def invoke(ns: str, name: str) -> Response:
     blocking, only_result = query_flag("blocking"), query_flag("result")
     wait_ms = query_int("timeout", round(core.settings.blocking_s * 1000), low=1, high=60_000) or 1
     action = core.actions.get(action_name(ns, name))
-    hangup, unwatch = core.hangups.watch(request.environ.get("gunicorn.socket"))
+    hangup, unwatch = watched(core.hangups, request.environ.get("gunicorn.socket"))
     try:
         call = _call(core, action, hangup)
         core.caps.check(action.name)

@@ -19,7 +19,7 @@ from gateway.api.openai_body import choose_seed, validate
 from gateway.core import Gateway
 from gateway.serving.action_cache import simple_name
 from gateway.serving.call import Call
-from gateway.serving.hangup import ClientGone
+from gateway.serving.hangup import ClientGone, watched
 from gateway.serving.openai_format import Chunks, aggregate
 from gateway.serving.outcome import outcome_of
 from gateway.serving.runs import Outcome, llm_tokens
@@ -88,7 +88,7 @@ def _answer(endpoint: str) -> Response:
     validate(endpoint, body)
     core.caps.check(action.name)
     with ExitStack() as entered:
-        hangup, unwatch = core.hangups.watch(request.environ.get("gunicorn.socket"))
+        hangup, unwatch = watched(core.hangups, request.environ.get("gunicorn.socket"))
         entered.callback(unwatch)
         entered.enter_context(core.throttle.counted(subject.namespace))
         call = Call(ActivationId(random_hex_id()), action, subject, body, hangup, endpoint, choose_seed(body))

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import json
-import select
 import socket
 import threading
-from typing import Any, cast
+from typing import Any
 
-import pytest
-
-from gateway.serving.hangup import HangupWatcher
 from tests.gateway.conftest import KEY, GatewayProcess, wait_for_record
 from tests.gateway.fake_invoker import FakeInvoker
 
@@ -22,33 +18,6 @@ def raw_post(gateway: GatewayProcess, path: str, body: dict[str, Any]) -> socket
     head = f"POST {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\nContent-Length: {len(data)}\r\n\r\n"
     sock.sendall(head.encode() + data)
     return sock
-
-
-class Polled:
-    """Reports that ``gone`` hung up, and then that the watch ends."""
-
-    def __init__(self, gone: int, end: int) -> None:
-        self._events = [[(gone, select.EPOLLRDHUP)], [(end, select.EPOLLIN)]]
-
-    def poll(self) -> list[tuple[int, int]]:
-        return self._events.pop(0)
-
-    def register(self, fd: int, events: int) -> None: ...
-
-    def unregister(self, fd: int) -> None: ...
-
-
-@pytest.mark.parametrize("goes", [False, True])
-def test_the_end_of_a_socket_is_not_that_of_the_next_with_its_number(goes: bool) -> None:
-    watcher = HangupWatcher()
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        watcher._epoll = cast(Any, Polled(ours.fileno(), watcher._wake_read))
-        hangup, _ = watcher.watch(ours)
-        if goes:
-            theirs.close()
-        watcher._run()
-        assert hangup.is_set is goes
 
 
 def test_a_client_that_hangs_up_before_its_first_token_leaves_nothing_waiting(

@@ -17,8 +17,7 @@ from typing import Final
 
 from thaw_runtime.action.streams import Drain, write_all
 from thaw_runtime.action.wire import INIT, SENTINEL, Incoming, Message, PeerGone, send
-from thaw_runtime.process.ending import signal_name
-from thaw_runtime.process.hangup import has_hung_up
+from thaw_runtime.process.signals import signal_name
 
 LOGS_WAIT_S: Final = 2.0
 """How long the end waits for the child's last output.  Only a process that the function left behind can delay it."""
@@ -169,7 +168,7 @@ class Child:
         """
         with self._lock:
             for waiter in self._waiters.values():
-                if waiter.caller in ready and has_hung_up(waiter.caller):
+                if waiter.caller in ready and _has_hung_up(waiter.caller):
                     waiter.hung_up = True
             if not self._waiters or not all(waiter.hung_up for waiter in self._waiters.values()):
                 return
@@ -201,3 +200,13 @@ class Child:
             while drain.some():
                 pass
         self._said_all.set()
+
+
+def _has_hung_up(caller: int) -> bool:
+    """The event may be of a connection that was closed meanwhile and whose number another one has by now.
+
+    thaw/hangup.py asks the same; the image of Python functions does not hold it.
+    """
+    poll = select.poll()
+    poll.register(caller, select.POLLRDHUP)
+    return bool(poll.poll(0))

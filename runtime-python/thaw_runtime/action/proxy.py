@@ -29,7 +29,7 @@ from thaw_runtime.action.child_host import CallerGone, Child, CommandExited, Exi
 from thaw_runtime.action.function_imports import confine
 from thaw_runtime.action.lean_http import LeanHandler
 from thaw_runtime.action.wire import INIT, MAX_MESSAGE_BYTES, Message
-from thaw_runtime.process.ending import end_when_asked
+from thaw_runtime.process.signals import exit_on_sigterm
 
 EXIT_CHILD_LOST: Final = 70
 EXIT_KILLED: Final = 128
@@ -279,7 +279,7 @@ def _become_child(sock: socket.socket, out: int, err: int) -> None:
 def main() -> None:
     path = os.environ["THAW_SOCKET"]
     child = fork_child()
-    end_when_asked()
+    exit_on_sigterm()
     with Proxy(path, child) as proxy:
         if os.getpid() == 1:  # in a confined container; elsewhere the platform must find its processes in /proc
             _close_memory()

@@ -36,7 +36,7 @@ from thaw_runtime.engine.wire import (
     decode,
     encode,
 )
-from thaw_runtime.process.ending import signal_name
+from thaw_runtime.process.signals import signal_name
 from thaw_runtime.process.stops import StopWatch
 
 log = Log("runtime-proxy")

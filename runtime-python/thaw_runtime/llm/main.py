@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from relay.clients.channel import Channel
 from thaw.settings import SettingError, load, setting
 from thaw_runtime.engine.registry import engine_of_process
-from thaw_runtime.process.ending import end_when_asked
+from thaw_runtime.process.signals import exit_on_sigterm
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ def spawn_engine(*, warm: bool = False) -> tuple[Channel, int]:
 def main() -> None:
     settings = read_settings()
     channel, pid = spawn_engine(warm=settings.warm == "on")
-    end_when_asked()  # the engine ends by itself, because its socket closes
+    exit_on_sigterm()  # the engine ends by itself, because its socket closes
     from thaw_runtime.llm import proxy  # imported while the engine's process starts, which takes longer
 
     proxy.serve(settings.socket, settings.door, channel, pid)

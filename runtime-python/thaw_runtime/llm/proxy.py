@@ -20,11 +20,11 @@ from relay.protocol import messages
 from relay.protocol.messages import LlmInit, RunFailed, RunToken
 from thaw import lasting, wire
 from thaw.errors import BadRequest, NotFound, PlatformError, ProtocolError, ThawError
+from thaw.hangup import HangupWatcher
 from thaw.logs import Log, print_traceback
 from thaw_runtime.engine.link import EngineLink
 from thaw_runtime.llm.container import LlmContainer
 from thaw_runtime.llm.runs import RunMessage
-from thaw_runtime.process.hangup import HangupWatch
 
 STREAM_TYPE = "application/x-thaw-stream"
 MAX_BODY_BYTES = 64 * 1024 * 1024  # the gateway's own limit is far below
@@ -42,7 +42,7 @@ class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
     daemon_threads = True
     request_queue_size = 1024
     container: LlmContainer
-    hangups: HangupWatch
+    hangups: HangupWatcher
 
 
 class Handler(http11.Handler):
@@ -95,8 +95,11 @@ class Handler(http11.Handler):
 
     def _run(self, body: dict[str, Any]) -> None:
         stream, deadline = self.server.container.run(body)
-        with self.server.hangups.watching(self.connection, stream.hang_up):
+        unwatch = self.server.hangups.watch(self.connection, stream.hang_up)
+        try:
             self._stream(stream.messages(deadline))
+        finally:
+            unwatch()
 
     def _stream(self, batches: Iterable[list[RunMessage]]) -> None:
         """The head goes out before the first token is there: whoever passes it on has done so by then."""
@@ -149,7 +152,8 @@ def serve(socket_path: str, door: str, channel: Channel, engine_pid: int) -> Non
     server = _bind(socket_path)
     link = EngineLink(channel, engine_pid)
     server.container = container = LlmContainer(link, door)
-    server.hangups = HangupWatch()
+    server.hangups = HangupWatcher()
+    server.hangups.start()
     link.listen(lost)
     server.serve_forever(poll_interval=3600)  # shutdown() is never called; its poll would wake an idle container
 

@@ -8,7 +8,7 @@ from collections import deque
 from typing import Final
 
 from thaw.trace import Phase, TraceEvent, event
-from thaw_runtime.process.ending import signal_name
+from thaw_runtime.process.signals import signal_name
 
 _KEPT: Final = 64
 """The number of events that are kept: 32 stops are enough for the starts and requests that run at one time."""
