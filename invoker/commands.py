@@ -10,7 +10,7 @@ from typing import Any, Final
 import redis
 
 from invoker import metrics
-from invoker.containers.instance import Action, Event
+from invoker.containers.instance import Effect, Event
 from invoker.containers.live import Live
 from invoker.containers.plans import check_plan
 from invoker.containers.start import Deps, Starting, new_live, stage_of
@@ -141,7 +141,7 @@ class Commands:
             # a later stage that is ready answers no caller itself, so its end is not reported as a loss
             ended_well = live.served and not live.record.takes_requests
             self._fleet.kill(live, None if ended_well else WorkerLost("its pipeline group was given up"))
-        elif live.apply(Event.CANCEL) is Action.STOP:
+        elif live.apply(Event.CANCEL) is Effect.STOP:
             live.blame(WorkerLost("the start was cancelled"))
             self._fleet.stop(live)
 

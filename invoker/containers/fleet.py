@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from invoker import metrics
-from invoker.containers.instance import Action, Event, State
+from invoker.containers.instance import Effect, Event, State
 from invoker.containers.live import Live
 from invoker.containers.memory_ledger import Ledger
 from invoker.containers.pool_users import PoolUsers
@@ -109,22 +109,22 @@ class Fleet:
                 raise InstanceBusy(f"all {live.record.slots} slots of instance {instance_id} are taken")
             live.inflight += 1
             live.idle.clear()
-            action = live.apply(Event.RUN_BEGAN)
-        if action is Action.FLIP:
+            effect = live.apply(Event.RUN_BEGAN)
+        if effect is Effect.FLIP:
             self.announce(live, flip=True)
         return live
 
     def end_run(self, live: Live) -> None:
         with live.lock:
             live.inflight -= 1
-            action = Action.NONE
+            effect = Effect.NONE
             if live.inflight == 0:
                 live.idle.set()
-                action = live.apply(Event.LAST_RUN_ENDED)
-        if action is Action.FLIP:
+                effect = live.apply(Event.LAST_RUN_ENDED)
+        if effect is Effect.FLIP:
             self.announce(live, flip=True)
             self.ledger.wake()  # an idle instance may be evicted for a start that waits
-        elif action is Action.STOP:
+        elif effect is Effect.STOP:
             self._in_background(lambda: self.stop(live))
 
     # ends ----------------------------------------------------------------------------------------------------------
@@ -135,14 +135,14 @@ class Fleet:
         if live is None:
             return  # a repeated command: the instance has gone
         if only_idle:
-            action = live.apply(Event.RELEASE)
-            if action is Action.REFUSE:
+            effect = live.apply(Event.RELEASE)
+            if effect is Effect.REFUSE:
                 raise InstanceBusy(f"instance {instance_id} is {live.state}")
         else:
-            action = live.apply(Event.DRAIN)
-        if action is Action.STOP:
+            effect = live.apply(Event.DRAIN)
+        if effect is Effect.STOP:
             self._in_background(lambda: self.stop(live))
-        elif action is Action.ANNOUNCE:
+        elif effect is Effect.ANNOUNCE:
             self.announce(live)
             self._in_background(lambda: self._drain(live, drain_s))
 
@@ -151,7 +151,7 @@ class Fleet:
         if error is not None:
             live.blame(error)
         for event in (Event.CANCEL, Event.DRAIN, Event.DEADLINE):
-            if live.apply(event) is Action.STOP:
+            if live.apply(event) is Effect.STOP:
                 self.stop(live)
                 return
 
@@ -164,13 +164,13 @@ class Fleet:
                 self.driver.stop(live.handle, deadline_s=STOP_S)
             except PlatformError as e:
                 self.log.event("stop_failed", instance_id=live.record.instance_id, error=e.message)
-        if live.apply(Event.STOPPED) is Action.BURY:
+        if live.apply(Event.STOPPED) is Effect.BURY:
             self._bury(live)
         else:
             live.gone.wait(BURY_S)  # the exit was seen first, and the thread that saw it buries the instance
 
     def _drain(self, live: Live, drain_s: float) -> None:
-        if not live.idle.wait(drain_s) and live.apply(Event.DEADLINE) is Action.STOP:
+        if not live.idle.wait(drain_s) and live.apply(Event.DEADLINE) is Effect.STOP:
             self.stop(live)
 
     def _exited(self, end: Exit) -> None:
@@ -186,8 +186,8 @@ class Fleet:
                 live.blame(_start_error(live, end))
             elif state in (State.IDLE, State.BUSY, State.DRAINING):
                 live.blame(WorkerLost(f"the container ended ({_how(end)})", hint=_hint(live)))
-            action = live.apply(Event.EXITED)
-        if action is Action.BURY:
+            effect = live.apply(Event.EXITED)
+        if effect is Effect.BURY:
             self._bury(live)
 
     def _bury(self, live: Live) -> None:

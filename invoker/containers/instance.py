@@ -1,4 +1,4 @@
-"""The life of an instance as one table: state x event → next state and what to do.  Pure.
+"""The life of an instance as one table: state x event → next state and effect.  Pure.
 
 ::
 
@@ -8,7 +8,7 @@
         └─start_failed─┴──cancel──▶ STOPPING ──exited / stopped──▶ GONE
 
 STARTING: memory is held, bytes are being fetched, the container is being made.  STOPPING: the process was asked to
-end.  ``exited`` may come in any state (kill -9).  A cell of the table reads ``next/action``; ``.`` means that the event
+end.  ``exited`` may come in any state (kill -9).  A cell of the table reads ``next/effect``; ``.`` means that the event
 changes nothing, ``!`` that the event is refused.
 """
 
@@ -45,7 +45,7 @@ class Event(enum.StrEnum):
     STOPPED = "stopped"  # our own clean-up is complete
 
 
-class Action(enum.StrEnum):
+class Effect(enum.StrEnum):
     NONE = "none"
     REFUSE = "refuse"
     INIT = "init"  # send /init
@@ -59,7 +59,7 @@ class Action(enum.StrEnum):
 @dataclass(frozen=True, slots=True)
 class Step:
     state: State
-    action: Action
+    effect: Effect
 
 
 _GRID: Final = """
@@ -90,9 +90,9 @@ def _parse(grid: str) -> dict[tuple[State, Event], Step]:
 
 def _step(state: State, cell: str) -> Step:
     if cell in (".", "!"):
-        return Step(state, Action.NONE if cell == "." else Action.REFUSE)
-    name, _, action = cell.partition("/")
-    return Step(State(name), Action(action))
+        return Step(state, Effect.NONE if cell == "." else Effect.REFUSE)
+    name, _, effect = cell.partition("/")
+    return Step(State(name), Effect(effect))
 
 
 TABLE: Final = _parse(_GRID)

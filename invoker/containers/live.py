@@ -10,11 +10,11 @@ from dataclasses import replace
 from typing import Any
 
 from invoker.containers import instance
-from invoker.containers.instance import Action, Event, State
+from invoker.containers.instance import Effect, Event, State
 from invoker.drivers.activation_logs import LogCollector
 from invoker.drivers.base import Handle
 from relay.clients.http_unix import UnixConnection
-from thaw.action import Action as FunctionAction
+from thaw.action import Action
 from thaw.clock import wall_ms
 from thaw.errors import ThawError
 from thaw.ids import InstanceId
@@ -27,7 +27,7 @@ class Live:
         self.state = State.STARTING
         self.record = record
         self.kind = kind
-        self.function: FunctionAction | None = None
+        self.function: Action | None = None
         self.handle: Handle | None = None
         self.logs: LogCollector | None = None  # of a function
         self.has_door = False
@@ -57,13 +57,13 @@ class Live:
         """Whether it is one stage of several, which is of no use without the others."""
         return self.record.n_stages > 1
 
-    def apply(self, event: Event) -> Action:
-        """Move by the table and update the record; the caller must carry out the returned action."""
+    def apply(self, event: Event) -> Effect:
+        """Move by the table and update the record; the caller must carry out the returned effect."""
         with self.lock:
             step = instance.step(self.state, event)
             self.state = step.state
             self._update_record()
-            return step.action
+            return step.effect
 
     def blame(self, error: ThawError) -> None:
         with self.lock:

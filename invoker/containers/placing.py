@@ -7,7 +7,7 @@ import time
 from typing import Final
 
 from invoker.containers.fleet import Fleet
-from invoker.containers.instance import Action, Event, State
+from invoker.containers.instance import Effect, Event, State
 from invoker.containers.live import Live
 from invoker.containers.pool import IdleInstance, Need, Place, PoolView, StemCell, choose
 from invoker.containers.stem_cells import StemCells
@@ -52,7 +52,7 @@ class Placing:
             self._cells.give_up(cell)
         for instance_id in choice.evict:
             idle = self._fleet.find(instance_id)
-            if idle is not None and idle.apply(Event.RELEASE) is Action.STOP:
+            if idle is not None and idle.apply(Event.RELEASE) is Effect.STOP:
                 self._fleet.stop(idle)
         handle = None
         if choice.cell is not None and not choice.cell.shared:

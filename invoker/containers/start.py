@@ -23,7 +23,7 @@ from typing import Any, Final
 from invoker import metrics
 from invoker.containers.fleet import Fleet
 from invoker.containers.init import InitCall, group_link, keep_alive_s_of, llm_init, python_init, slots_in
-from invoker.containers.instance import Action, Event, State
+from invoker.containers.instance import Effect, Event, State
 from invoker.containers.live import Live
 from invoker.containers.placing import Placement, Placing
 from invoker.containers.start_evidence import Making
@@ -34,8 +34,7 @@ from invoker.settings import MIB, InvokerSettings
 from relay.protocol.messages import FetchStart, GroupCredential, InitReply, Start
 from relay.state.records import Records
 from thaw import wire
-from thaw.action import KIND_LLM, KIND_PYTHON
-from thaw.action import Action as FunctionAction
+from thaw.action import KIND_LLM, KIND_PYTHON, Action
 from thaw.clock import wall_ms
 from thaw.errors import InitFailed, NotFound, PlatformError, ThawError, Unavailable, WorkerLost
 from thaw.ids import HostId, InstanceId, Namespace
@@ -123,7 +122,7 @@ class Starting:
         path = self._container(self._deps.placing.place(live))
         waited = {"stem_cell_wait_s": round(importing_s, 3)} if importing_s > 0.001 else {}
         self._mark(Phase.CONTAINER_END, mode=live.record.start_mode.value, **waited, **self._spent)
-        if live.apply(Event.UP) is not Action.INIT:
+        if live.apply(Event.UP) is not Effect.INIT:
             raise _given_up(live)
         self._init(path)
         self._ready()
@@ -261,7 +260,7 @@ class Starting:
 
     # the function --------------------------------------------------------------------------------------------------
 
-    def _function(self) -> FunctionAction:
+    def _function(self) -> Action:
         namespace = Namespace(self._plan.action.partition("/")[0])
         function = self._deps.records.action(namespace, self._plan.action)
         if function.version != self._plan.action_version:
@@ -316,7 +315,7 @@ class Starting:
     def _ready(self) -> None:
         live = self._live
         live.served = True
-        if live.apply(Event.INIT_DONE) is not Action.READY:
+        if live.apply(Event.INIT_DONE) is not Effect.READY:
             raise _given_up(live)
         self._mark(Phase.READY)
         self._fleet.announce(live)
@@ -333,7 +332,7 @@ class Starting:
         """End the instance for this reason; also called by the fetch's thread, which must wake the start's."""
         live = self._live
         live.blame(error)
-        if live.apply(Event.START_FAILED) is Action.STOP:
+        if live.apply(Event.START_FAILED) is Effect.STOP:
             metrics.STARTS.labels(mode=live.record.start_mode.value, outcome=error.code).inc()
             printed = last_lines(live.handle) if live.handle is not None and live.kind == KIND_LLM else ""
             self._deps.log.event("start_failed", instance_id=live.record.instance_id, group_id=self._plan.group_id,

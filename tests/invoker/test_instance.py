@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from invoker.containers.instance import PUBLIC, TABLE, Action, Event, State, step
+from invoker.containers.instance import PUBLIC, TABLE, Effect, Event, State, step
 from invoker.containers.live import Live
 from invoker.drivers.base import status_of
 from relay.clients.http_unix import UnixConnection
@@ -29,7 +29,7 @@ def test_no_step_goes_back_but_between_idle_and_busy(state: State, event: Event)
     after = step(state, event)
     if (state, after.state) != (State.BUSY, State.IDLE):
         assert order.index(after.state) >= order.index(state)
-    if after.action in (Action.NONE, Action.REFUSE) and (state, event) != (State.BUSY, Event.RUN_BEGAN):
+    if after.effect in (Effect.NONE, Effect.REFUSE) and (state, event) != (State.BUSY, Event.RUN_BEGAN):
         assert after.state is state
 
 
@@ -37,23 +37,23 @@ def test_no_step_goes_back_but_between_idle_and_busy(state: State, event: Event)
 def test_a_dead_process_is_buried_once_from_any_state(state: State) -> None:
     first = step(state, Event.EXITED)
     assert first.state is State.GONE
-    assert first.action is (Action.NONE if state is State.GONE else Action.BURY)
-    assert step(first.state, Event.EXITED).action is Action.NONE
-    assert step(first.state, Event.STOPPED).action is Action.NONE
+    assert first.effect is (Effect.NONE if state is State.GONE else Effect.BURY)
+    assert step(first.state, Event.EXITED).effect is Effect.NONE
+    assert step(first.state, Event.STOPPED).effect is Effect.NONE
 
 
 @pytest.mark.parametrize("state", State)
 def test_only_what_serves_takes_runs(state: State) -> None:
     after = step(state, Event.RUN_BEGAN)
-    assert (after.action is Action.REFUSE) is (PUBLIC[state] is not InstanceState.READY)
+    assert (after.effect is Effect.REFUSE) is (PUBLIC[state] is not InstanceState.READY)
 
 
 @pytest.mark.parametrize("state", State)
 def test_a_release_of_idle_instances_never_ends_one_that_works(state: State) -> None:
     after = step(state, Event.RELEASE)
-    assert (after.action is Action.STOP) is (state is State.IDLE)
+    assert (after.effect is Effect.STOP) is (state is State.IDLE)
     if state in (State.STARTING, State.INITIALISING, State.BUSY):
-        assert after.action is Action.REFUSE
+        assert after.effect is Effect.REFUSE
 
 
 @pytest.mark.parametrize("event", Event)

@@ -273,10 +273,10 @@ def test_of_servers_that_are_ready_at_the_same_time_the_one_with_the_faster_link
 
 def test_what_devices_answered_before_is_what_they_answer() -> None:
     gpus = (Gpu(int(22e9), 1), Gpu(int(15e9)), Gpu(int(5e9), 1))
-    once, again = Server(0, G, G, gpus), Server(0, G, G, gpus, seats={})
+    once, again = Server(0, G, G, gpus), Server(0, G, G, gpus, fits={})
     for variant in ("paper", "min_sharing", "paper", "min_sharing"):
         for need in (20e9, 14e9, 4e9, 30e9, 14e9):
-            assert again.seat(need, variant) == once.seat(need, variant)
+            assert again.fit(need, variant) == once.fit(need, variant)
 
 
 def test_a_forced_size_is_spread_over_as_many_servers_as_there_are() -> None:

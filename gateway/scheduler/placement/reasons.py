@@ -97,7 +97,7 @@ def estimates(
     for server in servers:
         place, role = order.get(server.id, (len(stages), ""))
         n_bytes = request.part(scheme.s) * n_here.get(server.id, 1)
-        has_room = bool(role) or size.seats(server, variant)[1] is not None
+        has_room = bool(role) or size.fits(server, variant)[1] is not None
         b = bandwidth(server, n_bytes, scheme.fetch_within_s) if has_room else 0.0
         each = _estimate(server, request, n_bytes, b, (role, tier(server, n_bytes)), has_room=has_room)
         found.append((place, float("inf") if each.start is None else each.start.ready_s, server.id, each))

@@ -25,13 +25,13 @@ _NOISE: Final = 1e-9
 _DEFAULT_TIMES: Final = Times()
 
 
-class Seat(NamedTuple):
+class DeviceFit(NamedTuple):
     gpu: int
     shares: bool  # the device already hosts a worker
 
 
-Seats = dict[tuple[float, bool], Seat | None]
-"""(bytes, idle devices preferred) → seat; None: no device has so many bytes free."""
+DeviceFits = dict[tuple[float, bool], DeviceFit | None]
+"""(bytes, idle devices preferred) → fit; None: no device has so many bytes free."""
 
 
 class Gpu(NamedTuple):
@@ -47,7 +47,7 @@ class Server(NamedTuple):
     pcie: float
     gpus: tuple[Gpu, ...]
     times: Times | None = None  # of its own kind of device; None: the request's
-    seats: Seats | None = None
+    fits: DeviceFits | None = None
     """Earlier answers of ``gpus``.  A caller whose devices have not changed passes the same dictionary again."""
     parts: tuple[int, ...] | None = None
     """For how many of the largest parts of a model in 1, 2, … stages its memory for models has room; None: for any
@@ -59,14 +59,14 @@ class Server(NamedTuple):
         """True when there is room for a part of ``s`` stages beside ``n_here`` other parts."""
         return self.parts is None or s > len(self.parts) or self.parts[s - 1] > n_here
 
-    def seat(self, need: float, variant: Variant) -> Seat | None:
+    def fit(self, need: float, variant: Variant) -> DeviceFit | None:
         """Return the best fit for ``paper``.  The other variants prefer an idle device, then the best fit."""
         asked = need, variant != "paper"
-        if self.seats is None:
-            return _seat(self.gpus, *asked)
-        if asked not in self.seats:
-            self.seats[asked] = _seat(self.gpus, *asked)
-        return self.seats[asked]
+        if self.fits is None:
+            return _best_fit(self.gpus, *asked)
+        if asked not in self.fits:
+            self.fits[asked] = _best_fit(self.gpus, *asked)
+        return self.fits[asked]
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,12 +158,12 @@ def static_bandwidth(server: Server, n_bytes: float, within_s: float) -> float:
 
 
 class Candidate(NamedTuple):
-    """A server as one (s, w) sees it; seats are None where the need does not fit."""
+    """A server as one (s, w) sees it; fits are None where the need does not fit."""
 
     server: Server
     key: tuple[float, float, int]
-    full: Seat | None
-    low: Seat | None
+    full: DeviceFit | None
+    low: DeviceFit | None
     speed: Speed
 
     @property
@@ -172,7 +172,7 @@ class Candidate(NamedTuple):
 
     @property
     def shares(self) -> tuple[bool | None, bool | None]:
-        """True where a worker would share its device, as (full, low); None where it has no seat."""
+        """True where a worker would share its device, as (full, low); None where it has no fit."""
         return self.full and self.full.shares, self.low and self.low.shares
 
 
@@ -220,8 +220,8 @@ class Size:
         left = predict.fetch_time_left(r.slo_ttft, r.t_w, self.s, 1.0, fastest)
         return left if r.overlap else left - fastest.t_c
 
-    def speed(self, server: Server, low: Seat) -> Speed:
-        """``low``: the seat that a low worker would have there."""
+    def speed(self, server: Server, low: DeviceFit) -> Speed:
+        """``low``: the fit that a low worker would have there."""
         times = server.times or self.request.times
         share = predict.low_share(self.s, is_enforced=server.is_enforced, is_alone=not low.shares)
         return Speed(times.t_p, times.t_d, times.t_n, times.t_tail, share)
@@ -258,12 +258,12 @@ class Size:
     def meets_tpot(self) -> bool:
         return self.tpot <= self.request.slo_tpot + _NOISE
 
-    def seats(self, server: Server, variant: Variant) -> tuple[Seat | None, Seat | None]:
-        """Return the seats of a full worker and of a low one.  Where a full worker fits, a low one fits too."""
+    def fits(self, server: Server, variant: Variant) -> tuple[DeviceFit | None, DeviceFit | None]:
+        """Return the fits of a full worker and of a low one.  Where a full worker fits, a low one fits too."""
         if not server.takes_part(self.s):
             return None, None
-        full = server.seat(self.request.need_full, variant)
-        return full, full if self.s == 1 else server.seat(self.need_low, variant)
+        full = server.fit(self.request.need_full, variant)
+        return full, full if self.s == 1 else server.fit(self.need_low, variant)
 
     def scheme(self, full: Sequence[Candidate], low: Sequence[Candidate], *, fallback: bool = False) -> Scheme:
         size = self if self.mix else self.of(_mix_of(full, low))
@@ -291,25 +291,27 @@ def candidates(
     servers: Sequence[Server], size: Size, variant: Variant, bandwidth: Bandwidth, *, fallback: bool = False
 ) -> list[Candidate]:
     """Servers that may take part, by (kappa, 1/b + 1/p, id)."""
-    return admitted(seated(servers, size, variant), size, bandwidth, fallback=fallback)
+    return admitted(fitting(servers, size, variant), size, bandwidth, fallback=fallback)
 
 
-class Seated(NamedTuple):
+class Fitting(NamedTuple):
     """A server with a device for at least a low worker of some number of stages."""
 
     server: Server
-    full: Seat | None
-    low: Seat
+    full: DeviceFit | None
+    low: DeviceFit
     speed: Speed
 
 
-def seated(servers: Iterable[Server], size: Size, variant: Variant) -> list[Seated]:
+def fitting(servers: Iterable[Server], size: Size, variant: Variant) -> list[Fitting]:
     """Return the servers with room for a low worker.  They are the same for every number of full workers."""
-    seats = ((server, *size.seats(server, variant)) for server in servers)
-    return [Seated(server, full, low, size.speed(server, low)) for server, full, low in seats if low is not None]
+    fits = ((server, *size.fits(server, variant)) for server in servers)
+    return [Fitting(server, full, low, size.speed(server, low)) for server, full, low in fits if low is not None]
 
 
-def admitted(offered: Sequence[Seated], size: Size, bandwidth: Bandwidth, *, fallback: bool = False) -> list[Candidate]:
+def admitted(
+    offered: Sequence[Fitting], size: Size, bandwidth: Bandwidth, *, fallback: bool = False
+) -> list[Candidate]:
     """Return the servers of the size's speeds whose links keep the deadline that its mix leaves, by (kappa, 1/b + 1/p,
     id)."""
     request = size.request
@@ -381,9 +383,9 @@ def _divisions(n_full: int, n_low: int, fits: Sequence[tuple[Speed, tuple[int, i
                 yield (*mine, *rest)
 
 
-def _seat(gpus: Sequence[Gpu], need: float, prefers_idle: bool) -> Seat | None:
+def _best_fit(gpus: Sequence[Gpu], need: float, prefers_idle: bool) -> DeviceFit | None:
     fits = [(gpu.n_workers > 0 and prefers_idle, gpu.free, i) for i, gpu in enumerate(gpus) if gpu.free >= need]
     if not fits:
         return None
     index = min(fits)[2]
-    return Seat(index, gpus[index].n_workers > 0)
+    return DeviceFit(index, gpus[index].n_workers > 0)

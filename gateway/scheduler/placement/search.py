@@ -16,15 +16,15 @@ from dataclasses import dataclass
 from gateway.scheduler.placement.schemes import (
     Bandwidth,
     Candidate,
+    Fitting,
     Scheme,
-    Seated,
     Server,
     Size,
     Speed,
     Variant,
     admitted,
+    fitting,
     key_of,
-    seated,
 )
 
 Shares = bool | None
@@ -91,7 +91,7 @@ class Possible:
         return [mixed for mixed in size.mixes(list(known.fits.items())) if mixed.meets(known.runtime_s)]
 
     def candidates(self, mixed: Size) -> list[Candidate]:
-        return admitted(self._known(mixed).seated, mixed, self._bandwidth)
+        return admitted(self._known(mixed).fitting, mixed, self._bandwidth)
 
     def runtime_s(self, size: Size) -> float:
         """Return when the first worker would be ready if no worker had to fetch; 0 where there is only one mix."""
@@ -105,7 +105,7 @@ class Possible:
     def _look(self, size: Size) -> _Offered:
         part, within_s = size.request.part(size.s), size.latest_s([t or size.request.times for t in self._times])
         promising = [s for s in self._servers if self._bandwidth(s, part, within_s) > 0] if within_s >= 0 else []
-        found = seated(promising, size, self._variant)
+        found = fitting(promising, size, self._variant)
         classes, fits = Classes(), dict[Speed, tuple[int, int]]()
         for each in found:
             classes.count(each.full and each.full.shares, each.low.shares, 1)
@@ -121,7 +121,7 @@ class Possible:
 class _Offered:
     """The servers that are offered for one number of stages."""
 
-    seated: Sequence[Seated]
+    fitting: Sequence[Fitting]
     classes: Classes
     fits: dict[Speed, tuple[int, int]]  # by speed: servers with room for a full worker, and for any
     runtime_s: float

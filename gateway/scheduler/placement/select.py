@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from gateway.scheduler.placement.schemes import (
     Bandwidth,
     Candidate,
+    DeviceFit,
     Request,
     Scheme,
-    Seat,
     Server,
     Size,
     Variant,
@@ -143,7 +143,7 @@ def spread(
     size = Size(request, s, w)
     free = {server.id: [gpu.free for gpu in server.gpus] for server in servers}
     n_here = dict.fromkeys(free, 0)
-    seats: list[Candidate] = []
+    placed: list[Candidate] = []
     for worker in range(s):
         need = request.need_full if worker < w else request.need_low(s)
         options = [_next_seat(server, need, n_here[server.id], free[server.id], size, bandwidth) for server in servers]
@@ -152,8 +152,8 @@ def spread(
             return None
         free[best.server.id][best.full.gpu] -= int(need)
         n_here[best.server.id] += 1
-        seats.append(best)
-    return size.scheme(seats[:w], [c._replace(low=c.full) for c in seats[w:]], fallback=True)
+        placed.append(best)
+    return size.scheme(placed[:w], [c._replace(low=c.full) for c in placed[w:]], fallback=True)
 
 
 def _next_seat(
@@ -165,5 +165,5 @@ def _next_seat(
     if not fits or not server.takes_part(size.s, n_here) or (b := bandwidth(server, n_bytes, math.inf)) <= 0:
         return None
     gpu = min(fits)[1]
-    seat = Seat(gpu, server.gpus[gpu].n_workers > 0 or free[gpu] < server.gpus[gpu].free)
-    return Candidate(server, key_of(server, n_bytes, b, size.request), seat, seat, size.speed(server, seat))
+    fit = DeviceFit(gpu, server.gpus[gpu].n_workers > 0 or free[gpu] < server.gpus[gpu].free)
+    return Candidate(server, key_of(server, n_bytes, b, size.request), fit, fit, size.speed(server, fit))

@@ -130,7 +130,7 @@ class Offers:
         wait_s = 0.0 if mode is StartMode.COLD else max(0.0, host.cell_s(KIND_LLM) - self._now_s)
         at: Room | Emptied = self._view.idle.emptied(host) if self._without_idle else room
         return Server(
-            i, host.ledger.bytes_per_s, self._rates[room.kind].copy, at.gpus, times[room.kind, mode], at.seats,
+            i, host.ledger.bytes_per_s, self._rates[room.kind].copy, at.gpus, times[room.kind, mode], at.fits,
             self._parts(host), wait_s, host.enforces_shares,
         )  # fmt: skip
 

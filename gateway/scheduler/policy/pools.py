@@ -37,8 +37,8 @@ def refusal(view: ClusterView, facts: ActionFacts, stages: Stages, most: int) ->
     least = min(stages.slabs(n, slab_bytes) * slab_bytes for slab_bytes, _ in pools)
     each = f" in each of {n} stages" if n > 1 else ""
     return MemoryTooSmall(
-        f"{facts.name} needs {_mb(least)} of host memory for its model{each}; the largest pool of "
-        f"{len(view.hosts)} host(s) has {_mb(max(slab_bytes * n_slabs for slab_bytes, n_slabs in pools))}",
+        f"{facts.name} needs {mebibytes(least)} of host memory for its model{each}; the largest pool of "
+        f"{len(view.hosts)} host(s) has {mebibytes(max(slab_bytes * n_slabs for slab_bytes, n_slabs in pools))}",
         hint="raise THAW_FETCHD_POOL_MB",
     )
 
@@ -133,5 +133,5 @@ def _idle(view: ClusterView, facts: ActionFacts, here: Iterable[InstanceView]) -
             if view.may_go(h) and h.record.action != facts.name and view.action(h.record.action).is_spare]  # fmt: skip
 
 
-def _mb(n_bytes: float) -> str:
+def mebibytes(n_bytes: float) -> str:
     return f"{-(-int(n_bytes) // (1024 * 1024))} MiB"

@@ -114,8 +114,8 @@ def _refusal(view: ClusterView, facts: ActionFacts) -> ThawError | None:
     least = low_reserve(facts.need_bytes, facts.forced_stages or 1)
     if largest is not None and least > largest:
         return MemoryTooSmall(
-            f"{facts.name} needs {_mb(least)} of device memory{_a_stage(facts)}; the largest device of "
-            f"{len(view.hosts)} host(s) has {_mb(largest)}",
+            f"{facts.name} needs {pools.mebibytes(least)} of device memory{_a_stage(facts)}; the largest device of "
+            f"{len(view.hosts)} host(s) has {pools.mebibytes(largest)}",
             hint="lower resources.gpu_memory_mb" if facts.is_llm else "lower limits.memory",
         )
     return None
@@ -135,10 +135,6 @@ def _indivisible(view: ClusterView, facts: ActionFacts, stages: Stages) -> ThawE
     except ThawError as e:
         return e
     return None
-
-
-def _mb(n_bytes: int) -> str:
-    return f"{n_bytes // (1024 * 1024)} MiB"
 
 
 def lacking(view: ClusterView, action: ActionView, facts: ActionFacts, now_s: float) -> Lacking:

@@ -15,7 +15,7 @@ from typing import Final
 from gateway.scheduler.placement.link_ledger import Discipline, LinkLedger
 from gateway.scheduler.placement.plans import fetch_key, later_key
 from gateway.scheduler.placement.pool_account import UNLIMITED, PoolAccount
-from gateway.scheduler.placement.schemes import Gpu, Seats
+from gateway.scheduler.placement.schemes import DeviceFits, Gpu
 from gateway.scheduler.placement.stages import Stages
 from thaw.host import Device, FetchReport, HostReport
 from thaw.ids import HostId, InstanceId
@@ -55,7 +55,7 @@ class Room:
     most_free: int
     most_idle: int  # on a device without a worker; -1: none is idle
     kind: str
-    seats: Seats = field(default_factory=dict)  # kept with ``gpus``
+    fits: DeviceFits = field(default_factory=dict)  # kept with ``gpus``
 
 
 @dataclass(slots=True)

@@ -18,7 +18,7 @@ import bisect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from gateway.scheduler.placement.schemes import Gpu, Seats
+from gateway.scheduler.placement.schemes import DeviceFits, Gpu
 from gateway.scheduler.view.hosts import HostView, Room
 from thaw.ids import HostId, InstanceId
 
@@ -56,7 +56,7 @@ class Emptied(NamedTuple):
 
     room: Room
     gpus: tuple[Gpu, ...]
-    seats: Seats
+    fits: DeviceFits
 
 
 class _Sorted:
