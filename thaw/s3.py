@@ -1,18 +1,24 @@
 """An S3 server and the identity that we have there.  Every component that speaks S3 uses this module.
 
 botocore finds the credentials (environment, profile, role of a web identity, of a container or of an instance), renews
-those that expire before they are used, and signs.  The bytes go through readers of our own (fetchd, the object relay)
-or through botocore's client (the command line).  No key, secret or token gets into an error: what a server or a
-program says about credentials may repeat them, so only its code is passed on.
+those that expire before they are used, and signs.  The command line moves its bytes with botocore's client.  fetchd
+reads weights straight into its slabs, and the object relay asks for little and often, where that client's overhead
+would be most of the time (docs/lab-log.md); both do so by HTTP of their own, and what a server answers in XML is read
+here.  No key, secret or token gets into an error: what a server or a program says about credentials may repeat them,
+so only its code is passed on.
 """
 
 from __future__ import annotations
 
 import ipaddress
 import os
+import re
 import threading
 import time
+import xml.etree.ElementTree as ElementTree
 from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -31,14 +37,18 @@ from botocore.exceptions import (
     ProfileNotFound,
 )
 
-from thaw.errors import PlatformError, StoreUnavailable, ThawError
+from thaw.errors import PlatformError, ProtocolError, StoreUnavailable, ThawError
 
 _DEFAULT_REGION: Final = "us-east-1"
+_CODE: Final = re.compile(r"\w{1,80}")
 _NOBODY_S: Final = 60.0
 """When no credentials were found, the next look for them comes after this time.  An instance may get its role late, and
 a machine that is not at Amazon takes a second to find that it has none."""
-_OF_NO_SHELL: Final = {"profile": (None, None, None, None), "config_file": (None, None, os.devnull, None),
-                       "credentials_file": (None, None, os.devnull, None)}  # fmt: skip
+_OF_NO_SHELL: Final = {
+    "profile": (None, None, None, None),
+    "config_file": (None, None, os.devnull, None),
+    "credentials_file": (None, None, os.devnull, None),
+}
 """These replace the variables of the shell that name a profile and its files."""
 _HINT: Final = "see 'Credentials for S3' in docs/fetchd.md"
 _ROLES: Final = botocore.config.Config(
@@ -133,6 +143,54 @@ class S3Access:
                 self._credentials = self._session.get_credentials()
                 self._nobody_until_s = time.monotonic() + _NOBODY_S
             return self._credentials
+
+
+@dataclass(frozen=True, slots=True)
+class ListedObject:
+    key: str
+    n_bytes: int
+    modified_wall_s: float
+
+
+def read_listing(body: bytes) -> tuple[list[ListedObject], bool]:
+    """The objects of one page of ListObjectsV2, and whether there are more.  Raises ProtocolError."""
+    try:
+        root = _parse(body)
+        found = [
+            ListedObject(
+                _text(each, "Key"),
+                int(_text(each, "Size")),
+                datetime.fromisoformat(_text(each, "LastModified")).timestamp(),
+            )
+            for each in root.iterfind("{*}Contents")
+        ]
+        return found, root.findtext("{*}IsTruncated") == "true"
+    except (ElementTree.ParseError, ValueError) as e:
+        raise ProtocolError(f"the store's listing cannot be read: {e}") from e
+
+
+def read_refusal(body: bytes) -> str:
+    """The code in a server's answer, as :func:`refusal`; empty where it has none."""
+    try:
+        code = _parse(body).findtext("{*}Code") or ""
+    except (ElementTree.ParseError, ValueError):
+        return ""
+    return code if _CODE.fullmatch(code) else ""
+
+
+def _parse(body: bytes) -> ElementTree.Element:
+    """Raises ParseError, and ValueError for a document type: by one, entities can be made to expand without end."""
+    text = body.decode()
+    if "<!DOCTYPE" in text:
+        raise ValueError("it has a document type")
+    return ElementTree.fromstring(text)  # noqa: S314  without a document type it can only be wrong
+
+
+def _text(element: ElementTree.Element, name: str) -> str:
+    found = element.findtext(f"{{*}}{name}")
+    if found is None:
+        raise ProtocolError(f"the store lists an object without {name}")
+    return found
 
 
 def refusal(e: ClientError) -> str:

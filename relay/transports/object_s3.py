@@ -1,31 +1,26 @@
-"""``s3://bucket/prefix``: botocore signs, http.client carries.  A store of objects notifies nobody, so it is asked.
+"""``s3://bucket/prefix``: thaw/s3.py signs and reads XML, http.client carries the bytes.
 
-The endpoint and the credentials are found as fetchd finds its own (thaw/s3.py).
+A store of objects notifies nobody, so it is asked.
 """
 
 from __future__ import annotations
 
 import http.client
-import re
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from email.utils import parsedate_to_datetime
 from typing import Final
 from urllib.parse import quote, urlencode, urlsplit
 
 from relay.transports.object import Entry
 from thaw.errors import PlatformError, ProtocolError, StoreUnavailable
-from thaw.s3 import S3Access
+from thaw.s3 import S3Access, read_listing, read_refusal
 
 POLL_S: Final = (0.002, 0.25)
 """First and last pause between two listings.  A thousand listings cost about half a cent: four a second when idle."""
 _TIMEOUT_S: Final = 10.0
-_FIELDS: Final = {"key": re.compile(r"<Key>([^<]*)</Key>"), "modified": re.compile(r"<LastModified>([^<]*)<"),
-                  "size": re.compile(r"<Size>(\d+)<")}  # fmt: skip
-_CODE: Final = re.compile(r"<Code>(\w{1,80})</Code>")
-_BLOCK: Final = re.compile(r"<Contents>(.*?)</Contents>", re.S)
+_MOST_LISTED_BYTES: Final = 16 * 1024 * 1024
 
 
 class S3Store:
@@ -65,15 +60,12 @@ class S3Session:
         begin, found, after = self._key(folder, ""), list[Entry](), ""
         while True:
             query = {"list-type": "2", "prefix": begin + prefix} | ({"start-after": after} if after else {})
-            _, body, now = self._ask("GET", f"/{self._bucket}", query, b"", (200,), 16 * 1024 * 1024)
-            text = body.decode()
-            for block in _BLOCK.findall(text):
-                key, modified, size = (_field(name, block) for name in ("key", "modified", "size"))
-                age_s = now - datetime.fromisoformat(modified).timestamp()
-                found.append(Entry(key.removeprefix(begin), int(size), age_s))
-                after = key
-            if "<IsTruncated>true" not in text:
+            _, body, now = self._ask("GET", f"/{self._bucket}", query, b"", (200,), _MOST_LISTED_BYTES)
+            page, more = read_listing(body)
+            found += [Entry(o.key.removeprefix(begin), o.n_bytes, now - o.modified_wall_s) for o in page]
+            if not more or not page:
                 return sorted(found, key=lambda e: e.name)
+            after = page[-1].key
 
     def wait(self, folder: str, timeout_s: float, *, eager: bool) -> None:
         self._pause_s = POLL_S[0] if eager else min(2 * self._pause_s, POLL_S[1])
@@ -91,8 +83,15 @@ class S3Session:
     def _path(self, folder: str, name: str) -> str:
         return f"/{self._bucket}/{quote(self._key(folder, name), safe='/~-._')}"
 
-    def _ask(self, method: str, path: str, query: Mapping[str, str], body: bytes, wanted: tuple[int, ...],
-             most_bytes: int = 1024 * 1024) -> tuple[int, bytes, float]:  # fmt: skip
+    def _ask(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str],
+        body: bytes,
+        wanted: tuple[int, ...],
+        most_bytes: int = 1024 * 1024,
+    ) -> tuple[int, bytes, float]:
         """(status, body, the store's clock).  A connection that the server closed meanwhile is renewed once."""
         target = path + ("?" + urlencode(sorted(query.items()), quote_via=quote, safe="-_.~") if query else "")
         for attempt in range(2):
@@ -102,12 +101,14 @@ class S3Session:
             except (OSError, http.client.HTTPException) as e:
                 self._http.close()
                 if fresh or attempt:
-                    raise StoreUnavailable(f"{self._origin}{path}: {type(e).__name__}: {e}",
-                                           hint="is the store up and reachable?") from e  # fmt: skip
+                    raise StoreUnavailable(
+                        f"{self._origin}{path}: {type(e).__name__}: {e}", hint="is the store up and reachable?"
+                    ) from e
         raise AssertionError  # the second attempt returns or raises
 
-    def _ask_once(self, method: str, target: str, body: bytes, wanted: tuple[int, ...],
-                  most_bytes: int) -> tuple[int, bytes, float]:  # fmt: skip
+    def _ask_once(
+        self, method: str, target: str, body: bytes, wanted: tuple[int, ...], most_bytes: int
+    ) -> tuple[int, bytes, float]:
         headers = self._access.sign(method, self._origin + target, {}, body)
         self._http.request(method, target, body=body or None, headers=headers)
         response = self._http.getresponse()
@@ -119,17 +120,9 @@ class S3Session:
             self._http.close()
             raise ProtocolError(f"{target}: more than {most_bytes} bytes")
         if response.status not in wanted:
-            reason = _CODE.search(answer.decode("utf-8", "replace"))  # what else it says may repeat a session token
             raise StoreUnavailable(
-                f"{method} {self._origin}{target}: {response.status} {reason[1] if reason else ''}".rstrip(),
+                f"{method} {self._origin}{target}: {response.status} {read_refusal(answer)}".rstrip(),
                 hint="check THAW_S3_ENDPOINT, the bucket and the credentials (docs/fetchd.md)",
             )
         date = response.getheader("Date", "")
         return response.status, answer, parsedate_to_datetime(date).timestamp() if date else time.time()
-
-
-def _field(name: str, block: str) -> str:
-    found = _FIELDS[name].search(block)
-    if found is None:
-        raise ProtocolError(f"the store lists an object without {name}")
-    return found[1]
