@@ -8,7 +8,7 @@ from fetchd import metrics
 from fetchd.catalog import Catalog
 from fetchd.doors import Doors
 from fetchd.fetches import FetchTable
-from fetchd.pacing import Link
+from fetchd.pacing import NetworkLink
 from fetchd.segments import SegmentStore, fetch_holder
 from fetchd.server import peer_pid
 from fetchd.slabs import SlabPool
@@ -43,7 +43,7 @@ from thaw.logs import Log
 
 class Control:
     def __init__(self, pool: SlabPool, store: SegmentStore, catalog: Catalog, fetches: FetchTable, doors: Doors,
-                 link: Link, log: Log) -> None:  # fmt: skip
+                 link: NetworkLink, log: Log) -> None:  # fmt: skip
         self._pool, self._store, self._catalog, self._link = pool, store, catalog, link
         self._fetches, self._doors, self._log = fetches, doors, log
 

@@ -12,8 +12,8 @@ from fetchd.doors import Doors
 from fetchd.fetch import Machinery
 from fetchd.fetches import FetchTable
 from fetchd.janitor import Heart, Janitor
-from fetchd.marks import Way
-from fetchd.pacing import Discipline, Link
+from fetchd.marks import InterfaceWatch
+from fetchd.pacing import Discipline, NetworkLink
 from fetchd.segments import SegmentStore
 from fetchd.server import UnixServer
 from fetchd.settings import FetchdSettings
@@ -45,9 +45,9 @@ class Daemon:
         opener = partial(registry.open_source, settings=settings, huge=self._pool.huge)
         catalog = Catalog(opener, min(settings.retries, _INDEX_RETRIES), self._stopping)
         discipline: Discipline = "equal" if settings.discipline == "equal" else "edf"
-        link = Link(settings.link_bytes_per_s, discipline, yields=settings.yields == "pace")
-        way = Way(link, log if settings.yields == "auto" else None)
-        machinery = Machinery(catalog, link, way, Board(store), settings)
+        link = NetworkLink(settings.link_bytes_per_s, discipline, yields=settings.yields == "pace")
+        interfaces = InterfaceWatch(link, log if settings.yields == "auto" else None)
+        machinery = Machinery(catalog, link, interfaces, Board(store), settings)
         self._fetches = FetchTable(store, machinery, self._janitor, self._heart, log)
         Path(settings.socket).parent.mkdir(parents=True, exist_ok=True)
         self._doors = Doors(settings.doors, store, log)

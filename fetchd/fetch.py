@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 
 from fetchd.catalog import Catalog, Entry
 from fetchd.chunks import plan_chunks
-from fetchd.marks import Way
-from fetchd.pacing import Link, Pacer
+from fetchd.marks import InterfaceWatch
+from fetchd.pacing import NetworkLink, Pacer
 from fetchd.pipeline import FetchCancelled, Origin, Transfer
 from fetchd.reader_account import less_stops
 from fetchd.segments import Segment, fetch_holder
@@ -38,8 +38,8 @@ class Machinery:
     """The parts that all fetches of a host share."""
 
     catalog: Catalog
-    link: Link
-    way: Way
+    link: NetworkLink
+    interfaces: InterfaceWatch
     board: Board
     settings: FetchdSettings
 
@@ -230,7 +230,7 @@ class Fetch:
                         settings.retries)  # fmt: skip
         transfer = Transfer(origin, segment, chunks, self.pacer, self._first_is_here)
         self._source = entry.source.kind
-        self._machinery.way.look(entry.source.host)
+        self._machinery.interfaces.look(entry.source.host)
         with self._machinery.link.change():
             self.pacer.share.remote = bool(entry.source.host)
         with self._lock:

@@ -12,7 +12,7 @@ import struct
 from typing import Any, Final
 
 from fetchd.meter import KEPT
-from fetchd.pacing import Link
+from fetchd.pacing import NetworkLink
 from thaw.logs import Log
 
 TOS_CS1: Final = 0x20
@@ -52,10 +52,10 @@ def connect_marked(address: tuple[str, int], timeout: float | None = None, _sour
     raise last
 
 
-class Way:
+class InterfaceWatch:
     """Checks the interfaces over which stores are reached; without ``log`` it checks nothing."""
 
-    def __init__(self, link: Link, log: Log | None) -> None:
+    def __init__(self, link: NetworkLink, log: Log | None) -> None:
         self._link, self._log = link, log
         self._seen: set[str] = set()
 

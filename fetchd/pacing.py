@@ -1,4 +1,4 @@
-"""The order of reads: one :class:`Link` for the host, one :class:`Pacer` per fetch; a reader asks before each read.
+"""The order of reads: one :class:`NetworkLink` for the host, one :class:`Pacer` per fetch; a reader asks before each read.
 
 Ranks, best first; within a rank bytes are shared by weight (start-time fair queueing)::
 
@@ -111,7 +111,7 @@ class Share:
     """Fetches that wait for bytes that this one is reading.  This one reads with their rank if that is better."""
 
 
-class Link:
+class NetworkLink:
     """``rate`` is the configured rate or None.  ``yields``: no queue in the network lets inference pass fetches, so
     even a lone fetch keeps to KEPT of the measured rate."""
 
@@ -319,7 +319,7 @@ class _Recent:
 class Pacer:
     """The readers of one fetch ask it before each read; it applies the fetch's own pace, then the link's."""
 
-    def __init__(self, link: Link, pace: float | None = None, share: Share | None = None) -> None:
+    def __init__(self, link: NetworkLink, pace: float | None = None, share: Share | None = None) -> None:
         self.link, self.share = link, share or Share()
         self._own = TokenBucket(pace)
         self._woken = threading.Condition()

@@ -35,7 +35,7 @@ from thaw.lasting import LastingThread
 from thaw.logs import Log
 
 
-class Beats:
+class OwnHeartbeats:
     """The times of this gateway's own heartbeats, by which others are judged.  If one of ours was late, the state
     server may have been away, and the leases that are missing may be those of gateways that are alive."""
 
@@ -127,12 +127,12 @@ class Gateway:
 
     def _beat(self) -> None:
         """Write heartbeats, and take over the work of gateways that have died."""
-        beats = Beats(self.settings.heartbeat_s)
+        own = OwnHeartbeats(self.settings.heartbeat_s)
         while True:
             try:
                 self.registry.gateway_alive(self.gateway_id)
                 self.demand.retry()
-                if beats.may_claim(time.monotonic()):
+                if own.may_claim(time.monotonic()):
                     self.runner.claim_dead()
                 self._missed = ""
             except PlatformError as e:

@@ -42,10 +42,10 @@ class ThreadAccount:
             os.close(self._fd)
 
 
-class Asleep:
-    """Seconds in which a thread neither computed nor was ready to, in calls that wait for one thing alone.
+class BlockedTime:
+    """Seconds in which a thread was blocked: it neither computed nor was ready to, in calls that wait for one thing.
 
-    What ``phase`` says of the same thread (CPU seconds, waiting for a core) is not in it, so the three may be added.
+    The CPU seconds of the thread and its waits for a core are not in it, so the three may be added.
     """
 
     def __init__(self) -> None:

@@ -26,7 +26,7 @@ from invoker.containers.init import InitCall, group_link, keep_alive_s_of, llm_i
 from invoker.containers.instance import Effect, Event, State
 from invoker.containers.live import Live
 from invoker.containers.placing import Placement, Placing
-from invoker.containers.start_evidence import Making
+from invoker.containers.start_evidence import ContainerEvidence
 from invoker.containers.stem_cells import StemCells
 from invoker.drivers.activation_logs import last_lines
 from invoker.drivers.base import Handle, Spec
@@ -117,7 +117,7 @@ class Starting:
                    keep_alive_s=keep_alive_s_of(live.function),
                    reserve_bytes=record.reserve_bytes or live.function.limits.memory << 20)  # fmt: skip
         self._mark(Phase.CONTAINER_BEGIN)
-        self._making = Making()
+        self._evidence = ContainerEvidence()
         importing_s = self._deps.placing.wait_warm(live)
         path = self._container(self._deps.placing.place(live))
         waited = {"stem_cell_wait_s": round(importing_s, 3)} if importing_s > 0.001 else {}
@@ -195,7 +195,7 @@ class Starting:
         """Open the instance's own door and grant its segment; return the door's path."""
         instance_id = self._live.record.instance_id
         self._live.has_door = True  # before the call: if its answer is lost, the door may be open
-        with self._making.waiting_for("fetchd"):
+        with self._evidence.waiting_for("fetchd"):
             path = self._fleet.fetch.door_open(instance_id)
             self._live.has_door = True  # again: an end meanwhile may have tried to close it before it was open
             self._grant(instance_id)
@@ -213,15 +213,15 @@ class Starting:
         handle = driver.create(spec)
         cell_pid = driver.zygote.pid if fork and driver.zygote is not None else 0
         try:
-            with self._making.waiting_for("the stem cell", cell_pid) if cell_pid else nullcontext():
+            with self._evidence.waiting_for("the stem cell", cell_pid) if cell_pid else nullcontext():
                 handle = driver.start(handle, spec)
         except PlatformError:
             driver.remove(handle)
             raise
-        self._making.begun()
+        self._evidence.begun()
         self._take(handle, StartMode.PREWARMED if fork else StartMode.COLD)
         path = self._connect(handle)
-        self._spent = self._making.answered(handle.pid)
+        self._spent = self._evidence.answered(handle.pid)
         return path
 
     def _connect(self, handle: Handle) -> str:

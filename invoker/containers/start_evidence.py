@@ -16,7 +16,7 @@ Spent = tuple[float, float]
 """CPU seconds, and seconds in which the thread was ready to run but another thread ran."""
 
 
-class Making:
+class ContainerEvidence:
     """The account of making one container.  The start's thread creates and uses it; the account begins then."""
 
     def __init__(self) -> None:

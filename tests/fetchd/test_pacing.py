@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 import pytest
 
 from fetchd.meter import KEPT, Meter
-from fetchd.pacing import QUANTUM_BYTES, Link, Pacer, Share
+from fetchd.pacing import QUANTUM_BYTES, NetworkLink, Pacer, Share
 
 RATE = 20_000_000
 WIRE = 200_000_000
@@ -25,7 +25,13 @@ class Readers:
     """Two readers of one fetch.  They read as fast as the pacer lets them, until the test ends them."""
 
     def __init__(
-        self, link: Link, share: Share, pace: float | None = None, *, later: bool = False, wire: Wire | None = None
+        self,
+        link: NetworkLink,
+        share: Share,
+        pace: float | None = None,
+        *,
+        later: bool = False,
+        wire: Wire | None = None,
     ) -> None:
         self.pacer, self.later, self._wire = Pacer(link, pace, share), later, wire
         self.taken = 0
@@ -74,7 +80,7 @@ def due(seconds: float, **more: object) -> Share:
 
 
 def test_a_link_gives_its_rate_whoever_asks_and_no_burst_after_a_pause() -> None:
-    link = Link(RATE)
+    link = NetworkLink(RATE)
     began = time.monotonic()
     with reading(Readers(link, Share()), Readers(link, Share())) as (one, two):
         until(lambda: one.taken + two.taken > RATE // 2)
@@ -83,7 +89,7 @@ def test_a_link_gives_its_rate_whoever_asks_and_no_burst_after_a_pause() -> None
 
 
 def test_the_earliest_deadline_is_served_first_and_gives_the_link_back_when_it_ends() -> None:
-    link = Link(RATE)
+    link = NetworkLink(RATE)
     with reading(Readers(link, due(60)), Readers(link, due(30)), Readers(link, Share())) as (late, early, plain):
         until(lambda: early.taken > RATE // 4)
         assert late.taken + plain.taken < early.taken / 4
@@ -94,7 +100,7 @@ def test_the_earliest_deadline_is_served_first_and_gives_the_link_back_when_it_e
 
 
 def test_under_equal_sharing_every_deadline_gets_the_same() -> None:
-    link = Link(RATE, "equal")
+    link = NetworkLink(RATE, "equal")
     with reading(Readers(link, due(60)), Readers(link, due(30)), Readers(link, Share())) as (one, two, plain):
         until(lambda: one.taken + two.taken > RATE // 2)
         assert 0.5 < one.taken / two.taken < 2
@@ -102,7 +108,7 @@ def test_under_equal_sharing_every_deadline_gets_the_same() -> None:
 
 
 def test_weights_divide_a_rank() -> None:
-    link = Link(RATE)
+    link = NetworkLink(RATE)
     with reading(Readers(link, Share(weight=3)), Readers(link, Share(weight=1))) as (heavy, light):
         until(lambda: heavy.taken + light.taken > RATE // 2)
         assert 2 < heavy.taken / light.taken < 4.5
@@ -110,7 +116,7 @@ def test_weights_divide_a_rank() -> None:
 
 @pytest.mark.parametrize("last", ["background", "later"])
 def test_background_and_later_parts_take_what_is_left_over(last: str) -> None:
-    link = Link(RATE)
+    link = NetworkLink(RATE)
     rest = Readers(link, Share(background=last == "background", later=last == "later"), later=last == "later")
     with reading(rest, Readers(link, Share(), pace=RATE / 2)) as (rest, paced):
         until(lambda: paced.taken > RATE // 4)
@@ -123,14 +129,14 @@ def test_background_and_later_parts_take_what_is_left_over(last: str) -> None:
 
 
 def test_a_deadline_that_has_passed_does_not_break_one_that_has_not() -> None:
-    link = Link(RATE)
+    link = NetworkLink(RATE)
     with reading(Readers(link, due(-1)), Readers(link, due(60))) as (missed, kept):
         until(lambda: kept.taken > RATE // 4)
         assert missed.taken < kept.taken / 4
 
 
 def test_a_pace_is_not_exceeded_and_a_changed_one_is_obeyed() -> None:
-    link, pace = Link(None), 4_000_000
+    link, pace = NetworkLink(None), 4_000_000
     began = time.monotonic()
     with reading(Readers(link, Share(), pace=pace)) as (paced,):
         until(lambda: paced.taken > pace // 4)
@@ -141,7 +147,7 @@ def test_a_pace_is_not_exceeded_and_a_changed_one_is_obeyed() -> None:
 
 
 def test_on_an_unknown_link_the_better_rank_goes_alone_while_it_reads() -> None:
-    link, best = Link(None), Share()
+    link, best = NetworkLink(None), Share()
     link.join(best)
     pacer = Pacer(link, None, best)
     with reading(Readers(link, Share(background=True))) as (rest,):
@@ -154,7 +160,7 @@ def test_on_an_unknown_link_the_better_rank_goes_alone_while_it_reads() -> None:
 
 
 def test_while_ranks_compete_the_link_is_kept_below_what_was_measured() -> None:
-    link = Link(None)
+    link = NetworkLink(None)
     with reading(Readers(link, Share())) as (first,):
         until(lambda: link.bytes_per_s > 0)
         assert link.quantum() is None, "a lone fetch is not paced"
@@ -166,14 +172,14 @@ def test_while_ranks_compete_the_link_is_kept_below_what_was_measured() -> None:
 
 
 def test_where_nothing_lets_inference_pass_a_lone_fetch_leaves_it_room() -> None:
-    link = Link(None, yields=True)
+    link = NetworkLink(None, yields=True)
     with reading(Readers(link, Share())):
         until(lambda: link.bytes_per_s > 0)
         assert link._bucket.rate == pytest.approx(KEPT * link.bytes_per_s)
 
 
 def test_who_reads_what_another_needs_reads_it_with_its_rank_and_without_pace() -> None:
-    link = Link(RATE)
+    link = NetworkLink(RATE)
     with reading(Readers(link, Share(background=True), pace=10_000), Readers(link, Share())) as (slow, plain):
         until(lambda: plain.taken > RATE // 10)
         assert slow.taken < 100_000
@@ -189,7 +195,7 @@ def test_who_reads_what_another_needs_reads_it_with_its_rank_and_without_pace() 
 
 
 def test_a_cancel_wakes_a_sleeper() -> None:
-    for pacer in (Pacer(Link(None), 1.0), Pacer(Link(1.0))):
+    for pacer in (Pacer(NetworkLink(None), 1.0), Pacer(NetworkLink(1.0))):
         cancelled = threading.Event()
         sleeper = threading.Thread(target=pacer.take, args=(4096, cancelled.is_set))
         sleeper.start()
@@ -200,10 +206,10 @@ def test_a_cancel_wakes_a_sleeper() -> None:
 
 
 def test_a_quantum_is_never_more_than_asked_and_small_at_low_rates() -> None:
-    assert Pacer(Link(None)).quantum(10**6) == 10**6
-    assert Pacer(Link(1e9)).quantum(10**6) == QUANTUM_BYTES
-    assert Pacer(Link(1e9), 200_000).quantum(10**6) == 10_000
-    assert Pacer(Link(1e9), 1).quantum(100) == 100
+    assert Pacer(NetworkLink(None)).quantum(10**6) == 10**6
+    assert Pacer(NetworkLink(1e9)).quantum(10**6) == QUANTUM_BYTES
+    assert Pacer(NetworkLink(1e9), 200_000).quantum(10**6) == 10_000
+    assert Pacer(NetworkLink(1e9), 1).quantum(100) == 100
 
 
 class Wire:
@@ -221,7 +227,7 @@ class Wire:
 
 @pytest.mark.parametrize("yields", [False, pytest.param(True, marks=pytest.mark.full)])
 def test_on_a_measured_link_the_best_rank_fills_the_wire_and_the_others_wait(yields: bool) -> None:
-    wire, link = Wire(WIRE), Link(None, yields=yields)
+    wire, link = Wire(WIRE), NetworkLink(None, yields=yields)
     with reading(Readers(link, Share(), wire=wire)):
         until(lambda: link.bytes_per_s > 0)
     with reading(Readers(link, Share(background=True), wire=wire)) as (rest,):
@@ -235,7 +241,7 @@ def test_on_a_measured_link_the_best_rank_fills_the_wire_and_the_others_wait(yie
 
 
 def test_on_a_measured_link_the_others_get_what_a_paced_best_rank_leaves() -> None:
-    wire, link = Wire(WIRE), Link(None)
+    wire, link = Wire(WIRE), NetworkLink(None)
     with reading(Readers(link, Share(), wire=wire)):
         until(lambda: link.bytes_per_s > 0)
     paced = Readers(link, due(60), WIRE / 4, wire=wire)

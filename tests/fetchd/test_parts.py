@@ -15,7 +15,7 @@ import pytest
 from fetchd.backoff import backoff_s
 from fetchd.chunks import Check, plan_chunks
 from fetchd.fetch import Fetch, Machinery, Member, Wishes
-from fetchd.pacing import QUANTUM_BYTES, Link, Pacer
+from fetchd.pacing import QUANTUM_BYTES, NetworkLink, Pacer
 from fetchd.pipeline import Origin, Transfer
 from fetchd.segments import Arrived, SegmentKey, SegmentStore
 from fetchd.sharing import Board
@@ -112,7 +112,7 @@ def test_the_first_error_of_a_transfer_is_the_one_that_it_ends_with(pool: SlabPo
     chunks = plan_chunks(segment.layout, index_of(SLAB))
     source = FileSource(tmp_path.as_uri())
     origin = Origin(source, {}, {}, Board(store), connections=2, retries=1)
-    transfer = Transfer(origin, segment, chunks, Pacer(Link(None)), lambda: None)
+    transfer = Transfer(origin, segment, chunks, Pacer(NetworkLink(None)), lambda: None)
     transfer._fail(ModelCorrupt("the first"))
     transfer._fail(StoreUnavailable("the second"))
     with pytest.raises(ModelCorrupt, match="the first"):
@@ -129,7 +129,7 @@ def test_a_store_is_asked_again_after_twice_as_long_up_to_five_seconds_and_not_b
 def fetch_of(pool: SlabPool, *wishes: Wishes) -> Fetch:
     """A fetch with one stage for each of these wishes."""
     segment = SegmentStore(pool, retain=False).create(SegmentKey("u", "v", (FileRange("f", 0, SLAB),)), "h")
-    machinery = Machinery(cast(Any, None), Link(None), cast(Any, None), cast(Any, None), cast(Any, None))
+    machinery = Machinery(cast(Any, None), NetworkLink(None), cast(Any, None), cast(Any, None), cast(Any, None))
     fetch = Fetch(segment, machinery)
     model = PlanModel("u", "v", "", SLAB)
     for stage, wish in enumerate(wishes):

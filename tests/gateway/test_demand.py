@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import redis
 
-from gateway.core import Beats
+from gateway.core import OwnHeartbeats
 from gateway.serving.call import Call
 from gateway.serving.demand import Demand
 from gateway.serving.hangup import Hangup
@@ -128,5 +128,5 @@ def test_who_comes_back_while_its_old_demand_is_dropped_keeps_the_new(client: re
 def test_no_gateway_is_taken_for_dead_while_leases_may_have_ended_for_want_of_a_server(
     beats_s: tuple[int, ...], claims: list[bool]
 ) -> None:
-    beats = Beats(3.0)
-    assert [beats.may_claim(now_s) for now_s in beats_s] == claims
+    own = OwnHeartbeats(3.0)
+    assert [own.may_claim(now_s) for now_s in beats_s] == claims

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from relay.thread_account import Asleep
+from relay.thread_account import BlockedTime
 from thaw.hops import HopPath
 from thaw.trace import Phase
 from thaw_runtime.engine.protocol import Finished, Logprobs, Token, Usage
@@ -55,7 +55,7 @@ def test_a_phase_that_another_thread_began_carries_what_that_thread_spent() -> N
 
 
 def test_asleep_counts_neither_computing_nor_waiting_for_a_core() -> None:
-    asleep, busy, began = Asleep(), Busy(), time.monotonic()
+    asleep, busy, began = BlockedTime(), Busy(), time.monotonic()
     for _ in range(2):
         with asleep.counted():
             compute(0.01)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.thread_account import Asleep, ThreadAccount
+from relay.thread_account import BlockedTime, ThreadAccount
 from thaw.kernel_counts import parse_disk_wait, parse_schedstat
 from thaw_runtime.engine.vllm.work import OTHER_STAGES, Work
 from thaw_runtime.process.thread_accounts import Delays, OtherThreads
@@ -122,7 +122,7 @@ def test_a_request_that_stood_still_explains_nothing_by_its_own_sleep() -> None:
 
 
 def test_a_request_of_a_pipeline_has_waited_for_the_other_stages_where_it_did() -> None:
-    stages = Asleep()
+    stages = BlockedTime()
     work = Work(stages)
     mark = work.mark(n_tokens=3)
     with stages.counted():

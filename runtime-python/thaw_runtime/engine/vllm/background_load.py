@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Sequence, Set
 from typing import Any, Final
 
-from relay.thread_account import Asleep
+from relay.thread_account import BlockedTime
 from thaw.errors import ErrorInfo, PlatformError, ThawError
 from thaw.logs import Log
 from thaw.model import TensorInfo
@@ -49,7 +49,7 @@ class BackgroundLoad:
     def _run(self) -> None:
         """Whatever fails here, the stage goes on computing its layers; it only never becomes a whole worker."""
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
-        waited = Asleep()
+        waited = BlockedTime()
         try:
             tensors = arriving_tensors(self._segment, self._tensors, self._check, waited)
             filled = self._model.load_weights(tensors)

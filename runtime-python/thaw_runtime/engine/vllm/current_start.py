@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from relay.thread_account import Asleep
+from relay.thread_account import BlockedTime
 from thaw.model import TensorInfo
 from thaw.trace import Phase
 from thaw_runtime.engine.vllm.background_load import BackgroundLoad
@@ -41,7 +41,7 @@ class CurrentStart:
         return self.phases.enter_context(self.trace.phase(begin))
 
     def arriving(
-        self, waited: Asleep, packer: LayerPacker | None, rehearsal: Rehearsal | None
+        self, waited: BlockedTime, packer: LayerPacker | None, rehearsal: Rehearsal | None
     ) -> Iterator[tuple[str, torch.Tensor]]:
         """Raises WorkerLost when the pipeline breaks before all tensors have come."""
         return arriving_tensors(self.segment, self.tensors, self.check, waited, packer, rehearsal)

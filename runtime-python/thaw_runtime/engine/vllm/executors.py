@@ -24,7 +24,7 @@ from vllm.v1.executor.uniproc_executor import UniProcExecutor
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT
 from vllm.v1.sample.logits_processor import build_logitsprocs
 
-from relay.thread_account import Asleep
+from relay.thread_account import BlockedTime
 from thaw.trace import Phase
 from thaw_runtime.engine.protocol import EngineRequest
 from thaw_runtime.engine.vllm.continuation import Continuations
@@ -120,7 +120,7 @@ class RelayExecutor(StageExecutor):
         self._requests: dict[str, EngineRequest] = {}
         self._pending = Pending()
         self._number = 0
-        self._sampling, self.stages_awaited = Future[Any](), Asleep()
+        self._sampling, self.stages_awaited = Future[Any](), BlockedTime()
         self._vocab_size = self.model_config.get_vocab_size()
         self.link.on_sampled = lambda sampled: self._pending.fulfil(sampled, self._vocab_size)
         self.link.when_lost(self._pending.fail)

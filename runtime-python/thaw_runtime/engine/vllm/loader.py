@@ -16,7 +16,7 @@ from vllm.model_executor.model_loader.utils import process_weights_after_loading
 from vllm.platforms import current_platform
 from vllm.utils.torch_utils import set_default_torch_dtype
 
-from relay.thread_account import Asleep
+from relay.thread_account import BlockedTime
 from thaw.trace import Phase
 from thaw_runtime.engine.vllm.background_load import BackgroundLoad
 from thaw_runtime.engine.vllm.current_start import current_start
@@ -89,7 +89,7 @@ def _take_weights(
 ) -> None:
     start = current_start()
     start.phases.close()
-    waited = Asleep()
+    waited = BlockedTime()
     with start.trace.phase(Phase.LOAD_BEGIN) as notes, warnings.catch_warnings():
         # the views are read-only on purpose; nothing writes through them
         warnings.filterwarnings("ignore", message="The given buffer is not writable")

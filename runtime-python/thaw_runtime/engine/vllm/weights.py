@@ -7,7 +7,7 @@ from contextlib import nullcontext
 
 import torch
 
-from relay.thread_account import Asleep
+from relay.thread_account import BlockedTime
 from thaw.model import TensorInfo
 from thaw_runtime.engine.vllm.packing import LayerPacker, Rehearsal
 from thaw_runtime.weights.arriving import arriving
@@ -18,7 +18,7 @@ def arriving_tensors(
     segment: Segment,
     tensors: Sequence[TensorInfo],
     check: Callable[[], None],
-    waited: Asleep,
+    waited: BlockedTime,
     packer: LayerPacker | None = None,
     rehearsal: Rehearsal | None = None,
 ) -> Iterator[tuple[str, torch.Tensor]]:

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import Final
 
-from relay.thread_account import Asleep, ThreadAccount
+from relay.thread_account import BlockedTime, ThreadAccount
 from thaw.evidence import SHORT_S
 from thaw_runtime.process.thread_accounts import Look, OtherThreads
 
@@ -34,7 +34,7 @@ class Work:
     ``stages`` counts the sleep until the other stages of a pipeline have answered; None for a whole model.
     """
 
-    def __init__(self, stages: Asleep | None) -> None:
+    def __init__(self, stages: BlockedTime | None) -> None:
         self._account, self._kernels, self._stages = ThreadAccount(), OtherThreads(), stages
         self._first_left = _FIRST_REQUESTS
 
