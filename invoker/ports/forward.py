@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from invoker.containers.live import Live
-from invoker.ports.http_body import ResponseParser
 from relay.clients.http_unix import UnixConnection
+from relay.protocol.http1 import ResponseParser
 from thaw.action import KIND_PYTHON
 from thaw.errors import ProtocolError
 

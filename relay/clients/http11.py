@@ -1,43 +1,27 @@
 """HTTP/1.1 between the platform's own processes: the client of a kept-alive connection, and a handler for servers.
 
 The standard library's write a head and its body apart, so the peer wakes twice, and read a head with the mail parser,
-which costs more than anything else on a warm request's way.  Here a message is one write and a head is split at its
-colons.  Bodies have a length or chunks; both are plain bytes to the caller.
-
-An invoker passes a container's answer on and has to find the end that the gateway will find, whatever user code made
-the container say.  So both read it here, and what two readers could take differently is refused: lines that do not end
-in CR LF or hold more than printable ASCII, chunk extensions, trailers.
+which costs more than anything else on a warm request's way.  Here a message is one write, and relay/protocol/http1.py
+reads what comes.  Bodies have a length or chunks; both are plain bytes to the caller.
 """
 
 from __future__ import annotations
 
-import re
 import select
 import socket
-from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
-from io import BufferedIOBase
 from typing import Any, Final, Self
 
-_MAX_LINE: Final = 64 * 1024
-_MAX_HEADERS: Final = 100
+from relay.protocol.http1 import (
+    BrokenExchange,
+    chunk_size,
+    read_answer_head,
+    read_line,
+    read_request_head,
+)
+
 _VANISHED_MS: Final = 10_000
-_LINE: Final = re.compile(rb"[\t -~]*\r\n")
-_HEX: Final = re.compile(rb"[0-9A-Fa-f]{1,15}")
-_STATUS: Final = re.compile(rb"[0-9]{3}")
-_LENGTH: Final = re.compile(r"[0-9]{1,15}")
-
-
-class BrokenExchange(ConnectionError):
-    """The peer closed in the middle, or what came is not HTTP/1.1."""
-
-
-@dataclass(frozen=True, slots=True)
-class AnswerHead:
-    status: int
-    keep_alive: bool
-    n_bytes: int | None  # of the body; None: it comes in chunks
 
 
 class Connection:
@@ -113,10 +97,10 @@ class Connection:
         return self._left > 0
 
     def _next_chunk(self) -> None:
-        self._left = chunk_size(_read_line(self._file))
+        self._left = chunk_size(read_line(self._file))
         if self._left == 0:
             self._chunked = False
-            if _read_line(self._file):
+            if read_line(self._file):
                 raise BrokenExchange("something behind the last chunk")
 
     def _some(self, n_bytes: int) -> bytes:
@@ -139,72 +123,26 @@ class Handler(BaseHTTPRequestHandler):
     def parse_request(self) -> bool:
         """False: the request was refused, and the connection ends."""
         self.close_connection = True
-        self.requestline = self.raw_requestline.decode("latin-1").rstrip("\r\n")
-        self.command, self.request_version = "", self.protocol_version
-        words = self.requestline.split()
-        if len(words) != 3 or words[2] not in ("HTTP/1.1", "HTTP/1.0"):
-            self.send_error(HTTPStatus.BAD_REQUEST)
-            return False
-        self.command, self.path, self.request_version = words
+        self.requestline = self.command = ""
+        self.request_version = self.protocol_version
         try:
-            headers = read_headers(self.rfile)
+            head = read_request_head(self.raw_requestline, self.rfile)
         except BrokenExchange:
             self.send_error(HTTPStatus.BAD_REQUEST)
             return False
-        self.headers = headers  # type: ignore[assignment]
-        self.close_connection = words[2] == "HTTP/1.0" or headers.get("connection", "").lower() == "close"
+        self.command, self.path, self.request_version = head.method, head.target, head.version
+        self.headers = head.headers  # type: ignore[assignment]
+        self.close_connection = not head.keep_alive
         return True
 
     def reply(self, status: int, data: bytes, content_type: str = "application/json") -> None:
         """Raises OSError when the caller has gone."""
         close = "Connection: close\r\n" if self.close_connection else ""
-        head = (f"HTTP/1.1 {status} {self.responses.get(status, ('',))[0]}\r\nContent-Type: {content_type}\r\n"
-                f"Content-Length: {len(data)}\r\n{close}\r\n")  # fmt: skip
+        head = (
+            f"HTTP/1.1 {status} {self.responses.get(status, ('',))[0]}\r\nContent-Type: {content_type}\r\n"
+            f"Content-Length: {len(data)}\r\n{close}\r\n"
+        )
         self.wfile.write(head.encode("latin-1") + data)
 
     def log_message(self, format: str, *args: Any) -> None:
         """Requests are counted in metrics and logged by who sends them."""
-
-
-def read_answer_head(file: BufferedIOBase) -> AnswerHead:
-    """To the empty line.  Raises BrokenExchange."""
-    words = _read_line(file).split(b" ", 2)
-    if len(words) < 2 or words[0] not in (b"HTTP/1.1", b"HTTP/1.0") or not _STATUS.fullmatch(words[1]):
-        raise BrokenExchange("not an HTTP response")
-    status, headers = int(words[1]), read_headers(file)
-    keep_alive = words[0] == b"HTTP/1.1" and headers.get("connection", "").lower() != "close"
-    if headers.get("transfer-encoding", "").lower() == "chunked":
-        return AnswerHead(status, keep_alive, None)
-    length = headers.get("content-length", "0" if status in (204, 304) else "")
-    if not _LENGTH.fullmatch(length):
-        raise BrokenExchange("a response without a length or chunks")
-    return AnswerHead(status, keep_alive, int(length))
-
-
-def chunk_size(line: bytes) -> int:
-    """Raises BrokenExchange."""
-    if not _HEX.fullmatch(line):  # int() would also take a sign, 0x and underscores
-        raise BrokenExchange("not a chunk size")
-    return int(line, 16)
-
-
-def read_headers(file: BufferedIOBase) -> dict[str, str]:
-    """To the empty line; names in lower case, of a repeated one the last.  Raises BrokenExchange."""
-    headers: dict[str, str] = {}
-    for _ in range(_MAX_HEADERS + 1):
-        line = _read_line(file)
-        if not line:
-            return headers
-        name, colon, value = line.decode("ascii").partition(":")
-        if not colon:
-            raise BrokenExchange("not a header")
-        headers[name.strip().lower()] = value.strip()
-    raise BrokenExchange(f"more than {_MAX_HEADERS} headers")
-
-
-def _read_line(file: BufferedIOBase) -> bytes:
-    """Without its end.  Raises BrokenExchange."""
-    line = file.readline(_MAX_LINE + 1)
-    if not _LINE.fullmatch(line):
-        raise BrokenExchange("the peer closed before its answer's end, or sends what is no line of ASCII text")
-    return line[:-2]

@@ -10,7 +10,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from relay.clients.http11 import BrokenExchange, Connection, Handler
+from relay.clients.http11 import Connection, Handler
+from relay.protocol.http1 import BrokenExchange
+from thaw_runtime.action.lean_http import LeanHandler
 
 LENGTH = b"HTTP/1.1 200 All Is Well\r\nContent-Type: text/plain\r\nCONTENT-LENGTH: 11\r\n\r\nhello world"
 CHUNKS = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n6\r\n world\r\n0\r\n\r\n"
@@ -134,10 +136,14 @@ class _Echo(Handler):
         self.reply(200, f"{self.path} {self.headers.get('x-name')} ".encode() + body, "text/plain")
 
 
-@pytest.fixture
-def server() -> Iterator[tuple[str, int]]:
+class _FunctionsEcho(LeanHandler):
+    do_POST = _Echo.do_POST  # type: ignore[assignment]
+
+
+@pytest.fixture(params=[_Echo, _FunctionsEcho], ids=["ours", "of Python functions"])
+def server(request: pytest.FixtureRequest) -> Iterator[tuple[str, int]]:
     failed: list[object] = []
-    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), _Echo) as server:
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), request.param) as server:
         server.daemon_threads = True
         server.handle_error = lambda request, address: failed.append(address)  # type: ignore[method-assign]
         thread = threading.Thread(target=server.serve_forever, args=(0.05,))
@@ -170,7 +176,26 @@ def test_other_clients_are_served_too(server: tuple[str, int]) -> None:
     client.close()
 
 
-@pytest.mark.parametrize("request_", [b"nonsense\r\n\r\n", b"GET / HTTP/9\r\n\r\n", b"POST / HTTP/1.1\r\nbad\r\n\r\n"])
+@pytest.mark.parametrize(
+    "request_",
+    [
+        b"nonsense\r\n\r\n",
+        b"GET / HTTP/9\r\n\r\n",
+        b"POST / HTTP/1.1\r\nbad\r\n\r\n",
+        b"POST / HTTP/1.1\nContent-Length: 0\n\n",
+        b"POST / HTTP/1.1\nContent-Length: 0\r\n\r\n",
+        b"POST / HTTP/1.1\r\nContent-Length: 0\n\r\n",
+        b"POST / HTTP/1.1\r\nContent-Length: 0\r\n\n",
+        b"POST\t/ HTTP/1.1\r\nContent-Length: 0\r\n\r\n",
+        b"POST  HTTP/1.1\r\nContent-Length: 0\r\n\r\n",
+        b"POST /\x85 HTTP/1.1\r\nContent-Length: 0\r\n\r\n",
+        b"POST / HTTP/1.1\r\nContent-Length: 0\r\nX: \xa0\r\n\r\n",
+        b"POST / HTTP/1.1\r\nContent-Length: +2\r\n\r\n{}",
+        b"POST / HTTP/1.1\r\nContent-Length: 1_0\r\n\r\n0123456789",
+        b"POST / HTTP/1.1\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n{}",
+        b"POST / HTTP/1.1\r\nContent-Length: 0\r\n" + b"a: b\r\n" * 101 + b"\r\n",
+    ],
+)
 def test_what_is_no_request_is_400_and_the_end(server: tuple[str, int], request_: bytes) -> None:
     with socket.create_connection(server, WAIT_S) as sock:
         sock.sendall(request_)

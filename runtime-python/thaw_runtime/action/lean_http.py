@@ -1,18 +1,21 @@
-"""HTTP/1.1 for the proxy of Python functions, whose image holds this package and the standard library and no more: what
-relay.clients.http11.Handler is to everybody else.
+"""HTTP/1.1 for the proxy of Python functions, whose image holds thaw_runtime and the standard library alone.
 
-http.server reads a head with the mail parser and writes it apart from its body, which wakes the peer twice; both cost
-more than a short function does.
+Everybody else has relay/clients/http11.py and relay/protocol/http1.py.  This reader takes and refuses the same
+requests, and one test gives them to both.  http.server's own reads a head with the mail parser and writes it apart from
+its body, which wakes the peer twice; both cost more than a short function does.
 """
 
 from __future__ import annotations
 
+import re
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from typing import Any, Final
 
-_MAX_LINE: Final = 65536
+_MAX_LINE: Final = 64 * 1024
 _MAX_HEADERS: Final = 100
+_LINE: Final = re.compile(rb"[\t -~]*\r\n")
+_LENGTH: Final = re.compile(r"[0-9]{1,15}")
 
 
 class LeanHandler(BaseHTTPRequestHandler):
@@ -25,32 +28,43 @@ class LeanHandler(BaseHTTPRequestHandler):
     def parse_request(self) -> bool:
         """False: the request was refused, and the connection ends."""
         self.close_connection = True
-        self.requestline = self.raw_requestline.decode("latin-1").rstrip("\r\n")
-        self.command, self.request_version = "", "HTTP/1.1"
-        words = self.requestline.split()
-        if len(words) != 3 or words[2] not in ("HTTP/1.1", "HTTP/1.0"):
+        self.requestline = self.command = ""
+        self.request_version = self.protocol_version
+        line = self.raw_requestline
+        words = line[:-2].decode("latin-1").split(" ")
+        is_request = len(words) == 3 and all(words) and words[2] in ("HTTP/1.1", "HTTP/1.0") and _LINE.fullmatch(line)
+        headers = self._read_headers() if is_request else None
+        if headers is None:
             self.send_error(HTTPStatus.BAD_REQUEST)
             return False
         self.command, self.path, self.request_version = words
+        self.headers = headers  # type: ignore[assignment]
+        self.close_connection = words[2] == "HTTP/1.0" or headers.get("connection", "").lower() == "close"
+        return True
+
+    def _read_headers(self) -> dict[str, str] | None:
+        """To the empty line; None for what is refused."""
         headers: dict[str, str] = {}
         for _ in range(_MAX_HEADERS + 1):
             line = self.rfile.readline(_MAX_LINE + 1)
-            if line in (b"\r\n", b"\n"):
-                self.headers = headers  # type: ignore[assignment]
-                self.close_connection = words[2] == "HTTP/1.0" or headers.get("connection", "").lower() == "close"
-                return True
-            name, colon, value = line.decode("latin-1").partition(":")
-            if not colon or len(line) > _MAX_LINE:
-                break
+            if not _LINE.fullmatch(line):
+                return None
+            if line == b"\r\n":
+                has_length = _LENGTH.fullmatch(headers.get("content-length", "0"))
+                return headers if has_length and "transfer-encoding" not in headers else None
+            name, colon, value = line.decode("ascii").partition(":")
+            if not colon:
+                return None
             headers[name.strip().lower()] = value.strip()
-        self.send_error(HTTPStatus.BAD_REQUEST)
-        return False
+        return None
 
     def reply(self, status: int, data: bytes, content_type: str = "application/json") -> None:
         """Raises OSError when the caller has gone."""
         close = "Connection: close\r\n" if self.close_connection else ""
-        head = (f"HTTP/1.1 {status} {self.responses.get(status, ('',))[0]}\r\nContent-Type: {content_type}\r\n"
-                f"Content-Length: {len(data)}\r\n{close}\r\n")  # fmt: skip
+        head = (
+            f"HTTP/1.1 {status} {self.responses.get(status, ('',))[0]}\r\nContent-Type: {content_type}\r\n"
+            f"Content-Length: {len(data)}\r\n{close}\r\n"
+        )
         self.wfile.write(head.encode("latin-1") + data)
 
     def address_string(self) -> str:

@@ -9,8 +9,8 @@ import socket
 
 import pytest
 
-from invoker.ports.http_body import MAX_HEAD_BYTES, ResponseParser
-from relay.clients.http11 import BrokenExchange, Connection
+from relay.clients.http11 import Connection
+from relay.protocol.http1 import MAX_HEAD_BYTES, BrokenExchange, ResponseParser
 from thaw.errors import ProtocolError
 
 LENGTH = b"HTTP/1.1 200 OK\r\nContent-Type: x\r\nContent-Length: 5\r\n\r\nhello"
