@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
+from urllib.parse import urlsplit
 
 from gateway.scheduler.placement.link_ledger import DISCIPLINES
 from gateway.scheduler.placement.schemes import VARIANTS
 from thaw.settings import SettingError, setting
+
+_RELAY_SCHEMES: Final = ("redis", "unix")
+"""No rediss://: stages hand lists of buffers to the kernel and wait for descriptors, which TLS in a process cannot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +29,12 @@ class SchedulerSettings:
     discipline: str = setting("THAW_LEDGER_DISCIPLINE", "how fetches share a host's link: edf or equal", "edf")
     variant: str = setting("THAW_SELECT_VARIANT", "objective of Algorithm 1: min_sharing, slides or paper",
                            "min_sharing")  # fmt: skip
-    relay_url: str = setting("THAW_RELAY_URL", "the relay that the stages of a group meet at, redis://host:port/0; "
-                             "empty: no group of more than one stage", "")  # fmt: skip
+    relay_url: str = setting(
+        "THAW_RELAY_URL",
+        "the relay server that the stages of a group meet at, redis://host:port/0 or unix:///path; empty: no group of "
+        "more than one stage",
+        "",
+    )
     object_address: str = setting("THAW_TRANSPORT_OBJECT", "where stages meet that use the transport object, "
                                   "s3://bucket/prefix or file:///directory; empty: not available", "")  # fmt: skip
     bind: str = setting("THAW_SCHEDULER_BIND", "host:port of /metrics, for holders of the installation's token; port 0 "
@@ -42,6 +51,11 @@ class SchedulerSettings:
     def __post_init__(self) -> None:
         one_of("THAW_LEDGER_DISCIPLINE", self.discipline, DISCIPLINES)
         one_of("THAW_SELECT_VARIANT", self.variant, VARIANTS)
+        if self.relay_url and urlsplit(self.relay_url).scheme not in _RELAY_SCHEMES:  # a URL may hold a password
+            raise SettingError(
+                f"THAW_RELAY_URL has the scheme {urlsplit(self.relay_url).scheme!r}, which the stages do not speak",
+                hint="use redis:// or unix://; for TLS put a tunnel before the relay server",
+            )
         if not self.bind.rpartition(":")[2].isdigit():
             raise SettingError(f"THAW_SCHEDULER_BIND={self.bind!r} names no port", hint="set it to host:port")
 

@@ -45,7 +45,7 @@ class Refused(PlatformError):
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """Where a relay is, without any credential: ``redis://host:port/db`` or ``unix:///path?db=0``."""
+    """Where a relay server is, without any credential: ``redis://host:port/db`` or ``unix:///path?db=0``."""
 
     host: str
     port: int
@@ -58,8 +58,10 @@ class Server:
         if parts.scheme == "unix":
             return Server("", 0, unquote(parts.path), int(parse_qs(parts.query).get("db", ["0"])[0]))
         if parts.scheme != "redis":
-            raise PlatformError(f"the relay's address has scheme {parts.scheme!r}",
-                                hint="use redis:// or unix://; for TLS put a tunnel before the relay")  # fmt: skip
+            raise PlatformError(
+                f"the relay server's address has scheme {parts.scheme!r}",
+                hint="use redis:// or unix://; for TLS put a tunnel before the relay server",
+            )
         return Server(parts.hostname or "127.0.0.1", parts.port or 6379, "", int(parts.path.strip("/") or 0))
 
     def dial(self, priority: Priority, timeout_s: float) -> socket.socket:

@@ -18,3 +18,13 @@ def test_a_misspelt_policy_is_refused_by_the_name_of_its_variable(variable: str)
 def test_an_address_without_a_port_is_refused_by_the_name_of_its_variable() -> None:
     with pytest.raises(ThawError, match="THAW_SCHEDULER_BIND='localhost' names no port"):
         settings.load(SchedulerSettings, {"THAW_STATE_URL": "redis://", "THAW_SCHEDULER_BIND": "localhost"})
+
+
+@pytest.mark.parametrize("scheme", ["rediss", "http", ""])
+def test_a_relay_server_that_stages_cannot_reach_is_refused_without_its_password(scheme: str) -> None:
+    with pytest.raises(ThawError, match=f"THAW_RELAY_URL has the scheme '{scheme}'") as refused:
+        settings.load(
+            SchedulerSettings, {"THAW_STATE_URL": "redis://", "THAW_RELAY_URL": f"{scheme}://:secret@relay/0"}
+        )
+    assert "tunnel" in refused.value.hint
+    assert "secret" not in f"{refused.value.message} {refused.value.hint}"
