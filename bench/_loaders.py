@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from bench._common import cpu_seconds
-from relay.clients.fetch import DoorClient, FetchClient
+from relay.clients.fetch import DescriptorClient, FetchClient
 from relay.protocol.messages import FetchStart
 from relay.protocol.segment import SegmentReader
 from thaw import checkpoint
@@ -63,14 +63,14 @@ def _fastsafetensors(path: Path) -> Callable[[], Tensors]:
 
 
 class Fetched:
-    """Load through fetchd: request the model, get the segment through a door, take each tensor when it is complete."""
+    """Load through fetchd: request the model, get its segment, and take each tensor when it is complete."""
 
     def __init__(self, directory: Path, socket: str) -> None:
         self._client = FetchClient(socket)
         self._facts = self._client.inspect(directory.as_uri())  # the platform does this when an action is deployed
         self._group, self._instance = GroupId(f"load-{os.getpid()}"), InstanceId(f"load-{os.getpid()}")
         self._reader: SegmentReader | None = None
-        self._door: DoorClient | None = None
+        self._descriptors: DescriptorClient | None = None
 
     def load(self) -> Tensors:
         facts = self._facts
@@ -79,10 +79,10 @@ class Fetched:
         started = self._client.start(FetchStart(self._group, 0, 1, model, whole))
         if started.resident:
             raise SystemExit("fetchd had the model in memory: nothing would be measured")
-        path = self._client.door_open(self._instance)
-        self._client.door_grant(self._instance, started.segment_id, self._group, 0)
-        self._door = DoorClient.connect(path)
-        self._reader = self._door.segment(deadline_s=_DEADLINE_S)
+        path = self._client.open_descriptor_socket(self._instance)
+        self._client.grant_segment(self._instance, started.segment_id, self._group, 0)
+        self._descriptors = DescriptorClient.connect(path)
+        self._reader = self._descriptors.segment(deadline_s=_DEADLINE_S)
         return self.tensors(touched=True)
 
     def tensors(self, *, touched: bool = False) -> Tensors:
@@ -99,9 +99,9 @@ class Fetched:
         return found
 
     def close(self) -> None:
-        if self._door is not None:
-            self._door.close()
-        self._client.door_close(self._instance)
+        if self._descriptors is not None:
+            self._descriptors.close()
+        self._client.close_descriptor_socket(self._instance)
         self._client.cancel(self._group, 1)
 
 

@@ -2,5 +2,5 @@
 
 ``daemon.py`` joins its parts; ``control.py`` answers the invoker; ``fetches.py``, ``fetch.py`` and ``pipeline.py`` (the
 transfer of one fetch's bytes) go from all fetches to one connection; ``segments.py`` and ``slabs.py`` hold the memory.
-``doors.py`` passes descriptors of that memory to containers.
+``descriptor_sockets.py`` passes descriptors of that memory to containers.
 """

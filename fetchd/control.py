@@ -6,7 +6,7 @@ from typing import Any
 
 from fetchd import metrics
 from fetchd.catalog import Catalog
-from fetchd.doors import Doors
+from fetchd.descriptor_sockets import DescriptorSockets
 from fetchd.fetches import FetchTable
 from fetchd.pacing import NetworkLink
 from fetchd.segments import SegmentStore, fetch_holder
@@ -42,10 +42,18 @@ from thaw.logs import Log
 
 
 class Control:
-    def __init__(self, pool: SlabPool, store: SegmentStore, catalog: Catalog, fetches: FetchTable, doors: Doors,
-                 link: NetworkLink, log: Log) -> None:  # fmt: skip
+    def __init__(
+        self,
+        pool: SlabPool,
+        store: SegmentStore,
+        catalog: Catalog,
+        fetches: FetchTable,
+        descriptor_sockets: DescriptorSockets,
+        link: NetworkLink,
+        log: Log,
+    ) -> None:
         self._pool, self._store, self._catalog, self._link = pool, store, catalog, link
-        self._fetches, self._doors, self._log = fetches, doors, log
+        self._fetches, self._descriptor_sockets, self._log = fetches, descriptor_sockets, log
 
     def serve(self, channel: Channel) -> None:
         while True:
@@ -75,13 +83,13 @@ class Control:
             case FetchCancel():
                 self._fetches.cancel(message)
             case DoorOpen(instance_id):
-                return DoorOpened(self._doors.open(instance_id, peer))
+                return DoorOpened(self._descriptor_sockets.open(instance_id, peer))
             case DoorGrant(instance_id, segment_id, group_id, stage):
-                self._doors.grant(instance_id, segment_id, fetch_holder(group_id, stage))
+                self._descriptor_sockets.grant(instance_id, segment_id, fetch_holder(group_id, stage))
             case DoorClose(instance_id):
-                self._doors.close(instance_id)
+                self._descriptor_sockets.close(instance_id)
             case DoorList():
-                return DoorNames(tuple(InstanceId(i) for i in self._doors.instances()))
+                return DoorNames(tuple(InstanceId(i) for i in self._descriptor_sockets.instances()))
             case StatusQuery():
                 return self._status()
             case PoolWatch(version, timeout_ms):

@@ -1,4 +1,4 @@
-"""fetchd put together: pool, catalogue, fetches, doors, control socket."""
+"""fetchd put together: pool, catalogue, fetches, descriptor sockets, control socket."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fetchd.catalog import Catalog
 from fetchd.control import Control
-from fetchd.doors import Doors
+from fetchd.descriptor_sockets import DescriptorSockets
 from fetchd.fetch import Machinery
 from fetchd.fetches import FetchTable
 from fetchd.janitor import Heart, Janitor
@@ -50,8 +50,8 @@ class Daemon:
         machinery = Machinery(catalog, link, interfaces, Board(store), settings)
         self._fetches = FetchTable(store, machinery, self._janitor, self._heart, log)
         Path(settings.socket).parent.mkdir(parents=True, exist_ok=True)
-        self._doors = Doors(settings.doors, store, log)
-        control = Control(self._pool, store, catalog, self._fetches, self._doors, link, log)
+        self._descriptor_sockets = DescriptorSockets(settings.descriptor_sockets, store, log)
+        control = Control(self._pool, store, catalog, self._fetches, self._descriptor_sockets, link, log)
         self._server = UnixServer(settings.socket, 0o600, control.serve, log, most=_CONVERSATIONS)
 
     def stop(self) -> None:
@@ -59,7 +59,7 @@ class Daemon:
         self._stopping.set()
         self._server.close()
         self._fetches.stop()
-        self._doors.stop()
+        self._descriptor_sockets.stop()
         self._heart.stop()
         self._janitor.stop()
 

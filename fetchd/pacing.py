@@ -1,4 +1,4 @@
-"""The order of reads: one :class:`NetworkLink` for the host, one :class:`Pacer` per fetch; a reader asks before each read.
+"""The order of reads: a :class:`NetworkLink` for the host, a :class:`Pacer` per fetch; a reader asks before each read.
 
 Ranks, best first; within a rank bytes are shared by weight (start-time fair queueing)::
 

@@ -2,7 +2,7 @@
 
 ::
 
-    create ──▶ held (by fetches and doors) ──last holder goes──▶ resident ──room needed──▶ slabs back to the pool
+    create ──▶ held (by fetches and containers) ──last holder goes──▶ resident ──room needed──▶ slabs back to the pool
                         ▲                                          │
                         └────────── same bytes wanted again ───────┘
 
@@ -66,7 +66,7 @@ class Segment:
     pins: int = 0  # copies out of it that are running
     tensors: tuple[TensorInfo, ...] = ()
     indexed: threading.Event = field(default_factory=threading.Event)
-    """Set once ``tensors`` is final (or the fetch failed before): only then may a door offer the segment."""
+    """Set once ``tensors`` is final (or the fetch failed before): only then may a container be offered it."""
     error: ErrorInfo | None = None
     given_up: bool = False
     """The fetch was cancelled and may take a moment to end; no other stage may join it."""
@@ -153,7 +153,7 @@ def _place(tensor: TensorInfo, spans: Iterable[PlacedRange]) -> int | None:
 
 
 def fetch_holder(group_id: str, stage: int) -> str:
-    """The holder of a segment from the start of its fetch until a door holds it."""
+    """The holder of a segment from the start of its fetch until a descriptor socket holds it."""
     return f"fetch:{group_id}/{stage}"
 
 

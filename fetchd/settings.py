@@ -10,7 +10,7 @@ from thaw.settings import setting
 @dataclass(frozen=True, slots=True)
 class FetchdSettings:
     socket: str = setting("THAW_FETCHD_SOCKET", "path of the control socket (mode 0600)")
-    doors: str = setting("THAW_FETCHD_DOORS", "directory of the containers' door sockets")
+    descriptor_sockets: str = setting("THAW_FETCHD_DOORS", "directory of the containers' descriptor sockets")
     host_id: str = setting("THAW_HOST_ID", "this host's name in trace events", "")
     pool_mb: int = setting("THAW_FETCHD_POOL_MB", "host memory for models in MiB; populated at start", 1024)
     slab_mb: int = setting("THAW_FETCHD_SLAB_MB", "size of one slab in MiB; a multiple of 2", 64)

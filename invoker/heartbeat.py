@@ -136,9 +136,9 @@ class Reporter:
         except ThawError:
             self._fetchd = self._pool = None  # reported as no segments and no fetches
             return
-        lives = [(live.record, live.door_id) for live in self._fleet.all()]
+        lives = [(live.record, live.descriptor_socket_id) for live in self._fleet.all()]
         holders = {f"fetch:{r.group_id}/{r.stage}": r.instance_id for r, _ in lives}
-        holders |= {f"door:{door_id}": r.instance_id for r, door_id in lives}
+        holders |= {f"door:{socket_id}": r.instance_id for r, socket_id in lives}
         held = tuple(_held(s, holders) for s in status.segments if s.holders)
         n_slabs = status.pool_bytes // status.slab_bytes if status.slab_bytes else 0
         self._fetchd = status

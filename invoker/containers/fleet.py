@@ -210,14 +210,18 @@ class Fleet:
         self.on_buried()
 
     def close_fetches(self, live: Live) -> None:
-        """Close the door and the fetch of ``live``; may be called twice."""
+        """Close the descriptor socket and the fetch of ``live``; may be called twice."""
         record = live.record
         if live.fetching or live.ungranted:
             live.fetching = live.ungranted = False
             self._tell_fetchd(record, "fetch_cancel_failed", lambda: self.fetch.cancel(record.group_id, self.epoch))
-        if live.has_door:
-            live.has_door = False
-            self._tell_fetchd(record, "door_close_failed", lambda: self.fetch.door_close(live.door_id))
+        if live.has_descriptor_socket:
+            live.has_descriptor_socket = False
+            self._tell_fetchd(
+                record,
+                "descriptor_socket_close_failed",
+                lambda: self.fetch.close_descriptor_socket(live.descriptor_socket_id),
+            )
         if self.pool_users.leave(record.instance_id):
             self.on_pool_left()
 

@@ -53,7 +53,7 @@ class Effect(enum.StrEnum):
     FLIP = "flip"  # idle ↔ busy: announce when convenient
     ANNOUNCE = "announce"  # announce DRAINING
     STOP = "stop"  # announce DRAINING if it served, then end the process
-    BURY = "bury"  # close the door, free memory, announce GONE
+    BURY = "bury"  # close its descriptor socket, free memory, announce GONE
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,9 +30,9 @@ class Live:
         self.function: Action | None = None
         self.handle: Handle | None = None
         self.logs: LogCollector | None = None  # of a function
-        self.has_door = False
+        self.has_descriptor_socket = False
         self.fetching = False  # fetchd fetches for it: the instance's end must cancel that
-        self.ungranted = False  # fetchd may hold a segment for it that no door has yet
+        self.ungranted = False  # fetchd may hold a segment for it that no descriptor socket has yet
         self.served = False  # it was READY once
         self.error: ThawError | None = None  # the first reason to end; later ones follow from it
         self.inflight = 0
@@ -48,8 +48,8 @@ class Live:
         return self.function.limits.timeout / 1000 if self.function is not None else 300.0
 
     @property
-    def door_id(self) -> InstanceId:
-        """The name of its door is the name of its container: its own, unless it took a stem cell."""
+    def descriptor_socket_id(self) -> InstanceId:
+        """The name of its descriptor socket is the name of its container: its own, unless it took a stem cell."""
         return self.record.instance_id if self.handle is None else InstanceId(self.handle.container_id)
 
     @property

@@ -28,7 +28,7 @@ def recover(fleet: Fleet, registry: Registry, records: Records, host_id: HostId,
     fleet.epoch = registry.scheduler_epoch()  # an instance that ends before the first command needs it for fetchd
     known = {r.instance_id: r for r in registry.instances() if r.host_id == host_id}
     adopted: set[InstanceId] = set()
-    doors: set[InstanceId] = set()
+    in_use: set[InstanceId] = set()
     for owned in fleet.driver.list_owned():
         live = _revived(owned, known, records, address)
         if live is None:
@@ -36,9 +36,9 @@ def recover(fleet: Fleet, registry: Registry, records: Records, host_id: HostId,
             continue
         _adopt(fleet, owned, live)
         adopted.add(live.record.instance_id)
-        doors.add(live.door_id)
+        in_use.add(live.descriptor_socket_id)
         log.event("instance_adopted", instance_id=live.record.instance_id)
-    _close_doors(fleet, doors, log)
+    _close_descriptor_sockets(fleet, in_use, log)
     lost = WorkerLost("the host's invoker was restarted and the container is no more").info()
     for instance_id, record in known.items():
         if instance_id not in adopted:
@@ -57,7 +57,7 @@ def _revived(owned: Owned, known: dict[InstanceId, InstanceRecord], records: Rec
     except (ProtocolError, NotFound, KeyError):
         return None
     live = Live(replace(record, address=address, inflight=0, idle_since_wall_ms=wall_ms()), owned.labels["kind"])
-    live.function, live.served, live.has_door = function, True, live.kind == KIND_LLM
+    live.function, live.served, live.has_descriptor_socket = function, True, live.kind == KIND_LLM
     live.fetching = live.in_group  # a stage that keeps the whole model may still be fetching the rest
     return live
 
@@ -81,10 +81,10 @@ def _adopt(fleet: Fleet, owned: Owned, live: Live) -> None:
     fleet.announce(live)
 
 
-def _close_doors(fleet: Fleet, used: set[InstanceId], log: Log) -> None:
+def _close_descriptor_sockets(fleet: Fleet, used: set[InstanceId], log: Log) -> None:
     try:
-        for instance_id in fleet.fetch.doors():
+        for instance_id in fleet.fetch.descriptor_sockets():
             if instance_id not in used:
-                fleet.fetch.door_close(instance_id)
+                fleet.fetch.close_descriptor_socket(instance_id)
     except PlatformError as e:
-        log.event("doors_not_checked", error=e.message)  # fetchd is down or new: then it has no doors either
+        log.event("descriptor_sockets_not_checked", error=e.message)  # fetchd is down or new: then it has none either

@@ -3,11 +3,11 @@
 ::
 
     fetchd:     FetchStart ─────────── bytes arrive ──────────────────▶ FetchDone
-    here:       place → door → container (or stem cell) → grant → /init ──────▶ READY
+    here:       place → descriptor socket → container (or stem cell) → grant → /init ──────▶ READY
                                                                   └ fails at once if the fetch does
 
 The fetch begins first: everything else is done while the bytes arrive.  After any failure the instance ends by its
-table, which closes the door, gives the fetch up, ends the process and announces GONE with the first error.
+table, which closes the descriptor socket, gives the fetch up, ends the process and announces GONE with the first error.
 """
 
 from __future__ import annotations
@@ -163,18 +163,18 @@ class Starting:
         if handle is not None and self._granted(handle):
             self._take(handle, StartMode.PREWARMED)
             return self._connect(handle)
-        door = self._door() if self._plan.model is not None else ""
+        descriptor_socket = self._descriptor_socket() if self._plan.model is not None else ""
         if cell is not None and cell.shared:
             try:
-                return self._create(door, fork=True)
+                return self._create(descriptor_socket, fork=True)
             except PlatformError as e:
                 if self._live.handle is not None:
                     raise
                 self._deps.log.event("fork_failed", instance_id=self._live.record.instance_id, error=e.message)
-        return self._create(door, fork=False)
+        return self._create(descriptor_socket, fork=False)
 
     def _granted(self, handle: Handle) -> bool:
-        """Give a stem cell its model, through the door it was made with.  False if the door is no more.
+        """Give a stem cell its model, through the descriptor socket it was made with.  False if the socket is no more.
 
         A cell that did not get its model is ended: nothing else refers to it any more.
         """
@@ -188,28 +188,28 @@ class Starting:
                 raise
             self._deps.log.event("stem_cell_stale", container_id=handle.container_id, error=e.message)
             return False  # fetchd was restarted after the cell was made
-        self._live.has_door = True
+        self._live.has_descriptor_socket = True
         return True
 
-    def _door(self) -> str:
-        """Open the instance's own door and grant its segment; return the door's path."""
+    def _descriptor_socket(self) -> str:
+        """Open the instance's own descriptor socket and grant its segment; return the socket's path."""
         instance_id = self._live.record.instance_id
-        self._live.has_door = True  # before the call: if its answer is lost, the door may be open
+        self._live.has_descriptor_socket = True  # before the call: if its answer is lost, the socket may be open
         with self._evidence.waiting_for("fetchd"):
-            path = self._fleet.fetch.door_open(instance_id)
-            self._live.has_door = True  # again: an end meanwhile may have tried to close it before it was open
+            path = self._fleet.fetch.open_descriptor_socket(instance_id)
+            self._live.has_descriptor_socket = True  # again: an end meanwhile may have come before it was open
             self._grant(instance_id)
         return path
 
     def _grant(self, instance_id: InstanceId) -> None:
-        self._fleet.fetch.door_grant(instance_id, self._segment_id, self._plan.group_id, self._stage.stage)
+        self._fleet.fetch.grant_segment(instance_id, self._segment_id, self._plan.group_id, self._stage.stage)
         self._live.ungranted = False
 
-    def _create(self, door: str, *, fork: bool) -> str:
+    def _create(self, descriptor_socket: str, *, fork: bool) -> str:
         record, driver = self._live.record, self._fleet.driver
         identity = {"THAW_INSTANCE_ID": record.instance_id, "THAW_HOST_ID": record.host_id}
         spec = Spec(record.instance_id, self._live.kind, identity, self._labels(), self._stage.share, fork,
-                    self._memory_bytes(), door, self._stage.device)  # fmt: skip
+                    self._memory_bytes(), descriptor_socket, self._stage.device)  # fmt: skip
         handle = driver.create(spec)
         cell_pid = driver.zygote.pid if fork and driver.zygote is not None else 0
         try:
@@ -342,7 +342,7 @@ class Starting:
                 call.abort()
             self._fleet.stop(live)
         elif live.state in (State.STOPPING, State.GONE):
-            self._fleet.close_fetches(live)  # it ended while a door was being opened
+            self._fleet.close_fetches(live)  # it ended while its descriptor socket was being opened
 
     def _mark(self, name: Phase, **attrs: object) -> None:
         marked = event(name, group_id=self._plan.group_id, stage=self._stage.stage,

@@ -1,7 +1,8 @@
 """How a container's time until it answered was spent: the evidence of the ``container`` phase.
 
 Three threads work one after another, so their seconds may be added: the start's thread, the stem cell that forks, and
-the container's first thread.  The start's thread sleeps while the others work, and while fetchd opens a door.
+the container's first thread.  The start's thread sleeps while the others work, and while fetchd opens a
+descriptor socket.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Stem cells: containers that wait for their action.  Their memory counts, and is given up first.
 
-A cell is one waiting container of its kind, used up when taken; an llm one has imported its engine and has a door of
-its own, through which it will get its model.  A driver with a zygote has one llm cell, the zygote, which forks any
-number of containers.
+A cell is one waiting container of its kind, used up when taken; an llm one has imported its engine and has a descriptor
+socket of its own, through which it will get its model.  A driver with a zygote has one llm cell, the zygote, which
+forks any number of containers.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class StemCells:
         except ThawError as e:
             self._log.event("stem_cell_left", container_id=handle.container_id, error=e.message)
         self._driver.remove(handle)
-        self._close_door(handle.container_id, handle.kind)
+        self._close_descriptor_socket(handle.container_id, handle.kind)
 
     def close(self) -> None:
         self._closing = True
@@ -179,7 +179,7 @@ class StemCells:
             if handle is not None:
                 self.end(handle)
             else:
-                self._close_door(cell_id, kind)  # it is opened before the container is made
+                self._close_descriptor_socket(cell_id, kind)  # it is opened before the container is made
             self._retry_later(kind, e)
             return False
         with self._lock:
@@ -221,22 +221,22 @@ class StemCells:
         return not select.select([self._closed_fd], [], [], _RETRY_S)[0]
 
     def _spec(self, cell_id: str, kind: str) -> Spec:
-        """Raises Unavailable when an llm cell cannot have a door."""
+        """Raises Unavailable when an llm cell cannot have a descriptor socket."""
         labels = {"role": LABEL}
         if kind != KIND_LLM:
             return Spec(cell_id, kind, labels=labels)
-        return Spec(cell_id, kind, {WARM: "on"}, labels, door=self._fetch.door_open(InstanceId(cell_id)),
-                    device=self._device)  # fmt: skip
+        path = self._fetch.open_descriptor_socket(InstanceId(cell_id))
+        return Spec(cell_id, kind, {WARM: "on"}, labels, descriptor_socket=path, device=self._device)
 
-    def _close_door(self, container_id: str, kind: str) -> None:
+    def _close_descriptor_socket(self, container_id: str, kind: str) -> None:
         if kind != KIND_LLM:
             return
         try:
-            self._fetch.door_close(InstanceId(container_id))
+            self._fetch.close_descriptor_socket(InstanceId(container_id))
         except Unavailable:
-            pass  # fetchd is away: it has no doors when it comes back
+            pass  # fetchd is away: it has no descriptor sockets when it comes back
         except ThawError as e:
-            self._log.event("door_close_failed", instance_id=container_id, error=e.message)
+            self._log.event("descriptor_socket_close_failed", instance_id=container_id, error=e.message)
 
     def _exited(self, end: Exit) -> None:
         with self._lock:
@@ -246,5 +246,5 @@ class StemCells:
             self._waiting.remove(dead)
         self._ledger.give_back(dead.container_id)
         self._driver.remove(dead)
-        self._close_door(dead.container_id, dead.kind)
+        self._close_descriptor_socket(dead.container_id, dead.kind)
         self.refill()

@@ -24,7 +24,7 @@ class Spec:
 
     :meth:`Driver.list_owned` gives ``labels`` back.  ``share`` is the part of the host's cores that it may use, and
     ``memory_bytes`` what it may use of the host's memory, where the driver can bound it (0: the driver's default).
-    ``door`` is the path of its own socket to fetchd, ``device`` the accelerator that it may use.
+    ``descriptor_socket`` is the path of its own socket to fetchd, ``device`` the accelerator that it may use.
     """
 
     container_id: str
@@ -34,7 +34,7 @@ class Spec:
     share: float = 1.0
     fork: bool = False  # from the kind's stem cell, when the driver shares one (a zygote)
     memory_bytes: int = 0
-    door: str = ""
+    descriptor_socket: str = ""
     device: str = "cpu"
 
 

@@ -1,4 +1,4 @@
-"""fetchd's two counters, as its callers see them: :class:`FetchClient` (invoker) and :class:`DoorClient` (container).
+"""fetchd as its callers see it: :class:`FetchClient` for the invoker, :class:`DescriptorClient` for a container.
 
 A FetchClient opens a connection per call (a unix socket: 0.1 ms), so it may be used by any number of threads and
 survives a restart of fetchd.  What fetchd refuses is raised as the error that it names.
@@ -71,18 +71,18 @@ class FetchClient:
     def cancel(self, group_id: GroupId, epoch: int, *, deadline_s: float = DEADLINE_S) -> None:
         self._ask(FetchCancel(group_id, epoch), Done, deadline_s)
 
-    def door_open(self, instance_id: InstanceId, *, deadline_s: float = DEADLINE_S) -> str:
-        """The path of the instance's door socket."""
+    def open_descriptor_socket(self, instance_id: InstanceId, *, deadline_s: float = DEADLINE_S) -> str:
+        """The path of the instance's descriptor socket."""
         return self._ask(DoorOpen(instance_id), DoorOpened, deadline_s).path
 
-    def door_grant(self, instance_id: InstanceId, segment_id: str, group_id: GroupId, stage: int, *,
+    def grant_segment(self, instance_id: InstanceId, segment_id: str, group_id: GroupId, stage: int, *,
                    deadline_s: float = DEADLINE_S) -> None:  # fmt: skip
         self._ask(DoorGrant(instance_id, segment_id, group_id, stage), Done, deadline_s)
 
-    def door_close(self, instance_id: InstanceId, *, deadline_s: float = DEADLINE_S) -> None:
+    def close_descriptor_socket(self, instance_id: InstanceId, *, deadline_s: float = DEADLINE_S) -> None:
         self._ask(DoorClose(instance_id), Done, deadline_s)
 
-    def doors(self, *, deadline_s: float = DEADLINE_S) -> tuple[InstanceId, ...]:
+    def descriptor_sockets(self, *, deadline_s: float = DEADLINE_S) -> tuple[InstanceId, ...]:
         return self._ask(DoorList(), Doors, deadline_s).instance_ids
 
     def status(self, *, deadline_s: float = DEADLINE_S) -> Status:
@@ -111,8 +111,9 @@ class FetchClient:
         return _expect(plain, answer)
 
 
-class DoorClient:
-    """A container's door.  Keep it open while a segment of it is mapped: its end may be taken for the container's."""
+class DescriptorClient:
+    """A connection to a container's descriptor socket.  Keep it open while a segment of it is mapped: its end may be
+    taken for the container's."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -129,7 +130,7 @@ class DoorClient:
         """The next segment granted to this instance (n-th call, n-th grant), for a reader, which owns the
         descriptors.  Raises the fetch's error.
 
-        After a deadline has passed the door cannot be asked again; connect anew.
+        After a deadline has passed it cannot be asked again; connect anew.
         """
         deadline = time.monotonic() + deadline_s
         fds: list[int] = []
@@ -151,7 +152,9 @@ class DoorClient:
         except TimeoutError as e:
             raise PlatformError(f"no segment was granted within {deadline_s:g} s") from e
         except (OSError, ChannelClosed) as e:
-            raise Unavailable(f"the door broke: {e}", hint="fetchd has died or closed it; see its log") from e
+            raise Unavailable(
+                f"the descriptor socket broke: {e}", hint="fetchd has died or closed it; see its log"
+            ) from e
         finally:
             for fd in fds:
                 os.close(fd)

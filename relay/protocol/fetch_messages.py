@@ -1,4 +1,7 @@
-"""The messages to fetchd: an invoker's on the control socket, a container's at its door.  See messages.py."""
+"""The messages to fetchd: an invoker's on the control socket, a container's on its descriptor socket.  See messages.py.
+
+A descriptor socket is called a door in the names of the messages, because they travel.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +87,7 @@ class DoorOpened:
 
 @dataclass(frozen=True, slots=True)
 class DoorGrant:
-    """The hold that the group's fetch has on the segment passes over to the door."""
+    """The hold that the group's fetch has on the segment passes over to the descriptor socket."""
 
     instance_id: InstanceId
     segment_id: str
@@ -94,14 +97,14 @@ class DoorGrant:
 
 @dataclass(frozen=True, slots=True)
 class DoorClose:
-    """The container has ended: close its door and drop its hold on the segment."""
+    """The container has ended: close its descriptor socket and drop its hold on the segment."""
 
     instance_id: InstanceId
 
 
 @dataclass(frozen=True, slots=True)
 class DoorList:
-    """Which doors are open (an invoker that came back closes those of instances that died meanwhile)."""
+    """Which descriptor sockets are open (an invoker that came back closes those of instances that died meanwhile)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +187,7 @@ class Refused:
     error: ErrorInfo
 
 
-# ── fetchd: a container's door ────────────────────────────────────────────────────────────────────────────────────
+# ── fetchd: a container's descriptor socket ───────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """The messages between components: frozen dataclasses, JSON by thaw.wire, each inside a control frame.
 
-Four conversations: events (everybody, one stream), commands (scheduler → one host), fetchd's control socket and
-door, and the container's ``/init`` and ``/run``.  A message travels as ``{"t": <type>, …fields}``.
+There are four conversations: events (one stream that all components read), commands (scheduler → one host), fetchd's
+control socket and descriptor sockets, and a container's ``/init`` and ``/run``.  A message travels as
+``{"t": <type>, …fields}``.
 """
 
 from __future__ import annotations

@@ -223,7 +223,7 @@ class Stack:
             serving = {json.loads(o["labels"]["record"])["instance_id"] for o in owned if "record" in o["labels"]}
             found += sorted(serving ^ set(reports[host]["instances"]))
             fetchd = FetchClient(str(run_dir / "fetchd.sock"))
-            doors = {f"door:{i}" for i in fetchd.doors()}
+            doors = {f"door:{i}" for i in fetchd.descriptor_sockets()}
             holders = {h for segment in fetchd.status().segments for h in segment.holders if h.startswith("door:")}
             found += sorted((doors | holders) - {f"door:{i}" for i in ids})
         return found

@@ -18,7 +18,7 @@ from invoker.drivers.base import Handle, Spec
 from invoker.drivers.docker import spec as docker_spec
 from invoker.drivers.docker.driver import DockerDriver
 from invoker.drivers.programs import PROGRAMS
-from invoker.drivers.relay_door import RelayDoors
+from invoker.drivers.relay_socket import RelaySockets
 from relay.clients.channel import Channel
 from relay.protocol.messages import SegmentWanted, to_plain
 from relay.state import credentials
@@ -203,12 +203,14 @@ def say(text):
 )
 
 
-def run_stage(driver: DockerDriver, monkeypatch: pytest.MonkeyPatch, code: str, *, door: str = "") -> list[str]:
+def run_stage(
+    driver: DockerDriver, monkeypatch: pytest.MonkeyPatch, code: str, *, descriptor_socket: str = ""
+) -> list[str]:
     """Run ``code`` as the program of an llm container, and return the lines that it printed."""
     monkeypatch.setitem(PROGRAMS, KIND_LLM, ("-c", STAGE + code))
     ended = threading.Event()
     driver.on_exit(lambda end: ended.set() if end.container_id == "stage" else None)
-    wanted = Spec("stage", KIND_LLM, door=door)
+    wanted = Spec("stage", KIND_LLM, descriptor_socket=descriptor_socket)
     handle = driver.start(driver.create(wanted), wanted)
     assert ended.wait(WAIT_S)
     errors = driver.logs(handle, "stderr", 0).data.decode()
@@ -307,18 +309,20 @@ def test_a_relay_that_is_restarted_is_found_again_through_the_same_socket(
         assert client.ping()
 
 
-def test_a_door_of_a_killed_invoker_is_opened_again_by_the_next(own_valkey: ValkeyServer, run_dir: Path) -> None:
-    """The door keeps its name, because running stages look for the relay server at the old place."""
+def test_a_relay_socket_of_a_killed_invoker_is_opened_again_by_the_next(
+    own_valkey: ValkeyServer, run_dir: Path
+) -> None:
+    """The socket keeps its name, because running stages look for the relay server at the old place."""
     directory = run_dir / "relays"
-    with closing(RelayDoors(directory)) as killed:
+    with closing(RelaySockets(directory)) as killed:
         name = killed.inside(own_valkey.url, "/there").partition("?")[0].rpartition("/")[2]
-        with closing(RelayDoors(directory)) as following:
+        with closing(RelaySockets(directory)) as following:
             assert not (directory / name).exists()
             following.reopen()
             with redis.Redis(unix_socket_path=str(directory / name)) as client:
                 assert client.ping()
-    third = RelayDoors(directory)
-    third.reopen()  # an invoker that ended normally leaves no door
+    third = RelaySockets(directory)
+    third.reopen()  # an invoker that ended normally leaves no socket
     assert list(run_dir.rglob("*.*")) == []
 
 
@@ -351,7 +355,7 @@ offer = types.SimpleNamespace(n_slabs=len(fds) - 1)
 """
 
 
-def test_a_segment_comes_through_the_door_as_descriptors_that_can_only_be_read(
+def test_a_segment_comes_through_its_socket_as_descriptors_that_can_only_be_read(
     driver: DockerDriver, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The attacks of fetchd's own tests, carried out from inside a container."""
@@ -360,13 +364,15 @@ def test_a_segment_comes_through_the_door_as_descriptors_that_can_only_be_read(
         door, reader = fetchd.open(started.segment_id, "mine")
         reader.wait(reader.n_bytes, WAIT_S)
         before = bytes(reader.view(0, reader.n_bytes))
-        theirs = fetchd.client.door_open(InstanceId("theirs"))
-        path = fetchd.client.door_open(InstanceId("mine"))
-        lines = run_stage(driver, monkeypatch, TAKE_SEGMENT + ATTACK.removeprefix(PRELUDE), door=path)
+        theirs = fetchd.client.open_descriptor_socket(InstanceId("theirs"))
+        path = fetchd.client.open_descriptor_socket(InstanceId("mine"))
+        lines = run_stage(driver, monkeypatch, TAKE_SEGMENT + ATTACK.removeprefix(PRELUDE), descriptor_socket=path)
         assert [line for line in lines if "POSSIBLE" in line] == []
         assert len([line for line in lines if "refused" in line]) == 18
         assert bytes(reader.view(0, reader.n_bytes)) == before
-        others = run_stage(driver, monkeypatch, f"say(unix({theirs!r})); say(unix({fetchd.socket!r}))", door=path)
+        others = run_stage(
+            driver, monkeypatch, f"say(unix({theirs!r})); say(unix({fetchd.socket!r}))", descriptor_socket=path
+        )
         assert others == ["FileNotFoundError No such file or directory"] * 2
         reader.close()
         door.close()

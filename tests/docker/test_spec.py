@@ -36,7 +36,7 @@ def test_every_container_is_hardened_and_without_a_network() -> None:
 
 def test_relays_are_mounted_into_llm_containers_only_and_nothing_but_its_own_directory_is_writable() -> None:
     def targets(kind: str) -> dict[str, bool]:
-        mounts = host_config(Spec("i", kind, door="/here/i.sock"))["Mounts"]
+        mounts = host_config(Spec("i", kind, descriptor_socket="/here/i.sock"))["Mounts"]
         return {m["Target"]: m["ReadOnly"] for m in mounts}  # type: ignore[attr-defined]
 
     assert targets(KIND_LLM) == {"/run/thaw/io": False, "/run/thaw/door": True, "/run/thaw/relays": True}

@@ -109,7 +109,7 @@ class Picture:
     plans: tuple[str, ...]
     demand: tuple[str, ...]
     segments: tuple[tuple[str, tuple[str, ...]], ...]  # (uri, holders) of segments that are held or incomplete
-    doors: tuple[str, ...]
+    descriptor_sockets: tuple[str, ...]
     fetches: tuple[str, ...]
     lost_bytes: int  # bytes of fetchd's pool that are neither free nor in a segment
 
@@ -167,7 +167,7 @@ class Shop:
             plans=tuple(sorted(p.group_id for p in self.registry.plans())),
             demand=tuple(d.activation_id for d in self.registry.demand()),
             segments=tuple(sorted((s.uri, s.holders) for s in status.segments if s.holders or s.end < s.n_bytes)),
-            doors=tuple(sorted(self.fetchd.doors())),
+            descriptor_sockets=tuple(sorted(self.fetchd.descriptor_sockets())),
             fetches=tuple(f.group_id for f in status.fetches),
             lost_bytes=_lost(status),
         )

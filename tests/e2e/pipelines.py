@@ -97,9 +97,9 @@ class Pipelines:
         left += [
             f"fetch {f}" for host in Registry(self._state).live_hosts() for f in host.fetches if f.group_id in gone
         ]
-        return left + [f"door {d}" for d in self._strange_doors()]
+        return left + [f"descriptor socket {d}" for d in self._strange_sockets()]
 
-    def _strange_doors(self) -> list[str]:
+    def _strange_sockets(self) -> list[str]:
         known = {r.instance_id for r in Registry(self._state).instances()}
         return [str(d) for d in self._run_dir.glob("host-*/doors/*.sock") if d.stem not in known]
 

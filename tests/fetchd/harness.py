@@ -21,7 +21,7 @@ from typing import Any, Self
 
 import xxhash
 
-from relay.clients.fetch import DoorClient, FetchClient
+from relay.clients.fetch import DescriptorClient, FetchClient
 from relay.protocol.messages import FetchStart, FetchStarted
 from relay.protocol.segment import SegmentReader
 from thaw import checkpoint
@@ -139,11 +139,11 @@ class Fetchd:
         self._asked.setdefault(started.segment_id, (GroupId(group), fields["stage"]))
         return started
 
-    def open(self, segment_id: str, instance: str = "i1") -> tuple[DoorClient, SegmentReader]:
-        path = self.client.door_open(InstanceId(instance))
-        self.client.door_grant(InstanceId(instance), segment_id, *self._asked[segment_id])
-        door = DoorClient.connect(path)
-        return door, door.segment(deadline_s=10)
+    def open(self, segment_id: str, instance: str = "i1") -> tuple[DescriptorClient, SegmentReader]:
+        path = self.client.open_descriptor_socket(InstanceId(instance))
+        self.client.grant_segment(InstanceId(instance), segment_id, *self._asked[segment_id])
+        descriptors = DescriptorClient.connect(path)
+        return descriptors, descriptors.segment(deadline_s=10)
 
     def free_bytes(self) -> int:
         return self.client.status().free_bytes

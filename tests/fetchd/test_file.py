@@ -1,4 +1,4 @@
-"""Everything that a start needs from fetchd, with a directory: inspect, fetch, door, reader, residency, room."""
+"""Everything that a start needs from fetchd, with a directory: inspect, fetch, descriptors, reader, residency, room."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.clients.fetch import DoorClient
+from relay.clients.fetch import DescriptorClient
 from relay.protocol.segment import SegmentReader
 from tests.fetchd.harness import Fetchd, file_bytes, wait_until, write_index, write_model
 from thaw.errors import (
@@ -47,10 +47,10 @@ def inspect(fetchd: Fetchd, directory: Path) -> ModelFacts:
     return fetchd.client.inspect(directory.as_uri())
 
 
-def read_all(fetchd: Fetchd, segment_id: str, instance: str) -> tuple[DoorClient, SegmentReader]:
-    door, reader = fetchd.open(segment_id, instance)
+def read_all(fetchd: Fetchd, segment_id: str, instance: str) -> tuple[DescriptorClient, SegmentReader]:
+    descriptors, reader = fetchd.open(segment_id, instance)
     assert reader.wait(reader.n_bytes, 10) == reader.n_bytes
-    return door, reader
+    return descriptors, reader
 
 
 def test_a_model_arrives_in_the_reader_byte_for_byte_with_its_tensors_in_load_order(
@@ -60,7 +60,7 @@ def test_a_model_arrives_in_the_reader_byte_for_byte_with_its_tensors_in_load_or
     facts = inspect(fetchd, model)
     started = fetchd.start(facts, "whole")
     assert not started.resident
-    door, reader = read_all(fetchd, started.segment_id, "whole")
+    descriptors, reader = read_all(fetchd, started.segment_id, "whole")
     for name in facts.files:
         assert file_bytes(reader, facts, name) == (model / name).read_bytes()
     assert [p.file for p in reader.offer.layout] == ["config.json", "tokenizer.json", "model.safetensors"]
@@ -70,8 +70,8 @@ def test_a_model_arrives_in_the_reader_byte_for_byte_with_its_tensors_in_load_or
     first = reader.offer.tensors[1]
     assert reader.view(reader.locate(first.file, first.offset), 3)[0] == 0
     reader.close()
-    door.close()
-    fetchd.client.door_close(InstanceId("whole"))
+    descriptors.close()
+    fetchd.client.close_descriptor_socket(InstanceId("whole"))
 
 
 def test_a_model_without_an_index_is_unverified_and_described_by_its_structure(fetchd: Fetchd, tmp_path: Path) -> None:
@@ -168,14 +168,14 @@ def test_only_the_asked_ranges_are_fetched_and_only_their_tensors_offered(fetchd
     start = data.index(b"\x01" + data[len(data) - 3_000_000 :][:20])
     ranges = (FileRange("config.json", 0, facts.files["config.json"]), FileRange("model.safetensors", start, 3_000_001))
     started = fetchd.start(facts, "part", ranges)
-    door, reader = read_all(fetchd, started.segment_id, "part")
+    descriptors, reader = read_all(fetchd, started.segment_id, "part")
     assert bytes(reader.view(reader.locate("model.safetensors", start), 3_000_001)) == data[start : start + 3_000_001]
     assert [t.name for t in reader.offer.tensors] == ["model.layers.1.w"]
     with pytest.raises(KeyError, match="does not hold byte 0"):
         reader.locate("model.safetensors", 0)
     reader.close()
-    door.close()
-    fetchd.client.door_close(InstanceId("part"))
+    descriptors.close()
+    fetchd.client.close_descriptor_socket(InstanceId("part"))
 
 
 def test_an_older_schedulers_commands_are_refused(tmp_path: Path) -> None:
@@ -201,23 +201,23 @@ def test_an_idle_model_makes_room_and_a_held_one_does_not(tmp_path: Path) -> Non
     one, two = write_model(tmp_path / "1", seed=1), write_model(tmp_path / "2", seed=2)
     with Fetchd(tmp_path, THAW_FETCHD_POOL_MB=16) as fetchd:
         first, second = inspect(fetchd, one), inspect(fetchd, two)
-        door, reader = read_all(fetchd, fetchd.start(first, "a").segment_id, "a")
+        descriptors, reader = read_all(fetchd, fetchd.start(first, "a").segment_id, "a")
         with pytest.raises(PoolFull, match=r"needs 9\d+ bytes .* 4194304 of 16777216 bytes are not in use"):
             fetchd.start(second, "b")
         reader.close()
-        door.close()
-        fetchd.client.door_close(InstanceId("a"))
+        descriptors.close()
+        fetchd.client.close_descriptor_socket(InstanceId("a"))
         # the fetch ends a moment after its last byte was there to read
         wait_until(lambda: fetchd.client.status().segments[0].complete)
         assert fetchd.start(first, "a2").resident
         fetchd.client.cancel(GroupId("a2"), 1)
         started = fetchd.start(second, "b")
-        door, reader = read_all(fetchd, started.segment_id, "b")
+        descriptors, reader = read_all(fetchd, started.segment_id, "b")
         assert file_bytes(reader, second, "model.safetensors") == (two / "model.safetensors").read_bytes()
         assert not any(reader._region.view[reader.n_bytes :]), "the tail of a reused slab shows the model before it"
         assert [s.uri for s in fetchd.client.status().segments] == [two.as_uri()]
         reader.close()
-        door.close()
+        descriptors.close()
 
 
 def test_without_retain_the_slabs_are_free_once_the_last_holder_goes(tmp_path: Path) -> None:
@@ -226,12 +226,12 @@ def test_without_retain_the_slabs_are_free_once_the_last_holder_goes(tmp_path: P
         whole = fetchd.free_bytes()
         for _ in range(3):
             started = fetchd.start(facts)
-            door, reader = read_all(fetchd, started.segment_id, "i")
+            descriptors, reader = read_all(fetchd, started.segment_id, "i")
             fetchd.client.wait(G, 0, deadline_s=10)
             assert fetchd.free_bytes() < whole
             reader.close()
-            door.close()
-            fetchd.client.door_close(InstanceId("i"))
+            descriptors.close()
+            fetchd.client.close_descriptor_socket(InstanceId("i"))
             assert fetchd.free_bytes() == whole
             fetchd.client.cancel(G, 1)
 
@@ -278,7 +278,9 @@ def test_only_known_plain_names_are_fetched(fetchd: Fetchd, tmp_path: Path, name
         fetchd.start(facts, "names", (FileRange(name, 0, 1),))
 
 
-def test_a_range_beyond_the_file_ends_as_corrupt_and_the_door_says_so(fetchd: Fetchd, tmp_path: Path) -> None:
+def test_a_range_beyond_the_file_ends_as_corrupt_and_the_descriptor_socket_says_so(
+    fetchd: Fetchd, tmp_path: Path
+) -> None:
     facts = inspect(fetchd, write_model(tmp_path / "m", layer_bytes=10))
     started = fetchd.start(facts, "beyond", (FileRange("config.json", 0, 10**6),))
     with pytest.raises(ModelCorrupt, match=r"config.json: \[0, \+1000000\) was planned"):
@@ -324,30 +326,30 @@ def test_shards_are_found_through_their_index(fetchd: Fetchd, tmp_path: Path) ->
     assert list(inspect(fetchd, model).files)[-2:] == sorted(shards.values())
 
 
-def test_a_door_of_nobody_and_a_segment_of_nobody_are_not_found(fetchd: Fetchd) -> None:
-    with pytest.raises(NotFound, match="no door of instance ghost"):
-        fetchd.client.door_grant(InstanceId("ghost"), "x", GroupId("g"), 0)
-    fetchd.client.door_open(InstanceId("i9"))
+def test_a_descriptor_socket_of_nobody_and_a_segment_of_nobody_are_not_found(fetchd: Fetchd) -> None:
+    with pytest.raises(NotFound, match="no descriptor socket of instance ghost"):
+        fetchd.client.grant_segment(InstanceId("ghost"), "x", GroupId("g"), 0)
+    fetchd.client.open_descriptor_socket(InstanceId("i9"))
     with pytest.raises(NotFound, match="no segment x"):
-        fetchd.client.door_grant(InstanceId("i9"), "x", GroupId("g"), 0)
+        fetchd.client.grant_segment(InstanceId("i9"), "x", GroupId("g"), 0)
     with pytest.raises(BadRequest):
-        fetchd.client.door_open(InstanceId("../x"))
-    fetchd.client.door_close(InstanceId("i9"))
-    fetchd.client.door_close(InstanceId("i9"))
+        fetchd.client.open_descriptor_socket(InstanceId("../x"))
+    fetchd.client.close_descriptor_socket(InstanceId("i9"))
+    fetchd.client.close_descriptor_socket(InstanceId("i9"))
 
 
-def test_a_door_waits_for_its_grant_and_ends_when_it_is_closed(fetchd: Fetchd) -> None:
-    door = DoorClient.connect(fetchd.client.door_open(InstanceId("stem")))
+def test_a_descriptor_socket_waits_for_its_grant_and_ends_when_it_is_closed(fetchd: Fetchd) -> None:
+    descriptors = DescriptorClient.connect(fetchd.client.open_descriptor_socket(InstanceId("stem")))
     with pytest.raises(PlatformError, match=r"no segment was granted within 0.1 s"):
-        door.segment(deadline_s=0.1)
-    door.close()
-    door = DoorClient.connect(fetchd.client.door_open(InstanceId("stem")))
-    assert "stem" in fetchd.client.doors()
-    fetchd.client.door_close(InstanceId("stem"))
+        descriptors.segment(deadline_s=0.1)
+    descriptors.close()
+    descriptors = DescriptorClient.connect(fetchd.client.open_descriptor_socket(InstanceId("stem")))
+    assert "stem" in fetchd.client.descriptor_sockets()
+    fetchd.client.close_descriptor_socket(InstanceId("stem"))
     with pytest.raises((Unavailable, ProtocolError)):
-        door.segment(deadline_s=20)
-    door.close()
-    assert "stem" not in fetchd.client.doors()
+        descriptors.segment(deadline_s=20)
+    descriptors.close()
+    assert "stem" not in fetchd.client.descriptor_sockets()
 
 
 def test_a_second_fetchd_on_the_same_socket_refuses_to_start(fetchd: Fetchd, tmp_path: Path) -> None:

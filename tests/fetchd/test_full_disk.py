@@ -36,12 +36,12 @@ def test_a_fetchd_whose_log_cannot_be_written_fetches_offers_and_ends_as_ever(tm
             facts = fetchd.client.inspect(model.as_uri())
             started = fetchd.start(facts, f"g{n}")
             fetchd.client.wait(GroupId(f"g{n}"), 0, deadline_s=20)
-            door, reader = fetchd.open(started.segment_id, f"i{n}")
+            descriptors, reader = fetchd.open(started.segment_id, f"i{n}")
             assert reader.wait(reader.n_bytes, 10) == reader.n_bytes
             assert file_bytes(reader, facts, "model.safetensors") == (model / "model.safetensors").read_bytes()
             reader.close()
-            door.close()
-            fetchd.client.door_close(InstanceId(f"i{n}"))
+            descriptors.close()
+            fetchd.client.close_descriptor_socket(InstanceId(f"i{n}"))
             fetchd.client.cancel(GroupId(f"g{n}"), 1)
         wait_until(lambda: all(s.holders == () for s in fetchd.client.status().segments))
     assert fetchd.ended == 0

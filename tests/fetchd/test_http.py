@@ -45,7 +45,7 @@ def test_a_model_arrives_over_http_on_few_connections_and_every_byte_once(fetchd
     facts = inspect(fetchd, store)
     store.requests.clear()
     started = fetchd.start(facts)
-    door, reader = fetchd.open(started.segment_id)
+    descriptors, reader = fetchd.open(started.segment_id)
     reader.wait(reader.n_bytes, 10)
     for name in facts.files:
         assert file_bytes(reader, facts, name) == (store.root / "m" / name).read_bytes()
@@ -55,7 +55,7 @@ def test_a_model_arrives_over_http_on_few_connections_and_every_byte_once(fetchd
     assert done.fetched_bytes == sum(facts.files.values())
     assert done.events[-1].attrs["source"] == "http"
     reader.close()
-    door.close()
+    descriptors.close()
 
 
 def test_a_connection_cut_inside_a_chunk_resumes_from_the_byte_reached(fetchd: Fetchd, store: Store) -> None:
@@ -96,13 +96,13 @@ def test_a_store_that_stays_down_is_given_up_as_unavailable(tmp_path: Path, stor
         facts = inspect(fetchd, store)
         store.fault = lambda r: r.sock.sendall(r.head("500 Oh", length=0)) is None
         started = fetchd.start(facts)
-        door, reader = fetchd.open(started.segment_id)
+        descriptors, reader = fetchd.open(started.segment_id)
         with pytest.raises(StoreUnavailable, match=r"the store answered 500 \(gave up after 2 attempts\)"):
             reader.wait(reader.n_bytes, 10)
         with pytest.raises(StoreUnavailable):
             fetchd.client.wait(G, 0, deadline_s=10)
         reader.close()
-        door.close()
+        descriptors.close()
 
 
 def test_a_store_that_trickles_is_given_up_as_unavailable(tmp_path: Path, store: Store) -> None:
@@ -183,12 +183,12 @@ def test_one_damaged_chunk_is_fetched_again_and_two_are_corruption(fetchd: Fetch
     limit = 3
     fetchd.client.cancel(G, 1)
     started = fetchd.start(facts)
-    door, reader = fetchd.open(started.segment_id)
+    descriptors, reader = fetchd.open(started.segment_id)
     with pytest.raises(ModelCorrupt, match="chunk 0 failed its checksum twice"):
         reader.wait(reader.n_bytes, 10)
     assert reader.end <= reader.locate(WEIGHTS, 0)
     reader.close()
-    door.close()
+    descriptors.close()
 
 
 def test_an_object_replaced_during_the_fetch_is_never_mixed(fetchd: Fetchd, store: Store) -> None:
@@ -270,7 +270,7 @@ def test_a_cancelled_fetch_stops_at_once_and_leaves_nothing(fetchd: Fetchd, stor
     facts = inspect(fetchd, store)
     whole = fetchd.free_bytes()
     started = fetchd.start(facts, pace_bytes_per_s=100_000)
-    door, reader = fetchd.open(started.segment_id)
+    descriptors, reader = fetchd.open(started.segment_id)
     failures: list[PlatformError] = []
 
     def wait_in_vain() -> None:
@@ -285,8 +285,8 @@ def test_a_cancelled_fetch_stops_at_once_and_leaves_nothing(fetchd: Fetchd, stor
     waiting.join(30)  # the bytes would take minutes
     assert "cancelled" in str(failures[0])
     reader.close()
-    door.close()
-    fetchd.client.door_close(InstanceId("i1"))
+    descriptors.close()
+    fetchd.client.close_descriptor_socket(InstanceId("i1"))
     wait_until(lambda: fetchd.free_bytes() == whole)
 
 

@@ -39,13 +39,13 @@ def test_a_model_arrives_over_tls_from_a_store_that_the_host_trusts(
     with Fetchd(tmp_path, SSL_CERT_FILE=certificate[0]) as fetchd:
         facts = fetchd.client.inspect(f"{store.uri}/m")
         started = fetchd.start(facts)
-        door, reader = fetchd.open(started.segment_id)
+        descriptors, reader = fetchd.open(started.segment_id)
         reader.wait(reader.n_bytes, 20)
         for name in facts.files:
             assert file_bytes(reader, facts, name) == (store.root / "m" / name).read_bytes()
         assert fetchd.client.wait(GroupId("g"), 0, deadline_s=20).fetched_bytes == facts.n_bytes
         reader.close()
-        door.close()
+        descriptors.close()
 
 
 def test_a_store_that_nobody_vouches_for_is_not_read(store: Store, tmp_path: Path) -> None:

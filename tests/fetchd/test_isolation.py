@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from fetchd.doors import FDS_PER_MESSAGE
+from fetchd.descriptor_sockets import FDS_PER_MESSAGE
 from relay.clients.channel import Channel
-from relay.clients.fetch import DoorClient, FetchClient
+from relay.clients.fetch import DescriptorClient, FetchClient
 from relay.protocol.frames import FrameHeader, FrameKind, encode
 from relay.protocol.messages import Status, StatusQuery, from_plain, to_plain
 from tests.fetchd.harness import ROOT, Fetchd, wait_until, write_model
@@ -91,20 +91,20 @@ def test_not_even_root_in_a_container_can_change_a_segment_by_any_way_it_has(tmp
     with Fetchd(tmp_path) as fetchd:
         facts = fetchd.client.inspect(write_model(tmp_path / "m").as_uri())
         started = fetchd.start(facts)
-        door, reader = fetchd.open(started.segment_id)
+        descriptors, reader = fetchd.open(started.segment_id)
         reader.wait(reader.n_bytes, 20)
         before = bytes(reader.view(0, reader.n_bytes))
-        output = run_child(ATTACK, fetchd.client.door_open(InstanceId("i1"))).splitlines()
+        output = run_child(ATTACK, fetchd.client.open_descriptor_socket(InstanceId("i1"))).splitlines()
         assert len(output) == 19
         assert [line for line in output[:-1] if "refused" not in line] == []
         assert bytes(reader.view(0, reader.n_bytes)) == before
         with pytest.raises(TypeError, match="read-only"):
             reader.view(0, 1)[0] = 1
         reader.close()
-        door.close()
+        descriptors.close()
 
 
-def test_a_door_shows_its_own_segment_and_no_slab_of_another_model(tmp_path: Path) -> None:
+def test_a_descriptor_socket_shows_its_own_segment_and_no_slab_of_another_model(tmp_path: Path) -> None:
     with Fetchd(tmp_path) as fetchd:
         readers = []
         for i in range(2):
@@ -113,12 +113,15 @@ def test_a_door_shows_its_own_segment_and_no_slab_of_another_model(tmp_path: Pat
             readers.append(fetchd.open(started.segment_id, f"i{i}"))
             readers[-1][1].wait(started.n_bytes, 20)
         identify = PRELUDE + "print(*[os.fstat(fd).st_ino for fd in fds])"
-        inodes = [set(run_child(identify, fetchd.client.door_open(InstanceId(f"i{i}"))).split()) for i in range(2)]
+        inodes = [
+            set(run_child(identify, fetchd.client.open_descriptor_socket(InstanceId(f"i{i}"))).split())
+            for i in range(2)
+        ]
         assert all(len(found) == 1 + readers[i][1].offer.n_slabs for i, found in enumerate(inodes))
         assert not inodes[0] & inodes[1]
-        for door, reader in readers:
+        for descriptors, reader in readers:
             reader.close()
-            door.close()
+            descriptors.close()
 
 
 def test_more_slabs_than_one_message_carries_arrive_in_order(tmp_path: Path) -> None:
@@ -134,13 +137,13 @@ def test_more_slabs_than_one_message_carries_arrive_in_order(tmp_path: Path) -> 
         file.truncate(8 + len(header) + n_bytes)
     with Fetchd(tmp_path, THAW_FETCHD_POOL_MB=420, THAW_FETCHD_SLAB_MB=2) as fetchd:
         started = fetchd.start(fetchd.client.inspect(model.as_uri()))
-        door, reader = fetchd.open(started.segment_id)
+        descriptors, reader = fetchd.open(started.segment_id)
         assert reader.offer.n_slabs > FDS_PER_MESSAGE
         reader.wait(reader.n_bytes, 30)
         at = reader.locate("model.safetensors", 8 + len(header))
         assert [reader.view(at + i * slab_bytes, 1)[0] for i in range(n_slabs)] == list(range(n_slabs))
         reader.close()
-        door.close()
+        descriptors.close()
 
 
 def test_a_grant_takes_no_hold_but_its_own_groups(tmp_path: Path) -> None:
@@ -149,26 +152,26 @@ def test_a_grant_takes_no_hold_but_its_own_groups(tmp_path: Path) -> None:
         first, second = (fetchd.start(facts, group).segment_id for group in ("first", "second"))
         assert first == second
         fetchd.client.wait(GroupId("first"), 0, deadline_s=10)
-        fetchd.client.door_open(InstanceId("i2"))
-        fetchd.client.door_grant(InstanceId("i2"), second, GroupId("second"), 0)
+        fetchd.client.open_descriptor_socket(InstanceId("i2"))
+        fetchd.client.grant_segment(InstanceId("i2"), second, GroupId("second"), 0)
         fetchd.client.cancel(GroupId("second"), 1)
-        fetchd.client.door_close(InstanceId("i2"))
-        door, reader = fetchd.open(first)
+        fetchd.client.close_descriptor_socket(InstanceId("i2"))
+        descriptors, reader = fetchd.open(first)
         reader.wait(reader.n_bytes, 20)
         reader.close()
-        door.close()
+        descriptors.close()
 
 
 def test_the_control_socket_is_for_its_user_and_doors_cannot_be_listed(tmp_path: Path) -> None:
     with Fetchd(tmp_path) as fetchd:
         assert os.stat(fetchd.socket).st_mode & 0o777 == 0o600
-        door = Path(fetchd.client.door_open(InstanceId("i1")))
-        assert door.parent.stat().st_mode & 0o777 == 0o711
+        descriptors = Path(fetchd.client.open_descriptor_socket(InstanceId("i1")))
+        assert descriptors.parent.stat().st_mode & 0o777 == 0o711
 
 
-def test_a_container_cannot_use_up_fetchds_descriptors_or_threads_through_its_door(tmp_path: Path) -> None:
+def test_a_container_cannot_use_up_fetchds_descriptors_or_threads_through_its_descriptor_socket(tmp_path: Path) -> None:
     with Fetchd(tmp_path) as fetchd:
-        path = fetchd.client.door_open(InstanceId("i1"))
+        path = fetchd.client.open_descriptor_socket(InstanceId("i1"))
         proc = Path(f"/proc/{fetchd.process.pid}")
         fetchd.client.status()
         before = len(os.listdir(proc / "fd"))
@@ -184,9 +187,9 @@ def test_a_container_cannot_use_up_fetchds_descriptors_or_threads_through_its_do
         for channel in channels:
             channel.close()
         os.close(null)
-        fetchd.client.door_close(InstanceId("i1"))
+        fetchd.client.close_descriptor_socket(InstanceId("i1"))
         wait_until(lambda: len(os.listdir(proc / "fd")) <= before)
-        assert fetchd.client.doors() == ()
+        assert fetchd.client.descriptor_sockets() == ()
 
 
 def test_who_asks_while_fetchd_has_no_descriptor_left_is_answered_when_it_has(tmp_path: Path) -> None:
@@ -204,14 +207,14 @@ def test_who_asks_while_fetchd_has_no_descriptor_left_is_answered_when_it_has(tm
 def test_a_reader_notices_a_killed_fetchd_by_its_heartbeat_and_nothing_is_left_of_it(tmp_path: Path) -> None:
     with Fetchd(tmp_path, THAW_FETCHD_LINK_BYTES_PER_S=100_000) as fetchd:
         facts = fetchd.client.inspect(write_model(tmp_path / "m").as_uri())
-        door, reader = fetchd.open(fetchd.start(facts).segment_id)
+        descriptors, reader = fetchd.open(fetchd.start(facts).segment_id)
         fetchd.kill()
         with pytest.raises(PlatformError, match="no heartbeat for 3 s"):
             reader.wait(reader.n_bytes, 30)
         with pytest.raises(Unavailable, match="fetchd does not listen"):
             FetchClient(fetchd.socket).status()
         reader.close()
-        door.close()
+        descriptors.close()
         with Fetchd(tmp_path, THAW_FETCHD_SOCKET=fetchd.socket, THAW_FETCHD_DOORS=f"{fetchd.short.name}/d") as again:
             assert FetchClient(fetchd.socket).status().segments == ()
             assert again.events[-1]["event"] == "ready"
@@ -220,22 +223,22 @@ def test_a_reader_notices_a_killed_fetchd_by_its_heartbeat_and_nothing_is_left_o
 def test_a_clean_stop_tells_the_readers(tmp_path: Path) -> None:
     with Fetchd(tmp_path, THAW_FETCHD_LINK_BYTES_PER_S=100_000) as fetchd:
         facts = fetchd.client.inspect(write_model(tmp_path / "m").as_uri())
-        door, reader = fetchd.open(fetchd.start(facts).segment_id)
+        descriptors, reader = fetchd.open(fetchd.start(facts).segment_id)
         fetchd.process.terminate()
         with pytest.raises(PlatformError, match="cancelled"):
             reader.wait(reader.n_bytes, 20)
         assert fetchd.process.wait(10) == 0
         assert os.listdir(f"{fetchd.short.name}/d") == []
         reader.close()
-        door.close()
+        descriptors.close()
 
 
 OWNER = """
 import sys
 from relay.clients.fetch import FetchClient
 client = FetchClient(sys.argv[1])
-print(client.door_open("i1"), flush=True)
-client.door_grant("i1", sys.argv[2], "g", 0)
+print(client.open_descriptor_socket("i1"), flush=True)
+client.grant_segment("i1", sys.argv[2], "g", 0)
 print("granted", flush=True)
 sys.stdin.read()
 """
@@ -256,8 +259,8 @@ def test_a_hold_outlives_its_invoker_until_the_containers_connection_ends(tmp_pa
         assert owner.stdout is not None
         path = owner.stdout.readline().strip()
         assert owner.stdout.readline() == "granted\n"
-        door = DoorClient.connect(path)
-        reader = door.segment(deadline_s=20)
+        descriptors = DescriptorClient.connect(path)
+        reader = descriptors.segment(deadline_s=20)
 
         def end_invoker() -> None:
             owner.kill()
@@ -265,13 +268,13 @@ def test_a_hold_outlives_its_invoker_until_the_containers_connection_ends(tmp_pa
 
         def end_container() -> None:
             reader.close()
-            door.close()
+            descriptors.close()
 
         steps = [end_invoker, end_container] if first == "invoker" else [end_container, end_invoker]
         steps[0]()
-        assert fetchd.client.doors() == ("i1",)
+        assert fetchd.client.descriptor_sockets() == ("i1",)
         assert fetchd.free_bytes() < whole
         steps[1]()
-        wait_until(lambda: fetchd.client.doors() == () and fetchd.free_bytes() == whole)
+        wait_until(lambda: fetchd.client.descriptor_sockets() == () and fetchd.free_bytes() == whole)
         owner.stdin.close()
         owner.stdout.close()

@@ -77,12 +77,12 @@ def stage(facts: ModelFacts, a: int, b: int) -> tuple[FileRange, ...]:
 
 def take(fetchd: Fetchd, segment_id: str, instance: str) -> dict[str, bytes]:
     """Every offered tensor by its name, in order."""
-    door, reader = fetchd.open(segment_id, instance)
+    descriptors, reader = fetchd.open(segment_id, instance)
     reader.wait(reader.n_bytes, 20)
     found = {t.name: bytes(reader.view(reader.locate(t.file, t.offset), t.n_bytes)) for t in reader.offer.tensors}
     reader.close()
-    door.close()
-    fetchd.client.door_close(InstanceId(instance))
+    descriptors.close()
+    fetchd.client.close_descriptor_socket(InstanceId(instance))
     return found
 
 
@@ -186,7 +186,7 @@ def test_the_wait_is_over_after_the_first_part_and_the_rest_follows_in_the_same_
     done = fetchd.client.wait(G, 0, deadline_s=10)
     assert done.fetched_bytes == sum(r.n_bytes for r in first)
     assert done.events[-1].n_bytes == sum(r.n_bytes for r in first)
-    door, reader = fetchd.open(started.segment_id)
+    descriptors, reader = fetchd.open(started.segment_id)
     assert reader.wait(reader.first_bytes, 1) < reader.n_bytes == done.n_bytes
     (status,) = fetchd.client.status().fetches
     assert (status.n_bytes, status.done_bytes, status.pending_bytes) == (done.fetched_bytes, done.fetched_bytes, 0)
@@ -199,8 +199,8 @@ def test_the_wait_is_over_after_the_first_part_and_the_rest_follows_in_the_same_
     for t in reader.offer.tensors:
         assert bytes(reader.view(reader.locate(t.file, t.offset), t.n_bytes)) == expected(t.name.__eq__)[t.name]
     reader.close()
-    door.close()
-    fetchd.client.door_close(InstanceId("i1"))
+    descriptors.close()
+    fetchd.client.close_descriptor_socket(InstanceId("i1"))
     wait_until(lambda: not fetchd.client.status().fetches)
     fetchd.client.cancel(G, 1)
 
@@ -212,15 +212,15 @@ def test_a_cancel_of_the_group_ends_the_later_part_too(fetchd: Fetchd, store: St
     gate = Gate(store, later)
     started = fetchd.start(facts, "g", first, later_ranges=later)
     fetchd.client.wait(G, 0, deadline_s=10)
-    door, reader = fetchd.open(started.segment_id)
+    descriptors, reader = fetchd.open(started.segment_id)
     fetchd.client.cancel(G, 1)
     with pytest.raises(PlatformError, match="cancelled"):
         reader.wait(reader.n_bytes, 10)
     assert reader.wait(reader.first_bytes, 1) >= reader.first_bytes, "what had arrived stays good"
     gate.opened.set()
     reader.close()
-    door.close()
-    fetchd.client.door_close(InstanceId("i1"))
+    descriptors.close()
+    fetchd.client.close_descriptor_socket(InstanceId("i1"))
     wait_until(lambda: fetchd.free_bytes() == free and not fetchd.client.status().segments)
 
 
@@ -297,16 +297,16 @@ def test_a_later_part_that_is_corrupt_leaves_the_first_one_good_and_can_be_asked
     started = fetchd.start(facts, "g", first, later_ranges=later)
     fetchd.client.wait(G, 0, deadline_s=10)
     gate.opened.set()
-    door, reader = fetchd.open(started.segment_id)
+    descriptors, reader = fetchd.open(started.segment_id)
     with pytest.raises(ModelCorrupt):
         reader.wait(reader.n_bytes, 10)
     reader.wait(reader.first_bytes, 1)
     late, second = fetchd.open(started.segment_id, "late")  # this container comes after the later part has failed
     second.wait(second.first_bytes, 1)
-    for side in (reader, second, door, late):
+    for side in (reader, second, descriptors, late):
         side.close()
     for instance in ("i1", "late"):
-        fetchd.client.door_close(InstanceId(instance))
+        fetchd.client.close_descriptor_socket(InstanceId(instance))
     (store.root / "m" / SHARDS[1]).write_bytes(good)
     wait_until(lambda: not fetchd.client.status().fetches)
     again = fetchd.start(facts, "g", first, later_ranges=later)

@@ -66,13 +66,13 @@ def fetchd(s3: str, tmp_path: Path) -> Iterator[Fetchd]:
 def test_a_model_arrives_from_s3_with_signed_ranged_reads(fetchd: Fetchd, pushed: Path) -> None:
     facts = fetchd.client.inspect("s3://models/some dir/tiny+1")
     assert facts.verified
-    door, reader = fetchd.open(fetchd.start(facts).segment_id)
+    descriptors, reader = fetchd.open(fetchd.start(facts).segment_id)
     reader.wait(reader.n_bytes, 30)
     for name in facts.files:
         assert file_bytes(reader, facts, name) == (pushed / name).read_bytes()
     assert fetchd.client.wait(GroupId("g"), 0, deadline_s=20).events[-1].attrs["source"] == "s3"
     reader.close()
-    door.close()
+    descriptors.close()
 
 
 @pytest.mark.parametrize("uri", ["s3://models/absent", "s3://no-such-bucket/m"])
@@ -195,10 +195,10 @@ def test_fetchd_asks_for_its_role_when_it_starts_and_reads_with_it(
     with Fetchd(tmp_path, THAW_S3_ENDPOINT=s3, THAW_FETCHD_READ_TIMEOUT_S=10) as running:
         wait_until(lambda: roles.n_handed == 1)
         facts = running.client.inspect("s3://models/some dir/tiny+1")
-        door, reader = running.open(running.start(facts).segment_id)
+        descriptors, reader = running.open(running.start(facts).segment_id)
         reader.wait(reader.n_bytes, 30)
         reader.close()
-        door.close()
+        descriptors.close()
     assert roles.n_handed == 1
 
 

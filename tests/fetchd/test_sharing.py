@@ -50,15 +50,15 @@ def layers(facts: ModelFacts, a: int, b: int) -> tuple[FileRange, ...]:
 
 def check(fetchd: Fetchd, segment_id: str, store: Store, instance: str) -> None:
     """Check that every range has the store's bytes."""
-    door, reader = fetchd.open(segment_id, instance)
+    descriptors, reader = fetchd.open(segment_id, instance)
     reader.wait(reader.n_bytes, 20)
     data = (store.root / "m" / WEIGHTS).read_bytes()
     for p in reader.offer.layout:
         if p.file == WEIGHTS:
             assert bytes(reader.view(p.segment_offset, p.n_bytes)) == data[p.offset : p.offset + p.n_bytes]
     reader.close()
-    door.close()
-    fetchd.client.door_close(InstanceId(instance))
+    descriptors.close()
+    fetchd.client.close_descriptor_socket(InstanceId(instance))
 
 
 def union_bytes(*many: tuple[FileRange, ...]) -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.clients.fetch import DoorClient
+from relay.clients.fetch import DescriptorClient
 from tests.fetchd.harness import Fetchd, Request, Store, wait_until, write_index, write_model
 from thaw import partition
 from thaw.errors import MemoryTooSmall, NotFound, PlatformError, StoreUnavailable
@@ -51,10 +51,10 @@ def live(fetchd: Fetchd, models: list[ModelFacts], contents: dict[str, bytes], n
             )  # fmt: skip
             if generator.random() < 0.3:
                 fetchd.client.cancel(GroupId(group), 1)
-            path = fetchd.client.door_open(instance)
-            fetchd.client.door_grant(instance, started.segment_id, GroupId(group), 0)
-            door = DoorClient.connect(path)
-            reader = door.segment(deadline_s=10)
+            path = fetchd.client.open_descriptor_socket(instance)
+            fetchd.client.grant_segment(instance, started.segment_id, GroupId(group), 0)
+            descriptors = DescriptorClient.connect(path)
+            reader = descriptors.segment(deadline_s=10)
             try:
                 reader.wait(reader.n_bytes, 10)
                 for p in reader.offer.layout:
@@ -63,12 +63,12 @@ def live(fetchd: Fetchd, models: list[ModelFacts], contents: dict[str, bytes], n
                 read_whole += 1
             finally:
                 reader.close()
-                door.close()
+                descriptors.close()
         except EXPECTED:
             pass
         finally:
             fetchd.client.cancel(GroupId(group), 1)
-            fetchd.client.door_close(instance)
+            fetchd.client.close_descriptor_socket(instance)
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_a_storm_of_starts_and_cancels_on_a_flaky_store_loses_nothing(
             t.join(200)
             assert not t.is_alive(), "a caller hangs"
         assert failures == []
-        wait_until(lambda: not fetchd.client.status().fetches and fetchd.client.doors() == ())
+        wait_until(lambda: not fetchd.client.status().fetches and fetchd.client.descriptor_sockets() == ())
         status = fetchd.client.status()
         resident = sum(-(-s.n_bytes // (2 * 2**20)) * 2 * 2**20 for s in status.segments)
         assert status.free_bytes + resident == status.pool_bytes

@@ -51,25 +51,25 @@ class FakeFetchd(FetchClient):
             self.failure = Unavailable("the fetch was cancelled")
             self.ended.set()
 
-    def door_open(self, instance_id: InstanceId, *, deadline_s: float = 0) -> str:
-        self.calls.append("door_open")
+    def open_descriptor_socket(self, instance_id: InstanceId, *, deadline_s: float = 0) -> str:
+        self.calls.append("open_descriptor_socket")
         self.open.add(instance_id)
         path = self._directory / f"door-{instance_id[-6:]}"
         for suffix in (".init", ".feed"):
             os.mkfifo(f"{path}{suffix}")
         return str(path)
 
-    def door_grant(self, instance_id: InstanceId, segment_id: str, group_id: GroupId, stage: int, *,
+    def grant_segment(self, instance_id: InstanceId, segment_id: str, group_id: GroupId, stage: int, *,
                    deadline_s: float = 0) -> None:  # fmt: skip
         self.calls.append(f"grant {segment_id}")
         self.holders = self.holders - {f"fetch:{group_id}/{stage}"} | {f"door:{instance_id}"}
 
-    def door_close(self, instance_id: InstanceId, *, deadline_s: float = 0) -> None:
-        self.calls.append("door_close")
+    def close_descriptor_socket(self, instance_id: InstanceId, *, deadline_s: float = 0) -> None:
+        self.calls.append("close_descriptor_socket")
         self.open.discard(instance_id)
         self.holders.discard(f"door:{instance_id}")
 
-    def doors(self, *, deadline_s: float = 0) -> tuple[InstanceId, ...]:
+    def descriptor_sockets(self, *, deadline_s: float = 0) -> tuple[InstanceId, ...]:
         return tuple(InstanceId(i) for i in self.open)
 
     def status(self, *, deadline_s: float = 0) -> Status:

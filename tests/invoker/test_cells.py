@@ -64,7 +64,7 @@ class Containers:
         pass
 
     def create(self, spec: Spec) -> Handle:
-        self.doors[spec.kind] = spec.door
+        self.doors[spec.kind] = spec.descriptor_socket
         return Handle(spec.container_id, spec.kind, Path("/nowhere"))
 
     def start(self, handle: Handle, spec: Spec) -> Handle:
@@ -146,7 +146,7 @@ class Broken(Containers):
 
 
 @pytest.mark.parametrize("step", ["create", "start", "connect to"])
-def test_llm_cells_that_fail_leave_no_door_in_fetchd(
+def test_llm_cells_that_fail_leave_no_descriptor_socket_in_fetchd(
     step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(invoker.containers.stem_cells, "_RETRY_S", 0.0)
@@ -157,7 +157,7 @@ def test_llm_cells_that_fail_leave_no_door_in_fetchd(
         for _ in range(5):
             assert driver.failed.acquire(timeout=WAIT_S)
         cells.close()
-        assert fetchd.client.doors() == ()
+        assert fetchd.client.descriptor_sockets() == ()
 
 
 def test_a_host_says_of_the_cell_that_starts_wait_for_in_how_long_it_is_ready(run_dir: Path) -> None:

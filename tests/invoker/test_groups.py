@@ -79,7 +79,7 @@ def host(valkey_url: str, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
     made.start()
     yield made
     made.stop()
-    assert made.fetchd.open == set(), "a door is left open"
+    assert made.fetchd.open == set(), "a descriptor socket is left open"
     assert made.processes() == []
 
 
@@ -239,7 +239,7 @@ class StrictFetchd(FakeFetchd):
         super().cancel(group_id, epoch)
 
 
-@pytest.mark.parametrize("known_epoch", [5, 4])  # the state server's; a fetchd that knows a newer one closes its doors
+@pytest.mark.parametrize("known_epoch", [5, 4])  # the state server's; a fetchd with a newer one closes its sockets
 def test_a_stage_that_ends_before_a_restarted_invoker_hears_a_command_leaves_nothing_in_fetchd(
     valkey_url: str, run_dir: Path, monkeypatch: pytest.MonkeyPatch, known_epoch: int
 ) -> None:

@@ -78,13 +78,13 @@ def host(valkey_url: str, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
     made.start()
     yield made
     made.stop()
-    assert made.fetchd.open == set(), "a door is left open"
+    assert made.fetchd.open == set(), "a descriptor socket is left open"
     assert made.processes() == []
 
 
 def test_bytes_are_asked_for_before_anything_else(host: LlmHost) -> None:
     record = host.ready_llm()
-    assert host.fetchd.calls[:3] == ["start", "door_open", "grant segment-1"]
+    assert host.fetchd.calls[:3] == ["start", "open_descriptor_socket", "grant segment-1"]
     assert record.slots == 3
     assert record.reserve_bytes == 1 << 30
 
@@ -165,7 +165,7 @@ def test_a_stem_cell_that_cannot_be_given_its_model_is_ended(host: LlmHost, monk
     def no_grant(*_: object) -> None:
         raise Unavailable("fetchd does not answer")
 
-    monkeypatch.setattr(host.fetchd, "door_grant", no_grant)
+    monkeypatch.setattr(host.fetchd, "grant_segment", no_grant)
     monkeypatch.setattr(host.agent.driver, "zygote", None)  # so each cell is a container of its own
     cells = host.agent.cells
     monkeypatch.setattr(cells, "_fetch", host.fetchd)
@@ -213,16 +213,16 @@ def test_a_fetch_that_begins_when_its_start_has_ended_is_given_up(host: LlmHost)
     assert host.fetchd.holders == set(), "a cancel before the fetch began found nothing, so another one followed"
 
 
-def test_a_start_that_ends_between_its_last_byte_and_its_door_leaves_nothing_in_the_pool(
+def test_a_start_that_ends_between_its_last_byte_and_its_descriptor_socket_leaves_nothing_in_the_pool(
     host: LlmHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def no_door(instance_id: InstanceId, **_: object) -> str:
+    def no_socket(instance_id: InstanceId, **_: object) -> str:
         live = host.agent.fleet.find(instance_id)
         assert live is not None
         until(lambda: not live.fetching)  # all bytes have arrived
-        raise Unavailable("fetchd makes no doors")
+        raise Unavailable("fetchd makes no descriptor sockets")
 
-    monkeypatch.setattr(host.fetchd, "door_open", no_door)
+    monkeypatch.setattr(host.fetchd, "open_descriptor_socket", no_socket)
     host.deploy_llm()
     host.fetchd.ended.set()
     host.events.instance(host.launch(host.llm_plan()), InstanceState.GONE)

@@ -14,7 +14,7 @@ from fetchd.server import UnixServer
 from invoker.containers import patient_fetch
 from invoker.containers.patient_fetch import PatientFetchClient
 from relay.clients.channel import Channel, ChannelClosed
-from relay.clients.fetch import DoorClient, FetchClient
+from relay.clients.fetch import DescriptorClient, FetchClient
 from relay.protocol.messages import FetchStart, FetchStarted, Refused, to_plain
 from tests.invoker.platform import WAIT_S
 from thaw.errors import PoolFull, Unavailable
@@ -73,10 +73,10 @@ def test_a_fetchd_that_hangs_up_is_unavailable(run_dir: Path) -> None:
     with pytest.raises(Unavailable, match="the connection to fetchd broke: the peer closed"):
         FetchClient(fetchd.path).cancel(REQUEST.group_id, 1)
     with (
-        closing(DoorClient.connect(fetchd.path)) as door,
-        pytest.raises(Unavailable, match="the door broke: the peer closed"),
+        closing(DescriptorClient.connect(fetchd.path)) as descriptors,
+        pytest.raises(Unavailable, match="the descriptor socket broke: the peer closed"),
     ):
-        door.granted(deadline_s=5)
+        descriptors.granted(deadline_s=5)
     fetchd.close()
 
 

@@ -41,7 +41,7 @@ def test_the_two_services_of_a_gpu_meet_in_its_directory() -> None:
     directory = runtime_directory("thaw-invoker", "3")
     assert directory == runtime_directory("thaw-fetchd", "3")
     assert invoker.run_dir == directory  # all other directories are read-only for the services
-    assert {str(Path(p).parent) for p in (fetchd.socket, fetchd.doors)} == {directory}
+    assert {str(Path(p).parent) for p in (fetchd.socket, fetchd.descriptor_sockets)} == {directory}
 
 
 def test_two_gpus_share_no_path_and_no_device() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import platformdirs
 
-from relay.clients.fetch import DoorClient
+from relay.clients.fetch import DescriptorClient
 from relay.protocol.segment import SegmentReader
 from tests.thaw_runtime.doorway import Doorway
 from thaw.dev import smollm2
@@ -48,6 +48,6 @@ def write_tiny_model(directory: Path) -> Path:
     return directory
 
 
-def read_segment(door: Doorway) -> tuple[DoorClient, SegmentReader]:
-    client = DoorClient.connect(door.path)
+def read_segment(door: Doorway) -> tuple[DescriptorClient, SegmentReader]:
+    client = DescriptorClient.connect(door.path)
     return client, client.segment(deadline_s=10)

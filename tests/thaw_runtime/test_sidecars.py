@@ -18,13 +18,13 @@ from thaw_runtime.weights.sidecars import materialised
 ENGINE = """
 import os, sys, tempfile
 from tests.thaw_runtime.doorway import Doorway
-from relay.clients.fetch import DoorClient
+from relay.clients.fetch import DescriptorClient
 from thaw_runtime.engine import main as engine_main
 from thaw_runtime.weights.sidecars import materialised
 tempfile.gettempdir()  # as a zygote may have done before it forked
 os.environ["TMPDIR"] = sys.argv[2]
 engine_main.use_own_tmp()
-client = DoorClient.connect(sys.argv[1])
+client = DescriptorClient.connect(sys.argv[1])
 with materialised(client.segment(deadline_s=10)) as directory:
     print(directory, flush=True)
     sys.stdin.read()

@@ -26,7 +26,7 @@ from invoker.drivers.docker.logs import LogFollower
 from invoker.drivers.docker.paths import EnginePaths
 from invoker.drivers.docker.spec import Asked, Limits, Mounts
 from invoker.drivers.ownership import OwnedContainers
-from invoker.drivers.relay_door import RelayDoors
+from invoker.drivers.relay_socket import RelaySockets
 from invoker.drivers.socket_wait import listens, wait_socket_until
 from thaw.action import KIND_LLM, KIND_PYTHON
 from thaw.errors import NotFound, PlatformError, WorkerLost
@@ -90,7 +90,7 @@ class DockerDriver:
         self._lock = threading.Lock()
         self._containers: dict[str, _Container] = {}
         self._doomed: set[str] = set()  # to be removed when the engine is back
-        self._relays = RelayDoors(run_dir / "relays")
+        self._relays = RelaySockets(run_dir / "relays")
         self._events = EngineEvents(engine, f"{OWNER}={self.owner}", self._event, self._reconcile, cut_off, log)
 
     @classmethod
@@ -277,7 +277,7 @@ class DockerDriver:
         image = self._images.by_kind[spec.kind]
         mounts = Mounts(
             self._paths.there(str(_io(handle))),
-            self._paths.there(spec.door) if spec.door else "",
+            self._paths.there(spec.descriptor_socket) if spec.descriptor_socket else "",
             self._paths.there(str(self._relays.directory)) if spec.kind == KIND_LLM else "",
         )
         labels = {OWNER: self.owner, CONTAINER: spec.container_id, KIND: spec.kind, "thaw.host": self._host_id}

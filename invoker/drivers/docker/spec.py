@@ -1,13 +1,14 @@
 """The hardened configuration with which the engine creates a container.  Pure.
 
 A function's container has no network at all.  It is reached through a socket that it makes in a mounted directory, it
-reaches fetchd through its own door and, in a pipeline, the relay through a socket that is forwarded (relay_door.py).
+reaches fetchd through its own descriptor socket and, in a pipeline, the relay server through a socket that is forwarded
+(relay_socket.py).
 So there is no address to connect to: not the host, not another function, not the metadata service.
 
 Inside::
 
     /run/thaw/io/s         the container's socket; the directory is closed to it once the socket is there
-    /run/thaw/door         fetchd's door of this container (llm)
+    /run/thaw/door         this container's descriptor socket (llm)
     /run/thaw/relays/      one socket a relay, read-only (llm)
     /tmp                   memory, bounded; everything else is read-only
 """
@@ -24,7 +25,7 @@ from thaw.action import KIND_LLM
 
 USER: Final = "65534:65534"
 IO: Final = "/run/thaw/io"
-DOOR: Final = "/run/thaw/door"
+DESCRIPTOR_SOCKET: Final = "/run/thaw/door"
 RELAYS: Final = "/run/thaw/relays"
 PERIOD_US: Final = 100_000  # the kernel's default
 _MIB: Final = 1024 * 1024
@@ -48,10 +49,10 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Mounts:
-    """Paths on the engine's machine; ``door`` and ``relays`` may be empty."""
+    """Paths on the engine's machine; ``descriptor_socket`` and ``relays`` may be empty."""
 
     io: str
-    door: str = ""
+    descriptor_socket: str = ""
     relays: str = ""
 
 
@@ -67,8 +68,8 @@ class Asked:
 def config(spec: Spec, asked: Asked) -> dict[str, Any]:
     """The body of ``POST /containers/create``."""
     environment = {**_ENVIRONMENT, "THAW_SOCKET": f"{IO}/s", **spec.env}
-    if spec.door:
-        environment["THAW_DOOR"] = DOOR
+    if spec.descriptor_socket:
+        environment["THAW_DOOR"] = DESCRIPTOR_SOCKET
     return {
         "Image": asked.image,
         "Entrypoint": ["python"],
@@ -113,8 +114,9 @@ def cpu_quota_us(share: float, n_cores: int) -> int:
 
 def _mounts(spec: Spec, mounts: Mounts) -> list[dict[str, Any]]:
     found = [_bind(mounts.io, IO, read_only=False)]
-    if mounts.door:
-        found.append(_bind(mounts.door, DOOR, read_only=True))  # a socket can be connected to all the same
+    if mounts.descriptor_socket:
+        # a socket can be connected to all the same
+        found.append(_bind(mounts.descriptor_socket, DESCRIPTOR_SOCKET, read_only=True))
     if mounts.relays and spec.kind == KIND_LLM:
         found.append(_bind(mounts.relays, RELAYS, read_only=True))
     return found

@@ -104,7 +104,7 @@ class ProcessDriver:
         env = {
             "THAW_SOCKET": handle.socket_path,
             "TMPDIR": str(handle.directory),
-            **({"THAW_DOOR": spec.door} if spec.door else {}),
+            **({"THAW_DOOR": spec.descriptor_socket} if spec.descriptor_socket else {}),
             **spec.env,
         }
         pid = self._forked(handle, env) if spec.fork else self._spawned(handle, env)

@@ -17,7 +17,7 @@ from functools import partial
 from typing import NoReturn
 
 from relay.clients.channel import Channel, ChannelClosed
-from relay.clients.fetch import DoorClient
+from relay.clients.fetch import DescriptorClient
 from relay.thread_account import ThreadAccount
 from thaw import lasting
 from thaw.errors import PlatformError, ThawError
@@ -151,7 +151,7 @@ class _Start:
 
         with trace.phase(Phase.CONTEXT_BEGIN):
             # stays open as long as the process maps the segment, so until it ends
-            self._door = DoorClient.connect(command.door)
+            self._door = DescriptorClient.connect(command.door)
             segment = parameter_manager.open_segment(*self._door.granted(deadline_s=GRANT_DEADLINE_S))
         engine = self._libraries.result(trace)(emit)
         return engine, engine.start(command.init, segment)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from typing import Any
 
-from relay.clients.fetch import DoorClient
+from relay.clients.fetch import DescriptorClient
 from relay.protocol.messages import InitReply, LlmInit, LlmRun
 from thaw import wire
 from thaw.errors import BadRequest, Conflict, InstanceGone
@@ -64,7 +64,7 @@ class LlmContainer:
     def _load_text(self, trace: StartTrace) -> None:
         with (
             trace.phase(Phase.TOKENIZER_BEGIN),
-            closing(DoorClient.connect(self._door)) as door,
+            closing(DescriptorClient.connect(self._door)) as door,
             closing(door.segment(deadline_s=GRANT_DEADLINE_S)) as segment,
         ):
             self._text = load_model_text(segment)

@@ -1,13 +1,12 @@
-"""The relay for containers that have no network: a unix socket a relay, forwarded byte by byte.
+"""The relay server for containers that have no network: one unix socket for each relay server, forwarded byte by byte.
 
-``RelayDoors`` is the invoker's side: it knows the sockets' directory, which is mounted into each llm container, and
-keeps one forwarding process a relay (``python -m invoker.drivers.relay_door``), so that a pipeline's frames do not
-wait for the invoker's other threads.  The process moves bytes with splice(2), which copies none of them, and ends with
-the invoker.
-What comes through has to authenticate at the relay as anybody else: the door grants nothing but the way.
+``RelaySockets`` is the invoker's side.  It knows the sockets' directory, which is mounted into each llm container, and
+keeps one forwarding process for each relay server (``python -m invoker.drivers.relay_socket``), so that a pipeline's
+frames do not wait for the invoker's other threads.  The process moves bytes with splice(2), which copies none of them,
+and ends with the invoker.  A client that comes through has to authenticate at the relay server like any other.
 
-Which doors there were is written down beside the directory: stages that outlive an invoker need theirs again, under the
-same names, from the next.
+The sockets are written down beside the directory: stages that outlive an invoker need them again from the next one,
+under the same names.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _PIPE_BYTES: Final = 1 << 20
 _DEFAULT_PORT: Final = 6379
 
 
-class RelayDoors:
+class RelaySockets:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         directory.mkdir(parents=True, exist_ok=True)
@@ -45,7 +44,7 @@ class RelayDoors:
             left_over.unlink()
         self._notes = directory.with_name(f"{directory.name}.json")
         self._former = _noted(self._notes)
-        self._doors: dict[str, tuple[str, int]] = {}
+        self._sockets: dict[str, tuple[str, int]] = {}
         self._lock = threading.Lock()
         self._forwarders: dict[str, subprocess.Popen[bytes]] = {}
 
@@ -63,7 +62,7 @@ class RelayDoors:
         """Those of an earlier life, for a container of its that lives on.  Raises PlatformError."""
         with self._lock:
             former, self._former = self._former, {}
-            self._doors |= former  # so that they stay noted if we end before all are open
+            self._sockets |= former  # so that they stay noted if we end before all are open
         for host, port in former.values():
             self._forward(host, port)
 
@@ -83,13 +82,21 @@ class RelayDoors:
                 process = None
             if process is None:
                 self._forwarders[name] = self._started(self.directory / name, host, port)
-                self._doors[name] = (host, port)
-                _note(self._notes, self._doors)
+                self._sockets[name] = (host, port)
+                _note(self._notes, self._sockets)
         return name
 
     def _started(self, path: Path, host: str, port: int) -> subprocess.Popen[bytes]:
         path.unlink(missing_ok=True)
-        command = [sys.executable, "-m", "invoker.drivers.relay_door", "--listen", str(path), "--to", f"{host}:{port}"]
+        command = [
+            sys.executable,
+            "-m",
+            "invoker.drivers.relay_socket",
+            "--listen",
+            str(path),
+            "--to",
+            f"{host}:{port}",
+        ]
         process = subprocess.Popen(command, stdin=subprocess.PIPE)  # never written: its end is ours
         never = os.eventfd(0, os.EFD_CLOEXEC)
         try:
@@ -109,10 +116,10 @@ def _noted(notes: Path) -> dict[str, tuple[str, int]]:
         return {}
 
 
-def _note(notes: Path, doors: Mapping[str, tuple[str, int]]) -> None:
+def _note(notes: Path, sockets: Mapping[str, tuple[str, int]]) -> None:
     part = notes.with_suffix(".part")
     try:
-        part.write_text(json.dumps(doors))
+        part.write_text(json.dumps(sockets))
         part.rename(notes)
     except OSError as e:
         raise PlatformError(f"cannot write to {notes}: {e.strerror}", hint="make room where THAW_RUN_DIR is") from e

@@ -5,19 +5,19 @@ from __future__ import annotations
 from contextlib import closing
 from pathlib import Path
 
-from invoker.drivers.relay_door import RelayDoors
+from invoker.drivers.relay_socket import RelaySockets
 
 
-def test_a_door_survives_an_invoker_that_dies_before_it_has_opened_it_again(run_dir: Path) -> None:
+def test_a_relay_socket_survives_an_invoker_that_dies_before_it_has_opened_it_again(run_dir: Path) -> None:
     directory = run_dir / "relays"
-    with closing(RelayDoors(directory)) as killed:
+    with closing(RelaySockets(directory)) as killed:
         names = [
             killed.inside(f"redis://127.0.0.1:{port}", "/there").partition("?")[0].rpartition("/")[2] for port in (1, 2)
         ]
-        RelayDoors(directory)  # this invoker dies before it opens the doors again
-        with closing(RelayDoors(directory)) as following:
+        RelaySockets(directory)  # this invoker dies before it opens the sockets again
+        with closing(RelaySockets(directory)) as following:
             following.reopen()
             assert sorted(path.name for path in directory.iterdir()) == sorted(names)
-    with closing(RelayDoors(directory)) as last:
-        last.reopen()  # an invoker that ended normally leaves no door
+    with closing(RelaySockets(directory)) as last:
+        last.reopen()  # an invoker that ended normally leaves no socket
         assert list(directory.glob("*.sock")) == []

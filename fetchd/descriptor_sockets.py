@@ -1,8 +1,8 @@
-"""Doors: the unix sockets through which containers get their segments, and nothing else.
+"""Descriptor sockets: the unix sockets through which containers get their segments, and nothing else.
 
-A door is made before its container (a stem cell does not know its model yet) and answers once the invoker grants a
+One is made before its container (a stem cell does not know its model yet) and answers once the invoker grants a
 segment.  The container keeps its connection while it maps the segment.  A hold ends with DoorClose; when the invoker
-that opened the door is gone, the end of the container's connection stands for it.
+that opened the socket is gone, the end of the container's connection stands for it.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ _CONNECTIONS: Final = 16
 _INSTANCE_ID: Final = re.compile(r"\A[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}\Z")
 
 
-class Door:
+class DescriptorSocket:
     """``grants`` in the order given: a connection's n-th question is answered with the n-th."""
 
-    def __init__(self, path: str, instance_id: str, owner: int, doors: Doors, log: Log) -> None:
+    def __init__(self, path: str, instance_id: str, owner: int, table: DescriptorSockets, log: Log) -> None:
         self.instance_id, self.owner = instance_id, owner
         self.holder = f"door:{instance_id}"
         self.grants: list[Segment] = []
         self.connections = 0
         self.closed = False
         self.changed = threading.Condition()
-        self._doors = doors
+        self._table = table
         # mode 0666: who may reach it is the directory's and the mount's matter
         self.server = UnixServer(path, 0o666, self._serve, log, most=_CONNECTIONS)
 
@@ -61,7 +61,7 @@ class Door:
             answered = 0
             while True:
                 if not isinstance(from_plain(channel.receive()[0]), SegmentWanted):
-                    channel.send(to_plain(Refused(BadRequest("a door answers SegmentWanted only").info())))
+                    channel.send(to_plain(Refused(BadRequest("a descriptor socket answers SegmentWanted only").info())))
                     return
                 segment = self._granted(answered)
                 if segment is None:
@@ -71,7 +71,7 @@ class Door:
         finally:
             with self.changed:
                 self.connections -= 1
-            self._doors.left(self)
+            self._table.left(self)
 
     def _granted(self, number: int) -> Segment | None:
         with self.changed:
@@ -93,11 +93,11 @@ class Door:
         channel.set_timeout(None)
 
 
-class Doors:
+class DescriptorSockets:
     def __init__(self, directory: str, store: SegmentStore, log: Log) -> None:
         self._directory, self._store, self._log = Path(directory), store, log
         self._lock = threading.RLock()
-        self._doors: dict[str, Door] = {}
+        self._sockets: dict[str, DescriptorSocket] = {}
         self._owners: dict[int, bool] = {}  # pid of an invoker → whether it lives
         self._directory.mkdir(parents=True, exist_ok=True)
         self._directory.chmod(0o711)  # a name is needed to get in, and names cannot be listed
@@ -105,58 +105,60 @@ class Doors:
             left_over.unlink()
 
     def open(self, instance_id: str, owner: int) -> str:
-        """The door's path.  Idempotent; the caller becomes its owner."""
+        """The socket's path.  Idempotent; the caller becomes its owner."""
         if not _INSTANCE_ID.match(instance_id):
-            raise BadRequest(f"{instance_id!r:.80} cannot name a door")
+            raise BadRequest(f"{instance_id!r:.80} cannot name a descriptor socket")
         with self._lock:
-            door = self._doors.get(instance_id)
-            if door is None:
+            descriptor_socket = self._sockets.get(instance_id)
+            if descriptor_socket is None:
                 path = str(self._directory / f"{instance_id}.sock")
-                door = self._doors[instance_id] = Door(path, instance_id, owner, self, self._log)
-            door.owner = owner
+                descriptor_socket = self._sockets[instance_id] = DescriptorSocket(
+                    path, instance_id, owner, self, self._log
+                )
+            descriptor_socket.owner = owner
             self._watch(owner)
-            return door.server.path
+            return descriptor_socket.server.path
 
     def grant(self, instance_id: str, segment_id: str, fetch: str) -> None:
-        """Give the instance a segment.  The hold of ``fetch`` on it passes over to the door."""
+        """Give the instance a segment.  The hold of ``fetch`` on it passes over to the socket."""
         with self._lock:
-            door = self._doors.get(instance_id)
-            if door is None:
-                raise NotFound(f"no door of instance {instance_id}", hint="open it first")
-            if any(s.segment_id == segment_id for s in door.grants):
+            descriptor_socket = self._sockets.get(instance_id)
+            if descriptor_socket is None:
+                raise NotFound(f"no descriptor socket of instance {instance_id}", hint="open it first")
+            if any(s.segment_id == segment_id for s in descriptor_socket.grants):
                 return
-            segment = self._store.hold(segment_id, door.holder)
+            segment = self._store.hold(segment_id, descriptor_socket.holder)
             self._store.drop(segment, fetch)
-            door.grant(segment)
+            descriptor_socket.grant(segment)
 
     def close(self, instance_id: str) -> None:
         with self._lock:
-            door = self._doors.pop(instance_id, None)
-        if door is None:
+            descriptor_socket = self._sockets.pop(instance_id, None)
+        if descriptor_socket is None:
             return
-        door.close()
-        for segment in door.grants:
-            self._store.drop(segment, door.holder)
+        descriptor_socket.close()
+        for segment in descriptor_socket.grants:
+            self._store.drop(segment, descriptor_socket.holder)
 
     def instances(self) -> tuple[str, ...]:
         with self._lock:
-            return tuple(self._doors)
+            return tuple(self._sockets)
 
-    def left(self, door: Door) -> None:
-        """A connection of ``door`` ended: the crash rule, if its invoker is gone."""
+    def left(self, descriptor_socket: DescriptorSocket) -> None:
+        """A connection of ``descriptor_socket`` ended: the crash rule, if its invoker is gone."""
         with self._lock:
-            orphaned = not self._owners.get(door.owner, True)
+            orphaned = not self._owners.get(descriptor_socket.owner, True)
         if orphaned:
-            self._close_abandoned(door)
+            self._close_abandoned(descriptor_socket)
 
     def stop(self) -> None:
         for instance_id in self.instances():
             self.close(instance_id)
 
-    def _close_abandoned(self, door: Door) -> None:
-        if door.grants and not door.connections and not door.closed:
-            self._log.event("door_abandoned", instance_id=door.instance_id)
-            self.close(door.instance_id)
+    def _close_abandoned(self, descriptor_socket: DescriptorSocket) -> None:
+        if descriptor_socket.grants and not descriptor_socket.connections and not descriptor_socket.closed:
+            self._log.event("descriptor_socket_abandoned", instance_id=descriptor_socket.instance_id)
+            self.close(descriptor_socket.instance_id)
 
     def _watch(self, pid: int) -> None:
         """Notice the end of an invoker.  One of another pid namespace (pid 0) cannot be watched."""
@@ -176,6 +178,6 @@ class Doors:
         os.close(pidfd)
         with self._lock:
             self._owners[pid] = False
-            orphans = [d for d in self._doors.values() if d.owner == pid]
-        for door in orphans:
-            self._close_abandoned(door)
+            orphans = [d for d in self._sockets.values() if d.owner == pid]
+        for descriptor_socket in orphans:
+            self._close_abandoned(descriptor_socket)
