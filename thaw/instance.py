@@ -53,7 +53,7 @@ class InstanceRecord:
     init_ms: int = 0
     error: ErrorInfo | None = None  # the reason why the instance is GONE, if it failed
     keep_alive_s: float = 300.0
-    stage: int = 0  # its stage in the group; requests go to stage 0, which reaches the others through the relay
+    stage: int = 0  # its stage in the group; requests go to stage 0, which reaches the others through the relay server
     n_stages: int = 1
 
     @property

@@ -98,7 +98,7 @@ class DropPlan:
 
 @dataclass(frozen=True, slots=True)
 class RevokeCredential:
-    """The group has ended: the credential that let its stages into the relay ends too."""
+    """The group has ended: the credential that let its stages into the relay server ends too."""
 
     group_id: GroupId
 

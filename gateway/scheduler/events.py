@@ -115,7 +115,7 @@ class GatewaysLost:
 
 @dataclass(frozen=True, slots=True)
 class StartRefused:
-    """A start that was decided could not be commanded: the relay did not take its group's credential."""
+    """A start that was decided could not be commanded: the relay server did not take its group's credential."""
 
     group_id: GroupId
     error: ErrorInfo

@@ -1,7 +1,7 @@
 """The scheduler process: the one place with a queue, a clock and a connection.
 
 One thread takes the events that have arrived (from the stream, from timers), asks the policy, and carries out its
-decisions.  Other threads only feed the queue: the stream's reader, the lease's renewal and the relay's work.  The loop
+decisions.  Other threads only feed the queue: the stream's reader, the lease's renewal and the relay work.  The loop
 blocks until the next event or the next timer, whichever is first.
 """
 

@@ -28,7 +28,7 @@ from invoker.drivers.socket_wait import wait_socket
 from thaw.errors import PlatformError
 
 MOST_CONNECTIONS: Final = 256
-"""Two a stage and a reconnect: far below the relay's own limit, which one host's containers must not use up."""
+"""Two a stage and a reconnect: far below the relay server's own limit, which one host's containers must not use up."""
 _READY_S: Final = 10.0
 _CONNECT_S: Final = 5.0
 _PIPE_BYTES: Final = 1 << 20
@@ -49,11 +49,11 @@ class RelaySockets:
         self._forwarders: dict[str, subprocess.Popen[bytes]] = {}
 
     def inside(self, address: str, mounted: str) -> str:
-        """The URL under which a container that has our directory at ``mounted`` reaches the relay ``address``
+        """The URL under which a container that has our directory at ``mounted`` reaches the relay server ``address``
         (redis://host:port/db, without credential).  Raises PlatformError."""
         parts = urlsplit(address)
         if parts.scheme != "redis" or parts.hostname is None:
-            raise PlatformError(f"a container cannot be given the relay {address}", hint="use redis://host:port")
+            raise PlatformError(f"a container cannot be given the relay server {address}", hint="use redis://host:port")
         name = self._forward(parts.hostname, parts.port or _DEFAULT_PORT)
         database = parts.path.strip("/") or "0"
         return f"unix://{mounted}/{name}?db={database}"
@@ -103,7 +103,7 @@ class RelaySockets:
             wait_socket(str(path), process.pid, _READY_S, never).close()
         except PlatformError as e:
             _end(process)
-            raise PlatformError(f"no way to the relay {host}:{port}: {e.message}") from e
+            raise PlatformError(f"no way to the relay server {host}:{port}: {e.message}") from e
         finally:
             os.close(never)
         return process
@@ -160,7 +160,7 @@ def _join(inside: socket.socket, relay: tuple[str, int], slots: threading.Bounde
             _move(inside, outside)
             back.join()
     except OSError:
-        return  # the relay is away: the container sees its connection close
+        return  # the relay server is away: the container sees its connection close
     finally:
         slots.release()
 
@@ -191,7 +191,7 @@ def _end_with_invoker() -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Forward a unix socket to a relay.")
+    parser = argparse.ArgumentParser(description="Forward a unix socket to a relay server.")
     parser.add_argument("--listen", required=True)
     parser.add_argument("--to", required=True, metavar="HOST:PORT")
     args = parser.parse_args()

@@ -185,7 +185,7 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class GroupCredential:
-    """Gives a stage access to its group's part of the relay, and to nothing else.  It ends with the group."""
+    """Gives a stage access to its group's part of the relay server, and to nothing else.  It ends with the group."""
 
     username: str
     secret: str

@@ -1,12 +1,12 @@
-"""A group's credential: made with the group, valid for its part of the relay only, revoked with the group.
+"""A group's credential: made with the group, valid for its part of the relay server only, revoked with the group.
 
 ::
 
     scheduler: issue() ──▶ state server: thaw:group-credential:<group>    (platform processes only)
-                      └──▶ relay: ACL user, ~thaw:relay:<group>:*, seven commands
+                      └──▶ relay server: ACL user, ~thaw:relay:<group>:*, seven commands
     invoker:   read()  ──▶ LlmInit.link.credential ──▶ the stage
 
-The relay keeps its users in memory: a restarted relay refuses the group, and it has lost the group's frames too.
+The relay server keeps its users in memory: a restarted relay refuses the group, and it has lost the group's frames too.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ def ref(group_id: GroupId) -> str:
 
 
 def key_prefix(group_id: GroupId) -> str:
-    """The beginning of every key of the group on the relay."""
+    """The beginning of every key of the group on the relay server."""
     return f"thaw:relay:{group_id}:"
 
 
 def issue(state: redis.Redis, relay: redis.Redis, group_id: GroupId) -> str:
-    """Let a group into its part of the relay; return the reference that goes into its plan.
+    """Let a group into its part of the relay server; return the reference that goes into its plan.
 
-    Idempotent: an existing secret stays, and a relay that was restarted learns it again.
+    Idempotent: an existing secret stays, and a relay server that was restarted learns it again.
     """
     made = GroupCredential(_username(group_id), secrets.token_urlsafe(32))
     with redis_link.translated("write a group's credential"):
@@ -48,7 +48,7 @@ def issue(state: redis.Redis, relay: redis.Redis, group_id: GroupId) -> str:
     credential = read(state, ref(group_id))
     digest = hashlib.sha256(credential.secret.encode()).hexdigest()  # so that MONITOR and the slow log never show it
     rules = ("reset", "on", f"#{digest}", f"~{key_prefix(group_id)}*", *(f"+{c}" for c in COMMANDS))
-    with redis_link.translated("let a group into the relay", "the relay"):
+    with redis_link.translated("let a group into the relay server", "the relay server"):
         relay.execute_command("ACL", "SETUSER", credential.username, *rules)  # type: ignore[no-untyped-call]
     return ref(group_id)
 
@@ -63,8 +63,8 @@ def read(state: redis.Redis, reference: str) -> GroupCredential:
 
 
 def revoke(state: redis.Redis, relay: redis.Redis, group_id: GroupId) -> None:
-    """End a group: the relay closes its connections, and all its keys are deleted.  Idempotent."""
-    with redis_link.translated("shut a group out of the relay", "the relay"):
+    """End a group: the relay server closes its connections, and all its keys are deleted.  Idempotent."""
+    with redis_link.translated("shut a group out of the relay server", "the relay server"):
         relay.execute_command("ACL", "DELUSER", _username(group_id))  # type: ignore[no-untyped-call]
     drop_group(relay, group_id)
     with redis_link.translated("delete a group's credential"):
@@ -73,7 +73,7 @@ def revoke(state: redis.Redis, relay: redis.Redis, group_id: GroupId) -> None:
 
 def drop_group(relay: redis.Redis, group_id: GroupId) -> None:
     """Delete every key of a group that has ended."""
-    with redis_link.translated("drop a group's streams", "the relay"):
+    with redis_link.translated("drop a group's streams", "the relay server"):
         for key in relay.scan_iter(match=key_prefix(group_id) + "*", count=500):
             relay.unlink(key)
 

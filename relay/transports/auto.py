@@ -6,7 +6,7 @@
            └── else ────▶ redis Sender ──▶ relay ──────▶ lane ──┴──▶ one Assembly a link, by number
 
 The messages of a link have one series of numbers for both paths.  The receiver puts them together by number, so a
-message that overtakes others in the relay waits for them, and a message that comes on both paths counts once.  A link
+message that overtakes others in the server waits for them, and a message that comes on both paths counts once.  A link
 begins on redis; a helper thread dials meanwhile.  When a short cut breaks and cannot be dialled again, redis carries
 its unacknowledged frames.
 """
@@ -171,4 +171,4 @@ class AutoTransport:
         try:
             self._fall_back(link, receiver, link.seq)
         except PlatformError:
-            return  # the relay cannot be reached either: the next send reports it
+            return  # the relay server cannot be reached either: the next send reports it

@@ -1,4 +1,4 @@
-"""How the priorities of one link share the bytes that the link may have on their way through the relay.
+"""How the priorities of one link share the bytes that the link may have on their way through the relay server.
 
 ::
 

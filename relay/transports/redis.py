@@ -8,9 +8,9 @@
     XREAD BLOCK <credit> (only when ◀─ <credit>: 4194304-0 ◀── XADD: bytes taken so far, every quarter of a window
           a window ahead)
 
-A frame's id is its number (message + 1, chunk), so the relay itself refuses a frame that comes twice after a lost
+A frame's id is its number (message + 1, chunk), so the server itself refuses a frame that comes twice after a lost
 connection; a reader goes on from the last id it has, and credit is a sum, not a count of what was popped.  ``send``
-returns when the relay has the frame.  Every priority has its own connections in both directions, so a half-sent bulk
+returns when the server has the frame.  Every priority has its own connections in both directions, so a half-sent bulk
 message delays no other priority.
 """
 

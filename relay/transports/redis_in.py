@@ -30,10 +30,10 @@ from relay.transports.resp import BUFFER_BYTES, READ_BYTES, Connection, command,
 from thaw.errors import PlatformError, ProtocolError, WorkerLost
 
 _READ_COUNT: Final = {Priority.INFERENCE: 8, Priority.KV: 2, Priority.BULK: 2}
-"""The most frames in one answer of a stream: the relay holds them for a slow reader beside the stream itself."""
+"""The most frames in one answer of a stream: the relay server holds them for a slow reader beside the stream itself."""
 _ACK_FRAMES: Final = 16
 _ACK_BYTES: Final = 256 * 1024
-"""Frames or bytes that are acknowledged together: trimming each frame would cost the relay as much as carrying it."""
+"""Frames or bytes that are acknowledged together: trimming each frame would cost the server as much as carrying it."""
 _BACKOFF_S: Final = (0.01, 0.05, 0.2, 0.5)
 _MAX_HEAD_BYTES: Final = 512
 _DONT_WAIT: Final = socket.MSG_DONTWAIT
@@ -145,7 +145,7 @@ class RedisLane:
         else:
             count = self._fill_buffer(connection)
         if count == 0:
-            raise ConnectionResetError("the relay closed the connection")
+            raise ConnectionResetError("the relay server closed the connection")
 
     @staticmethod
     def _fill_buffer(connection: Connection) -> int:
@@ -237,7 +237,7 @@ class RedisLane:
         connection, sender = self._connection, self._keys.get(key)
         assert connection is not None  # noqa: S101
         if sender is None:
-            raise ProtocolError(f"the relay answers with {key!r}, which nobody asked for")
+            raise ProtocolError(f"the relay server answers with {key!r}, which nobody asked for")
         if not HEADER_BYTES <= n_bytes <= HEADER_BYTES + MAX_PAYLOAD_BYTES:
             raise ProtocolError(f"stage {sender}: not a frame: an entry of {n_bytes} bytes")
         header = decode_header(connection.view[connection.start : connection.start + HEADER_BYTES])
@@ -265,7 +265,7 @@ class RedisLane:
     def _refused(self, message: str) -> None:
         if message.startswith(("UNBLOCKED", "LOADING")):
             raise ConnectionResetError(message)
-        raise WorkerLost(f"the relay refuses group {self._relay.group_id}: {message}")
+        raise WorkerLost(f"the relay server refuses group {self._relay.group_id}: {message}")
 
     def _acknowledgements(self) -> bytes:
         if self._owed_frames < _ACK_FRAMES and self._owed_bytes < self._ack_bytes:
@@ -302,7 +302,7 @@ class RedisLane:
 
 def open_lanes(relay: GroupRelay, inbox: Inbox, stage: int, assemblies: Mapping[Priority, dict[int, Assembly]],
                flow: Flow) -> None:  # fmt: skip
-    """Open a lane for each priority.  Raises WorkerLost, and closes ``inbox``, if the relay does not know the group."""
+    """Open a lane for each priority.  Raises WorkerLost, and closes ``inbox``, if the server does not know the group."""
     try:
         with inbox.lock:
             for priority in Priority:

@@ -1,4 +1,4 @@
-"""The sending end of the Redis transport: it appends frames, and keeps them until the relay has confirmed them."""
+"""The sending end of the Redis transport: it appends frames, and keeps them until the server has confirmed them."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from relay.transports.resp import SMALL_BYTES, Connection, Refused, command, gav
 from thaw.errors import PlatformError, ProtocolError, Unavailable, WorkerLost
 
 _PIPELINE_BYTES: Final = 4 * 1024 * 1024
-"""The most bytes written without the relay's confirmation: more than a wire holds, and little for a relay's memory."""
+"""The most bytes written without the server's confirmation: more than a wire holds, and little for a server's memory."""
 _SILENT: Final = 7
-"""Number of small messages that are sent before one that the relay confirms.  Confirming each would cost the relay a
+"""Number of small messages that are sent before one that the server confirms.  Confirming each would cost the server a
 write, and this side a read, for every message.  Messages that are not confirmed yet are kept."""
 _RETRY_S: Final = 0.2
 
@@ -50,19 +50,19 @@ class Frame(Protocol):
 
 @dataclass(slots=True)
 class _Entry:
-    """A frame on its way to the relay: the bytes to write, kept until the relay has confirmed them."""
+    """A frame on its way to the relay server: the bytes to write, kept until the relay server has confirmed them."""
 
     link: _Link
     parts: tuple[bytes | memoryview, ...]
     n_bytes: int
-    silent: bool = False  # the relay was told not to confirm it: the next confirmation covers it too
-    repeated: bool = False  # written before, silently or on a lost connection: the relay may have it
+    silent: bool = False  # the relay server was told not to confirm it: the next confirmation covers it too
+    repeated: bool = False  # written before, silently or on a lost connection: the relay server may have it
 
 
 class Sender:
     """One stage's sending end at one priority: one connection, one message at a time.
 
-    A small message is written and kept until the relay has confirmed it, or a later one.  A later ``send`` reads the
+    A small message is written and kept until the server has confirmed it, or a later one.  A later ``send`` reads the
     confirmation, or a ``receive`` that has waited in vain asks for it (``check``).  When the connection is lost, the
     thread that receives sends again what is kept, so a Sender is a lane of the inbox too.
     """
@@ -79,8 +79,8 @@ class Sender:
         self._unwritten: deque[_Entry] = deque()
         self._unconfirmed: deque[_Entry] = deque()
         self._kept_bytes = 0
-        self._n_answers = 0  # confirmations that the relay owes
-        self._n_silent = 0  # silent entries since the last one that the relay must confirm
+        self._n_answers = 0  # confirmations that the relay server owes
+        self._n_silent = 0  # silent entries since the last one that the relay server must confirm
 
     def send(self, receiver: int, message: FrameHeader, payload: bytes | memoryview, deadline_s: float,
              seq: int | None = None) -> None:  # fmt: skip
@@ -116,9 +116,9 @@ class Sender:
         return "" if link is None else link.broken
 
     def check(self) -> None:
-        """Raise the relay's refusal, if it refused a frame since the last call.
+        """Raise the relay server's refusal, if it refused a frame since the last call.
 
-        Silent frames are sent again, this time with a confirmation.  The relay refuses a frame that it has as known,
+        Silent frames are sent again, this time with a confirmation.  The server refuses a frame that it has as known,
         and refuses again a frame for which it had no room.
         """
         if self._unconfirmed and self._connection is not None and self._lock.acquire(blocking=False):
@@ -128,7 +128,7 @@ class Sender:
                 self._lock.release()
 
     def settle(self, deadline_s: float) -> None:
-        """Return when the relay has confirmed everything; for a caller that uses another path from now on."""
+        """Return when the relay server has confirmed everything; for a caller that uses another path from now on."""
         with self._lock:
             self._settle(deadline_s)
 
@@ -387,4 +387,4 @@ def _refusal(link: _Link, e: Refused) -> PlatformError:
         return ProtocolError(f"stage {link.receiver}: somebody else writes to {link.key}")
     if e.word == "OOM":
         return memory_full()
-    return WorkerLost(f"send to stage {link.receiver}: the relay refused: {e.message}")
+    return WorkerLost(f"send to stage {link.receiver}: the relay server refused: {e.message}")

@@ -1,4 +1,4 @@
-"""One group's access to its relay: authenticated connections, key names, and a check that the relay lost nothing."""
+"""One group's access to its relay server: authenticated connections, key names, a check that nothing was lost."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class GroupRelay:
                          unanswered("PEXPIRE", self._marker_key, REMEMBERED_MS)))  # fmt: skip
 
     def connect(self, priority: Priority, timeout_s: float) -> Connection:
-        """Raises OSError while the relay cannot be reached; WorkerLost when it does not know the group any more."""
+        """Raises OSError while the server cannot be reached; WorkerLost when it does not know the group any more."""
         try:
             connection = Connection(self._server, self._credential, priority, timeout_s)
         except Refused as e:
@@ -64,7 +64,7 @@ class GroupRelay:
         return connection
 
     def _check_memory(self, connection: Connection) -> None:
-        """A relay that was restarted empty holds another marker than the one this stage has seen, or none."""
+        """A relay server that was restarted empty holds another marker than the one this stage has seen, or none."""
         with self._lock:
             made = secrets.token_hex(8)
             connection.send(command("SET", self._marker_key, made, "NX", "PX", REMEMBERED_MS),
@@ -72,7 +72,7 @@ class GroupRelay:
             connection.reply()
             found = connection.reply()
             if self._marker is not None and found != self._marker:
-                raise WorkerLost(f"the relay has lost what group {self.group_id} had sent: it was restarted",
+                raise WorkerLost(f"the relay server has lost what group {self.group_id} had sent: it was restarted",
                                  hint="the group is built again and continues from its last token")  # fmt: skip
             self._marker = found
 
@@ -80,17 +80,19 @@ class GroupRelay:
         if e.word in _STARTING:
             return ConnectionRefusedError(e.message)
         if e.word in _UNKNOWN:
-            return WorkerLost(f"the relay does not know group {self.group_id}: it ended, or the relay was restarted",
-                              hint="the scheduler makes a new group")  # fmt: skip
+            return WorkerLost(
+                f"the relay server does not know group {self.group_id}: it ended, or the server was restarted",
+                hint="the scheduler makes a new group",
+            )
         return memory_full() if e.word == "OOM" else e
 
 
 SKIP_REPLY: Final = command("CLIENT", "REPLY", "SKIP")
-"""Precedes a command whose answer is not needed: the relay does not write it, and the sender does not read it."""
+"""Precedes a command whose answer is not needed: the server does not write it, and the sender does not read it."""
 
 
 def memory_full() -> Unavailable:
-    return Unavailable("the relay's memory is full", hint="raise its maxmemory, or lower the groups' windows")
+    return Unavailable("the relay server's memory is full", hint="raise its maxmemory, or lower the groups' windows")
 
 
 def unanswered(*arguments: bytes | str | int) -> bytes:

@@ -148,7 +148,7 @@ class Connection:
                 except BlockingIOError:
                     return
                 if count == 0:
-                    raise ConnectionResetError("the relay closed the connection")
+                    raise ConnectionResetError("the relay server closed the connection")
                 self.end = count
             yield self._parse()
 
@@ -192,7 +192,7 @@ class Connection:
             return None if rest == b"-1" else [self._parse() for _ in range(int(rest))]
         if kind == b"+":
             return rest
-        raise ProtocolError(f"the relay does not speak the Redis protocol: {bytes(line[:20])!r}")
+        raise ProtocolError(f"the relay server does not speak the Redis protocol: {bytes(line[:20])!r}")
 
     def _line(self) -> bytes:
         while (at := self.buffer.find(b"\r\n", self.start, self.end)) < 0:
@@ -205,7 +205,7 @@ class Connection:
         if n_bytes < 0:
             return None
         if n_bytes > BUFFER_BYTES // 2:
-            raise ProtocolError(f"the relay answers a small question with {n_bytes} bytes")
+            raise ProtocolError(f"the relay server answers a small question with {n_bytes} bytes")
         while self.end - self.start < n_bytes + 2:
             self._fill()
         data = bytes(self.view[self.start : self.start + n_bytes])
@@ -219,17 +219,17 @@ class Connection:
             self.compact()
         count = self.sock.recv_into(self.view[self.end :])
         if count == 0:
-            raise ConnectionResetError("the relay closed the connection")
+            raise ConnectionResetError("the relay server closed the connection")
         self.end += count
 
     def compact(self) -> None:
         """Move what was not read to the front."""
         rest = bytes(self.view[self.start : self.end])
         if len(rest) == BUFFER_BYTES:
-            raise ProtocolError("the relay answers with a line that has no end")
+            raise ProtocolError("the relay server answers with a line that has no end")
         self.view[: len(rest)] = rest
         self.start, self.end = 0, len(rest)
 
 
 def gave_up(doing: str, error: Exception) -> Unavailable:
-    return Unavailable(f"{doing}: the relay does not answer: {error}", hint="is the relay running?")
+    return Unavailable(f"{doing}: the relay server does not answer: {error}", hint="is the relay server running?")

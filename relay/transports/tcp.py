@@ -101,7 +101,7 @@ class TcpEnds:
             raise
 
     def _publish(self) -> None:
-        """Publish at the relay the address on which this stage listens."""
+        """Publish at the relay server the address on which this stage listens."""
         connection = self._relay.connect(Priority.INFERENCE, self._flow.resume_s)
         try:
             connection.call("XADD", self._relay.address_key(self._stage), "MAXLEN", 1, "*", "a", self._porter.address)
@@ -214,7 +214,7 @@ class TcpLane:
         """Tell the sender which frames it need not keep any longer."""
         if self._owed < self._ack_bytes:
             return
-        if self._assembly.is_ahead:  # of frames in the relay: the position does not cover yet what came here
+        if self._assembly.is_ahead:  # of frames in the relay server: the position does not cover yet what came here
             self._inbox.arm_again(self)
             return
         seq, chunk = self._assembly.position

@@ -1,4 +1,4 @@
-"""Doors to the relay server across restarts of an invoker."""
+"""Sockets to the relay server across restarts of an invoker."""
 
 from __future__ import annotations
 

@@ -222,7 +222,7 @@ def test_a_relay_that_lost_its_memory_is_a_clear_error_at_both_ends(
     shutil.rmtree(tmp_path / "appendonlydir")
     own_valkey.start()
     for call in (lambda: receiver.receive(deadline_s=20), lambda: sender.send(1, HIDDEN, bytes(20_000), deadline_s=20)):
-        with pytest.raises(WorkerLost, match=r"the relay has lost what group \w+ had sent"):
+        with pytest.raises(WorkerLost, match=r"the relay server has lost what group \w+ had sent"):
             call()
 
 
@@ -231,9 +231,9 @@ def test_a_relay_that_stays_away_ends_in_unavailable(make: Make, own_valkey: Val
     sender.send(1, HIDDEN, b"x", deadline_s=20)
     receiver.receive(deadline_s=20)
     own_valkey.kill()
-    with pytest.raises(Unavailable, match="the relay does not answer"):
+    with pytest.raises(Unavailable, match="the relay server does not answer"):
         receiver.receive(deadline_s=30)
-    with pytest.raises(Unavailable, match="the relay does not answer"):
+    with pytest.raises(Unavailable, match="the relay server does not answer"):
         for _ in range(2):  # the first message is kept, because a later call may be able to send it
             sender.send(1, HIDDEN, b"x", deadline_s=0.3)
 
@@ -243,11 +243,11 @@ def test_a_full_relay_refuses_and_says_so(make: Make, own_valkey: ValkeyServer) 
     sender = make(0, own_valkey.url, flow)
     with redis.Redis.from_url(own_valkey.url) as client:
         client.config_set("maxmemory", "5mb")
-    with pytest.raises(Unavailable, match="the relay's memory is full"):
+    with pytest.raises(Unavailable, match="the relay server's memory is full"):
         for _ in range(100):
             sender.send(1, HIDDEN, bytes(1_000_000), deadline_s=20)
     # the error names the reason why the link broke, and not the message that was cut off
-    with pytest.raises(WorkerLost, match="the link to stage 1 broke: the relay's memory is full"):
+    with pytest.raises(WorkerLost, match="the link to stage 1 broke: the relay server's memory is full"):
         sender.send(1, HIDDEN, b"x", deadline_s=20)
 
 
@@ -356,7 +356,7 @@ def test_a_refusal_of_a_small_message_is_told_to_the_thread_that_waits_for_the_a
     sender.send(1, HIDDEN, b"x", deadline_s=20)
     with redis.Redis.from_url(own_valkey.url) as client:
         client.config_set("maxmemory", "1")
-    with pytest.raises(Unavailable, match="the relay's memory is full"):
+    with pytest.raises(Unavailable, match="the relay server's memory is full"):
         sender.send(1, HIDDEN, b"x", deadline_s=20)  # this mostly does not wait for the answer
         sender.receive(deadline_s=0.3)
 

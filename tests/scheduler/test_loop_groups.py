@@ -175,7 +175,7 @@ def test_a_relay_that_stays_away_fails_the_request_when_a_start_may_wait_no_long
     platform.ask("guest/chat")
     (failed,) = platform.events.wait(StartFailed, timeout_s=30.0)
     assert failed.error.code == "Unavailable"
-    assert failed.error.message == "the relay stayed away for as long as a start may wait"
+    assert failed.error.message == "the relay server stayed away for as long as a start may wait"
     assert [h.commands.of(Start) for h in hosts] == [[]] * 4
     platform.llm("guest/single", stages=1)
     platform.ask("guest/single")  # the scheduler still works

@@ -72,7 +72,8 @@ class Arrival:
 class Effects:
     def __init__(self, client: redis.Redis, epoch: int, log: Log, relay: RelayWork, clock: StateClock) -> None:
         self._redis, self._epoch, self._log, self._relay = client, epoch, log, relay
-        self._admitting: dict[GroupId, tuple[StartGroup, Arrival]] = {}  # planned, and not let into the relay yet
+        # planned, and not let into the relay server yet
+        self._admitting: dict[GroupId, tuple[StartGroup, Arrival]] = {}
         self._registry, self._records = Registry(client), Records(client, clock)
         self._seen: dict[ActivationId, Arrival] = {}
         self._inspected: dict[str, Arrival] = {}
@@ -142,12 +143,12 @@ class Effects:
             self._relay.issue(plan.group_id)
 
     def issued(self, group_id: GroupId) -> None:
-        """The relay lets a group in.  If the group has ended meanwhile, its revocation already follows this issue."""
+        """The server lets a group in.  If the group has ended meanwhile, its revocation already follows this issue."""
         if (admitted := self._admitting.pop(group_id, None)) is not None:
             self._command(*admitted)
 
     def give_up(self, group_id: GroupId) -> StartRefused | None:
-        """Give up a group that the relay has not let in yet.  Return None if the relay has let it in, or if no start
+        """Give up a group that the server has not let in yet.  Return None if the server has let it in, or if no start
         waits for it."""
         self._relay.give_up(group_id)
         return None if self._admitting.pop(group_id, None) is None else overdue(group_id)

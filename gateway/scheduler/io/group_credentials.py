@@ -1,5 +1,5 @@
-"""The credentials that let a group's stages into the relay: made before the commands, taken back when the group has
-ended."""
+"""The credentials that let a group's stages into the relay server.  They are made before the commands and taken back
+when the group has ended."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from thaw.ids import GroupId
 
 _PREFIX: Final = credentials.ref(GroupId(""))
 _TIMEOUT_S: Final = 2.0
-"""The time limit of one call to the relay.  One more call is made if the connection turned out to be old."""
+"""The time limit of one call to the relay server.  One more call is made if the connection turned out to be old."""
 
 
 class GroupCredentials:

@@ -38,7 +38,9 @@ ADMISSIONS = Counter(
     "thaw_scheduler_admissions", "Groups by what links promise: promised (in time), fallback (too late), no_deadline; "
     "waits: a request that found no room", ["outcome"], registry=REGISTRY,
 )  # fmt: skip
-STARTS_REFUSED = Counter("thaw_scheduler_starts_refused", "Groups that the relay did not let in", registry=REGISTRY)
+STARTS_REFUSED = Counter(
+    "thaw_scheduler_starts_refused", "Groups that the relay server did not let in", registry=REGISTRY
+)
 RELEASES = Counter("thaw_scheduler_releases", "Instances told to go, by reason; memory: evicted for another action",
                    ["reason"], registry=REGISTRY)  # fmt: skip
 FAILED = Counter("thaw_scheduler_requests_failed", "Waiting requests that were ended, by error", ["code"],

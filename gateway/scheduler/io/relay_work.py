@@ -1,14 +1,14 @@
-"""Credentials at the relay: one thread beside the loop issues and revokes them, in order.
+"""Credentials at the relay server: one thread beside the loop issues and revokes them, in order.
 
-A relay that is dead or hangs delays only the groups that need it.  A group waits for the relay as a start waits for the
-model store: for as long as a start may go without progress.  Everything that the loop must know comes back as an item
-of the loop's queue.  The order matters, because a group's credential must not be issued after it was revoked.
+A server that is dead or hangs delays only the groups that need it.  A group waits for the server as a start waits for
+the model store: for as long as a start may go without progress.  Everything that the loop must know comes back as an
+item of the loop's queue.  The order matters, because a group's credential must not be issued after it was revoked.
 
 ::
 
     decided ──▶ plan written ──▶ issue ──CredentialIssued──▶ commands sent
-                                 │ ▲ └───StartRefused──────▶ policy: the start failed by our fault (the relay refused)
-                 the relay is away ┘
+                                 │ ▲ └───StartRefused──────▶ policy: the start failed by our fault (a refusal)
+          the relay server is away ┘
     loop's timer: CredentialOverdue ▶ given up: it is not issued any more, and the start has failed by our fault
 """
 
@@ -28,14 +28,14 @@ from thaw.lasting import LastingThread
 from thaw.logs import Log
 
 _AWAY_S: Final = 0.25
-"""The pause between two attempts to reach a relay that is away.  Nothing announces that the relay is back, and an
+"""The pause between two attempts to reach a relay server that is away.  Nothing announces that it is back, and an
 attempt is one call."""
 _END_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class CredentialIssued:
-    """The relay lets the group in: its commands may be sent."""
+    """The relay server lets the group in: its commands may be sent."""
 
     group_id: GroupId
 
@@ -130,12 +130,12 @@ class RelayWork:
 
 
 def patience_s(start_deadline_s: float) -> float:
-    """How long a group waits for the relay: a little less than for any progress, so that the error names the relay."""
+    """How long a group waits for the relay server: a little less than for any progress, so that the error names it."""
     return 0.9 * start_deadline_s
 
 
 def overdue(group_id: GroupId) -> StartRefused:
     error = Unavailable(
-        "the relay stayed away for as long as a start may wait", hint="look at the relay of THAW_RELAY_URL"
+        "the relay server stayed away for as long as a start may wait", hint="look at the server of THAW_RELAY_URL"
     )
     return StartRefused(group_id, error.info())

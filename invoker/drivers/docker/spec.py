@@ -9,7 +9,7 @@ Inside::
 
     /run/thaw/io/s         the container's socket; the directory is closed to it once the socket is there
     /run/thaw/door         this container's descriptor socket (llm)
-    /run/thaw/relays/      one socket a relay, read-only (llm)
+    /run/thaw/relays/      one socket a relay server, read-only (llm)
     /tmp                   memory, bounded; everything else is read-only
 """
 
