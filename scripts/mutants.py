@@ -126,6 +126,7 @@ PURE: Final[dict[str, tuple[str, ...]]] = {
     "relay/clients/channel.py": ("tests/relay/test_channel.py",),
     "relay/protocol/frames.py": ("tests/relay/test_frames.py",),
     "relay/clients/http11.py": ("tests/relay/test_http11.py",),
+    "relay/protocol/http1.py": ("tests/relay/test_http1.py", "tests/relay/test_http11.py"),
     "relay/protocol/tensors.py": ("tests/relay/test_tensors.py",),
     "relay/transports/assembly.py": ("tests/relay/test_transport_assembly.py",),
     "runtime-python/thaw_runtime/engine/kv_memory.py": ("tests/thaw_runtime/test_kv_memory.py",),

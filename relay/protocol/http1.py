@@ -24,7 +24,7 @@ _MAX_HEADERS: Final = 100
 _LINE: Final = re.compile(rb"[\t -~]*\r\n")
 _HEX: Final = re.compile(rb"[0-9A-Fa-f]{1,15}")
 _STATUS: Final = re.compile(rb"[0-9]{3}")
-_LENGTH: Final = re.compile(r"[0-9]{1,15}")
+_MAX_DIGITS: Final = 15
 _VERSIONS: Final = ("HTTP/1.1", "HTTP/1.0")
 MAX_HEAD_BYTES: Final = 64 * 1024
 _MAX_SIZE_LINE: Final = 32
@@ -55,7 +55,8 @@ def read_request_head(first_line: bytes, file: BufferedIOBase) -> RequestHead:
     if not _LINE.fullmatch(first_line) or len(words) != 3 or not all(words) or words[2] not in _VERSIONS:
         raise BrokenExchange("not an HTTP request")
     headers = read_headers(file)
-    if "transfer-encoding" in headers or not _LENGTH.fullmatch(headers.get("content-length", "0")):
+    length = headers.get("content-length", "0")
+    if "transfer-encoding" in headers or not length.isdigit() or len(length) > _MAX_DIGITS:
         raise BrokenExchange("a request whose body has no length")  # its body would be read as the next request
     keep_alive = words[2] == "HTTP/1.1" and headers.get("connection", "").lower() != "close"
     return RequestHead(words[0], words[1], words[2], headers, keep_alive)
@@ -71,7 +72,7 @@ def read_answer_head(file: BufferedIOBase) -> AnswerHead:
     if headers.get("transfer-encoding", "").lower() == "chunked":
         return AnswerHead(status, keep_alive, None)
     length = headers.get("content-length", "0" if status in (204, 304) else "")
-    if not _LENGTH.fullmatch(length):
+    if not length.isdigit() or len(length) > _MAX_DIGITS:
         raise BrokenExchange("a response without a length or chunks")
     return AnswerHead(status, keep_alive, int(length))
 

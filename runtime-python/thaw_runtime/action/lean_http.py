@@ -15,7 +15,7 @@ from typing import Any, Final
 _MAX_LINE: Final = 64 * 1024
 _MAX_HEADERS: Final = 100
 _LINE: Final = re.compile(rb"[\t -~]*\r\n")
-_LENGTH: Final = re.compile(r"[0-9]{1,15}")
+_MAX_DIGITS: Final = 15
 
 
 class LeanHandler(BaseHTTPRequestHandler):
@@ -45,13 +45,15 @@ class LeanHandler(BaseHTTPRequestHandler):
     def _read_headers(self) -> dict[str, str] | None:
         """To the empty line; None for what is refused."""
         headers: dict[str, str] = {}
+        readline, is_line = self.rfile.readline, _LINE.fullmatch
         for _ in range(_MAX_HEADERS + 1):
-            line = self.rfile.readline(_MAX_LINE + 1)
-            if not _LINE.fullmatch(line):
+            line = readline(_MAX_LINE + 1)
+            if not is_line(line):
                 return None
             if line == b"\r\n":
-                has_length = _LENGTH.fullmatch(headers.get("content-length", "0"))
-                return headers if has_length and "transfer-encoding" not in headers else None
+                length = headers.get("content-length", "0")
+                has_length = length.isdigit() and len(length) <= _MAX_DIGITS and "transfer-encoding" not in headers
+                return headers if has_length else None
             name, colon, value = line.decode("ascii").partition(":")
             if not colon:
                 return None
