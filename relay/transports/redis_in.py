@@ -302,7 +302,7 @@ class RedisLane:
 
 def open_lanes(relay: GroupRelay, inbox: Inbox, stage: int, assemblies: Mapping[Priority, dict[int, Assembly]],
                flow: Flow) -> None:  # fmt: skip
-    """Open a lane for each priority.  Raises WorkerLost, and closes ``inbox``, if the server does not know the group."""
+    """Open a lane for each priority.  Raises WorkerLost, and closes ``inbox``, if the server does not know it."""
     try:
         with inbox.lock:
             for priority in Priority:

@@ -18,7 +18,7 @@ from relay.transports.resp import SMALL_BYTES, Connection, Refused, command, gav
 from thaw.errors import PlatformError, ProtocolError, Unavailable, WorkerLost
 
 _PIPELINE_BYTES: Final = 4 * 1024 * 1024
-"""The most bytes written without the server's confirmation: more than a wire holds, and little for a server's memory."""
+"""The most bytes written without the server's confirmation: more than a wire holds, and little for its memory."""
 _SILENT: Final = 7
 """Number of small messages that are sent before one that the server confirms.  Confirming each would cost the server a
 write, and this side a read, for every message.  Messages that are not confirmed yet are kept."""
