@@ -291,10 +291,8 @@ class TcpLane:
         return True
 
     def _rest(self) -> bool:
-        """Receive the missing bytes of the frame into its place.  True when it is complete.
-
-        The checksum of each piece is computed while the next piece is on its way.
-        """
+        """Receive the missing bytes of the frame into its place.  True when it is complete.  The checksum of each piece
+        is computed while the next piece is on its way."""
         while self._target:
             try:
                 count = self._sock.recv_into(self._target)
