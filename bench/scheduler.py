@@ -30,7 +30,7 @@ from bench import _common
 from bench.simulation.constants import GBIT, GPUS, KEEP_ALIVE_S, KV_RESERVE, MODELS, SLOTS
 from gateway.scheduler.decisions import FailDemand, InspectModelOn, ReleaseInstance, StartGroup, Wake
 from gateway.scheduler.events import ActionFacts, ActionSeen, HostsSeen, Timer
-from gateway.scheduler.io.garbage import Pauses
+from gateway.scheduler.io.gc_pauses import Pauses
 from gateway.scheduler.policy.decide import decide
 from gateway.scheduler.settings import SchedulerSettings
 from gateway.scheduler.view.cluster import ClusterView

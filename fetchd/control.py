@@ -7,7 +7,7 @@ from typing import Any
 from fetchd import metrics
 from fetchd.catalog import Catalog
 from fetchd.descriptor_sockets import DescriptorSockets
-from fetchd.fetches import FetchTable
+from fetchd.fetch_table import FetchTable
 from fetchd.pacing import NetworkLink
 from fetchd.segments import SegmentStore, fetch_holder
 from fetchd.server import peer_pid

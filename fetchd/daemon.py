@@ -10,7 +10,7 @@ from fetchd.catalog import Catalog
 from fetchd.control import Control
 from fetchd.descriptor_sockets import DescriptorSockets
 from fetchd.fetch import Machinery
-from fetchd.fetches import FetchTable
+from fetchd.fetch_table import FetchTable
 from fetchd.janitor import Heart, Janitor
 from fetchd.marks import InterfaceWatch
 from fetchd.pacing import Discipline, NetworkLink

@@ -12,12 +12,12 @@ from fetchd.catalog import Catalog, Entry
 from fetchd.chunks import plan_chunks
 from fetchd.marks import InterfaceWatch
 from fetchd.pacing import NetworkLink, Pacer
-from fetchd.pipeline import FetchCancelled, Origin, Transfer
 from fetchd.reader_account import less_stops
 from fetchd.segments import Segment, fetch_holder
 from fetchd.settings import FetchdSettings
 from fetchd.sharing import Board
 from fetchd.standstill import Stop
+from fetchd.transfer import FetchCancelled, Origin, Transfer
 from relay.protocol.messages import FetchDone, FetchStart, FetchStatus
 from thaw.errors import ErrorInfo, ModelChanged, ModelCorrupt, PlatformError, ThawError
 from thaw.trace import Phase, TraceEvent, event

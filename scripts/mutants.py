@@ -57,7 +57,7 @@ PURE: Final[dict[str, tuple[str, ...]]] = {
     "fetchd/backoff.py": ("tests/fetchd/test_parts.py",),
     "fetchd/chunks.py": ("tests/fetchd/test_parts.py",),
     "fetchd/meter.py": ("tests/fetchd/test_meter.py",),
-    "gateway/scheduler/view/best.py": (f"{SCHEDULER}/test_bound.py", f"{SCHEDULER}/test_effects.py"),
+    "gateway/scheduler/view/shortest_times.py": (f"{SCHEDULER}/test_bound.py", f"{SCHEDULER}/test_effects.py"),
     "gateway/scheduler/view/bounds.py": (f"{SCHEDULER}/test_bound.py", f"{SCHEDULER}/test_bound_plans.py"),
     "gateway/scheduler/policy/draining.py": (f"{SCHEDULER}/test_draining.py",),
     "gateway/scheduler/policy/evictions.py": (f"{SCHEDULER}/test_evictions.py", f"{SCHEDULER}/test_policy.py"),
@@ -75,7 +75,7 @@ PURE: Final[dict[str, tuple[str, ...]]] = {
     ),
     "gateway/scheduler/placement/link_ledger.py": (f"{SCHEDULER}/test_ledger.py",),
     "gateway/scheduler/view/links.py": (f"{SCHEDULER}/test_links.py", f"{SCHEDULER}/test_index.py"),
-    "gateway/scheduler/io/garbage.py": (f"{SCHEDULER}/test_pauses.py",),
+    "gateway/scheduler/io/gc_pauses.py": (f"{SCHEDULER}/test_pauses.py",),
     "gateway/scheduler/policy/place.py": (
         f"{SCHEDULER}/test_ambiguities.py",
         f"{SCHEDULER}/test_bound_plans.py",
@@ -115,7 +115,7 @@ PURE: Final[dict[str, tuple[str, ...]]] = {
         f"{SCHEDULER}/test_groups.py",
         f"{SCHEDULER}/test_pools.py",
     ),
-    "gateway/scheduler/view/turns.py": (f"{SCHEDULER}/test_turns.py", f"{SCHEDULER}/test_policy.py"),
+    "gateway/scheduler/view/waiting_line.py": (f"{SCHEDULER}/test_turns.py", f"{SCHEDULER}/test_policy.py"),
     "gateway/serving/throttle.py": (
         "tests/gateway/test_throttle.py",
         "tests/gateway/test_queue_caps.py::test_a_request_is_refused_where_its_actions_or_its_namespaces_queue_is_full",

@@ -10,7 +10,7 @@ from bench.simulation.serving import Endpoint
 from bench.simulation.starting import Bytes
 from bench.simulation.system import Function, System, Unit
 from gateway.scheduler.placement.predict import Tier
-from gateway.scheduler.placement.startup import LoadServer, choose
+from gateway.scheduler.placement.serverlessllm import LoadServer, choose
 
 
 class ServerlessVllm(System):

@@ -43,7 +43,7 @@ from gateway.scheduler.policy.decide import decide
 from gateway.scheduler.settings import SchedulerSettings
 from gateway.scheduler.view.cluster import ClusterView
 from gateway.scheduler.view.history import History, Measured
-from gateway.scheduler.view.turns import Turn, Turns
+from gateway.scheduler.view.waiting_line import Turn, Turns
 from relay.protocol.messages import CommandRefused, DemandAdded, DemandRemoved, InstanceChanged, ModelInspected
 from thaw import partition
 from thaw.action import KIND_LLM

@@ -14,7 +14,7 @@ from gateway.scheduler.placement.schemes import Variant
 
 class Placing(enum.StrEnum):
     FIRST_FIT = "first fit"
-    STARTUP = "least start-up time"  # gateway/scheduler/placement/startup.py
+    STARTUP = "least start-up time"  # gateway/scheduler/placement/serverlessllm.py
     SELECT = "Algorithm 1"  # gateway/scheduler/placement/select.py and its ledger
     PRODUCTION = "decide()"  # the whole of gateway/scheduler/policy/decide.py
 

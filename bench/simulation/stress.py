@@ -21,7 +21,7 @@ from bench.simulation.engine import Engine
 from bench.simulation.production import Production
 from bench.simulation.specs import SYSTEMS, Objectives
 from bench.simulation.workload import Request, make_request
-from gateway.scheduler.io.garbage import Pauses
+from gateway.scheduler.io.gc_pauses import Pauses
 
 HOSTS, FUNCTIONS, REQUESTS = 1_000, 10_000, 1_000_000
 _RATE = 300.0  # requests a second

@@ -24,18 +24,18 @@ from gateway.scheduler.decisions import Decision, LearnFrom, RevokeCredential, S
 from gateway.scheduler.events import Event, StartRefused, Timer
 from gateway.scheduler.io import metrics
 from gateway.scheduler.io.effects import Arrival, Effects, load_history
-from gateway.scheduler.io.garbage import Pauses
-from gateway.scheduler.io.group_credentials import GroupCredentials
-from gateway.scheduler.io.leading import Leadership, Term, wait_for_lease
-from gateway.scheduler.io.metrics_port import MetricsPort
-from gateway.scheduler.io.reading import Reading
-from gateway.scheduler.io.relay_work import (
+from gateway.scheduler.io.gc_pauses import Pauses
+from gateway.scheduler.io.group_admission import (
     CredentialIssued,
     CredentialNotRevoked,
     CredentialOverdue,
     RelayWork,
     patience_s,
 )
+from gateway.scheduler.io.group_credentials import GroupCredentials
+from gateway.scheduler.io.leading import Leadership, Term, wait_for_lease
+from gateway.scheduler.io.metrics_port import MetricsPort
+from gateway.scheduler.io.reading import Reading
 from gateway.scheduler.policy.decide import decide_all
 from gateway.scheduler.settings import SchedulerSettings
 from gateway.scheduler.view.cluster import ClusterView

@@ -19,7 +19,8 @@ from relay.transports.base import Flow, Transport
 from relay.transports.connect import connect
 from relay.transports.object import ObjectTransport
 from relay.transports.redis_in import RedisLane
-from relay.transports.tcp import TcpLane, TcpTransport
+from relay.transports.tcp import TcpTransport
+from relay.transports.tcp_in import TcpLane
 from thaw.ids import GroupId, random_hex_id
 from thaw.plan import TransportKind
 

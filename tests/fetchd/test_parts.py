@@ -16,11 +16,11 @@ from fetchd.backoff import backoff_s
 from fetchd.chunks import Check, plan_chunks
 from fetchd.fetch import Fetch, Machinery, Member, Wishes
 from fetchd.pacing import QUANTUM_BYTES, NetworkLink, Pacer
-from fetchd.pipeline import Origin, Transfer
 from fetchd.segments import Arrived, SegmentKey, SegmentStore
 from fetchd.sharing import Board
 from fetchd.slabs import SlabPool
 from fetchd.sources.file import FileSource
+from fetchd.transfer import Origin, Transfer
 from relay.protocol.messages import FetchStart, PlacedRange
 from relay.protocol.segment import PageReader, lay_out
 from tests.fetchd.harness import wait_until

@@ -52,7 +52,7 @@ def ends(url: str) -> Iterator[list[TcpTransport]]:
 
 
 def dial(transport: TcpTransport) -> tuple[socket.socket, bytes]:
-    host, port = transport._ends._porter.address.split(":")
+    host, port = transport._ends._acceptor.address.split(":")
     sock = socket.create_connection((host, int(port)), 10)
     return sock, sock.recv(handshake.GREETING_BYTES, socket.MSG_WAITALL)
 
@@ -85,7 +85,7 @@ def test_a_stranger_is_shown_the_door_without_an_answer(
     with sock:
         sock.sendall(handshake.hello(greeting, says, secret))
         assert closed_by_peer(sock)
-    assert ends[1]._ends._porter._lanes == {}
+    assert ends[1]._ends._acceptor._lanes == {}
 
 
 def test_a_proof_cannot_be_used_twice(ends: list[TcpTransport]) -> None:
@@ -119,7 +119,7 @@ def test_a_stage_never_listens_on_every_address(url: str, address: str) -> None:
 
 
 def test_a_stage_listens_on_its_host_address_and_is_gone_when_closed(ends: list[TcpTransport]) -> None:
-    host, port = ends[1]._ends._porter.address.split(":")
+    host, port = ends[1]._ends._acceptor.address.split(":")
     assert host == "127.0.0.1"
     with socket.socket() as elsewhere:
         assert elsewhere.connect_ex(("127.0.0.2", int(port))) != 0
@@ -248,7 +248,7 @@ def test_a_short_cut_that_is_lost_leaves_everything_to_redis(pair: list[AutoTran
     count = talk_until_up(pair)
     pair[0].send(1, HIDDEN, count.to_bytes(4, "little") * 300, deadline_s=20)  # it is not read yet
     listener: Any = pair[1]._ends
-    listener._porter.close()  # so no peer can connect to it again
+    listener._acceptor.close()  # so no peer can connect to it again
     cut(pair[1])
     for i in range(count + 1, count + 12):
         pair[0].send(1, HIDDEN, i.to_bytes(4, "little") * 300, deadline_s=10)

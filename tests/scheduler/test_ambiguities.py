@@ -17,7 +17,7 @@ from gateway.scheduler.placement.plans import later_key
 from gateway.scheduler.placement.predict import Tier, Times, tpot
 from gateway.scheduler.placement.schemes import Gpu, Request, Server, candidates, sizes
 from gateway.scheduler.placement.select import select
-from gateway.scheduler.placement.startup import LoadServer, ResumeCost, Run, startup
+from gateway.scheduler.placement.serverlessllm import LoadServer, ResumeCost, Run, startup
 from gateway.scheduler.placement.window import Window, new_workers
 from gateway.scheduler.policy import migration
 from gateway.scheduler.policy.place import place

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.scheduler.view.best import Best, Key, Least
 from gateway.scheduler.view.bounds import StageFacts, bound_terms
+from gateway.scheduler.view.shortest_times import Best, Key, Least
 from tests.scheduler.starts import Recorded, starts
 from thaw import partition, wire
 from thaw.bound import Part, Source, Term, for_prompt, is_partial, least_s, prompt_bucket, with_this_start

@@ -12,11 +12,11 @@ import redis
 
 from gateway.scheduler.decisions import Forget, InspectModelOn, LearnFrom, StartGroup
 from gateway.scheduler.io.effects import Arrival, Effects, load_history
+from gateway.scheduler.io.group_admission import RelayWork
 from gateway.scheduler.io.group_credentials import GroupCredentials
-from gateway.scheduler.io.relay_work import RelayWork
 from gateway.scheduler.placement.predict import f_factor
-from gateway.scheduler.view.best import Least
 from gateway.scheduler.view.history import History, Learned
+from gateway.scheduler.view.shortest_times import Least
 from relay.state import redis_link
 from relay.state.clock import StateClock
 from relay.state.records import Records

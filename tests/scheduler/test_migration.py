@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from gateway.scheduler.placement.startup import ResumeCost
+from gateway.scheduler.placement.serverlessllm import ResumeCost
 from gateway.scheduler.policy.migration import TABLE, Command, Event, State, Step, rounds, step
 
 BEFORE_THE_ROUTE = (State.LOADING, State.ASKING, State.RESUMING, State.SWITCHING)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gateway.scheduler.io.garbage import Pauses
+from gateway.scheduler.io.gc_pauses import Pauses
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from gateway.scheduler.events import StartRefused
-from gateway.scheduler.io.relay_work import CredentialIssued, RelayWork
+from gateway.scheduler.io.group_admission import CredentialIssued, RelayWork
 from thaw.errors import PlatformError, Unavailable
 from thaw.ids import GroupId
 from thaw.logs import Log

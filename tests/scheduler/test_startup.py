@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.scheduler.placement.predict import Tier
-from gateway.scheduler.placement.startup import LoadServer, ResumeCost, Run, cheapest_moves, choose, startup
+from gateway.scheduler.placement.serverlessllm import LoadServer, ResumeCost, Run, cheapest_moves, choose, startup
 
 COST = ResumeCost(0.25e-3, 0.020, 0.030)
 N = 13.3e9

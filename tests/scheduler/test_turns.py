@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gateway.scheduler.decisions import StartGroup
 from gateway.scheduler.events import ActionSeen
-from gateway.scheduler.view.turns import Turn, Turns
+from gateway.scheduler.view.waiting_line import Turn, Turns
 from relay.protocol.messages import DemandRemoved
 from tests.scheduler.world import MIB, World, hello, of, report
 from thaw.ids import ActionName, HostId

@@ -30,8 +30,7 @@ from gateway.scheduler.decisions import (
 )
 from gateway.scheduler.events import StartRefused
 from gateway.scheduler.io import metrics
-from gateway.scheduler.io.relay_work import RelayWork, overdue
-from gateway.scheduler.view.best import Best, Key, Least
+from gateway.scheduler.io.group_admission import RelayWork, overdue
 from gateway.scheduler.view.history import (
     EVERY_ACTION,
     History,
@@ -43,6 +42,7 @@ from gateway.scheduler.view.history import (
     measure_run,
     was_continued,
 )
+from gateway.scheduler.view.shortest_times import Best, Key, Least
 from relay.protocol.messages import Cancel, Command, InspectModel, Release, SetStemCells, Start, StartFailed
 from relay.state import bus, keys, redis_link
 from relay.state.clock import StateClock

@@ -1,5 +1,5 @@
 """The papers' algorithms: which hosts, how many stages, and how long a start will take.
 
 ``select.py`` is ParaServe's Algorithm 1, ``predict.py`` its cost model, ``link_ledger.py`` its admission of fetches.
-``startup.py`` is ServerlessLLM's choice of a server.  All of it is pure and knows no view.
+``serverlessllm.py`` is ServerlessLLM's choice of a server.  All of it is pure and knows no view.
 """

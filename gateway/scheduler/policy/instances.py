@@ -23,7 +23,7 @@ from gateway.scheduler.policy.starts import RETRY_BASE_S, RETRY_CAP_S, ensure_mo
 from gateway.scheduler.view.cluster import ClusterView
 from gateway.scheduler.view.entries import GroupView, InstanceView
 from gateway.scheduler.view.hosts import HostView
-from gateway.scheduler.view.turns import Turn
+from gateway.scheduler.view.waiting_line import Turn
 from thaw import partition
 from thaw.errors import (
     DeveloperError,

@@ -1,8 +1,8 @@
 """Live migration of one run: the next step of each side, and the rules for failures (ServerlessLLM 5.2, 5.4).
 
-This is an interface: nothing in the platform moves a run between hosts yet.  ``startup.py`` plans moves and says what
-they cost; this file is the other half, the order in which a component that moves a run must proceed.  It is pure: state
-and event in, state and commands out.
+This is an interface: nothing in the platform moves a run between hosts yet.  ``serverlessllm.py`` plans moves and says
+what they cost; this file is the other half, the order in which a component that moves a run must proceed.  It is
+pure: state and event in, state and commands out.
 
 ::
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gateway.scheduler.view.best import Best, Least
+from gateway.scheduler.view.shortest_times import Best, Least
 from thaw.bound import RUNTIME, SUSTAINED_BYTES, Part, Source, Term
 from thaw.instance import StartMode
 

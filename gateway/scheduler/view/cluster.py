@@ -21,10 +21,10 @@ from gateway.scheduler.view.history import History
 from gateway.scheduler.view.host_index import HostIndex
 from gateway.scheduler.view.hosts import HostView, new_host
 from gateway.scheduler.view.idle import IdleMemory, Where
-from gateway.scheduler.view.largest import Largest, same_sizes
+from gateway.scheduler.view.largest_device import Largest, same_sizes
 from gateway.scheduler.view.model import ModelView
 from gateway.scheduler.view.stem_cells import StemCells
-from gateway.scheduler.view.turns import Turn, Turns
+from gateway.scheduler.view.waiting_line import Turn, Turns
 from relay.protocol.messages import DemandAdded
 from thaw.action import KIND_LLM
 from thaw.host import HostReport

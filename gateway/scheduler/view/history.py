@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Final
 
 from gateway.scheduler.placement.predict import Rates, Times
-from gateway.scheduler.view.best import Best
+from gateway.scheduler.view.shortest_times import Best
 from thaw.instance import StartMode
 from thaw.trace import Phase, TraceEvent
 

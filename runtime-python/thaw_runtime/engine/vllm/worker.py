@@ -15,7 +15,7 @@ from vllm.v1.worker.cpu_worker import CPUWorker
 from vllm.v1.worker.gpu_worker import Worker
 
 from thaw_runtime.engine.vllm.current_start import current_start
-from thaw_runtime.engine.vllm.lazy_zeros import ZeroOnDemand
+from thaw_runtime.engine.vllm.kv_allocation import ZeroOnDemand
 from thaw_runtime.engine.vllm.replaced import replaced
 from thaw_runtime.engine.vllm.stage import StageGroup, as_kind
 from thaw_runtime.engine.vllm.world_of_one import world_of_one

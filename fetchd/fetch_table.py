@@ -13,8 +13,8 @@ from collections.abc import Callable
 from fetchd import metrics
 from fetchd.fetch import Fetch, Machinery, Member, Wishes
 from fetchd.janitor import Heart, Janitor
-from fetchd.pipeline import FetchCancelled
 from fetchd.segments import SegmentKey, SegmentStore, fetch_holder
+from fetchd.transfer import FetchCancelled
 from relay.protocol.messages import FetchCancel, FetchDone, FetchStart, FetchStarted, FetchStatus
 from thaw import checkpoint
 from thaw.errors import BadRequest, MemoryTooSmall, NotFound, PoolFull, StaleEpoch, from_info
