@@ -49,8 +49,15 @@ class BusyLink:
 def measure(work: Path, engine_core: int, rounds: int) -> BusyLink:
     """``work/models/smollm2`` must exist.  The measurement needs network namespaces (thaw.dev.links.available)."""
     index = _model.write_random(work / "models" / "bulk", _BULK_BYTES)
-    with BenchPlatform(work / "state-busy", hosts=_HOSTS, link=f"{RATE_MBIT}mbit", store=work / "empty", direct=False,
-                       memory_mb=DEVICE_MB, pool_mb=_POOL_MB) as platform:  # fmt: skip
+    with BenchPlatform(
+        work / "state-busy",
+        hosts=_HOSTS,
+        link=f"{RATE_MBIT}mbit",
+        store=work / "empty",
+        direct=False,
+        memory_mb=DEVICE_MB,
+        pool_mb=_POOL_MB,
+    ) as platform:
         network = platform.platform.network
         assert network is not None  # the caller has checked that namespaces are available
         found = BusyLink(network.ranks)
@@ -64,8 +71,10 @@ def measure(work: Path, engine_core: int, rounds: int) -> BusyLink:
                     with fetches.running() as filled:
                         found.busy += [tpot_ms(two) for _ in range(_ANSWERS)]
                     found.filled += filled
-                    say(f"  idle {median(found.idle):.2f} ms a token, under a fetch {median(found.busy):.2f} ms; "
-                        f"it had {min(filled):.2f} of the link")  # fmt: skip
+                    say(
+                        f"  idle {median(found.idle):.2f} ms a token, under a fetch {median(found.busy):.2f} ms; "
+                        f"it had {min(filled):.2f} of the link"
+                    )
     return found
 
 

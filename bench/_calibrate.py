@@ -38,8 +38,13 @@ class Constants:
 def calibrate(work: Path) -> Constants:
     socket = work / "zygote.sock"
     began = time.monotonic()
-    zygote = start([PYTHON, "-m", "thaw_runtime.start.zygote", "--socket", str(socket)], work / "zygote.log",
-                   '"event": "ready"', env=python_env(), deadline_s=_IMPORT_S)  # fmt: skip
+    zygote = start(
+        [PYTHON, "-m", "thaw_runtime.start.zygote", "--socket", str(socket)],
+        work / "zygote.log",
+        '"event": "ready"',
+        env=python_env(),
+        deadline_s=_IMPORT_S,
+    )
     try:
         t_l, cpu = time.monotonic() - began, cpu_seconds(zygote.pid)
         channel = Channel.connect(str(socket))
@@ -56,8 +61,15 @@ def _fork(channel: Channel, work: Path, number: int) -> float:
     path, log = work / f"container-{number}.sock", work / f"container-{number}.log"
     log.touch()
     began = time.monotonic()
-    channel.send({"op": "fork", "instance_id": str(number), "stdout": str(log), "stderr": str(log),
-                  "env": {"THAW_SOCKET": str(path), "THAW_DOOR": ""}})  # fmt: skip
+    channel.send(
+        {
+            "op": "fork",
+            "instance_id": str(number),
+            "stdout": str(log),
+            "stderr": str(log),
+            "env": {"THAW_SOCKET": str(path), "THAW_DOOR": ""},
+        }
+    )
     pid = int(channel.receive()[0]["pid"])
     while not path.exists() and time.monotonic() - began < 10:
         time.sleep(0.0005)  # shorter than the measured time; the whole wait for readiness takes at most 10 s

@@ -58,10 +58,15 @@ def size_of_largest(parts: ModelParts, n_stages: int) -> int:
 def _config(like: Path) -> dict[str, Any]:
     config: dict[str, Any] = json.loads((like / "config.json").read_text())
     return config | {
-        "hidden_size": _HIDDEN, "intermediate_size": _MIDDLE, "num_hidden_layers": _LAYERS,
-        "num_attention_heads": _HEADS, "num_key_value_heads": _KV_HEADS, "head_dim": _HIDDEN // _HEADS,
-        "vocab_size": _VOCAB, "tie_word_embeddings": False,
-    }  # fmt: skip
+        "hidden_size": _HIDDEN,
+        "intermediate_size": _MIDDLE,
+        "num_hidden_layers": _LAYERS,
+        "num_attention_heads": _HEADS,
+        "num_key_value_heads": _KV_HEADS,
+        "head_dim": _HIDDEN // _HEADS,
+        "vocab_size": _VOCAB,
+        "tie_word_embeddings": False,
+    }
 
 
 def _tensors() -> Iterator[tuple[str, tuple[int, ...]]]:

@@ -55,8 +55,17 @@ class Goal:
     rounds: int | None = None  # None: as many rounds as the whole program made
 
 
-def judge(name: str, value: float | None, op: str, goal: float, *, paced: bool = False, floor: str = "",
-          samples: Mapping[str, Any] | None = None, rounds: int | None = None) -> Goal:  # fmt: skip
+def judge(
+    name: str,
+    value: float | None,
+    op: str,
+    goal: float,
+    *,
+    paced: bool = False,
+    floor: str = "",
+    samples: Mapping[str, Any] | None = None,
+    rounds: int | None = None,
+) -> Goal:
     """Only a value that was measured on a real link can meet a goal."""
     met = value is not None and {"<=": value <= goal, ">=": value >= goal, "==": value == goal}[op]
     return Goal(name, _rounded(value), op, goal, met and not paced, paced, floor, samples or {}, rounds)
@@ -80,8 +89,11 @@ def report(bench: str, goals: Sequence[Goal], *, rounds: int, **facts: Any) -> i
         wanted = "" if g.goal is None else f"goal {g.op} {g.goal:g}"
         print(f"  {mark:6}  {g.name:34} {value:>12}   {wanted}   {g.floor}")
     plain = [_plain(g, rounds) for g in goals]
-    print(json.dumps({"bench": bench, "command": command_line(), "rounds": rounds, "goals": plain, **facts,
-                      "machine": machine()}))  # fmt: skip
+    print(
+        json.dumps(
+            {"bench": bench, "command": command_line(), "rounds": rounds, "goals": plain, **facts, "machine": machine()}
+        )
+    )
     return 0
 
 
@@ -208,8 +220,16 @@ class Program:
             self.process.wait()
 
 
-def start(command: Sequence[str], log: Path, ready: str, *, env: Mapping[str, str] | None = None,
-          deadline_s: float = 60.0, cwd: Path | None = None, own_session: bool = False) -> Program:  # fmt: skip
+def start(
+    command: Sequence[str],
+    log: Path,
+    ready: str,
+    *,
+    env: Mapping[str, str] | None = None,
+    deadline_s: float = 60.0,
+    cwd: Path | None = None,
+    own_session: bool = False,
+) -> Program:
     """Start a program and wait until its log holds ``ready``.
 
     ``own_session`` starts it in a session of its own, like a service: the kernel gives each session its own share of
@@ -217,9 +237,16 @@ def start(command: Sequence[str], log: Path, ready: str, *, env: Mapping[str, st
     """
     log.unlink(missing_ok=True)
     with log.open("wb") as out:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, cwd=cwd or ROOT,
-                                   env=None if env is None else dict(env), preexec_fn=die_with_parent,
-                                   start_new_session=own_session)  # fmt: skip
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            cwd=cwd or ROOT,
+            env=None if env is None else dict(env),
+            preexec_fn=die_with_parent,
+            start_new_session=own_session,
+        )
     program = Program(process, log)
     if ready and not wait_for_line(log, ready, deadline_s):
         program.stop(signal.SIGKILL)

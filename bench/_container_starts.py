@@ -45,8 +45,10 @@ class DriverStart:
     libraries_s: float = 0.0
 
     def __str__(self) -> str:
-        return (f"ttft {self.ttft_s:.2f} s, container {self.container_s:.2f} s, of which {self.overlap_s:.2f} s "
-                f"beside the fetch ({self.fetch_s:.2f} s), imports {self.libraries_s:.2f} s")  # fmt: skip
+        return (
+            f"ttft {self.ttft_s:.2f} s, container {self.container_s:.2f} s, of which {self.overlap_s:.2f} s "
+            f"beside the fetch ({self.fetch_s:.2f} s), imports {self.libraries_s:.2f} s"
+        )
 
 
 def measure(rounds: int, image: str, rate_mbit: int, work: Path) -> tuple[dict[str, list[DriverStart]], Link]:
@@ -72,18 +74,25 @@ def goals(found: dict[str, list[DriverStart]], link: Link) -> list[Goal]:
     creation, overlap = median([s.container_s for s in docker]), median([s.overlap_s for s in docker])
     ttft = {name: median([s.ttft_s for s in starts]) for name, starts in found.items()}
     bound = ttft["process"] + creation - overlap
-    say(f"driver docker {ttft['docker']:.2f} s; driver process {ttft['process']:.2f} s + creation {creation:.2f} s "
-        f"- overlap with the fetch {overlap:.2f} s = {bound:.2f} s")  # fmt: skip
-    floor = (f"{ttft['docker']:.2f} against {bound:.2f} s; single starts: docker {_range(docker)}, "
-             f"process {_range(process)}")  # fmt: skip
+    say(
+        f"driver docker {ttft['docker']:.2f} s; driver process {ttft['process']:.2f} s + creation {creation:.2f} s "
+        f"- overlap with the fetch {overlap:.2f} s = {bound:.2f} s"
+    )
+    floor = (
+        f"{ttft['docker']:.2f} against {bound:.2f} s; single starts: docker {_range(docker)}, process {_range(process)}"
+    )
     samples = {name: [str(s) for s in starts] for name, starts in found.items()}
     name = f"docker_ttft_vs_process_and_creation_{link.name}"
     return [judge(name, ttft["docker"] / bound, "<=", 1.0, paced=link.paced, floor=floor, samples=samples)]
 
 
 def _start(driver: str, link: Link) -> DriverStart:
-    with BenchPlatform(link.work / f"state-{driver}", stem_cells=False, link=link.option, driver=driver,
-                       store=link.work / "empty") as platform, link.store(platform) as url:  # fmt: skip
+    with (
+        BenchPlatform(
+            link.work / f"state-{driver}", stem_cells=False, link=link.option, driver=driver, store=link.work / "empty"
+        ) as platform,
+        link.store(platform) as url,
+    ):
         platform.deploy("chat", llm_config(f"{url}/models/smollm2"))
         time.sleep(_SETTLE_S)
         caller = platform.caller("chat")
@@ -102,8 +111,11 @@ def _phase(intervals: Iterable[Interval], phase: str) -> Interval:
 
 def _into_the_page_cache(image: str) -> None:
     """Import the engine once in the image and once in the environment: these are different files."""
-    subprocess.run(["docker", "run", "--rm", "--network", "none", "--entrypoint", "python", image, "-c", _IMPORT],
-                   check=True, capture_output=True)  # fmt: skip
+    subprocess.run(
+        ["docker", "run", "--rm", "--network", "none", "--entrypoint", "python", image, "-c", _IMPORT],
+        check=True,
+        capture_output=True,
+    )
     subprocess.run([PYTHON, "-c", _IMPORT], check=True, capture_output=True, cwd=ROOT, env=python_env())
 
 

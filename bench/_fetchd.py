@@ -38,12 +38,20 @@ class Fetchd:
     def __init__(self, work: Path, pool_mb: int, *, connections: int = 4, namespace: str = "", **env: str) -> None:
         socket = work / "fetchd.sock"
         settings = python_env(
-            THAW_FETCHD_SOCKET=str(socket), THAW_FETCHD_DOORS=str(work / "doors"), THAW_FETCHD_POOL_MB=str(pool_mb),
-            THAW_FETCHD_RETAIN="false", THAW_FETCHD_CONNECTIONS=str(connections), **env,
-        )  # fmt: skip
+            THAW_FETCHD_SOCKET=str(socket),
+            THAW_FETCHD_DOORS=str(work / "doors"),
+            THAW_FETCHD_POOL_MB=str(pool_mb),
+            THAW_FETCHD_RETAIN="false",
+            THAW_FETCHD_CONNECTIONS=str(connections),
+            **env,
+        )
         command = [PYTHON, "-m", "fetchd.main"]
-        self._program: Program = start([*inside(namespace, tuple(command))] if namespace else command,
-                                       work / "fetchd.log", '"event": "ready"', env=settings)  # fmt: skip
+        self._program: Program = start(
+            [*inside(namespace, tuple(command))] if namespace else command,
+            work / "fetchd.log",
+            '"event": "ready"',
+            env=settings,
+        )
         self._channel = Channel.connect(str(socket), timeout_s=_DEADLINE_S)
         self._groups = (GroupId(f"bench-{i}") for i in itertools.count())
 

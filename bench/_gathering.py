@@ -190,17 +190,34 @@ def _gathering(seconds: float) -> Iterator[None]:
 
 def _facts() -> ActionFacts:
     return ActionFacts(
-        _ACTION, "0.0.1", KIND_LLM, MODELS[_MODEL].n_bytes + KV_RESERVE, SLOTS, SLOTS, KEEP_ALIVE_S,
-        model_uri="s3://m/0", max_stages=4, slo_ttft_s=_TTFT_OBJECTIVE_S,
-    )  # fmt: skip
+        _ACTION,
+        "0.0.1",
+        KIND_LLM,
+        MODELS[_MODEL].n_bytes + KV_RESERVE,
+        SLOTS,
+        SLOTS,
+        KEEP_ALIVE_S,
+        model_uri="s3://m/0",
+        max_stages=4,
+        slo_ttft_s=_TTFT_OBJECTIVE_S,
+    )
 
 
 def _host(i: int) -> HostReport:
     device = Device("cuda:0", "A10", DEVICE_BYTES, DEVICE_BYTES)
     return HostReport(
-        HostId(f"host-{i:02d}"), "boot", "a:1", (device,), 16, LINK_BYTES_PER_S, "none", "process", 0, 100_000,
+        HostId(f"host-{i:02d}"),
+        "boot",
+        "a:1",
+        (device,),
+        16,
+        LINK_BYTES_PER_S,
+        "none",
+        "process",
+        0,
+        100_000,
         stem_kinds=(KIND_LLM,),
-    )  # fmt: skip
+    )
 
 
 def _mean(values: Sequence[float]) -> float:

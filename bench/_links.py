@@ -46,8 +46,12 @@ class Link:
             yield origin.url
 
     def describe(self) -> dict[str, object]:
-        return {"name": self.name, "bytes_per_s": round(self.bytes_per_s), "paced": self.paced,
-                "store": self.loopback.kind}  # fmt: skip
+        return {
+            "name": self.name,
+            "bytes_per_s": round(self.bytes_per_s),
+            "paced": self.paced,
+            "store": self.loopback.kind,
+        }
 
 
 def unlimited(work: Path, loopback: Origin) -> Link:
@@ -77,6 +81,13 @@ def _rate(work: Path, receiver: Path, origin: Origin, inside: tuple[str, ...], m
     """The rate that a raw receiver gets.  The burst at the beginning of a shaped link counts, as it does in a start."""
     weights = max((work / "models" / "smollm2").iterdir(), key=lambda p: p.stat().st_size)
     n_bytes = min(most, weights.stat().st_size)
-    command = [*inside, str(receiver), origin.address, str(origin.port), f"/models/smollm2/{weights.name}",
-               str(n_bytes), "4"]  # fmt: skip
+    command = [
+        *inside,
+        str(receiver),
+        origin.address,
+        str(origin.port),
+        f"/models/smollm2/{weights.name}",
+        str(n_bytes),
+        "4",
+    ]
     return n_bytes / median([json.loads(subprocess.check_output(command))["seconds"] for _ in range(_ROUNDS)])

@@ -22,10 +22,12 @@ def write_random(directory: Path, n_bytes: int, per_layer: int = 1) -> ModelInde
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps({"num_hidden_layers": _LAYERS, "architectures": ["Random"]}))
     each = n_bytes // len(names) // 4096 * 4096
-    header = json.dumps({
-        name: {"dtype": "BF16", "shape": [each // 2], "data_offsets": [i * each, (i + 1) * each]}
-        for i, name in enumerate(names)
-    }).encode()  # fmt: skip
+    header = json.dumps(
+        {
+            name: {"dtype": "BF16", "shape": [each // 2], "data_offsets": [i * each, (i + 1) * each]}
+            for i, name in enumerate(names)
+        }
+    ).encode()
     block = os.urandom(_BLOCK)
     with (directory / checkpoint.WEIGHTS_NAME).open("wb") as f:
         f.write(len(header).to_bytes(8, "little") + header)

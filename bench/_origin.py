@@ -95,8 +95,10 @@ def _answer(sock: socket.socket, method: str, path: Path, wanted: str) -> None:
     first = int(match[1]) if match else 0
     last = min(int(match[2]), size - 1) if match and match[2] else size - 1
     status = f"206 Partial Content\r\nContent-Range: bytes {first}-{last}/{size}" if match else "200 OK"
-    sock.sendall(f"HTTP/1.1 {status}\r\nContent-Length: {last - first + 1}\r\nAccept-Ranges: bytes\r\n"
-                 f"ETag: \"{path.stat().st_mtime_ns:x}-{size:x}\"\r\n\r\n".encode())  # fmt: skip
+    sock.sendall(
+        f"HTTP/1.1 {status}\r\nContent-Length: {last - first + 1}\r\nAccept-Ranges: bytes\r\n"
+        f'ETag: "{path.stat().st_mtime_ns:x}-{size:x}"\r\n\r\n'.encode()
+    )
     if method != "HEAD":
         with path.open("rb") as f:
             sock.sendfile(f, first, last - first + 1)

@@ -99,9 +99,15 @@ class PlainVllm:
 @contextlib.contextmanager
 def _importing(work: Path) -> Iterator[subprocess.Popen[str]]:
     with (work / "prefetched-vllm.log").open("w") as log:
-        process = subprocess.Popen([PYTHON, "-m", "bench._prewarmed_vllm"], stdin=subprocess.PIPE,
-                                   stdout=subprocess.PIPE, stderr=log, text=True, cwd=_common.ROOT,
-                                   env=python_env(HF_HUB_OFFLINE="1"))  # fmt: skip
+        process = subprocess.Popen(
+            [PYTHON, "-m", "bench._prewarmed_vllm"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            cwd=_common.ROOT,
+            env=python_env(HF_HUB_OFFLINE="1"),
+        )
     assert process.stdin is not None
     try:
         yield process
@@ -118,5 +124,9 @@ def _line(process: subprocess.Popen[str]) -> str:
 def describe(rows: dict[str, float | None]) -> list[str]:
     """The table as it is printed.  None marks a step that this machine cannot measure."""
     first = next(v for v in rows.values() if v is not None)
-    return [f"{name:12} needs a device copy: the CPU engine computes from the segment" if value is None
-            else f"{name:12} {value:6.2f} s   {first / value:4.1f} x" for name, value in rows.items()]  # fmt: skip
+    return [
+        f"{name:12} needs a device copy: the CPU engine computes from the segment"
+        if value is None
+        else f"{name:12} {value:6.2f} s   {first / value:4.1f} x"
+        for name, value in rows.items()
+    ]

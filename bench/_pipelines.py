@@ -98,8 +98,10 @@ def table(pipelines: Pipelines, transports: Sequence[str], sizes: Sequence[int],
                         found.setdefault(beside(name), []).append(tpot_ms(one))
                         found.setdefault(name, []).append(tpot_ms(several))
                 alone = median(found[beside(name)])
-                say(f"  {name:12} {median(found[name]):7.2f} ms a token, s=1 beside it {alone:7.2f}, "
-                    f"path {pipelines.paths[f'{transport}-{n_stages}']}")  # fmt: skip
+                say(
+                    f"  {name:12} {median(found[name]):7.2f} ms a token, s=1 beside it {alone:7.2f}, "
+                    f"path {pipelines.paths[f'{transport}-{n_stages}']}"
+                )
     return found
 
 

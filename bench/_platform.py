@@ -112,7 +112,9 @@ def command(pid: int) -> str:
 
 def llm_config(uri: str, *, max_model_len: int = 2048, **scaling: Any) -> dict[str, Any]:
     return {
-        "kind": "llm:vllm", "model": {"uri": uri}, "engine": {"dtype": "bfloat16", "max_model_len": max_model_len},
+        "kind": "llm:vllm",
+        "model": {"uri": uri},
+        "engine": {"dtype": "bfloat16", "max_model_len": max_model_len},
         "resources": {"gpu_memory_mb": 2048, "host_memory_mb": 4096},
         "scaling": {"max_instances": 1, "max_stages": 1, "keep_alive_s": 600, **scaling},
-    }  # fmt: skip
+    }

@@ -35,8 +35,9 @@ def _start(order: dict[str, Any]) -> None:
     from vllm import LLM, SamplingParams
 
     llm = LLM(model=order["target"], dtype="bfloat16", max_model_len=order["max_model_len"], enforce_eager=True)
-    llm.chat([{"role": "user", "content": order["prompt"]}], SamplingParams(temperature=0, max_tokens=1),
-             use_tqdm=False)  # fmt: skip
+    llm.chat(
+        [{"role": "user", "content": order["prompt"]}], SamplingParams(temperature=0, max_tokens=1), use_tqdm=False
+    )
     print(json.dumps({"ttft_s": time.monotonic() - began, "copy_s": copied}), flush=True)
 
 

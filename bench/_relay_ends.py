@@ -136,8 +136,19 @@ class Servers:
         (self._port,) = free_ports(1)
 
     def __enter__(self) -> Servers:
-        command = [str(_valkey_server()), "--port", str(self._port), "--bind", "127.0.0.1", "--save", "",
-                   "--appendonly", "no", "--dir", str(self._work)]  # fmt: skip
+        command = [
+            str(_valkey_server()),
+            "--port",
+            str(self._port),
+            "--bind",
+            "127.0.0.1",
+            "--save",
+            "",
+            "--appendonly",
+            "no",
+            "--dir",
+            str(self._work),
+        ]
         self._programs.append(start(command, self._work / "relay.log", "Ready to accept connections"))
         (self._work / "shared").mkdir()
         if self._s3:
@@ -229,17 +240,36 @@ class Servers:
         config = self._work / "s3.json"
         config.write_text(json.dumps({"identities": [identity]}))
         (self._work / "store").mkdir()
-        command = [str(Path(sys.executable).with_name("weed")), "-logtostderr=true", "server",
-                   f"-dir={self._work / 'store'}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-s3",
-                   f"-s3.port={ports[0]}", f"-s3.config={config}", f"-master.port={ports[1]}",
-                   f"-volume.port={ports[2]}", f"-filer.port={ports[3]}", "-master.telemetry=false",
-                   "-s3.port.iceberg=0", "-s3.port.lance=0"]  # fmt: skip
+        command = [
+            str(Path(sys.executable).with_name("weed")),
+            "-logtostderr=true",
+            "server",
+            f"-dir={self._work / 'store'}",
+            "-ip=127.0.0.1",
+            "-ip.bind=127.0.0.1",
+            "-s3",
+            f"-s3.port={ports[0]}",
+            f"-s3.config={config}",
+            f"-master.port={ports[1]}",
+            f"-volume.port={ports[2]}",
+            f"-filer.port={ports[3]}",
+            "-master.telemetry=false",
+            "-s3.port.iceberg=0",
+            "-s3.port.lance=0",
+        ]
         roles = zip(("s3", "master", "volume", "filer"), ports, strict=True)
-        self._left_behind = [Path(f"/tmp/seaweedfs-{name}.sock") for role, port in roles
-                             for name in (f"{role}-{port}", f"{role}-grpc-{port + 10_000}")]  # fmt: skip
+        self._left_behind = [
+            Path(f"/tmp/seaweedfs-{name}.sock")
+            for role, port in roles
+            for name in (f"{role}-{port}", f"{role}-grpc-{port + 10_000}")
+        ]
         self._programs.append(start(command, self._work / "s3.log", "Start Seaweed S3 API Server"))
-        os.environ |= {"THAW_S3_ENDPOINT": f"http://127.0.0.1:{ports[0]}", "AWS_ACCESS_KEY_ID": "bench",
-                       "AWS_SECRET_ACCESS_KEY": "bench", "AWS_REGION": "us-east-1"}  # fmt: skip
+        os.environ |= {
+            "THAW_S3_ENDPOINT": f"http://127.0.0.1:{ports[0]}",
+            "AWS_ACCESS_KEY_ID": "bench",
+            "AWS_SECRET_ACCESS_KEY": "bench",
+            "AWS_REGION": "us-east-1",
+        }
         _make_bucket()
 
 

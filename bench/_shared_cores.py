@@ -49,8 +49,10 @@ class Capped:
             cpu, periods, throttled = self._began[c.name]
             now, (all_periods, all_throttled) = c.cpu_s(), self._periods(c)
             used = " + ".join(f"{now[pid] - cpu[pid]:.2f}" for pid in c.pids if now[pid] - cpu[pid] > 0.01)
-            found.append(f"stage {c.stage}: {used} CPU-s, held back in {all_throttled - throttled} of "
-                         f"{all_periods - periods} periods")  # fmt: skip
+            found.append(
+                f"stage {c.stage}: {used} CPU-s, held back in {all_throttled - throttled} of "
+                f"{all_periods - periods} periods"
+            )
         return found
 
     def _periods(self, container: Container) -> tuple[int, int]:
@@ -89,11 +91,16 @@ def wait_fetched(platform: BenchPlatform) -> None:
 
 
 def containers(platform: BenchPlatform) -> list[Container]:
-    owners = {owner.parent.name: json.loads(owner.read_text())
-              for owner in Path(platform.platform.run_dir).glob("host-*/c/*/owner.json")}  # fmt: skip
+    owners = {
+        owner.parent.name: json.loads(owner.read_text())
+        for owner in Path(platform.platform.run_dir).glob("host-*/c/*/owner.json")
+    }
     running = [int(p.name) for p in Path("/proc").iterdir() if p.name.isdigit()]
-    return [Container(name, _stage(owner), tuple(pid for pid in running if _session(pid) == int(owner["pid"])))
-            for name, owner in owners.items() if owner["kind"] == KIND_LLM and owner["pid"]]  # fmt: skip
+    return [
+        Container(name, _stage(owner), tuple(pid for pid in running if _session(pid) == int(owner["pid"])))
+        for name, owner in owners.items()
+        if owner["kind"] == KIND_LLM and owner["pid"]
+    ]
 
 
 def _stage(owner: dict[str, dict[str, str]]) -> int:

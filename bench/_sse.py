@@ -47,9 +47,15 @@ class Caller:
 
     def chat(self, prompt: str, max_tokens: int, **extra: Any) -> Streamed:
         """Ask for a greedy answer.  Raises SystemExit when the server fails to answer: nothing was measured then."""
-        body = {"model": self._model, "messages": [{"role": "user", "content": prompt}], "stream": True,
-                "temperature": 0, "max_tokens": max_tokens, "stream_options": {"include_usage": True},
-                **extra}  # fmt: skip
+        body = {
+            "model": self._model,
+            "messages": [{"role": "user", "content": prompt}],
+            "stream": True,
+            "temperature": 0,
+            "max_tokens": max_tokens,
+            "stream_options": {"include_usage": True},
+            **extra,
+        }
         data = json.dumps(body).encode()
         began = time.monotonic()
         self._http.request("POST", "/v1/chat/completions", data, self._headers)

@@ -41,11 +41,21 @@ class _Stream:
 
 def hold(port: int, auth: str, model: str, count: int, max_tokens: int, deadline_s: float) -> Held:
     """Send ``count`` requests, each on a connection of its own, and then read until all streams have ended."""
-    body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Count."}], "stream": True,
-                       "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}).encode()  # fmt: skip
-    head = (f"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
-            f"Authorization: Basic {base64.b64encode(auth.encode()).decode()}\r\nContent-Length: {len(body)}\r\n"
-            "Connection: close\r\n\r\n").encode()  # fmt: skip
+    body = json.dumps(
+        {
+            "model": model,
+            "messages": [{"role": "user", "content": "Count."}],
+            "stream": True,
+            "max_tokens": max_tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+        }
+    ).encode()
+    head = (
+        f"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+        f"Authorization: Basic {base64.b64encode(auth.encode()).decode()}\r\nContent-Length: {len(body)}\r\n"
+        "Connection: close\r\n\r\n"
+    ).encode()
     began = time.monotonic()
     streams = [_Stream(("127.0.0.1", port), head + body) for _ in range(count)]
     selector = selectors.DefaultSelector()

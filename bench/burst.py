@@ -109,8 +109,20 @@ def _gateway(work: Path) -> Iterator[tuple[str, int]]:
     state_port, port = free_ports(2)
     url = f"redis://127.0.0.1:{state_port}/0"
     with contextlib.ExitStack() as stack:
-        settings = ["--port", str(state_port), "--bind", "127.0.0.1", "--dir", str(work), "--save", "",
-                    "--appendonly", "yes", "--appendfsync", "always"]  # fmt: skip
+        settings = [
+            "--port",
+            str(state_port),
+            "--bind",
+            "127.0.0.1",
+            "--dir",
+            str(work),
+            "--save",
+            "",
+            "--appendonly",
+            "yes",
+            "--appendfsync",
+            "always",
+        ]
         state = start([str(_valkey_server()), *settings], work / "state.log", "Ready to accept connections")
         stack.callback(state.stop)
         with redis_link.connect(url) as client:
@@ -119,8 +131,12 @@ def _gateway(work: Path) -> Iterator[tuple[str, int]]:
         env = python_env(THAW_STATE_URL=url, THAW_GATEWAY_BIND=f"127.0.0.1:{port}")
         gateway = start([PYTHON, "-m", "gateway.main"], work / "gateway.log", '"event": "gateway_started"', env=env)
         stack.callback(gateway.stop)
-        reply = requests.put(f"http://127.0.0.1:{port}/api/v1/namespaces/_/actions/chat", json={"config": _CONFIG},
-                             auth=_KEY, timeout=_DEADLINE_S)  # fmt: skip
+        reply = requests.put(
+            f"http://127.0.0.1:{port}/api/v1/namespaces/_/actions/chat",
+            json={"config": _CONFIG},
+            auth=_KEY,
+            timeout=_DEADLINE_S,
+        )
         reply.raise_for_status()
         yield url, port
 

@@ -218,8 +218,7 @@ def hiredis_receives(n_bytes: int, near: socket.socket) -> Exchange:
 # the question ---------------------------------------------------------------------------------------------------------
 
 
-def compare(name: str, message: Callable[[int], bytes], readers: Readers,
-            rounds: int, count: int) -> list[Goal]:  # fmt: skip
+def compare(name: str, message: Callable[[int], bytes], readers: Readers, rounds: int, count: int) -> list[Goal]:
     def measured(reader: Callable[[socket.socket], Exchange]) -> Callable[[], float]:
         def once() -> float:
             pair = Pair()

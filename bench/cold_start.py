@@ -37,9 +37,11 @@ from bench._vllm import VllmServer
 from thaw.cli.demo_model import cache_dir
 from thaw.dev.smollm2 import obtain
 
-PROMPT = ("A cook has three baskets. The first holds twelve apples, the second holds twice as many pears, and the "
-          "third holds as many plums as the other two hold together. Explain step by step how many fruits there are, "
-          "then name the basket that holds most.")  # fmt: skip
+PROMPT = (
+    "A cook has three baskets. The first holds twelve apples, the second holds twice as many pears, and the "
+    "third holds as many plums as the other two hold together. Explain step by step how many fruits there are, "
+    "then name the basket that holds most."
+)
 """About 60 tokens.  This is less than one KV block of vLLM on a CPU (128), so no run finds a cached prefix."""
 
 _WARM = 5
@@ -59,8 +61,10 @@ class ColdRun:
 
     def __str__(self) -> str:
         s = self.start
-        return (f"ttft {self.ttft_s:.2f} s, first byte {s.first_byte_s * 1e3:.0f} ms, last byte {s.last_byte_s:.2f} s, "
-                f"warm {self.warm_ttft_s * 1e3:.0f} ms, unexplained {s.unexplained_s * 1e3:.0f} ms")  # fmt: skip
+        return (
+            f"ttft {self.ttft_s:.2f} s, first byte {s.first_byte_s * 1e3:.0f} ms, last byte {s.last_byte_s:.2f} s, "
+            f"warm {self.warm_ttft_s * 1e3:.0f} ms, unexplained {s.unexplained_s * 1e3:.0f} ms"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +88,12 @@ class ColdStart:
         self._copies = 0
 
     def thaw(self, link: Link, *, stem_cells: bool) -> ColdRun:
-        with BenchPlatform(self.work / f"state-{link.name}", stem_cells=stem_cells, link=link.option,
-                           store=self.work / "empty") as platform, link.store(platform) as url:  # fmt: skip
+        with (
+            BenchPlatform(
+                self.work / f"state-{link.name}", stem_cells=stem_cells, link=link.option, store=self.work / "empty"
+            ) as platform,
+            link.store(platform) as url,
+        ):
             platform.deploy("chat", llm_config(f"{url}/models/smollm2"))
             time.sleep(_SETTLE_S)
             cell = platform.stem_cell() if stem_cells else {}
@@ -111,8 +119,13 @@ class ColdStart:
         assert process.stdin is not None
         assert process.stdout is not None
         with self._target() as target:
-            order = {"origin": f"{link.loopback.url}/models/smollm2", "names": self.names, "target": str(target),
-                     "max_model_len": 2048, "prompt": PROMPT}  # fmt: skip
+            order = {
+                "origin": f"{link.loopback.url}/models/smollm2",
+                "names": self.names,
+                "target": str(target),
+                "max_model_len": 2048,
+                "prompt": PROMPT,
+            }
             process.stdin.write(json.dumps(order) + "\n")
             process.stdin.flush()
             line = process.stdout.readline()
@@ -148,8 +161,11 @@ class ColdStart:
 
 
 def main() -> int:
-    options = _common.options(__doc__ or "", delay_s=(0.0, "hold the host up for so long before it may fetch"),
-                              only=("", "names of runs, comma-separated"))  # fmt: skip
+    options = _common.options(
+        __doc__ or "",
+        delay_s=(0.0, "hold the host up for so long before it may fetch"),
+        only=("", "names of runs, comma-separated"),
+    )
     rounds = options.n or (1 if options.quick else 5)
     work = Path(tempfile.mkdtemp(prefix="bench-", dir="/dev/shm"))
     (work / "empty").mkdir()
@@ -173,17 +189,23 @@ def main() -> int:
         found = interleave({name: runs[name] for name in wanted}, rounds)
         goals = judge_all(found, constants, bench.index.n_bytes, free, slow)
     return _common.report(
-        "cold_start", goals, rounds=rounds, delay_s=options.delay_s, vllm_command=bench.vllm_command,
-        links=[link.describe() for link in (free, slow)], constants=_plain(constants), runs=_rows(found),
-    )  # fmt: skip
+        "cold_start",
+        goals,
+        rounds=rounds,
+        delay_s=options.delay_s,
+        vllm_command=bench.vllm_command,
+        links=[link.describe() for link in (free, slow)],
+        constants=_plain(constants),
+        runs=_rows(found),
+    )
 
 
-def judge_all(found: dict[str, list[ColdRun | VllmRun]], constants: Constants, n_bytes: int, free: Link,
-              slow: Link) -> list[Goal]:  # fmt: skip
+def judge_all(
+    found: dict[str, list[ColdRun | VllmRun]], constants: Constants, n_bytes: int, free: Link, slow: Link
+) -> list[Goal]:
     """Every goal whose runs were made."""
     thaw = {name: [r for r in runs if isinstance(r, ColdRun)] for name, runs in found.items()}
-    ttft = {name: median([r.ttft_s for r in runs])
-            for name, runs in found.items()}  # fmt: skip
+    ttft = {name: median([r.ttft_s for r in runs]) for name, runs in found.items()}
     goals: list[Goal] = []
     if runs := thaw.get("stem_200m"):
         tails = [(r.start.ttft_s - r.start.last_byte_s) / r.warm_ttft_s for r in runs]
@@ -241,9 +263,15 @@ def _unexplained(run: ColdRun) -> str:
 @contextlib.contextmanager
 def _imported_vllm(work: Path) -> Iterator[subprocess.Popen[str]]:
     with (work / "prewarmed-vllm.log").open("w") as log:
-        process = subprocess.Popen([PYTHON, "-m", "bench._prewarmed_vllm"], stdin=subprocess.PIPE,
-                                   stdout=subprocess.PIPE, stderr=log, text=True, cwd=_common.ROOT,
-                                   env=python_env(HF_HUB_OFFLINE="1"))  # fmt: skip
+        process = subprocess.Popen(
+            [PYTHON, "-m", "bench._prewarmed_vllm"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            cwd=_common.ROOT,
+            env=python_env(HF_HUB_OFFLINE="1"),
+        )
     assert process.stdin is not None
     assert process.stdout is not None
     try:
@@ -256,8 +284,10 @@ def _imported_vllm(work: Path) -> Iterator[subprocess.Popen[str]]:
 
 def _rows(found: dict[str, list[ColdRun | VllmRun]]) -> dict[str, list[str]]:
     return {name: [str(r) for r in runs] for name, runs in found.items()} | {
-        "stem_cell": [json.dumps(r.stem_cell) for runs in found.values() for r in runs
-                      if isinstance(r, ColdRun) and r.stem_cell][:1]}  # fmt: skip
+        "stem_cell": [
+            json.dumps(r.stem_cell) for runs in found.values() for r in runs if isinstance(r, ColdRun) and r.stem_cell
+        ][:1]
+    }
 
 
 def _plain(constants: Constants) -> dict[str, float]:

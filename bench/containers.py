@@ -109,8 +109,18 @@ def _by_hand(image: str, network: str) -> float:
     """Start a container as a person would: with docker run, and the socket in a mounted directory."""
     with tempfile.TemporaryDirectory(prefix="thaw-", dir="/tmp") as directory:
         Path(directory).chmod(0o777)
-        command = ["docker", "run", "--rm", "--network", network, "-v", f"{directory}:/run/thaw/io",
-                   "-e", "THAW_SOCKET=/run/thaw/io/s", image]  # fmt: skip
+        command = [
+            "docker",
+            "run",
+            "--rm",
+            "--network",
+            network,
+            "-v",
+            f"{directory}:/run/thaw/io",
+            "-e",
+            "THAW_SOCKET=/run/thaw/io/s",
+            image,
+        ]
         began = time.monotonic()
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         never = os.eventfd(0, os.EFD_CLOEXEC)
@@ -195,8 +205,12 @@ def llm(image: str, rounds: int, rate_mbit: int) -> int:
 
 def main() -> int:
     python = os.environ.get("THAW_IMAGE_PYTHON", "thaw/python:0.1.0")
-    args = options(__doc__ or "", image=(python, "of the function"), llm=("", "image of an llm function"),
-                   mbit=(200, "of the link, with --llm; 0: no limit"))  # fmt: skip
+    args = options(
+        __doc__ or "",
+        image=(python, "of the function"),
+        llm=("", "image of an llm function"),
+        mbit=(200, "of the link, with --llm; 0: no limit"),
+    )
     rounds = args.n or ((1 if args.llm else 3) if args.quick else (5 if args.llm else 15))
     try:
         Engine(_engine_url()).check()

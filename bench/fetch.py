@@ -45,8 +45,15 @@ def main() -> int:
         goals += [] if options.only in ("unlimited", "1g") else [bench.shaped("vs_iperf_5g", 5000, 0.95)]
     finally:
         shutil.rmtree(work)
-    return _common.report("fetch", goals, n_bytes=index.n_bytes, rounds=rounds, origin=bench.origin_kind,
-                          connections=_CONNECTIONS, rates=bench.rates)  # fmt: skip
+    return _common.report(
+        "fetch",
+        goals,
+        n_bytes=index.n_bytes,
+        rounds=rounds,
+        origin=bench.origin_kind,
+        connections=_CONNECTIONS,
+        rates=bench.rates,
+    )
 
 
 class FetchBench:
@@ -66,10 +73,11 @@ class FetchBench:
         ours, ceiling = found["fetchd"], found["receiver"]
         return [
             judge("vs_receiver", gb_s(ours) / gb_s(ceiling), ">=", 0.85, floor=_floor(ours, ceiling)),
-            judge("cpu_vs_receiver", cpu_s_per_gb(ours) / cpu_s_per_gb(ceiling), "<=", 1.6,
-                  floor=_floor(ours, ceiling)),
+            judge(
+                "cpu_vs_receiver", cpu_s_per_gb(ours) / cpu_s_per_gb(ceiling), "<=", 1.6, floor=_floor(ours, ceiling)
+            ),
             *(_against(name, found, goal) for name, goal in _COMPETITORS.items()),
-        ]  # fmt: skip
+        ]
 
     def shaped(self, name: str, rate_mbit: int, goal: float) -> Goal:
         reason = links.available() or ("" if shutil.which("iperf3") else "iperf3 is missing (apt install iperf3)")
@@ -90,41 +98,82 @@ class FetchBench:
         return {
             "fetchd": partial(fetchd.fetch, facts, _model.whole(self.index)),
             "receiver": partial(self._receive, origin),
-            **{name: partial(_clients.run_python, name, origin.url, "models", key, n_bytes)
-               for name in ("obstore", "boto3") if importlib.util.find_spec(name)},
-            **({"curl": partial(_clients.run_program, ["curl", "-sSf", "-o", str(made), url], made, n_bytes)}
-               if shutil.which("curl") else {}),
-            **({"s5cmd": partial(_clients.run_program, [s5cmd, "--no-sign-request", "--endpoint-url", origin.url, "cp",
-                                                        f"s3://models/{key}", str(made)], made, n_bytes)}
-               if (s5cmd := _s5cmd()) else {}),
-        }  # fmt: skip
+            **{
+                name: partial(_clients.run_python, name, origin.url, "models", key, n_bytes)
+                for name in ("obstore", "boto3")
+                if importlib.util.find_spec(name)
+            },
+            **(
+                {"curl": partial(_clients.run_program, ["curl", "-sSf", "-o", str(made), url], made, n_bytes)}
+                if shutil.which("curl")
+                else {}
+            ),
+            **(
+                {
+                    "s5cmd": partial(
+                        _clients.run_program,
+                        [
+                            s5cmd,
+                            "--no-sign-request",
+                            "--endpoint-url",
+                            origin.url,
+                            "cp",
+                            f"s3://models/{key}",
+                            str(made),
+                        ],
+                        made,
+                        n_bytes,
+                    )
+                }
+                if (s5cmd := _s5cmd())
+                else {}
+            ),
+        }
 
     def _on(self, made: links.Links, name: str, goal: float) -> Goal:
         origin = Origin(self.work, self.work, address=made.hub_address, namespace=made.hub)
         host = made.host(0)
-        with origin, Fetchd(self.work, self.pool_mb, connections=8 if made.rate_mbit > 1000 else 4,
-                            namespace=host) as fetchd:  # fmt: skip
-            server = _common.start(links.inside(made.hub, ("iperf3", "-s", "--forceflush")), self.work / "iperf.log",
-                                   "Server listening")  # fmt: skip
+        with (
+            origin,
+            Fetchd(self.work, self.pool_mb, connections=8 if made.rate_mbit > 1000 else 4, namespace=host) as fetchd,
+        ):
+            server = _common.start(
+                links.inside(made.hub, ("iperf3", "-s", "--forceflush")), self.work / "iperf.log", "Server listening"
+            )
             facts = fetchd.inspect(f"{origin.url}/models/random")
             try:
-                found = interleave({
-                    "iperf3": partial(_iperf, made, self.index.n_bytes),
-                    "fetchd": partial(fetchd.fetch, facts, _model.whole(self.index)),
-                    "receiver": partial(self._receive, origin, host),
-                }, self.rounds)  # fmt: skip
+                found = interleave(
+                    {
+                        "iperf3": partial(_iperf, made, self.index.n_bytes),
+                        "fetchd": partial(fetchd.fetch, facts, _model.whole(self.index)),
+                        "receiver": partial(self._receive, origin, host),
+                    },
+                    self.rounds,
+                )
             finally:
                 server.stop()
         self.rates[f"{made.rate_mbit}mbit"] = {n: round(gb_s(s), 4) for n, s in found.items()}
         ratio = median([a.gb_s / b.gb_s for a, b in zip(found["fetchd"], found["iperf3"], strict=True)])
         reachable = round(gb_s(found["receiver"]) / gb_s(found["iperf3"]), 3)
-        return judge(name, ratio, ">=", goal, floor=_floor(found["fetchd"], found["iperf3"]),
-                     samples={"receiver_vs_iperf": reachable})  # fmt: skip
+        return judge(
+            name,
+            ratio,
+            ">=",
+            goal,
+            floor=_floor(found["fetchd"], found["iperf3"]),
+            samples={"receiver_vs_iperf": reachable},
+        )
 
     def _receive(self, origin: Origin, namespace: str = "") -> Sample:
         n_bytes = self.weights.n_bytes
-        command = [str(self.receiver), origin.address, str(origin.port), f"/models/random/{self.weights.name}",
-                   str(n_bytes), str(_CONNECTIONS)]  # fmt: skip
+        command = [
+            str(self.receiver),
+            origin.address,
+            str(origin.port),
+            f"/models/random/{self.weights.name}",
+            str(n_bytes),
+            str(_CONNECTIONS),
+        ]
         plain = json.loads(_output([*links.inside(namespace, tuple(command))] if namespace else command))
         return Sample(plain["seconds"], plain["cpu_s"], n_bytes)
 
@@ -142,8 +191,10 @@ def _against(name: str, found: dict[str, list[Sample]], goal: float) -> Goal:
 
 
 def _floor(ours: list[Sample], theirs: list[Sample]) -> str:
-    return (f"{gb_s(ours):.3f} against {gb_s(theirs):.3f} GB/s, "
-            f"{cpu_s_per_gb(ours):.2f} against {cpu_s_per_gb(theirs):.2f} CPU-s/GB")  # fmt: skip
+    return (
+        f"{gb_s(ours):.3f} against {gb_s(theirs):.3f} GB/s, "
+        f"{cpu_s_per_gb(ours):.2f} against {cpu_s_per_gb(theirs):.2f} CPU-s/GB"
+    )
 
 
 def _iperf(made: links.Links, n_bytes: int) -> Sample:

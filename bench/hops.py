@@ -74,9 +74,13 @@ def at_8k(servers: _relay_ends.Servers, rounds: int, n_messages: int) -> tuple[d
     payload = os.urandom(8 * _KIB)
     found = interleave({name: partial(servers.ping_pong, name, payload, n_messages) for name in _FAST}, rounds)
     p50 = {name: [percentile(s.one_way_us, 50) for s in samples] for name, samples in found.items()}
-    latency = {name: {"p50": round(median(p50[name]), 1),
-                      "p99": round(median([percentile(s.one_way_us, 99) for s in samples]), 1)}
-               for name, samples in found.items()}  # fmt: skip
+    latency = {
+        name: {
+            "p50": round(median(p50[name]), 1),
+            "p99": round(median([percentile(s.one_way_us, 99) for s in samples]), 1),
+        }
+        for name, samples in found.items()
+    }
     return latency, [
         _against("redis_vs_raw_8k", p50["redis"], p50["raw_redis"], 1.2),
         _against("tcp_vs_raw_8k", p50["tcp"], p50["raw_tcp"], 1.5),
@@ -101,9 +105,11 @@ def sizes(servers: _relay_ends.Servers, *, quick: bool) -> dict[str, dict[str, A
             n_messages = max(3, min(20 if slow else 200, (16 if quick or slow else 128) * _MIB // n_bytes))
             latency: Sample = servers.ping_pong(name, payload, n_messages)
             rate = servers.one_way(name, payload, n_messages)
-            row = {"p50_ms": round(percentile(latency.one_way_us, 50) / 1000, 3),
-                   "p99_ms": round(percentile(latency.one_way_us, 99) / 1000, 3),
-                   "mb_s": round(rate.mb_s, 1)}  # fmt: skip
+            row = {
+                "p50_ms": round(percentile(latency.one_way_us, 50) / 1000, 3),
+                "p99_ms": round(percentile(latency.one_way_us, 99) / 1000, 3),
+                "mb_s": round(rate.mb_s, 1),
+            }
             table.setdefault(f"{n_bytes // _KIB}KiB", {})[name] = row
             say(f"{n_bytes // _KIB:6} KiB  {name:10}  {row}")
     return table
@@ -119,8 +125,14 @@ def tpot(work: Path, engine_core: int, rounds: int, facts: dict[str, Any], *, qu
     paths: dict[str, str] = {}
     runs: dict[bool, tuple[str, ...]] = {False: ("redis",)} if quick else {False: ("redis", "object"), True: ("tcp",)}
     for direct, transports in runs.items():
-        with BenchPlatform(work / f"state-{transports[0]}", hosts=4, memory_mb=_pipelines.DEVICE_MB, pool_mb=768,
-                           store=work / "empty", direct=direct) as platform:  # fmt: skip
+        with BenchPlatform(
+            work / f"state-{transports[0]}",
+            hosts=4,
+            memory_mb=_pipelines.DEVICE_MB,
+            pool_mb=768,
+            store=work / "empty",
+            direct=direct,
+        ) as platform:
             pipelines = Pipelines(platform, uri, engine_core)
             part = _pipelines.table(pipelines, transports, (4,) if quick else (4, 2), rounds)
         paths |= {name: path for name, path in pipelines.paths.items() if path}
@@ -136,8 +148,13 @@ def tpot(work: Path, engine_core: int, rounds: int, facts: dict[str, Any], *, qu
     facts["path"] = paths
     facts["tpot_ms"] = {name: round(median(values), 2) for name, values in found.items()}
     facts["one_way_ms_on_one_core"] = round(one_way_ms, 4)
-    return judge("tpot_s4_redis_vs_s1", (four - 4 * one_way_ms) / one, "<=", 1.3,
-                 floor=f"{four:.2f} ms less 4 x {one_way_ms:.3f} ms, against {one:.2f} ms")  # fmt: skip
+    return judge(
+        "tpot_s4_redis_vs_s1",
+        (four - 4 * one_way_ms) / one,
+        "<=",
+        1.3,
+        floor=f"{four:.2f} ms less 4 x {one_way_ms:.3f} ms, against {one:.2f} ms",
+    )
 
 
 def busy(work: Path, engine_core: int, rounds: int, facts: dict[str, Any]) -> Goal:
@@ -145,10 +162,16 @@ def busy(work: Path, engine_core: int, rounds: int, facts: dict[str, Any]) -> Go
         return judge("tpot_under_fetch", None, "<=", 1.15, floor=reason)
     found = _busy_link.measure(work, engine_core, rounds)
     idle, under = median(found.idle), median(found.busy)
-    facts["busy_link"] = {"idle_ms": round(idle, 2), "busy_ms": round(under, 2), "ranks": found.ranks,
-                          "path": found.path, "filled": [round(f, 3) for f in found.filled]}  # fmt: skip
-    return judge("tpot_under_fetch", under / idle, "<=", 1.15, floor=f"{under:.2f} against {idle:.2f} ms",
-                 rounds=rounds)  # fmt: skip
+    facts["busy_link"] = {
+        "idle_ms": round(idle, 2),
+        "busy_ms": round(under, 2),
+        "ranks": found.ranks,
+        "path": found.path,
+        "filled": [round(f, 3) for f in found.filled],
+    }
+    return judge(
+        "tpot_under_fetch", under / idle, "<=", 1.15, floor=f"{under:.2f} against {idle:.2f} ms", rounds=rounds
+    )
 
 
 if __name__ == "__main__":

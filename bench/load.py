@@ -39,8 +39,9 @@ class Load(Sample):
 
 
 def main() -> int:
-    options = _common.options(__doc__ or "", mb=(0, "size of the model"),
-                              dir=("/var/tmp", "a directory on the disk to read from"))  # fmt: skip
+    options = _common.options(
+        __doc__ or "", mb=(0, "size of the model"), dir=("/var/tmp", "a directory on the disk to read from")
+    )
     n_bytes = (options.mb or (256 if options.quick else 1000)) * 1_000_000
     rounds = options.n or (3 if options.quick else 7)
     work = Path(tempfile.mkdtemp(prefix="bench-load-", dir=options.dir))
@@ -61,12 +62,17 @@ def main() -> int:
         say(f"not installed: {', '.join(missing)} (the head of this file says how)")
     ours = found["fetchd"]
     return _common.report(
-        "load", [_against(found)], rounds=rounds, n_bytes=index.n_bytes, n_tensors=ours[0].n_tensors,
+        "load",
+        [_against(found)],
+        rounds=rounds,
+        n_bytes=index.n_bytes,
+        n_tensors=ours[0].n_tensors,
         gb_s={n: round(gb_s(s), 3) for n, s in found.items()},
         cpu_s_per_gb={n: round(cpu_s_per_gb(s), 3) for n, s in found.items()},
         fetchd_against={n: round(gb_s(ours) / gb_s(s), 3) for n, s in found.items() if n != "fetchd"},
-        segment_us_per_tensor=round(median([s.us_per_tensor for s in ours]), 1), not_installed=missing,
-    )  # fmt: skip
+        segment_us_per_tensor=round(median([s.us_per_tensor for s in ours]), 1),
+        not_installed=missing,
+    )
 
 
 def _against(found: dict[str, list[Load]]) -> Goal:
@@ -82,16 +88,24 @@ class LoadBench:
 
     def load(self, name: str) -> Load:
         drop_pages(self._model)
-        command = [PYTHON, "-m", "bench._loaders", name, str(self._model), str(self._run / "fetchd.sock"),
-                   str(self._fetchd.pid)]  # fmt: skip
+        command = [
+            PYTHON,
+            "-m",
+            "bench._loaders",
+            name,
+            str(self._model),
+            str(self._run / "fetchd.sock"),
+            str(self._fetchd.pid),
+        ]
         path = os.pathsep.join(p for p in (python_env()["PYTHONPATH"], os.environ.get("PYTHONPATH", "")) if p)
         done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=python_env(PYTHONPATH=path))
         if done.returncode != 0:
             raise SystemExit(f"{name} failed: {done.stderr[-1500:]}")
         plain = json.loads(done.stdout.splitlines()[-1])
         self._fetchd.settle()
-        return Load(plain["seconds"], plain["cpu_s"], plain["n_bytes"], plain.get("us_per_tensor", 0.0),
-                    plain["n_tensors"])  # fmt: skip
+        return Load(
+            plain["seconds"], plain["cpu_s"], plain["n_bytes"], plain.get("us_per_tensor", 0.0), plain["n_tensors"]
+        )
 
 
 def drop_pages(model: Path) -> None:

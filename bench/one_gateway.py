@@ -71,9 +71,11 @@ class GatewayBench:
         body = b'{"name": "you"}'
         request = self.work / f"request-{port}"
         auth = base64.b64encode(self.auth.encode()).decode()
-        request.write_bytes(f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Basic {auth}\r\n"
-                            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode()
-                            + body)  # fmt: skip
+        request.write_bytes(
+            f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Basic {auth}\r\n"
+            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+            + body
+        )
         command = [str(self.load), str(port), str(request), str(connections), str(seconds)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120)
         if done.returncode != 0:
@@ -99,8 +101,20 @@ def _flask(work: Path) -> Any:
     """The flask application with one worker process, as many as the gateway has."""
     (work / "hello_app.py").write_text(_FLASK)
     port = free_ports(1)[0]
-    command = [PYTHON, "-m", "gunicorn", "--bind", f"127.0.0.1:{port}", "--worker-class", "gthread", "--workers", "1",
-               "--threads", str(_THREADS), "hello_app:app"]  # fmt: skip
+    command = [
+        PYTHON,
+        "-m",
+        "gunicorn",
+        "--bind",
+        f"127.0.0.1:{port}",
+        "--worker-class",
+        "gthread",
+        "--workers",
+        "1",
+        "--threads",
+        str(_THREADS),
+        "hello_app:app",
+    ]
     program = start(command, work / "flask.log", "Booting worker", env=python_env(), cwd=work)
     try:
         yield port
@@ -127,8 +141,10 @@ def main() -> int:
         platform.api.put(action_path("hello"), code, overwrite=True)
         bench.invocations(options.connections, 2.0)  # this starts the containers
         with _flask(work) as port:
-            runs = {"thaw": partial(bench.invocations, options.connections, seconds),
-                    "flask": partial(bench.bare, port, options.connections, seconds)}  # fmt: skip
+            runs = {
+                "thaw": partial(bench.invocations, options.connections, seconds),
+                "flask": partial(bench.bare, port, options.connections, seconds),
+            }
             found = interleave(runs, rounds)
         config = llm_config(f"file://{model}", max_batch=256)
         platform.deploy("chat", {**config, "limits": {"concurrency": options.streams}})
@@ -140,13 +156,26 @@ def main() -> int:
     thaw = found["thaw"]
     floor = f"{rps['thaw']:.0f} against {rps['flask']:.0f} a second, p50 {median([r['p50_ms'] for r in thaw]):.1f} ms"
     goals = [
-        judge("streams_at_once", min(held.at_once, held.complete), ">=", 1000, rounds=n_holds,
-              floor=f"{held.complete} of {held.asked} complete in {held.seconds:.0f} s; {held.first_failure}"),
+        judge(
+            "streams_at_once",
+            min(held.at_once, held.complete),
+            ">=",
+            1000,
+            rounds=n_holds,
+            floor=f"{held.complete} of {held.asked} complete in {held.seconds:.0f} s; {held.first_failure}",
+        ),
         judge("rps_vs_bare_flask", rps["thaw"] / rps["flask"], ">=", 0.2, floor=floor),
-    ]  # fmt: skip
-    return _common.report("one_gateway", goals, rounds=rounds, per_s=rps, connections=options.connections,
-                          cpu_ms_an_invocation=median([r["cpu_ms"] for r in thaw]),
-                          streams_s=round(held.seconds, 1), tokens_a_stream=_TOKENS)  # fmt: skip
+    ]
+    return _common.report(
+        "one_gateway",
+        goals,
+        rounds=rounds,
+        per_s=rps,
+        connections=options.connections,
+        cpu_ms_an_invocation=median([r["cpu_ms"] for r in thaw]),
+        streams_s=round(held.seconds, 1),
+        tokens_a_stream=_TOKENS,
+    )
 
 
 if __name__ == "__main__":

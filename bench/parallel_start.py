@@ -85,9 +85,10 @@ class ParallelRun:
         return self.start.ttft_s - self.start.last_byte_s
 
     def __str__(self) -> str:
-        return (f"ttft {self.ttft_s:.2f} s, last byte {self.start.last_byte_s:.2f} s, warm {self.warm_ttft_s:.2f} s, "
-                f"unexplained {self.start.unexplained_s * 1e3:.0f} ms"
-                + (f", path {self.path}" if self.path else ""))  # fmt: skip
+        return (
+            f"ttft {self.ttft_s:.2f} s, last byte {self.start.last_byte_s:.2f} s, warm {self.warm_ttft_s:.2f} s, "
+            f"unexplained {self.start.unexplained_s * 1e3:.0f} ms" + (f", path {self.path}" if self.path else "")
+        )
 
 
 Key = tuple[str, str, int]  # model, link, stages
@@ -95,8 +96,9 @@ Runs = dict[Key, list[ParallelRun]]
 
 
 class ParallelStart:
-    def __init__(self, work: Path, models: Sequence[Model], *, quick: bool, pool_mb: int = 0,
-                 direct: bool = False) -> None:  # fmt: skip
+    def __init__(
+        self, work: Path, models: Sequence[Model], *, quick: bool, pool_mb: int = 0, direct: bool = False
+    ) -> None:
         """``pool_mb`` is the size of each host's pool; 0 means the size of the largest model plus two slabs."""
         self.work, self.models, self.direct = work, models, direct
         self.path = _paths.expected("auto", direct=direct)
@@ -157,10 +159,19 @@ class ParallelStart:
 
     @contextlib.contextmanager
     def platform(self, link: Link, *, stem_cells: bool) -> Iterator[tuple[BenchPlatform, str]]:
-        with BenchPlatform(self.work / f"state-{link.name}", hosts=_HOSTS, stem_cells=stem_cells, link=link.option,
-                           pool_mb=self.pool_mb, memory_mb=8192, store=self.work / "empty",
-                           direct=self.direct) as platform, \
-                link.store(platform) as url:  # fmt: skip
+        with (
+            BenchPlatform(
+                self.work / f"state-{link.name}",
+                hosts=_HOSTS,
+                stem_cells=stem_cells,
+                link=link.option,
+                pool_mb=self.pool_mb,
+                memory_mb=8192,
+                store=self.work / "empty",
+                direct=self.direct,
+            ) as platform,
+            link.store(platform) as url,
+        ):
             yield platform, url
 
     @contextlib.contextmanager
@@ -184,9 +195,13 @@ class ParallelStart:
 
 
 def main() -> int:
-    options = _common.options(__doc__ or "", only=("", "starts, throughput or overlap"),
-                              rates=("", "Mbit/s, comma-separated"), pool_mb=(0, "MiB of a host's pool"),
-                              direct=(0, "1: the stages may reach one another by TCP"))  # fmt: skip
+    options = _common.options(
+        __doc__ or "",
+        only=("", "starts, throughput or overlap"),
+        rates=("", "Mbit/s, comma-separated"),
+        pool_mb=(0, "MiB of a host's pool"),
+        direct=(0, "1: the stages may reach one another by TCP"),
+    )
     rounds = options.n or (1 if options.quick else 5)
     wanted = [options.only] if options.only else ["starts", "throughput", *([] if options.quick else ["overlap"])]
     work = Path(tempfile.mkdtemp(prefix="bench-", dir="/dev/shm"))
@@ -194,8 +209,7 @@ def main() -> int:
     with contextlib.ExitStack() as stack:
         stack.callback(shutil.rmtree, work, ignore_errors=True)
         models = _models(work, small_only=options.quick)
-        bench = ParallelStart(work, models, quick=options.quick, pool_mb=options.pool_mb,
-                              direct=bool(options.direct))  # fmt: skip
+        bench = ParallelStart(work, models, quick=options.quick, pool_mb=options.pool_mb, direct=bool(options.direct))
         say("constants of the bound")
         constants = calibrate(work)
         say(f"  {constants}")
@@ -215,14 +229,22 @@ def main() -> int:
             goals = [*_found_goals(found, models, links, constants, options.pool_mb), *goals]
         if "overlap" in wanted:
             facts["overlap"] = _overlap(bench, loopback, _judged(links), found)
-            goals += [figure(f"overlap_{step.strip('+').replace(' ', '_')}_s", value, rounds=1)
-                      for step, value in facts["overlap"]["ttft_s"].items() if value is not None]  # fmt: skip
+            goals += [
+                figure(f"overlap_{step.strip('+').replace(' ', '_')}_s", value, rounds=1)
+                for step, value in facts["overlap"]["ttft_s"].items()
+                if value is not None
+            ]
     return _common.report(
-        "parallel_start", goals, rounds=rounds, path=bench.path, links=[link.describe() for link in links],
+        "parallel_start",
+        goals,
+        rounds=rounds,
+        path=bench.path,
+        links=[link.describe() for link in links],
         partition_bounds={m.name: round(_checkpoint.bound(m.parts, 4), 3) for m in models},
-        n_bytes={m.name: m.index.n_bytes for m in models}, runs={" ".join(map(str, k)): list(map(str, v))
-                                                                 for k, v in found.items()}, **facts,
-    )  # fmt: skip
+        n_bytes={m.name: m.index.n_bytes for m in models},
+        runs={" ".join(map(str, k)): list(map(str, v)) for k, v in found.items()},
+        **facts,
+    )
 
 
 def _rates(asked: str, quick: bool) -> tuple[int, ...]:
@@ -268,9 +290,11 @@ def _print_starts(found: Runs, models: Sequence[Model], links: Sequence[Link], c
     by_link = {link.name: link for link in links}
     for (name, link_name, s), runs in found.items():
         link, model = by_link[link_name], by_name[name]
-        say(f"  {name:10} {link_name:>6} {s:2} {_ttft(runs):8.2f} {_last(runs):12.2f} "
+        say(
+            f"  {name:10} {link_name:>6} {s:2} {_ttft(runs):8.2f} {_last(runs):12.2f} "
             f"{model.ideal_s(s, link.bytes_per_s):8.2f} {_bound(runs, model, link, constants):8.2f} "
-            f"{_warm(runs):12.3f}")  # fmt: skip
+            f"{_warm(runs):12.3f}"
+        )
 
 
 def _found_goals(
@@ -295,15 +319,39 @@ def _start_goals(found: Runs, model: Model, link: Link, constants: Constants) ->
     speedup = _last(one) / _last(four)
     on = _suffix(model) + ("" if link.name == f"{_GOAL_MBIT}m" else f"_{link.name}")
     return [
-        judge(f"last_byte_vs_ideal_s4{on}", _last(four) / ideal, "<=", 1.05, paced=link.paced,
-              floor=f"{_last(four):.2f} s, ideal {ideal:.2f} s"),
-        judge(f"last_byte_speedup_s4{on}", speedup, ">=", 3.6, paced=link.paced,
-              floor=f"the partition's own bound is {_checkpoint.bound(model.parts, 4):.2f}"),
-        judge(f"ttft_s4_vs_s1{on}", ratio, "<=", 1.15, paced=link.paced,
-              floor=f"{_ttft(four):.2f} against {_ttft(one):.2f} s, bounds {bounds[1]:.2f} and {bounds[0]:.2f} s"),
-        judge(f"tail_ratio_s4{on}", tail, "<=", 3, paced=link.paced,
-              floor=f"{median([r.tail_s for r in four]) * 1e3:.0f} ms, warm {_warm(four) * 1e3:.0f} ms"),
-    ]  # fmt: skip
+        judge(
+            f"last_byte_vs_ideal_s4{on}",
+            _last(four) / ideal,
+            "<=",
+            1.05,
+            paced=link.paced,
+            floor=f"{_last(four):.2f} s, ideal {ideal:.2f} s",
+        ),
+        judge(
+            f"last_byte_speedup_s4{on}",
+            speedup,
+            ">=",
+            3.6,
+            paced=link.paced,
+            floor=f"the partition's own bound is {_checkpoint.bound(model.parts, 4):.2f}",
+        ),
+        judge(
+            f"ttft_s4_vs_s1{on}",
+            ratio,
+            "<=",
+            1.15,
+            paced=link.paced,
+            floor=f"{_ttft(four):.2f} against {_ttft(one):.2f} s, bounds {bounds[1]:.2f} and {bounds[0]:.2f} s",
+        ),
+        judge(
+            f"tail_ratio_s4{on}",
+            tail,
+            "<=",
+            3,
+            paced=link.paced,
+            floor=f"{median([r.tail_s for r in four]) * 1e3:.0f} ms, warm {_warm(four) * 1e3:.0f} ms",
+        ),
+    ]
 
 
 def _worst_start(found: Runs, models: Sequence[Model], links: Sequence[Link], suffix: str) -> Goal:
@@ -312,8 +360,14 @@ def _worst_start(found: Runs, models: Sequence[Model], links: Sequence[Link], su
     late = [(r.ttft_s / ideal_s[key], r.ttft_s, key) for key, runs in found.items() for r in runs]
     worst, ttft_s, key = max(late)
     paced = any(link.paced for link in links)
-    return judge(f"worst_ttft_vs_ideal{suffix}", worst, "<=", 1.3, paced=paced,
-                 floor=f"{ttft_s:.2f} s of {len(late)} starts, {_title(key)}, ideal {ideal_s[key]:.2f} s")  # fmt: skip
+    return judge(
+        f"worst_ttft_vs_ideal{suffix}",
+        worst,
+        "<=",
+        1.3,
+        paced=paced,
+        floor=f"{ttft_s:.2f} s of {len(late)} starts, {_title(key)}, ideal {ideal_s[key]:.2f} s",
+    )
 
 
 def _throughput_goals(
@@ -350,9 +404,12 @@ def _overlap(bench: ParallelStart, loopback: Origin, link: Link, found: Runs) ->
     stream, parallel = (bench.from_nothing(link, model, s) for s in (1, 4))
     stem = found.get((model.name, link.name, 4), [])
     rows: dict[str, float | None] = {
-        "vanilla": plain[0].ttft_s, "+prefetch": plain[1].ttft_s, "+stream": stream.ttft_s, "+overlap": None,
+        "vanilla": plain[0].ttft_s,
+        "+prefetch": plain[1].ttft_s,
+        "+stream": stream.ttft_s,
+        "+overlap": None,
         "+parallel": parallel.ttft_s,
-    }  # fmt: skip
+    }
     if stem:
         rows["+stem cell"] = _ttft(stem)
     say(f"\n  overlap, {model.name} at {rate} Mbit/s, from nothing (+stem cell: imported before)")

@@ -98,9 +98,13 @@ def scaled(workload: Workload, n_requests: int, seconds: float, n_functions: int
     """
     first = workload.requests[:n_requests]
     stretch = seconds / max(1e-9, first[-1].arrival_s - first[0].arrival_s)
-    return Workload(workload.name, tuple(
-        _request(i, (r.arrival_s - first[0].arrival_s) * stretch, r.function % n_functions)
-        for i, r in enumerate(first)))  # fmt: skip
+    return Workload(
+        workload.name,
+        tuple(
+            _request(i, (r.arrival_s - first[0].arrival_s) * stretch, r.function % n_functions)
+            for i, r in enumerate(first)
+        ),
+    )
 
 
 def _request(index: int, at_s: float, function: int) -> Request:
@@ -116,9 +120,10 @@ def measured_world(m: Measured) -> Iterator[str]:
     # prefill_s() is t_p · tokens/1024 plus a constant; here a warm request's TTFT stands for the whole sum
     t_p = max(0.0, m.warm_ttft - constants.PREFILL_BASE_S) * 1024 / N_INPUT
     tables: Sequence[tuple[dict[str, Any], Any]] = (
-        (constants.GPUS, kind), (constants.MODELS, Model(_MEASURED, m.n_bytes, t_p, m.t_d, 1e4)),
+        (constants.GPUS, kind),
+        (constants.MODELS, Model(_MEASURED, m.n_bytes, t_p, m.t_d, 1e4)),
         (constants.TESTBEDS, (ServerSpec(_MEASURED, 1, m.link, 4 * KV_RESERVE),) * HOSTS),
-    )  # fmt: skip
+    )
     try:
         for table, entry in tables:
             table[_MEASURED] = entry
@@ -153,11 +158,13 @@ class Answer:
 def config(uri: str, app: str, max_stages: int) -> dict[str, Any]:
     ttft, tpot = constants.APPS[app].ttft[0], constants.APPS[app].tpot[0]
     return {
-        "kind": "llm:vllm", "model": {"uri": uri}, "engine": {"dtype": "bfloat16", "max_model_len": 512},
+        "kind": "llm:vllm",
+        "model": {"uri": uri},
+        "engine": {"dtype": "bfloat16", "max_model_len": 512},
         "resources": {"gpu_memory_mb": 1024, "host_memory_mb": 2048},
         "slo": {"ttft_ms": round(1000 * ttft), "tpot_ms": round(1000 * tpot)},
         "scaling": {"max_instances": 8, "max_stages": max_stages, "keep_alive_s": KEEP_ALIVE_S, "max_batch": SLOTS},
-    }  # fmt: skip
+    }
 
 
 def calibrate(platform: BenchPlatform, url: str, link: Link, n_bytes: int) -> Measured:
@@ -206,9 +213,19 @@ def rows(platform: BenchPlatform, workload: Workload, answers: Sequence[Answer],
         predicted_s = foretold_s(events)
         planned = _planned(events) if predicted_s is not None else None
         stages = planned.attrs.get("stages") if planned else 0
-        found.append(Row(request.index, request.arrival_s, f"f{request.function} {request.app}",
-                         stages if isinstance(stages, int) else 0, predicted_s, sim[request.index], answer.ttft_s,
-                         _why(planned) if planned else "", "" if answer.error else _path(events, plan)))  # fmt: skip
+        found.append(
+            Row(
+                request.index,
+                request.arrival_s,
+                f"f{request.function} {request.app}",
+                stages if isinstance(stages, int) else 0,
+                predicted_s,
+                sim[request.index],
+                answer.ttft_s,
+                _why(planned) if planned else "",
+                "" if answer.error else _path(events, plan),
+            )
+        )
     return found
 
 
@@ -242,8 +259,10 @@ def table(found: Sequence[Row]) -> str:
     lines = ["  request      at  function            stages  predicted  simulated  real    path"]
     for r in found:
         predicted = "        –" if r.predicted is None else f"{r.predicted:9.2f}"
-        lines.append(f"  {r.index:7}  {r.at_s:6.1f}  {r.function:18}  {r.stages or '–':>6}  {predicted}  "
-                     f"{r.simulated:9.2f}  {r.real:6.2f}  {r.path}".rstrip())  # fmt: skip
+        lines.append(
+            f"  {r.index:7}  {r.at_s:6.1f}  {r.function:18}  {r.stages or '–':>6}  {predicted}  "
+            f"{r.simulated:9.2f}  {r.real:6.2f}  {r.path}".rstrip()
+        )
     return "\n".join(lines)
 
 
@@ -253,23 +272,27 @@ def judged(found: Sequence[Row], paced: bool, rounds: int) -> list[Goal]:
     off = errors([(r.simulated, r.real) for r in found])
     floor = f"{n_failed} of {len(found)} requests failed" if n_failed else f"of {len(found)} requests, paired"
     return [
-        judge(f"p{p}_error", None if n_failed else percentile(off, p), "<=", 0.15, paced=paced, floor=floor,
-              rounds=rounds)
+        judge(
+            f"p{p}_error", None if n_failed else percentile(off, p), "<=", 0.15, paced=paced, floor=floor, rounds=rounds
+        )
         for p in (50, 90)
-    ]  # fmt: skip
+    ]
 
 
 def prediction(found: Sequence[Row], rounds: int) -> list[Goal]:
     """The errors of the scheduler's own prediction, for the requests that waited for a start and were answered."""
     off = errors([(r.predicted, r.real) for r in found if r.predicted is not None and r.real == r.real])
     floor = f"of {len(off)} requests that waited for a start, paired"
-    return [figure(f"predicted_p{p}_error", percentile(off, p) if off else None, floor=floor, rounds=rounds)
-            for p in (50, 90)]  # fmt: skip
+    return [
+        figure(f"predicted_p{p}_error", percentile(off, p) if off else None, floor=floor, rounds=rounds)
+        for p in (50, 90)
+    ]
 
 
 def main() -> int:
-    options = _common.options(__doc__ or "", traces=("", "a workload file"), max_stages=(4, "of a group"),
-                              seed=(0, "of the generator"))  # fmt: skip
+    options = _common.options(
+        __doc__ or "", traces=("", "a workload file"), max_stages=(4, "of a group"), seed=(0, "of the generator")
+    )
     n, seconds, n_functions = (12, 30.0, 4) if options.quick else (24, 120.0, 8)
     n_rounds = options.n or (1 if options.quick else 5)
     work = Path(tempfile.mkdtemp(prefix="thaw-replay-"))
@@ -289,11 +312,15 @@ def main() -> int:
         shutil.rmtree(work, ignore_errors=True)
     found = [row for r in rounds for row in r.rows]
     return _common.report(
-        "replay", [*judged(found, link.paced, n_rounds), *prediction(found, n_rounds)], rounds=n_rounds,
-        requests=len(found), failed=[e for r in rounds for e in r.errors],
-        measured=[_plain(r.measured) for r in rounds], link=link.describe(),
+        "replay",
+        [*judged(found, link.paced, n_rounds), *prediction(found, n_rounds)],
+        rounds=n_rounds,
+        requests=len(found),
+        failed=[e for r in rounds for e in r.errors],
+        measured=[_plain(r.measured) for r in rounds],
+        link=link.describe(),
         path=_paths.together(row.path for row in found),
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,8 +332,10 @@ class Round:
 
 def _replay(work: Path, link: Link, trace: Workload, n_bytes: int, n_functions: int, max_stages: int) -> Round:
     state = Path(tempfile.mkdtemp(prefix="state-", dir=work))
-    with BenchPlatform(state, hosts=HOSTS, link=link.option, memory_mb=PER_HOST * 1024 + 512,
-                       store=work) as platform, link.store(platform) as url:  # fmt: skip
+    with (
+        BenchPlatform(state, hosts=HOSTS, link=link.option, memory_mb=PER_HOST * 1024 + 512, store=work) as platform,
+        link.store(platform) as url,
+    ):
         measured = calibrate(platform, url, link, n_bytes)
         say(f"measured: {measured}")
         for i in range(n_functions):

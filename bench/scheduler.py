@@ -58,10 +58,13 @@ class Timed:
         if not self.cpu:
             return {"n": 0}
         return {
-            "n": len(self.cpu), "mean_ms": _ms(statistics.fmean(self.cpu)),
-            "p50_ms": _ms(_common.percentile(self.cpu, 50)), "p99_ms": _ms(_common.percentile(self.cpu, 99)),
-            "worst_ms": _ms(max(self.cpu)), "wall_p99_ms": _ms(_common.percentile(self.wall, 99)),
-        }  # fmt: skip
+            "n": len(self.cpu),
+            "mean_ms": _ms(statistics.fmean(self.cpu)),
+            "p50_ms": _ms(_common.percentile(self.cpu, 50)),
+            "p99_ms": _ms(_common.percentile(self.cpu, 99)),
+            "worst_ms": _ms(max(self.cpu)),
+            "wall_p99_ms": _ms(_common.percentile(self.wall, 99)),
+        }
 
 
 def _ms(seconds: float) -> float:
@@ -136,10 +139,20 @@ class Cluster:
             self.n_groups_of[len(plan.stages)] = self.n_groups_of.get(len(plan.stages), 0) + 1
         for stage, at in zip(decision.stages, plan.stages, strict=True):
             record = InstanceRecord(
-                stage.instance_id, at.host, plan.action, plan.action_version, plan.group_id, InstanceState.STARTING,
-                "a:1", SLOTS if stage.stage == 0 else 0, at.reserve_bytes, at.device, StartMode.PREWARMED,
-                keep_alive_s=KEEP_ALIVE_S, **_stage_fields(stage.stage, len(plan.stages)),
-            )  # fmt: skip
+                stage.instance_id,
+                at.host,
+                plan.action,
+                plan.action_version,
+                plan.group_id,
+                InstanceState.STARTING,
+                "a:1",
+                SLOTS if stage.stage == 0 else 0,
+                at.reserve_bytes,
+                at.device,
+                StartMode.PREWARMED,
+                keep_alive_s=KEEP_ALIVE_S,
+                **_stage_fields(stage.stage, len(plan.stages)),
+            )
             self._put(record)
         took = max(2.0, plan.predicted_ttft_s or 0.0)
         ids, served = [s.instance_id for s in decision.stages], decision.activation_ids
@@ -182,9 +195,23 @@ class Cluster:
         for record in self._on[i].values():
             used[record.device] = used.get(record.device, 0) + record.reserve_bytes
         devices = tuple(Device(f"cuda:{d}", kind, memory, memory - used.get(f"cuda:{d}", 0)) for d in range(N_DEVICES))
-        return HostReport(HostId(f"host-{i:04d}"), "boot", "a:1", devices, 16, link, "none", "process", 0,
-                          int(self.now * 1000), N_DEVICES, (KIND_LLM,), 0, False,
-                          tuple(InstanceId(k) for k in self._on[i]))  # fmt: skip
+        return HostReport(
+            HostId(f"host-{i:04d}"),
+            "boot",
+            "a:1",
+            devices,
+            16,
+            link,
+            "none",
+            "process",
+            0,
+            int(self.now * 1000),
+            N_DEVICES,
+            (KIND_LLM,),
+            0,
+            False,
+            tuple(InstanceId(k) for k in self._on[i]),
+        )
 
     def _after(self, delay: float, call: Any) -> None:
         heapq.heappush(self._calls, (self.now + delay, next(self._order), call))
@@ -192,7 +219,8 @@ class Cluster:
     @property
     def taken(self) -> float:
         return sum(d.n_workers > 0 for h in self.view.hosts.values() for d in h.devices.values()) / (
-            len(self._specs) * N_DEVICES)  # fmt: skip
+            len(self._specs) * N_DEVICES
+        )
 
     @property
     def fetching(self) -> float:
@@ -218,9 +246,18 @@ def _stage_fields(stage: int, n_stages: int) -> dict[str, Any]:
 def _facts(i: int, model: str) -> ActionFacts:
     ttft, tpot = OBJECTIVES[model]
     return ActionFacts(
-        ActionName(f"guest/f{i}"), "0.0.1", KIND_LLM, MODELS[model].n_bytes + KV_RESERVE, SLOTS, 100, KEEP_ALIVE_S,
-        model_uri=f"s3://m/{i}", max_stages=4, slo_ttft_s=ttft, slo_tpot_s=tpot,
-    )  # fmt: skip
+        ActionName(f"guest/f{i}"),
+        "0.0.1",
+        KIND_LLM,
+        MODELS[model].n_bytes + KV_RESERVE,
+        SLOTS,
+        100,
+        KEEP_ALIVE_S,
+        model_uri=f"s3://m/{i}",
+        max_stages=4,
+        slo_ttft_s=ttft,
+        slo_tpot_s=tpot,
+    )
 
 
 def model_facts(i: int, name: str) -> ModelFacts:
@@ -232,9 +269,10 @@ def model_facts(i: int, name: str) -> ModelFacts:
         (FileRange(file, 0, starts[0]),),
         tuple((FileRange(file, start, layer),) for start in starts[:32]),
         (FileRange(file, starts[32], n_bytes - starts[32]),),
-    )  # fmt: skip
-    return ModelFacts(f"s3://m/{i}", n_bytes, n_bytes, 32, (layer,) * 32, rest, "", "", False, {file: n_bytes},
-                      parts=parts)  # fmt: skip
+    )
+    return ModelFacts(
+        f"s3://m/{i}", n_bytes, n_bytes, 32, (layer,) * 32, rest, "", "", False, {file: n_bytes}, parts=parts
+    )
 
 
 def main() -> int:
@@ -249,8 +287,9 @@ def main() -> int:
         _p99("own_links_10k_decision_p99_ms", by_row["own_links_10k"], 10.0),
     ]
     facts = {name: [row.facts for row in rows] for name, rows in by_row.items()}
-    return _common.report("scheduler", goals, rounds=len(rounds), hosts=1000, devices=N_DEVICES, functions=N_FUNCTIONS,
-                          **facts)  # fmt: skip
+    return _common.report(
+        "scheduler", goals, rounds=len(rounds), hosts=1000, devices=N_DEVICES, functions=N_FUNCTIONS, **facts
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,10 +326,13 @@ def measured(cluster: Cluster, rates: Sequence[tuple[str, float]], before_s: flo
         cluster.measuring, cluster.took, cluster.n_groups_of = True, {k: Timed() for k in cluster.took}, {}
         cluster.run(seconds, rate)
         facts = {
-            "starts_per_s": rate, "devices_taken": round(cluster.taken, 3), "links_busy": round(cluster.fetching, 3),
-            "groups_by_stages": dict(sorted(cluster.n_groups_of.items())), "waiting": len(cluster.view.demand),
+            "starts_per_s": rate,
+            "devices_taken": round(cluster.taken, 3),
+            "links_busy": round(cluster.fetching, 3),
+            "groups_by_stages": dict(sorted(cluster.n_groups_of.items())),
+            "waiting": len(cluster.view.demand),
             **{k: v.summary() for k, v in cluster.took.items()},
-        }  # fmt: skip
+        }
         _common.say(f"  {name}: {facts}")
         found[name] = Row(cluster.took["start"].cpu, facts)
     return found

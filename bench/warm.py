@@ -148,11 +148,23 @@ class Warm:
 
 def _direct(container: UnixConnection) -> float:
     """Send the request as the invoker would, and return the seconds to the first token."""
-    body = {"messages": [{"role": "user", "content": _PING}], "stream": True, "temperature": 0, "max_tokens": 1,
-            "model": "chat", "stream_options": {"include_usage": True}}  # fmt: skip
+    body = {
+        "messages": [{"role": "user", "content": _PING}],
+        "stream": True,
+        "temperature": 0,
+        "max_tokens": 1,
+        "model": "chat",
+        "stream_options": {"include_usage": True},
+    }
     value = wire.to_plain(LlmRun("chat", body, 0))
-    data = json.dumps({"value": value, "activation_id": os.urandom(16).hex(), "action_name": "/guest/chat",
-                       "deadline": str(wall_ms() + 60_000)}).encode()  # fmt: skip
+    data = json.dumps(
+        {
+            "value": value,
+            "activation_id": os.urandom(16).hex(),
+            "action_name": "/guest/chat",
+            "deadline": str(wall_ms() + 60_000),
+        }
+    ).encode()
     began = time.monotonic()
     container.request("POST", "/run", data, {"Content-Type": "application/json", "Accept": "application/x-thaw-stream"})
     response = container.getresponse()
@@ -186,16 +198,29 @@ def main() -> int:
         bench = Warm(work, platform, server, cores[1])
         added = bench.added_ms(pairs)
         say("added, ms: " + ", ".join(f"p{p} {percentile(added, p):.2f}" for p in (10, 50, 90, 99)))
-        runs = {f"{system}@{c}": partial(bench.throughput, system, c, 4 if c == 1 else 2 if c == 8 else 1)
-                for c in _CONCURRENCY for system in ("thaw", "vllm")}  # fmt: skip
+        runs = {
+            f"{system}@{c}": partial(bench.throughput, system, c, 4 if c == 1 else 2 if c == 8 else 1)
+            for c in _CONCURRENCY
+            for system in ("thaw", "vllm")
+        }
         found = interleave(runs, rounds)
         idle = bench.idle_wake_ups_per_s()
         say(f"woken while idle, times a second: {idle}")
     speeds = {name: round(median(values), 2) for name, values in found.items()}
-    goals = [*_judge(speeds, added), figure("idle_wake_ups_per_s", idle["thaw"], rounds=1),
-             figure("idle_wake_ups_per_s_vllm", idle["vllm"], rounds=1)]  # fmt: skip
-    return _common.report("warm", goals, rounds=rounds, pairs=pairs, tokens_per_s=speeds,
-                          idle_wake_ups_per_s=idle, vllm_command=server.command)  # fmt: skip
+    goals = [
+        *_judge(speeds, added),
+        figure("idle_wake_ups_per_s", idle["thaw"], rounds=1),
+        figure("idle_wake_ups_per_s_vllm", idle["vllm"], rounds=1),
+    ]
+    return _common.report(
+        "warm",
+        goals,
+        rounds=rounds,
+        pairs=pairs,
+        tokens_per_s=speeds,
+        idle_wake_ups_per_s=idle,
+        vllm_command=server.command,
+    )
 
 
 def _judge(speeds: dict[str, float], added: list[float]) -> list[Goal]:
@@ -203,12 +228,18 @@ def _judge(speeds: dict[str, float], added: list[float]) -> list[Goal]:
     worst = min(ratios, key=lambda c: ratios[c])
     floor = f"at {worst} at once: {speeds[f'thaw@{worst}']} against {speeds[f'vllm@{worst}']} tokens/s"
     return [
-        judge("throughput_vs_vllm", ratios[worst], ">=", 0.97, floor=floor,
-              samples={str(c): r for c, r in ratios.items()}),
+        judge(
+            "throughput_vs_vllm", ratios[worst], ">=", 0.97, floor=floor, samples={str(c): r for c, r in ratios.items()}
+        ),
         judge("gateway_added_p50_ms", percentile(added, 50), "<=", 2),
-        judge("gateway_added_p99_ms", percentile(added, 99), "<=", 10,
-              floor=f"p90 {percentile(added, 90):.1f} ms, n = {len(added)}"),
-    ]  # fmt: skip
+        judge(
+            "gateway_added_p99_ms",
+            percentile(added, 99),
+            "<=",
+            10,
+            floor=f"p90 {percentile(added, 90):.1f} ms, n = {len(added)}",
+        ),
+    ]
 
 
 if __name__ == "__main__":

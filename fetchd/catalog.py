@@ -169,8 +169,11 @@ class _Loader:
         for name in (*checkpoint.SIDECAR_NAMES, *weights):
             if self._find(name) is None and (name in weights or name == "config.json"):
                 raise ModelNotFound(f"{self._uri} has no {name}", hint="upload the whole checkpoint")
-        files = [ModelFile(n, info.n_bytes, n in checkpoint.SIDECAR_NAMES) for n, info in self._objects.items()
-                 if checkpoint.is_fetchable(n)]  # fmt: skip
+        files = [
+            ModelFile(n, info.n_bytes, n in checkpoint.SIDECAR_NAMES)
+            for n, info in self._objects.items()
+            if checkpoint.is_fetchable(n)
+        ]
         tensors = [t for name in weights for t in self._tensors(name)]
         return checkpoint.build_index(files, tensors, etag=_combined_etag(self._objects))
 
@@ -188,8 +191,10 @@ class _Loader:
                 )
         if self._refused is not None:
             raise self._refused
-        raise ModelNotFound(f"{self._uri} holds no model: neither {INDEX_NAME} nor {checkpoint.WEIGHTS_NAME}",
-                            hint="check the uri, or push the model: thaw model push DIR URI")  # fmt: skip
+        raise ModelNotFound(
+            f"{self._uri} holds no model: neither {INDEX_NAME} nor {checkpoint.WEIGHTS_NAME}",
+            hint="check the uri, or push the model: thaw model push DIR URI",
+        )
 
     def _tensors(self, name: str) -> tuple[TensorInfo, ...]:
         info = self._objects[name]

@@ -103,8 +103,14 @@ class Control:
     def _status(self) -> Status:
         pool_bytes = self._pool.n_slabs * self._pool.slab_bytes
         free_bytes = self._pool.free_slabs * self._pool.slab_bytes
-        return Status(pool_bytes, free_bytes, self._store.statuses(), self._fetches.statuses(),
-                      self._link.bytes_per_s, self._pool.slab_bytes)  # fmt: skip
+        return Status(
+            pool_bytes,
+            free_bytes,
+            self._store.statuses(),
+            self._fetches.statuses(),
+            self._link.bytes_per_s,
+            self._pool.slab_bytes,
+        )
 
     def _metrics(self) -> str:
         status = self._status()

@@ -84,8 +84,15 @@ class DescriptorSocket:
             channel.send(to_plain(Refused(segment.error)))
             return
         fds = segment.read_only_fds()
-        offer = SegmentOffer(segment.segment_id, segment.n_bytes, segment.pool.slab_bytes, len(segment.slabs),
-                             segment.layout, segment.tensors, segment.first_bytes)  # fmt: skip
+        offer = SegmentOffer(
+            segment.segment_id,
+            segment.n_bytes,
+            segment.pool.slab_bytes,
+            len(segment.slabs),
+            segment.layout,
+            segment.tensors,
+            segment.first_bytes,
+        )
         channel.set_timeout(_SEND_TIMEOUT_S)
         channel.send(to_plain(offer), tuple(fds[:FDS_PER_MESSAGE]))
         for first in range(FDS_PER_MESSAGE, len(fds), FDS_PER_MESSAGE):

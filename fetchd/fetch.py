@@ -81,8 +81,14 @@ class Member:
         if self.left_out_bytes:
             statistics["left_out_bytes"] = self.left_out_bytes
         self.error = self.fetch.error
-        self.end = event(Phase.FETCH_END, group_id=request.group_id, stage=request.stage, host=host,
-                         n_bytes=sum(r.n_bytes for r in request.ranges), attrs=statistics)  # fmt: skip
+        self.end = event(
+            Phase.FETCH_END,
+            group_id=request.group_id,
+            stage=request.stage,
+            host=host,
+            n_bytes=sum(r.n_bytes for r in request.ranges),
+            attrs=statistics,
+        )
         self.done.set()
 
     def report(self) -> FetchDone:
@@ -206,8 +212,17 @@ class Fetch:
         n_bytes = sum(r.n_bytes for r in request.ranges)
         later = sum(r.n_bytes for r in self.segment.key.later)
         pending, later_pending = self._transfer.pending_bytes if self._transfer else (n_bytes, later)
-        return FetchStatus(request.group_id, request.stage, request.model.uri, n_bytes, n_bytes - pending,
-                           round(self.bytes_per_s, 1), pending, later_pending, member.left_out_bytes)  # fmt: skip
+        return FetchStatus(
+            request.group_id,
+            request.stage,
+            request.model.uri,
+            n_bytes,
+            n_bytes - pending,
+            round(self.bytes_per_s, 1),
+            pending,
+            later_pending,
+            member.left_out_bytes,
+        )
 
     def describe(self, resident: bool) -> dict[str, object]:
         """Attributes of the end event; they explain a long fetch."""
@@ -215,19 +230,25 @@ class Fetch:
         if resident or statistics is None:
             return {"source": self._source or "memory", "resident": resident}
         return {
-            "source": self._source, "resident": False, "bytes_per_s": round(self.bytes_per_s, 1),
-            "cpu_s": round(statistics.cpu_s, 4), "connections": self._transfer.connections if self._transfer else 0,
-            "retries": statistics.retries, "refetched_chunks": statistics.refetched,
-            "fetched_bytes": statistics.fetched_bytes, "copied_bytes": statistics.copied_bytes,
+            "source": self._source,
+            "resident": False,
+            "bytes_per_s": round(self.bytes_per_s, 1),
+            "cpu_s": round(statistics.cpu_s, 4),
+            "connections": self._transfer.connections if self._transfer else 0,
+            "retries": statistics.retries,
+            "refetched_chunks": statistics.refetched,
+            "fetched_bytes": statistics.fetched_bytes,
+            "copied_bytes": statistics.copied_bytes,
             **statistics.last_reader,
-        }  # fmt: skip
+        }
 
     def _make_transfer(self, entry: Entry) -> Transfer:
         segment, settings = self.segment, self._machinery.settings
         chunks = plan_chunks(segment.layout, entry.index, len(segment.key.ranges))
         etags = {name: info.etag for name, info in entry.objects.items()}
-        origin = Origin(entry.source, etags, entry.learned, self._machinery.board, settings.connections,
-                        settings.retries)  # fmt: skip
+        origin = Origin(
+            entry.source, etags, entry.learned, self._machinery.board, settings.connections, settings.retries
+        )
         transfer = Transfer(origin, segment, chunks, self.pacer, self._first_is_here)
         self._source = entry.source.kind
         self._machinery.interfaces.look(entry.source.host)

@@ -107,9 +107,16 @@ class FetchTable:
                 self._launch(fetch)
             elif segment.key.later and fetch.first_part_is_here:
                 self._finish(member)
-        self._log.event("fetch_begin", group_id=request.group_id, stage=request.stage, uri=request.model.uri,
-                        segment_id=segment.segment_id, n_bytes=segment.n_bytes, resident=resident,
-                        left_out_bytes=left_out)  # fmt: skip
+        self._log.event(
+            "fetch_begin",
+            group_id=request.group_id,
+            stage=request.stage,
+            uri=request.model.uri,
+            segment_id=segment.segment_id,
+            n_bytes=segment.n_bytes,
+            resident=resident,
+            left_out_bytes=left_out,
+        )
         return member
 
     def _fetch_of(self, request: FetchStart, version: str, holder: str) -> Fetch:
@@ -152,8 +159,13 @@ class FetchTable:
             del self._running[segment.segment_id]
             fetch.running = False
             _count(fetch)
-            self._log.event("fetch_end", segment_id=segment.segment_id, n_bytes=segment.n_bytes,
-                            error=fetch.error.message if fetch.error else None, **fetch.describe(False))  # fmt: skip
+            self._log.event(
+                "fetch_end",
+                segment_id=segment.segment_id,
+                n_bytes=segment.n_bytes,
+                error=fetch.error.message if fetch.error else None,
+                **fetch.describe(False),
+            )
             for member in fetch.members:
                 self._end_member(member)
             self._threads.discard(threading.current_thread())

@@ -67,8 +67,9 @@ class InterfaceWatch:
         interface = unranked_interface(host)
         if interface and not self._link.yields:
             self._link.set_yields()
-            self._log.event("link_yields", interface=interface, host=host, why="it has no prio or htb qdisc",
-                            share_of_measured=KEPT)  # fmt: skip
+            self._log.event(
+                "link_yields", interface=interface, host=host, why="it has no prio or htb qdisc", share_of_measured=KEPT
+            )
 
 
 def unranked_interface(host: str) -> str:

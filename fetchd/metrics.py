@@ -8,13 +8,22 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
 REGISTRY = CollectorRegistry()
-BYTES = Counter("thaw_fetchd_bytes", "Bytes put into segments: from a kind of store, or copied from memory", ["source"],
-                registry=REGISTRY)  # fmt: skip
-FETCHES = Counter("thaw_fetchd_fetches", "Fetches by ending: done, failed, cancelled; resident ones moved no byte",
-                  ["outcome"], registry=REGISTRY)  # fmt: skip
+BYTES = Counter(
+    "thaw_fetchd_bytes",
+    "Bytes put into segments: from a kind of store, or copied from memory",
+    ["source"],
+    registry=REGISTRY,
+)
+FETCHES = Counter(
+    "thaw_fetchd_fetches",
+    "Fetches by ending: done, failed, cancelled; resident ones moved no byte",
+    ["outcome"],
+    registry=REGISTRY,
+)
 RUNNING = Gauge("thaw_fetchd_fetches_running", "Fetches that run now", registry=REGISTRY)
-LINK = Gauge("thaw_fetchd_link_bytes_per_second", "The link, configured or measured; 0 while unknown",
-             registry=REGISTRY)  # fmt: skip
+LINK = Gauge(
+    "thaw_fetchd_link_bytes_per_second", "The link, configured or measured; 0 while unknown", registry=REGISTRY
+)
 POOL = Gauge("thaw_fetchd_pool_bytes", "Host memory for models", registry=REGISTRY)
 POOL_FREE = Gauge("thaw_fetchd_pool_free_bytes", "Of it, in no segment", registry=REGISTRY)
 

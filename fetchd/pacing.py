@@ -264,8 +264,7 @@ class NetworkLink:
         if self._bucket.rate is not None:
             return 0.0
         mine, now = self._key(waiter.share, waiter.later), time.monotonic()
-        others = (s for s in self._shares
-                  if s is not waiter.share and not s.paced and self._key(s, s.later) < mine)  # fmt: skip
+        others = (s for s in self._shares if s is not waiter.share and not s.paced and self._key(s, s.later) < mine)
         return max(0.0, *(s.read_at + _SILENT_S - now for s in others), 0.0)
 
     def _best(self) -> _Waiter | None:

@@ -128,9 +128,16 @@ class Segment:
 
     def status(self) -> SegmentStatus:
         return SegmentStatus(
-            self.segment_id, self.key.uri, self.n_bytes, self.page.end, tuple(self.holders), self.key.version,
-            self.content, len(self.slabs), self.complete,
-        )  # fmt: skip
+            self.segment_id,
+            self.key.uri,
+            self.n_bytes,
+            self.page.end,
+            tuple(self.holders),
+            self.key.version,
+            self.content,
+            len(self.slabs),
+            self.complete,
+        )
 
     def finish(self) -> None:
         with self.lock:

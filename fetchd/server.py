@@ -29,8 +29,9 @@ class UnixServer:
 
     def __init__(self, path: str, mode: int, serve: Callable[[Channel], None], log: Log, *, most: int) -> None:
         if len(path.encode()) > _MAX_PATH:
-            raise PlatformError(f"{path}: a unix socket's path has at most {_MAX_PATH} bytes",
-                                hint="use a shorter directory")  # fmt: skip
+            raise PlatformError(
+                f"{path}: a unix socket's path has at most {_MAX_PATH} bytes", hint="use a shorter directory"
+            )
         self.path = path
         self._serve, self._log, self._most = serve, log, most
         self._lock = threading.Lock()

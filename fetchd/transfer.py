@@ -64,8 +64,9 @@ class Origin:
 class Transfer:
     """Fills one segment.  ``on_first`` is called once the chunks that are not ``later`` are there."""
 
-    def __init__(self, origin: Origin, segment: Segment, chunks: Sequence[Chunk], pacer: Pacer,
-                 on_first: Callable[[], None]) -> None:  # fmt: skip
+    def __init__(
+        self, origin: Origin, segment: Segment, chunks: Sequence[Chunk], pacer: Pacer, on_first: Callable[[], None]
+    ) -> None:
         self.origin, self.segment, self.chunks, self.pacer = origin, segment, chunks, pacer
         self.statistics = Statistics(began_s=time.monotonic())
         self.connections = max(1, min(origin.connections, len(chunks)))
@@ -254,8 +255,10 @@ class _Reader:
             t.count(chunk, -chunk.n_bytes)
             failed = self._fetch(chunk, [Gap(0, chunk.n_bytes)])
         if failed is not None:
-            raise ModelCorrupt(f"{chunk.file}: {failed.what} failed its checksum twice",
-                               hint="the object at the store is damaged: push the model again")  # fmt: skip
+            raise ModelCorrupt(
+                f"{chunk.file}: {failed.what} failed its checksum twice",
+                hint="the object at the store is damaged: push the model again",
+            )
 
     def _fetch(self, chunk: Chunk, gaps: Sequence[Gap]) -> Check | None:
         """Read the gaps; return the first check of the chunk that fails."""

@@ -77,10 +77,19 @@ class Gateway:
             self.steps, self.recorder, self.records, self.registry, self.gateway_id, settings.threads
         )
         self.runner = AsyncRunner(
-            settings.state_url, self.gateway_id, self.execute, self.dispatcher, self.demand, self.actions, self.records,
-            self.registry, PendingClaims(self.client, self.gateway_id), self.recorder, settings.async_threads,
+            settings.state_url,
+            self.gateway_id,
+            self.execute,
+            self.dispatcher,
+            self.demand,
+            self.actions,
+            self.records,
+            self.registry,
+            PendingClaims(self.client, self.gateway_id),
+            self.recorder,
+            settings.async_threads,
             self.log,
-        )  # fmt: skip
+        )
         self._events = EventReader(settings.state_url, self._on_event, self._on_connected, self.log)
         self._stop = threading.Event()
         self._missed = ""  # why the last heartbeat was not written

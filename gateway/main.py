@@ -47,11 +47,21 @@ class _Server(BaseApplication):  # type: ignore[misc]
     def load_config(self) -> None:
         settings = self._settings
         values = {
-            "bind": settings.bind, "worker_class": Worker, "workers": 1, "threads": settings.threads,
-            "worker_connections": settings.threads * 4, "backlog": 4096, "keepalive": _KEEP_ALIVE_S,
-            "timeout": 120, "graceful_timeout": settings.drain_s, "loglevel": "warning", "proc_name": "thaw-gateway",
-            "post_fork": _die_with_parent, "worker_exit": self._on_exit, "control_socket_disable": True,
-        }  # fmt: skip
+            "bind": settings.bind,
+            "worker_class": Worker,
+            "workers": 1,
+            "threads": settings.threads,
+            "worker_connections": settings.threads * 4,
+            "backlog": 4096,
+            "keepalive": _KEEP_ALIVE_S,
+            "timeout": 120,
+            "graceful_timeout": settings.drain_s,
+            "loglevel": "warning",
+            "proc_name": "thaw-gateway",
+            "post_fork": _die_with_parent,
+            "worker_exit": self._on_exit,
+            "control_socket_disable": True,
+        }
         for name, value in values.items():
             if name in self.cfg.settings:
                 self.cfg.set(name, value)

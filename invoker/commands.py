@@ -64,8 +64,10 @@ class Commands:
 
     def _check_epoch(self, command: Command) -> None:
         if command.epoch < self._fleet.epoch:
-            raise StaleEpoch(f"command of epoch {command.epoch}; this host follows {self._fleet.epoch}",
-                             hint="a newer scheduler has taken over")  # fmt: skip
+            raise StaleEpoch(
+                f"command of epoch {command.epoch}; this host follows {self._fleet.epoch}",
+                hint="a newer scheduler has taken over",
+            )
         self._fleet.epoch = command.epoch
 
     def _remember(self, command_id: CommandId) -> None:
@@ -128,8 +130,10 @@ class Commands:
     def _cancel(self, group_id: GroupId) -> None:
         """End the group's starts and fetches.  A worker that serves without other stages goes on; a stage of a pipeline
         ends in any state, as the other stages do: its requests are continued elsewhere."""
-        ending = [threading.Thread(target=self._give_up, args=(live,), name="cancel", daemon=True)
-                  for live in self._fleet.of_group(group_id)]  # fmt: skip
+        ending = [
+            threading.Thread(target=self._give_up, args=(live,), name="cancel", daemon=True)
+            for live in self._fleet.of_group(group_id)
+        ]
         for thread in ending:
             thread.start()
         self._fleet.fetch.cancel(group_id, self._fleet.epoch)

@@ -35,8 +35,9 @@ _WATCH_S: Final = 30.0
 
 
 class Reporter:
-    def __init__(self, settings: InvokerSettings, fleet: Fleet, cells: StemCells, registry: Registry, address: str,
-                 log: Log) -> None:  # fmt: skip
+    def __init__(
+        self, settings: InvokerSettings, fleet: Fleet, cells: StemCells, registry: Registry, address: str, log: Log
+    ) -> None:
         self._settings, self._fleet, self._cells, self._registry = settings, fleet, cells, registry
         self._address, self._log = address, log
         self._device_kind = kind_of(settings.device)
@@ -96,16 +97,29 @@ class Reporter:
         for state in State:
             metrics.INSTANCES.labels(state=state.value).set(states[state])
         return HostReport(
-            HostId(settings.host_id), self._boot_id, self._address, (device,), settings.n_cores,
+            HostId(settings.host_id),
+            self._boot_id,
+            self._address,
+            (device,),
+            settings.n_cores,
             measured or settings.link_bytes_per_s or _SUPPOSED_LINK,
-            self._fleet.driver.share, self._fleet.driver.name, self._started_ms, wall_ms(),
-            len(cells), tuple(sorted({c.kind for c in cells})), cell_bytes, self._draining,
+            self._fleet.driver.share,
+            self._fleet.driver.name,
+            self._started_ms,
+            wall_ms(),
+            len(cells),
+            tuple(sorted({c.kind for c in cells})),
+            cell_bytes,
+            self._draining,
             tuple(live.record.instance_id for live in lives),
-            _fetches(status), status.pool_bytes - status.free_bytes if status is not None else 0,
+            _fetches(status),
+            status.pool_bytes - status.free_bytes if status is not None else 0,
             resident=_resident(status),
             stem_targets=self._cells.targets() if settings.stem_cells == "on" else (),
-            pool=self._pool, declared_bytes_per_s=settings.link_bytes_per_s, measured_bytes_per_s=measured,
-        )  # fmt: skip
+            pool=self._pool,
+            declared_bytes_per_s=settings.link_bytes_per_s,
+            measured_bytes_per_s=measured,
+        )
 
     def _beat(self) -> None:
         while not self._stop.wait(INTERVAL_S):

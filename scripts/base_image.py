@@ -20,10 +20,32 @@ from pathlib import Path
 
 TAG = "python:3.11.14-slim-bookworm"
 LIBRARIES = "usr/lib/x86_64-linux-gnu"
-LEFT_OUT = ("test", "tests", "idlelib", "tkinter", "turtledemo", "ensurepip", "lib2to3", "site-packages", "config-*",
-            "_tkinter*")  # fmt: skip
-BY_NAME = ("libstdc++.so.6", "libgcc_s.so.1", "libnss_files.so.2", "libnss_dns.so.2", "libresolv.so.2", "libgomp.so.1",
-           "librt.so.1", "libpthread.so.0", "libdl.so.2", "libutil.so.1", "libanl.so.1", "libnuma.so.1")  # fmt: skip
+LEFT_OUT = (
+    "test",
+    "tests",
+    "idlelib",
+    "tkinter",
+    "turtledemo",
+    "ensurepip",
+    "lib2to3",
+    "site-packages",
+    "config-*",
+    "_tkinter*",
+)
+BY_NAME = (
+    "libstdc++.so.6",
+    "libgcc_s.so.1",
+    "libnss_files.so.2",
+    "libnss_dns.so.2",
+    "libresolv.so.2",
+    "libgomp.so.1",
+    "librt.so.1",
+    "libpthread.so.0",
+    "libdl.so.2",
+    "libutil.so.1",
+    "libanl.so.1",
+    "libnuma.so.1",
+)
 """Libraries that ldd does not show: those of name resolution, and those that wheels with C, C++ or Rust code need."""
 
 
@@ -62,8 +84,21 @@ def build(tag: str) -> None:
 
 
 def _skeleton(root: Path) -> None:
-    for path in ("bin", "etc/ssl/certs", "usr/bin", "usr/local/bin", "usr/local/lib", LIBRARIES, "root", "var/tmp",
-                 "proc", "sys", "dev", "run", "home"):  # fmt: skip
+    for path in (
+        "bin",
+        "etc/ssl/certs",
+        "usr/bin",
+        "usr/local/bin",
+        "usr/local/lib",
+        LIBRARIES,
+        "root",
+        "var/tmp",
+        "proc",
+        "sys",
+        "dev",
+        "run",
+        "home",
+    ):
         (root / path).mkdir(parents=True)
     for path in ("tmp", "var/tmp"):
         (root / path).mkdir(exist_ok=True)
@@ -135,8 +170,9 @@ def _settings(root: Path) -> None:
     certificates = Path(os.environ.get("SSL_CERT_FILE", "/etc/ssl/certs/ca-certificates.crt"))
     if certificates.exists():
         shutil.copy2(certificates, root / "etc/ssl/certs/ca-certificates.crt")
-    index = subprocess.run([sys.executable, "-m", "pip", "config", "get", "global.index-url"], capture_output=True,
-                           text=True).stdout.strip() or os.environ.get("PIP_INDEX_URL", "")  # fmt: skip
+    index = subprocess.run(
+        [sys.executable, "-m", "pip", "config", "get", "global.index-url"], capture_output=True, text=True
+    ).stdout.strip() or os.environ.get("PIP_INDEX_URL", "")
     if index:
         (root / "etc/pip.conf").write_text(f"[global]\nindex-url = {index}\n")
 

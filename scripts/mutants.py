@@ -143,7 +143,8 @@ REST: Final[dict[str, tuple[str, ...]]] = {
     "fetchd/segments.py": ("tests/fetchd/test_parts.py", "tests/fetchd/test_isolation.py"),
     "gateway/auth.py": ("tests/gateway/test_auth.py", "tests/gateway/test_api.py"),
     "gateway/serving/waiting_room.py": (
-        "tests/gateway/test_queue_caps.py::test_the_room_tells_of_its_queues", "tests/gateway/test_routes.py",
+        "tests/gateway/test_queue_caps.py::test_the_room_tells_of_its_queues",
+        "tests/gateway/test_routes.py",
         "tests/gateway/test_dispatch.py",
     ),
     "relay/state/pending.py": ("tests/relay/test_pending.py", "tests/gateway/test_async_runner.py"),
@@ -152,12 +153,13 @@ REST: Final[dict[str, tuple[str, ...]]] = {
     "relay/transports/redis_out.py": ("tests/relay/test_transport_redis.py",),
     "relay/transports/redis_in.py": ("tests/relay/test_transport_redis.py",),
     "runtime-python/thaw_runtime/engine/link.py": (
-        "tests/thaw_runtime/test_engine_link.py", "tests/thaw_runtime/test_runs.py",
+        "tests/thaw_runtime/test_engine_link.py",
+        "tests/thaw_runtime/test_runs.py",
     ),
     "runtime-python/thaw_runtime/llm/runs.py": ("tests/thaw_runtime/test_runs.py", "tests/thaw_runtime/test_proxy.py"),
     "gateway/scheduler/io/leading.py": (f"{SCHEDULER}/test_leading.py",),
     "invoker/containers/stem_cells.py": ("tests/invoker/test_cells.py",),
-}  # fmt: skip
+}
 """Modules with connections, threads or clocks.  Their tests take seconds, so fewer of their mutants are tried."""
 
 
@@ -259,8 +261,11 @@ class Tree:
         self.path = directory
         names = subprocess.run(
             ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-            cwd=ROOT, capture_output=True, text=True, check=True,
-        ).stdout.split("\0")  # fmt: skip
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.split("\0")
         for name in names:
             if name and (ROOT / name).is_file():
                 target = directory / name
@@ -270,9 +275,13 @@ class Tree:
         (directory / ".venv").symlink_to(ROOT / ".venv")
         path = f"{directory}:{directory / 'runtime-python'}"
         self._server = subprocess.Popen(
-            [sys.executable, "scripts/mutant_server.py"], cwd=directory, env={**os.environ, "PYTHONPATH": path},
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
+            [sys.executable, "scripts/mutant_server.py"],
+            cwd=directory,
+            env={**os.environ, "PYTHONPATH": path},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
 
     def test(self, tests: Sequence[str], timeout_s: float) -> str:
         """Return an empty text if all tests passed, else how the fault was noticed."""
@@ -403,11 +412,19 @@ def main() -> None:
         for tree in trees:
             tree.close()
     n_tried, n_killed = sum(r.n_tried for r in results), sum(r.n_killed for r in results)
-    print(json.dumps({
-        "seed": asked.seed, "modules": len(results), "mutants": sum(r.n_mutants for r in results), "tried": n_tried,
-        "noticed": n_killed, "share": round(n_killed / max(1, n_tried), 3),
-        "minutes": round((time.monotonic() - began_s) / 60, 1),
-    }))  # fmt: skip
+    print(
+        json.dumps(
+            {
+                "seed": asked.seed,
+                "modules": len(results),
+                "mutants": sum(r.n_mutants for r in results),
+                "tried": n_tried,
+                "noticed": n_killed,
+                "share": round(n_killed / max(1, n_tried), 3),
+                "minutes": round((time.monotonic() - began_s) / 60, 1),
+            }
+        )
+    )
     sys.exit(n_killed < WANTED * n_tried)
 
 

@@ -77,9 +77,13 @@ def main() -> None:
     for _ in range(args.rounds):
         for name, reader in readers.items():
             taken[name].append(one_round(reader))
-    result = {name: {"us_per_tensor": round(statistics.median(r[0] for r in rounds), 2),
-                     "cpu_us_per_tensor": round(statistics.median(r[1] for r in rounds), 2)}
-              for name, rounds in taken.items()}  # fmt: skip
+    result = {
+        name: {
+            "us_per_tensor": round(statistics.median(r[0] for r in rounds), 2),
+            "cpu_us_per_tensor": round(statistics.median(r[1] for r in rounds), 2),
+        }
+        for name, rounds in taken.items()
+    }
     print(json.dumps({"tensors": args.tensors, "rounds": args.rounds, **result}))
 
 

@@ -171,10 +171,15 @@ def read(number: int, output: str, duration_s: float, tests: Sequence[str]) -> R
     failed = re.findall(r"^(?:FAILED|ERROR) (\S+)", output, re.M)
     slowest = re.findall(r"^([\d.]+)s (?:call|setup|teardown) +(\S+)", output, re.M)
     return Result(
-        number, commit(), seed.group(1) if seed else "", round(duration_s, 1),
-        closing[-1] if closing else "pytest did not come to its end", tuple(failed),
-        tuple(f"{name.rpartition('/')[2]} {seconds} s" for seconds, name in slowest[:N_SLOWEST]), tuple(tests),
-    )  # fmt: skip
+        number,
+        commit(),
+        seed.group(1) if seed else "",
+        round(duration_s, 1),
+        closing[-1] if closing else "pytest did not come to its end",
+        tuple(failed),
+        tuple(f"{name.rpartition('/')[2]} {seconds} s" for seconds, name in slowest[:N_SLOWEST]),
+        tuple(tests),
+    )
 
 
 def commit() -> str:

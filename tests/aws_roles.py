@@ -52,9 +52,12 @@ def serve_roles(hands: Mapping[str, str], lasts_s: float = 3600.0) -> Iterator[R
         def do_POST(self) -> None:
             self.rfile.read(int(self.headers["Content-Length"]))
             fields = "".join(f"<{name}>{value}</{name}>" for name, value in roles.hand().items())
-            self._answer(200, "<AssumeRoleWithWebIdentityResponse><AssumeRoleWithWebIdentityResult><Credentials>"
-                         f"{fields}</Credentials></AssumeRoleWithWebIdentityResult>"
-                         "</AssumeRoleWithWebIdentityResponse>")  # fmt: skip
+            self._answer(
+                200,
+                "<AssumeRoleWithWebIdentityResponse><AssumeRoleWithWebIdentityResult><Credentials>"
+                f"{fields}</Credentials></AssumeRoleWithWebIdentityResult>"
+                "</AssumeRoleWithWebIdentityResponse>",
+            )
 
         do_HEAD = do_GET
 

@@ -55,8 +55,19 @@ class ValkeyServer:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        arguments = ["--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self._directory), "--save", "",
-                     *self._kept, "--maxmemory-policy", "noeviction"]  # fmt: skip
+        arguments = [
+            "--port",
+            str(self.port),
+            "--bind",
+            "127.0.0.1",
+            "--dir",
+            str(self._directory),
+            "--save",
+            "",
+            *self._kept,
+            "--maxmemory-policy",
+            "noeviction",
+        ]
         log = (self._directory / "valkey.log").open("ab")
         self._process = subprocess.Popen([valkey_binary(), *arguments], stdout=log, stderr=log)
         log.close()

@@ -29,9 +29,21 @@ def main(args):
 """
 ARGUMENTS = {
     "library": ["asyncio", "json", "multiprocessing", "sqlite3", "ssl", "urllib.request", "zoneinfo"],
-    "absent": ["flask", "numpy", "pip", "redis", "relay", "requests", "setuptools", "thaw", "thaw_runtime",
-               "thaw_runtime.action.child", "torch", "vllm"],
-}  # fmt: skip
+    "absent": [
+        "flask",
+        "numpy",
+        "pip",
+        "redis",
+        "relay",
+        "requests",
+        "setuptools",
+        "thaw",
+        "thaw_runtime",
+        "thaw_runtime.action.child",
+        "torch",
+        "vllm",
+    ],
+}
 
 
 def check(answer: dict[str, Any]) -> None:

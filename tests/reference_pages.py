@@ -19,10 +19,18 @@ import invoker.metrics
 import invoker.settings
 
 DOCS = Path(__file__).parents[1] / "docs"
-_SETTINGS = {"gateway": gateway.settings, "scheduler": gateway.scheduler.settings, "invoker": invoker.settings,
-             "fetchd": fetchd.settings}  # fmt: skip
-_METRICS = {"gateway": gateway.metrics, "scheduler": gateway.scheduler.io.metrics, "invoker": invoker.metrics,
-            "fetchd": fetchd.metrics}  # fmt: skip
+_SETTINGS = {
+    "gateway": gateway.settings,
+    "scheduler": gateway.scheduler.settings,
+    "invoker": invoker.settings,
+    "fetchd": fetchd.settings,
+}
+_METRICS = {
+    "gateway": gateway.metrics,
+    "scheduler": gateway.scheduler.io.metrics,
+    "invoker": invoker.metrics,
+    "fetchd": fetchd.metrics,
+}
 
 
 def settings_page() -> str:
@@ -43,9 +51,11 @@ def settings_page() -> str:
 
 
 def metrics_page() -> str:
-    parts = ["# Metrics\n\nPrometheus text at `/metrics`: the gateway's on its port; with the installation's token a\n"
-             "scheduler's at `THAW_SCHEDULER_BIND` and an invoker's on its data port, and behind those the host's fetchd's, which\n"
-             "listens on no network. Labels come from bounded sets. Written from the code.\n"]  # fmt: skip
+    parts = [
+        "# Metrics\n\nPrometheus text at `/metrics`: the gateway's on its port; with the installation's token a\n"
+        "scheduler's at `THAW_SCHEDULER_BIND` and an invoker's on its data port, and behind those the host's fetchd's, which\n"
+        "listens on no network. Labels come from bounded sets. Written from the code.\n"
+    ]
     for component, module in _METRICS.items():
         parts.append(f"\n## {component}\n\n| metric | type | labels | what it counts |\n|---|---|---|---|\n")
         for collector in module.REGISTRY._collector_to_names:

@@ -21,13 +21,23 @@ ROLE = "arn:aws:iam::000000000000:role/reader"
 _MAY_ALL = {"Effect": "Allow", "Action": ["s3:*", "sts:*"], "Resource": ["arn:aws:s3:::*", "arn:aws:s3:::*/*"]}
 _MAY_TAKE = {"Effect": "Allow", "Principal": {"AWS": "*"}, "Action": ["sts:AssumeRole"]}
 _IAM = {
-    "sts": {"tokenDuration": "1h", "maxSessionLength": "12h", "issuer": "test",
-            "signingKey": base64.b64encode(b"k" * 32).decode()},
+    "sts": {
+        "tokenDuration": "1h",
+        "maxSessionLength": "12h",
+        "issuer": "test",
+        "signingKey": base64.b64encode(b"k" * 32).decode(),
+    },
     "policy": {"defaultEffect": "Deny", "storeType": "memory"},
     "policies": [{"name": "all", "document": {"Version": "2012-10-17", "Statement": [_MAY_ALL]}}],
-    "roles": [{"roleName": "reader", "roleArn": ROLE, "attachedPolicies": ["all"],
-               "trustPolicy": {"Version": "2012-10-17", "Statement": [_MAY_TAKE]}}],
-}  # fmt: skip
+    "roles": [
+        {
+            "roleName": "reader",
+            "roleArn": ROLE,
+            "attachedPolicies": ["all"],
+            "trustPolicy": {"Version": "2012-10-17", "Statement": [_MAY_TAKE]},
+        }
+    ],
+}
 """The server has a real STS too: a client with the key may take the role, and the server checks the session's token."""
 
 
@@ -40,13 +50,25 @@ def seaweed(directory: Path, bucket: str) -> Iterator[str]:
     ports = dict(zip(("s3.port", "master.port", "volume.port", "filer.port"), free_ports(4), strict=True))
     with (directory / "log").open("wb") as log:
         process = subprocess.Popen(
-            [Path(sys.executable).parent / "weed", "server", f"-dir={directory}", "-ip=127.0.0.1",
-             "-ip.bind=127.0.0.1", "-s3", f"-s3.config={directory / 's3.json'}",
-             f"-s3.iam.config={directory / 'iam.json'}", "-master.telemetry=false",
-             "-s3.port.iceberg=0", "-s3.port.lance=0", "-volume.max=8", "-master.volumeSizeLimitMB=64",
-             *(f"-{name}={port}" for name, port in ports.items())],
-            stdout=log, stderr=log,
-        )  # fmt: skip
+            [
+                Path(sys.executable).parent / "weed",
+                "server",
+                f"-dir={directory}",
+                "-ip=127.0.0.1",
+                "-ip.bind=127.0.0.1",
+                "-s3",
+                f"-s3.config={directory / 's3.json'}",
+                f"-s3.iam.config={directory / 'iam.json'}",
+                "-master.telemetry=false",
+                "-s3.port.iceberg=0",
+                "-s3.port.lance=0",
+                "-volume.max=8",
+                "-master.volumeSizeLimitMB=64",
+                *(f"-{name}={port}" for name, port in ports.items()),
+            ],
+            stdout=log,
+            stderr=log,
+        )
     endpoint = f"http://127.0.0.1:{ports['s3.port']}"
     try:
         _make_bucket(endpoint, bucket)

@@ -131,8 +131,9 @@ def for_prompt(terms: Iterable[Term], n_tokens: int) -> tuple[Term, ...]:
     """
     terms = tuple(terms)
     bucket = prompt_bucket(n_tokens)
-    prefills = sorted((t for t in terms if t.part == Part.PREFILL and t.prompt_tokens <= bucket),
-                      key=lambda t: t.prompt_tokens)  # fmt: skip
+    prefills = sorted(
+        (t for t in terms if t.part == Part.PREFILL and t.prompt_tokens <= bucket), key=lambda t: t.prompt_tokens
+    )
     chosen = prefills[-1] if prefills else Term(Part.PREFILL, None, Source.UNKNOWN, prompt_tokens=bucket)
     return (*(t for t in terms if t.part != Part.PREFILL), chosen)
 
@@ -179,6 +180,10 @@ def _within_the_link(terms: tuple[Term, ...], took: StartTook) -> tuple[Term, ..
         here = [t for t in terms if t.part == Part.BYTES and t.host == host and t.seconds]
         together_s = math.fsum(t.seconds or 0.0 for t in here)
         if together_s > spent_s:
-            terms = tuple(replace(t, seconds=(t.seconds or 0.0) * spent_s / together_s, source=Source.THIS_START)
-                          if t in here else t for t in terms)  # fmt: skip
+            terms = tuple(
+                replace(t, seconds=(t.seconds or 0.0) * spent_s / together_s, source=Source.THIS_START)
+                if t in here
+                else t
+                for t in terms
+            )
     return terms

@@ -34,9 +34,18 @@ MAX_HEADER_BYTES: Final = 100 * 1024 * 1024
 LENGTH_BYTES: Final = 8
 
 SIDECAR_NAMES: Final = (
-    "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
-    "added_tokens.json", "vocab.json", "merges.txt", "tokenizer.model", "chat_template.jinja", "chat_template.json",
-)  # fmt: skip
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    "chat_template.jinja",
+    "chat_template.json",
+)
 """The files that an engine and a tokenizer open besides weights, in fetch order.  No file with another name is ever
 fetched, so no code is fetched.
 """
@@ -45,9 +54,25 @@ SHARDS_NAME: Final = "model.safetensors.index.json"
 FOREIGN_NAMES: Final = ("pytorch_model.bin", "pytorch_model.bin.index.json", "model.pt", "model.gguf", "tf_model.h5")
 
 _DTYPE_BITS: Final = {
-    "BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "I16": 16, "U16": 16, "F16": 16,
-    "BF16": 16, "I32": 32, "U32": 32, "F32": 32, "F64": 64, "I64": 64, "U64": 64, "C64": 64, "F4": 4,
-}  # fmt: skip
+    "BOOL": 8,
+    "U8": 8,
+    "I8": 8,
+    "F8_E4M3": 8,
+    "F8_E5M2": 8,
+    "F8_E8M0": 8,
+    "I16": 16,
+    "U16": 16,
+    "F16": 16,
+    "BF16": 16,
+    "I32": 32,
+    "U32": 32,
+    "F32": 32,
+    "F64": 64,
+    "I64": 64,
+    "U64": 64,
+    "C64": 64,
+    "F4": 4,
+}
 _SAFE_NAME: Final = re.compile(r"\A[A-Za-z0-9_][A-Za-z0-9._-]{0,199}\Z")
 _LAYER: Final = re.compile(r"(?:\A|\.)(?:layers|h|blocks)\.(\d{1,4})\.")
 _ENTRY: Final = re.compile(r"(?:embed|wte|wpe|project_in)")
@@ -76,11 +101,15 @@ def header_bytes(file: str, prefix: bytes, file_bytes: int) -> int:
         raise ModelCorrupt(f"{file}: {file_bytes} bytes are no safetensors file", hint="upload the file again")
     n_bytes = int.from_bytes(prefix[:LENGTH_BYTES], "little")
     if n_bytes > MAX_HEADER_BYTES:
-        raise ModelCorrupt(f"{file}: its header claims {n_bytes} bytes; the limit is {MAX_HEADER_BYTES}",
-                           hint="this is not a safetensors file, or it is damaged")  # fmt: skip
+        raise ModelCorrupt(
+            f"{file}: its header claims {n_bytes} bytes; the limit is {MAX_HEADER_BYTES}",
+            hint="this is not a safetensors file, or it is damaged",
+        )
     if n_bytes < 2 or LENGTH_BYTES + n_bytes > file_bytes:
-        raise ModelCorrupt(f"{file}: its header claims {n_bytes} bytes, the file has {file_bytes}",
-                           hint="the file is truncated: upload it again")  # fmt: skip
+        raise ModelCorrupt(
+            f"{file}: its header claims {n_bytes} bytes, the file has {file_bytes}",
+            hint="the file is truncated: upload it again",
+        )
     return n_bytes
 
 
@@ -123,8 +152,10 @@ def _tensor(file: str, name: str, entry: Any, data_start: int) -> TensorInfo:
         raise ModelCorrupt(f"{file}: tensor {name!r:.80} has no usable shape or data_offsets")
     dtype = fields.get("dtype")
     if not isinstance(dtype, str) or dtype not in _DTYPE_BITS:
-        raise ModelUnsupported(f"{file}: tensor {name!r:.80} has dtype {dtype!r:.40}",
-                               hint=f"dtypes that can be loaded: {', '.join(_DTYPE_BITS)}")  # fmt: skip
+        raise ModelUnsupported(
+            f"{file}: tensor {name!r:.80} has dtype {dtype!r:.40}",
+            hint=f"dtypes that can be loaded: {', '.join(_DTYPE_BITS)}",
+        )
     begin, end = span
     needed, rest = divmod(math.prod(shape) * _DTYPE_BITS[dtype], 8)
     if rest or end - begin != needed:
@@ -144,8 +175,10 @@ def _check_tiling(file: str, tensors: Sequence[TensorInfo], data_start: int, fil
             raise ModelCorrupt(f"{file}: tensor {t.name!r:.80} {what}")
         at += t.n_bytes
     if at != file_bytes:
-        raise ModelCorrupt(f"{file}: its tensors end at byte {at}, the file has {file_bytes}",
-                           hint="the file is truncated or has a tail: upload it again")  # fmt: skip
+        raise ModelCorrupt(
+            f"{file}: its tensors end at byte {at}, the file has {file_bytes}",
+            hint="the file is truncated or has a tail: upload it again",
+        )
 
 
 def shard_names(data: bytes) -> list[str]:
@@ -248,8 +281,10 @@ def read_index(data: bytes) -> ModelIndex:
     try:
         version = wire.loads(dict[str, Any], data).get("version")
         if version != INDEX_VERSION:
-            raise ModelUnsupported(f"thaw-index.json has version {version!r}; this side reads {INDEX_VERSION}",
-                                   hint="push the model again with this release")  # fmt: skip
+            raise ModelUnsupported(
+                f"thaw-index.json has version {version!r}; this side reads {INDEX_VERSION}",
+                hint="push the model again with this release",
+            )
         index = wire.loads(ModelIndex, data)
     except (ProtocolError, RecursionError) as e:
         raise ModelCorrupt(f"thaw-index.json cannot be read: {e}", hint="push the model again") from None
@@ -316,11 +351,19 @@ def facts_of(uri: str, index: ModelIndex, config: Mapping[str, Any]) -> ModelFac
     known = isinstance(architectures, list) and bool(architectures)
     whole = n_layers > 0 and all(i in by_layer for i in range(n_layers))
     return ModelFacts(
-        uri, index.n_bytes, index.weight_bytes, n_layers, tuple(by_layer.get(i, 0) for i in range(n_layers)), outer,
-        index.sha256, index.etag, index.verified, {f.name: f.n_bytes for f in index.files},
+        uri,
+        index.n_bytes,
+        index.weight_bytes,
+        n_layers,
+        tuple(by_layer.get(i, 0) for i in range(n_layers)),
+        outer,
+        index.sha256,
+        index.etag,
+        index.verified,
+        {f.name: f.n_bytes for f in index.files},
         str(architectures[0]) if known and architectures is not None else "",
         parts_of(index.tensors, n_layers) if whole else None,
-    )  # fmt: skip
+    )
 
 
 def parts_of(tensors: Sequence[TensorInfo], n_layers: int) -> ModelParts:

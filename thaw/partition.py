@@ -27,8 +27,10 @@ def split(parts: ModelParts, n_stages: int) -> tuple[tuple[int, int], ...]:
     """
     n_layers = len(parts.layers)
     if not 1 <= n_stages <= n_layers:
-        raise ModelUnsupported(f"a model of {n_layers} layers cannot be divided into {n_stages} stages",
-                               hint="set scaling.stages to at most the number of its layers")  # fmt: skip
+        raise ModelUnsupported(
+            f"a model of {n_layers} layers cannot be divided into {n_stages} stages",
+            hint="set scaling.stages to at most the number of its layers",
+        )
     return _bounds(*_layer_bytes(parts, n_stages), n_stages)
 
 
@@ -36,9 +38,7 @@ def stage_bytes(parts: ModelParts, n_stages: int) -> tuple[int, ...]:
     """Bytes of weights that each stage of ``split`` has.  The caller makes sure that there are enough layers."""
     layers, first, last = _layer_bytes(parts, n_stages)
     bounds = _bounds(layers, first, last, n_stages)
-    return tuple(
-        sum(layers[a:b]) + (first if a == 0 else 0) + (last if b == len(layers) else 0) for a, b in bounds
-    )  # fmt: skip
+    return tuple(sum(layers[a:b]) + (first if a == 0 else 0) + (last if b == len(layers) else 0) for a, b in bounds)
 
 
 def _layer_bytes(parts: ModelParts, n_stages: int) -> tuple[tuple[int, ...], int, int]:

@@ -94,8 +94,10 @@ def _stage_took(stage: int, events: Sequence[TraceEvent]) -> StageTook | None:
     parts = [Took("engine", _total_s(_clipped(_spans(mine, "engine"), engine_ns, ready.mono_ns)))]
     before = _exclusive({p: _clipped(_spans(mine, p), begin_ns, engine_ns) for p in _ORDER})
     container, load = _last(mine, Phase.CONTAINER_END), _last(mine, Phase.LOAD_END)
-    idle_s = {"container": _number(container, "stem_cell_wait_s"),
-              "load": _number(load, "wait_s") + _number(load, "rehearsal_s")}  # fmt: skip
+    idle_s = {
+        "container": _number(container, "stem_cell_wait_s"),
+        "load": _number(load, "wait_s") + _number(load, "rehearsal_s"),
+    }
     for part, seconds in before.items():
         parts.append(Took("copy" if part == "load" else part, max(0.0, seconds - idle_s.get(part, 0.0))))
     mode = "" if container is None else str(container.attrs.get("mode", ""))
@@ -110,8 +112,9 @@ def _with_fetch(stage: StageTook, events: Sequence[TraceEvent], until_ns: int) -
     resident = end.attrs.get("resident") is True
     crossed = 0 if resident else max(int(_number(end, "fetched_bytes")), n_bytes - copied)
     span = (begin.mono_ns, max(begin.mono_ns, min(end.mono_ns, until_ns)))
-    return replace(stage, part_bytes=n_bytes, link_bytes=crossed, fetch=span,
-                   within_memory=not resident and 0 < n_bytes <= copied)  # fmt: skip
+    return replace(
+        stage, part_bytes=n_bytes, link_bytes=crossed, fetch=span, within_memory=not resident and 0 < n_bytes <= copied
+    )
 
 
 def _prefill(events: Sequence[TraceEvent]) -> tuple[float | None, int | None]:

@@ -127,9 +127,13 @@ def analyse(events: Sequence[TraceEvent]) -> Timeline | None:
     leaves = [i for i in shown if i.is_leaf]
     covered = union((max(0.0, i.begin_s), min(end_s, i.end_s)) for i in leaves)
     return Timeline(
-        tuple(sorted(shown, key=lambda i: (i.begin_s, -i.end_s))), tuple(sorted(instants, key=lambda i: i.at_s)),
-        end_s, end_name, tuple(_gaps(covered, end_s, end_name, leaves)), place.clocks,
-    )  # fmt: skip
+        tuple(sorted(shown, key=lambda i: (i.begin_s, -i.end_s))),
+        tuple(sorted(instants, key=lambda i: i.at_s)),
+        end_s,
+        end_name,
+        tuple(_gaps(covered, end_s, end_name, leaves)),
+        place.clocks,
+    )
 
 
 class _Axis:
@@ -171,8 +175,18 @@ def _pair(events: Iterable[TraceEvent], place: _Axis) -> tuple[list[Interval], l
     for event in (e for waiting in open_.values() for e in waiting):
         phase = event.name.partition(".")[0]
         begin = place(event)
-        intervals.append(Interval(phase, event.host, event.stage, begin, max(begin, last), event.n_bytes,
-                                  tuple(event.attrs.items()), is_open=True))  # fmt: skip
+        intervals.append(
+            Interval(
+                phase,
+                event.host,
+                event.stage,
+                begin,
+                max(begin, last),
+                event.n_bytes,
+                tuple(event.attrs.items()),
+                is_open=True,
+            )
+        )
     return intervals, instants
 
 

@@ -92,6 +92,14 @@ def event(
 ) -> TraceEvent:
     """An event that happens now on this machine."""
     return TraceEvent(
-        name, activation_id, group_id, stage, host, _BOOT_ID, time.monotonic_ns(), time.time_ns(), n_bytes,
+        name,
+        activation_id,
+        group_id,
+        stage,
+        host,
+        _BOOT_ID,
+        time.monotonic_ns(),
+        time.time_ns(),
+        n_bytes,
         attrs or {},
-    )  # fmt: skip
+    )

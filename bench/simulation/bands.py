@@ -159,9 +159,11 @@ class EndToEnd:
         ]
 
     def _ratios(self) -> list[Band]:
-        gains = [("ParaServe / vLLM", "paraserve", "vllm", "1.43–1.74", 1.3, 1.9),
-                 ("ParaServe / ServerlessLLM", "paraserve", "serverlessllm-cache", "1.43–1.74", 1.3, 1.9),
-                 ("cache on top", "paraserve-cache", "paraserve", "≤ 1.11", 1.0, 1.2)]  # fmt: skip
+        gains = [
+            ("ParaServe / vLLM", "paraserve", "vllm", "1.43–1.74", 1.3, 1.9),
+            ("ParaServe / ServerlessLLM", "paraserve", "serverlessllm-cache", "1.43–1.74", 1.3, 1.9),
+            ("cache on top", "paraserve-cache", "paraserve", "≤ 1.11", 1.0, 1.2),
+        ]
         bands = []
         for name, over, under, published, low, high in gains:
             pairs = [(p, self.median(over, *p), self.median(under, *p)) for p in PUBLISHED_POINTS]

@@ -74,11 +74,15 @@ def _model(name: str, n_bytes: float, like: str, kv: float = 524e3) -> Model:
 MODELS: Final = {
     m.name: m
     for m in (
-        _model("llama2-7b", 13.476839424e9, "7b"), _model("llama2-13b", 26.03173888e9, "13b", 819e3),
-        _model("opt-2.7b", 5.30e9, "7b"), _model("opt-6.7b", 13.3e9, "7b"), _model("opt-13b", 25.7e9, "13b", 819e3),
-        _model("llama3-8b", 16.1e9, "7b"), _model("falcon-7b", 14.4e9, "7b"),
+        _model("llama2-7b", 13.476839424e9, "7b"),
+        _model("llama2-13b", 26.03173888e9, "13b", 819e3),
+        _model("opt-2.7b", 5.30e9, "7b"),
+        _model("opt-6.7b", 13.3e9, "7b"),
+        _model("opt-13b", 25.7e9, "13b", 819e3),
+        _model("llama3-8b", 16.1e9, "7b"),
+        _model("falcon-7b", 14.4e9, "7b"),
     )
-}  # fmt: skip
+}
 GPUS: Final = {
     "A10": GpuKind("A10", 22 * 10**9, 20e9, 1.0, 0.8, 2.9, 1.7, 0.0, 1.1, 3.3e9, 6.4, 6.5e9),
     "V100": GpuKind("V100", 32 * 10**9, 12e9, 1.5, 1.3, 5.0, 3.0, 0.055e-9, 1.5, 1.5e9, 9.6, 4.9e9),

@@ -106,8 +106,15 @@ class Groups(System):
     def _select(self, function: Function, n_workers: int) -> Scheme | None:
         now, spec, model = self.engine.now, self.spec, function.model
         waited = now - function.queue[0].arrival_s if function.queue else 0.0
-        wanted = Wanted(model.n_bytes, KV_RESERVE, function.slo_ttft, function.slo_tpot, waited,
-                        self._times(function, self.servers[0]), overlap=spec.equation == 5)  # fmt: skip
+        wanted = Wanted(
+            model.n_bytes,
+            KV_RESERVE,
+            function.slo_ttft,
+            function.slo_tpot,
+            waited,
+            self._times(function, self.servers[0]),
+            overlap=spec.equation == 5,
+        )
         offers = [Server(s.index, s.spec.link, s.kind.pcie, s.offer(), self._times(function, s)) for s in self.servers]
 
         def bandwidth(server: Server, n_bytes: float, within_s: float) -> float:
@@ -116,8 +123,15 @@ class Groups(System):
             return n_bytes / (n_bytes / b + tail) if b > 0 else 0.0
 
         least = min(max(n_workers, spec.min_stages), spec.max_stages)
-        return select(offers, wanted, variant=spec.variant, min_stages=least, max_stages=spec.max_stages,
-                      min_full=max(1, n_workers), bandwidth=bandwidth)  # fmt: skip
+        return select(
+            offers,
+            wanted,
+            variant=spec.variant,
+            min_stages=least,
+            max_stages=spec.max_stages,
+            min_full=max(1, n_workers),
+            bandwidth=bandwidth,
+        )
 
     def _times(self, function: Function, server: SimServer) -> Times:
         kind = server.kind
@@ -153,8 +167,16 @@ class Groups(System):
             return
         s, n_full = len(unit.workers), sum(w.full for w in unit.workers)
         link = min(w.server.spec.link for w in unit.workers)
-        endpoint = Endpoint(self.engine, unit.function.model, SLOTS * s, s=s, factor=f_factor(s, n_full), hops=s,
-                            link=link, done=lambda _: self.completed(unit))  # fmt: skip
+        endpoint = Endpoint(
+            self.engine,
+            unit.function.model,
+            SLOTS * s,
+            s=s,
+            factor=f_factor(s, n_full),
+            hops=s,
+            link=link,
+            done=lambda _: self.completed(unit),
+        )
         self.serve(unit, endpoint, worker)
         if s == 1:
             unit.workers[0].server.cache.put(unit.function.index, unit.function.model.n_bytes)

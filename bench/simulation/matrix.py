@@ -37,8 +37,9 @@ class Run:
         return f"{self.source} {self.workload.name} {self.system} ×{self.scale:g}"
 
     def key(self, code: str) -> str:
-        rows = repr([(r.arrival_s, r.function, r.app, r.model, r.input_tokens, r.output_tokens)
-                     for r in self.workload.requests])  # fmt: skip
+        rows = repr(
+            [(r.arrival_s, r.function, r.app, r.model, r.input_tokens, r.output_tokens) for r in self.workload.requests]
+        )
         text = f"{code} {self.source} {self.workload.name} {rows} {self.system} {self.scale}"
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 

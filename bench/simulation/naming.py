@@ -34,7 +34,16 @@ def activation(request: Request) -> ActivationId:
 def action(function: Function, max_stages: int, forced_stages: int | None) -> ActionFacts:
     need = function.model.n_bytes + KV_RESERVE
     return ActionFacts(
-        name(function), "0.0.1", KIND_LLM, need, SLOTS, 1000, KEEP_ALIVE_S,
-        model_uri=uri(function.index), max_stages=max_stages, forced_stages=forced_stages, slo_ttft_s=function.slo_ttft,
+        name(function),
+        "0.0.1",
+        KIND_LLM,
+        need,
+        SLOTS,
+        1000,
+        KEEP_ALIVE_S,
+        model_uri=uri(function.index),
+        max_stages=max_stages,
+        forced_stages=forced_stages,
+        slo_ttft_s=function.slo_ttft,
         slo_tpot_s=function.slo_tpot,
-    )  # fmt: skip
+    )

@@ -72,8 +72,9 @@ class Instance:
 class Production(System):
     def __init__(self, engine: Engine, servers: Sequence[SimServer], spec: SystemSpec, objectives: Objectives) -> None:
         super().__init__(engine, servers, spec, objectives)
-        settings = SchedulerSettings("redis://simulated:0/0", discipline=spec.discipline, variant=spec.variant,
-                                     relay_url="redis://simulated:0/1")  # fmt: skip
+        settings = SchedulerSettings(
+            "redis://simulated:0/0", discipline=spec.discipline, variant=spec.variant, relay_url="redis://simulated:0/1"
+        )
         numbers = itertools.count(1)
         parts = Parts(overlap=spec.equation == 5, succession=spec.succession)
         self.view = ClusterView(1, settings, lambda: f"{next(numbers):032x}", History(), parts)
@@ -144,15 +145,41 @@ class Production(System):
         kinds = (KIND_LLM,) if self._stem_cells[server.index] else ()
         mine = tuple(InstanceId(k) for k in self._on_server[server.index])
         now_ms, link = int(self.engine.now * 1000), server.spec.link
-        return HostReport(host_id, "boot", "simulated:0", devices, 16, link, "enforced", "process", 0, now_ms,
-                          self._stem_cells[server.index], kinds, 0, False, mine,
-                          resident=tuple(Resident(uri(f), n) for f, n in server.cache.models()))  # fmt: skip
+        return HostReport(
+            host_id,
+            "boot",
+            "simulated:0",
+            devices,
+            16,
+            link,
+            "enforced",
+            "process",
+            0,
+            now_ms,
+            self._stem_cells[server.index],
+            kinds,
+            0,
+            False,
+            mine,
+            resident=tuple(Resident(uri(f), n) for f, n in server.cache.models()),
+        )
 
     def _facts(self, of: str) -> ModelFacts:
         model = self.functions[int(of.rsplit("/", 1)[1])].model
         layer = model.n_bytes // 34
-        return ModelFacts(of, model.n_bytes, model.n_bytes, 32, (layer,) * 32, model.n_bytes - 32 * layer, "", of,
-                          False, {_FILE: model.n_bytes}, parts=_parts(model.n_bytes))  # fmt: skip
+        return ModelFacts(
+            of,
+            model.n_bytes,
+            model.n_bytes,
+            32,
+            (layer,) * 32,
+            model.n_bytes - 32 * layer,
+            "",
+            of,
+            False,
+            {_FILE: model.n_bytes},
+            parts=_parts(model.n_bytes),
+        )
 
     def _learn(self, decision: LearnFrom) -> None:
         """Add to the history what the trace of that start would have said."""
@@ -238,19 +265,30 @@ class Production(System):
     def _worker(self, at: PlanStage) -> Worker:
         server = self.servers[int(at.host.removeprefix("host-"))]
         part = float(partition.size(at.first_ranges))
-        return self.hold(server, int(at.device.removeprefix("cuda:")), at.reserve_bytes, part,
-                         full=at.role is StageRole.FULL)  # fmt: skip
+        return self.hold(
+            server, int(at.device.removeprefix("cuda:")), at.reserve_bytes, part, full=at.role is StageRole.FULL
+        )
 
     def _start_stage(self, decision: StartGroup, stage: int, instance_id: InstanceId, of: Starting) -> None:
         plan, at, server, function = decision.plan, decision.plan.stages[stage], of.worker.server, of.unit.function
         stem_cell = self._stem_cells[server.index] > 0
         resident = function.index in server.cache
         record = InstanceRecord(
-            instance_id, at.host, plan.action, plan.action_version, plan.group_id, InstanceState.STARTING,
-            "simulated:0", SLOTS * len(plan.stages) if stage == 0 else 0, at.reserve_bytes, at.device,
-            StartMode.PREWARMED if stem_cell else StartMode.COLD, keep_alive_s=KEEP_ALIVE_S, stage=stage,
+            instance_id,
+            at.host,
+            plan.action,
+            plan.action_version,
+            plan.group_id,
+            InstanceState.STARTING,
+            "simulated:0",
+            SLOTS * len(plan.stages) if stage == 0 else 0,
+            at.reserve_bytes,
+            at.device,
+            StartMode.PREWARMED if stem_cell else StartMode.COLD,
+            keep_alive_s=KEEP_ALIVE_S,
+            stage=stage,
             n_stages=len(plan.stages),
-        )  # fmt: skip
+        )
         later = 0.0 if resident else float(partition.size(at.later_ranges))
         instance = Instance(record, of.unit, of.worker, resident, later)
         self._instances[instance_id] = instance
@@ -300,8 +338,16 @@ class Production(System):
     def _serve_group(self, unit: Unit, last: Worker) -> None:
         s, n_full = len(unit.workers), sum(w.full for w in unit.workers)
         link = min(w.server.spec.link for w in unit.workers)
-        endpoint = Endpoint(self.engine, unit.function.model, unit.slots, s=s, factor=f_factor(s, n_full), hops=s,
-                            link=link, done=lambda _: self.completed(unit))  # fmt: skip
+        endpoint = Endpoint(
+            self.engine,
+            unit.function.model,
+            unit.slots,
+            s=s,
+            factor=f_factor(s, n_full),
+            hops=s,
+            link=link,
+            done=lambda _: self.completed(unit),
+        )
         self.serve(unit, endpoint, last)
 
     def _resident(self, instance: Instance) -> None:
@@ -312,8 +358,9 @@ class Production(System):
         instance = self._instances[self._heads[unit.index]]
         inflight = unit.endpoint.inflight if unit.endpoint else 0
         idle_ms = None if inflight else int(self.engine.now * 1000)
-        instance.record = replace(instance.record, state=InstanceState.READY, inflight=inflight,
-                                  idle_since_wall_ms=idle_ms)  # fmt: skip
+        instance.record = replace(
+            instance.record, state=InstanceState.READY, inflight=inflight, idle_since_wall_ms=idle_ms
+        )
         self.tell(InstanceChanged(instance.record))
 
     def _release(self, decision: ReleaseInstance) -> None:

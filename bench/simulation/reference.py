@@ -29,12 +29,24 @@ COLD_START_S: Final[dict[str, dict[str, tuple[float, ...]]]] = {  # A, short pro
 }
 RPS: Final = (0.6, 0.7, 0.8)
 ATTAINMENT: Final = {  # A, percent, at these rates; the published ServerlessLLM caches in host memory
-    8: {"vllm": (53.5, 53.3, 48.5), "serverlessllm-cache": (60.3, 57.7, 54.0),
-        "paraserve": (82.5, 76.3, 75.2), "paraserve-cache": (88.2, 85.0, 78.5)},
-    4: {"vllm": (49.9, 48.6, 44.7), "serverlessllm-cache": (61.5, 57.7, 47.7),
-        "paraserve": (84.2, 78.2, 71.8), "paraserve-cache": (88.2, 83.8, 79.3)},
-    2: {"vllm": (46.7, 45.7, 43.9), "serverlessllm-cache": (57.5, 49.8, 45.3),
-        "paraserve": (81.1, 77.2, 73.8), "paraserve-cache": (83.7, 79.1, 78.3)},
-}  # fmt: skip
+    8: {
+        "vllm": (53.5, 53.3, 48.5),
+        "serverlessllm-cache": (60.3, 57.7, 54.0),
+        "paraserve": (82.5, 76.3, 75.2),
+        "paraserve-cache": (88.2, 85.0, 78.5),
+    },
+    4: {
+        "vllm": (49.9, 48.6, 44.7),
+        "serverlessllm-cache": (61.5, 57.7, 47.7),
+        "paraserve": (84.2, 78.2, 71.8),
+        "paraserve-cache": (88.2, 83.8, 79.3),
+    },
+    2: {
+        "vllm": (46.7, 45.7, 43.9),
+        "serverlessllm-cache": (57.5, 49.8, 45.3),
+        "paraserve": (81.1, 77.2, 73.8),
+        "paraserve-cache": (83.7, 79.1, 78.3),
+    },
+}
 ORDER: Final = ("vllm", "serverlessllm-cache", "paraserve", "paraserve-cache")
 APP_RATIO: Final = {"chatbot": 1.61, "code": 1.70}  # ParaServe / vLLM, CV 8, RPS 0.6

@@ -57,8 +57,18 @@ def simulate(
     engine.run(alive=lambda: system.n_ended < len(requests))
     took, cpu = time.perf_counter() - began, time.process_time() - cpu
     _check(requests)
-    return Outcome(requests, engine.log_hash(), engine.n_events, system.n_starts, engine.now, took, cpu,
-                   _held(servers, engine.now), dict(system.used), system.consolidations)  # fmt: skip
+    return Outcome(
+        requests,
+        engine.log_hash(),
+        engine.n_events,
+        system.n_starts,
+        engine.now,
+        took,
+        cpu,
+        _held(servers, engine.now),
+        dict(system.used),
+        system.consolidations,
+    )
 
 
 def _held(servers: Sequence[SimServer], now: float) -> float:

@@ -21,9 +21,17 @@ class Endpoint:
     """``factor`` is F of Eq. 2, ``s`` the number of stages, ``hops`` the number of hops that a pass takes."""
 
     def __init__(
-        self, engine: Engine, model: Model, slots: int, *, s: int = 1, factor: float = 1.0, hops: int = 0,
-        link: float = math.inf, done: Callable[[Endpoint], None],
-    ) -> None:  # fmt: skip
+        self,
+        engine: Engine,
+        model: Model,
+        slots: int,
+        *,
+        s: int = 1,
+        factor: float = 1.0,
+        hops: int = 0,
+        link: float = math.inf,
+        done: Callable[[Endpoint], None],
+    ) -> None:
         self._engine, self.model, self.slots = engine, model, slots
         self.s, self.factor, self.hops, self._link, self._done = s, factor, hops, link, done
         self.inflight = 0

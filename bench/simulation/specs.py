@@ -91,9 +91,16 @@ _SERVERLESSLLM = SystemSpec(
 )
 _PARASERVE = SystemSpec("paraserve", "ParaServe", Placing.SELECT, max_stages=4, consolidate=True)
 _PLANNED = replace(
-    _PARASERVE, name="thaw-planned", label="Thaw (planned: consolidation)", cache=True, variant="min_sharing",
-    discipline="edf", stem_cells=True, evict=True, learned_tail=True,
-)  # fmt: skip
+    _PARASERVE,
+    name="thaw-planned",
+    label="Thaw (planned: consolidation)",
+    cache=True,
+    variant="min_sharing",
+    discipline="edf",
+    stem_cells=True,
+    evict=True,
+    learned_tail=True,
+)
 _TODAY = SystemSpec(
     "thaw",
     "Thaw (today)",

@@ -87,8 +87,10 @@ def run(
     n_requests: int = REQUESTS, seed: int = 0, n_hosts: int = HOSTS, progress: Callable[[int], None] = lambda _: None
 ) -> Stress:
     """``progress`` is called from time to time with the number of requests that have ended."""
-    specs = [ServerSpec("A10", 4, 64 * GBIT, 752 * 10**9) if i % 3 == 0 else
-             ServerSpec("V100", 4, 16 * GBIT, 368 * 10**9) for i in range(n_hosts)]  # fmt: skip
+    specs = [
+        ServerSpec("A10", 4, 64 * GBIT, 752 * 10**9) if i % 3 == 0 else ServerSpec("V100", 4, 16 * GBIT, 368 * 10**9)
+        for i in range(n_hosts)
+    ]
     engine, spec = Engine(), SYSTEMS["thaw"]
     system = Production(engine, build(specs, engine, spec.discipline, cache=True), spec, Objectives())
     crowd = Crowd(engine, system, n_requests, seed, progress)
@@ -107,5 +109,14 @@ def run(
     if crowd.n_ended != n_requests:
         raise AssertionError(f"{n_requests - crowd.n_ended} request(s) never ended")
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return Stress(n_requests, engine.n_events, system.n_starts, 100 * crowd.n_in_time / n_requests, engine.now,
-                  time.perf_counter() - wall, time.process_time() - cpu, peak, engine.log_hash())  # fmt: skip
+    return Stress(
+        n_requests,
+        engine.n_events,
+        system.n_starts,
+        100 * crowd.n_in_time / n_requests,
+        engine.now,
+        time.perf_counter() - wall,
+        time.process_time() - cpu,
+        peak,
+        engine.log_hash(),
+    )

@@ -91,9 +91,11 @@ class System:
         if known is None:
             slo = self.objectives
             known = self.functions[request.function] = Function(
-                request.function, MODELS[request.model], slo.ttft(request.app, request.model),
+                request.function,
+                MODELS[request.model],
+                slo.ttft(request.app, request.model),
                 slo.tpot(request.app, request.model),
-            )  # fmt: skip
+            )
         return known
 
     def arrive(self, request: Request) -> None:

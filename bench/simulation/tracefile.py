@@ -68,8 +68,15 @@ def _request(index: int, row: Sequence[str]) -> Request:
         raise ValueError(f"application {app!r} is none of {', '.join(APPS)}")
     if model not in MODELS:
         raise ValueError(f"model {model!r} is none of {', '.join(MODELS)}")
-    return Request(index, _time(t_s), _whole("function", function, 0), app, model,
-                   _whole("input_tokens", n_in, 1), _whole("output_tokens", n_out, 1))  # fmt: skip
+    return Request(
+        index,
+        _time(t_s),
+        _whole("function", function, 0),
+        app,
+        model,
+        _whole("input_tokens", n_in, 1),
+        _whole("output_tokens", n_out, 1),
+    )
 
 
 def _time(text: str) -> float:

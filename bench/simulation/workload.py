@@ -68,8 +68,10 @@ class Workload:
 
     def fresh(self) -> list[Request]:
         """Copies of the requests before they were simulated."""
-        return [Request(r.index, r.arrival_s, r.function, r.app, r.model, r.input_tokens, r.output_tokens)
-                for r in self.requests]  # fmt: skip
+        return [
+            Request(r.index, r.arrival_s, r.function, r.app, r.model, r.input_tokens, r.output_tokens)
+            for r in self.requests
+        ]
 
 
 def generate(cv: float, rps: float, seed: int, seconds: float = HOUR_S) -> Workload:

@@ -22,8 +22,11 @@ Json = Mapping[str, Any]
 
 PYTHON_LIMITS: Final = {"timeout": (100, 300_000), "memory": (128, 512), "logs": (0, 10), "concurrency": (1, 500)}
 LLM_LIMITS: Final = {
-    "timeout": (100, 3_600_000), "memory": (64, 1024 * 1024), "logs": (0, 10), "concurrency": (1, 10_000)
-}  # fmt: skip
+    "timeout": (100, 3_600_000),
+    "memory": (64, 1024 * 1024),
+    "logs": (0, 10),
+    "concurrency": (1, 10_000),
+}
 _VERSION: Final = re.compile(r"\A[0-9]{1,9}(\.[0-9]{1,9}){2}\Z")
 _UNITS: Final = {"timeout": "milliseconds", "memory": "MB", "logs": "MB", "concurrency": "requests"}
 
@@ -45,9 +48,7 @@ def new_action(
     for those of the new action.  Raises BadRequest, ConfigError, TooLarge, NotHere."""
     if "exec" not in body and "config" not in body:
         raise malformed("exec undefined")
-    blank = Action(
-        name, namespace, "0.0.1", Exec(""), Limits(), annotations={"provide-api-key": False}
-    )  # fmt: skip
+    blank = Action(name, namespace, "0.0.1", Exec(""), Limits(), annotations={"provide-api-key": False})
     return changed_action(blank, body, settings, version="0.0.1" if last is None else next_version(last, None))
 
 
@@ -67,9 +68,12 @@ def changed_action(old: Action, body: Json, settings: GatewaySettings, *, versio
     annotations["exec"] = action.exec.kind  # must be a string, or ``wsk action list`` breaks
     publish = bool(body.get("publish", old.publish))
     return replace(
-        action, annotations=annotations, publish=publish, updated_ms=wall_ms(),
+        action,
+        annotations=annotations,
+        publish=publish,
+        updated_ms=wall_ms(),
         version=version or next_version(old.version, body.get("version")),
-    )  # fmt: skip
+    )
 
 
 def key_values(what: str, plain: Any, max_bytes: int) -> dict[str, object]:
@@ -134,9 +138,13 @@ def _with_config(action: Action, code: str, body: Json) -> Action:
         timeout=config.limits.timeout, memory=config.resources.host_memory_mb, concurrency=config.limits.concurrency
     )
     return replace(
-        action, exec=Exec(KIND_LLM, json.dumps(wire.to_plain(plain))), config=config, limits=limits,
-        keep_alive_s=config.scaling.keep_alive_s, max_instances=config.scaling.max_instances,
-    )  # fmt: skip
+        action,
+        exec=Exec(KIND_LLM, json.dumps(wire.to_plain(plain))),
+        config=config,
+        limits=limits,
+        keep_alive_s=config.scaling.keep_alive_s,
+        max_instances=config.scaling.max_instances,
+    )
 
 
 def _with_limits(action: Action, plain: Any) -> Action:

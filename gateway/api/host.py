@@ -37,17 +37,28 @@ def host() -> Response:
     runtimes = {"python": [_runtime(KIND_PYTHON)], "llm": [_runtime(KIND_LLM)]}
     support = {"github": "", "slack": ""}
     return json_response(
-        {"description": "Thaw", "support": support, "api_paths": ["/api/v1", "/v1"], "limits": limits,
-         "runtimes": runtimes}
-    )  # fmt: skip
+        {
+            "description": "Thaw",
+            "support": support,
+            "api_paths": ["/api/v1", "/v1"],
+            "limits": limits,
+            "runtimes": runtimes,
+        }
+    )
 
 
 @blueprint.get("/api/v1")
 def api() -> Response:
     return json_response(
-        {"description": "Thaw API", "api_version": "1.0.0", "api_version_path": "v1", "build": __version__,
-         "buildno": __version__, "swagger_paths": {}}
-    )  # fmt: skip
+        {
+            "description": "Thaw API",
+            "api_version": "1.0.0",
+            "api_version_path": "v1",
+            "build": __version__,
+            "buildno": __version__,
+            "swagger_paths": {},
+        }
+    )
 
 
 @blueprint.get("/api/v1/namespaces")
@@ -109,5 +120,12 @@ def prometheus() -> Response:
 
 
 def _runtime(kind: str) -> dict[str, Any]:
-    return {"kind": kind, "image": "", "default": True, "deprecated": False, "requireMain": False, "attached": False,
-            "stemCells": []}  # fmt: skip
+    return {
+        "kind": kind,
+        "image": "",
+        "default": True,
+        "deprecated": False,
+        "requireMain": False,
+        "attached": False,
+        "stemCells": [],
+    }

@@ -32,8 +32,12 @@ from thaw.ids import ActivationId, random_hex_id
 from thaw.trace import Phase
 
 blueprint = Blueprint("invoke", __name__, url_prefix="/api/v1/namespaces/<ns>")
-_STATUS: Final = {ActivationStatus.SUCCESS: 200, ActivationStatus.APPLICATION_ERROR: 502,
-                  ActivationStatus.DEVELOPER_ERROR: 502, ActivationStatus.INTERNAL_ERROR: 500}  # fmt: skip
+_STATUS: Final = {
+    ActivationStatus.SUCCESS: 200,
+    ActivationStatus.APPLICATION_ERROR: 502,
+    ActivationStatus.DEVELOPER_ERROR: 502,
+    ActivationStatus.INTERNAL_ERROR: 500,
+}
 PROTECTED: Final = "Request defines parameters that are not allowed (e.g., reserved properties)."
 
 

@@ -32,8 +32,11 @@ from thaw.trace import Phase
 
 blueprint = Blueprint("openai", __name__)
 ACTIVATION_HEADER: Final = "X-Openwhisk-Activation-Id"
-_SSE: Final = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache",
-               "X-Accel-Buffering": "no"}  # fmt: skip
+_SSE: Final = {
+    "Content-Type": "text/event-stream; charset=utf-8",
+    "Cache-Control": "no-cache",
+    "X-Accel-Buffering": "no",
+}
 
 
 class ModelMissing(NotFound):
@@ -68,8 +71,13 @@ def completions() -> Response:
 def _model(action: Action) -> dict[str, Any]:
     served = action.config.model.served_name if action.config else ""
     name = simple_name(action.name)
-    return {"id": name, "object": "model", "created": action.updated_ms // 1000, "owned_by": action.namespace,
-            "served_name": served or name}  # fmt: skip
+    return {
+        "id": name,
+        "object": "model",
+        "created": action.updated_ms // 1000,
+        "owned_by": action.namespace,
+        "served_name": served or name,
+    }
 
 
 def _find(namespace: Any, name: str) -> Action:

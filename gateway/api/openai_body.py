@@ -53,9 +53,15 @@ _CHECKS: Final[Mapping[str, tuple[Check, str]]] = {
     "user": (lambda v: isinstance(v, str), "a string"),
 }
 _ONLY: Final[Mapping[str, tuple[Any, ...]]] = {
-    "n": (1,), "best_of": (1,), "echo": (False,), "suffix": ("",), "tools": ([],), "functions": ([],),
-    "tool_choice": ("none", "auto"), "response_format": ({"type": "text"},),
-}  # fmt: skip
+    "n": (1,),
+    "best_of": (1,),
+    "echo": (False,),
+    "suffix": ("",),
+    "tools": ([],),
+    "functions": ([],),
+    "tool_choice": ("none", "auto"),
+    "response_format": ({"type": "text"},),
+}
 """Parameters that have one value here; null counts as absent."""
 
 

@@ -155,6 +155,18 @@ class Flag:
 
 
 Decision = (
-    StartGroup | ReleaseInstance | CancelGroup | InspectModelOn | FailDemand | ForgetInstance | DropDemand | DropPlan
-    | RevokeCredential | Forget | LearnFrom | Wake | Flag | KeepStemCells
-)  # fmt: skip
+    StartGroup
+    | ReleaseInstance
+    | CancelGroup
+    | InspectModelOn
+    | FailDemand
+    | ForgetInstance
+    | DropDemand
+    | DropPlan
+    | RevokeCredential
+    | Forget
+    | LearnFrom
+    | Wake
+    | Flag
+    | KeepStemCells
+)

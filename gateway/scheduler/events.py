@@ -68,17 +68,34 @@ def _plain_facts(action: Action) -> ActionFacts:
     config = action.config
     if not action.is_llm or config is None:
         return ActionFacts(
-            action.name, action.version, action.exec.kind or KIND_PYTHON, action.limits.memory * MIB,
-            max(1, action.limits.concurrency), action.max_instances, action.keep_alive_s,
+            action.name,
+            action.version,
+            action.exec.kind or KIND_PYTHON,
+            action.limits.memory * MIB,
+            max(1, action.limits.concurrency),
+            action.max_instances,
+            action.keep_alive_s,
             timeout_s=action.limits.timeout / 1000,
-        )  # fmt: skip
+        )
     scaling = config.scaling
     return ActionFacts(
-        action.name, action.version, action.exec.kind, config.reserve_bytes,
-        max(1, min(scaling.max_batch, config.limits.concurrency)), scaling.max_instances, scaling.keep_alive_s,
-        scaling.min_instances, config.model.uri, scaling.max_stages, scaling.stages, config.slo.ttft_ms / 1000,
-        config.slo.tpot_ms / 1000, config.transport, scaling.keep, action.limits.timeout / 1000,
-    )  # fmt: skip
+        action.name,
+        action.version,
+        action.exec.kind,
+        config.reserve_bytes,
+        max(1, min(scaling.max_batch, config.limits.concurrency)),
+        scaling.max_instances,
+        scaling.keep_alive_s,
+        scaling.min_instances,
+        config.model.uri,
+        scaling.max_stages,
+        scaling.stages,
+        config.slo.ttft_ms / 1000,
+        config.slo.tpot_ms / 1000,
+        config.transport,
+        scaling.keep,
+        action.limits.timeout / 1000,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +160,16 @@ class Rebuilt:
 
 Demand = DemandAdded | DemandRemoved
 OtherEvent = (
-    InstanceChanged | ModelInspected | CommandRefused | ActionSeen | ActionDeleted | HostsSeen | HostSeen
-    | GatewaysLost | StartRefused | Timer | Rebuilt
-)  # fmt: skip
+    InstanceChanged
+    | ModelInspected
+    | CommandRefused
+    | ActionSeen
+    | ActionDeleted
+    | HostsSeen
+    | HostSeen
+    | GatewaysLost
+    | StartRefused
+    | Timer
+    | Rebuilt
+)
 Event = Demand | OtherEvent

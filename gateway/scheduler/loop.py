@@ -83,9 +83,7 @@ class Stop:
     pass
 
 
-_OURS: Final = (
-    Reload, Refresh, LearnFrom, CredentialIssued, CredentialNotRevoked, CredentialOverdue, RevokeCredential
-)  # fmt: skip
+_OURS: Final = (Reload, Refresh, LearnFrom, CredentialIssued, CredentialNotRevoked, CredentialOverdue, RevokeCredential)
 """Items of the loop that are not events of the policy."""
 
 
@@ -215,8 +213,13 @@ class Scheduler:
         self._decide([rebuilt], arrival)
         metrics.RELOADS.inc()
         self._pauses.after_rebuild()
-        self._log.event("view_rebuilt", hosts=len(rebuilt.hosts), instances=len(rebuilt.instances),
-                        demand=len(rebuilt.demand), actions=len(rebuilt.actions))  # fmt: skip
+        self._log.event(
+            "view_rebuilt",
+            hosts=len(rebuilt.hosts),
+            instances=len(rebuilt.instances),
+            demand=len(rebuilt.demand),
+            actions=len(rebuilt.actions),
+        )
 
     def _refresh(self, arrival: Arrival) -> None:
         self._at(time.monotonic() + self._settings.hosts_refresh_s, Refresh())

@@ -27,26 +27,35 @@ class SchedulerSettings:
     hosts_refresh_s: float = setting("THAW_HOSTS_REFRESH_S", "how often heartbeats and leases are read, seconds", 1.0)
     window_s: float = setting("THAW_SCALING_WINDOW_S", "sliding window of arrivals for scaling out, seconds", 1.0)
     discipline: str = setting("THAW_LEDGER_DISCIPLINE", "how fetches share a host's link: edf or equal", "edf")
-    variant: str = setting("THAW_SELECT_VARIANT", "objective of Algorithm 1: min_sharing, slides or paper",
-                           "min_sharing")  # fmt: skip
+    variant: str = setting(
+        "THAW_SELECT_VARIANT", "objective of Algorithm 1: min_sharing, slides or paper", "min_sharing"
+    )
     relay_url: str = setting(
         "THAW_RELAY_URL",
         "the relay server that the stages of a group meet at, redis://host:port/0 or unix:///path; empty: no group of "
         "more than one stage",
         "",
     )
-    object_address: str = setting("THAW_TRANSPORT_OBJECT", "where stages meet that use the transport object, "
-                                  "s3://bucket/prefix or file:///directory; empty: not available", "")  # fmt: skip
-    bind: str = setting("THAW_SCHEDULER_BIND", "host:port of /metrics, for holders of the installation's token; port 0 "
-                        "takes a free one", "127.0.0.1:0")  # fmt: skip
+    object_address: str = setting(
+        "THAW_TRANSPORT_OBJECT",
+        "where stages meet that use the transport object, "
+        "s3://bucket/prefix or file:///directory; empty: not available",
+        "",
+    )
+    bind: str = setting(
+        "THAW_SCHEDULER_BIND",
+        "host:port of /metrics, for holders of the installation's token; port 0 takes a free one",
+        "127.0.0.1:0",
+    )
     stem_cell_floor: int = setting("THAW_STEM_CELL_FLOOR", "stem cells a host keeps of a kind without an action", 0)
     stem_cell_idle_s: float = setting(
         "THAW_STEM_CELL_IDLE_S", "a kind without an action for this long goes down to the floor, seconds", 600.0
     )
     stem_cell_window_s: float = setting(
-        "THAW_STEM_CELL_WINDOW_S", "starts of the last so many seconds say how many stem cells a host keeps beyond one",
+        "THAW_STEM_CELL_WINDOW_S",
+        "starts of the last so many seconds say how many stem cells a host keeps beyond one",
         300.0,
-    )  # fmt: skip
+    )
 
     def __post_init__(self) -> None:
         one_of("THAW_LEDGER_DISCIPLINE", self.discipline, DISCIPLINES)

@@ -42,10 +42,20 @@ class _RunsElsewhere(PlatformError):
 
 class AsyncRunner:
     def __init__(
-        self, url: str, gateway: GatewayId, execute: Callable[[Call], Outcome], dispatcher: Dispatcher,
-        demand: Demand, actions: Actions, records: Records, registry: Registry, claims: PendingClaims,
-        recorder: Recorder, threads: int, log: Log,
-    ) -> None:  # fmt: skip
+        self,
+        url: str,
+        gateway: GatewayId,
+        execute: Callable[[Call], Outcome],
+        dispatcher: Dispatcher,
+        demand: Demand,
+        actions: Actions,
+        records: Records,
+        registry: Registry,
+        claims: PendingClaims,
+        recorder: Recorder,
+        threads: int,
+        log: Log,
+    ) -> None:
         self._gateway, self._execute, self._dispatcher, self._demand = gateway, execute, dispatcher, demand
         self._actions = actions
         self._records, self._registry, self._claims, self._recorder = records, registry, claims, recorder

@@ -38,9 +38,14 @@ class _Run:
 
 class BlockingRuns:
     def __init__(
-        self, steps: Callable[[Call], Steps], recorder: Recorder, records: Records, registry: Registry,
-        gateway: GatewayId, threads: int,
-    ) -> None:  # fmt: skip
+        self,
+        steps: Callable[[Call], Steps],
+        recorder: Recorder,
+        records: Records,
+        registry: Registry,
+        gateway: GatewayId,
+        threads: int,
+    ) -> None:
         self._steps, self._recorder, self._gateway = steps, recorder, gateway
         self._records, self._registry = records, registry
         self._pool = ThreadPoolExecutor(threads, "blocking")
@@ -119,6 +124,13 @@ class BlockingRuns:
 
 def pending_of(call: Call) -> Pending:
     return Pending(
-        call.activation_id, call.subject.namespace, call.subject.subject, call.action.name, call.action.version,
-        call.payload, call.received_ms, call.seed or 0, call.endpoint,
-    )  # fmt: skip
+        call.activation_id,
+        call.subject.namespace,
+        call.subject.subject,
+        call.action.name,
+        call.action.version,
+        call.payload,
+        call.received_ms,
+        call.seed or 0,
+        call.endpoint,
+    )

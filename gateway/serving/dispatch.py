@@ -152,9 +152,14 @@ class Dispatcher:
         path = f"/instances/{route.record.instance_id}/run"
         body = run_body(call, deadline_s)
         return self._pool.post(
-            route.record.address, path, body, stream=call.action.is_llm, deadline_s=deadline_s, hangup=call.hangup,
+            route.record.address,
+            path,
+            body,
+            stream=call.action.is_llm,
+            deadline_s=deadline_s,
+            hangup=call.hangup,
             headers=f"{ACTIVATION_HEADER}: {call.activation_id}\r\n",
-        )  # fmt: skip
+        )
 
 
 def run_body(call: Call, deadline_s: float) -> bytes:

@@ -55,8 +55,17 @@ class InvokerPool:
         self._lock = threading.Lock()
         self._idle: dict[str, list[tuple[float, Connection]]] = {}
 
-    def post(self, address: str, path: str, body: bytes, *, stream: bool, deadline_s: float, hangup: Hangup,
-             headers: str = "") -> Reply:  # fmt: skip
+    def post(
+        self,
+        address: str,
+        path: str,
+        body: bytes,
+        *,
+        stream: bool,
+        deadline_s: float,
+        hangup: Hangup,
+        headers: str = "",
+    ) -> Reply:
         """Send a request.  ``headers`` are whole lines.  Raises Unreachable, WorkerLost, ClientGone,
         TimeLimitExceeded."""
         reply = Reply(self, address, self._connect(address), deadline_s, hangup)

@@ -95,8 +95,10 @@ class Recorder:
 
     def _write(self, items: Sequence[_Item]) -> None:
         logs = self._logs([item.call for item in items])
-        ended = [Ended(activation_of(i.call, i.outcome, lines), i.call.events, i.pending_entry)
-                 for i, lines in zip(items, logs, strict=True)]  # fmt: skip
+        ended = [
+            Ended(activation_of(i.call, i.outcome, lines), i.call.events, i.pending_entry)
+            for i, lines in zip(items, logs, strict=True)
+        ]
         try:
             self._records.end_all(ended)
         except RecursionError:

@@ -79,9 +79,10 @@ class RouteTable:
         """A slot on the least loaded instance that runs ``version`` or a later one; the caller releases it."""
         wanted = version_key(version)
         free = [
-            r for r in self._routes.get(action, {}).values()
+            r
+            for r in self._routes.get(action, {}).values()
             if r.free and version_key(r.record.action_version) >= wanted
-        ]  # fmt: skip
+        ]
         if not free:
             return None
         route = min(free, key=lambda r: r.inflight / r.record.slots)

@@ -87,10 +87,12 @@ class QueueCaps:
         if not full and (queue.n_in_namespace < self._per_namespace or at_once):
             return
         of, n, allowed = (
-            (action, queue.n_waiting, self._per_action) if full
+            (action, queue.n_waiting, self._per_action)
+            if full
             else (f"namespace {action.partition('/')[0]}", queue.n_in_namespace, self._per_namespace)
-        )  # fmt: skip
+        )
         raise Throttled(
             f"Too many requests wait for {of} (count: {n}, allowed: {allowed}).",
-            retry_after_s=self._expected.wait_s(action, queue), hint="Retry-After says when one would be served",
-        )  # fmt: skip
+            retry_after_s=self._expected.wait_s(action, queue),
+            hint="Retry-After says when one would be served",
+        )

@@ -37,8 +37,7 @@ MIB: Final = 1024 * 1024
 
 
 class Fleet:
-    def __init__(self, driver: Driver, fetch: FetchClient, publisher: Publisher, ledger: Ledger,
-                 log: Log) -> None:  # fmt: skip
+    def __init__(self, driver: Driver, fetch: FetchClient, publisher: Publisher, ledger: Ledger, log: Log) -> None:
         self.driver, self.fetch, self.publisher, self.ledger, self.log = driver, fetch, publisher, ledger, log
         self.epoch = 0
         self.on_buried: Callable[[], None] = lambda: None
@@ -195,8 +194,12 @@ class Fleet:
         record = live.record
         self.announce(live)
         metrics.INSTANCES_ENDED.labels(reason=record.error.code if record.error else "released").inc()
-        self.log.event("instance_gone", instance_id=record.instance_id, group_id=record.group_id,
-                       error=record.error.message if record.error else "")  # fmt: skip
+        self.log.event(
+            "instance_gone",
+            instance_id=record.instance_id,
+            group_id=record.group_id,
+            error=record.error.message if record.error else "",
+        )
         live.drop_connections()
         self.close_fetches(live)
         if live.handle is not None:
@@ -240,8 +243,9 @@ def _start_error(live: Live, end: Exit) -> ThawError:
     if end.status is None or end.status < 0:
         return WorkerLost(f"the container was killed while it started ({_how(end)})", hint=_hint(live))
     said = last_lines(live.handle) if live.handle is not None else ""
-    return InitFailed(f"the container ended while it started ({_how(end)}): {said}".rstrip(": "),
-                      hint="see the end of its stderr")  # fmt: skip
+    return InitFailed(
+        f"the container ended while it started ({_how(end)}): {said}".rstrip(": "), hint="see the end of its stderr"
+    )
 
 
 def _how(end: Exit) -> str:

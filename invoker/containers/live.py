@@ -100,10 +100,12 @@ class Live:
         was_idle = self.record.idle_since_wall_ms
         idle_since = wall_ms() if self.state is State.IDLE and was_idle is None else was_idle
         self.record = replace(
-            self.record, state=state, inflight=self.inflight,
+            self.record,
+            state=state,
+            inflight=self.inflight,
             idle_since_wall_ms=idle_since if self.state is State.IDLE else None,
             error=self.error.info() if state is InstanceState.GONE and self.error is not None else None,
-        )  # fmt: skip
+        )
 
     def take_connection(self) -> UnixConnection | None:
         """A connection that was kept from an earlier run; the other side may have closed it by now."""

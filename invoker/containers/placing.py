@@ -81,8 +81,9 @@ class Placing:
         ledger = self._fleet.ledger
         idle = [
             IdleInstance(live.record.instance_id, live.record.reserve_bytes, live.record.idle_since_wall_ms or 0)
-            for live in self._fleet.all() if live.state is State.IDLE and not live.in_group  # groups end as a whole
-        ]  # fmt: skip
+            for live in self._fleet.all()
+            if live.state is State.IDLE and not live.in_group  # groups end as a whole
+        ]
         return PoolView(ledger.total_bytes, ledger.free_bytes, self._cells.view(), tuple(idle))
 
 

@@ -65,10 +65,21 @@ def new_live(command: Start, deps: Deps) -> Live:
     """The instance that ``command`` asks for, STARTING."""
     plan, stage = command.plan, stage_of(command)
     record = InstanceRecord(
-        command.instance_id, HostId(deps.settings.host_id), plan.action, plan.action_version, plan.group_id,
-        InstanceState.STARTING, deps.address, 1 if stage.stage == 0 else 0, stage.reserve_bytes, stage.device,
-        StartMode.COLD, created_wall_ms=wall_ms(), stage=stage.stage, n_stages=len(plan.stages),
-    )  # fmt: skip
+        command.instance_id,
+        HostId(deps.settings.host_id),
+        plan.action,
+        plan.action_version,
+        plan.group_id,
+        InstanceState.STARTING,
+        deps.address,
+        1 if stage.stage == 0 else 0,
+        stage.reserve_bytes,
+        stage.device,
+        StartMode.COLD,
+        created_wall_ms=wall_ms(),
+        stage=stage.stage,
+        n_stages=len(plan.stages),
+    )
     return Live(record, KIND_LLM if plan.model is not None else KIND_PYTHON)
 
 
@@ -113,9 +124,11 @@ class Starting:
         if self._plan.model is not None:
             self._begin_fetch()
         live.function = self._function()
-        live.amend(slots=slots_in(live.function, record.stage, record.n_stages),
-                   keep_alive_s=keep_alive_s_of(live.function),
-                   reserve_bytes=record.reserve_bytes or live.function.limits.memory << 20)  # fmt: skip
+        live.amend(
+            slots=slots_in(live.function, record.stage, record.n_stages),
+            keep_alive_s=keep_alive_s_of(live.function),
+            reserve_bytes=record.reserve_bytes or live.function.limits.memory << 20,
+        )
         self._mark(Phase.CONTAINER_BEGIN)
         self._evidence = ContainerEvidence()
         importing_s = self._deps.placing.wait_warm(live)
@@ -133,9 +146,16 @@ class Starting:
         plan, stage = self._plan, self._stage
         assert plan.model is not None  # noqa: S101
         self._live.fetching = self._live.ungranted = True
-        request = FetchStart(plan.group_id, stage.stage, plan.epoch, plan.model, stage.first_ranges,
-                             stage.fetch_deadline_ms, stage.pace_bytes_per_s,
-                             later_ranges=stage.later_ranges)  # fmt: skip
+        request = FetchStart(
+            plan.group_id,
+            stage.stage,
+            plan.epoch,
+            plan.model,
+            stage.first_ranges,
+            stage.fetch_deadline_ms,
+            stage.pace_bytes_per_s,
+            later_ranges=stage.later_ranges,
+        )
         with self._fleet.pool_users.asking(self._live.record.instance_id):
             self._segment_id = self._fleet.fetch.start(request).segment_id
             if not self._live.fetching:  # it was ended while fetchd was away, so the fetch was not given up
@@ -208,8 +228,17 @@ class Starting:
     def _create(self, descriptor_socket: str, *, fork: bool) -> str:
         record, driver = self._live.record, self._fleet.driver
         identity = {"THAW_INSTANCE_ID": record.instance_id, "THAW_HOST_ID": record.host_id}
-        spec = Spec(record.instance_id, self._live.kind, identity, self._labels(), self._stage.share, fork,
-                    self._memory_bytes(), descriptor_socket, self._stage.device)  # fmt: skip
+        spec = Spec(
+            record.instance_id,
+            self._live.kind,
+            identity,
+            self._labels(),
+            self._stage.share,
+            fork,
+            self._memory_bytes(),
+            descriptor_socket,
+            self._stage.device,
+        )
         handle = driver.create(spec)
         cell_pid = driver.zygote.pid if fork and driver.zygote is not None else 0
         try:
@@ -264,8 +293,10 @@ class Starting:
         namespace = Namespace(self._plan.action.partition("/")[0])
         function = self._deps.records.action(namespace, self._plan.action)
         if function.version != self._plan.action_version:
-            raise Unavailable(f"{self._plan.action} is at version {function.version}, the plan at "
-                              f"{self._plan.action_version}", hint="the scheduler plans anew")  # fmt: skip
+            raise Unavailable(
+                f"{self._plan.action} is at version {function.version}, the plan at {self._plan.action_version}",
+                hint="the scheduler plans anew",
+            )
         return function
 
     def _init(self, path: str) -> None:
@@ -335,8 +366,13 @@ class Starting:
         if live.apply(Event.START_FAILED) is Effect.STOP:
             metrics.STARTS.labels(mode=live.record.start_mode.value, outcome=error.code).inc()
             printed = last_lines(live.handle) if live.handle is not None and live.kind == KIND_LLM else ""
-            self._deps.log.event("start_failed", instance_id=live.record.instance_id, group_id=self._plan.group_id,
-                                 error=error.message, printed=printed)  # fmt: skip
+            self._deps.log.event(
+                "start_failed",
+                instance_id=live.record.instance_id,
+                group_id=self._plan.group_id,
+                error=error.message,
+                printed=printed,
+            )
             call = self._init_call
             if call is not None:
                 call.abort()
@@ -345,8 +381,9 @@ class Starting:
             self._fleet.close_fetches(live)  # it ended while its descriptor socket was being opened
 
     def _mark(self, name: Phase, **attrs: object) -> None:
-        marked = event(name, group_id=self._plan.group_id, stage=self._stage.stage,
-                       host=self._deps.settings.host_id, attrs=attrs)  # fmt: skip
+        marked = event(
+            name, group_id=self._plan.group_id, stage=self._stage.stage, host=self._deps.settings.host_id, attrs=attrs
+        )
         with self._lock:
             self._events.append(marked)
 

@@ -34,8 +34,9 @@ _RETRY_S: Final = 5.0
 
 
 class StemCells:
-    def __init__(self, driver: Driver, fetch: FetchClient, ledger: Ledger, llm_bytes: int, log: Log, *,
-                 device: str = "cpu") -> None:  # fmt: skip
+    def __init__(
+        self, driver: Driver, fetch: FetchClient, ledger: Ledger, llm_bytes: int, log: Log, *, device: str = "cpu"
+    ) -> None:
         self._driver, self._fetch, self._ledger, self._log = driver, fetch, ledger, log
         self._bytes = {KIND_PYTHON: PYTHON_CELL_BYTES, KIND_LLM: llm_bytes}
         self._device = device

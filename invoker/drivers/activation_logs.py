@@ -84,8 +84,9 @@ class _Output(NamedTuple):
 class LogCollector:
     """The lines of one container's runs."""
 
-    def __init__(self, handle: Handle, read: Read, truncate: Truncate, limit_bytes: int,
-                 more: More = lambda *_: False) -> None:  # fmt: skip
+    def __init__(
+        self, handle: Handle, read: Read, truncate: Truncate, limit_bytes: int, more: More = lambda *_: False
+    ) -> None:
         self._handle, self._read, self._truncate, self._more = handle, read, truncate, more
         self._lock = threading.Condition(threading.Lock())  # notified when a run has ended
         self._running: set[str] = set()

@@ -55,8 +55,9 @@ class OwnedContainers:
             part.write_bytes(data)
             part.rename(handle.directory / "owner.json")
         except OSError as e:
-            raise PlatformError(f"cannot write to {self._root}: {e.strerror}",
-                                hint="make room where THAW_RUN_DIR is") from e  # fmt: skip
+            raise PlatformError(
+                f"cannot write to {self._root}: {e.strerror}", hint="make room where THAW_RUN_DIR is"
+            ) from e
 
     def all(self) -> Iterator[Owned]:
         for directory in sorted(self._root.iterdir()):

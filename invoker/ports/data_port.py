@@ -169,8 +169,10 @@ class Handler(http11.Handler):
 
     def _run(self, live: Live, body: bytes) -> Forwarded:
         accept = self.headers.get("accept") or "*/*"
-        head = (f"POST /run HTTP/1.1\r\nHost: container\r\nAccept: {accept}\r\nContent-Type: application/json\r\n"
-                f"Content-Length: {len(body)}\r\n\r\n").encode("latin-1")  # fmt: skip
+        head = (
+            f"POST /run HTTP/1.1\r\nHost: container\r\nAccept: {accept}\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {len(body)}\r\n\r\n"
+        ).encode("latin-1")
         assert live.handle is not None  # noqa: S101  a READY instance has one
         self.wfile.flush()
         deadline = time.monotonic() + live.timeout_s

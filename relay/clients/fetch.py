@@ -75,8 +75,9 @@ class FetchClient:
         """The path of the instance's descriptor socket."""
         return self._ask(DoorOpen(instance_id), DoorOpened, deadline_s).path
 
-    def grant_segment(self, instance_id: InstanceId, segment_id: str, group_id: GroupId, stage: int, *,
-                   deadline_s: float = DEADLINE_S) -> None:  # fmt: skip
+    def grant_segment(
+        self, instance_id: InstanceId, segment_id: str, group_id: GroupId, stage: int, *, deadline_s: float = DEADLINE_S
+    ) -> None:
         self._ask(DoorGrant(instance_id, segment_id, group_id, stage), Done, deadline_s)
 
     def close_descriptor_socket(self, instance_id: InstanceId, *, deadline_s: float = DEADLINE_S) -> None:

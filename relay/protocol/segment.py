@@ -67,8 +67,14 @@ class SegmentState(enum.IntEnum):
 _STATES: Final = {state.value: state for state in SegmentState}
 
 _ERROR_CODES: Final[tuple[type[ThawError], ...]] = (
-    PlatformError, ModelNotFound, ModelCorrupt, ModelUnsupported, MemoryTooSmall, StoreUnavailable, ModelChanged,
-)  # fmt: skip
+    PlatformError,
+    ModelNotFound,
+    ModelCorrupt,
+    ModelUnsupported,
+    MemoryTooSmall,
+    StoreUnavailable,
+    ModelChanged,
+)
 """The number on the page is the place in this tuple plus one; append only."""
 
 

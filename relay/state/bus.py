@@ -134,8 +134,9 @@ class CommandReader(_StreamThread):
     """Reads this host's commands.  Each is acknowledged and deleted after ``on_message`` returned, so a killed invoker
     sees it again; commands are idempotent."""
 
-    def __init__(self, url: str, host_id: HostId, on_message: Callable[[Any], None], on_up: Callable[[], None],
-                 log: Log) -> None:  # fmt: skip
+    def __init__(
+        self, url: str, host_id: HostId, on_message: Callable[[Any], None], on_up: Callable[[], None], log: Log
+    ) -> None:
         super().__init__(url, "command-reader", on_message, on_up, log)
         self._key = keys.commands(host_id)
 

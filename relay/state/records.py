@@ -101,9 +101,15 @@ class Records:
         Conflict when another version was written meanwhile: a version stands for one code and one model."""
         with redis_link.translated("write an action"):
             written: Any = self._redis.eval(
-                _PUT_ACTION, 2, keys.actions(action.namespace), keys.last_version(action.name), action.name,
-                wire.dumps(action), action.version, last or "",
-            )  # fmt: skip
+                _PUT_ACTION,
+                2,
+                keys.actions(action.namespace),
+                keys.last_version(action.name),
+                action.name,
+                wire.dumps(action),
+                action.version,
+                last or "",
+            )
         if not written:
             raise Conflict("Concurrent modification to resource detected", hint="read it, and try again")
 
@@ -163,8 +169,9 @@ class Records:
             _take_away(pipe, [bytes(entry)])
             pipe.execute()
         if isinstance(synced, redis.ResponseError):
-            raise PlatformError(f"the state server cannot promise durability: {synced}",
-                                hint="start it with --appendonly yes")  # fmt: skip
+            raise PlatformError(
+                f"the state server cannot promise durability: {synced}", hint="start it with --appendonly yes"
+            )
         raise PlatformError("the state server did not sync its AOF in time", hint="is its disk full or slow?")
 
     def mark_started(self, activation_id: ActivationId, owner: str) -> bool:
@@ -219,9 +226,14 @@ class Records:
         return None if data is None else wire.loads(Activation, data)
 
     def activations(
-        self, namespace: Namespace, *, limit: int, skip: int = 0, since_ms: int | None = None,
+        self,
+        namespace: Namespace,
+        *,
+        limit: int,
+        skip: int = 0,
+        since_ms: int | None = None,
         upto_ms: int | None = None,
-    ) -> list[Activation]:  # fmt: skip
+    ) -> list[Activation]:
         """Newest first.  Records that have expired are left out."""
         low, high = ("-inf" if since_ms is None else since_ms), ("+inf" if upto_ms is None else upto_ms)
         with redis_link.translated("list records"):

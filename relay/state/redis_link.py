@@ -28,18 +28,27 @@ def connect(url: str, *, timeout_s: float = CALL_TIMEOUT_S, n_retries: int = 3) 
     """A client for ordinary calls: binary replies, bounded waits, quick retries over a server restart."""
     retry = Retry(ExponentialBackoff(cap=0.5, base=0.05), n_retries)
     pool = redis.BlockingConnectionPool.from_url(
-        url, max_connections=_MAX_CONNECTIONS, timeout=timeout_s, socket_timeout=timeout_s,
-        socket_connect_timeout=timeout_s, retry=retry, retry_on_error=[RedisConnectionError], health_check_interval=30,
-    )  # fmt: skip
+        url,
+        max_connections=_MAX_CONNECTIONS,
+        timeout=timeout_s,
+        socket_timeout=timeout_s,
+        socket_connect_timeout=timeout_s,
+        retry=retry,
+        retry_on_error=[RedisConnectionError],
+        health_check_interval=30,
+    )
     return redis.Redis.from_pool(pool)
 
 
 def connect_blocking(url: str) -> redis.Redis:
     """A client for one thread that blocks in reads.  redis-py's default timeout of 5 s would raise in a longer wait."""
     return redis.Redis.from_url(
-        url, socket_timeout=None, socket_connect_timeout=CALL_TIMEOUT_S, socket_keepalive=True,
+        url,
+        socket_timeout=None,
+        socket_connect_timeout=CALL_TIMEOUT_S,
+        socket_keepalive=True,
         single_connection_client=True,
-    )  # fmt: skip
+    )
 
 
 @contextmanager

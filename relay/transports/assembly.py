@@ -121,14 +121,16 @@ class Assembly:
             raise ProtocolError(f"stage {self._sender}: chunk {header.chunk} belongs to another message")
         last = header.chunk + 1 == first.n_chunks
         if header.n_bytes > first.n_bytes or (header.n_bytes < first.n_bytes and not last):
-            raise ProtocolError(f"stage {self._sender}: chunk {header.chunk} has {header.n_bytes} bytes, the first has "
-                                f"{first.n_bytes}")  # fmt: skip
+            raise ProtocolError(
+                f"stage {self._sender}: chunk {header.chunk} has {header.n_bytes} bytes, the first has {first.n_bytes}"
+            )
         return header.chunk * first.n_bytes, header.n_bytes
 
     def _place_ahead(self, header: FrameHeader) -> memoryview:
         if self._held_bytes + header.n_bytes > self._hold_bytes:
-            raise ProtocolError(f"stage {self._sender}: message {header.seq} chunk {header.chunk} came, "
-                                f"expected {self.position}")  # fmt: skip
+            raise ProtocolError(
+                f"stage {self._sender}: message {header.seq} chunk {header.chunk} came, expected {self.position}"
+            )
         return memoryview(bytearray(header.n_bytes))
 
     def _advance(self, header: FrameHeader) -> Message | None:

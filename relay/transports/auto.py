@@ -58,14 +58,26 @@ class _Link:
 class AutoTransport:
     """Stage ``stage`` of ``group_id``.  See base.Transport.  ``no_shortcut`` says why this end has only redis."""
 
-    def __init__(self, url: str, group_id: GroupId, stage: int, peers: Sequence[int], *, host_address: str,
-                 credential: GroupCredential, flow: Flow | None = None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        url: str,
+        group_id: GroupId,
+        stage: int,
+        peers: Sequence[int],
+        *,
+        host_address: str,
+        credential: GroupCredential,
+        flow: Flow | None = None,
+    ) -> None:
         flow = flow or Flow()
         relay = GroupRelay(url, credential, group_id)
         self._inbox = Inbox(stage)
         held = 2 * flow.most_bytes  # upper limit of how far a short cut is ahead, with its last chunk
-        assemblies = {(p, priority): Assembly(p, max_message_bytes=flow.max_message_bytes, hold_bytes=held)
-                      for p in peers for priority in Priority}  # fmt: skip
+        assemblies = {
+            (p, priority): Assembly(p, max_message_bytes=flow.max_message_bytes, hold_bytes=held)
+            for p in peers
+            for priority in Priority
+        }
         quotas = {p: LinkQuota(flow) for p in peers}
         self._senders = {p: Sender(relay, self._inbox, stage, p, flow, quotas) for p in Priority}
         self._links: dict[LinkId, _Link] = {}
@@ -123,13 +135,17 @@ class AutoTransport:
                 found = self._links.get(link_id)
                 if found is None:
                     receiver, priority = link_id
-                    shortcut = None if self._ends is None else self._ends.link(
-                        receiver, priority, on_lost=lambda: self._jobs.put(link_id))  # fmt: skip
+                    shortcut = (
+                        None
+                        if self._ends is None
+                        else self._ends.link(receiver, priority, on_lost=lambda: self._jobs.put(link_id))
+                    )
                     found = self._links[link_id] = _Link(self._senders[priority], shortcut)
         return found
 
-    def _by_shortcut(self, link: _Link, receiver: int, message: FrameHeader, payload: bytes | memoryview,
-                     deadline_s: float) -> None:  # fmt: skip
+    def _by_shortcut(
+        self, link: _Link, receiver: int, message: FrameHeader, payload: bytes | memoryview, deadline_s: float
+    ) -> None:
         assert link.shortcut is not None  # noqa: S101  only then is it up
         try:
             link.shortcut.send_as(link.seq, message, payload, deadline_s)

@@ -78,8 +78,17 @@ class Store(Protocol):
 class ObjectTransport:
     """Stage ``stage`` of ``group_id``, talking with ``peers`` through ``store``.  See base.Transport."""
 
-    def __init__(self, store: Store, group_id: GroupId, stage: int, peers: Sequence[int], *, secret: str = "",
-                 flow: Flow | None = None, ttl_s: float = TTL_S) -> None:  # fmt: skip
+    def __init__(
+        self,
+        store: Store,
+        group_id: GroupId,
+        stage: int,
+        peers: Sequence[int],
+        *,
+        secret: str = "",
+        flow: Flow | None = None,
+        ttl_s: float = TTL_S,
+    ) -> None:
         flow = flow or Flow(chunk_bytes=CHUNK_BYTES)
         self._receiver = _Receiver(store.session(), group_id, stage, peers, secret, flow)
         self._senders = {p: _Sender(store.session(), group_id, stage, p, secret, flow, ttl_s) for p in Priority}
@@ -130,8 +139,9 @@ class _Link:
 class _Sender(_Closing):
     """One stage's sending end at one priority."""
 
-    def __init__(self, session: Session, group_id: GroupId, stage: int, priority: Priority, secret: str, flow: Flow,
-                 ttl_s: float) -> None:  # fmt: skip
+    def __init__(
+        self, session: Session, group_id: GroupId, stage: int, priority: Priority, secret: str, flow: Flow, ttl_s: float
+    ) -> None:
         super().__init__(session, stage)
         self._group_id, self._group_bytes, self._priority = group_id, bytes.fromhex(group_id), priority
         self._secret, self._flow, self._ttl_s = secret.encode(), flow, ttl_s
@@ -180,8 +190,10 @@ class _Sender(_Closing):
                 return
             left_s = until - time.monotonic()
             if left_s <= 0:
-                raise Unavailable(f"stage {link.receiver} does not keep up: {link.ahead_bytes} bytes are unread",
-                                  hint="is the stage alive?")  # fmt: skip
+                raise Unavailable(
+                    f"stage {link.receiver} does not keep up: {link.ahead_bytes} bytes are unread",
+                    hint="is the stage alive?",
+                )
             self._session.wait(self._folder(link), left_s, eager=eager)
             eager = False
             if self._closed.is_set():
@@ -220,13 +232,15 @@ class _Sender(_Closing):
 
 
 class _Receiver(_Closing):
-    def __init__(self, session: Session, group_id: GroupId, stage: int, peers: Sequence[int], secret: str,
-                 flow: Flow) -> None:  # fmt: skip
+    def __init__(
+        self, session: Session, group_id: GroupId, stage: int, peers: Sequence[int], secret: str, flow: Flow
+    ) -> None:
         super().__init__(session, stage)
         self._group_bytes, self._folder = bytes.fromhex(group_id), f"{group_id}/{stage}"
         self._secret, self._flow = secret.encode(), flow
-        self._assemblies = {(p, priority): Assembly(p, max_message_bytes=flow.max_message_bytes)
-                            for p in peers for priority in Priority}  # fmt: skip
+        self._assemblies = {
+            (p, priority): Assembly(p, max_message_bytes=flow.max_message_bytes) for p in peers for priority in Priority
+        }
         self._ready: tuple[deque[Message], ...] = tuple(deque() for _ in Priority)
         self._read: list[str] = []  # names that were taken; the next call deletes them
         self._missing: set[str] = set()  # frames behind a gap in the last listing
@@ -316,8 +330,9 @@ class _Receiver(_Closing):
         if header.group_id != self._group_bytes or header.priority is not priority:
             raise ProtocolError(f"{name}: a frame of another group or priority")
         if (header.seq, header.chunk) != at or header.n_bytes != len(payload):
-            raise ProtocolError(f"{name}: frame {header.seq}-{header.chunk} claims {header.n_bytes} bytes and carries "
-                                f"{len(payload)}")  # fmt: skip
+            raise ProtocolError(
+                f"{name}: frame {header.seq}-{header.chunk} claims {header.n_bytes} bytes and carries {len(payload)}"
+            )
         return header
 
 

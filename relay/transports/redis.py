@@ -34,8 +34,16 @@ from thaw.ids import GroupId
 class RedisTransport:
     """Stage ``stage`` of ``group_id``, talking with ``peers``.  See base.Transport."""
 
-    def __init__(self, url: str, group_id: GroupId, stage: int, peers: Sequence[int], *,
-                 credential: GroupCredential | None = None, flow: Flow | None = None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        url: str,
+        group_id: GroupId,
+        stage: int,
+        peers: Sequence[int],
+        *,
+        credential: GroupCredential | None = None,
+        flow: Flow | None = None,
+    ) -> None:
         flow = flow or Flow()
         relay = GroupRelay(url, credential or GroupCredential("", ""), group_id)
         self._stage, self._inbox = stage, Inbox(stage)

@@ -53,8 +53,15 @@ class RedisLane:
     message would have to wait for the system call.
     """
 
-    def __init__(self, relay: GroupRelay, inbox: Inbox, stage: int, assemblies: dict[int, Assembly],
-                 priority: Priority, flow: Flow) -> None:  # fmt: skip
+    def __init__(
+        self,
+        relay: GroupRelay,
+        inbox: Inbox,
+        stage: int,
+        assemblies: dict[int, Assembly],
+        priority: Priority,
+        flow: Flow,
+    ) -> None:
         self.priority = priority
         self._relay, self._inbox, self._flow, self._assemblies = relay, inbox, flow, assemblies
         self._keys = {relay.stream(p, stage, priority).encode(): p for p in assemblies}
@@ -101,8 +108,9 @@ class RedisLane:
         if self._armed or self._connection is None:
             return
         try:
-            self._connection.sock.sendall(self._acknowledgements() + self._question + b"".join(
-                map(_id_argument, self._ids.values())))  # fmt: skip
+            self._connection.sock.sendall(
+                self._acknowledgements() + self._question + b"".join(map(_id_argument, self._ids.values()))
+            )
         except OSError as e:
             self._lose(e)
         else:
@@ -245,8 +253,9 @@ class RedisLane:
         if header.group_id != self._relay.group_bytes or header.priority is not self.priority:
             raise ProtocolError(f"stage {sender}: a frame of another group or priority")
         if header.n_bytes != n_bytes - HEADER_BYTES:
-            raise ProtocolError(f"stage {sender}: frame claims {header.n_bytes} bytes and carries "
-                                f"{n_bytes - HEADER_BYTES}")  # fmt: skip
+            raise ProtocolError(
+                f"stage {sender}: frame claims {header.n_bytes} bytes and carries {n_bytes - HEADER_BYTES}"
+            )
         return sender, header
 
     def _match(self, pattern: re.Pattern[bytes]) -> Generator[None, None, tuple[bytes, ...]]:
@@ -279,8 +288,10 @@ class RedisLane:
             if taken - self._credited[key] >= self._credit_step_bytes:
                 self._credited[key] = taken
                 credit = key + b":credit"
-                acks += (unanswered("XADD", credit, "MAXLEN", 1, f"{taken}-0", "c", ""),
-                         unanswered("PEXPIRE", credit, REMEMBERED_MS))  # fmt: skip
+                acks += (
+                    unanswered("XADD", credit, "MAXLEN", 1, f"{taken}-0", "c", ""),
+                    unanswered("PEXPIRE", credit, REMEMBERED_MS),
+                )
         self._read.clear()
         return b"".join(acks)
 
@@ -300,8 +311,9 @@ class RedisLane:
         return self._retry_s
 
 
-def open_lanes(relay: GroupRelay, inbox: Inbox, stage: int, assemblies: Mapping[Priority, dict[int, Assembly]],
-               flow: Flow) -> None:  # fmt: skip
+def open_lanes(
+    relay: GroupRelay, inbox: Inbox, stage: int, assemblies: Mapping[Priority, dict[int, Assembly]], flow: Flow
+) -> None:
     """Open a lane for each priority.  Raises WorkerLost, and closes ``inbox``, if the server does not know it."""
     try:
         with inbox.lock:

@@ -67,8 +67,15 @@ class Sender:
     thread that receives sends again what is kept, so a Sender is a lane of the inbox too.
     """
 
-    def __init__(self, relay: GroupRelay, inbox: Inbox, stage: int, priority: Priority, flow: Flow,
-                 quotas: Mapping[int, LinkQuota]) -> None:  # fmt: skip
+    def __init__(
+        self,
+        relay: GroupRelay,
+        inbox: Inbox,
+        stage: int,
+        priority: Priority,
+        flow: Flow,
+        quotas: Mapping[int, LinkQuota],
+    ) -> None:
         """``quotas``: by receiver; the senders of all priorities share them."""
         self.priority = priority
         self._relay, self._inbox, self._stage, self._flow, self._quotas = relay, inbox, stage, flow, quotas
@@ -82,8 +89,14 @@ class Sender:
         self._n_answers = 0  # confirmations that the relay server owes
         self._n_silent = 0  # silent entries since the last one that the relay server must confirm
 
-    def send(self, receiver: int, message: FrameHeader, payload: bytes | memoryview, deadline_s: float,
-             seq: int | None = None) -> None:  # fmt: skip
+    def send(
+        self,
+        receiver: int,
+        message: FrameHeader,
+        payload: bytes | memoryview,
+        deadline_s: float,
+        seq: int | None = None,
+    ) -> None:
         """``seq``: the message's number, from a caller that has another path to the receiver beside this one."""
         until = time.monotonic() + deadline_s
         with self._lock:
@@ -173,8 +186,9 @@ class Sender:
     def _link(self, receiver: int) -> _Link:
         link = self._links.get(receiver)
         if link is None:
-            link = self._links[receiver] = _Link(self._relay, self._stage, receiver, self.priority,
-                                                 self._quotas[receiver])  # fmt: skip
+            link = self._links[receiver] = _Link(
+                self._relay, self._stage, receiver, self.priority, self._quotas[receiver]
+            )
         return link
 
     def _send(self, link: _Link, seq: int, message: FrameHeader, payload: bytes | memoryview, until: float) -> None:
@@ -191,8 +205,9 @@ class Sender:
         finally:
             link.quota.end(self.priority)
 
-    def _send_chunks(self, link: _Link, seq: int, message: FrameHeader, payload: bytes | memoryview, until: float,
-                     room: int) -> None:  # fmt: skip
+    def _send_chunks(
+        self, link: _Link, seq: int, message: FrameHeader, payload: bytes | memoryview, until: float, room: int
+    ) -> None:
         """``room``: bytes of the quota that were taken for the message, a chunk or more."""
         try:
             for number, head, part in split(message, self._relay.group_bytes, seq, payload, self._flow):
@@ -216,8 +231,14 @@ class Sender:
         at_once = connection is not None and not self._unwritten and self._kept_bytes <= _PIPELINE_BYTES
         silent = at_once and self._n_silent < _SILENT
         wire = b"%b$%d\r\n%b\r\n$1\r\nf\r\n$%d\r\n%b%b\r\n%b" % (
-            link.silent_prefix if silent else link.prefix, len(frame_id), frame_id, n_bytes, head, payload,
-            self._touch(link))  # fmt: skip
+            link.silent_prefix if silent else link.prefix,
+            len(frame_id),
+            frame_id,
+            n_bytes,
+            head,
+            payload,
+            self._touch(link),
+        )
         entry = _Entry(link, (wire,), n_bytes, silent)
         try:
             if connection is not None and at_once:
@@ -319,14 +340,24 @@ class Sender:
         """
         left_s = until - time.monotonic()
         if left_s <= 0:
-            raise Unavailable(f"stage {link.receiver} does not keep up: {link.quota.unread_bytes} bytes are unread",
-                              hint="is the stage alive?")  # fmt: skip
+            raise Unavailable(
+                f"stage {link.receiver} does not keep up: {link.quota.unread_bytes} bytes are unread",
+                hint="is the stage alive?",
+            )
         self._pump(0, until)
         positions = (f"{known[p]}-0" for p in link.credit_keys.values())
         try:
             reply = (self._connection or self._connect(until)).call(
-                "XREAD", "COUNT", 1, "BLOCK", max(1, int(left_s * 1000)), "STREAMS", *link.credit_keys, *positions,
-                wait_s=left_s + 5.0)  # fmt: skip
+                "XREAD",
+                "COUNT",
+                1,
+                "BLOCK",
+                max(1, int(left_s * 1000)),
+                "STREAMS",
+                *link.credit_keys,
+                *positions,
+                wait_s=left_s + 5.0,
+            )
         except OSError as e:
             self._lost(e, until)
             return

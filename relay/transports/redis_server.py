@@ -44,8 +44,13 @@ class GroupRelay:
 
     def touch(self, key: str) -> bytes:
         """The commands that renew the time to live of the stream ``key``, of its credit and of the group's marker."""
-        return b"".join((unanswered("PEXPIRE", key, TTL_MS), unanswered("PEXPIRE", key + ":credit", REMEMBERED_MS),
-                         unanswered("PEXPIRE", self._marker_key, REMEMBERED_MS)))  # fmt: skip
+        return b"".join(
+            (
+                unanswered("PEXPIRE", key, TTL_MS),
+                unanswered("PEXPIRE", key + ":credit", REMEMBERED_MS),
+                unanswered("PEXPIRE", self._marker_key, REMEMBERED_MS),
+            )
+        )
 
     def connect(self, priority: Priority, timeout_s: float) -> Connection:
         """Raises OSError while the server cannot be reached; WorkerLost when it does not know the group any more."""
@@ -67,13 +72,16 @@ class GroupRelay:
         """A relay server that was restarted empty holds another marker than the one this stage has seen, or none."""
         with self._lock:
             made = secrets.token_hex(8)
-            connection.send(command("SET", self._marker_key, made, "NX", "PX", REMEMBERED_MS),
-                            command("GET", self._marker_key))  # fmt: skip
+            connection.send(
+                command("SET", self._marker_key, made, "NX", "PX", REMEMBERED_MS), command("GET", self._marker_key)
+            )
             connection.reply()
             found = connection.reply()
             if self._marker is not None and found != self._marker:
-                raise WorkerLost(f"the relay server has lost what group {self.group_id} had sent: it was restarted",
-                                 hint="the group is built again and continues from its last token")  # fmt: skip
+                raise WorkerLost(
+                    f"the relay server has lost what group {self.group_id} had sent: it was restarted",
+                    hint="the group is built again and continues from its last token",
+                )
             self._marker = found
 
     def _translated(self, e: Refused) -> Exception:

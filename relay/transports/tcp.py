@@ -39,17 +39,36 @@ _ADDRESS_TTL_MS: Final = 24 * 3600 * 1000
 class TcpTransport:
     """Stage ``stage`` of ``group_id``, reachable at ``host_address``.  See base.Transport."""
 
-    def __init__(self, url: str, group_id: GroupId, stage: int, peers: Sequence[int], *, host_address: str,
-                 credential: GroupCredential | None = None, flow: Flow | None = None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        url: str,
+        group_id: GroupId,
+        stage: int,
+        peers: Sequence[int],
+        *,
+        host_address: str,
+        credential: GroupCredential | None = None,
+        flow: Flow | None = None,
+    ) -> None:
         self._flow = flow or Flow()
         self._stage = stage
         self._inbox = Inbox(stage)
-        assemblies = {(p, priority): Assembly(p, max_message_bytes=self._flow.max_message_bytes)
-                      for p in peers for priority in Priority}  # fmt: skip
+        assemblies = {
+            (p, priority): Assembly(p, max_message_bytes=self._flow.max_message_bytes)
+            for p in peers
+            for priority in Priority
+        }
         credential = credential or GroupCredential("", "")
         try:
-            self._ends = TcpEnds(GroupRelay(url, credential, group_id), credential.secret, self._inbox, stage,
-                                 assemblies, host_address, self._flow)  # fmt: skip
+            self._ends = TcpEnds(
+                GroupRelay(url, credential, group_id),
+                credential.secret,
+                self._inbox,
+                stage,
+                assemblies,
+                host_address,
+                self._flow,
+            )
         except BaseException:
             self._inbox.close()
             raise
@@ -71,8 +90,16 @@ class TcpTransport:
 class TcpEnds:
     """A stage's listener, and its links to others."""
 
-    def __init__(self, relay: GroupRelay, secret: str, inbox: Inbox, stage: int, assemblies: Assemblies,
-                 host_address: str, flow: Flow) -> None:  # fmt: skip
+    def __init__(
+        self,
+        relay: GroupRelay,
+        secret: str,
+        inbox: Inbox,
+        stage: int,
+        assemblies: Assemblies,
+        host_address: str,
+        flow: Flow,
+    ) -> None:
         self._relay, self._secret, self._inbox, self._stage, self._flow = relay, secret, inbox, stage, flow
         self._links: dict[tuple[int, Priority], TcpOut] = {}
         self._lock = threading.Lock()
@@ -101,8 +128,15 @@ class TcpEnds:
             found = self._links.get((receiver, priority))
             if found is None:
                 found = self._links[receiver, priority] = TcpOut(
-                    self._dialer(receiver, priority, patient=on_lost is None), self._inbox, self._stage, receiver,
-                    priority, self._flow, self._relay.group_bytes, on_lost)  # fmt: skip
+                    self._dialer(receiver, priority, patient=on_lost is None),
+                    self._inbox,
+                    self._stage,
+                    receiver,
+                    priority,
+                    self._flow,
+                    self._relay.group_bytes,
+                    on_lost,
+                )
             return found
 
     def close(self) -> None:
@@ -136,8 +170,17 @@ class TcpEnds:
         """Return the address of ``stage``; wait until it is published.  Raises TimeoutError."""
         connection = self._relay.connect(Priority.INFERENCE, max(timeout_s, 1.0))
         try:
-            reply = connection.call("XREAD", "COUNT", 1, "BLOCK", max(1, int(timeout_s * 1000)), "STREAMS",
-                                    self._relay.address_key(stage), "0", wait_s=timeout_s + 1.0)  # fmt: skip
+            reply = connection.call(
+                "XREAD",
+                "COUNT",
+                1,
+                "BLOCK",
+                max(1, int(timeout_s * 1000)),
+                "STREAMS",
+                self._relay.address_key(stage),
+                "0",
+                wait_s=timeout_s + 1.0,
+            )
         finally:
             connection.close()
         if reply is None:

@@ -39,8 +39,16 @@ class TcpAcceptor:
     """Accepts connections and admits peers that know the secret.  It has a thread of its own: two stages that both
     send first would otherwise wait for each other."""
 
-    def __init__(self, group_id: bytes, secret: str, inbox: Inbox, stage: int, assemblies: Assemblies,
-                 host_address: str, flow: Flow) -> None:  # fmt: skip
+    def __init__(
+        self,
+        group_id: bytes,
+        secret: str,
+        inbox: Inbox,
+        stage: int,
+        assemblies: Assemblies,
+        host_address: str,
+        flow: Flow,
+    ) -> None:
         self._group_id, self._secret, self._inbox, self._stage = group_id, secret, inbox, stage
         self._assemblies, self._flow = assemblies, flow
         self._lanes: dict[tuple[int, Priority], TcpLane] = {}

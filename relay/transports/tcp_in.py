@@ -29,8 +29,9 @@ _NOTHING: Final = memoryview(b"")
 class TcpLane:
     """One connection on which messages come.  See inbox.Lane."""
 
-    def __init__(self, sock: socket.socket, inbox: Inbox, assembly: Assembly, says: handshake.Hello,
-                 flow: Flow) -> None:  # fmt: skip
+    def __init__(
+        self, sock: socket.socket, inbox: Inbox, assembly: Assembly, says: handshake.Hello, flow: Flow
+    ) -> None:
         self.priority, self.sender = says.priority, says.sender
         self._sock, self._inbox, self._assembly, self._group_id = sock, inbox, assembly, says.group_id
         self._ack_bytes = min(flow.credit_bytes, _ACK_BYTES)
@@ -69,8 +70,9 @@ class TcpLane:
             self._inbox.arm_again(self)
             return
         seq, chunk = self._assembly.position
-        ack = encode_header(FrameHeader(FrameKind.ACK, self.priority, 0, self._group_id, seq=seq, chunk=chunk,
-                                        n_chunks=chunk + 1))  # fmt: skip
+        ack = encode_header(
+            FrameHeader(FrameKind.ACK, self.priority, 0, self._group_id, seq=seq, chunk=chunk, n_chunks=chunk + 1)
+        )
         try:
             if self._sock.send(ack) != len(ack):
                 self.close()

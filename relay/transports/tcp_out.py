@@ -58,8 +58,17 @@ class NoRoute(Unavailable):
 class TcpOut:
     """The link to one receiver at one priority.  Lock order: this lock, then the inbox's methods (which take none)."""
 
-    def __init__(self, dial: Dial, inbox: Inbox, stage: int, receiver: int, priority: Priority, flow: Flow,
-                 group_id: bytes, on_lost: Callable[[], None] | None = None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        dial: Dial,
+        inbox: Inbox,
+        stage: int,
+        receiver: int,
+        priority: Priority,
+        flow: Flow,
+        group_id: bytes,
+        on_lost: Callable[[], None] | None = None,
+    ) -> None:
         self.priority = priority
         self._on_lost = on_lost
         self.queue: deque[Outgoing] = deque()
@@ -206,8 +215,10 @@ class TcpOut:
             if not self._lacks_room(n_bytes):
                 return  # a new connection has told what arrived, and may have nothing more to tell
             if self._sock is not None and not self._wait(select.POLLIN, until):
-                raise Unavailable(f"stage {self._receiver} does not keep up: {self._queued_bytes} bytes are unread",
-                                  hint="is the stage alive?")  # fmt: skip
+                raise Unavailable(
+                    f"stage {self._receiver} does not keep up: {self._queued_bytes} bytes are unread",
+                    hint="is the stage alive?",
+                )
             self._read_acks_or_lose()
 
     def _lacks_room(self, n_bytes: int) -> bool:

@@ -144,8 +144,15 @@ def rates(driver: Driver, n_bytes: int) -> dict[str, float]:
     return found
 
 
-def _copy(driver: Driver, host: c_void_p, device: c_uint64, n_bytes: int, piece: int, n_streams: int,
-          call: str = "cuMemcpyHtoDAsync_v2") -> None:  # fmt: skip
+def _copy(
+    driver: Driver,
+    host: c_void_p,
+    device: c_uint64,
+    n_bytes: int,
+    piece: int,
+    n_streams: int,
+    call: str = "cuMemcpyHtoDAsync_v2",
+) -> None:
     assert host.value is not None  # noqa: S101  for the type checker: pinned() gave memory
     streams = []
     for _ in range(n_streams):
@@ -170,14 +177,25 @@ def priorities(driver: Driver, n_bytes: int) -> dict[str, float]:
     least, greatest = driver.priorities()
     small = min(4 * MIB, n_bytes)
     found = {}
-    with (driver.pinned(n_bytes) as host, driver.memory(n_bytes) as device, driver.pinned(small) as urgent,
-          driver.memory(small) as target, driver.stream(least) as low, driver.stream(greatest) as high):  # fmt: skip
+    with (
+        driver.pinned(n_bytes) as host,
+        driver.memory(n_bytes) as device,
+        driver.pinned(small) as urgent,
+        driver.memory(small) as target,
+        driver.stream(least) as low,
+        driver.stream(greatest) as high,
+    ):
         for name, busy in (("alone_ms", False), ("behind_background_ms", True)):
             if busy:
                 for at in range(0, n_bytes, small):
                     assert host.value is not None  # noqa: S101
-                    driver.call("cuMemcpyHtoDAsync_v2", c_uint64(device.value + at), c_void_p(host.value + at),
-                                c_size_t(min(small, n_bytes - at)), low)  # fmt: skip
+                    driver.call(
+                        "cuMemcpyHtoDAsync_v2",
+                        c_uint64(device.value + at),
+                        c_void_p(host.value + at),
+                        c_size_t(min(small, n_bytes - at)),
+                        low,
+                    )
             began = time.perf_counter()
             driver.call("cuMemcpyHtoDAsync_v2", target, urgent, c_size_t(small), high)
             driver.call("cuStreamSynchronize", high)
@@ -273,10 +291,13 @@ def load(manager: ParameterManager, n_bytes: int, arriving_s: float) -> dict[str
     del capsules, loading
     resident.close()
     return {
-        "n_bytes": n_bytes, "seconds": round(seconds, 4), "gb_per_s": _gb_per_s(n_bytes, seconds), "same_bytes": same,
+        "n_bytes": n_bytes,
+        "seconds": round(seconds, 4),
+        "gb_per_s": _gb_per_s(n_bytes, seconds),
+        "same_bytes": same,
         "registered_bytes": after.registered_bytes - before.registered_bytes,
         "bounced_bytes": after.bounced_bytes - before.bounced_bytes,
-    }  # fmt: skip
+    }
 
 
 def kv(manager: ParameterManager, driver: Driver, n_blocks: int, block: int) -> dict[str, object]:
@@ -289,8 +310,11 @@ def kv(manager: ParameterManager, driver: Driver, n_blocks: int, block: int) -> 
         began = time.perf_counter()
         out = blocks.gather(0, order).wait(_DEADLINE_S)
         gather_s = time.perf_counter() - began
-        return {"same_bytes": out == chunk, "scatter_gb_per_s": _gb_per_s(len(chunk), scatter_s),
-                "gather_gb_per_s": _gb_per_s(len(chunk), gather_s)}  # fmt: skip
+        return {
+            "same_bytes": out == chunk,
+            "scatter_gb_per_s": _gb_per_s(len(chunk), scatter_s),
+            "gather_gb_per_s": _gb_per_s(len(chunk), gather_s),
+        }
 
 
 def shared_context(manager: ParameterManager) -> bool | str:

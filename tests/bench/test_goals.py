@@ -32,14 +32,25 @@ def start_events(before_fetch_ms: float = 0.0, fetch_ms: float = 270.0) -> list[
     t = before_fetch_ms
     last = t + 5 + fetch_ms
     return [
-        at(Phase.RECEIVED, 0), at(Phase.QUEUED_BEGIN, 1), at(Phase.PLANNED_BEGIN, 1), at(Phase.PLANNED_END, 4),
-        at(Phase.FETCH_BEGIN, 5 + t), at(Phase.FETCH_FIRST_BYTE, 8 + t), at(Phase.CONTAINER_BEGIN, 5 + t),
-        at(Phase.CONTAINER_END, 45 + t), at(Phase.LOAD_BEGIN, 60 + t),
+        at(Phase.RECEIVED, 0),
+        at(Phase.QUEUED_BEGIN, 1),
+        at(Phase.PLANNED_BEGIN, 1),
+        at(Phase.PLANNED_END, 4),
+        at(Phase.FETCH_BEGIN, 5 + t),
+        at(Phase.FETCH_FIRST_BYTE, 8 + t),
+        at(Phase.CONTAINER_BEGIN, 5 + t),
+        at(Phase.CONTAINER_END, 45 + t),
+        at(Phase.LOAD_BEGIN, 60 + t),
         at(Phase.FETCH_END, last, N_BYTES, fetched_bytes=N_BYTES),
-        at(Phase.LOAD_END, last + 25, wait_s=(fetch_ms - 120) / 1e3, cpu_s=0.09), at(Phase.ENGINE_BEGIN, last + 25),
-        at(Phase.ENGINE_END, last + 55), at(Phase.QUEUED_END, last + 56), at(Phase.PREFILL_BEGIN, last + 57),
-        at(Phase.PREFILL_END, last + 115), at(Phase.FIRST_TOKEN, last + 117), at(Phase.FINISHED, last + 225),
-    ]  # fmt: skip
+        at(Phase.LOAD_END, last + 25, wait_s=(fetch_ms - 120) / 1e3, cpu_s=0.09),
+        at(Phase.ENGINE_BEGIN, last + 25),
+        at(Phase.ENGINE_END, last + 55),
+        at(Phase.QUEUED_END, last + 56),
+        at(Phase.PREFILL_BEGIN, last + 57),
+        at(Phase.PREFILL_END, last + 115),
+        at(Phase.FIRST_TOKEN, last + 117),
+        at(Phase.FINISHED, last + 225),
+    ]
 
 
 def cold_run(before_fetch_ms: float = 0.0, fetch_ms: float = 270.0) -> ColdRun:
@@ -51,8 +62,9 @@ def goals_of(before_fetch_ms: float = 0.0, *, paced: bool = False) -> dict[str, 
     constants = Constants(t_cc=0.04, t_l=7.0, t_l_cpu_s=7.0, copy_bytes_per_s=8e9)
     free, slow = (Link("any", "", rate, paced, None, None) for rate in (LINK, LINK / 40))  # type: ignore[arg-type]
     found: dict[str, list[ColdRun | VllmRun]] = {
-        "stem_unlimited": [cold_run(before_fetch_ms)], "stem_200m": [cold_run(before_fetch_ms, 10_800)],
-    }  # fmt: skip
+        "stem_unlimited": [cold_run(before_fetch_ms)],
+        "stem_200m": [cold_run(before_fetch_ms, 10_800)],
+    }
     return {g.name: g.ok for g in judge_all(found, constants, N_BYTES, free, slow)}
 
 
@@ -62,9 +74,12 @@ def test_a_good_start_meets_every_goal() -> None:
 
 def test_two_seconds_before_the_fetch_fail_every_goal_but_the_tail() -> None:
     assert goals_of(2000) == {
-        "tail_ratio": True, "first_byte_ms": False, "ttft_vs_bound_200m": False, "ttft_vs_bound_unlimited": False,
+        "tail_ratio": True,
+        "first_byte_ms": False,
+        "ttft_vs_bound_200m": False,
+        "ttft_vs_bound_unlimited": False,
         "unexplained_ms": False,
-    }  # fmt: skip
+    }
 
 
 def test_a_paced_link_satisfies_no_goal_about_the_link() -> None:
@@ -79,8 +94,10 @@ def test_time_that_no_leaf_covers_is_unexplained() -> None:
 
 def test_a_long_leaf_explains_only_what_its_evidence_does() -> None:
     events = [replace(e, attrs={}) if e.name is Phase.LOAD_END else e for e in start_events()]
-    events = [replace(e, mono_ns=e.mono_ns + 500 * MS, wall_ns=e.wall_ns + 500 * MS)
-              if e.mono_ns >= 300 * MS else e for e in events]  # fmt: skip
+    events = [
+        replace(e, mono_ns=e.mono_ns + 500 * MS, wall_ns=e.wall_ns + 500 * MS) if e.mono_ns >= 300 * MS else e
+        for e in events
+    ]
     # load now lasts 740 ms and has no evidence of waiting or computing; the fetch covers the time until 275 ms
     assert read_start(events, LINK).unexplained_s == pytest.approx(0.525, abs=0.01)
 
@@ -111,16 +128,21 @@ def test_what_was_not_measured_is_missed() -> None:
     assert goal.floor == "network namespaces need root"
 
 
-@pytest.mark.parametrize(("value", "op", "goal", "ok"), [(2, "<=", 2, True), (2.1, "<=", 2, False), (1, "==", 1, True),
-                                                         (0.84, ">=", 0.85, False)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("value", "op", "goal", "ok"),
+    [(2, "<=", 2, True), (2.1, "<=", 2, False), (1, "==", 1, True), (0.84, ">=", 0.85, False)],
+)
 def test_a_goal_is_compared_as_it_says(value: float, op: str, goal: float, ok: bool) -> None:
     assert judge("any", value, op, goal).ok is ok
     assert not judge("any", value, op, goal, paced=True).ok
 
 
 def test_the_last_line_is_json_that_tells_goals_and_machine(capsys: pytest.CaptureFixture[str]) -> None:
-    report("fetch", [judge("vs_curl", 3.5, ">=", 3), judge("vs_boto3", 4, ">=", 5, floor="busy", rounds=1),
-                     figure("cpu_s", 0.0)], rounds=7)  # fmt: skip
+    report(
+        "fetch",
+        [judge("vs_curl", 3.5, ">=", 3), judge("vs_boto3", 4, ">=", 5, floor="busy", rounds=1), figure("cpu_s", 0.0)],
+        rounds=7,
+    )
     plain = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert plain["bench"] == "fetch"
     assert plain["goals"] == [

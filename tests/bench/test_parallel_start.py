@@ -66,7 +66,8 @@ class _Sized:
 def test_a_start_at_the_rate_of_its_links_meets_every_goal(parts: ModelParts) -> None:
     found = goals(parts)
     assert {name: ok for name, (_, ok) in found.items()} == dict.fromkeys(
-        ("last_byte_vs_ideal_s4", "last_byte_speedup_s4", "ttft_s4_vs_s1", "tail_ratio_s4"), True)  # fmt: skip
+        ("last_byte_vs_ideal_s4", "last_byte_speedup_s4", "ttft_s4_vs_s1", "tail_ratio_s4"), True
+    )
     assert found["last_byte_vs_ideal_s4"][0] == 1.0
 
 

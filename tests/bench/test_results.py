@@ -14,8 +14,9 @@ from bench._page import Claim, Claims, NoClaim
 from bench._results import newest, record
 
 CLAIMS = Claims(
-    {"fetch": ("bench/fetch.py",)}, (Claim("fetch", "vs_curl", "over curl", "the store is slow"), Claim("fetch", "cpu_s", "CPU"))
-)  # fmt: skip
+    {"fetch": ("bench/fetch.py",)},
+    (Claim("fetch", "vs_curl", "over curl", "the store is slow"), Claim("fetch", "cpu_s", "CPU")),
+)
 
 
 def goal(name: str, value: float | None, **fields: Any) -> dict[str, Any]:
@@ -23,8 +24,17 @@ def goal(name: str, value: float | None, **fields: Any) -> dict[str, Any]:
 
 
 def line(*goals: dict[str, Any], rounds: int = 5, command: str = "bench/fetch.py", **facts: Any) -> dict[str, Any]:
-    machine = {"cores": 4, "cpu": "EPYC", "memory_gib": 16.0, "kernel": "6.1", "python": "3.11", "load_1m": [0.5, 2.25],
-               "commit": "abc1234", "dirty": False, "at": "2026-11-22T20:00:00Z"}  # fmt: skip
+    machine = {
+        "cores": 4,
+        "cpu": "EPYC",
+        "memory_gib": 16.0,
+        "kernel": "6.1",
+        "python": "3.11",
+        "load_1m": [0.5, 2.25],
+        "commit": "abc1234",
+        "dirty": False,
+        "at": "2026-11-22T20:00:00Z",
+    }
     return {"bench": "fetch", "command": command, "rounds": rounds, "goals": list(goals), **facts, "machine": machine}
 
 

@@ -36,8 +36,15 @@ def thaw(home: Path) -> Run:
     def run(*words: str, env: dict[str, str] | None = None, stdin: str = "") -> subprocess.CompletedProcess[str]:
         kept = {k: os.environ[k] for k in ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH") if k in os.environ}
         environ = kept | {"HOME": str(home), "COLUMNS": "140", "THAW_STATE_DIR": str(home / "dev")} | (env or {})
-        return subprocess.run([sys.executable, "-m", "thaw.cli.main", *words], env=environ, input=stdin, text=True,
-                              capture_output=True, timeout=60, check=False)  # fmt: skip
+        return subprocess.run(
+            [sys.executable, "-m", "thaw.cli.main", *words],
+            env=environ,
+            input=stdin,
+            text=True,
+            capture_output=True,
+            timeout=60,
+            check=False,
+        )
 
     return run
 

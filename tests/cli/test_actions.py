@@ -45,8 +45,11 @@ def test_create_sends_a_zip_as_base64(at: Run, gateway: FakeGateway, tmp_path: P
     (tmp_path / "hello.zip").write_bytes(packed.getvalue())
     assert at("action", "create", "hello", str(tmp_path / "hello.zip"), "--main", "other").returncode == 0
     assert gateway.asked[0].body["exec"] == {
-        "kind": "python:3.11", "code": base64.b64encode(packed.getvalue()).decode(), "binary": True, "main": "other",
-    }  # fmt: skip
+        "kind": "python:3.11",
+        "code": base64.b64encode(packed.getvalue()).decode(),
+        "binary": True,
+        "main": "other",
+    }
 
 
 def test_update_overwrites_and_sends_only_what_was_given(at: Run, gateway: FakeGateway) -> None:
@@ -68,16 +71,26 @@ def test_a_config_is_sent_with_the_forced_stages(at: Run, gateway: FakeGateway, 
 @pytest.mark.parametrize(
     ("words", "error", "hint"),
     [
-        (["action", "create", "x"], "there is nothing to deploy", "thaw action create NAME FILE.py, or NAME --config FILE.json"),
-        (["action", "create", "x", "no.py"], "no.py cannot be read: No such file or directory",
-         "give the path of a .py or .zip file"),
+        (
+            ["action", "create", "x"],
+            "there is nothing to deploy",
+            "thaw action create NAME FILE.py, or NAME --config FILE.json",
+        ),
+        (
+            ["action", "create", "x", "no.py"],
+            "no.py cannot be read: No such file or directory",
+            "give the path of a .py or .zip file",
+        ),
         (["action", "create", "x", "-p", "key"], "-p takes a key and a value", "write -p KEY VALUE"),
-        (["action", "create", "x", "bad.json", "--stages", "2"], "--stages is for LLM functions only",
-         "give it together with --config FILE.json"),
+        (
+            ["action", "create", "x", "bad.json", "--stages", "2"],
+            "--stages is for LLM functions only",
+            "give it together with --config FILE.json",
+        ),
         (["activation", "get", "zz"], "'zz' is not an activation id", "an id has 32 hex digits: thaw activation list"),
         (["activation", "get"], "no activation was named", "give its id, or --last"),
     ],
-)  # fmt: skip
+)
 def test_a_mistake_on_the_line_is_one_line_a_hint_and_exit_code_144(
     at: Run, words: list[str], error: str, hint: str
 ) -> None:
@@ -155,8 +168,14 @@ def test_a_name_with_package_and_namespace_becomes_a_path(at: Run, gateway: Fake
 
 
 def test_list_shows_kind_and_limits(at: Run, gateway: FakeGateway) -> None:
-    listed = {"namespace": "guest", "name": "chat", "version": "0.0.2", "updated": 1_700_000_000_000,
-              "annotations": [{"key": "exec", "value": "llm:vllm"}], "limits": {"timeout": 300000, "memory": 2048}}  # fmt: skip
+    listed = {
+        "namespace": "guest",
+        "name": "chat",
+        "version": "0.0.2",
+        "updated": 1_700_000_000_000,
+        "annotations": [{"key": "exec", "value": "llm:vllm"}],
+        "limits": {"timeout": 300000, "memory": 2048},
+    }
     gateway.answers["GET /api/v1/namespaces/_/actions"] = (200, [listed])
     line = next(x for x in at("action", "list").stdout.splitlines() if "chat" in x)
     assert line.split()[:5] == ["/guest/chat", "0.0.2", "llm:vllm", "300000", "ms"]

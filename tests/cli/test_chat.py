@@ -65,8 +65,17 @@ def test_what_to_do_about_a_failed_start_is_printed_as_its_hint(at: Run, gateway
 
 def test_the_hosts_that_are_there_are_listed(at: Run, gateway: FakeGateway) -> None:
     device = {"name": "cpu", "kind": "cpu", "memory_bytes": 8 << 30, "free_bytes": 6 << 30}
-    report = {"boot_id": "b", "address": "a:1", "devices": [device], "n_cores": 2, "network_bytes_per_s": 0.0,
-              "share": "none", "driver": "process", "started_wall_ms": 0, "seen_wall_ms": 0}  # fmt: skip
+    report = {
+        "boot_id": "b",
+        "address": "a:1",
+        "devices": [device],
+        "n_cores": 2,
+        "network_bytes_per_s": 0.0,
+        "share": "none",
+        "driver": "process",
+        "started_wall_ms": 0,
+        "seen_wall_ms": 0,
+    }
     hosts = [{**report, "host_id": "here", "live": True}, {**report, "host_id": "lost", "live": False}]
     gateway.answers["GET /api/v1/thaw/hosts"] = (200, {"hosts": hosts, "now_wall_ms": 1})
     listed = at("host", "list").stdout

@@ -33,8 +33,19 @@ PREDICTED = (
 
 
 def plan(bound: tuple[Term, ...] = BOUND) -> Plan:
-    return Plan(1, PlanId("p"), GroupId("g" * 32), 1, ActionName("guest/chat"), "0.0.1", (), predicted_ttft_s=2.5,
-                bound_ttft_s=least_s(bound), predicted_terms=PREDICTED, bound_terms=bound)  # fmt: skip
+    return Plan(
+        1,
+        PlanId("p"),
+        GroupId("g" * 32),
+        1,
+        ActionName("guest/chat"),
+        "0.0.1",
+        (),
+        predicted_ttft_s=2.5,
+        bound_ttft_s=least_s(bound),
+        predicted_terms=PREDICTED,
+        bound_terms=bound,
+    )
 
 
 def lines(line: Line = COLD, of: Plan | None = None, **attrs: Any) -> list[str]:
@@ -68,8 +79,12 @@ def test_measured_bound_and_predicted_are_three_rows_with_terms_that_say_where_t
 
 
 def test_what_was_foretold_is_told_when_the_plan_has_gone_with_its_group() -> None:
-    attrs = {"predicted_ttft_s": 2.5, "bound_ttft_s": least_s(BOUND), "predicted_terms": wire.to_plain(PREDICTED),
-             "bound_terms": wire.to_plain(BOUND)}  # fmt: skip
+    attrs = {
+        "predicted_ttft_s": 2.5,
+        "bound_ttft_s": least_s(BOUND),
+        "predicted_terms": wire.to_plain(PREDICTED),
+        "bound_terms": wire.to_plain(BOUND),
+    }
     assert lines(**attrs) == THREE_ROWS
 
 
@@ -81,8 +96,13 @@ def test_a_start_without_a_first_token_yet_is_given_the_bound_of_its_plan() -> N
 
 def test_a_request_that_an_instance_was_ready_for_had_no_start_and_has_no_bound() -> None:
     before = [(at - 5_000, name, host) for at, name, host in COLD if name < P.PREFILL_BEGIN or name == P.READY]
-    warm: Line = [*[e for e in before if e[1] is not P.RECEIVED], (0, P.RECEIVED, ""), (2, P.PREFILL_BEGIN, "h"),
-                  (90, P.PREFILL_END, "h"), (92, P.FIRST_TOKEN, "")]  # fmt: skip
+    warm: Line = [
+        *[e for e in before if e[1] is not P.RECEIVED],
+        (0, P.RECEIVED, ""),
+        (2, P.PREFILL_BEGIN, "h"),
+        (90, P.PREFILL_END, "h"),
+        (92, P.FIRST_TOKEN, ""),
+    ]
     assert lines(warm, plan()) == [
         "measured:  first token after 92 ms",
         "bound:     none, an instance was ready and nothing was started for this request",

@@ -80,9 +80,13 @@ def test_inspect_tells_layers_and_bytes(thaw: Run, model: Path, tmp_path: Path) 
 
 @pytest.mark.parametrize(
     ("spoil", "message"),
-    [("truncate", "the file has"), ("no config", "has no config.json"), ("no weights", "has no safetensors file"),
-     ("missing shard", "is named in model.safetensors.index.json but does not exist")],
-)  # fmt: skip
+    [
+        ("truncate", "the file has"),
+        ("no config", "has no config.json"),
+        ("no weights", "has no safetensors file"),
+        ("missing shard", "is named in model.safetensors.index.json but does not exist"),
+    ],
+)
 def test_a_checkpoint_that_is_not_whole_is_refused_before_anything_is_written(
     thaw: Run, model: Path, tmp_path: Path, spoil: str, message: str
 ) -> None:
@@ -137,5 +141,7 @@ def test_a_model_on_a_web_server_can_be_verified_but_not_pushed(
 
 def test_a_uri_without_a_store_is_refused_with_the_forms_there_are(thaw: Run, model: Path) -> None:
     done = thaw("model", "push", str(model), "models/x")
-    assert done.stderr == ("error: 'models/x' is not the URI of a model\n"
-                           "hint: s3://bucket/prefix, file:///absolute/path or http://host/path\n")  # fmt: skip
+    assert done.stderr == (
+        "error: 'models/x' is not the URI of a model\n"
+        "hint: s3://bucket/prefix, file:///absolute/path or http://host/path\n"
+    )

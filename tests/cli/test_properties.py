@@ -54,8 +54,13 @@ def test_comments_blank_lines_and_spaces_in_the_file_are_tolerated(tmp_path: Pat
 
 @pytest.mark.parametrize(
     ("given", "url"),
-    [("localhost:3233", "http://localhost:3233"), ("127.0.0.1", "http://127.0.0.1"), ("a.example", "https://a.example"),
-     ("http://a.example/", "http://a.example"), ("[::1]:3233", "http://[::1]:3233")],
-)  # fmt: skip
+    [
+        ("localhost:3233", "http://localhost:3233"),
+        ("127.0.0.1", "http://127.0.0.1"),
+        ("a.example", "https://a.example"),
+        ("http://a.example/", "http://a.example"),
+        ("[::1]:3233", "http://[::1]:3233"),
+    ],
+)
 def test_a_host_without_a_scheme_is_https_unless_it_is_this_machine(given: str, url: str) -> None:
     assert normal_apihost(given) == url

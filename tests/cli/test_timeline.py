@@ -22,14 +22,32 @@ from thaw.trace import Phase, TraceEvent
 
 P = Phase
 COLD = [  # (ms, phase, host): a cold start as it is recorded
-    (0, P.RECEIVED, ""), (1, P.QUEUED_BEGIN, ""), (2, P.PLANNED_BEGIN, ""), (8, P.PLANNED_END, ""),
-    (9, P.FETCH_BEGIN, "h"), (9, P.COMMAND, "h"), (10, P.CONTAINER_BEGIN, "h"), (12, P.FETCH_FIRST_BYTE, "h"),
-    (60, P.CONTAINER_END, "h"), (60, P.INIT_BEGIN, "h"), (60, P.MODEL_BEGIN, "h"), (300, P.MODEL_END, "h"),
-    (300, P.LOAD_BEGIN, "h"), (2009, P.FETCH_END, "h"), (2050, P.LOAD_END, "h"), (2050, P.ENGINE_BEGIN, "h"),
-    (2200, P.ENGINE_END, "h"), (2201, P.INIT_END, "h"), (2201, P.READY, "h"), (2202, P.QUEUED_END, ""),
-    (2203, P.DISPATCHED, ""), (2204, P.PREFILL_BEGIN, "h"), (2390, P.PREFILL_END, "h"), (2392, P.FIRST_TOKEN, ""),
+    (0, P.RECEIVED, ""),
+    (1, P.QUEUED_BEGIN, ""),
+    (2, P.PLANNED_BEGIN, ""),
+    (8, P.PLANNED_END, ""),
+    (9, P.FETCH_BEGIN, "h"),
+    (9, P.COMMAND, "h"),
+    (10, P.CONTAINER_BEGIN, "h"),
+    (12, P.FETCH_FIRST_BYTE, "h"),
+    (60, P.CONTAINER_END, "h"),
+    (60, P.INIT_BEGIN, "h"),
+    (60, P.MODEL_BEGIN, "h"),
+    (300, P.MODEL_END, "h"),
+    (300, P.LOAD_BEGIN, "h"),
+    (2009, P.FETCH_END, "h"),
+    (2050, P.LOAD_END, "h"),
+    (2050, P.ENGINE_BEGIN, "h"),
+    (2200, P.ENGINE_END, "h"),
+    (2201, P.INIT_END, "h"),
+    (2201, P.READY, "h"),
+    (2202, P.QUEUED_END, ""),
+    (2203, P.DISPATCHED, ""),
+    (2204, P.PREFILL_BEGIN, "h"),
+    (2390, P.PREFILL_END, "h"),
+    (2392, P.FIRST_TOKEN, ""),
     (3000, P.FINISHED, ""),
-]  # fmt: skip
+]
 Line = Sequence[tuple[float, Phase, str]]
 
 
@@ -135,8 +153,15 @@ def test_a_machine_that_nothing_compares_stands_where_its_own_clock_puts_it() ->
 
 
 def test_a_warm_request_does_not_count_the_start_of_its_container() -> None:
-    warm: Line = [(-5000, P.FETCH_BEGIN, "h"), (-3000, P.FETCH_END, "h"), (0, P.RECEIVED, ""), (1, P.DISPATCHED, ""),
-                  (2, P.PREFILL_BEGIN, "h"), (90, P.PREFILL_END, "h"), (92, P.FIRST_TOKEN, "")]  # fmt: skip
+    warm: Line = [
+        (-5000, P.FETCH_BEGIN, "h"),
+        (-3000, P.FETCH_END, "h"),
+        (0, P.RECEIVED, ""),
+        (1, P.DISPATCHED, ""),
+        (2, P.PREFILL_BEGIN, "h"),
+        (90, P.PREFILL_END, "h"),
+        (92, P.FIRST_TOKEN, ""),
+    ]
     timeline = analyse(trace(warm))
     assert timeline is not None
     assert [i.phase for i in timeline.intervals] == ["prefill"]
@@ -144,8 +169,14 @@ def test_a_warm_request_does_not_count_the_start_of_its_container() -> None:
 
 
 def test_an_ordinary_function_is_explained_by_its_init_and_run() -> None:
-    line: Line = [(0, P.RECEIVED, ""), (1, P.INIT_BEGIN, "h"), (80, P.INIT_END, "h"), (80, P.RUN_BEGIN, "h"),
-                  (100, P.RUN_END, "h"), (101, P.FINISHED, "")]  # fmt: skip
+    line: Line = [
+        (0, P.RECEIVED, ""),
+        (1, P.INIT_BEGIN, "h"),
+        (80, P.INIT_END, "h"),
+        (80, P.RUN_BEGIN, "h"),
+        (100, P.RUN_END, "h"),
+        (101, P.FINISHED, ""),
+    ]
     timeline = analyse(trace(line))
     assert timeline is not None
     assert timeline.end_name == "finished"
@@ -153,10 +184,20 @@ def test_an_ordinary_function_is_explained_by_its_init_and_run() -> None:
 
 
 def _plan() -> Plan:
-    stage = PlanStage(0, HostId("h"), "cpu", StageRole.FULL, (0, 30), (FileRange("m", 0, 50_000_000),),
-                      pace_bytes_per_s=25_000_000)  # fmt: skip
-    return Plan(1, PlanId("p"), GroupId("g" * 32), 1, ActionName("guest/chat"), "0.0.1", (stage,),
-                PlanModel("s3://m/x", "", "", 50_000_000), predicted_ttft_s=2.5)  # fmt: skip
+    stage = PlanStage(
+        0, HostId("h"), "cpu", StageRole.FULL, (0, 30), (FileRange("m", 0, 50_000_000),), pace_bytes_per_s=25_000_000
+    )
+    return Plan(
+        1,
+        PlanId("p"),
+        GroupId("g" * 32),
+        1,
+        ActionName("guest/chat"),
+        "0.0.1",
+        (stage,),
+        PlanModel("s3://m/x", "", "", 50_000_000),
+        predicted_ttft_s=2.5,
+    )
 
 
 def _draw(events: list[TraceEvent], plan: Plan | None, width: int = 120) -> list[str]:
@@ -182,10 +223,14 @@ def test_the_picture_shows_rates_bound_and_overlap() -> None:
 
 def test_each_hop_of_a_pipeline_says_which_path_it_took() -> None:
     first_token = next(e for e in trace(COLD) if e.name is P.PREFILL_END)
-    events = [*trace(COLD), replace(first_token, attrs={"hops": ["relay", "tcp", "relay"]}),
-              TraceEvent(P.RUN_END, boot_id="boot", wall_ns=first_token.wall_ns + 1,
-                         attrs={"hops": ["relay", "relay", "relay"]}),
-              replace(next(e for e in trace(COLD) if e.name is P.FETCH_BEGIN), stage=1, host="k")]  # fmt: skip
+    events = [
+        *trace(COLD),
+        replace(first_token, attrs={"hops": ["relay", "tcp", "relay"]}),
+        TraceEvent(
+            P.RUN_END, boot_id="boot", wall_ns=first_token.wall_ns + 1, attrs={"hops": ["relay", "relay", "relay"]}
+        ),
+        replace(next(e for e in trace(COLD) if e.name is P.FETCH_BEGIN), stage=1, host="k"),
+    ]
     lines = _draw(events, None)
     assert "hop stage 0 (h) → stage 1 (k): relay" in lines
     assert "hop stage 1 (k) → stage 2: tcp, then relay" in lines

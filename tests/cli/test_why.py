@@ -18,9 +18,21 @@ SIZES = [
     {"stages": 3, "full": 1, "why": "memory", "ttft_s": 4.756, "tpot_s": 0.017},
     {"stages": 4, "full": 1, "why": "no room"},
 ]
-PLANNED = {"action": "guest/chat", "stages": 2, "full": 1, "host": "h0", "hosts": ["h0", "h1"], "transport": "redis",
-           "predicted_ttft_s": 6.709, "bound_ttft_s": 6.5, "fallback": False, "slo_ttft_s": 7.5, "slo_tpot_s": 0.2,
-           "t_w_s": 0.25, "sizes": SIZES}  # fmt: skip
+PLANNED = {
+    "action": "guest/chat",
+    "stages": 2,
+    "full": 1,
+    "host": "h0",
+    "hosts": ["h0", "h1"],
+    "transport": "redis",
+    "predicted_ttft_s": 6.709,
+    "bound_ttft_s": 6.5,
+    "fallback": False,
+    "slo_ttft_s": 7.5,
+    "slo_tpot_s": 0.2,
+    "t_w_s": 0.25,
+    "sizes": SIZES,
+}
 
 
 def event(
@@ -32,12 +44,17 @@ def event(
 def group(planned: dict[str, Any]) -> list[TraceEvent]:
     """The events of two stages whose fetches overlap for most of their time."""
     return [
-        event(0, Phase.RECEIVED), event(1, Phase.PLANNED_BEGIN), event(2, Phase.PLANNED_END, attrs=planned),
-        event(10, Phase.FETCH_BEGIN, "h0", 0), event(12, Phase.CONTAINER_BEGIN, "h1", 1),
-        event(14, Phase.FETCH_BEGIN, "h1", 1), event(40, Phase.CONTAINER_END, "h1", 1),
-        event(6010, Phase.FETCH_END, "h0", 0, 150_000_000), event(6514, Phase.FETCH_END, "h1", 1, 162_500_000),
+        event(0, Phase.RECEIVED),
+        event(1, Phase.PLANNED_BEGIN),
+        event(2, Phase.PLANNED_END, attrs=planned),
+        event(10, Phase.FETCH_BEGIN, "h0", 0),
+        event(12, Phase.CONTAINER_BEGIN, "h1", 1),
+        event(14, Phase.FETCH_BEGIN, "h1", 1),
+        event(40, Phase.CONTAINER_END, "h1", 1),
+        event(6010, Phase.FETCH_END, "h0", 0, 150_000_000),
+        event(6514, Phase.FETCH_END, "h1", 1, 162_500_000),
         event(6600, Phase.FIRST_TOKEN),
-    ]  # fmt: skip
+    ]
 
 
 def drawn(planned: dict[str, Any]) -> list[str]:

@@ -60,8 +60,14 @@ class Bench:
         self.listener = listener
         self._count = 0
 
-    def submit(self, sampling: Sampling, *, prompt: tuple[int, ...] = PROMPT, seed: int = 7,
-               output_so_far: tuple[int, ...] = ()) -> str:  # fmt: skip
+    def submit(
+        self,
+        sampling: Sampling,
+        *,
+        prompt: tuple[int, ...] = PROMPT,
+        seed: int = 7,
+        output_so_far: tuple[int, ...] = (),
+    ) -> str:
         self._count += 1
         name = f"r{self._count}"
         self.engine.submit(EngineRequest(name, prompt, sampling, seed, len(output_so_far), output_so_far))

@@ -33,8 +33,18 @@ def disk(tmp_path: Path) -> Iterator[Disk]:
 def machine(disk: Disk, tmp_path: Path) -> Iterator[Machine]:
     """Two hosts without models.  State, logs and pid files are on the small disk."""
     made = Machine(disk.path, dict(os.environ))
-    made.up("--hosts", "2", "--store", str(tmp_path / "store"), "--stem-cells", "off", "--pool-mb", "64", "--memory-mb",
-            "1024")  # fmt: skip
+    made.up(
+        "--hosts",
+        "2",
+        "--store",
+        str(tmp_path / "store"),
+        "--stem-cells",
+        "off",
+        "--pool-mb",
+        "64",
+        "--memory-mb",
+        "1024",
+    )
     yield made
     made.down()
     assert made.leftovers() == []

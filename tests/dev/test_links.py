@@ -156,8 +156,12 @@ def test_without_a_ranking_qdisc_the_link_is_shaped_all_the_same(monkeypatch: py
     made = links.create(f"tt{secrets.token_hex(3)}", 1, rate_mbit=100)
     try:
         assert made.ranks == ""
-        shown = subprocess.run(links.inside(made.host(0), ("tc", "qdisc", "show", "dev", "eth0")), capture_output=True,
-                               text=True, check=True).stdout  # fmt: skip
+        shown = subprocess.run(
+            links.inside(made.host(0), ("tc", "qdisc", "show", "dev", "eth0")),
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
         assert "tbf" in shown
         assert interface_without_ranks(made) == "eth0", "fetchd would not leave inference any room"
     finally:

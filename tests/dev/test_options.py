@@ -40,8 +40,22 @@ def test_stages_reach_one_another_only_if_that_was_asked_for(
     tmp_path: Path, asked: dict[str, bool], address: str
 ) -> None:
     options = Options(**asked)
-    platform = Platform(ProcessId(1, 1), "http://127.0.0.1:1", "redis://x", "redis://x", str(tmp_path), "/store", "", "",
-                        "", (), 1, "", "process", 0)  # fmt: skip
+    platform = Platform(
+        ProcessId(1, 1),
+        "http://127.0.0.1:1",
+        "redis://x",
+        "redis://x",
+        str(tmp_path),
+        "/store",
+        "",
+        "",
+        "",
+        (),
+        1,
+        "",
+        "process",
+        0,
+    )
     started = components.host(platform, options, 0)
     assert {c.env["THAW_STAGE_ADDRESS"] for c in started} == {address}
 

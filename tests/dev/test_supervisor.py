@@ -40,8 +40,15 @@ def layout(tmp_path: Path) -> Iterator[Layout]:
 
 
 def program(layout: Layout, name: str, code: str, tier: int = 0, grace_s: float = 5.0) -> Component:
-    return Component(name, (sys.executable, "-c", code), base_env(layout.run_dir), "ready", tier,
-                     stop_grace_s=grace_s, start_deadline_s=10.0)  # fmt: skip
+    return Component(
+        name,
+        (sys.executable, "-c", code),
+        base_env(layout.run_dir),
+        "ready",
+        tier,
+        stop_grace_s=grace_s,
+        start_deadline_s=10.0,
+    )
 
 
 class Reports:
@@ -112,10 +119,15 @@ def test_every_restart_is_a_line_with_component_cause_and_count_and_one_that_goe
     lines = restarts(layout)
     assert [line for line in lines if line[1] == "calm"] == [("restart", "calm", "signal SIGKILL", 1, 1)]
     assert [line for line in lines if line[1] == "loop"] == [
-        (("restart", "restart", "restarts_again_and_again", "restarts_again_and_again")[n - 1], "loop",
-         "exit status 3", n, n)
+        (
+            ("restart", "restart", "restarts_again_and_again", "restarts_again_and_again")[n - 1],
+            "loop",
+            "exit status 3",
+            n,
+            n,
+        )
         for n in range(1, 5)
-    ]  # fmt: skip
+    ]
     of_loop, of_calm = found["loop"], found["calm"]
     assert of_loop is not None
     assert of_calm is not None

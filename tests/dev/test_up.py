@@ -42,8 +42,14 @@ def thaw(layout: Layout, tmp_path: Path) -> Run:
     environ |= {"THAW_STATE_DIR": str(layout.root), "HOME": str(tmp_path), "COLUMNS": "140"}
 
     def run(*words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([sys.executable, "-m", "thaw.cli.main", *words], env=environ, capture_output=True,
-                              text=True, timeout=120, check=False)  # fmt: skip
+        return subprocess.run(
+            [sys.executable, "-m", "thaw.cli.main", *words],
+            env=environ,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
 
     return run
 
@@ -83,7 +89,9 @@ def test_up_runs_a_function_and_down_leaves_nothing(
     status = thaw("dev", "status")
     assert status.returncode == 0, status.stdout
     assert [line.split()[0] for line in status.stdout.splitlines() if " running " in line][:7] == [
-        "supervisor", *COMPONENTS]  # fmt: skip
+        "supervisor",
+        *COMPONENTS,
+    ]
     (tmp_path / "hello.py").write_text("def main(args): return {'text': 'Hello, ' + args['name']}")
     assert thaw("action", "create", "hello", str(tmp_path / "hello.py")).returncode == 0
     done = thaw("action", "invoke", "hello", "--result", "-p", "name", "Ada")

@@ -10,8 +10,13 @@ import requests
 
 from tests.docker.stack import UP_S, Stack
 
-LONG = {"model": "chat", "messages": [{"role": "user", "content": "Count from one to fifty."}], "max_tokens": 120,
-        "temperature": 0, "ignore_eos": True}  # fmt: skip
+LONG = {
+    "model": "chat",
+    "messages": [{"role": "user", "content": "Count from one to fifty."}],
+    "max_tokens": 120,
+    "temperature": 0,
+    "ignore_eos": True,
+}
 
 
 class LongAnswer:

@@ -75,8 +75,13 @@ class DockerEngine:
 
     def script(self, command: str, **settings: str) -> str:
         """Run ``scripts/engine.sh``: crash the engine, stop it, or start it again.  Return the output."""
-        done = subprocess.run([ROOT / "scripts/engine.sh", command], check=True, env={**self.script_env, **settings},
-                              stdout=subprocess.PIPE, text=True)  # fmt: skip
+        done = subprocess.run(
+            [ROOT / "scripts/engine.sh", command],
+            check=True,
+            env={**self.script_env, **settings},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         return done.stdout
 
     def has(self, image: str) -> None:

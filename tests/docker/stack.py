@@ -41,10 +41,18 @@ class Stack:
         self._file = directory / "env"
         self.port = free_port()
         chosen = {"THAW_STEM_CELLS": "off", "THAW_FETCHD_POOL_MB": "128", "THAW_MEMORY_MB": "1024", **settings}
-        env = {**engine.env, **chosen, "THAW_ENV_FILE": str(self._file), "THAW_PORT": str(self.port),
-               "THAW_STORE_PORT": str(free_port()), "DOCKER_SOCKET": engine.url.removeprefix("unix://"),
-               "PATH": f"{BIN}:{os.environ['PATH']}", "COMPOSE_PROJECT_NAME": self.name,
-               "COMPOSE_ENV_FILES": str(self._file), "DOCKER_CONFIG": _with_compose(directory)}  # fmt: skip
+        env = {
+            **engine.env,
+            **chosen,
+            "THAW_ENV_FILE": str(self._file),
+            "THAW_PORT": str(self.port),
+            "THAW_STORE_PORT": str(free_port()),
+            "DOCKER_SOCKET": engine.url.removeprefix("unix://"),
+            "PATH": f"{BIN}:{os.environ['PATH']}",
+            "COMPOSE_PROJECT_NAME": self.name,
+            "COMPOSE_ENV_FILES": str(self._file),
+            "DOCKER_CONFIG": _with_compose(directory),
+        }
         made = subprocess.run([ROOT / "scripts/compose-env.sh"], env=env, capture_output=True, text=True, check=True)
         self.env = {**env, **dict(re.findall(r"(?:export )?(\w+)=(\S+)", made.stdout))}
         properties = dict(line.split("=", 1) for line in Path(self.env["WSK_CONFIG_FILE"]).read_text().splitlines())
@@ -70,8 +78,14 @@ class Stack:
 
     def shell(self, code: str, directory: Path = ROOT, **env: str) -> str:
         """Run the commands of a page as a reader would, in a shell in which compose uses this project."""
-        done = subprocess.run(["bash", "-euo", "pipefail", "-c", code], env={**self.env, **env}, cwd=directory,
-                              timeout=UP_S, capture_output=True, text=True)  # fmt: skip
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", code],
+            env={**self.env, **env},
+            cwd=directory,
+            timeout=UP_S,
+            capture_output=True,
+            text=True,
+        )
         assert done.returncode == 0, (done.stdout + done.stderr)[-3000:] + self.logs()
         return done.stdout
 
@@ -235,8 +249,18 @@ class Stack:
     def next_function(self) -> Iterator[Awaited]:
         """Yield an object that waits until the container that is started within the block has printed a word."""
         since = str(int(time.time()))
-        command = ["docker", "events", "--since", since, "--filter", "event=start", "--filter", "label=thaw.owner",
-                   "--format", "{{.ID}}"]  # fmt: skip
+        command = [
+            "docker",
+            "events",
+            "--since",
+            since,
+            "--filter",
+            "event=start",
+            "--filter",
+            "label=thaw.owner",
+            "--format",
+            "{{.ID}}",
+        ]
         known = {str(c.id) for c in self.functions()}
         with _following(command, self.engine.env) as started:
             yield Awaited(self, started, known)

@@ -25,8 +25,13 @@ def stack(docker_engine: DockerEngine, tmp_path_factory: pytest.TempPathFactory)
     for name in ("gateway", "invoker", "fetchd", "python", "vllm-cpu"):
         docker_engine.build(name)
     standins.build(docker_engine.env)
-    made = Stack(docker_engine, tmp_path_factory.mktemp("stack"), THAW_STEM_CELLS="on", THAW_FETCHD_POOL_MB="1024",
-                 THAW_MEMORY_MB="4096")  # fmt: skip
+    made = Stack(
+        docker_engine,
+        tmp_path_factory.mktemp("stack"),
+        THAW_STEM_CELLS="on",
+        THAW_FETCHD_POOL_MB="1024",
+        THAW_MEMORY_MB="4096",
+    )
     try:
         made.up()
         yield made
@@ -39,8 +44,11 @@ def test_the_commands_of_the_page_end_in_an_answer(stack: Stack) -> None:
     page = blocks(ROOT / "docs/docker.md")[0].code
     commands = page[page.index("docker compose up -d") :]  # the fixture does the earlier steps: images and secrets
     assert [line.split()[:3] for line in commands.splitlines()] == [
-        ["docker", "compose", "up"], ["thaw", "model", "demo"], ["thaw", "action", "create"], ["thaw", "chat", "chat"],
-    ]  # fmt: skip
+        ["docker", "compose", "up"],
+        ["thaw", "model", "demo"],
+        ["thaw", "action", "create"],
+        ["thaw", "chat", "chat"],
+    ]
     assert "Paris" in stack.shell(commands)
 
 

@@ -68,15 +68,23 @@ def test_a_pull_that_hangs(docker_engine: DockerEngine, valkey_url: str, run_dir
 
 
 PROGRAMS_OF_WOE = {
-    "exits at once": ("import sys; sys.exit('no such model')", "InitFailed", "ended while it started (status 1): no such"),
+    "exits at once": (
+        "import sys; sys.exit('no such model')",
+        "InitFailed",
+        "ended while it started (status 1): no such",
+    ),
     "never listens and ignores SIGTERM": (
-        "import signal; signal.signal(15, signal.SIG_IGN)\nwhile True: signal.pause()", "PlatformError",
+        "import signal; signal.signal(15, signal.SIG_IGN)\nwhile True: signal.pause()",
+        "PlatformError",
         "did not answer in time",
     ),
-    "eats its memory": ("held = []\nwhile True: held.append(bytearray(1 << 20))", "WorkerLost",
-                        "out of memory: its limit is 128 MiB"),
+    "eats its memory": (
+        "held = []\nwhile True: held.append(bytearray(1 << 20))",
+        "WorkerLost",
+        "out of memory: its limit is 128 MiB",
+    ),
     "prints without end and never listens": ("while True: print('x' * 999)", "PlatformError", "did not answer in time"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(

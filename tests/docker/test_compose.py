@@ -18,11 +18,26 @@ from tests.docker.engine import ROOT
 
 FILE = ROOT / "docker-compose.yml"
 COMPOSE_1_29 = (
-    "docker-compose==1.29.2", "docker==5.0.3", "dockerpty==0.4.1", "docopt==0.6.2", "jsonschema==3.2.0", "six==1.17.0",
-    "python-dotenv==0.21.1", "texttable==1.7.0", "websocket-client==0.59.0", "distro==1.9.0", "PyYAML==6.0.2",
-    "requests==2.31.0", "urllib3==1.26.20", "attrs==25.3.0", "pyrsistent==0.20.0", "setuptools==79.0.1", "idna==3.10",
-    "charset-normalizer==3.4.2", "certifi==2025.6.15",
-)  # fmt: skip
+    "docker-compose==1.29.2",
+    "docker==5.0.3",
+    "dockerpty==0.4.1",
+    "docopt==0.6.2",
+    "jsonschema==3.2.0",
+    "six==1.17.0",
+    "python-dotenv==0.21.1",
+    "texttable==1.7.0",
+    "websocket-client==0.59.0",
+    "distro==1.9.0",
+    "PyYAML==6.0.2",
+    "requests==2.31.0",
+    "urllib3==1.26.20",
+    "attrs==25.3.0",
+    "pyrsistent==0.20.0",
+    "setuptools==79.0.1",
+    "idna==3.10",
+    "charset-normalizer==3.4.2",
+    "certifi==2025.6.15",
+)
 ONLY_NEW = {"gpus", "develop", "additional_contexts", "dockerfile_inline", "required", "start_interval", "include"}
 
 
@@ -161,8 +176,13 @@ def services_that(program: Path, directory: Path) -> set[str]:
     env = {**os.environ, "THAW_ENV_FILE": str(directory / "env")}
     subprocess.run([ROOT / "scripts/compose-env.sh"], env=env, check=True, capture_output=True)
     files = ["-f", str(FILE), "-f", str(ROOT / "deploy/tls/docker-compose.tls.yml")]
-    done = subprocess.run([str(program), "--env-file", str(directory / "env"), *files, "config"], cwd=ROOT, capture_output=True,
-                          text=True, timeout=60)  # fmt: skip
+    done = subprocess.run(
+        [str(program), "--env-file", str(directory / "env"), *files, "config"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     assert done.returncode == 0, done.stderr
     assert "WARN" not in done.stderr, done.stderr
     return set(yaml.safe_load(done.stdout)["services"])

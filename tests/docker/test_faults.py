@@ -205,12 +205,15 @@ def test_one_that_prints_100_mb_costs_a_bounded_part_of_the_disk_and_its_lines_s
 ) -> None:
     """The proxy limits the output of one run.  The next run's lines are complete."""
     handle = up(driver, "loud")
-    load(handle, """
+    load(
+        handle,
+        """
 def main(args):
     for _ in range(args["lines"]):
         print("x" * 999)
     return {"done": True}
-""")  # fmt: skip
+""",
+    )
     collector = LogCollector(handle, driver.logs, driver.truncate_logs, 10 * MIB, driver.more_logs)
     assert ask(handle, lines=100_000) == {"done": True}
     collector.run_ended("a" * 32)
@@ -225,7 +228,9 @@ def main(args):
 
 def test_one_that_forks_without_end_hits_its_limit_and_the_host_goes_on(driver: DockerDriver) -> None:
     handle = up(driver, "forks")
-    load(handle, """
+    load(
+        handle,
+        """
 import time
 def main(args):
     children = []
@@ -239,7 +244,8 @@ def main(args):
     except OSError as e:
         return {"stopped_by": type(e).__name__, "children": len(children)}
     return {"stopped_by": "nothing", "children": len(children)}
-""")  # fmt: skip
+""",
+    )
     found = ask(handle)
     assert found["stopped_by"] == "BlockingIOError"
     assert found["children"] < 24
@@ -267,13 +273,16 @@ def test_a_function_that_eats_its_memory_fails_its_run(driver: DockerDriver) -> 
 
 def test_one_that_fills_what_it_can_write_fills_its_own_memory_only(driver: DockerDriver) -> None:
     handle = up(driver, "fills", memory_bytes=64 * MIB)
-    load(handle, """
+    load(
+        handle,
+        """
 def main(args):
     found = {}
     for place in ("/tmp", "/run/thaw/io", "/dev/shm", "/app", "/var/tmp"):
         found[place] = attempt(lambda: os.open(place + "/x", os.O_CREAT | os.O_WRONLY))
     return found
-""")  # fmt: skip
+""",
+    )
     writable = {place for place, came in ask(handle).items() if came.startswith("reached")}
     assert writable == {"/tmp", "/dev/shm"}  # both are in memory and count for the container
 

@@ -100,8 +100,12 @@ print(json.dumps({'uid': os.getuid(), 'parts': sorted(p.name for p in app.iterdi
     locked = {m[1].lower() for m in re.finditer(r"^([\w.-]+)==", lock.read_text(), re.M)} if lock.exists() else set()
     assert locked <= {p.replace("_", "-") for p in found["packages"]}
     assert {p for p in found["packages"] if p in ("torch", "vllm", "flask", "docker", "boto3")} == locked & {
-        "torch", "vllm", "flask", "docker", "boto3"
-    }  # fmt: skip
+        "torch",
+        "vllm",
+        "flask",
+        "docker",
+        "boto3",
+    }
 
 
 def test_where_no_registry_answers_it_is_said_what_to_do(docker_engine: DockerEngine) -> None:
@@ -126,8 +130,14 @@ def test_a_models_container_has_the_native_library(docker_engine: DockerEngine) 
     docker_engine.build("python")  # the base is there
     tag = "thaw-test/native:0"
     build = ["docker", "build", "--network", "host", "-f", "deploy/images/vllm-cpu/Dockerfile", "-t", tag]
-    done = subprocess.run([*build, "--build-arg", f"DEPS_IMAGE={BASE}", "."], cwd=ROOT, env=docker_engine.env,
-                          capture_output=True, text=True, check=False)  # fmt: skip
+    done = subprocess.run(
+        [*build, "--build-arg", f"DEPS_IMAGE={BASE}", "."],
+        cwd=ROOT,
+        env=docker_engine.env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     look = "from thaw_runtime.weights import native_library; print(native_library.find().path)"
     found = docker_engine.client.containers.run(tag, ["python", "-c", look], remove=True, network_mode="none")

@@ -126,7 +126,9 @@ def test_not_the_world_outside(probe: Handle) -> None:
 def test_not_another_function(driver: DockerDriver, probe: Handle) -> None:
     """The other function listens wherever it can: on TCP, on UDP, and on a unix socket in the abstract namespace."""
     other = up(driver, "other")
-    load(other, """
+    load(
+        other,
+        """
 import threading
 kept = []
 def main(args):
@@ -139,17 +141,21 @@ def main(args):
     kept.extend([tcp_server, udp_server, abstract])
     interfaces = [name for _, name in socket.if_nameindex()]
     return {"port": tcp_server.getsockname()[1], "interfaces": interfaces}
-""")  # fmt: skip
+""",
+    )
     listens = ask(other)
     assert listens["interfaces"] == ["lo"]
     for address in ("172.17.0.2", "172.17.0.3", "10.0.0.2"):  # addresses that an engine's bridge would give it
         assert ask(probe, host=address, port=listens["port"]) == {"tcp": NOWHERE, "udp": NOWHERE}
     third = up(driver, "third")
-    load(third, """
+    load(
+        third,
+        """
 def main(args):
     return {"abstract": unix("\\0thaw-test-other"), "seen": sorted(os.listdir("/run/thaw")),
             "processes": [p for p in os.listdir("/proc") if p.isdigit()]}
-""")  # fmt: skip
+""",
+    )
     found = ask(third)
     assert found["abstract"] == "ConnectionRefusedError Connection refused"
     assert found["seen"] == ["io"]
@@ -158,7 +164,9 @@ def main(args):
 
 def test_it_holds_no_power_over_the_host(driver: DockerDriver) -> None:
     handle = up(driver, "weak")
-    load(handle, """
+    load(
+        handle,
+        """
 def main(args):
     status = dict(line.split(":", 1) for line in open("/proc/self/status").read().splitlines())
     return {
@@ -170,7 +178,8 @@ def main(args):
         "mount": attempt(lambda: os.open("/proc/sys/kernel/hostname", os.O_WRONLY)),
         "environment": sorted(os.environ),
     }
-""")  # fmt: skip
+""",
+    )
     found = ask(handle)
     assert found["uid"] == 65534
     assert int(found["capabilities"], 16) == 0
@@ -258,7 +267,12 @@ def test_a_stage_reaches_the_relay_with_its_groups_credential_and_no_other_key(
     secret = [credentials.read(state, credentials.issue(state, admin, g)) for g in (mine, theirs)]
     admin.set(f"{credentials.key_prefix(theirs)}secret", "hidden states")
     url = driver.relay_address(address)
-    lines = run_stage(driver, monkeypatch, f"URL = {url!r}\n" + RESP + f"""
+    lines = run_stage(
+        driver,
+        monkeypatch,
+        f"URL = {url!r}\n"
+        + RESP
+        + f"""
 sock = relay()
 say(resp(sock, "PING"))
 say(resp(sock, "AUTH", {secret[0].username!r}, {secret[0].secret!r}))
@@ -266,7 +280,8 @@ say(resp(sock, "SET", {credentials.key_prefix(mine) + "x"!r}, "1"))
 say(resp(sock, "GET", {credentials.key_prefix(theirs) + "secret"!r}))
 say(resp(sock, "KEYS", "*"))
 say(resp(sock, "CONFIG", "GET", "requirepass"))
-""")  # fmt: skip
+""",
+    )
     assert lines[0].startswith("-NOAUTH")
     assert lines[1:3] == ["+OK", "+OK"]
     assert [line.partition(" ")[0] for line in lines[3:]] == ["-NOPERM"] * 3
@@ -283,13 +298,17 @@ def test_a_stage_reaches_nothing_but_the_relay(
     address, _ = relay_server
     driver.relay_address(address)
     ports = [int(url.rpartition(":")[2].partition("/")[0]) for url in (address, own_valkey.url)]
-    lines = run_stage(driver, monkeypatch, f"""
+    lines = run_stage(
+        driver,
+        monkeypatch,
+        f"""
 for host in {["127.0.0.1", *addresses()]!r}:
     for port in {ports!r}:
         say(tcp(host, port)); say(udp(host, port))
 say(" ".join(os.listdir({docker_spec.RELAYS!r})))
 say(attempt(lambda: open({docker_spec.RELAYS!r} + "/x", "w")))
-""")  # fmt: skip
+""",
+    )
     assert [line for line in lines[:-2] if "reached" in line or "timed out" in line] == []
     assert [name for name in lines[-2].split() if not re.fullmatch(r"[0-9a-f]{12}\.sock", name)] == [], "relays alone"
     assert lines[-1] == "OSError Read-only file system"

@@ -114,8 +114,11 @@ def test_a_function_goes_on_when_its_invoker_was_killed(stack: Stack) -> None:
 def victim_of(stack: Stack, victim: str, host: str) -> str:
     """The service that ``victim`` names, if ``host`` runs the function."""
     other = next(h for h in ("host-1", "host-2") if h != host)
-    names = {"the host's invoker": f"{host}-invoker", "the host's fetchd": f"{host}-fetchd",
-             "the other host's invoker": f"{other}-invoker"}  # fmt: skip
+    names = {
+        "the host's invoker": f"{host}-invoker",
+        "the host's fetchd": f"{host}-fetchd",
+        "the other host's invoker": f"{other}-invoker",
+    }
     return names.get(victim, victim)
 
 

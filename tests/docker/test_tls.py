@@ -36,19 +36,39 @@ class Proxy:
 
 @pytest.fixture
 def proxy(tmp_path: Path) -> Iterator[Proxy]:
-    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2",
-               "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost", "-keyout", f"{tmp_path}/tls.key",
-               "-out", f"{tmp_path}/tls.crt"]  # fmt: skip
+    command = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:P-256",
+        "-nodes",
+        "-days",
+        "2",
+        "-subj",
+        "/CN=localhost",
+        "-addext",
+        "subjectAltName=DNS:localhost",
+        "-keyout",
+        f"{tmp_path}/tls.key",
+        "-out",
+        f"{tmp_path}/tls.crt",
+    ]
     subprocess.run(command, check=True, capture_output=True)
     tmp_path.chmod(0o755)
     port = free_port()
     with socket.create_server(("127.0.0.1", 0)) as gateway:
         gateway.settimeout(WAIT_S)
         conf = (ROOT / "deploy/tls/nginx.conf").read_text()
-        for theirs, ours in (("/tmp/", f"{tmp_path}/"), ("/etc/nginx/certs/", f"{tmp_path}/"),
-                             ("gateway:3233", f"127.0.0.1:{gateway.getsockname()[1]}"),
-                             ("listen 3443", f"listen 127.0.0.1:{port}"),
-                             ("error_log stderr warn", "error_log stderr notice")):  # fmt: skip
+        for theirs, ours in (
+            ("/tmp/", f"{tmp_path}/"),
+            ("/etc/nginx/certs/", f"{tmp_path}/"),
+            ("gateway:3233", f"127.0.0.1:{gateway.getsockname()[1]}"),
+            ("listen 3443", f"listen 127.0.0.1:{port}"),
+            ("error_log stderr warn", "error_log stderr notice"),
+        ):
             assert theirs in conf
             conf = conf.replace(theirs, ours)
         (tmp_path / "nginx.conf").write_text(conf)

@@ -38,9 +38,14 @@ def tiny_checkpoint(directory: Path, cache: Path) -> Path:
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
         shutil.copy(demo / name, directory)
     config = json.loads((demo / "config.json").read_text()) | {
-        "hidden_size": HIDDEN, "intermediate_size": INNER, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS,
-        "num_key_value_heads": KV_HEADS, "head_dim": HEAD_DIM, "max_position_embeddings": 512,
-    }  # fmt: skip
+        "hidden_size": HIDDEN,
+        "intermediate_size": INNER,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS,
+        "head_dim": HEAD_DIM,
+        "max_position_embeddings": 512,
+    }
     (directory / "config.json").write_text(json.dumps(config))
     draw = np.random.default_rng(0)
     tensors = {n: (0.05 * draw.standard_normal(shape)).astype(np.float16) for n, shape in _shapes().items()}
@@ -54,12 +59,17 @@ def _shapes() -> dict[str, tuple[int, ...]]:
         shapes |= {
             f"model.layers.{i}.{name}.weight": shape
             for name, shape in {
-                "self_attn.q_proj": (HEADS * HEAD_DIM, HIDDEN), "self_attn.k_proj": (KV_HEADS * HEAD_DIM, HIDDEN),
-                "self_attn.v_proj": (KV_HEADS * HEAD_DIM, HIDDEN), "self_attn.o_proj": (HIDDEN, HEADS * HEAD_DIM),
-                "mlp.gate_proj": (INNER, HIDDEN), "mlp.up_proj": (INNER, HIDDEN), "mlp.down_proj": (HIDDEN, INNER),
-                "input_layernorm": (HIDDEN,), "post_attention_layernorm": (HIDDEN,),
+                "self_attn.q_proj": (HEADS * HEAD_DIM, HIDDEN),
+                "self_attn.k_proj": (KV_HEADS * HEAD_DIM, HIDDEN),
+                "self_attn.v_proj": (KV_HEADS * HEAD_DIM, HIDDEN),
+                "self_attn.o_proj": (HIDDEN, HEADS * HEAD_DIM),
+                "mlp.gate_proj": (INNER, HIDDEN),
+                "mlp.up_proj": (INNER, HIDDEN),
+                "mlp.down_proj": (HIDDEN, INNER),
+                "input_layernorm": (HIDDEN,),
+                "post_attention_layernorm": (HIDDEN,),
             }.items()
-        }  # fmt: skip
+        }
     return shapes
 
 
@@ -135,9 +145,16 @@ class Shop:
         self.http.close()
 
     def deploy(self, name: str, uri: str, **config: object) -> None:
-        body = {"exec": {"kind": "llm:vllm", "code": "", "binary": False},
-                "config": {"kind": "llm:vllm", "model": {"uri": uri}, "engine": {"max_model_len": 128},
-                           "resources": {"gpu_memory_mb": 256}, **config}}  # fmt: skip
+        body = {
+            "exec": {"kind": "llm:vllm", "code": "", "binary": False},
+            "config": {
+                "kind": "llm:vllm",
+                "model": {"uri": uri},
+                "engine": {"max_model_len": 128},
+                "resources": {"gpu_memory_mb": 256},
+                **config,
+            },
+        }
         put = self.http.put(f"{self.machine.api}/api/v1/namespaces/_/actions/{name}", json=body, timeout=30)
         assert put.status_code == 200, put.text
 

@@ -41,10 +41,12 @@ class Machine:
         home = directory / "home"
         home.mkdir()
         self.env = kept | {
-            "HOME": str(home), "THAW_STATE_DIR": str(self.state_dir), "HF_HUB_OFFLINE": "1",
+            "HOME": str(home),
+            "THAW_STATE_DIR": str(self.state_dir),
+            "HF_HUB_OFFLINE": "1",
             "XDG_CACHE_HOME": environ.get("XDG_CACHE_HOME", str(Path(environ.get("HOME", "/root")) / ".cache")),
             "PATH": f"{Path(sys.executable).parent}:{environ['PATH']}",
-        }  # fmt: skip
+        }
         self._before = set(processes())
         self._ports: set[int] = set()
 

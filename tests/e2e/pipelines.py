@@ -88,8 +88,11 @@ class Pipelines:
     def leftovers(self, groups: Iterable[GroupId]) -> list[str]:
         """Everything that remains of these groups."""
         gone = set(groups)
-        left = [f"instance {r.instance_id} of stage {r.stage}" for r in Registry(self._state).instances()
-                if r.group_id in gone]  # fmt: skip
+        left = [
+            f"instance {r.instance_id} of stage {r.stage}"
+            for r in Registry(self._state).instances()
+            if r.group_id in gone
+        ]
         left += [f"plan {p.group_id}" for p in Registry(self._state).plans() if p.group_id in gone]
         left += [f"user {u}" for u in self._users() if u.removeprefix(_USER) in gone]
         left += [f"key {k!r}" for k in self._state.keys("thaw:group-credential:*") if _text(k).split(":")[-1] in gone]

@@ -34,8 +34,20 @@ def test_a_model_that_was_not_there_answers_and_its_trace_explains_the_start(pla
 
     trace = platform.request("GET", f"/api/v1/namespaces/_/activations/{activation_id}/trace").json()
     by_name = {e["name"]: e for e in trace["events"]}
-    for name in ("received", "queued.begin", "planned.end", "fetch.first_byte", "fetch.end", "container.end", "load.end",
-                 "engine.end", "ready", "dispatched", "first_token", "finished"):  # fmt: skip
+    for name in (
+        "received",
+        "queued.begin",
+        "planned.end",
+        "fetch.first_byte",
+        "fetch.end",
+        "container.end",
+        "load.end",
+        "engine.end",
+        "ready",
+        "dispatched",
+        "first_token",
+        "finished",
+    ):
         assert name in by_name, sorted(by_name)
     assert by_name["fetch.end"]["n_bytes"] == trace["plan"]["model"]["n_bytes"]
 

@@ -89,17 +89,26 @@ class Fetchd:
         self.client = FetchClient(self.socket)
         variables = {"THAW_FETCHD_POOL_MB": 96, "THAW_FETCHD_SLAB_MB": 4, "THAW_FETCHD_READ_TIMEOUT_S": 1, **settings}
         self.environ = {
-            **os.environ, "PYTHONPATH": str(ROOT), "THAW_HOST_ID": "host-1", "THAW_FETCHD_SOCKET": self.socket,
-            "THAW_FETCHD_DOORS": f"{self.short.name}/d", **{k: str(v) for k, v in variables.items()},
-        }  # fmt: skip
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "THAW_HOST_ID": "host-1",
+            "THAW_FETCHD_SOCKET": self.socket,
+            "THAW_FETCHD_DOORS": f"{self.short.name}/d",
+            **{k: str(v) for k, v in variables.items()},
+        }
         self.events: list[dict[str, Any]] = []
         self._epochs = 0
         self._asked: dict[str, tuple[GroupId, int]] = {}  # by segment: the group and stage that requested it first
 
     def __enter__(self) -> Self:
         command = (sys.executable, "-m", "fetchd.main")
-        self.process = subprocess.Popen(inside(self._namespace, command) if self._namespace else command,
-                                        env=self.environ, cwd=ROOT, stderr=subprocess.PIPE, text=True)  # fmt: skip
+        self.process = subprocess.Popen(
+            inside(self._namespace, command) if self._namespace else command,
+            env=self.environ,
+            cwd=ROOT,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
         assert self.process.stderr is not None
         for line in self.process.stderr:
             if not line.startswith("{"):

@@ -135,18 +135,37 @@ def test_every_single_bit_flip_is_refused_or_changes_names_only() -> None:
 @pytest.mark.parametrize(
     ("name", "allowed"),
     [
-        ("config.json", True), ("model-00001-of-00002.safetensors", True), ("tokenizer.model", True),
-        ("../x.safetensors", False), ("a/b.safetensors", False), (".safetensors", False), ("modeling.py", False),
-        ("pytorch_model.bin", False), ("x" * 300 + ".safetensors", False), ("a\0.safetensors", False),
-        ("a.safetensors\n", False), ("", False),
+        ("config.json", True),
+        ("model-00001-of-00002.safetensors", True),
+        ("tokenizer.model", True),
+        ("../x.safetensors", False),
+        ("a/b.safetensors", False),
+        (".safetensors", False),
+        ("modeling.py", False),
+        ("pytorch_model.bin", False),
+        ("x" * 300 + ".safetensors", False),
+        ("a\0.safetensors", False),
+        ("a.safetensors\n", False),
+        ("", False),
     ],
-)  # fmt: skip
+)
 def test_only_plain_names_of_known_files_may_be_fetched(name: str, allowed: bool) -> None:
     assert checkpoint.is_fetchable(name) is allowed
 
 
-@pytest.mark.parametrize("data", [b"", b"{}", b"[]", b'{"weight_map": []}', b'{"weight_map": {}}', b'{"weight_map": {"a": 1}}',
-                                  b'{"weight_map": {"a": "../../etc/x.safetensors"}}', b'{"weight_map": {"a": []}}'])  # fmt: skip
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"{}",
+        b"[]",
+        b'{"weight_map": []}',
+        b'{"weight_map": {}}',
+        b'{"weight_map": {"a": 1}}',
+        b'{"weight_map": {"a": "../../etc/x.safetensors"}}',
+        b'{"weight_map": {"a": []}}',
+    ],
+)
 def test_a_shard_index_that_names_nothing_fetchable_is_corrupt(data: bytes) -> None:
     with pytest.raises(ModelCorrupt):
         checkpoint.shard_names(data)
@@ -184,14 +203,27 @@ def _change(plain: dict[str, Any], path: list[Any], value: Any) -> bytes:
 @pytest.mark.parametrize(
     ("path", "value"),
     [
-        (["sha256"], "0" * 64), (["verified"], False), (["files", 0, "name"], "../config.json"),
-        (["files", 2, "n_bytes"], 5), (["files", 2, "n_bytes"], -1), (["files", 2, "n_bytes"], 2**70),
-        (["files", 2, "sha256"], ""), (["files", 2, "chunks_xxh3"], []), (["files", 0, "name"], "tokenizer.json"),
-        (["files"], []), (["files"], None), (["files", 1], None), (["tensors", 0, "offset"], -1),
-        (["tensors", 0, "offset"], 2**60), (["tensors", 0, "n_bytes"], 1), (["tensors", 0, "file"], "other.safetensors"),
-        (["tensors", 0, "dtype"], "PICKLE"), (["tensors", 1, "offset"], 300), (["tensors", 0, "shape"], [-1000]),
+        (["sha256"], "0" * 64),
+        (["verified"], False),
+        (["files", 0, "name"], "../config.json"),
+        (["files", 2, "n_bytes"], 5),
+        (["files", 2, "n_bytes"], -1),
+        (["files", 2, "n_bytes"], 2**70),
+        (["files", 2, "sha256"], ""),
+        (["files", 2, "chunks_xxh3"], []),
+        (["files", 0, "name"], "tokenizer.json"),
+        (["files"], []),
+        (["files"], None),
+        (["files", 1], None),
+        (["tensors", 0, "offset"], -1),
+        (["tensors", 0, "offset"], 2**60),
+        (["tensors", 0, "n_bytes"], 1),
+        (["tensors", 0, "file"], "other.safetensors"),
+        (["tensors", 0, "dtype"], "PICKLE"),
+        (["tensors", 1, "offset"], 300),
+        (["tensors", 0, "shape"], [-1000]),
     ],
-)  # fmt: skip
+)
 def test_a_lie_in_any_field_of_an_index_is_corrupt(index_bytes: bytes, path: list[Any], value: Any) -> None:
     with pytest.raises(ModelCorrupt):
         checkpoint.read_index(_change(json.loads(index_bytes), path, value))
@@ -214,11 +246,15 @@ def tensor(name: str, n_bytes: int, at: int) -> TensorInfo:
 @pytest.mark.parametrize(
     ("config", "n_layers", "layer_bytes", "outer"),
     [
-        ({"num_hidden_layers": 2}, 2, (10, 20), 7), ({"n_layer": 2}, 2, (10, 20), 7), ({}, 2, (10, 20), 7),
-        ({"text_config": {"num_hidden_layers": 2}}, 2, (10, 20), 7), ({"num_hidden_layers": 1}, 1, (10,), 27),
-        ({"num_hidden_layers": 3}, 3, (10, 20, 0), 7), ({"num_hidden_layers": "x"}, 2, (10, 20), 7),
+        ({"num_hidden_layers": 2}, 2, (10, 20), 7),
+        ({"n_layer": 2}, 2, (10, 20), 7),
+        ({}, 2, (10, 20), 7),
+        ({"text_config": {"num_hidden_layers": 2}}, 2, (10, 20), 7),
+        ({"num_hidden_layers": 1}, 1, (10,), 27),
+        ({"num_hidden_layers": 3}, 3, (10, 20, 0), 7),
+        ({"num_hidden_layers": "x"}, 2, (10, 20), 7),
     ],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("prefix", ["model.layers", "h", "transformer.h", "model.language_model.layers", "blocks"])
 def test_layers_are_counted_and_weighed_by_name(
     config: Mapping[str, Any], n_layers: int, layer_bytes: tuple[int, ...], outer: int, prefix: str

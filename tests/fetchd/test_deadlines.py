@@ -193,11 +193,14 @@ def test_metrics_tell_bytes_by_source_fetches_by_outcome_and_the_pool(tmp_path: 
         expected = {
             'thaw_fetchd_bytes_total{source="http"}': facts[0].n_bytes,
             'thaw_fetchd_bytes_total{source="memory"}': facts[0].layer_bytes[0],
-            'thaw_fetchd_fetches_total{outcome="done"}': 2, 'thaw_fetchd_fetches_total{outcome="resident"}': 1,
-            'thaw_fetchd_fetches_total{outcome="failed"}': 1, "thaw_fetchd_fetches_running": 0,
-            "thaw_fetchd_link_bytes_per_second": RATE, "thaw_fetchd_pool_bytes": 96 * 2**20,
+            'thaw_fetchd_fetches_total{outcome="done"}': 2,
+            'thaw_fetchd_fetches_total{outcome="resident"}': 1,
+            'thaw_fetchd_fetches_total{outcome="failed"}': 1,
+            "thaw_fetchd_fetches_running": 0,
+            "thaw_fetchd_link_bytes_per_second": RATE,
+            "thaw_fetchd_pool_bytes": 96 * 2**20,
             "thaw_fetchd_pool_free_bytes": 88 * 2**20,
-        }  # fmt: skip
+        }
         # a failed fetch frees its memory after the error is reported
         wait_until(lambda: metrics_of(fetchd)["thaw_fetchd_pool_free_bytes"] == expected["thaw_fetchd_pool_free_bytes"])
         assert metrics_of(fetchd) == expected

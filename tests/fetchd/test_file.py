@@ -65,8 +65,9 @@ def test_a_model_arrives_in_the_reader_byte_for_byte_with_its_tensors_in_load_or
         assert file_bytes(reader, facts, name) == (model / name).read_bytes()
     assert [p.file for p in reader.offer.layout] == ["config.json", "tokenizer.json", "model.safetensors"]
     assert [t.name for t in reader.offer.tensors] == [
-        "model.embed_tokens.weight", *(f"model.layers.{i}.w" for i in range(3)),
-    ]  # fmt: skip
+        "model.embed_tokens.weight",
+        *(f"model.layers.{i}.w" for i in range(3)),
+    ]
     first = reader.offer.tensors[1]
     assert reader.view(reader.locate(first.file, first.offset), 3)[0] == 0
     reader.close()

@@ -18,8 +18,26 @@ from thaw.ids import GroupId
 def certificate(tmp_path: Path) -> tuple[Path, Path]:
     """A self-signed certificate for 127.0.0.1, and its key."""
     made, key = tmp_path / "ca.pem", tmp_path / "key.pem"
-    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2",
-               "-subj", "/CN=store", "-addext", "subjectAltName=IP:127.0.0.1", "-out", made, "-keyout", key]  # fmt: skip
+    command = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:P-256",
+        "-nodes",
+        "-days",
+        "2",
+        "-subj",
+        "/CN=store",
+        "-addext",
+        "subjectAltName=IP:127.0.0.1",
+        "-out",
+        made,
+        "-keyout",
+        key,
+    ]
     subprocess.run(command, check=True, capture_output=True)
     return made, key
 

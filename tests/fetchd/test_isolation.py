@@ -253,8 +253,11 @@ def test_a_hold_outlives_its_invoker_until_the_containers_connection_ends(tmp_pa
         fetchd.client.wait(GroupId("g"), 0, deadline_s=20)
         owner = subprocess.Popen(
             [sys.executable, "-c", OWNER, fetchd.socket, started.segment_id],
-            env={**os.environ, "PYTHONPATH": str(ROOT)}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         assert owner.stdin is not None
         assert owner.stdout is not None
         path = owner.stdout.readline().strip()

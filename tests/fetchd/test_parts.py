@@ -221,13 +221,17 @@ def test_ranges_are_cut_at_the_files_chunks_and_whole_chunks_have_their_own_chec
     layout = lay_out([FileRange("f", 10, 2 * CHUNK_BYTES), FileRange("f", 3 * CHUNK_BYTES, 5)])
     chunks = plan_chunks(layout, index, n_first=1)
     assert [(c.offset, c.n_bytes, c.number, c.later) for c in chunks] == [
-        (10, CHUNK_BYTES - 10, 0, False), (CHUNK_BYTES, CHUNK_BYTES, 1, False),
-        (2 * CHUNK_BYTES, 10, 2, False), (3 * CHUNK_BYTES, 5, 3, True),
-    ]  # fmt: skip
+        (10, CHUNK_BYTES - 10, 0, False),
+        (CHUNK_BYTES, CHUNK_BYTES, 1, False),
+        (2 * CHUNK_BYTES, 10, 2, False),
+        (3 * CHUNK_BYTES, 5, 3, True),
+    ]
     assert [c.checks for c in chunks] == [
-        (), (Check("chunk 1", CHUNK_BYTES, CHUNK_BYTES, f"{1:016x}"),), (),
+        (),
+        (Check("chunk 1", CHUNK_BYTES, CHUNK_BYTES, f"{1:016x}"),),
+        (),
         (Check("chunk 3", 3 * CHUNK_BYTES, 5, f"{3:016x}"),),
-    ]  # fmt: skip
+    ]
     assert [c.segment_offset for c in chunks] == [0, CHUNK_BYTES - 10, 2 * CHUNK_BYTES - 10, 2 * CHUNK_BYTES]
 
 
@@ -241,8 +245,13 @@ def test_chunks_of_a_file_without_checksums_are_checked_against_what_is_learned(
 
 def test_a_part_of_a_chunk_is_checked_by_the_edges_of_the_tensors_in_it() -> None:
     border = CHUNK_BYTES
-    tensors = (tensor("before", 0, 50, "b0"), tensor("small", 50, 50, "s0"), tensor("none", 100, 0),
-               tensor("long", 100, 2 * border, "l0", "l1"), tensor("after", 2 * border + 100, 7, "a0"))  # fmt: skip
+    tensors = (
+        tensor("before", 0, 50, "b0"),
+        tensor("small", 50, 50, "s0"),
+        tensor("none", 100, 0),
+        tensor("long", 100, 2 * border, "l0", "l1"),
+        tensor("after", 2 * border + 100, 7, "a0"),
+    )
     chunks = plan_chunks(lay_out([FileRange("f", 50, 2 * border + 50)]), index_of(2 * border + 107, tensors))
     assert [[(c.what, c.offset, c.n_bytes, c.xxh3) for c in chunk.checks] for chunk in chunks] == [
         [("tensor small", 50, 50, "s0"), ("tensor long", 100, border - 100, "l0")],

@@ -46,9 +46,14 @@ def live(fetchd: Fetchd, models: list[ModelFacts], contents: dict[str, bytes], n
         try:
             ranges, later = wanted(generator, facts)
             started = fetchd.start(
-                facts, group, ranges, later_ranges=later, pace_bytes_per_s=generator.choice([None, 30_000_000]),
-                deadline_ms=generator.choice([None, 50, 5_000]), background=generator.random() < 0.3,
-            )  # fmt: skip
+                facts,
+                group,
+                ranges,
+                later_ranges=later,
+                pace_bytes_per_s=generator.choice([None, 30_000_000]),
+                deadline_ms=generator.choice([None, 50, 5_000]),
+                background=generator.random() < 0.3,
+            )
             if generator.random() < 0.3:
                 fetchd.client.cancel(GroupId(group), 1)
             path = fetchd.client.open_descriptor_socket(instance)

@@ -37,8 +37,13 @@ class GatewayProcess:
     def __init__(self, state_url: str, **environ: str) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        env = {**os.environ, "THAW_STATE_URL": state_url, "THAW_GATEWAY_BIND": f"127.0.0.1:{self.port}",
-               "PYTHONPATH": str(ROOT), **environ}  # fmt: skip
+        env = {
+            **os.environ,
+            "THAW_STATE_URL": state_url,
+            "THAW_GATEWAY_BIND": f"127.0.0.1:{self.port}",
+            "PYTHONPATH": str(ROOT),
+            **environ,
+        }
         self.process = subprocess.Popen(
             [sys.executable, "-m", "gateway.main"], env=env, stderr=subprocess.PIPE, text=True, start_new_session=True
         )

@@ -54,12 +54,33 @@ class FakeInvoker:
             self._token = self.registry.host_token("unused")
         return self._token
 
-    def ready(self, action: str, *, slots: int = 8, instance: str = "i0", version: str = "0.0.1", group: str = "a" * 32,
-              stage: int = 0, n_stages: int = 1) -> InstanceRecord:  # fmt: skip
+    def ready(
+        self,
+        action: str,
+        *,
+        slots: int = 8,
+        instance: str = "i0",
+        version: str = "0.0.1",
+        group: str = "a" * 32,
+        stage: int = 0,
+        n_stages: int = 1,
+    ) -> InstanceRecord:
         record = InstanceRecord(
-            InstanceId(instance), self.host, ActionName(action), version, GroupId(group), InstanceState.READY,
-            self.address, slots, 0, "cpu", StartMode.COLD, init_ms=40, stage=stage, n_stages=n_stages,
-        )  # fmt: skip
+            InstanceId(instance),
+            self.host,
+            ActionName(action),
+            version,
+            GroupId(group),
+            InstanceState.READY,
+            self.address,
+            slots,
+            0,
+            "cpu",
+            StartMode.COLD,
+            init_ms=40,
+            stage=stage,
+            n_stages=n_stages,
+        )
         self.registry.put_instance(record)
         return record
 

@@ -76,9 +76,18 @@ def test_a_tenant_sees_its_own_namespace_only(gateway: GatewayProcess) -> None:
 def test_a_tenant_cannot_read_anothers_record_by_its_id(gateway: GatewayProcess, valkey_url: str) -> None:
     """The answer is the same as for a record that does not exist, so it does not reveal that there is a record."""
     record = Activation(
-        ActivationId("a" * 32), Namespace("guest"), ActionName("guest/hello"), "0.0.1", "guest-user", "python:3.11", 1, 2,
-        ActivationStatus.SUCCESS, {"secret": 1}, logs=("secret",),
-    )  # fmt: skip
+        ActivationId("a" * 32),
+        Namespace("guest"),
+        ActionName("guest/hello"),
+        "0.0.1",
+        "guest-user",
+        "python:3.11",
+        1,
+        2,
+        ActivationStatus.SUCCESS,
+        {"secret": 1},
+        logs=("secret",),
+    )
     with redis.Redis.from_url(valkey_url) as client:
         Records(client).end(record)
     theirs: Any = tuple(OTHER_KEY.split(":"))
@@ -92,8 +101,11 @@ def test_a_tenant_cannot_read_anothers_record_by_its_id(gateway: GatewayProcess,
 
 
 def test_an_action_is_created_read_updated_listed_and_deleted(gateway: GatewayProcess) -> None:
-    body = {"exec": {"kind": "python:default", "code": CODE}, "parameters": [{"key": "a", "value": 1}],
-            "annotations": [{"key": "note", "value": "x"}]}  # fmt: skip
+    body = {
+        "exec": {"kind": "python:default", "code": CODE},
+        "parameters": [{"key": "a", "value": 1}],
+        "annotations": [{"key": "note", "value": "x"}],
+    }
     created = gateway.call("PUT", f"{ACTIONS}/hello", json=body).json()
     assert created["exec"] == {"kind": "python:3.11", "binary": False, "code": CODE}
     assert created["version"] == "0.0.1"
@@ -140,18 +152,27 @@ def test_an_llm_is_created_from_a_config_object_or_from_its_text(gateway: Gatewa
 @pytest.mark.parametrize(
     ("body", "status", "message"),
     [
-        ({"exec": {"kind": "ruby:3", "code": "x"}}, 400,
-         "The specified runtime 'ruby:3' is not supported by this platform. Valid values are: 'python:3.11', "
-         "'llm:vllm', 'python:default', 'python:3', 'llm:default'."),
-        ({"exec": {"kind": "blackbox", "image": "x"}}, 501,
-         "Actions of kind 'blackbox' are absent in this version; use one of python:3.11, llm:vllm."),
+        (
+            {"exec": {"kind": "ruby:3", "code": "x"}},
+            400,
+            "The specified runtime 'ruby:3' is not supported by this platform. Valid values are: 'python:3.11', "
+            "'llm:vllm', 'python:default', 'python:3', 'llm:default'.",
+        ),
+        (
+            {"exec": {"kind": "blackbox", "image": "x"}},
+            501,
+            "Actions of kind 'blackbox' are absent in this version; use one of python:3.11, llm:vllm.",
+        ),
         ({}, 400, "The request content was malformed:\nexec undefined"),
-        ({"exec": PYTHON, "limits": {"timeout": 1}}, 400,
-         "The request content was malformed:\nlimits.timeout: 1 milliseconds is not within 100 to 300000"),
+        (
+            {"exec": PYTHON, "limits": {"timeout": 1}},
+            400,
+            "The request content was malformed:\nlimits.timeout: 1 milliseconds is not within 100 to 300000",
+        ),
         ({"config": {"kind": "llm:vllm", "model": {"uri": "nope"}}}, 400, "$.model.uri: "),
         ({"config": {**LLM_CONFIG, "scalling": {}}}, 400, "$.scalling: unknown key (got {}): known keys: "),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_action_is_refused_with_the_reason(
     gateway: GatewayProcess, body: dict[str, Any], status: int, message: str
 ) -> None:

@@ -46,9 +46,15 @@ def test_a_zip_that_asks_for_packages_and_brings_none_is_refused_with_the_next_s
 
 @pytest.mark.parametrize(
     "files",
-    [{}, {"requirements.txt": ""}, {"requirements.txt": "# none\n"}, {"requirements.txt": "numpy\n", **BROUGHT},
-     {"docs/requirements.txt": "sphinx\n"}, {"notes.txt": "see requirements.txt"}],
-)  # fmt: skip
+    [
+        {},
+        {"requirements.txt": ""},
+        {"requirements.txt": "# none\n"},
+        {"requirements.txt": "numpy\n", **BROUGHT},
+        {"docs/requirements.txt": "sphinx\n"},
+        {"notes.txt": "see requirements.txt"},
+    ],
+)
 def test_a_zip_that_needs_nothing_or_brings_it_is_taken(files: dict[str, str]) -> None:
     assert deploy(packed(files)).exec.binary
 

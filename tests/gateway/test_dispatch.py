@@ -59,9 +59,18 @@ def test_a_slot_does_not_wait_for_the_state_server() -> None:
     reached = dispatcher.reach(Call(ActivationId("a"), action, Subject(Namespace("guest"), "x"), {}, Hangup()))
     assert next(reached) == "queued"
     record = InstanceRecord(
-        InstanceId("i"), HostId("h"), HELLO, "0.0.1", GroupId("g"), InstanceState.READY, "127.0.0.1:1", 1, 0, "cpu",
+        InstanceId("i"),
+        HostId("h"),
+        HELLO,
+        "0.0.1",
+        GroupId("g"),
+        InstanceState.READY,
+        "127.0.0.1:1",
+        1,
+        0,
+        "cpu",
         StartMode.COLD,
-    )  # fmt: skip
+    )
     room.instance_changed(record)
     assert next(reached) is cast(Any, noted)
     assert next(reached) == "queued"
@@ -81,9 +90,18 @@ def test_an_invoker_that_could_not_be_reached_is_asked_again() -> None:
         invoker.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{invoker.getsockname()[1]}"
         record = InstanceRecord(
-            InstanceId("i"), HostId("h"), HELLO, "0.0.1", GroupId("g"), InstanceState.READY, address, 1, 0, "cpu",
+            InstanceId("i"),
+            HostId("h"),
+            HELLO,
+            "0.0.1",
+            GroupId("g"),
+            InstanceState.READY,
+            address,
+            1,
+            0,
+            "cpu",
             StartMode.COLD,
-        )  # fmt: skip
+        )
         room.instance_changed(record)
         call = Call(ActivationId("a"), action, Subject(Namespace("guest"), "x"), {}, Hangup())
         call.received_s -= 110  # of two minutes, so that the test ends soon if the call waits in vain

@@ -32,9 +32,7 @@ def test_a_blocking_call_answers_with_the_record_and_result_alone_with_the_resul
     reply = gateway.call("POST", f"{HELLO}?blocking=true", json={"b": 2})
     assert reply.status_code == 200
     body = reply.json()
-    assert body["response"] == {
-        "status": "success", "statusCode": 0, "success": True, "result": {"a": 1, "b": 2}
-    }  # fmt: skip
+    assert body["response"] == {"status": "success", "statusCode": 0, "success": True, "result": {"a": 1, "b": 2}}
     assert reply.headers["X-Openwhisk-Activation-Id"] == body["activationId"]
     assert body["duration"] == body["end"] - body["start"]
     (run,) = invoker.runs
@@ -51,8 +49,10 @@ def test_a_blocking_call_answers_with_the_record_and_result_alone_with_the_resul
     assert gateway.call("POST", f"{HELLO}?blocking=true&result=true", json={"b": 3}).json() == {"a": 1, "b": 3}
     base = f"/api/v1/namespaces/_/activations/{body['activationId']}"
     assert gateway.call("GET", f"{base}/result").json() == {
-        "result": {"a": 1, "b": 2}, "status": "success", "success": True
-    }  # fmt: skip
+        "result": {"a": 1, "b": 2},
+        "status": "success",
+        "success": True,
+    }
     assert gateway.call("GET", f"{base}/logs").json() == {"logs": record["logs"]}
 
 

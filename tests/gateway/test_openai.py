@@ -34,9 +34,13 @@ def test_a_chat_is_answered_whole_with_usage_and_an_activation(gateway: GatewayP
     assert reply.status_code == 200, reply.text
     body = reply.json()
     assert body["choices"] == [
-        {"index": 0, "finish_reason": "length", "logprobs": None,
-         "message": {"role": "assistant", "content": "w0 w1 w2 "}}
-    ]  # fmt: skip
+        {
+            "index": 0,
+            "finish_reason": "length",
+            "logprobs": None,
+            "message": {"role": "assistant", "content": "w0 w1 w2 "},
+        }
+    ]
     assert body["usage"] == {"prompt_tokens": 3, "completion_tokens": 3, "total_tokens": 6}
     activation_id = reply.headers["X-Openwhisk-Activation-Id"]
     assert body["id"] == f"chatcmpl-{activation_id}"

@@ -27,8 +27,17 @@ HELLO = "/api/v1/namespaces/_/actions/hello"
 
 def plan(group: str = "g", ttft_s: float | None = 40.0, made_s_ago: float = 0.0) -> Plan:
     stage = PlanStage(0, HostId("h"), "cpu", StageRole.FULL, (0, 1), (), (), 1, 1.0, None)
-    return Plan(PLAN_VERSION, PlanId("p"), GroupId(group), 1, CHAT, "0.0.1", (stage,),
-                created_wall_ns=time.time_ns() - int(made_s_ago * 1e9), predicted_ttft_s=ttft_s)  # fmt: skip
+    return Plan(
+        PLAN_VERSION,
+        PlanId("p"),
+        GroupId(group),
+        1,
+        CHAT,
+        "0.0.1",
+        (stage,),
+        created_wall_ns=time.time_ns() - int(made_s_ago * 1e9),
+        predicted_ttft_s=ttft_s,
+    )
 
 
 def test_a_full_queue_of_an_action_is_a_429_that_says_when_its_start_will_be_ready(

@@ -61,9 +61,18 @@ def test_the_logs_of_one_host_do_not_wait_for_those_of_another() -> None:
         call = Call(ActivationId(str(n)), action, Subject(Namespace("guest"), "x"), {}, Hangup())
         call.dispatched_ms = 1
         call.instance = InstanceRecord(
-            InstanceId("i"), HostId("h"), action.name, "0.0.1", GroupId("g"), InstanceState.READY, f"h{n % 2}", 1, 0,
-            "cpu", StartMode.COLD,
-        )  # fmt: skip
+            InstanceId("i"),
+            HostId("h"),
+            action.name,
+            "0.0.1",
+            GroupId("g"),
+            InstanceState.READY,
+            f"h{n % 2}",
+            1,
+            0,
+            "cpu",
+            StartMode.COLD,
+        )
         writing.submit(call, Outcome(ActivationStatus.SUCCESS, {}))
     writing.start()
     writing.settle(20.0)

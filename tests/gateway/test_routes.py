@@ -13,12 +13,24 @@ from thaw.instance import InstanceRecord, InstanceState, StartMode
 CHAT = ActionName("guest/chat")
 
 
-def record(instance: str, *, slots: int = 2, version: str = "0.0.1", group: str = "", stage: int = 0,
-           n_stages: int = 1) -> InstanceRecord:  # fmt: skip
+def record(
+    instance: str, *, slots: int = 2, version: str = "0.0.1", group: str = "", stage: int = 0, n_stages: int = 1
+) -> InstanceRecord:
     return InstanceRecord(
-        InstanceId(instance), HostId("h0"), CHAT, version, GroupId(group or instance), InstanceState.READY,
-        "127.0.0.1:1", slots, 0, "cpu", StartMode.COLD, stage=stage, n_stages=n_stages,
-    )  # fmt: skip
+        InstanceId(instance),
+        HostId("h0"),
+        CHAT,
+        version,
+        GroupId(group or instance),
+        InstanceState.READY,
+        "127.0.0.1:1",
+        slots,
+        0,
+        "cpu",
+        StartMode.COLD,
+        stage=stage,
+        n_stages=n_stages,
+    )
 
 
 def enter(room: WaitingRoom, name: str, since_s: float | None = None) -> Ticket:

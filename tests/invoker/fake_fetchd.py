@@ -59,8 +59,9 @@ class FakeFetchd(FetchClient):
             os.mkfifo(f"{path}{suffix}")
         return str(path)
 
-    def grant_segment(self, instance_id: InstanceId, segment_id: str, group_id: GroupId, stage: int, *,
-                   deadline_s: float = 0) -> None:  # fmt: skip
+    def grant_segment(
+        self, instance_id: InstanceId, segment_id: str, group_id: GroupId, stage: int, *, deadline_s: float = 0
+    ) -> None:
         self.calls.append(f"grant {segment_id}")
         self.holders = self.holders - {f"fetch:{group_id}/{stage}"} | {f"door:{instance_id}"}
 

@@ -50,8 +50,13 @@ def _serve(channel: Channel, wake: int, children: dict[int, tuple[str, subproces
         if channel.sock.fileno() in ready:
             order, _ = channel.receive()
             with open(order["stdout"], "ab") as out, open(order["stderr"], "ab") as err:
-                process = subprocess.Popen([sys.executable, LLM], env={**os.environ, **order["env"]}, stdout=out,
-                                           stderr=err, start_new_session=True)  # fmt: skip
+                process = subprocess.Popen(
+                    [sys.executable, LLM],
+                    env={**os.environ, **order["env"]},
+                    stdout=out,
+                    stderr=err,
+                    start_new_session=True,
+                )
             children[process.pid] = (order["instance_id"], process)
             channel.send({"op": "forked", "instance_id": order["instance_id"], "pid": process.pid})
 

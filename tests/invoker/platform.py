@@ -70,8 +70,11 @@ class Events:
 
     def instance(self, instance_id: str, state: InstanceState) -> InstanceRecord:
         def matches(m: Any) -> bool:
-            return (isinstance(m, InstanceChanged) and m.instance.instance_id == instance_id
-                    and m.instance.state in (state, InstanceState.GONE))  # fmt: skip
+            return (
+                isinstance(m, InstanceChanged)
+                and m.instance.instance_id == instance_id
+                and m.instance.state in (state, InstanceState.GONE)
+            )
 
         record: InstanceRecord = self.wait(matches, f"{instance_id} {state}").instance
         assert record.state is state, f"{instance_id} is {record.state}: {record.error}"
@@ -94,9 +97,14 @@ class Host:
         self.client: redis.Redis = redis_link.connect(url)
         self.registry, self.records = Registry(self.client), Records(self.client)
         defaults: dict[str, Any] = {
-            "state_url": url, "host_id": HOST, "run_dir": str(run_dir), "memory_mb": 2048, "stem_cells": "off",
-            "fetchd_socket": str(run_dir / "fetchd.s"), "drain_s": 2.0,
-        }  # fmt: skip
+            "state_url": url,
+            "host_id": HOST,
+            "run_dir": str(run_dir),
+            "memory_mb": 2048,
+            "stem_cells": "off",
+            "fetchd_socket": str(run_dir / "fetchd.s"),
+            "drain_s": 2.0,
+        }
         self.settings = InvokerSettings(**{**defaults, **settings})
         self.events = Events(url)
         self.agent = Agent(self.settings)
@@ -139,18 +147,49 @@ class Host:
         bus.send_command(self.client, HOST, Command(sent, self.epoch if epoch is None else epoch, time.time_ns(), body))
         return sent
 
-    def deploy(self, code: str, *, name: str = "guest/hello", timeout: int = 10_000, concurrency: int = 1,
-               binary: bool = False, main: str = "", memory: int = 128, version: str = "0.0.1") -> Action:  # fmt: skip
-        action = Action(ActionName(name), Namespace("guest"), version, Exec(KIND_PYTHON, code, binary, main),
-                        Limits(timeout, memory, 10, concurrency))  # fmt: skip
+    def deploy(
+        self,
+        code: str,
+        *,
+        name: str = "guest/hello",
+        timeout: int = 10_000,
+        concurrency: int = 1,
+        binary: bool = False,
+        main: str = "",
+        memory: int = 128,
+        version: str = "0.0.1",
+    ) -> Action:
+        action = Action(
+            ActionName(name),
+            Namespace("guest"),
+            version,
+            Exec(KIND_PYTHON, code, binary, main),
+            Limits(timeout, memory, 10, concurrency),
+        )
         self.records.put_action(action, last=self.records.last_version(action.name))
         return action
 
-    def plan(self, action: str = "guest/hello", *, model: PlanModel | None = None, share: float = 1.0,
-             reserve_bytes: int = 0, epoch: int = 1, version: str = "0.0.1") -> Plan:  # fmt: skip
+    def plan(
+        self,
+        action: str = "guest/hello",
+        *,
+        model: PlanModel | None = None,
+        share: float = 1.0,
+        reserve_bytes: int = 0,
+        epoch: int = 1,
+        version: str = "0.0.1",
+    ) -> Plan:
         stage = PlanStage(0, HOST, "cpu", StageRole.FULL, (0, 0), (), (), reserve_bytes, share)
-        return Plan(PLAN_VERSION, PlanId(random_hex_id()), GroupId(random_hex_id()), epoch, ActionName(action), version,
-                    (stage,), model)  # fmt: skip
+        return Plan(
+            PLAN_VERSION,
+            PlanId(random_hex_id()),
+            GroupId(random_hex_id()),
+            epoch,
+            ActionName(action),
+            version,
+            (stage,),
+            model,
+        )
 
     def launch(self, plan: Plan | None = None, *, instance_id: str = "") -> str:
         chosen = InstanceId(instance_id or random_hex_id())

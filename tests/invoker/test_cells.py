@@ -197,8 +197,19 @@ def fleet_of(driver: Containers, ledger: Ledger) -> Fleet:
 
 
 def starting(instance_id: str, n_bytes: int) -> Live:
-    record = InstanceRecord(InstanceId(instance_id), HostId("h"), ActionName("guest/a"), "0.0.1", GroupId("g"),
-                            InstanceState.STARTING, "", 1, n_bytes, "cpu", StartMode.COLD)  # fmt: skip
+    record = InstanceRecord(
+        InstanceId(instance_id),
+        HostId("h"),
+        ActionName("guest/a"),
+        "0.0.1",
+        GroupId("g"),
+        InstanceState.STARTING,
+        "",
+        1,
+        n_bytes,
+        "cpu",
+        StartMode.COLD,
+    )
     return Live(record, KIND_PYTHON)
 
 

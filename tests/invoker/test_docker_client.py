@@ -82,8 +82,9 @@ class OutOfMemory:
         pass
 
     def inspect(self, name: str) -> Seen:
-        return Seen(name, {}, running=False, paused=False, pid=0, exit_code=137, out_of_memory=True,
-                    memory_bytes=640 * MIB)  # fmt: skip
+        return Seen(
+            name, {}, running=False, paused=False, pid=0, exit_code=137, out_of_memory=True, memory_bytes=640 * MIB
+        )
 
     def events(self, label: str, since_ns: int) -> Iterator[EngineEvent]:
         self._ended.wait()

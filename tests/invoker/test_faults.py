@@ -250,9 +250,15 @@ def test_a_host_whose_operator_keeps_no_stem_cells_names_none_and_takes_no_order
 
 def _invoker(host: Host) -> subprocess.Popen[bytes]:
     settings = host.settings
-    env = {**os.environ, "THAW_STATE_URL": settings.state_url, "THAW_HOST_ID": settings.host_id,
-           "THAW_RUN_DIR": settings.run_dir, "THAW_FETCHD_SOCKET": settings.fetchd_socket, "THAW_STEM_CELLS": "off",
-           "THAW_MEMORY_MB": "2048"}  # fmt: skip
+    env = {
+        **os.environ,
+        "THAW_STATE_URL": settings.state_url,
+        "THAW_HOST_ID": settings.host_id,
+        "THAW_RUN_DIR": settings.run_dir,
+        "THAW_FETCHD_SOCKET": settings.fetchd_socket,
+        "THAW_STEM_CELLS": "off",
+        "THAW_MEMORY_MB": "2048",
+    }
     with (host.run_dir / "invoker.log").open("ab") as log:
         return subprocess.Popen([sys.executable, "-m", "invoker.main"], env=env, stderr=log)
 
@@ -310,10 +316,16 @@ def test_an_invoker_takes_all_descriptors_that_it_may(valkey_url: str, run_dir: 
 
 
 def test_a_run_directory_that_cannot_be_made_is_named(valkey_url: str) -> None:
-    env = {**os.environ, "THAW_STATE_URL": valkey_url, "THAW_HOST_ID": "h", "THAW_RUN_DIR": "/proc/none",
-           "THAW_FETCHD_SOCKET": "/none"}  # fmt: skip
-    ended = subprocess.run([sys.executable, "-m", "invoker.main"], env=env, stderr=subprocess.PIPE, timeout=60,
-                           check=False)  # fmt: skip
+    env = {
+        **os.environ,
+        "THAW_STATE_URL": valkey_url,
+        "THAW_HOST_ID": "h",
+        "THAW_RUN_DIR": "/proc/none",
+        "THAW_FETCHD_SOCKET": "/none",
+    }
+    ended = subprocess.run(
+        [sys.executable, "-m", "invoker.main"], env=env, stderr=subprocess.PIPE, timeout=60, check=False
+    )
     assert ended.returncode == 1
     assert ended.stderr.startswith(b"thaw-invoker: cannot make /proc/none: ")
     assert b"THAW_RUN_DIR" in ended.stderr

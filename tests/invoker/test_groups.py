@@ -97,7 +97,9 @@ def test_each_stage_is_told_its_role_its_link_and_the_shape_of_all(host: GroupHo
     inits = [llm_init(plan, stage, function, host.settings, link) for stage in plan.stages]
     assert asked == [f"thaw:group-credential:{plan.group_id}"]
     assert [(i.stage, i.n_stages, i.layers, i.role) for i in inits] == [
-        (0, 2, (0, 3), StageRole.FULL), (1, 2, (3, 5), StageRole.LOW)]  # fmt: skip
+        (0, 2, (0, 3), StageRole.FULL),
+        (1, 2, (3, 5), StageRole.LOW),
+    ]
     assert {i.link for i in inits} == {GroupLink(TransportKind.REDIS, "redis://relay:1/0", SECRET, "10.0.0.7")}
     # a full stage's reserve must have room for the rest of the weights too; a sidecar is on no device
     assert inits[0].stages == (StageShape((0, 3), 800 << 20, 1000, StageRole.FULL), StageShape((3, 5), 400 << 20, 400))

@@ -33,8 +33,14 @@ class LlmHost(Host):
 
     def deploy_llm(self) -> None:
         config = parse_llm_config({"kind": KIND_LLM, "model": {"uri": URI}, "scaling": {"max_batch": 3}})
-        action = Action(ActionName("guest/chat"), Namespace("guest"), "0.0.1", Exec(KIND_LLM),
-                        Limits(60_000, 256, 10, 3), config=config)  # fmt: skip
+        action = Action(
+            ActionName("guest/chat"),
+            Namespace("guest"),
+            "0.0.1",
+            Exec(KIND_LLM),
+            Limits(60_000, 256, 10, 3),
+            config=config,
+        )
         self.records.put_action(action, last=self.records.last_version(action.name))
 
     def llm_plan(self) -> Plan:
@@ -158,7 +164,9 @@ def test_a_container_that_ends_by_the_signal_of_its_engine_was_killed(host: LlmH
     gone = host.events.instance(instance_id, InstanceState.GONE)
     assert gone.error is not None
     assert (gone.error.code, gone.error.message) == (
-        "WorkerLost", "the container was killed while it started (status -9)")  # fmt: skip
+        "WorkerLost",
+        "the container was killed while it started (status -9)",
+    )
 
 
 def test_a_stem_cell_that_cannot_be_given_its_model_is_ended(host: LlmHost, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,8 +45,15 @@ def test_a_start_explains_itself_under_its_group(host: Host) -> None:
     host.events.instance(record.instance_id, InstanceState.GONE)
     until(lambda: len(host.records.trace(plan.group_id)) >= 7)
     names = [e.name for e in host.records.trace(plan.group_id)]
-    assert names == [Phase.COMMAND, Phase.CLOCK, Phase.CONTAINER_BEGIN, Phase.CONTAINER_END, Phase.INIT_BEGIN,
-                     Phase.INIT_END, Phase.READY]  # fmt: skip
+    assert names == [
+        Phase.COMMAND,
+        Phase.CLOCK,
+        Phase.CONTAINER_BEGIN,
+        Phase.CONTAINER_END,
+        Phase.INIT_BEGIN,
+        Phase.INIT_END,
+        Phase.READY,
+    ]
 
 
 def test_a_zip_with_a_module_beside_main_runs(host: Host) -> None:
@@ -218,9 +225,7 @@ def test_a_container_whose_callers_have_all_hung_up_is_ended(two_runs: TwoRuns) 
     host.events.instance(instance_id, InstanceState.GONE)
 
 
-def test_the_platforms_environment_does_not_reach_user_code(
-    host: Host, monkeypatch: pytest.MonkeyPatch
-) -> None:  # fmt: skip
+def test_the_platforms_environment_does_not_reach_user_code(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     host.deploy("import os\ndef main(args):\n    return dict(os.environ)\n")
     record = host.ready()

@@ -102,10 +102,20 @@ def test_a_page_that_lies_is_refused(reader: OpenReader, made: Made) -> None:
         os.fstat(fds[0])
 
 
-KINDS = [("BOOL", 1, torch.bool), ("U8", 1, torch.uint8), ("I8", 1, torch.int8), ("I16", 2, torch.int16),
-         ("I32", 4, torch.int32), ("I64", 8, torch.int64), ("F16", 2, torch.float16), ("BF16", 2, torch.bfloat16),
-         ("F32", 4, torch.float32), ("F64", 8, torch.float64), ("F8_E4M3", 1, torch.float8_e4m3fn),
-         ("F8_E5M2", 1, torch.float8_e5m2)]  # fmt: skip
+KINDS = [
+    ("BOOL", 1, torch.bool),
+    ("U8", 1, torch.uint8),
+    ("I8", 1, torch.int8),
+    ("I16", 2, torch.int16),
+    ("I32", 4, torch.int32),
+    ("I64", 8, torch.int64),
+    ("F16", 2, torch.float16),
+    ("BF16", 2, torch.bfloat16),
+    ("F32", 4, torch.float32),
+    ("F64", 8, torch.float64),
+    ("F8_E4M3", 1, torch.float8_e4m3fn),
+    ("F8_E5M2", 1, torch.float8_e5m2),
+]
 
 
 def test_tensors_are_the_segments_bytes_in_every_dtype(reader: OpenReader) -> None:

@@ -87,9 +87,12 @@ def test_a_close_between_frames_is_told_from_one_inside_a_frame(pair: tuple[Chan
 
 @pytest.mark.parametrize(
     ("n_bytes", "said"),
-    [(0, "the peer closed"), (1, "the peer closed inside a frame (1 of 64 bytes)"),
-     (64, "the peer closed inside a frame (0 of 2 bytes)")],
-)  # fmt: skip
+    [
+        (0, "the peer closed"),
+        (1, "the peer closed inside a frame (1 of 64 bytes)"),
+        (64, "the peer closed inside a frame (0 of 2 bytes)"),
+    ],
+)
 def test_only_a_close_at_a_boundary_is_an_ordinary_end(pair: tuple[Channel, Channel], n_bytes: int, said: str) -> None:
     pair[0].sock.sendall(encode(FrameHeader(FrameKind.CONTROL), b"{}")[:n_bytes])
     pair[0].close()

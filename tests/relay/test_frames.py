@@ -94,13 +94,20 @@ def test_random_bytes_never_escape_as_another_exception(data: bytes) -> None:
 @given(
     st.builds(
         FrameHeader,
-        kind=st.sampled_from(FrameKind), priority=st.sampled_from(Priority), group_id=st.binary(min_size=16, max_size=16),
-        stream_id=st.integers(0, 2**32 - 1), seq=st.integers(0, 2**64 - 1), step=st.integers(0, 2**64 - 1),
-        flags=st.sampled_from((0, FLAG_TENSORS)), chunk=st.just(2), n_chunks=st.integers(3, 2**32 - 1), n_bytes=st.just(0),
+        kind=st.sampled_from(FrameKind),
+        priority=st.sampled_from(Priority),
+        group_id=st.binary(min_size=16, max_size=16),
+        stream_id=st.integers(0, 2**32 - 1),
+        seq=st.integers(0, 2**64 - 1),
+        step=st.integers(0, 2**64 - 1),
+        flags=st.sampled_from((0, FLAG_TENSORS)),
+        chunk=st.just(2),
+        n_chunks=st.integers(3, 2**32 - 1),
+        n_bytes=st.just(0),
         payload_crc=st.just(0),
     ),
     st.binary(max_size=500),
-)  # fmt: skip
+)
 def test_what_was_encoded_is_decoded(header: FrameHeader, payload: bytes) -> None:
     frame = frames.decode(frames.encode(header, payload))
     assert isinstance(frame, Frame)

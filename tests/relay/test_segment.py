@@ -100,8 +100,11 @@ def test_the_reader_reads_the_vectors_bytes(vector: dict[str, Any]) -> None:
     segment.page_bytes[: len(vector["hex"]) // 2] = bytes.fromhex(vector["hex"])
     reader = PageReader(segment.fds[0])
     assert (reader.n_bytes, reader.end, reader.seq, reader.state.name) == (
-        vector["n_bytes"], vector["end"], vector["seq"], vector["state"],
-    )  # fmt: skip
+        vector["n_bytes"],
+        vector["end"],
+        vector["seq"],
+        vector["state"],
+    )
     if "error" in vector:
         error = reader.error()
         assert [error.code, error.message, error.hint] == vector["error"]
@@ -137,8 +140,13 @@ def test_ranges_are_laid_out_as_the_vectors_say(vector: dict[str, Any]) -> None:
 def test_a_segment_takes_whole_slabs_and_its_ranges_whole_pages() -> None:
     page, slab = ALIGNMENT, 4 * ALIGNMENT
     for ranges, expected in (
-        ((), 0), ((1,), 1), ((4 * page,), 1), ((4 * page + 1,), 2), ((1, 1, 1, page), 1), ((1, 1, 1, page + 1), 2),
-    ):  # fmt: skip
+        ((), 0),
+        ((1,), 1),
+        ((4 * page,), 1),
+        ((4 * page + 1,), 2),
+        ((1, 1, 1, page), 1),
+        ((1, 1, 1, page + 1), 2),
+    ):
         assert n_slabs([FileRange("f", 0, n) for n in ranges], slab) == expected, ranges
 
 

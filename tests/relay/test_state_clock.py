@@ -124,7 +124,9 @@ def test_a_start_over_machines_whose_clocks_are_wrong_by_seconds_is_drawn_in_its
     explain.show(Console(file=screen, width=120), {"events": [wire.to_plain(e) for e in found]}, ACTIVATION)
     clocks = [line for line in screen.getvalue().splitlines() if line.startswith("clocks: ")]
     assert [line.partition(" the gateway, ± ")[0].split(" is ")[0] for line in clocks] == [
-        "clocks: host-0", "clocks: host-1"]  # fmt: skip
+        "clocks: host-0",
+        "clocks: host-1",
+    ]
     for line, ahead_s, side in zip(clocks, (-3.0, 5.0), ("behind", "ahead of"), strict=True):
         assert f"{side} the gateway, ± " in line
         told_s = float(line.split(" is ")[1].split(" ms ")[0].replace(",", "")) / 1e3

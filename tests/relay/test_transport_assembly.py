@@ -108,8 +108,12 @@ def test_a_message_of_one_chunk_takes_a_short_cut_when_it_is_its_turn() -> None:
     message = assembly.whole(header, payload)
     assert message is not None
     assert (message.sender, message.kind, message.stream_id, message.seq, message.step) == (
-        3, FrameKind.HIDDEN_STATES, 4, 0, 9
-    )  # fmt: skip
+        3,
+        FrameKind.HIDDEN_STATES,
+        4,
+        0,
+        9,
+    )
     assert (message.priority, message.flags, bytes(message.payload)) == (HIDDEN.priority, HIDDEN.flags, b"12345")
     assert assembly.position == (1, 0)
     assert assembly.whole(header, payload) is None, "it came before"

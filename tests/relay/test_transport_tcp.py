@@ -44,8 +44,10 @@ def url(valkey_url: str) -> Iterator[str]:
 
 @pytest.fixture
 def ends(url: str) -> Iterator[list[TcpTransport]]:
-    made = [TcpTransport(url, GROUP, k, (1 - k,), host_address="127.0.0.1", credential=CREDENTIAL, flow=FLOW)
-            for k in (0, 1)]  # fmt: skip
+    made = [
+        TcpTransport(url, GROUP, k, (1 - k,), host_address="127.0.0.1", credential=CREDENTIAL, flow=FLOW)
+        for k in (0, 1)
+    ]
     yield made
     for transport in made:
         transport.close()
@@ -143,9 +145,14 @@ def test_a_receiver_that_is_not_there_yet_is_waited_for(url: str) -> None:
 
 @pytest.mark.parametrize(
     ("offset", "value", "message"),
-    [(44, 0xFFFFFFFF, "the limit is"), (40, 0xFFFFFFFF, "a message of more than"), (0, 0, "not a frame"),
-     (28, 9, "message 9 chunk 0 came"), (8, 1, "another group")],
-)  # fmt: skip
+    [
+        (44, 0xFFFFFFFF, "the limit is"),
+        (40, 0xFFFFFFFF, "a message of more than"),
+        (0, 0, "not a frame"),
+        (28, 9, "message 9 chunk 0 came"),
+        (8, 1, "another group"),
+    ],
+)
 def test_a_member_that_forges_frames_is_refused_before_memory_is_taken(
     ends: list[TcpTransport], offset: int, value: int, message: str
 ) -> None:
@@ -216,8 +223,10 @@ def test_a_message_above_the_window_passes_while_it_is_read(ends: list[TcpTransp
 
 @pytest.fixture
 def pair(url: str) -> Iterator[list[AutoTransport]]:
-    made = [AutoTransport(url, GROUP, k, (1 - k,), host_address="127.0.0.1", credential=CREDENTIAL, flow=FLOW)
-            for k in (0, 1)]  # fmt: skip
+    made = [
+        AutoTransport(url, GROUP, k, (1 - k,), host_address="127.0.0.1", credential=CREDENTIAL, flow=FLOW)
+        for k in (0, 1)
+    ]
     yield made
     for transport in made:
         transport.close()
@@ -267,8 +276,11 @@ def test_what_came_by_the_short_cut_before_its_turn_is_acknowledged_when_its_tur
     settle(pair[1], Priority.INFERENCE)
     link.up = True
     inbox: Any = pair[1]._inbox
-    redis_fd, redis_lane = next((fd, lane) for fd, lane in inbox._lanes.items()
-                                if isinstance(lane, RedisLane) and lane.priority is Priority.INFERENCE)  # fmt: skip
+    redis_fd, redis_lane = next(
+        (fd, lane)
+        for fd, lane in inbox._lanes.items()
+        if isinstance(lane, RedisLane) and lane.priority is Priority.INFERENCE
+    )
     inbox.forget(redis_fd)  # the relay is slow
     count = FLOW.window_bytes // (900 + frames.HEADER_BYTES)
     for i in range(number + 1, number + 1 + count):

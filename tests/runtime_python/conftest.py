@@ -31,7 +31,7 @@ class Proxy:
         never = os.eventfd(0)
         with (directory / "out").open("ab") as out, (directory / "err").open("ab") as err:
             command = [*within, sys.executable, str(ROOT / "runtime-python" / "launcher.py")]
-            self.process = subprocess.Popen(command, env=env, stdout=out, stderr=err, start_new_session=True)  # fmt: skip
+            self.process = subprocess.Popen(command, env=env, stdout=out, stderr=err, start_new_session=True)
         wait_socket(self.socket, self.process.pid, WAIT_S, never).close()
         os.close(never)
 

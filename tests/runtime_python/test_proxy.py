@@ -84,8 +84,13 @@ def test_the_runs_context_is_fresh_each_time(proxy: Proxy) -> None:
     code = "import os\ndef main(args):\n    return {k: v for k, v in os.environ.items() if k.startswith(('__OW', 'THAW'))}\n"
     proxy.init(code, env={"__OW_API_HOST": "h"})
     _, first = proxy.run(activation_id="1", namespace="guest", deadline="99", extra={"a": 1})
-    assert first == {"__OW_API_HOST": "h", "__OW_ACTIVATION_ID": "1", "__OW_NAMESPACE": "guest", "__OW_DEADLINE": "99",
-                     "__OW_EXTRA": "{'a': 1}"}  # fmt: skip
+    assert first == {
+        "__OW_API_HOST": "h",
+        "__OW_ACTIVATION_ID": "1",
+        "__OW_NAMESPACE": "guest",
+        "__OW_DEADLINE": "99",
+        "__OW_EXTRA": "{'a': 1}",
+    }
     assert proxy.run(activation_id="2")[1] == {"__OW_API_HOST": "h", "__OW_ACTIVATION_ID": "2"}
 
 
@@ -165,8 +170,10 @@ HALF_AN_ANSWER = """
 @pytest.mark.parametrize("last", ["", HALF_AN_ANSWER])
 def test_a_process_that_the_function_left_behind_does_not_hide_its_end(proxy: Proxy, last: str) -> None:
     """The fork has the child's socket and its output."""
-    code = ("import os, signal\ndef main(args):\n    if not (left := os.fork()):\n        signal.pause()\n"
-            f"    open('left', 'w').write(str(left))\n{last}\n    os.kill(os.getpid(), 9)\n")  # fmt: skip
+    code = (
+        "import os, signal\ndef main(args):\n    if not (left := os.fork()):\n        signal.pause()\n"
+        f"    open('left', 'w').write(str(left))\n{last}\n    os.kill(os.getpid(), 9)\n"
+    )
     proxy.init(f"import os\nos.chdir({str(proxy.directory)!r})\n{code}")
     try:
         status, body = proxy.run()
@@ -177,8 +184,9 @@ def test_a_process_that_the_function_left_behind_does_not_hide_its_end(proxy: Pr
 
 
 def test_every_run_is_answered_when_the_child_ends(proxy: Proxy) -> None:
-    code = ("import os, threading\nb = threading.Barrier(4, timeout=10)\n"
-            "def main(args):\n    b.wait()\n    os._exit(1)\n")  # fmt: skip
+    code = (
+        "import os, threading\nb = threading.Barrier(4, timeout=10)\ndef main(args):\n    b.wait()\n    os._exit(1)\n"
+    )
     proxy.init(code, concurrency=4)
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
         statuses = [status for status, _ in pool.map(proxy.run, [{}] * 4)]
@@ -259,8 +267,7 @@ def test_a_container_whose_callers_have_all_hung_up_ends(proxy: Proxy) -> None:
 
 
 def test_runs_overlap_when_the_action_allows_it(proxy: Proxy) -> None:
-    code = ("import threading\nb = threading.Barrier(3, timeout=10)\n"
-            "def main(args):\n    b.wait()\n    return args\n")  # fmt: skip
+    code = "import threading\nb = threading.Barrier(3, timeout=10)\ndef main(args):\n    b.wait()\n    return args\n"
     proxy.init(code, concurrency=3)
     with concurrent.futures.ThreadPoolExecutor(3) as pool:
         results = list(pool.map(proxy.run, [{"n": n} for n in range(1, 4)]))
@@ -311,8 +318,16 @@ def test_sigterm_ends_proxy_and_child(proxy: Proxy) -> None:
     os.close(watched)
 
 
-AS_A_CONTAINER = ("unshare", "--user", "--map-user=65534", "--map-group=65534", "--pid", "--fork", "--kill-child",
-                  "--mount-proc")  # fmt: skip
+AS_A_CONTAINER = (
+    "unshare",
+    "--user",
+    "--map-user=65534",
+    "--map-group=65534",
+    "--pid",
+    "--fork",
+    "--kill-child",
+    "--mount-proc",
+)
 REACH = """\
 import os
 def opens(pid, name):

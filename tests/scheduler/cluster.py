@@ -71,10 +71,18 @@ class Cluster:
         self.n_leaders += 1
         self.w = World(ids=f"{self.n_leaders}-", relay_url="redis://relay:1", start_deadline_s=30.0)
         self.w.now = now
-        self.tell(Rebuilt(
-            0, self.live(), tuple(self.registry.values()), tuple(self.demand.values()), tuple(self.plans.values()),
-            (self.model,), tuple(self.actions.values()), tuple(self.credentials),
-        ))  # fmt: skip
+        self.tell(
+            Rebuilt(
+                0,
+                self.live(),
+                tuple(self.registry.values()),
+                tuple(self.demand.values()),
+                tuple(self.plans.values()),
+                (self.model,),
+                tuple(self.actions.values()),
+                tuple(self.credentials),
+            )
+        )
 
     def live(self) -> tuple[HostReport, ...]:
         return tuple(h.report() for h in self.hosts.values() if h.is_up)

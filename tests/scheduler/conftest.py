@@ -72,9 +72,12 @@ class Recorder:
             return [m for m in self._all if isinstance(m, kind)]
 
     def wait(
-        self, kind: type[Any] | tuple[type[Any], ...], n: int = 1, timeout_s: float = 30.0,
+        self,
+        kind: type[Any] | tuple[type[Any], ...],
+        n: int = 1,
+        timeout_s: float = 30.0,
         where: Callable[[Any], bool] = lambda message: True,
-    ) -> list[Any]:  # fmt: skip
+    ) -> list[Any]:
         """Wait for the first ``n`` messages of this kind (or of these kinds) and return them."""
 
         def found() -> list[Any]:
@@ -134,11 +137,24 @@ class FakeInvoker:
     def report(self, *, announce: bool = False) -> None:
         held = (HeldSegment("other", self.n_taken, True),) if self.n_taken else ()
         used = sum(r.reserve_bytes for r in self.instances.values())
-        self.registry.report_host(HostReport(
-            self.host_id, "boot", "127.0.0.1:1", (Device("cpu", "cpu", self.memory, self.memory - used),), 2, 1e8,
-            "none", "process", 0, wall_ms(), instances=tuple(r.instance_id for r in self.instances.values()),
-            stem_targets=self.stem_targets, pool=self.slabs and PoolReport(*self.slabs, wall_ms(), held),
-        ), announce=announce)  # fmt: skip
+        self.registry.report_host(
+            HostReport(
+                self.host_id,
+                "boot",
+                "127.0.0.1:1",
+                (Device("cpu", "cpu", self.memory, self.memory - used),),
+                2,
+                1e8,
+                "none",
+                "process",
+                0,
+                wall_ms(),
+                instances=tuple(r.instance_id for r in self.instances.values()),
+                stem_targets=self.stem_targets,
+                pool=self.slabs and PoolReport(*self.slabs, wall_ms(), held),
+            ),
+            announce=announce,
+        )
 
     def _beat(self) -> None:
         while not self._ended.wait(1.0):
@@ -163,8 +179,9 @@ class FakeInvoker:
         elif isinstance(body, Release):
             self._release(command, body)
         elif isinstance(body, SetStemCells):
-            self.stem_targets = tuple(replace(t, count=body.count) if t.kind == body.kind else t
-                                      for t in self.stem_targets)  # fmt: skip
+            self.stem_targets = tuple(
+                replace(t, count=body.count) if t.kind == body.kind else t for t in self.stem_targets
+            )
             self.report()
         elif isinstance(body, Cancel):
             for record in [r for r in self.instances.values() if r.group_id == body.group_id]:
@@ -178,11 +195,22 @@ class FakeInvoker:
     def _start(self, body: Start) -> None:
         stage = body.plan.stages[body.stage]
         record = InstanceRecord(
-            body.instance_id, self.host_id, body.plan.action, body.plan.action_version, body.plan.group_id,
-            InstanceState.STARTING, "127.0.0.1:1", 0 if body.stage else 2, stage.reserve_bytes, stage.device,
-            StartMode.COLD, created_wall_ms=wall_ms(), keep_alive_s=1.0, stage=body.stage,
+            body.instance_id,
+            self.host_id,
+            body.plan.action,
+            body.plan.action_version,
+            body.plan.group_id,
+            InstanceState.STARTING,
+            "127.0.0.1:1",
+            0 if body.stage else 2,
+            stage.reserve_bytes,
+            stage.device,
+            StartMode.COLD,
+            created_wall_ms=wall_ms(),
+            keep_alive_s=1.0,
+            stage=body.stage,
             n_stages=len(body.plan.stages),
-        )  # fmt: skip
+        )
         self.put(record)
         outcome = self.on_start(body)
         if outcome is None:
@@ -240,10 +268,17 @@ class Platform:
         log = (self._logs / f"scheduler-{len(self.schedulers)}.log").open("wb")
         path = os.pathsep.join([str(ROOT), str(ROOT / "runtime-python")])
         process = subprocess.Popen(
-            [sys.executable, "-m", "gateway.scheduler.loop"], stderr=log,
-            env={**os.environ, "PYTHONPATH": path, "THAW_STATE_URL": self.url, "THAW_RELAY_URL": self.url,
-                 "THAW_HOSTS_REFRESH_S": "0.5", **env},
-        )  # fmt: skip
+            [sys.executable, "-m", "gateway.scheduler.loop"],
+            stderr=log,
+            env={
+                **os.environ,
+                "PYTHONPATH": path,
+                "THAW_STATE_URL": self.url,
+                "THAW_RELAY_URL": self.url,
+                "THAW_HOSTS_REFRESH_S": "0.5",
+                **env,
+            },
+        )
         log.close()
         self.schedulers.append(process)
         return process
@@ -254,14 +289,20 @@ class Platform:
         return invoker
 
     def action(self, name: str = "guest/hello", memory: int = 256, version: str = "0.0.1", **fields: Any) -> Action:
-        action = Action(ActionName(name), Namespace("guest"), version, Exec(KIND_PYTHON, "x"), Limits(memory=memory),
-                        **fields)  # fmt: skip
+        action = Action(
+            ActionName(name), Namespace("guest"), version, Exec(KIND_PYTHON, "x"), Limits(memory=memory), **fields
+        )
         self.records.put_action(action, last=self.records.last_version(action.name))
         return action
 
     def llm(self, name: str = "guest/chat", memory: int = 1024, transport: str = "auto", **scaling: Any) -> Action:
-        config = LlmConfig(KIND_LLM, ModelConfig("file:///m"), resources=ResourcesConfig(gpu_memory_mb=memory),
-                           scaling=ScalingConfig(**scaling), transport=transport)  # fmt: skip
+        config = LlmConfig(
+            KIND_LLM,
+            ModelConfig("file:///m"),
+            resources=ResourcesConfig(gpu_memory_mb=memory),
+            scaling=ScalingConfig(**scaling),
+            transport=transport,
+        )
         action = Action(ActionName(name), Namespace("guest"), "0.0.1", Exec(KIND_LLM), Limits(), config=config)
         self.records.put_action(action, last=self.records.last_version(action.name))
         return action
@@ -269,8 +310,11 @@ class Platform:
     def ask(self, action: str = "guest/hello", gateway: str = "g0", waited_ms: int = 0) -> ActivationId:
         self.registry.gateway_alive(GatewayId(gateway))
         activation = ActivationId(random_hex_id())
-        self.registry.add_demand(DemandAdded(activation, ActionName(action), Namespace("guest"), GatewayId(gateway),
-                                             wall_ms() - waited_ms, waited_ms))  # fmt: skip
+        self.registry.add_demand(
+            DemandAdded(
+                activation, ActionName(action), Namespace("guest"), GatewayId(gateway), wall_ms() - waited_ms, waited_ms
+            )
+        )
         return activation
 
     def burst(self, n: int, action: str, gateway: str = "g0") -> None:
@@ -278,8 +322,9 @@ class Platform:
         self.registry.gateway_alive(GatewayId(gateway))
         pipe = self.client.pipeline(transaction=True)
         for _ in range(n):
-            asked = DemandAdded(ActivationId(random_hex_id()), ActionName(action), Namespace("guest"),
-                                GatewayId(gateway), wall_ms())  # fmt: skip
+            asked = DemandAdded(
+                ActivationId(random_hex_id()), ActionName(action), Namespace("guest"), GatewayId(gateway), wall_ms()
+            )
             pipe.hset(keys.DEMAND, asked.activation_id, wire.dumps(asked))
             pipe.xadd(keys.EVENTS, {"f": bus.pack(asked)})
         pipe.execute()

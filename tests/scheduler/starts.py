@@ -36,10 +36,18 @@ class Recorded:
         for stage in start_took(self.events).stages:
             k = stage.stage
             crossed = stage.link_bytes if as_it_went else self.part_bytes[k]
-            found.append(StageFacts(
-                k, stage.host, self.kinds[k], StartMode(stage.mode), self.part_bytes[k], crossed,
-                stage.within_memory and as_it_went, declared_bytes_per_s=self.declared[k],
-            ))  # fmt: skip
+            found.append(
+                StageFacts(
+                    k,
+                    stage.host,
+                    self.kinds[k],
+                    StartMode(stage.mode),
+                    self.part_bytes[k],
+                    crossed,
+                    stage.within_memory and as_it_went,
+                    declared_bytes_per_s=self.declared[k],
+                )
+            )
         return found
 
 
@@ -67,9 +75,12 @@ def starts(draw: st.DrawFn, hosts: int = 3) -> Recorded:
     ]
     declared = {host: draw(st.sampled_from([None, 25e6, 1e9])) for host in set(placed)}
     return Recorded(
-        tuple(events), tuple(kinds[h] for h in placed), tuple(n for _, _, n in made),
-        tuple(declared[h] for h in placed), (token_at + draw(ms(10))) / 1000,
-    )  # fmt: skip
+        tuple(events),
+        tuple(kinds[h] for h in placed),
+        tuple(n for _, _, n in made),
+        tuple(declared[h] for h in placed),
+        (token_at + draw(ms(10))) / 1000,
+    )
 
 
 def _event(

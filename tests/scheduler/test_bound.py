@@ -137,7 +137,14 @@ def term(terms: Sequence[Term], part: Part) -> Term:
 def test_of_a_kind_of_device_that_no_start_has_shown_only_the_bytes_are_known() -> None:
     terms = bound_terms(Best(), CHAT, [ONE])
     assert {t.part for t in terms if t.seconds is None} == {
-        "container", "context", "model", "kv", "copy", "engine", "prefill"}  # fmt: skip
+        "container",
+        "context",
+        "model",
+        "kv",
+        "copy",
+        "engine",
+        "prefill",
+    }
     assert (least_s(terms), is_partial(terms)) == (pytest.approx(2.0), True)
     assert term(terms, Part.BYTES).source == Source.DECLARED
 
@@ -247,9 +254,17 @@ def test_a_moment_that_two_phases_cover_counts_once() -> None:
     def at(name: Phase, seconds: float, **attrs: Any) -> TraceEvent:
         return TraceEvent(name, "", "g", 0, "h", "b", int(seconds * 1e9), 0, None, attrs)
 
-    events = [at(Phase.CONTAINER_BEGIN, 0), at(Phase.CONTAINER_END, 1, mode="cold"), at(Phase.LIBRARIES_BEGIN, 0.5),
-              at(Phase.CONTEXT_BEGIN, 1), at(Phase.CONTEXT_END, 1.5), at(Phase.LIBRARIES_END, 4), at(Phase.READY, 5),
-              at(Phase.CONTEXT_BEGIN, 4), at(Phase.CONTEXT_END, 4.25)]  # fmt: skip
+    events = [
+        at(Phase.CONTAINER_BEGIN, 0),
+        at(Phase.CONTAINER_END, 1, mode="cold"),
+        at(Phase.LIBRARIES_BEGIN, 0.5),
+        at(Phase.CONTEXT_BEGIN, 1),
+        at(Phase.CONTEXT_END, 1.5),
+        at(Phase.LIBRARIES_END, 4),
+        at(Phase.READY, 5),
+        at(Phase.CONTEXT_BEGIN, 4),
+        at(Phase.CONTEXT_END, 4.25),
+    ]
     (stage,) = start_took(events).stages
     assert {t.part: t.seconds for t in stage.parts} == pytest.approx(
         {"container": 1, "context": 0.75, "libraries": 2.5}

@@ -40,13 +40,16 @@ def client(valkey_url: str) -> Iterator[redis.Redis]:
 
 
 def effects_on(client: redis.Redis) -> Effects:
-    return Effects(client, 1, Log("test"), RelayWork(GroupCredentials(client, ""), lambda item: None, Log("test")),
-                   StateClock())  # fmt: skip
+    return Effects(
+        client, 1, Log("test"), RelayWork(GroupCredentials(client, ""), lambda item: None, Log("test")), StateClock()
+    )
 
 
 def test_what_a_start_took_is_kept_for_the_next_scheduler(client: redis.Redis) -> None:
-    events = [TraceEvent(Phase.CONTAINER_BEGIN, boot_id="b"), TraceEvent(Phase.CONTAINER_END, boot_id="b",
-                                                                         mono_ns=250_000_000)]  # fmt: skip
+    events = [
+        TraceEvent(Phase.CONTAINER_BEGIN, boot_id="b"),
+        TraceEvent(Phase.CONTAINER_END, boot_id="b", mono_ns=250_000_000),
+    ]
     Records(client).add_trace("g1", events)
     effects_on(client).learn(History(), LearnFrom(GroupId("g1"), CHAT, "cpu", StartMode.COLD))
     assert load_history(client, Log("test")).times(CHAT, "cpu", StartMode.COLD, 1).t_cc == pytest.approx(0.25)
@@ -56,11 +59,20 @@ def test_the_best_that_a_start_has_shown_is_kept_for_the_next_scheduler_until_th
     client: redis.Redis,
 ) -> None:
     served = ActivationId("a" * 32)
-    begun = [at(Phase.CONTAINER_BEGIN, 0, host="h0"), at(Phase.CONTAINER_END, 0.25, host="h0", attrs={"mode": "cold"}),
-             at(Phase.ENGINE_BEGIN, 1.0, host="h0"), at(Phase.ENGINE_END, 1.5, host="h0"),
-             at(Phase.READY, 1.5, host="h0")]  # fmt: skip
-    run = [at(Phase.RECEIVED, 0), at(Phase.PREFILL_BEGIN, 2.0, attrs={"prompt_tokens": 60}),
-           at(Phase.PREFILL_END, 2.3), at(Phase.FIRST_TOKEN, 2.4), at(Phase.RUN_END, 3.0)]  # fmt: skip
+    begun = [
+        at(Phase.CONTAINER_BEGIN, 0, host="h0"),
+        at(Phase.CONTAINER_END, 0.25, host="h0", attrs={"mode": "cold"}),
+        at(Phase.ENGINE_BEGIN, 1.0, host="h0"),
+        at(Phase.ENGINE_END, 1.5, host="h0"),
+        at(Phase.READY, 1.5, host="h0"),
+    ]
+    run = [
+        at(Phase.RECEIVED, 0),
+        at(Phase.PREFILL_BEGIN, 2.0, attrs={"prompt_tokens": 60}),
+        at(Phase.PREFILL_END, 2.3),
+        at(Phase.FIRST_TOKEN, 2.4),
+        at(Phase.RUN_END, 3.0),
+    ]
     Records(client).add_trace("g1", begun)
     Records(client).add_trace(served, run)
     assert Records(client).end(replace(record(served), usage={"completion_tokens": 11}))
@@ -143,8 +155,13 @@ def test_a_group_teaches_its_pass_and_how_good_its_prediction_was_for_the_next_s
     later = effects_on(client).learn(history, learn)
     assert later is not None  # its request has not ended
     assert later.attempt == 1
-    run = [at(Phase.RECEIVED, 1.0), at(Phase.PREFILL_BEGIN, 5.0), at(Phase.PREFILL_END, 5.99),
-           at(Phase.FIRST_TOKEN, 6.0), at(Phase.RUN_END, 7.0)]  # fmt: skip
+    run = [
+        at(Phase.RECEIVED, 1.0),
+        at(Phase.PREFILL_BEGIN, 5.0),
+        at(Phase.PREFILL_END, 5.99),
+        at(Phase.FIRST_TOKEN, 6.0),
+        at(Phase.RUN_END, 7.0),
+    ]
     records.add_trace(served, run)
     assert records.end(replace(record(served), usage={"completion_tokens": 11}))
     assert effects_on(client).learn(history, later) is None
@@ -164,9 +181,15 @@ def test_a_stream_that_was_continued_by_a_group_tells_nothing_of_the_groups_star
     group, served = GroupId("g5"), ActivationId("b" * 32)
     records, history = Records(client), History()
     records.add_trace(group, [at(Phase.PLANNED_END, 20, attrs={"predicted_ttft_s": 4.0, "bound_ttft_s": 3.5})])
-    run = [at(Phase.RECEIVED, 10.0), at(Phase.DISPATCHED, 10.01), at(Phase.FIRST_TOKEN, 10.08),
-           at(Phase.DISPATCHED, 25.0), at(Phase.PREFILL_BEGIN, 25.0), at(Phase.PREFILL_END, 25.1),
-           at(Phase.RUN_END, 27.0)]  # fmt: skip
+    run = [
+        at(Phase.RECEIVED, 10.0),
+        at(Phase.DISPATCHED, 10.01),
+        at(Phase.FIRST_TOKEN, 10.08),
+        at(Phase.DISPATCHED, 25.0),
+        at(Phase.PREFILL_BEGIN, 25.0),
+        at(Phase.PREFILL_END, 25.1),
+        at(Phase.RUN_END, 27.0),
+    ]
     records.add_trace(served, run)
     assert records.end(replace(record(served), usage={"completion_tokens": 11}))
     learn = LearnFrom(group, CHAT, "cpu", StartMode.PREWARMED, n_stages=4, n_full=1, served=(served,))

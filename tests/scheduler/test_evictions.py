@@ -46,8 +46,14 @@ def spare(view: ClusterView, v: InstanceView) -> bool:
     least = 0 if owner.facts is None else owner.facts.min_instances
     version = owner.facts.version if owner.facts else None
     others = [view.instances[i] for i in owner.instances]
-    serving = [o for o in others if o.record.takes_requests and o.releasing is None and o.state in SERVING
-               and version in (None, o.record.action_version)]  # fmt: skip
+    serving = [
+        o
+        for o in others
+        if o.record.takes_requests
+        and o.releasing is None
+        and o.state in SERVING
+        and version in (None, o.record.action_version)
+    ]
     return not owner.waiting and len(serving) > least
 
 
@@ -119,8 +125,26 @@ def test_in_every_history_of_groups_the_same_ones_are_evicted(history: list[tupl
     play(history, look)
 
 
-WHAT = ["put", "put", "put", "put", "idle", "idle", "busy", "gone", "wait", "serve", "facts", "delete", "report", "drain",
-        "lose", "release", "refuse", "sleep"]  # fmt: skip
+WHAT = [
+    "put",
+    "put",
+    "put",
+    "put",
+    "idle",
+    "idle",
+    "busy",
+    "gone",
+    "wait",
+    "serve",
+    "facts",
+    "delete",
+    "report",
+    "drain",
+    "lose",
+    "release",
+    "refuse",
+    "sleep",
+]
 steps = st.lists(st.tuples(st.sampled_from(WHAT), st.integers(0, 11), st.integers(0, 7)), min_size=5, max_size=60)
 KINDS = (("A10",), ("A10", "cpu"), ("cpu",), ("A10", "V100"))
 
@@ -145,8 +169,15 @@ class Crowd:
         self.w.do(ActionSeen(replace(hello(), name=ActionName(f"guest/f{a}"), version=version, min_instances=a // 4)))
 
     def beat(self) -> None:
-        self.w.do(HostsSeen(tuple(host_report(i, int(self.w.now * 1000), draining=i in self.draining)
-                                  for i in range(4) if i not in self.lost)))  # fmt: skip
+        self.w.do(
+            HostsSeen(
+                tuple(
+                    host_report(i, int(self.w.now * 1000), draining=i in self.draining)
+                    for i in range(4)
+                    if i not in self.lost
+                )
+            )
+        )
 
     def put(self, i: int, n: int, state: InstanceState, *, busy: bool = False) -> None:
         """Put group number ``i`` of twelve.  Every third group has two stages, on neighbouring hosts."""
@@ -155,11 +186,22 @@ class Crowd:
             host = (i + stage) % 4
             kinds = KINDS[host]
             record = InstanceRecord(
-                InstanceId(f"i{i}.{stage}"), HostId(f"h{host}"), ActionName(f"guest/f{i % 6}"), str(1 + n % 2),
-                GroupId(f"g{i}"), state, "a:1", 2 if stage == 0 else 0, (400 + 300 * (i % 3)) * MIB,
-                f"{kinds[n % len(kinds)]}:{n % len(kinds)}", StartMode.COLD, inflight=int(busy),
-                idle_since_wall_ms=None if busy else int(self.w.now * 1000), stage=stage, n_stages=n_stages,
-            )  # fmt: skip
+                InstanceId(f"i{i}.{stage}"),
+                HostId(f"h{host}"),
+                ActionName(f"guest/f{i % 6}"),
+                str(1 + n % 2),
+                GroupId(f"g{i}"),
+                state,
+                "a:1",
+                2 if stage == 0 else 0,
+                (400 + 300 * (i % 3)) * MIB,
+                f"{kinds[n % len(kinds)]}:{n % len(kinds)}",
+                StartMode.COLD,
+                inflight=int(busy),
+                idle_since_wall_ms=None if busy else int(self.w.now * 1000),
+                stage=stage,
+                n_stages=n_stages,
+            )
             self.w.do(InstanceChanged(record))
 
     def step(self, what: str, i: int, n: int) -> None:
@@ -244,11 +286,24 @@ def test_room_that_one_worker_of_a_group_takes_is_not_there_for_the_next() -> No
         assert [v.record.instance_id for v in found] == [v.record.instance_id for v in evicted], needs
 
 
-@pytest.mark.parametrize(("needs_mb", "n_going", "expected"), [
-    ((1024,), 1, ""), ((1024, 1024), 0, "a"), ((1024, 1024), 1, "b"), ((1024, 1024), 2, ""),
-    ((1024, 512, 512), 2, ""), ((1024, 600, 600), 2, "c"), ((1024,) * 3, 2, "c"), ((512, 512), 1, ""), ((2048,), 1, ""),
-    ((600, 600), 1, "b"), ((600, 600, 600), 2, "c"), ((1024, 1), 1, "b"), ((512, 511, 2), 1, "b"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("needs_mb", "n_going", "expected"),
+    [
+        ((1024,), 1, ""),
+        ((1024, 1024), 0, "a"),
+        ((1024, 1024), 1, "b"),
+        ((1024, 1024), 2, ""),
+        ((1024, 512, 512), 2, ""),
+        ((1024, 600, 600), 2, "c"),
+        ((1024,) * 3, 2, "c"),
+        ((512, 512), 1, ""),
+        ((2048,), 1, ""),
+        ((600, 600), 1, "b"),
+        ((600, 600, 600), 2, "c"),
+        ((1024, 1), 1, "b"),
+        ((512, 511, 2), 1, "b"),
+    ],
+)
 def test_what_is_going_makes_room_for_as_many_workers_of_a_group_as_it_has_memory_for(
     needs_mb: tuple[int, ...], n_going: int, expected: str
 ) -> None:

@@ -20,8 +20,28 @@ ACTIONS = (
     chat(name=DEEP, forced_stages=4, max_stages=4, need_bytes=600 * MIB, max_instances=2, slots=2),
     hello(need_bytes=500 * MIB, max_instances=2),
 )
-WHAT = ["ask", "ask", "obey", "obey", "obey", "ready", "ready", "busy", "die", "lose", "back", "restart", "refuse",
-        "crash", "relay", "wait", "beat", "serve", "whole", "whole"]  # fmt: skip
+WHAT = [
+    "ask",
+    "ask",
+    "obey",
+    "obey",
+    "obey",
+    "ready",
+    "ready",
+    "busy",
+    "die",
+    "lose",
+    "back",
+    "restart",
+    "refuse",
+    "crash",
+    "relay",
+    "wait",
+    "beat",
+    "serve",
+    "whole",
+    "whole",
+]
 histories = st.lists(st.tuples(st.sampled_from(WHAT), st.integers(0, 40)), min_size=10, max_size=60)
 
 

@@ -92,7 +92,9 @@ def test_more_stages_than_layers_fail_with_the_number_of_layers() -> None:
     w = group_world(facts=forced(8), model=divisible(1_000, 500, n_layers=5))
     (failed,) = of(w.ask(CHAT), FailDemand)
     assert (failed.error.code, failed.error.message) == (
-        "ModelUnsupported", "a model of 5 layers cannot be divided into 8 stages")  # fmt: skip
+        "ModelUnsupported",
+        "a model of 5 layers cannot be divided into 8 stages",
+    )
 
 
 def test_a_model_whose_layers_are_not_known_has_one_stage_and_no_forced_size() -> None:
@@ -136,7 +138,12 @@ def test_a_plans_trace_says_what_every_other_number_of_stages_was_worth() -> Non
     w = group_world(facts=chat(max_stages=5, slo_ttft_s=4.9), stem_kinds=("llm:vllm",))
     sizes = started(w).attrs["sizes"]
     assert [(s["stages"], s["full"], s["why"]) for s in sizes] == [
-        (1, 1, "ttft"), (2, 2, "ttft"), (3, 1, "chosen"), (4, 1, "memory"), (5, 1, "no room")]  # fmt: skip
+        (1, 1, "ttft"),
+        (2, 2, "ttft"),
+        (3, 1, "chosen"),
+        (4, 1, "memory"),
+        (5, 1, "no room"),
+    ]
     assert [s["ttft_s"] > 4.9 for s in sizes[:4]] == [True, True, False, False]
     assert "ttft_s" not in sizes[4]
 
@@ -160,7 +167,8 @@ def test_the_stages_fetch_every_byte_and_a_full_one_the_rest_behind_the_traffic(
     assert sum(r.n_bytes for r in fetched) == end - header + 56_623_104  # both ends fetch the tied embedding
     full, low = stages[0], stages[1:]
     assert partition.join([*full.first_ranges[1:], *full.later_ranges]) == (
-        FileRange("model.safetensors", header, end - header),)  # fmt: skip
+        FileRange("model.safetensors", header, end - header),
+    )
     assert all(s.later_ranges == () for s in low)
     assert [s.share for s in stages] == [1.0, 0.25, 0.25, 0.25]
 
@@ -171,17 +179,28 @@ def test_each_stages_own_bytes_are_booked_on_its_own_hosts_link() -> None:
     for stage in plan.stages:
         booked = w.view.hosts[stage.host].ledger.fetches()
         assert {k: f.pending for k, f in booked.items()} == {
-            fetch_key(plan.group_id, stage.stage): partition.size(stage.first_ranges)}  # fmt: skip
+            fetch_key(plan.group_id, stage.stage): partition.size(stage.first_ranges)
+        }
 
 
 @pytest.mark.parametrize(
     ("transport", "kind", "address"),
-    [("auto", TransportKind.REDIS, "redis://relay:6379/0"), ("redis", TransportKind.REDIS, "redis://relay:6379/0"),
-     ("tcp", TransportKind.TCP, "redis://relay:6379/0"), ("object", TransportKind.OBJECT, "s3://stages/x")],
-)  # fmt: skip
+    [
+        ("auto", TransportKind.REDIS, "redis://relay:6379/0"),
+        ("redis", TransportKind.REDIS, "redis://relay:6379/0"),
+        ("tcp", TransportKind.TCP, "redis://relay:6379/0"),
+        ("object", TransportKind.OBJECT, "s3://stages/x"),
+    ],
+)
 def test_a_plan_says_where_its_stages_meet_without_a_secret(transport: str, kind: TransportKind, address: str) -> None:
-    w = llm_world(report("h0"), report("h1"), facts=forced(2, transport=transport), model=SMOLLM2,
-                  relay_url="redis://user:secret@relay:6379/0", object_address="s3://stages/x")  # fmt: skip
+    w = llm_world(
+        report("h0"),
+        report("h1"),
+        facts=forced(2, transport=transport),
+        model=SMOLLM2,
+        relay_url="redis://user:secret@relay:6379/0",
+        object_address="s3://stages/x",
+    )
     plan = started(w).plan
     assert (plan.transport.kind, plan.transport.address) == (kind, address)
     assert plan.transport.credential_ref == f"thaw:group-credential:{plan.group_id}"
@@ -195,8 +214,11 @@ def test_a_transport_that_is_not_configured_is_refused_with_the_setting() -> Non
 
 def test_figure_7_thirty_waiting_requests_of_one_slot_get_seven_groups_of_four_and_one_of_two() -> None:
     facts = chat(max_stages=4, slots=1, max_instances=30, need_bytes=600 * MIB)
-    w = World(*(report(f"h{i:02d}", stem_kinds=("llm:vllm",)) for i in range(30)),
-              relay_url="redis://relay:6379/0", window_s=1e-9)  # fmt: skip
+    w = World(
+        *(report(f"h{i:02d}", stem_kinds=("llm:vllm",)) for i in range(30)),
+        relay_url="redis://relay:6379/0",
+        window_s=1e-9,
+    )
     w.do(ActionSeen(facts))
     w.burst(30)
     w.now += 1  # so that only the queue counts
@@ -415,8 +437,9 @@ def _fetching(w: World, start: StartGroup, done: int) -> Any:
 def test_a_stage_that_its_host_refuses_ends_the_group_and_holds_no_memory() -> None:
     w = group_world(facts=forced(2))
     start = started(w)
-    refused = CommandRefused(start.stages[1].command_id, start.stages[1].host_id, start.plan.group_id,
-                             ErrorInfo("Unavailable", "draining"))  # fmt: skip
+    refused = CommandRefused(
+        start.stages[1].command_id, start.stages[1].host_id, start.plan.group_id, ErrorInfo("Unavailable", "draining")
+    )
     decided = w.do(refused)
     assert [c.host_id for c in of(decided, CancelGroup)] == [start.stages[0].host_id]
     w.said(start, STARTING, 0)
@@ -513,10 +536,15 @@ def test_a_refused_release_of_a_group_gives_no_memory_away() -> None:
 
 def rebuilt(start: StartGroup, states: dict[int, InstanceState], **fields: Any) -> Rebuilt:
     plain: dict[str, Any] = {
-        "wall_ms": 10_000, "hosts": tuple(report(f"h{i}") for i in range(4)),
-        "instances": tuple(record_of(start, state, k) for k, state in states.items()), "demand": (),
-        "plans": (start.plan,), "models": (SMOLLM2,), "actions": (forced(4),), "credentials": (start.plan.group_id,),
-    }  # fmt: skip
+        "wall_ms": 10_000,
+        "hosts": tuple(report(f"h{i}") for i in range(4)),
+        "instances": tuple(record_of(start, state, k) for k, state in states.items()),
+        "demand": (),
+        "plans": (start.plan,),
+        "models": (SMOLLM2,),
+        "actions": (forced(4),),
+        "credentials": (start.plan.group_id,),
+    }
     return Rebuilt(**{**plain, **fields})
 
 
@@ -543,7 +571,8 @@ def test_a_successor_goes_on_with_a_group_of_which_every_stage_was_confirmed() -
     (learn,) = of(w.said(start, READY, 1), LearnFrom)
     assert learn.n_stages == 4
     assert {c.host_id for c in of(w.said(start, GONE, 2, error=LOST), CancelGroup)} == {
-        s.host for s in start.plan.stages if s.stage != 2}  # fmt: skip
+        s.host for s in start.plan.stages if s.stage != 2
+    }
 
 
 def test_a_successor_takes_back_credentials_without_a_plan_and_stages_without_one() -> None:

@@ -31,8 +31,9 @@ SLOW = {"t_p": 2.5, "t_d": 0.06, "t_tail": 0.4}
 Cell = bool | float
 """True: a stem cell waits.  False: there is none.  A number: one is being made and is ready after so many seconds."""
 
-devices_st = st.lists(st.tuples(st.sampled_from([4, 8, 16, 24]), st.lists(st.sampled_from([2, 4, 7]), max_size=2)),
-                      min_size=1, max_size=3)  # fmt: skip
+devices_st = st.lists(
+    st.tuples(st.sampled_from([4, 8, 16, 24]), st.lists(st.sampled_from([2, 4, 7]), max_size=2)), min_size=1, max_size=3
+)
 fetches_st = st.lists(st.tuples(st.sampled_from([1, 4, 9]), st.sampled_from([4.0, 9.0, math.inf])), max_size=2)
 hosts_st = st.lists(
     st.tuples(
@@ -47,10 +48,17 @@ hosts_st = st.lists(
 )
 kinds_st = st.lists(st.tuples(st.sampled_from(["A10", "V100"]), st.sampled_from(["none", "enforced"])), max_size=14)
 unlike_st = st.lists(
-    st.tuples(st.integers(50, 400).map(lambda n: n / 100), st.sampled_from([True, False, 2.0]), devices_st, fetches_st,
-              st.sampled_from([False] * 5 + [True])),
-    min_size=1, max_size=24, unique_by=lambda host: host[0],
-)  # fmt: skip
+    st.tuples(
+        st.integers(50, 400).map(lambda n: n / 100),
+        st.sampled_from([True, False, 2.0]),
+        devices_st,
+        fetches_st,
+        st.sampled_from([False] * 5 + [True]),
+    ),
+    min_size=1,
+    max_size=24,
+    unique_by=lambda host: host[0],
+)
 Plain = list[tuple[float, Cell, list[tuple[int, list[int]]], list[tuple[int, float]], bool]]
 
 
@@ -148,12 +156,18 @@ def same_answers(
         )
 
 
-questions_st = st.fixed_dictionaries({
-    "variant": st.sampled_from(["paper", "slides", "min_sharing"]), "most": st.integers(1, 4),
-    "discipline": st.sampled_from(["edf", "equal"]), "slo": st.sampled_from([4.5, 6.0, 7.5, 12.0]),
-    "n_bytes": st.sampled_from([2, 6, 12]), "reserve": st.sampled_from([0, 2]), "full": st.integers(1, 2),
-    "kinds": kinds_st,
-})  # fmt: skip
+questions_st = st.fixed_dictionaries(
+    {
+        "variant": st.sampled_from(["paper", "slides", "min_sharing"]),
+        "most": st.integers(1, 4),
+        "discipline": st.sampled_from(["edf", "equal"]),
+        "slo": st.sampled_from([4.5, 6.0, 7.5, 12.0]),
+        "n_bytes": st.sampled_from([2, 6, 12]),
+        "reserve": st.sampled_from([0, 2]),
+        "full": st.integers(1, 2),
+        "kinds": kinds_st,
+    }
+)
 
 
 @settings(max_examples=400, deadline=None)
@@ -260,8 +274,11 @@ def test_a_link_that_is_measured_anew_is_offered_as_it_is_now() -> None:
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.lists(st.tuples(st.floats(0.5, 9.0), st.floats(0.5, 14.0)), max_size=3), st.floats(0.1, 12.0),
-       st.floats(0.5, 12.0))  # fmt: skip
+@given(
+    st.lists(st.tuples(st.floats(0.5, 9.0), st.floats(0.5, 14.0)), max_size=3),
+    st.floats(0.1, 12.0),
+    st.floats(0.5, 12.0),
+)
 def test_a_link_is_refused_without_being_asked_only_where_it_would_refuse_the_easiest_fetch(
     fetches: list[tuple[float, float]], part: float, latest_s: float
 ) -> None:

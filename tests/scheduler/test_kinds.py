@@ -75,7 +75,8 @@ def test_an_idle_instance_goes_when_only_its_host_would_be_in_time_and_no_timer_
     decided = w.ask(CHAT)
     assert of(decided, StartGroup) == []
     assert [(r.instance_id, r.reason) for r in of(decided, ReleaseInstance)] == [
-        (first.stages[0].instance_id, "memory")]  # fmt: skip
+        (first.stages[0].instance_id, "memory")
+    ]
     assert [wake.at_s for wake in of(decided, Wake) if wake.kind is TimerKind.RESCALE] == [w.now + RECHECK_S]
     (start,) = of(w.said(first, InstanceState.GONE), StartGroup)
     assert (start.plan.stages[0].host, start.attrs["fallback"]) == ("h1", False)

@@ -88,7 +88,9 @@ def test_a_model_is_inspected_before_its_first_start_and_the_plan_names_every_fi
     assert [c.uri for c in host.commands.of(InspectModel)] == ["file:///m"]
     stage = start.plan.stages[0]
     assert [(r.file, r.offset, r.n_bytes) for r in stage.first_ranges] == [
-        ("config.json", 0, 10), ("w.safetensors", 0, 1_000)]  # fmt: skip
+        ("config.json", 0, 10),
+        ("w.safetensors", 0, 1_000),
+    ]
     assert (stage.layers, stage.role, start.plan.model.sha256) == ((0, 8), "full", "aa")
     assert start.plan.bound_ttft_s is None  # so few bytes say nothing about the link, and no start has been seen
     assert {t.part for t in start.plan.bound_terms} > {"bytes", "container", "engine", "prefill"}
@@ -158,9 +160,13 @@ def test_a_scheduler_that_was_stopped_and_replaced_sends_nothing_more(platform: 
 
 @pytest.mark.parametrize(
     "odd",
-    [{"slo": SloConfig(ttft_ms=10**400)}, {"scaling": ScalingConfig(min_instances=10**12, max_instances=10**12)},
-     {"scaling": ScalingConfig(keep_alive_s=math.nan)}, {"resources": ResourcesConfig(gpu_memory_mb=10**400)}],
-)  # fmt: skip
+    [
+        {"slo": SloConfig(ttft_ms=10**400)},
+        {"scaling": ScalingConfig(min_instances=10**12, max_instances=10**12)},
+        {"scaling": ScalingConfig(keep_alive_s=math.nan)},
+        {"resources": ResourcesConfig(gpu_memory_mb=10**400)},
+    ],
+)
 def test_a_record_with_impossible_numbers_keeps_no_other_action_from_its_start(
     platform: Any, odd: dict[str, Any]
 ) -> None:

@@ -19,8 +19,13 @@ def test_a_migration_that_nothing_disturbs_ends_at_the_destination_and_frees_the
         state, commands = step(state, event)
         said += commands
     assert state is State.MOVED
-    assert said == [Command.ASK_SOURCE, Command.RESUME_AT_DEST, Command.STOP_SOURCE, Command.ROUTE_TO_DEST,
-                    Command.RELEASE_SOURCE]  # fmt: skip
+    assert said == [
+        Command.ASK_SOURCE,
+        Command.RESUME_AT_DEST,
+        Command.STOP_SOURCE,
+        Command.ROUTE_TO_DEST,
+        Command.RELEASE_SOURCE,
+    ]
 
 
 @pytest.mark.parametrize("state", [State.RESUMING, State.SWITCHING])
@@ -49,7 +54,10 @@ def test_a_source_that_fails_during_migration_has_its_kv_cleared_and_its_model_u
     state: State,
 ) -> None:
     assert step(state, Event.SOURCE_FAILED).commands == (
-        Command.DROP_KV_AT_DEST, Command.UNLOAD_AT_DEST, Command.RETRY_ELSEWHERE)  # fmt: skip
+        Command.DROP_KV_AT_DEST,
+        Command.UNLOAD_AT_DEST,
+        Command.RETRY_ELSEWHERE,
+    )
 
 
 def test_a_destination_that_fails_while_loading_cancels_the_migration_and_the_source_never_knew() -> None:

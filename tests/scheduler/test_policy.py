@@ -503,8 +503,15 @@ def test_a_slow_link_gives_a_fallback_plan_without_a_deadline_and_a_fast_one_a_d
 
 
 def _rebuilt(**fields: Any) -> Rebuilt:
-    plain: dict[str, Any] = {"wall_ms": 10_000, "hosts": (report(),), "instances": (), "demand": (), "plans": (),
-                             "models": (), "actions": (hello(),)}  # fmt: skip
+    plain: dict[str, Any] = {
+        "wall_ms": 10_000,
+        "hosts": (report(),),
+        "instances": (),
+        "demand": (),
+        "plans": (),
+        "models": (),
+        "actions": (hello(),),
+    }
     return Rebuilt(**{**plain, **fields})
 
 
@@ -553,10 +560,12 @@ def test_a_successor_waits_for_silent_gateways_before_it_drops_what_they_hold() 
 
 
 steps = st.lists(
-    st.tuples(st.sampled_from(["ask", "ask", "ask", "ready", "gone", "idle", "report", "wait", "lose", "join"]),
-              st.integers(0, 5)),
+    st.tuples(
+        st.sampled_from(["ask", "ask", "ask", "ready", "gone", "idle", "report", "wait", "lose", "join"]),
+        st.integers(0, 5),
+    ),
     max_size=60,
-)  # fmt: skip
+)
 SIZES = [100, 300, 700]
 
 

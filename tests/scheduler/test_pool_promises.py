@@ -74,8 +74,12 @@ class Host:
 class Cluster:
     """``words`` are the hosts' messages about instances that the scheduler has not read yet."""
 
-    def __init__(self, stores: Iterable[tuple[SegmentStore, SlabPool]], models: Iterable[tuple[int, int]],
-                 sizes: Iterable[int | None]) -> None:  # fmt: skip
+    def __init__(
+        self,
+        stores: Iterable[tuple[SegmentStore, SlabPool]],
+        models: Iterable[tuple[int, int]],
+        sizes: Iterable[int | None],
+    ) -> None:
         self.clock_ms = 1_000
         self.hosts = [Host(HostId(f"h{i}"), store, pool) for i, (store, pool) in enumerate(stores)]
         for host in self.hosts:
@@ -88,8 +92,20 @@ class Cluster:
             facts = self.model(i, layer * KIB, entry * KIB)
             name = ActionName(f"guest/a{i}")
             self.actions.append(name)
-            self.tell(ActionSeen(chat(name=name, model_uri=facts.uri, max_stages=4, forced_stages=n_stages, slots=1,
-                                      need_bytes=1024 * KIB, keep_alive_s=1.0, slo_ttft_s=60.0)))  # fmt: skip
+            self.tell(
+                ActionSeen(
+                    chat(
+                        name=name,
+                        model_uri=facts.uri,
+                        max_stages=4,
+                        forced_stages=n_stages,
+                        slots=1,
+                        need_bytes=1024 * KIB,
+                        keep_alive_s=1.0,
+                        slo_ttft_s=60.0,
+                    )
+                )
+            )
             self.tell(ModelInspected(facts.uri, HostId("h0"), facts))
 
     @staticmethod
@@ -141,12 +157,21 @@ class Cluster:
     def write(self, host: Host) -> None:
         seen_ms = self.tick()
         held = tuple(
-            HeldSegment(s.key, s.n_slabs, s.complete, tuple(sorted(InstanceId(x) for x in s.holders if x in host.stages)))
-            for s in host.store.statuses() if s.holders
-        )  # fmt: skip
+            HeldSegment(
+                s.key, s.n_slabs, s.complete, tuple(sorted(InstanceId(x) for x in s.holders if x in host.stages))
+            )
+            for s in host.store.statuses()
+            if s.holders
+        )
         pool = PoolReport(host.pool.slab_bytes, host.pool.n_slabs, seen_ms, held, tuple(sorted(host.stages)))
-        host.written = report(host.host_id, 1 << 20, seen_wall_ms=seen_ms, network_bytes_per_s=25e6, pool=pool,
-                              instances=tuple(sorted(host.stages)))  # fmt: skip
+        host.written = report(
+            host.host_id,
+            1 << 20,
+            seen_wall_ms=seen_ms,
+            network_bytes_per_s=25e6,
+            pool=pool,
+            instances=tuple(sorted(host.stages)),
+        )
 
     def obey(self, host: Host) -> None:
         command = host.commands.popleft()
@@ -211,9 +236,38 @@ class Cluster:
         self.words.append(mine.record)
 
 
-WHAT = ["ask", "ask", "obey", "obey", "obey", "obey", "fetch", "fetch", "fetch", "fetch", "complete", "complete",
-        "complete", "fail", "ready", "ready", "ready", "end", "bury", "bury", "write", "write", "write", "read", "read",
-        "word", "word", "word", "word", "later"]  # fmt: skip
+WHAT = [
+    "ask",
+    "ask",
+    "obey",
+    "obey",
+    "obey",
+    "obey",
+    "fetch",
+    "fetch",
+    "fetch",
+    "fetch",
+    "complete",
+    "complete",
+    "complete",
+    "fail",
+    "ready",
+    "ready",
+    "ready",
+    "end",
+    "bury",
+    "bury",
+    "write",
+    "write",
+    "write",
+    "read",
+    "read",
+    "word",
+    "word",
+    "word",
+    "word",
+    "later",
+]
 steps = st.lists(st.tuples(st.sampled_from(WHAT), st.integers(0, 40)), min_size=60, max_size=200)
 # the KiB of a slab, and the number of slabs of a host
 pools = st.lists(st.tuples(st.sampled_from([16, 64]), st.integers(3, 12)), min_size=1, max_size=4)
@@ -273,9 +327,11 @@ def real_pools(sizes: Iterable[tuple[int, int]]) -> Iterator[list[tuple[SegmentS
 
 
 def promises_are_kept(
-    sizes: list[tuple[int, int]], models: list[tuple[int, int]], stages: list[int | None],
+    sizes: list[tuple[int, int]],
+    models: list[tuple[int, int]],
+    stages: list[int | None],
     history: list[tuple[str, int]],
-) -> int:  # fmt: skip
+) -> int:
     with real_pools(sizes) as stores:
         c = Cluster(stores, models, stages[: len(models)])
         play(c, history)
@@ -285,9 +341,11 @@ def promises_are_kept(
 @settings(max_examples=100, deadline=None)
 @given(sizes=pools, models=model_sizes, stages=n_stages, history=steps)
 def test_an_honest_host_never_refuses_for_memory_what_the_scheduler_decided(
-    sizes: list[tuple[int, int]], models: list[tuple[int, int]], stages: list[int | None],
+    sizes: list[tuple[int, int]],
+    models: list[tuple[int, int]],
+    stages: list[int | None],
     history: list[tuple[str, int]],
-) -> None:  # fmt: skip
+) -> None:
     promises_are_kept(sizes, models, stages, history)
 
 
@@ -295,7 +353,9 @@ def test_an_honest_host_never_refuses_for_memory_what_the_scheduler_decided(
 @settings(max_examples=2_000, deadline=None)
 @given(sizes=pools, models=model_sizes, stages=n_stages, history=steps)
 def test_an_honest_host_never_refuses_in_two_thousand_histories(
-    sizes: list[tuple[int, int]], models: list[tuple[int, int]], stages: list[int | None],
+    sizes: list[tuple[int, int]],
+    models: list[tuple[int, int]],
+    stages: list[int | None],
     history: list[tuple[str, int]],
-) -> None:  # fmt: skip
+) -> None:
     promises_are_kept(sizes, models, stages, history)

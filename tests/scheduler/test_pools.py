@@ -210,8 +210,17 @@ def test_a_successor_counts_what_a_group_has_on_a_host_that_it_hears_of_later() 
     (start,) = of(former.ask(CHAT), StartGroup)
     (where,) = (stage.host for stage in start.plan.stages)
     w = World()
-    w.do(Rebuilt(10_000, (host("h2", 5),), (record_of(start, InstanceState.STARTING),), (), (start.plan,), (FACTS,),
-                 (chat(),)))  # fmt: skip
+    w.do(
+        Rebuilt(
+            10_000,
+            (host("h2", 5),),
+            (record_of(start, InstanceState.STARTING),),
+            (),
+            (start.plan,),
+            (FACTS,),
+            (chat(),),
+        )
+    )
     w.do(HostSeen(host(where, 5, 0, 2_000)))
     assert {h.host_id: h.pool.free_slabs() for h in w.view.hosts.values()} == {"h2": 5, where: 3}
 
@@ -381,8 +390,14 @@ def test_a_start_that_a_successor_cancels_counts_until_its_hosts_have_nothing_of
     assert len(of(w.do(found), CancelGroup)) == 4
     assert free(w) == free(old)
     there = {r.host_id: (r.instance_id,) for r in records}
-    w.do(HostsSeen(tuple(replace(r, pool=replace(SIX, seen_wall_ms=2_000, users=there.get(h, ())))
-                         for h, r in old.reports.items())))  # fmt: skip
+    w.do(
+        HostsSeen(
+            tuple(
+                replace(r, pool=replace(SIX, seen_wall_ms=2_000, users=there.get(h, ())))
+                for h, r in old.reports.items()
+            )
+        )
+    )
     assert free(w) == {h: n if h in there else SIX.n_slabs for h, n in free(old).items()}
     for k in range(n_confirmed):
         w.said(start, GONE, k, created_wall_ms=900)

@@ -21,8 +21,19 @@ LINK = 100.0 * MB
 def report(seen_s: float, *fetches: FetchReport, boot: str = "boot", offset_s: float = 1_000.0) -> HostReport:
     """A report of a host whose clock is ``offset_s`` ahead."""
     device = Device("cpu", "cpu", 10**9, 10**9)
-    return HostReport(HostId("h"), boot, "a:1", (device,), 2, LINK, "none", "process", 0,
-                      int((seen_s + offset_s) * 1000), fetches=fetches)  # fmt: skip
+    return HostReport(
+        HostId("h"),
+        boot,
+        "a:1",
+        (device,),
+        2,
+        LINK,
+        "none",
+        "process",
+        0,
+        int((seen_s + offset_s) * 1000),
+        fetches=fetches,
+    )
 
 
 def host(discipline: Discipline = "edf") -> HostView:

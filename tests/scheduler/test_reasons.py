@@ -19,9 +19,13 @@ def server(i: int, b: float = 2e9, n_workers: int = 0, free: float = 22e9) -> Se
 
 
 def reasons(
-    servers: list[Server], *, slo_ttft: float = 7.5, slo_tpot: float = 0.2, variant: Variant = "min_sharing",
+    servers: list[Server],
+    *,
+    slo_ttft: float = 7.5,
+    slo_tpot: float = 0.2,
+    variant: Variant = "min_sharing",
     bandwidth: Bandwidth = lambda s, n, t: s.bandwidth,
-) -> list[tuple[int, int, Reason]]:  # fmt: skip
+) -> list[tuple[int, int, Reason]]:
     request = Request(12e9, slo_ttft=slo_ttft, slo_tpot=slo_tpot, times=TIMES)
     weighing = weigh(servers, request, variant=variant, min_stages=1, max_stages=4, min_full=1, bandwidth=bandwidth)
     return [(c.s, c.w, c.reason) for c in considered(weighing, servers, variant, bandwidth)]
@@ -30,14 +34,24 @@ def reasons(
 def test_late_slow_and_without_room_are_told_apart_from_what_holds_more() -> None:
     three = [server(i) for i in range(3)]
     assert reasons(three, slo_ttft=7.4, slo_tpot=0.084) == [
-        (1, 1, Reason.TTFT), (2, 1, Reason.CHOSEN), (3, 3, Reason.MEMORY), (4, 1, Reason.NO_ROOM)]  # fmt: skip
+        (1, 1, Reason.TTFT),
+        (2, 1, Reason.CHOSEN),
+        (3, 3, Reason.MEMORY),
+        (4, 1, Reason.NO_ROOM),
+    ]
     assert reasons(three[:2], slo_ttft=60.0, slo_tpot=0.04) == [
-        (1, 1, Reason.CHOSEN), (2, 2, Reason.TPOT), (3, 1, Reason.NO_ROOM), (4, 1, Reason.NO_ROOM)]  # fmt: skip
+        (1, 1, Reason.CHOSEN),
+        (2, 2, Reason.TPOT),
+        (3, 1, Reason.NO_ROOM),
+        (4, 1, Reason.NO_ROOM),
+    ]
 
 
 def test_what_shares_more_devices_lost_for_that() -> None:
     assert reasons([server(0), server(1, n_workers=1)], slo_ttft=60.0)[:2] == [
-        (1, 1, Reason.CHOSEN), (2, 1, Reason.SHARING)]  # fmt: skip
+        (1, 1, Reason.CHOSEN),
+        (2, 1, Reason.SHARING),
+    ]
 
 
 def test_the_paper_stops_at_the_first_size_and_says_nothing_of_the_others() -> None:

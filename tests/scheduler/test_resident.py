@@ -97,11 +97,15 @@ def test_a_rate_that_starts_have_shown_moves_the_place_of_the_next_one() -> None
 
 
 _HERE = Resident("s3://m", SMOLLM2.n_bytes, "aa")
-_HOST = st.fixed_dictionaries({
-    "network_bytes_per_s": st.sampled_from([SLOW, 25e6, 1e9]),
-    "resident": st.sampled_from([(), (_HERE,), (replace(_HERE, version="former"),), (replace(_HERE, n_bytes=10**7),)]),
-    "stem_kinds": st.sampled_from([(), ("llm:vllm",)]),
-})  # fmt: skip
+_HOST = st.fixed_dictionaries(
+    {
+        "network_bytes_per_s": st.sampled_from([SLOW, 25e6, 1e9]),
+        "resident": st.sampled_from(
+            [(), (_HERE,), (replace(_HERE, version="former"),), (replace(_HERE, n_bytes=10**7),)]
+        ),
+        "stem_kinds": st.sampled_from([(), ("llm:vllm",)]),
+    }
+)
 _TIMES = st.fixed_dictionaries(
     {n: st.floats(0.001, 3.0) for n in ("t_cc", "t_cu", "t_l", "t_p", "t_d", "t_n", "t_tail")}
 )
@@ -109,13 +113,21 @@ _TIMES = st.fixed_dictionaries(
 
 @settings(max_examples=150, deadline=None)
 @given(
-    hosts=st.lists(_HOST, min_size=1, max_size=4), cold=_TIMES, prewarmed=_TIMES,
-    stages=st.sampled_from([None, 1, 2, 4]), slo_ttft_s=st.sampled_from([1.0, 7.5, 60.0]), n=st.integers(1, 3),
-)  # fmt: skip
+    hosts=st.lists(_HOST, min_size=1, max_size=4),
+    cold=_TIMES,
+    prewarmed=_TIMES,
+    stages=st.sampled_from([None, 1, 2, 4]),
+    slo_ttft_s=st.sampled_from([1.0, 7.5, 60.0]),
+    n=st.integers(1, 3),
+)
 def test_no_start_is_foretold_earlier_than_idle_links_allow(
-    hosts: list[dict[str, Any]], cold: dict[str, float], prewarmed: dict[str, float], stages: int | None,
-    slo_ttft_s: float, n: int,
-) -> None:  # fmt: skip
+    hosts: list[dict[str, Any]],
+    cold: dict[str, float],
+    prewarmed: dict[str, float],
+    stages: int | None,
+    slo_ttft_s: float,
+    n: int,
+) -> None:
     """This holds for any known times, wherever the model is, and whichever other fetches are in progress."""
     reports = [report(f"h{i}", memory_mb=16_384, **fields) for i, fields in enumerate(hosts)]
     facts = chat(forced_stages=stages, max_stages=4, slo_ttft_s=slo_ttft_s, slots=1)

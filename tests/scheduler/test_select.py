@@ -137,8 +137,9 @@ servers_st = st.lists(
         st.sampled_from([0.0, 0.5, 1.0, 1.5, 2.0]),
         st.lists(st.tuples(st.sampled_from([3, 6, 12, 24]), st.integers(0, 1)), min_size=1, max_size=2),
     ),
-    min_size=1, max_size=5,
-)  # fmt: skip
+    min_size=1,
+    max_size=5,
+)
 
 
 def build(plain: list[tuple[float, list[tuple[int, int]]]]) -> list[Server]:
@@ -179,8 +180,12 @@ def brute_force(servers: list[Server], request: Request, every: Sequence[Size]) 
 
 
 @settings(max_examples=150)
-@given(plain=servers_st, slo=st.sampled_from([5.0, 7.5, 9.0, 15.0]), per_token=st.sampled_from([0.07, 0.1, 0.2]),
-       min_full=st.integers(0, 2))  # fmt: skip
+@given(
+    plain=servers_st,
+    slo=st.sampled_from([5.0, 7.5, 9.0, 15.0]),
+    per_token=st.sampled_from([0.07, 0.1, 0.2]),
+    min_full=st.integers(0, 2),
+)
 def test_min_sharing_equals_trying_every_subset(
     plain: list[tuple[float, list[tuple[int, int]]]], slo: float, per_token: float, min_full: int
 ) -> None:
@@ -192,14 +197,30 @@ def test_min_sharing_equals_trying_every_subset(
     else:
         assert scheme is not None
         assert not scheme.fallback
-        found = (scheme.sharing, scheme.memory, scheme.s, scheme.w, round(scheme.ttft, 9), scheme.full_ids,
-                 scheme.low_ids)  # fmt: skip
+        found = (
+            scheme.sharing,
+            scheme.memory,
+            scheme.s,
+            scheme.w,
+            round(scheme.ttft, 9),
+            scheme.full_ids,
+            scheme.low_ids,
+        )
         assert found == best
 
 
 @settings(max_examples=100)
-@given(plain=st.lists(st.tuples(st.sampled_from([1.0, 2.0]), st.lists(st.tuples(st.sampled_from([3, 12]), st.integers(0, 1)),
-       min_size=1, max_size=2)), min_size=4, max_size=6), slo=st.sampled_from([9.0, 15.0]))  # fmt: skip
+@given(
+    plain=st.lists(
+        st.tuples(
+            st.sampled_from([1.0, 2.0]),
+            st.lists(st.tuples(st.sampled_from([3, 12]), st.integers(0, 1)), min_size=1, max_size=2),
+        ),
+        min_size=4,
+        max_size=6,
+    ),
+    slo=st.sampled_from([9.0, 15.0]),
+)
 def test_of_every_size_the_placement_of_least_sharing_is_found(
     plain: list[tuple[float, list[tuple[int, int]]]], slo: float
 ) -> None:
@@ -208,8 +229,18 @@ def test_of_every_size_the_placement_of_least_sharing_is_found(
     for size in sizes(request, 3, 4, 0):
         scheme = least_sharing(size, candidates(servers, size, "min_sharing", static_bandwidth))
         best = brute_force(servers, request, [size])
-        assert best == (scheme and (scheme.sharing, scheme.memory, scheme.s, scheme.w, round(scheme.ttft, 9),
-                                    scheme.full_ids, scheme.low_ids))  # fmt: skip
+        assert best == (
+            scheme
+            and (
+                scheme.sharing,
+                scheme.memory,
+                scheme.s,
+                scheme.w,
+                round(scheme.ttft, 9),
+                scheme.full_ids,
+                scheme.low_ids,
+            )
+        )
 
 
 @pytest.mark.parametrize("variant", ["paper", "slides", "min_sharing"])

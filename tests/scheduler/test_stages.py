@@ -15,11 +15,22 @@ from thaw.errors import ModelUnsupported
 from thaw.model import FileRange, ModelFacts, ModelParts
 
 SHARDED = ModelFacts(
-    "s3://sharded", 150, 120, 2, (50, 40), 30, "", "e", True,
+    "s3://sharded",
+    150,
+    120,
+    2,
+    (50, 40),
+    30,
+    "",
+    "e",
+    True,
     {"config.json": 20, "embedding": 10, "one": 60, "two": 50, "unused.safetensors": 10},
-    parts=ModelParts((FileRange("embedding", 0, 10),), ((FileRange("one", 10, 50),), (FileRange("two", 0, 40),)),
-                     (FileRange("two", 40, 10),)),
-)  # fmt: skip
+    parts=ModelParts(
+        (FileRange("embedding", 0, 10),),
+        ((FileRange("one", 10, 50),), (FileRange("two", 0, 40),)),
+        (FileRange("two", 40, 10),),
+    ),
+)
 """The embedding has a file of its own, and so has each layer."""
 
 

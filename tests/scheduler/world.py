@@ -34,8 +34,19 @@ def divisible(layer: int, entry: int, n_layers: int, sidecar: int = 700, header:
     parts = ModelParts((first,), tuple((r,) for r in layers), (norm,), (first,))
     files = {"config.json": sidecar, "model.safetensors": end + 1_152}
     weights = entry + n_layers * layer + 1_152
-    return ModelFacts("s3://m", sum(files.values()), weights, n_layers, (layer,) * n_layers, entry + 1_152, "aa", "",
-                      True, files, parts=parts)  # fmt: skip
+    return ModelFacts(
+        "s3://m",
+        sum(files.values()),
+        weights,
+        n_layers,
+        (layer,) * n_layers,
+        entry + 1_152,
+        "aa",
+        "",
+        True,
+        files,
+        parts=parts,
+    )
 
 
 SMOLLM2 = divisible(layer=7_080_192, entry=56_623_104, n_layers=30, sidecar=3_519_000)
@@ -106,8 +117,9 @@ class World:
         """Report every stage as ready, the last stage first."""
         decided: list[Decision] = []
         for stage in reversed(range(len(start.stages))):
-            decided += self.said(start, InstanceState.READY, stage, idle_since_wall_ms=1 if idle else None,
-                                 inflight=int(not idle))  # fmt: skip
+            decided += self.said(
+                start, InstanceState.READY, stage, idle_since_wall_ms=1 if idle else None, inflight=int(not idle)
+            )
         for activation in start.activation_ids:
             self.do(DemandRemoved(activation, start.plan.action))
         return decided
@@ -130,10 +142,21 @@ class World:
 def record_of(start: StartGroup, state: InstanceState, stage: int = 0, **fields: Any) -> InstanceRecord:
     at, n = start.plan.stages[stage], len(start.plan.stages)
     plain = InstanceRecord(
-        start.stages[stage].instance_id, at.host, start.plan.action, start.plan.action_version, start.plan.group_id,
-        state, "a:1", 0 if stage else n, at.reserve_bytes, at.device, StartMode.COLD, keep_alive_s=60.0, stage=stage,
+        start.stages[stage].instance_id,
+        at.host,
+        start.plan.action,
+        start.plan.action_version,
+        start.plan.group_id,
+        state,
+        "a:1",
+        0 if stage else n,
+        at.reserve_bytes,
+        at.device,
+        StartMode.COLD,
+        keep_alive_s=60.0,
+        stage=stage,
         n_stages=n,
-    )  # fmt: skip
+    )
     return replace(plain, **fields)
 
 

@@ -32,8 +32,14 @@ class Machine:
         return self.began_ns + round((server_ns - SERVER_ZERO) * self.rate)
 
     def event(self, name: Phase, server_ns: int, host: str = "", stage: int = 0) -> TraceEvent:
-        return TraceEvent(name, host=host, stage=stage, boot_id=self.boot, mono_ns=self.mono(server_ns),
-                          wall_ns=server_ns + self.wall_error_ns)  # fmt: skip
+        return TraceEvent(
+            name,
+            host=host,
+            stage=stage,
+            boot_id=self.boot,
+            mono_ns=self.mono(server_ns),
+            wall_ns=server_ns + self.wall_error_ns,
+        )
 
 
 def machine(rng: random.Random, boot: str) -> Machine:
@@ -133,8 +139,12 @@ def readings(rng: random.Random, machines: list[Machine], events: list[TraceEven
     return found
 
 
-CAUSES = ((P.PLANNED_BEGIN, P.COMMAND), (P.DISPATCHED, P.PREFILL_BEGIN), (P.PREFILL_END, P.FIRST_TOKEN),
-          (P.RUN_END, P.FINISHED))  # fmt: skip
+CAUSES = (
+    (P.PLANNED_BEGIN, P.COMMAND),
+    (P.DISPATCHED, P.PREFILL_BEGIN),
+    (P.PREFILL_END, P.FIRST_TOKEN),
+    (P.RUN_END, P.FINISHED),
+)
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -172,8 +182,10 @@ def test_readings_that_contradict_the_order_of_events_are_not_used() -> None:
     machines = [machine(rng, boot) for boot in ("gateway", "scheduler", "h0", "h1", "h2")]
     events, _ = start(rng, machines)
     told = readings(rng, machines, events)
-    moved = [replace(e, attrs={**e.attrs, "offset_ns": int(str(e.attrs["offset_ns"])) - HOUR}) if e.boot_id == "h0" else e
-             for e in told]  # fmt: skip
+    moved = [
+        replace(e, attrs={**e.attrs, "offset_ns": int(str(e.attrs["offset_ns"])) - HOUR}) if e.boot_id == "h0" else e
+        for e in told
+    ]
     clocks = compare([*events, *moved], events[0])
     assert clocks["h0"].shift_ns == compare(events, events[0])["h0"].shift_ns
 

@@ -28,8 +28,13 @@ def _allowed_args() -> set[str]:
     tree = ast.parse(
         (Path(__file__).parents[2] / "runtime-python/thaw_runtime/engine/vllm/configuration.py").read_text()
     )
-    (call,) = (node.value for node in tree.body if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)
-               and ast.unparse(node.targets[0]) == "ALLOWED_ARGS")  # fmt: skip
+    (call,) = (
+        node.value
+        for node in tree.body
+        if isinstance(node, ast.Assign)
+        and isinstance(node.value, ast.Call)
+        and ast.unparse(node.targets[0]) == "ALLOWED_ARGS"
+    )
     return set(ast.literal_eval(call.args[0]))
 
 
@@ -47,22 +52,54 @@ def test_a_deploy_takes_the_arguments_that_the_engine_takes() -> None:
     [
         ({"kind": "llm:other"}, "$.kind", 'the only kind that takes a config is "llm:vllm"'),
         ({"model": {}}, "$.model.uri", "add it: s3://bucket/prefix, http(s)://host/path or file:///absolute/path"),
-        ({"model": {"uri": "ftp://x"}}, "$.model.uri", "s3://bucket/prefix, http(s)://host/path or file:///absolute/path"),
+        (
+            {"model": {"uri": "ftp://x"}},
+            "$.model.uri",
+            "s3://bucket/prefix, http(s)://host/path or file:///absolute/path",
+        ),
         ({"model": {"url": "s3://x", "uri": "s3://x"}}, "$.model.url", "known keys: served_name, uri"),
         ({"scaling": {"max_batch": 0}}, "$.scaling.max_batch", "requests one instance runs at once, 1 to 1024"),
-        ({"scaling": {"stages": 9}}, "$.scaling.stages", "forces the number of stages, 1 to 8; leave it out to let the scheduler decide"),
+        (
+            {"scaling": {"stages": 9}},
+            "$.scaling.stages",
+            "forces the number of stages, 1 to 8; leave it out to let the scheduler decide",
+        ),
         ({"scaling": {"stages": 2, "keep": 3}}, "$.scaling.keep", "set it to at most 2"),
         ({"engine": {"dtype": "fp4"}}, "$.engine.dtype", "one of auto, float32, float16, bfloat16"),
         ({"slo": {"ttft_ms": 10**400}}, "$.slo.ttft_ms", "milliseconds to the first token, 1 to 3600000"),
         ({"slo": {"ttft_ms": 7500.0}}, "$.slo.ttft_ms", "milliseconds to the first token, 1 to 3600000"),
-        ({"scaling": {"max_instances": 10**12}}, "$.scaling.max_instances", "1 to 1024; a group of stages counts as one"),
-        ({"scaling": {"min_instances": True}}, "$.scaling.min_instances", "instances kept when idle, 0 to 1024; a group of stages counts as one"),
-        ({"scaling": {"keep_alive_s": math.nan}}, "$.scaling.keep_alive_s", "seconds an idle instance stays, 0 to 31536000 (a year)"),
-        ({"scaling": {"keep_alive_s": math.inf}}, "$.scaling.keep_alive_s", "seconds an idle instance stays, 0 to 31536000 (a year)"),
-        ({"engine": {"args": {"tensor_parallel_size": 2}}}, "$.engine.args", f"one of {', '.join(sorted(ALLOWED_ARGS))}"),
-        ({"limits": {"timeout": "5s"}}, "$.limits.timeout", "milliseconds a request may take, cold start included, 100 to 3600000"),
+        (
+            {"scaling": {"max_instances": 10**12}},
+            "$.scaling.max_instances",
+            "1 to 1024; a group of stages counts as one",
+        ),
+        (
+            {"scaling": {"min_instances": True}},
+            "$.scaling.min_instances",
+            "instances kept when idle, 0 to 1024; a group of stages counts as one",
+        ),
+        (
+            {"scaling": {"keep_alive_s": math.nan}},
+            "$.scaling.keep_alive_s",
+            "seconds an idle instance stays, 0 to 31536000 (a year)",
+        ),
+        (
+            {"scaling": {"keep_alive_s": math.inf}},
+            "$.scaling.keep_alive_s",
+            "seconds an idle instance stays, 0 to 31536000 (a year)",
+        ),
+        (
+            {"engine": {"args": {"tensor_parallel_size": 2}}},
+            "$.engine.args",
+            f"one of {', '.join(sorted(ALLOWED_ARGS))}",
+        ),
+        (
+            {"limits": {"timeout": "5s"}},
+            "$.limits.timeout",
+            "milliseconds a request may take, cold start included, 100 to 3600000",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_violation_names_its_path_and_the_fix(change: dict[str, Any], path: str, fix: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_llm_config(MINIMAL | change)

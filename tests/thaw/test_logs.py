@@ -89,8 +89,9 @@ def test_a_process_goes_on_over_a_full_disk_a_closed_pipe_and_without_a_stderr()
         done = [
             subprocess.run([sys.executable, "-c", ONE_LINE], stderr=full, stdout=subprocess.PIPE, text=True),
             subprocess.run([sys.executable, "-c", ONE_LINE], stderr=broken, stdout=subprocess.PIPE, text=True),
-            subprocess.run(["sh", "-c", 'exec "$0" -c "$1" 2>&-', sys.executable, ONE_LINE], stdout=subprocess.PIPE,
-                           text=True),
-        ]  # fmt: skip
+            subprocess.run(
+                ["sh", "-c", 'exec "$0" -c "$1" 2>&-', sys.executable, ONE_LINE], stdout=subprocess.PIPE, text=True
+            ),
+        ]
     os.close(broken)
     assert [one.stdout for one in done] == ["goes on\n"] * 3

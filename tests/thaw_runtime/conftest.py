@@ -97,8 +97,14 @@ def frames(reply: Any) -> Iterator[dict[str, Any]]:
         yield json.loads(reply.read(struct.unpack("<I", head)[0]))
 
 
-def llm_init(*, reserve: int = 1 << 30, n_threads: int = 1, dtype: str = "auto", args: Mapping[str, object] = {},
-             max_model_len: int = 512) -> LlmInit:  # fmt: skip
+def llm_init(
+    *,
+    reserve: int = 1 << 30,
+    n_threads: int = 1,
+    dtype: str = "auto",
+    args: Mapping[str, object] = {},
+    max_model_len: int = 512,
+) -> LlmInit:
     config = LlmConfig("llm:vllm", ModelConfig("test"), EngineConfig(dtype, max_model_len, args))
     return LlmInit(
         ActionName("guest/chat"), GroupId("f" * 32), 0, 1, (0, 0), config, reserve, 1.0, n_threads, HostId("h1")

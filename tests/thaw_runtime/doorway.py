@@ -150,7 +150,13 @@ def _tensors(weights: bytes, data: int) -> tuple[TensorInfo, ...]:
     header.pop("__metadata__", None)
     found = sorted(header.items(), key=lambda item: item[1]["data_offsets"][0])
     return tuple(
-        TensorInfo(name, WEIGHTS, data + t["data_offsets"][0], t["data_offsets"][1] - t["data_offsets"][0],
-                   t["dtype"], tuple(t["shape"]))
+        TensorInfo(
+            name,
+            WEIGHTS,
+            data + t["data_offsets"][0],
+            t["data_offsets"][1] - t["data_offsets"][0],
+            t["dtype"],
+            tuple(t["shape"]),
+        )
         for name, t in found
-    )  # fmt: skip
+    )

@@ -25,9 +25,13 @@ from thaw_runtime.start import fork
 
 def draw() -> dict[str, str]:
     return {
-        "random": str(random.random()), "numpy": str(numpy.random.random()), "torch": str(torch.rand(1).item()),
-        "uuid4": str(uuid.uuid4()), "secrets": secrets.token_hex(8), "ssl": ssl.RAND_bytes(8).hex(),
-    }  # fmt: skip
+        "random": str(random.random()),
+        "numpy": str(numpy.random.random()),
+        "torch": str(torch.rand(1).item()),
+        "uuid4": str(uuid.uuid4()),
+        "secrets": secrets.token_hex(8),
+        "ssl": ssl.RAND_bytes(8).hex(),
+    }
 
 
 def main(directory: Path) -> None:

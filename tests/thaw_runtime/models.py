@@ -31,14 +31,36 @@ def write_tiny_model(directory: Path) -> Path:
     directory.mkdir(parents=True, exist_ok=True)
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
     tokenizer = {
-        "version": "1.0", "truncation": None, "padding": None, "normalizer": None, "post_processor": None,
-        "added_tokens": [{"id": 256, "content": "<end>", "single_word": False, "lstrip": False, "rstrip": False,
-                          "normalized": False, "special": True}],
-        "pre_tokenizer": byte_level, "decoder": byte_level,
-        "model": {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
-                  "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False, "merges": [],
-                  "vocab": {c: i for i, c in enumerate(byte_characters())} | {"<end>": 256}},
-    }  # fmt: skip
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "normalizer": None,
+        "post_processor": None,
+        "added_tokens": [
+            {
+                "id": 256,
+                "content": "<end>",
+                "single_word": False,
+                "lstrip": False,
+                "rstrip": False,
+                "normalized": False,
+                "special": True,
+            }
+        ],
+        "pre_tokenizer": byte_level,
+        "decoder": byte_level,
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "merges": [],
+            "vocab": {c: i for i, c in enumerate(byte_characters())} | {"<end>": 256},
+        },
+    }
     config = {"architectures": ["LlamaForCausalLM"], "vocab_size": 257, "eos_token_id": 256}
     (directory / "config.json").write_text(json.dumps(config))
     (directory / "tokenizer.json").write_text(json.dumps(tokenizer))

@@ -101,17 +101,24 @@ def print_steps(url: str) -> None:
                 def stage(init: Any, scratch: str = scratch, n_requests: int = n_requests) -> None:
                     made = Stage(real_model(), init, Path(scratch))
                     if init.stage == 0:
-                        ask = [EngineRequest(f"a{i}", (1, 2, 3 + i), Sampling(N_TOKENS, temperature=0.0), 0)
-                               for i in range(n_requests)]  # fmt: skip
+                        ask = [
+                            EngineRequest(f"a{i}", (1, 2, 3 + i), Sampling(N_TOKENS, temperature=0.0), 0)
+                            for i in range(n_requests)
+                        ]
                         made.ask(ask)
                         began, cpu = time.monotonic(), time.process_time()
-                        again = [EngineRequest(f"b{i}", (1, 2, 3 + i), Sampling(N_TOKENS, temperature=0.0), 0)
-                                 for i in range(n_requests)]  # fmt: skip
+                        again = [
+                            EngineRequest(f"b{i}", (1, 2, 3 + i), Sampling(N_TOKENS, temperature=0.0), 0)
+                            for i in range(n_requests)
+                        ]
                         n = sum(len(tokens(e)) for e in made.ask(again))
                         wall, cpu = time.monotonic() - began, time.process_time() - cpu
-                        print(f"{init.n_stages} stages, {n_requests} requests: {n / wall:.0f} tokens/s, "
-                              f"{wall * 1000 / N_TOKENS:.1f} ms a token of each, "
-                              f"stage 0 {cpu * 1000 / N_TOKENS:.1f} CPU-ms a token of each", flush=True)  # fmt: skip
+                        print(
+                            f"{init.n_stages} stages, {n_requests} requests: {n / wall:.0f} tokens/s, "
+                            f"{wall * 1000 / N_TOKENS:.1f} ms a token of each, "
+                            f"stage 0 {cpu * 1000 / N_TOKENS:.1f} CPU-ms a token of each",
+                            flush=True,
+                        )
                         made.engine.stop()
                     made.engine.join()
 
@@ -163,8 +170,16 @@ def print_parts(url: str) -> None:
         parts = Parts()
         made = Stage(real_model(), init, Path(scratch))
         if init.stage == watched:
-            parts.watch(GPUModelRunner, "execute_model", "_model_forward", "_prepare_inputs", "_update_states",
-                        "_build_attention_metadata", "_preprocess", "sample_tokens")  # fmt: skip
+            parts.watch(
+                GPUModelRunner,
+                "execute_model",
+                "_model_forward",
+                "_prepare_inputs",
+                "_update_states",
+                "_build_attention_metadata",
+                "_preprocess",
+                "sample_tokens",
+            )
             parts.watch(executors, "check_for", "from_host", "batch_of", "scheduler_output_of")
             parts.watch(StageLink, "_take", "send_batch")
         if init.stage == 0:

@@ -44,22 +44,46 @@ VOCAB = 512
 MAX_MODEL_LEN = 384
 RESERVE = 512 << 20
 
-_TINY = {"vocab_size": VOCAB, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 8,
-         "num_attention_heads": 4, "max_position_embeddings": 512, "initializer_range": 0.15,
-         "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}  # fmt: skip
+_TINY = {
+    "vocab_size": VOCAB,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.15,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+    "pad_token_id": 0,
+}
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"model_type": "llama", **_TINY, "num_key_value_heads": 2, "tie_word_embeddings": True},
     "qwen2": {"model_type": "qwen2", **_TINY, "num_key_value_heads": 2, "tie_word_embeddings": True},
     "qwen3": {"model_type": "qwen3", **_TINY, "num_key_value_heads": 2, "head_dim": 64},
     "mistral": {"model_type": "mistral", **_TINY, "num_key_value_heads": 2, "sliding_window": None},
     "sliding": {"model_type": "mistral", **_TINY, "num_key_value_heads": 2, "sliding_window": 32},
-    "gemma2": {"model_type": "gemma2", **_TINY, "num_key_value_heads": 2, "head_dim": 32, "sliding_window": 32,
-               "query_pre_attn_scalar": 32},
+    "gemma2": {
+        "model_type": "gemma2",
+        **_TINY,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "sliding_window": 32,
+        "query_pre_attn_scalar": 32,
+    },
     "gemma": {"model_type": "gemma", **_TINY, "num_key_value_heads": 1, "head_dim": 32},
     "opt": {"model_type": "opt", **_TINY, "ffn_dim": 256, "word_embed_proj_dim": 128, "initializer_range": 0.4},
-    "gpt2": {"model_type": "gpt2", "vocab_size": VOCAB, "n_embd": 128, "n_head": 4, "n_layer": 8, "n_positions": 512,
-             "initializer_range": 0.4, "bos_token_id": 0, "eos_token_id": 0},
-}  # fmt: skip
+    "gpt2": {
+        "model_type": "gpt2",
+        "vocab_size": VOCAB,
+        "n_embd": 128,
+        "n_head": 4,
+        "n_layer": 8,
+        "n_positions": 512,
+        "initializer_range": 0.4,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+    },
+}
 
 N_TOKENS = 64
 
@@ -73,19 +97,30 @@ def requests(work: str) -> list[EngineRequest]:
     sampling = {
         "greedy": Sampling(N_TOKENS, temperature=0.0),
         "seeded": Sampling(N_TOKENS, temperature=1.0, top_p=0.95),
-        "penalties": Sampling(N_TOKENS, temperature=0.8, top_k=50, presence_penalty=1.0, frequency_penalty=0.5,
-                              repetition_penalty=1.1, min_tokens=4, logit_bias={7: 2.0}, logprobs=2),
+        "penalties": Sampling(
+            N_TOKENS,
+            temperature=0.8,
+            top_k=50,
+            presence_penalty=1.0,
+            frequency_penalty=0.5,
+            repetition_penalty=1.1,
+            min_tokens=4,
+            logit_bias={7: 2.0},
+            logprobs=2,
+        ),
         "long": Sampling(N_TOKENS, temperature=1.0),
         "continued": Sampling(N_TOKENS, temperature=1.0, presence_penalty=1.0),
-    }[work]  # fmt: skip
+    }[work]
     asked = prompts(8, 260 if work == "long" else 12)
     return [EngineRequest(f"{work}-{i}", prompt, sampling, 100 + i) for i, prompt in enumerate(asked)]
 
 
 def continued(asked: Sequence[EngineRequest], whole: Sequence[Sequence[int]]) -> list[EngineRequest]:
     """The same requests, each interrupted after a different number of tokens."""
-    return [replace(r, request_id=f"{r.request_id}-again", first_index=cut, output_so_far=tuple(tokens[:cut]))
-            for cut, (r, tokens) in enumerate(zip(asked, whole, strict=True), 1)]  # fmt: skip
+    return [
+        replace(r, request_id=f"{r.request_id}-again", first_index=cut, output_so_far=tuple(tokens[:cut]))
+        for cut, (r, tokens) in enumerate(zip(asked, whole, strict=True), 1)
+    ]
 
 
 # ── one pipeline ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -106,14 +141,35 @@ def inits(
     bounds = partition.split(parts, n_stages)
     held = [(0, len(parts.layers)) if k in full else b for k, b in enumerate(bounds)]
     roles = [StageRole.FULL if k in full else StageRole.LOW for k in range(n_stages)]
-    shapes = tuple(StageShape(b, reserve, partition.size(partition.ranges(parts, h)), role)
-                   for b, h, role in zip(bounds, held, roles, strict=True))  # fmt: skip
+    shapes = tuple(
+        StageShape(b, reserve, partition.size(partition.ranges(parts, h)), role)
+        for b, h, role in zip(bounds, held, roles, strict=True)
+    )
     link = GroupLink(TransportKind.REDIS, url, GroupCredential("", ""))
-    config = LlmConfig("llm:vllm", ModelConfig("test"), EngineConfig(dtype, max_model_len, {"block_size": 32}),
-                       scaling=ScalingConfig(max_batch=8))  # fmt: skip
-    return [LlmInit(ActionName("guest/chat"), group, k, n_stages, b, config, reserve, 1.0, 1, HostId("h1"), roles[k],
-                    link=link if n_stages > 1 else None, stages=shapes if n_stages > 1 else ())
-            for k, b in enumerate(bounds)]  # fmt: skip
+    config = LlmConfig(
+        "llm:vllm",
+        ModelConfig("test"),
+        EngineConfig(dtype, max_model_len, {"block_size": 32}),
+        scaling=ScalingConfig(max_batch=8),
+    )
+    return [
+        LlmInit(
+            ActionName("guest/chat"),
+            group,
+            k,
+            n_stages,
+            b,
+            config,
+            reserve,
+            1.0,
+            1,
+            HostId("h1"),
+            roles[k],
+            link=link if n_stages > 1 else None,
+            stages=shapes if n_stages > 1 else (),
+        )
+        for k, b in enumerate(bounds)
+    ]
 
 
 class Stage:
@@ -126,8 +182,13 @@ class Stage:
         self._loading = threading.Event()
         self._watch_loading()
         full = init.n_stages > 1 and init.role is StageRole.FULL
-        self._door = Doorway(model, directory / f"door{init.stage}-{init.group_id}", arrived=not (trickle or full),
-                             layers=init.layers if init.n_stages > 1 else None, full=full)  # fmt: skip
+        self._door = Doorway(
+            model,
+            directory / f"door{init.stage}-{init.group_id}",
+            arrived=not (trickle or full),
+            layers=init.layers if init.n_stages > 1 else None,
+            full=full,
+        )
         self._rest_came = threading.Event()
         if full:
             self._door.arrive(self._door.first_bytes)
@@ -140,8 +201,12 @@ class Stage:
 
     def report(self) -> dict[str, Any]:
         load = next(e for e in self.started.events if e.name == "load.end")
-        return {"memory": dict(self.started.memory), "loaded": load.n_bytes, "packed_early": self.packed_early,
-                "rehearsal_s": load.attrs["rehearsal_s"]}  # fmt: skip
+        return {
+            "memory": dict(self.started.memory),
+            "loaded": load.n_bytes,
+            "packed_early": self.packed_early,
+            "rehearsal_s": load.attrs["rehearsal_s"],
+        }
 
     def rest_arrives(self) -> None:
         self._rest_came.set()
@@ -256,22 +321,31 @@ def pipeline(case: dict[str, Any], model: Path, url: str, directory: Path) -> di
                 found |= {f"{work}, whole": again for work, again in answered(made, case["works"], "again-").items()}
             made.engine.stop()
         made.engine.join()
-        report = made.report() | {"answers": found, "passed_gates": passed[0], "resumed": resumed[0],
-                                  "weights": digest(made.engine)}  # fmt: skip
+        report = made.report() | {
+            "answers": found,
+            "passed_gates": passed[0],
+            "resumed": resumed[0],
+            "weights": digest(made.engine),
+        }
         (answers / str(init.stage)).write_text(json.dumps(report))
 
     pids = [fork(lambda init=init: stage(init)) for init in plans]
     statuses = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
     if "kill" in case:
-        told = {init.stage: json.loads((answers / str(init.stage)).read_text()) for init in plans
-                if init.stage != case["kill"]}  # fmt: skip
+        told = {
+            init.stage: json.loads((answers / str(init.stage)).read_text())
+            for init in plans
+            if init.stage != case["kill"]
+        }
         return {"statuses": statuses, "answers": told[0]["answers"] if 0 in told else {}}
     if any(statuses):
         raise SystemExit(f"stages ended with {statuses}")
     reports = [json.loads((answers / str(init.stage)).read_text()) for init in plans]
     parts = model_parts(model)
-    sizes = {"checkpoint": partition.size(partition.ranges(parts, (0, len(parts.layers)))),
-             "embedding": partition.size(parts.tied)}  # fmt: skip
+    sizes = {
+        "checkpoint": partition.size(partition.ranges(parts, (0, len(parts.layers)))),
+        "embedding": partition.size(parts.tied),
+    }
     return {key: [r[key] for r in reports] for key in reports[0]} | {"answers": reports[0]["answers"]} | sizes
 
 
@@ -456,9 +530,18 @@ def vanilla(case: dict[str, Any], model: Path, directory: Path) -> dict[str, Any
 
         from thaw_runtime.engine.vllm.translation import sampling_params
 
-        llm = LLM(model=str(model), dtype="float32", max_model_len=MAX_MODEL_LEN, enforce_eager=True, block_size=32,
-                  kv_cache_memory_bytes=64 << 20, max_num_seqs=8, max_num_batched_tokens=4096,  # no chunks: seeded ones crash vLLM on a CPU
-                  skip_tokenizer_init=True, distributed_executor_backend="uni")  # fmt: skip
+        llm = LLM(
+            model=str(model),
+            dtype="float32",
+            max_model_len=MAX_MODEL_LEN,
+            enforce_eager=True,
+            block_size=32,
+            kv_cache_memory_bytes=64 << 20,
+            max_num_seqs=8,
+            max_num_batched_tokens=4096,  # no chunks: seeded ones crash vLLM on a CPU
+            skip_tokenizer_init=True,
+            distributed_executor_backend="uni",
+        )
         found = {}
         for work in case["works"]:
             asked = requests(work)

@@ -56,9 +56,15 @@ caches = [o for o in gc.get_objects() if isinstance(o, functools._lru_cache_wrap
 print("KEPT", json.dumps(sorted({f"{c.__wrapped__.__module__}.{c.__wrapped__.__qualname__}" for c in caches})))
 """
 OF_THE_CODE = (
-    "vllm.config.vllm.", "vllm.logger.", "vllm.model_executor.models.registry.", "vllm.transformers_utils.",
-    "vllm.utils.flashinfer.", "vllm.utils.func_utils.", "vllm.utils.import_utils.", "vllm.platforms.interface.in_wsl",
-)  # fmt: skip
+    "vllm.config.vllm.",
+    "vllm.logger.",
+    "vllm.model_executor.models.registry.",
+    "vllm.transformers_utils.",
+    "vllm.utils.flashinfer.",
+    "vllm.utils.func_utils.",
+    "vllm.utils.import_utils.",
+    "vllm.platforms.interface.in_wsl",
+)
 """Caches that vLLM may keep: the available packages, models and kernel.  No claim changes these."""
 
 
@@ -90,8 +96,14 @@ def wait_ready(cell: Container) -> None:
 def test_nothing_that_vllm_has_looked_up_about_its_surroundings_outlives_a_claim() -> None:
     """A cache that a newer vLLM adds is either known not to depend on a claim, or has to be forgotten."""
     env = dict(os.environ, PYTHONPATH=f"{ROOT}:{ROOT / 'runtime-python'}")
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", LOOK], env=env, capture_output=True, text=True,
-                          timeout=READY_S, check=False)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", LOOK],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=READY_S,
+        check=False,
+    )
     line = next((line for line in done.stdout.splitlines() if line.startswith("KEPT ")), None)
     assert line is not None, done.stderr[-2000:]
     kept = json.loads(line.removeprefix("KEPT "))

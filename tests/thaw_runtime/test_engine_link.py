@@ -88,10 +88,13 @@ def test_a_start_that_failed_raises_what_the_engine_said(played: Played) -> None
     assert raised.value.hint == "another"
 
 
-@pytest.mark.parametrize(("status", "error", "said"), [
-    (1, InitFailed, "the engine process ended with status 1 while it started"),
-    (None, WorkerLost, "the engine process was killed by SIGKILL while it started"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("status", "error", "said"),
+    [
+        (1, InitFailed, "the engine process ended with status 1 while it started"),
+        (None, WorkerLost, "the engine process was killed by SIGKILL while it started"),
+    ],
+)
 def test_an_engine_that_ends_while_it_starts_failed_and_one_that_was_killed_was_lost(
     played: Played, status: int | None, error: type[ThawError], said: str
 ) -> None:

@@ -23,9 +23,14 @@ from thaw_runtime.engine.kv_memory import (
 )
 
 SMOLLM2: dict[str, Any] = {
-    "model_type": "llama", "hidden_size": 576, "intermediate_size": 1536, "num_attention_heads": 9,
-    "num_key_value_heads": 3, "num_hidden_layers": 30, "vocab_size": 49152,
-}  # fmt: skip
+    "model_type": "llama",
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "num_hidden_layers": 30,
+    "vocab_size": 49152,
+}
 GPT2: dict[str, Any] = {"model_type": "gpt2", "n_embd": 768, "n_head": 12, "n_layer": 12, "vocab_size": 50257}
 
 
@@ -35,8 +40,15 @@ def shape() -> Geometry:
 
 def plan(reserve: int, **changes: Any) -> Any:
     """The memory plan of a whole model."""
-    settings = {"weights": 269_030_016, "shape": shape(), "dtype": "bfloat16", "max_num_batched_tokens": 2048,
-                "max_num_seqs": 8, "max_model_len": 2048, "block_size": 128} | changes  # fmt: skip
+    settings = {
+        "weights": 269_030_016,
+        "shape": shape(),
+        "dtype": "bfloat16",
+        "max_num_batched_tokens": 2048,
+        "max_num_seqs": 8,
+        "max_model_len": 2048,
+        "block_size": 128,
+    } | changes
     memory = StageMemory(reserve, settings.pop("weights"), settings.pop("shape"))
     return plan_stage(0, (memory,), BatchLimits(**settings))
 

@@ -63,7 +63,12 @@ def test_a_request_that_has_ended_is_forgotten_whatever_batch_it_was_in() -> Non
     assert runner.step("b", "a") == 1  # "a" is another request with the same name
 
 
-@given(st.integers(1, 4), st.lists(st.tuples(st.sets(st.sampled_from("abcdef"), min_size=1), st.sets(st.sampled_from("abcdef"))), max_size=20))  # fmt: skip
+@given(
+    st.integers(1, 4),
+    st.lists(
+        st.tuples(st.sets(st.sampled_from("abcdef"), min_size=1), st.sets(st.sampled_from("abcdef"))), max_size=20
+    ),
+)
 def test_no_request_is_ever_in_two_batches(n: int, steps: list[tuple[set[str], set[str]]]) -> None:
     runner = Runner(n)
     for scheduled, ended in steps:

@@ -24,9 +24,15 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "sliding", "gemma", "gemma2", "opt", "gpt2")
 EVERYTHING = ["greedy", "seeded", "penalties", "long", "continued"]
 SAMPLE = [  # every size and every family, and every kind of work with two hidden tensors and with one
-    ("llama", 2, EVERYTHING), ("qwen2", 5, ["greedy"]), ("qwen3", 4, ["seeded"]), ("mistral", 6, ["greedy"]),
-    ("gemma", 7, ["greedy"]), ("opt", 8, ["greedy"]), ("gpt2", 3, EVERYTHING), ("llama", 1, ["greedy", "long"]),
-]  # fmt: skip
+    ("llama", 2, EVERYTHING),
+    ("qwen2", 5, ["greedy"]),
+    ("qwen3", 4, ["seeded"]),
+    ("mistral", 6, ["greedy"]),
+    ("gemma", 7, ["greedy"]),
+    ("opt", 8, ["greedy"]),
+    ("gpt2", 3, EVERYTHING),
+    ("llama", 1, ["greedy", "long"]),
+]
 
 Case = dict[str, Any]
 
@@ -35,8 +41,9 @@ def probe(url: str, cases: list[Case]) -> Iterator[Case]:
     """The results of pipeline_probe.py, case by case."""
     env = dict(os.environ, PYTHONPATH=f"{ROOT}:{ROOT / 'runtime-python'}")
     command = [sys.executable, str(Path(__file__).parent / "pipeline_probe.py"), url]
-    done = subprocess.run(command, input=json.dumps(cases), env=env, capture_output=True, text=True, timeout=850,
-                          check=False)  # fmt: skip
+    done = subprocess.run(
+        command, input=json.dumps(cases), env=env, capture_output=True, text=True, timeout=850, check=False
+    )
     assert done.returncode == 0, done.stderr[-4000:]
     for line in done.stdout.splitlines():
         if line.startswith("ANSWER "):
@@ -44,8 +51,10 @@ def probe(url: str, cases: list[Case]) -> Iterator[Case]:
 
 
 def references(cases: list[Case]) -> list[Case]:
-    works = {family: [w for w in EVERYTHING if any(w in c["works"] for c in cases if c["family"] == family)]
-             for family in dict.fromkeys(c["family"] for c in cases)}  # fmt: skip
+    works = {
+        family: [w for w in EVERYTHING if any(w in c["works"] for c in cases if c["family"] == family)]
+        for family in dict.fromkeys(c["family"] for c in cases)
+    }
     return [{"family": family, "n_stages": 0, "works": works[family]} for family in works]
 
 
@@ -86,7 +95,7 @@ def sampled(_shared_relay: ValkeyServer) -> list[tuple[Case, dict[str, bool]]]:
         case("mistral", 3, ["greedy"], gates=True),
     ]
     cases += [case("llama", 2, ["seeded"], scarce=True), case("llama", 3, ["greedy"], full=[0, 1])]
-    cases += [case("qwen2", 3, ["greedy"], kill=k) for k in (0, 1)]  # fmt: skip
+    cases += [case("qwen2", 3, ["greedy"], kill=k) for k in (0, 1)]
     return compare(_shared_relay.url, cases)
 
 

@@ -50,8 +50,7 @@ def make(relay_url: str) -> Iterator[Make]:
 
     def build(n_stages: int, patience: Patience) -> Chain:
         group = GroupId(random_hex_id())
-        made.extend(StageLink(transport(relay_url, group, k, n_stages), k, n_stages, patience)
-                    for k in range(n_stages))  # fmt: skip
+        made.extend(StageLink(transport(relay_url, group, k, n_stages), k, n_stages, patience) for k in range(n_stages))
         return made
 
     yield build
@@ -122,8 +121,10 @@ def test_stage_0_is_told_of_each_change_of_a_path_once_and_not_at_every_step() -
 
 def test_stages_that_can_reach_one_another_say_that_they_moved_to_tcp(relay_url: str) -> None:
     group = GroupId(random_hex_id())
-    chain = [StageLink(AutoTransport(relay_url, group, k, [1 - k], host_address="127.0.0.1", credential=NOBODY), k, 2,
-                       LONG) for k in range(2)]  # fmt: skip
+    chain = [
+        StageLink(AutoTransport(relay_url, group, k, [1 - k], host_address="127.0.0.1", credential=NOBODY), k, 2, LONG)
+        for k in range(2)
+    ]
     deadline = time.monotonic() + WAIT_S
     while chain[0].hops() != (HopPath.TCP, HopPath.TCP):  # any heartbeat may be the first message on the new path
         assert time.monotonic() < deadline

@@ -23,9 +23,13 @@ def test_tokens_come_to_who_waits_for_them_once() -> None:
 
 @pytest.mark.parametrize(
     "sampled",
-    [Sampled(6, ("a", "b"), ((100,), ())), Sampled(6, ("a",), ((5,),)), Sampled(6, ("a", "c"), ((5,), ())),
-     Sampled(7, ("a", "b"), ((5,), ()))],
-)  # fmt: skip
+    [
+        Sampled(6, ("a", "b"), ((100,), ())),
+        Sampled(6, ("a",), ((5,),)),
+        Sampled(6, ("a", "c"), ((5,), ())),
+        Sampled(7, ("a", "b"), ((5,), ())),
+    ],
+)
 def test_who_waits_for_tokens_that_do_not_fit_is_failed_with_the_pipeline(sampled: Sampled) -> None:
     pending = Pending()
     waiting = pending.open(STEP)

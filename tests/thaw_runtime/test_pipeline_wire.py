@@ -108,7 +108,10 @@ def old(**change: Any) -> tuple[KnownSequence, ...]:
         ({"scheduled": {"new": 4, "old": 13}}, "17 tokens; at most 16"),
         ({"new": (NEW, NEW)}, "one twice"),
         ({"known": old(request_id="stranger"), "scheduled": {"new": 4, "stranger": 1}}, "not known here"),
-        ({"new": new(request=EngineRequest("old", (1,), SAMPLING, 0)), "known": (), "scheduled": {"old": 1}}, "is not new"),
+        (
+            {"new": new(request=EngineRequest("old", (1,), SAMPLING, 0)), "known": (), "scheduled": {"old": 1}},
+            "is not new",
+        ),
         ({"new": new(request=EngineRequest("new", (100, 2, 3, 4), SAMPLING, 0))}, "outside the vocabulary"),
         ({"new": new(request=EngineRequest("new", (-1, 2, 3, 4), SAMPLING, 0))}, "outside the vocabulary"),
         ({"new": new(request=EngineRequest("new", (), SAMPLING, 0))}, "a prompt of 0 tokens"),
@@ -126,7 +129,7 @@ def old(**change: Any) -> tuple[KnownSequence, ...]:
         ({"known": old(blocks=((11,),))}, "none of the 10"),
         ({"copies": ((1, 10),)}, "none of the 10"),
     ],
-)  # fmt: skip
+)
 def test_a_step_that_reaches_beyond_the_stage_is_refused(change: dict[str, Any], problem: str) -> None:
     with pytest.raises(ProtocolError, match=problem):
         check_batch(batch(**change), BOUNDS, KNOWN, WANTED)
@@ -134,11 +137,15 @@ def test_a_step_that_reaches_beyond_the_stage_is_refused(change: dict[str, Any],
 
 @pytest.mark.parametrize(
     "brought",
-    [{}, {"hidden_states": hidden(5)}, {"hidden_states": hidden(5), "residual": hidden(4)},
-     {"hidden_states": hidden(5), "residual": hidden(5, 3)},
-     {"hidden_states": hidden(5), "residual": HostTensor("BF16", (5, 2), memoryview(bytes(20)))},
-     {"hidden_states": hidden(5), "residual": hidden(5), "more": hidden(5)}],
-)  # fmt: skip
+    [
+        {},
+        {"hidden_states": hidden(5)},
+        {"hidden_states": hidden(5), "residual": hidden(4)},
+        {"hidden_states": hidden(5), "residual": hidden(5, 3)},
+        {"hidden_states": hidden(5), "residual": HostTensor("BF16", (5, 2), memoryview(bytes(20)))},
+        {"hidden_states": hidden(5), "residual": hidden(5), "more": hidden(5)},
+    ],
+)
 def test_tensors_other_than_the_models_are_refused(brought: dict[str, HostTensor]) -> None:
     with pytest.raises(ProtocolError, match="this stage takes"):
         check_batch(Batch(STEP, brought), BOUNDS, KNOWN, WANTED)

@@ -157,9 +157,12 @@ def test_a_failure_nobody_foresaw_is_a_whole_answer(ready: Container) -> None:
 
 @pytest.mark.parametrize(
     ("name", "content"),
-    [("chat_template.jinja", b"\xff"), ("generation_config.json", b'{"eos_token_id": [[1]]}'),
-     ("tokenizer_config.json", b'{"chat_template": [5]}')],
-)  # fmt: skip
+    [
+        ("chat_template.jinja", b"\xff"),
+        ("generation_config.json", b'{"eos_token_id": [[1]]}'),
+        ("tokenizer_config.json", b'{"chat_template": [5]}'),
+    ],
+)
 def test_a_checkpoint_whose_text_makes_no_sense_is_corrupt(tmp_path: Path, name: str, content: bytes) -> None:
     model = write_tiny_model(tmp_path / "model")
     (model / name).write_bytes(content)

@@ -57,8 +57,15 @@ def test_without_any_word_openais_defaults_hold(choose: Choose) -> None:
 
 
 def test_the_checkpoints_defaults_hold_where_the_request_is_silent(choose: Choose) -> None:
-    generation = {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": 0.05, "repetition_penalty": 1.05,
-                  "presence_penalty": 0.5, "frequency_penalty": 0.25}  # fmt: skip
+    generation = {
+        "temperature": 0.6,
+        "top_p": 0.95,
+        "top_k": 20,
+        "min_p": 0.05,
+        "repetition_penalty": 1.05,
+        "presence_penalty": 0.5,
+        "frequency_penalty": 0.25,
+    }
     found = choose(generation)
     for name, value in generation.items():
         assert getattr(found, name) == value, name
@@ -93,13 +100,27 @@ def test_tokens_of_the_model_may_be_biased_and_stop_an_answer(choose: Choose) ->
     assert found.min_tokens == 3
 
 
-@pytest.mark.parametrize("body", [
-    {"logit_bias": {str(LAST + 1): 1}}, {"logit_bias": {"-1": 1}}, {"logit_bias": {"a": 1}}, {"logit_bias": {"5": None}},
-    {"logit_bias": {"5": math.nan}}, {"logit_bias": {"5": math.inf}}, {"logit_bias": {"5": 10**400}},
-    {"logit_bias": {"5": 101}}, {"stop_token_ids": [LAST + 1], "min_tokens": 1}, {"stop_token_ids": [-1]},
-    {"stop_token_ids": ["a"]}, {"stop_token_ids": [1.5]}, {"stop_token_ids": [True]}, {"stop_token_ids": 5},
-    {"stop_token_ids": {"5": 1}}, {"min_tokens": 9, "max_tokens": 8},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"logit_bias": {str(LAST + 1): 1}},
+        {"logit_bias": {"-1": 1}},
+        {"logit_bias": {"a": 1}},
+        {"logit_bias": {"5": None}},
+        {"logit_bias": {"5": math.nan}},
+        {"logit_bias": {"5": math.inf}},
+        {"logit_bias": {"5": 10**400}},
+        {"logit_bias": {"5": 101}},
+        {"stop_token_ids": [LAST + 1], "min_tokens": 1},
+        {"stop_token_ids": [-1]},
+        {"stop_token_ids": ["a"]},
+        {"stop_token_ids": [1.5]},
+        {"stop_token_ids": [True]},
+        {"stop_token_ids": 5},
+        {"stop_token_ids": {"5": 1}},
+        {"min_tokens": 9, "max_tokens": 8},
+    ],
+)
 def test_what_would_end_the_engine_is_refused(choose: Choose, body: dict[str, Any]) -> None:
     with pytest.raises(BadRequest):
         choose(None, **body)

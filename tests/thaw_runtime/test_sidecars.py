@@ -36,8 +36,14 @@ def test_what_a_killed_engine_leaves_lies_in_its_containers_directory(door: Door
     own.mkdir()
     door.arrive(door.n_bytes)
     env = dict(os.environ, PYTHONPATH=f"{ROOT}:{ROOT / 'runtime-python'}")
-    with subprocess.Popen([sys.executable, "-c", ENGINE, door.path, own], stdin=subprocess.PIPE,
-                          stdout=subprocess.PIPE, env=env, text=True, cwd=ROOT) as engine:  # fmt: skip
+    with subprocess.Popen(
+        [sys.executable, "-c", ENGINE, door.path, own],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=env,
+        text=True,
+        cwd=ROOT,
+    ) as engine:
         assert engine.stdout is not None
         directory = Path(engine.stdout.readline().strip())
         engine.kill()

@@ -38,10 +38,15 @@ pytestmark = pytest.mark.vllm
 
 N_TOKENS = 64
 TEXTS = (
-    "The history of the city of Rome begins", "Once upon a time there was a fox who", "To bake bread you need",
-    "In mathematics, a prime number is", "Dear Sir or Madam, I am writing to", "The three laws of motion are",
-    "def fibonacci(n):\n", "Yesterday the weather was",
-)  # fmt: skip
+    "The history of the city of Rome begins",
+    "Once upon a time there was a fox who",
+    "To bake bread you need",
+    "In mathematics, a prime number is",
+    "Dear Sir or Madam, I am writing to",
+    "The three laws of motion are",
+    "def fibonacci(n):\n",
+    "Yesterday the weather was",
+)
 CAPITAL = {
     "messages": [{"role": "user", "content": "What is the capital of France?"}],
     "temperature": 0,
@@ -69,8 +74,15 @@ class Zygote:
 
     def fork(self, instance_id: str, directory: Path, door: Doorway) -> dict[str, Any]:
         env = {"THAW_SOCKET": str(directory / "c.sock"), "THAW_DOOR": door.path, "THAW_INSTANCE_ID": instance_id}
-        self.channel.send({"op": "fork", "instance_id": instance_id, "env": env, "stdout": str(directory / "out"),
-                           "stderr": str(directory / "err")})  # fmt: skip
+        self.channel.send(
+            {
+                "op": "fork",
+                "instance_id": instance_id,
+                "env": env,
+                "stdout": str(directory / "out"),
+                "stderr": str(directory / "err"),
+            }
+        )
         return self.receive()
 
     def close(self) -> None:
@@ -150,8 +162,11 @@ def test_a_container_from_scratch_knows_the_capital_of_france(model: Path, tmp_p
         status, reply = container.init()
         assert status == 200, reply
         names = {e["name"] for e in reply["events"]}
-        assert {f"{p}.{edge}" for p in ("libraries", "context", "model", "load", "kv", "engine", "tokenizer")
-                for edge in ("begin", "end")} <= names  # fmt: skip
+        assert {
+            f"{p}.{edge}"
+            for p in ("libraries", "context", "model", "load", "kv", "engine", "tokenizer")
+            for edge in ("begin", "end")
+        } <= names
         assert answer(container, CAPITAL) == "The capital of France is Paris."
     finally:
         container.close()

@@ -33,10 +33,19 @@ Stages = Annotated[int | None, typer.Option(help="Force this number of pipeline 
 
 @app.command()
 def create(
-    name: Name, file: File = None, config: Config = None, kind: Kind = None, main: Main = None, param: Params = None,
-    param_file: ParamFile = None, annotation: Notes = None, timeout: Timeout = None, memory: Memory = None,
-    concurrency: Concurrency = None, stages: Stages = None,
-) -> None:  # fmt: skip
+    name: Name,
+    file: File = None,
+    config: Config = None,
+    kind: Kind = None,
+    main: Main = None,
+    param: Params = None,
+    param_file: ParamFile = None,
+    annotation: Notes = None,
+    timeout: Timeout = None,
+    memory: Memory = None,
+    concurrency: Concurrency = None,
+    stages: Stages = None,
+) -> None:
     """Deploy a new function."""
     from thaw.cli.deploy import Deployment, action_body
     from thaw.errors import BadRequest
@@ -45,22 +54,33 @@ def create(
         raise BadRequest(
             "there is nothing to deploy", hint="thaw action create NAME FILE.py, or NAME --config FILE.json"
         )
-    body = action_body(Deployment(file, config, kind, main, param, param_file, annotation, timeout, memory,
-                                  concurrency, stages))  # fmt: skip
+    body = action_body(
+        Deployment(file, config, kind, main, param, param_file, annotation, timeout, memory, concurrency, stages)
+    )
     _put(name, body, overwrite=False, done="created")
 
 
 @app.command()
 def update(
-    name: Name, file: File = None, config: Config = None, kind: Kind = None, main: Main = None, param: Params = None,
-    param_file: ParamFile = None, annotation: Notes = None, timeout: Timeout = None, memory: Memory = None,
-    concurrency: Concurrency = None, stages: Stages = None,
-) -> None:  # fmt: skip
+    name: Name,
+    file: File = None,
+    config: Config = None,
+    kind: Kind = None,
+    main: Main = None,
+    param: Params = None,
+    param_file: ParamFile = None,
+    annotation: Notes = None,
+    timeout: Timeout = None,
+    memory: Memory = None,
+    concurrency: Concurrency = None,
+    stages: Stages = None,
+) -> None:
     """Change a function, or deploy it if it does not exist.  Options that are left out keep their values."""
     from thaw.cli.deploy import Deployment, action_body
 
-    body = action_body(Deployment(file, config, kind, main, param, param_file, annotation, timeout, memory,
-                                  concurrency, stages))  # fmt: skip
+    body = action_body(
+        Deployment(file, config, kind, main, param, param_file, annotation, timeout, memory, concurrency, stages)
+    )
     _put(name, body, overwrite=True, done="updated")
 
 
@@ -96,9 +116,14 @@ def list_(
     for action in client().get("actions", limit=limit, skip=skip):
         kind = next((a["value"] for a in action.get("annotations", []) if a["key"] == "exec"), "")
         limits = action.get("limits", {})
-        rows.add_row(f"/{action['namespace']}/{action['name']}", action.get("version", ""), str(kind),
-                     f"{limits.get('timeout', '')} ms", f"{limits.get('memory', '')} MB",
-                     moment(action.get("updated")))  # fmt: skip
+        rows.add_row(
+            f"/{action['namespace']}/{action['name']}",
+            action.get("version", ""),
+            str(kind),
+            f"{limits.get('timeout', '')} ms",
+            f"{limits.get('memory', '')} MB",
+            moment(action.get("updated")),
+        )
     show(rows)
 
 
@@ -128,8 +153,9 @@ def invoke(
     from thaw.cli.params import parameters
 
     api = client()
-    status, body = api.invoke(action_path(name), parameters(param, param_file),
-                              blocking=blocking or result, result=result)  # fmt: skip
+    status, body = api.invoke(
+        action_path(name), parameters(param, param_file), blocking=blocking or result, result=result
+    )
     activation = body.get("activationId", "") if isinstance(body, dict) else ""
     if status == 202:
         waited = " is still running" if blocking or result else ""

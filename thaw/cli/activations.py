@@ -31,8 +31,14 @@ def list_(
     rows = table("datetime", "activation id", "start", "duration", "status", "action")
     for record in found:
         notes = {a["key"]: a["value"] for a in record.get("annotations", [])}
-        rows.add_row(moment(record.get("start")), record["activationId"], _start(notes),
-                     f"{record.get('duration', 0)} ms", _status(record), record["name"])  # fmt: skip
+        rows.add_row(
+            moment(record.get("start")),
+            record["activationId"],
+            _start(notes),
+            f"{record.get('duration', 0)} ms",
+            _status(record),
+            record["name"],
+        )
     show(rows)
 
 

@@ -37,8 +37,13 @@ def ask(
     client: Client, model: str, messages: Sequence[dict[str, str]], on_text: Callable[[str], None], **options: Any
 ) -> Answer:
     """Stream one answer.  Raises ApiError, Unavailable when it breaks off."""
-    body = {"model": model, "messages": list(messages), "stream": True,
-            "stream_options": {"include_usage": True}, **options}  # fmt: skip
+    body = {
+        "model": model,
+        "messages": list(messages),
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        **options,
+    }
     pieces: list[str] = []
     arrivals: list[float] = []
     reason, tokens = "", None

@@ -36,16 +36,20 @@ def files_of(directory: Path) -> list[Path]:
     weights = [n for n in names if n.endswith(".safetensors")]
     if not weights:
         foreign = [n for n in checkpoint.FOREIGN_NAMES if (directory / n).exists()]
-        raise ModelUnsupported(f"{directory} has no safetensors file" + (f", only {foreign[0]}" if foreign else ""),
-                               hint="convert it: save_pretrained(..., safe_serialization=True)")  # fmt: skip
+        raise ModelUnsupported(
+            f"{directory} has no safetensors file" + (f", only {foreign[0]}" if foreign else ""),
+            hint="convert it: save_pretrained(..., safe_serialization=True)",
+        )
     if "config.json" not in names:
         raise ModelCorrupt(f"{directory} has no config.json", hint="give the directory that save_pretrained wrote")
     shards = directory / checkpoint.SHARDS_NAME
     if shards.exists():
         missing = sorted(set(checkpoint.shard_names(shards.read_bytes())) - set(weights))
         if missing:
-            raise ModelCorrupt(f"{directory}: {missing[0]} is named in {checkpoint.SHARDS_NAME} but does not exist",
-                               hint=f"{len(missing)} of the shards are missing: download the model again")  # fmt: skip
+            raise ModelCorrupt(
+                f"{directory}: {missing[0]} is named in {checkpoint.SHARDS_NAME} but does not exist",
+                hint=f"{len(missing)} of the shards are missing: download the model again",
+            )
     return [directory / name for name in checkpoint.fetch_order(names)]
 
 
@@ -109,13 +113,17 @@ def verify(store: Store, advance: Advance) -> ModelIndex:
         done = 0
         for number, chunk in enumerate(store.read(expected.name)):
             if number >= len(expected.chunks_xxh3) or _xxh3(chunk) != expected.chunks_xxh3[number]:
-                raise ModelCorrupt(f"{store.uri}/{expected.name}: chunk {number} at byte {done} is not what was pushed",
-                                   hint="push the model again")  # fmt: skip
+                raise ModelCorrupt(
+                    f"{store.uri}/{expected.name}: chunk {number} at byte {done} is not what was pushed",
+                    hint="push the model again",
+                )
             done += len(chunk)
             advance(len(chunk))
         if done != expected.n_bytes:
-            raise ModelCorrupt(f"{store.uri}/{expected.name} has {done} bytes, {expected.n_bytes} were pushed",
-                               hint="push the model again")  # fmt: skip
+            raise ModelCorrupt(
+                f"{store.uri}/{expected.name} has {done} bytes, {expected.n_bytes} were pushed",
+                hint="push the model again",
+            )
     return index
 
 

@@ -92,11 +92,14 @@ class Client:
         url = self._target.apihost + (path if path.startswith("/") else f"/api/v1/namespaces/_/{path}")
         query = {k: str(v).lower() if isinstance(v, bool) else str(v) for k, v in params.items() if v is not None}
         try:
-            return self._session.request(method, url, params=query, json=body, stream=stream,
-                                         timeout=(CONNECT_TIMEOUT_S, READ_TIMEOUT_S))  # fmt: skip
+            return self._session.request(
+                method, url, params=query, json=body, stream=stream, timeout=(CONNECT_TIMEOUT_S, READ_TIMEOUT_S)
+            )
         except requests.RequestException as e:
-            raise Unavailable(f"{self._target.apihost} does not answer: {_reason(e)}",
-                              hint="is the platform up?  thaw dev status; thaw property get") from e  # fmt: skip
+            raise Unavailable(
+                f"{self._target.apihost} does not answer: {_reason(e)}",
+                hint="is the platform up?  thaw dev status; thaw property get",
+            ) from e
 
 
 def action_path(name: str) -> str:

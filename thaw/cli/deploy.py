@@ -84,8 +84,10 @@ def _exec(given: Deployment, file: Path) -> dict[str, Any]:
 def _kind(kind: str | None, file: Path) -> str:
     if kind is None:
         if file.suffix not in (".py", ".zip"):
-            raise BadRequest(f"{file.name}: the runtime cannot be told from {file.suffix or 'a name without a suffix'}",
-                             hint=f"name it: --kind {KIND_PYTHON}")  # fmt: skip
+            raise BadRequest(
+                f"{file.name}: the runtime cannot be told from {file.suffix or 'a name without a suffix'}",
+                hint=f"name it: --kind {KIND_PYTHON}",
+            )
         return KIND_PYTHON
     if kind not in KINDS and kind not in DEFAULT_KINDS:
         raise BadRequest(f"the kind {kind!r} is not supported", hint=f"kinds: {', '.join(KINDS)}")

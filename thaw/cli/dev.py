@@ -120,10 +120,15 @@ def _welcome(platform: Platform, *, already: bool) -> None:
     if dev_driver(platform.driver).plain_processes:
         out().print("containers are plain processes (driver process): deploy only code that you trust")
     if user_file().exists():
-        out().print(f"[yellow]note:[/yellow] {user_file()} exists, so thaw talks to the platform named there; this "
-                    f"one's key: export WSK_CONFIG_FILE={default_layout().wskprops}", soft_wrap=True)  # fmt: skip
-    out().print("next: thaw model demo; thaw action create chat --config examples/chat/chat.json; thaw chat chat",
-                soft_wrap=True)  # fmt: skip
+        out().print(
+            f"[yellow]note:[/yellow] {user_file()} exists, so thaw talks to the platform named there; this "
+            f"one's key: export WSK_CONFIG_FILE={default_layout().wskprops}",
+            soft_wrap=True,
+        )
+    out().print(
+        "next: thaw model demo; thaw action create chat --config examples/chat/chat.json; thaw chat chat",
+        soft_wrap=True,
+    )
 
 
 def _kind_of_link(platform: Platform) -> str:
@@ -174,13 +179,23 @@ def status() -> None:
     found = components(layout, platform)
     for c in found:
         state = "[green]running[/green]" if c.running else "[red]not running[/red]"
-        rows.add_row(c.name, state, str(c.pid), duration(c.up_s) if c.running else "", size(c.rss_bytes),
-                     duration(c.cpu_s) if c.running else "", _restarts(c))  # fmt: skip
+        rows.add_row(
+            c.name,
+            state,
+            str(c.pid),
+            duration(c.up_s) if c.running else "",
+            size(c.rss_bytes),
+            duration(c.cpu_s) if c.running else "",
+            _restarts(c),
+        )
     show(rows)
     for c in found:
         if c.ends_again_and_again:
-            out().print(f"[red]{c.name} ends again and again[/red]: {c.in_a_row} times in a row, the last time by "
-                        f"{c.cause} (thaw dev logs {c.name})", soft_wrap=True)  # fmt: skip
+            out().print(
+                f"[red]{c.name} ends again and again[/red]: {c.in_a_row} times in a row, the last time by "
+                f"{c.cause} (thaw dev logs {c.name})",
+                soft_wrap=True,
+            )
     where = platform.store_dir or platform.s3_endpoint
     out().print(f"api {platform.apihost} · store {where} · logs {layout.logs}", soft_wrap=True)
     if not all(c.running for c in found):

@@ -20,12 +20,39 @@ from thaw.plan import Plan
 from thaw.timeline import Interval, Timeline, analyse
 from thaw.trace import TraceEvent
 
-_COLOURS = {"fetch": "cyan", "load": "blue", "container": "magenta", "libraries": "magenta", "context": "magenta",
-            "model": "yellow", "kv": "yellow", "engine": "yellow", "tokenizer": "yellow", "prefill": "green",
-            "planned": "white", "init": "bright_black", "queued": "bright_black", "run": "bright_black",
-            "stopped": "red"}  # fmt: skip
-_NOTED = ("mode", "stem_cell_wait_s", "cpu_s", "core_wait_s", "threads_wait_s", "disk_wait_s", "programs_s", "wait_s",
-          "waits_for", "source", "error", "resident", "process", "signal")  # fmt: skip
+_COLOURS = {
+    "fetch": "cyan",
+    "load": "blue",
+    "container": "magenta",
+    "libraries": "magenta",
+    "context": "magenta",
+    "model": "yellow",
+    "kv": "yellow",
+    "engine": "yellow",
+    "tokenizer": "yellow",
+    "prefill": "green",
+    "planned": "white",
+    "init": "bright_black",
+    "queued": "bright_black",
+    "run": "bright_black",
+    "stopped": "red",
+}
+_NOTED = (
+    "mode",
+    "stem_cell_wait_s",
+    "cpu_s",
+    "core_wait_s",
+    "threads_wait_s",
+    "disk_wait_s",
+    "programs_s",
+    "wait_s",
+    "waits_for",
+    "source",
+    "error",
+    "resident",
+    "process",
+    "signal",
+)
 _MIN_BAR, _TEXT_COLUMNS = 20, 62
 
 
@@ -118,8 +145,11 @@ def _note(interval: Interval) -> str:
     if interval.n_bytes and interval.bytes_per_s and interval.phase in ("fetch", "load"):
         parts.append(f"{interval.bytes_per_s * 8 / 1e6:.0f} Mbit/s")
     attrs = dict(interval.attrs)
-    parts += [f"{key}={attrs[key]:.3g}" if isinstance(attrs[key], float) else f"{key}={attrs[key]}"
-              for key in _NOTED if key in attrs]  # fmt: skip
+    parts += [
+        f"{key}={attrs[key]:.3g}" if isinstance(attrs[key], float) else f"{key}={attrs[key]}"
+        for key in _NOTED
+        if key in attrs
+    ]
     if interval.is_open:
         parts.append("never ended")
     return " ".join(parts)

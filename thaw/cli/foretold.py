@@ -58,8 +58,10 @@ def lines(timeline: Timeline, plan: Plan | None, events: Sequence[TraceEvent]) -
         return
     told = _told(timeline, plan, events)
     if told.joined_s > 0:
-        yield (f"the request came {duration(told.joined_s)} after its start was planned, "
-               f"which took {duration(told.measured_s)}")  # fmt: skip
+        yield (
+            f"the request came {duration(told.joined_s)} after its start was planned, "
+            f"which took {duration(told.measured_s)}"
+        )
     yield from _bound(told)
     yield from _predicted(told)
 

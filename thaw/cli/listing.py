@@ -39,8 +39,9 @@ def _in_s3() -> set[str]:
     try:
         return {uri for bucket in s3.list_buckets()["Buckets"] for uri in _in_bucket(s3, bucket["Name"])}
     except ClientError as e:
-        raise PlatformError(f"the store refused to list: {refusal(e)}",
-                            hint="see 'Credentials for S3' in docs/fetchd.md") from e  # fmt: skip
+        raise PlatformError(
+            f"the store refused to list: {refusal(e)}", hint="see 'Credentials for S3' in docs/fetchd.md"
+        ) from e
     except BotoCoreError as e:
         raise StoreUnavailable(f"the store does not answer: {e}", hint="thaw dev status; THAW_S3_ENDPOINT") from e
 

@@ -14,9 +14,13 @@ from thaw.cli.params import join_pairs
 from thaw.errors import ThawError
 
 app = typer.Typer(
-    name="thaw", no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False,
+    name="thaw",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-)  # fmt: skip
+)
 app.add_typer(dev.app, name="dev")
 app.add_typer(actions.app, name="action")
 app.add_typer(activations.app, name="activation")

@@ -105,8 +105,10 @@ def demo(
     with out().status("obtaining SmolLM2-135M-Instruct") as status:
         directory = obtain_quietly(cache_dir(), lambda text: status.update(text))
     _push(directory, uri)
-    out().print(f"deploy it: put {uri} into a config as model.uri, then thaw action create NAME --config FILE.json",
-                soft_wrap=True)  # fmt: skip
+    out().print(
+        f"deploy it: put {uri} into a config as model.uri, then thaw action create NAME --config FILE.json",
+        soft_wrap=True,
+    )
 
 
 def _demo_uri() -> str:

@@ -63,8 +63,9 @@ def resolve(apihost: str | None, auth: str | None) -> Target:
     """Options win over the file, the file over the default."""
     path = effective_file()
     found = read_properties(path)
-    return Target(normal_apihost(apihost or found.get("APIHOST") or _DEFAULT_APIHOST), auth or found.get("AUTH", ""),
-                  str(path))  # fmt: skip
+    return Target(
+        normal_apihost(apihost or found.get("APIHOST") or _DEFAULT_APIHOST), auth or found.get("AUTH", ""), str(path)
+    )
 
 
 def normal_apihost(text: str) -> str:

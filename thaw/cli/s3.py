@@ -21,8 +21,12 @@ def client(store_env: Mapping[str, str] | None = None) -> Any:
         store_env = platform.store_env() if platform is not None else None
     if not store_env:
         return S3Access.from_environment(os.environ).client()
-    return S3Access(store_env["THAW_S3_ENDPOINT"], store_env["AWS_REGION"], key_id=store_env["AWS_ACCESS_KEY_ID"],
-                    secret=store_env["AWS_SECRET_ACCESS_KEY"]).client()  # fmt: skip
+    return S3Access(
+        store_env["THAW_S3_ENDPOINT"],
+        store_env["AWS_REGION"],
+        key_id=store_env["AWS_ACCESS_KEY_ID"],
+        secret=store_env["AWS_SECRET_ACCESS_KEY"],
+    ).client()
 
 
 def names_a_store(environ: Mapping[str, str]) -> bool:

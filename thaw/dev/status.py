@@ -36,14 +36,24 @@ def components(layout: Layout, platform: Platform) -> list[Running]:
     recorded = {"supervisor": Recorded(platform.supervisor)}
     for path in sorted(layout.pids.glob("*")):
         recorded[path.name] = read_pid_file(path) or Recorded(ProcessId(0, 0))
-    rows = [replace(_look(name, one.process), n_restarts=one.n_restarts, in_a_row=one.in_a_row, cause=one.cause)
-            for name, one in recorded.items()]  # fmt: skip
+    rows = [
+        replace(_look(name, one.process), n_restarts=one.n_restarts, in_a_row=one.in_a_row, cause=one.cause)
+        for name, one in recorded.items()
+    ]
     processes = {one.process for one in recorded.values()}
     others = belonging_to(layout.homes, processes) - processes
     looked = [_look("", process) for process in others]
     if looked:
-        rows.append(Running(f"{len(looked)} containers and helpers", looked[0].pid, True, max(r.up_s for r in looked),
-                            sum(r.rss_bytes for r in looked), sum(r.cpu_s for r in looked)))  # fmt: skip
+        rows.append(
+            Running(
+                f"{len(looked)} containers and helpers",
+                looked[0].pid,
+                True,
+                max(r.up_s for r in looked),
+                sum(r.rss_bytes for r in looked),
+                sum(r.cpu_s for r in looked),
+            )
+        )
     return rows
 
 
@@ -55,5 +65,11 @@ def _look(name: str, process: ProcessId) -> Running:
     except (FileNotFoundError, ProcessLookupError):
         return Running(name, process.pid, False)
     uptime = float(Path("/proc/uptime").read_text().split()[0])
-    return Running(name, process.pid, True, uptime - int(fields[19]) / _TICKS, int(fields[21]) * _PAGE,
-                   (int(fields[11]) + int(fields[12])) / _TICKS)  # fmt: skip
+    return Running(
+        name,
+        process.pid,
+        True,
+        uptime - int(fields[19]) / _TICKS,
+        int(fields[21]) * _PAGE,
+        (int(fields[11]) + int(fields[12])) / _TICKS,
+    )

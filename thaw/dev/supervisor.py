@@ -123,9 +123,15 @@ class Supervisor:
         with _opened(path) as log:
             end = log.tell()
             process = subprocess.Popen(
-                component.argv, env=dict(component.env), cwd=self.layout.run_dir, stdin=subprocess.DEVNULL, stdout=log,
-                stderr=log, start_new_session=True, preexec_fn=_die_with(os.getpid(), component.stop_signal),
-            )  # fmt: skip
+                component.argv,
+                env=dict(component.env),
+                cwd=self.layout.run_dir,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                preexec_fn=_die_with(os.getpid(), component.stop_signal),
+            )
         identity = identify(process.pid) or ProcessId(process.pid, 0)
         pidfd = os.pidfd_open(process.pid)
         reader = LineReader(path)
@@ -171,8 +177,9 @@ class Supervisor:
         self._record(name, recorded)
         pause_s = min(_LONGEST_DELAY_S, _FIRST_DELAY_S * 2.0 ** (in_a_row - 1))
         event = "restarts_again_and_again" if in_a_row >= AGAIN_AND_AGAIN else "restart"
-        self._log.event(event, component=name, cause=cause, count=recorded.n_restarts, in_a_row=in_a_row,
-                        pause_s=pause_s)  # fmt: skip
+        self._log.event(
+            event, component=name, cause=cause, count=recorded.n_restarts, in_a_row=in_a_row, pause_s=pause_s
+        )
         again = f", {in_a_row} times in a row" if in_a_row >= AGAIN_AND_AGAIN else ""
         self.report(name, f"crashed ({cause}{again})")
         heapq.heappush(self._due, (time.monotonic() + pause_s, name))

@@ -53,8 +53,9 @@ def detach(layout: Layout, options: Options, report: Report) -> Platform:
         return already
     argv = [sys.executable, "-m", "thaw.dev.up", str(layout.root), json.dumps(wire.to_plain(_plain(options)))]
     with layout.supervisor_log.open("ab") as log:
-        process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log,
-                                   start_new_session=True, cwd=layout.root)  # fmt: skip
+        process = subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, start_new_session=True, cwd=layout.root
+        )
     assert process.stdout is not None  # noqa: S101  asked for above
     with process.stdout as lines:
         for line in lines:
@@ -78,8 +79,11 @@ def wait_platform(layout: Layout) -> Platform:
 
 
 def _plain(options: Options) -> dict[str, object]:
-    return {name: str(value) if isinstance(value, Path) else value
-            for name in options.__slots__ for value in [getattr(options, name)]}  # fmt: skip
+    return {
+        name: str(value) if isinstance(value, Path) else value
+        for name in options.__slots__
+        for value in [getattr(options, name)]
+    }
 
 
 def _prepare(layout: Layout, options: Options) -> Platform:
@@ -95,13 +99,22 @@ def _prepare(layout: Layout, options: Options) -> Platform:
     network = _network(layout, options)
     address = "127.0.0.1" if network is None else network.hub_address
     platform = Platform(
-        supervisor=me, apihost=f"http://127.0.0.1:{port}",
-        state_url=f"redis://:{secret}@{address}:{chosen[0]}/0", relay_url=f"redis://:{secret}@{address}:{chosen[1]}/0",
-        run_dir=str(run_dir), store_dir=str(options.store.absolute()) if options.store else "",
-        s3_endpoint=f"http://{address}:{chosen[2]}", s3_access_key="thaw", s3_secret_key=secret, ports=chosen,
-        hosts=options.hosts, link=options.link, driver=options.driver, started_wall_ms=wall_ms(),
+        supervisor=me,
+        apihost=f"http://127.0.0.1:{port}",
+        state_url=f"redis://:{secret}@{address}:{chosen[0]}/0",
+        relay_url=f"redis://:{secret}@{address}:{chosen[1]}/0",
+        run_dir=str(run_dir),
+        store_dir=str(options.store.absolute()) if options.store else "",
+        s3_endpoint=f"http://{address}:{chosen[2]}",
+        s3_access_key="thaw",
+        s3_secret_key=secret,
+        ports=chosen,
+        hosts=options.hosts,
+        link=options.link,
+        driver=options.driver,
+        started_wall_ms=wall_ms(),
         network=network,
-    )  # fmt: skip
+    )
     layout.write_platform(platform)
     return platform
 

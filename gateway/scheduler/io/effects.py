@@ -91,8 +91,9 @@ class Effects:
             case StartGroup():
                 self._start(decision, arrival)
             case ReleaseInstance():
-                self._log.event("release", instance_id=decision.instance_id, host_id=decision.host_id,
-                                reason=decision.reason)  # fmt: skip
+                self._log.event(
+                    "release", instance_id=decision.instance_id, host_id=decision.host_id, reason=decision.reason
+                )
                 body = Release(decision.instance_id, decision.only_idle)
                 self._send(decision.host_id, decision.command_id, body)
             case CancelGroup():
@@ -185,9 +186,14 @@ class Effects:
 
     def _fail(self, decision: FailDemand) -> None:
         for activation_id in decision.activation_ids:
-            self._log.event("request_failed", activation_id=activation_id, action=decision.action,
-                            group_id=decision.group_id, code=decision.error.code,
-                            error=decision.error.message)  # fmt: skip
+            self._log.event(
+                "request_failed",
+                activation_id=activation_id,
+                action=decision.action,
+                group_id=decision.group_id,
+                code=decision.error.code,
+                error=decision.error.message,
+            )
         failed = StartFailed(decision.action, decision.activation_ids, decision.error, decision.group_id)
         bus.publish(self._redis, failed)
 
@@ -243,9 +249,18 @@ class Effects:
             metrics.foretold(start.n_stages, *told, actual_s)
             ratio = Measured(ttft_ratio=actual_s / told[0])
             history.update(start.action, start.device_kind, start.mode, ratio)
-            self._log.event("ttft_foretold", group_id=start.group_id, action=start.action, stages=start.n_stages,
-                            full=start.n_full, predicted_s=told[0], bound_s=told[1], actual_s=round(actual_s, 4),
-                            prefill_s=seen.prefill_s, token_s=seen.token_s)  # fmt: skip
+            self._log.event(
+                "ttft_foretold",
+                group_id=start.group_id,
+                action=start.action,
+                stages=start.n_stages,
+                full=start.n_full,
+                predicted_s=told[0],
+                bound_s=told[1],
+                actual_s=round(actual_s, 4),
+                prefill_s=seen.prefill_s,
+                token_s=seen.token_s,
+            )
         return best
 
 

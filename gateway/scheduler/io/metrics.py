@@ -22,46 +22,74 @@ SEVERAL: Final = "(several)"
 """Events of more than one kind that were decided together."""
 
 LEADING = Gauge("thaw_scheduler_leading", "1 while this process leads, 0 while it stands by", registry=REGISTRY)
-LEASES_LOST = Counter("thaw_scheduler_leases_lost", "Leaderships that ended because the lease was lost",
-                      registry=REGISTRY)  # fmt: skip
-COMMANDS_STALE = Counter("thaw_scheduler_commands_stale", "Commands that hosts refused: a newer scheduler led",
-                         registry=REGISTRY)  # fmt: skip
-RELOADS = Counter("thaw_scheduler_reloads", "Views made anew: taking over, and after the state server was away",
-                  registry=REGISTRY)  # fmt: skip
+LEASES_LOST = Counter(
+    "thaw_scheduler_leases_lost", "Leaderships that ended because the lease was lost", registry=REGISTRY
+)
+COMMANDS_STALE = Counter(
+    "thaw_scheduler_commands_stale", "Commands that hosts refused: a newer scheduler led", registry=REGISTRY
+)
+RELOADS = Counter(
+    "thaw_scheduler_reloads", "Views made anew: taking over, and after the state server was away", registry=REGISTRY
+)
 DECISIONS = Counter("thaw_scheduler_decisions", "Decisions by kind", ["type"], registry=REGISTRY)
 DECISION_SECONDS = Histogram(
-    "thaw_scheduler_decision_seconds", "From events that came together to their decisions, "
-    "without carrying them out; several: events of more than one kind", ["event"],
-    registry=REGISTRY, buckets=(0.0001, 0.00025, 0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.064, 0.256, 1),
-)  # fmt: skip
+    "thaw_scheduler_decision_seconds",
+    "From events that came together to their decisions, "
+    "without carrying them out; several: events of more than one kind",
+    ["event"],
+    registry=REGISTRY,
+    buckets=(0.0001, 0.00025, 0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.064, 0.256, 1),
+)
 ADMISSIONS = Counter(
-    "thaw_scheduler_admissions", "Groups by what links promise: promised (in time), fallback (too late), no_deadline; "
-    "waits: a request that found no room", ["outcome"], registry=REGISTRY,
-)  # fmt: skip
+    "thaw_scheduler_admissions",
+    "Groups by what links promise: promised (in time), fallback (too late), no_deadline; "
+    "waits: a request that found no room",
+    ["outcome"],
+    registry=REGISTRY,
+)
 STARTS_REFUSED = Counter(
     "thaw_scheduler_starts_refused", "Groups that the relay server did not let in", registry=REGISTRY
 )
-RELEASES = Counter("thaw_scheduler_releases", "Instances told to go, by reason; memory: evicted for another action",
-                   ["reason"], registry=REGISTRY)  # fmt: skip
-FAILED = Counter("thaw_scheduler_requests_failed", "Waiting requests that were ended, by error", ["code"],
-                 registry=REGISTRY)  # fmt: skip
-WAITING = Gauge("thaw_scheduler_waiting_requests", "Requests in line, by action (the longest queues)", ["action"],
-                registry=REGISTRY)  # fmt: skip
+RELEASES = Counter(
+    "thaw_scheduler_releases",
+    "Instances told to go, by reason; memory: evicted for another action",
+    ["reason"],
+    registry=REGISTRY,
+)
+FAILED = Counter(
+    "thaw_scheduler_requests_failed", "Waiting requests that were ended, by error", ["code"], registry=REGISTRY
+)
+WAITING = Gauge(
+    "thaw_scheduler_waiting_requests", "Requests in line, by action (the longest queues)", ["action"], registry=REGISTRY
+)
 BLOCKED = Gauge("thaw_scheduler_blocked_actions", "Actions that wait for memory or for a link", registry=REGISTRY)
 STARTING = Gauge("thaw_scheduler_starting_groups", "Groups of which not every stage is ready", registry=REGISTRY)
-PROMISED = Gauge("thaw_scheduler_link_promised_seconds", "For how long a host's link is promised to fetches with a "
-                 "deadline (the fullest)", ["host"], registry=REGISTRY)  # fmt: skip
+PROMISED = Gauge(
+    "thaw_scheduler_link_promised_seconds",
+    "For how long a host's link is promised to fetches with a deadline (the fullest)",
+    ["host"],
+    registry=REGISTRY,
+)
 PENDING = Gauge("thaw_scheduler_ledger_pending_bytes", "Bytes that all links still have to bring", registry=REGISTRY)
 TTFT_RATIO = Histogram(
-    "thaw_scheduler_ttft_ratio", "A first token's real time over the foretold one, by stages", ["stages"],
-    registry=REGISTRY, buckets=(0.25, 0.5, 0.75, 0.9, 1, 1.1, 1.25, 1.5, 2, 4, 8),
-)  # fmt: skip
+    "thaw_scheduler_ttft_ratio",
+    "A first token's real time over the foretold one, by stages",
+    ["stages"],
+    registry=REGISTRY,
+    buckets=(0.25, 0.5, 0.75, 0.9, 1, 1.1, 1.25, 1.5, 2, 4, 8),
+)
 TTFT_ERROR = Histogram(
-    "thaw_scheduler_ttft_error_seconds", "How far a first token was from its prediction, either way, by stages",
-    ["stages"], registry=REGISTRY, buckets=(0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40),
-)  # fmt: skip
-BELOW_BOUND = Counter("thaw_scheduler_starts_below_bound", "Starts whose first token came before the bound of their "
-                      "plan: they were faster than all before", registry=REGISTRY)  # fmt: skip
+    "thaw_scheduler_ttft_error_seconds",
+    "How far a first token was from its prediction, either way, by stages",
+    ["stages"],
+    registry=REGISTRY,
+    buckets=(0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40),
+)
+BELOW_BOUND = Counter(
+    "thaw_scheduler_starts_below_bound",
+    "Starts whose first token came before the bound of their plan: they were faster than all before",
+    registry=REGISTRY,
+)
 
 
 def decided(view: ClusterView, events: Sequence[Event], decisions: Iterable[Decision], took_s: float) -> None:

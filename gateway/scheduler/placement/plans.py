@@ -63,19 +63,38 @@ def group_plan(
     model = None if stages is None else stages.facts
     plan_model = None if model is None else PlanModel(model.uri, model.sha256, model.etag, model.n_bytes)
     return Plan(
-        PLAN_VERSION, PlanId(names.plan_id), GroupId(names.group_id), names.epoch, facts.name, facts.version, made,
-        plan_model, transport, choice.keep, predicted_ttft_s=choice.predicted_ttft_s, bound_ttft_s=choice.bound_ttft_s,
-        predicted_terms=choice.predicted_terms, bound_terms=choice.bound_terms,
-    )  # fmt: skip
+        PLAN_VERSION,
+        PlanId(names.plan_id),
+        GroupId(names.group_id),
+        names.epoch,
+        facts.name,
+        facts.version,
+        made,
+        plan_model,
+        transport,
+        choice.keep,
+        predicted_ttft_s=choice.predicted_ttft_s,
+        bound_ttft_s=choice.bound_ttft_s,
+        predicted_terms=choice.predicted_terms,
+        bound_terms=choice.bound_terms,
+    )
 
 
 def _stage(facts: ActionFacts, k: int, n: int, seat: Seat, part: StageBytes, deadline_ms: int | None) -> PlanStage:
     full = seat.role is StageRole.FULL
     reserve = facts.need_bytes if full else low_reserve(facts.need_bytes, n)
     return PlanStage(
-        k, seat.host_id, seat.device, seat.role, part.layers, part.first, part.rest if full else (), reserve,
-        reserve / facts.need_bytes if facts.need_bytes else 1.0, deadline_ms,
-    )  # fmt: skip
+        k,
+        seat.host_id,
+        seat.device,
+        seat.role,
+        part.layers,
+        part.first,
+        part.rest if full else (),
+        reserve,
+        reserve / facts.need_bytes if facts.need_bytes else 1.0,
+        deadline_ms,
+    )
 
 
 def low_reserve(need_bytes: int, n_stages: int) -> int:
@@ -86,10 +105,21 @@ def starting_record(plan: Plan, stage: int, instance_id: InstanceId, facts: Acti
     """Return the record that the view holds of an instance until its host reports it."""
     at, n = plan.stages[stage], len(plan.stages)
     return InstanceRecord(
-        instance_id, at.host, plan.action, plan.action_version, plan.group_id, InstanceState.STARTING, "",
-        slots(facts, n) if stage == 0 else 0, at.reserve_bytes, at.device, StartMode.COLD,
-        keep_alive_s=facts.keep_alive_s, stage=stage, n_stages=n,
-    )  # fmt: skip
+        instance_id,
+        at.host,
+        plan.action,
+        plan.action_version,
+        plan.group_id,
+        InstanceState.STARTING,
+        "",
+        slots(facts, n) if stage == 0 else 0,
+        at.reserve_bytes,
+        at.device,
+        StartMode.COLD,
+        keep_alive_s=facts.keep_alive_s,
+        stage=stage,
+        n_stages=n,
+    )
 
 
 def slots(facts: ActionFacts, n_stages: int) -> int:

@@ -124,7 +124,10 @@ class PoolAccount:
             self._doubted_ms = None
         last, self._report = self._report, report
         is_same = last is not None and (last.slab_bytes, last.n_slabs, last.held) == (
-            report.slab_bytes, report.n_slabs, report.held)  # fmt: skip
+            report.slab_bytes,
+            report.n_slabs,
+            report.held,
+        )
         if is_same and not self._claims:  # most hosts, most of the time
             return
         self._free = None

@@ -47,8 +47,11 @@ class Considered:
     tpot: float | None = None
 
     def plain(self) -> dict[str, object]:
-        times = {} if self.ttft is None or self.tpot is None else {
-            "ttft_s": round(self.ttft, 3), "tpot_s": round(self.tpot, 4)}  # fmt: skip
+        times = (
+            {}
+            if self.ttft is None or self.tpot is None
+            else {"ttft_s": round(self.ttft, 3), "tpot_s": round(self.tpot, 4)}
+        )
         return {"stages": self.s, "full": self.w, "why": str(self.reason), **times}
 
 
@@ -122,8 +125,10 @@ def considered(
     by_stages: dict[int, list[tuple[Size, Scheme | None]]] = {}
     for size, scheme in weighing.tried:
         by_stages.setdefault(size.s, []).append((size, scheme))
-    judged = (_possible(weighing.chosen, each) or _failed(weighing.chosen, each, servers, variant, bandwidth)
-              for each in by_stages.values())  # fmt: skip
+    judged = (
+        _possible(weighing.chosen, each) or _failed(weighing.chosen, each, servers, variant, bandwidth)
+        for each in by_stages.values()
+    )
     return tuple(judged)
 
 
@@ -138,9 +143,12 @@ def _possible(chosen: Scheme | None, tried: Sequence[tuple[Size, Scheme | None]]
 
 
 def _failed(
-    chosen: Scheme | None, tried: Sequence[tuple[Size, Scheme | None]], servers: Sequence[Server], variant: Variant,
+    chosen: Scheme | None,
+    tried: Sequence[tuple[Size, Scheme | None]],
+    servers: Sequence[Server],
+    variant: Variant,
     bandwidth: Bandwidth,
-) -> Considered:  # fmt: skip
+) -> Considered:
     """Return the entry of the size with the most full workers that there is room for: it would be the earliest."""
     for size, _ in reversed(tried):
         relaxed = _without_objectives(size, servers, variant, bandwidth)

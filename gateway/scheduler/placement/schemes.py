@@ -269,10 +269,17 @@ class Size:
         size = self if self.mix else self.of(_mix_of(full, low))
         ttft = predict.ttft(self.request.t_w, [c.kappa for c in (*full, *low)], size.factor, size.times)
         return Scheme(
-            self.s, self.w, tuple(Placement(c.server.id, *c.full) for c in full if c.full),
-            tuple(Placement(c.server.id, *c.low) for c in low if c.low), ttft, size.tpot, self.memory,
-            math.inf if fallback else size.within_s, fallback, size.work_s,
-        )  # fmt: skip
+            self.s,
+            self.w,
+            tuple(Placement(c.server.id, *c.full) for c in full if c.full),
+            tuple(Placement(c.server.id, *c.low) for c in low if c.low),
+            ttft,
+            size.tpot,
+            self.memory,
+            math.inf if fallback else size.within_s,
+            fallback,
+            size.work_s,
+        )
 
 
 def sizes(request: Request, min_stages: int, max_stages: int, min_full: int) -> list[Size]:

@@ -41,18 +41,39 @@ class Weighing:
 
 
 def select(
-    servers: Sequence[Server], request: Request, *, variant: Variant = "min_sharing", min_stages: int = 1,
-    max_stages: int = 4, min_full: int = 0, bandwidth: Bandwidth = static_bandwidth,
-) -> Scheme | None:  # fmt: skip
+    servers: Sequence[Server],
+    request: Request,
+    *,
+    variant: Variant = "min_sharing",
+    min_stages: int = 1,
+    max_stages: int = 4,
+    min_full: int = 0,
+    bandwidth: Bandwidth = static_bandwidth,
+) -> Scheme | None:
     """Return the scheme of this variant, else the fallback, else None (wait).  ``min_full=0`` is the paper's."""
-    return weigh(servers, request, variant=variant, min_stages=min_stages, max_stages=max_stages, min_full=min_full,
-                 bandwidth=bandwidth, thorough=False).chosen  # fmt: skip
+    return weigh(
+        servers,
+        request,
+        variant=variant,
+        min_stages=min_stages,
+        max_stages=max_stages,
+        min_full=min_full,
+        bandwidth=bandwidth,
+        thorough=False,
+    ).chosen
 
 
 def weigh(
-    servers: Sequence[Server], request: Request, *, variant: Variant, min_stages: int, max_stages: int, min_full: int,
-    bandwidth: Bandwidth, thorough: bool = True,
-) -> Weighing:  # fmt: skip
+    servers: Sequence[Server],
+    request: Request,
+    *,
+    variant: Variant,
+    min_stages: int,
+    max_stages: int,
+    min_full: int,
+    bandwidth: Bandwidth,
+    thorough: bool = True,
+) -> Weighing:
     """Do what :func:`select` does, and return every size that was examined.  If not ``thorough``, sizes are left out
     that can no longer win, that no servers could have in time, or whose time per token is beyond the objective.  The
     choice is the same."""

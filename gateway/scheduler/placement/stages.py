@@ -72,8 +72,11 @@ class Stages:
 
     def _sidecars(self, parts: ModelParts) -> tuple[FileRange, ...]:
         weights = {r.file for r in partition.ranges(parts, (0, len(parts.layers)))}
-        return tuple(FileRange(name, 0, n_bytes) for name, n_bytes in self.facts.files.items()
-                     if name not in weights and not name.endswith(".safetensors"))  # fmt: skip
+        return tuple(
+            FileRange(name, 0, n_bytes)
+            for name, n_bytes in self.facts.files.items()
+            if name not in weights and not name.endswith(".safetensors")
+        )
 
     def _divide(self, n_stages: int) -> tuple[StageBytes, ...]:
         parts = self.facts.parts
@@ -81,9 +84,10 @@ class Stages:
             whole = tuple(FileRange(name, 0, n_bytes) for name, n_bytes in self.facts.files.items())
             return (StageBytes((0, self.facts.n_layers), whole, (), partition.size(whole)),)
         if parts is None:
-            raise ModelUnsupported(f"{self.facts.uri} cannot be divided into {n_stages} stages: "
-                                   f"where its layers lie is not known",
-                                   hint="remove scaling.stages from the function's config")  # fmt: skip
+            raise ModelUnsupported(
+                f"{self.facts.uri} cannot be divided into {n_stages} stages: where its layers lie is not known",
+                hint="remove scaling.stages from the function's config",
+            )
         sidecars, found = self._sidecars(parts), list[StageBytes]()
         for layers in partition.split(parts, n_stages):
             first = sidecars + partition.ranges(parts, layers)

@@ -121,9 +121,19 @@ def _learn(view: ClusterView, group: GroupView) -> list[Decision]:
     if device is None:
         return []
     n_full = sum(stage.role is StageRole.FULL for stage in group.plan.stages)
-    return [LearnFrom(record.group_id, record.action, device.device.kind, record.start_mode,
-                      len(group.plan.stages), n_full, _factor(view, group.plan), group.served,
-                      device_kinds=tuple(_kind(view, stage) for stage in group.plan.stages))]  # fmt: skip
+    return [
+        LearnFrom(
+            record.group_id,
+            record.action,
+            device.device.kind,
+            record.start_mode,
+            len(group.plan.stages),
+            n_full,
+            _factor(view, group.plan),
+            group.served,
+            device_kinds=tuple(_kind(view, stage) for stage in group.plan.stages),
+        )
+    ]
 
 
 def _kind(view: ClusterView, stage: PlanStage) -> str:
@@ -255,8 +265,18 @@ def start_failed(view: ClusterView, group: GroupView, error: ErrorInfo, now_s: f
         view.model(plan.model.uri).fresh = False
     action = view.action(plan.action)
     action.failures += 1
-    decided.append(Flag("start_failed", {"group_id": plan.group_id, "action": plan.action, "code": error.code,
-                                         "error": error.message, "in_a_row": action.failures}))  # fmt: skip
+    decided.append(
+        Flag(
+            "start_failed",
+            {
+                "group_id": plan.group_id,
+                "action": plan.action,
+                "code": error.code,
+                "error": error.message,
+                "in_a_row": action.failures,
+            },
+        )
+    )
     action.gathers_until_s = 0.0
     if isinstance(from_info(error), DeveloperError):
         action.broken_version = plan.action_version
@@ -294,8 +314,9 @@ def start_overdue(view: ClusterView, group_id: GroupId, now_s: float) -> list[De
     error = WorkerLost(f"no progress for {view.settings.start_deadline_s:g} s").info()
     return [
         Flag("start_overdue", {"group_id": group_id, "action": group.plan.action}),
-        *start_failed(view, group, error, now_s), *rescale(view, group.plan.action, now_s),
-    ]  # fmt: skip
+        *start_failed(view, group, error, now_s),
+        *rescale(view, group.plan.action, now_s),
+    ]
 
 
 def host_lost(view: ClusterView, host_id: HostId, now_s: float) -> list[Decision]:

@@ -73,20 +73,23 @@ TABLE: Final[Mapping[tuple[State, Event], Step]] = {
     (State.RESUMING, Event.RUN_ENDED): Step(_ENDED, (Command.DROP_KV_AT_DEST,)),
     (State.SWITCHING, Event.RUN_ENDED): Step(_ENDED, (Command.DROP_KV_AT_DEST,)),
     # the source fails: no run needs the model at the destination any more, and the request starts again like others
-    (State.LOADING, Event.SOURCE_FAILED): Step(_ENDED, (Command.CANCEL_LOAD_AT_DEST, Command.UNLOAD_AT_DEST,
-                                                        Command.RETRY_ELSEWHERE)),
+    (State.LOADING, Event.SOURCE_FAILED): Step(
+        _ENDED, (Command.CANCEL_LOAD_AT_DEST, Command.UNLOAD_AT_DEST, Command.RETRY_ELSEWHERE)
+    ),
     (State.ASKING, Event.SOURCE_FAILED): Step(_ENDED, (Command.UNLOAD_AT_DEST, Command.RETRY_ELSEWHERE)),
-    (State.RESUMING, Event.SOURCE_FAILED): Step(_ENDED, (Command.DROP_KV_AT_DEST, Command.UNLOAD_AT_DEST,
-                                                         Command.RETRY_ELSEWHERE)),
-    (State.SWITCHING, Event.SOURCE_FAILED): Step(_ENDED, (Command.DROP_KV_AT_DEST, Command.UNLOAD_AT_DEST,
-                                                          Command.RETRY_ELSEWHERE)),
+    (State.RESUMING, Event.SOURCE_FAILED): Step(
+        _ENDED, (Command.DROP_KV_AT_DEST, Command.UNLOAD_AT_DEST, Command.RETRY_ELSEWHERE)
+    ),
+    (State.SWITCHING, Event.SOURCE_FAILED): Step(
+        _ENDED, (Command.DROP_KV_AT_DEST, Command.UNLOAD_AT_DEST, Command.RETRY_ELSEWHERE)
+    ),
     # the destination fails: the source has never stopped (the paper prints "source" for this paragraph too; that is R22
     # of tests/scheduler/test_ambiguities.py)
     (State.LOADING, Event.DEST_FAILED): Step(_ENDED),
     (State.ASKING, Event.DEST_FAILED): Step(_ENDED, (Command.TELL_SOURCE,)),
     (State.RESUMING, Event.DEST_FAILED): Step(_ENDED, (Command.TELL_SOURCE,)),
     (State.SWITCHING, Event.DEST_FAILED): Step(_ENDED, (Command.TELL_SOURCE,)),
-}  # fmt: skip
+}
 
 
 def step(state: State, event: Event) -> Step:
@@ -103,8 +106,9 @@ class Rounds(NamedTuple):
     stopped_s: float  # how long no host answers: the last round and the switch
 
 
-def rounds(t_in: float, t_out: float, *, resume_per_token_s: float, round_s: float, token_s: float,
-           few: int = 10) -> Rounds:  # fmt: skip
+def rounds(
+    t_in: float, t_out: float, *, resume_per_token_s: float, round_s: float, token_s: float, few: int = 10
+) -> Rounds:
     """Return how long a migration lasts.  Each round recomputes the tokens that were produced during the last one
     (seconds; tokens).
 

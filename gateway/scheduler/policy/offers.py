@@ -95,9 +95,18 @@ class Offers:
     """The hosts as Algorithm 1's servers, numbered so that a tie goes to the least loaded."""
 
     def __init__(
-        self, view: ClusterView, facts: ActionFacts, stages: Stages, request: Request, most: int, now_s: float,
-        *, without_idle: bool = False, only_promises: bool = False, size: Size | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        view: ClusterView,
+        facts: ActionFacts,
+        stages: Stages,
+        request: Request,
+        most: int,
+        now_s: float,
+        *,
+        without_idle: bool = False,
+        only_promises: bool = False,
+        size: Size | None = None,
+    ) -> None:
         """``size``: the only size to search for, with workers on idle devices."""
         self._without_idle = without_idle
         self._view, self._name, self._model, self._now_s = view, facts.name, stages.facts, now_s
@@ -116,8 +125,9 @@ class Offers:
         also |= view.idle.hosts(EXPLAINED_HOSTS) if without_idle else set()
         self._hosts = view.index.offers(wanted, now_s, also)
         version = stages.facts.version
-        self._resident = [h.host_id in holders and h.has_model(uri, stages.facts.weight_bytes, version)
-                          for h in self._hosts]  # fmt: skip
+        self._resident = [
+            h.host_id in holders and h.has_model(uri, stages.facts.weight_bytes, version) for h in self._hosts
+        ]
         self._stages, self._most, self._whole = stages, most, request.part(1)
         self.servers = [self._server(i, times) for i in range(len(self._hosts))]
 
@@ -130,9 +140,16 @@ class Offers:
         wait_s = 0.0 if mode is StartMode.COLD else max(0.0, host.cell_s(KIND_LLM) - self._now_s)
         at: Room | Emptied = self._view.idle.emptied(host) if self._without_idle else room
         return Server(
-            i, host.ledger.bytes_per_s, self._rates[room.kind].copy, at.gpus, times[room.kind, mode], at.fits,
-            self._parts(host), wait_s, host.enforces_shares,
-        )  # fmt: skip
+            i,
+            host.ledger.bytes_per_s,
+            self._rates[room.kind].copy,
+            at.gpus,
+            times[room.kind, mode],
+            at.fits,
+            self._parts(host),
+            wait_s,
+            host.enforces_shares,
+        )
 
     @staticmethod
     def _mode(host: HostView) -> StartMode:
@@ -168,12 +185,15 @@ class Offers:
         return self._hosts[i].host_id
 
     def choice(self, scheme: Scheme, request: Request, facts: ActionFacts, why: Mapping[str, object]) -> Choice:
-        seats = [*(self._seat(p, StageRole.FULL) for p in scheme.full),
-                 *(self._seat(p, StageRole.LOW) for p in scheme.low)]  # fmt: skip
+        seats = [
+            *(self._seat(p, StageRole.FULL) for p in scheme.full),
+            *(self._seat(p, StageRole.LOW) for p in scheme.low),
+        ]
         keep = max(1, min(facts.keep or 1, scheme.w))
         slo = {"slo_ttft_s": facts.slo_ttft_s, "slo_tpot_s": facts.slo_tpot_s, "t_w_s": round(request.t_w, 3)}
-        return Choice(tuple(seats), scheme.fetch_within_s, scheme.ttft, fallback=scheme.fallback, keep=keep,
-                      why={**slo, **why})  # fmt: skip
+        return Choice(
+            tuple(seats), scheme.fetch_within_s, scheme.ttft, fallback=scheme.fallback, keep=keep, why={**slo, **why}
+        )
 
     def explained(self, scheme: Scheme, request: Request, facts: ActionFacts, why: Mapping[str, object]) -> Choice:
         """Return the choice with its bound and its prediction in terms, and with what the trace says about each host
@@ -186,9 +206,11 @@ class Offers:
         return replace(
             self.choice(scheme, request, facts, {**why, "candidates": candidates}),
             # no start can be faster than its bound, so none is predicted to be
-            predicted_ttft_s=max(scheme.ttft, request.t_w + (bound_s or 0.0)), bound_ttft_s=bound_s,
-            predicted_terms=predicted_terms(scheme, request, chosen, bound_s), bound_terms=terms,
-        )  # fmt: skip
+            predicted_ttft_s=max(scheme.ttft, request.t_w + (bound_s or 0.0)),
+            bound_ttft_s=bound_s,
+            predicted_terms=predicted_terms(scheme, request, chosen, bound_s),
+            bound_terms=terms,
+        )
 
     def _estimates(self, scheme: Scheme, request: Request) -> list[tuple[int, Estimate]]:
         """Return estimates, the chosen hosts first.  Among many hosts only the chosen ones are estimated, because an
@@ -219,19 +241,30 @@ class Offers:
         held, fetching = self._bytes_here(host)
         lacking = 0 if tier is not Tier.REMOTE else max(0, n_bytes - held - fetching)
         return StageFacts(
-            stage, host.host_id, kind, self._mode(host), n_bytes, lacking, tier is Tier.MEMORY,
-            tier is Tier.REMOTE and n_bytes > held, host.report.declared_bytes_per_s, host.report.measured_bytes_per_s,
-        )  # fmt: skip
+            stage,
+            host.host_id,
+            kind,
+            self._mode(host),
+            n_bytes,
+            lacking,
+            tier is Tier.MEMORY,
+            tier is Tier.REMOTE and n_bytes > held,
+            host.report.declared_bytes_per_s,
+            host.report.measured_bytes_per_s,
+        )
 
     def _bytes_here(self, host: HostView) -> tuple[int, int]:
         """Return the bytes of the model that the host has, and the bytes that other starts there are fetching: a start
         may share both."""
         version = self._model.version
-        held = sum(r.n_bytes for r in host.report.resident
-                   if r.uri == self._model.uri and r.version in ("", version))  # fmt: skip
+        held = sum(r.n_bytes for r in host.report.resident if r.uri == self._model.uri and r.version in ("", version))
         groups = {key.partition("/")[0] for key in host.ledger.fetches()}
         plans = (self._view.groups[GroupId(g)].plan for g in groups if GroupId(g) in self._view.groups)
-        fetching = sum(partition.size((*stage.first_ranges, *stage.later_ranges))
-                       for plan in plans if plan.model is not None and plan.model.uri == self._model.uri
-                       for stage in plan.stages if stage.host == host.host_id)  # fmt: skip
+        fetching = sum(
+            partition.size((*stage.first_ranges, *stage.later_ranges))
+            for plan in plans
+            if plan.model is not None and plan.model.uri == self._model.uri
+            for stage in plan.stages
+            if stage.host == host.host_id
+        )
         return held, fetching

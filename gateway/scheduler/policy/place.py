@@ -84,9 +84,14 @@ def _request(view: ClusterView, facts: ActionFacts, stages: Stages, t_w: float) 
     """Build the request of Algorithm 1.  It has no times of its own: every host is offered with those of its kind of
     device."""
     return Request(
-        stages.facts.n_bytes, facts.need_bytes - stages.facts.n_bytes, facts.slo_ttft_s, facts.slo_tpot_s,
-        max(0.0, t_w), overlap=view.parts.overlap, largest_parts=stages.largest(most_stages(view, facts, stages)),
-    )  # fmt: skip
+        stages.facts.n_bytes,
+        facts.need_bytes - stages.facts.n_bytes,
+        facts.slo_ttft_s,
+        facts.slo_tpot_s,
+        max(0.0, t_w),
+        overlap=view.parts.overlap,
+        largest_parts=stages.largest(most_stages(view, facts, stages)),
+    )
 
 
 def most_stages(view: ClusterView, facts: ActionFacts, stages: Stages) -> int:
@@ -123,10 +128,15 @@ def _chosen(
     """Run Algorithm 1.  Where no group can leave so many workers behind in time, take one that leaves fewer."""
     for wanted in range(n_workers, 0, -1):
         weighing = weigh(
-            offers.servers, request, variant=variant(view), min_stages=wanted, max_stages=most,
-            min_full=_min_full(facts, most, wanted), bandwidth=offers.bandwidth,
+            offers.servers,
+            request,
+            variant=variant(view),
+            min_stages=wanted,
+            max_stages=most,
+            min_full=_min_full(facts, most, wanted),
+            bandwidth=offers.bandwidth,
             thorough=len(view.hosts) <= EXPLAINED_HOSTS,
-        )  # fmt: skip
+        )
         if weighing.chosen is not None and not weighing.chosen.fallback:
             break
     return weighing
@@ -138,9 +148,14 @@ def _forced(view: ClusterView, facts: ActionFacts, offers: Offers, request: Requ
     largest = view.largest.device(for_model=True)
     w = 0 if largest is not None and facts.need_bytes > largest and s > 1 else min(s, facts.keep or 1)
     found = select(
-        offers.servers, request, variant=variant(view), min_stages=s, max_stages=s, min_full=w,
+        offers.servers,
+        request,
+        variant=variant(view),
+        min_stages=s,
+        max_stages=s,
+        min_full=w,
         bandwidth=offers.bandwidth,
-    )  # fmt: skip
+    )
     if found is not None and not found.fallback:
         return found
     return spread(offers.servers, request, s, w, bandwidth=offers.bandwidth)
@@ -156,10 +171,11 @@ def _waits_for_a_host(
         return False
     need = low_reserve(facts.need_bytes, scheme.s)
     return any(
-        host.host_id not in used and pools.has_room_soon(host, stages, scheme.s)
+        host.host_id not in used
+        and pools.has_room_soon(host, stages, scheme.s)
         and any(d.free + d.releasing >= need for d in host.room(for_model=True).devices)
         for host in view.live_hosts()
-    )  # fmt: skip
+    )
 
 
 def _in_parts(
@@ -178,10 +194,13 @@ def _in_parts(
 def _least_loaded(view: ClusterView, facts: ActionFacts) -> Choice | None:
     """Choose a place for a function without a model: fewest workers first, then most free memory."""
     best = min(
-        ((h.n_workers, -h.room(for_model=False).most_free, h.host_id)
-         for h in view.live_hosts() if h.room(for_model=False).most_free >= facts.need_bytes),
+        (
+            (h.n_workers, -h.room(for_model=False).most_free, h.host_id)
+            for h in view.live_hosts()
+            if h.room(for_model=False).most_free >= facts.need_bytes
+        ),
         default=None,
-    )  # fmt: skip
+    )
     if best is None:
         return None
     device = max(view.hosts[best[2]].room(for_model=False).devices, key=lambda d: d.free).device

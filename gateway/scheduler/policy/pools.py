@@ -54,8 +54,10 @@ def reserve(view: ClusterView, plan: Plan, starts: Sequence[StageStart]) -> Plan
     for stage, start in zip(plan.stages, starts, strict=True):
         first = claim_of(plan.model, replace(stage, later_ranges=()))
         view.hosts[stage.host].pool.claim(start.instance_id, first)
-    stages = [_with_rest(view.hosts[stage.host].pool, plan.model, stage, start)
-              for stage, start in zip(plan.stages, starts, strict=True)]  # fmt: skip
+    stages = [
+        _with_rest(view.hosts[stage.host].pool, plan.model, stage, start)
+        for stage, start in zip(plan.stages, starts, strict=True)
+    ]
     return replace(plan, stages=tuple(stages))
 
 
@@ -129,8 +131,11 @@ def _victims(view: ClusterView, facts: ActionFacts, host: HostView, need: int) -
 
 def _idle(view: ClusterView, facts: ActionFacts, here: Iterable[InstanceView]) -> list[InstanceView]:
     heads = {h.record.instance_id: h for v in here if (h := view.head(v.record)) is not None}
-    return [h for h in heads.values()
-            if view.may_go(h) and h.record.action != facts.name and view.action(h.record.action).is_spare]  # fmt: skip
+    return [
+        h
+        for h in heads.values()
+        if view.may_go(h) and h.record.action != facts.name and view.action(h.record.action).is_spare
+    ]
 
 
 def mebibytes(n_bytes: float) -> str:

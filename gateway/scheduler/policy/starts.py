@@ -142,8 +142,11 @@ def lacking(view: ClusterView, action: ActionView, facts: ActionFacts, now_s: fl
     model needs, the queue alone those of an ordinary function.  The minimum and the maximum count instances that serve:
     a group of stages is one."""
     instances = [view.instances[i] for i in action.instances]
-    current = [v for v in instances if v.record.takes_requests and v.releasing is None
-               and v.record.action_version == facts.version]  # fmt: skip
+    current = [
+        v
+        for v in instances
+        if v.record.takes_requests and v.releasing is None and v.record.action_version == facts.version
+    ]
     is_broken = action.broken_version == facts.version
     n_waiting, arrivals = len(action.waiting), 0
     if facts.is_llm and (n_waiting or not (is_broken or action.failures)):
@@ -185,8 +188,7 @@ def ensure_model(view: ClusterView, uri: str, now_s: float) -> list[Decision]:
     command_id = CommandId(view.new_id())
     model.asked, model.asked_s = (HostId(host_id), command_id), now_s
     model.attempts += 1
-    return [InspectModelOn(HostId(host_id), uri, command_id),
-            Wake(now_s + INSPECT_DEADLINE_S, TimerKind.INSPECT, uri)]  # fmt: skip
+    return [InspectModelOn(HostId(host_id), uri, command_id), Wake(now_s + INSPECT_DEADLINE_S, TimerKind.INSPECT, uri)]
 
 
 def first_due_s(view: ClusterView, model: ModelView) -> float:
@@ -268,8 +270,9 @@ def start_group(
     several = choice.n_stages > 1
     transport = transport_of(view.settings, facts, group_id) if several else PlanTransport()
     wished = group_plan(facts, stages, choice, names, transport)
-    starts = tuple(StageStart(s.stage, s.host, InstanceId(view.new_id()), CommandId(view.new_id()))
-                   for s in wished.stages)  # fmt: skip
+    starts = tuple(
+        StageStart(s.stage, s.host, InstanceId(view.new_id()), CommandId(view.new_id())) for s in wished.stages
+    )
     plan = pools.reserve(view, wished, starts)
     for start in starts:
         view.put_instance(
@@ -300,10 +303,16 @@ def _book(view: ClusterView, plan: Plan, deadline_s: float, now_s: float) -> Non
 def _attrs(facts: ActionFacts, wished: Plan, plan: Plan, choice: Choice) -> dict[str, object]:
     first = choice.seats[0]
     found: dict[str, object] = {
-        "action": facts.name, "stages": choice.n_stages, "host": first.host_id, "device": first.device,
-        "predicted_ttft_s": choice.predicted_ttft_s, "bound_ttft_s": choice.bound_ttft_s, "fallback": choice.fallback,
-        "predicted_terms": wire.to_plain(choice.predicted_terms), "bound_terms": wire.to_plain(choice.bound_terms),
-    }  # fmt: skip
+        "action": facts.name,
+        "stages": choice.n_stages,
+        "host": first.host_id,
+        "device": first.device,
+        "predicted_ttft_s": choice.predicted_ttft_s,
+        "bound_ttft_s": choice.bound_ttft_s,
+        "fallback": choice.fallback,
+        "predicted_terms": wire.to_plain(choice.predicted_terms),
+        "bound_terms": wire.to_plain(choice.bound_terms),
+    }
     if choice.n_stages > 1:
         found["hosts"] = [seat.host_id for seat in choice.seats]
         found["full"] = sum(seat.role is StageRole.FULL for seat in choice.seats)
@@ -345,8 +354,10 @@ def release(view: ClusterView, instance: InstanceView, now_s: float, *, only_idl
     command_id, record = CommandId(view.new_id()), instance.record
     for member in view.members(record.group_id):
         view.set_releasing(member, command_id)
-    return [ReleaseInstance(record.host_id, record.instance_id, command_id, only_idle, reason),
-            Wake(now_s + RELEASE_DEADLINE_S, TimerKind.RELEASE, record.instance_id)]  # fmt: skip
+    return [
+        ReleaseInstance(record.host_id, record.instance_id, command_id, only_idle, reason),
+        Wake(now_s + RELEASE_DEADLINE_S, TimerKind.RELEASE, record.instance_id),
+    ]
 
 
 def fail_all(view: ClusterView, name: ActionName, error: ThawError) -> list[Decision]:

@@ -27,11 +27,15 @@ def is_due(view: ClusterView, head: InstanceView) -> bool:
     its first host, which has room for it once more."""
     record, action = head.record, view.action(head.record.action)
     return (
-        view.parts.succession and record.group_id in view.groups and action.facts is not None
-        and action.facts.forced_stages is None and not action.waiting and action.n_serving > action.minimum
+        view.parts.succession
+        and record.group_id in view.groups
+        and action.facts is not None
+        and action.facts.forced_stages is None
+        and not action.waiting
+        and action.n_serving > action.minimum
         and _has_model(view, action.facts.model_uri, record.host_id)
         and view.hosts[record.host_id].pool_takes(view.model(action.facts.model_uri).stages, 1)
-    )  # fmt: skip
+    )
 
 
 def succeed(view: ClusterView, group: GroupView, now_s: float) -> list[Decision]:

@@ -82,8 +82,16 @@ def _over_the_link(term: Term, least: Least | None, stage: StageFacts) -> Term:
 def _best(term: Term, least: Least | None, scale: int) -> Term:
     if least is None:
         return term
-    return Term(term.part, least.value * scale, Source.BEST, term.stage, term.host, least.n_starts, term.n_bytes,
-                term.prompt_tokens)  # fmt: skip
+    return Term(
+        term.part,
+        least.value * scale,
+        Source.BEST,
+        term.stage,
+        term.host,
+        least.n_starts,
+        term.n_bytes,
+        term.prompt_tokens,
+    )
 
 
 def _prefills(best: Best, action: str, stages: Sequence[StageFacts]) -> list[Term]:
@@ -91,6 +99,8 @@ def _prefills(best: Best, action: str, stages: Sequence[StageFacts]) -> list[Ter
     if len({s.device_kind for s in stages}) != 1:
         return [unknown]
     found = best.prefills(action, stages[0].device_kind, len(stages))
-    known = [Term(Part.PREFILL, least.value, Source.BEST, n_starts=least.n_starts, prompt_tokens=bucket)
-             for bucket, least in sorted(found)]  # fmt: skip
+    known = [
+        Term(Part.PREFILL, least.value, Source.BEST, n_starts=least.n_starts, prompt_tokens=bucket)
+        for bucket, least in sorted(found)
+    ]
     return known or [unknown]

@@ -333,8 +333,10 @@ class ClusterView:
         if host.is_confirmed_by(report):
             host.confirm(report, now_s)
             return []
-        ours = {i: (self.instances[i].record.device, self.instances[i].record.reserve_bytes)
-                for i in self.on_host.get(report.host_id, ())}  # fmt: skip
+        ours = {
+            i: (self.instances[i].record.device, self.instances[i].record.reserve_bytes)
+            for i in self.on_host.get(report.host_id, ())
+        }
         odd = host.take_report(report, ours, now_s)
         self._count_releasing(host)
         self._note_progress(report, now_s)

@@ -202,8 +202,11 @@ class History:
             return Measured(t_p=seen.prefill_s, t_d=seen.token_s)
         factor = seen.factor
         times = self.times(action, device_kind, mode, _PAPER_WEIGHT_BYTES)
-        alone = {n: getattr(self.learned(action, device_kind, m).times, n) for m in (_other(mode), mode)
-                 for n in self.learned(action, device_kind, m).alone}  # fmt: skip
+        alone = {
+            n: getattr(self.learned(action, device_kind, m).times, n)
+            for m in (_other(mode), mode)
+            for n in self.learned(action, device_kind, m).alone
+        }
         t_n: float | None = None
         if seen.token_s is not None and "t_d" in alone:
             t_n = max(0.0, (seen.token_s - alone["t_d"] * factor) / seen.s)

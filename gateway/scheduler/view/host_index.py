@@ -77,9 +77,11 @@ class Wanted(NamedTuple):
         endanger it.  The link then answers as if it were free."""
         spare = ledger.bytes_per_s * (ledger.in_line_after_s - ledger.promised_until_s)
         return (
-            self.only_promises and ledger.keeps_one_promise and ledger.in_line_after_s > now_s + self.latest_s
+            self.only_promises
+            and ledger.keeps_one_promise
+            and ledger.in_line_after_s > now_s + self.latest_s
             and spare > self.whole * _ABOVE_NOISE + 1.0
-        )  # fmt: skip
+        )
 
     def can_be_promised(self, host: HostView, now_s: float) -> bool:
         """True when this link can promise the easiest fetch: the smallest one with the latest deadline."""

@@ -188,13 +188,20 @@ class HostView:
         if report is last:
             return self.as_reported
         return (
-            self.as_reported and not report.fetches and report.instances == last.instances
-            and report.devices == last.devices and report.network_bytes_per_s == last.network_bytes_per_s
-            and report.boot_id == last.boot_id and report.seen_wall_ms >= last.seen_wall_ms
-            and report.draining == last.draining and report.stem_kinds == last.stem_kinds
-            and report.resident == last.resident and report.share == last.share
-            and report.stem_targets == last.stem_targets and all(t.ready_in_s is None for t in report.stem_targets)
-        )  # fmt: skip
+            self.as_reported
+            and not report.fetches
+            and report.instances == last.instances
+            and report.devices == last.devices
+            and report.network_bytes_per_s == last.network_bytes_per_s
+            and report.boot_id == last.boot_id
+            and report.seen_wall_ms >= last.seen_wall_ms
+            and report.draining == last.draining
+            and report.stem_kinds == last.stem_kinds
+            and report.resident == last.resident
+            and report.share == last.share
+            and report.stem_targets == last.stem_targets
+            and all(t.ready_in_s is None for t in report.stem_targets)
+        )
 
     def confirm(self, report: HostReport, now_s: float) -> None:
         """Take over a report that confirms the last one: only its age is new."""
@@ -273,8 +280,10 @@ def _sane_fetch(fetch: FetchReport, link: float, odd: list[str]) -> tuple[float,
     pending = float(min(max(0, left), max(0, fetch.n_bytes), LARGEST_FETCH))
     rate = min(max(0.0, fetch.bytes_per_s), link) if math.isfinite(fetch.bytes_per_s) else 0.0
     if pending != left or not math.isfinite(fetch.bytes_per_s) or fetch.bytes_per_s < 0:
-        odd.append(f"fetch of {fetch.group_id}/{fetch.stage}: {left} of {fetch.n_bytes} bytes left at "
-                   f"{fetch.bytes_per_s:g} bytes/s taken as {pending:g} at {rate:g}")  # fmt: skip
+        odd.append(
+            f"fetch of {fetch.group_id}/{fetch.stage}: {left} of {fetch.n_bytes} bytes left at "
+            f"{fetch.bytes_per_s:g} bytes/s taken as {pending:g} at {rate:g}"
+        )
     return pending, rate
 
 

@@ -111,8 +111,12 @@ class IdleMemory:
                 where = host.host_id, device.device.name
                 found.append(where)
                 soon = device.free + device.releasing
-                self._move(where, _Bytes(use, soon, soon + self._evictable.get(where, 0),
-                                         device.device.memory_bytes - device.foreign))  # fmt: skip
+                self._move(
+                    where,
+                    _Bytes(
+                        use, soon, soon + self._evictable.get(where, 0), device.device.memory_bytes - device.foreign
+                    ),
+                )
                 (self._releasing.add if device.releasing else self._releasing.discard)(where)
         if (before := self._of_host.get(host.host_id)) != (now := tuple(found)):
             for where in set(before or ()) - set(now):
@@ -184,8 +188,11 @@ class IdleMemory:
 
     def releasing(self, *, for_model: bool) -> list[tuple[Where, int]]:
         """Return the devices on which a release is in progress, with the bytes that are free after it."""
-        return [(where, known.soon) for where in sorted(self._releasing)
-                if (known := self._bytes[where]).use in _FOR[for_model]]  # fmt: skip
+        return [
+            (where, known.soon)
+            for where in sorted(self._releasing)
+            if (known := self._bytes[where]).use in _FOR[for_model]
+        ]
 
     @property
     def is_empty(self) -> bool:
@@ -230,8 +237,12 @@ class IdleMemory:
         n_devices = sum(self._could[use].n_with(n_bytes) for use in uses)
         if n_devices > FEW_DEVICES:
             return self._walk(n_bytes, taken, uses)
-        found = [(*last, where) for use in uses for where in self._could[use].with_room(n_bytes)
-                 if (last := self._when(where, n_bytes + taken.get(where, 0))) is not None]  # fmt: skip
+        found = [
+            (*last, where)
+            for use in uses
+            for where in self._could[use].with_room(n_bytes)
+            if (last := self._when(where, n_bytes + taken.get(where, 0))) is not None
+        ]
         if not found:
             return []
         _, n_parts, where = min(found)

@@ -154,8 +154,11 @@ class Engine:
     def list(self, label: str) -> Sequence[Seen]:
         """All containers with this label, running or not.  A container that is removed meanwhile is left out."""
         with _translated("list containers"):
-            names = [str(c["Names"][0]).lstrip("/") for c in self._api.containers(all=True, filters={"label": label})
-                     if c["Names"]]  # fmt: skip
+            names = [
+                str(c["Names"][0]).lstrip("/")
+                for c in self._api.containers(all=True, filters={"label": label})
+                if c["Names"]
+            ]
         found = []
         for name in names:
             try:
@@ -201,25 +204,34 @@ class Engine:
         if not os.path.exists(path):
             raise Unavailable(f"no engine at {path}", hint="start Docker, or set DOCKER_HOST to its socket")
         if not os.access(path, os.W_OK):
-            raise Unavailable(f"no permission on the engine's socket {path}",
-                              hint="add this user to the group docker, or run the invoker as root")  # fmt: skip
+            raise Unavailable(
+                f"no permission on the engine's socket {path}",
+                hint="add this user to the group docker, or run the invoker as root",
+            )
 
 
 def gpu_request(device: str) -> Mapping[str, Any]:
     """``cuda:1`` → the body of a device request for GPU 1; ``cuda`` → for all."""
     _, _, index = device.partition(":")
-    return dict(docker.types.DeviceRequest(
-        driver="nvidia", count=None if index else -1, device_ids=[index] if index else None, capabilities=[["gpu"]]
-    ))  # fmt: skip
+    return dict(
+        docker.types.DeviceRequest(
+            driver="nvidia", count=None if index else -1, device_ids=[index] if index else None, capabilities=[["gpu"]]
+        )
+    )
 
 
 def _seen(plain: Mapping[str, Any]) -> Seen:
     state = plain["State"]
     return Seen(
-        str(plain["Name"]).lstrip("/"), plain["Config"].get("Labels") or {}, bool(state["Running"]),
-        bool(state["Paused"]), int(state["Pid"]), int(state["ExitCode"]), bool(state["OOMKilled"]),
+        str(plain["Name"]).lstrip("/"),
+        plain["Config"].get("Labels") or {},
+        bool(state["Running"]),
+        bool(state["Paused"]),
+        int(state["Pid"]),
+        int(state["ExitCode"]),
+        bool(state["OOMKilled"]),
         int(plain["HostConfig"]["Memory"]),
-    )  # fmt: skip
+    )
 
 
 @contextmanager

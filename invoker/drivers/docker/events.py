@@ -24,8 +24,15 @@ _LONGEST_PAUSE_S: Final = 2.0  # an engine takes a second or two to come back
 
 
 class EngineEvents:
-    def __init__(self, engine: Engine, label: str, take: Callable[[EngineEvent], None], again: Callable[[], None],
-                 cut_off: Callable[[], None], log: Log) -> None:  # fmt: skip
+    def __init__(
+        self,
+        engine: Engine,
+        label: str,
+        take: Callable[[EngineEvent], None],
+        again: Callable[[], None],
+        cut_off: Callable[[], None],
+        log: Log,
+    ) -> None:
         self._engine, self._label, self._take, self._again, self._log = engine, label, take, again, log
         self._cut_off = cut_off
         self._since_ns = time.time_ns()

@@ -42,9 +42,17 @@ class LogFollower:
     """``runs`` says whether the container still runs (it may raise).  ``back`` waits for the engine to come back, or
     until its argument says that the wait is given up; ``look_up`` makes it check that again."""
 
-    def __init__(self, engine_socket: str, name: str, handle: Handle, runs: Callable[[], bool],
-                 back: Callable[[Callable[[], bool]], bool], look_up: Callable[[], None], *,
-                 since: float) -> None:  # fmt: skip
+    def __init__(
+        self,
+        engine_socket: str,
+        name: str,
+        handle: Handle,
+        runs: Callable[[], bool],
+        back: Callable[[Callable[[], bool]], bool],
+        look_up: Callable[[], None],
+        *,
+        since: float,
+    ) -> None:
         self._engine, self._name, self._handle = engine_socket, name, handle
         self._runs, self._back, self._look_up = runs, back, look_up
         self._since = f"{since:.9f}"

@@ -59,5 +59,7 @@ class EnginePaths:
         for mounted in sorted(self._mounts, key=len, reverse=True):
             if PurePosixPath(path).is_relative_to(mounted):
                 return str(PurePosixPath(self._mounts[mounted]) / PurePosixPath(path).relative_to(mounted))
-        raise PlatformError(f"{path} is not mounted from the engine's machine",
-                            hint="give the invoker's container a volume for THAW_RUN_DIR")  # fmt: skip
+        raise PlatformError(
+            f"{path} is not mounted from the engine's machine",
+            hint="give the invoker's container a volume for THAW_RUN_DIR",
+        )

@@ -31,10 +31,14 @@ PERIOD_US: Final = 100_000  # the kernel's default
 _MIB: Final = 1024 * 1024
 _LOG_OPTIONS: Final = {"max-size": "10m", "max-file": "2"}
 """OpenWhisk's largest log of one activation is 10 MB; the engine keeps at most twice as much of a function's output."""
+_SCRATCH: Final = "/tmp"  # noqa: S108  the container's own
 _ENVIRONMENT: Final = {
-    "HOME": "/tmp", "TMPDIR": "/tmp", "XDG_CACHE_HOME": "/tmp/.cache",  # noqa: S108  the container's own
-    "PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1",
-}  # fmt: skip
+    "HOME": _SCRATCH,
+    "TMPDIR": _SCRATCH,
+    "XDG_CACHE_HOME": f"{_SCRATCH}/.cache",
+    "PYTHONUNBUFFERED": "1",
+    "PYTHONDONTWRITEBYTECODE": "1",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +108,7 @@ def _host_config(spec: Spec, asked: Asked) -> dict[str, Any]:
         "Ulimits": [{"Name": "core", "Soft": 0, "Hard": 0}],
         "RestartPolicy": {"Name": "no"},
         "DeviceRequests": [dict(d) for d in asked.devices],
-    }  # fmt: skip
+    }
 
 
 def cpu_quota_us(share: float, n_cores: int) -> int:

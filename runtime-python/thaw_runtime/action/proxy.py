@@ -54,8 +54,12 @@ class Killed(Refused):
     """
 
     def __init__(self, signal_name: str, while_it: str) -> None:
-        super().__init__(500, f"The function's process was killed by {signal_name} while it {while_it}.", "WorkerLost",
-                         "it used more memory than its limit, crashed, or was killed from outside")  # fmt: skip
+        super().__init__(
+            500,
+            f"The function's process was killed by {signal_name} while it {while_it}.",
+            "WorkerLost",
+            "it used more memory than its limit, crashed, or was killed from outside",
+        )
 
 
 class Proxy(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):

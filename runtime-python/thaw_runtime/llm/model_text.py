@@ -15,8 +15,16 @@ from thaw_runtime.llm.text import TextStream
 from thaw_runtime.weights.segment import Segment
 from thaw_runtime.weights.sidecars import model_config, read_json, read_sidecar
 
-DEFAULT_SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty",
-                         "frequency_penalty", "max_new_tokens")  # fmt: skip
+DEFAULT_SAMPLING_KEYS = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "max_new_tokens",
+)
 """The keys of generation_config.json that are defaults for a request, as with vLLM's ``--generation-config auto``.
 As in vLLM, ``do_sample`` is not among them, because it is often false in a checkpoint although nobody chose it.
 """
@@ -59,8 +67,9 @@ def load_model_text(segment: Segment) -> ModelText:
 def _load(segment: Segment) -> ModelText:
     data = read_sidecar(segment, "tokenizer.json")
     if data is None:
-        raise ModelUnsupported("the checkpoint has no tokenizer.json",
-                               hint="save the tokenizer with transformers' fast tokenizer")  # fmt: skip
+        raise ModelUnsupported(
+            "the checkpoint has no tokenizer.json", hint="save the tokenizer with transformers' fast tokenizer"
+        )
     try:
         tokenizer = Tokenizer.from_buffer(data)
     except Exception as e:  # tokenizers raises bare Exception
@@ -76,7 +85,7 @@ def _load(segment: Segment) -> ModelText:
         eos_token_ids=_eos(config, generation, vocab_size),
         vocab_size=vocab_size,
         default_sampling={k: generation[k] for k in DEFAULT_SAMPLING_KEYS if _is_number(generation.get(k))},
-    )  # fmt: skip
+    )
 
 
 def _is_number(value: object) -> bool:
@@ -99,8 +108,11 @@ def _template(segment: Segment) -> ChatTemplate | None:
     source = _template_source(segment, config)
     if source is None:
         return None
-    special = {name: _content(config[name]) for name in ("bos_token", "eos_token", "pad_token", "unk_token")
-               if config.get(name)}  # fmt: skip
+    special = {
+        name: _content(config[name])
+        for name in ("bos_token", "eos_token", "pad_token", "unk_token")
+        if config.get(name)
+    }
     return ChatTemplate(source, special)
 
 

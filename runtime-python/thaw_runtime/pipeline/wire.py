@@ -231,8 +231,10 @@ def _check_room(name: str, n_tokens: int, n_blocks: int, bounds: Bounds) -> None
 
 
 def _check_blocks(groups: tuple[tuple[int, ...], ...], bounds: Bounds) -> None:
-    _expect(all(0 <= block < bounds.n_blocks for ids in groups for block in ids),
-            f"a KV block that is none of the {bounds.n_blocks}")  # fmt: skip
+    _expect(
+        all(0 <= block < bounds.n_blocks for ids in groups for block in ids),
+        f"a KV block that is none of the {bounds.n_blocks}",
+    )
 
 
 def _expect(ok: bool, problem: str) -> None:

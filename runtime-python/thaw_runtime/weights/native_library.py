@@ -21,8 +21,20 @@ ABI_VERSION: Final = 1
 MAX_DIMS: Final = 8
 _MAX_TEXT: Final = 1500
 
-DTYPES: Final = {"BOOL": (0, 1), "U8": (1, 1), "I8": (2, 1), "I16": (3, 2), "I32": (4, 4), "I64": (5, 8), "F16": (6, 2),
-                 "BF16": (7, 2), "F32": (8, 4), "F64": (9, 8), "F8_E4M3": (10, 1), "F8_E5M2": (11, 1)}  # fmt: skip
+DTYPES: Final = {
+    "BOOL": (0, 1),
+    "U8": (1, 1),
+    "I8": (2, 1),
+    "I16": (3, 2),
+    "I32": (4, 4),
+    "I64": (5, 8),
+    "F16": (6, 2),
+    "BF16": (7, 2),
+    "F32": (8, 4),
+    "F64": (9, 8),
+    "F8_E4M3": (10, 1),
+    "F8_E5M2": (11, 1),
+}
 """(thaw_dtype, bytes per element).  Tensors of the last two types leave as bytes, and the caller must view them."""
 
 TENSOR: Final = struct.Struct("=QQII8qII")
@@ -34,8 +46,19 @@ _NAME: Final = "libthaw_params.so"
 _PLACES: Final = (Path(__file__).parents[1] / _NAME, Path(__file__).parents[3] / "build" / "native" / _NAME)
 """The library lies in the package's folder in an image, and in the build folder in a checkout."""
 
-(OK, TIMED_OUT, CLOSED, BAD_ARGUMENT, BAD_SEGMENT, FETCH_FAILED, FETCH_DIED, OUT_OF_MEMORY, SYSTEM, NO_DEVICE,
- DEVICE) = range(11)  # fmt: skip
+(
+    OK,
+    TIMED_OUT,
+    CLOSED,
+    BAD_ARGUMENT,
+    BAD_SEGMENT,
+    FETCH_FAILED,
+    FETCH_DIED,
+    OUT_OF_MEMORY,
+    SYSTEM,
+    NO_DEVICE,
+    DEVICE,
+) = range(11)
 
 
 class Failure(ctypes.Structure):
@@ -44,18 +67,32 @@ class Failure(ctypes.Structure):
 
 class DeviceConfig(ctypes.Structure):
     _fields_ = [
-        ("cuda", c_int32), ("ordinal", c_int32), ("libcuda", c_char_p), ("piece_bytes", c_uint64),
-        ("in_flight_bytes", c_uint64), ("register_bytes", c_uint64), ("slot_bytes", c_uint64), ("n_slots", c_uint32),
+        ("cuda", c_int32),
+        ("ordinal", c_int32),
+        ("libcuda", c_char_p),
+        ("piece_bytes", c_uint64),
+        ("in_flight_bytes", c_uint64),
+        ("register_bytes", c_uint64),
+        ("slot_bytes", c_uint64),
+        ("n_slots", c_uint32),
         ("never_register", c_uint32),
-    ]  # fmt: skip
+    ]
 
 
 class DeviceInfo(ctypes.Structure):
     _fields_ = [
-        ("cuda", c_int32), ("ordinal", c_int32), ("read_only_register", c_int32), ("driver_version", c_int32),
-        ("context_ns", c_uint64), ("registered_bytes", c_uint64), ("bounced_bytes", c_uint64),
-        ("copied_bytes", c_uint64), ("live_bytes", c_uint64), ("context", c_size_t), ("name", c_char * 96),
-    ]  # fmt: skip
+        ("cuda", c_int32),
+        ("ordinal", c_int32),
+        ("read_only_register", c_int32),
+        ("driver_version", c_int32),
+        ("context_ns", c_uint64),
+        ("registered_bytes", c_uint64),
+        ("bounced_bytes", c_uint64),
+        ("copied_bytes", c_uint64),
+        ("live_bytes", c_uint64),
+        ("context", c_size_t),
+        ("name", c_char * 96),
+    ]
 
 
 class KvPlane(ctypes.Structure):

@@ -72,9 +72,16 @@ class ParameterManager:
         info = native.DeviceInfo()
         self.library.check(self.library.call.thaw_device_describe(self.device, info))
         return DeviceState(
-            info.name.decode(), bool(info.cuda), bool(info.read_only_register), info.context_ns / 1e9,
-            info.registered_bytes, info.bounced_bytes, info.copied_bytes, info.live_bytes, info.context,
-        )  # fmt: skip
+            info.name.decode(),
+            bool(info.cuda),
+            bool(info.read_only_register),
+            info.context_ns / 1e9,
+            info.registered_bytes,
+            info.bounced_bytes,
+            info.copied_bytes,
+            info.live_bytes,
+            info.context,
+        )
 
 
 class _Handle(c_void_p):
@@ -109,8 +116,15 @@ class NativeSegment:
             if len(fds) != offer.n_slabs + 1:
                 raise ProtocolError(f"segment of {offer.n_bytes} bytes came with {len(fds)} descriptors")
             numbers = (ctypes.c_int * len(fds))(*fds)
-            self.handle = _opened(library, "thaw_segment_free", library.call.thaw_segment_open, numbers, len(fds),
-                                  offer.n_bytes, offer.slab_bytes)  # fmt: skip
+            self.handle = _opened(
+                library,
+                "thaw_segment_free",
+                library.call.thaw_segment_open,
+                numbers,
+                len(fds),
+                offer.n_bytes,
+                offer.slab_bytes,
+            )
         finally:
             for fd in fds:
                 os.close(fd)
@@ -165,8 +179,16 @@ class Load:
         table = b"".join(rows)
         self._ends = [place + info.n_bytes for place, info in zip(places, tensors, strict=True)]
         window = _WINDOW_BYTES if segment.manager.cuda else 0
-        self._handle = _opened(library, "thaw_load_free", library.call.thaw_load_open, segment.manager.device,
-                               segment.handle, table, len(tensors), window)  # fmt: skip
+        self._handle = _opened(
+            library,
+            "thaw_load_free",
+            library.call.thaw_load_open,
+            segment.manager.device,
+            segment.handle,
+            table,
+            len(tensors),
+            window,
+        )
         self._seen = -1  # the last known watermark; not used on a device, where ready means copied
         self._views = not segment.manager.cuda
 
@@ -208,12 +230,14 @@ def _row(info: TensorInfo, offset: int, group: int, first_bytes: int) -> bytes:
     number, item_bytes = native.DTYPES.get(info.dtype, (0, 0))
     n_dims = len(info.shape)
     if not item_bytes or n_dims > native.MAX_DIMS:
-        raise ModelUnsupported(f"tensor {info.name} has dtype {info.dtype} and {n_dims} dimensions, which the engine "
-                               "does not have")  # fmt: skip
+        raise ModelUnsupported(
+            f"tensor {info.name} has dtype {info.dtype} and {n_dims} dimensions, which the engine does not have"
+        )
     if math.prod(info.shape) * item_bytes != info.n_bytes:
         raise ModelCorrupt(f"tensor {info.name}: shape {list(info.shape)} of {info.dtype} is not {info.n_bytes} bytes")
-    return native.TENSOR.pack(offset, info.n_bytes, number, n_dims, *info.shape, *_NO_DIMS[n_dims:], group,
-                              offset >= first_bytes)  # fmt: skip
+    return native.TENSOR.pack(
+        offset, info.n_bytes, number, n_dims, *info.shape, *_NO_DIMS[n_dims:], group, offset >= first_bytes
+    )
 
 
 class KvBlocks:
@@ -224,8 +248,15 @@ class KvBlocks:
         self._library = library = manager.library
         planes = [plane for layer in layers for plane in layer]
         table = (native.KvPlane * len(planes))(*planes)
-        self._handle = _opened(library, "thaw_kv_free", library.call.thaw_kv_open, manager.device, table, len(layers),
-                               len(planes) // len(layers))  # fmt: skip
+        self._handle = _opened(
+            library,
+            "thaw_kv_free",
+            library.call.thaw_kv_open,
+            manager.device,
+            table,
+            len(layers),
+            len(planes) // len(layers),
+        )
 
     def gather(self, layer: int, blocks: Sequence[int], stream: int = 0) -> KvCopy:
         """Copy ``blocks`` out of the cache, plane by plane, in this order, after the CUDA stream's work so far."""
@@ -241,8 +272,18 @@ class KvBlocks:
     ) -> KvCopy:
         numbers = (ctypes.c_uint32 * len(blocks))(*blocks)
         memory = (ctypes.c_ubyte * len(chunk)).from_buffer(chunk)
-        handle = _opened(self._library, "thaw_ticket_free", call, self._handle, layer, numbers, len(blocks), memory,
-                         len(chunk), stream)  # fmt: skip
+        handle = _opened(
+            self._library,
+            "thaw_ticket_free",
+            call,
+            self._handle,
+            layer,
+            numbers,
+            len(blocks),
+            memory,
+            len(chunk),
+            stream,
+        )
         return KvCopy(self._library, handle, chunk)
 
 

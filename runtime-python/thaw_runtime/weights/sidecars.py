@@ -26,9 +26,10 @@ MAX_SIDECAR_BYTES = 256 * 1024 * 1024  # tokenizers of 256k words have about 30 
 def sidecar_ranges(segment: Segment) -> tuple[PlacedRange, ...]:
     """The segment's ranges that are sidecar files.  Ranges of a weight file are not sidecars."""
     return tuple(
-        r for r in segment.offer.layout
+        r
+        for r in segment.offer.layout
         if r.offset == 0 and not r.file.endswith(WEIGHT_SUFFIXES) and r.n_bytes <= MAX_SIDECAR_BYTES
-    )  # fmt: skip
+    )
 
 
 def read_sidecar(segment: Segment, name: str) -> bytes | None:
