@@ -37,18 +37,32 @@ PROFILES = 3
 WAIT_S = 60.0
 _MLOCK_ONFAULT = 1  # linux/mman.h
 
-_SMALL = {"vocab_size": 32000, "hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 4,
-          "num_attention_heads": 8, "max_position_embeddings": 1024}  # fmt: skip
+_SMALL = {
+    "vocab_size": 32000,
+    "hidden_size": 512,
+    "intermediate_size": 1408,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "max_position_embeddings": 1024,
+}
 FAMILIES: dict[str, dict[str, Any] | None] = {
     "smollm2": None,  # the real model
     "qwen2": {"model_type": "qwen2", **_SMALL, "num_key_value_heads": 2, "tie_word_embeddings": True},
     "qwen3": {"model_type": "qwen3", **_SMALL, "num_key_value_heads": 4, "head_dim": 128},
     "mistral": {"model_type": "mistral", **_SMALL, "num_key_value_heads": 2, "sliding_window": None},
     "gemma": {"model_type": "gemma", **_SMALL, "num_key_value_heads": 1, "head_dim": 64},
-    "opt": {"model_type": "opt", "vocab_size": 32000, "hidden_size": 512, "ffn_dim": 2048, "num_hidden_layers": 4,
-            "num_attention_heads": 8, "max_position_embeddings": 1024, "word_embed_proj_dim": 512},
+    "opt": {
+        "model_type": "opt",
+        "vocab_size": 32000,
+        "hidden_size": 512,
+        "ffn_dim": 2048,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 8,
+        "max_position_embeddings": 1024,
+        "word_embed_proj_dim": 512,
+    },
     "gpt2": {"model_type": "gpt2", "vocab_size": 32000, "n_embd": 512, "n_head": 8, "n_layer": 4, "n_positions": 1024},
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +99,13 @@ def anonymous() -> int:
 def peak_of(run: Callable[[], object]) -> int:
     """The largest memory of this process while ``run`` ran, without files and shared memory.
 
-    VmHWM counts the pages of files too.  They are subtracted as they are at the end, because they only become more
-    while ``run`` runs (keep_file_pages).
+    VmHWM counts the pages of files too.  The kernel takes none of them back (keep_file_pages), but the process may map
+    a file or release one meanwhile, so the larger of two readings is subtracted.
     """
     Path("/proc/self/clear_refs").write_text("5")
+    before = resident("RssFile", "RssShmem")
     run()
-    return resident("VmHWM") - resident("RssFile", "RssShmem")
+    return resident("VmHWM") - max(before, resident("RssFile", "RssShmem"))
 
 
 def keep_file_pages() -> None:
@@ -127,8 +142,12 @@ class Probe:
         client, segment = read_segment(door)
         tensors = sum(t.n_bytes for t in segment.offer.tensors)
         self.base = anonymous()
-        init = llm_init(reserve=tensors + ROOM, dtype="bfloat16", max_model_len=512,
-                        args={"max_num_seqs": SEQS, "max_num_batched_tokens": TOKENS})  # fmt: skip
+        init = llm_init(
+            reserve=tensors + ROOM,
+            dtype="bfloat16",
+            max_model_len=512,
+            args={"max_num_seqs": SEQS, "max_num_batched_tokens": TOKENS},
+        )
         engine.start(init, segment)
         for closing in (segment, client, door):
             closing.close()
@@ -154,8 +173,17 @@ class Probe:
         for cache in self.worker.model_runner.kv_caches:
             cache.zero_()
         peak = peak_of(self._worst_batches) - self.base
-        return Measured(plan["reserve"], plan["weights"], plan["intermediates"], plan["kv"], loaded, profiled, peak,
-                        vllm_kv, plan["reserve"] - profiled)  # fmt: skip
+        return Measured(
+            plan["reserve"],
+            plan["weights"],
+            plan["intermediates"],
+            plan["kv"],
+            loaded,
+            profiled,
+            peak,
+            vllm_kv,
+            plan["reserve"] - profiled,
+        )
 
     def _granted_by_vllm(self, reserve: int) -> int:
         """Call the unchanged CPUWorker.determine_available_memory.
@@ -172,8 +200,17 @@ class Probe:
 
     def _worst_batches(self) -> None:
         """Run a step with TOKENS prompt tokens in which SEQS sequences sample with every option, then SEQS decodes."""
-        sampling = Sampling(4, temperature=0.9, top_p=0.9, top_k=50, min_p=0.01, presence_penalty=0.5,
-                            frequency_penalty=0.5, repetition_penalty=1.1, logprobs=20)  # fmt: skip
+        sampling = Sampling(
+            4,
+            temperature=0.9,
+            top_p=0.9,
+            top_k=50,
+            min_p=0.01,
+            presence_penalty=0.5,
+            frequency_penalty=0.5,
+            repetition_penalty=1.1,
+            logprobs=20,
+        )
         for i in range(SEQS):
             prompt = tuple((i * 131 + j * 7) % 30000 for j in range(TOKENS // SEQS))
             self.engine.submit(EngineRequest(f"r{i}", prompt, sampling, i))
