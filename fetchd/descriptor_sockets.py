@@ -1,8 +1,8 @@
 """Descriptor sockets: the unix sockets through which containers get their segments, and nothing else.
 
-One is made before its container (a stem cell does not know its model yet) and answers once the invoker grants a
-segment.  The container keeps its connection while it maps the segment.  A hold ends with DoorClose; when the invoker
-that opened the socket is gone, the end of the container's connection stands for it.
+fetchd makes a socket before its container exists, because a stem cell does not know its model yet.  The socket answers
+once the invoker grants a segment.  The container keeps its connection while it maps the segment.  A hold ends with
+DoorClose.  If the invoker that opened the socket has ended, the end of the container's connection ends the hold.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from thaw.errors import BadRequest, NotFound
 from thaw.logs import Log
 
 FDS_PER_MESSAGE: Final = 200
-"""Under the kernel's 253 per message."""
+"""Below the kernel's limit of 253 per message."""
 _SEND_TIMEOUT_S: Final = 10.0
 _CONNECTIONS: Final = 16
-"""A container needs two: its engine's and, briefly, its proxy's."""
+"""The most connections of one socket.  A container needs two: its engine's and, briefly, its proxy's."""
 _INSTANCE_ID: Final = re.compile(r"\A[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}\Z")
 
 
 class DescriptorSocket:
-    """``grants`` in the order given: a connection's n-th question is answered with the n-th."""
+    """The socket of one container.  The n-th question on a connection is answered with the n-th of ``grants``."""
 
     def __init__(self, path: str, instance_id: str, owner: int, table: DescriptorSockets, log: Log) -> None:
         self.instance_id, self.owner = instance_id, owner
@@ -40,7 +40,7 @@ class DescriptorSocket:
         self.closed = False
         self.changed = threading.Condition()
         self._table = table
-        # mode 0666: who may reach it is the directory's and the mount's matter
+        # mode 0666: the directory and the mount decide which processes can reach the socket
         self.server = UnixServer(path, 0o666, self._serve, log, most=_CONNECTIONS)
 
     def close(self) -> None:
@@ -79,7 +79,7 @@ class DescriptorSocket:
             return None if self.closed else self.grants[number]
 
     def _offer(self, channel: Channel, segment: Segment) -> None:
-        segment.indexed.wait()  # a fetch always ends, and its end sets this
+        segment.indexed.wait()  # this wait ends, because every fetch ends and then sets the event
         if segment.error is not None and not segment.tensors:
             channel.send(to_plain(Refused(segment.error)))
             return
@@ -105,14 +105,14 @@ class DescriptorSockets:
         self._directory, self._store, self._log = Path(directory), store, log
         self._lock = threading.RLock()
         self._sockets: dict[str, DescriptorSocket] = {}
-        self._owners: dict[int, bool] = {}  # pid of an invoker → whether it lives
+        self._owners: dict[int, bool] = {}  # pid of an invoker → whether the invoker lives
         self._directory.mkdir(parents=True, exist_ok=True)
-        self._directory.chmod(0o711)  # a name is needed to get in, and names cannot be listed
+        self._directory.chmod(0o711)  # a process must know a socket's name, and cannot list the names
         for left_over in self._directory.glob("*.sock"):
             left_over.unlink()
 
     def open(self, instance_id: str, owner: int) -> str:
-        """The socket's path.  Idempotent; the caller becomes its owner."""
+        """Open the instance's socket, unless it is open, and return its path.  ``owner`` becomes its owner."""
         if not _INSTANCE_ID.match(instance_id):
             raise BadRequest(f"{instance_id!r:.80} cannot name a descriptor socket")
         with self._lock:
@@ -152,7 +152,7 @@ class DescriptorSockets:
             return tuple(self._sockets)
 
     def left(self, descriptor_socket: DescriptorSocket) -> None:
-        """A connection of ``descriptor_socket`` ended: the crash rule, if its invoker is gone."""
+        """A connection of ``descriptor_socket`` ended.  If its invoker has ended too, close an abandoned socket."""
         with self._lock:
             orphaned = not self._owners.get(descriptor_socket.owner, True)
         if orphaned:
@@ -168,13 +168,13 @@ class DescriptorSockets:
             self.close(descriptor_socket.instance_id)
 
     def _watch(self, pid: int) -> None:
-        """Notice the end of an invoker.  One of another pid namespace (pid 0) cannot be watched."""
+        """Watch an invoker for its end.  An invoker of another pid namespace (pid 0) cannot be watched."""
         if pid <= 0 or self._owners.get(pid):
             return
         try:
             pidfd = os.pidfd_open(pid)
         except OSError:
-            return  # already gone, before it could get an answer; the next owner will come
+            return  # the invoker has ended before it got an answer; the next one will open the socket again
         self._owners[pid] = True
         threading.Thread(target=self._await_exit, args=(pid, pidfd), name="owner", daemon=True).start()
 

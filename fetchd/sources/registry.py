@@ -26,10 +26,10 @@ SOURCES: Final = Registry[OpenSource](
 
 
 def open_source(uri: str, settings: FetchdSettings, *, huge: bool = False) -> Source:
-    """The source that serves ``uri``.  Raises ModelNotFound when there is none, and what OpenSource does."""
+    """Open the source that serves ``uri``.  Raises ModelNotFound when there is none, and the errors of OpenSource."""
     try:
         parts = urlsplit(uri)
-        _ = parts.port  # reading it checks it
+        _ = parts.port  # reading the port checks it
     except ValueError as e:
         raise ModelNotFound(f"{uri!r:.200} is not a model uri: {e}", hint=_hint()) from None
     open_one = SOURCES.find(parts.scheme)
@@ -39,7 +39,7 @@ def open_source(uri: str, settings: FetchdSettings, *, huge: bool = False) -> So
 
 
 def prepare(settings: FetchdSettings, log: Log) -> None:
-    """Look for what a configured store needs before the first model is asked for."""
+    """Begin to look for the credentials of a configured S3 store, before the first model is requested."""
     if settings.s3_endpoint or settings.s3_region:
         from fetchd.sources import s3
 

@@ -20,7 +20,9 @@ DRIVERS: Final = Registry[MakeDriver](
 
 
 def make_driver(context: DriverContext) -> Driver:
-    """The driver that the settings name.  Raises SettingError for one that does not exist, and what MakeDriver does."""
+    """Make the driver that the settings name.  Raises SettingError for a driver that does not exist, and the errors of
+    MakeDriver.
+    """
     name = context.settings.driver
     make = DRIVERS.find(name)
     if make is None:

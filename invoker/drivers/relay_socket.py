@@ -2,11 +2,12 @@
 
 ``RelaySockets`` is the invoker's side.  It knows the sockets' directory, which is mounted into each llm container, and
 keeps one forwarding process for each relay server (``python -m invoker.drivers.relay_socket``), so that a pipeline's
-frames do not wait for the invoker's other threads.  The process moves bytes with splice(2), which copies none of them,
-and ends with the invoker.  A client that comes through has to authenticate at the relay server like any other.
+frames do not wait for the invoker's other threads.  The process moves bytes with splice(2), without copying them, and
+ends with the invoker.  A client that connects through the socket has to authenticate at the relay server like any
+other.
 
-The sockets are written down beside the directory: stages that outlive an invoker need them again from the next one,
-under the same names.
+A file beside the directory lists the sockets.  Stages may outlive an invoker, and the next invoker must then open the
+same sockets again, under the same names.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ from invoker.drivers.socket_wait import wait_socket
 from thaw.errors import PlatformError
 
 MOST_CONNECTIONS: Final = 256
-"""Two a stage and a reconnect: far below the relay server's own limit, which one host's containers must not use up."""
+"""A stage needs two connections, and one more to reconnect.  The limit is far below the relay server's own, which the
+containers of one host must not use up.
+"""
 _READY_S: Final = 10.0
 _CONNECT_S: Final = 5.0
 _PIPE_BYTES: Final = 1 << 20
@@ -50,7 +53,8 @@ class RelaySockets:
 
     def inside(self, address: str, mounted: str) -> str:
         """The URL under which a container that has our directory at ``mounted`` reaches the relay server ``address``
-        (redis://host:port/db, without credential).  Raises PlatformError."""
+        (redis://host:port/db, without credential).  Raises PlatformError.
+        """
         parts = urlsplit(address)
         if parts.scheme != "redis" or parts.hostname is None:
             raise PlatformError(f"a container cannot be given the relay server {address}", hint="use redis://host:port")
@@ -59,10 +63,12 @@ class RelaySockets:
         return f"unix://{mounted}/{name}?db={database}"
 
     def reopen(self) -> None:
-        """Those of an earlier life, for a container of its that lives on.  Raises PlatformError."""
+        """Open the sockets of an earlier invoker process again, for its containers that still run.  Raises
+        PlatformError.
+        """
         with self._lock:
             former, self._former = self._former, {}
-            self._sockets |= former  # so that they stay noted if we end before all are open
+            self._sockets |= former  # so they stay in the file if this invoker ends before all are open
         for host, port in former.values():
             self._forward(host, port)
 
@@ -97,7 +103,7 @@ class RelaySockets:
             "--to",
             f"{host}:{port}",
         ]
-        process = subprocess.Popen(command, stdin=subprocess.PIPE)  # never written: its end is ours
+        process = subprocess.Popen(command, stdin=subprocess.PIPE)  # nothing is written; it ends with this process
         never = os.eventfd(0, os.EFD_CLOEXEC)
         try:
             wait_socket(str(path), process.pid, _READY_S, never).close()
@@ -112,7 +118,7 @@ class RelaySockets:
 def _noted(notes: Path) -> dict[str, tuple[str, int]]:
     try:
         return {str(name): (str(host), int(port)) for name, (host, port) in json.loads(notes.read_bytes()).items()}
-    except (FileNotFoundError, ValueError):  # none, or of a disk that was full
+    except (FileNotFoundError, ValueError):  # there is no file, or the disk was full when it was written
         return {}
 
 
@@ -133,11 +139,11 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def serve(path: str, host: str, port: int) -> None:
-    """Until the process ends."""
+    """Accept and forward connections until the process ends."""
     hidden = f"{path}.new"
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(hidden)
-    os.chmod(hidden, 0o666)  # noqa: S103  of the containers' user; who else comes so far is the directory's matter
+    os.chmod(hidden, 0o666)  # noqa: S103  containers have other users; the directory limits who reaches it
     listener.listen(64)
     os.rename(hidden, path)
     slots = threading.BoundedSemaphore(MOST_CONNECTIONS)
@@ -150,7 +156,7 @@ def serve(path: str, host: str, port: int) -> None:
 
 
 def _join(inside: socket.socket, relay: tuple[str, int], slots: threading.BoundedSemaphore) -> None:
-    """Both directions of one connection; the end of either ends both."""
+    """Forward both directions of one connection; when one direction ends, both end."""
     try:
         with inside, socket.create_connection(relay, timeout=_CONNECT_S) as outside:
             outside.settimeout(None)
@@ -160,7 +166,7 @@ def _join(inside: socket.socket, relay: tuple[str, int], slots: threading.Bounde
             _move(inside, outside)
             back.join()
     except OSError:
-        return  # the relay server is away: the container sees its connection close
+        return  # the relay server cannot be reached, and the container sees its connection close
     finally:
         slots.release()
 
@@ -172,7 +178,7 @@ def _move(source: socket.socket, sink: socket.socket) -> None:
             while n_bytes:
                 n_bytes -= os.splice(read, sink.fileno(), n_bytes)
     except OSError:
-        pass  # one of the two has gone
+        pass  # one of the two ends was closed
     finally:
         os.close(read)
         os.close(write)
@@ -184,8 +190,9 @@ def _move(source: socket.socket, sink: socket.socket) -> None:
 
 
 def _end_with_invoker() -> None:
-    """Our input ends when the invoker does, however that happens.  (A parent-death signal would come with the end of
-    the thread that started us.)"""
+    """Wait until standard input ends, which happens with the invoker's end, however that comes.  (A parent-death signal
+    would already come at the end of the thread that started this process.)
+    """
     sys.stdin.buffer.read()
     os._exit(0)
 

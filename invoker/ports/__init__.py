@@ -1,1 +1,1 @@
-"""The host's port for gateways: runs on their way to a container and back."""
+"""The host's port for gateways.  It forwards each run to its container, and the answer back."""

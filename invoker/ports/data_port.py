@@ -1,9 +1,10 @@
-"""The data port: where gateways send runs.  HTTP/1.1 keep-alive, one thread a connection, every request with the
+"""The data port: gateways send runs to it.  HTTP/1.1 keep-alive, one thread a connection, every request with the
 installation's bearer token.
 
-``POST /instances/{id}/run`` · ``POST /logs`` · ``GET /metrics``; ``GET /health`` needs no token.  A refusal before
-anything ran is a whole answer (401, 404, 410 InstanceGone, 429 InstanceBusy: route again); a container that is lost
-under a request cuts the connection, so an answer without its last chunk is never taken for whole.
+``POST /instances/{id}/run`` · ``POST /logs`` · ``GET /metrics``; ``GET /health`` needs no token.  A request that is
+refused before anything ran gets a complete answer (401, 404, 410 InstanceGone, 429 InstanceBusy: route again).  When a
+container is lost during a request, the port closes the connection: the answer then has no last chunk, so the gateway
+does not take it for complete.
 """
 
 from __future__ import annotations
@@ -42,12 +43,12 @@ from thaw.lasting import LastingThread
 
 MAX_BODY_BYTES: Final = 64 * 1024 * 1024
 STATUS: Final[dict[type[ThawError], int]] = {InstanceGone: 410, InstanceBusy: 429}
-"""On this port the two mean "route again", which is not what they mean to a client."""
+"""Both errors mean "route again" on this port.  To a client they mean something else, and have another status."""
 
 REFRESH_S: Final = 1.0
 _FETCHD_S: Final = 5.0
 IDLE_S: Final = 600.0
-"""A kept connection that is silent for longer is closed; gateways open another."""
+"""The host closes a kept connection that is silent for longer.  The gateway then opens another."""
 
 
 class DataPort(socketserver.ThreadingMixIn, socketserver.TCPServer):
@@ -68,7 +69,9 @@ class DataPort(socketserver.ThreadingMixIn, socketserver.TCPServer):
         return f"{host!s}:{port}"
 
     def rotated_token(self) -> str:
-        """The state server's word, asked at most once a second: strangers must not make us ask at their pace."""
+        """The token that the state server holds now.  This asks the state server at most once a second; otherwise a
+        stranger's requests could make the host ask as often as they come.
+        """
         now = time.monotonic()
         if now - self._refreshed < REFRESH_S:
             return self.token()
@@ -84,16 +87,16 @@ class DataPort(socketserver.ThreadingMixIn, socketserver.TCPServer):
         self._thread.join(5)
 
     def _serve(self) -> None:
-        self.serve_forever(poll_interval=0.5)  # only bounds how long stop() takes
+        self.serve_forever(poll_interval=0.5)  # the interval only limits how long stop() takes
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A connection that broke is its handler's business; anything else is a bug and must be seen."""
+        """Log any error but OSError: a broken connection is expected, and every other error is a bug."""
         if not isinstance(sys.exception(), OSError):
             self.fleet.log.event("data_port_failed", traceback=traceback.format_exc())
 
 
 class Handler(http11.Handler):
-    disable_nagle_algorithm = True  # a token must not wait for the next
+    disable_nagle_algorithm = True  # a generated token must not wait for the next one
     timeout = IDLE_S
     server: DataPort
 
@@ -117,7 +120,7 @@ class Handler(http11.Handler):
         given = (self.headers.get("authorization") or "").encode()
         if _is_token(given, self.server.token()) or _is_token(given, self.server.rotated_token()):
             return
-        self.close_connection = True  # whatever body follows stays unread
+        self.close_connection = True  # the request's body stays unread
         raise Unauthorized("this port takes requests of the platform only", hint="send the installation's token")
 
     def _get(self) -> None:
@@ -126,7 +129,7 @@ class Handler(http11.Handler):
         self._reply_bytes(200, metrics.page() + self._fetchd_metrics(), "text/plain; version=0.0.4")
 
     def _fetchd_metrics(self) -> bytes:
-        """fetchd listens on no network; while it is away its page is missing, and ours is not."""
+        """fetchd's metrics, because fetchd listens on no network.  Empty while fetchd does not answer."""
         try:
             return self.server.fleet.fetch.metrics(deadline_s=_FETCHD_S).encode()
         except ThawError:
@@ -147,7 +150,9 @@ class Handler(http11.Handler):
             self._serve_run(body)
 
     def _logs(self, wanted: LogsWanted) -> LogsFound:
-        """One deadline for all of them: a container that never ends its output delays nobody else's twice."""
+        """Collect the log lines of several runs.  One deadline holds for all of them, so containers that never end
+        their output delay the answer only once.
+        """
         deadline = time.monotonic() + LATE_S
         found: list[tuple[str, ...] | None] = []
         for run in wanted.runs:
@@ -185,7 +190,7 @@ class Handler(http11.Handler):
             ending = result.ending
         finally:
             self._note_end(live, activation_id, ending)
-        if result.ending is Ending.NOBODY:  # its end is on its way; the caller may go elsewhere already
+        if result.ending is Ending.NOBODY:  # the host reports its end soon; the gateway may route again
             raise InstanceGone(f"the container of instance {live.record.instance_id} does not listen any more")
         if result.ending is not Ending.DONE:
             self._broken(live, result)
@@ -193,7 +198,7 @@ class Handler(http11.Handler):
 
     @staticmethod
     def _note_end(live: Live, activation_id: str, ending: Ending) -> None:
-        """A run that its container began ends its lines with a sentinel; of others there is none to wait for."""
+        """Tell the log collector whether to wait for a sentinel: only a run that its container began writes one."""
         if live.logs is None:
             return
         if ending in (Ending.NOBODY, Ending.CONTAINER_LOST):
@@ -202,7 +207,9 @@ class Handler(http11.Handler):
             live.logs.run_ended(activation_id)
 
     def _broken(self, live: Live, result: Forwarded) -> None:
-        """Not the whole answer.  A function that still runs is ended with its container: nothing else stops it."""
+        """Handle a run whose answer is not complete.  If a function still runs, kill its container: nothing else stops
+        the function.
+        """
         limit_ms = round(live.timeout_s * 1000)
         error = TimeLimitExceeded(f"The action exceeded its time limits of {limit_ms} milliseconds.")
         if result.ending is Ending.TIMEOUT and not result.started:

@@ -1,9 +1,9 @@
-"""One run on its way through: the gateway's connection on one side, the container's unix socket on the other.
+"""Forward one run: the gateway's connection is on one side, the container's unix socket on the other.
 
-Nothing is buffered and nothing is decoded but the response's framing.  Both sockets are watched while the container
-works: a gateway that hangs up closes the container's connection at once (the engine then aborts the request), a
-container that dies cuts the gateway's connection before the last chunk.  A function cannot abort one of several runs:
-such a run goes on, and keeps its slot, while others run beside it.
+This file buffers nothing, and decodes only the response's framing.  It watches both sockets while the container works.
+When the gateway hangs up, it closes the container's connection at once, and the engine then aborts the request.  When
+the container dies, the gateway's connection is closed before the last chunk.  A function cannot abort one of several
+runs: such a run goes on, and keeps its slot, while others run beside it.
 """
 
 from __future__ import annotations
@@ -24,22 +24,24 @@ from thaw.errors import ProtocolError
 _READ_BYTES: Final = 1 << 16
 _CONNECT_S: Final = 5.0
 _WRITE_S: Final = 30.0
-"""A container that takes no byte for this long is lost.  A caller has longer: its connection's own limit."""
+"""A container that takes no byte for this long counts as lost.  For the caller, the connection's own longer limit
+holds.
+"""
 
 
 class Ending(enum.StrEnum):
     DONE = "done"
     CALLER_GONE = "caller_gone"
-    UNREAD = "unread"  # the caller had gone, and the run came to its own end
+    UNREAD = "unread"  # the caller hung up, and the run went on to its own end
     CONTAINER_LOST = "container_lost"
-    NOBODY = "nobody"  # listens in the container any more: nothing ran
+    NOBODY = "nobody"  # no process listens in the container any more, so nothing ran
     TIMEOUT = "timeout"
 
 
 @dataclass(frozen=True, slots=True)
 class Forwarded:
     ending: Ending
-    started: bool  # bytes of a response went to the caller
+    started: bool  # the caller got bytes of a response
     status: int = 0
 
 
@@ -90,7 +92,7 @@ def _pass_on(container: socket.socket, caller: socket.socket, parser: ResponsePa
 
 
 def _let_it_end(container: socket.socket, parser: ResponseParser, deadline: float) -> Forwarded:
-    """Nobody reads the answer."""
+    """Read the rest of the answer and discard it."""
     poll = select.poll()
     poll.register(container, select.POLLIN)
     while not parser.done:
@@ -104,7 +106,7 @@ def _let_it_end(container: socket.socket, parser: ResponseParser, deadline: floa
 
 
 def _connection(live: Live, path: str) -> UnixConnection | None:
-    """A kept connection that is still open, or a new one; None when nobody listens."""
+    """A kept connection that is still open, or a new one; None when the container does not listen."""
     while (kept := live.take_connection()) is not None:
         if kept.sock is not None and not _closed(kept.sock):
             return kept
@@ -118,7 +120,7 @@ def _connection(live: Live, path: str) -> UnixConnection | None:
 
 
 def _closed(sock: socket.socket) -> bool:
-    """An idle connection has nothing to read, unless its end."""
+    """True if there is something to read: on an idle connection, this can only be its end."""
     poll = select.poll()
     poll.register(sock, select.POLLIN | select.POLLRDHUP)
     return bool(poll.poll(0))

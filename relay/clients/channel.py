@@ -1,7 +1,7 @@
 """Frames over a connected stream socket: fetchd's control socket, the proxy's and the engine's.
 
-Control frames carry one JSON message each; file descriptors (segments) ride along with SCM_RIGHTS.  A channel is
-used by one reader and any number of writers.
+Each control frame carries one JSON message, and may carry file descriptors (of segments) with SCM_RIGHTS.  A channel
+serves one reader and any number of writers.
 """
 
 from __future__ import annotations
@@ -24,16 +24,18 @@ from thaw import wire
 from thaw.errors import ProtocolError
 
 MAX_FDS = 250
-"""Linux's SCM_MAX_FD is 253; more slabs than this travel in several messages."""
+"""Linux's SCM_MAX_FD is 253.  More descriptors than this are sent in several messages."""
 
 
 class ChannelClosed(ProtocolError):
-    """The peer closed.  Between frames that is an ordinary end; inside one it is damage."""
+    """The peer closed the connection.  Between frames this is an ordinary end; inside a frame it is an error."""
 
 
 class Channel:
     def __init__(self, sock: socket.socket, *, takes_fds: bool = True) -> None:
-        """Without ``takes_fds`` the kernel closes what comes along: it never counts against this process's limit."""
+        """Without ``takes_fds`` the kernel closes the descriptors that a message brings, so they never count against
+        this process's limit.
+        """
         self.sock = sock
         self._ancillary_bytes = socket.CMSG_SPACE(MAX_FDS * 4) if takes_fds else 0
         self._write_lock = threading.Lock()
@@ -62,13 +64,13 @@ class Channel:
             if fds:
                 rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]
                 data = data[self.sock.sendmsg([data], rights) :]
-            if data:  # a peer that has all of it may have closed
+            if data:  # otherwise the peer has all of it, and may have closed already
                 self.sock.sendall(data)
 
     def receive(self) -> tuple[Any, list[int]]:
         """The next control message as plain JSON, and the descriptors that came with it.
 
-        Raises ChannelClosed when the peer closed, ProtocolError for a bad frame, TimeoutError.  Then no
+        Raises ChannelClosed when the peer closed, ProtocolError for a bad frame, TimeoutError.  After an error, no
         descriptor is left open.
         """
         fds: list[int] = []

@@ -1,7 +1,7 @@
-"""fetchd as its callers see it: :class:`FetchClient` for the invoker, :class:`DescriptorClient` for a container.
+"""The clients of fetchd: :class:`FetchClient` for the invoker, :class:`DescriptorClient` for a container.
 
-A FetchClient opens a connection per call (a unix socket: 0.1 ms), so it may be used by any number of threads and
-survives a restart of fetchd.  What fetchd refuses is raised as the error that it names.
+A FetchClient opens a connection per call (a unix socket: 0.1 ms), so any number of threads may use it, and it survives
+a restart of fetchd.  When fetchd refuses a request, the client raises the error that fetchd names.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from thaw.model import ModelFacts
 T = TypeVar("T")
 
 DEADLINE_S = 30.0
-"""For questions that fetchd answers from memory or after a few round trips to a store."""
+"""The limit for questions that fetchd answers from memory, or after a few round trips to a store."""
 
 
 class FetchClient:
@@ -61,11 +61,13 @@ class FetchClient:
         return self._ask(Inspect(uri), Inspected, deadline_s).facts
 
     def start(self, request: FetchStart, *, deadline_s: float = 60.0) -> FetchStarted:
-        """Begin, join or find resident.  Raises StaleEpoch, MemoryTooSmall, BadRequest."""
+        """Begin a fetch, join one that runs, or find the segment resident.  Raises StaleEpoch, MemoryTooSmall,
+        BadRequest.
+        """
         return self._ask(request, FetchStarted, deadline_s)
 
     def wait(self, group_id: GroupId, stage: int, *, deadline_s: float) -> FetchDone:
-        """Until ``ranges`` are there (``later_ranges`` may still be coming); raises the fetch's error."""
+        """Wait until ``ranges`` have arrived (``later_ranges`` may still be coming).  Raises the fetch's error."""
         return self._ask(FetchWait(group_id, stage), FetchDone, deadline_s)
 
     def cancel(self, group_id: GroupId, epoch: int, *, deadline_s: float = DEADLINE_S) -> None:
@@ -90,12 +92,14 @@ class FetchClient:
         return self._ask(StatusQuery(), Status, deadline_s)
 
     def await_pool_change(self, version: int, *, timeout_s: float, deadline_s: float = DEADLINE_S) -> int:
-        """The pool's version once a segment became complete or was let go since ``version``, or after ``timeout_s``."""
+        """Wait until a segment has become complete or was released since ``version``, at most ``timeout_s``.  Return
+        the pool's version.
+        """
         question = PoolWatch(version, round(timeout_s * 1000))
         return self._ask(question, PoolChanged, timeout_s + deadline_s).version
 
     def metrics(self, *, deadline_s: float = DEADLINE_S) -> str:
-        """Prometheus text."""
+        """fetchd's metrics as Prometheus text."""
         return self._ask(MetricsQuery(), MetricsPage, deadline_s).text
 
     def _ask(self, message: object, answer: type[T], deadline_s: float) -> T:
@@ -113,8 +117,9 @@ class FetchClient:
 
 
 class DescriptorClient:
-    """A connection to a container's descriptor socket.  Keep it open while a segment of it is mapped: its end may be
-    taken for the container's."""
+    """A connection to a container's descriptor socket.  Keep it open while a segment from it is mapped: fetchd may take
+    the end of the connection for the end of the container.
+    """
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -128,10 +133,10 @@ class DescriptorClient:
         return SegmentReader(*self.granted(deadline_s=deadline_s))
 
     def granted(self, *, deadline_s: float) -> tuple[SegmentOffer, list[int]]:
-        """The next segment granted to this instance (n-th call, n-th grant), for a reader, which owns the
-        descriptors.  Raises the fetch's error.
+        """The next segment granted to this instance: the n-th call returns the n-th grant.  The reader that gets the
+        descriptors owns them.  Raises the fetch's error.
 
-        After a deadline has passed it cannot be asked again; connect anew.
+        After a deadline has passed, this connection cannot be used again; connect anew.
         """
         deadline = time.monotonic() + deadline_s
         fds: list[int] = []
@@ -148,7 +153,7 @@ class DescriptorClient:
                 more = _expect(plain, MoreSlabs)
                 if not received or more.first != len(fds) - len(received) - 1:
                     raise ProtocolError(f"slabs from {more.first} on came out of order")
-            mine, fds = fds, []  # the reader closes them
+            mine, fds = fds, []  # the caller's reader closes them
             return offer, mine
         except TimeoutError as e:
             raise PlatformError(f"no segment was granted within {deadline_s:g} s") from e

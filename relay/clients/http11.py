@@ -1,8 +1,9 @@
 """HTTP/1.1 between the platform's own processes: the client of a kept-alive connection, and a handler for servers.
 
-The standard library's write a head and its body apart, so the peer wakes twice, and read a head with the mail parser,
-which costs more than anything else on a warm request's way.  Here a message is one write, and relay/protocol/http1.py
-reads what comes.  Bodies have a length or chunks; both are plain bytes to the caller.
+The standard library's client and handler write a head and its body separately, so the peer wakes twice.  They read a
+head with the mail parser, which costs more than anything else in a warm request.  Here a message is one write, and
+relay/protocol/http1.py reads the peer's messages.  A body has a length or comes in chunks; the caller gets plain bytes
+in both cases.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _VANISHED_MS: Final = 10_000
 class Connection:
     """One exchange at a time: send(), read_head(), then the body to its end.  Raises OSError, BrokenExchange included.
 
-    ``sock``'s timeout is the caller's to set.
+    The caller sets the timeout of ``sock``.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -35,12 +36,12 @@ class Connection:
         self._file = sock.makefile("rb")
         self.status = 0
         self.keep_alive = True
-        self._left = 0  # bytes of the body, or of its current chunk
+        self._left = 0  # unread bytes of the body, or of its current chunk
         self._chunked = False
 
     @classmethod
     def connect(cls, host: str, port: int, timeout_s: float) -> Self:
-        """A peer that vanishes without a word is noticed: ETIMEDOUT after _VANISHED_MS."""
+        """Connect to a server.  If the server vanishes without closing, calls raise ETIMEDOUT after _VANISHED_MS."""
         sock = socket.create_connection((host, port), timeout_s)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -50,18 +51,18 @@ class Connection:
         return cls(sock)
 
     def send(self, method: str, path: str, headers: str, body: bytes) -> None:
-        """``headers`` are whole lines, each with its end."""
+        """Send a request.  ``headers`` are whole lines, each with its line end."""
         head = f"{method} {path} HTTP/1.1\r\nHost: thaw\r\n{headers}Content-Length: {len(body)}\r\n\r\n"
         self.sock.sendall(head.encode("latin-1") + body)
 
     def read_head(self) -> None:
-        """Sets ``status`` and ``keep_alive``."""
+        """Read the head of the answer.  Sets ``status`` and ``keep_alive``."""
         head = read_answer_head(self._file)
         self.status, self.keep_alive = head.status, head.keep_alive
         self._chunked, self._left = head.n_bytes is None, head.n_bytes or 0
 
     def read(self, n_bytes: int) -> bytes:
-        """The next bytes of the body; fewer only at its end."""
+        """The next ``n_bytes`` of the body; fewer only at its end."""
         parts = []
         while n_bytes and self._more():
             parts.append(self._some(n_bytes))
@@ -70,18 +71,20 @@ class Connection:
 
     @property
     def n_left(self) -> int:
-        """Bytes that were announced and not read: of the body, or of the chunk that is being read."""
+        """The number of bytes that were announced and not read: of the body, or of the current chunk."""
         return self._left
 
     def read_rest(self) -> bytes:
-        """All that is left; behind it the connection takes the next exchange."""
+        """The rest of the body.  After this, the connection takes the next exchange."""
         parts = []
         while self._more():
             parts.append(self._some(self._left))
         return b"".join(parts)
 
     def is_readable(self, timeout_s: float = 0.0) -> bool:
-        """Between exchanges and before a head: whether something came by then, the peer's end included."""
+        """Wait at most ``timeout_s``; return whether something came, the end of the connection included.  For use
+        between exchanges and before a head.
+        """
         poll = select.poll()  # select() cannot take descriptors from 1024 on
         poll.register(self.sock, select.POLLIN)
         return bool(poll.poll(max(0.0, timeout_s) * 1000))
@@ -91,7 +94,7 @@ class Connection:
         self.sock.close()
 
     def _more(self) -> bool:
-        """Whether the body goes on.  Waits for the next chunk's size, if that is what comes next."""
+        """Return whether the body has more bytes.  If the size of the next chunk is due, wait for it."""
         if self._chunked and not self._left:
             self._next_chunk()
         return self._left > 0
@@ -115,13 +118,13 @@ class Connection:
 
 
 class Handler(BaseHTTPRequestHandler):
-    """As its base, but ``headers`` is a dict with names in lower case, and an answer is one write."""
+    """Like its base class, but ``headers`` is a dict with names in lower case, and an answer is one write."""
 
     protocol_version = "HTTP/1.1"
     raw_requestline: bytes
 
     def parse_request(self) -> bool:
-        """False: the request was refused, and the connection ends."""
+        """Return False if the request was refused; the connection then ends."""
         self.close_connection = True
         self.requestline = self.command = ""
         self.request_version = self.protocol_version
@@ -136,7 +139,7 @@ class Handler(BaseHTTPRequestHandler):
         return True
 
     def reply(self, status: int, data: bytes, content_type: str = "application/json") -> None:
-        """Raises OSError when the caller has gone."""
+        """Send an answer.  Raises OSError when the caller has closed the connection."""
         close = "Connection: close\r\n" if self.close_connection else ""
         head = (
             f"HTTP/1.1 {status} {self.responses.get(status, ('',))[0]}\r\nContent-Type: {content_type}\r\n"
@@ -145,4 +148,4 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(head.encode("latin-1") + data)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Requests are counted in metrics and logged by who sends them."""
+        """Log nothing: metrics count the requests, and their sender logs them."""

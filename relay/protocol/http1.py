@@ -1,8 +1,8 @@
-"""HTTP/1.1 as the platform's own processes read it: heads, chunk sizes, and where a response ends.  Pure.
+"""HTTP/1.1 as the platform's own processes read it: heads, chunk sizes, and the end of a response.  Pure.
 
-An invoker passes a container's answer on and has to find the end that the gateway will find, whatever user code made
-the container say.  So both read it here, and what two readers could take differently is refused: lines that do not end
-in CR LF or hold more than printable ASCII, chunk extensions, trailers.
+An invoker forwards a container's answer.  It must find the same end of the answer as the gateway, whatever bytes user
+code made the container send.  So both use this file, and it refuses everything that two readers could understand
+differently: lines that do not end in CR LF or hold more than printable ASCII, chunk extensions, trailers.
 
 The proxy of Python functions cannot import this file, because its image holds thaw_runtime and the standard library
 alone.  Its reader is thaw_runtime/action/lean_http.py, and one test gives both the same requests.
@@ -31,14 +31,14 @@ _MAX_SIZE_LINE: Final = 32
 
 
 class BrokenExchange(ConnectionError):
-    """The peer closed in the middle, or what came is not HTTP/1.1."""
+    """The peer closed in the middle of a message, or sent something that is not HTTP/1.1."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerHead:
     status: int
     keep_alive: bool
-    n_bytes: int | None  # of the body; None: it comes in chunks
+    n_bytes: int | None  # length of the body; None if it comes in chunks
 
 
 class RequestHead(NamedTuple):
@@ -50,20 +50,22 @@ class RequestHead(NamedTuple):
 
 
 def read_request_head(first_line: bytes, file: BufferedIOBase) -> RequestHead:
-    """``first_line`` with its end, and the headers to the empty line.  A body has a length.  Raises BrokenExchange."""
+    """Read a head up to the empty line.  ``first_line`` includes its line end.  A body must have a length.  Raises
+    BrokenExchange.
+    """
     words = first_line[:-2].decode("latin-1").split(" ")
     if not _LINE.fullmatch(first_line) or len(words) != 3 or not all(words) or words[2] not in _VERSIONS:
         raise BrokenExchange("not an HTTP request")
     headers = read_headers(file)
     length = headers.get("content-length", "0")
     if "transfer-encoding" in headers or not length.isdigit() or len(length) > _MAX_DIGITS:
-        raise BrokenExchange("a request whose body has no length")  # its body would be read as the next request
+        raise BrokenExchange("a request whose body has no length")  # its body would be taken for the next request
     keep_alive = words[2] == "HTTP/1.1" and headers.get("connection", "").lower() != "close"
     return RequestHead(words[0], words[1], words[2], headers, keep_alive)
 
 
 def read_answer_head(file: BufferedIOBase) -> AnswerHead:
-    """To the empty line.  Raises BrokenExchange."""
+    """Read a head up to the empty line.  Raises BrokenExchange."""
     words = read_line(file).split(b" ", 2)
     if len(words) < 2 or words[0] not in (b"HTTP/1.1", b"HTTP/1.0") or not _STATUS.fullmatch(words[1]):
         raise BrokenExchange("not an HTTP response")
@@ -78,14 +80,16 @@ def read_answer_head(file: BufferedIOBase) -> AnswerHead:
 
 
 def chunk_size(line: bytes) -> int:
-    """Raises BrokenExchange."""
-    if not _HEX.fullmatch(line):  # int() would also take a sign, 0x and underscores
+    """The size in a chunk's size line.  Raises BrokenExchange."""
+    if not _HEX.fullmatch(line):  # int() would also accept a sign, 0x and underscores
         raise BrokenExchange("not a chunk size")
     return int(line, 16)
 
 
 def read_headers(file: BufferedIOBase) -> dict[str, str]:
-    """To the empty line; names in lower case, of a repeated one the last.  Raises BrokenExchange."""
+    """Read the headers up to the empty line.  Names are in lower case; the last value of a repeated name counts.
+    Raises BrokenExchange.
+    """
     headers: dict[str, str] = {}
     for _ in range(_MAX_HEADERS + 1):
         line = read_line(file)
@@ -99,7 +103,7 @@ def read_headers(file: BufferedIOBase) -> dict[str, str]:
 
 
 def read_line(file: BufferedIOBase) -> bytes:
-    """Without its end.  Raises BrokenExchange."""
+    """Read one line, and return it without its line end.  Raises BrokenExchange."""
     line = file.readline(_MAX_LINE + 1)
     if not _LINE.fullmatch(line):
         raise BrokenExchange("the peer closed before its answer's end, or sends what is no line of ASCII text")
@@ -110,23 +114,23 @@ class Part(enum.Enum):
     HEAD = "head"
     LENGTH = "length"  # a body of known length
     SIZE = "size"  # a chunk's size line
-    CHUNK = "chunk"  # its data and the line end behind it
-    LAST = "last"  # the empty line behind the last chunk
+    CHUNK = "chunk"  # a chunk's data and the line end after it
+    LAST = "last"  # the empty line after the last chunk
     DONE = "done"
 
 
 class ResponseParser:
-    """Finds where a response ends, while its bytes are passed on as they are.
+    """Finds the end of a response, while the caller forwards its bytes unchanged.
 
-    Feed it everything that arrives; ``done`` when the response is complete.  A head and a chunk's size are held back
-    until they are whole and right, so that nobody behind it reads of them what is refused here.  Raises ProtocolError.
+    Feed it everything that arrives; ``done`` is True when the response is complete.  It holds back a head or a chunk's
+    size until that is complete and valid, so no later reader gets bytes that are refused here.  Raises ProtocolError.
     """
 
     def __init__(self) -> None:
         self.part = Part.HEAD
         self.status = 0
         self.keep_alive = True
-        self._held = b""  # the beginning of a head or a line
+        self._held = b""  # the beginning of an incomplete head or line
         self._left = 0
 
     @property
@@ -134,7 +138,7 @@ class ResponseParser:
         return self.part is Part.DONE
 
     def feed(self, data: bytes) -> bytes:
-        """What can be passed on now; nothing of what is behind the response's end."""
+        """The bytes that can be forwarded now; none from behind the response's end."""
         if self._held:
             data, self._held = self._held + data, b""
         at = 0
@@ -154,7 +158,7 @@ class ResponseParser:
         return n
 
     def _take_line(self, data: bytes, at: int) -> int:
-        """The length of one line of a chunked body, or of the whole head; 0 while it is not whole."""
+        """Read one line of a chunked body, or the whole head.  Return its length, 0 while it is incomplete."""
         mark = b"\r\n\r\n" if self.part is Part.HEAD else b"\r\n"
         limit = MAX_HEAD_BYTES if self.part is Part.HEAD else _MAX_SIZE_LINE
         end = data.find(mark, at, at + limit)

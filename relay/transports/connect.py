@@ -11,8 +11,9 @@ from thaw.plan import TransportKind
 
 
 def connect(link: GroupLink, group_id: GroupId, stage: int, n_stages: int, *, flow: Flow | None = None) -> Transport:
-    """The end of stage ``stage`` of ``n_stages``.  Raises PlatformError for a link that says nothing this side can
-    follow, WorkerLost for a credential that the relay server does not know."""
+    """Make the transport of stage ``stage`` of ``n_stages``.  Raises PlatformError if the link names no transport that
+    this container has, WorkerLost for a credential that the relay server does not know.
+    """
     if not 0 <= stage < n_stages <= MAX_STAGES:
         raise PlatformError(f"stage {stage} of {n_stages}")
     if link.kind == TransportKind.NONE:

@@ -1,6 +1,6 @@
-"""``s3://bucket/prefix``: thaw/s3.py signs and reads XML, http.client carries the bytes.
+"""``s3://bucket/prefix``: thaw/s3.py signs requests and reads XML, and http.client transfers the bytes.
 
-A store of objects notifies nobody, so it is asked.
+An object store sends no notifications, so a receiver lists it again and again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from thaw.errors import PlatformError, ProtocolError, StoreUnavailable
 from thaw.s3 import S3Access, read_listing, read_refusal
 
 POLL_S: Final = (0.002, 0.25)
-"""First and last pause between two listings.  A thousand listings cost about half a cent: four a second when idle."""
+"""The first and the longest pause between two listings.  An idle receiver lists four times a second; a thousand
+listings cost about half a cent.
+"""
 _TIMEOUT_S: Final = 10.0
 _MOST_LISTED_BYTES: Final = 16 * 1024 * 1024
 
@@ -35,7 +37,7 @@ class S3Store:
 
 
 class S3Session:
-    """See object.Session.  One kept-alive connection."""
+    """See object.Session.  It has one kept-alive connection."""
 
     def __init__(self, bucket: str, prefix: str, access: S3Access) -> None:
         self._bucket, self._prefix, self._access = bucket, prefix, access
@@ -92,7 +94,9 @@ class S3Session:
         wanted: tuple[int, ...],
         most_bytes: int = 1024 * 1024,
     ) -> tuple[int, bytes, float]:
-        """(status, body, the store's clock).  A connection that the server closed meanwhile is renewed once."""
+        """Return (status, body, time by the store's clock).  If the server closed the connection meanwhile, the request
+        is sent once more on a new one.
+        """
         target = path + ("?" + urlencode(sorted(query.items()), quote_via=quote, safe="-_.~") if query else "")
         for attempt in range(2):
             fresh = self._http.sock is None

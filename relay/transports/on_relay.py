@@ -1,4 +1,4 @@
-"""How the transports are made whose ends meet at the relay server."""
+"""Makes the transports that use the relay server: redis and tcp."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from relay.transports.tcp import TcpTransport
 
 
 def connect_redis(end: GroupEnd) -> Transport:
-    """A stage that others may reach also tries TCP, to each stage that it can reach itself."""
+    """Make the redis transport.  A stage that others may reach also tries TCP, to each stage that it can reach."""
     link, flow = end.link, end.flow_on_relay
     if not link.host_address:
         return RedisTransport(link.address, end.group_id, end.stage, end.peers, credential=link.credential, flow=flow)

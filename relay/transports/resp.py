@@ -1,8 +1,8 @@
-"""The Redis protocol on a bare socket: what a client library costs per message is more than a message costs.
+"""The Redis protocol on a bare socket, because a client library costs more per message than the message itself.
 
-redis-py encodes, parses and dispatches in Python and copies a payload four times on its way; here a command is written
-from the caller's memory and a reply is received into the place it belongs.  Blocking calls only; the receiving end of
-the transport parses while it waits (redis.py).  RESP 2, https://valkey.io/topics/protocol/.
+redis-py encodes, parses and dispatches in Python, and copies a payload four times.  Here a command is written from the
+caller's memory, and a reply is received directly into its final place.  All calls block; the receiving end of the
+transport parses while it waits (redis.py).  RESP 2, https://valkey.io/topics/protocol/.
 """
 
 from __future__ import annotations
@@ -19,10 +19,12 @@ from relay.protocol.messages import GroupCredential
 from thaw.errors import PlatformError, ProtocolError, Unavailable
 
 BUFFER_BYTES: Final = 64 * 1024
-"""Room for two reads."""
+"""The size of a connection's buffer: it has room for two reads."""
 
 READ_BYTES: Final = 33 * 1024
-"""At most so much is read there at once: of a larger message the rest is received where it belongs, not copied."""
+"""The most that one read puts into the buffer.  The rest of a larger message is received into its final place, without
+a copy.
+"""
 
 SMALL_BYTES: Final = 16 * 1024
 """Below this, joining the pieces of a command costs less than giving the kernel a list of them."""
@@ -30,13 +32,13 @@ SMALL_BYTES: Final = 16 * 1024
 CONNECT_TIMEOUT_S: Final = 2.0
 _REPLY_TIMEOUT_S: Final = 5.0
 _SO_PRIORITY: Final = {Priority.INFERENCE: 6, Priority.KV: 4, Priority.BULK: 2}
-"""Band 0 of the kernel's default priority map takes 6 and 4 (interactive); 2 is bulk."""
+"""In the kernel's default priority map, 6 and 4 (interactive) belong to band 0, and 2 is bulk."""
 _DSCP: Final = {Priority.INFERENCE: 46 << 2, Priority.KV: 34 << 2, Priority.BULK: 10 << 2}
-"""Expedited forwarding, AF41 and AF11: all of them before fetching, which is marked CS1."""
+"""Expedited forwarding, AF41 and AF11.  All of them take precedence over fetches, which are marked CS1."""
 
 
 class Refused(PlatformError):
-    """The server answered with an error.  ``code`` words it begins with: WRONGPASS, NOPERM, OOM …"""
+    """The server answered with an error.  ``word`` is the error's first word: WRONGPASS, NOPERM, OOM …"""
 
     @property
     def word(self) -> str:
@@ -76,7 +78,9 @@ class Server:
 
 
 def tune(sock: socket.socket, priority: Priority) -> None:
-    """No waiting for more bytes, inference first on the wire, and a peer that vanished is noticed in seconds."""
+    """Set the options of a socket: it sends without waiting for more bytes, its packets have the priority of their
+    messages, and a peer that vanished is noticed in seconds.
+    """
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5)
@@ -99,7 +103,7 @@ def command(*arguments: bytes | str | int) -> bytes:
 
 
 class Connection:
-    """One authenticated connection.  Every call may raise OSError: the connection is of no use then."""
+    """One authenticated connection.  Every call may raise OSError; the connection cannot be used after that."""
 
     def __init__(self, server: Server, credential: GroupCredential, priority: Priority, timeout_s: float) -> None:
         self.sock = server.dial(priority, max(0.01, min(timeout_s, CONNECT_TIMEOUT_S)))
@@ -114,7 +118,7 @@ class Connection:
             raise
 
     def send(self, *parts: bytes | memoryview) -> None:
-        """Write all of ``parts``, without joining what is large."""
+        """Write all of ``parts``.  Only small parts are joined into one piece first."""
         if len(parts) == 1 or sum(map(len, parts)) <= SMALL_BYTES:
             self.sock.sendall(b"".join(parts) if len(parts) > 1 else parts[0])
             return
@@ -139,7 +143,7 @@ class Connection:
         return found
 
     def replies(self, most: int) -> Iterator[Any]:
-        """The replies that have come so far, at most ``most``, errors among them; does not wait."""
+        """The replies that have come so far, at most ``most``.  Errors are among them.  Does not wait."""
         for _ in range(most):
             if self.start == self.end:
                 self.start = self.end = 0
@@ -153,7 +157,7 @@ class Connection:
             yield self._parse()
 
     def wait_at_most(self, wait_s: float) -> None:
-        """The kernel's own limit for one read or write: Python's would poll before each."""
+        """Limit the time of one read or write by the kernel's own option.  Python's timeout would poll before each."""
         if wait_s != self._wait_s:
             whole, part = divmod(max(wait_s, 0.001), 1)
             limit = struct.pack("ll", int(whole), int(part * 1e6))
@@ -162,11 +166,13 @@ class Connection:
             self._wait_s = wait_s
 
     def interrupt(self) -> None:
-        """Wake the thread that waits in this connection, from another; it closes it then."""
+        """Wake the thread that waits in this connection; called on another thread.  The woken thread then closes the
+        connection.
+        """
         try:
             self.sock.shutdown(socket.SHUT_RDWR)
         except OSError:
-            pass  # it was closed just now
+            pass  # the connection was closed just now
 
     def close(self) -> None:
         self.sock.close()
@@ -223,7 +229,7 @@ class Connection:
         self.end += count
 
     def compact(self) -> None:
-        """Move what was not read to the front."""
+        """Move the unread bytes to the front of the buffer."""
         rest = bytes(self.view[self.start : self.end])
         if len(rest) == BUFFER_BYTES:
             raise ProtocolError("the relay server answers with a line that has no end")

@@ -1,4 +1,4 @@
-"""The TCP transport: stages find one another's addresses at the redis relay, and then do without it.
+"""The TCP transport: stages find one another's addresses at the relay server, and then send directly.
 
 ::
 
@@ -6,7 +6,8 @@
     stage 0: XREAD BLOCK ◀─────────────────────┘
              └── connect, handshake (handshake.py), frames v1 ──▶ stage 1;   acknowledgements come back the same way
 
-A stage listens on ``host_address`` only.  Each (from, to, priority) has a connection, made when it is first used.
+A stage listens on ``host_address`` only.  Each (from, to, priority) has a connection, which is made when it is first
+used.
 """
 
 from __future__ import annotations
@@ -120,7 +121,9 @@ class TcpEnds:
             connection.close()
 
     def link(self, receiver: int, priority: Priority, on_lost: Callable[[], None] | None = None) -> TcpOut:
-        """``on_lost``: the caller has another path when this one is lost, so a dial does not wait for the receiver."""
+        """The link to ``receiver``.  With ``on_lost``, the caller has another path when this one is lost, so dialing
+        does not wait until the receiver has published its address.
+        """
         found = self._links.get((receiver, priority))
         if found is not None:
             return found

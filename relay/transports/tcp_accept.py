@@ -22,7 +22,7 @@ from thaw.lasting import LastingThread
 
 HANDSHAKE_S: Final = 3.0
 _MAX_NEWCOMERS: Final = 32
-"""The most connections that have not proved anything yet; a further one replaces the oldest."""
+"""The most connections whose peer has not yet proved that it knows the secret; a further one replaces the oldest."""
 
 Assemblies = dict[tuple[int, Priority], Assembly]
 
@@ -36,8 +36,9 @@ class _Newcomer:
 
 
 class TcpAcceptor:
-    """Accepts connections and admits peers that know the secret.  It has a thread of its own: two stages that both
-    send first would otherwise wait for each other."""
+    """Accepts connections and admits peers that know the secret.  It has a thread of its own: otherwise two stages that
+    both send first would wait for each other.
+    """
 
     def __init__(
         self,
@@ -90,7 +91,7 @@ class TcpAcceptor:
         try:
             sock, _ = self._listener.accept()
         except OSError:
-            return  # the peer has gone again
+            return  # the peer has closed already
         if len(self._newcomers) >= _MAX_NEWCOMERS:
             self._refuse([next(iter(self._newcomers))])
         sock.setblocking(False)
@@ -130,14 +131,14 @@ class TcpAcceptor:
             self._refuse([fd])
             return
         del self._newcomers[fd]
-        sock = socket.socket(fileno=socket.dup(fd))  # a number of its own: this one is still known to our epoll
+        sock = socket.socket(fileno=socket.dup(fd))  # a new descriptor, because our epoll still watches the old one
         newcomer.sock.close()
         self._admit(sock, says, assembly, newcomer.data)
 
     def _admit(self, sock: socket.socket, says: handshake.Hello, assembly: Assembly, hello: bytes) -> None:
         sock.setblocking(False)
         tune(sock, says.priority)
-        with self._inbox.lock:  # once the position is sent, nothing of the earlier connection may be taken
+        with self._inbox.lock:  # once the position is sent, no frame of the earlier connection may be accepted
             before = self._lanes.get((says.sender, says.priority))
             if before is not None:
                 before.close()
@@ -154,7 +155,7 @@ class TcpAcceptor:
 
 
 def _listen(host_address: str) -> socket.socket:
-    """A listener on one address of this host, never on all of them."""
+    """Listen on one address of this host, never on all of them."""
     host, _, port = host_address.rpartition(":") if host_address.count(":") == 1 else (host_address, "", "0")
     if host.strip("[]") in ("", "0.0.0.0", "::", "*"):
         raise PlatformError(f"a stage does not listen on {host_address!r}", hint="give one address of the host")

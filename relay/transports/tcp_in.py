@@ -27,7 +27,7 @@ _NOTHING: Final = memoryview(b"")
 
 
 class TcpLane:
-    """One connection on which messages come.  See inbox.Lane."""
+    """One connection on which messages arrive.  See inbox.Lane."""
 
     def __init__(
         self, sock: socket.socket, inbox: Inbox, assembly: Assembly, says: handshake.Hello, flow: Flow
@@ -35,13 +35,13 @@ class TcpLane:
         self.priority, self.sender = says.priority, says.sender
         self._sock, self._inbox, self._assembly, self._group_id = sock, inbox, assembly, says.group_id
         self._ack_bytes = min(flow.credit_bytes, _ACK_BYTES)
-        self._owed = 0  # bytes taken and not acknowledged
+        self._owed = 0  # bytes received and not yet acknowledged
         self._buffer = bytearray(BUFFER_BYTES)
         self._view = memoryview(self._buffer)
         self._start = self._end = 0
         self._header: FrameHeader | None = None
         self._place = self._target = _NOTHING
-        self._crc = 0  # of the part of the frame in progress that has come
+        self._crc = 0  # checksum of the part that has come of the frame in progress
 
     def advance(self) -> None:
         try:
@@ -63,10 +63,11 @@ class TcpLane:
             self.arm()
 
     def arm(self) -> None:
-        """Tell the sender which frames it need not keep any longer."""
+        """Acknowledge the received frames, so that the sender need not keep them any longer."""
         if self._owed < self._ack_bytes:
             return
-        if self._assembly.is_ahead:  # of frames in the relay server: the position does not cover yet what came here
+        # Earlier frames are still in the relay server, so the position does not yet cover the frames received here.
+        if self._assembly.is_ahead:
             self._inbox.arm_again(self)
             return
         seq, chunk = self._assembly.position
@@ -159,7 +160,8 @@ class TcpLane:
 
     def _finish(self) -> None:
         header, place = self._header, self._place
-        self._header, self._place, self._target = None, _NOTHING, _NOTHING  # only the caller keeps views of a message
+        # Drop the views: from now on, only the caller keeps views of the message.
+        self._header, self._place, self._target = None, _NOTHING, _NOTHING
         assert header is not None  # noqa: S101
         check_sum(header, self._crc)
         self._owed += HEADER_BYTES + header.n_bytes
