@@ -1,4 +1,4 @@
-"""The end that an operator asks for: SIGTERM or SIGINT, waited for by the main thread.
+"""The end that an operator asks for with SIGTERM or SIGINT.  The main thread waits for it.
 
 A container's process exits at once instead (thaw_runtime/process/signals.py): the image of a Python function does not
 hold this file, and the container has nothing to finish.
@@ -14,11 +14,11 @@ from collections.abc import Callable
 
 
 class Ending:
-    """Made on the main thread, before others; for a process that does not fork without exec.
+    """Make it on the main thread, before other threads.  Only for a process that does not fork without exec.
 
-    A handler that sets an event can come to nothing: a signal that arrives after the interpreter has looked for signals
-    and before it sleeps on the event's lock wakes nobody, and a busy machine draws that moment out to milliseconds.  A
-    descriptor keeps it.
+    A handler that sets an event is not enough.  If the signal arrives after the interpreter has checked for signals and
+    before it sleeps on the event's lock, the main thread is not woken; on a busy machine this moment lasts
+    milliseconds.  A descriptor keeps the signal until the thread reads it.
     """
 
     def __init__(self) -> None:
@@ -29,15 +29,16 @@ class Ending:
             signal.signal(number, lambda *_: None)
 
     def wait(self) -> None:
-        """Until the first signal, which may have come already."""
+        """Wait until the first signal, which may have come already."""
         self._read.recv(1)
 
 
 def end_within(seconds: float, log_it: Callable[[], None] = lambda: None) -> None:
-    """Bound what is left of this process: it ends after ``seconds``, whatever its threads wait for.
+    """End this process after ``seconds`` at the latest, whatever its threads wait for.
 
-    Nothing depends on what a process tells the state server when it ends, because leases run out by themselves.  A
-    server whose host is shutting down too does not answer, and each look for its name takes ten seconds.
+    Nothing depends on the messages that an ending process sends to the state server, because leases run out by
+    themselves.  If the server's host is shutting down too, it does not answer, and each look-up of its name takes ten
+    seconds.
     """
     threading.Thread(target=_end_after, args=(seconds, log_it), name="end-within", daemon=True).start()
 

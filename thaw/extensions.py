@@ -1,9 +1,8 @@
-"""A registry maps a name to what implements it.  Thaw has one for each thing that others can add (docs/extending.md).
+"""A registry maps a name to its implementation.  Thaw has one for each kind of extension (docs/extending.md).
 
-A registry's table names the implementations that Thaw has, one line each.  A package of somebody else adds one with an
-entry point of the registry's group, so installing the package is all that has to be done, in an image as on a laptop
-(decision 23).  Installed packages are looked through only for a name that the table lacks, so Thaw's own parts cost a
-start nothing.
+A registry's table names Thaw's own implementations, one line each.  Another package adds one with an entry point of the
+registry's group, so it is enough to install the package, in an image or on a laptop (decision 23).  Thaw searches the
+installed packages only for a name that the table lacks, so a start with Thaw's own implementations pays nothing.
 """
 
 from __future__ import annotations
@@ -24,26 +23,29 @@ TRANSPORTS: Final = "thaw.transports"
 
 
 def installed(group: str) -> Mapping[str, str]:
-    """Name to place (``"package.module:attribute"``) of what installed packages add to ``group``, sorted by name.
-    None of these packages is imported."""
-    from importlib import metadata  # 20 ms, which only a name that is not Thaw's own has to wait for
+    """The implementations that installed packages add to ``group``: name → place (``"package.module:attribute"``),
+    sorted by name.  Imports none of these packages.
+    """
+    from importlib import metadata  # takes 20 ms, so it is imported only for a name that is not Thaw's own
 
     return dict(sorted((point.name, point.value) for point in metadata.entry_points(group=group)))
 
 
 class Registry(Generic[T]):
-    """``table`` maps a name to an implementation, or to its place when its import takes long."""
+    """``table`` maps a name to an implementation, or to its place if its import takes long."""
 
     def __init__(self, group: str, table: Mapping[str, T | str]) -> None:
         self._group, self._table = group, table
 
     def find(self, name: str) -> T | None:
-        """None for a name that nobody has registered.  Raises PlatformError for one that cannot be imported."""
+        """The implementation of ``name``; None if the name is not registered.  Raises PlatformError if the
+        implementation cannot be imported.
+        """
         found = self._table[name] if name in self._table else installed(self._group).get(name)
         return self._load(name, found) if isinstance(found, str) else found
 
     def known(self) -> str:
-        """All names, as an error lists them."""
+        """All names, in the form in which an error lists them."""
         return ", ".join(sorted({*self._table, *installed(self._group)}))
 
     def _load(self, name: str, place: str) -> T:

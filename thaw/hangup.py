@@ -1,7 +1,7 @@
-"""Clients that hang up are noticed at once: one thread waits in epoll for the sockets of all of them.
+"""Notices at once that a client hangs up: one thread waits in epoll for the sockets of all clients.
 
-A server that writes nothing while it waits for an answer does not notice on its own.  EPOLLRDHUP fires when the client
-closes its connection, and also when it only shuts down its sending side: such a client counts as gone.
+A server that writes nothing while it waits for an answer does not notice this by itself.  EPOLLRDHUP fires when the
+client closes its connection, and also when the client only shuts down its sending side.  Both count as a hang-up.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class HangupWatcher:
     def watch(self, sock: socket.socket, on_hangup: Callable[[], None]) -> Callable[[], None]:
         """Call ``on_hangup`` once, on the watcher's thread, when the peer of ``sock`` hangs up.
 
-        What is returned ends the watch.  It must be called before the socket is closed or serves its next request.
+        The returned function ends the watch.  Call it before the socket is closed or serves its next request.
         """
         fd = sock.fileno()
         with self._lock:
@@ -49,7 +49,7 @@ class HangupWatcher:
         try:
             self._epoll.unregister(fd)
         except OSError:
-            pass  # closed already, so the kernel has forgotten it
+            pass  # the socket is closed, so epoll has dropped it
 
     def _run(self) -> None:
         while True:
@@ -59,9 +59,11 @@ class HangupWatcher:
                 self._event(fd)
 
     def _event(self, fd: int) -> None:
-        """The event may be of a connection that was closed meanwhile and whose number another one has by now.
+        """Handle an event of ``fd``.  It may belong to a connection that was closed meanwhile, and another connection
+        may have the same number by now, so this checks the socket again.
 
-        The lock is held until the number is forgotten, so that nobody ends the watch and closes the socket meanwhile.
+        It holds the lock until epoll has dropped the number: no other thread can end the watch and close the socket
+        meanwhile.
         """
         with self._lock:
             if fd not in self._callbacks or not _has_hung_up(fd):

@@ -1,11 +1,11 @@
-"""An S3 server and the identity that we have there.  Every component that speaks S3 uses this module.
+"""An S3 server, and the identity that Thaw has there.  Every component that speaks S3 uses this module.
 
 botocore finds the credentials (environment, profile, role of a web identity, of a container or of an instance), renews
-those that expire before they are used, and signs.  The command line moves its bytes with botocore's client.  fetchd
-reads weights straight into its slabs, and the object relay asks for little and often, where that client's overhead
-would be most of the time (docs/lab-log.md); both do so by HTTP of their own, and what a server answers in XML is read
-here.  No key, secret or token gets into an error: what a server or a program says about credentials may repeat them,
-so only its code is passed on.
+those that expire before they are used, and signs.  The command line moves its bytes with botocore's client.  fetchd and
+the object transport have HTTP code of their own: fetchd reads weights straight into its slabs, and the transport sends
+many small requests, in which botocore's overhead would be most of the time (docs/lab-log.md).  This module reads the
+XML that a server sends them.  No key, secret or token gets into an error: a message of a server or a program about
+credentials may repeat them, so an error contains only the code of such a message.
 """
 
 from __future__ import annotations
@@ -42,34 +42,38 @@ from thaw.errors import PlatformError, ProtocolError, StoreUnavailable, ThawErro
 _DEFAULT_REGION: Final = "us-east-1"
 _CODE: Final = re.compile(r"\w{1,80}")
 _NOBODY_S: Final = 60.0
-"""When no credentials were found, the next look for them comes after this time.  An instance may get its role late, and
-a machine that is not at Amazon takes a second to find that it has none."""
+"""After a search that found no credentials, the next search comes after this time.  An instance may get its role late,
+and a machine that is not at Amazon takes a second to find that it has none.
+"""
 _OF_NO_SHELL: Final = {
     "profile": (None, None, None, None),
     "config_file": (None, None, os.devnull, None),
     "credentials_file": (None, None, os.devnull, None),
 }
-"""These replace the variables of the shell that name a profile and its files."""
+"""These replace the shell's variables that name a profile and its files."""
 _HINT: Final = "see 'Credentials for S3' in docs/fetchd.md"
 _ROLES: Final = botocore.config.Config(
     connect_timeout=5, read_timeout=10, retries={"mode": "standard", "max_attempts": 2}
 )
-"""For the service that gives us a role: a read of a model waits for it."""
+"""The limits for requests to the service that gives a role.  They are short, because the read of a model waits."""
 _CREDENTIAL_ERRORS: Final = (BotoCoreError, ClientError, OSError, RuntimeError, ValueError)
-"""What looking for credentials and renewing them raises: also for a file that is missing, for credentials that have
-expired although they were renewed just now, and for an answer that cannot be read."""
+"""The errors of finding and renewing credentials.  They include a missing file, credentials that have expired although
+they were renewed just now, and an answer that cannot be read.
+"""
 _PASSING: Final = (EndpointConnectionError, HTTPClientError, CredentialRetrievalError, OSError, RuntimeError)
-"""Those of them that may have gone at the next try: a service that gives roles is away, or a file is not there yet."""
+"""The errors among them that may not occur at the next try: the service that gives roles does not answer, or a file is
+not there yet.
+"""
 
 
 class S3Access:
-    """One server, as one identity.  Thread-safe."""
+    """Access to one server with one identity.  Thread-safe."""
 
     def __init__(self, endpoint: str = "", region: str = "", *, key_id: str = "", secret: str = "") -> None:
-        """Without ``endpoint`` the server is Amazon's of the region, without ``region`` the region is the profile's or
-        us-east-1, and without ``key_id`` the credentials are what botocore finds.
+        """Without ``endpoint`` the server is Amazon's server of the region.  Without ``region`` the region is the
+        profile's, or us-east-1.  Without ``key_id`` the credentials are those that botocore finds.
 
-        With ``key_id`` neither the profile nor the files that the shell names count.  Raises PlatformError when the
+        With ``key_id``, the profile and the files that the shell names are ignored.  Raises PlatformError when the
         profile cannot be used.
         """
         self._session = botocore.session.Session(session_vars=dict(_OF_NO_SHELL) if key_id else None)
@@ -80,7 +84,7 @@ class S3Access:
             self.region = region or self._session.get_config_variable("region") or _DEFAULT_REGION
         except _CREDENTIAL_ERRORS as e:
             raise credential_error(e) from None
-        self._session.set_config_variable("region", self.region)  # also of the STS that gives us a role
+        self._session.set_config_variable("region", self.region)  # the STS that gives a role uses it, too
         self._given_endpoint = endpoint or None
         self.endpoint = (endpoint or _of_amazon(self.region)).rstrip("/")
         self._lock = threading.Lock()
@@ -89,17 +93,17 @@ class S3Access:
 
     @staticmethod
     def from_environment(env: Mapping[str, str]) -> S3Access:
-        """The server that ``env`` names.  The credentials are those of this process in any case."""
+        """Access to the server that ``env`` names.  The credentials are always those of this process."""
         return S3Access(env.get("THAW_S3_ENDPOINT", ""), env.get("AWS_REGION", ""))
 
     def prepare(self) -> None:
-        """Find the credentials, for requests to come.  Raises as :meth:`sign`."""
+        """Find the credentials for later requests.  Raises the errors of :meth:`sign`."""
         self._current()
 
     def sign(self, method: str, url: str, headers: Mapping[str, str], body: bytes = b"") -> dict[str, str]:
-        """The headers to send.  Without credentials they stay as they are, for a server that asks for none.
+        """Return the headers to send.  Without credentials they stay unsigned, for a server that needs no signature.
 
-        Raises StoreUnavailable while credentials cannot be had, PlatformError when they never can.
+        Raises StoreUnavailable if another try may find the credentials, PlatformError if it cannot.
         """
         credentials = self._current()
         if credentials is None:
@@ -109,10 +113,10 @@ class S3Access:
         return {name: str(value) for name, value in request.headers.items()}
 
     def client(self) -> Any:
-        """A botocore client, for requests that need no code of our own.  Raises as :meth:`sign`."""
+        """A botocore client, for requests that need no HTTP code of their own.  Raises the errors of :meth:`sign`."""
         config = botocore.config.Config(
             signature_version=None if self._current() else UNSIGNED,
-            proxies={} if _is_loopback(self.endpoint) else None,  # None: as http_proxy and no_proxy say
+            proxies={} if _is_loopback(self.endpoint) else None,  # None: http_proxy and no_proxy decide
             retries={"mode": "standard", "max_attempts": 3},
             s3={"addressing_style": "path"},
             connect_timeout=10,
@@ -132,10 +136,10 @@ class S3Access:
             credentials = self._find()
             return None if credentials is None else credentials.get_frozen_credentials()
         except _CREDENTIAL_ERRORS as e:
-            raise credential_error(e) from None  # what caused it may hold what must not be printed
+            raise credential_error(e) from None  # the cause may contain a secret, which must not be printed
 
     def _find(self) -> Any:
-        """The credentials are kept, because those that expire renew themselves."""
+        """Find the credentials once and keep them: credentials that expire renew themselves."""
         if self._credentials is not None:
             return self._credentials
         with self._lock:
@@ -153,7 +157,7 @@ class ListedObject:
 
 
 def read_listing(body: bytes) -> tuple[list[ListedObject], bool]:
-    """The objects of one page of ListObjectsV2, and whether there are more.  Raises ProtocolError."""
+    """The objects of one page of ListObjectsV2, and whether more pages follow.  Raises ProtocolError."""
     try:
         root = _parse(body)
         found = [
@@ -170,7 +174,7 @@ def read_listing(body: bytes) -> tuple[list[ListedObject], bool]:
 
 
 def read_refusal(body: bytes) -> str:
-    """The code in a server's answer, as :func:`refusal`; empty where it has none."""
+    """The error code in a server's answer, like :func:`refusal`; empty if the answer has none."""
     try:
         code = _parse(body).findtext("{*}Code") or ""
     except (ElementTree.ParseError, ValueError):
@@ -179,11 +183,11 @@ def read_refusal(body: bytes) -> str:
 
 
 def _parse(body: bytes) -> ElementTree.Element:
-    """Raises ParseError, and ValueError for a document type: by one, entities can be made to expand without end."""
+    """Raises ParseError, and ValueError for a document type, which could define entities that expand without end."""
     text = body.decode()
     if "<!DOCTYPE" in text:
         raise ValueError("it has a document type")
-    return ElementTree.fromstring(text)  # noqa: S314  without a document type it can only be wrong
+    return ElementTree.fromstring(text)  # noqa: S314  without a document type, it can only be malformed
 
 
 def _text(element: ElementTree.Element, name: str) -> str:
@@ -194,12 +198,12 @@ def _text(element: ElementTree.Element, name: str) -> str:
 
 
 def refusal(e: ClientError) -> str:
-    """The code of a server's refusal.  The rest of its answer may repeat a token."""
+    """The error code of a server's refusal.  The rest of the answer may repeat a token, so it is not used."""
     return str(e.response.get("Error", {}).get("Code", "")) or "no reason given"
 
 
 def credential_error(e: Exception) -> ThawError:
-    """``e`` as an error of ours: StoreUnavailable where another try may help, else PlatformError."""
+    """Translate ``e`` into an error of Thaw: StoreUnavailable if another try may help, else PlatformError."""
     text = f"the credentials for S3 cannot be had: {_why(e)}"
     if isinstance(e, ClientError):
         status = int(e.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
@@ -213,7 +217,7 @@ def _why(e: Exception) -> str:
     if isinstance(e, ClientError):
         return f"{e.operation_name}: {refusal(e)}"
     if isinstance(e, (ProfileNotFound, PartialCredentialsError, EndpointConnectionError, HTTPClientError)):
-        return str(e)  # they name a profile, a variable or an address
+        return str(e)  # their text names a profile, a variable or an address
     if isinstance(e, OSError) and e.strerror:
         return f"{e.filename or type(e).__name__}: {e.strerror}"
     return type(e).__name__

@@ -65,7 +65,9 @@ def get(
 
 
 def _ended(activation_id: str, wait_s: float) -> dict[str, Any]:
-    """The record; it exists once the activation has ended.  The API has no call that waits, so this asks again."""
+    """The record of an activation, which exists once the activation has ended.  The API has no call that waits for it,
+    so this asks again until ``wait_s`` have passed.
+    """
     from thaw.cli.client import ApiError
 
     until = time.monotonic() + wait_s

@@ -1,4 +1,4 @@
-"""A streamed chat answer: server-sent events in, pieces of text and the times of their arrival out."""
+"""Reads a streamed chat answer: turns server-sent events into pieces of text and the times of their arrival."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from thaw.errors import Unavailable
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """``arrivals_s`` are seconds from the request's start to each piece."""
+    """``arrivals_s`` are the seconds from the request's start to the arrival of each piece."""
 
     text: str
     activation_id: str
@@ -28,7 +28,7 @@ class Answer:
 
     @property
     def tpot_s(self) -> float | None:
-        """Seconds per piece after the first; None for an answer of one."""
+        """Seconds per piece after the first; None for an answer of one piece or none."""
         n = len(self.arrivals_s)
         return (self.arrivals_s[-1] - self.arrivals_s[0]) / (n - 1) if n > 1 else None
 
@@ -36,7 +36,7 @@ class Answer:
 def ask(
     client: Client, model: str, messages: Sequence[dict[str, str]], on_text: Callable[[str], None], **options: Any
 ) -> Answer:
-    """Stream one answer.  Raises ApiError, Unavailable when it breaks off."""
+    """Stream one answer.  Raises ApiError, and Unavailable when the connection breaks before the answer ends."""
     body = {
         "model": model,
         "messages": list(messages),
@@ -65,12 +65,12 @@ def ask(
 
 
 def events(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
-    """The JSON of each ``data:`` line up to ``[DONE]``.  Raises Unavailable when the end never comes."""
+    """The JSON of each ``data:`` line up to ``[DONE]``.  Raises Unavailable when ``[DONE]`` does not come."""
     for line in lines:
         field, _, value = line.decode(errors="replace").partition(":")
         value = value.strip()
         if field != "data" or not value:
-            continue  # a comment keeps the line alive; other fields are not used here
+            continue  # a comment keeps the connection alive; other fields are not used here
         if value == "[DONE]":
             return
         try:

@@ -1,4 +1,4 @@
-"""What ``explain`` says about the hosts of an answer together: their clocks, and the path of each hop."""
+"""The lines of ``explain`` that compare the hosts of an answer: their clocks, and the path of each hop."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from thaw.trace import Phase, TraceEvent
 
 
 def clock_lines(events: Sequence[TraceEvent], timeline: Timeline) -> Iterator[str]:
-    """One line for each machine beside the one on which the request arrived; none if it was the only one."""
+    """One line for each machine except the one on which the request arrived."""
     others = {clock.boot_id for clock in timeline.clocks}
     reference = _name([e for e in events if e.boot_id not in others])
     for clock in timeline.clocks:
@@ -30,7 +30,7 @@ def _ms(ns: int) -> str:
 
 
 def _name(events: Iterable[TraceEvent]) -> str:
-    """Of the machine that wrote them: its hosts, or what else runs there."""
+    """The name of the machine that wrote the events: its hosts, else the component that runs there."""
     found = list(events)
     hosts = sorted({e.host for e in found if e.host})
     if hosts:

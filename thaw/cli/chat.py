@@ -41,7 +41,7 @@ def chat(
 
 
 def _lines(name: str) -> Iterator[str]:
-    """What is typed, until the end of input (Ctrl-D) or /bye."""
+    """The lines that the user types, until the end of input (Ctrl-D) or /bye."""
     if sys.stdin.isatty():
         err().print(f"[dim]{name}: type a message; Ctrl-D or /bye ends the conversation[/dim]")
     while True:

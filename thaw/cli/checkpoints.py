@@ -1,8 +1,8 @@
 """Push, read and verify a checkpoint: its files, and ``thaw-index.json`` beside them.
 
-A push reads every file once: each chunk of 8 MiB is hashed (xxh3 of the chunk and of the tensors' edges in it, sha256
-of the file) and goes on to the store.  An older index is removed first and the new one written last, so that a push
-that was cut short leaves a model without an index, never an index that describes other bytes.
+A push reads every file once.  It hashes each chunk of 8 MiB (xxh3 of the chunk and of the tensors' edges in it, sha256
+of the file) and writes it to the store.  It removes an older index first and writes the new one last: a push that was
+interrupted leaves a model without an index, never an index that describes other bytes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from thaw.errors import ModelCorrupt, ModelNotFound, ModelUnsupported
 from thaw.model import CHUNK_BYTES, INDEX_NAME, ModelFacts, ModelFile, ModelIndex, TensorInfo
 
 Advance = Callable[[int], None]
-"""Called with the number of bytes that were just done."""
+"""A callback that gets the number of bytes of each step of progress."""
 
 
 def _xxh3(chunk: bytes) -> str:
@@ -29,7 +29,9 @@ def _xxh3(chunk: bytes) -> str:
 
 
 def files_of(directory: Path) -> list[Path]:
-    """What a push uploads: known sidecars and safetensors.  Raises ModelNotFound, ModelUnsupported."""
+    """The files that a push uploads: known sidecars and safetensors.  Raises ModelNotFound, ModelUnsupported,
+    ModelCorrupt.
+    """
     if not directory.is_dir():
         raise ModelNotFound(f"{directory} is not a directory", hint="give the directory that holds config.json")
     names = [p.name for p in directory.iterdir() if p.is_file() and checkpoint.is_fetchable(p.name)]
@@ -54,7 +56,7 @@ def files_of(directory: Path) -> list[Path]:
 
 
 def tensors_of(path: Path) -> tuple[TensorInfo, ...]:
-    """Parsed from the file's header and checked against its length.  Raises ModelCorrupt."""
+    """The tensors of a file, parsed from its header and checked against its length.  Raises ModelCorrupt."""
     n_bytes = path.stat().st_size
     with path.open("rb") as f:
         prefix = f.read(checkpoint.LENGTH_BYTES)
@@ -94,7 +96,7 @@ def _push_file(path: Path, sums: checkpoint.TensorSums, store: Store, advance: A
 
 
 def read_index(store: Store) -> ModelIndex:
-    """The index at the store.  Raises ModelNotFound when the model was never pushed."""
+    """The model's index in the store.  Raises ModelNotFound when the model was never pushed."""
     try:
         data = b"".join(store.read(INDEX_NAME))
     except ModelNotFound as e:
@@ -107,7 +109,7 @@ def read_facts(store: Store, index: ModelIndex) -> ModelFacts:
 
 
 def verify(store: Store, advance: Advance) -> ModelIndex:
-    """Read everything again and compare every chunk.  Raises ModelCorrupt that names the file and the byte."""
+    """Read all files again and compare every chunk.  Raises ModelCorrupt, which names the file and the byte."""
     index = read_index(store)
     for expected in index.files:
         done = 0

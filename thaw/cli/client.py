@@ -1,4 +1,4 @@
-"""The platform's HTTP API as the commands use it.  What the API refuses becomes an :class:`ApiError`."""
+"""The platform's HTTP API as the commands use it.  A refusal of the API becomes an :class:`ApiError`."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from thaw.errors import ThawError, Unavailable
 
 CONNECT_TIMEOUT_S = 5.0
 READ_TIMEOUT_S = 3700.0
-"""Above the longest time limit of a function: the server decides when a call is over."""
+"""It is above the longest time limit of a function, so that the server decides when a call is over."""
 
 
 class ApiError(ThawError):
-    """The API's refusal, with its HTTP status: wsk's exit code is made of it."""
+    """A refusal of the API.  The command's exit code is made of its HTTP status, as wsk does."""
 
     def __init__(self, status: int, message: str, *, body: object = None, hint: str = "") -> None:
         super().__init__(message, hint=hint)
@@ -42,7 +42,7 @@ class Client:
         self._session = requests.Session()
         user, _, key = target.require_auth().partition(":")
         self._session.auth = (user, key)
-        self._session.trust_env = False  # no proxy between a laptop and its own platform, no .netrc instead of the key
+        self._session.trust_env = False  # use no proxy to the platform, and no .netrc instead of the key
 
     @property
     def apihost(self) -> str:
@@ -58,7 +58,7 @@ class Client:
         return self._json("DELETE", path, {})
 
     def invoke(self, path: str, body: object, **params: object) -> tuple[int, Any]:
-        """Status and body.  A record of a failed run is an answer here, not an error."""
+        """Return status and body.  The record of a failed run is an answer here, not an error."""
         response = self._request("POST", path, params, body)
         content = _decode(response)
         if response.ok or (response.status_code in (500, 502) and not _is_api_error(content)):
@@ -118,7 +118,7 @@ def _decode(response: requests.Response) -> Any:
 
 
 def _is_api_error(content: object) -> bool:
-    """``{"error":…,"code":…}``: a record of a failed run never carries ``code`` beside ``error``."""
+    """True for ``{"error":…,"code":…}``.  The record of a failed run never has ``code`` beside ``error``."""
     return not isinstance(content, dict) or ("error" in content and "code" in content)
 
 

@@ -1,4 +1,4 @@
-"""What every command shares: the options that may stand anywhere on the line, the consoles, the client."""
+"""The parts that all commands share: the options that may stand anywhere on the line, the consoles, the client."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _VALUED = {"--apihost": "apihost", "--auth": "auth", "-u": "auth"}
 def take_global_options(argv: list[str]) -> list[str]:
     """Remove ``--apihost X``, ``--auth X``, ``-u X`` (also ``--apihost=X``) wherever they stand, as wsk allows.
 
-    ``property`` has options of the same names that mean the file's values: its line is left alone.  So is what
-    follows ``--``.
+    ``property`` has options of the same names, which mean the file's values, so its line stays unchanged.  So do the
+    words after ``--``.
     """
     if argv[:1] == ["property"]:
         return argv
@@ -65,7 +65,7 @@ def err() -> Console:
 
 
 def print_json(value: object) -> None:
-    """As wsk prints: indented by four, not ASCII only."""
+    """Print JSON as wsk does: indented by four, not ASCII only."""
     import json
 
     print(json.dumps(value, indent=4, ensure_ascii=False))

@@ -1,4 +1,4 @@
-"""From the command line to the body of ``PUT …/actions/NAME``."""
+"""Turns the command line into the body of ``PUT …/actions/NAME``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from thaw.errors import BadRequest
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """What was given; None where nothing was."""
+    """The options of the command line; None for each that was not given."""
 
     file: Path | None = None
     config: Path | None = None
@@ -32,7 +32,9 @@ class Deployment:
 
 
 def action_body(given: Deployment) -> dict[str, Any]:
-    """Only what was given: an update keeps what its body leaves out.  Raises BadRequest, ConfigError."""
+    """The body with the given options only: an update keeps the values that its body leaves out.  Raises BadRequest,
+    ConfigError.
+    """
     body: dict[str, Any] = {}
     if given.config is not None:
         if given.file is not None:
@@ -56,10 +58,10 @@ def action_body(given: Deployment) -> dict[str, Any]:
 
 
 def _llm_config(given: Deployment) -> dict[str, Any]:
-    """Checked here already: an error names the path in the file without a round trip."""
+    """The config in a file.  It is checked here, so that an error names the path in the file without a round trip."""
     from thaw.config import parse_llm_config
 
-    assert given.config is not None  # noqa: S101  the caller looked
+    assert given.config is not None  # noqa: S101  the caller has checked
     config = read_object(given.config)
     if given.stages is not None:
         config["scaling"] = {**config.get("scaling", {}), "stages": given.stages}

@@ -65,7 +65,7 @@ def up(
 
 
 class _Screen:
-    """Says what starts and how long it took; after that, what crashes and stops."""
+    """Prints which components start and how long each takes; after that, which ones crash and stop."""
 
     def __init__(self) -> None:
         self._console = out()

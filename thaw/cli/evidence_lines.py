@@ -1,4 +1,4 @@
-"""What a start's time went into, phase by phase, and what nothing explains: sentences for the terminal."""
+"""Sentences for the terminal: how a start spent its time, phase by phase, and the time that nothing explains."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ _WORTH_SAYING_S: Final = 0.001
 
 
 def evidence_lines(explanation: Explanation) -> Iterator[str]:
-    """Stops first: they are the cause of whatever took long.  Then the longest phases, then the sum."""
+    """Name the stops first, because a stop explains every long phase around it.  Then name the longest phases, then the
+    sum.
+    """
     yield from (_stop_line(stop) for stop in explanation.stops)
     long = sorted((a for a in explanation.accounts if a.phase.seconds > SHORT_S), key=lambda a: -a.phase.seconds)
     if long:
@@ -52,7 +54,7 @@ def _by_size(share: Share) -> float:
 
 
 def _hint(phase: Interval) -> str:
-    """What was counted beside the time and may be its reason, though nothing says how long it took."""
+    """Name disk reads and page faults that may be the reason of the time.  They were counted, but not their time."""
     said = dict(phase.attrs)
     faults, n_bytes = said.get("major_faults", 0), said.get("disk_bytes", 0)
     if not isinstance(faults, int) or not isinstance(n_bytes, int) or not (faults or n_bytes):

@@ -1,4 +1,4 @@
-"""Draw a timeline in the terminal: one row an interval, time from left to right, overlap one above the other."""
+"""Draw a timeline in the terminal: one row for each interval, time from left to right."""
 
 from __future__ import annotations
 
@@ -59,9 +59,10 @@ _MIN_BAR, _TEXT_COLUMNS = 20, 62
 def show(
     console: Console, reply: Mapping[str, Any], activation_id: str, links: Mapping[str, float] | None = None
 ) -> None:
-    """``links``: bytes per second of each host's link, where they are known.
+    """``links``: bytes per second of each host's network link, where they are known.
 
-    Raises NotFound when the activation has no trace, ProtocolError when it cannot be read."""
+    Raises NotFound when the activation has no trace, ProtocolError when it cannot be read.
+    """
     events = tuple(wire.from_plain(TraceEvent, e) for e in _known(reply.get("events", [])))
     plan = wire.from_plain(Plan, reply["plan"]) if reply.get("plan") else None
     timeline = analyse(events)
@@ -76,7 +77,7 @@ def show(
 
 
 def _known(events: Any) -> Iterator[Any]:
-    """Events of phases that a newer platform has and this command line does not are left out."""
+    """Leave out events that this command line cannot read: a newer platform may have phases that it does not know."""
     for event in events:
         try:
             wire.from_plain(TraceEvent, event)
@@ -112,7 +113,9 @@ def _bars(console: Console, timeline: Timeline) -> None:
 
 
 def _rows(timeline: Timeline) -> list[Interval]:
-    """By time; of a group of several stages each phase's rows together, so that what ran side by side stands so."""
+    """The intervals, sorted by time.  For a group of several stages, the rows of a phase stand together, so that phases
+    that ran at the same time are next to each other.
+    """
     if len({i.stage for i in timeline.intervals}) < 2:
         return list(timeline.intervals)
     first: dict[str, float] = {}
@@ -128,7 +131,7 @@ def _label(interval: Interval, timeline: Timeline) -> str:
 
 
 def _bar(interval: Interval, total: float, width: int) -> str:
-    """At least one cell; thin for what only holds others; open ends point on."""
+    """A bar of at least one cell.  It is thin for an interval that contains others, and an arrow ends an open one."""
     begin = min(width - 1, max(0, int(interval.begin_s / total * width)))
     end = min(width, max(begin + 1, round(interval.end_s / total * width)))
     cell = "█" if interval.is_leaf else "─"
@@ -158,7 +161,7 @@ def _note(interval: Interval) -> str:
 def verdict(
     timeline: Timeline, plan: Plan | None, links: Mapping[str, float], events: Sequence[TraceEvent] = ()
 ) -> Iterator[str]:
-    """What the picture says, in sentences."""
+    """Say in sentences what the picture shows."""
     yield ""
     yield from foretold.lines(timeline, plan, events)
     yield from why.lines(timeline)
@@ -184,7 +187,7 @@ def _fetch_line(fetch: Interval, plan: Plan | None, links: Mapping[str, float], 
 
 
 def _link(fetch: Interval, plan: Plan | None) -> float | None:
-    """As fetchd reported it, else what the plan paced the stage to."""
+    """The link's bytes per second as fetchd reported them, else the pace that the plan gave the stage."""
     reported = dict(fetch.attrs).get("link_bytes_per_s")
     if isinstance(reported, (int, float)) and reported > 0:
         return float(reported)

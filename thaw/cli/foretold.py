@@ -1,8 +1,8 @@
-"""Measured, bound and predicted: three rows, each with its terms and where they come from.
+"""The lines of ``explain`` for the measured time, the bound and the prediction, with their terms and sources.
 
-*Measured* is the trace's.  *Bound* is what the bytes and the best of all starts allow (``thaw/bound.py``): it counts
-from the plan, and for a start that has ended this start is among them.  *Predicted* is what the scheduler expected
-when it planned, waits included.
+*Measured* is the time in the trace.  *Bound* is the least time that the bytes and the best of all starts allow
+(``thaw/bound.py``).  It counts from the plan, and once this start has ended, it is among those starts.  *Predicted* is
+the time that the scheduler expected when it planned, waits included.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ _WORDS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class _Told:
-    """What was foretold of the start that served a request, and how long the start took."""
+    """The prediction and the bound for the start that served a request, and how long the start took."""
 
     predicted_s: float | None
     predicted: tuple[Term, ...]
     bound_s: float | None
     bound: tuple[Term, ...]
-    measured_s: float  # by the clock that both count from
-    joined_s: float  # so long after the plan the request came; 0: the start was planned for it
+    measured_s: float  # counted from the plan, as prediction and bound are
+    joined_s: float  # seconds from the plan to the request; 0 if the start was planned for it
 
 
 def lines(timeline: Timeline, plan: Plan | None, events: Sequence[TraceEvent]) -> Iterator[str]:
@@ -67,7 +67,7 @@ def lines(timeline: Timeline, plan: Plan | None, events: Sequence[TraceEvent]) -
 
 
 def _bound(told: _Told) -> Iterator[str]:
-    if not told.bound:  # an ordinary function, or a scheduler that names no terms
+    if not told.bound:  # this is an ordinary function, or the scheduler names no terms
         return
     if told.bound_s is None:
         yield "bound:     not known, no start has shown any of its terms"
@@ -86,7 +86,9 @@ def _bound(told: _Told) -> Iterator[str]:
 
 
 def _row(label: str, terms: Sequence[Term]) -> Iterator[str]:
-    """Terms of one source together; those that take no time are left out, unless there is no other."""
+    """One line for ``terms``, with terms of the same source together.  Terms that take no time are left out, unless all
+    of them take none.
+    """
     long_ones = [t for t in terms if t.seconds is None or t.seconds >= _WORTH_SAYING_S]
     by_source: dict[str, list[str]] = {}
     for term in long_ones or terms:
@@ -121,7 +123,7 @@ def _source(term: Term) -> str:
 
 
 def _told(timeline: Timeline, plan: Plan | None, events: Sequence[TraceEvent]) -> _Told:
-    """A plan goes with its group; what it foretold stays beside the ``planned`` event."""
+    """Read the prediction from the plan.  A plan is deleted with its group; then read it from the ``planned`` event."""
     attrs = dict(next((e.attrs for e in events if e.name == Phase.PLANNED_END), {}))
     if plan is not None:
         predicted, bound = plan.predicted_terms, plan.bound_terms
@@ -137,7 +139,10 @@ def _told(timeline: Timeline, plan: Plan | None, events: Sequence[TraceEvent]) -
 
 
 def _joined_s(timeline: Timeline, events: Sequence[TraceEvent]) -> float:
-    """The scheduler takes a demand up before it plans, so nothing that counts from the plan begins earlier."""
+    """The seconds from the start of planning to the request; 0 if the request came before planning ended.
+
+    The scheduler reads a demand before it plans, so nothing that counts from the plan begins earlier.
+    """
     received = next((e for e in events if e.name == Phase.RECEIVED), None)
     begin, end = (
         next((e for e in events if e.name == name), None) for name in (Phase.PLANNED_BEGIN, Phase.PLANNED_END)
@@ -151,7 +156,7 @@ def _joined_s(timeline: Timeline, events: Sequence[TraceEvent]) -> float:
 
 
 def _read(plain: object) -> tuple[Term, ...]:
-    """() for terms that this command line cannot read."""
+    """The terms in ``plain``; () if this command line cannot read them."""
     try:
         return tuple(wire.from_plain(Term, each) for each in plain) if isinstance(plain, list) else ()
     except ProtocolError:

@@ -11,13 +11,13 @@ _PATH = "/api/v1/thaw/hosts"
 
 
 def reports(api: Client) -> list[HostReport]:
-    """Of the hosts that are there, by name."""
+    """The reports of the live hosts, sorted by name."""
     live = (wire.from_plain(HostReport, h) for h in api.get(_PATH)["hosts"] if h["live"])
     return sorted(live, key=lambda h: h.host_id)
 
 
 def links(api: Client) -> dict[str, float]:
-    """Bytes per second of each host's link; empty where nobody tells (it is only a comparison)."""
+    """Bytes per second of each host's network link.  Empty on an error, because callers only compare with it."""
     try:
         return {str(h.host_id): h.network_bytes_per_s for h in reports(api) if h.network_bytes_per_s > 0}
     except ThawError:

@@ -1,4 +1,4 @@
-"""The models of a store: every place that holds an index."""
+"""The models of a store: every place that holds an index or a config.json."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from thaw.model import INDEX_NAME, ModelIndex
 
 
 def models() -> Iterator[tuple[str, ModelIndex | None]]:
-    """(uri, index; None for a checkpoint without one that can be read), by name."""
+    """(uri, index) of each model, sorted by URI.  The index is None for a checkpoint without a readable one."""
     platform = default_layout().read_platform()
     uris = _in_directory(Path(platform.store_dir)) if platform is not None and platform.store_dir else _in_s3()
     for uri in sorted(uris):

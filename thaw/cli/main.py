@@ -75,7 +75,7 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:
-        sys.stderr.close()  # whoever read our output has gone; nothing is left to say
+        sys.stderr.close()  # the reader of the output has closed it, so nothing more can be written
         sys.exit(141)
 
 

@@ -112,7 +112,7 @@ def demo(
 
 
 def _demo_uri() -> str:
-    """Where it goes; its bucket exists then."""
+    """The URI to which the demo model is pushed.  Its bucket exists after this call."""
     from thaw.cli.s3 import make_bucket, names_a_store
     from thaw.dev.layout import default_layout
     from thaw.errors import Unavailable

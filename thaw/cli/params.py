@@ -14,9 +14,9 @@ SEPARATOR = "\x1f"  # a control character that no shell line contains
 
 
 def join_pairs(argv: list[str]) -> list[str]:
-    """``-p KEY VALUE`` → ``-p KEY<sep>VALUE``: typer's list options take one word each.
+    """Turn ``-p KEY VALUE`` into ``-p KEY<sep>VALUE``, because typer's list options take one word each.
 
-    ``-p`` means a pair below ``action`` only.
+    ``-p`` takes a pair only in the commands of ``action``.
     """
     if argv[:1] != ["action"]:
         return argv
@@ -33,7 +33,7 @@ def join_pairs(argv: list[str]) -> list[str]:
 
 
 def pairs(words: Sequence[str] | None) -> dict[str, Any]:
-    """A value that is JSON is taken as JSON, everything else as text."""
+    """The given parameters by key.  A value that is JSON is read as JSON, any other value as text."""
     found: dict[str, Any] = {}
     for word in words or ():
         key, separator, value = word.partition(SEPARATOR)
@@ -47,7 +47,7 @@ def pairs(words: Sequence[str] | None) -> dict[str, Any]:
 
 
 def parameters(words: Sequence[str] | None, files: Sequence[Path] | None) -> dict[str, Any]:
-    """Files first, in order; what is on the line wins."""
+    """Merge the files in order, then the pairs of the command line, which win."""
     merged: dict[str, Any] = {}
     for path in files or ():
         merged |= read_object(path)

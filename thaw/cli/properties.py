@@ -1,4 +1,7 @@
-"""wsk's property file: ``NAME=value`` lines.  Found by WSK_CONFIG_FILE, else ~/.wskprops, else the dev platform's."""
+"""wsk's property file: ``NAME=value`` lines.
+
+The commands read the file that WSK_CONFIG_FILE names, else ~/.wskprops, else the dev platform's.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ class Target:
 
     apihost: str
     auth: str
-    source: str  # where that was read, for messages
+    source: str  # the file, for messages
 
     def require_auth(self) -> str:
         if not self.auth:
@@ -28,7 +31,7 @@ class Target:
 
 
 def read_properties(path: Path) -> dict[str, str]:
-    """Empty when there is no such file.  Blank lines, comments and lines without = are skipped, as wsk does."""
+    """The properties in a file; empty if the file does not exist.  Like wsk, it skips comments and lines without =."""
     try:
         text = path.read_text()
     except (FileNotFoundError, NotADirectoryError):
@@ -69,7 +72,7 @@ def resolve(apihost: str | None, auth: str | None) -> Target:
 
 
 def normal_apihost(text: str) -> str:
-    """``host[:port]`` or a URL; without a scheme https as wsk does, except for this machine."""
+    """The URL for ``host[:port]`` or a URL.  The default scheme is https, as in wsk; for this machine it is http."""
     if "://" not in text:
         host = text.partition("/")[0].rsplit(":", 1)[0]
         text = ("http://" if host in ("localhost", "127.0.0.1", "[::1]") else "https://") + text

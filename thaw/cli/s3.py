@@ -1,4 +1,4 @@
-"""Which S3 store the command line talks to: the one that the environment names, or the platform's own."""
+"""Chooses the S3 store of the command line: the one that the environment names, or the platform's own."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from thaw.s3 import S3Access, refusal
 
 def client(store_env: Mapping[str, str] | None = None) -> Any:
     """A client of the platform whose ``store_env`` is given, else of the store that THAW_S3_ENDPOINT names, else of the
-    platform that runs here, else of AWS.  A platform's own store has its own key, whatever the shell holds."""
+    platform that runs here, else of AWS.  For a platform's own store it uses the store's key, not the shell's.
+    """
     if not store_env and not names_a_store(os.environ):
         platform = default_layout().read_platform()
         store_env = platform.store_env() if platform is not None else None
@@ -30,12 +31,12 @@ def client(store_env: Mapping[str, str] | None = None) -> Any:
 
 
 def names_a_store(environ: Mapping[str, str]) -> bool:
-    """Keys alone do not: many a shell has those of another store."""
+    """True if the environment names an endpoint.  Keys alone are not enough: they may be for another store."""
     return "THAW_S3_ENDPOINT" in environ
 
 
 def make_bucket(store_env: Mapping[str, str] | None, name: str) -> None:
-    """Make the bucket if it is not there, in the store of :func:`client`.  Raises StoreUnavailable."""
+    """Make the bucket in the store of :func:`client`, unless it exists.  Raises PlatformError, StoreUnavailable."""
     s3 = client(store_env)
     try:
         s3.create_bucket(Bucket=name)

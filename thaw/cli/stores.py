@@ -1,6 +1,6 @@
-"""Where models are kept, as the CLI writes and reads it: S3, a directory, or (read only) a web server.
+"""The model stores that the CLI writes and reads: S3, a directory, or (read only) a web server.
 
-fetchd has its own sources, made for speed and resuming; these are made for being simple.
+fetchd has its own sources, which are made for speed and for resuming; these stores are made to be simple.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from urllib.parse import SplitResult, quote, urlsplit
 from thaw.errors import BadRequest, ModelNotFound, PlatformError, StoreUnavailable
 from thaw.model import CHUNK_BYTES
 
-_PARTS_AT_MOST = 9_000  # S3 ends at 10,000
+_PARTS_AT_MOST = 9_000  # S3 allows 10,000
 
 
 class Store(Protocol):
-    """One model's place.  Names are plain file names."""
+    """The place of one model in a store.  Names are plain file names."""
 
     uri: str
 
     def write(self, name: str, chunks: Iterator[bytes], n_bytes: int) -> None: ...
 
     def read(self, name: str) -> Iterator[bytes]:
-        """Pieces of CHUNK_BYTES, the last may be shorter.  Raises ModelNotFound."""
+        """Yield pieces of CHUNK_BYTES; the last one may be shorter.  Raises ModelNotFound."""
         ...
 
     def delete(self, name: str) -> None: ...
@@ -36,7 +36,7 @@ class Store(Protocol):
 
 
 def open_store(uri: str) -> Store:
-    """Raises BadRequest for a URI that names no store."""
+    """The store of a model's URI.  Raises BadRequest for a URI that names no store."""
     parts = urlsplit(uri)
     open_one = _STORES.get(parts.scheme)
     store = open_one(uri, parts) if open_one is not None else None
@@ -66,7 +66,7 @@ _STORES: Final[Mapping[str, Callable[[str, SplitResult], Store | None]]] = {
     "http": _open_http,
     "https": _open_http,
 }
-"""Each gives None for a URI that names no place of its kind."""
+"""Each function returns None for a URI that names no place in its kind of store."""
 
 
 class DirectoryStore:
@@ -74,7 +74,7 @@ class DirectoryStore:
         self.uri, self._directory = uri, directory
 
     def write(self, name: str, chunks: Iterator[bytes], n_bytes: int) -> None:
-        """Through a temporary name, so that a reader never sees half a file."""
+        """Write under a temporary name first, so that a reader never sees half a file."""
         temporary = self._directory / f".{name}.{os.getpid()}"
         with _os_errors(self.uri):
             self._directory.mkdir(parents=True, exist_ok=True)
@@ -104,7 +104,7 @@ class DirectoryStore:
 
 
 class HttpStore:
-    """Any web server with the files below one path."""
+    """Any web server that has the files below one path."""
 
     def __init__(self, uri: str) -> None:
         self.uri = uri.rstrip("/")
@@ -147,7 +147,7 @@ class S3Store:
                 self._write_parts(name, chunks, n_bytes)
 
     def _write_parts(self, name: str, chunks: Iterator[bytes], n_bytes: int) -> None:
-        per_part = -(-n_bytes // (CHUNK_BYTES * _PARTS_AT_MOST))  # chunks
+        per_part = -(-n_bytes // (CHUNK_BYTES * _PARTS_AT_MOST))  # in chunks
         upload = self._s3.create_multipart_upload(**self._at(name))["UploadId"]
         parts: list[dict[str, Any]] = []
         try:
@@ -157,7 +157,7 @@ class S3Store:
                 parts.append({"PartNumber": number, "ETag": answer["ETag"]})
             self._s3.complete_multipart_upload(**self._at(name), UploadId=upload, MultipartUpload={"Parts": parts})
         except BaseException:
-            self._s3.abort_multipart_upload(**self._at(name), UploadId=upload)  # else its parts are kept, and paid for
+            self._s3.abort_multipart_upload(**self._at(name), UploadId=upload)  # otherwise S3 keeps and bills its parts
             raise
 
     def read(self, name: str) -> Iterator[bytes]:
@@ -207,7 +207,7 @@ class S3Store:
 
 
 def _in_chunks(body: Any) -> Iterator[bytes]:
-    """Regroup what a network stream gives into pieces of exactly CHUNK_BYTES."""
+    """Regroup the bytes of a network stream into pieces of exactly CHUNK_BYTES."""
     pending = bytearray()
     while piece := body.read(1 << 20):
         pending += piece

@@ -1,4 +1,4 @@
-"""How values look in the terminal."""
+"""Formats values for the terminal."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def duration(seconds: float) -> str:
 
 
 def age(wall_ms: int | None) -> str:
-    """How long ago; wall clocks of two machines may differ, so never less than nothing."""
+    """How long ago ``wall_ms`` was.  It is never negative, although the wall clocks of two machines may differ."""
     if not wall_ms:
         return "?"
     seconds = max(0.0, time.time() - wall_ms / 1000)

@@ -1,6 +1,6 @@
-"""Why a group has this size and these hosts, in sentences: what the scheduler wrote beside its plan.
+"""Says in sentences why a group has its size and its hosts, from the reasons that the scheduler noted with its plan.
 
-The ``planned`` event carries it (gateway/scheduler/placement/reasons.py), so it outlives the plan.
+The ``planned`` event carries the reasons (gateway/scheduler/placement/reasons.py), so they outlive the plan.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SOURCES = {
 
 
 def lines(timeline: Timeline) -> Iterator[str]:
-    """Nothing for an ordinary function, or when the trace does not say."""
+    """Yield no line for an ordinary function, or for a trace without the reasons."""
     planned = next((dict(i.attrs) for i in timeline.intervals if i.phase == "planned"), {})
     if "slo_ttft_s" not in planned:
         return
@@ -79,7 +79,7 @@ def _size(each: Mapping[str, Any]) -> str:
 
 
 def _hosts(planned: Mapping[str, Any]) -> Iterator[str]:
-    """When a worker would have its part on each host that was looked at, and what takes so long."""
+    """Say for each host that the scheduler considered: when a worker would have its part, and what takes so long."""
     candidates = [c for c in planned.get("candidates", ()) if isinstance(c, Mapping)]
     width = max((len(_host(c)) for c in candidates), default=0)
     if candidates:
@@ -112,7 +112,7 @@ def _estimate(candidate: Mapping[str, Any]) -> str:
 
 
 def side_by_side(fetches: Sequence[Interval]) -> Iterator[str]:
-    """What fetching at the same time was worth."""
+    """Compare the fetches at the same time with fetches one after another."""
     if len(fetches) < 2:
         return
     begin, end = min(f.begin_s for f in fetches), max(f.end_s for f in fetches)

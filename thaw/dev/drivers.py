@@ -1,4 +1,4 @@
-"""What ``thaw dev`` has to know of a container driver to run it on this machine."""
+"""The facts that ``thaw dev`` must know about a container driver to run it on this machine."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from thaw.errors import BadRequest
 class DevDriver:
     """The defaults hold for a driver that a package has added.
 
-    ``plain_processes``: its containers are processes with the files, addresses and rights of this user.
-    ``passed_on``: further variables of our environment that its invokers get.
-    ``remove_left``: removes what killed invokers left, by the names that own it.
+    ``plain_processes``: the driver's containers are processes with the files, addresses and rights of this user.
+    ``passed_on``: further variables of this environment that the driver's invokers get.
+    ``remove_left``: removes the containers that killed invokers left; it gets the names of the owners.
     """
 
     plain_processes: bool = False
