@@ -1,8 +1,8 @@
 """HTTP/1.1 for the proxy of Python functions, whose image holds thaw_runtime and the standard library alone.
 
-Everybody else has relay/clients/http11.py and relay/protocol/http1.py.  This reader takes and refuses the same
-requests, and one test gives them to both.  http.server's own reads a head with the mail parser and writes it apart from
-its body, which wakes the peer twice; both cost more than a short function does.
+All other processes use relay/clients/http11.py and relay/protocol/http1.py.  This reader accepts and refuses the same
+requests, and one test gives them to both.  The handler of http.server reads a head with the mail parser, and writes a
+head separately from its body, which wakes the peer twice; both cost more than a short function does.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _MAX_DIGITS: Final = 15
 
 
 class LeanHandler(BaseHTTPRequestHandler):
-    """As its base, but ``headers`` is a dict with names in lower case, and an answer is one write."""
+    """Like its base class, but ``headers`` is a dict with names in lower case, and an answer is one write."""
 
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = False  # a unix socket has none
     raw_requestline: bytes
 
     def parse_request(self) -> bool:
-        """False: the request was refused, and the connection ends."""
+        """Return False if the request was refused; the connection then ends."""
         self.close_connection = True
         self.requestline = self.command = ""
         self.request_version = self.protocol_version
@@ -43,7 +43,7 @@ class LeanHandler(BaseHTTPRequestHandler):
         return True
 
     def _read_headers(self) -> dict[str, str] | None:
-        """To the empty line; None for what is refused."""
+        """Read the headers up to the empty line; None for a request that is refused."""
         headers: dict[str, str] = {}
         readline, is_line = self.rfile.readline, _LINE.fullmatch
         for _ in range(_MAX_HEADERS + 1):
@@ -61,7 +61,7 @@ class LeanHandler(BaseHTTPRequestHandler):
         return None
 
     def reply(self, status: int, data: bytes, content_type: str = "application/json") -> None:
-        """Raises OSError when the caller has gone."""
+        """Send an answer.  Raises OSError when the caller has closed the connection."""
         close = "Connection: close\r\n" if self.close_connection else ""
         head = (
             f"HTTP/1.1 {status} {self.responses.get(status, ('',))[0]}\r\nContent-Type: {content_type}\r\n"
@@ -73,4 +73,4 @@ class LeanHandler(BaseHTTPRequestHandler):
         return "unix"
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Requests are logged by who sends them; stderr is the function's."""
+        """Log nothing: the sender logs its requests, and stderr belongs to the function."""

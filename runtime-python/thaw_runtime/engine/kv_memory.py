@@ -29,8 +29,9 @@ class Overheads:
     per_logit: int
     """Bytes for one logit of one sampling request, whatever it asks for."""
     packs_head: bool
-    """True where the output head is held twice: as it came (the embedding may be the same tensor), and packed for the
-    kernel."""
+    """True if a device holds the output head twice: as it came (the embedding may be the same tensor), and packed for
+    the kernel.
+    """
     fixed: int = 16 * MIB
     """The step's own buffers (block tables, token ids, slot mappings) and kernel workspaces."""
 
@@ -55,7 +56,7 @@ class Geometry:
 
 
 def geometry(config: Mapping[str, Any], layers: int, *, last_stage: bool = True) -> Geometry:
-    """Read a checkpoint's config.json, whatever the model family calls the fields.  Raises ModelUnsupported."""
+    """Read a checkpoint's config.json.  Model families give the fields different names.  Raises ModelUnsupported."""
     text = config.get("text_config", config)
     hidden = _first(text, "hidden_size", "n_embd", "d_model")
     heads = _first(text, "num_attention_heads", "n_head", "num_heads")
@@ -115,7 +116,7 @@ def peak_intermediate_bytes(
 
 
 def relayed_bytes(shape: Geometry, dtype: str, max_num_batched_tokens: int, n_stages: int) -> int:
-    """The batches on their way that a stage holds: one may wait for each stage, one is read, one is computed.
+    """The bytes of the batches that a stage holds: one may wait for each stage, one is read, one is computed.
 
     A batch is the hidden states and the residual of all its tokens.  0 where there is one stage.
     """

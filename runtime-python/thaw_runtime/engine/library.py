@@ -1,4 +1,4 @@
-"""How a process gets an engine: what the engine registry holds.
+"""How a process gets an engine.  The engine registry holds one EngineLibrary for each engine.
 
 A container reads this before it spawns its engine's process, so nothing is imported here that takes time.
 """
@@ -19,9 +19,10 @@ def _nothing() -> None:
 
 @dataclass(frozen=True, slots=True)
 class EngineLibrary:
-    """``load`` does the heavy import.  The rest is for an engine that needs it: ``prepare`` sets the environment before
-    ``load``, also in the process that spawns the engine's.  ``warm_up`` imports what a stem cell should have besides.
-    A container that is forked from a stem cell keeps the variables that ``environment`` names.
+    """``load`` does the heavy import.  The other fields are for an engine that needs them.  ``prepare`` sets the
+    environment before ``load``, also in the process that spawns the engine's.  ``warm_up`` imports further modules
+    that a stem cell should have.  A container that is forked from a stem cell keeps the variables that ``environment``
+    names.
     """
 
     load: Callable[[], MakeEngine]

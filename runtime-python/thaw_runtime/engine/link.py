@@ -44,13 +44,13 @@ log = Log("runtime-proxy")
 
 @dataclass(slots=True)
 class Answer:
-    """One request's events, in order; ends with Finished or Failed."""
+    """The events of one request, in order.  The last one is Finished or Failed."""
 
     request_id: str
     events: queue.SimpleQueue[Event] = field(default_factory=queue.SimpleQueue)
 
     def next(self, timeout_s: float | None) -> list[Event]:
-        """At least one event and whatever else has come.  Raises TimeLimitExceeded."""
+        """Wait for at least one event; return all that have come.  Raises TimeLimitExceeded."""
         try:
             events = [self.events.get(timeout=timeout_s)]
             while not self.events.empty():
@@ -61,7 +61,7 @@ class Answer:
 
 
 class EngineLink:
-    """Has one reader thread; any number of threads submit."""
+    """The link to one engine process.  It has one reader thread; any number of threads may submit."""
 
     def __init__(self, channel: Channel, pid: int) -> None:
         self._channel = channel
@@ -83,14 +83,16 @@ class EngineLink:
         self._send(EngineStart(init, door))
 
     def wait_started(self) -> EngineStarted:
-        """Raises what kept the engine from starting.  Has no deadline: a start that makes progress is never cut off."""
+        """Wait until the engine has started.  Raises the error that kept it from starting.  There is no deadline, so
+        that a start that makes progress is never interrupted.
+        """
         outcome = self._outcome.get()
         if isinstance(outcome, ThawError):
             raise outcome
         return outcome
 
     def submit(self, request: EngineRequest) -> Answer:
-        """Raises InstanceGone, ProtocolError for a request that fits no frame."""
+        """Give the engine a request.  Raises InstanceGone, ProtocolError for a request that does not fit in a frame."""
         answer = Answer(request.request_id)
         with self._lock:
             if self._lost is not None:
@@ -105,7 +107,7 @@ class EngineLink:
         return answer
 
     def abort(self, request_id: str) -> None:
-        """Stop computing a request; its reader gets the end.  A request that has ended is ignored."""
+        """Stop computing a request; its reader gets Finished("abort").  A request that has ended is ignored."""
         with self._lock:
             answer = self._answers.pop(request_id, None)
         if answer is not None:
@@ -173,7 +175,7 @@ def _start_error(how: str, signal_number: int) -> ThawError:
 def _end_of(pid: int) -> tuple[int, str]:
     """Reap the engine.  Returns the signal that killed it, or 0, and how it ended in words.
 
-    Its socket is closed, so it has ended or is ending.  One that sent a damaged message is killed here.
+    Its socket is closed, so it has ended or is ending.  An engine that sent a damaged message is killed here.
     """
     try:
         os.kill(pid, signal.SIGKILL)  # changes nothing for a process that is ending

@@ -77,7 +77,7 @@ def serve(channel: Channel, make_engine: Callable[[], MakeEngine], born_ns: int 
 
 
 def use_own_tmp() -> None:
-    """Put temporary files where the container's driver says (TMPDIR), also after a zygote had chosen."""
+    """Put temporary files where the container's driver says (TMPDIR), even if the zygote has chosen another place."""
     tempfile.tempdir = None
 
 
@@ -100,7 +100,7 @@ class _Importing:
         try:
             with self._trace.phase(Phase.LIBRARIES_BEGIN):
                 self._made = self._make()
-        except Exception as e:  # noqa: BLE001  result() raises it where the proxy is told
+        except Exception as e:  # noqa: BLE001  result() raises it, and its caller tells the proxy
             print_traceback()
             self._error = e
         self._imported = len(sys.modules) > n_before
@@ -136,7 +136,7 @@ class _Start:
         except ThawError as e:
             _tell(self._channel, EngineStartFailed(e.info()))
             _exit(EXIT_BROKEN)
-        except Exception:  # noqa: BLE001  the edge of a thread; the proxy would wait for ever otherwise
+        except Exception:  # noqa: BLE001  the edge of a thread: otherwise the proxy would wait forever
             print_traceback()
             _exit(EXIT_BROKEN)
         trace.extend(started.events)
@@ -150,7 +150,7 @@ class _Start:
             _tell(self._channel, Events(tuple(events)))
 
         with trace.phase(Phase.CONTEXT_BEGIN):
-            # stays open as long as the process maps the segment, so until it ends
+            # the connection stays open as long as the process maps the segment: until the process ends
             self._door = DescriptorClient.connect(command.door)
             segment = parameter_manager.open_segment(*self._door.granted(deadline_s=GRANT_DEADLINE_S))
         engine = self._libraries.result(trace)(emit)

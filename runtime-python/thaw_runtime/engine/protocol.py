@@ -55,7 +55,9 @@ class EngineRequest:
 
     @property
     def over(self) -> str | None:
-        """Why ``output_so_far`` is already the whole answer, or None.  A worker may be lost before it can say so."""
+        """The reason why ``output_so_far`` is already the whole answer, or None.  The worker that produced it may be
+        lost before it reports that the answer has ended.
+        """
         output, sampling = self.output_so_far, self.sampling
         if output and len(output) >= sampling.min_tokens and output[-1] in sampling.stop_token_ids:
             return "stop"
@@ -71,13 +73,14 @@ class Logprobs:
 @dataclass(frozen=True, slots=True)
 class Usage:
     prompt_tokens: int
-    completion_tokens: int  # those of the whole answer, output_so_far included
+    completion_tokens: int  # the tokens of the whole answer, output_so_far included
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One token.  A request's first token carries attributes of a trace event: ``spent`` is what the engine thread
-    spent on it, ``hops`` are the paths that carried it from each stage of a pipeline to the next."""
+    """One token.  A request's first token carries attributes of a trace event: ``spent`` is the time that the engine
+    thread spent on it, and ``hops`` are the paths that carried it from each stage of a pipeline to the next.
+    """
 
     index: int
     token_id: int
@@ -106,13 +109,14 @@ Emit = Callable[[Sequence[tuple[str, Event]]], None]
 
 
 GRANT_DEADLINE_S = 60.0
-"""How long to wait for the segment's descriptors.  The invoker grants them before it sends /init, so this limits a
-broken invoker and not a slow fetch."""
+"""How long to wait for the segment's descriptors.  The invoker grants them before it sends /init, so this limits the
+wait for a broken invoker, not for a slow fetch.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineStarted:
-    """What a start reports: how it spent its time, and what it found out about the model."""
+    """The report of a start: how it spent its time, and which limits the model has."""
 
     events: tuple[TraceEvent, ...] = ()
     memory: Mapping[str, int] = field(default_factory=dict)
@@ -123,7 +127,7 @@ class Engine(Protocol):
     def start(self, stage_plan: LlmInit, segment: Segment) -> EngineStarted:
         """Build the model, follow the watermark, and return when the engine accepts requests.
 
-        Raises ModelUnsupported, ModelCorrupt, MemoryTooSmall, InitFailed, or what the segment's wait raises.
+        Raises ModelUnsupported, ModelCorrupt, MemoryTooSmall, InitFailed, or the errors of the wait for the segment.
         """
         ...
 

@@ -1,7 +1,8 @@
 """The engines, by the name that THAW_LLM_ENGINE gives them.
 
-A container knows its engine before it knows its function: the heavy import begins with the container.  So the engine
-belongs to the image of the container, which sets the variable.  Without containers the host's invoker passes it on.
+A container knows its engine before it knows its function, because the heavy import begins with the container.  So the
+container's image determines the engine, and sets the variable.  Without containers, the host's invoker passes its own
+variable on.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ ENGINES: Final = Registry[EngineLibrary](
 
 
 def find_engine(name: str) -> EngineLibrary:
-    """Imports the library's own module, and nothing heavy yet.  Raises SettingError for a name nobody registered."""
+    """Import the engine's library module, which imports nothing heavy yet.  Raises SettingError for an unknown name."""
     found = ENGINES.find(name)
     if found is None:
         raise SettingError(f"{VARIABLE}={name!r} is not an engine", hint=f"set it to one of: {ENGINES.known()}")
@@ -37,7 +38,7 @@ def find_engine(name: str) -> EngineLibrary:
 
 @cache
 def engine_of_process() -> EngineLibrary:
-    """The engine that the environment names.  Ends a process whose environment names none that there is."""
+    """The engine that the environment names.  Ends the process if the environment names an unknown engine."""
     try:
         return find_engine(os.environ.get(VARIABLE) or DEFAULT)
     except ThawError as e:

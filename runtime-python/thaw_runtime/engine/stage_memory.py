@@ -35,7 +35,9 @@ def _stage_memory(stage: StageShape, plain: Mapping[str, Any], dtype: str, *, wh
 
 
 def _weight_bytes(tensors: Sequence[TensorInfo], dtype: str) -> int:
-    """As the model holds them: floating tensors in the engine's dtype, others (quantised) as they are."""
+    """The bytes of the tensors as the model holds them: floating tensors in the engine's dtype, others (quantised)
+    unchanged.
+    """
     return sum(
         t.n_bytes // _FLOATING[t.dtype] * DTYPE_BYTES[dtype] if t.dtype in _FLOATING else t.n_bytes for t in tensors
     )

@@ -19,7 +19,7 @@ from thaw_runtime.engine.protocol import EngineRequest, EngineStarted, Event, Fa
 
 @dataclass(frozen=True, slots=True)
 class EngineStart:
-    """Proxy → engine, once.  ``door`` is fetchd's socket of this container."""
+    """Proxy → engine, once.  ``door`` is the path of this container's descriptor socket."""
 
     init: LlmInit
     door: str
@@ -63,7 +63,7 @@ def encode(message: Message) -> dict[str, Any]:
 
 
 def decode(plain: Any) -> Message:
-    """Raises ProtocolError."""
+    """The message in plain JSON.  Raises ProtocolError."""
     tag = plain.get("t") if isinstance(plain, dict) else None
     try:
         if tag == "Events":

@@ -1,8 +1,9 @@
-"""The container's main process: HTTP/1.1 on a unix socket, text on this side, the engine process on the other.
+"""The container's main process.  It serves HTTP/1.1 on a unix socket and handles text; the engine process computes.
 
-``POST /init`` {"value": LlmInit}, ``POST /run`` {"value": LlmRun, activation_id, deadline …}, ``GET /health``.  A run
-is answered in chunked frames (u32-LE length + one JSON message), from which the gateway makes what the client asked
-for.  Imports neither torch nor vLLM, so that it answers while those are being loaded elsewhere.
+``POST /init`` {"value": LlmInit}, ``POST /run`` {"value": LlmRun, activation_id, deadline …}, ``GET /health``.  The
+answer to a run is a chunked stream of frames (u32-LE length + one JSON message); the gateway turns them into the format
+that the client asked for.  This process imports neither torch nor vLLM, so it answers while the engine process loads
+them.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ STREAM_TYPE = "application/x-thaw-stream"
 MAX_BODY_BYTES = 64 * 1024 * 1024  # the gateway's own limit is far below
 EXIT_ENGINE_LOST = 70
 EXIT_KILLED = 128
-"""As a shell has it: a container ends with this and the number of the signal that killed its engine."""
+"""As in a shell, the exit status of a container is this plus the number of the signal that killed its engine."""
 TELL_DEADLINE_S = 2.0
 _STREAM_HEAD = (f"HTTP/1.1 200 OK\r\nContent-Type: {STREAM_TYPE}\r\nTransfer-Encoding: chunked\r\n\r\n").encode()
 _LAST_CHUNK = b"0\r\n\r\n"
@@ -61,8 +62,8 @@ class Handler(http11.Handler):
             except ThawError as e:
                 self._refuse(e)
             except OSError:
-                self.close_connection = True  # the client has gone; there is nobody to tell
-            except Exception as e:  # noqa: BLE001  an answer cut off reads as a lost container, and is asked for again
+                self.close_connection = True  # the client has closed the connection and gets no answer
+            except Exception as e:  # noqa: BLE001  an answer that breaks off means a lost container: it is retried
                 self._refuse(_unforeseen(e))
 
     def _post(self, body: dict[str, Any]) -> None:
@@ -102,7 +103,7 @@ class Handler(http11.Handler):
             unwatch()
 
     def _stream(self, batches: Iterable[list[RunMessage]]) -> None:
-        """The head goes out before the first token is there: whoever passes it on has done so by then."""
+        """Send the head before the first token is there, so that it has already been forwarded when the token comes."""
         self.wfile.write(_STREAM_HEAD)
         ended = False
         try:
@@ -111,7 +112,7 @@ class Handler(http11.Handler):
                 self.wfile.write(_chunk(b"".join(map(_frame, batch)), last=ended))
         except OSError:
             raise
-        except Exception as e:  # noqa: BLE001  as in do_POST, behind a head
+        except Exception as e:  # noqa: BLE001  as in do_POST, but the head has been sent
             ended = True
             error = e if isinstance(e, ThawError) else _unforeseen(e)
             self.wfile.write(_chunk(_frame(RunFailed(error.info())), last=True))

@@ -29,7 +29,7 @@ def _exit_on(signals: set[signal.Signals]) -> None:
 
 
 def signal_name(number: int) -> str:
-    """SIGKILL for 9.  A real-time signal has no name of its own."""
+    """The name of a signal: SIGKILL for 9.  A real-time signal has no name of its own."""
     try:
         return signal.Signals(number).name
     except ValueError:

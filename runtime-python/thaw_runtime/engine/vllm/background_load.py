@@ -1,4 +1,4 @@
-"""Loads what a full worker's model lacks when its stage starts to answer; see window.py."""
+"""Loads the layers that a full worker's model still lacks when its stage starts to answer; see window.py."""
 
 from __future__ import annotations
 
@@ -31,8 +31,9 @@ class BackgroundLoad:
         check: Callable[[], None],
         complete: Callable[[Set[str] | None], None],
     ) -> None:
-        """``check`` raises what makes waiting pointless.  ``complete`` gets the names of the parameters that were
-        filled and raises what is wrong with them."""
+        """``check`` raises an error when waiting has become pointless.  ``complete`` gets the names of the filled
+        parameters, and raises an error if parameters are missing.
+        """
         self._model, self._segment, self._tensors = model, segment, tensors
         self._deferred, self._check, self._complete = deferred, check, complete
         self._ended = threading.Event()
@@ -47,7 +48,9 @@ class BackgroundLoad:
         return self._ended.wait(deadline_s) and self.error is None
 
     def _run(self) -> None:
-        """Whatever fails here, the stage goes on computing its layers; it only never becomes a whole worker."""
+        """Load the layers.  If this fails, the stage goes on computing its own layers, but never becomes a whole
+        worker.
+        """
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
         waited = BlockedTime()
         try:

@@ -1,8 +1,8 @@
 """Checks, when it is imported, that the installed vLLM has every name that this folder uses (vllm_names.py).
 
-Raises PlatformError with a sentence.  Without it, a missing name would show as an ImportError of some other file, or as
-an AttributeError in the middle of a request.  The check imports nothing that a start does not need anyway, and takes
-15 ms of CPU time: in a zygote, once for all its forks.
+Raises PlatformError, which says which name is missing.  Without this check, a missing name would cause an ImportError
+in some other file, or an AttributeError in the middle of a request.  The check imports nothing that a start does not
+need anyway, and takes 15 ms of CPU time.  A zygote does it once for all its forks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""vLLM's configuration for one start: arguments, architecture, memory; and what a zygote prepares for every start."""
+"""vLLM's configuration for one start (arguments, architecture, memory), and a zygote's preparation for all starts."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def _stage_args(part: StagePart, batch: int) -> dict[str, Any]:
 
 
 def _register_architecture(config: Mapping[str, Any]) -> None:
-    """Import the model's class here; vLLM would start a second Python to look at it.  Raises ModelUnsupported."""
+    """Import the model's class here; vLLM would start a second Python to inspect it.  Raises ModelUnsupported."""
     names = config.get("architectures") or ["(none)"]
     name = next((n for n in names if n in ModelRegistry.get_supported_archs()), None)
     if name is None:
@@ -118,7 +118,7 @@ def memory_plan(init: LlmInit, segment: Segment, config: Any) -> MemoryPlan:
     return plan_stage(init.stage, stage_memories(init, segment, limits.dtype, quantised=quantised), limits)
 
 
-# ── what a zygote does once for all starts ────────────────────────────────────────────────────────────────────────
+# ── a zygote's work, once for all starts ─────────────────────────────────────────────────────────────────────────
 
 
 def preload(architectures: Sequence[str], no_model: str) -> None:
@@ -130,24 +130,24 @@ def preload(architectures: Sequence[str], no_model: str) -> None:
     for name in architectures:
         _register_architecture({"architectures": [name]})
     current_platform.register_triton_kernel_overrides()
-    # Each call looks through every module.  All modules that hold a kernel are imported by now.
+    # Each call searches every module.  All modules that hold a kernel are imported by now.
     current_platform.register_triton_kernel_overrides = lambda: None
     if current_platform.is_cpu():
         # vLLM runs a program for this list in every start.  It looks up separately which cores a process may use.
         cores = cpu_resource_utils._get_cpu_list()
         cpu_resource_utils._get_cpu_list = lambda: cores
         _configured(no_model, max_model_len=64)  # the first configuration fills caches that later ones use
-    # both look through all installed distributions for extensions of the engine
+    # both search all installed distributions for extensions of the engine
     load_general_plugins()
     processors = logits_processor._load_logitsprocs_plugins()
     logits_processor._load_logitsprocs_plugins = lambda: list(processors)
 
 
 def forget_surroundings() -> None:
-    """Let vLLM look again at the machine and the limits that it runs under.
+    """Let vLLM read the machine and the limits of this process again.
 
-    A stem cell imports and configures under the small limits of a waiting container.  Its claim raises them, and vLLM
-    would keep the old ones: it caches the control group's memory limit, for example.
+    A stem cell imports and configures under the small limits of a waiting container.  When the stem cell is claimed,
+    its limits rise.  vLLM would keep the old ones: it caches the control group's memory limit, for example.
     """
     for module in _LOOKS_AT_THE_MACHINE:
         for found in list(vars(module).values()):

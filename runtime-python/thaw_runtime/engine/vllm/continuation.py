@@ -56,8 +56,9 @@ def _continue(batch: Any, row: int, continuation: Continuation, generated_here: 
 
 
 def _keep_discarded_draws(runner: Any, batch: Any) -> None:
-    """A chunk of a prompt samples too, though it is not the last one.  vLLM then rewinds the generator, by a call that
-    CPU generators lack."""
+    """Give requests a generator that can be rewound.  Each chunk of a prompt samples, even if it is not the last one;
+    vLLM then rewinds the generator, with a call that CPU generators lack.
+    """
     for row in runner.discard_request_mask.np[: batch.num_reqs].nonzero()[0]:
         generator = batch.generators.get(int(row))
         if generator is not None and not isinstance(generator, Rewindable):

@@ -1,7 +1,7 @@
-"""The start that is in progress: what the classes that vLLM makes itself (loader, worker, executor) need to know.
+"""The start that is in progress, for the classes that vLLM makes itself (loader, worker, executor).
 
-vLLM gives these classes its own configuration and nothing of ours, so they look here.  A process has one engine, and
-therefore one start at a time.
+vLLM gives these classes its own configuration and no object of Thaw, so they read this module.  A process has one
+engine, and therefore one start at a time.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class CurrentStart:
     def arriving(
         self, waited: BlockedTime, packer: LayerPacker | None, rehearsal: Rehearsal | None
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        """Raises WorkerLost when the pipeline breaks before all tensors have come."""
+        """Yield each tensor of the start when it has come.  Raises WorkerLost when the pipeline breaks before that."""
         return arriving_tensors(self.segment, self.tensors, self.check, waited, packer, rehearsal)
 
     def check(self) -> None:
@@ -79,7 +79,7 @@ def current_start() -> CurrentStart:
 
 
 def load_postponed(rehearse: Callable[[], None]) -> None:
-    """Fill the model, now that the engine is built around it.  ``rehearse`` runs a batch, see Rehearsal."""
+    """Fill the model, now that the engine is built around it.  ``rehearse`` runs a batch; see Rehearsal."""
     start = current_start()
     start.phases.close()
     if start.load is not None:

@@ -6,7 +6,7 @@ tokenizer.  In a pipeline (docs/pipeline.md), stage 0 has vLLM's engine and sche
 
 from __future__ import annotations
 
-import thaw_runtime.engine.vllm.compat  # noqa: F401  first: it says in a sentence what the imports below would miss
+import thaw_runtime.engine.vllm.compat  # noqa: F401  first: it names what the imports below would miss
 
 # isort: split
 import threading
@@ -130,7 +130,7 @@ class VllmEngine:
             outcome.append(self._start(init, segment))
         except ThawError as e:
             outcome.append(e)
-        except Exception as e:  # noqa: BLE001  the edge to vLLM: whatever it raises becomes an error of ours
+        except Exception as e:  # noqa: BLE001  the edge to vLLM: every error becomes one of Thaw's
             print_traceback()
             outcome.append(translated(e))
         started = isinstance(outcome[0], EngineStarted)
@@ -211,7 +211,7 @@ class VllmEngine:
                 )
             )
             self._core.model_executor.begin(request)
-            if opened := self._open.get(request.request_id):  # nobody has asked for a rehearsed one
+            if opened := self._open.get(request.request_id):  # a rehearsed request has no client
                 opened.begin(self._spending)
         except (ValueError, TypeError, VLLMClientError) as e:
             self._end([(request.request_id, Failed(ErrorInfo("BadRequest", str(e))))])
@@ -262,7 +262,7 @@ class VllmEngine:
                 config = engine_config(init, segment, part, str(directory))
                 self._memory = memory_plan(init, segment, config)
                 config.cache_config.kv_cache_memory_bytes = self._memory.kv
-                if not part.whole:  # exactly as many as in the other stages
+                if not part.whole:  # exactly as many blocks as in the other stages
                     config.cache_config.num_gpu_blocks_override = self._memory.kv_blocks
                 self._core = _core(part)(config, _executor(part), log_stats=False)
             load_postponed(self._rehearse if part.whole else self._core.model_executor.rehearse)

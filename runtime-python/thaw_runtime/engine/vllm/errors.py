@@ -18,7 +18,7 @@ contain it."""
 _GRANT_TOO_SMALL: Final = re.compile(
     r"^No available memory for the cache blocks|larger than the available KV cache memory"
 )
-"""What vLLM says when the part that the plan gave it is too small, whatever else the host has."""
+"""vLLM's message when the plan gave it too little memory, even if the host has more."""
 
 
 def translated(error: Exception) -> ThawError:

@@ -1,4 +1,4 @@
-"""vLLM's in-process executor: what happens between the forward pass, sampling and the stages of a pipeline.
+"""vLLM's in-process executor: it connects the forward pass, sampling and the stages of a pipeline.
 
 ::
 
@@ -113,7 +113,7 @@ class StageExecutor(SegmentExecutor):
 
 
 class RelayExecutor(StageExecutor):
-    """Stage 0: vLLM's engine stands above it, and the other stages are behind the link."""
+    """Stage 0: vLLM's engine calls it, and it reaches the other stages over the link."""
 
     def _init_executor(self) -> None:
         super()._init_executor()
@@ -150,7 +150,7 @@ class RelayExecutor(StageExecutor):
 
 
 class FollowerExecutor(StageExecutor):
-    """Any stage but the first: computes the batches that come down the chain."""
+    """Any stage but the first: computes the batches that come from the stage before."""
 
     def follow(self) -> None:
         """Compute one batch.  Raises ProtocolError for one that cannot be computed here, WorkerLost."""

@@ -1,4 +1,4 @@
-"""How a process gets vLLM: what the engine registry holds.  Nothing of vLLM is imported until it is asked for."""
+"""How a process gets vLLM: the entry of the engine registry.  It imports nothing of vLLM until a process loads it."""
 
 from __future__ import annotations
 

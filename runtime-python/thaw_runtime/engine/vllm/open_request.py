@@ -12,9 +12,9 @@ from thaw_runtime.engine.vllm.work import Mark, Work
 
 
 class OpenRequest:
-    """Numbers a request's tokens.  The first token carries what the engine thread spent on it.
+    """Numbers a request's tokens.  The first token carries the time that the engine thread spent on it.
 
-    ``hops`` says which paths the messages between the stages take now; None where there is one stage.
+    ``hops`` says which paths the messages between the stages take now; it is None if there is one stage.
     """
 
     def __init__(self, request: EngineRequest, hops: Callable[[], tuple[HopPath, ...]] | None) -> None:
@@ -46,7 +46,7 @@ class OpenRequest:
         return events
 
     def _first(self, token_id: int, logprobs: Logprobs | None) -> Token:
-        assert self._began is not None  # noqa: S101  a token is the first only then
+        assert self._began is not None  # noqa: S101  a request has begun before its first token
         (work, mark), self._began = self._began, None
         spent = work.since(mark)
         self._hops_told = self._hops()

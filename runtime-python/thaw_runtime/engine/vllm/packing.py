@@ -188,7 +188,7 @@ def _defer(model: torch.nn.Module, computes: Callable[[str], bool]) -> list[tupl
 
 
 def _spare_embeddings(model: torch.nn.Module) -> list[tuple[Any, Any]]:
-    """Keep vLLM from packing the input embedding where a head does the multiplying: it would hold all of it again."""
+    """Keep vLLM from packing an input embedding that is not multiplied: the packed copy would hold all of it again."""
     if not _has_head(model):
         return []
     spared = [(m, m.quant_method) for m in model.modules() if _is_only_looked_up(m)]
@@ -214,6 +214,8 @@ def _is_only_looked_up(module: Any) -> bool:
 
 
 def _group(name: str) -> str:
-    """A layer (``model.layers.3``), or for a tensor outside the layers its module (``model.embed_tokens``)."""
+    """The layer of a tensor (``model.layers.3``), or for a tensor outside the layers its module
+    (``model.embed_tokens``).
+    """
     layer = _LAYER.match(name)
     return layer[1] if layer else name.rpartition(".")[0]

@@ -3,7 +3,7 @@
 vLLM's runner keeps the requests of the last batch in a *persistent batch*: token ids, block table and sampling state,
 a row for each request.  Few rows change when the next batch has the same requests.  In a pipeline it never has them:
 the steps of s − 1 other batches come between two steps of a request, and vLLM would remove and write every row again
-at every step, the whole prompt included.  Here each batch that can be in flight finds the rows it left behind.
+at every step, the whole prompt included.  Here each batch that can be in flight finds its own rows again.
 
 This file uses fields of vLLM's runner, but imports no vLLM, so its tests need none.
 """

@@ -165,7 +165,7 @@ def as_kind(kind: type[Any], spec: Any) -> Any:
 
 
 def check_for(batch: Batch, runner: Any) -> None:
-    """Raises ProtocolError for a batch that this stage cannot compute."""
+    """Check a batch.  Raises ProtocolError for a batch that this stage cannot compute."""
     check_batch(batch, bounds_of(runner), known_to(runner), wanted_by(runner))
 
 

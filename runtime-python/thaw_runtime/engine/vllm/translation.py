@@ -36,7 +36,7 @@ def sampling_params(request: EngineRequest) -> SamplingParams:
 
 
 def scheduler_output_of(step: Step) -> SchedulerOutput:
-    """What a scheduler in this stage would have said of the batch."""
+    """The output that a scheduler in this stage would have made for the batch."""
     output = SchedulerOutput.make_empty()
     output.scheduled_new_reqs = [_new_request(new) for new in step.new]
     output.scheduled_cached_reqs = CachedRequestData(
@@ -68,7 +68,7 @@ def _new_request(new: NewSequence) -> NewRequestData:
 
 
 def model_runner_output(sampled: Sampled) -> ModelRunnerOutput:
-    """What the last stage sampled, as stage 0's own runner would have said it."""
+    """The last stage's samples, in the form that stage 0's own runner would return."""
     logprobs = None
     if sampled.logprobs is not None:
         logprobs = LogprobsLists(

@@ -1,4 +1,4 @@
-"""The weights as a model's loader wants them: one after another, while the next ones arrive."""
+"""Gives a model's loader the weights one after another, while the next ones arrive."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def arriving_tensors(
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield each of ``tensors`` in load order, as soon as its last byte is below the watermark.
 
-    The tensors are views, not copies: valid while the segment is.  ``waited`` counts the sleep until bytes come.
-    ``packer.kernels`` counts the wait for other threads while the model uses a tensor.  ``check`` raises what makes
-    waiting pointless.
+    The tensors are views, not copies: they are valid while the segment is.  ``waited`` counts the sleep until bytes
+    come.  ``packer.kernels`` counts the wait for other threads while the model uses a tensor.  ``check`` raises an
+    error when waiting has become pointless.
     """
     source = arriving(segment, tensors)
     ends = [segment.locate(t.file, t.offset) + t.n_bytes for t in tensors]

@@ -6,8 +6,8 @@
           │  later   │ window │  later   │        ────    arrive while the pipeline answers, compute nothing
 
 The modules, attention layers and KV cache are those of a whole model from the start.  To become a whole worker, the
-stage fills the remaining layers (background_load.py) and moves the window; it builds nothing.  Memory that nobody has
-touched costs nothing.  A low-memory worker has the modules of its stage only.
+stage fills the remaining layers (background_load.py) and moves the window; it builds nothing.  Memory that no thread
+has touched costs nothing.  A low-memory worker has the modules of its stage only.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ def drop_foreign(model: torch.nn.Module, part: StagePart, own: Sequence[TensorIn
 
 
 def check_filled(parameters: Set[str], filled: Set[str] | None) -> None:
-    """Raises ModelCorrupt for a parameter that no tensor filled: it would hold whatever its memory held before.
+    """Raises ModelCorrupt for a parameter that no tensor filled: it would hold the old bytes of its memory.
 
-    ``filled`` is what a model's loader says; some say nothing.
+    ``filled`` comes from the model's loader; it is None for loaders that do not report the names.
     """
     missing = sorted(parameters - filled) if filled is not None else []
     if missing:

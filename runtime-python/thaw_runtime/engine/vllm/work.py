@@ -13,14 +13,15 @@ from thaw_runtime.process.thread_accounts import Look, OtherThreads
 OTHER_STAGES: Final = "the other stages"
 _FIRST_REQUESTS: Final = 16
 _SHORT_TOKENS: Final = 64
-"""To look at the kernels' threads takes some 40 µs.  Only requests that may take so long that their time must be
-explained pay for it: those that waited for the start, and those with a long prompt."""
+"""Reading the counters of the kernels' threads takes some 40 µs.  This is done only for requests that may take so long
+that their time must be explained: those that waited for the start, and those with a long prompt.
+"""
 _WORTH_SAYING_S: Final = 0.001
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """What had been spent when a request began.  ``kernels`` is None for a request that is too short to explain."""
+    """The engine thread's time spent when a request began.  ``kernels`` is None for a request too short to explain."""
 
     at_s: float
     spent: tuple[float, float]
@@ -29,7 +30,8 @@ class Mark:
 
 
 class Work:
-    """What the engine thread has spent.  That thread makes and uses it, after a batch, when its kernels' threads exist.
+    """The time that the engine thread has spent.  That thread makes and uses it after a batch, when its kernels'
+    threads exist.
 
     ``stages`` counts the sleep until the other stages of a pipeline have answered; None for a whole model.
     """
@@ -39,14 +41,14 @@ class Work:
         self._first_left = _FIRST_REQUESTS
 
     def mark(self, n_tokens: int) -> Mark:
-        """What has been spent by now, when a request of ``n_tokens`` prompt tokens begins."""
+        """Note the time spent by now, when a request of ``n_tokens`` prompt tokens begins."""
         is_looked_at = self._first_left > 0 or n_tokens > _SHORT_TOKENS
         self._first_left = max(0, self._first_left - 1)
         kernels = self._kernels.look() if is_looked_at else None
         return Mark(time.monotonic(), self._account.spent(), self._stages_s(), kernels)
 
     def since(self, mark: Mark) -> dict[str, object]:
-        """What was spent since then, as attributes of the phase's end."""
+        """The time spent since ``mark``, as attributes of the phase's end."""
         cpu_s, core_wait_s = (now - then for now, then in zip(self._account.spent(), mark.spent, strict=True))
         stages_s = self._stages_s() - mark.stages_s
         waits = {"core_wait_s": core_wait_s, "threads_wait_s": self._threads_wait_s(mark), "wait_s": stages_s}
@@ -55,7 +57,7 @@ class Work:
         return found | ({"waits_for": OTHER_STAGES} if "wait_s" in found else {})
 
     def _threads_wait_s(self, mark: Mark) -> float:
-        """0 for a request that is too short to need evidence."""
+        """The wait for the kernels' threads; 0 for a request that is too short to need evidence."""
         if mark.kernels is None or time.monotonic() - mark.at_s <= SHORT_S:
             return 0.0
         return self._kernels.waited_s(mark.kernels, self._kernels.look(scan=True))

@@ -51,7 +51,7 @@ class LazyKvCpuWorker(_StageWorker, CPUWorker):
     """vLLM's CPU worker.  It allocates its KV cache without touching it, and binds no memory to a lone NUMA node."""
 
     def __init__(self, *args: Any, **more: Any) -> None:
-        # To bind memory, the kernel looks at all pages and waits for the other cores, which takes 4 ms to 200 ms.
+        # To bind memory, the kernel examines all pages and waits for the other cores, which takes 4 ms to 200 ms.
         unbound = replaced(torch.ops._C, "init_cpu_memory_env", lambda nodes: None)
         with unbound if len(get_visible_memory_node()) == 1 else nullcontext():
             super().__init__(*args, **more)
