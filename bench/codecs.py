@@ -1,8 +1,9 @@
 """Do our own readers of HTTP/1.1 and of the Redis protocol cost less than the libraries that could replace them?
 
-Each reader takes the same messages from a socket pair, and only its own CPU time is counted: for HTTP the invoker's
-answer as the gateway reads it, whole and as a stream of tokens, and a run as the invoker reads it; for the Redis
-protocol a frame of hidden states, to the message that a stage receives.  A value is our CPU time over the library's.
+Each reader takes the same messages from a socket pair, and only its own CPU time is counted.  For HTTP, the messages
+are the invoker's answer as the gateway reads it, whole and as a stream of tokens, and a run as the invoker reads it.
+For the Redis protocol, it is a frame of hidden states, up to the message that a stage receives.  A value is our
+reader's CPU time divided by the library's.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ _RUN: Final = (
 _GROUP: Final = GroupId("ab" * 16)
 _FRAME_BYTES: Final = {"8k": 8 << 10, "256k": 256 << 10}
 Exchange = Callable[[], object]
-"""Takes one message from the socket, to its end."""
+"""Takes one message from the socket, up to its end."""
 Readers = dict[str, Callable[[socket.socket], Exchange]]
 
 
@@ -66,7 +67,7 @@ class Pair:
         self.far.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 << 20)
 
     def cost_us(self, message: Callable[[int], bytes], take: Exchange, count: int) -> float:
-        """CPU time for one message, without sending it."""
+        """The CPU time for one message, without the time to send it."""
         spent = 0.0
         for i in range(count):
             self.far.sendall(message(i))
@@ -103,7 +104,7 @@ def ours_reads_a_run(near: socket.socket) -> Exchange:
 
 
 def h11_reads(role: Any, near: socket.socket) -> Exchange:
-    """A client has sent its request, which costs it what it costs; only what it reads is counted here."""
+    """A client that has sent its request already: only the reading of the answer is counted."""
 
     def take() -> None:
         connection = h11.Connection(role)
@@ -124,7 +125,7 @@ def h11_reads(role: Any, near: socket.socket) -> Exchange:
 
 
 class _Heard:
-    """What httptools calls."""
+    """The callbacks that httptools calls."""
 
     def __init__(self) -> None:
         self.headers: dict[bytes, bytes] = {}
@@ -156,7 +157,7 @@ def httptools_reads(parser_of: Callable[[_Heard], Any], near: socket.socket) -> 
 
 
 class _Messages:
-    """In the place of an Inbox."""
+    """Stands for an Inbox."""
 
     def __init__(self) -> None:
         self.n_bytes = 0

@@ -43,15 +43,15 @@ def test_every_link_in_the_pages_leads_somewhere() -> None:
 
 
 FILES_OF_OTHERS = {
-    "__main__.py",  # of a function's zip
+    "__main__.py",  # a file in a function's zip
     "FILE.py",  # a placeholder in the help of the command line
-    "version.py",  # PyTorch's
-    "hello_app.py",  # which bench/gateway.py writes
+    "version.py",  # a file of PyTorch
+    "hello_app.py",  # bench/one_gateway.py writes it
 }
 
 
 def test_every_file_that_code_or_a_page_names_is_there() -> None:
-    """Tests name files that they write, so only the pages that they name are looked up."""
+    """Tests also name files that they write themselves, so in tests only the names of pages are checked."""
     paths = [f"/{p.relative_to(ROOT)}" for p in tracked()]
     missing = []
     for path in tracked():
@@ -95,7 +95,7 @@ def test_an_extra_brings_what_its_component_imports(component: str) -> None:
 
 
 def imports(path: Path) -> set[str]:
-    """The packages that a file imports anywhere."""
+    """The packages that a file imports, at any place in it."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):

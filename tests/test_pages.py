@@ -17,7 +17,8 @@ ROOT = Path(__file__).parents[1]
 SCHEDULER = ROOT / "gateway" / "scheduler"
 PAGE = (ROOT / "docs" / "architecture.md").read_text()
 PLACE = re.compile(r"`([\w/-]+(?:/[\w-]+)*\.py): ([\w.]+)(?:\(\))?`")
-"""`gateway/api/invoke.py: invoke()`, `fetchd/segments.py: SegmentStore.create()`, `gateway/core.py: Gateway`"""
+"""Matches `gateway/api/invoke.py: invoke()`, `fetchd/segments.py: SegmentStore.create()`, `gateway/core.py: Gateway`.
+"""
 
 
 def section(title: str) -> str:
@@ -29,7 +30,7 @@ INDEX = [row for row in section("Where is …?").splitlines() if row.startswith(
 
 
 def source(path: str) -> Path:
-    """The runtime's package lies in a folder of its own."""
+    """The path of a file.  The package of the runtime is in a folder of its own."""
     return ROOT / "runtime-python" / path if path.startswith("thaw_runtime/") else ROOT / path
 
 
@@ -114,7 +115,7 @@ def boxes() -> list[Box]:
 
 @functools.cache
 def texts() -> list[tuple[str, Box]]:
-    """Each text and the room it takes in DejaVu Sans, which is wider than the fonts that the drawing asks for."""
+    """Each text and its box in DejaVu Sans, which is wider than the fonts that the drawing asks for."""
     found = []
     for group in DRAWING.iter(f"{SVG}g"):
         for text in group.findall(f"{SVG}text"):
@@ -128,7 +129,7 @@ def texts() -> list[tuple[str, Box]]:
 
 
 def box_of(label: str) -> Box:
-    """The smallest box around the first text of this name."""
+    """The smallest box around the first text that equals ``label``."""
     room = next(room for text, room in texts() if text == label)
     return min((b for b in boxes() if b.holds(room)), key=lambda b: (b.right - b.left) * (b.bottom - b.top))
 

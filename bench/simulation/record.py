@@ -1,6 +1,6 @@
-"""What a run of the simulator found: docs/simulation/results.json, from which the page and its charts are written.
+"""The results of a run of the simulator: docs/simulation/results.json, from which the page and its charts are written.
 
-Numbers are kept to five digits.  A table is its columns and then one row a line, so that a diff shows what changed.
+Numbers are rounded to five digits.  A table is its columns and then one row a line, so that a diff shows the changes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """``code`` is the digest of all ``modules``, whose own digests tell what has changed since (provenance.py)."""
+    """``code`` is the digest of all ``modules``.  The digest of each module tells whether it has changed since
+    (provenance.py).
+    """
 
     constants: str
     size: str  # in words: which points and how many seeds
@@ -48,7 +50,7 @@ class Record:
 
 
 def read(directory: Path) -> Record:
-    """Raises FileNotFoundError where nothing was recorded."""
+    """Read the record.  Raises FileNotFoundError if nothing was recorded."""
     plain = json.loads((directory / NAME).read_text())
     return Record(
         plain["constants"],

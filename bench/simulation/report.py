@@ -1,4 +1,4 @@
-"""docs/simulation.md, made from the record.  It has what a reader needs; tables.py writes every other number."""
+"""Writes docs/simulation.md from the record.  The page has what a reader needs; tables.py writes every other number."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bench.simulation.tables import TITLES, spread, table
 from bench.simulation.waits import Cause
 
 _SHOWN: Final = ("generated-rps", "generated-slo", "generated-application", "files-rps")
-"""Charts of this page; the others stand beside the tables."""
+"""The charts of this page; the others are on the page of the tables."""
 _UNCOUNTED: Final = frozenset(
     (Mechanism.ALGORITHM_1, Mechanism.ADMISSION, Mechanism.DEADLINE_ORDER, Mechanism.PRECREATED)
 )

@@ -1,4 +1,4 @@
-"""docs/simulation/tables.md, made from the record: every point, every part, and every band with its verdict."""
+"""Writes docs/simulation/tables.md from the record: every point, every part, and every band with its verdict."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _INTRO = (
 
 
 def page(record: Record, charts: Sequence[str]) -> str:
-    """``charts`` are those that the other page does not show, as names of files without their suffix."""
+    """``charts`` are the charts that the other page does not show, as names of files without their suffix."""
     parts = ["# Simulation: every table", _INTRO]
     for source, title in TITLES.items():
         mine = [r for r in record.runs if r.source == source]

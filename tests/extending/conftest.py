@@ -14,7 +14,7 @@ from tests.extending.packages import ROOT, on_page
 
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where the packages are."""
+    """The directory of the installed packages."""
     directory = tmp_path / "site-packages"
     directory.mkdir()
     packages = on_page().values()

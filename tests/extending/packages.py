@@ -1,4 +1,4 @@
-"""The packages of docs/extending.md, taken from the page and installed where a test says."""
+"""The packages of docs/extending.md, read from the page, and installed in a directory that a test chooses."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Package:
         return sum(1 for line in self.code.splitlines() if line.strip())
 
     def install(self, directory: Path) -> None:
-        """What pip leaves: the module, and a description that lists the entry points."""
+        """Write the same files as pip: the module, and a description that lists the entry points."""
         (directory / f"{self.module}.py").write_text(self.code)
         described = directory / f"{self.module}-1.dist-info"
         described.mkdir()
@@ -40,7 +40,7 @@ class Package:
 
 
 def on_page() -> dict[str, Package]:
-    """By the title of the section that shows it."""
+    """The packages on the page, by the title of the section that shows each one."""
     found = {}
     for section in PAGE.read_text().split("\n## ")[1:]:
         (code,) = re.findall(r"^```python\n(.*?)^```$", section, re.M | re.S)

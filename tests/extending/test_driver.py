@@ -1,4 +1,4 @@
-"""The driver of docs/extending.md: what every driver promises, and a function that the invoker runs in it."""
+"""The driver of docs/extending.md: it keeps the promises of every driver, and the invoker runs a function in it."""
 
 from __future__ import annotations
 

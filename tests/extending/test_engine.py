@@ -1,4 +1,4 @@
-"""The engine of docs/extending.md, in real containers: proxy, engine process, wire and door."""
+"""The engine of docs/extending.md, in real containers: proxy, engine process, wire and descriptor socket."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def door(tmp_path: Path) -> Iterator[Doorway]:
 
 
 def with_echo(*command: str) -> list[str]:
-    """The fixtures of containers set a PYTHONPATH of their own."""
+    """``command`` with the echo engine, and with this process's PYTHONPATH: container fixtures set another one."""
     return ["env", f"PYTHONPATH={os.environ['PYTHONPATH']}", "THAW_LLM_ENGINE=echo", *command]
 
 
@@ -79,7 +79,7 @@ def test_a_host_without_containers_passes_the_engine_of_its_environment_on(
     door: Doorway, tmp_path: Path, installed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("THAW_LLM_ENGINE", "echo")
-    environment = base_env(tmp_path)  # which the invoker of thaw dev gets
+    environment = base_env(tmp_path)  # the environment of thaw dev's invoker
     assert environment["THAW_LLM_ENGINE"] == "echo"
     with tempfile.TemporaryDirectory(prefix="thaw-", dir="/tmp") as run_dir:
         driver = ProcessDriver(Path(run_dir), NoShares(), 1, Log("test"))

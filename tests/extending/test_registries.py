@@ -1,4 +1,4 @@
-"""What holds for the four registries alike."""
+"""The rules that hold for all four registries."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_a_plan_carries_the_name_of_an_installed_transport_and_the_relays_addres
 
 
 def test_no_other_code_asks_which_part_it_has() -> None:
-    """The gateway alone does: it listens on no public address where functions are plain processes."""
+    """Only the gateway asks, because it must not listen on a public address if functions are plain processes."""
     asks = re.compile(
         r"""(==|!=|\bis|\bnot) ("(process|docker|vllm)"|TransportKind\.(REDIS|TCP|OBJECT))|scheme == "(file|s3)\""""
     )

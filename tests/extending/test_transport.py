@@ -1,4 +1,4 @@
-"""The transport of docs/extending.md: what every transport promises."""
+"""The transport of docs/extending.md keeps the promises of every transport."""
 
 from __future__ import annotations
 
