@@ -1,1 +1,1 @@
-"""The ``thaw`` command: typer, rich and requests.  Commands import what they need when they run, so help is quick."""
+"""The ``thaw`` command: typer, rich and requests.  A command does its imports when it runs, so help is quick."""

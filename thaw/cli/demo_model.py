@@ -1,4 +1,4 @@
-"""The small real model and where its conversion is kept: outside of any checkout, by content."""
+"""The small real model.  Its conversion is kept outside of any checkout, under a name made of its content."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def _by_size(share: Share) -> float:
 
 
 def _hint(phase: Interval) -> str:
-    """Name disk reads and page faults that may be the reason of the time.  They were counted, but not their time."""
+    """Name disk reads and page faults that may explain the time.  They were counted, but their time is not known."""
     said = dict(phase.attrs)
     faults, n_bytes = said.get("major_faults", 0), said.get("disk_bytes", 0)
     if not isinstance(faults, int) or not isinstance(n_bytes, int) or not (faults or n_bytes):

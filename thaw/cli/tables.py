@@ -20,7 +20,7 @@ def table(*columns: str) -> Table:
 
 
 def show(made: Table) -> None:
-    """On stdout.  In a narrow terminal cells are broken between words, within one only if all else fails."""
+    """Print a table on stdout.  A narrow terminal breaks cells between words, and inside a word only if it must."""
     from rich.text import Text
 
     from thaw.cli.context import out

@@ -27,7 +27,7 @@ class Overheads:
     heap: float
     """Bytes held for a byte that is alive in a layer: an allocator keeps freed memory in pieces."""
     per_logit: int
-    """Bytes for one logit of one sampling request, whatever it asks for."""
+    """Bytes for one logit of one sampling request, with any sampling parameters."""
     packs_head: bool
     """True if a device holds the output head twice: as it came (the embedding may be the same tensor), and packed for
     the kernel.
@@ -118,7 +118,7 @@ def peak_intermediate_bytes(
 def relayed_bytes(shape: Geometry, dtype: str, max_num_batched_tokens: int, n_stages: int) -> int:
     """The bytes of the batches that a stage holds: one may wait for each stage, one is read, one is computed.
 
-    A batch is the hidden states and the residual of all its tokens.  0 where there is one stage.
+    A batch is the hidden states and the residual of all its tokens.  The result is 0 if there is one stage.
     """
     if n_stages == 1:
         return 0

@@ -167,7 +167,7 @@ def _tell(channel: Channel, message: Message) -> None:
     try:
         channel.send(encode(message))
     except OSError:
-        os._exit(EXIT_LOST_PROXY)  # the proxy has gone; the reader thread is about to see the same
+        os._exit(EXIT_LOST_PROXY)  # the proxy has ended, and the reader thread is about to see it too
 
 
 def load_cold(library: EngineLibrary) -> MakeEngine:
@@ -176,7 +176,7 @@ def load_cold(library: EngineLibrary) -> MakeEngine:
 
 
 def load_warm(library: EngineLibrary) -> MakeEngine:
-    """In a stem cell that is a container: imports what the zygote imports, too."""
+    """The heavy import of a stem cell that is a container.  It also imports the modules that a zygote imports."""
     library.prepare()
     library.warm_up()
     log.event("ready", pid=os.getpid())

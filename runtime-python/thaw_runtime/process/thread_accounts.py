@@ -1,4 +1,4 @@
-"""What the kernel counts for threads, read where the threads wait: this is the evidence in the events of phases.
+"""The kernel's counters for threads, read where the threads wait: this is the evidence in the events of phases.
 
 Per thread, the kernel counts the nanoseconds on a core, the nanoseconds in which the thread was ready but another
 thread ran (``schedstat``), and, if ``kernel.task_delayacct`` is 1, the time in which it waited for a disk.  The kernel
@@ -99,7 +99,7 @@ class OtherThreads:
 
 @dataclass(frozen=True, slots=True)
 class Delays:
-    """What has delayed this thread since it began, apart from waits for a core.
+    """The delays of this thread since it began, apart from waits for a core.
 
     ``programs_s`` counts CPU seconds of programs that this process has run and that have ended.  ``major_faults`` and
     ``disk_bytes`` say that there was something to wait for, but not for how long.

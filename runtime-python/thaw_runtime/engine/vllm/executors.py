@@ -71,7 +71,7 @@ class SegmentExecutor(UniProcExecutor):
 
 
 class StageExecutor(SegmentExecutor):
-    """Computes the stage's layers of a batch, between the tensors of the stage before and those for the next one."""
+    """Computes the stage's layers of a batch, from the previous stage's tensors to the tensors for the next stage."""
 
     supports_pp = True
 

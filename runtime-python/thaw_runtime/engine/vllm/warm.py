@@ -1,4 +1,4 @@
-"""What a zygote (the process that forks stem cells) does before it forks: every import that a start would otherwise
+"""The work of a zygote (the process that forks stem cells) before it forks: every import that a start would otherwise
 pay for, and one configuration."""
 
 from __future__ import annotations
