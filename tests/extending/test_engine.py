@@ -41,9 +41,9 @@ def with_echo(*command: str) -> list[str]:
 def check(container: Container) -> None:
     status, reply = container.init()
     assert (status, reply["ok"]) == (200, True)
-    status, reply = container.run(PROMPT)
-    assert (status, reply["choices"][0]["text"]) == (200, "hell")
-    assert reply["choices"][0]["finish_reason"] == "length"
+    *tokens, end = container.stream(PROMPT)
+    assert "".join(token["text"] for token in tokens) == "hell"
+    assert end["reason"] == "length"
 
 
 @pytest.mark.parametrize("warm", ["", "on"], ids=["cold", "stem cell"])
