@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Final
 
@@ -36,6 +37,10 @@ BURY_S: Final = 60.0  # calls to fetchd are bounded by half of it
 MIB: Final = 1024 * 1024
 
 
+_EARLY_EXITS_KEPT: Final = 64
+"""A container may end before its start has attached it.  Stem cells, which no instance has yet, end here too."""
+
+
 class Fleet:
     def __init__(self, driver: Driver, fetch: FetchClient, publisher: Publisher, ledger: Ledger, log: Log) -> None:
         self.driver, self.fetch, self.publisher, self.ledger, self.log = driver, fetch, publisher, ledger, log
@@ -47,6 +52,7 @@ class Fleet:
         self._lock = threading.Lock()
         self._instances: dict[InstanceId, Live] = {}
         self._by_container: dict[str, Live] = {}
+        self._early_exits: OrderedDict[str, Exit] = OrderedDict()
         driver.on_exit(self._exited)
 
     # the instances -------------------------------------------------------------------------------------------------
@@ -84,7 +90,10 @@ class Fleet:
             if not live.attach(handle):
                 return False
             self._by_container[handle.container_id] = live
-            return True
+            end = self._early_exits.pop(handle.container_id, None)
+        if end is not None:
+            self._in_background(lambda: self._after_exit(live, end))
+        return True
 
     def announce(self, live: Live, *, flip: bool = False) -> None:
         """Publish the instance as it is now.  This holds its lock: a record that was read before a change must not be
@@ -175,8 +184,12 @@ class Fleet:
     def _exited(self, end: Exit) -> None:
         with self._lock:
             live = self._by_container.get(end.container_id)
-        if live is not None:
-            self._in_background(lambda: self._after_exit(live, end))
+            if live is None:
+                self._early_exits[end.container_id] = end
+                if len(self._early_exits) > _EARLY_EXITS_KEPT:
+                    self._early_exits.popitem(last=False)
+                return
+        self._in_background(lambda: self._after_exit(live, end))
 
     def _after_exit(self, live: Live, end: Exit) -> None:
         with live.lock:

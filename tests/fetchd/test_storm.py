@@ -115,8 +115,8 @@ def test_a_storm_of_starts_and_cancels_on_a_flaky_store_loses_nothing(
             assert not t.is_alive(), "a caller hangs"
         assert failures == []
         wait_until(lambda: not fetchd.client.status().fetches and fetchd.client.descriptor_sockets() == ())
+        wait_until(lambda: all(s.holders == () for s in fetchd.client.status().segments))
         status = fetchd.client.status()
         resident = sum(-(-s.n_bytes // (2 * 2**20)) * 2 * 2**20 for s in status.segments)
         assert status.free_bytes + resident == status.pool_bytes
-        assert all(s.holders == () for s in status.segments)
         assert [e for e in fetchd.events if "defect" in e["event"] or e["event"] == "noise"] == []

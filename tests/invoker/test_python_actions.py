@@ -15,9 +15,10 @@ from pathlib import Path
 import pytest
 
 from invoker.drivers.activation_logs import LogCollector
+from invoker.drivers.base import Handle, Spec
 from invoker.drivers.programs import PROGRAMS
 from tests import function_imports
-from tests.invoker.platform import Host, until
+from tests.invoker.platform import WAIT_S, Host, until
 from thaw.action import KIND_PYTHON
 from thaw.ids import InstanceId, random_hex_id
 from thaw.instance import InstanceState, StartMode
@@ -104,6 +105,26 @@ def test_a_container_that_ends_at_once_says_why_though_its_exit_is_reported_late
     gone = host.events.instance(host.launch(), InstanceState.GONE)
     assert gone.error is not None
     assert gone.error.code == "InitFailed"
+    assert gone.error.message == "the container ended while it started (status 1): no such library"
+
+
+def test_a_container_that_ends_before_its_start_has_attached_it_says_why(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(PROGRAMS, KIND_PYTHON, ("-c", "import sys; sys.exit('no such library')"))
+    reported, driver = threading.Event(), host.agent.driver
+    known, start = driver._callbacks, driver.start  # type: ignore[attr-defined]
+
+    def start_late(handle: Handle, spec: Spec) -> Handle:
+        started = start(handle, spec)
+        assert reported.wait(WAIT_S)
+        return started
+
+    monkeypatch.setattr(driver, "_callbacks", [*known, lambda _: reported.set()])
+    monkeypatch.setattr(driver, "start", start_late)
+    host.deploy("def main(args):\n    return {}\n")
+    gone = host.events.instance(host.launch(), InstanceState.GONE)
+    assert gone.error is not None
     assert gone.error.message == "the container ended while it started (status 1): no such library"
 
 
