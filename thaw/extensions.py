@@ -26,7 +26,7 @@ def installed(group: str) -> Mapping[str, str]:
     """The implementations that installed packages add to ``group``: name → place (``"package.module:attribute"``),
     sorted by name.  Imports none of these packages.
     """
-    from importlib import metadata  # takes 20 ms, so it is imported only for a name that is not Thaw's own
+    from importlib import metadata  # a slow import, made only for a name that is not Thaw's own
 
     return dict(sorted((point.name, point.value) for point in metadata.entry_points(group=group)))
 

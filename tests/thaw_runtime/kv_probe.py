@@ -111,8 +111,8 @@ def peak_of(run: Callable[[], object]) -> int:
 def keep_file_pages() -> None:
     """Let the kernel take no page of a mapped file back from this process.
 
-    A page that is taken back between the peak and the reading would count as memory of the engine: 25 MB did on a busy
-    machine.  Where the process may not lock so much, the pages stay as they are.
+    A page that is taken back between the peak and the reading would count as memory of the engine, as it did on a
+    busy machine.  Where the process may not lock so much, the pages stay as they are.
     """
     lock = ctypes.CDLL(None).mlock2
     for line in Path("/proc/self/maps").read_text().splitlines():

@@ -2,7 +2,7 @@
 
 Raises PlatformError, which says which name is missing.  Without this check, a missing name would cause an ImportError
 in some other file, or an AttributeError in the middle of a request.  The check imports nothing that a start does not
-need anyway, and takes 15 ms of CPU time.  A zygote does it once for all its forks.
+need anyway, and takes little time.  A zygote does it once for all its forks.
 """
 
 from __future__ import annotations
