@@ -15,7 +15,8 @@ from tests.thaw_runtime.conftest import ROOT
 pytestmark = pytest.mark.vllm
 
 NOISE = 0.02
-"""The part of the slice by which the highest of a few profiles still differs from run to run."""
+"""The part of the slice by which the highest of a few profiles still differs from run to run.  A grant may therefore be
+larger than what one measured profile leaves; the worst batch, which is measured too, must fit in any case."""
 NAMES = ("smollm2", "qwen2", "qwen3", "mistral", "gemma", "opt", "gpt2")
 
 
@@ -41,5 +42,5 @@ def test_the_worst_batch_stays_within_the_slice(measured: dict[str, dict[str, in
 @pytest.mark.parametrize("family", NAMES)
 def test_the_grant_is_within_a_tenth_of_profilings(measured: dict[str, dict[str, int]], family: str) -> None:
     m = measured[family]
-    assert 0.9 - NOISE <= m["kv"] / m["profiled_kv"] <= 1.0
-    assert 0.9 - NOISE <= m["kv"] / m["vllm_kv"] <= 1.0
+    assert 0.9 - NOISE <= m["kv"] / m["profiled_kv"] <= 1.0 + NOISE
+    assert 0.9 - NOISE <= m["kv"] / m["vllm_kv"] <= 1.0 + NOISE
