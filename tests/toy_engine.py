@@ -1,7 +1,8 @@
 """A deterministic engine for tests of everything around engines.  No demo and no benchmark uses it.
 
 The next token is a hash of (seed, prompt, output so far), so a continued answer equals an uninterrupted one exactly if
-prompt, seed and tokens arrived unchanged.  In a pipeline the last stage hashes and stage 0 answers.
+prompt, seed and tokens arrived unchanged.  In a pipeline the last stage hashes and stage 0 answers, until stage 0 has
+become one worker.
 ``python toy_engine.py --fd N`` serves it as an engine process.
 """
 
@@ -13,16 +14,18 @@ import os
 import queue
 import socket
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
 from relay.clients.channel import Channel
 from relay.protocol.messages import LlmInit
-from thaw.errors import ErrorInfo, WorkerLost
+from thaw.errors import ErrorInfo, ModelUnsupported, WorkerLost
 from thaw.trace import Phase
 from thaw_runtime.engine import main as engine_main
 from thaw_runtime.engine.protocol import (
+    Consolidated,
+    ConsolidationEnded,
     Emit,
     EngineRequest,
     EngineStarted,
@@ -56,12 +59,15 @@ class ToyEngine:
         self._link: StageLink | None = None
         self._answers: queue.SimpleQueue[Sampled | ErrorInfo] = queue.SimpleQueue()
         self._steps = 0
+        self._refuses = ""  # what becomes of a consolidation: "raises", "never ends", or the reason of a refusal
+        self._becoming: Callable[[ConsolidationEnded], None] | None = None  # asked, and done at the next step
 
     def start(self, stage_plan: LlmInit, segment: Segment) -> EngineStarted:
         if "exit" in stage_plan.config.engine.args:
             os._exit(int(str(stage_plan.config.engine.args["exit"])))
         if "raise" in stage_plan.config.engine.args:
             raise KeyError("a defect")
+        self._refuses = str(stage_plan.config.engine.args.get("consolidate", ""))
         trace = StartTrace(group_id=stage_plan.group_id, stage=stage_plan.stage, host=stage_plan.host)
         with trace.phase(Phase.LOAD_BEGIN) as notes:
             segment.wait(segment.n_bytes, ARRIVAL_DEADLINE_S)
@@ -98,6 +104,17 @@ class ToyEngine:
         with self._changed:
             return tuple(self._open)
 
+    def consolidate(self, ended: Callable[[ConsolidationEnded], None]) -> None:
+        if self._refuses == "raises":
+            raise KeyError("a defect")
+        if self._refuses == "never ends":
+            return None
+        if self._refuses:
+            return ended(ModelUnsupported(self._refuses).info())
+        with self._changed:
+            self._becoming = ended
+            self._changed.notify_all()
+
     def drain(self, deadline_s: float) -> bool:
         with self._changed:
             return self._changed.wait_for(lambda: not self._open, timeout=deadline_s)
@@ -118,7 +135,8 @@ class ToyEngine:
     def _loop(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._open or self._stopping)
+                self._changed.wait_for(lambda: self._open or self._stopping or self._becoming)
+                self._switch()
                 self._changed.wait_for(lambda: self._stopping, timeout=STEP_S)
                 broken = self._stopping or any(r.prompt_token_ids[0] == POISON for r, _ in self._open.values())
                 next_tokens = {} if broken else self._next_tokens()
@@ -135,6 +153,13 @@ class ToyEngine:
             self._emit(events)
             if broken:
                 return
+
+    def _switch(self) -> None:
+        """Between two steps: from now on no other stage is asked or missed."""
+        if self._becoming is not None:
+            self._link = None
+            self._becoming(Consolidated(rounds=2, n_bytes=4096, tail_bytes=64, wait_s=0.0, stall_s=0.0))
+            self._becoming = None
 
     def _next_tokens(self) -> dict[str, int] | None:
         """The next tokens of the open requests, from the last stage.  Return None if the pipeline is broken."""

@@ -116,6 +116,17 @@ class CommandRefused:
 
 
 @dataclass(frozen=True, slots=True)
+class ConsolidationFailed:
+    """The owning invoker's report: this group is still a pipeline, which answers as before.  Success is an
+    InstanceChanged of one stage."""
+
+    instance_id: InstanceId
+    host_id: HostId
+    group_id: GroupId
+    error: ErrorInfo
+
+
+@dataclass(frozen=True, slots=True)
 class HostChanged:
     """A host joined, left (drain or shutdown), was drained or undrained, or has more room for models than reported."""
 
@@ -160,6 +171,14 @@ class Release:
 
 
 @dataclass(frozen=True, slots=True)
+class Consolidate:
+    """Let stage 0 of a pipeline become one worker while the group answers."""
+
+    instance_id: InstanceId
+    group_id: GroupId
+
+
+@dataclass(frozen=True, slots=True)
 class SetStemCells:
     """How many idle stem cells of ``kind`` the host keeps."""
 
@@ -167,7 +186,7 @@ class SetStemCells:
     count: int
 
 
-CommandBody = InspectModel | Start | Cancel | Release | SetStemCells
+CommandBody = InspectModel | Start | Cancel | Release | Consolidate | SetStemCells
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +266,21 @@ class InitReply:
     events: tuple[TraceEvent, ...] = ()
     memory: Mapping[str, int] = field(default_factory=dict)
     error: ErrorInfo | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ConsolidateReply:
+    """The answer to ``POST /consolidate``, and to ``GET /consolidate`` later: stage 0 has become one worker.
+
+    ``tail_bytes`` of the copied ``n_bytes`` of KV blocks were in the last round, while no step was scheduled.
+    """
+
+    rounds: int
+    n_bytes: int
+    tail_bytes: int
+    wait_s: float  # until the model was whole
+    stall_s: float  # from the last step of the pipeline to the first of the whole worker
+    events: tuple[TraceEvent, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,11 +369,13 @@ _TYPES: dict[str, type[Any]] = {
         StartFailed,
         ModelInspected,
         CommandRefused,
+        ConsolidationFailed,
         HostChanged,
         InspectModel,
         Start,
         Cancel,
         Release,
+        Consolidate,
         SetStemCells,
         Command,
         Inspect,

@@ -13,14 +13,15 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from relay.clients.channel import Channel, ChannelClosed
 from relay.protocol.messages import LlmInit
 from tests.thaw_runtime.conftest import ROOT
-from thaw_runtime.engine.protocol import Emit, EngineRequest, EngineStarted, Event
+from thaw.errors import ModelUnsupported
+from thaw_runtime.engine.protocol import ConsolidationEnded, Emit, EngineRequest, EngineStarted, Event
 from thaw_runtime.engine.wire import Events, Submit, decode, encode
 from thaw_runtime.weights.segment import Segment
 
@@ -55,6 +56,9 @@ class RemoteEngine:
 
     def requests(self) -> tuple[str, ...]:
         return tuple(self._call("requests"))
+
+    def consolidate(self, ended: Callable[[ConsolidationEnded], None]) -> None:
+        ended(ModelUnsupported("this test's engine stays a pipeline").info())
 
     def drain(self, deadline_s: float) -> bool:
         return bool(self._call("drain", deadline_s))

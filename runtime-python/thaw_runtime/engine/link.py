@@ -24,9 +24,21 @@ from thaw.errors import (
 )
 from thaw.lasting import LastingThread
 from thaw.logs import Log
-from thaw_runtime.engine.protocol import EngineRequest, EngineStarted, Event, Failed, Finished, Token, Usage
+from thaw_runtime.engine.protocol import (
+    Consolidated,
+    ConsolidationEnded,
+    EngineRequest,
+    EngineStarted,
+    Event,
+    Failed,
+    Finished,
+    Token,
+    Usage,
+)
 from thaw_runtime.engine.wire import (
     Abort,
+    Consolidate,
+    ConsolidationDone,
     EngineReady,
     EngineStart,
     EngineStartFailed,
@@ -69,6 +81,7 @@ class EngineLink:
         self._lock = threading.Lock()
         self._answers: dict[str, Answer] = {}
         self._outcome: queue.SimpleQueue[EngineStarted | ThawError] = queue.SimpleQueue()
+        self._consolidation: queue.SimpleQueue[ConsolidationEnded] | None = None
         self._lost: ErrorInfo | None = None
         self.stops = StopWatch(pid, "engine")
         channel.set_timeout(None)
@@ -114,6 +127,22 @@ class EngineLink:
             self._send(Abort(request_id))
             answer.events.put(Finished("abort", Usage(0, 0)))
 
+    def consolidate(self) -> Consolidated:
+        """Let the engine become one worker, and wait for that.  Raises the error that kept it from it, InstanceGone.
+
+        There is no deadline: how long it takes depends on the bytes that are missing.  The caller begins one at a time.
+        """
+        ended: queue.SimpleQueue[ConsolidationEnded] = queue.SimpleQueue()
+        with self._lock:
+            if self._lost is not None:
+                raise InstanceGone("the engine has died")
+            self._consolidation = ended
+        self._send(Consolidate())
+        outcome = ended.get()
+        if isinstance(outcome, ErrorInfo):
+            raise from_info(outcome)
+        return outcome
+
     def inflight(self) -> int:
         with self._lock:
             return len(self._answers)
@@ -139,6 +168,8 @@ class EngineLink:
             self._outcome.put(message.started)
         elif isinstance(message, EngineStartFailed):
             self._outcome.put(from_info(message.error))
+        elif isinstance(message, ConsolidationDone):
+            self._end_consolidation(message.outcome)
         else:
             raise ProtocolError(f"the engine sent {type(message).__name__}")
 
@@ -149,6 +180,12 @@ class EngineLink:
                 del self._answers[request_id]
         if answer is not None:
             answer.events.put(event)
+
+    def _end_consolidation(self, outcome: ConsolidationEnded) -> None:
+        with self._lock:
+            ended, self._consolidation = self._consolidation, None
+        if ended is not None:
+            ended.put(outcome)
 
     def _lose(self) -> int:
         """Fail every request of the engine.  Returns the signal that killed it, or 0 if it ended by itself."""
@@ -161,6 +198,7 @@ class EngineLink:
         for answer in answers.values():
             answer.events.put(Failed(error))
         self._outcome.put(_start_error(how, signal_number))
+        self._end_consolidation(error)
         return signal_number
 
 

@@ -24,10 +24,19 @@ from thaw.errors import PlatformError, ThawError
 from thaw.logs import Log, flush_output, print_traceback
 from thaw.trace import Phase
 from thaw_runtime.engine.library import EngineLibrary
-from thaw_runtime.engine.protocol import GRANT_DEADLINE_S, Engine, EngineStarted, Event, MakeEngine
+from thaw_runtime.engine.protocol import (
+    GRANT_DEADLINE_S,
+    ConsolidationEnded,
+    Engine,
+    EngineStarted,
+    Event,
+    MakeEngine,
+)
 from thaw_runtime.engine.registry import engine_of_process
 from thaw_runtime.engine.wire import (
     Abort,
+    Consolidate,
+    ConsolidationDone,
     EngineReady,
     EngineStart,
     EngineStartFailed,
@@ -70,10 +79,27 @@ def serve(channel: Channel, make_engine: Callable[[], MakeEngine], born_ns: int 
                 start.engine.submit(message.request)
             elif isinstance(message, Abort):
                 start.engine.abort(message.request_id)
+            elif isinstance(message, Consolidate):
+                _consolidate(channel, start.engine)
     except (ChannelClosed, OSError):
         if start.engine is not None:
             start.engine.stop()  # tells the other stages of a pipeline now; otherwise they would wait for this one
         return EXIT_LOST_PROXY
+
+
+def _consolidate(channel: Channel, engine: Engine) -> None:
+    """Begin to become one worker.  The pipeline goes on whatever happens here, so no error of it ends the process."""
+
+    def ended(outcome: ConsolidationEnded) -> None:
+        _tell(channel, ConsolidationDone(outcome))
+
+    try:
+        engine.consolidate(ended)
+    except ThawError as e:
+        ended(e.info())
+    except Exception as e:  # noqa: BLE001  the requests of this engine must not fail with an attempt to consolidate
+        print_traceback()
+        ended(PlatformError(f"the consolidation failed on a bug: {type(e).__name__}: {e}").info())
 
 
 def use_own_tmp() -> None:

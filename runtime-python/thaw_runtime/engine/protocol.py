@@ -123,6 +123,24 @@ class EngineStarted:
     max_model_len: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Consolidated:
+    """How a group of stages became one worker.  ``tail_bytes`` of the copied ``n_bytes`` were in the last round, while
+    no step was scheduled.
+    """
+
+    rounds: int  # of pre-copy
+    n_bytes: int  # of KV blocks, in all rounds
+    tail_bytes: int
+    wait_s: float  # until the model was whole
+    stall_s: float  # from the last step of the pipeline to the first of the whole worker
+    events: tuple[TraceEvent, ...] = ()
+
+
+ConsolidationEnded = Consolidated | ErrorInfo
+"""An ErrorInfo means that the group is still a pipeline, which answers as before."""
+
+
 class Engine(Protocol):
     def start(self, stage_plan: LlmInit, segment: Segment) -> EngineStarted:
         """Build the model, follow the watermark, and return when the engine accepts requests.
@@ -139,6 +157,14 @@ class Engine(Protocol):
 
     def requests(self) -> tuple[str, ...]:
         """Ids of the requests that have not ended."""
+        ...
+
+    def consolidate(self, ended: Callable[[ConsolidationEnded], None]) -> None:
+        """Become a whole worker while the pipeline answers.  Returns at once; ``ended`` is called once, on any thread.
+
+        Called for stage 0 of a pipeline that has started, and for one attempt at a time.  Once it has become a worker,
+        the end of the other stages changes nothing for it.  An engine that cannot do it reports ModelUnsupported.
+        """
         ...
 
     def drain(self, deadline_s: float) -> bool:

@@ -14,7 +14,18 @@ from relay.protocol.messages import LlmInit
 from thaw import wire
 from thaw.errors import ErrorInfo, ProtocolError
 from thaw.hops import HopPath
-from thaw_runtime.engine.protocol import EngineRequest, EngineStarted, Event, Failed, Finished, Logprobs, Token, Usage
+from thaw_runtime.engine.protocol import (
+    Consolidated,
+    ConsolidationEnded,
+    EngineRequest,
+    EngineStarted,
+    Event,
+    Failed,
+    Finished,
+    Logprobs,
+    Token,
+    Usage,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +47,11 @@ class Abort:
 
 
 @dataclass(frozen=True, slots=True)
+class Consolidate:
+    """Proxy → engine: become a whole worker while the pipeline answers."""
+
+
+@dataclass(frozen=True, slots=True)
 class EngineReady:
     started: EngineStarted
 
@@ -50,8 +66,18 @@ class Events:
     events: tuple[tuple[str, Event], ...]
 
 
-Message = EngineStart | Submit | Abort | EngineReady | EngineStartFailed | Events
-_PLAIN: dict[str, type[Any]] = {cls.__name__: cls for cls in (EngineStart, Abort, EngineReady, EngineStartFailed)}
+@dataclass(frozen=True, slots=True)
+class ConsolidationDone:
+    """Engine → proxy, once for each Consolidate."""
+
+    outcome: ConsolidationEnded
+
+
+Message = EngineStart | Submit | Abort | Consolidate | EngineReady | EngineStartFailed | Events | ConsolidationDone
+_PLAIN: dict[str, type[Any]] = {
+    cls.__name__: cls for cls in (EngineStart, Abort, Consolidate, EngineReady, EngineStartFailed)
+}
+_OUTCOMES: dict[str, type[ConsolidationEnded]] = {cls.__name__: cls for cls in (Consolidated, ErrorInfo)}
 
 
 def encode(message: Message) -> dict[str, Any]:
@@ -59,6 +85,9 @@ def encode(message: Message) -> dict[str, Any]:
         return {"t": "Events", "events": [_event(request_id, e) for request_id, e in message.events]}
     if isinstance(message, Submit):
         return {"t": "Submit", "request": _request(message.request)}
+    if isinstance(message, ConsolidationDone):
+        outcome = message.outcome
+        return {"t": "ConsolidationDone", "is": type(outcome).__name__, "outcome": wire.to_plain(outcome)}
     return {"t": type(message).__name__, **wire.to_plain(message)}
 
 
@@ -70,6 +99,8 @@ def decode(plain: Any) -> Message:
             return Events(tuple(_read_event(e) for e in plain["events"]))
         if tag == "Submit":
             return Submit(_read_request(plain["request"]))
+        if tag == "ConsolidationDone":
+            return ConsolidationDone(wire.from_plain(_OUTCOMES[plain["is"]], plain["outcome"]))
     except (KeyError, IndexError, TypeError, ValueError) as e:
         raise ProtocolError(f"a damaged {tag} message: {e}") from e
     if tag not in _PLAIN:

@@ -16,6 +16,7 @@ from thaw.errors import BadRequest, Conflict, InstanceGone
 from thaw.trace import Phase
 from thaw_runtime.engine.link import EngineLink
 from thaw_runtime.engine.protocol import GRANT_DEADLINE_S
+from thaw_runtime.llm.consolidation import Consolidation
 from thaw_runtime.llm.model_text import ModelText, load_model_text
 from thaw_runtime.llm.runs import RunStream
 from thaw_runtime.process.start_trace import StartTrace
@@ -31,6 +32,7 @@ class LlmContainer:
         self._owed = 0
         self._text: ModelText | None = None
         self._init: LlmInit | None = None
+        self._consolidation: Consolidation | None = None
         self._max_model_len = 0
 
     def init(self, init: LlmInit) -> InitReply:
@@ -40,6 +42,7 @@ class LlmContainer:
                 raise Conflict("Cannot initialize the action more than once.")
             self._state = "starting"
             self._init = init
+            self._consolidation = Consolidation(init, self._link.consolidate)
         trace = StartTrace(group_id=init.group_id, stage=init.stage, host=init.host)
         try:
             with trace.phase(Phase.INIT_BEGIN):
@@ -84,8 +87,18 @@ class LlmContainer:
         request_id = f"{activation_id or 'run'}-{time.monotonic_ns():x}"
         return RunStream(self._link, self._text, run, request_id, self._max_model_len, trace), _deadline(body)
 
+    @property
+    def consolidation(self) -> Consolidation:
+        """Raises InstanceGone when the container does not serve."""
+        if self._state != "ready" or self._consolidation is None:
+            raise InstanceGone(f"this container is {self._state} and cannot become a worker")
+        return self._consolidation
+
     def health(self) -> dict[str, object]:
-        return {"state": self._state, "inflight": self._link.inflight()}
+        found: dict[str, object] = {"state": self._state, "inflight": self._link.inflight()}
+        if (consolidation := self._consolidation) is not None:
+            found |= {"stages": consolidation.n_stages, "consolidating": consolidation.is_under_way}
+        return found
 
     @contextmanager
     def answering(self) -> Iterator[None]:

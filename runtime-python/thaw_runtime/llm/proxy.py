@@ -1,7 +1,8 @@
 """The container's main process.  It serves HTTP/1.1 on a unix socket and handles text; the engine process computes.
 
-``POST /init`` {"value": LlmInit}, ``POST /run`` {"value": LlmRun, activation_id, deadline …}, ``GET /health``.  The
-answer to a run is a chunked stream of frames (u32-LE length + one JSON message); the gateway turns them into the format
+``POST /init`` {"value": LlmInit}, ``POST /run`` {"value": LlmRun, activation_id, deadline …}, ``GET /health``, and for
+stage 0 of a pipeline ``POST /consolidate`` (become one worker) and ``GET`` of the same (wait for it again).  The answer
+to a run is a chunked stream of frames (u32-LE length + one JSON message); the gateway turns them into the format
 that the client asked for.  This process imports neither torch nor vLLM, so it answers while the engine process loads
 them.
 """
@@ -12,18 +13,19 @@ import json
 import os
 import socketserver
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from relay.clients import http11
 from relay.clients.channel import Channel
 from relay.protocol import messages
-from relay.protocol.messages import LlmInit, RunFailed, RunToken
+from relay.protocol.messages import ConsolidateReply, LlmInit, RunFailed, RunToken
 from thaw import lasting, wire
-from thaw.errors import BadRequest, NotFound, PlatformError, ProtocolError, ThawError
+from thaw.errors import BadRequest, NotFound, PlatformError, ProtocolError, ThawError, from_info
 from thaw.hangup import HangupWatcher
 from thaw.logs import Log, print_traceback
 from thaw_runtime.engine.link import EngineLink
+from thaw_runtime.llm.consolidation import Outcome
 from thaw_runtime.llm.container import LlmContainer
 from thaw_runtime.llm.runs import RunMessage
 
@@ -52,13 +54,18 @@ class Handler(http11.Handler):
     def do_GET(self) -> None:
         if self.path == "/health":
             self._reply(200, self.server.container.health())
+        elif self.path == "/consolidate":
+            self._answer(lambda: self._consolidated(self.server.container.consolidation.wait()))
         else:
             self._refuse(NotFound(f"no {self.path}"))
 
     def do_POST(self) -> None:
+        self._answer(lambda: self._post(self._body()))
+
+    def _answer(self, answer: Callable[[], None]) -> None:
         with self.server.container.answering():
             try:
-                self._post(self._body())
+                answer()
             except ThawError as e:
                 self._refuse(e)
             except OSError:
@@ -71,6 +78,8 @@ class Handler(http11.Handler):
             self._init(body)
         elif self.path == "/run":
             self._run(body)
+        elif self.path == "/consolidate":
+            self._consolidated(self.server.container.consolidation.begin())
         else:
             raise NotFound(f"no {self.path}")
 
@@ -101,6 +110,14 @@ class Handler(http11.Handler):
             self._stream(stream.messages(deadline))
         finally:
             unwatch()
+
+    def _consolidated(self, outcome: Outcome) -> None:
+        if isinstance(outcome, ConsolidateReply):
+            self._reply(200, outcome)
+        else:
+            error = from_info(outcome.error)
+            said = {"error": error.message, "info": error.info(), "events": outcome.events}
+            self._reply(error.http_status, said)
 
     def _stream(self, batches: Iterable[list[RunMessage]]) -> None:
         """Send the head before the first token is there, so that it has already been forwarded when the token comes."""
