@@ -10,6 +10,7 @@ from typing import Any, Final
 import redis
 
 from invoker import metrics
+from invoker.containers.consolidate import Consolidating
 from invoker.containers.instance import Effect, Event
 from invoker.containers.live import Live
 from invoker.containers.plans import check_plan
@@ -19,6 +20,7 @@ from relay.protocol.messages import (
     Cancel,
     Command,
     CommandRefused,
+    Consolidate,
     InspectModel,
     ModelInspected,
     Release,
@@ -36,8 +38,11 @@ command)."""
 
 
 class Commands:
-    def __init__(self, deps: Deps, cells: StemCells, registry: Registry, client: redis.Redis) -> None:
-        self._deps, self._cells, self._registry, self._redis = deps, cells, registry, client
+    def __init__(
+        self, deps: Deps, cells: StemCells, consolidating: Consolidating, registry: Registry, client: redis.Redis
+    ) -> None:
+        self._deps, self._cells, self._consolidating = deps, cells, consolidating
+        self._registry, self._redis = registry, client
         self._fleet = deps.fleet
         self._host_id = HostId(deps.settings.host_id)
         self._seen: OrderedDict[CommandId, None] = OrderedDict()
@@ -86,6 +91,8 @@ class Commands:
                 self._release(body)
             case Cancel():
                 self._in_background(command, lambda: self._cancel(body.group_id))
+            case Consolidate():
+                self._consolidating.begin(body.instance_id)
             case SetStemCells() if self._deps.settings.stem_cells == "on" and not self.draining:
                 self._cells.set_target(body.kind, body.count)
             case SetStemCells():
@@ -128,8 +135,9 @@ class Commands:
             raise
 
     def _cancel(self, group_id: GroupId) -> None:
-        """End the group's starts and fetches.  A worker that serves without other stages goes on; a stage of a pipeline
-        ends in any state, as the other stages do: its requests are continued elsewhere."""
+        """End the group's starts and fetches.  A worker that serves without other stages goes on, also one that has
+        become one a moment ago; a stage of a pipeline ends in any state, as the other stages do: its requests are
+        continued elsewhere."""
         ending = [
             threading.Thread(target=self._give_up, args=(live,), name="cancel", daemon=True)
             for live in self._fleet.of_group(group_id)
@@ -141,6 +149,8 @@ class Commands:
             thread.join()
 
     def _give_up(self, live: Live) -> None:
+        if live.in_group and self._consolidating.has_switched(live):
+            return
         if live.in_group:
             # a later stage that is ready answers no caller itself, so its end is not reported as a loss
             ended_well = live.served and not live.record.takes_requests
@@ -171,4 +181,4 @@ def _group_of(command: Command) -> GroupId:
     body = command.body
     if isinstance(body, Start):
         return body.plan.group_id
-    return body.group_id if isinstance(body, Cancel) else GroupId("")
+    return body.group_id if isinstance(body, Cancel | Consolidate) else GroupId("")

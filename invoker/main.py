@@ -14,6 +14,7 @@ from typing import Final
 
 from invoker import metrics
 from invoker.commands import Commands
+from invoker.containers.consolidate import Consolidating
 from invoker.containers.fleet import Fleet
 from invoker.containers.instance import State
 from invoker.containers.memory_ledger import Ledger
@@ -28,7 +29,7 @@ from invoker.drivers.registry import make_driver
 from invoker.heartbeat import Reporter
 from invoker.ports.data_port import DataPort
 from invoker.settings import InvokerSettings
-from relay.state import credentials, redis_link
+from relay.state import bus, credentials, redis_link
 from relay.state.bus import CommandReader
 from relay.state.clock import StateClock
 from relay.state.records import Records
@@ -88,7 +89,10 @@ class Agent:
             self.address,
             self._log,
         )
-        self._commands = Commands(deps, self.cells, self._registry, self._redis)
+        self._consolidating = Consolidating(
+            self.fleet, records, partial(bus.publish, self._redis), settings.consolidate_timeout_s, self._log
+        )
+        self._commands = Commands(deps, self.cells, self._consolidating, self._registry, self._redis)
         self._records = records
         self.reporter = Reporter(settings, self.fleet, self.cells, self._registry, self.address, self._log)
         self.fleet.on_pool_left = self.cells.on_ready = self.reporter.has_news
@@ -99,7 +103,15 @@ class Agent:
     def start(self) -> None:
         """Raises Unavailable when the state server stays away."""
         self._await_state()
-        recover(self.fleet, self._registry, self._records, HostId(self._settings.host_id), self.address, self._log)
+        recover(
+            self.fleet,
+            self._registry,
+            self._records,
+            HostId(self._settings.host_id),
+            self.address,
+            self._consolidating,
+            self._log,
+        )
         self.port.start()
         self.reporter.start()
         self._reader.start()

@@ -39,6 +39,11 @@ class InvokerSettings:
         "THAW_LINK_BYTES_PER_S", "this host's network link; empty: 1 Gbit/s is supposed until it was measured", None
     )
     start_timeout_s: float = setting("THAW_START_TIMEOUT_S", "longest wait for one /init", 900.0)
+    consolidate_timeout_s: float = setting(
+        "THAW_CONSOLIDATE_TIMEOUT_S",
+        "after this time the scheduler hears that a pipeline has not become one worker",
+        900.0,
+    )
     drain_s: float = setting("THAW_DRAIN_S", "how long running requests may finish at shutdown", 5.0)
     cpu_share: str = setting("THAW_CPU_SHARE", "enforce compute shares by cgroup quota: on or off", "on")
 

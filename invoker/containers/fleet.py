@@ -101,6 +101,19 @@ class Fleet:
         with live.lock:
             self.publisher.put(live.record, flip=flip)
 
+    def announce_again(self, live: Live) -> None:
+        """Answer a repeated command: its sender may have missed how things are."""
+        with live.lock:
+            self.publisher.say_again(live.record)
+
+    def relabel(self, live: Live) -> None:
+        """Let an invoker that takes over find the instance as it is now.  Where that fails, it asks the container."""
+        try:
+            if live.handle is not None:
+                self.driver.relabel(live.handle, live.labels())
+        except PlatformError as e:
+            self.log.event("relabel_failed", instance_id=live.record.instance_id, error=e.message)
+
     # runs ----------------------------------------------------------------------------------------------------------
 
     def begin_run(self, instance_id: InstanceId) -> Live:

@@ -14,6 +14,7 @@ from invoker.containers.instance import Effect, Event, State
 from invoker.drivers.activation_logs import LogCollector
 from invoker.drivers.base import Handle
 from relay.clients.http_unix import UnixConnection
+from thaw import wire
 from thaw.action import Action
 from thaw.clock import wall_ms
 from thaw.errors import ThawError
@@ -74,6 +75,17 @@ class Live:
         """Complete the record with what the start has learnt."""
         with self.lock:
             self.record = replace(self.record, **fields)
+
+    def begins_to_consolidate(self) -> bool:
+        """Note that it is becoming one worker; False if that is noted already."""
+        with self.lock:
+            begins = not self.record.is_consolidating
+            self.amend(is_consolidating=True)
+            return begins
+
+    def labels(self) -> dict[str, str]:
+        """What its driver keeps for an invoker that takes over."""
+        return {"role": "instance", "record": wire.dumps(self.record).decode(), "kind": self.kind}
 
     def attach(self, handle: Handle) -> bool:
         """The container belongs to this instance from now on; False if the start was given up meanwhile."""

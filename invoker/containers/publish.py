@@ -105,6 +105,12 @@ class Publisher:
             if record.instance_id not in self._due:
                 self._due[record.instance_id] = (time.monotonic() + _RETRY_S, record)
 
+    def say_again(self, record: InstanceRecord) -> None:
+        """Send a record though it may have been sent before: somebody asks for it."""
+        with self._changed:
+            self._sent.pop(record.instance_id, None)
+        self.put(record)
+
     def forget_sent(self) -> None:
         """The state server may have lost the records that were sent: send each of them again when it is put again."""
         with self._changed:

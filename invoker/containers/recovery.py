@@ -3,27 +3,34 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Final
+from typing import Any
 
-from invoker.containers.call import ContainerCall
+from invoker.containers.consolidate import Consolidating, health_of
 from invoker.containers.fleet import Fleet
+from invoker.containers.init import slots_in
 from invoker.containers.instance import State
 from invoker.containers.live import Live
 from invoker.drivers.base import Owned
 from relay.state.records import Records
 from relay.state.registry import Registry
 from thaw import wire
-from thaw.action import KIND_LLM
+from thaw.action import KIND_LLM, Action
 from thaw.clock import wall_ms
 from thaw.errors import NotFound, PlatformError, ProtocolError, WorkerLost
 from thaw.ids import HostId, InstanceId, Namespace
 from thaw.instance import InstanceRecord, InstanceState
 from thaw.logs import Log
 
-_HEALTH_S: Final = 2.0
 
-
-def recover(fleet: Fleet, registry: Registry, records: Records, host_id: HostId, address: str, log: Log) -> None:
+def recover(
+    fleet: Fleet,
+    registry: Registry,
+    records: Records,
+    host_id: HostId,
+    address: str,
+    consolidating: Consolidating,
+    log: Log,
+) -> None:
     """Call this before the first command is read.  Raises Unavailable when the state server is away."""
     fleet.epoch = registry.scheduler_epoch()  # an instance that ends before the first command needs it for fetchd
     known = {r.instance_id: r for r in registry.instances() if r.host_id == host_id}
@@ -35,6 +42,8 @@ def recover(fleet: Fleet, registry: Registry, records: Records, host_id: HostId,
             fleet.driver.end(owned)
             continue
         _adopt(fleet, owned, live)
+        if live.record.is_consolidating:
+            consolidating.resume(live)
         adopted.add(live.record.instance_id)
         in_use.add(live.descriptor_socket_id)
         log.event("instance_adopted", instance_id=live.record.instance_id)
@@ -51,23 +60,26 @@ def _revived(owned: Owned, known: dict[InstanceId, InstanceRecord], records: Rec
         return None
     try:
         record = wire.loads(InstanceRecord, owned.labels["record"])
-        if record.state is not InstanceState.READY or not _answers(owned.handle.socket_path):
+        health = health_of(owned.handle.socket_path)
+        if record.state is not InstanceState.READY or health is None or health.get("state") != "ready":
             return None
         function = records.action(Namespace(record.action.partition("/")[0]), record.action)
     except (ProtocolError, NotFound, KeyError):
         return None
+    record = _as_its_container_says(record, function, health)
     live = Live(replace(record, address=address, inflight=0, idle_since_wall_ms=wall_ms()), owned.labels["kind"])
     live.function, live.served, live.has_descriptor_socket = function, True, live.kind == KIND_LLM
     live.fetching = live.in_group  # a stage that keeps the whole model may still be fetching the rest
     return live
 
 
-def _answers(path: str) -> bool:
-    try:
-        _, plain = ContainerCall(path, _HEALTH_S).ask("GET", "/health")
-    except (OSError, ProtocolError):
-        return False
-    return plain.get("state") == "ready"
+def _as_its_container_says(record: InstanceRecord, function: Action, health: dict[str, Any]) -> InstanceRecord:
+    """A pipeline may have become one worker, or be about to, without this host's last invoker having noted it.  Either
+    way somebody must read the outcome, whose trace the last invoker has not written."""
+    has_switched = record.n_stages > 1 and health.get("stages") == 1
+    if has_switched:
+        record = replace(record, n_stages=1, slots=slots_in(function, record.stage, 1))
+    return replace(record, is_consolidating=has_switched or health.get("consolidating") is True)
 
 
 def _adopt(fleet: Fleet, owned: Owned, live: Live) -> None:

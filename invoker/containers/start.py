@@ -232,7 +232,7 @@ class Starting:
             record.instance_id,
             self._live.kind,
             identity,
-            self._labels(),
+            self._live.labels(),
             self._stage.share,
             fork,
             self._memory_bytes(),
@@ -271,7 +271,7 @@ class Starting:
         if not self._fleet.attach(live, handle):
             self._deps.cells.end(handle)
             raise _given_up(live)
-        self._fleet.driver.relabel(handle, self._labels())
+        self._fleet.driver.relabel(handle, live.labels())
         if mode is StartMode.PREWARMED:
             self._fleet.driver.limit(handle, self._stage.share, self._memory_bytes())
 
@@ -283,9 +283,6 @@ class Starting:
             return function.limits.memory * MIB
         on_host = self._stage.reserve_bytes if self._stage.device.startswith("cpu") else 0
         return function.config.resources.host_memory_mb * MIB + on_host
-
-    def _labels(self) -> dict[str, str]:
-        return {"role": "instance", "record": wire.dumps(self._live.record).decode(), "kind": self._live.kind}
 
     # the function --------------------------------------------------------------------------------------------------
 
@@ -351,7 +348,7 @@ class Starting:
         self._mark(Phase.READY)
         self._fleet.announce(live)
         if live.handle is not None:
-            self._fleet.driver.relabel(live.handle, self._labels())  # READY: a restarted invoker adopts it
+            self._fleet.driver.relabel(live.handle, live.labels())  # READY: a restarted invoker adopts it
         mode = live.record.start_mode.value
         metrics.STARTS.labels(mode=mode, outcome="ready").inc()
         metrics.START_SECONDS.labels(mode=mode).observe(time.monotonic() - self._began)

@@ -55,7 +55,7 @@ class FakeFetchd(FetchClient):
         self.calls.append("open_descriptor_socket")
         self.open.add(instance_id)
         path = self._directory / f"door-{instance_id[-6:]}"
-        for suffix in (".init", ".feed"):
+        for suffix in (".init", ".feed", ".consolidate"):
             os.mkfifo(f"{path}{suffix}")
         return str(path)
 
