@@ -1,0 +1,146 @@
+"""A container's messages: ``/init``, ``/run``, and ``/consolidate`` of a pipeline's first stage.
+
+Part of relay/protocol/messages.py, which tags and reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from thaw.config import LlmConfig
+from thaw.errors import ErrorInfo
+from thaw.ids import ActionName, GroupId, HostId
+from thaw.plan import StageRole
+from thaw.trace import TraceEvent
+
+
+@dataclass(frozen=True, slots=True)
+class GroupCredential:
+    """Gives a stage access to its group's part of the relay server, and to nothing else.  It ends with the group."""
+
+    username: str
+    secret: str
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLink:
+    """How the stages of a group reach one another.
+
+    ``kind`` names a transport (relay/transports/registry.py).  ``address`` is where its ends meet: for ``object`` the
+    URI of a store (``s3://…``, ``file://…``), for every other kind the URL of the relay server, without a credential.
+    ``host_address`` is where a stage listens, if others may reach it.
+    """
+
+    kind: str
+    address: str
+    credential: GroupCredential
+    host_address: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StageShape:
+    """Every stage knows this of every other, so that all compute the same number of KV blocks without asking.
+
+    ``weight_bytes`` counts all weights that the stage will hold.  A full stage has the KV cache of every layer.
+    """
+
+    layers: tuple[int, int]
+    reserve_bytes: int
+    weight_bytes: int
+    role: StageRole = StageRole.LOW
+
+
+@dataclass(frozen=True, slots=True)
+class LlmInit:
+    """The value of ``/init`` for kind llm:vllm: one stage of a plan.
+
+    ``link`` and ``stages`` are None and () for a plan of one stage.
+    """
+
+    action: ActionName
+    group_id: GroupId
+    stage: int
+    n_stages: int
+    layers: tuple[int, int]
+    config: LlmConfig
+    reserve_bytes: int
+    share: float
+    n_threads: int
+    host: HostId
+    role: StageRole = StageRole.FULL
+    link: GroupLink | None = None
+    stages: tuple[StageShape, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class InitReply:
+    ok: bool
+    events: tuple[TraceEvent, ...] = ()
+    memory: Mapping[str, int] = field(default_factory=dict)
+    error: ErrorInfo | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ConsolidateReply:
+    """The answer to ``POST /consolidate``, and to ``GET /consolidate`` later: stage 0 has become one worker.
+
+    ``tail_bytes`` of the copied ``n_bytes`` of KV blocks were in the last round, while no step was scheduled.
+    """
+
+    rounds: int
+    n_bytes: int
+    tail_bytes: int
+    wait_s: float  # until the model was whole
+    stall_s: float  # from the last step of the pipeline to the first of the whole worker
+    events: tuple[TraceEvent, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LlmResume:
+    """Continue an answer: these tokens were already delivered; the next token's number follows the last of them."""
+
+    output_token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LlmRun:
+    endpoint: str  # "chat" | "completions"
+    body: Mapping[str, Any]  # validated OpenAI JSON
+    seed: int
+    resume: LlmResume | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    token: str
+    logprob: float
+    top: tuple[tuple[str, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RunToken:
+    """``index`` counts from 0 per activation: a consumer drops one it has seen and fails on a gap.
+
+    ``text`` may be empty: bytes of an unfinished character, or held back because a stop string may be starting.
+    """
+
+    index: int
+    token_id: int
+    text: str
+    logprob: TokenLogprob | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunFinished:
+    reason: str  # "stop" | "length"
+    prompt_tokens: int
+    completion_tokens: int
+    text: str = ""  # the text that was held back
+    events: tuple[TraceEvent, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RunFailed:
+    error: ErrorInfo
