@@ -3,7 +3,8 @@ send.
 
 The simulator takes the place of the gateway (queue, routes), the invokers (records, releases) and fetchd (a link that
 keeps deadlines, models that stay resident in host memory), and carries out every decision.  Messages take no time.  A
-reply is queued after the message that caused it, so ``decide`` is never called while it runs.
+reply is queued after the message that caused it, so ``decide`` is never called while it runs.  No host of the simulator
+can consolidate, so the policy is told to leave that out.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ class Production(System):
             "redis://simulated:0/0", discipline=spec.discipline, variant=spec.variant, relay_url="redis://simulated:0/1"
         )
         numbers = itertools.count(1)
-        parts = Parts(overlap=spec.equation == 5, succession=spec.succession)
+        parts = Parts(overlap=spec.equation == 5, succession=spec.succession, consolidation=False)
         self.view = ClusterView(1, settings, lambda: f"{next(numbers):032x}", History(), parts)
         self.view.blocked = WatchedTurns(self._blocked)
         self._inbox: deque[Event] = deque()

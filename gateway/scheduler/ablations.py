@@ -15,6 +15,8 @@ class Parts:
     """Eq. 5 predicts starts, whose phases overlap.  Without it Eq. 1 predicts them, one phase after another."""
     succession: bool = True
     """One worker takes the place of an idle group."""
+    consolidation: bool = True
+    """A group becomes one worker while it answers."""
 
 
 EVERY_PART: Final = Parts()

@@ -41,6 +41,24 @@ class ReleaseInstance:
 
 
 @dataclass(frozen=True, slots=True)
+class ConsolidateInstance:
+    """Let this stage 0 become one worker in place of its group, while the group answers."""
+
+    host_id: HostId
+    instance_id: InstanceId
+    group_id: GroupId
+    command_id: CommandId
+
+
+@dataclass(frozen=True, slots=True)
+class RewritePlan:
+    """A group has become one worker: its plan has one stage from now on.  Carried out before its other stages are
+    released, so that a successor scheduler does not wait for them."""
+
+    plan: Plan
+
+
+@dataclass(frozen=True, slots=True)
 class CancelGroup:
     host_id: HostId
     group_id: GroupId
@@ -135,6 +153,7 @@ class TimerKind(enum.StrEnum):
     START = "start"  # key: group id
     RESCALE = "rescale"  # key: action
     INSPECT = "inspect"  # key: model uri
+    CONSOLIDATE = "consolidate"  # key: group id
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +176,8 @@ class Flag:
 Decision = (
     StartGroup
     | ReleaseInstance
+    | ConsolidateInstance
+    | RewritePlan
     | CancelGroup
     | InspectModelOn
     | FailDemand

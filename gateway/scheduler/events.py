@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from gateway.scheduler.decisions import TimerKind
 from relay.protocol.messages import (
     CommandRefused,
+    ConsolidationFailed,
     DemandAdded,
     DemandRemoved,
     InstanceChanged,
@@ -163,6 +164,7 @@ OtherEvent = (
     InstanceChanged
     | ModelInspected
     | CommandRefused
+    | ConsolidationFailed
     | ActionSeen
     | ActionDeleted
     | HostsSeen

@@ -24,6 +24,12 @@ class SchedulerSettings:
         600.0,
     )
     max_attempts: int = setting("THAW_START_ATTEMPTS", "starts tried for one request before it fails", 3)
+    consolidate_deadline_s: float = setting(
+        "THAW_CONSOLIDATE_DEADLINE_S",
+        "a host that has not said within this time what became of a pipeline that was to become one worker is asked "
+        "again; longer than the hosts' THAW_CONSOLIDATE_TIMEOUT_S, seconds",
+        1_000.0,
+    )
     hosts_refresh_s: float = setting("THAW_HOSTS_REFRESH_S", "how often heartbeats and leases are read, seconds", 1.0)
     window_s: float = setting("THAW_SCALING_WINDOW_S", "sliding window of arrivals for scaling out, seconds", 1.0)
     discipline: str = setting("THAW_LEDGER_DISCIPLINE", "how fetches share a host's link: edf or equal", "edf")

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from gateway.scheduler.decisions import (
     CancelGroup,
+    ConsolidateInstance,
     Decision,
     DropDemand,
     DropPlan,
@@ -18,11 +19,12 @@ from gateway.scheduler.decisions import (
     ForgetInstance,
     ReleaseInstance,
     RevokeCredential,
+    RewritePlan,
     StageStart,
     StartGroup,
 )
 from gateway.scheduler.events import ActionFacts, HostsSeen, Rebuilt, StartRefused
-from relay.protocol.messages import CommandRefused, DemandAdded, DemandRemoved, InstanceChanged
+from relay.protocol.messages import CommandRefused, ConsolidationFailed, DemandAdded, DemandRemoved, InstanceChanged
 from tests.scheduler.world import World, record_of, report
 from thaw.errors import ErrorInfo
 from thaw.host import HostReport
@@ -35,6 +37,7 @@ MEMORY_MB = 2500
 LOST = ErrorInfo("WorkerLost", "killed")
 BUSY = ErrorInfo("InstanceBusy", "a request is in flight")
 NO_RELAY = ErrorInfo("Unavailable", "the relay does not answer")
+UNKNOWN = ErrorInfo("InstanceGone", "no such instance")
 DRAINING = ErrorInfo("Unavailable", "this host is draining")
 
 
@@ -43,6 +46,7 @@ class Host:
     name: str
     commands: deque[tuple[Decision, StageStart | None]] = field(default_factory=deque)
     instances: dict[InstanceId, InstanceRecord] = field(default_factory=dict)
+    consolidating: set[InstanceId] = field(default_factory=set)
     is_up: bool = True
     refuses: bool = False
 
@@ -60,6 +64,7 @@ class Cluster:
         self.registry: dict[InstanceId, InstanceRecord] = {}
         self.plans: dict[GroupId, Plan] = {}
         self.credentials: set[GroupId] = set()
+        self.unheard: deque[tuple[Host, InstanceId]] = deque()
         self.demand: dict[ActivationId, DemandAdded] = {}
         self.n_asked, self.crash_after, self.relay_is_up, self.n_leaders = 0, -1, True, 0
         self.lead()
@@ -106,10 +111,12 @@ class Cluster:
         match decision:
             case StartGroup():
                 self._start(decision)
-            case ReleaseInstance() | CancelGroup():
+            case ReleaseInstance() | CancelGroup() | ConsolidateInstance():
                 self.hosts[decision.host_id].commands.append((decision, None))
             case RevokeCredential():
                 self.credentials.discard(decision.group_id)
+            case RewritePlan():
+                self.plans[decision.plan.group_id] = decision.plan
             case DropPlan():
                 self.plans.pop(decision.group_id, None)
             case ForgetInstance():
@@ -161,9 +168,44 @@ class Cluster:
                 self.say(host, record_of(command, InstanceState.STARTING, stage.stage))
             case CancelGroup():
                 for record in [r for r in host.instances.values() if r.group_id == command.group_id]:
-                    self.say(host, replace(record, state=InstanceState.GONE))
+                    if record.n_stages > 1 or record.state is InstanceState.STARTING:  # a worker by itself goes on
+                        self.say(host, replace(record, state=InstanceState.GONE))
+            case ConsolidateInstance():
+                self._consolidate(host, command)
             case ReleaseInstance():
                 self._release(host, command)
+
+    def _consolidate(self, host: Host, command: ConsolidateInstance) -> None:
+        if command.instance_id not in host.instances:
+            refused = CommandRefused(command.command_id, command.host_id, command.group_id, UNKNOWN)
+            return self.tell(refused)
+        host.consolidating.add(command.instance_id)
+
+    def switch(self, n: int) -> None:
+        """Let a stage 0 that was asked become one worker.  Its host says so later (``hear``)."""
+        asked = [(h, i) for h in self.hosts.values() if h.is_up for i in sorted(h.consolidating & h.instances.keys())]
+        if asked:
+            host, instance_id = asked[n % len(asked)]
+            host.consolidating.discard(instance_id)
+            record = host.instances[instance_id]
+            if record.state is InstanceState.READY:
+                host.instances[instance_id] = replace(record, n_stages=1)
+                self.unheard.append((host, instance_id))
+
+    def hear(self) -> None:
+        """Let the scheduler hear of the switch that was first."""
+        if self.unheard:
+            host, instance_id = self.unheard.popleft()
+            if host.is_up and instance_id in host.instances:
+                self.say(host, host.instances[instance_id])
+
+    def fail_to_switch(self, n: int) -> None:
+        asked = [(h, i) for h in self.hosts.values() if h.is_up for i in sorted(h.consolidating & h.instances.keys())]
+        if asked:
+            host, instance_id = asked[n % len(asked)]
+            host.consolidating.discard(instance_id)
+            record = host.instances[instance_id]
+            self.tell(ConsolidationFailed(instance_id, record.host_id, record.group_id, UNKNOWN))
 
     def _release(self, host: Host, command: ReleaseInstance) -> None:
         record = host.instances.get(command.instance_id)
@@ -224,6 +266,8 @@ class Cluster:
         for host in self.hosts.values():
             while host.is_up and host.commands:
                 self.obey(host)
+        while self.unheard:
+            self.hear()
         for host in [h for h in self.hosts.values() if h.is_up]:
             for record in list(host.instances.values()):
                 if record.instance_id in host.instances:

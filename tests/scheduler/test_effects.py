@@ -10,22 +10,30 @@ from typing import Any
 import pytest
 import redis
 
-from gateway.scheduler.decisions import Forget, InspectModelOn, LearnFrom, StartGroup
+from gateway.scheduler.decisions import (
+    ConsolidateInstance,
+    Forget,
+    InspectModelOn,
+    LearnFrom,
+    RewritePlan,
+    StartGroup,
+)
 from gateway.scheduler.io.effects import Arrival, Effects, load_history
 from gateway.scheduler.io.group_admission import RelayWork
 from gateway.scheduler.io.group_credentials import GroupCredentials
 from gateway.scheduler.placement.predict import f_factor
 from gateway.scheduler.view.history import History, Learned
 from gateway.scheduler.view.shortest_times import Least
-from relay.state import redis_link
+from relay.protocol.messages import Consolidate
+from relay.state import bus, keys, redis_link
 from relay.state.clock import StateClock
 from relay.state.records import Records
 from relay.state.registry import Registry
-from tests.relay.samples import PLAN, record
+from tests.relay.samples import GROUP, PLAN, record
 from tests.scheduler.world import FACTS
 from thaw import wire
 from thaw.bound import Part
-from thaw.ids import ActionName, ActivationId, CommandId, GroupId, HostId
+from thaw.ids import ActionName, ActivationId, CommandId, GroupId, HostId, InstanceId
 from thaw.instance import StartMode
 from thaw.logs import Log
 from thaw.trace import Phase, TraceEvent
@@ -137,6 +145,50 @@ def test_a_demand_that_is_planned_at_once_waited_for_nothing(client: redis.Redis
     effects.seen(ActivationId("a"), now)
     effects.apply(StartGroup(PLAN, (), (ActivationId("a"),), {}), now)
     assert "wait_s" not in Records(client).trace(PLAN.group_id)[1].attrs
+
+
+def test_a_host_is_told_which_instance_is_to_become_one_worker(client: redis.Redis) -> None:
+    ask = ConsolidateInstance(HostId("h"), InstanceId("i"), GROUP, CommandId("c"))
+    effects_on(client).apply(ask, Arrival.now())
+    ((_, fields),) = client.xrange(keys.commands(HostId("h")))
+    command = bus.unpack(fields[b"f"])
+    assert (command.command_id, command.epoch, command.body) == ("c", 1, Consolidate(InstanceId("i"), GROUP))
+
+
+def test_a_plan_that_is_rewritten_keeps_the_time_at_which_it_was_decided(client: redis.Redis) -> None:
+    registry = Registry(client)
+    registry.put_plan(replace(PLAN, created_wall_ns=12_345))
+    effects_on(client).apply(RewritePlan(replace(PLAN, keep=1, created_wall_ns=0)), Arrival.now())
+    assert registry.plan(GROUP) == replace(PLAN, keep=1, created_wall_ns=12_345)
+    client.hset(keys.PLANS, GROUP, b"{")
+    effects_on(client).apply(RewritePlan(PLAN), Arrival.now())
+    written = registry.plan(GROUP)
+    assert written is not None
+    assert written.created_wall_ns > 12_345
+
+
+@pytest.mark.parametrize(
+    ("switched_s", "knows"),
+    [(4.0, (False, False)), (6.5, (True, False)), (8.0, (True, True))],
+    ids=["before the prompt", "among the tokens", "after the answer"],
+)
+def test_what_one_worker_did_teaches_nothing_about_the_pipeline_that_it_was(
+    client: redis.Redis, switched_s: float, knows: tuple[bool, bool]
+) -> None:
+    group, served, history = GroupId("g5"), ActivationId("c" * 32), History()
+    Records(client).add_trace(group, [at(Phase.CONSOLIDATE_END, switched_s)])
+    run = [
+        at(Phase.PREFILL_BEGIN, 5.0),
+        at(Phase.PREFILL_END, 5.99),
+        at(Phase.RUN_END, 7.0),
+    ]
+    Records(client).add_trace(served, run)
+    assert Records(client).end(replace(record(served), usage={"completion_tokens": 11}))
+    learn = LearnFrom(group, CHAT, "cpu", StartMode.COLD, n_stages=4, factor=f_factor(4, 1), served=(served,))
+    effects_on(client).learn(history, learn)
+    kept = load_history(client, Log("test")).learned(CHAT, "cpu", StartMode.COLD)
+    plain = History().learned(CHAT, "cpu", StartMode.COLD)
+    assert (kept.times.t_p != plain.times.t_p, kept.times.t_d != plain.times.t_d) == knows
 
 
 def at(name: Phase, seconds: float, **fields: Any) -> TraceEvent:

@@ -105,6 +105,7 @@ def nothing_is_left(c: Cluster) -> None:
     assert (view.groups, view.instances, view.in_group, view.demand) == ({}, {}, {}, {})
     for host in view.hosts.values():
         assert host.ledger.fetches() == {}
+        assert host.pool._claims == {}
         assert [(d.reserved, d.releasing, d.n_workers) for d in host.devices.values()] == [(0, 0, 0)]
 
 

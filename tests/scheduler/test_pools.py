@@ -368,6 +368,7 @@ def test_a_group_gives_way_to_one_worker_only_where_the_pool_has_room_for_both()
         (start,) = of(w.ask(CHAT), StartGroup)
         assert len(start.plan.stages) > 1
         w.ready(start)
+        w.stays_a_pipeline(start)
         there = (Resident("s3://m", SMOLLM2.n_bytes, "aa"),)
         first = start.plan.stages[0].host
         w.do(HostSeen(replace(w.reports[first], pool=pool_after(start, n, 5, 2_000), resident=there)))

@@ -1,4 +1,4 @@
-"""One worker that loads from its host's memory replaces an idle group of several stages."""
+"""One worker that loads from its host's memory replaces an idle group that could not become one while it served."""
 
 from __future__ import annotations
 
@@ -18,11 +18,13 @@ from thaw.instance import InstanceState
 
 
 def served() -> tuple[World, StartGroup]:
-    """A group that has answered its request.  It has several stages because the objective needed them."""
+    """A group that has answered its request and stays a pipeline.  It has several stages because the objective needed
+    them."""
     w = group_world(facts=chat(slo_ttft_s=7.5, max_stages=4))
     (start,) = of(w.ask(CHAT), StartGroup)
     assert len(start.stages) > 1
     w.ready(start)
+    w.stays_a_pipeline(start)
     return w, start
 
 

@@ -13,7 +13,14 @@ from gateway.scheduler.policy.decide import decide_all
 from gateway.scheduler.settings import SchedulerSettings
 from gateway.scheduler.view.cluster import ClusterView
 from gateway.scheduler.view.history import History
-from relay.protocol.messages import DemandAdded, DemandRemoved, InstanceChanged, ModelInspected
+from relay.protocol.messages import (
+    ConsolidationFailed,
+    DemandAdded,
+    DemandRemoved,
+    InstanceChanged,
+    ModelInspected,
+)
+from thaw.errors import ErrorInfo
 from thaw.host import Device, HeldSegment, HostReport, PoolReport
 from thaw.ids import ActionName, ActivationId, GatewayId, HostId, Namespace
 from thaw.instance import InstanceRecord, InstanceState, StartMode
@@ -123,6 +130,11 @@ class World:
         for activation in start.activation_ids:
             self.do(DemandRemoved(activation, start.plan.action))
         return decided
+
+    def stays_a_pipeline(self, start: StartGroup) -> list[Decision]:
+        """Report that the engine of the group's stage 0 cannot make one worker of it."""
+        head, error = start.stages[0], ErrorInfo("ModelUnsupported", "this engine cannot")
+        return self.do(ConsolidationFailed(head.instance_id, head.host_id, start.plan.group_id, error))
 
     def fire(self, timer: Wake) -> list[Decision]:
         return self.do(Timer(timer.kind, timer.key))

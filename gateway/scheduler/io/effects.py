@@ -14,6 +14,7 @@ import redis
 
 from gateway.scheduler.decisions import (
     CancelGroup,
+    ConsolidateInstance,
     Decision,
     DropDemand,
     DropPlan,
@@ -26,6 +27,7 @@ from gateway.scheduler.decisions import (
     LearnFrom,
     ReleaseInstance,
     RevokeCredential,
+    RewritePlan,
     StartGroup,
 )
 from gateway.scheduler.events import StartRefused
@@ -41,9 +43,19 @@ from gateway.scheduler.view.history import (
     measure,
     measure_run,
     was_continued,
+    was_one_worker,
 )
 from gateway.scheduler.view.shortest_times import Best, Key, Least
-from relay.protocol.messages import Cancel, Command, InspectModel, Release, SetStemCells, Start, StartFailed
+from relay.protocol.messages import (
+    Cancel,
+    Command,
+    Consolidate,
+    InspectModel,
+    Release,
+    SetStemCells,
+    Start,
+    StartFailed,
+)
 from relay.state import bus, keys, redis_link
 from relay.state.clock import StateClock
 from relay.state.records import Records
@@ -96,6 +108,13 @@ class Effects:
                 )
                 body = Release(decision.instance_id, decision.only_idle)
                 self._send(decision.host_id, decision.command_id, body)
+            case ConsolidateInstance():
+                self._log.event("consolidate", group_id=decision.group_id, host_id=decision.host_id)
+                asked = Consolidate(decision.instance_id, decision.group_id)
+                self._send(decision.host_id, decision.command_id, asked)
+            case RewritePlan():
+                self._log.event("consolidated", group_id=decision.plan.group_id, action=decision.plan.action)
+                self._rewrite(decision.plan)
             case CancelGroup():
                 self._log.event("cancel", group_id=decision.group_id, host_id=decision.host_id)
                 self._send(decision.host_id, decision.command_id, Cancel(decision.group_id))
@@ -142,6 +161,15 @@ class Effects:
         else:
             self._admitting[plan.group_id] = decision, arrival
             self._relay.issue(plan.group_id)
+
+    def _rewrite(self, plan: Plan) -> None:
+        """Replace a group's plan.  The view does not know when its own plans were written, so that is read first."""
+        try:
+            written = self._registry.plan(plan.group_id)
+        except ProtocolError:
+            written = None
+        stamp = time.time_ns() if written is None else written.created_wall_ns
+        self._registry.put_plan(replace(plan, created_wall_ns=stamp))
 
     def issued(self, group_id: GroupId) -> None:
         """The server lets a group in.  If the group has ended meanwhile, its revocation already follows this issue."""
@@ -234,10 +262,12 @@ class Effects:
     def _learn_run(
         self, history: History, start: LearnFrom, begun: Sequence[TraceEvent], run: Sequence[TraceEvent], n_tokens: int
     ) -> dict[Key, Least]:
-        if was_continued(run):
+        if was_continued(run) or was_one_worker(begun, run, Phase.PREFILL_BEGIN):
             return {}
         took, best = start_took(run), dict[Key, Least]()
         seen = measure_run(run, n_tokens, start.n_stages, start.factor or 1.0)
+        if was_one_worker(begun, run, Phase.RUN_END):
+            seen = replace(seen, token_s=None)
         if start.factor is not None:
             history.update_pass(start.action, start.device_kind, start.mode, seen)
             if took.prefill_s is not None and took.prompt_tokens is not None:

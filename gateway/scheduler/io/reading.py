@@ -25,6 +25,7 @@ from gateway.scheduler.view.cluster import ClusterView
 from relay.protocol.messages import (
     ActionChanged,
     CommandRefused,
+    ConsolidationFailed,
     DemandAdded,
     DemandRemoved,
     HostChanged,
@@ -40,7 +41,16 @@ from thaw.errors import NotFound, ProtocolError
 from thaw.ids import ActionName, Namespace
 from thaw.logs import Log
 
-_FOR_POLICY: Final = (DemandAdded, DemandRemoved, InstanceChanged, ModelInspected, CommandRefused, StartRefused, Timer)
+_FOR_POLICY: Final = (
+    DemandAdded,
+    DemandRemoved,
+    InstanceChanged,
+    ModelInspected,
+    CommandRefused,
+    ConsolidationFailed,
+    StartRefused,
+    Timer,
+)
 
 
 class Reading:

@@ -59,7 +59,7 @@ def group_plan(
     n = choice.n_stages
     parts = (StageBytes((0, 0), (), (), 0),) if stages is None else stages.of(n)
     deadline_ms = None if math.isinf(choice.fetch_within_s) else max(0, int(choice.fetch_within_s * 1000))
-    made = tuple(_stage(facts, k, n, seat, parts[k], deadline_ms) for k, seat in enumerate(choice.seats))
+    made = tuple(_stage(facts, (k, n, choice.keep), seat, parts[k], deadline_ms) for k, seat in enumerate(choice.seats))
     model = None if stages is None else stages.facts
     plan_model = None if model is None else PlanModel(model.uri, model.sha256, model.etag, model.n_bytes)
     return Plan(
@@ -80,7 +80,12 @@ def group_plan(
     )
 
 
-def _stage(facts: ActionFacts, k: int, n: int, seat: Seat, part: StageBytes, deadline_ms: int | None) -> PlanStage:
+def _stage(
+    facts: ActionFacts, place: tuple[int, int, int], seat: Seat, part: StageBytes, deadline_ms: int | None
+) -> PlanStage:
+    """``place``: the number of the stage, how many there are, and how many of them outlive the group.  Only these get
+    the rest of the model."""
+    k, n, keep = place
     full = seat.role is StageRole.FULL
     reserve = facts.need_bytes if full else low_reserve(facts.need_bytes, n)
     return PlanStage(
@@ -90,7 +95,7 @@ def _stage(facts: ActionFacts, k: int, n: int, seat: Seat, part: StageBytes, dea
         seat.role,
         part.layers,
         part.first,
-        part.rest if full else (),
+        part.rest if full and k < keep else (),
         reserve,
         reserve / facts.need_bytes if facts.need_bytes else 1.0,
         deadline_ms,

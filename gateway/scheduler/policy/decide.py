@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from itertools import takewhile
 from typing import Final
 
-from gateway.scheduler.decisions import Decision, DropDemand, Flag, Forget, RevokeCredential, TimerKind
+from gateway.scheduler.decisions import Decision, DropDemand, Flag, Forget, RewritePlan, TimerKind
 from gateway.scheduler.events import (
     ActionDeleted,
     ActionSeen,
@@ -19,11 +19,18 @@ from gateway.scheduler.events import (
     StartRefused,
     Timer,
 )
-from gateway.scheduler.policy import draining, groups, instances, models, pools, stem_cells
+from gateway.scheduler.policy import consolidation, draining, groups, instances, models, pools, stem_cells
 from gateway.scheduler.policy.starts import ensure_model, release, rescale
 from gateway.scheduler.view.cluster import ClusterView
 from gateway.scheduler.view.entries import DemandView
-from relay.protocol.messages import CommandRefused, DemandAdded, DemandRemoved, InstanceChanged, ModelInspected
+from relay.protocol.messages import (
+    CommandRefused,
+    ConsolidationFailed,
+    DemandAdded,
+    DemandRemoved,
+    InstanceChanged,
+    ModelInspected,
+)
 from thaw.errors import StaleEpoch
 from thaw.host import HostReport
 from thaw.ids import ActionName, ActivationId, GroupId, HostId, InstanceId
@@ -81,6 +88,8 @@ def _decide(view: ClusterView, event: OtherEvent, now_s: float) -> list[Decision
             return models.inspected(view, event, now_s)
         case CommandRefused():
             return _refused(view, event, now_s)
+        case ConsolidationFailed():
+            return consolidation.failed(view, event.group_id, event.error, now_s)
         case StartRefused():
             return _start_refused(view, event, now_s)
         case ActionSeen():
@@ -137,6 +146,8 @@ def _refused(view: ClusterView, event: CommandRefused, now_s: float) -> list[Dec
     if group is not None and event.command_id in group.command_ids:
         instances.never_began(view, event.host_id, event.command_id, now_s)
         return instances.start_refused(view, group, event.error, now_s)
+    if group is not None and consolidation.was_asked(group, event.command_id):
+        return consolidation.failed(view, event.group_id, event.error, now_s)
     for instance_id in sorted(view.on_host.get(event.host_id, ())):
         instance = view.instances[instance_id]
         if instance.releasing == event.command_id:
@@ -263,6 +274,8 @@ def _timer(view: ClusterView, event: Timer, now_s: float) -> list[Decision]:
             return [*_drop_unheld(view, name, now_s), *rescale(view, name, now_s)]
         case TimerKind.START:
             return instances.start_overdue(view, GroupId(event.key), now_s)
+        case TimerKind.CONSOLIDATE:
+            return consolidation.due(view, GroupId(event.key), now_s)
         case TimerKind.INSPECT:
             return models.overdue(view, event.key, now_s)
         case TimerKind.KEEP_ALIVE | TimerKind.RELEASE:
@@ -312,15 +325,18 @@ def _rebuild_plans(view: ClusterView, event: Rebuilt, now_s: float) -> list[Deci
     plan."""
     decided: list[Decision] = []
     for plan in event.plans:
+        if consolidation.has_switched(view, plan):
+            plan = consolidation.folded(plan)
+            decided.append(RewritePlan(plan))
         if {m.record.stage for m in view.members(plan.group_id)} >= {s.stage for s in plan.stages}:
             decided += groups.adopt(view, plan, now_s)
+            decided += consolidation.resume(view, view.groups[plan.group_id], now_s)
         else:
             decided += groups.abandon(view, plan, now_s)
     for group_id in sorted(view.in_group.keys() - view.groups.keys()):
         left = [m for m in view.members(group_id) if m.record.n_stages > 1 and m.releasing is None]
         decided += groups.orphans(view, left, now_s)
-    stale = set(event.credentials) - {plan.group_id for plan in event.plans}
-    return [*decided, *(RevokeCredential(group_id) for group_id in sorted(stale))]
+    return [*decided, *consolidation.stale_credentials(view, event.credentials, decided)]
 
 
 def _age_s(wall_ms: int, then_ms: int) -> float:

@@ -4,6 +4,7 @@
 
     decided ──▶ starting ──every stage READY──▶ whole ──first stage GONE──▶ ended
                    └──────a stage is GONE, or never came──────────────────▶ ended
+                                                  └──stage 0 is one worker──▶ a group of one (consolidation.py)
     orphan: a stage of an ended group.  It serves no request and counts as no supply; it holds its memory until its host
             says GONE, or no longer reports it
 """
@@ -41,13 +42,15 @@ def end(view: ClusterView, group: GroupView, now_s: float) -> list[Decision]:
             host.ledger.remove(later_key(plan.group_id, stage.stage), now_s)
     left = view.members(plan.group_id)
     decided = orphans(view, left, now_s) if group.is_starting or len(plan.stages) > 1 else []
-    return [*decided, *forget_plan(plan)]
+    return [*decided, *forget_plan(plan, left)]
 
 
-def forget_plan(plan: Plan) -> list[Decision]:
-    """Delete the plan last.  While it exists, a successor scheduler finds what remains to be undone."""
-    several: list[Decision] = [RevokeCredential(plan.group_id)] if len(plan.stages) > 1 else []
-    return [*several, DropPlan(plan.group_id)]
+def forget_plan(plan: Plan, left: Sequence[InstanceView] = ()) -> list[Decision]:
+    """Delete the plan last.  While it exists, a successor scheduler finds what remains to be undone.  A worker whose
+    pipeline is not gone yet (``left``) still has its credential."""
+    was_pipeline = len(plan.stages) > 1 or any(m.record.n_stages > 1 for m in left)
+    revoked: list[Decision] = [RevokeCredential(plan.group_id)] if was_pipeline else []
+    return [*revoked, DropPlan(plan.group_id)]
 
 
 def orphans(view: ClusterView, members: Sequence[InstanceView], now_s: float) -> list[Decision]:
@@ -65,10 +68,12 @@ def orphans(view: ClusterView, members: Sequence[InstanceView], now_s: float) ->
 
 
 def is_orphan(view: ClusterView, instance: InstanceView) -> bool:
-    """True when the instance's group has ended.  A ready instance that is a group by itself may serve without a group:
-    its plan was lost."""
+    """True when the instance's group has ended or has left it behind.  A ready instance that is a group by itself may
+    serve without a group: its plan was lost."""
     record = instance.record
-    return record.group_id not in view.groups and (record.n_stages > 1 or record.state is InstanceState.STARTING)
+    if (group := view.groups.get(record.group_id)) is not None:
+        return record.instance_id not in group.instance_ids
+    return record.n_stages > 1 or record.state is InstanceState.STARTING
 
 
 def adopt(view: ClusterView, plan: Plan, now_s: float) -> list[Decision]:

@@ -18,7 +18,7 @@ from gateway.scheduler.decisions import (
 )
 from gateway.scheduler.placement.plans import fetch_key, later_key
 from gateway.scheduler.placement.predict import f_general, low_share
-from gateway.scheduler.policy import groups, successors
+from gateway.scheduler.policy import consolidation, groups, successors
 from gateway.scheduler.policy.starts import RETRY_BASE_S, RETRY_CAP_S, ensure_model, fail, release, rescale, wake
 from gateway.scheduler.view.cluster import ClusterView
 from gateway.scheduler.view.entries import GroupView, InstanceView
@@ -65,11 +65,18 @@ def changed(view: ClusterView, record: InstanceRecord, now_s: float) -> list[Dec
     if record.state is InstanceState.GONE:
         return _gone(view, record, before, now_s)
     instance, group = view.instances[record.instance_id], view.groups.get(record.group_id)
+    if group is None and before is not None and before.record.n_stages > record.n_stages:
+        # it had switched when its group was given up, so its host has not ended it: it serves by itself
+        view.set_releasing(instance, None)
+    if group is not None and record.instance_id not in group.instance_ids:  # it is left behind
+        return consolidation.dismiss(view, [instance], now_s) if instance.releasing is None else []
     if group is None and record.n_stages > 1:  # its group has ended: this report crossed the cancel
         return groups.orphans(view, [instance], now_s) if instance.releasing is None else []
     if group is not None:
         group.progress_s = now_s
     decided: list[Decision] = []
+    if group is not None and consolidation.has_switched(view, group.plan):
+        decided += consolidation.fold(view, group, now_s)
     if record.state is InstanceState.READY:
         if record.idle_since_wall_ms is not None and (host := view.hosts.get(record.host_id)) is not None:
             host.pool.ready(record.instance_id, record.idle_since_wall_ms)
@@ -94,6 +101,7 @@ def _ready(view: ClusterView, record: InstanceRecord, group: GroupView | None, n
     decided: list[Decision] = [*_learn(view, group)]
     if record.stage != 0:  # stage 0 may be idle already; it was not checked while others started
         decided += idle_check(view, view.instances[group.instance_ids[0]], now_s)
+    decided += consolidation.pursue(view, group, now_s)
     # requests that still wait after MIN_IDLE_S were not served by this group
     return [*decided, *wake(action, record.action, now_s + MIN_IDLE_S, now_s), *retry_blocked(view, now_s)]
 
@@ -201,11 +209,11 @@ def release_refused(view: ClusterView, instance: InstanceView, now_s: float) -> 
     """The instance was busy after all, or never answered: it stays, and its idle time begins anew."""
     if groups.is_orphan(view, instance):
         return []  # no request needs it; its timer sends the cancel again
-    for member in view.members(instance.record.group_id):
+    head = view.head(instance.record)
+    for member in [] if head is None else view.stages_of(head):
         view.set_releasing(member, None)
     if (group := view.groups.get(instance.record.group_id)) is not None:
         group.gives_way = False
-    head = view.head(instance.record)
     if head is not None and head.idle_since_s is not None:
         view.set_idle_since(head, now_s)
     checked = [] if head is None else idle_check(view, head, now_s)
@@ -216,12 +224,14 @@ def release_overdue(view: ClusterView, instance: InstanceView, now_s: float) -> 
     """Handle a release or a cancel without an answer."""
     if not groups.is_orphan(view, instance):
         return release_refused(view, instance, now_s)
-    host = view.hosts.get(instance.record.host_id)
+    host, group = view.hosts.get(instance.record.host_id), view.groups.get(instance.record.group_id)
     if host is None or instance.record.instance_id in host.report.instances:
-        return groups.orphans(view, [instance], now_s)
+        tell_again = groups.orphans if group is None else consolidation.dismiss
+        return tell_again(view, [instance], now_s)
     record = replace(instance.record, state=InstanceState.GONE)  # its host no longer has it
     view.put_instance(record, now_s)
-    return [ForgetInstance(record), *rescale(view, record.action, now_s), *retry_blocked(view, now_s)]
+    left = [] if group is None else consolidation.last_left(view, group)
+    return [ForgetInstance(record), *left, *rescale(view, record.action, now_s), *retry_blocked(view, now_s)]
 
 
 def _gone(view: ClusterView, record: InstanceRecord, before: InstanceView | None, now_s: float) -> list[Decision]:
@@ -232,6 +242,8 @@ def _gone(view: ClusterView, record: InstanceRecord, before: InstanceView | None
         if error.code == PoolFull.__name__ and (host := view.hosts.get(record.host_id)) is not None:
             host.pool.refused(record.created_wall_ms)
         decided += start_failed(view, group, error, now_s)
+    elif group is not None and record.instance_id not in group.instance_ids:
+        decided += consolidation.last_left(view, group)
     elif group is not None:
         decided += groups.end(view, group, now_s)
         decided += successors.succeed(view, group, now_s)
@@ -333,10 +345,13 @@ def host_lost(view: ClusterView, host_id: HostId, now_s: float) -> list[Decision
             # the lost host is told to cancel too: if it comes back, it must not continue the start
             decided += start_failed(view, group, error, now_s)
             view.action(record.action).retry_at_s = now_s  # the retry is on another host, so at once
-        elif group is not None:
+        elif group is not None and record.instance_id in group.instance_ids:
             decided += groups.end(view, group, now_s)
+            group = None
         view.put_instance(record, now_s)
         decided.append(ForgetInstance(record))
+        if group is not None and record.group_id in view.groups:
+            decided += consolidation.last_left(view, group)
     decided += _ask_models_elsewhere(view, host_id, now_s)
     for action in actions:
         decided += rescale(view, action, now_s)

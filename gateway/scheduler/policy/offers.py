@@ -190,6 +190,8 @@ class Offers:
             *(self._seat(p, StageRole.LOW) for p in scheme.low),
         ]
         keep = max(1, min(facts.keep or 1, scheme.w))
+        if facts.keep is None and facts.forced_stages is not None:
+            keep = scheme.s  # a size that was forced stays, unless the function says what is to become of it
         slo = {"slo_ttft_s": facts.slo_ttft_s, "slo_tpot_s": facts.slo_tpot_s, "t_w_s": round(request.t_w, 3)}
         return Choice(
             tuple(seats), scheme.fetch_within_s, scheme.ttft, fallback=scheme.fallback, keep=keep, why={**slo, **why}

@@ -352,7 +352,7 @@ def release(view: ClusterView, instance: InstanceView, now_s: float, *, only_idl
     """Release stage 0.  The other stages of its group follow when it has gone, so their memory counts as being freed
     too.  The answer may be lost, so a timer follows."""
     command_id, record = CommandId(view.new_id()), instance.record
-    for member in view.members(record.group_id):
+    for member in view.stages_of(instance):
         view.set_releasing(member, command_id)
     return [
         ReleaseInstance(record.host_id, record.instance_id, command_id, only_idle, reason),

@@ -1,5 +1,7 @@
 """One worker in the place of an idle group, once the whole model lies in a host's memory.
 
+This is for groups that could not become one worker while they served (consolidation.py).
+
 Several stages make a start fast, but what follows slow: a group holds a whole worker's memory and a part for every
 further stage, and its low stages serve with a part of their device.  By the time the group is idle, stage 0 has brought
 the rest of the weights into its host's memory.  An idle group is therefore replaced by one worker that loads from
@@ -15,6 +17,7 @@ instance is evicted for it and no request waits for it.
 from __future__ import annotations
 
 from gateway.scheduler.decisions import Decision
+from gateway.scheduler.policy import consolidation
 from gateway.scheduler.policy.place import place
 from gateway.scheduler.policy.starts import start_group
 from gateway.scheduler.view.cluster import ClusterView
@@ -26,9 +29,11 @@ def is_due(view: ClusterView, head: InstanceView) -> bool:
     """True when an idle group of several stages may be replaced: its size was not forced, and the whole model lies on
     its first host, which has room for it once more."""
     record, action = head.record, view.action(head.record.action)
+    group = view.groups.get(record.group_id)
     return (
         view.parts.succession
-        and record.group_id in view.groups
+        and group is not None
+        and not consolidation.is_pursued(group)
         and action.facts is not None
         and action.facts.forced_stages is None
         and not action.waiting

@@ -276,8 +276,7 @@ class ClusterView:
         if (head := self.head(record)) is None:
             return
         if self.actions[record.action].is_spare and self.may_go(head):
-            members = [head] if record.n_stages == 1 else self.members(record.group_id)
-            held = (((m.record.host_id, m.record.device), m.record.reserve_bytes) for m in members)
+            held = (((m.record.host_id, m.record.device), m.record.reserve_bytes) for m in self.stages_of(head))
             self.idle.put_group(head.record.instance_id, head.idle_since_s or 0.0, held)
         else:
             self.idle.drop_group(head.record.instance_id)
@@ -310,10 +309,19 @@ class ClusterView:
 
     def head(self, record: InstanceRecord) -> InstanceView | None:
         """Return stage 0 of the group that ``record`` belongs to, which speaks for all of its stages; None when it has
-        gone."""
+        gone, or has become one worker and left this stage behind."""
         if record.takes_requests:
             return self.instances.get(record.instance_id)
-        return next((v for v in self.members(record.group_id) if v.record.takes_requests), None)
+        heads = (v for v in self.members(record.group_id) if v.record.takes_requests and v.record.n_stages > 1)
+        return next(heads, None)
+
+    def stages_of(self, head: InstanceView) -> list[InstanceView]:
+        """Return the stages that answer with ``head``, itself among them."""
+        return [head] if head.record.n_stages == 1 else self.members(head.record.group_id)
+
+    def left_behind(self, group: GroupView) -> list[InstanceView]:
+        """Return the stages that are there although the group's plan has them no more."""
+        return [m for m in self.members(group.plan.group_id) if m.record.instance_id not in group.instance_ids]
 
     def may_go(self, head: InstanceView) -> bool:
         """True for a group that is whole and idle."""

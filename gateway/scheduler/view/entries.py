@@ -41,9 +41,19 @@ class DemandView:
 
 
 @dataclass(slots=True)
+class Consolidation:
+    """How far a pipeline is on its way to one worker (policy/consolidation.py)."""
+
+    asked: CommandId | None = None  # its host was asked and has not answered
+    due_s: float = math.inf  # when that is late, or when the host is asked again
+    n_failed: int = 0
+    is_over: bool = False  # it stays a pipeline
+
+
+@dataclass(slots=True)
 class GroupView:
     """The stages that answer as one.  A group lasts from its decision until the first of its stages has gone, which
-    ends it."""
+    ends it.  Stages that a consolidation left behind belong to it no more."""
 
     plan: Plan
     instance_ids: tuple[InstanceId, ...]  # by stage
@@ -55,6 +65,7 @@ class GroupView:
     is_starting: bool = True  # not every stage is READY yet
     served: tuple[ActivationId, ...] = ()  # the requests that it was started for
     gives_way: bool = False  # it was asked to leave its place to one worker
+    consolidation: Consolidation | None = None  # None: it was never asked to become one worker
 
 
 @dataclass(slots=True)

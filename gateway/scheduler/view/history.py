@@ -313,6 +313,14 @@ def was_continued(events: Iterable[TraceEvent]) -> bool:
     return any(e.wall_ns > first.wall_ns for first in firsts for e in by_gateway)
 
 
+def was_one_worker(begun: Iterable[TraceEvent], run: Iterable[TraceEvent], phase: Phase) -> bool:
+    """The group of the start ``begun`` had become one worker when the request came to ``phase``.  What came after the
+    switch says nothing of a group of so many stages."""
+    switched = [e for e in begun if e.name == Phase.CONSOLIDATE_END and "error" not in e.attrs]
+    then = [e for e in run if e.name == phase]
+    return any(s.boot_id == e.boot_id and s.mono_ns <= e.mono_ns for s in switched for e in then)
+
+
 def foretold(events: Iterable[TraceEvent]) -> tuple[float, float | None] | None:
     """Return (predicted, bound) of a start in seconds, as its trace says, or None when nothing was predicted.  The
     bound is None when none of its terms was known."""
