@@ -13,7 +13,8 @@ it.
 
 A *leaf* is an interval in which some work is done.  ``queued``, ``init`` and ``run`` usually hold other intervals; they
 are leaves only if they hold none (an ordinary function's init is its own explanation).  ``stopped`` is never a leaf: it
-says why the leaves of a process took longer.  thaw/evidence.py computes how much of a leaf is explained.
+says why the leaves of a process took longer.  ``consolidate`` is none either: no request waits for it.
+thaw/evidence.py computes how much of a leaf is explained.
 
 The monotonic clock of a boot places the events of that boot on the axis.  For events of another boot, the distance of
 the two clocks is added (clocks.py), which is known only to within an error.  Lengths are exact, because begin and end
@@ -29,7 +30,7 @@ from thaw.clocks import ClockSkew, compare
 from thaw.trace import Phase, TraceEvent
 
 _HOLDERS = ("queued", "init", "run")
-_STOPPED = "stopped"
+_NO_LEAVES = ("stopped", "consolidate")
 _NS = 1e9
 
 
@@ -213,8 +214,8 @@ def _end(instants: list[Instant], intervals: list[Interval]) -> tuple[float, str
 
 
 def _mark_leaves(intervals: list[Interval]) -> list[Interval]:
-    stops = [_with_leaf(i, False) for i in intervals if i.phase == _STOPPED]
-    marked = [*stops, *(i for i in intervals if i.phase not in (*_HOLDERS, _STOPPED))]
+    beside = [_with_leaf(i, False) for i in intervals if i.phase in _NO_LEAVES]
+    marked = [*beside, *(i for i in intervals if i.phase not in (*_HOLDERS, *_NO_LEAVES))]
     # The shortest come first, so that a queue that holds only an init is known to hold a leaf.
     for holder in sorted((i for i in intervals if i.phase in _HOLDERS), key=lambda i: i.seconds):
         holds = any(i.is_leaf and i.begin_s < holder.end_s and i.end_s > holder.begin_s for i in marked)

@@ -31,7 +31,8 @@ def list_actions(ns: str) -> Response:
 @blueprint.get("/actions/<path:name>")
 def get_action(ns: str, name: str) -> Response:
     code = request.args.get("code", "true").lower() != "false"
-    return json_response(render.action(gateway().actions.get(action_name(ns, name)), code=code))
+    found = gateway().actions.get(action_name(ns, name))
+    return json_response(render.action(found, code=code, serving=gateway().room.serving(found.name)))
 
 
 @blueprint.put("/actions/<path:name>")

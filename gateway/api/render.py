@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gateway.serving.action_cache import simple_name
 from thaw import wire
 from thaw.action import Action
 from thaw.activation import Activation
+from thaw.instance import InstanceRecord
 
 Json = dict[str, Any]
 
@@ -17,8 +18,8 @@ def pairs(values: Mapping[str, object]) -> list[Json]:
     return [{"key": k, "value": v} for k, v in values.items()]
 
 
-def action(entity: Action, *, code: bool = True) -> Json:
-    """The whole entity; ``config`` is Thaw's addition for LLM kinds."""
+def action(entity: Action, *, code: bool = True, serving: Sequence[InstanceRecord] | None = None) -> Json:
+    """The whole entity; ``config`` and, where it is known, what serves it are Thaw's additions for LLM kinds."""
     exec_: Json = {"kind": entity.exec.kind, "binary": entity.exec.binary}
     if code:
         exec_["code"] = entity.exec.code
@@ -27,7 +28,16 @@ def action(entity: Action, *, code: bool = True) -> Json:
     rendered = {**_common(entity), "exec": exec_, "parameters": pairs(entity.parameters)}
     if entity.config is not None:
         rendered["config"] = wire.to_plain(entity.config)
+        if serving is not None:
+            rendered["instances"] = [_instance(record) for record in serving]
     return rendered
+
+
+def _instance(record: InstanceRecord) -> Json:
+    """A group is one instance.  ``becoming``: the number of stages that it will have."""
+    becoming = {"becoming": 1} if record.is_consolidating else {}
+    where = {"host": record.host_id, "groupId": record.group_id}
+    return {"stages": record.n_stages, **becoming, "slots": record.slots, **where}
 
 
 def action_summary(entity: Action) -> Json:

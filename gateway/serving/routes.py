@@ -1,7 +1,8 @@
 """The route table: which READY instances this gateway may send an action to.  It is pure; waiting_room.py locks it.
 
 A pipeline group is one route, to its first stage.  When another stage of the group is lost, the route is removed too: a
-request sent there would only be lost.
+request sent there would only be lost.  A first stage that has become one worker misses no other stage; it may hold more
+requests than it has slots now, and gets no further ones before some have ended.
 
 An entry holds an invoker's report (InstanceRecord) and this gateway's own count of requests on the instance.  Other
 gateways use the same slots, and this gateway does not see it.  When the instance refuses one of our requests for that,
@@ -117,12 +118,16 @@ class RouteTable:
         """Return the groups that are ready, with or without a free slot."""
         return frozenset(r.record.group_id for r in self._routes.get(action, {}).values())
 
+    def records(self, action: ActionName) -> tuple[InstanceRecord, ...]:
+        """Return what takes the action's requests: of a group its first stage."""
+        return tuple(route.record for route in self._routes.get(action, {}).values())
+
     def count(self) -> int:
         return sum(len(routes) for routes in self._routes.values())
 
     def _remove_group(self, lost: InstanceRecord) -> None:
         for route in list(self._routes.get(lost.action, {}).values()):
-            if route.record.group_id == lost.group_id:
+            if route.record.group_id == lost.group_id and route.record.n_stages > 1:
                 self.drop(route)
 
     def _remove(self, action: ActionName, instance_id: InstanceId) -> None:

@@ -148,6 +148,11 @@ class WaitingRoom:
         with self._lock:
             self._table.retire(action)
 
+    def serving(self, action: ActionName) -> tuple[InstanceRecord, ...]:
+        """Return what takes the action's requests, for whoever looks at the action."""
+        with self._lock:
+            return self._table.records(action)
+
     # what metrics read ---------------------------------------------------------------------------------------------
 
     def counts(self) -> tuple[int, int]:

@@ -109,6 +109,25 @@ def test_a_config_error_names_path_value_and_fix(at: Run, gateway: FakeGateway, 
     assert gateway.asked == []
 
 
+@pytest.mark.parametrize(
+    ("instances", "said"),
+    [
+        ([], ""),
+        ([{"stages": 4, "becoming": 1}], ": pipeline of 4, becoming one worker"),
+        ([{"stages": 1}, {"stages": 4}, {"stages": 1}], ": 2 × one worker; pipeline of 4"),
+        (None, ""),
+    ],
+)
+def test_get_says_what_serves_a_model_and_what_that_becomes(
+    at: Run, gateway: FakeGateway, instances: list[dict[str, int]] | None, said: str
+) -> None:
+    found = {"name": "chat", **({} if instances is None else {"instances": instances})}
+    gateway.answers["GET /api/v1/namespaces/_/actions/chat"] = (200, found)
+    first, _, rest = at("action", "get", "chat").stdout.partition("\n")
+    assert first == f"ok: got action chat{said}"
+    assert json.loads(rest) == found
+
+
 def test_an_answer_of_404_is_exit_code_148_as_wsk_has_it(at: Run) -> None:
     done = at("action", "get", "nothing")
     assert done.returncode == 148

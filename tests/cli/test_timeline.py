@@ -221,6 +221,43 @@ def test_the_picture_shows_rates_bound_and_overlap() -> None:
     assert any(x.startswith("longest phase: fetch on h, 2.00 s") for x in lines)
 
 
+def consolidation(begin_ms: float, end_ms: float, n_bytes: int | None = None, **attrs: object) -> list[TraceEvent]:
+    begin, end = trace([(begin_ms, P.CONSOLIDATE_BEGIN, "h"), (end_ms, P.CONSOLIDATE_END, "h")])
+    return [begin, replace(end, n_bytes=n_bytes, attrs=attrs)]
+
+
+DONE = {"stages": 4, "rounds": 3, "tail_bytes": 300 * 1024, "whole_s": 5.25, "stall_s": 0.018}
+
+
+def test_a_pipeline_that_became_one_worker_says_when_and_what_it_took() -> None:
+    planned = [replace(e, attrs={"stages": 4}) if e.name is P.PLANNED_END else e for e in trace(COLD)]
+    lines = _draw([*planned, *consolidation(2300, 9000, 12 << 20, **DONE)], _plan())
+    assert lines[0] == f"activation {'a' * 32}  guest/chat, 4 stages"  # the plan has one stage by now
+    (said,) = [line for line in lines if line.startswith("consolidation")]
+    assert said == (
+        "consolidation: at 9.00 s the pipeline of 4 was one worker on h: it was asked 6.70 s before, waited 5.25 s for the "
+        "rest of the model, copied 12 MiB of KV cache in 3 rounds, 300 KiB of it in the last, no token came for 18 ms"
+    )
+
+
+def test_a_pipeline_that_could_not_become_one_worker_says_why_at_each_try() -> None:
+    tries = [*consolidation(2300, 2400, stages=4, error="no room"), *consolidation(7400, 7500, stages=4, error="again")]
+    assert [line for line in _draw([*trace(COLD), *tries], None) if line.startswith("consolidation")] == [
+        "consolidation: at 2.40 s the pipeline of 4 stayed one: no room",
+        "consolidation: at 7.50 s the pipeline of 4 stayed one: again",
+    ]
+
+
+def test_a_consolidation_explains_no_part_of_the_start_and_stretches_no_picture() -> None:
+    plain, with_it = analyse(trace(COLD)), analyse([*trace(COLD), *consolidation(2190, 60_000, 1, **DONE)])
+    assert plain is not None
+    assert with_it is not None
+    assert (with_it.end_s, with_it.gaps, with_it.longest_leaf) == (plain.end_s, plain.gaps, plain.longest_leaf)
+    rows = [_draw(events, _plan()) for events in (trace(COLD), [*trace(COLD), *consolidation(2190, 60_000, 1, **DONE)])]
+    fetches = [next(x for x in lines if x.startswith("h fetch "))[-60:] for lines in rows]
+    assert fetches[0] == fetches[1]
+
+
 def test_each_hop_of_a_pipeline_says_which_path_it_took() -> None:
     first_token = next(e for e in trace(COLD) if e.name is P.PREFILL_END)
     events = [

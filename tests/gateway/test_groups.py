@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 from tests.gateway.conftest import GatewayProcess
 from tests.gateway.fake_invoker import FakeInvoker
@@ -31,6 +33,30 @@ def test_requests_go_to_the_first_stage(gateway: GatewayProcess, invoker: FakeIn
         invoker.ready("guest/chat", instance="a0", group="a" * 32, n_stages=2)
         assert reply.result().status_code == 200
     assert asked(invoker) == ["a0: hi"]
+
+
+def test_an_action_is_shown_with_what_serves_it_and_with_what_that_becomes(
+    gateway: GatewayProcess, invoker: FakeInvoker
+) -> None:
+    gateway.put_llm()
+
+    def shown() -> list[dict[str, object]]:
+        gateway.wait_for_routes()
+        found: list[dict[str, object]] = gateway.call("GET", "/api/v1/namespaces/_/actions/chat").json()["instances"]
+        return found
+
+    assert gateway.call("GET", "/api/v1/namespaces/_/actions/chat").json()["instances"] == []
+    first, _ = group(invoker, "a", slots=16)
+    where = {"host": first.host_id, "groupId": "a" * 32}
+    assert shown() == [{"stages": 2, "slots": 16, **where}]
+    for record, expected in (
+        (replace(first, is_consolidating=True), {"stages": 2, "becoming": 1, "slots": 16}),
+        (replace(first, n_stages=1, slots=8), {"stages": 1, "slots": 8}),
+    ):
+        invoker.registry.put_instance(record)
+        until_s = time.monotonic() + 20
+        while shown() != [{**expected, **where}]:
+            assert time.monotonic() < until_s
 
 
 def test_a_request_whose_group_is_lost_before_its_first_token_goes_before_those_that_came_later(

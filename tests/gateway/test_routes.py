@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from gateway.serving.routes import RouteTable
 from gateway.serving.waiting_room import Ticket, WaitingRoom
 from thaw.errors import InitFailed, WorkerLost
@@ -210,6 +212,33 @@ def test_a_stage_that_was_released_leaves_the_route_of_its_group_alone() -> None
     table = RouteTable()
     table.apply(record("a", group="g", n_stages=2), 0)
     table.apply(replace(record("b", slots=0, group="g", stage=1, n_stages=2), state=InstanceState.GONE), 1)
+    assert table.take(CHAT, "0.0.1") is not None
+
+
+def test_a_group_that_became_one_worker_gets_a_request_when_it_holds_fewer_than_its_slots() -> None:
+    table = RouteTable()
+    table.apply(record("a", slots=4, group="g", n_stages=2), 0)
+    taken = [table.take(CHAT, "0.0.1") for _ in range(4)]
+    table.apply(record("a", slots=2, group="g"), 1)
+    for route in taken[:2]:
+        assert route is not None
+        table.release(route)
+        assert table.take(CHAT, "0.0.1") is None
+    assert taken[2] is not None
+    table.release(taken[2])
+    assert table.take(CHAT, "0.0.1") is taken[0]
+
+
+@pytest.mark.parametrize("heard", ["before the loss", "after it"])
+def test_a_group_that_became_one_worker_misses_no_other_stage(heard: str) -> None:
+    table = RouteTable()
+    table.apply(record("a", group="g", n_stages=2), 0)
+    if heard == "before the loss":
+        table.apply(record("a", group="g"), 1)
+    lost = record("b", slots=0, group="g", stage=1, n_stages=2)
+    table.apply(replace(lost, state=InstanceState.GONE, error=WorkerLost("killed").info()), 2)
+    if heard == "after it":
+        table.apply(record("a", group="g"), 3)
     assert table.take(CHAT, "0.0.1") is not None
 
 

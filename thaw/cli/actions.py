@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -93,15 +94,28 @@ def _put(name: str, body: dict[str, Any], *, overwrite: bool, done: str) -> None
 
 @app.command()
 def get(name: Name, save: Annotated[bool, typer.Option(help="Print only the code.")] = False) -> None:
-    """Print a function as JSON."""
+    """Print a function as JSON, and say what serves a model now."""
     from thaw.cli.client import action_path
 
     found = client().get(action_path(name), code=save)
     if save:
         print(found.get("exec", {}).get("code", ""), end="")
         return
-    say_ok(f"got action {found.get('name', name)}")
+    say_ok(f"got action {found.get('name', name)}{_served_by(found.get('instances', []))}")
     print_json(found)
+
+
+def _served_by(instances: list[dict[str, Any]]) -> str:
+    """Name what serves a model now, each kind once: "pipeline of 4, becoming one worker"."""
+    kinds = Counter(map(_kind_of, instances))
+    said = [kind if n == 1 else f"{n} × {kind}" for kind, n in sorted(kinds.items())]
+    return f": {'; '.join(said)}" if said else ""
+
+
+def _kind_of(instance: dict[str, Any]) -> str:
+    stages = instance.get("stages", 1)
+    kind = "one worker" if stages == 1 else f"pipeline of {stages}"
+    return kind + (", becoming one worker" if instance.get("becoming") == 1 else "")
 
 
 @app.command("list")

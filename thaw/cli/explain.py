@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from thaw import wire
-from thaw.cli import foretold, why
+from thaw.cli import consolidated, foretold, why
 from thaw.cli.between_hosts import clock_lines, hop_lines
 from thaw.cli.evidence_lines import evidence_lines
 from thaw.cli.tables import duration, size
@@ -18,7 +18,7 @@ from thaw.errors import NotFound, ProtocolError
 from thaw.evidence import explain
 from thaw.plan import Plan
 from thaw.timeline import Interval, Timeline, analyse
-from thaw.trace import TraceEvent
+from thaw.trace import Phase, TraceEvent
 
 _COLOURS = {
     "fetch": "cyan",
@@ -36,6 +36,7 @@ _COLOURS = {
     "queued": "bright_black",
     "run": "bright_black",
     "stopped": "red",
+    "consolidate": "bright_black",
 }
 _NOTED = (
     "mode",
@@ -68,7 +69,7 @@ def show(
     timeline = analyse(events)
     if timeline is None:
         raise NotFound(f"activation {activation_id} has no trace", hint="traces are kept for seven days")
-    _head(console, plan, activation_id, str(reply.get("group_id") or ""))
+    _head(console, plan, activation_id, str(reply.get("group_id") or ""), events)
     for line in clock_lines(events, timeline):
         console.print(Text(line), soft_wrap=True)
     _bars(console, timeline)
@@ -86,14 +87,21 @@ def _known(events: Any) -> Iterator[Any]:
         yield event
 
 
-def _head(console: Console, plan: Plan | None, activation_id: str, group_id: str) -> None:
+def _head(console: Console, plan: Plan | None, activation_id: str, group_id: str, events: Sequence[TraceEvent]) -> None:
     line = Text(f"activation {activation_id}", style="bold")
     if plan is not None:
-        n = len(plan.stages)
+        n = _n_stages(plan, events)
         line.append(f"  {plan.action}, {n} stage{'s' if n != 1 else ''}", style="not bold")
     elif group_id:
         line.append(f"  group {group_id}", style="not bold")
     console.print(line, soft_wrap=True)
+
+
+def _n_stages(plan: Plan, events: Sequence[TraceEvent]) -> int:
+    """Return how many stages began.  The plan of a pipeline that has become one worker has one."""
+    planned = next((e for e in events if e.name is Phase.PLANNED_END), None)
+    n = planned.attrs.get("stages") if planned is not None else None
+    return n if isinstance(n, int) else len(plan.stages)
 
 
 def _bars(console: Console, timeline: Timeline) -> None:
@@ -165,6 +173,7 @@ def verdict(
     yield ""
     yield from foretold.lines(timeline, plan, events)
     yield from why.lines(timeline)
+    yield from consolidated.lines(timeline)
     fetches = sorted((i for i in timeline.intervals if i.phase == "fetch" and i.n_bytes), key=lambda i: i.stage)
     yield from (_fetch_line(i, plan, links, several=len(fetches) > 1) for i in fetches)
     yield from why.side_by_side([i for i in fetches if i.bytes_per_s])

@@ -1,0 +1,43 @@
+"""The lines of ``explain`` for a pipeline that became one worker while it answered, or could not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from thaw.cli.tables import duration, size
+from thaw.timeline import Interval, Timeline
+
+PHASE = "consolidate"
+
+
+def lines(timeline: Timeline) -> Iterator[str]:
+    for tried in (i for i in timeline.intervals if i.phase == PHASE):
+        yield _line(tried)
+
+
+def _line(tried: Interval) -> str:
+    said = dict(tried.attrs)
+    pipeline = f"the pipeline of {said['stages']}" if "stages" in said else "the pipeline"
+    where = f" on {tried.host}" if tried.host else ""
+    if tried.is_open:
+        return f"consolidation: {pipeline} was to become one worker{where}; how it ended is not known"
+    if "error" in said:
+        return f"consolidation: at {duration(tried.end_s)} {pipeline} stayed one: {said['error']}"
+    line = f"consolidation: at {duration(tried.end_s)} {pipeline} was one worker{where}"
+    parts = [f"it was asked {duration(tried.seconds)} before"]
+    if _seconds(said.get("whole_s")) is not None:
+        parts.append(f"waited {duration(_seconds(said['whole_s']) or 0.0)} for the rest of the model")
+    tail = said.get("tail_bytes")
+    last = f", {size(tail)} of it in the last" if isinstance(tail, int) else ""
+    parts.append(f"copied {size(tried.n_bytes or 0)} of KV cache in {_rounds(said.get('rounds'))}{last}")
+    if (stall_s := _seconds(said.get("stall_s"))) is not None:
+        parts.append(f"no token came for {duration(stall_s)}")
+    return f"{line}: {', '.join(parts)}"
+
+
+def _rounds(n: object) -> str:
+    return "1 round" if n == 1 else f"{n} rounds"
+
+
+def _seconds(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) else None
