@@ -136,10 +136,11 @@ class Consolidating:
         )
 
     def _failed(self, live: Live, error: ThawError) -> None:
+        """Say so, unless the instance has ended: its own end says more."""
         live.amend(is_consolidating=False)
         if live.state in _SERVES:
             self._fleet.announce(live)
-        self._tell(live, error.info())
+            self._tell(live, error.info())
 
     def _tell(self, live: Live, error: ErrorInfo) -> None:
         record = live.record

@@ -218,3 +218,26 @@ def test_the_successor_of_an_invoker_that_was_killed_in_the_middle_finds_what_be
         assert new.agent.fleet.find(first.instance_id) is not None
         new.release(first.instance_id, only_idle=False)
         new.events.instance(first.instance_id, InstanceState.GONE)
+
+
+def test_an_invoker_that_takes_over_announces_what_its_container_is_before_the_report_of_it_comes(
+    valkey_url: str, run_dir: Path
+) -> None:
+    old = made(valkey_url, run_dir)
+    old.start()
+    first, _ = old.ready_group(two_stages())
+    old.consolidate(first)
+    live = old.agent.fleet.find(first.instance_id)
+    assert live is not None
+    assert live.handle is not None
+    with (run_dir / f"door-{first.instance_id[-6:]}.consolidate").open("w", buffering=1) as fifo:
+        fifo.write("switched\n")
+        until(lambda: old.agent._consolidating.has_switched(live))
+        abandon(old)
+        new = FoldingHost(valkey_url, run_dir)
+        new.fetchd = new.agent.fleet.fetch = old.fetchd
+        with new:
+            assert new.announced(first, is_consolidating=True).n_stages == 1
+            fifo.write(json.dumps(replied()) + "\n")
+            fifo.close()
+            assert new.becomes_one_worker(first).slots == 3

@@ -5,11 +5,12 @@ use the real streams.
 from __future__ import annotations
 
 import signal
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from relay.protocol.messages import Cancel, InstanceChanged, Release, Start, StartFailed
+from relay.protocol.messages import Cancel, Consolidate, InstanceChanged, Release, Start, StartFailed
 from relay.state import credentials, redis_link
 from tests.scheduler.conftest import facts_of_model
 from thaw.ids import GroupId
@@ -80,6 +81,56 @@ def test_an_idle_group_is_released_by_its_first_stage_and_leaves_nothing(platfor
     for host in hosts:
         host.until_empty()
     assert [r for h in hosts if h is not first for r in h.commands.of(Release)] == []
+
+
+def becomes_one_worker(host: Any, asked: Consolidate) -> None:
+    host.put(replace(host.instances[asked.instance_id], n_stages=1, inflight=1, idle_since_wall_ms=None))
+
+
+def whole_group(platform: Any, hosts: list[Any]) -> tuple[Start, Consolidate, Any]:
+    """A group that serves, the command that its stage 0 got, and the host of that."""
+    platform.llm(stages=4, keep=1)
+    activation = platform.ask("guest/chat")
+    found = starts(hosts)
+    platform.served(activation, "guest/chat")
+    first = next(h for h in hosts if h.host_id == found[0].plan.stages[0].host)
+    (asked,) = first.commands.wait(Consolidate)
+    assert asked == Consolidate(found[0].instance_id, found[0].plan.group_id)
+    return found[0], asked, first
+
+
+def test_a_group_becomes_one_worker_and_leaves_no_other_stage_and_no_credential(platform: Any) -> None:
+    hosts = four_hosts(platform)
+    platform.scheduler()
+    start, asked, first = whole_group(platform, hosts)
+    becomes_one_worker(first, asked)
+    for host in hosts:
+        if host is not first:
+            host.until_empty()
+    platform.until_credentials(set())
+    plan = platform.registry.plan(start.plan.group_id)
+    assert [(s.host, s.layers) for s in plan.stages] == [(first.host_id, (0, 8))]
+    assert plan.created_wall_ns == start.plan.created_wall_ns
+    assert list(first.instances) == [asked.instance_id]
+    assert [c for h in hosts for c in h.commands.of(Cancel)] == []
+    first.put(replace(first.instances[asked.instance_id], inflight=0, idle_since_wall_ms=1))
+    first.until_empty()
+
+
+def test_a_successor_goes_on_with_a_group_whose_worker_switched_while_nobody_led(platform: Any) -> None:
+    hosts = four_hosts(platform)
+    leader = platform.scheduler()
+    _, asked, first = whole_group(platform, hosts)
+    leader.kill()
+    leader.wait(5)
+    becomes_one_worker(first, asked)
+    platform.scheduler()
+    for host in hosts:
+        if host is not first:
+            host.until_empty()
+    platform.until_credentials(set())
+    assert list(first.instances) == [asked.instance_id]
+    assert [c for h in hosts for c in h.commands.of(Cancel)] == []
 
 
 def test_more_stages_than_layers_are_refused_with_their_number(platform: Any) -> None:

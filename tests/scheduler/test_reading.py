@@ -1,0 +1,46 @@
+"""Which messages of the event stream the policy is told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+
+from gateway.scheduler.io.group_credentials import GroupCredentials
+from gateway.scheduler.io.reading import Reading
+from gateway.scheduler.settings import SchedulerSettings
+from gateway.scheduler.view.cluster import ClusterView
+from gateway.scheduler.view.history import History
+from relay.protocol.messages import CommandRefused, ConsolidationFailed, InstanceChanged, StartFailed
+from relay.state import redis_link
+from relay.state.clock import StateClock
+from tests.relay.samples import GROUP, INSTANCE
+from thaw.errors import ErrorInfo
+from thaw.ids import CommandId
+from thaw.logs import Log
+
+ERROR = ErrorInfo("Unavailable", "not now")
+
+
+@pytest.fixture
+def client(valkey_url: str) -> Iterator[redis.Redis]:
+    with redis_link.connect(valkey_url) as connected:
+        yield connected
+
+
+@pytest.mark.parametrize(
+    ("message", "is_told"),
+    [
+        (InstanceChanged(INSTANCE), True),
+        (CommandRefused(CommandId("c"), INSTANCE.host_id, GROUP, ERROR), True),
+        (ConsolidationFailed(INSTANCE.instance_id, INSTANCE.host_id, GROUP, ERROR), True),
+        (StartFailed(INSTANCE.action, (), ERROR, GROUP), False),  # its own word
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_the_policy_is_told_what_hosts_say(client: redis.Redis, message: Any, is_told: bool) -> None:
+    reading = Reading(client, GroupCredentials(client, ""), Log("test"), StateClock())
+    view = ClusterView(1, SchedulerSettings("redis://"), lambda: "id", History())
+    assert list(reading.events_of([message], view)) == ([message] if is_told else [])
