@@ -125,13 +125,11 @@ class EngineStarted:
 
 @dataclass(frozen=True, slots=True)
 class Consolidated:
-    """How a group of stages became one worker.  ``tail_bytes`` of the copied ``n_bytes`` were in the last round, while
-    no step was scheduled.
-    """
+    """How a group of stages became one worker."""
 
-    rounds: int  # of pre-copy
-    n_bytes: int  # of KV blocks, in all rounds
-    tail_bytes: int
+    rounds: int  # in which KV blocks were copied
+    n_bytes: int  # of the copied blocks, all rounds
+    tail_bytes: int  # of those in the last round, while no step was scheduled
     wait_s: float  # until the model was whole
     stall_s: float  # from the last step of the pipeline to the first of the whole worker
     events: tuple[TraceEvent, ...] = ()
