@@ -8,10 +8,8 @@ One process imports vLLM and forks everything else, as a zygote does, so a stage
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import select
 import signal
 import sys
 import tempfile
@@ -19,7 +17,6 @@ import threading
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +25,17 @@ from relay.protocol.segment import HEARTBEAT_S
 from tests.thaw_runtime.doorway import WEIGHTS, Doorway, model_parts
 from tests.thaw_runtime.kv_probe import in_child, make_checkpoint
 from tests.thaw_runtime.models import read_segment
+from tests.thaw_runtime.pipeline_stand_ins import (
+    WAIT_S,
+    Gates,
+    Growing,
+    be_impatient,
+    count_resumed,
+    die_in_a_batch,
+    digest,
+    drop_residual,
+    leave_blocks,
+)
 from thaw import partition
 from thaw.config import EngineConfig, LlmConfig, ModelConfig, ScalingConfig
 from thaw.ids import ActionName, GroupId, HostId, random_hex_id
@@ -37,9 +45,7 @@ from thaw_runtime.engine.protocol import EngineRequest, Event, Failed, Sampling,
 from thaw_runtime.engine.registry import find_engine
 from thaw_runtime.engine.vllm import env as engine_env
 from thaw_runtime.engine.vllm.warm import warm_up
-from thaw_runtime.pipeline.link import Patience, StageLink
 
-WAIT_S = 120.0
 VOCAB = 512
 MAX_MODEL_LEN = 384
 RESERVE = 512 << 20
@@ -110,8 +116,11 @@ def requests(work: str) -> list[EngineRequest]:
         ),
         "long": Sampling(N_TOKENS, temperature=1.0),
         "continued": Sampling(N_TOKENS, temperature=1.0, presence_penalty=1.0),
+        "one": Sampling(N_TOKENS, temperature=0.7, logprobs=3),
+        "many": Sampling(N_TOKENS, temperature=0.9, frequency_penalty=0.3),
     }[work]
-    asked = prompts(8, 260 if work == "long" else 12)
+    n, length = {"long": (8, 260), "one": (1, 40), "many": (16, 30)}.get(work, (8, 12))
+    asked = prompts(n, length)
     return [EngineRequest(f"{work}-{i}", prompt, sampling, 100 + i) for i, prompt in enumerate(asked)]
 
 
@@ -367,158 +376,6 @@ def ended(events: list[Event]) -> list[Any]:
     return [len(events) - 1, *((last.error.code, last.error.message) if isinstance(last, Failed) else ())]
 
 
-def leave_blocks(n: int) -> None:
-    """Limit the KV cache to ``n`` blocks: room for one long request, or for half of the requests."""
-    from thaw_runtime.engine.vllm import configuration
-
-    plan_stage = configuration.plan_stage
-
-    def scarce(*args: Any) -> Any:
-        made = plan_stage(*args)
-        return replace(made, kv=made.kv // made.kv_blocks * n, kv_blocks=n, kv_tokens=made.kv_tokens)
-
-    configuration.plan_stage = scarce
-
-
-def count_resumed() -> list[int]:
-    """Count in stage 0 the requests that had lost their blocks and were computed again."""
-    from thaw_runtime.engine.vllm import executors
-
-    count, step_of = [0], executors.step_of
-
-    def counting(*args: Any) -> Any:
-        step = step_of(*args)
-        count[0] += sum(k.resumed for k in step.known)
-        return step
-
-    executors.step_of = counting
-    return count
-
-
-def be_impatient() -> None:
-    from thaw_runtime.engine.vllm import engine as vllm_engine
-
-    # three engines that were loading on two busy cores were silent for 3 s
-    patience = Patience(beat_s=0.2, lost_after_s=10.0)
-    vllm_engine.StageLink = partial(StageLink, patience=patience)  # type: ignore[misc, assignment]
-
-
-def die_in_a_batch() -> None:
-    """Kill the process in a batch, without a message, as the kernel does when memory runs out."""
-    from thaw_runtime.engine.vllm.executors import StageExecutor
-
-    begun, compute = [0], StageExecutor.compute
-
-    def dying(executor: Any, output: Any, received: Any) -> Any:
-        begun[0] += 1
-        if begun[0] == 30:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return compute(executor, output, received)
-
-    StageExecutor.compute = dying  # type: ignore[method-assign]
-
-
-class Gates:
-    """Gates between neighbours: a stage may end batch i once the stage before it has begun batch i + 1."""
-
-    SKIPPED, GUARDED = 40, 16  # batches until the requests are spread over the pipeline, and then guarded batches
-
-    def __init__(self, n_stages: int) -> None:
-        self._n_stages = n_stages
-        self._pipes = [os.pipe() for _ in range(n_stages)]
-
-    def stand_in(self, stage: int) -> list[int]:
-        """Install the gates in the process of ``stage``.  The returned list has the number of gates that it passed."""
-        from thaw_runtime.engine.vllm.executors import StageExecutor
-
-        passed, begun, compute = [0], [0], StageExecutor.compute
-
-        def guarded(executor: Any, output: Any, received: Any) -> Any:
-            begun[0] += 1
-            if stage + 1 < self._n_stages:
-                os.write(self._pipes[stage + 1][1], b".")
-            computed = compute(executor, output, received)
-            if stage and self.SKIPPED < begun[0] <= self.SKIPPED + self.GUARDED:
-                self._pass(stage, begun[0] + 1)
-                passed[0] += 1
-            return computed
-
-        self._heard = 0
-        StageExecutor.compute = guarded  # type: ignore[method-assign]
-        return passed
-
-    def _pass(self, stage: int, begun: int) -> None:
-        while self._heard < begun:
-            if not select.select([self._pipes[stage][0]], [], [], WAIT_S)[0]:
-                raise SystemExit(f"stage {stage - 1} never began its batch {begun}")
-            self._heard += len(os.read(self._pipes[stage][0], 1))
-
-
-class Growing:
-    """Full workers, which get the rest of their bytes when their stage has begun to answer."""
-
-    BEGUN = 12  # batches
-
-    def __init__(self, stages: Sequence[int]) -> None:
-        self._stages = stages
-        self._pipe = os.pipe()
-
-    def stand_in(self) -> threading.Event:
-        """Return an event that is set once this process's stage has computed BEGUN batches."""
-        from thaw_runtime.engine.vllm.executors import StageExecutor
-
-        begun, count, compute = threading.Event(), [0], StageExecutor.compute
-
-        def counting(executor: Any, output: Any, received: Any) -> Any:
-            count[0] += 1
-            if count[0] == self.BEGUN:
-                begun.set()
-            return compute(executor, output, received)
-
-        StageExecutor.compute = counting  # type: ignore[method-assign]
-        return begun
-
-    def grow(self, stage: int, made: Stage, begun: threading.Event) -> None:
-        def run() -> None:
-            if begun.wait(WAIT_S):
-                made.rest_arrives()
-            if made.engine.wait_whole(WAIT_S):
-                os.write(self._pipe[1], b".")
-
-        if stage in self._stages:
-            threading.Thread(target=run, daemon=True).start()
-
-    def wait_all(self) -> None:
-        for _ in self._stages:
-            if not select.select([self._pipe[0]], [], [], WAIT_S)[0]:
-                raise SystemExit("a full worker never had its whole model")
-            os.read(self._pipe[0], 1)
-
-
-def digest(engine: Any) -> dict[str, str]:
-    """The digests of every parameter's bits, and of the output of every module that multiplies.
-
-    All modules get the same input.  Their outputs are compared because their weights may be packed.
-    """
-    import torch
-
-    runner = engine._core.model_executor.runner
-    found = {name: _sha(p.data) for name, p in runner.model.named_parameters()}
-    with torch.inference_mode():
-        for path, module in runner.model.named_modules():
-            if hasattr(module, "cpu_linear"):
-                width = getattr(module, "input_size_per_partition", None) or module.embedding_dim
-                made = torch.randn(3, width, generator=torch.Generator().manual_seed(1), dtype=runner.dtype)
-                found[f"{path}()"] = _sha(module.quant_method.apply(module, made, None))
-    return found
-
-
-def _sha(tensor: Any) -> str:
-    import torch
-
-    return hashlib.sha256(tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes()).hexdigest()
-
-
 # ── plain vLLM ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -569,17 +426,13 @@ def mutate(model: Path, mutation: str, directory: Path) -> Path:
     return target
 
 
-def drop_residual() -> None:
-    """Let the stages after the first lose the residual of the layers before them."""
-    from thaw_runtime.engine.vllm import executors
-
-    whole = executors.from_host
-    executors.from_host = lambda tensors: {name: t * (name != "residual") for name, t in whole(tensors).items()}
-
-
 def run(case: dict[str, Any], model: Path, url: str, directory: Path) -> dict[str, Any]:
     if case["n_stages"] == 0:
         return vanilla(case, model, directory)
+    if case.get("consolidate"):
+        from tests.thaw_runtime.consolidation_case import consolidation
+
+        return consolidation(case, model, url, directory)
     return pipeline(case, mutate(model, case.get("mutation", ""), directory), url, directory)
 
 
