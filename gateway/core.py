@@ -6,6 +6,7 @@ import secrets
 import threading
 import time
 
+from gateway import metrics
 from gateway.auth import Authenticator
 from gateway.serving.action_cache import Actions
 from gateway.serving.async_runner import AsyncRunner
@@ -13,21 +14,26 @@ from gateway.serving.blocking import BlockingRuns
 from gateway.serving.call import Call
 from gateway.serving.demand import Demand
 from gateway.serving.dispatch import Dispatcher
+from gateway.serving.event_ids import EventIds
 from gateway.serving.execute import Steps, steps, to_end
 from gateway.serving.expected_wait import Expectation
 from gateway.serving.invoker_pool import InvokerPool
+from gateway.serving.kept import Bounds
+from gateway.serving.reconnect import Reconnects
 from gateway.serving.recorder import Recorder
 from gateway.serving.runs import Outcome
+from gateway.serving.streams import Streams
 from gateway.serving.throttle import QueueCaps, Throttle
 from gateway.serving.waiting_room import WaitingRoom
 from gateway.settings import GatewaySettings
-from relay.protocol.messages import ActionChanged, InstanceChanged, StartFailed
+from relay.protocol.messages import ActionChanged, InstanceChanged, StartFailed, StreamWanted
 from relay.state import redis_link
 from relay.state.bus import EventReader
 from relay.state.clock import StateClock
 from relay.state.pending import PendingClaims
 from relay.state.records import Records
 from relay.state.registry import LEASE_MS, Registry
+from relay.state.streams import StreamHomes
 from thaw.errors import NotFound, PlatformError, from_info
 from thaw.hangup import HangupWatcher
 from thaw.ids import ActionName, GatewayId, random_hex_id
@@ -69,10 +75,25 @@ class Gateway:
         self.room = WaitingRoom()
         expected = Expectation(self.registry)
         self.caps = QueueCaps(settings.queue_action, settings.queue_namespace, self.room, expected)
-        self.pool = InvokerPool(self.registry.host_token(secrets.token_urlsafe(32)), settings.result_bytes)
+        token = self.registry.host_token(secrets.token_urlsafe(32))
+        self.event_ids = EventIds(token)
+        self.pool = InvokerPool(token, settings.result_bytes)
         self.demand = Demand(self.room, self.registry, self.gateway_id, self.log)
         self.dispatcher = Dispatcher(self.room, self.demand, self.pool, self.log)
         self.recorder = Recorder(self.records, self.pool, self.log)
+        bounds = Bounds(settings.reconnect_s, settings.reconnect_stream_bytes, settings.reconnect_bytes)
+        self.streams = Streams(self.dispatcher, self.ended, self.throttle, bounds, settings.threads)
+        self.reconnects = Reconnects(
+            self.streams,
+            # a client of its own: whoever waits for another gateway holds one of its connections
+            StreamHomes(redis_link.connect(settings.state_url), self.gateway_id),
+            self.registry,
+            self.throttle,
+            self.caps,
+            self.gateway_id,
+            settings.reconnect_s,
+            self.log,
+        )
         self.blocking = BlockingRuns(
             self.steps, self.recorder, self.records, self.registry, self.gateway_id, settings.threads
         )
@@ -101,6 +122,11 @@ class Gateway:
     def execute(self, call: Call) -> Outcome:
         return to_end(self.steps(call))
 
+    def ended(self, call: Call, outcome: Outcome) -> None:
+        """Count the end of a call, and have its record written."""
+        metrics.ended(call, outcome)
+        self.recorder.submit(call, outcome)
+
     def problems(self) -> tuple[str, ...]:
         """Return what is wrong with the state server, a sentence each.  Raises PlatformError when it does not answer.
 
@@ -115,6 +141,7 @@ class Gateway:
         self._events.start()
         self.hangups.start()
         self.recorder.start()
+        self.streams.start()
         self.runner.start()
         self._heartbeat.start()
         self.log.event("gateway_started", bind=self.settings.bind)
@@ -124,6 +151,8 @@ class Gateway:
         self._stop.set()
         self.runner.stop()
         self.blocking.stop()
+        self.reconnects.stop()
+        self.streams.stop(timeout_s=0.5)
         self.recorder.stop(timeout_s=3.0)
         self._events.stop()
         self.hangups.stop()
@@ -155,6 +184,8 @@ class Gateway:
             self.room.instance_changed(message.instance)
         elif isinstance(message, StartFailed):
             self.room.fail(message.action, message.activation_ids, from_info(message.error))
+        elif isinstance(message, StreamWanted):
+            self.reconnects.wanted(message)
         elif isinstance(message, ActionChanged):
             self.actions.forget(message.action)
             if message.deleted:

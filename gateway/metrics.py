@@ -20,6 +20,10 @@ TTFT = Histogram(
     "thaw_gateway_first_token_seconds", "Request read to first token.", ("start",), buckets=_BUCKETS, registry=REGISTRY
 )
 TOKENS = Counter("thaw_gateway_completion_tokens", "Tokens delivered.", registry=REGISTRY)
+RECONNECTS = Counter(
+    "thaw_gateway_reconnects", "Clients that went on with a stream, by where it came from.", ("way",), registry=REGISTRY
+)
+ABSENT = Gauge("thaw_gateway_absent_streams", "Streams kept for clients that hung up.", registry=REGISTRY)
 WAITING = Gauge("thaw_gateway_waiting_requests", "Requests held without a route.", registry=REGISTRY)
 ROUTES = Gauge("thaw_gateway_route_count", "Ready instances this gateway knows.", registry=REGISTRY)
 
@@ -33,8 +37,9 @@ def ended(call: Call, outcome: Outcome) -> None:
         TTFT.labels(start).observe(max(0.0, first.mono_ns / 1e9 - call.received_s))
 
 
-def page(counts: Callable[[], tuple[int, int]]) -> tuple[bytes, str]:
+def page(counts: Callable[[], tuple[int, int]], n_absent: Callable[[], int]) -> tuple[bytes, str]:
     waiting, routes = counts()
+    ABSENT.set(n_absent())
     WAITING.set(waiting)
     ROUTES.set(routes)
     return generate_latest(REGISTRY), CONTENT_TYPE_LATEST

@@ -30,6 +30,13 @@ class GatewaySettings:
     code_bytes: int = setting("THAW_CODE_BYTES", "largest code of an action", 48 * MIB)
     parameters_bytes: int = setting("THAW_PARAMETERS_BYTES", "largest bound parameters of an action", MIB)
     blocking_s: float = setting("THAW_BLOCKING_S", "a blocking invocation becomes a 202 after this", 60.0)
+    reconnect_s: float = setting(
+        "THAW_RECONNECT_S", "seconds that a resumable stream goes on for a client that hung up; 0: none does", 60.0
+    )
+    reconnect_bytes: int = setting(
+        "THAW_RECONNECT_BYTES", "tokens kept for clients that hung up, all together", 64 * MIB
+    )
+    reconnect_stream_bytes: int = setting("THAW_RECONNECT_STREAM_BYTES", "tokens kept of one stream", 4 * MIB)
     heartbeat_s: float = setting("THAW_GATEWAY_HEARTBEAT_S", "seconds between two signs of life", 3.0)
 
     @property

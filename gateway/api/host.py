@@ -115,7 +115,7 @@ def health() -> Response:
 
 @blueprint.get("/metrics")
 def prometheus() -> Response:
-    body, content_type = metrics.page(gateway().room.counts)
+    body, content_type = metrics.page(gateway().room.counts, gateway().streams.n_absent)
     return Response(body, content_type=content_type)
 
 

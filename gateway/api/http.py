@@ -26,8 +26,11 @@ from thaw.errors import (
 )
 from thaw.ids import ActionName, Namespace, is_entity_name, random_hex_id
 
+ACTIVATION_HEADER: Final = "X-Openwhisk-Activation-Id"
 MISSING: Final = "The requested resource does not exist."
-_ALLOWED_HEADERS: Final = "Authorization, Origin, X-Requested-With, Content-Type, Accept, User-Agent"
+_ALLOWED_HEADERS: Final = (
+    "Authorization, Origin, X-Requested-With, Content-Type, Accept, User-Agent, Last-Event-ID, X-Thaw-Resumable"
+)
 _ALWAYS_ANSWERED: Final = ("/health", "/metrics")
 _TRANSACTION = re.compile(r"\A[\x21-\x7e]{1,128}\Z")
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")

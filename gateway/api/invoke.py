@@ -10,6 +10,7 @@ from flask import Blueprint, Response, request
 from gateway import metrics
 from gateway.api import render
 from gateway.api.http import (
+    ACTIVATION_HEADER,
     action_name,
     caller,
     gateway,
@@ -18,7 +19,6 @@ from gateway.api.http import (
     query_flag,
     query_int,
 )
-from gateway.api.openai import ACTIVATION_HEADER
 from gateway.api.openai_body import choose_seed, validate
 from gateway.core import Gateway
 from gateway.serving.blocking import pending_of
@@ -69,7 +69,7 @@ def _call(core: Gateway, action: Action, hangup: Any) -> Call:
         payload.pop("stream_options", None)
         payload.setdefault("model", action.name.rpartition("/")[2])
         validate(call.endpoint, payload)
-        call.seed = choose_seed(payload)
+        call.seed = choose_seed(payload, call.activation_id)
     call.trace(Phase.RECEIVED)
     return call
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gateway.serving.call import Call
+from gateway.serving.event_ids import EventId, Progress
 from relay.protocol.messages import RunFinished, RunToken, TokenLogprob
 
 Json = dict[str, Any]
@@ -36,35 +37,56 @@ def aggregate(call: Call, tokens: Sequence[RunToken], finished: RunFinished) -> 
 class Chunks:
     """The chunks of one streamed answer as server-sent events, in order: each step gives one text.
 
-    Most of what is ever sent are tokens without logprobs, so the JSON around their text is made once.
+    Each event that carries a token or comes after the last one has an id (event_ids.py), and those that the client has
+    already are left out.  Most of what is ever sent are tokens without logprobs, so the JSON around their text is made
+    once.
     """
 
-    def __init__(self, call: Call, *, include_usage: bool) -> None:
-        self._call, self._include_usage = call, include_usage
+    def __init__(self, call: Call, ids: str, had: EventId | None = None) -> None:
+        """``ids``: the part that all ids share.  ``had``: the last event that the client has."""
+        options = call.payload.get("stream_options") or {}
+        self._call, self._include_usage = call, bool(options.get("include_usage"))
         self._chat = call.endpoint == "chat"
         self._head = _head(call, "chat.completion.chunk" if self._chat else "text_completion")
-        self._begun, self._offset = False, 0  # the offset counts characters, for completions' logprobs
+        self._ids, self._progress = ids, Progress(had)
+        self.has_id = False  # an event with an id was given out
+        self._begun, self._offset = had is not None, 0  # the offset counts characters, for completions' logprobs
         mark = f'"{"content" if self._chat else "text"}": '
         before, mark, after = _event(self._delta("", None)).partition(f'{mark}""')
         self._before, self._after = before + mark[:-2], after
 
     def token(self, token: RunToken) -> str:
-        """Return nothing for a token without text (half a character), unless its logprob is wanted."""
-        if not token.text and token.logprob is None:
-            return ""
+        """Return nothing for a token without text (half a character), unless its logprob is wanted.  Raises
+        OtherAnswer."""
+        lacking = self._progress.token(token.token_id)
         offset, self._offset = self._offset, self._offset + len(token.text)
+        if not lacking or (not token.text and token.logprob is None):
+            return ""
+        head = f"{self._role()}{self._id(token.index)}"
         if token.logprob is None:
-            return f"{self._role()}{self._before}{json.dumps(token.text, ensure_ascii=False)}{self._after}"
-        return self._role() + _event(self._delta(token.text, _logprobs(self._call, (token,), offset)))
+            return f"{head}{self._before}{json.dumps(token.text, ensure_ascii=False)}{self._after}"
+        return head + _event(self._delta(token.text, _logprobs(self._call, (token,), offset)))
 
     def finished(self, finished: RunFinished) -> str:
+        """Raises OtherAnswer."""
+        last: list[Json | None] = [
+            self._delta(finished.text, None) if finished.text else None,
+            self._chunk({} if self._chat else "", None, finished.reason),
+            {**self._head, "choices": [], "usage": usage(finished)} if self._include_usage else None,
+        ]
         text = self._role()
-        if finished.text:
-            text += _event(self._delta(finished.text, None))
-        text += _event(self._chunk({} if self._chat else "", None, finished.reason))
-        if self._include_usage:
-            text += _event({**self._head, "choices": [], "usage": usage(finished)})
+        for number, chunk in enumerate(last):
+            if self._progress.lacks_final(number) and chunk is not None:
+                text += self._id(self._progress.n_tokens + number) + _event(chunk)
         return text
+
+    def comment(self, sentence: str) -> str:
+        """OpenAI's SDK takes any empty line after the first id for the end of an event, so none follows there."""
+        return f": thaw {sentence}\n" if self.has_id else f": thaw {sentence}\n\n"
+
+    def _id(self, index: int) -> str:
+        self.has_id = True
+        return f"id: {self._ids}:{index}.{self._progress.checksum:08x}\n"
 
     def _role(self) -> str:
         if self._begun or not self._chat:

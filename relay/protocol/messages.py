@@ -145,6 +145,17 @@ class HostChanged:
     present: bool
 
 
+@dataclass(frozen=True, slots=True)
+class StreamWanted:
+    """Gateway → gateway: hand a stream over to ``gateway``, whose client goes on with it.  The answer is a list in the
+    state server (relay/state/streams.py)."""
+
+    activation_id: ActivationId
+    home: GatewayId
+    gateway: GatewayId
+    answer_id: str
+
+
 # ── commands: the stream thaw:commands:<host> ─────────────────────────────────────────────────────────────────────
 
 
@@ -249,6 +260,7 @@ _TYPES: dict[str, type[Any]] = {
         CommandRefused,
         ConsolidationFailed,
         HostChanged,
+        StreamWanted,
         InspectModel,
         Start,
         Cancel,

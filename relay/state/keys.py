@@ -53,5 +53,15 @@ def started(activation_id: str) -> str:
     return f"thaw:started:{activation_id}"
 
 
+def stream(activation_id: str) -> str:
+    """A string: the gateway that has a stream whose client hung up."""
+    return f"thaw:stream:{activation_id}"
+
+
+def stream_answer(answer_id: str) -> str:
+    """A list: the answer of a gateway that was asked for a stream."""
+    return f"thaw:stream-answer:{answer_id}"
+
+
 def trace(trace_id: str) -> str:
     return f"thaw:trace:{trace_id}"

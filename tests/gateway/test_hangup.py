@@ -11,11 +11,12 @@ from tests.gateway.conftest import KEY, GatewayProcess, wait_for_record
 from tests.gateway.fake_invoker import FakeInvoker
 
 
-def raw_post(gateway: GatewayProcess, path: str, body: dict[str, Any]) -> socket.socket:
-    """Send a request and return its socket, so that the test can hang up at any time."""
+def raw_post(gateway: GatewayProcess, path: str, body: dict[str, Any], headers: str = "") -> socket.socket:
+    """Send a request and return its socket, so that the test can hang up at any time.  ``headers`` are whole lines."""
     data = json.dumps(body).encode()
     sock = socket.create_connection(("127.0.0.1", gateway.port), timeout=10)
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\nContent-Length: {len(data)}\r\n\r\n"
+    headers += f"Authorization: Bearer {KEY}\r\nContent-Length: {len(data)}\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\n{headers}\r\n"
     sock.sendall(head.encode() + data)
     return sock
 

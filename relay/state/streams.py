@@ -1,0 +1,113 @@
+"""Where a stream goes on that its client has left: the note of its gateway, and handing it to another one.
+
+The note is written when a client hangs up, so a stream that nobody interrupts writes nothing.  It decides who runs the
+stream: whoever wants to take it over replaces the note, by compare-and-set, together with the hand-over or after it has
+failed.  So a gateway that answers late finds that the stream is no longer its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import redis
+
+from relay.protocol.messages import RunFinished, RunToken, StreamWanted
+from relay.state import bus, keys, redis_link
+from thaw import wire
+from thaw.errors import Conflict
+from thaw.ids import ActivationId, GatewayId, random_hex_id
+
+_ASK_S: Final = 3
+"""How long a gateway that is alive may take to hand a stream over.  Afterwards the answer is computed again, which is
+always right."""
+_ANSWER_TTL_S: Final = 60
+_GONE: Final = b""
+_CLAIM: Final = """
+if (redis.call('GET', KEYS[1]) or '') ~= ARGV[1] then return 0 end
+redis.call('SET', KEYS[1], ARGV[2], 'EX', ARGV[3])
+if #KEYS == 2 then
+    redis.call('RPUSH', KEYS[2], ARGV[4])
+    redis.call('EXPIRE', KEYS[2], ARGV[5])
+end
+return 1
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class HandedOver:
+    """A stream as far as its gateway had it.  ``end`` is None while the answer goes on."""
+
+    tokens: tuple[RunToken, ...]
+    end: RunFinished | None
+    age_ms: int
+    losses: int
+
+
+class StreamHomes:
+    def __init__(self, client: redis.Redis, gateway: GatewayId) -> None:
+        self._redis, self._gateway = client, gateway
+
+    def note(self, activation_id: ActivationId, kept_s: float) -> None:
+        """This gateway has the stream."""
+        with redis_link.translated("note a stream"):
+            self._redis.set(keys.stream(activation_id), self._gateway, ex=_whole(kept_s))
+
+    def home(self, activation_id: ActivationId) -> GatewayId | None:
+        with redis_link.translated("look a stream up"):
+            found: Any = self._redis.get(keys.stream(activation_id))
+        return None if found is None else GatewayId(redis_link.text(found))
+
+    def claim(self, activation_id: ActivationId, home: GatewayId | None, kept_s: float) -> bool:
+        """Make this gateway the stream's home.  Return False if it is no longer as ``home`` says."""
+        with redis_link.translated("claim a stream"):
+            key = keys.stream(activation_id)
+            claimed: Any = self._redis.eval(_CLAIM, 1, key, home or "", self._gateway, _whole(kept_s))
+        return bool(claimed)
+
+    def take(self, activation_id: ActivationId, home: GatewayId, kept_s: float) -> HandedOver | None:
+        """Take the stream over from ``home``.  Return None if that gateway does not have it or does not answer; this
+        gateway is the stream's home then, too.  Raises Conflict if another gateway was faster."""
+        wanted = StreamWanted(activation_id, home, self._gateway, random_hex_id())
+        bus.publish(self._redis, wanted)
+        answers = keys.stream_answer(wanted.answer_id)
+        with redis_link.translated("wait for a stream"):
+            found: Any = self._redis.blpop([answers], timeout=_ASK_S)
+        answer = _GONE if found is None else bytes(found[1])
+        if answer == _GONE:
+            if self.claim(activation_id, home, kept_s):
+                return None
+            with redis_link.translated("read a stream"):
+                late: Any = self._redis.lpop(answers)  # it was handed over at the last moment
+            answer = late or _GONE
+        if answer == _GONE:
+            raise Conflict("Another client goes on with this answer.")
+        return wire.loads(HandedOver, answer)
+
+    def hand(self, wanted: StreamWanted, handed: HandedOver, kept_s: float) -> bool:
+        """Return False if the stream is no longer this gateway's."""
+        with redis_link.translated("hand a stream over"):
+            done: Any = self._redis.eval(
+                _CLAIM,
+                2,
+                keys.stream(wanted.activation_id),
+                keys.stream_answer(wanted.answer_id),
+                self._gateway,
+                wanted.gateway,
+                _whole(kept_s),
+                wire.dumps(handed),
+                _ANSWER_TTL_S,
+            )
+        return bool(done)
+
+    def refuse(self, wanted: StreamWanted) -> None:
+        """This gateway does not have the stream."""
+        with redis_link.translated("refuse a stream"):
+            pipe = self._redis.pipeline(transaction=True)
+            pipe.rpush(keys.stream_answer(wanted.answer_id), _GONE)
+            pipe.expire(keys.stream_answer(wanted.answer_id), _ANSWER_TTL_S)
+            pipe.execute()
+
+
+def _whole(seconds: float) -> int:
+    return max(1, round(seconds))

@@ -1,0 +1,108 @@
+"""Ids of events: who may use one, and what a client that has one still lacks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.serving.event_ids import EventId, EventIds, OtherAnswer, Progress, request_digest
+from thaw.action import KIND_LLM, Action, Exec, Limits
+from thaw.errors import NotFound
+from thaw.ids import ActionName, ActivationId, Namespace
+
+GUEST, OTHER = Namespace("guest"), Namespace("other")
+ACTIVATION = ActivationId("5f" * 16)
+BODY: dict[str, Any] = {"model": "chat", "messages": [{"role": "user", "content": "hi"}], "stream": True}
+
+
+def action(version: str = "0.0.1", name: str = "guest/chat") -> Action:
+    return Action(ActionName(name), GUEST, version, Exec(KIND_LLM), Limits())
+
+
+DIGEST = request_digest(action(), "chat", BODY)
+IDS = EventIds("the installation's token")
+SENT = f"{IDS.prefix(GUEST, ACTIVATION, DIGEST)}:17.0000abcd"
+
+
+def test_an_id_is_read_by_any_gateway_of_the_installation() -> None:
+    again = EventIds("the installation's token")
+    assert again.read(SENT, GUEST) == EventId(ACTIVATION, DIGEST, 17, 0xABCD)
+    assert again.read(f" {SENT} ", GUEST).index == 17
+
+
+@pytest.mark.parametrize("text", ["", "17", SENT[:-1], SENT + "0", SENT.replace("5f", "6f", 1), SENT.replace(":", ";")])
+def test_what_is_no_id_is_not_found(text: str) -> None:
+    with pytest.raises(NotFound) as unknown:
+        IDS.read(text, GUEST)
+    with pytest.raises(NotFound) as others:
+        IDS.read(SENT, OTHER)
+    with pytest.raises(NotFound):
+        EventIds("another installation's token").read(SENT, GUEST)
+    assert unknown.value.message == others.value.message
+
+
+@given(st.integers(0, len(SENT) - 1), st.characters(codec="latin-1"))
+def test_an_id_with_one_other_character_is_another_events_or_none(at: int, character: str) -> None:
+    """Index and checksum are not signed: with them a client can only say falsely what it has itself."""
+    changed = SENT[:at] + character + SENT[at + 1 :]
+    signed = len(SENT.partition(":")[0])
+    if changed.strip() == SENT or at > signed:
+        return
+    with pytest.raises(NotFound):
+        IDS.read(changed, GUEST)
+
+
+@pytest.mark.parametrize(
+    ("of_action", "endpoint", "body"),
+    [
+        (action("0.0.2"), "chat", BODY),
+        (action(name="guest/other"), "chat", BODY),
+        (action(), "completions", BODY),
+        (action(), "chat", {**BODY, "seed": 1}),
+    ],
+)
+def test_another_request_has_another_digest(of_action: Action, endpoint: str, body: dict[str, Any]) -> None:
+    assert request_digest(of_action, endpoint, body) != DIGEST
+    assert request_digest(action(), "chat", dict(reversed(BODY.items()))) == DIGEST
+
+
+TOKENS = st.lists(st.integers(0, 2**31), min_size=1, max_size=40)
+
+
+def seen(tokens: list[int], had: EventId | None) -> tuple[list[int], list[tuple[int, int]]]:
+    """The numbers that a client reads, and (number, checksum) of all events."""
+    progress = Progress(had)
+    lacking, known = [], []
+    for index, token_id in enumerate(tokens):
+        if progress.token(token_id):
+            lacking.append(index)
+        known.append((index, progress.checksum))
+    for number in range(3):
+        if progress.lacks_final(number):
+            lacking.append(len(tokens) + number)
+        known.append((len(tokens) + number, progress.checksum))
+    return lacking, known
+
+
+@given(TOKENS, st.data())
+def test_after_any_event_the_rest_comes_once(tokens: list[int], data: st.DataObject) -> None:
+    everything, known = seen(tokens, None)
+    assert everything == list(range(len(tokens) + 3))
+    index, checksum = data.draw(st.sampled_from(known))
+    rest, _ = seen(tokens, EventId(ACTIVATION, DIGEST, index, checksum))
+    assert rest == everything[index + 1 :]
+
+
+@given(TOKENS, st.data())
+def test_an_answer_that_differs_before_the_clients_event_is_refused(tokens: list[int], data: st.DataObject) -> None:
+    _, known = seen(tokens, None)
+    index, checksum = data.draw(st.sampled_from(known))
+    changed = list(tokens)
+    changed[data.draw(st.integers(0, min(index, len(tokens) - 1)))] += 1
+    with pytest.raises(OtherAnswer):
+        seen(changed, EventId(ACTIVATION, DIGEST, index, checksum))
+    with pytest.raises(OtherAnswer):  # it ends too early
+        seen(tokens, EventId(ACTIVATION, DIGEST, len(tokens) + 3, known[-1][1]))

@@ -1,0 +1,226 @@
+"""Streams and their readers, without processes: how readers replace one another, and how streams end."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator
+from typing import Any, cast
+
+import pytest
+
+from gateway.serving import streams as module
+from gateway.serving.call import Call
+from gateway.serving.dispatch import Dispatcher
+from gateway.serving.hangup import ClientGone, Hangup
+from gateway.serving.kept import Bounds
+from gateway.serving.runs import Outcome
+from gateway.serving.streams import Reader, Streams
+from gateway.serving.throttle import Throttle
+from relay.protocol.messages import RunFinished, RunToken
+from relay.state.records import Subject
+from thaw.action import KIND_LLM, Action, Exec, Limits
+from thaw.activation import ActivationStatus
+from thaw.errors import Conflict, PlatformError, Throttled, WorkerLost
+from thaw.ids import ActionName, ActivationId, Namespace
+
+GUEST = Namespace("guest")
+ACTION = Action(ActionName("guest/chat"), GUEST, "0.0.1", Exec(KIND_LLM), Limits())
+END = RunFinished("length", 3, 2)
+ONE = ActivationId("1")
+
+
+class Worker:
+    """In the place of llm_tokens(): yields what the test puts, and ends with its client as a run does."""
+
+    def __init__(self) -> None:
+        self.steps: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def tokens(self, _: Dispatcher, call: Call) -> Iterator[Any]:
+        with call.hangup.waking(lambda: self.steps.put(None)):
+            while (step := self.steps.get(timeout=20)) is not None:
+                if isinstance(step, Exception):
+                    raise step
+                yield step
+                if isinstance(step, RunFinished):
+                    return
+        call.hangup.check()
+
+    def fault(self, _: Call, error: Exception) -> PlatformError:
+        return PlatformError(f"our own: {error}")
+
+    def put(self, count: int, first: int = 0) -> None:
+        for index in range(first, first + count):
+            self.steps.put(RunToken(index, 100 + index, f"w{index} "))
+
+
+class Platform:
+    """One gateway's streams, with a throttle of one request."""
+
+    def __init__(self, worker: Worker) -> None:
+        self.worker = worker
+        self.ended: queue.SimpleQueue[tuple[Call, Outcome]] = queue.SimpleQueue()
+        self.throttle = Throttle(100, 1)
+        bounds = Bounds(60, 1 << 20, 1 << 20)
+        put = lambda call, outcome: self.ended.put((call, outcome))  # noqa: E731
+        self.streams = Streams(cast(Dispatcher, worker), put, self.throttle, bounds, 4)
+        self.streams.start()
+        self.cuts: list[str] = []
+
+    def begin(self, hangup: Hangup | None = None) -> Reader:
+        call = Call(ONE, ACTION, Subject(GUEST, "x"), {}, Hangup(), "chat", 1)
+        self.throttle.enter(GUEST)
+        return self.streams.begin(call, hangup or Hangup(), lambda: self.cuts.append("first"))
+
+    def attach(self) -> Reader:
+        found = self.streams.attach(ONE, Hangup(), lambda: self.cuts.append("next"))
+        assert found is not None
+        return found
+
+    def outcome(self) -> Outcome:
+        return self.ended.get(timeout=10)[1]
+
+    def is_counted(self) -> bool:
+        try:
+            with self.throttle.counted(GUEST):
+                return False
+        except Throttled:
+            return True
+
+
+@pytest.fixture
+def platform(monkeypatch: pytest.MonkeyPatch) -> Iterator[Platform]:
+    worker = Worker()
+    monkeypatch.setattr(module, "llm_tokens", worker.tokens)
+    made = Platform(worker)
+    yield made
+    made.streams.stop(10)
+
+
+def indexes(reader: Reader) -> list[int]:
+    return [step.index for step in reader.steps() if isinstance(step, RunToken)]
+
+
+def test_each_reader_gets_the_answer_from_its_first_token(platform: Platform) -> None:
+    first = platform.begin()
+    platform.worker.put(2)
+    steps = first.steps()
+    assert [next(steps), next(steps)] == [RunToken(0, 100, "w0 "), RunToken(1, 101, "w1 ")]
+    assert platform.streams.leave(first, resumable=True)
+    assert not platform.streams.leave(first, resumable=True)
+    second = platform.attach()
+    platform.worker.steps.put(END)
+    assert list(second.steps()) == [RunToken(0, 100, "w0 "), RunToken(1, 101, "w1 "), END]
+    assert platform.outcome().status is ActivationStatus.SUCCESS
+
+
+def test_a_reader_learns_what_the_run_waits_for_now_and_not_what_it_waited_for(platform: Platform) -> None:
+    first = platform.begin()
+    for step in ("queued", RunToken(0, 100, "w0 "), "the worker was lost", "queued"):
+        platform.worker.steps.put(step)
+    steps = first.steps()
+    for _ in range(4):
+        next(steps)
+    platform.streams.leave(first, resumable=True)
+    second = platform.attach().steps()
+    assert [next(second), next(second)] == ["queued", RunToken(0, 100, "w0 ")]
+
+
+def test_a_reader_that_does_not_leave_in_time_is_cut(platform: Platform, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be blocked in a write to a client that reads nothing, and would keep its thread for ever."""
+    monkeypatch.setattr(module, "_LEAVES_S", 0.01)
+    stuck = platform.begin()
+    second = platform.attach()
+    assert platform.cuts == ["first"]
+    with pytest.raises(Conflict):
+        next(stuck.steps())
+    assert not platform.streams.leave(stuck, resumable=True)
+    platform.worker.put(2)
+    platform.worker.steps.put(END)
+    assert indexes(second) == [0, 1]
+    assert platform.cuts == ["first"]
+
+
+def test_a_reader_that_leaves_is_not_cut(platform: Platform) -> None:
+    first = platform.begin()
+    platform.worker.put(1)
+    steps = first.steps()
+    next(steps)
+
+    def read_on() -> None:
+        with pytest.raises(Conflict):
+            next(steps)
+        platform.streams.leave(first, resumable=True)
+
+    reading = threading.Thread(target=read_on)
+    reading.start()
+    second = platform.attach()
+    reading.join()
+    assert platform.cuts == []
+    assert next(second.steps()) == RunToken(0, 100, "w0 ")
+
+
+def test_a_stream_counts_while_it_runs_or_is_read_and_never_twice(platform: Platform) -> None:
+    first = platform.begin()
+    platform.streams.leave(first, resumable=True)
+    assert platform.is_counted()
+    second = platform.attach()
+    platform.worker.steps.put(END)
+    assert list(second.steps()) == [END]
+    assert platform.is_counted()  # its client still reads
+    platform.streams.leave(second, resumable=True)
+    assert not platform.is_counted()
+    with platform.throttle.counted(GUEST), pytest.raises(Throttled):
+        platform.attach()
+    third = platform.attach()
+    assert platform.is_counted()
+    platform.streams.leave(third, resumable=True)
+    assert not platform.is_counted()
+
+
+def test_a_reader_whose_client_hangs_up_wakes(platform: Platform) -> None:
+    hangup = Hangup()
+    steps = platform.begin(hangup).steps()
+    threading.Timer(0.05, hangup.set).start()
+    with pytest.raises(ClientGone):
+        next(steps)
+
+
+@pytest.mark.parametrize("error", [WorkerLost("lost"), ValueError("a defect")])
+def test_an_error_reaches_the_reader_and_the_record(platform: Platform, error: Exception) -> None:
+    reader = platform.begin()
+    platform.worker.put(1)
+    platform.worker.steps.put(error)
+    steps = reader.steps()
+    assert next(steps) == RunToken(0, 100, "w0 ")
+    with pytest.raises(PlatformError) as seen:
+        next(steps)
+    assert seen.value is error or seen.value.message == "our own: a defect"
+    assert platform.outcome().status is ActivationStatus.INTERNAL_ERROR
+    platform.streams.leave(reader, resumable=True)
+    assert platform.streams.find(ONE) is None
+    assert not platform.is_counted()
+
+
+def test_a_stream_that_moved_leaves_its_record_to_the_other_gateway(platform: Platform) -> None:
+    reader = platform.begin()
+    platform.worker.put(2)
+    steps = reader.steps()
+    next(steps), next(steps)
+    picture = platform.streams.picture(ONE)
+    assert picture is not None
+    assert ([t.index for t in picture.tokens], picture.end) == ([0, 1], None)
+    platform.streams.give_away(ONE)
+    with pytest.raises(Conflict):
+        next(steps)
+    assert (platform.streams.find(ONE), platform.streams.picture(ONE)) == (None, None)
+    platform.streams.stop(10)
+    assert platform.ended.empty()
+    assert not platform.is_counted()
+
+
+def test_a_gateway_that_stops_records_what_goes_on_without_a_client(platform: Platform) -> None:
+    platform.streams.leave(platform.begin(), resumable=True)
+    platform.streams.stop(10)
+    assert platform.outcome().status is ActivationStatus.APPLICATION_ERROR
+    assert not platform.is_counted()
