@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from enum import StrEnum
+from typing import Final
 
 from gateway.serving.call import Call
 from gateway.serving.event_ids import EventId, OtherRequest, request_digest
@@ -32,6 +33,9 @@ from relay.state.streams import HandedOver, StreamHomes
 from thaw.errors import Conflict, PlatformError
 from thaw.ids import ActivationId, GatewayId
 from thaw.logs import Log
+
+_BROUGHT_S: Final = 2.0
+"""How long a gateway that is asked for a stream waits for it to come here: less than the other one waits for us."""
 
 
 class Way(StrEnum):
@@ -57,7 +61,7 @@ class Reconnects:
         self._streams, self._homes, self._registry = streams, homes, registry
         self._throttle, self._caps = throttle, caps
         self._gateway, self._reconnect_s, self._log = gateway, reconnect_s, log
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
         self._resuming: set[ActivationId] = set()
         self._pool = ThreadPoolExecutor(4, "hand-over")
 
@@ -125,6 +129,8 @@ class Reconnects:
     def _hand_over(self, wanted: StreamWanted) -> None:
         """Write first, then stop: a stream that could not be written goes on here."""
         activation_id = wanted.activation_id
+        with self._changed:  # this gateway may be its home already, and not have it yet
+            self._changed.wait_for(lambda: activation_id not in self._resuming, _BROUGHT_S)
         stream, handed = self._streams.find(activation_id), self._streams.picture(activation_id)
         try:
             if stream is None or handed is None:
@@ -138,15 +144,16 @@ class Reconnects:
 
     @contextmanager
     def _alone(self, activation_id: ActivationId) -> Iterator[None]:
-        with self._lock:
+        with self._changed:
             if activation_id in self._resuming:
                 raise Conflict("Another client goes on with this answer.")
             self._resuming.add(activation_id)
         try:
             yield
         finally:
-            with self._lock:
+            with self._changed:
                 self._resuming.discard(activation_id)
+                self._changed.notify_all()
 
     def _kept_s(self, call: Call) -> float:
         """How long the note of a stream's gateway may matter."""

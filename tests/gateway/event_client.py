@@ -6,11 +6,16 @@ import json
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import requests
 
-from tests.gateway.conftest import KEY, GatewayProcess
+from tests.gateway.conftest import KEY
+
+
+class Gateway(Protocol):
+    @property
+    def url(self) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,17 +60,17 @@ class Client:
     def indexes(self) -> list[int]:
         return [e.index for e in self.events if e.id]
 
-    def ask(self, gateway: GatewayProcess, **headers: str) -> requests.Response:
+    def ask(self, gateway: Gateway, *, timeout_s: float = 30, **headers: str) -> requests.Response:
         """Send the request, with the id of the last event that the client has."""
         known = {"Last-Event-ID": self.last_id} if self.last_id else {}
         sent = {"Authorization": f"Bearer {self._key}", "X-Thaw-Resumable": "1", **known, **headers}
         url = f"{gateway.url}/v1/chat/completions"
-        self.reply = requests.post(url, json=self.body, headers=sent, stream=True, timeout=30)
+        self.reply = requests.post(url, json=self.body, headers=sent, stream=True, timeout=timeout_s)
         if self.reply.status_code == 200:
             self._lines = self._read()
         return self.reply
 
-    def ask_soon(self, gateway: GatewayProcess) -> threading.Thread:
+    def ask_soon(self, gateway: Gateway) -> threading.Thread:
         """Ask on a thread, which ends when the answer begins: with the next event that the client lacks."""
         asking = threading.Thread(target=self.ask, args=(gateway,), daemon=True)
         asking.start()

@@ -1,0 +1,67 @@
+"""The events of a stream: what a client has before an interruption and after it is what it has without one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gateway.serving.call import Call
+from gateway.serving.event_ids import EventId
+from gateway.serving.hangup import Hangup
+from gateway.serving.openai_format import Chunks
+from relay.protocol.messages import RunFinished, RunToken, TokenLogprob
+from relay.state.records import Subject
+from thaw.action import KIND_LLM, Action, Exec, Limits
+from thaw.ids import ActionName, ActivationId, Namespace
+
+ACTION = Action(ActionName("guest/chat"), Namespace("guest"), "0.0.1", Exec(KIND_LLM), Limits())
+TEXTS = ("Hé", "", "llo", " wor", "", "ld")
+"""Some tokens end in the middle of a character, so they have no text."""
+
+
+def events(
+    endpoint: str, body: dict[str, Any], end: RunFinished, *, logprobs: bool, had: EventId | None = None
+) -> list[str]:
+    call = Call(ActivationId("a" * 32), ACTION, Subject(ACTION.namespace, "x"), body, Hangup(), endpoint, 1)
+    call.received_ms = 0
+    chunks = Chunks(call, "ids", had)
+    text = ""
+    for index, shown in enumerate(TEXTS):
+        logprob = TokenLogprob(shown, -0.5, ((shown, -0.5),)) if logprobs else None
+        text += chunks.token(RunToken(index, 100 + index, shown, logprob))
+    text += chunks.finished(end)
+    return [event + "\n\n" for event in text.split("\n\n")[:-1]]
+
+
+def id_of(event: str) -> EventId:
+    index, _, checksum = event.splitlines()[0].removeprefix("id: ids:").partition(".")
+    return EventId(ActivationId("a" * 32), b"", int(index), int(checksum, 16))
+
+
+@pytest.mark.parametrize("endpoint", ["chat", "completions"])
+@pytest.mark.parametrize("logprobs", [True, False])
+@pytest.mark.parametrize("held_back", ["", "!"])
+@pytest.mark.parametrize("usage", [True, False])
+def test_after_any_event_the_same_events_follow(endpoint: str, logprobs: bool, held_back: str, usage: bool) -> None:
+    body = {"model": "chat", "stream_options": {"include_usage": usage}}
+    end = RunFinished("stop", 3, len(TEXTS), held_back)
+    whole = events(endpoint, body, end, logprobs=logprobs)
+    numbered = [event for event in whole if event.startswith("id: ")]
+    unnumbered = [event for event in whole if event not in numbered]
+    assert len(unnumbered) == (1 if endpoint == "chat" else 0)  # the role
+    shown = [n for n, text in enumerate(TEXTS) if text or logprobs]
+    last = [n for n, there in ((6, held_back), (7, True), (8, usage)) if there]
+    assert [id_of(event).index for event in numbered] == shown + last
+    for n, event in enumerate(numbered):
+        assert events(endpoint, body, end, logprobs=logprobs, had=id_of(event)) == numbered[n + 1 :]
+
+
+def test_no_empty_line_follows_a_comment_after_the_first_id() -> None:
+    call = Call(ActivationId("a" * 32), ACTION, Subject(ACTION.namespace, "x"), {"model": "chat"}, Hangup(), "chat")
+    chunks = Chunks(call, "ids")
+    assert chunks.comment("queued") == ": thaw queued\n\n"
+    chunks.token(RunToken(0, 100, ""))
+    assert chunks.comment("queued") == ": thaw queued\n\n"
+    chunks.token(RunToken(1, 101, "x"))
+    assert chunks.comment("queued") == ": thaw queued\n"

@@ -1,0 +1,148 @@
+"""Streams that go from one gateway to another through a real state server."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from relay.protocol.messages import RunFinished, RunToken, StreamWanted, TokenLogprob
+from relay.state import keys, redis_link, streams
+from relay.state.bus import EventReader
+from relay.state.streams import HandedOver, StreamHomes
+from thaw.errors import Conflict
+from thaw.ids import ActivationId, GatewayId
+from thaw.logs import Log
+
+STREAM = ActivationId("a" * 32)
+ONE, TWO, THREE = (GatewayId(name) for name in ("one", "two", "three"))
+TOKENS = (RunToken(0, 100, "ä "), RunToken(1, 101, "", TokenLogprob("b", -0.5, (("b", -0.5),))))
+HANDED = HandedOver(TOKENS, None, 1500, 1)
+KEPT_S = 360.0
+
+
+@pytest.fixture
+def homes(valkey_url: str) -> Iterator[Callable[[GatewayId], StreamHomes]]:
+    client = redis_link.connect(valkey_url)
+    yield lambda gateway: StreamHomes(client, gateway)
+    client.close()
+
+
+@pytest.fixture
+def asked(valkey_url: str) -> Iterator[Callable[[Callable[[StreamWanted], object]], None]]:
+    """Call a function for each stream that somebody wants."""
+    readers: list[EventReader] = []
+
+    def listen(answer: Callable[[StreamWanted], object]) -> None:
+        up = threading.Event()
+        readers.append(EventReader(valkey_url, answer, up.set, Log("gateway")))
+        readers[-1].start()
+        assert up.wait(10)
+
+    yield listen
+    for reader in readers:
+        reader.stop()
+        reader.join(10)
+
+
+def test_a_stream_is_noted_for_as_long_as_it_is_kept(
+    homes: Callable[[GatewayId], StreamHomes], valkey_url: str
+) -> None:
+    assert homes(TWO).home(STREAM) is None
+    homes(ONE).note(STREAM, 0.2)
+    assert homes(TWO).home(STREAM) == ONE
+    with redis_link.connect(valkey_url) as client:
+        assert 0 < client.ttl(keys.stream(STREAM)) <= 1
+
+
+@pytest.mark.parametrize("end", [None, RunFinished("stop", 3, 2, "held back")])
+def test_a_stream_is_handed_over_with_all_its_tokens(
+    homes: Callable[[GatewayId], StreamHomes],
+    asked: Callable[[Callable[[StreamWanted], object]], None],
+    end: RunFinished | None,
+) -> None:
+    homes(ONE).note(STREAM, KEPT_S)
+    handed = HandedOver(TOKENS, end, 1500, 1)
+    asked(lambda wanted: homes(ONE).hand(wanted, handed, KEPT_S))
+    assert homes(TWO).take(STREAM, ONE, KEPT_S) == handed
+    assert homes(THREE).home(STREAM) == TWO
+
+
+def test_a_gateway_that_does_not_have_the_stream_says_so(
+    homes: Callable[[GatewayId], StreamHomes], asked: Callable[[Callable[[StreamWanted], object]], None]
+) -> None:
+    homes(ONE).note(STREAM, KEPT_S)
+    asked(lambda wanted: homes(ONE).refuse(wanted))
+    assert homes(TWO).take(STREAM, ONE, KEPT_S) is None
+    assert homes(THREE).home(STREAM) == TWO
+
+
+def test_a_gateway_that_answers_too_late_finds_that_it_has_lost_the_stream(
+    homes: Callable[[GatewayId], StreamHomes],
+    asked: Callable[[Callable[[StreamWanted], object]], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(streams, "_ASK_S", 0.05)
+    homes(ONE).note(STREAM, KEPT_S)
+    wanted: list[StreamWanted] = []
+    heard = threading.Event()
+    asked(lambda message: (wanted.append(message), heard.set()))
+    assert homes(TWO).take(STREAM, ONE, KEPT_S) is None
+    assert heard.wait(10)
+    assert not homes(ONE).hand(wanted[0], HANDED, KEPT_S)
+    assert homes(THREE).home(STREAM) == TWO
+
+
+def test_a_stream_that_is_handed_over_at_the_last_moment_is_taken(
+    homes: Callable[[GatewayId], StreamHomes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The wait is over, and before the note is replaced the other gateway replaces it."""
+    monkeypatch.setattr(streams, "_ASK_S", 0.01)
+    homes(ONE).note(STREAM, KEPT_S)
+    taking = homes(TWO)
+    claim = taking.claim
+
+    def late(activation_id: ActivationId, home: GatewayId | None, kept_s: float) -> bool:
+        assert homes(ONE).hand(StreamWanted(STREAM, ONE, TWO, answer_id), HANDED, KEPT_S)
+        return claim(activation_id, home, kept_s)
+
+    answer_id = "f" * 32
+    monkeypatch.setattr(streams, "random_hex_id", lambda: answer_id)
+    monkeypatch.setattr(taking, "claim", late)
+    assert taking.take(STREAM, ONE, KEPT_S) == HANDED
+
+
+def test_of_two_gateways_that_want_a_stream_at_once_one_gets_it(
+    homes: Callable[[GatewayId], StreamHomes], asked: Callable[[Callable[[StreamWanted], object]], None]
+) -> None:
+    homes(ONE).note(STREAM, KEPT_S)
+    given = threading.Event()
+
+    def answer(wanted: StreamWanted) -> None:
+        if given.is_set():
+            homes(ONE).refuse(wanted)
+        else:
+            assert homes(ONE).hand(wanted, HANDED, KEPT_S)
+            given.set()
+
+    asked(answer)
+
+    def take(gateway: GatewayId) -> HandedOver | str | None:
+        try:
+            return homes(gateway).take(STREAM, ONE, KEPT_S)
+        except Conflict as e:
+            return e.message
+
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(take, (TWO, THREE)))
+    assert HANDED in found
+    assert "Another client goes on with this answer." in found
+
+
+def test_a_stream_without_a_home_is_claimed_once(homes: Callable[[GatewayId], StreamHomes]) -> None:
+    assert homes(ONE).claim(STREAM, None, KEPT_S)
+    assert not homes(TWO).claim(STREAM, None, KEPT_S)
+    assert homes(TWO).claim(STREAM, ONE, KEPT_S)
+    assert homes(TWO).home(STREAM) == TWO
