@@ -72,6 +72,8 @@ class Shelf:
         return self._all.get(activation_id)
 
     def add(self, kept: Kept, step: str | RunToken) -> Sequence[Kept]:
+        if kept.dropped:  # its run has not noticed yet, and its activation may have another stream by now
+            return ()
         kept.waits = isinstance(step, str)
         if isinstance(step, str):
             kept.notices.append(step)

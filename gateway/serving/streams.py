@@ -187,13 +187,10 @@ class Streams:
             if not stream.counted:
                 self._throttle.enter(stream.call.subject.namespace)
                 stream.counted = True
-            replaced = stream.reader
-            stream.reader = reader = Reader(stream, hangup, cut)
+            replaced, stream.reader = stream.reader, Reader(stream, hangup, cut)
+            reader = stream.reader
             self._shelf.attach(stream.kept)
-            stream.changed.notify_all()
-            stuck = replaced is not None and not stream.changed.wait_for(lambda: replaced.left, _LEAVES_S)
-        if replaced is not None and stuck:
-            replaced.cut()
+        self._see_off(stream, replaced)
         return reader
 
     def leave(self, reader: Reader, *, resumable: bool) -> bool:
@@ -233,11 +230,19 @@ class Streams:
             if stream is None:
                 return
             stream.moved = True
-            stream.reader = None
-            stream.changed.notify_all()
+            replaced, stream.reader = stream.reader, None
             self._count_out(stream)
             cut = self._forget([self._shelf.drop(stream.kept)])
         _end(cut)
+        self._see_off(stream, replaced)
+
+    def _see_off(self, stream: Stream, replaced: Reader | None) -> None:
+        """A reader was replaced: it tells its client so and leaves, or is cut."""
+        with self._lock:
+            stream.changed.notify_all()
+            left = replaced is None or stream.changed.wait_for(lambda: replaced.left, _LEAVES_S)
+        if replaced is not None and not left:
+            replaced.cut()
 
     # a stream's own thread -----------------------------------------------------------------------------------------
 

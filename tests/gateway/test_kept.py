@@ -80,6 +80,17 @@ def test_what_has_ended_gives_way_to_what_runs() -> None:
     assert shelf.get(running.activation_id) is running
 
 
+def test_the_run_of_a_dropped_stream_changes_nothing_for_the_next_one_of_its_activation() -> None:
+    shelf, (old,) = shelf_with(9)
+    shelf.leave(old, 100.0, resumable=False)
+    new = Kept(old.activation_id)
+    shelf.put(new)
+    shelf.leave(new, 100.0, resumable=True)
+    for _ in range(3):
+        assert not shelf.add(old, TOKEN)
+    assert (shelf.get(new.activation_id), shelf.n_bytes, shelf.n_absent) == (new, 0, 1)
+
+
 def test_alternatives_take_memory_too() -> None:
     alone = RunToken(0, 1, "x", TokenLogprob("x", -0.5, ()))
     with_others = RunToken(0, 1, "x", TokenLogprob("x", -0.5, (("x", -0.5), ("y", -1.5))))

@@ -141,6 +141,14 @@ def test_a_reader_that_does_not_leave_in_time_is_cut(platform: Platform, monkeyp
     assert platform.cuts == ["first"]
 
 
+def test_a_reader_of_a_stream_that_moved_is_cut_as_well(platform: Platform, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_LEAVES_S", 0.01)
+    stuck = platform.begin()
+    platform.streams.give_away(ONE)
+    assert platform.cuts == ["first"]
+    assert not platform.streams.leave(stuck, resumable=True)
+
+
 def test_a_reader_that_leaves_is_not_cut(platform: Platform) -> None:
     first = platform.begin()
     platform.worker.put(1)
