@@ -94,13 +94,18 @@ class Pipelines:
             if r.group_id in gone
         ]
         left += [f"plan {p.group_id}" for p in Registry(self._state).plans() if p.group_id in gone]
-        left += [f"user {u}" for u in self._users() if u.removeprefix(_USER) in gone]
-        left += [f"key {k!r}" for k in self._state.keys("thaw:group-credential:*") if _text(k).split(":")[-1] in gone]
+        left += self.credentials(gone)
         left += [f"frame {k!r}" for group in gone for k in self._relay.keys(key_prefix(group) + "*")]
         left += [
             f"fetch {f}" for host in Registry(self._state).live_hosts() for f in host.fetches if f.group_id in gone
         ]
         return left + [f"descriptor socket {d}" for d in self._strange_sockets()]
+
+    def credentials(self, groups: Iterable[GroupId]) -> list[str]:
+        """What lets the stages of these groups into the relay server."""
+        found = [f"user {u}" for u in self._users() if u.removeprefix(_USER) in groups]
+        keys = self._state.keys("thaw:group-credential:*")
+        return found + [f"key {k!r}" for k in keys if _text(k).split(":")[-1] in groups]
 
     def _strange_sockets(self) -> list[str]:
         known = {r.instance_id for r in Registry(self._state).instances()}

@@ -169,10 +169,25 @@ def served(fleet: Fleet, reference: list[str]) -> Iterator[str]:
     fleet.remove("two")
 
 
-def test_the_full_worker_of_a_group_gets_the_rest_of_the_model_behind_its_answers(fleet: Fleet, served: str) -> None:
-    stages = fleet.pipelines.stages(served)
-    wait_for(lambda: stages[0].has_said("rest_loaded"), "the first stage never had the whole model")
-    assert not stages[1].has_said("rest_loaded")
+@pytest.mark.parametrize("transport", ["auto", pytest.param("object", marks=pytest.mark.full)])
+def test_a_group_becomes_one_worker_while_it_answers(fleet: Fleet, reference: list[str], transport: str) -> None:
+    """The rest of the model comes within six seconds.  Answers before, during and after the switch are the same."""
+    fleet.deploy("folds", scaling={"stages": 3, "keep": 1}, transport=transport)
+    first, activation_id = fleet.answers("folds")
+    group = fleet.pipelines.stages("folds")[0].record.group_id
+    during: list[list[str]] = []
+    while len(fleet.pipelines.stages("folds")) > 1:
+        during.append(fleet.answers("folds")[0])
+        assert len(during) < 60, fleet.thaw("action", "get", "folds").stdout
+    after, _ = fleet.answers("folds")
+    assert [first, *during, after] == [reference] * (len(during) + 2)
+    (whole,) = fleet.pipelines.stages("folds").values()
+    assert (whole.record.group_id, whole.record.n_stages, whole.record.stage) == (group, 1, 0)
+    wait_gone(lambda: fleet.pipelines.credentials([group]))
+    assert '"stages": 1' in fleet.thaw("action", "get", "folds").stdout
+    explained = fleet.thaw("activation", "explain", activation_id).stdout
+    assert "the pipeline of 3 was one worker" in explained, explained
+    fleet.remove("folds")
 
 
 @pytest.mark.parametrize("stage", [1, pytest.param(0, marks=pytest.mark.full)])

@@ -23,6 +23,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "sliding", "gemma", "gemma2", "opt", "gpt2")
 EVERYTHING = ["greedy", "seeded", "penalties", "long", "continued"]
+WORKS = [*EVERYTHING, "one", "many"]
 SAMPLE = [  # every size and every family, and every kind of work with two hidden tensors and with one
     ("llama", 2, EVERYTHING),
     ("qwen2", 5, ["greedy"]),
@@ -52,7 +53,7 @@ def probe(url: str, cases: list[Case]) -> Iterator[Case]:
 
 def references(cases: list[Case]) -> list[Case]:
     works = {
-        family: [w for w in EVERYTHING if any(w in c["works"] for c in cases if c["family"] == family)]
+        family: [w for w in WORKS if any(w in c["works"] for c in cases if c["family"] == family)]
         for family in dict.fromkeys(c["family"] for c in cases)
     }
     return [{"family": family, "n_stages": 0, "works": works[family]} for family in works]

@@ -24,6 +24,7 @@ from relay.transports.connect import connect
 from thaw.errors import ErrorInfo, InitFailed, ProtocolError, ThawError, WorkerLost
 from thaw.hops import HopPath
 from thaw.lasting import LastingThread
+from thaw_runtime.pipeline.kv_wire import KvPart, decode_kv_part, encode_kv_part
 from thaw_runtime.pipeline.wire import (
     Batch,
     Beat,
@@ -39,6 +40,7 @@ from thaw_runtime.pipeline.wire import (
 
 _BATCH: Final = FrameHeader(FrameKind.HIDDEN_STATES, Priority.INFERENCE, FLAG_TENSORS)
 _CONTROL: Final = FrameHeader(FrameKind.CONTROL, Priority.INFERENCE)
+_KV: Final = FrameHeader(FrameKind.KV, Priority.KV, FLAG_TENSORS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +67,8 @@ PATIENCE: Final = Patience()
 class StageLink:
     """A stage makes its link before it loads the weights, so it already passes beats on while it loads.
 
-    Stage 0 gets tokens through ``on_sampled``, on the receiver thread.  The other stages take batches with
-    :meth:`next_batch`.
+    Stage 0 gets tokens through ``on_sampled`` and KV blocks through ``on_kv_part``, on the receiver thread.  The other
+    stages take batches with :meth:`next_batch`.
     """
 
     def __init__(self, transport: Transport, stage: int, n_stages: int, patience: Patience = PATIENCE) -> None:
@@ -80,6 +82,7 @@ class StageLink:
         self._telling = threading.Lock()
         self._paths = [HopPath.UNKNOWN] * n_stages  # stage 0 knows every hop's path, another stage only its own
         self.on_sampled: Callable[[Sampled], None] = lambda _: None
+        self.on_kv_part: Callable[[int, KvPart], None] = lambda stage, part: None
         self._when_lost: list[Callable[[ErrorInfo], None]] = []
         self._threads = [LastingThread(self._receive, "stage-receive")]
         if stage == 0:
@@ -114,6 +117,14 @@ class StageLink:
     def send_sampled(self, sampled: Sampled) -> None:
         """Send sampled tokens to stage 0.  Raises WorkerLost."""
         self._send(0, _CONTROL, encode_control(sampled), sampled.number)
+
+    def send_kv_part(self, part: KvPart) -> None:
+        """Send KV blocks to stage 0, behind all other messages.  Raises WorkerLost.
+
+        The path to stage 0 is not that to the next stage, so it is not told.
+        """
+        self.check()
+        self._hand_over(0, _KV, encode_kv_part(part), part.round)
 
     def next_batch(self) -> Batch:
         """Wait for the next batch from the previous stage and return it.  Raises WorkerLost."""
@@ -164,6 +175,8 @@ class StageLink:
             with self._changed:
                 self._batches.append(batch)
                 self._changed.notify_all()
+        elif message.kind is FrameKind.KV and self._stage == 0:
+            self.on_kv_part(message.sender, decode_kv_part(message.payload))
         elif message.kind is FrameKind.CONTROL:
             self._control(message.sender, decode_control(message.payload))
         else:

@@ -5,6 +5,7 @@
     stage 0 ──Step + tensors──▶ stage 1 ──Step + tensors──▶ … ──▶ stage s−1 ──Sampled──▶ stage 0
             ──Beat───────────▶         ──Beat───────────▶               ──Beat─────▶
                                        ──PathTaken──────▶               ──PathTaken▶
+                                       ──KvPart─────────────────────────────────────▶   (kv_wire.py)
 
 A batch is one relay message: a tensor ``step`` of bytes (the Step in msgpack), followed by the tensors of the model
 (``hidden_states`` and, if the family has one, ``residual``), described as in relay/protocol/tensors.py.  Every other
@@ -55,6 +56,19 @@ class KnownSequence(msgspec.Struct, frozen=True, array_like=True):
     n_output: int
 
 
+class KvWanted(msgspec.Struct, frozen=True, array_like=True):
+    """Stage 0 asks every other stage for KV blocks of that stage's layers, as they are after this step.
+
+    ``blocks`` has one tuple per KV cache group.  In the ``last`` round, the last stage adds the state of its
+    generators.  docs/consolidation.md says what attempts and rounds are.
+    """
+
+    attempt: int
+    round: int
+    blocks: Blocks
+    last: bool = False
+
+
 class Step(msgspec.Struct, frozen=True, array_like=True):
     """One batch from stage 0's scheduler.  ``scheduled`` says how many tokens of each request are computed."""
 
@@ -64,6 +78,7 @@ class Step(msgspec.Struct, frozen=True, array_like=True):
     scheduled: dict[str, int]
     finished: tuple[str, ...]
     copies: tuple[tuple[int, int], ...] = ()  # KV blocks to copy before the forward pass, (from, to)
+    kv: KvWanted | None = None
 
     @property
     def n_tokens(self) -> int:
@@ -200,6 +215,7 @@ def check_batch(batch: Batch, bounds: Bounds, known: Mapping[str, int], wanted: 
     for old in step.known:
         _check_known(old, step, bounds, known)
     _check_blocks(step.copies, bounds)
+    _check_blocks(step.kv.blocks if step.kv is not None else (), bounds)
     if step.n_tokens:
         got = {name: (t.dtype, t.shape) for name, t in batch.tensors.items()}
         due = {name: (dtype, (step.n_tokens, width)) for name, (dtype, width) in wanted.items()}

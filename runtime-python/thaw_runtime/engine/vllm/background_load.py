@@ -36,12 +36,24 @@ class BackgroundLoad:
         """
         self._model, self._segment, self._tensors = model, segment, tensors
         self._deferred, self._check, self._complete = deferred, check, complete
-        self._ended = threading.Event()
+        self._begun, self._ended = threading.Lock(), threading.Event()
+        self._when_ended: list[Callable[[], None]] = []
         self.error: ErrorInfo | None = None
 
-    def begin(self) -> None:
-        """Run on a low-priority thread, so the engine thread is scheduled first."""
-        threading.Thread(target=self._run, name="background-load", daemon=True).start()
+    @property
+    def has_ended(self) -> bool:
+        return self._ended.is_set()
+
+    def begin(self, when_ended: Callable[[], None]) -> None:
+        """Run on a low-priority thread, so the engine thread is scheduled first.  A second call begins nothing.
+
+        ``when_ended`` is called on that thread, or now if the load has ended.
+        """
+        self._when_ended.append(when_ended)
+        if self._begun.acquire(blocking=False):
+            threading.Thread(target=self._run, name="background-load", daemon=True).start()
+        if self.has_ended:
+            when_ended()
 
     def wait(self, deadline_s: float) -> bool:
         """Wait until the model is whole.  False after ``deadline_s`` seconds, or when the load has failed."""
@@ -66,3 +78,5 @@ class BackgroundLoad:
         if self.error is not None:
             _log.event("rest_failed", error=self.error.code, reason=self.error.message)
         self._ended.set()
+        for call in self._when_ended:
+            call()

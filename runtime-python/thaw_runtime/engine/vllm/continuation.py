@@ -25,9 +25,9 @@ class Continuations:
     def __init__(self) -> None:
         self._open: dict[str, Continuation] = {}
 
-    def begin(self, request_id: str, output_so_far: tuple[int, ...]) -> None:
+    def begin(self, request_id: str, output_so_far: tuple[int, ...], *, rewound: bool = False) -> None:
         if output_so_far:
-            self._open[request_id] = Continuation(list(output_so_far))
+            self._open[request_id] = Continuation(list(output_so_far), rewound)
 
     def forget(self, request_id: str) -> None:
         self._open.pop(request_id, None)

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,27 +22,41 @@ from vllm.v1.engine.core import EngineCore
 from vllm.v1.request import Request
 
 from relay.protocol.messages import LlmInit
-from thaw.errors import ErrorInfo, PlatformError, ThawError, WorkerLost
+from thaw.errors import Conflict, ErrorInfo, ModelUnsupported, PlatformError, ThawError, WorkerLost
 from thaw.logs import print_traceback
 from thaw.trace import Phase
 from thaw_runtime.engine.kv_memory import MemoryPlan
-from thaw_runtime.engine.protocol import Emit, EngineRequest, EngineStarted, Event, Failed, Finished, Sampling, Token
+from thaw_runtime.engine.protocol import (
+    Consolidated,
+    ConsolidationEnded,
+    Emit,
+    EngineRequest,
+    EngineStarted,
+    Event,
+    Failed,
+    Finished,
+    Sampling,
+    Token,
+)
 from thaw_runtime.engine.vllm.background_load import BackgroundLoad
 from thaw_runtime.engine.vllm.configuration import engine_config, forget_surroundings, memory_plan
 from thaw_runtime.engine.vllm.current_start import load_postponed, starting_from
 from thaw_runtime.engine.vllm.errors import translated
 from thaw_runtime.engine.vllm.executors import REHEARSED_TOKENS, FollowerExecutor, RelayExecutor, SegmentExecutor
+from thaw_runtime.engine.vllm.first_stage import VllmFirstStage
 from thaw_runtime.engine.vllm.open_request import OpenRequest
 from thaw_runtime.engine.vllm.packing import give_back_freed
 from thaw_runtime.engine.vllm.scheduler import FollowerCore
 from thaw_runtime.engine.vllm.translation import sampling_params
 from thaw_runtime.engine.vllm.work import Work
+from thaw_runtime.pipeline.consolidation import Consolidation
 from thaw_runtime.pipeline.link import StageLink, open_transport
 from thaw_runtime.pipeline.stage_parts import StagePart
 from thaw_runtime.process.start_trace import StartTrace
 from thaw_runtime.weights.segment import Segment
 from thaw_runtime.weights.sidecars import materialised
 
+EndConsolidation = Callable[[ConsolidationEnded], None]
 _STOPPED = ErrorInfo(WorkerLost.__name__, "the engine was stopped")
 
 
@@ -55,7 +70,7 @@ class VllmEngine:
     def __init__(self, emit: Emit) -> None:
         self._emit = emit
         self._changed = threading.Condition()
-        self._inbox: list[EngineRequest | str] = []  # a str aborts that request
+        self._inbox: list[EngineRequest | str | EndConsolidation] = []  # a str aborts that request
         self._open: dict[str, OpenRequest] = {}
         self._stopping = False
         self._dead: ErrorInfo | None = None
@@ -64,6 +79,10 @@ class VllmEngine:
         self._link: StageLink | None = None
         self._memory: MemoryPlan | None = None
         self._background: BackgroundLoad | None = None
+        self._consolidation: Consolidation | None = None
+        self._first_stage: VllmFirstStage | None = None  # of the consolidation
+        self._n_attempts = 0
+        self._whole = False  # one worker computes everything, from the start or since its group was consolidated
 
     # ── the protocol ──
 
@@ -83,7 +102,8 @@ class VllmEngine:
         with self._changed:
             dead = self._dead
             if dead is None:
-                self._open[request.request_id] = OpenRequest(request, self._link.hops if self._link else None)
+                hops = self._link.hops if self._link is not None and not self._whole else None
+                self._open[request.request_id] = OpenRequest(request, hops)
                 self._inbox.append(request)
                 self._changed.notify_all()
         if dead is not None:
@@ -106,8 +126,22 @@ class VllmEngine:
     def memory(self) -> Mapping[str, int]:
         return asdict(self._memory) if self._memory else {}
 
+    def consolidate(self, ended: Callable[[ConsolidationEnded], None]) -> None:
+        with self._changed:
+            dead = self._dead
+            if dead is None:
+                self._inbox.append(ended)
+                self._changed.notify_all()
+        if dead is not None:
+            ended(dead)
+
+    def load_rest(self) -> None:
+        """Let a full worker in a pipeline load the other layers, as a consolidation does first."""
+        if self._background is not None:
+            self._background.begin(lambda: None)
+
     def wait_whole(self, deadline_s: float) -> bool:
-        """Wait until a full worker in a pipeline has all of the model.
+        """Wait until a full worker in a pipeline has loaded all of the model.
 
         False after ``deadline_s`` seconds, when the load has failed, and for any other worker.
         """
@@ -139,8 +173,6 @@ class VllmEngine:
         ready.set()
         if started:
             give_back_freed()
-            if self._background is not None:
-                self._background.begin()
             self._work(self._follow if init.stage else self._lead)
 
     def _work(self, work: Callable[[], None]) -> None:
@@ -156,8 +188,14 @@ class VllmEngine:
         with self._changed:
             self._dead = error = _STOPPED if self._stopping else error
             lost = tuple(self._open)
+            inbox, self._inbox = self._inbox, []
             self._open.clear()
             self._changed.notify_all()
+        if self._consolidation is not None:
+            self._consolidation.give_up(error)
+        for item in inbox:
+            if callable(item):
+                item(error)
         if lost:
             self._emit([(request_id, Failed(error)) for request_id in lost])
         if self._link is not None:
@@ -165,7 +203,10 @@ class VllmEngine:
 
     def _lead(self) -> None:
         while self._take_inbox():
-            self._step()
+            if self._consolidation is not None:
+                self._consolidation.advance(computes=self._busy())
+            if self._busy():
+                self._step()
 
     def _follow(self) -> None:
         while True:
@@ -174,14 +215,17 @@ class VllmEngine:
     def _break(self, error: ErrorInfo) -> None:
         """Called on the link's thread: wake the engine thread, which may be waiting for requests."""
         with self._changed:
-            self._broken = error
+            is_over = self._whole  # nothing here needs the other stages any more
+            self._broken = None if is_over else error
             self._changed.notify_all()
+        if is_over and self._link is not None:
+            self._link.end(error)
 
     def _take_inbox(self) -> bool:
         """Sleep until there is work, then hand new requests and aborts to vLLM.  False when the engine shall stop."""
         with self._changed:
-            while not (self._inbox or self._stopping or self._broken or self._busy()):
-                self._changed.wait()
+            while not (self._inbox or self._stopping or self._broken or self._busy() or self._is_due()):
+                self._changed.wait(self._consolidation.left_s() if self._consolidation is not None else None)
             inbox, self._inbox = self._inbox, []
             if self._stopping:
                 return False
@@ -190,13 +234,45 @@ class VllmEngine:
         for item in inbox:
             if isinstance(item, str):
                 self._abort(item)
-            else:
+            elif isinstance(item, EngineRequest):
                 self._add(item)
+            else:
+                self._begin_consolidation(item)
         return True
 
     def _busy(self) -> bool:
         """True while there are requests to compute, or batches in the pipeline."""
         return bool(self._core.scheduler.has_requests() or self._core.batch_queue)
+
+    def _is_due(self) -> bool:
+        return self._consolidation is not None and self._consolidation.is_due()
+
+    def _begin_consolidation(self, ended: EndConsolidation) -> None:
+        if self._whole or self._consolidation is not None:
+            state = "one worker" if self._whole else "becoming one worker"
+            ended(Conflict(f"this group is already {state}").info())
+        elif self._link is None or self._background is None:
+            ended(ModelUnsupported("stage 0 of this group cannot hold the whole model").info())
+        else:
+            self._n_attempts += 1
+            self._consolidate(self._link, self._background, ended)
+
+    def _consolidate(self, link: StageLink, background: BackgroundLoad, ended: EndConsolidation) -> None:
+        stage = VllmFirstStage(self._core, self._part, background, self._n_attempts, self._add, self._step)
+        attempt = Consolidation(
+            stage, self._n_attempts, stage.n_groups, self._changed, partial(self._consolidated, ended)
+        )
+        self._first_stage, self._consolidation = stage, attempt
+        link.on_kv_part = attempt.take
+        link.when_lost(attempt.fail)
+        background.begin(attempt.load_ended)
+
+    def _consolidated(self, ended: EndConsolidation, outcome: ConsolidationEnded) -> None:
+        self._consolidation = self._first_stage = None
+        if isinstance(outcome, Consolidated):
+            with self._changed:
+                self._whole, self._broken = True, None  # from now on, the loss of another stage is no news
+        ended(outcome)
 
     def _add(self, request: EngineRequest) -> None:
         """Hand a request to vLLM.  One that vLLM refuses fails alone."""
@@ -230,6 +306,8 @@ class VllmEngine:
                 opened = self._open.get(output.request_id)
                 if opened is not None:  # an aborted request may still have had a token in flight
                     events.extend((output.request_id, e) for e in opened.events(output))
+                elif self._first_stage is not None:
+                    self._first_stage.take_output(output)
         if events:
             self._end(events)
 
@@ -250,7 +328,8 @@ class VllmEngine:
         trace = StartTrace(group_id=init.group_id, stage=init.stage, host=init.host)
         forget_surroundings()
         torch.set_num_threads(max(1, init.n_threads))
-        part = StagePart.of(init)
+        self._part = part = StagePart.of(init)
+        self._whole = part.whole
         if not part.whole:
             self._link = StageLink(open_transport(init), init.stage, init.n_stages)
             self._link.when_lost(self._break)

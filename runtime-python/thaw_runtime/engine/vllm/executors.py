@@ -11,7 +11,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from typing import Any
@@ -29,6 +29,7 @@ from thaw.trace import Phase
 from thaw_runtime.engine.protocol import EngineRequest
 from thaw_runtime.engine.vllm.continuation import Continuations
 from thaw_runtime.engine.vllm.current_start import current_start
+from thaw_runtime.engine.vllm.kv_sender import KvSender
 from thaw_runtime.engine.vllm.persistent_batches import PersistentBatches
 from thaw_runtime.engine.vllm.stage import (
     Pending,
@@ -42,7 +43,7 @@ from thaw_runtime.engine.vllm.stage import (
     wanted_by,
 )
 from thaw_runtime.engine.vllm.translation import model_runner_output, scheduler_output_of
-from thaw_runtime.pipeline.wire import Sampled
+from thaw_runtime.pipeline.wire import Batch, KvWanted, Sampled, Step
 
 REHEARSED_TOKENS = 64  # the length of a short prompt; kernels are generated for the number of rows they see
 
@@ -54,6 +55,14 @@ class SegmentExecutor(UniProcExecutor):
         self.continuations = Continuations()
         super()._init_executor()
         current_start().turn_to(Phase.KV_BEGIN).n_bytes = self.cache_config.kv_cache_memory_bytes
+
+    @classmethod
+    def adopting(cls, stage: StageExecutor) -> SegmentExecutor:
+        """An executor for the worker of ``stage``, which has become whole."""
+        made = cls.__new__(cls)
+        made.__dict__.update(stage.__dict__)
+        made.continuations = Continuations()
+        return made
 
     @property
     def runner(self) -> Any:
@@ -125,6 +134,11 @@ class RelayExecutor(StageExecutor):
         self.link.on_sampled = lambda sampled: self._pending.fulfil(sampled, self._vocab_size)
         self.link.when_lost(self._pending.fail)
 
+    @property
+    def requests(self) -> Mapping[str, EngineRequest]:
+        """The requests that this engine computes, by id."""
+        return self._requests
+
     def begin(self, request: EngineRequest) -> None:
         self._requests[request.request_id] = request
 
@@ -144,6 +158,11 @@ class RelayExecutor(StageExecutor):
         self.link.send_batch(batch)
         return _done(None)
 
+    def ask_for_kv(self, wanted: KvWanted) -> None:
+        """Ask the other stages for KV blocks as they are after the batches that were sent.  Raises WorkerLost."""
+        self._number += 1
+        self.link.send_batch(Batch(Step(self._number, (), (), {}, (), kv=wanted), {}))
+
     def sample_tokens(self, grammar_output: Any, non_block: bool = False) -> Any:
         """The last stage samples.  Returns the future of its answer to the batch that was executed last."""
         return _Answer(self._sampling, self.stages_awaited.counted)
@@ -152,6 +171,10 @@ class RelayExecutor(StageExecutor):
 class FollowerExecutor(StageExecutor):
     """Any stage but the first: computes the batches that come from the stage before."""
 
+    def _init_executor(self) -> None:
+        super()._init_executor()
+        self._kv_sender = KvSender(self.link, self.runner, current_start().part)
+
     def follow(self) -> None:
         """Compute one batch.  Raises ProtocolError for one that cannot be computed here, WorkerLost."""
         batch = self.link.next_batch()
@@ -159,13 +182,17 @@ class FollowerExecutor(StageExecutor):
         check_for(batch, self.runner)
         for new in step.new:
             self.begin(new.request)
-        computed = self.compute(scheduler_output_of(step), from_host(batch.tensors))
+        computed: Tensors = {}
+        if step.n_tokens or step.finished:
+            computed = self.compute(scheduler_output_of(step), from_host(batch.tensors))
         for name in step.finished:
             self.forget(name)
         if not self.group.is_last_rank:
             self.link.send_batch(batch_of(step, computed))
         elif step.n_tokens:
             self.link.send_sampled(sampled_of(step.number, self.sample_tokens(None)))
+        if step.kv is not None:
+            self._kv_sender.send(step.kv)
 
 
 class _Answer(Future[Any]):

@@ -22,17 +22,8 @@ class PersistentBatches:
     @classmethod
     def of(cls, runner: Any, logitsprocs: Callable[..., Any], pin_memory: bool) -> PersistentBatches:
         """The runner's own batch, and more that the runner makes like it, each with its own ``logitsprocs``."""
-        made = [runner.input_batch]
-        for _ in range(runner.vllm_config.parallel_config.pipeline_parallel_size - 1):
-            runner._init_block_sizes = []  # the runner makes a batch when these differ from the cache's block sizes
-            runner.may_reinitialize_input_batch(runner.kv_cache_config)
-            runner.input_batch.logitsprocs = logitsprocs(
-                runner.vllm_config, runner.device, pin_memory, runner.is_pooling_model
-            )
-            if hasattr(runner, "_postprocess_tensors"):  # on a CPU, a table has no second copy on a device
-                runner._postprocess_tensors()
-            made.append(runner.input_batch)
-        return cls(made)
+        n_more = runner.vllm_config.parallel_config.pipeline_parallel_size - 1
+        return cls([runner.input_batch, *(empty_batch(runner, logitsprocs, pin_memory) for _ in range(n_more))])
 
     def take_up(self, runner: Any, output: Any) -> None:
         """Give the runner the batch that has most requests of ``output``, and remove these from the other batches."""
@@ -43,3 +34,17 @@ class PersistentBatches:
                 for name in (scheduled | output.finished_req_ids) & other.req_id_to_index.keys():
                     other.remove_request(name)
         runner.input_batch = best
+
+
+def empty_batch(runner: Any, logitsprocs: Callable[..., Any], pin_memory: bool) -> Any:
+    """A batch like the runner's own, without requests.  The runner keeps the batch that it has."""
+    kept = runner.input_batch
+    runner._init_block_sizes = []  # the runner makes a batch when these differ from the cache's block sizes
+    runner.may_reinitialize_input_batch(runner.kv_cache_config)
+    made, runner.input_batch = runner.input_batch, kept
+    made.logitsprocs = logitsprocs(runner.vllm_config, runner.device, pin_memory, runner.is_pooling_model)
+    if hasattr(runner, "_postprocess_tensors"):  # on a CPU, a table has no second copy on a device
+        runner.input_batch = made
+        runner._postprocess_tensors()
+        runner.input_batch = kept
+    return made

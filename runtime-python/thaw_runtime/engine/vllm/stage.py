@@ -43,10 +43,14 @@ class StageGroup:
     """
 
     def __init__(self, stage: int, n_stages: int) -> None:
-        self.rank_in_group, self.world_size, self.ranks = stage, n_stages, list(range(n_stages))
-        self.is_first_rank, self.is_last_rank = stage == 0, stage == n_stages - 1
+        self.take_place(stage, n_stages)
         self.received: Tensors = {}
         self.computed: Tensors = {}
+
+    def take_place(self, stage: int, n_stages: int) -> None:
+        """From the next batch on, this is stage ``stage`` of ``n_stages``."""
+        self.rank_in_group, self.world_size, self.ranks = stage, n_stages, list(range(n_stages))
+        self.is_first_rank, self.is_last_rank = stage == 0, stage == n_stages - 1
 
     def irecv_tensor_dict(self, all_gather_group: Any = None) -> tuple[Tensors, list[Any], list[Any]]:
         return self.received, [], []

@@ -56,6 +56,8 @@ _EXECUTOR: Final = "vllm.v1.executor.uniproc_executor:UniProcExecutor"
 _CORE: Final = "vllm.v1.engine.core:EngineCore"
 _SCHEDULER: Final = "vllm.v1.core.sched.scheduler:Scheduler"
 _SCHEDULED: Final = "vllm.v1.core.sched.output"
+_KV_CORE: Final = "vllm.v1.core"
+_KV_MANAGER: Final = f"{_KV_CORE}.kv_cache_manager:KVCacheManager"
 _OUTPUTS: Final = "vllm.v1.outputs"
 
 NAMES: Final = (
@@ -329,4 +331,68 @@ NAMES: Final = (
         "divide requests among batches",
         Kind.FIELD,
     ),
+    # ── first_stage.py, switch.py, verification.py, block_tables.py, kv_blocks.py ──
+    _names("vllm", "__version__", "refuse KV blocks of another vLLM"),
+    _names("vllm.v1.core.sched.interface", "PauseState", "hold the requests while a group becomes one worker"),
+    _names(
+        "vllm.v1.core.sched.interface:PauseState",
+        "PAUSED_ALL UNPAUSED",
+        "hold the requests while a group becomes one worker",
+    ),
+    _names(_SCHEDULER, "set_pause_state", "hold the requests while a group becomes one worker"),
+    _names(
+        _SCHEDULER,
+        "use_pp requests kv_cache_manager kv_cache_config",
+        "give the requests of a group to one worker",
+        Kind.FIELD,
+    ),
+    _names(_CORE, "step", "run one worker without a queue of batches"),
+    _names(
+        "vllm.v1.request:Request",
+        "output_token_ids all_token_ids num_preemptions",
+        "give the requests of a group to one worker",
+        Kind.FIELD,
+    ),
+    _names(
+        "vllm.v1.worker.gpu_input_batch:CachedRequestState",
+        "num_computed_tokens",
+        "give the requests of a group to one worker",
+        Kind.FIELD,
+    ),
+    _names(_KV_MANAGER, "get_blocks get_block_ids evict_blocks", "know which KV blocks the requests have"),
+    _names(_KV_MANAGER, "block_pool", "know which KV blocks the prefix cache has", Kind.FIELD),
+    _names(
+        f"{_KV_CORE}.kv_cache_manager:KVCacheBlocks", "blocks", "know which KV blocks the requests have", Kind.FIELD
+    ),
+    _names(f"{_KV_CORE}.block_pool:BlockPool", "blocks", "know which KV blocks the prefix cache has", Kind.FIELD),
+    _names(
+        f"{_KV_CORE}.block_pool:BlockPool",
+        "get_new_blocks free_blocks get_num_free_blocks",
+        "compute a batch in KV blocks that no request has",
+    ),
+    _names(f"{_KV_CORE}.kv_cache_utils:KVCacheBlock", "block_hash", "know which KV blocks the prefix cache has"),
+    _names(
+        f"{_KV_CORE}.kv_cache_utils:KVCacheBlock",
+        "block_id is_null",
+        "know which KV blocks the requests have",
+        Kind.FIELD,
+    ),
+    _names(_RUNNER, "compilation_config", "read and write KV blocks", Kind.FIELD),
+    _names(
+        "vllm.config.compilation:CompilationConfig", "static_forward_context", "read and write KV blocks", Kind.FIELD
+    ),
+    _names(
+        "vllm.v1.kv_cache_interface:KVCacheGroupSpec",
+        "layer_names kv_cache_spec",
+        "read and write KV blocks",
+        Kind.FIELD,
+    ),
+    _names(
+        "vllm.model_executor.layers.attention.attention:Attention", "kv_cache", "read and write KV blocks", Kind.FIELD
+    ),
+    _names(
+        "vllm.v1.attention.backends.cpu_attn", "isa", "refuse KV blocks of other kernels", Kind.FIELD, cpu_only=True
+    ),
+    _names(f"{_OUTPUTS}:ModelRunnerOutput", "prompt_logprobs_dict", "verify a whole worker", Kind.FIELD),
+    _names("vllm.sampling_params:SamplingParams", "prompt_logprobs", "verify a whole worker", Kind.FIELD),
 )

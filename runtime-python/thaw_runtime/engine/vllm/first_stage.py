@@ -1,0 +1,100 @@
+"""vLLM's stage 0 as a consolidation uses it: see FirstStage in pipeline/consolidation.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import vllm
+from vllm.v1.core.sched.interface import PauseState
+
+from thaw.errors import ErrorInfo, ProtocolError, from_info
+from thaw_runtime.engine.protocol import EngineRequest
+from thaw_runtime.engine.vllm.background_load import BackgroundLoad
+from thaw_runtime.engine.vllm.block_tables import cached_blocks, held_blocks
+from thaw_runtime.engine.vllm.kv_blocks import KvBlocks
+from thaw_runtime.engine.vllm.switch import become_whole
+from thaw_runtime.engine.vllm.verification import GoldenRequest, Verification
+from thaw_runtime.pipeline.block_copies import BlockCopies, HeldBlock
+from thaw_runtime.pipeline.stage_parts import StagePart
+from thaw_runtime.pipeline.wire import Blocks, KvWanted
+
+
+class VllmFirstStage:
+    """One attempt's view of the engine."""
+
+    def __init__(
+        self,
+        core: Any,
+        part: StagePart,
+        background: BackgroundLoad,
+        attempt: int,
+        add: Callable[[EngineRequest], None],
+        step: Callable[[], None],
+    ) -> None:
+        """``add`` hands a request to vLLM, and ``step`` computes a step."""
+        self._core, self._executor, self._scheduler = core, core.model_executor, core.scheduler
+        self._background, self._step, self._n_layers = background, step, part.bounds[-1][1]
+        self._kv = KvBlocks(self._executor.runner, vllm.__version__)
+        self.n_stages, self.n_groups = part.n_stages, self._kv.n_groups
+        self.layers = {k: frozenset(self._kv.names(part.bounds[k])) for k in range(1, part.n_stages)}
+        model = core.vllm_config.model_config
+        self._golden = GoldenRequest(attempt, model.get_vocab_size(), model.max_model_len)
+        add(self._golden.request)
+
+    def take_output(self, output: Any) -> None:
+        """Take what vLLM has computed of a request that no client sent."""
+        if output.request_id == self._golden.request.request_id:
+            self._golden.take(output)
+            if self._golden.is_complete:
+                self._executor.forget(output.request_id)
+
+    def ready(self) -> bool:
+        if self._background.error is not None:
+            raise from_info(self._background.error)
+        return self._background.has_ended and self._golden.is_complete
+
+    def held(self) -> list[list[HeldBlock]]:
+        return held_blocks(self._scheduler)
+
+    def n_bytes(self, blocks: Blocks) -> int:
+        return sum(self._kv.n_bytes(names, blocks) for names in self.layers.values())
+
+    def ask(self, wanted: KvWanted) -> None:
+        self._executor.ask_for_kv(wanted)
+
+    def write(
+        self, name: str, layout: str, blocks: Blocks, data: memoryview, added: Sequence[Sequence[int | None]]
+    ) -> None:
+        if layout != (ours := self._kv.layout(name)):
+            raise ProtocolError(f"KV blocks of {name} are arranged as {layout!r} there, as {ours!r} here")
+        self._kv.scatter(name, blocks, data, added)
+
+    def verify(self, missing: frozenset[int]) -> ErrorInfo | None:
+        copied = {f"stage {stage}": sorted(names) for stage, names in self.layers.items()}
+        verification = Verification(self._executor, self._scheduler, self._kv, self._n_layers)
+        return verification.check(self._golden, copied, missing)
+
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        self._scheduler.set_pause_state(PauseState.PAUSED_ALL)
+        try:
+            yield
+        finally:
+            self._scheduler.set_pause_state(PauseState.UNPAUSED)
+
+    def drain(self) -> None:
+        while self._core.batch_queue:
+            self._step()
+
+    def become_whole(self, copies: Sequence[BlockCopies], generators: Mapping[str, bytes]) -> None:
+        cached = cached_blocks(self._scheduler)
+        unusable = (group.unusable(held, cached) for group, held in zip(copies, self.held(), strict=True))
+        # a block is one group's, and is unusable for all others
+        become_whole(self._core, self._n_layers, generators, set.intersection(*unusable))
+
+    def give_up(self) -> None:
+        if not self._golden.is_complete:
+            self._core.abort_requests([self._golden.request.request_id])
+            self._executor.forget(self._golden.request.request_id)

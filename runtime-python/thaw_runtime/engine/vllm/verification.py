@@ -1,0 +1,216 @@
+"""Does the whole worker compute what the pipeline computes?  Asked before a group is consolidated, answered by numbers.
+
+Two batches go through all layers of this stage, between two steps of the pipeline:
+
+- The *golden request*: the pipeline has answered it, with the logprob of each token.  The whole model computes the
+  logprobs of the same tokens.  This compares the weights of all layers and of the head.
+- The last full block of each running request, and more of the longest one.  The whole model computes them again, into
+  blocks that nobody uses, with the copied blocks before them as the context.  This compares the copied KV cache itself,
+  layer by layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from vllm import SamplingParams
+from vllm.utils.torch_utils import PIN_MEMORY
+from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
+from vllm.v1.sample.logits_processor import build_logitsprocs
+
+from thaw.errors import ErrorInfo, ModelCorrupt, Unavailable
+from thaw.logs import Log
+from thaw_runtime.engine.protocol import EngineRequest, Sampling
+from thaw_runtime.engine.vllm.executors import RelayExecutor
+from thaw_runtime.engine.vllm.kv_blocks import KvBlocks
+from thaw_runtime.engine.vllm.persistent_batches import empty_batch
+from thaw_runtime.engine.vllm.window import set_window
+from thaw_runtime.pipeline.wire import Blocks
+
+_log = Log("engine")
+GOLDEN_TOKENS: Final = 16
+MAX_TOKENS: Final = 256
+"""Of one batch of the check: it takes about as long as a prompt of so many tokens, once."""
+MAX_LOGPROB_DIFFERENCE: Final = {torch.float32: 0.0005, torch.bfloat16: 0.25, torch.float16: 0.05}
+MAX_KV_DIFFERENCE: Final = {torch.float32: 0.0001, torch.bfloat16: 0.05, torch.float16: 0.01}
+"""Of a block: the norm of the difference through the norm of the block.  docs/consolidation.md has the measurement."""
+_CHECK: Final = "consolidation-check"
+
+
+class GoldenRequest:
+    """A greedy request that the pipeline answers for the check."""
+
+    def __init__(self, attempt: int, vocab_size: int, max_model_len: int) -> None:
+        n = min(GOLDEN_TOKENS, max_model_len // 2)
+        prompt = tuple((1 + i * 7919) % vocab_size for i in range(n))
+        self.request = EngineRequest(f"golden-{attempt}", prompt, Sampling(n, temperature=0.0, logprobs=0), 0)
+        self.tokens: list[int] = []
+        self.logprobs: list[float] = []
+        self.is_complete = False
+
+    def take(self, output: Any) -> None:
+        """Take an EngineCoreOutput of this request."""
+        self.tokens += output.new_token_ids
+        self.logprobs += [float(row[0]) for row in output.new_logprobs.logprobs]
+        self.is_complete = output.finish_reason is not None
+
+
+class Verification:
+    """``stage`` is stage 0, whose model is whole; ``n_layers`` are all of its layers."""
+
+    def __init__(self, stage: RelayExecutor, scheduler: Any, kv: KvBlocks, n_layers: int) -> None:
+        self._stage, self._runner, self._scheduler = stage, stage.runner, scheduler
+        self._kv, self._n_layers = kv, n_layers
+        self._batch = empty_batch(self._runner, build_logitsprocs, PIN_MEMORY)
+
+    def check(self, golden: GoldenRequest, copied: Mapping[str, Sequence[str]], missing: Set[int]) -> ErrorInfo | None:
+        """Compare, and return what differs; None if nothing does.
+
+        ``copied`` are the names of the layers whose blocks came from other stages, by the stage's name for the error;
+        the blocks ``missing`` have not come.  Called on the engine thread, between two steps.
+        """
+        try:
+            return self._check_logprobs(golden) or self._check_blocks(copied, missing)
+        except _NoRoomError as e:
+            return Unavailable(str(e), hint="it is tried again").info()
+
+    def _check_logprobs(self, golden: GoldenRequest) -> ErrorInfo | None:
+        tokens = [*golden.request.prompt_token_ids, *golden.tokens]
+        with self._scratch(-(-len(tokens) // self._block_size)) as blocks:
+            output = self._compute([_Part(f"{_CHECK}-0", tokens, 0, blocks)], prompt_logprobs=0)
+        found = output.prompt_logprobs_dict[f"{_CHECK}-0"].logprobs[-len(golden.tokens) :, 0]
+        difference = float((found - torch.tensor(golden.logprobs)).abs().max())
+        _log.event("consolidation_checked", what="logprobs", difference=round(difference, 6))
+        if not difference <= MAX_LOGPROB_DIFFERENCE[self._runner.dtype]:  # NaN differs
+            return ModelCorrupt(f"the whole worker's logprobs differ from the pipeline's by {difference:.3g}").info()
+        return None
+
+    def _check_blocks(self, copied: Mapping[str, Sequence[str]], missing: Set[int]) -> ErrorInfo | None:
+        size, spans = self._block_size, self._spans(missing)
+        if not spans:
+            return None
+        with self._scratch(sum(end - first for _, first, end in spans)) as scratch:
+            parts, ours, at = [], [list[int]() for _ in scratch], 0
+            for i, (request, first, end) in enumerate(spans):
+                held = self._held(request)
+                new = [ids[at : at + end - first] for ids in scratch]
+                blocks = tuple((*ids[:first], *more) for ids, more in zip(held, new, strict=True))
+                parts.append(_Part(f"{_CHECK}-{i}", list(request.all_token_ids[: end * size]), first * size, blocks))
+                for mine, ids in zip(ours, held, strict=True):
+                    mine += ids[first:end]
+                at += end - first
+            self._compute(parts)
+            return self._compare(copied, tuple(map(tuple, ours)), scratch)
+
+    def _compare(self, copied: Mapping[str, Sequence[str]], ours: Blocks, scratch: Blocks) -> ErrorInfo | None:
+        found = {
+            (stage, name): self._kv.difference(name, ours, scratch) for stage, names in copied.items() for name in names
+        }
+        _log.event("consolidation_checked", what="blocks", difference=round(max(found.values()), 6))
+        for (stage, name), difference in found.items():
+            if not difference <= MAX_KV_DIFFERENCE[self._runner.dtype]:
+                said = f"KV blocks of {name} from {stage} differ from the whole worker's by {difference:.3g}"
+                return ModelCorrupt(said).info()
+        return None
+
+    def _spans(self, missing: Set[int]) -> list[tuple[Any, int, int]]:
+        """The blocks ``[first, end)`` to check of each request: its last copied one, and of the longest request as many
+        as fit."""
+        copied = [(self._n_copied(request, missing), request) for request in self._scheduler.running]
+        longest = sorted((each for each in copied if each[0]), key=lambda each: -each[0])
+        chosen = longest[: max(1, MAX_TOKENS // self._block_size)]
+        left = MAX_TOKENS // self._block_size - len(chosen)
+        return [(r, max(0, end - 1 - (max(0, left) if i == 0 else 0)), end) for i, (end, r) in enumerate(chosen)]
+
+    def _n_copied(self, request: Any, missing: Set[int]) -> int:
+        """How many full blocks from the first one on are here."""
+        n_full = request.num_computed_tokens // self._block_size
+        found = (i for ids in self._held(request) for i, block in enumerate(ids[:n_full]) if block in missing)
+        return min(found, default=n_full)
+
+    def _held(self, request: Any) -> tuple[list[int], ...]:
+        held: tuple[list[int], ...] = self._scheduler.kv_cache_manager.get_block_ids(request.request_id)
+        return held
+
+    @property
+    def _block_size(self) -> int:
+        return int(self._runner.vllm_config.cache_config.block_size)
+
+    @contextmanager
+    def _scratch(self, n_blocks: int) -> Iterator[Blocks]:
+        """Blocks that no request has, ``n_blocks`` of each group."""
+        pool, n_groups = self._scheduler.kv_cache_manager.block_pool, self._kv.n_groups
+        if n_blocks * n_groups > pool.get_num_free_blocks():
+            raise _NoRoomError(f"{n_blocks * n_groups} free KV blocks are needed to check the whole worker")
+        taken = pool.get_new_blocks(n_blocks * n_groups)
+        ids = [block.block_id for block in taken]
+        try:
+            yield tuple(tuple(ids[g * n_blocks : (g + 1) * n_blocks]) for g in range(n_groups))
+        finally:
+            pool.free_blocks(taken)
+
+    def _compute(self, parts: Sequence[_Part], prompt_logprobs: int | None = None) -> Any:
+        """One batch through all layers."""
+        output = SchedulerOutput.make_empty()
+        output.scheduled_new_reqs = [_new_request(part, prompt_logprobs) for part in parts]
+        output.num_scheduled_tokens = {part.name: len(part.tokens) - part.computed for part in parts}
+        output.total_num_scheduled_tokens = sum(output.num_scheduled_tokens.values())
+        ended = SchedulerOutput.make_empty()
+        ended.finished_req_ids = {part.name for part in parts}
+        with self._whole():
+            self._stage.collective_rpc("execute_model", args=(output,), single_value=True)
+            sampled = self._stage.collective_rpc("sample_tokens", args=(None,), single_value=True)
+            self._stage.collective_rpc("execute_model", args=(ended,), single_value=True)
+        return sampled
+
+    @contextmanager
+    def _whole(self) -> Iterator[None]:
+        """While the block runs, this stage computes all layers, in a batch of its own."""
+        group, runner = self._stage.group, self._runner
+        stage, batch = (group.rank_in_group, group.world_size), runner.input_batch
+        window = self._window
+        group.take_place(0, 1)
+        set_window(runner.model, (0, self._n_layers))
+        runner.input_batch = self._batch
+        try:
+            yield
+        finally:
+            runner.input_batch = batch
+            set_window(runner.model, window)
+            group.take_place(*stage)
+
+    @property
+    def _window(self) -> tuple[int, int]:
+        modules = self._runner.model.modules()
+        return next((m.start_layer, m.end_layer) for m in modules if hasattr(m, "start_layer"))
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A prompt in a batch of the check, of which ``computed`` tokens are in the cache."""
+
+    name: str
+    tokens: list[int]
+    computed: int
+    blocks: Blocks
+
+
+def _new_request(part: _Part, prompt_logprobs: int | None) -> NewRequestData:
+    return NewRequestData(
+        req_id=part.name,
+        prompt_token_ids=part.tokens,
+        mm_features=[],
+        sampling_params=SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=prompt_logprobs),
+        pooling_params=None,
+        block_ids=tuple(map(list, part.blocks)),
+        num_computed_tokens=part.computed,
+        lora_request=None,
+    )
+
+
+class _NoRoomError(Exception):
+    pass

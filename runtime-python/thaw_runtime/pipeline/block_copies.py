@@ -1,0 +1,74 @@
+"""Which KV blocks of the other stages a stage has: pure bookkeeping for the pre-copy of a consolidation.
+
+A block that is full never changes while a request holds it, so a copy made while the pipeline decodes stays right.  A
+block that a request gives up may be taken by another one.  A copy is therefore right only for its *content*: the
+request and the place in it, or the digest of all tokens up to the block's end (the key of the prefix cache).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+Owner = tuple[str, int, int]
+"""Request id, how often the request lost its blocks, and the block's place in the request."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldBlock:
+    """A block that a request holds, with ``n_tokens`` computed tokens in it.  ``digest`` is None outside the prefix
+    cache.
+    """
+
+    block: int
+    owner: Owner
+    n_tokens: int
+    is_full: bool
+    digest: bytes | None = None
+
+
+class BlockCopies:
+    """The copies of one KV cache group."""
+
+    def __init__(self) -> None:
+        self._copied: dict[int, HeldBlock] = {}
+        self._asked: dict[int, HeldBlock] = {}
+
+    def missing(self, held: Iterable[HeldBlock]) -> list[HeldBlock]:
+        """The blocks without a right copy, each once, in order.  A block that is not full is always missing."""
+        found = {each.block: each for each in held if not self._has(each)}
+        return list(found.values())
+
+    def ask(self, blocks: Sequence[HeldBlock]) -> None:
+        """These blocks are asked for, as they are now."""
+        self._asked = {each.block: each for each in blocks}
+
+    def added_tokens(self) -> list[int | None]:
+        """For each block that was asked for, how many tokens it has more than its last copy; None without one."""
+        return [self._added(each) for each in self._asked.values()]
+
+    def arrived(self) -> None:
+        """All blocks that were asked for have come."""
+        self._copied |= self._asked
+        self._asked = {}
+
+    def unusable(self, held: Iterable[HeldBlock], cached: Sequence[tuple[int, bytes]]) -> set[int]:
+        """The blocks of the prefix cache (block, digest) that no later request may use: those whose content was not
+        copied.  ``held`` are the blocks that requests hold, all of them copied."""
+        right = {each.block for each in held if each.is_full}
+        right |= {block for block, digest in cached if self._is_digest(block, digest)}
+        return {block for block, _ in cached} - right
+
+    def _added(self, held: HeldBlock) -> int | None:
+        copy = self._copied.get(held.block)
+        return held.n_tokens - copy.n_tokens if copy is not None and copy.owner == held.owner else None
+
+    def _has(self, held: HeldBlock) -> bool:
+        copy = self._copied.get(held.block)
+        if copy is None or not copy.is_full or not held.is_full:
+            return False
+        return copy.owner == held.owner or (held.digest is not None and copy.digest == held.digest)
+
+    def _is_digest(self, block: int, digest: bytes) -> bool:
+        copy = self._copied.get(block)
+        return copy is not None and copy.is_full and copy.digest == digest

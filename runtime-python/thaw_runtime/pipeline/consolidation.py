@@ -1,0 +1,322 @@
+"""Turns a group into one worker while it answers: the protocol as stage 0 follows it (docs/consolidation.md).
+
+::
+
+    LOADING ──the model is whole──▶ COPYING ──a round has come: another──▶ COPYING
+                                       │
+                                       └──the rest is small──▶ STOPPED: no step is scheduled, the tail is copied
+                                                                  ├──it has come──▶ WHOLE
+    a failure in any state but WHOLE ──▶ GIVEN_UP: the pipeline goes on ◀──it has not
+
+The engine thread moves from state to state, between two steps.  Blocks are written by the link's receiving thread, into
+layers that do not compute before the switch.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from time import monotonic
+from typing import Final, Protocol
+
+from thaw.errors import ErrorInfo, ProtocolError, ThawError, Unavailable
+from thaw.logs import Log
+from thaw_runtime.engine.protocol import Consolidated, ConsolidationEnded
+from thaw_runtime.pipeline.block_copies import BlockCopies, HeldBlock
+from thaw_runtime.pipeline.kv_rounds import ROUND_BYTES, Next, after_round
+from thaw_runtime.pipeline.kv_wire import KvPart
+from thaw_runtime.pipeline.wire import Blocks, KvWanted
+
+_log = Log("engine")
+ROUND_S: Final = 30.0
+"""How long a round may take.  A stage that is silent for so long counts as lost anyway (pipeline/link.py)."""
+
+
+class FirstStage(Protocol):
+    """Stage 0 as a consolidation uses it.
+
+    ``write`` is called on the link's thread, everything else on the engine's.
+    """
+
+    n_stages: int
+
+    @property
+    def layers(self) -> Mapping[int, frozenset[str]]:
+        """The names of the layers of each other stage."""
+        ...
+
+    def ready(self) -> bool:
+        """True when the model is whole and can be verified.  Raises the error of the load."""
+        ...
+
+    def held(self) -> Sequence[Sequence[HeldBlock]]:
+        """For each KV cache group, the blocks of the running requests."""
+        ...
+
+    def n_bytes(self, blocks: Blocks) -> int:
+        """The bytes of blocks in all layers of the other stages."""
+        ...
+
+    def ask(self, wanted: KvWanted) -> None:
+        """Ask the other stages for blocks as they are after the batches that were sent.  Raises WorkerLost."""
+        ...
+
+    def write(
+        self, name: str, layout: str, blocks: Blocks, data: memoryview, added: Sequence[Sequence[int | None]]
+    ) -> None:
+        """Write a layer's blocks (KvBlocks.scatter).  Raises ProtocolError."""
+        ...
+
+    def verify(self, missing: frozenset[int]) -> ErrorInfo | None:
+        """Say what the whole model computes differently.  The blocks ``missing`` have not come."""
+        ...
+
+    def stopped(self) -> AbstractContextManager[None]:
+        """No step is scheduled while the block runs."""
+        ...
+
+    def drain(self) -> None:
+        """Compute until no batch is in flight.  Raises WorkerLost."""
+        ...
+
+    def become_whole(self, copies: Sequence[BlockCopies], generators: Mapping[str, bytes]) -> None:
+        """Compute all layers from now on."""
+        ...
+
+    def give_up(self) -> None:
+        """Take back what was done for the check."""
+        ...
+
+
+class State(enum.Enum):
+    LOADING = enum.auto()
+    COPYING = enum.auto()
+    STOPPED = enum.auto()
+    WHOLE = enum.auto()
+    GIVEN_UP = enum.auto()
+
+
+class Consolidation:
+    """One attempt.  ``advance`` and ``give_up`` are called on the engine thread."""
+
+    def __init__(
+        self,
+        stage: FirstStage,
+        attempt: int,
+        n_groups: int,
+        changed: threading.Condition,
+        ended: Callable[[ConsolidationEnded], None],
+    ) -> None:
+        """``changed`` is notified when ``advance`` may have something to do."""
+        self.state = State.LOADING
+        self._stage, self._attempt, self._changed, self._ended = stage, attempt, changed, ended
+        self._copies = [BlockCopies() for _ in range(n_groups)]
+        self._left: dict[int, set[str]] = {}  # the layers of each stage that the round still lacks
+        self._asked: Blocks = ()
+        self._added: Sequence[Sequence[int | None]] = ()
+        self._generators: dict[str, bytes] = {}
+        self._failure: ErrorInfo | None = None
+        self._began_s = self._round_began_s = monotonic()
+        self._deadline_s, self._is_verified = math.inf, False
+        self._wait_s, self._n_rounds, self._n_steps, self._is_cut = 0.0, 0, 0, False
+        self._n_bytes, self._round_bytes, self._rounds_s = 0, 0, 0.0
+
+    # ── the engine thread ──
+
+    def is_due(self) -> bool:
+        """True when ``advance`` has something to do.  The caller holds ``changed``."""
+        if self._failure is not None or monotonic() >= self._deadline_s:
+            return True
+        if self.state is State.LOADING:
+            return self._is_loaded() or self._failure is not None
+        return not self._left
+
+    def left_s(self) -> float | None:
+        """Seconds until the deadline of what is awaited; None without one."""
+        return None if self._deadline_s == math.inf else self._deadline_s - monotonic()
+
+    def advance(self, *, computes: bool) -> None:
+        """Go on, if there is something to do.  Raises WorkerLost.  ``computes`` says that a step follows."""
+        self._n_steps += computes
+        if not self.is_due():
+            return
+        if self._failure is not None:
+            self.give_up(self._failure)
+        elif self.state is State.LOADING and self._is_loaded():
+            self._wait_s = monotonic() - self._began_s
+            self.state = State.COPYING
+            self._ask(last=False)
+        elif self.state is State.LOADING or self._left:
+            self.give_up(self._late())
+        else:
+            self._round_came()
+
+    def give_up(self, error: ErrorInfo) -> None:
+        """End the attempt.  The group stays a pipeline."""
+        if self.state in (State.WHOLE, State.GIVEN_UP):
+            return
+        self._stage.give_up()
+        self._end(State.GIVEN_UP, error)
+        _log.event("consolidation_failed", attempt=self._attempt, rounds=self._n_rounds, reason=error.message)
+
+    def _is_loaded(self) -> bool:
+        try:
+            return self._stage.ready()
+        except ThawError as e:
+            self._failure = e.info()
+            return False
+
+    def _round_came(self) -> None:
+        self._note_round()
+        bytes_per_s = self._n_bytes / self._rounds_s if self._rounds_s > 0 else math.inf
+        tail_bytes = self._kv_bytes(self._missing())
+        match after_round(self._n_rounds, tail_bytes, bytes_per_s, self._step_s(), is_cut=self._is_cut):
+            case Next.COPY:
+                self._ask(last=False)
+            case Next.STOP if not self._is_verified:
+                self._verify()
+            case Next.STOP:
+                self._stop_and_switch()
+            case Next.GIVE_UP:
+                said = f"after {self._n_rounds} rounds, {tail_bytes} bytes of KV blocks were still missing"
+                self.give_up(Unavailable(said, hint="the relay is slower than the pipeline computes").info())
+
+    def _verify(self) -> None:
+        """Check what the whole worker computes.  Blocks have changed meanwhile, so another round follows."""
+        problem = self._stage.verify(frozenset(each.block for blocks in self._missing() for each in blocks))
+        if problem is not None:
+            self.give_up(problem)
+            return
+        self._is_verified = True
+        self._ask(last=False)
+
+    def _stop_and_switch(self) -> None:
+        """Copy the tail while no step is scheduled, then switch.  Without the tail, go on as before."""
+        self.state, stopped_s = State.STOPPED, monotonic()
+        with self._stage.stopped():
+            self._ask(last=True)
+            self._stage.drain()
+            with self._changed:
+                self._changed.wait_for(lambda: not self._left or self._failure is not None, timeout=self.left_s())
+            if self._left or self._failure is not None:
+                self.give_up(self._failure or self._late())
+                return
+            tail_bytes = self._round_bytes
+            self._note_round()
+            self._stage.become_whole(self._copies, self._generators)
+        stall_s = monotonic() - stopped_s
+        done = Consolidated(self._n_rounds, self._n_bytes, tail_bytes, round(self._wait_s, 3), round(stall_s, 4))
+        self._end(State.WHOLE, done)
+        _log.event(
+            "consolidated",
+            attempt=self._attempt,
+            rounds=done.rounds,
+            n_bytes=done.n_bytes,
+            tail_bytes=done.tail_bytes,
+            wait_s=done.wait_s,
+            stall_s=done.stall_s,
+        )
+
+    def _ask(self, *, last: bool) -> None:
+        """Begin a round: ask every stage for the blocks that are missing now, after the batches that were sent."""
+        missing = self._missing()
+        n_missing = sum(map(len, missing))
+        if not last:
+            missing = self._cut(missing)
+        for copies, blocks in zip(self._copies, missing, strict=True):
+            copies.ask(blocks)
+        with self._changed:
+            self._asked = tuple(tuple(each.block for each in blocks) for blocks in missing)
+            self._added = tuple(copies.added_tokens() for copies in self._copies)
+            self._left = {stage: set(names) for stage, names in self._stage.layers.items()}
+            self._n_rounds += 1
+        self._is_cut = sum(map(len, missing)) < n_missing
+        self._round_bytes = self._kv_bytes(missing)
+        self._round_began_s, self._n_steps = monotonic(), 0
+        self._deadline_s = self._round_began_s + ROUND_S
+        self._stage.ask(KvWanted(self._attempt, self._n_rounds, self._asked, last))
+
+    def _note_round(self) -> None:
+        for copies in self._copies:
+            copies.arrived()
+        self._n_bytes += self._round_bytes
+        self._rounds_s += monotonic() - self._round_began_s
+
+    def _missing(self) -> list[list[HeldBlock]]:
+        return [copies.missing(blocks) for copies, blocks in zip(self._copies, self._stage.held(), strict=True)]
+
+    def _cut(self, missing: list[list[HeldBlock]]) -> list[list[HeldBlock]]:
+        """As many of the blocks as one round may copy."""
+        n_bytes, n_blocks = self._kv_bytes(missing), sum(map(len, missing))
+        if n_bytes <= ROUND_BYTES:
+            return missing
+        most = max(1, n_blocks * ROUND_BYTES // n_bytes // len(missing))
+        return [blocks[:most] for blocks in missing]
+
+    def _kv_bytes(self, blocks: list[list[HeldBlock]]) -> int:
+        """The bytes of these blocks in all layers of the other stages."""
+        return self._stage.n_bytes(tuple(tuple(each.block for each in group) for group in blocks))
+
+    def _step_s(self) -> float:
+        """The time of one decode step: each request is in one of as many batches as there are stages."""
+        took_s = monotonic() - self._round_began_s
+        return took_s / self._n_steps * self._stage.n_stages if self._n_steps else math.inf
+
+    def _late(self) -> ErrorInfo:
+        if self.state is State.LOADING:
+            said = f"the pipeline did not answer the check's request within {ROUND_S:g} s"
+            return Unavailable(said, hint="it is too busy").info()
+        stages = ", ".join(str(stage) for stage, left in self._left.items() if left)
+        return Unavailable(f"stage {stages} did not send its KV blocks within {ROUND_S:g} s").info()
+
+    def _end(self, state: State, outcome: ConsolidationEnded) -> None:
+        with self._changed:
+            self.state, self._left, self._asked = state, {}, ()
+        self._ended(outcome)
+
+    # ── the link's receiving thread, and that of the load ──
+
+    def load_ended(self) -> None:
+        """The model is whole, or its load has failed."""
+        with self._changed:
+            self._deadline_s = monotonic() + ROUND_S
+            self._changed.notify_all()
+
+    def fail(self, error: ErrorInfo) -> None:
+        """The attempt cannot succeed any more."""
+        with self._changed:
+            self._failure = error
+            self._changed.notify_all()
+
+    def take(self, stage: int, part: KvPart) -> None:
+        """Write the blocks of a part.
+
+        A part that comes twice, or of a round that has ended, is ignored.  A wrong one ends the attempt.
+        """
+        with self._changed:
+            awaited = set(self._left.get(stage, ()))
+            if (part.attempt, part.round) != (self._attempt, self._n_rounds):
+                return
+        try:
+            self._write(stage, part, awaited)
+        except ThawError as e:
+            self.fail(e.info())
+        with self._changed:
+            if left := self._left.get(stage):
+                left.difference_update(part.layers)
+                if not left:
+                    del self._left[stage]
+                self._generators |= part.generators
+                self._changed.notify_all()
+
+    def _write(self, stage: int, part: KvPart, awaited: set[str]) -> None:
+        if awaited and part.blocks != self._asked:
+            raise ProtocolError(f"stage {stage} sent other KV blocks than it was asked for")
+        for name, data in part.layers.items():
+            if name not in self._stage.layers.get(stage, ()):
+                raise ProtocolError(f"stage {stage} sent KV blocks of {name}, which it does not have")
+            if name in awaited:
+                self._stage.write(name, part.layouts[name], part.blocks, data, self._added)
