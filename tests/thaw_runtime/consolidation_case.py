@@ -10,6 +10,7 @@ A case has ``"consolidate": true``, and may have:
 ``faults``      {stage: [fault, round]}; a fault is "die", "hang", "delay", "twice" or "backwards", a round a number or
                 "last": what the stage does when it shall send that round's blocks
 ``plant``       an error in the copied blocks, in the late weights, or in the bookkeeping (pipeline_stand_ins.plant)
+``tries``       how often the consolidation is tried, if it fails (default 1)
 ``release``     the other stages are killed after the switch, as their hosts do
 """
 
@@ -27,6 +28,7 @@ from typing import Any
 from relay.protocol.messages import GroupLink, LlmInit
 from tests.thaw_runtime.pipeline_probe import RESERVE, Stage, fork, inits, requests
 from tests.thaw_runtime.pipeline_stand_ins import WAIT_S, after_batches, be_impatient, misbehave, plant
+from thaw.errors import ErrorInfo
 from thaw.plan import TransportKind
 from thaw_runtime.engine.protocol import ConsolidationEnded, EngineRequest, Event, Failed, Sampling, Token
 
@@ -126,7 +128,10 @@ class FirstStage:
     def _consolidate(self, begun: threading.Event) -> None:
         def ended(outcome: ConsolidationEnded) -> None:
             self._outcomes.append(outcome)
-            self._ended.set()
+            if isinstance(outcome, ErrorInfo) and len(self._outcomes) < self._case.get("tries", 1):
+                self._made.engine.consolidate(ended)
+            else:
+                self._ended.set()
 
         self._may_begin.wait(WAIT_S)
         begun.wait(WAIT_S)

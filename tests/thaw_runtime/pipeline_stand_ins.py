@@ -191,13 +191,14 @@ def misbehave(fault: str, in_round: int | str) -> None:
 def plant(error: str, stage: int) -> None:
     """Plant an error into what stage 1 sends, or into what stage 0 loads and keeps.
 
-    The checks would notice it; with ", unchecked" they are switched off, so that the tokens must show it.
+    The checks would notice it; with ", unchecked" they are switched off, so that the tokens must show it.  With ", once"
+    stage 1 sends it in the first attempt only.
     """
-    error, _, unchecked = error.partition(", ")
-    if unchecked and stage == 0:
+    error, _, how = error.partition(", ")
+    if how == "unchecked" and stage == 0:
         check_nothing()
     if stage == 1:
-        plant_in_blocks(error)
+        plant_in_blocks(error, attempts=1 if how == "once" else 1000)
     elif stage == 0 and error == "other weight":
         plant_in_weights()
     elif stage == 0 and error == "kept prefixes":
@@ -217,11 +218,19 @@ def check_nothing() -> None:
     )
 
 
-def plant_in_blocks(error: str) -> None:
+def plant_in_blocks(error: str, *, attempts: int) -> None:
+    """``attempts``: the error is in so many attempts."""
     from thaw_runtime.engine.vllm import kv_sender
     from thaw_runtime.engine.vllm.kv_blocks import KvBlocks
+    from thaw_runtime.engine.vllm.kv_sender import KvSender
 
-    gather, layout, grouped = KvBlocks.gather, KvBlocks.layout, kv_sender._grouped
+    gather, layout, grouped, send = KvBlocks.gather, KvBlocks.layout, kv_sender._grouped, KvSender.send
+
+    def sending(sender: KvSender, wanted: Any) -> None:
+        if wanted.attempt > attempts:
+            KvBlocks.gather, KvBlocks.layout = gather, layout  # type: ignore[method-assign]
+            kv_sender._grouped = grouped
+        send(sender, wanted)
 
     def spoilt(blocks: KvBlocks, name: str, ids: Any) -> memoryview:
         data = bytearray(gather(blocks, name, ids))
@@ -240,6 +249,7 @@ def plant_in_blocks(error: str) -> None:
     def other_layout(blocks: KvBlocks, name: str) -> str:
         return layout(blocks, name).replace("float32", "bfloat16")
 
+    KvSender.send = sending  # type: ignore[method-assign]
     if error == "other layer":
         kv_sender._grouped = crossed
     elif error == "other layout":

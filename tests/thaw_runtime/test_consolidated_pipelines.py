@@ -27,6 +27,9 @@ ANSWERED: dict[str, Case] = {
     "requests that began elsewhere": case("llama", 2, ["seeded"], resumes=True, transport="tcp"),
     "over TCP, with penalties": case("gpt2", 4, ["penalties"], transport="tcp", at_once=True),
     "over files": case("qwen3", 2, ["seeded"], transport="object"),
+    "three requests, after a first attempt that failed": case(
+        "llama", 2, ["three"], before=["long"], at_once=True, plant="other layer, once", tries=2
+    ),
     "prefixes of requests that had ended": case("llama", 3, ["greedy"], before=["long"]),
     "late in the last round, backwards in the first": case(
         "gemma", 3, ["penalties"], faults={1: ["delay", "last"], 2: ["backwards", 1]}
@@ -86,8 +89,9 @@ def found(_shared_relay: ValkeyServer) -> Found:
 def check_answered(result: Case) -> None:
     assert all(result["same"].values()), result["same"]
     assert (result["errors"], result["in_order"], result["kept_blocks"]) == ([], True, 0)
-    (outcome,) = result["outcome"]
+    *failed, outcome = result["outcome"]
     assert outcome.startswith("Consolidated("), outcome
+    assert len(failed) == result.get("tries", 1) - 1
 
 
 def check_lost(result: Case) -> None:

@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "sliding", "gemma", "gemma2", "opt", "gpt2")
 EVERYTHING = ["greedy", "seeded", "penalties", "long", "continued"]
-WORKS = [*EVERYTHING, "one", "many"]
+WORKS = [*EVERYTHING, "one", "three", "many"]
 SAMPLE = [  # every size and every family, and every kind of work with two hidden tensors and with one
     ("llama", 2, EVERYTHING),
     ("qwen2", 5, ["greedy"]),
