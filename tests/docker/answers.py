@@ -26,14 +26,14 @@ class LongAnswer:
     complete.
     """
 
-    def __init__(self, stack: Stack, at: str = "") -> None:
+    def __init__(self, stack: Stack, at: str = "", action: str = "chat") -> None:
         self.pieces: list[str] = []
         self.error: dict[str, Any] | None = None
         self.broke: requests.RequestException | None = None
         self.activation_id = ""
         self._whole = False
         self._changed = threading.Condition()
-        self._thread = threading.Thread(target=self._ask, args=(stack, f"{at}/v1/chat/completions"))
+        self._thread = threading.Thread(target=self._ask, args=(stack, f"{at}/v1/chat/completions", action))
         self._thread.start()
 
     @property
@@ -50,9 +50,9 @@ class LongAnswer:
         assert not self._thread.is_alive()
         assert self._whole or self.error or self.broke
 
-    def _ask(self, stack: Stack, url: str) -> None:
+    def _ask(self, stack: Stack, url: str, action: str) -> None:
         try:
-            with stack.request("POST", url, json={**LONG, "stream": True}, stream=True) as response:
+            with stack.request("POST", url, json={**LONG, "model": action, "stream": True}, stream=True) as response:
                 self.activation_id = response.headers.get("X-Openwhisk-Activation-Id", "")
                 if response.status_code != 200:
                     self.error = response.json()["error"]

@@ -187,6 +187,10 @@ class Stack:
         """Wait until no container serves ``action`` and each host has a stem cell that has imported the model engine."""
         self._wait(lambda: not self.serving(action) and len(list(filter(_is_warm, self._cells()))) == len(HOSTS))
 
+    def wait_serving(self, action: str, n: int) -> None:
+        """Wait until ``n`` containers serve the action."""
+        self._wait(lambda: len(self.serving(action)) == n)
+
     def serving(self, action: str) -> list[Container]:
         """The containers that serve the action, without those that are being removed."""
         return list(self._containers(lambda labels: f'/{action}"' in labels.get("record", "")))

@@ -84,6 +84,21 @@ def test_two_hosts_answer_together_over_the_relay_and_say_so(stack: Stack) -> No
     assert stages == {("host-1", "none"), ("host-2", "none")}
 
 
+def test_two_stages_without_a_network_become_one_worker_while_they_answer(stack: Stack, tmp_path: Path) -> None:
+    config = json.loads((ROOT / "examples/chat/chat.json").read_text())
+    config["engine"]["dtype"], config["resources"]["gpu_memory_mb"] = "float32", 3072
+    config["scaling"] |= {"stages": 2, "keep": 1}
+    (tmp_path / "folds.json").write_text(json.dumps(config))
+    stack.thaw("action", "create", "folds", "--config", str(tmp_path / "folds.json"))
+    text = whole_answer(stack, "folds")
+    stack.wait_serving("folds", 1)
+    assert whole_answer(stack, "folds") == text
+    assert [c.attrs["HostConfig"]["NetworkMode"] for c in stack.serving("folds")] == ["none"]
+    assert '"stages": 1' in stack.thaw("action", "get", "folds")
+    stack.thaw("action", "delete", "folds")
+    stack.wait_serving("folds", 0)
+
+
 @pytest.mark.parametrize("victim", ["a stage", "relay", "scheduler", "host-1-fetchd", "host-2-invoker"])
 def test_an_answer_in_two_stages_loses_no_token_and_doubles_none(stack: Stack, victim: str) -> None:
     """The connections to the relay server, or the whole group, are made again, and go on from the last token."""
@@ -95,8 +110,8 @@ def test_an_answer_in_two_stages_loses_no_token_and_doubles_none(stack: Stack, v
     assert (asking.text, asking.error, asking.broke) == (whole, None, None)
 
 
-def whole_answer(stack: Stack) -> str:
-    asking = LongAnswer(stack)
+def whole_answer(stack: Stack, action: str = "chat") -> str:
+    asking = LongAnswer(stack, action=action)
     asking.wait_end()
     assert (asking.error, asking.broke) == (None, None)
     return asking.text
