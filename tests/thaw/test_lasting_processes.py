@@ -151,10 +151,15 @@ def test_a_gateway_whose_heartbeat_dies_says_so_refuses_and_is_replaced(valkey_u
 
 
 def answer_of(ask: Callable[[], requests.Response]) -> requests.Response:
-    """Ask until there is an answer.  Connections that the former worker had accepted end with it."""
-    until = time.monotonic() + 20
+    """Ask until the former worker, which may still answer that it fails, has been replaced.
+
+    Connections that it had accepted end with it.
+    """
+    until, pause = time.monotonic() + 20, threading.Event()
     while True:
         try:
-            return ask()
+            if (response := ask()).status_code != 503 or time.monotonic() > until:
+                return response
         except requests.ConnectionError:
             assert time.monotonic() < until
+        pause.wait(0.05)

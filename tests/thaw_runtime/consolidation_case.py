@@ -94,6 +94,8 @@ class FirstStage:
         begun = after_batches(BEGUN)
         self._made = Stage(model, init, directory)
         self._outcomes: list[ConsolidationEnded] = []
+        self._largest_batch = 0
+        self._count_batches()
         self._known: dict[str, list[Answer]] = {}
         self._may_begin, self._ended = threading.Event(), threading.Event()
         threading.Thread(target=self._consolidate, args=(begun,), daemon=True).start()
@@ -120,6 +122,7 @@ class FirstStage:
             "outcome": [repr(outcome) for outcome in self._outcomes],
             "leaver": Answer(made.events.get("leaver", [])).tokens,
             "kept_blocks": self._kept_blocks(),
+            "largest_batch": self._largest_batch,
         }
         made.engine.stop()
         made.engine.join()
@@ -159,6 +162,19 @@ class FirstStage:
         request = replace(request, request_id=prefix + request.request_id)
         known = self._known[work][i].tokens[: i + 1] if work in self._known else []
         return replace(request, first_index=len(known), output_so_far=tuple(known))
+
+    def _count_batches(self) -> None:
+        """Note the largest number of requests in one batch of the one worker."""
+        engine: Any = self._made.engine
+        schedule = engine._core.scheduler.schedule
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            output = schedule(*args, **kwargs)
+            if engine._whole:
+                self._largest_batch = max(self._largest_batch, len(output.num_scheduled_tokens))
+            return output
+
+        engine._core.scheduler.schedule = counted
 
     def _kept_blocks(self) -> int:
         """The KV blocks that are neither free nor vLLM's null block, now that no request is open."""

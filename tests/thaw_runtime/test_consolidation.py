@@ -40,6 +40,9 @@ class Recorded:
     whole: tuple[set[str], Mapping[str, bytes]] | None = None
     given_up: int = 0
     refuses: str = ""
+    raises: Exception | None = None  # by the check
+    overwritten: frozenset[int] = frozenset()
+    wanted_generators: Mapping[str, bytes] = field(default_factory=lambda: GENERATORS)
     on_drain: Callable[[], None] = lambda: None
 
     def ready(self) -> bool:
@@ -66,9 +69,11 @@ class Recorded:
         assert len(added[0]) == len(blocks[0])
         self.written.append((len(self.asked), name))
 
-    def verify(self, missing: frozenset[int]) -> ErrorInfo | None:
+    def verify(self, missing: frozenset[int]) -> tuple[ErrorInfo | None, frozenset[int]]:
         self.verified_without.append(missing)
-        return self.problem
+        if self.raises is not None:
+            raise self.raises
+        return self.problem, self.overwritten
 
     @contextmanager
     def stopped(self) -> Iterator[None]:
@@ -81,6 +86,10 @@ class Recorded:
     def drain(self) -> None:
         assert self.is_stopped
         self.on_drain()
+
+    def check_generators(self, generators: Mapping[str, bytes]) -> None:
+        if generators != self.wanted_generators:
+            raise ProtocolError("other generators")
 
     def become_whole(self, copies: Sequence[BlockCopies], generators: Mapping[str, bytes]) -> None:
         assert self.is_stopped
@@ -183,7 +192,7 @@ def test_an_idle_group_is_switched_without_blocks_but_not_unchecked() -> None:
 
 
 @pytest.mark.parametrize("lacking", ["a", "b", "c"])
-def test_without_one_layer_of_the_tail_the_pipeline_goes_on(lacking: str, clock: list[float]) -> None:
+def test_without_one_layer_of_the_tail_the_pipeline_goes_on(lacking: str, monkeypatch: pytest.MonkeyPatch) -> None:
     a = Attempt()
     a.stage.blocks = tail(1)
     a.up_to_the_stop()
@@ -192,9 +201,9 @@ def test_without_one_layer_of_the_tail_the_pipeline_goes_on(lacking: str, clock:
         for stage, name in ((1, "a"), (1, "b"), (2, "c")):
             if name != lacking:
                 a.part(stage, name)
-        clock[0] += ROUND_S
 
     a.stage.on_drain = all_but_one
+    monkeypatch.setattr(consolidation, "STOPPED_S", 0.01)
     a.advance()
     assert (a.group.state, a.stage.whole, a.stage.given_up, a.stage.is_stopped) == (State.GIVEN_UP, None, 1, False)
     (error,) = a.ended
@@ -235,6 +244,57 @@ def test_a_pipeline_too_busy_for_the_check_stays_one(clock: list[float]) -> None
     assert a.group.is_due()
     a.advance()
     assert "did not answer the check's request" in str(a.ended)
+
+
+def test_a_block_that_the_check_overwrote_is_copied_again() -> None:
+    a = Attempt()
+    a.stage.blocks = [HeldBlock(9, ("r", 0, 0), 4, True, b"x"), HeldBlock(5, ("r", 0, 1), 4, True, b"y")]
+    a.stage.overwritten = frozenset({5, 77})
+    a.load()
+    a.advance()
+    a.round()
+    assert [w.blocks for w in a.stage.asked] == [((9, 5),), ((5,),)]
+
+
+@pytest.mark.parametrize("error", [ValueError("too many tokens"), MemoryError(), ProtocolError("odd")])
+def test_an_error_of_the_check_ends_the_attempt_and_not_the_engine(error: Exception) -> None:
+    a = Attempt()
+    a.stage.raises = error
+    a.load()
+    a.advance()
+    a.round()
+    assert (len(a.ended), a.group.state) == (1, State.GIVEN_UP)
+
+
+def test_an_error_of_the_engines_own_steps_is_the_engines() -> None:
+    a = Attempt()
+    a.up_to_the_stop()
+
+    def broken() -> None:
+        raise ValueError("the step failed")
+
+    a.stage.on_drain = broken
+    with pytest.raises(ValueError, match="the step failed"):
+        a.advance()
+    assert not a.stage.is_stopped
+
+
+@pytest.mark.parametrize(("stage", "is_taken"), [(1, False), (2, True)])
+def test_only_the_last_stage_says_the_state_of_the_generators_and_only_in_the_stop(stage: int, is_taken: bool) -> None:
+    a = Attempt()
+    a.load()
+    a.advance()
+    a.part(2, "c", generators={"r": b"old"})
+    a.parts()
+    a.advance()
+    a.parts()
+    if is_taken:
+        a.stage.on_drain = a.parts
+    else:
+        a.stage.on_drain = lambda: [a.part(1, "ab", generators=GENERATORS), a.part(2, "c", generators={})][0]
+    a.advance()
+    assert (a.stage.whole is not None) is is_taken
+    assert len(a.ended) == 1
 
 
 def test_a_whole_worker_that_computes_something_else_is_refused() -> None:

@@ -71,9 +71,12 @@ def test_a_layer_without_a_cache_is_refused() -> None:
         KvBlocks(runner(1), "v").scatter("model.layers.9.attn", ((), ()), memoryview(b""), [[], []])
 
 
-@pytest.mark.parametrize(("change", "accepted"), [("one token", True), ("another block", False), ("nothing", False)])
+@pytest.mark.parametrize(("change", "accepted"), [("one token", True), ("another block", False), ("nothing", True)])
 def test_a_block_must_continue_its_last_copy(change: str, accepted: bool) -> None:
-    """The block has one token more than here: its other elements may not differ, and that token's elements must."""
+    """The block has one token more than here, so only that token's elements may differ.
+
+    They need not: the place may hold the same token of a request that had the block before.
+    """
     here, there = runner(1), runner(1)
     if change == "one token":
         cache(there, NAMES[0])[3, :, 2] += 1.0

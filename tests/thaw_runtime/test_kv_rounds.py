@@ -26,8 +26,8 @@ from thaw_runtime.pipeline.kv_rounds import MAX_ROUNDS, Next, after_round
 def test_rounds_end_when_the_tail_fits(
     n_rounds: int, tail_bytes: int, bytes_per_s: float, step_s: float, follows: Next
 ) -> None:
-    assert after_round(n_rounds, tail_bytes, bytes_per_s, step_s, is_cut=False) is follows
+    assert after_round(n_rounds, tail_bytes, bytes_per_s, step_s, is_catching_up=False) is follows
 
 
-def test_a_round_that_left_blocks_out_is_followed_by_another_one() -> None:
-    assert after_round(MAX_ROUNDS + 5, 1, 1e9, 1.0, is_cut=True) is Next.COPY
+def test_rounds_that_catch_up_go_on() -> None:
+    assert after_round(MAX_ROUNDS + 5, 1, 1e9, 1.0, is_catching_up=True) is Next.COPY

@@ -52,6 +52,11 @@ class BlockCopies:
         self._copied |= self._asked
         self._asked = {}
 
+    def forget(self, blocks: Iterable[int]) -> None:
+        """Something else has been written into these blocks here."""
+        for block in blocks:
+            self._copied.pop(block, None)
+
     def unusable(self, held: Iterable[HeldBlock], cached: Sequence[tuple[int, bytes]]) -> set[int]:
         """The blocks of the prefix cache (block, digest) that no later request may use: those whose content was not
         copied.  ``held`` are the blocks that requests hold, all of them copied."""

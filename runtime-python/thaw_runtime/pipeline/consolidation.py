@@ -22,11 +22,11 @@ from contextlib import AbstractContextManager
 from time import monotonic
 from typing import Final, Protocol
 
-from thaw.errors import ErrorInfo, ProtocolError, ThawError, Unavailable
-from thaw.logs import Log
+from thaw.errors import ErrorInfo, PlatformError, ProtocolError, ThawError, Unavailable, WorkerLost
+from thaw.logs import Log, print_traceback
 from thaw_runtime.engine.protocol import Consolidated, ConsolidationEnded
 from thaw_runtime.pipeline.block_copies import BlockCopies, HeldBlock
-from thaw_runtime.pipeline.kv_rounds import ROUND_BYTES, Next, after_round
+from thaw_runtime.pipeline.kv_rounds import ROUND_BYTES, STOPPED_S, Next, after_round
 from thaw_runtime.pipeline.kv_wire import KvPart
 from thaw_runtime.pipeline.wire import Blocks, KvWanted
 
@@ -70,8 +70,11 @@ class FirstStage(Protocol):
         """Write a layer's blocks (KvBlocks.scatter).  Raises ProtocolError."""
         ...
 
-    def verify(self, missing: frozenset[int]) -> ErrorInfo | None:
-        """Say what the whole model computes differently.  The blocks ``missing`` have not come."""
+    def verify(self, missing: frozenset[int]) -> tuple[ErrorInfo | None, frozenset[int]]:
+        """Say what the whole model computes differently, and which blocks hold something else now.
+
+        The blocks ``missing`` have not come.
+        """
         ...
 
     def stopped(self) -> AbstractContextManager[None]:
@@ -80,6 +83,10 @@ class FirstStage(Protocol):
 
     def drain(self) -> None:
         """Compute until no batch is in flight.  Raises WorkerLost."""
+        ...
+
+    def check_generators(self, generators: Mapping[str, bytes]) -> None:
+        """Raises ProtocolError if these are not the generators' states of all requests."""
         ...
 
     def become_whole(self, copies: Sequence[BlockCopies], generators: Mapping[str, bytes]) -> None:
@@ -121,8 +128,10 @@ class Consolidation:
         self._failure: ErrorInfo | None = None
         self._began_s = self._round_began_s = monotonic()
         self._deadline_s, self._is_verified = math.inf, False
-        self._wait_s, self._n_rounds, self._n_steps, self._is_cut = 0.0, 0, 0, False
+        self._wait_s, self._n_rounds, self._n_steps = 0.0, 0, 0
         self._n_bytes, self._round_bytes, self._rounds_s = 0, 0, 0.0
+        self._missing_bytes, self._is_cut = 0, False  # when the round began; it asks for a part of them only
+        self._is_engines = False  # an error is one of the engine's steps or of the switch, not of this attempt
 
     # ── the engine thread ──
 
@@ -139,10 +148,25 @@ class Consolidation:
         return None if self._deadline_s == math.inf else self._deadline_s - monotonic()
 
     def advance(self, *, computes: bool) -> None:
-        """Go on, if there is something to do.  Raises WorkerLost.  ``computes`` says that a step follows."""
+        """Go on, if there is something to do.  ``computes`` says that a step follows.
+
+        Raises WorkerLost, and what the engine's steps or the switch raise; any other error ends the attempt only.
+        """
         self._n_steps += computes
         if not self.is_due():
             return
+        try:
+            self._go_on()
+        except WorkerLost:
+            raise
+        except Exception as e:
+            if self._is_engines:
+                raise
+            print_traceback()
+            error = e if isinstance(e, ThawError) else PlatformError(f"{type(e).__name__}: {e}")
+            self.give_up(error.info())
+
+    def _go_on(self) -> None:
         if self._failure is not None:
             self.give_up(self._failure)
         elif self.state is State.LOADING and self._is_loaded():
@@ -173,7 +197,8 @@ class Consolidation:
         self._note_round()
         bytes_per_s = self._n_bytes / self._rounds_s if self._rounds_s > 0 else math.inf
         tail_bytes = self._kv_bytes(self._missing())
-        match after_round(self._n_rounds, tail_bytes, bytes_per_s, self._step_s(), is_cut=self._is_cut):
+        catches_up = self._is_cut and tail_bytes < self._missing_bytes
+        match after_round(self._n_rounds, tail_bytes, bytes_per_s, self._step_s(), is_catching_up=catches_up):
             case Next.COPY:
                 self._ask(last=False)
             case Next.STOP if not self._is_verified:
@@ -186,7 +211,10 @@ class Consolidation:
 
     def _verify(self) -> None:
         """Check what the whole worker computes.  Blocks have changed meanwhile, so another round follows."""
-        problem = self._stage.verify(frozenset(each.block for blocks in self._missing() for each in blocks))
+        missing = frozenset(each.block for blocks in self._missing() for each in blocks)
+        problem, overwritten = self._stage.verify(missing)
+        for copies in self._copies:
+            copies.forget(overwritten)
         if problem is not None:
             self.give_up(problem)
             return
@@ -198,14 +226,18 @@ class Consolidation:
         self.state, stopped_s = State.STOPPED, monotonic()
         with self._stage.stopped():
             self._ask(last=True)
+            self._is_engines = True
             self._stage.drain()
+            self._is_engines = False
             with self._changed:
-                self._changed.wait_for(lambda: not self._left or self._failure is not None, timeout=self.left_s())
+                self._changed.wait_for(lambda: not self._left or self._failure is not None, timeout=STOPPED_S)
             if self._left or self._failure is not None:
                 self.give_up(self._failure or self._late())
                 return
             tail_bytes = self._round_bytes
             self._note_round()
+            self._stage.check_generators(self._generators)
+            self._is_engines = True
             self._stage.become_whole(self._copies, self._generators)
         stall_s = monotonic() - stopped_s
         done = Consolidated(self._n_rounds, self._n_bytes, tail_bytes, round(self._wait_s, 3), round(stall_s, 4))
@@ -223,7 +255,7 @@ class Consolidation:
     def _ask(self, *, last: bool) -> None:
         """Begin a round: ask every stage for the blocks that are missing now, after the batches that were sent."""
         missing = self._missing()
-        n_missing = sum(map(len, missing))
+        n_missing, self._missing_bytes = sum(map(len, missing)), self._kv_bytes(missing)
         if not last:
             missing = self._cut(missing)
         for copies, blocks in zip(self._copies, missing, strict=True):
@@ -269,8 +301,10 @@ class Consolidation:
         if self.state is State.LOADING:
             said = f"the pipeline did not answer the check's request within {ROUND_S:g} s"
             return Unavailable(said, hint="it is too busy").info()
-        stages = ", ".join(str(stage) for stage, left in self._left.items() if left)
-        return Unavailable(f"stage {stages} did not send its KV blocks within {ROUND_S:g} s").info()
+        with self._changed:
+            stages = ", ".join(map(str, self._left))
+        allowed_s = STOPPED_S if self.state is State.STOPPED else ROUND_S
+        return Unavailable(f"stage {stages} did not send its KV blocks within {allowed_s:g} s").info()
 
     def _end(self, state: State, outcome: ConsolidationEnded) -> None:
         with self._changed:
@@ -309,7 +343,8 @@ class Consolidation:
                 left.difference_update(part.layers)
                 if not left:
                     del self._left[stage]
-                self._generators |= part.generators
+                if self.state is State.STOPPED and stage == self._stage.n_stages - 1:
+                    self._generators |= part.generators
                 self._changed.notify_all()
 
     def _write(self, stage: int, part: KvPart, awaited: set[str]) -> None:

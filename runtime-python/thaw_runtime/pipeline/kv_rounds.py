@@ -17,6 +17,8 @@ TAIL_STEPS: Final = 2.0
 """The tail may take as long as so many decode steps (the aim for the stall)."""
 MAX_STALL_S: Final = 2.0
 """After MAX_ROUNDS, a tail that would take longer than this is not copied: the group stays a pipeline."""
+STOPPED_S: Final = 2 * MAX_STALL_S
+"""How long the pipeline stays stopped for a tail that does not come, once its batches in flight are back."""
 ROUND_BYTES: Final = 64 << 20
 """A round copies at most so much of all stages, so that what a stage holds for sending is bounded."""
 
@@ -27,14 +29,14 @@ class Next(enum.Enum):
     GIVE_UP = enum.auto()
 
 
-def after_round(n_rounds: int, tail_bytes: int, bytes_per_s: float, step_s: float, *, is_cut: bool) -> Next:
+def after_round(n_rounds: int, tail_bytes: int, bytes_per_s: float, step_s: float, *, is_catching_up: bool) -> Next:
     """What follows ``n_rounds`` rounds.
 
     ``tail_bytes`` are missing now.  ``bytes_per_s`` is the rate of the rounds so far, and ``step_s`` the time of one
-    decode step (infinity: nothing is being decoded).  ``is_cut`` says that the last round left blocks out because of
-    its limit.
+    decode step (infinity: nothing is being decoded).  ``is_catching_up`` says that the last round left blocks out
+    because of its limit, and that fewer bytes are missing than before it.
     """
-    if is_cut:
+    if is_catching_up:
         return Next.COPY
     tail_s = tail_bytes / bytes_per_s if bytes_per_s > 0 else math.inf
     if tail_bytes == 0 or tail_s <= TAIL_STEPS * step_s:

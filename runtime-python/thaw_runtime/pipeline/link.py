@@ -119,12 +119,14 @@ class StageLink:
         self._send(0, _CONTROL, encode_control(sampled), sampled.number)
 
     def send_kv_part(self, part: KvPart) -> None:
-        """Send KV blocks to stage 0, behind all other messages.  Raises WorkerLost.
+        """Send KV blocks to stage 0, behind all other messages.
 
-        The path to stage 0 is not that to the next stage, so it is not told.
+        Raises WorkerLost, Unavailable.  The pipeline goes on without them, so its link is not lost by that.  The path
+        to stage 0 is not that to the next stage, so it is not told.
         """
         self.check()
-        self._hand_over(0, _KV, encode_kv_part(part), part.round)
+        header = FrameHeader(_KV.kind, _KV.priority, _KV.flags, step=part.round)
+        self._transport.send(0, header, encode_kv_part(part), deadline_s=self._patience.send_s)
 
     def next_batch(self) -> Batch:
         """Wait for the next batch from the previous stage and return it.  Raises WorkerLost."""

@@ -61,6 +61,8 @@ def _keep_discarded_draws(runner: Any, batch: Any) -> None:
     """
     for row in runner.discard_request_mask.np[: batch.num_reqs].nonzero()[0]:
         generator = batch.generators.get(int(row))
+        if generator is not None and generator.device.type != "cpu":
+            continue  # it has the calls itself
         if generator is not None and not isinstance(generator, Rewindable):
             batch.generators[int(row)] = generator = Rewindable.of(generator)
             runner.requests[batch.req_ids[int(row)]].generator = generator

@@ -215,9 +215,11 @@ class VllmEngine:
     def _break(self, error: ErrorInfo) -> None:
         """Called on the link's thread: wake the engine thread, which may be waiting for requests."""
         with self._changed:
-            is_over = self._whole  # nothing here needs the other stages any more
+            is_over, attempt = self._whole, self._consolidation  # one worker needs no other stage
             self._broken = None if is_over else error
             self._changed.notify_all()
+        if attempt is not None:
+            attempt.fail(error)
         if is_over and self._link is not None:
             self._link.end(error)
 
@@ -226,11 +228,11 @@ class VllmEngine:
         with self._changed:
             while not (self._inbox or self._stopping or self._broken or self._busy() or self._is_due()):
                 self._changed.wait(self._consolidation.left_s() if self._consolidation is not None else None)
-            inbox, self._inbox = self._inbox, []
             if self._stopping:
                 return False
             if self._broken:
                 raise WorkerLost(self._broken.message, hint=self._broken.hint)
+            inbox, self._inbox = self._inbox, []
         for item in inbox:
             if isinstance(item, str):
                 self._abort(item)
@@ -255,7 +257,10 @@ class VllmEngine:
             ended(ModelUnsupported("stage 0 of this group cannot hold the whole model").info())
         else:
             self._n_attempts += 1
-            self._consolidate(self._link, self._background, ended)
+            try:
+                self._consolidate(self._link, self._background, ended)
+            except ThawError as e:
+                ended(e.info())
 
     def _consolidate(self, link: StageLink, background: BackgroundLoad, ended: EndConsolidation) -> None:
         stage = VllmFirstStage(self._core, self._part, background, self._n_attempts, self._add, self._step)
@@ -264,14 +269,15 @@ class VllmEngine:
         )
         self._first_stage, self._consolidation = stage, attempt
         link.on_kv_part = attempt.take
-        link.when_lost(attempt.fail)
         background.begin(attempt.load_ended)
 
     def _consolidated(self, ended: EndConsolidation, outcome: ConsolidationEnded) -> None:
         self._consolidation = self._first_stage = None
         if isinstance(outcome, Consolidated):
             with self._changed:
-                self._whole, self._broken = True, None  # from now on, the loss of another stage is no news
+                lost, self._whole, self._broken = self._broken, True, None  # the loss of another stage is no news now
+            if lost is not None and self._link is not None:
+                self._link.end(lost)
         ended(outcome)
 
     def _add(self, request: EngineRequest) -> None:

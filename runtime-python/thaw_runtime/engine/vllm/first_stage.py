@@ -14,7 +14,7 @@ from thaw_runtime.engine.protocol import EngineRequest
 from thaw_runtime.engine.vllm.background_load import BackgroundLoad
 from thaw_runtime.engine.vllm.block_tables import cached_blocks, held_blocks
 from thaw_runtime.engine.vllm.kv_blocks import KvBlocks
-from thaw_runtime.engine.vllm.switch import become_whole
+from thaw_runtime.engine.vllm.switch import become_whole, check_generators
 from thaw_runtime.engine.vllm.verification import GoldenRequest, Verification
 from thaw_runtime.pipeline.block_copies import BlockCopies, HeldBlock
 from thaw_runtime.pipeline.stage_parts import StagePart
@@ -40,7 +40,8 @@ class VllmFirstStage:
         self.n_stages, self.n_groups = part.n_stages, self._kv.n_groups
         self.layers = {k: frozenset(self._kv.names(part.bounds[k])) for k in range(1, part.n_stages)}
         model = core.vllm_config.model_config
-        self._golden = GoldenRequest(attempt, model.get_vocab_size(), model.max_model_len)
+        most = min(model.max_model_len - 1, self._executor.runner.max_num_tokens)
+        self._golden = GoldenRequest(attempt, model.get_vocab_size(), most)
         add(self._golden.request)
 
     def take_output(self, output: Any) -> None:
@@ -71,10 +72,10 @@ class VllmFirstStage:
             raise ProtocolError(f"KV blocks of {name} are arranged as {layout!r} there, as {ours!r} here")
         self._kv.scatter(name, blocks, data, added)
 
-    def verify(self, missing: frozenset[int]) -> ErrorInfo | None:
+    def verify(self, missing: frozenset[int]) -> tuple[ErrorInfo | None, frozenset[int]]:
         copied = {f"stage {stage}": sorted(names) for stage, names in self.layers.items()}
         verification = Verification(self._executor, self._scheduler, self._kv, self._n_layers)
-        return verification.check(self._golden, copied, missing)
+        return verification.check(self._golden, copied, missing), frozenset(verification.overwritten)
 
     @contextmanager
     def stopped(self) -> Iterator[None]:
@@ -87,6 +88,9 @@ class VllmFirstStage:
     def drain(self) -> None:
         while self._core.batch_queue:
             self._step()
+
+    def check_generators(self, generators: Mapping[str, bytes]) -> None:
+        check_generators(self._executor.runner, generators)
 
     def become_whole(self, copies: Sequence[BlockCopies], generators: Mapping[str, bytes]) -> None:
         cached = cached_blocks(self._scheduler)

@@ -53,8 +53,8 @@ class KvSender:
         try:
             for part in parts:
                 self._link.send_kv_part(part)
-        except ThawError as e:  # the pipeline is broken, which the engine's thread learns from the link
-            _log.event("kv_not_sent", attempt=parts[0].attempt, round=parts[0].round, reason=e.message)
+        except (ThawError, OSError) as e:  # stage 0 gives the attempt up when the rest of the round does not come
+            _log.event("kv_not_sent", attempt=parts[0].attempt, round=parts[0].round, reason=str(e))
 
     def _generators(self) -> dict[str, bytes]:
         return {

@@ -19,11 +19,15 @@ class StageScheduler(Scheduler):
 
     running: list[Any]
     max_num_active_reqs: int
+    largest_batch: int | None = None
+    """Set for the one worker that a group became: it may have more requests than its memory allows in a batch."""
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         everyone, most = self.running, self.max_num_active_reqs
         n_open = min(len(everyone) + len(self.waiting), self.max_num_running_reqs)
         share = -(-n_open // self.vllm_config.parallel_config.pipeline_parallel_size)
+        if self.largest_batch is not None:
+            share = min(share, self.largest_batch)
         ready = [r.request_id for r in everyone if r.num_tokens > r.num_computed_tokens]
         held = set(ready[share:])
         self.running = [r for r in everyone if r.request_id not in held]
@@ -34,6 +38,8 @@ class StageScheduler(Scheduler):
             self.max_num_active_reqs = most
             before, left = {r.request_id for r in everyone}, {r.request_id for r in self.running}
             kept = [r for r in everyone if r.request_id in held | left]
+            if self.largest_batch is not None:  # all are ready at the next step too: those that waited come first
+                kept.sort(key=lambda r: r.request_id not in held)
             self.running = kept + [r for r in self.running if r.request_id not in before]
 
 

@@ -16,6 +16,7 @@ from vllm.utils.torch_utils import PIN_MEMORY
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.sample.logits_processor import build_logitsprocs
 
+from thaw.errors import ProtocolError
 from thaw_runtime.engine.vllm.executors import RelayExecutor, SegmentExecutor
 from thaw_runtime.engine.vllm.persistent_batches import empty_batch
 from thaw_runtime.engine.vllm.window import PARTITION, set_window
@@ -31,6 +32,7 @@ def become_whole(core: EngineCore, n_layers: int, generators: Mapping[str, bytes
     assert isinstance(stage, RelayExecutor)  # noqa: S101  a group is consolidated once
     assert not core.batch_queue  # noqa: S101  the caller has drained the queue
     os.environ.pop(PARTITION, None)
+    core.scheduler.largest_batch = -(-core.vllm_config.scheduler_config.max_num_seqs // stage.group.world_size)
     core.vllm_config.parallel_config.pipeline_parallel_size = 1
     stage.group.take_place(0, 1)
     set_window(stage.runner.model, (0, n_layers))
@@ -41,6 +43,13 @@ def become_whole(core: EngineCore, n_layers: int, generators: Mapping[str, bytes
         whole.continuations.begin(name, request.output_so_far, rewound=name in generators)
     core.model_executor, core.scheduler.use_pp = whole, False
     core.batch_queue, core.step_fn = None, core.step
+
+
+def check_generators(runner: Any, generators: Mapping[str, bytes]) -> None:
+    """Raises ProtocolError unless there is a state of each request's generator."""
+    for name, state in runner.requests.items():
+        if state.generator is not None and len(generators.get(name, b"")) != state.generator.get_state().numel():
+            raise ProtocolError(f"the last stage sent no state of the generator of request {name}")
 
 
 def _take_over_requests(scheduler: Any, runner: Any, generators: Mapping[str, bytes]) -> None:

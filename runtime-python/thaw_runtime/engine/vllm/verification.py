@@ -44,8 +44,9 @@ _CHECK: Final = "consolidation-check"
 class GoldenRequest:
     """A greedy request that the pipeline answers for the check."""
 
-    def __init__(self, attempt: int, vocab_size: int, max_model_len: int) -> None:
-        n = min(GOLDEN_TOKENS, max_model_len // 2)
+    def __init__(self, attempt: int, vocab_size: int, most_tokens: int) -> None:
+        """``most_tokens`` of prompt and answer together are one batch."""
+        n = max(1, min(GOLDEN_TOKENS, most_tokens // 2))
         prompt = tuple((1 + i * 7919) % vocab_size for i in range(n))
         self.request = EngineRequest(f"golden-{attempt}", prompt, Sampling(n, temperature=0.0, logprobs=0), 0)
         self.tokens: list[int] = []
@@ -65,6 +66,7 @@ class Verification:
     def __init__(self, stage: RelayExecutor, scheduler: Any, kv: KvBlocks, n_layers: int) -> None:
         self._stage, self._runner, self._scheduler = stage, stage.runner, scheduler
         self._kv, self._n_layers = kv, n_layers
+        self.overwritten: set[int] = set()  # blocks that held something else before
         self._batch = empty_batch(self._runner, build_logitsprocs, PIN_MEMORY)
 
     def check(self, golden: GoldenRequest, copied: Mapping[str, Sequence[str]], missing: Set[int]) -> ErrorInfo | None:
@@ -122,9 +124,10 @@ class Verification:
         as fit."""
         copied = [(self._n_copied(request, missing), request) for request in self._scheduler.running]
         longest = sorted((each for each in copied if each[0]), key=lambda each: -each[0])
-        chosen = longest[: max(1, MAX_TOKENS // self._block_size)]
-        left = MAX_TOKENS // self._block_size - len(chosen)
-        return [(r, max(0, end - 1 - (max(0, left) if i == 0 else 0)), end) for i, (end, r) in enumerate(chosen)]
+        n_blocks = min(MAX_TOKENS, self._runner.max_num_tokens) // self._block_size
+        chosen = longest[: min(n_blocks, self._runner.max_num_reqs)]
+        more = n_blocks - len(chosen)
+        return [(r, max(0, end - 1 - (more if i == 0 else 0)), end) for i, (end, r) in enumerate(chosen)]
 
     def _n_copied(self, request: Any, missing: Set[int]) -> int:
         """How many full blocks from the first one on are here."""
@@ -148,6 +151,7 @@ class Verification:
             raise _NoRoomError(f"{n_blocks * n_groups} free KV blocks are needed to check the whole worker")
         taken = pool.get_new_blocks(n_blocks * n_groups)
         ids = [block.block_id for block in taken]
+        self.overwritten.update(ids)
         try:
             yield tuple(tuple(ids[g * n_blocks : (g + 1) * n_blocks]) for g in range(n_groups))
         finally:
