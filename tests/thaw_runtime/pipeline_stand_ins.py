@@ -163,15 +163,15 @@ def misbehave(fault: str, in_round: int | str) -> None:
     from thaw_runtime.engine.vllm import kv_sender
     from thaw_runtime.engine.vllm.kv_sender import KvSender
 
-    send, send_all = KvSender.send, KvSender._send_all
+    send, send_all = KvSender.send, KvSender._send_parts
 
     def faulty(sender: KvSender, wanted: Any) -> None:
         if wanted.round == in_round or (in_round == "last" and wanted.last):
             if fault in ("die", "hang"):
                 os.kill(os.getpid(), signal.SIGKILL if fault == "die" else signal.SIGSTOP)
-            KvSender._send_all = {"delay": late, "twice": twice, "backwards": backwards}[fault]  # type: ignore[method-assign]
+            KvSender._send_parts = {"delay": late, "twice": twice, "backwards": backwards}[fault]  # type: ignore[method-assign]
         else:
-            KvSender._send_all = send_all  # type: ignore[method-assign]
+            KvSender._send_parts = send_all  # type: ignore[method-assign]
         send(sender, wanted)
 
     def late(sender: KvSender, parts: Sequence[Any]) -> None:
@@ -213,8 +213,8 @@ def check_nothing() -> None:
 
     scatter = KvBlocks.scatter
     Verification.check = lambda *args: None  # type: ignore[method-assign]
-    KvBlocks.scatter = lambda blocks, name, ids, data, added: scatter(  # type: ignore[method-assign]
-        blocks, name, ids, data, [[None] * len(group) for group in added]
+    KvBlocks.scatter = lambda blocks, name, wanted, data, added: scatter(  # type: ignore[method-assign]
+        blocks, name, wanted, data, [dict.fromkeys(group, 10**6) for group in added]
     )
 
 
@@ -232,19 +232,18 @@ def plant_in_blocks(error: str, *, attempts: int) -> None:
             kv_sender._grouped = grouped
         send(sender, wanted)
 
-    def spoilt(blocks: KvBlocks, name: str, ids: Any) -> memoryview:
-        data = bytearray(gather(blocks, name, ids))
-        size, n = blocks._block_bytes(name), len(ids[0])
-        if n > 3 and error == "swapped blocks":
-            data[:size], data[2 * size : 3 * size] = data[2 * size : 3 * size], data[:size]
-        elif n > 3 and error == "stale block":
-            data[size : 2 * size] = bytes(size)
-        return memoryview(data)
+    def spoilt(blocks: KvBlocks, name: str, ids: Any) -> Any:
+        copy = gather(blocks, name, ids)
+        if len(copy) > 3 and error == "swapped blocks":
+            copy[[0, 2]] = copy[[2, 0]]
+        elif len(copy) > 3 and error == "stale block":
+            copy[1] = 0
+        return copy
 
-    def crossed(copies: dict[str, memoryview]) -> Any:
-        a, b = list(copies)[:2]
-        copies[a], copies[b] = copies[b], copies[a]
-        return grouped(copies)
+    def crossed(layers: dict[str, memoryview]) -> Any:
+        a, b = list(layers)[:2]
+        layers[a], layers[b] = layers[b], layers[a]
+        return grouped(layers)
 
     def other_layout(blocks: KvBlocks, name: str) -> str:
         return layout(blocks, name).replace("float32", "bfloat16")

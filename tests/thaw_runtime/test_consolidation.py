@@ -19,7 +19,7 @@ from thaw_runtime.pipeline.consolidation import ROUND_S, Consolidation, State
 from thaw_runtime.pipeline.kv_wire import KvPart
 from thaw_runtime.pipeline.wire import Blocks, KvWanted
 
-BLOCK_BYTES = 1000
+BLOCK_BYTES, PART_BYTES = 1000, 10
 GENERATORS = {"r": b"state"}
 
 
@@ -61,12 +61,12 @@ class Recorded:
         self.asked.append(wanted)
 
     def write(
-        self, name: str, layout: str, blocks: Blocks, data: memoryview, added: Sequence[Sequence[int | None]]
+        self, name: str, layout: str, wanted: KvWanted, data: memoryview, added: Sequence[Mapping[int, int]]
     ) -> None:
         if name == self.refuses:
             raise ProtocolError("another block")
-        assert blocks == self.asked[-1].blocks
-        assert len(added[0]) == len(blocks[0])
+        assert wanted == self.asked[-1]
+        assert set(wanted.known[0]) == added[0].keys()
         self.written.append((len(self.asked), name))
 
     def verify(self, missing: frozenset[int]) -> tuple[ErrorInfo | None, frozenset[int]]:
@@ -119,7 +119,7 @@ class Attempt:
     def part(self, stage: int, names: str, **other: object) -> None:
         wanted = self.stage.asked[-1]
         generators = GENERATORS if wanted.last and stage == 2 else {}
-        layers = {name: memoryview(b"") for name in names}
+        layers = {name: memoryview(bytes(PART_BYTES)) for name in names}
         made = KvPart(7, wanted.round, wanted.blocks, dict.fromkeys(names, "x"), layers, generators)
         self.group.take(stage, replace(made, **other))  # type: ignore[arg-type]
 
@@ -171,7 +171,8 @@ def test_the_pipeline_stops_once_when_the_model_is_whole_checked_and_its_blocks_
     assert a.group.state is State.WHOLE
     (done,) = a.ended
     assert isinstance(done, Consolidated)
-    assert (done.rounds, done.n_bytes, done.tail_bytes) == (3, 6 * BLOCK_BYTES, 2 * BLOCK_BYTES)
+    assert (done.rounds, done.n_bytes, done.tail_bytes) == (3, 3 * 3 * PART_BYTES, 3 * PART_BYTES)
+    assert [w.known for w in a.stage.asked] == [((),), ((0, 1),), ((0, 1),)]
     assert not a.stage.is_stopped
 
 

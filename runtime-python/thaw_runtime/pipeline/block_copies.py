@@ -7,7 +7,7 @@ request and the place in it, or the digest of all tokens up to the block's end (
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 
 Owner = tuple[str, int, int]
@@ -33,6 +33,7 @@ class BlockCopies:
     def __init__(self) -> None:
         self._copied: dict[int, HeldBlock] = {}
         self._asked: dict[int, HeldBlock] = {}
+        self._last_round: Set[int] = frozenset()  # the blocks that came in it
 
     def missing(self, held: Iterable[HeldBlock]) -> list[HeldBlock]:
         """The blocks without a right copy, each once, in order.  A block that is not full is always missing."""
@@ -43,14 +44,16 @@ class BlockCopies:
         """These blocks are asked for, as they are now."""
         self._asked = {each.block: each for each in blocks}
 
-    def added_tokens(self) -> list[int | None]:
-        """For each block that was asked for, how many tokens it has more than its last copy; None without one."""
-        return [self._added(each) for each in self._asked.values()]
+    def added_tokens(self) -> dict[int, int]:
+        """Of each block that was asked for and came in the round before too, how many tokens it has more than then."""
+        return {
+            block: held.n_tokens - copy.n_tokens for block, held in self._asked.items() if (copy := self._copy(held))
+        }
 
     def arrived(self) -> None:
         """All blocks that were asked for have come."""
         self._copied |= self._asked
-        self._asked = {}
+        self._last_round, self._asked = self._asked.keys(), {}
 
     def forget(self, blocks: Iterable[int]) -> None:
         """Something else has been written into these blocks here."""
@@ -64,9 +67,13 @@ class BlockCopies:
         right |= {block for block, digest in cached if self._is_digest(block, digest)}
         return {block for block, _ in cached} - right
 
-    def _added(self, held: HeldBlock) -> int | None:
-        copy = self._copied.get(held.block)
-        return held.n_tokens - copy.n_tokens if copy is not None and copy.owner == held.owner else None
+    def has_part(self, held: HeldBlock) -> bool:
+        """True if the block came in the round before too, so that the other stages need to send its changes only."""
+        return self._copy(held) is not None
+
+    def _copy(self, held: HeldBlock) -> HeldBlock | None:
+        copy = self._copied.get(held.block) if held.block in self._last_round else None
+        return copy if copy is not None and copy.owner == held.owner else None
 
     def _has(self, held: HeldBlock) -> bool:
         copy = self._copied.get(held.block)

@@ -26,7 +26,7 @@ from thaw.errors import ErrorInfo, PlatformError, ProtocolError, ThawError, Unav
 from thaw.logs import Log, print_traceback
 from thaw_runtime.engine.protocol import Consolidated, ConsolidationEnded
 from thaw_runtime.pipeline.block_copies import BlockCopies, HeldBlock
-from thaw_runtime.pipeline.kv_rounds import ROUND_BYTES, STOPPED_S, Next, after_round
+from thaw_runtime.pipeline.kv_rounds import CHANGED_PART, ROUND_BYTES, STOPPED_S, Next, after_round
 from thaw_runtime.pipeline.kv_wire import KvPart
 from thaw_runtime.pipeline.wire import Blocks, KvWanted
 
@@ -65,7 +65,7 @@ class FirstStage(Protocol):
         ...
 
     def write(
-        self, name: str, layout: str, blocks: Blocks, data: memoryview, added: Sequence[Sequence[int | None]]
+        self, name: str, layout: str, wanted: KvWanted, data: memoryview, added: Sequence[Mapping[int, int]]
     ) -> None:
         """Write a layer's blocks (KvBlocks.scatter).  Raises ProtocolError."""
         ...
@@ -122,8 +122,8 @@ class Consolidation:
         self._stage, self._attempt, self._changed, self._ended = stage, attempt, changed, ended
         self._copies = [BlockCopies() for _ in range(n_groups)]
         self._left: dict[int, set[str]] = {}  # the layers of each stage that the round still lacks
-        self._asked: Blocks = ()
-        self._added: Sequence[Sequence[int | None]] = ()
+        self._wanted: KvWanted | None = None  # of the round
+        self._added: Sequence[Mapping[int, int]] = ()
         self._generators: dict[str, bytes] = {}
         self._failure: ErrorInfo | None = None
         self._began_s = self._round_began_s = monotonic()
@@ -196,7 +196,7 @@ class Consolidation:
     def _round_came(self) -> None:
         self._note_round()
         bytes_per_s = self._n_bytes / self._rounds_s if self._rounds_s > 0 else math.inf
-        tail_bytes = self._kv_bytes(self._missing())
+        tail_bytes = self._bytes_to_come(self._missing())
         catches_up = self._is_cut and tail_bytes < self._missing_bytes
         match after_round(self._n_rounds, tail_bytes, bytes_per_s, self._step_s(), is_catching_up=catches_up):
             case Next.COPY:
@@ -255,21 +255,22 @@ class Consolidation:
     def _ask(self, *, last: bool) -> None:
         """Begin a round: ask every stage for the blocks that are missing now, after the batches that were sent."""
         missing = self._missing()
-        n_missing, self._missing_bytes = sum(map(len, missing)), self._kv_bytes(missing)
+        n_missing, self._missing_bytes = sum(map(len, missing)), self._bytes_to_come(missing)
         if not last:
             missing = self._cut(missing)
         for copies, blocks in zip(self._copies, missing, strict=True):
             copies.ask(blocks)
+        added = tuple(copies.added_tokens() for copies in self._copies)
+        asked = tuple(tuple(each.block for each in blocks) for blocks in missing)
+        known = tuple(tuple(b for b in blocks if b in more) for blocks, more in zip(asked, added, strict=True))
         with self._changed:
-            self._asked = tuple(tuple(each.block for each in blocks) for blocks in missing)
-            self._added = tuple(copies.added_tokens() for copies in self._copies)
-            self._left = {stage: set(names) for stage, names in self._stage.layers.items()}
             self._n_rounds += 1
+            self._wanted, self._added = KvWanted(self._attempt, self._n_rounds, asked, known, last), added
+            self._left = {stage: set(names) for stage, names in self._stage.layers.items()}
         self._is_cut = sum(map(len, missing)) < n_missing
-        self._round_bytes = self._kv_bytes(missing)
-        self._round_began_s, self._n_steps = monotonic(), 0
+        self._round_bytes, self._round_began_s, self._n_steps = 0, monotonic(), 0
         self._deadline_s = self._round_began_s + ROUND_S
-        self._stage.ask(KvWanted(self._attempt, self._n_rounds, self._asked, last))
+        self._stage.ask(self._wanted)
 
     def _note_round(self) -> None:
         for copies in self._copies:
@@ -282,15 +283,17 @@ class Consolidation:
 
     def _cut(self, missing: list[list[HeldBlock]]) -> list[list[HeldBlock]]:
         """As many of the blocks as one round may copy."""
-        n_bytes, n_blocks = self._kv_bytes(missing), sum(map(len, missing))
+        n_bytes, n_blocks = self._stage.n_bytes(_ids(missing)), sum(map(len, missing))
         if n_bytes <= ROUND_BYTES:
             return missing
         most = max(1, n_blocks * ROUND_BYTES // n_bytes // len(missing))
         return [blocks[:most] for blocks in missing]
 
-    def _kv_bytes(self, blocks: list[list[HeldBlock]]) -> int:
-        """The bytes of these blocks in all layers of the other stages."""
-        return self._stage.n_bytes(tuple(tuple(each.block for each in group) for group in blocks))
+    def _bytes_to_come(self, missing: list[list[HeldBlock]]) -> int:
+        """About what these blocks cost: of a block with a copy, only the changes are sent."""
+        new = [[b for b in blocks if not c.has_part(b)] for blocks, c in zip(missing, self._copies, strict=True)]
+        n_new = self._stage.n_bytes(_ids(new))
+        return n_new + (self._stage.n_bytes(_ids(missing)) - n_new) // CHANGED_PART
 
     def _step_s(self) -> float:
         """The time of one decode step: each request is in one of as many batches as there are stages."""
@@ -308,7 +311,7 @@ class Consolidation:
 
     def _end(self, state: State, outcome: ConsolidationEnded) -> None:
         with self._changed:
-            self.state, self._left, self._asked = state, {}, ()
+            self.state, self._left, self._wanted = state, {}, None
         self._ended(outcome)
 
     # ── the link's receiving thread, and that of the load ──
@@ -331,11 +334,11 @@ class Consolidation:
         A part that comes twice, or of a round that has ended, is ignored.  A wrong one ends the attempt.
         """
         with self._changed:
-            awaited = set(self._left.get(stage, ()))
-            if (part.attempt, part.round) != (self._attempt, self._n_rounds):
-                return
+            awaited, wanted = set(self._left.get(stage, ())), self._wanted
+        if wanted is None or (part.attempt, part.round) != (wanted.attempt, wanted.round):
+            return
         try:
-            self._write(stage, part, awaited)
+            self._write(stage, part, wanted, awaited)
         except ThawError as e:
             self.fail(e.info())
         with self._changed:
@@ -347,11 +350,16 @@ class Consolidation:
                     self._generators |= part.generators
                 self._changed.notify_all()
 
-    def _write(self, stage: int, part: KvPart, awaited: set[str]) -> None:
-        if awaited and part.blocks != self._asked:
+    def _write(self, stage: int, part: KvPart, wanted: KvWanted, awaited: set[str]) -> None:
+        if awaited and part.blocks != wanted.blocks:
             raise ProtocolError(f"stage {stage} sent other KV blocks than it was asked for")
         for name, data in part.layers.items():
             if name not in self._stage.layers.get(stage, ()):
                 raise ProtocolError(f"stage {stage} sent KV blocks of {name}, which it does not have")
             if name in awaited:
-                self._stage.write(name, part.layouts[name], part.blocks, data, self._added)
+                self._stage.write(name, part.layouts[name], wanted, data, self._added)
+                self._round_bytes += len(data)
+
+
+def _ids(blocks: list[list[HeldBlock]]) -> Blocks:
+    return tuple(tuple(each.block for each in group) for group in blocks)

@@ -1,8 +1,13 @@
 """KV blocks on their way to the stage that becomes a whole worker: the message and its checks.
 
 A part is one relay message of kind KV: a tensor ``kv`` of bytes (the head in msgpack), followed by one tensor of bytes
-for each layer, named like the layer.  A layer's bytes are those of the part's blocks of the layer's group, one after
-the other, in the form that the sender's attention kernels use.  ``layouts`` names this form, so a receiver whose
+for each layer, named like the layer::
+
+    the blocks that the receiver does not know, one after the other │ bits │ elements
+
+The blocks are those of the layer's group that a KvWanted names.  Of a block that the receiver knows, one bit for each
+element says whether it has changed since the round before, and the changed elements of all such blocks follow in their
+order.  All are in the form that the sender's attention kernels use.  ``layouts`` names this form, so a receiver whose
 kernels use another one refuses the part instead of reading it wrongly.
 """
 

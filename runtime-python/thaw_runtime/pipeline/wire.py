@@ -59,13 +59,15 @@ class KnownSequence(msgspec.Struct, frozen=True, array_like=True):
 class KvWanted(msgspec.Struct, frozen=True, array_like=True):
     """Stage 0 asks every other stage for KV blocks of that stage's layers, as they are after this step.
 
-    ``blocks`` has one tuple per KV cache group.  In the ``last`` round, the last stage adds the state of its
-    generators.  docs/consolidation.md says what attempts and rounds are.
+    ``blocks`` has one tuple per KV cache group.  Of the blocks that are in ``known`` too, stage 0 has what the stage
+    sent in the round before, so only what has changed since is sent.  In the ``last`` round, the last stage adds the
+    state of its generators.  docs/consolidation.md says what attempts and rounds are.
     """
 
     attempt: int
     round: int
     blocks: Blocks
+    known: Blocks
     last: bool = False
 
 
@@ -215,11 +217,19 @@ def check_batch(batch: Batch, bounds: Bounds, known: Mapping[str, int], wanted: 
     for old in step.known:
         _check_known(old, step, bounds, known)
     _check_blocks(step.copies, bounds)
-    _check_blocks(step.kv.blocks if step.kv is not None else (), bounds)
+    if step.kv is not None:
+        _check_kv(step.kv, bounds)
     if step.n_tokens:
         got = {name: (t.dtype, t.shape) for name, t in batch.tensors.items()}
         due = {name: (dtype, (step.n_tokens, width)) for name, (dtype, width) in wanted.items()}
         _expect(got == due, f"it brings {got}, this stage takes {due}")
+
+
+def _check_kv(kv: KvWanted, bounds: Bounds) -> None:
+    _check_blocks(kv.blocks, bounds)
+    same_groups = len(kv.known) == len(kv.blocks)
+    _expect(same_groups and all(set(a) <= set(b) for a, b in zip(kv.known, kv.blocks, strict=True)), "other KV blocks")
+    _expect(all(len(set(ids)) == len(ids) for ids in kv.blocks), "a KV block twice")
 
 
 def _check_new(new: NewSequence, step: Step, bounds: Bounds, known: Mapping[str, int]) -> None:

@@ -66,11 +66,11 @@ class VllmFirstStage:
         self._executor.ask_for_kv(wanted)
 
     def write(
-        self, name: str, layout: str, blocks: Blocks, data: memoryview, added: Sequence[Sequence[int | None]]
+        self, name: str, layout: str, wanted: KvWanted, data: memoryview, added: Sequence[Mapping[int, int]]
     ) -> None:
         if layout != (ours := self._kv.layout(name)):
             raise ProtocolError(f"KV blocks of {name} are arranged as {layout!r} there, as {ours!r} here")
-        self._kv.scatter(name, blocks, data, added)
+        self._kv.scatter(name, wanted, data, added)
 
     def verify(self, missing: frozenset[int]) -> tuple[ErrorInfo | None, frozenset[int]]:
         copied = {f"stage {stage}": sorted(names) for stage, names in self.layers.items()}

@@ -5,14 +5,18 @@ This file uses fields of vLLM's runner, but imports no vLLM, so its tests need n
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
 
+import numpy as np
 import torch
 
 from thaw.checkpoint import layer_of
 from thaw.errors import PlatformError, ProtocolError
-from thaw_runtime.pipeline.wire import Blocks
+from thaw_runtime.pipeline.wire import Blocks, KvWanted
+
+_INTEGERS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""By the size of an element: NaN is equal to nothing, but its bits are."""
 
 
 class KvBlocks:
@@ -61,34 +65,84 @@ class KvBlocks:
         """The bytes of ``blocks`` in these layers."""
         return sum(self._block_bytes(name) * len(blocks[self._group_of[name]]) for name in names)
 
-    def gather(self, name: str, blocks: Blocks) -> memoryview:
-        """A copy of a layer's blocks, in host memory.  Raises ProtocolError for other groups than the cache has."""
-        picked = self._caches[name][self._ids(name, blocks)]
-        return memoryview(picked.to("cpu").contiguous().view(-1).view(torch.uint8).numpy())
+    def gather(self, name: str, blocks: Blocks) -> torch.Tensor:
+        """A copy of a layer's blocks in host memory, (blocks, elements).
 
-    def scatter(self, name: str, blocks: Blocks, data: memoryview, added: Sequence[Sequence[int | None]]) -> None:
-        """Write a layer's blocks.
+        The elements are integers, so that equal bits are equal.  Raises ProtocolError for other groups than the cache
+        has.
+        """
+        if len(blocks) != self.n_groups:
+            raise ProtocolError(f"KV blocks of {len(blocks)} groups; this stage has {self.n_groups}")
+        return self._gather(name, blocks[self._group_of[name]])
 
-        ``added`` says of each block, in its group's order, how many tokens it has more than what is in its place here;
-        None means that something else is there.  Raises ProtocolError unless ``data`` are exactly the blocks' bytes,
-        and for a block that does not continue what is here: it is another one.  (A block that was used before may hold
-        the same tokens already, so nothing need differ.)
+    def by_block(self, name: str, wanted: KvWanted, copy: torch.Tensor) -> dict[int, torch.Tensor]:
+        """The elements of each block in a copy from ``gather``."""
+        return dict(zip(wanted.blocks[self._group_of[name]], copy, strict=True))
+
+    def encode(self, name: str, wanted: KvWanted, copy: torch.Tensor, sent: Mapping[int, torch.Tensor]) -> memoryview:
+        """The bytes of a layer for a KvPart.
+
+        ``copy`` is from ``gather``; ``sent`` has what was sent of each block in the round before.  Raises ProtocolError
+        for a known block that was not sent.
+        """
+        group = self._group_of[name]
+        ids, known = wanted.blocks[group], wanted.known[group]
+        if not set(known) <= sent.keys():
+            raise ProtocolError(f"stage 0 knows KV blocks of {name} that this stage has not sent")
+        rows = {block: i for i, block in enumerate(ids)}
+        new = copy[[rows[block] for block in ids if block not in set(known)]]
+        parts = [new.numpy().tobytes()]
+        if known:
+            now, before = copy[[rows[block] for block in known]], torch.stack([sent[block] for block in known])
+            changed = now != before
+            parts += [np.packbits(changed.numpy()).tobytes(), now[changed].numpy().tobytes()]
+        return memoryview(b"".join(parts))
+
+    def scatter(self, name: str, wanted: KvWanted, data: memoryview, added: Sequence[Mapping[int, int]]) -> None:
+        """Write a layer's blocks, as ``encode`` made them.
+
+        ``added`` says of each known block, by group, how many tokens it has more than what is in its place here.
+        Raises ProtocolError unless ``data`` are exactly the blocks' bytes, and for a known block of which more has
+        changed than these tokens: it is another one.
         """
         if name not in self._caches:
             raise ProtocolError(f"KV blocks of {name}, a layer without a cache here")
-        ids, cache = self._ids(name, blocks), self._caches[name]
-        if len(data) != len(ids) * self._block_bytes(name):
-            raise ProtocolError(f"{len(data)} bytes for {len(ids)} KV blocks of {name}")
-        if not len(ids):
-            return
-        came = torch.frombuffer(bytearray(data), dtype=torch.uint8).view(cache.dtype)
-        came = came.view(len(ids), *cache.shape[1:]).to(cache.device)
-        n_changed = (came != cache[ids]).flatten(1).sum(dim=1).tolist()
-        for i, n_tokens in enumerate(added[self._group_of[name]]):
-            most = (n_tokens or 0) * cache[0].numel() // self._block_size
-            if n_tokens is not None and n_changed[i] > most:
-                raise ProtocolError(f"KV block {int(ids[i])} of {name} is not the one that was copied before")
-        cache[ids] = came
+        group, cache = self._group_of[name], self._caches[name]
+        known = wanted.known[group]
+        new = [block for block in wanted.blocks[group] if block not in set(known)]
+        n_new, n_bits = len(new) * self._block_bytes(name), len(known) * cache[0].numel()
+        if len(data) < n_new + -(-n_bits // 8):
+            raise ProtocolError(f"{len(data)} bytes for {len(new)} new and {len(known)} known KV blocks of {name}")
+        if new:
+            self._write(name, new, _elements(data[:n_new], cache))
+        if known or len(data) != n_new:
+            self._change(name, known, data[n_new:], added[group])
+
+    def _change(self, name: str, known: Sequence[int], data: memoryview, added: Mapping[int, int]) -> None:
+        """Write the changed elements of known blocks."""
+        cache = self._caches[name]
+        n_bits = len(known) * cache[0].numel()
+        n_mask = -(-n_bits // 8)
+        mask = np.unpackbits(np.frombuffer(data[:n_mask], np.uint8), count=n_bits).astype(bool)
+        mask = mask.reshape(len(known), cache[0].numel())
+        if len(data) != n_mask + int(mask.sum()) * cache.element_size():
+            raise ProtocolError(f"{len(data)} bytes for the changes of {len(known)} KV blocks of {name}")
+        for block, n_changed in zip(known, mask.sum(axis=1).tolist(), strict=True):
+            if n_changed > added[block] * cache[0].numel() // self._block_size:
+                raise ProtocolError(f"KV block {block} of {name} is not the one that was copied before")
+        if len(known):
+            blocks = self._gather(name, known)
+            blocks[torch.from_numpy(mask)] = _elements(data[n_mask:], cache)
+            self._write(name, known, blocks.flatten())
+
+    def _gather(self, name: str, ids: Sequence[int]) -> torch.Tensor:
+        picked = self._caches[name][torch.tensor(ids, dtype=torch.int64)]
+        return picked.to("cpu").contiguous().flatten(1).view(_INTEGERS[picked.element_size()])
+
+    def _write(self, name: str, ids: Sequence[int], elements: torch.Tensor) -> None:
+        cache = self._caches[name]
+        blocks = elements.view(cache.dtype).view(len(ids), *cache.shape[1:])
+        cache[torch.tensor(ids, dtype=torch.int64)] = blocks.to(cache.device)
 
     def difference(self, name: str, blocks: Blocks, others: Blocks) -> float:
         """The largest difference between two blocks of a layer at the same place, through the norm of the first."""
@@ -105,3 +159,9 @@ class KvBlocks:
     def _block_bytes(self, name: str) -> int:
         cache = self._caches[name]
         return cache[0].numel() * cache.element_size()
+
+
+def _elements(data: memoryview, cache: torch.Tensor) -> torch.Tensor:
+    """Bytes that came as elements of a cache.  Copies them, because what was received is read-only."""
+    dtype = _INTEGERS[cache.element_size()]
+    return torch.frombuffer(bytearray(data), dtype=dtype) if len(data) else torch.empty(0, dtype=dtype)

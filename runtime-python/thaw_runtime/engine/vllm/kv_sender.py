@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
+import torch
 import vllm
 
 from thaw.errors import ThawError
@@ -27,34 +29,41 @@ class KvSender:
     def __init__(self, link: StageLink, runner: Any, part: StagePart) -> None:
         self._link, self._runner, self._part = link, runner, part
         self._blocks: KvBlocks | None = None  # made when the cache has been allocated
+        self._attempt = 0
+        self._sent: dict[str, dict[int, torch.Tensor]] = {}  # what the last round sent: layer → block → elements
 
     def send(self, wanted: KvWanted) -> None:
         """Send this stage's part of the blocks.  Raises ProtocolError for blocks that this stage does not have."""
         blocks = self._blocks = self._blocks or KvBlocks(self._runner, vllm.__version__)
-        names = blocks.names(self._part.window)
-        copies = {name: blocks.gather(name, wanted.blocks) for name in names}
-        layouts = {name: blocks.layout(name) for name in names}
+        if wanted.attempt != self._attempt:
+            self._attempt, self._sent = wanted.attempt, {}
+        copies = {name: blocks.gather(name, wanted.blocks) for name in blocks.names(self._part.window)}
+        sent, self._sent = self._sent, {name: blocks.by_block(name, wanted, copy) for name, copy in copies.items()}
         generators = self._generators() if wanted.last and self._part.last else {}
-        parts = [
-            KvPart(
-                wanted.attempt,
-                wanted.round,
-                wanted.blocks,
-                {name: layouts[name] for name in group},
-                {name: copies[name] for name in group},
-            )
-            for group in _grouped(copies)
-        ]
-        if generators:
-            parts[-1] = _with_generators(parts[-1], generators)
-        threading.Thread(target=self._send_all, args=(parts,), name="kv-send", daemon=True).start()
+        args = (blocks, wanted, copies, sent, generators)
+        threading.Thread(target=self._send_all, args=args, name="kv-send", daemon=True).start()
 
-    def _send_all(self, parts: Sequence[KvPart]) -> None:
+    def _send_all(
+        self,
+        blocks: KvBlocks,
+        wanted: KvWanted,
+        copies: Mapping[str, torch.Tensor],
+        sent: Mapping[str, Mapping[int, torch.Tensor]],
+        generators: Mapping[str, bytes],
+    ) -> None:
         try:
-            for part in parts:
-                self._link.send_kv_part(part)
+            layers = {name: blocks.encode(name, wanted, copy, sent.get(name, {})) for name, copy in copies.items()}
+            layouts = {name: blocks.layout(name) for name in layers}
+            parts = [_part(wanted, layouts, layers, group) for group in _grouped(layers)]
+            if generators:
+                parts[-1] = replace(parts[-1], generators=generators)
+            self._send_parts(parts)
         except (ThawError, OSError) as e:  # stage 0 gives the attempt up when the rest of the round does not come
-            _log.event("kv_not_sent", attempt=parts[0].attempt, round=parts[0].round, reason=str(e))
+            _log.event("kv_not_sent", attempt=wanted.attempt, round=wanted.round, reason=str(e))
+
+    def _send_parts(self, parts: Sequence[KvPart]) -> None:
+        for part in parts:
+            self._link.send_kv_part(part)
 
     def _generators(self) -> dict[str, bytes]:
         return {
@@ -64,14 +73,17 @@ class KvSender:
         }
 
 
-def _with_generators(part: KvPart, generators: dict[str, bytes]) -> KvPart:
-    return KvPart(part.attempt, part.round, part.blocks, part.layouts, part.layers, generators)
+def _part(
+    wanted: KvWanted, layouts: Mapping[str, str], layers: Mapping[str, memoryview], group: Sequence[str]
+) -> KvPart:
+    of_group = {name: layouts[name] for name in group}
+    return KvPart(wanted.attempt, wanted.round, wanted.blocks, of_group, {name: layers[name] for name in group})
 
 
-def _grouped(copies: dict[str, memoryview]) -> Iterator[list[str]]:
+def _grouped(layers: Mapping[str, memoryview]) -> Iterator[list[str]]:
     """The layers of each part: as many as fit, and at least one."""
     group, n_bytes = list[str](), 0
-    for name, data in copies.items():
+    for name, data in layers.items():
         if group and n_bytes + len(data) > PART_BYTES:
             yield group
             group, n_bytes = [], 0
