@@ -32,6 +32,7 @@ class Recorded:
     is_ready: bool = False
     load_error: ErrorInfo | None = None
     problem: ErrorInfo | None = None
+    other_weights: ErrorInfo | None = None
     blocks: list[HeldBlock] = field(default_factory=list)
     asked: list[KvWanted] = field(default_factory=list)
     written: list[tuple[int, str]] = field(default_factory=list)  # (number of asks, layer)
@@ -69,7 +70,10 @@ class Recorded:
         assert set(wanted.known[0]) == added[0].keys()
         self.written.append((len(self.asked), name))
 
-    def verify(self, missing: frozenset[int]) -> tuple[ErrorInfo | None, frozenset[int]]:
+    def verify_weights(self) -> ErrorInfo | None:
+        return self.other_weights
+
+    def verify_blocks(self, missing: frozenset[int]) -> tuple[ErrorInfo | None, frozenset[int]]:
         self.verified_without.append(missing)
         if self.raises is not None:
             raise self.raises
@@ -296,6 +300,14 @@ def test_only_the_last_stage_says_the_state_of_the_generators_and_only_in_the_st
     a.advance()
     assert (a.stage.whole is not None) is is_taken
     assert len(a.ended) == 1
+
+
+def test_a_whole_worker_with_other_weights_is_refused_before_anything_is_copied() -> None:
+    a = Attempt()
+    a.stage.other_weights = ModelCorrupt("the logprobs differ").info()
+    a.load()
+    a.advance()
+    assert (a.ended, a.stage.asked) == ([a.stage.other_weights], [])
 
 
 def test_a_whole_worker_that_computes_something_else_is_refused() -> None:

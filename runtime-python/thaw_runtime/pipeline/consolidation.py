@@ -70,8 +70,12 @@ class FirstStage(Protocol):
         """Write a layer's blocks (KvBlocks.scatter).  Raises ProtocolError."""
         ...
 
-    def verify(self, missing: frozenset[int]) -> tuple[ErrorInfo | None, frozenset[int]]:
-        """Say what the whole model computes differently, and which blocks hold something else now.
+    def verify_weights(self) -> ErrorInfo | None:
+        """Say what the whole model computes differently; None for nothing."""
+        ...
+
+    def verify_blocks(self, missing: frozenset[int]) -> tuple[ErrorInfo | None, frozenset[int]]:
+        """Say which copied blocks the whole model computes differently, and which blocks hold something else now.
 
         The blocks ``missing`` have not come.
         """
@@ -171,6 +175,9 @@ class Consolidation:
             self.give_up(self._failure)
         elif self.state is State.LOADING and self._is_loaded():
             self._wait_s = monotonic() - self._began_s
+            if (problem := self._stage.verify_weights()) is not None:
+                self.give_up(problem)
+                return
             self.state = State.COPYING
             self._ask(last=False)
         elif self.state is State.LOADING or self._left:
@@ -210,9 +217,9 @@ class Consolidation:
                 self.give_up(Unavailable(said, hint="the relay is slower than the pipeline computes").info())
 
     def _verify(self) -> None:
-        """Check what the whole worker computes.  Blocks have changed meanwhile, so another round follows."""
+        """Check copied blocks.  Some have changed meanwhile, so another round follows."""
         missing = frozenset(each.block for blocks in self._missing() for each in blocks)
-        problem, overwritten = self._stage.verify(missing)
+        problem, overwritten = self._stage.verify_blocks(missing)
         for copies in self._copies:
             copies.forget(overwritten)
         if problem is not None:

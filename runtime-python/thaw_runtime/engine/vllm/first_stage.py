@@ -72,10 +72,16 @@ class VllmFirstStage:
             raise ProtocolError(f"KV blocks of {name} are arranged as {layout!r} there, as {ours!r} here")
         self._kv.scatter(name, wanted, data, added)
 
-    def verify(self, missing: frozenset[int]) -> tuple[ErrorInfo | None, frozenset[int]]:
+    def verify_weights(self) -> ErrorInfo | None:
+        return self._verification().check_weights(self._golden)
+
+    def verify_blocks(self, missing: frozenset[int]) -> tuple[ErrorInfo | None, frozenset[int]]:
         copied = {f"stage {stage}": sorted(names) for stage, names in self.layers.items()}
-        verification = Verification(self._executor, self._scheduler, self._kv, self._n_layers)
-        return verification.check(self._golden, copied, missing), frozenset(verification.overwritten)
+        verification = self._verification()
+        return verification.check_blocks(copied, missing), frozenset(verification.overwritten)
+
+    def _verification(self) -> Verification:
+        return Verification(self._executor, self._scheduler, self._kv, self._n_layers)
 
     @contextmanager
     def stopped(self) -> Iterator[None]:

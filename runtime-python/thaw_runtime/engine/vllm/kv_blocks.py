@@ -144,6 +144,11 @@ class KvBlocks:
         blocks = elements.view(cache.dtype).view(len(ids), *cache.shape[1:])
         cache[torch.tensor(ids, dtype=torch.int64)] = blocks.to(cache.device)
 
+    def copy(self, blocks: Blocks, others: Blocks) -> None:
+        """Write the contents of some blocks into others, in every layer."""
+        for name, cache in self._caches.items():
+            cache[self._ids(name, others)] = cache[self._ids(name, blocks)]
+
     def difference(self, name: str, blocks: Blocks, others: Blocks) -> float:
         """The largest difference between two blocks of a layer at the same place, through the norm of the first."""
         cache = self._caches[name]

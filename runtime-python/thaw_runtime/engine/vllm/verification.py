@@ -4,9 +4,9 @@ Two batches go through all layers of this stage, between two steps of the pipeli
 
 - The *golden request*: the pipeline has answered it, with the logprob of each token.  The whole model computes the
   logprobs of the same tokens.  This compares the weights of all layers and of the head.
-- The last full block of each running request, and more of the longest one.  The whole model computes them again, into
-  blocks that nobody uses, with the copied blocks before them as the context.  This compares the copied KV cache itself,
-  layer by layer.
+- The last tokens of the last full block of the longest running requests.  The whole model computes them again, in a
+  copy of the block that nobody uses, with the copied blocks before it as the context.  This compares the copied KV
+  cache itself, layer by layer.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from thaw_runtime.pipeline.wire import Blocks
 
 _log = Log("engine")
 GOLDEN_TOKENS: Final = 16
-MAX_TOKENS: Final = 256
-"""Of one batch of the check: it takes about as long as a prompt of so many tokens, once."""
+CHECKED_TOKENS, CHECKED_REQUESTS = 64, 2
+"""Of one batch of the check.  It takes as long as a prompt of so many tokens, and the pipeline waits for it."""
 MAX_LOGPROB_DIFFERENCE: Final = {torch.float32: 0.0005, torch.bfloat16: 0.25, torch.float16: 0.05}
 MAX_KV_DIFFERENCE: Final = {torch.float32: 0.0001, torch.bfloat16: 0.05, torch.float16: 0.01}
 """Of a block: the norm of the difference through the norm of the block.  docs/consolidation.md has the measurement."""
@@ -69,14 +69,24 @@ class Verification:
         self.overwritten: set[int] = set()  # blocks that held something else before
         self._batch = empty_batch(self._runner, build_logitsprocs, PIN_MEMORY)
 
-    def check(self, golden: GoldenRequest, copied: Mapping[str, Sequence[str]], missing: Set[int]) -> ErrorInfo | None:
-        """Compare, and return what differs; None if nothing does.
+    def check_weights(self, golden: GoldenRequest) -> ErrorInfo | None:
+        """Compare the logprobs of the golden request, and return what differs; None if nothing does.
 
-        ``copied`` are the names of the layers whose blocks came from other stages, by the stage's name for the error;
-        the blocks ``missing`` have not come.  Called on the engine thread, between two steps.
+        Called on the engine thread, between two steps, as ``check_blocks`` is.
         """
         try:
-            return self._check_logprobs(golden) or self._check_blocks(copied, missing)
+            return self._check_logprobs(golden)
+        except _NoRoomError as e:
+            return Unavailable(str(e), hint="it is tried again").info()
+
+    def check_blocks(self, copied: Mapping[str, Sequence[str]], missing: Set[int]) -> ErrorInfo | None:
+        """Compare copied blocks with what the whole model computes; None if nothing differs.
+
+        ``copied`` are the names of the layers whose blocks came from other stages, by the stage's name for the error;
+        the blocks ``missing`` have not come.
+        """
+        try:
+            return self._check_blocks(copied, missing)
         except _NoRoomError as e:
             return Unavailable(str(e), hint="it is tried again").info()
 
@@ -92,21 +102,22 @@ class Verification:
         return None
 
     def _check_blocks(self, copied: Mapping[str, Sequence[str]], missing: Set[int]) -> ErrorInfo | None:
-        size, spans = self._block_size, self._spans(missing)
-        if not spans:
+        chosen = self._chosen(missing)
+        if not chosen:
             return None
-        with self._scratch(sum(end - first for _, first, end in spans)) as scratch:
-            parts, ours, at = [], [list[int]() for _ in scratch], 0
-            for i, (request, first, end) in enumerate(spans):
-                held = self._held(request)
-                new = [ids[at : at + end - first] for ids in scratch]
-                blocks = tuple((*ids[:first], *more) for ids, more in zip(held, new, strict=True))
-                parts.append(_Part(f"{_CHECK}-{i}", list(request.all_token_ids[: end * size]), first * size, blocks))
+        size, n_tokens = self._block_size, self._most_tokens // len(chosen)
+        with self._scratch(len(chosen)) as scratch:
+            parts, ours = [], [list[int]() for _ in scratch]
+            for i, (request, end) in enumerate(chosen):
+                held, computed = self._held(request), end * size - min(size, n_tokens)
+                blocks = tuple((*ids[: end - 1], new[i]) for ids, new in zip(held, scratch, strict=True))
+                parts.append(_Part(f"{_CHECK}-{i}", list(request.all_token_ids[: end * size]), computed, blocks))
                 for mine, ids in zip(ours, held, strict=True):
-                    mine += ids[first:end]
-                at += end - first
+                    mine.append(ids[end - 1])
+            of_requests = tuple(map(tuple, ours))
+            self._kv.copy(of_requests, scratch)
             self._compute(parts)
-            return self._compare(copied, tuple(map(tuple, ours)), scratch)
+            return self._compare(copied, of_requests, scratch)
 
     def _compare(self, copied: Mapping[str, Sequence[str]], ours: Blocks, scratch: Blocks) -> ErrorInfo | None:
         found = {
@@ -119,15 +130,15 @@ class Verification:
                 return ModelCorrupt(said).info()
         return None
 
-    def _spans(self, missing: Set[int]) -> list[tuple[Any, int, int]]:
-        """The blocks ``[first, end)`` to check of each request: its last copied one, and of the longest request as many
-        as fit."""
+    def _chosen(self, missing: Set[int]) -> list[tuple[Any, int]]:
+        """The requests that have most copied blocks, each with the number of them."""
         copied = [(self._n_copied(request, missing), request) for request in self._scheduler.running]
         longest = sorted((each for each in copied if each[0]), key=lambda each: -each[0])
-        n_blocks = min(MAX_TOKENS, self._runner.max_num_tokens) // self._block_size
-        chosen = longest[: min(n_blocks, self._runner.max_num_reqs)]
-        more = n_blocks - len(chosen)
-        return [(r, max(0, end - 1 - (more if i == 0 else 0)), end) for i, (end, r) in enumerate(chosen)]
+        return [(request, end) for end, request in longest[: min(CHECKED_REQUESTS, self._runner.max_num_reqs)]]
+
+    @property
+    def _most_tokens(self) -> int:
+        return min(CHECKED_TOKENS, int(self._runner.max_num_tokens))
 
     def _n_copied(self, request: Any, missing: Set[int]) -> int:
         """How many full blocks from the first one on are here."""
