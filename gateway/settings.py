@@ -34,9 +34,13 @@ class GatewaySettings:
         "THAW_RECONNECT_S", "seconds that a resumable stream goes on for a client that hung up; 0: none does", 60.0
     )
     reconnect_bytes: int = setting(
-        "THAW_RECONNECT_BYTES", "tokens kept for clients that hung up, all together", 64 * MIB
+        "THAW_RECONNECT_BYTES", "tokens and requests kept for clients that hung up, all together", 64 * MIB
     )
-    reconnect_stream_bytes: int = setting("THAW_RECONNECT_STREAM_BYTES", "tokens kept of one stream", 4 * MIB)
+    reconnect_stream_bytes: int = setting(
+        "THAW_RECONNECT_STREAM_BYTES",
+        "tokens of one stream, and its request while it runs, kept without a client",
+        4 * MIB,
+    )
     heartbeat_s: float = setting("THAW_GATEWAY_HEARTBEAT_S", "seconds between two signs of life", 3.0)
 
     @property

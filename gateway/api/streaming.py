@@ -20,7 +20,7 @@ from gateway.api.http import ACTIVATION_HEADER, BadField, json_response, openai_
 from gateway.api.openai_body import choose_seed
 from gateway.core import Gateway
 from gateway.serving.call import Call
-from gateway.serving.event_ids import EventId, request_digest
+from gateway.serving.event_ids import EventId, fingerprint
 from gateway.serving.hangup import ClientGone, Hangup, watched
 from gateway.serving.openai_format import Chunks, aggregate
 from gateway.serving.outcome import outcome_of
@@ -82,15 +82,15 @@ def begin(core: Gateway, asked: Asked) -> Response:
     resumable = request.headers.get(RESUMABLE_HEADER) == "1" and core.settings.reconnect_s > 0
     with ExitStack() as entered:
         hangup = _watched(core, entered)
+        call = asked.call(Hangup() if resumable else hangup)
+        body = fingerprint(call.action, call.endpoint, call.payload)
+        chunks = _chunks(core, call, body.digest)
         if not resumable:
             entered.enter_context(core.throttle.counted(asked.subject.namespace))
-            call = asked.call(hangup)
             steps = _recorded(core, call, entered.pop_all().close)
-            return _response(call, _Texts(_chunks(core, call), steps, steps.close))
-        call = asked.call(Hangup())
-        chunks = _chunks(core, call)
-        core.throttle.enter(asked.subject.namespace)
-        reader = core.streams.begin(call, hangup, _cut())  # the throttle's count is the stream's now
+            return _response(call, _Texts(chunks, steps, steps.close))
+        core.throttle.enter(asked.subject.namespace)  # the count is the stream's from here on
+        reader = core.streams.begin(call, hangup, _cut(), body_bytes=body.n_bytes)
         return _read(core, reader, reader.steps(), chunks, entered.pop_all().close, resumable=lambda: chunks.has_id)
 
 
@@ -101,7 +101,7 @@ def go_on(core: Gateway, asked: Asked, had: EventId) -> Response:
         hangup = _watched(core, entered)
         way, reader = core.reconnects.go_on(had, asked.call(Hangup(), had.activation_id), hangup, _cut())
         metrics.RECONNECTS.labels(way).inc()
-        chunks = _chunks(core, reader.stream.call, had)
+        chunks = _chunks(core, reader.stream.call, had.digest, had)
         steps = chain((_COMMENTS[way],), reader.steps())  # a comment at once: the next token may take long
         return _read(core, reader, steps, chunks, entered.pop_all().close, resumable=lambda: resumable)
 
@@ -210,8 +210,7 @@ def _read(
     return _response(reader.stream.call, texts)
 
 
-def _chunks(core: Gateway, call: Call, had: EventId | None = None) -> Chunks:
-    digest = request_digest(call.action, call.endpoint, call.payload)
+def _chunks(core: Gateway, call: Call, digest: bytes, had: EventId | None = None) -> Chunks:
     return Chunks(call, core.event_ids.prefix(call.subject.namespace, call.activation_id, digest), had)
 
 

@@ -43,11 +43,28 @@ class EventId:
     checksum: int
 
 
-def request_digest(action: Action, endpoint: str, body: Mapping[str, Any]) -> bytes:
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """Of a request.  ``n_bytes``: its length as JSON, for what its body takes in memory."""
+
+    digest: bytes
+    n_bytes: int
+
+
+def fingerprint(action: Action, endpoint: str, body: Mapping[str, Any]) -> Fingerprint:
     """Two requests with the same digest have the same answer: the version of the action counts, and the body's order of
-    keys does not."""
+    keys does not.  Raises BadRequest for a body that could be read but cannot be written: it is nested too deep."""
     plain = [action.name, action.version, endpoint, body]
-    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).digest()[:_DIGEST_BYTES]
+    try:
+        encoded = json.dumps(plain, sort_keys=True).encode()
+    except RecursionError as e:
+        raise BadRequest("The request content was malformed:\nit is nested too deep.") from e
+    return Fingerprint(hashlib.sha256(encoded).digest()[:_DIGEST_BYTES], len(encoded))
+
+
+def request_digest(action: Action, endpoint: str, body: Mapping[str, Any]) -> bytes:
+    """See fingerprint()."""
+    return fingerprint(action, endpoint, body).digest
 
 
 class EventIds:

@@ -37,11 +37,12 @@ class Kept:
     """One answer as far as it is known.  ``until_s`` is None while a client reads."""
 
     activation_id: ActivationId
+    body_bytes: int = 0  # of its request, which is needed while the answer goes on
     tokens: list[RunToken] = field(default_factory=list)
     notices: list[str] = field(default_factory=list)
     waits: bool = False  # the last notice is still true
     end: RunFinished | ThawError | None = None
-    n_bytes: int = 0
+    n_bytes: int = 0  # of tokens and body
     until_s: float | None = None
     dropped: bool = False
 
@@ -65,7 +66,7 @@ class Shelf:
 
     def put(self, kept: Kept) -> None:
         """A client reads from now on."""
-        kept.n_bytes = sum(map(token_bytes, kept.tokens))
+        kept.n_bytes = kept.body_bytes + sum(map(token_bytes, kept.tokens))
         self._all[kept.activation_id] = kept
 
     def get(self, activation_id: ActivationId) -> Kept | None:
@@ -87,7 +88,12 @@ class Shelf:
         return self._fit(kept)
 
     def finish(self, kept: Kept, end: RunFinished | ThawError) -> None:
+        """The caller forgets the request's body now."""
         kept.end = end
+        kept.n_bytes -= kept.body_bytes
+        if not kept.dropped and kept.activation_id in self._absent:
+            self._n_bytes -= kept.body_bytes
+        kept.body_bytes = 0
 
     def attach(self, kept: Kept) -> None:
         kept.until_s = None

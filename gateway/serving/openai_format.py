@@ -107,6 +107,12 @@ def _event(plain: Json) -> str:
     return f"data: {json.dumps(plain, ensure_ascii=False)}\n\n"
 
 
+def chunk_fields(body: Json) -> Json:
+    """All that the chunks of an answer need of its request's body, which may have megabytes."""
+    include_usage = bool((body.get("stream_options") or {}).get("include_usage"))
+    return {"model": body.get("model", ""), "stream_options": {"include_usage": include_usage}}
+
+
 def _head(call: Call, kind: str) -> Json:
     model = call.payload.get("model", "")
     return {"id": reply_id(call), "object": kind, "created": call.received_ms // 1000, "model": model}

@@ -23,7 +23,7 @@ from enum import StrEnum
 from typing import Final
 
 from gateway.serving.call import Call
-from gateway.serving.event_ids import EventId, OtherRequest, request_digest
+from gateway.serving.event_ids import EventId, Fingerprint, OtherRequest, fingerprint, request_digest
 from gateway.serving.hangup import Hangup
 from gateway.serving.streams import Reader, Streams
 from gateway.serving.throttle import QueueCaps, Throttle
@@ -74,11 +74,12 @@ class Reconnects:
         reader = self._here(had, call, hangup, cut)
         if reader is not None:
             return Way.HERE, reader
-        if request_digest(call.action, call.endpoint, call.payload) != had.digest:
+        asked = fingerprint(call.action, call.endpoint, call.payload)
+        if asked.digest != had.digest:
             raise OtherRequest
         with self._alone(had.activation_id):
             reader = self._here(had, call, hangup, cut)
-            return self._bring(call, hangup, cut) if reader is None else (Way.HERE, reader)
+            return self._bring(call, asked, hangup, cut) if reader is None else (Way.HERE, reader)
 
     def left(self, call: Call) -> None:
         """A client hung up, and its stream is kept: let other gateways know."""
@@ -100,7 +101,7 @@ class Reconnects:
             raise OtherRequest
         return self._streams.attach(had.activation_id, hangup, cut)
 
-    def _bring(self, call: Call, hangup: Hangup, cut: Callable[[], None]) -> tuple[Way, Reader]:
+    def _bring(self, call: Call, asked: Fingerprint, hangup: Hangup, cut: Callable[[], None]) -> tuple[Way, Reader]:
         self._caps.check(call.action.name)
         namespace = call.subject.namespace
         self._throttle.enter(namespace)
@@ -110,7 +111,7 @@ class Reconnects:
                 call.received_s = time.monotonic() - handed.age_ms / 1000
                 call.received_ms -= handed.age_ms
                 call.losses = handed.losses
-            reader = self._streams.begin(call, hangup, cut, handed=handed)
+            reader = self._streams.begin(call, hangup, cut, body_bytes=asked.n_bytes, handed=handed)
         except BaseException:
             self._throttle.leave(namespace)
             raise

@@ -23,7 +23,7 @@ from gateway.serving.call import Call
 from gateway.serving.dispatch import Dispatcher, time_limit
 from gateway.serving.hangup import Hangup
 from gateway.serving.kept import Bounds, Kept, Shelf
-from gateway.serving.openai_format import aggregate
+from gateway.serving.openai_format import aggregate, chunk_fields
 from gateway.serving.outcome import outcome_of
 from gateway.serving.runs import Outcome, llm_tokens
 from gateway.serving.throttle import Throttle
@@ -151,17 +151,20 @@ class Streams:
         hangup: Hangup,
         cut: Callable[[], None],
         *,
+        body_bytes: int = 0,
         handed: HandedOver | None = None,
     ) -> Reader:
         """Run ``call``, which the throttle has counted, and read its answer.  ``handed`` is what another gateway had of
         it.  Raises Conflict when it runs here already."""
-        kept = Kept(call.activation_id)
+        kept = Kept(call.activation_id, body_bytes)
         stream = Stream(call, kept, threading.Condition(self._lock))
         if handed is not None:
             kept.tokens.extend(handed.tokens)
             kept.end = handed.end
             call.emitted.extend(t.token_id for t in handed.tokens)
         stream.running = kept.end is None
+        if not stream.running:
+            call.payload, kept.body_bytes = chunk_fields(call.payload), 0
         with self._lock:
             if call.activation_id in self._streams:
                 raise Conflict("Another client goes on with this answer.")
@@ -252,6 +255,7 @@ class Streams:
             self._ended(stream.call, outcome)
         with self._lock:
             stream.running = False
+            stream.call.payload = chunk_fields(stream.call.payload)
             self._shelf.finish(stream.kept, end)
             stream.changed.notify_all()
             self._count_out(stream)

@@ -91,6 +91,29 @@ def test_the_run_of_a_dropped_stream_changes_nothing_for_the_next_one_of_its_act
     assert (shelf.get(new.activation_id), shelf.n_bytes, shelf.n_absent) == (new, 0, 1)
 
 
+def test_a_requests_body_takes_memory_until_its_answer_has_ended() -> None:
+    shelf = Shelf(BOUNDS)
+    long, longer = Kept(ActivationId("1"), 10 * SIZE), Kept(ActivationId("2"), 10 * SIZE + 1)
+    for kept in (long, longer):
+        shelf.put(kept)
+    assert shelf.leave(longer, 100.0, resumable=True) == (longer,)
+    assert not shelf.leave(long, 100.0, resumable=True)
+    assert shelf.n_bytes == 10 * SIZE
+    shelf.finish(long, END)
+    assert (shelf.n_bytes, long.n_bytes) == (0, 0)
+
+
+def test_the_end_of_a_dropped_stream_takes_nothing_from_the_next_one_of_its_activation() -> None:
+    shelf = Shelf(BOUNDS)
+    old, new = Kept(ActivationId("1"), SIZE), Kept(ActivationId("1"), SIZE)
+    shelf.put(old)
+    shelf.leave(old, 100.0, resumable=False)
+    shelf.put(new)
+    shelf.leave(new, 100.0, resumable=True)
+    shelf.finish(old, END)
+    assert shelf.n_bytes == SIZE
+
+
 def test_alternatives_take_memory_too() -> None:
     alone = RunToken(0, 1, "x", TokenLogprob("x", -0.5, ()))
     with_others = RunToken(0, 1, "x", TokenLogprob("x", -0.5, (("x", -0.5), ("y", -1.5))))
@@ -118,7 +141,7 @@ class Streams(RuleBasedStateMachine):
     @rule(n=st.integers(0, 2))
     def begin(self, n: int) -> None:
         if n not in self.kept:
-            self.kept[n] = Kept(ActivationId(str(n)))
+            self.kept[n] = Kept(ActivationId(str(n)), n * SIZE // 2)
             self.read[n], self.checksum[n] = [], 0
             self.reads.add(n)
             self.shelf.put(self.kept[n])
@@ -177,7 +200,7 @@ class Streams(RuleBasedStateMachine):
     @invariant()
     def nothing_is_kept_beyond_the_bounds(self) -> None:
         absent = [kept for n, kept in self.kept.items() if n not in self.reads]
-        sizes = [sum(map(token_bytes, kept.tokens)) for kept in absent]
+        sizes = [(0 if k.end else k.body_bytes) + sum(map(token_bytes, k.tokens)) for k in absent]
         assert (self.shelf.n_absent, self.shelf.n_bytes) == (len(absent), sum(sizes))
         assert sum(sizes) <= self.bounds.all_bytes
         assert max(sizes, default=0) <= self.bounds.stream_bytes

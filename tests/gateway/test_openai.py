@@ -209,6 +209,28 @@ def test_a_request_that_meets_an_error_of_ours_is_recorded_and_counted_out(
     assert gateway.chat(max_tokens=1).status_code == 200
 
 
+@pytest.mark.parametrize("resumable", ["0", "1"])
+def test_a_body_that_can_just_be_read_but_not_written_is_refused_and_counts_for_nothing(
+    start_gateway: Callable[..., GatewayProcess], invoker: FakeInvoker, resumable: str
+) -> None:
+    gateway = start_gateway(THAW_INVOCATIONS_CONCURRENT="1")
+    gateway.put_llm()
+    invoker.ready("guest/chat")
+    gateway.wait_for_routes()
+
+    def error(depth: int) -> str:
+        message = f'{{"role": "user", "content": "x", "more": {"[" * depth + "]" * depth}}}'
+        body = f'{{"model": "chat", "stream": true, "messages": [{message}]}}'
+        headers = {"X-Thaw-Resumable": resumable}
+        reply = gateway.call("POST", "/v1/chat/completions", data=body.encode(), headers=headers)
+        assert reply.status_code == 400, reply.text
+        return str(reply.json()["error"]["message"])
+
+    deepest = next(depth for depth in range(1000, 0, -1) if "while decoding" not in error(depth))
+    assert error(deepest) == "The request content was malformed:\nit is nested too deep."
+    assert gateway.chat(max_tokens=1).status_code == 200
+
+
 @pytest.mark.parametrize("content", [rb"\ud800", b"\xed\xa0\x80"])
 def test_half_a_surrogate_pair_is_refused(gateway: GatewayProcess, invoker: FakeInvoker, content: bytes) -> None:
     gateway.put_llm()

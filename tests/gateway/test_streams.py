@@ -12,13 +12,15 @@ import pytest
 from gateway.serving import streams as module
 from gateway.serving.call import Call
 from gateway.serving.dispatch import Dispatcher
+from gateway.serving.event_ids import fingerprint
 from gateway.serving.hangup import ClientGone, Hangup
-from gateway.serving.kept import Bounds
+from gateway.serving.kept import Bounds, token_bytes
 from gateway.serving.runs import Outcome
 from gateway.serving.streams import Reader, Streams
 from gateway.serving.throttle import Throttle
 from relay.protocol.messages import RunFinished, RunToken
 from relay.state.records import Subject
+from relay.state.streams import HandedOver
 from thaw.action import KIND_LLM, Action, Exec, Limits
 from thaw.activation import ActivationStatus
 from thaw.errors import Conflict, PlatformError, Throttled, WorkerLost
@@ -67,10 +69,15 @@ class Platform:
         self.streams.start()
         self.cuts: list[str] = []
 
-    def begin(self, hangup: Hangup | None = None) -> Reader:
-        call = Call(ONE, ACTION, Subject(GUEST, "x"), {}, Hangup(), "chat", 1)
+    def begin(
+        self, hangup: Hangup | None = None, *, body: dict[str, Any] | None = None, handed: HandedOver | None = None
+    ) -> Reader:
+        body = body or {}
+        call = Call(ONE, ACTION, Subject(GUEST, "x"), body, Hangup(), "chat", 1)
         self.throttle.enter(GUEST)
-        return self.streams.begin(call, hangup or Hangup(), lambda: self.cuts.append("first"))
+        n_bytes = fingerprint(ACTION, "chat", body).n_bytes
+        cut = lambda: self.cuts.append("first")  # noqa: E731
+        return self.streams.begin(call, hangup or Hangup(), cut, body_bytes=n_bytes, handed=handed)
 
     def attach(self) -> Reader:
         found = self.streams.attach(ONE, Hangup(), lambda: self.cuts.append("next"))
@@ -208,6 +215,35 @@ def test_an_error_reaches_the_reader_and_the_record(platform: Platform, error: E
     platform.streams.leave(reader, resumable=True)
     assert platform.streams.find(ONE) is None
     assert not platform.is_counted()
+
+
+LONG: dict[str, Any] = {
+    "model": "chat",
+    "messages": [{"role": "user", "content": "x" * 1000}],
+    "stream_options": {"include_usage": True, "more": "x" * 1000},
+}
+NEEDED = {"model": "chat", "stream_options": {"include_usage": True}}
+
+
+def test_an_answer_that_has_ended_is_kept_without_its_requests_body(platform: Platform) -> None:
+    reader = platform.begin(body=LONG)
+    assert reader.stream.kept.n_bytes > 2000
+    platform.worker.steps.put(END)
+    assert list(reader.steps()) == [END]
+    assert (reader.stream.call.payload, reader.stream.kept.n_bytes) == (NEEDED, 0)
+
+
+def test_the_body_counts_when_an_answer_is_taken_over_that_goes_on(platform: Platform) -> None:
+    tokens = (RunToken(0, 100, "w0 "),)
+    reader = platform.begin(body=LONG, handed=HandedOver(tokens, None, 0, 0))
+    assert reader.stream.kept.n_bytes > 2000 + token_bytes(tokens[0])
+    platform.streams.leave(reader, resumable=False)
+
+
+def test_the_body_of_a_whole_answer_that_is_taken_over_is_forgotten(platform: Platform) -> None:
+    tokens = (RunToken(0, 100, "w0 "),)
+    reader = platform.begin(body=LONG, handed=HandedOver(tokens, END, 0, 0))
+    assert (reader.stream.call.payload, reader.stream.kept.n_bytes) == (NEEDED, token_bytes(tokens[0]))
 
 
 def test_a_stream_that_moved_leaves_its_record_to_the_other_gateway(platform: Platform) -> None:
