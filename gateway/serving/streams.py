@@ -6,7 +6,8 @@
                                                      └──▶ after a reconnection another Reader, from the start
 
 A stream counts in its namespace's throttle while it runs or is read.  A client that drops connections thus gets no more
-runs, and no more of the gateway's threads, than one that stays.  All state is behind one lock; nothing under it blocks.
+runs, and no more of the gateway's threads, than one that stays.  A reader that lags behind makes its run wait.  All
+state is behind one lock; nothing under it blocks.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from typing import Final
 
 from gateway.serving.call import Call
 from gateway.serving.dispatch import Dispatcher, time_limit
 from gateway.serving.hangup import Hangup
-from gateway.serving.kept import Bounds, Kept, Shelf
+from gateway.serving.kept import Bounds, Kept, Shelf, token_bytes
 from gateway.serving.openai_format import aggregate, chunk_fields
 from gateway.serving.outcome import outcome_of
 from gateway.serving.runs import Outcome, llm_tokens
@@ -51,6 +52,10 @@ class Stream:
     running: bool = True
     moved: bool = False  # another gateway runs it and writes its record
 
+    def wake(self) -> None:
+        with self.changed:
+            self.changed.notify_all()
+
 
 @dataclass(slots=True, eq=False)
 class Reader:
@@ -60,17 +65,19 @@ class Reader:
     hangup: Hangup
     cut: Callable[[], None]
     left: bool = False
+    unread_bytes: int = field(init=False)  # of tokens that its thread has not fetched
     _n_tokens: int = 0
     _n_notices: int = field(init=False)
 
     def __post_init__(self) -> None:
         kept = self.stream.kept
+        self.unread_bytes = kept.n_bytes - kept.body_bytes
         self._n_notices = len(kept.notices) - (1 if kept.waits else 0)
 
     def steps(self) -> Iterator[str | RunToken | RunFinished]:
         """Everything from the first token on, as llm_tokens() yields it.  Raises the error in which the run ended,
         ClientGone, and Conflict when another client reads now."""
-        with self.hangup.waking(self._wake):
+        with self.hangup.waking(self.stream.wake):
             while True:
                 notices, tokens, end = self._next()
                 yield from notices
@@ -92,16 +99,14 @@ class Reader:
                 raise Conflict("Another client goes on with this answer.")
             notices, self._n_notices = kept.notices[self._n_notices :], len(kept.notices)
             tokens, self._n_tokens = kept.tokens[self._n_tokens :], len(kept.tokens)
+            self.unread_bytes = 0
+            stream.changed.notify_all()  # the run may wait for this
             return notices, tokens, kept.end
 
     def _has_news(self) -> bool:
         kept = self.stream.kept
         more = len(kept.tokens) > self._n_tokens or len(kept.notices) > self._n_notices
         return more or kept.end is not None or self.hangup.is_set or self.stream.reader is not self
-
-    def _wake(self) -> None:
-        with self.stream.changed:
-            self.stream.changed.notify_all()
 
 
 class Streams:
@@ -116,7 +121,7 @@ class Streams:
         """``ended`` submits the record."""
         self._dispatcher, self._ended, self._throttle = dispatcher, ended, throttle
         self._lock = threading.Lock()
-        self._shelf = Shelf(bounds)
+        self._shelf, self._unread_bytes = Shelf(bounds), bounds.stream_bytes
         self._streams: dict[ActivationId, Stream] = {}  # those on the shelf
         self._running: set[Stream] = set()
         self._due, self._idle = threading.Condition(self._lock), threading.Condition(self._lock)
@@ -265,11 +270,13 @@ class Streams:
     def _to_end(self, stream: Stream) -> tuple[Outcome, RunFinished | ThawError]:
         call = stream.call
         try:
-            for step in llm_tokens(self._dispatcher, call):
-                if isinstance(step, RunFinished):
-                    result = aggregate(call, stream.kept.tokens, step)
-                    return Outcome(ActivationStatus.SUCCESS, result, step), step
-                self._add(stream, step)
+            with closing(llm_tokens(self._dispatcher, call)) as steps:
+                for step in steps:
+                    if isinstance(step, RunFinished):
+                        result = aggregate(call, stream.kept.tokens, step)
+                        return Outcome(ActivationStatus.SUCCESS, result, step), step
+                    if self._add(stream, step):
+                        self._wait_for_reader(stream)
             error: ThawError = ProtocolError("the answer ended without an end")
         except ThawError as e:
             error = e
@@ -277,11 +284,37 @@ class Streams:
             error = self._dispatcher.fault(call, e)
         return outcome_of(error), error
 
-    def _add(self, stream: Stream, step: str | RunToken) -> None:
+    def _add(self, stream: Stream, step: str | RunToken) -> bool:
+        """Return whether the run must wait for its reader."""
         with self._lock:
             cut = self._forget(self._shelf.add(stream.kept, step))
+            if stream.reader is not None and isinstance(step, RunToken):
+                stream.reader.unread_bytes += token_bytes(step)
             stream.changed.notify_all()
+            lags = self._lags(stream)
         _end(cut)
+        return lags
+
+    def _wait_for_reader(self, stream: Stream) -> None:
+        """A client that reads too slowly makes its run wait, as one does whose stream is not resumable.  The wait is
+        over when the reader fetches its tokens, is replaced or leaves.  Raises ClientGone, TimeLimitExceeded."""
+        call = stream.call
+
+        def over() -> bool:
+            has_gone = stream.reader is not None and stream.reader.hangup.is_set
+            return has_gone or call.hangup.is_set or not self._lags(stream)
+
+        with call.hangup.waking(stream.wake), self._lock:
+            left_s = max(0.0, call.wait_deadline_s - time.monotonic())
+            if not stream.changed.wait_for(over, left_s):
+                raise time_limit(call)
+            reader = stream.reader
+        call.hangup.check()
+        if reader is not None and reader.hangup.is_set:
+            reader.cut()  # it may be blocked in a write, and would not leave
+
+    def _lags(self, stream: Stream) -> bool:
+        return stream.reader is not None and stream.reader.unread_bytes > self._unread_bytes
 
     # the shelf -----------------------------------------------------------------------------------------------------
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, cast
 
 import pytest
@@ -23,7 +24,7 @@ from relay.state.records import Subject
 from relay.state.streams import HandedOver
 from thaw.action import KIND_LLM, Action, Exec, Limits
 from thaw.activation import ActivationStatus
-from thaw.errors import Conflict, PlatformError, Throttled, WorkerLost
+from thaw.errors import Conflict, PlatformError, Throttled, TimeLimitExceeded, WorkerLost
 from thaw.ids import ActionName, ActivationId, Namespace
 
 GUEST = Namespace("guest")
@@ -56,6 +57,20 @@ class Worker:
             self.steps.put(RunToken(index, 100 + index, f"w{index} "))
 
 
+class RunsHangup(Hangup):
+    """``waits``: released when the run begins, and whenever it waits for its reader."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits = threading.Semaphore(0)
+
+    @contextmanager
+    def waking(self, wake: Callable[[], None]) -> Iterator[None]:
+        with super().waking(wake):
+            self.waits.release()
+            yield
+
+
 class Platform:
     """One gateway's streams, with a throttle of one request."""
 
@@ -70,14 +85,32 @@ class Platform:
         self.cuts: list[str] = []
 
     def begin(
-        self, hangup: Hangup | None = None, *, body: dict[str, Any] | None = None, handed: HandedOver | None = None
+        self,
+        hangup: Hangup | None = None,
+        *,
+        body: dict[str, Any] | None = None,
+        handed: HandedOver | None = None,
+        age_s: float = 0,
     ) -> Reader:
         body = body or {}
-        call = Call(ONE, ACTION, Subject(GUEST, "x"), body, Hangup(), "chat", 1)
+        call = Call(ONE, ACTION, Subject(GUEST, "x"), body, RunsHangup(), "chat", 1)
+        call.received_s -= age_s
         self.throttle.enter(GUEST)
         n_bytes = fingerprint(ACTION, "chat", body).n_bytes
         cut = lambda: self.cuts.append("first")  # noqa: E731
         return self.streams.begin(call, hangup or Hangup(), cut, body_bytes=n_bytes, handed=handed)
+
+    def begin_lagging(self, hangup: Hangup | None = None, *, age_s: float = 0) -> Reader:
+        """A stream of four tokens whose reader has fetched none, so the run waits after the second one."""
+        reader = self.begin(hangup, age_s=age_s)
+        for index in range(4):
+            self.worker.steps.put(RunToken(index, 100 + index, "x" * (1 << 19)))
+        self.worker.steps.put(END)
+        waits = cast(RunsHangup, reader.stream.call.hangup).waits
+        for _ in ("the run", "its wait"):
+            assert waits.acquire(timeout=10)
+        assert (len(reader.stream.kept.tokens), self.worker.steps.qsize()) == (2, 3)
+        return reader
 
     def attach(self) -> Reader:
         found = self.streams.attach(ONE, Hangup(), lambda: self.cuts.append("next"))
@@ -215,6 +248,42 @@ def test_an_error_reaches_the_reader_and_the_record(platform: Platform, error: E
     platform.streams.leave(reader, resumable=True)
     assert platform.streams.find(ONE) is None
     assert not platform.is_counted()
+
+
+def test_a_reader_that_fetches_nothing_makes_its_run_wait(platform: Platform) -> None:
+    reader = platform.begin_lagging()
+    assert indexes(reader) == [0, 1, 2, 3]
+    assert platform.outcome().status is ActivationStatus.SUCCESS
+
+
+def test_a_run_that_waits_goes_on_with_the_next_reader(platform: Platform, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_LEAVES_S", 0.01)
+    stuck = platform.begin_lagging()
+    assert indexes(platform.attach()) == [0, 1, 2, 3]
+    assert not platform.streams.leave(stuck, resumable=True)
+
+
+def test_a_run_that_waits_ends_when_its_client_leaves_more_than_is_kept(platform: Platform) -> None:
+    reader = platform.begin_lagging()
+    assert not platform.streams.leave(reader, resumable=True)
+    assert platform.outcome().status is ActivationStatus.APPLICATION_ERROR
+
+
+def test_a_reader_whose_client_hangs_up_while_its_run_waits_is_cut(platform: Platform) -> None:
+    hangup, was_cut = Hangup(), threading.Event()
+    reader = platform.begin_lagging(hangup)
+    reader.cut = was_cut.set
+    with hangup.waking(reader.stream.wake):  # as in steps(), and it is blocked in a write there
+        hangup.set()
+    assert was_cut.wait(10)
+    platform.streams.leave(reader, resumable=True)
+
+
+def test_a_run_that_waits_for_its_reader_ends_by_its_time_limit(platform: Platform) -> None:
+    reader = platform.begin_lagging(age_s=ACTION.limits.timeout / 1000)
+    assert platform.outcome().timed_out
+    with pytest.raises(TimeLimitExceeded):
+        indexes(reader)
 
 
 LONG: dict[str, Any] = {
