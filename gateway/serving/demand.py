@@ -35,11 +35,13 @@ class Demand:
         self._put(call.activation_id, call.action.name, call.received_ms)
 
     def withdraw(self, call: Call) -> None:
+        """An activation may run a second time while its first run ends: its client reconnected, and its answer is
+        computed again.  The second run's demand stays, here or at another gateway."""
         if call.announced_s is None:
             return
         call.announced_s = None
         try:
-            self._registry.remove_demand(call.activation_id, call.action.name)
+            self._agree(call.activation_id, call.action.name)
         except PlatformError as e:
             with self._lock:
                 self._left[call.activation_id] = call.action.name

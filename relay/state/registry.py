@@ -132,18 +132,10 @@ class Registry:
             pipe.xadd(keys.EVENTS, {"f": bus.pack(demand)}, maxlen=bus.EVENTS_KEPT, approximate=True)
             pipe.execute()
 
-    def remove_demand(self, activation_id: ActivationId, action: ActionName) -> None:
-        with redis_link.translated("unqueue a request"):
-            pipe = self._redis.pipeline(transaction=True)
-            pipe.hdel(keys.DEMAND, activation_id)
-            event = bus.pack(DemandRemoved(activation_id, action))
-            pipe.xadd(keys.EVENTS, {"f": event}, maxlen=bus.EVENTS_KEPT, approximate=True)
-            pipe.execute()
-
     def drop_demand(self, activation_id: ActivationId, action: ActionName, gateway: GatewayId) -> None:
-        """``gateway`` does not hold the request any more.  If another gateway has claimed it and said so, it stays."""
+        """``gateway`` does not wait with the request any more.  If another gateway does and has said so, it stays."""
         event = bus.pack(DemandRemoved(activation_id, action))
-        with redis_link.translated("unqueue a request that nobody holds"):
+        with redis_link.translated("unqueue a request"):
             self._redis.eval(_DROP_DEMAND, 2, keys.DEMAND, keys.EVENTS, activation_id, gateway, bus.EVENTS_KEPT, event)
 
     def demand(self) -> list[DemandAdded]:

@@ -192,7 +192,7 @@ def test_202s_that_waited_for_a_runner_end_with_the_error_of_their_start(
     for waiting in (4, 2):
         found = invoker.wait_for_demand(waiting)
         for demand in found:  # the scheduler does this
-            invoker.registry.remove_demand(demand.activation_id, demand.action)
+            invoker.registry.drop_demand(demand.activation_id, demand.action, demand.gateway)
         named = tuple(demand.activation_id for demand in found)
         error = InitFailed("no main").info()
         bus.publish(invoker.client, StartFailed(ActionName("guest/hello"), named, error, GroupId("b" * 32)))

@@ -103,7 +103,7 @@ def test_a_gateway_that_is_back_says_that_it_lives_before_it_says_who_waits(own_
         with ThreadPoolExecutor(1) as pool:
             reply = pool.submit(gateway.chat, max_tokens=2)
             (demand,) = invoker.wait_for_demand()
-            invoker.registry.remove_demand(demand.activation_id, demand.action)
+            invoker.registry.drop_demand(demand.activation_id, demand.action, demand.gateway)
             invoker.registry.forget_gateway(demand.gateway)
             own_valkey.kill()
             own_valkey.start()

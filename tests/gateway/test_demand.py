@@ -53,8 +53,7 @@ def test_demand_that_could_not_be_withdrawn_is_withdrawn_later(own_valkey: Valke
     with redis_link.connect(own_valkey.url) as client:
         registry = Registry(client)
         demand = demand_of(WaitingRoom(), registry)
-        action = Action(HELLO, Namespace("guest"), "0.0.1", Exec(KIND_PYTHON), Limits())
-        call = Call(ActivationId("a"), action, Subject(Namespace("guest"), "x"), {}, Hangup())
+        call = call_of("a")
         demand.add(call)
         own_valkey.kill()
         demand.withdraw(call)
@@ -62,6 +61,47 @@ def test_demand_that_could_not_be_withdrawn_is_withdrawn_later(own_valkey: Valke
         assert names(registry) == {"a"}
         demand.retry()
         assert names(registry) == set()
+
+
+def call_of(activation_id: str) -> Call:
+    action = Action(HELLO, Namespace("guest"), "0.0.1", Exec(KIND_PYTHON), Limits())
+    return Call(ActivationId(activation_id), action, Subject(Namespace("guest"), "x"), {}, Hangup())
+
+
+def test_a_run_that_ends_leaves_the_demand_of_its_activations_next_run_at_another_gateway(client: redis.Redis) -> None:
+    registry = Registry(client)
+    demand, ended = demand_of(WaitingRoom(), registry), call_of("a")
+    demand.add(ended)
+    registry.add_demand(added("a", OTHERS))
+    demand.withdraw(ended)
+    assert [d.gateway for d in registry.demand()] == [OTHERS]
+
+
+def test_a_run_that_ends_leaves_the_demand_of_its_activations_next_run_at_this_gateway(client: redis.Redis) -> None:
+    registry, room = Registry(client), WaitingRoom()
+    demand, ended, following = demand_of(room, registry), call_of("a"), call_of("a")
+    demand.add(ended)
+    ticket = enter(room, "a")
+    demand.add(following)
+    demand.withdraw(ended)
+    assert names(registry) == {"a"}
+    room.leave(ticket)
+    demand.withdraw(following)
+    assert names(registry) == set()
+
+
+def test_a_run_that_begins_to_wait_while_the_last_one_withdraws_keeps_its_demand(client: redis.Redis) -> None:
+    registry, room = _Slow(client), WaitingRoom()
+    demand, ended, following = demand_of(room, registry), call_of("a"), call_of("a")
+    demand.add(ended)
+
+    def waits() -> None:
+        enter(room, "a")
+        demand.add(following)
+
+    registry.meanwhile = waits
+    demand.withdraw(ended)
+    assert names(registry) == {"a"}
 
 
 def test_a_reconnection_adds_what_waits_and_drops_what_nobody_holds(client: redis.Redis) -> None:
@@ -98,7 +138,7 @@ def test_who_left_before_its_demand_was_restored_leaves_none(client: redis.Redis
 
     def served() -> None:
         room.leave(ticket)
-        registry.remove_demand(ticket.activation_id, HELLO)
+        registry.drop_demand(ticket.activation_id, HELLO, OURS)
 
     registry.meanwhile = served
     demand_of(room, registry).restore(room.reload(()), lambda _: False)

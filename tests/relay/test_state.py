@@ -64,7 +64,7 @@ def test_demand_is_kept_until_it_is_removed(client: redis.Redis) -> None:
     demand = DemandAdded(ActivationId("a" * 32), CHAT, GUEST, GatewayId("g"), 5)
     registry.add_demand(demand)
     assert registry.demand() == [demand]
-    registry.remove_demand(demand.activation_id, CHAT)
+    registry.drop_demand(demand.activation_id, CHAT, demand.gateway)
     assert registry.demand() == []
 
 

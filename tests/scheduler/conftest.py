@@ -346,8 +346,8 @@ class Platform:
             assert time.monotonic() < deadline_s, "it did not happen in time"
             tick.wait(0.02)
 
-    def served(self, activation: ActivationId, action: str = "guest/hello") -> None:
-        self.registry.remove_demand(activation, ActionName(action))
+    def served(self, activation: ActivationId, action: str = "guest/hello", gateway: str = "g0") -> None:
+        self.registry.drop_demand(activation, ActionName(action), GatewayId(gateway))
 
     def close(self) -> None:
         for process in self.schedulers:
