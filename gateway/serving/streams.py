@@ -50,6 +50,7 @@ class Stream:
     reader: Reader | None = None
     counted: bool = True
     running: bool = True
+    replacing: bool = False  # a reader waits for its predecessor to leave
     moved: bool = False  # another gateway runs it and writes its record
 
     def wake(self) -> None:
@@ -187,16 +188,19 @@ class Streams:
             return self._streams.get(activation_id)
 
     def attach(self, activation_id: ActivationId, hangup: Hangup, cut: Callable[[], None]) -> Reader | None:
-        """Read a stream that is here, in the place of whoever reads it now.  Raises Throttled."""
+        """Read a stream that is here, in the place of whoever reads it now.  Raises Throttled, and Conflict while
+        another client does the same."""
         with self._lock:
             stream = self._streams.get(activation_id)
             if stream is None:
                 return None
-            if not stream.counted:
-                self._throttle.enter(stream.call.subject.namespace)
-                stream.counted = True
+            namespace = stream.call.subject.namespace
+            self._throttle.enter_again(namespace) if stream.counted else self._throttle.enter(namespace)
+            stream.counted = True
+            if stream.replacing:  # each that waits holds a thread, so there is one
+                raise Conflict("Another client goes on with this answer.")
             replaced, stream.reader = stream.reader, Reader(stream, hangup, cut)
-            reader = stream.reader
+            reader, stream.replacing = stream.reader, replaced is not None
             self._shelf.attach(stream.kept)
         self._see_off(stream, replaced)
         return reader
@@ -249,6 +253,7 @@ class Streams:
         with self._lock:
             stream.changed.notify_all()
             left = replaced is None or stream.changed.wait_for(lambda: replaced.left, _LEAVES_S)
+            stream.replacing = False
         if replaced is not None and not left:
             replaced.cut()
 

@@ -39,17 +39,8 @@ class Throttle:
 
     def enter(self, namespace: Namespace) -> None:
         """Count an invocation in; leave() counts it out.  Raises Throttled."""
-        now_s = self._now_s()
-        window = int(now_s // WINDOW_S)
         with self._lock:
-            use = self._uses.setdefault(namespace, _Use())
-            if use.window != window:
-                use.window, use.count = window, 0
-            if use.count >= self._per_minute:
-                raise Throttled(
-                    f"Too many requests in the last minute (count: {use.count + 1}, allowed: {self._per_minute}).",
-                    retry_after_s=(window + 1) * WINDOW_S - now_s,
-                )
+            use = self._use_now(namespace)
             if use.concurrent >= self._concurrent:
                 raise Throttled(
                     f"Too many concurrent requests in flight (count: {use.concurrent + 1}, "
@@ -58,9 +49,28 @@ class Throttle:
             use.count += 1
             use.concurrent += 1
 
+    def enter_again(self, namespace: Namespace) -> None:
+        """Count a request that goes on with an invocation which is counted in.  Raises Throttled."""
+        with self._lock:
+            self._use_now(namespace).count += 1
+
     def leave(self, namespace: Namespace) -> None:
         with self._lock:
             self._uses[namespace].concurrent -= 1
+
+    def _use_now(self, namespace: Namespace) -> _Use:
+        """Raises Throttled when there were too many requests in this minute."""
+        now_s = self._now_s()
+        window = int(now_s // WINDOW_S)
+        use = self._uses.setdefault(namespace, _Use())
+        if use.window != window:
+            use.window, use.count = window, 0
+        if use.count >= self._per_minute:
+            raise Throttled(
+                f"Too many requests in the last minute (count: {use.count + 1}, allowed: {self._per_minute}).",
+                retry_after_s=(window + 1) * WINDOW_S - now_s,
+            )
+        return use
 
     @contextmanager
     def counted(self, namespace: Namespace) -> Iterator[None]:

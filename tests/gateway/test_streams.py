@@ -22,6 +22,7 @@ from gateway.serving.throttle import Throttle
 from relay.protocol.messages import RunFinished, RunToken
 from relay.state.records import Subject
 from relay.state.streams import HandedOver
+from tests.conftest import Clock
 from thaw.action import KIND_LLM, Action, Exec, Limits
 from thaw.activation import ActivationStatus
 from thaw.errors import Conflict, PlatformError, Throttled, TimeLimitExceeded, WorkerLost
@@ -77,7 +78,7 @@ class Platform:
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
         self.ended: queue.SimpleQueue[tuple[Call, Outcome]] = queue.SimpleQueue()
-        self.throttle = Throttle(100, 1)
+        self.throttle = Throttle(100, 1, Clock())
         bounds = Bounds(60, 1 << 20, 1 << 20)
         put = lambda call, outcome: self.ended.put((call, outcome))  # noqa: E731
         self.streams = Streams(cast(Dispatcher, worker), put, self.throttle, bounds, 4)
@@ -187,6 +188,36 @@ def test_a_reader_of_a_stream_that_moved_is_cut_as_well(platform: Platform, monk
     platform.streams.give_away(ONE)
     assert platform.cuts == ["first"]
     assert not platform.streams.leave(stuck, resumable=True)
+
+
+def test_one_client_at_a_time_waits_for_the_reader_that_it_replaces(
+    platform: Platform, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_LEAVES_S", 20.0)
+    stuck = platform.begin()
+    found: list[Reader] = []
+    replacing = threading.Thread(target=lambda: found.append(platform.attach()))
+    waits, wait_for = threading.Event(), stuck.stream.changed.wait_for
+    stuck.stream.changed.wait_for = lambda *args: (waits.set(), wait_for(*args))[1]  # type: ignore[method-assign]
+    replacing.start()
+    assert waits.wait(10)
+    with pytest.raises(Conflict):
+        platform.attach()
+    assert not platform.streams.leave(stuck, resumable=True)
+    replacing.join()
+    assert platform.cuts == []
+    platform.streams.leave(found[0], resumable=True)
+    platform.attach()
+
+
+def test_reconnections_to_a_stream_count_in_their_minute(platform: Platform) -> None:
+    reader = platform.begin()
+    for _ in range(99):
+        platform.streams.leave(reader, resumable=True)
+        reader = platform.attach()
+    platform.streams.leave(reader, resumable=True)
+    with pytest.raises(Throttled, match="in the last minute"):
+        platform.attach()
 
 
 def test_a_reader_that_leaves_is_not_cut(platform: Platform) -> None:

@@ -48,6 +48,18 @@ def test_a_minutes_invocations_are_counted_up_to_the_limit_and_again_from_the_ne
         throttle.enter(OURS)
 
 
+def test_a_request_that_goes_on_with_an_invocation_counts_in_its_minute_alone() -> None:
+    throttle = Throttle(3, 1, Clock())
+    throttle.enter(OURS)
+    throttle.enter_again(OURS)
+    throttle.enter_again(OURS)
+    with pytest.raises(Throttled, match=r"in the last minute \(count: 4, allowed: 3\)"):
+        throttle.enter_again(OURS)
+    throttle.leave(OURS)
+    with pytest.raises(Throttled, match="in the last minute"):
+        throttle.enter(OURS)
+
+
 def test_what_was_refused_counts_as_neither() -> None:
     throttle = Throttle(2, 1, Clock())
     throttle.enter(OURS)
