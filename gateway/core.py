@@ -85,8 +85,7 @@ class Gateway:
         self.streams = Streams(self.dispatcher, self.ended, self.throttle, bounds, settings.threads)
         self.reconnects = Reconnects(
             self.streams,
-            # a client of its own: whoever waits for another gateway holds one of its connections
-            StreamHomes(redis_link.connect(settings.state_url), self.gateway_id),
+            StreamHomes(self.client, redis_link.connect(settings.state_url), self.gateway_id),
             self.registry,
             self.throttle,
             self.caps,

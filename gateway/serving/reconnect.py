@@ -82,9 +82,12 @@ class Reconnects:
             return self._bring(call, asked, hangup, cut) if reader is None else (Way.HERE, reader)
 
     def left(self, call: Call) -> None:
-        """A client hung up, and its stream is kept: let other gateways know."""
+        """A client hung up, and its stream is kept: let other gateways know.  The client may have gone on with one of
+        them already."""
         try:
-            self._homes.note(call.activation_id, self._kept_s(call))
+            if not self._homes.note(call.activation_id, self._kept_s(call)):
+                self._log.event("stream_taken_over", activation_id=call.activation_id)
+                self._streams.give_away(call.activation_id)
         except PlatformError as e:  # another gateway would compute the answer again
             self._log.event("stream_not_noted", activation_id=call.activation_id, error=e.message)
 

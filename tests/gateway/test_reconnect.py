@@ -318,6 +318,27 @@ def test_another_gateway_takes_the_stream_over(start_gateway: Start, invoker: Fa
     assert first.chat(max_tokens=1).status_code == 200
 
 
+def test_a_client_that_goes_on_elsewhere_before_its_gateway_sees_it_leave_has_one_run(
+    start_gateway: Start, invoker: FakeInvoker, valkey_url: str
+) -> None:
+    first, second = served(start_gateway(), invoker), start_gateway()
+    second.wait_for_routes()
+    lost, client = Client(), Client()
+    invoker.pace = threading.Semaphore(2)
+    lost.ask(first)
+    lost.read(3)
+    client.events = list(lost.events)
+    client.ask(second)
+    assert metric(second, 'thaw_gateway_reconnects_total{way="computed_again"} 1.0')
+    lost.hang_up()
+    assert invoker.closed.acquire(timeout=10)  # the first gateway's run
+    invoker.pace.release(100)
+    client.read_all()
+    assert client.has_whole_answer(6)
+    assert metric(first, "thaw_gateway_absent_streams 0.0")
+    one_record(valkey_url, client, 6)
+
+
 def test_another_gateway_takes_over_what_has_ended(start_gateway: Start, invoker: FakeInvoker, valkey_url: str) -> None:
     first, second = served(start_gateway(), invoker), start_gateway()
     client = Client()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import redis
 
 from relay.protocol.messages import RunFinished, RunToken, StreamWanted, TokenLogprob
 from relay.state import keys, redis_link, streams
@@ -26,8 +28,10 @@ KEPT_S = 360.0
 @pytest.fixture
 def homes(valkey_url: str) -> Iterator[Callable[[GatewayId], StreamHomes]]:
     client = redis_link.connect(valkey_url)
-    yield lambda gateway: StreamHomes(client, gateway)
+    waiting = redis_link.connect(valkey_url)
+    yield lambda gateway: StreamHomes(client, waiting, gateway)
     client.close()
+    waiting.close()
 
 
 @pytest.fixture
@@ -55,6 +59,52 @@ def test_a_stream_is_noted_for_as_long_as_it_is_kept(
     assert homes(TWO).home(STREAM) == ONE
     with redis_link.connect(valkey_url) as client:
         assert 0 < client.ttl(keys.stream(STREAM)) <= 1
+
+
+def test_a_note_does_not_replace_what_another_gateway_has_claimed(homes: Callable[[GatewayId], StreamHomes]) -> None:
+    assert homes(ONE).note(STREAM, KEPT_S)
+    assert homes(ONE).note(STREAM, KEPT_S)
+    assert homes(TWO).claim(STREAM, ONE, KEPT_S)
+    assert not homes(ONE).note(STREAM, KEPT_S)
+    assert homes(THREE).home(STREAM) == TWO
+
+
+def test_who_finds_too_many_waiting_claims_the_stream_at_once(
+    homes: Callable[[GatewayId], StreamHomes],
+    asked: Callable[[Callable[[StreamWanted], object]], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its gateway hears of it, and finds that the stream is no longer its own."""
+    monkeypatch.setattr(streams, "_ASKING", 0)
+    homes(ONE).note(STREAM, KEPT_S)
+    late: queue.SimpleQueue[bool] = queue.SimpleQueue()
+    asked(lambda wanted: late.put(homes(ONE).hand(wanted, HANDED, KEPT_S)))
+    assert homes(TWO).take(STREAM, ONE, KEPT_S) is None
+    assert not late.get(timeout=10)
+    assert homes(THREE).home(STREAM) == TWO
+    with pytest.raises(Conflict):
+        homes(THREE).take(STREAM, ONE, KEPT_S)
+
+
+def test_those_that_wait_for_gateways_take_no_connection_from_other_calls(
+    valkey_url: str, asked: Callable[[Callable[[StreamWanted], object]], None]
+) -> None:
+    heard: queue.SimpleQueue[StreamWanted] = queue.SimpleQueue()
+    asked(heard.put)
+    pool = redis.BlockingConnectionPool.from_url(valkey_url, max_connections=1, timeout=1)
+    calls, waiting = redis.Redis.from_pool(pool), redis_link.connect(valkey_url)
+    assert waiting.connection_pool.max_connections > streams._ASKING
+    homes = StreamHomes(calls, waiting, TWO)
+    names = [ActivationId(f"{n:032x}") for n in range(streams._ASKING)]
+    with calls, waiting, ThreadPoolExecutor(len(names)) as threads:
+        for name in names:
+            assert homes.claim(name, None, KEPT_S)
+        taking = [threads.submit(homes.take, name, TWO, KEPT_S) for name in names]
+        wanted = [heard.get(timeout=10) for _ in names]
+        assert homes.note(STREAM, KEPT_S)
+        for one in wanted:
+            homes.refuse(one)
+        assert [one.result(10) for one in taking] == [None] * len(names)
 
 
 @pytest.mark.parametrize("end", [None, RunFinished("stop", 3, 2, "held back")])
