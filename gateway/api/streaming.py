@@ -20,7 +20,7 @@ from gateway.api.http import ACTIVATION_HEADER, BadField, json_response, openai_
 from gateway.api.openai_body import choose_seed
 from gateway.core import Gateway
 from gateway.serving.call import Call
-from gateway.serving.event_ids import EventId, fingerprint
+from gateway.serving.event_ids import EventId, UnknownEvent, fingerprint
 from gateway.serving.hangup import ClientGone, Hangup, watched
 from gateway.serving.openai_format import Chunks, aggregate
 from gateway.serving.outcome import outcome_of
@@ -31,6 +31,7 @@ from relay.protocol.messages import RunFinished, RunToken
 from relay.state.records import Subject
 from thaw.action import Action
 from thaw.activation import ActivationStatus
+from thaw.clock import wall_ms
 from thaw.errors import ThawError
 from thaw.ids import ActivationId, random_hex_id
 from thaw.trace import Phase
@@ -47,6 +48,8 @@ _COMMENTS: Final = {
     Way.TAKEN_OVER: "going on with another gateway's answer",
     Way.COMPUTED_AGAIN: "computing the answer again",
 }
+_SKEW_S: Final = 1
+"""Ids have whole seconds, and the clocks of two gateways differ a little."""
 Step = str | RunToken | RunFinished
 
 
@@ -68,13 +71,20 @@ class Asked:
 
 
 def last_event(core: Gateway, asked: Asked) -> EventId | None:
-    """The event after which the client goes on.  Raises BadField, NotFound."""
+    """The event after which the client goes on.  Raises BadField, UnknownEvent.
+
+    An id is of use for as long as its stream may be kept, so that nobody can have an activation computed again later,
+    without a limit and after its record.
+    """
     text = request.headers.get(_LAST_EVENT_HEADER)
     if text is None:
         return None
     if not asked.body.get("stream"):
         raise BadField(_LAST_EVENT_HEADER, f"{_LAST_EVENT_HEADER} is only allowed when stream is true.")
-    return core.event_ids.read(text, asked.subject.namespace)
+    had = core.event_ids.read(text, asked.subject.namespace)
+    if wall_ms() / 1000 > had.started_s + asked.action.limits.timeout / 1000 + core.settings.reconnect_s + _SKEW_S:
+        raise UnknownEvent
+    return had
 
 
 def begin(core: Gateway, asked: Asked) -> Response:
@@ -84,7 +94,7 @@ def begin(core: Gateway, asked: Asked) -> Response:
         hangup = _watched(core, entered)
         call = asked.call(Hangup() if resumable else hangup)
         body = fingerprint(call.action, call.endpoint, call.payload)
-        chunks = _chunks(core, call, body.digest)
+        chunks = Chunks(call, _prefix(core, call, call.received_ms // 1000, body.digest))
         if not resumable:
             entered.enter_context(core.throttle.counted(asked.subject.namespace))
             steps = _recorded(core, call, entered.pop_all().close)
@@ -101,7 +111,8 @@ def go_on(core: Gateway, asked: Asked, had: EventId) -> Response:
         hangup = _watched(core, entered)
         way, reader = core.reconnects.go_on(had, asked.call(Hangup(), had.activation_id), hangup, _cut())
         metrics.RECONNECTS.labels(way).inc()
-        chunks = _chunks(core, reader.stream.call, had.digest, had)
+        call = reader.stream.call
+        chunks = Chunks(call, _prefix(core, call, had.started_s, had.digest), had)
         steps = chain((_COMMENTS[way],), reader.steps())  # a comment at once: the next token may take long
         return _read(core, reader, steps, chunks, entered.pop_all().close, resumable=lambda: resumable)
 
@@ -210,8 +221,8 @@ def _read(
     return _response(reader.stream.call, texts)
 
 
-def _chunks(core: Gateway, call: Call, digest: bytes, had: EventId | None = None) -> Chunks:
-    return Chunks(call, core.event_ids.prefix(call.subject.namespace, call.activation_id, digest), had)
+def _prefix(core: Gateway, call: Call, started_s: int, digest: bytes) -> str:
+    return core.event_ids.prefix(call.subject.namespace, call.activation_id, started_s, digest)
 
 
 def _watched(core: Gateway, entered: ExitStack) -> Hangup:

@@ -2,11 +2,12 @@
 
 ::
 
-    5f1c…e09a . pV3k…8Qd2 : 17 . 9ab3f00c
-    activation  proof       index checksum
+    5f1c…e09a . 6a21b0c4 . pV3k…8Qd2 : 17 . 9ab3f00c
+    activation  started    proof       index checksum
 
-The *proof* is 15 bytes in base64url: six of a digest of the request, and nine of a MAC over tenant, activation and
-digest.  So any gateway can tell, without asking anyone, whether an id belongs to this tenant and to this body.  The
+*Started* is when the answer was first asked for, in seconds since 1970: an id is of use only for a while.  The *proof*
+is 15 bytes in base64url: six of a digest of the request, and nine of a MAC over tenant, activation, start and digest.
+So any gateway can tell, without asking anyone, whether an id belongs to this tenant and to this body.  The
 *index* is the token's number.  The events after the last token (held-back text, finish reason, usage) have the three
 numbers that follow it.  The *checksum* is the CRC-32 of the ids of all tokens up to the index: an answer that was
 computed again must agree with what the client has of it.
@@ -28,7 +29,7 @@ from thaw.action import Action
 from thaw.errors import BadRequest, Conflict, NotFound
 from thaw.ids import ActivationId, Namespace
 
-_ID: Final = re.compile(r"\A([0-9a-f]{32})\.([\w-]{20}):(\d{1,9})\.([0-9a-f]{8})\Z", re.ASCII)
+_ID: Final = re.compile(r"\A([0-9a-f]{32})\.([0-9a-f]{8})\.([\w-]{20}):(\d{1,9})\.([0-9a-f]{8})\Z", re.ASCII)
 _DIGEST_BYTES: Final = 6
 _MAC_BYTES: Final = 9
 N_FINAL: Final = 3
@@ -38,6 +39,7 @@ N_FINAL: Final = 3
 @dataclass(frozen=True, slots=True)
 class EventId:
     activation_id: ActivationId
+    started_s: int
     digest: bytes  # of the request
     index: int
     checksum: int
@@ -73,24 +75,32 @@ class EventIds:
     def __init__(self, secret: str) -> None:
         self._key = hashlib.sha256(f"event ids {secret}".encode()).digest()
 
-    def prefix(self, namespace: Namespace, activation_id: ActivationId, digest: bytes) -> str:
-        """The part of the ids that all events of one stream share."""
-        proof = base64.urlsafe_b64encode(digest + self._mac(namespace, activation_id, digest))
-        return f"{activation_id}.{proof.decode()}"
+    def prefix(self, namespace: Namespace, activation_id: ActivationId, started_s: int, digest: bytes) -> str:
+        """The part of the ids that all events of one activation's streams share."""
+        proof = base64.urlsafe_b64encode(digest + self._mac(namespace, activation_id, started_s, digest))
+        return f"{activation_id}.{started_s:08x}.{proof.decode()}"
 
     def read(self, text: str, namespace: Namespace) -> EventId:
-        """Raises NotFound for an id that no gateway gave to this tenant."""
+        """Raises UnknownEvent for an id that no gateway gave to this tenant."""
         match = _ID.match(text.strip())
         if match is not None:
-            activation_id, proof = ActivationId(match[1]), base64.urlsafe_b64decode(match[2])
+            activation_id, started_s = ActivationId(match[1]), int(match[2], 16)
+            proof = base64.urlsafe_b64decode(match[3])
             digest, mac = proof[:_DIGEST_BYTES], proof[_DIGEST_BYTES:]
-            if hmac.compare_digest(mac, self._mac(namespace, activation_id, digest)):
-                return EventId(activation_id, digest, int(match[3]), int(match[4], 16))
-        raise NotFound("There is no event with this Last-Event-ID. Leave the header out to ask anew.")
+            if hmac.compare_digest(mac, self._mac(namespace, activation_id, started_s, digest)):
+                return EventId(activation_id, started_s, digest, int(match[4]), int(match[5], 16))
+        raise UnknownEvent
 
-    def _mac(self, namespace: Namespace, activation_id: ActivationId, digest: bytes) -> bytes:
-        message = f"{namespace}\n{activation_id}\n".encode() + digest
+    def _mac(self, namespace: Namespace, activation_id: ActivationId, started_s: int, digest: bytes) -> bytes:
+        message = f"{namespace}\n{activation_id}\n{started_s}\n".encode() + digest
         return hmac.digest(self._key, message, "sha256")[:_MAC_BYTES]
+
+
+class UnknownEvent(NotFound):
+    """Nobody gave this id to this tenant, or it is too long ago."""
+
+    def __init__(self) -> None:
+        super().__init__("There is no event with this Last-Event-ID. Leave the header out to ask anew.")
 
 
 class OtherRequest(BadRequest):

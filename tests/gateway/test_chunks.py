@@ -36,7 +36,7 @@ def events(
 
 def id_of(event: str) -> EventId:
     index, _, checksum = event.splitlines()[0].removeprefix("id: ids:").partition(".")
-    return EventId(ActivationId("a" * 32), b"", int(index), int(checksum, 16))
+    return EventId(ActivationId("a" * 32), 0, b"", int(index), int(checksum, 16))
 
 
 @pytest.mark.parametrize("endpoint", ["chat", "completions"])

@@ -24,12 +24,13 @@ def action(version: str = "0.0.1", name: str = "guest/chat") -> Action:
 
 DIGEST = request_digest(action(), "chat", BODY)
 IDS = EventIds("the installation's token")
-SENT = f"{IDS.prefix(GUEST, ACTIVATION, DIGEST)}:17.0000abcd"
+STARTED_S = 1_780_000_000
+SENT = f"{IDS.prefix(GUEST, ACTIVATION, STARTED_S, DIGEST)}:17.0000abcd"
 
 
 def test_an_id_is_read_by_any_gateway_of_the_installation() -> None:
     again = EventIds("the installation's token")
-    assert again.read(SENT, GUEST) == EventId(ACTIVATION, DIGEST, 17, 0xABCD)
+    assert again.read(SENT, GUEST) == EventId(ACTIVATION, STARTED_S, DIGEST, 17, 0xABCD)
     assert again.read(f" {SENT} ", GUEST).index == 17
 
 
@@ -92,7 +93,7 @@ def test_after_any_event_the_rest_comes_once(tokens: list[int], data: st.DataObj
     everything, known = seen(tokens, None)
     assert everything == list(range(len(tokens) + 3))
     index, checksum = data.draw(st.sampled_from(known))
-    rest, _ = seen(tokens, EventId(ACTIVATION, DIGEST, index, checksum))
+    rest, _ = seen(tokens, EventId(ACTIVATION, STARTED_S, DIGEST, index, checksum))
     assert rest == everything[index + 1 :]
 
 
@@ -103,6 +104,6 @@ def test_an_answer_that_differs_before_the_clients_event_is_refused(tokens: list
     changed = list(tokens)
     changed[data.draw(st.integers(0, min(index, len(tokens) - 1)))] += 1
     with pytest.raises(OtherAnswer):
-        seen(changed, EventId(ACTIVATION, DIGEST, index, checksum))
+        seen(changed, EventId(ACTIVATION, STARTED_S, DIGEST, index, checksum))
     with pytest.raises(OtherAnswer):  # it ends too early
-        seen(tokens, EventId(ACTIVATION, DIGEST, len(tokens) + 3, known[-1][1]))
+        seen(tokens, EventId(ACTIVATION, STARTED_S, DIGEST, len(tokens) + 3, known[-1][1]))

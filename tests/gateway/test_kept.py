@@ -165,7 +165,7 @@ class Streams(RuleBasedStateMachine):
         """A reader begins with the first token each time, as streams.Reader does."""
         if (m := self.chosen(n, lambda m: m in self.reads)) is None:
             return
-        had = EventId(ActivationId(str(m)), b"", len(self.read[m]) - 1, self.checksum[m]) if self.read[m] else None
+        had = EventId(ActivationId(str(m)), 0, b"", len(self.read[m]) - 1, self.checksum[m]) if self.read[m] else None
         progress = Progress(had)
         for token in self.kept[m].tokens[:upto]:
             if progress.token(token.token_id):

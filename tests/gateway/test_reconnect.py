@@ -12,12 +12,14 @@ import openai
 import pytest
 import redis
 
+from gateway.serving.event_ids import EventIds
 from relay.state import keys
 from tests.conftest import ValkeyServer
 from tests.gateway.conftest import KEY, OTHER_KEY, GatewayProcess, add_key, wait_for_record
 from tests.gateway.event_client import Client
 from tests.gateway.fake_invoker import FakeInvoker
 from tests.gateway.test_hangup import raw_post
+from thaw.ids import Namespace
 
 Start = Callable[..., GatewayProcess]
 
@@ -255,7 +257,7 @@ def test_an_id_goes_with_its_tenant_and_its_request(ready: GatewayProcess, invok
     other = client.ask(ready)
     assert (other.status_code, other.json()["error"]["param"]) == (400, "Last-Event-ID")
     assert "Send the same body" in other.json()["error"]["message"]
-    unknown = stranger.ask(ready, **{"Last-Event-ID": f"{'0' * 32}.{'A' * 20}:3.00000000"})
+    unknown = stranger.ask(ready, **{"Last-Event-ID": f"{'0' * 32}.{'0' * 8}.{'A' * 20}:3.00000000"})
     known = stranger.ask(ready, **{"Last-Event-ID": client.last_id})
     garbage = stranger.ask(ready, **{"Last-Event-ID": "3"})
     assert unknown.status_code == known.status_code == 404
@@ -263,6 +265,28 @@ def test_an_id_goes_with_its_tenant_and_its_request(ready: GatewayProcess, invok
     del client.body["temperature"], client.body["stream"], client.body["stream_options"]
     whole = client.ask(ready)
     assert whole.json()["error"]["message"] == "Last-Event-ID is only allowed when stream is true."
+
+
+def test_an_id_is_of_use_while_its_stream_may_be_kept(gateway: GatewayProcess, invoker: FakeInvoker) -> None:
+    gateway.put_llm(limits={"timeout": 100_000})
+    invoker.ready("guest/chat")
+    gateway.wait_for_routes()
+    client, ids, guest = Client(), EventIds(invoker.token), Namespace("guest")
+    client.ask(gateway)
+    client.read(3)
+    client.hang_up()
+    given = ids.read(client.last_id, guest)
+
+    def at(age_s: int) -> str:
+        prefix = ids.prefix(guest, given.activation_id, given.started_s - age_s, given.digest)
+        return f"{prefix}:{client.last_id.partition(':')[2]}"
+
+    unknown, old = (client.ask(gateway, **{"Last-Event-ID": sent}) for sent in ("3", at(100 + 60 + 30)))
+    assert unknown.status_code == old.status_code == 404
+    assert unknown.json() == old.json()
+    client.ask(gateway, **{"Last-Event-ID": at(100 + 60 - 30)})
+    client.read_all()
+    assert client.has_whole_answer(6)
 
 
 def test_a_body_with_its_keys_in_another_order_is_the_same(ready: GatewayProcess) -> None:
