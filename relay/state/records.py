@@ -39,6 +39,23 @@ redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
 redis.call('SET', KEYS[2], ARGV[3])
 return 1
 """
+_END: Final = """
+local written = 1
+if redis.call('SET', KEYS[1], ARGV[1], 'NX', 'EX', ARGV[2]) then
+    redis.call('ZADD', KEYS[2], ARGV[3], ARGV[4])
+    for i = 8, #ARGV do redis.call('RPUSH', KEYS[3], ARGV[i]) end
+    if #ARGV >= 8 then redis.call('EXPIRE', KEYS[3], ARGV[5]) end
+else
+    written = 0
+end
+if ARGV[7] ~= '' then
+    redis.call('XACK', KEYS[4], ARGV[6], ARGV[7])
+    redis.call('XDEL', KEYS[4], ARGV[7])
+end
+return written
+"""
+"""Write a record, its place in the index and its trace, unless the activation has a record; its 202 has ended in either
+case.  All this is one script, which stops at the first write that the server refuses, so the 202 stays then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +205,8 @@ class Records:
         return self.end_all([Ended(record, pending_entry=pending_entry)])[0]
 
     def end_all(self, ended: Sequence[Ended]) -> list[bool]:
-        """Write each trace with its record in one transaction: a reader of the record finds its trace.  See end()."""
+        """Write each trace with its record at once: a reader of the record finds its trace.  When the activation had
+        ended before, its trace and its place in the index stay as they are.  See end()."""
         encoded = [wire.dumps(one.record) for one in ended]  # encode all before any is written
         parts, used = [0], 0
         for i, data in enumerate(encoded):
@@ -203,22 +221,34 @@ class Records:
     def _end_together(self, ended: Sequence[Ended], encoded: Sequence[bytes]) -> list[bool]:
         with redis_link.translated("write records"):
             pipe = self._redis.pipeline(transaction=True)
-            for one in ended:
-                self._push_trace(pipe, one.record.activation_id, one.events)
-            at = len(pipe.command_stack)
             for one, data in zip(ended, encoded, strict=True):
-                pipe.set(keys.activation(one.record.activation_id), data, nx=True, ex=RECORD_TTL_S)
+                self._end_one(pipe, one, data)
             for namespace in {one.record.namespace for one in ended}:
                 index = keys.activations(namespace)
-                of_it = [one.record for one in ended if one.record.namespace == namespace]
-                pipe.zadd(index, {record.activation_id: record.start_ms for record in of_it})
-                expired_ms = max(record.start_ms for record in of_it) - RECORD_TTL_S * 1000
-                pipe.zremrangebyscore(index, "-inf", expired_ms)
+                newest_ms = max(one.record.start_ms for one in ended if one.record.namespace == namespace)
+                pipe.zremrangebyscore(index, "-inf", newest_ms - RECORD_TTL_S * 1000)
                 pipe.expire(index, RECORD_TTL_S)
-            if entries := [one.pending_entry for one in ended if one.pending_entry is not None]:
-                _take_away(pipe, entries)
-            written = pipe.execute()[at : at + len(ended)]
+            written = pipe.execute()[: len(ended)]
         return [bool(w) for w in written]
+
+    def _end_one(self, pipe: Any, ended: Ended, encoded: bytes) -> None:
+        record = ended.record
+        pipe.eval(
+            _END,
+            4,
+            keys.activation(record.activation_id),
+            keys.activations(record.namespace),
+            keys.trace(record.activation_id),
+            keys.PENDING,
+            encoded,
+            RECORD_TTL_S,
+            record.start_ms,
+            record.activation_id,
+            TRACE_TTL_S,
+            keys.PENDING_GROUP,
+            ended.pending_entry or b"",
+            *self._trace_rows(ended.events),
+        )
 
     def activation(self, activation_id: ActivationId) -> Activation | None:
         with redis_link.translated("read a record"):
@@ -258,10 +288,12 @@ class Records:
             pipe.execute()
 
     def _push_trace(self, pipe: Any, trace_id: str, events: Iterable[TraceEvent]) -> None:
-        written = list(events)
-        if data := [wire.dumps(e) for e in (*written, *self._clock_in(written))]:
+        if data := self._trace_rows(list(events)):
             pipe.rpush(keys.trace(trace_id), *data)
             pipe.expire(keys.trace(trace_id), TRACE_TTL_S)
+
+    def _trace_rows(self, events: Sequence[TraceEvent]) -> list[bytes]:
+        return [wire.dumps(e) for e in (*events, *self._clock_in(events))]
 
     def _clock_in(self, events: Sequence[TraceEvent]) -> tuple[TraceEvent, ...]:
         """The reading of this machine's clock, once among the events of a start; a warm request does not need it."""

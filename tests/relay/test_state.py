@@ -158,6 +158,34 @@ def test_ending_a_202_takes_its_queue_entry_away(client: redis.Redis) -> None:
     assert client.xpending(keys.PENDING, keys.PENDING_GROUP)["pending"] == 0
 
 
+def test_an_activation_that_ends_again_changes_neither_its_trace_nor_its_place_in_the_index(
+    client: redis.Redis,
+) -> None:
+    records, one = Records(client), ActivationId("a" * 32)
+    first, again = record(one, start_ms=1000), record(one, start_ms=2000)
+    assert records.end_all([Ended(first, (event(Phase.RECEIVED),))]) == [True]
+    other = Ended(record("b" * 32, start_ms=5000), (event(Phase.RECEIVED), event(Phase.FINISHED)))
+    assert records.end_all([Ended(again, (event(Phase.QUEUED_BEGIN),)), other]) == [False, True]
+    assert [e.name for e in records.trace(one)] == [Phase.RECEIVED]
+    assert [e.name for e in records.trace("b" * 32)] == [Phase.RECEIVED, Phase.FINISHED]
+    assert records.count_activations(GUEST, upto_ms=1000) == 1
+    assert 0 < int(client.ttl(keys.trace(one))) <= RECORD_TTL_S
+
+
+def test_a_202_stays_when_the_server_refuses_its_record(own_valkey: ValkeyServer) -> None:
+    with redis_link.connect(own_valkey.url) as client:
+        records = Records(client)
+        client.xgroup_create(keys.PENDING, keys.PENDING_GROUP, id="0", mkstream=True)
+        entry = records.accept(pending("b" * 32))
+        client.config_set("maxmemory", 1)
+        with pytest.raises(PlatformError, match="write records"):
+            records.end(record("b" * 32), pending_entry=entry)
+        assert client.xlen(keys.PENDING) == 1
+        client.config_set("maxmemory", 0)
+        assert records.end(record("b" * 32), pending_entry=entry)
+        assert client.xlen(keys.PENDING) == 0
+
+
 def test_a_run_is_claimed_once(client: redis.Redis) -> None:
     records = Records(client)
     assert [records.mark_started(ActivationId("c"), "g1"), records.mark_started(ActivationId("c"), "g2")] == [
