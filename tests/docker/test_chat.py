@@ -89,6 +89,7 @@ def test_two_stages_without_a_network_become_one_worker_while_they_answer(stack:
     config["engine"]["dtype"], config["resources"]["gpu_memory_mb"] = "float32", 3072
     config["scaling"] |= {"stages": 2, "keep": 1}
     (tmp_path / "folds.json").write_text(json.dumps(config))
+    stack.thaw("model", "demo")
     stack.thaw("action", "create", "folds", "--config", str(tmp_path / "folds.json"))
     text = whole_answer(stack, "folds")
     stack.wait_serving("folds", 1)
