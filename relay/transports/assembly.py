@@ -67,14 +67,20 @@ class Assembly:
         return self._body[offset : offset + size]
 
     def take(self, header: FrameHeader, payload: memoryview) -> Sequence[Message]:
-        """Take a ``payload`` that was received where ``place`` said and checked; return the messages it completes."""
+        """Take a ``payload`` that was received where ``place`` said and checked; return the messages it completes.
+
+        Raises ProtocolError, as ``place`` does.
+        """
         at = (header.seq, header.chunk)
+        if at < self.position or at in self._held:
+            return ()
         if at > self.position:
             self._held[at] = (header, payload)
             self._held_bytes += len(payload)
             return ()
-        if at < self.position:
-            return ()
+        if self._first is None or payload.obj is not self._body.obj:
+            # The chunk was ahead when its place was asked for; the other path has caught up while it was received.
+            self.place(header)[:] = payload
         message = self._advance(header)
         if not self._held:
             return () if message is None else (message,)

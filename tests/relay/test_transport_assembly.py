@@ -102,6 +102,50 @@ def test_frames_of_two_ways_make_the_same_messages_in_any_order(payloads: list[b
     assert [bytes(m.payload) for m in got] == payloads
 
 
+@given(st.lists(st.binary(max_size=60), min_size=1, max_size=6), st.data())
+def test_frames_of_two_ways_make_the_same_messages_also_while_each_way_is_receiving_one(
+    payloads: list[bytes], data: st.DataObject
+) -> None:
+    """Between ``place`` and ``take`` of one path, the other path brings what comes before, or the same."""
+    frames = [frame for seq, payload in enumerate(payloads) for frame in frames_of(seq, payload)]
+    ways: tuple[list[tuple[FrameHeader, bytes]], ...] = ([], [])
+    for frame in frames:
+        taken = data.draw(st.sampled_from([(0,), (1,), (0, 1)]))
+        for way in taken:
+            ways[way].append(frame)
+    assembly, got = Assembly(0, hold_bytes=10_000), list[Message]()
+    begun: list[memoryview | None] = [None, None]
+    while any(ways):
+        way = data.draw(st.sampled_from([k for k in (0, 1) if ways[k]]))
+        header, payload = ways[way][0]
+        place = begun[way]
+        if place is None:
+            begun[way] = assembly.place(header)
+        else:
+            place[:] = payload
+            got += assembly.take(header, place)
+            begun[way] = None
+            del ways[way][0]
+    assert [bytes(m.payload) for m in got] == payloads
+    assert not assembly.is_ahead
+    assembly.place(frames_of(len(payloads) + 1, bytes(10_000), 10_000)[0][0])  # nothing is counted as held any more
+
+
+@pytest.mark.parametrize("chunk", [0, 1])
+def test_a_chunk_that_is_no_longer_ahead_when_it_has_come_is_put_into_its_message(chunk: int) -> None:
+    """The relay server's path catches up while a chunk of the short cut is on its way."""
+    assembly = Assembly(0, hold_bytes=100)
+    frames = [*frames_of(0, b"before"), *frames_of(1, b"0123456789abcdefghij")]
+    early, earlier = frames[1 + chunk], frames[: 1 + chunk]
+    place = assembly.place(early[0])
+    got = [m for frame in earlier for m in give(assembly, *frame)]
+    place[:] = early[1]
+    got += assembly.take(early[0], place)
+    for frame in frames[2 + chunk :]:
+        got += give(assembly, *frame)
+    assert [bytes(m.payload) for m in got] == [b"before", b"0123456789abcdefghij"]
+
+
 def test_a_message_of_one_chunk_takes_a_short_cut_when_it_is_its_turn() -> None:
     assembly = Assembly(3, hold_bytes=100)
     ((header, payload),) = frames_of(0, b"12345")
