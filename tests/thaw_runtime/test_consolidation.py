@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -15,7 +15,7 @@ from thaw.errors import ErrorInfo, ModelCorrupt, ProtocolError, WorkerLost, from
 from thaw_runtime.engine.protocol import Consolidated, ConsolidationEnded
 from thaw_runtime.pipeline import consolidation
 from thaw_runtime.pipeline.block_copies import BlockCopies, HeldBlock
-from thaw_runtime.pipeline.consolidation import ROUND_S, Consolidation, State
+from thaw_runtime.pipeline.consolidation import ROUND_S, Checking, CheckingBlocks, Consolidation, State
 from thaw_runtime.pipeline.kv_wire import KvPart
 from thaw_runtime.pipeline.wire import Blocks, KvWanted
 
@@ -43,6 +43,8 @@ class Recorded:
     refuses: str = ""
     raises: Exception | None = None  # by the check
     overwritten: frozenset[int] = frozenset()
+    slices: int = 1  # of each check
+    n_checks: int = 0  # that have begun and not ended: each holds KV blocks
     wanted_generators: Mapping[str, bytes] = field(default_factory=lambda: GENERATORS)
     on_drain: Callable[[], None] = lambda: None
 
@@ -70,14 +72,24 @@ class Recorded:
         assert set(wanted.known[0]) == added[0].keys()
         self.written.append((len(self.asked), name))
 
-    def verify_weights(self) -> ErrorInfo | None:
+    def verify_weights(self) -> Checking:
+        yield from self._slices()
         return self.other_weights
 
-    def verify_blocks(self, missing: frozenset[int]) -> tuple[ErrorInfo | None, frozenset[int]]:
+    def verify_blocks(self, missing: frozenset[int]) -> CheckingBlocks:
         self.verified_without.append(missing)
         if self.raises is not None:
             raise self.raises
+        yield from self._slices()
         return self.problem, self.overwritten
+
+    def _slices(self) -> Generator[None, None, None]:
+        self.n_checks += 1
+        try:
+            for _ in range(self.slices - 1):
+                yield
+        finally:
+            self.n_checks -= 1
 
     @contextmanager
     def stopped(self) -> Iterator[None]:
@@ -261,6 +273,48 @@ def test_a_block_that_the_check_overwrote_is_copied_again() -> None:
     assert [w.blocks for w in a.stage.asked] == [((9, 5),), ((5,),)]
 
 
+def test_a_step_follows_every_slice_of_a_check() -> None:
+    a = Attempt()
+    a.stage.blocks, a.stage.slices = tail(1), 3
+    a.load()
+    asked = []
+    for _ in range(3):
+        asked.append(len(a.stage.asked))
+        assert a.group.is_due()
+        a.advance()
+    assert (asked, len(a.stage.asked)) == ([0, 0, 0], 1)
+    a.parts()
+    a.advance()
+    a.stage.blocks = tail(3)  # the steps between the slices computed more
+    a.advance()
+    a.advance()
+    assert (a.stage.n_checks, a.stage.asked[-1].blocks) == (0, ((0, 1, 2),))
+
+
+@pytest.mark.parametrize("why", ["a lost stage", "an engine that ends", "too late"])
+@pytest.mark.parametrize("what", ["weights", "blocks"])
+def test_a_check_that_does_not_end_gives_its_blocks_back(what: str, why: str, clock: list[float]) -> None:
+    a = Attempt()
+    a.stage.slices = 3
+    a.load()
+    if what == "blocks":
+        for _ in range(3):
+            a.advance()
+        a.parts()
+    a.advance()
+    assert a.stage.n_checks == 1
+    if why == "a lost stage":
+        a.group.fail(WorkerLost("stage 1 has ended").info())
+        a.advance()
+    elif why == "an engine that ends":
+        a.group.give_up(ModelCorrupt("the engine ends").info())
+    else:
+        clock[0] += ROUND_S
+        a.advance()
+    assert (a.stage.n_checks, a.group.state, len(a.ended)) == (0, State.GIVEN_UP, 1)
+    assert ("did not end within" in str(a.ended)) == (why == "too late")
+
+
 @pytest.mark.parametrize("error", [ValueError("too many tokens"), MemoryError(), ProtocolError("odd")])
 def test_an_error_of_the_check_ends_the_attempt_and_not_the_engine(error: Exception) -> None:
     a = Attempt()
@@ -380,11 +434,12 @@ def test_nothing_is_written_after_the_switch() -> None:
 EVENTS = st.sampled_from(["load", "advance", "idle", "a", "b", "c", "ab", "old", "fail", "late", "grow", "refuse"])
 
 
-@given(st.lists(EVENTS, max_size=40), st.lists(st.sampled_from("abc"), max_size=4))
+@given(st.lists(EVENTS, max_size=40), st.lists(st.sampled_from("abc"), max_size=4), st.sampled_from([1, 2, 5]))
 def test_whatever_happens_it_ends_once_and_switches_only_with_every_layer(
-    events: list[str], in_the_stop: list[str]
+    events: list[str], in_the_stop: list[str], slices: int
 ) -> None:
     a, now = Attempt(), [0.0]
+    a.stage.slices = slices
     sender = {"a": 1, "b": 1, "ab": 1, "c": 2}
 
     def stop() -> None:
@@ -418,6 +473,7 @@ def test_whatever_happens_it_ends_once_and_switches_only_with_every_layer(
     assert (a.group.state is State.WHOLE) == (a.stage.whole is not None)
     assert (a.group.state is State.GIVEN_UP) == (a.stage.given_up == 1)
     assert bool(a.ended) == (a.group.state in (State.WHOLE, State.GIVEN_UP))
+    assert not (a.ended and a.stage.n_checks)
     if a.stage.whole is not None:
         assert a.stage.whole == ({"a", "b", "c"}, GENERATORS)
         assert a.stage.verified_without

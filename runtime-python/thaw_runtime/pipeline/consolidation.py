@@ -17,7 +17,7 @@ from __future__ import annotations
 import enum
 import math
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from time import monotonic
 from typing import Final, Protocol
@@ -33,6 +33,10 @@ from thaw_runtime.pipeline.wire import Blocks, KvWanted
 _log = Log("engine")
 ROUND_S: Final = 30.0
 """How long a round may take.  A stage that is silent for so long counts as lost anyway (pipeline/link.py)."""
+Checking = Generator[None, None, ErrorInfo | None]
+"""A check that yields when a step shall come first.  It returns what differs, or None."""
+CheckingBlocks = Generator[None, None, tuple[ErrorInfo | None, frozenset[int]]]
+"""The same, which also returns the blocks that hold something else now."""
 
 
 class FirstStage(Protocol):
@@ -70,15 +74,12 @@ class FirstStage(Protocol):
         """Write a layer's blocks (KvBlocks.scatter).  Raises ProtocolError."""
         ...
 
-    def verify_weights(self) -> ErrorInfo | None:
-        """Say what the whole model computes differently; None for nothing."""
+    def verify_weights(self) -> Checking:
+        """Say what the whole model computes differently."""
         ...
 
-    def verify_blocks(self, missing: frozenset[int]) -> tuple[ErrorInfo | None, frozenset[int]]:
-        """Say which copied blocks the whole model computes differently, and which blocks hold something else now.
-
-        The blocks ``missing`` have not come.
-        """
+    def verify_blocks(self, missing: frozenset[int]) -> CheckingBlocks:
+        """Say which copied blocks the whole model computes differently.  The blocks ``missing`` have not come."""
         ...
 
     def stopped(self) -> AbstractContextManager[None]:
@@ -130,6 +131,7 @@ class Consolidation:
         self._added: Sequence[Mapping[int, int]] = ()
         self._generators: dict[str, bytes] = {}
         self._failure: ErrorInfo | None = None
+        self._check: Checking | None = None  # the one that is going on
         self._began_s = self._round_began_s = monotonic()
         self._deadline_s, self._is_verified = math.inf, False
         self._wait_s, self._n_rounds, self._n_steps = 0.0, 0, 0
@@ -141,7 +143,7 @@ class Consolidation:
 
     def is_due(self) -> bool:
         """True when ``advance`` has something to do.  The caller holds ``changed``."""
-        if self._failure is not None or monotonic() >= self._deadline_s:
+        if self._failure is not None or self._check is not None or monotonic() >= self._deadline_s:
             return True
         if self.state is State.LOADING:
             return self._is_loaded() or self._failure is not None
@@ -173,13 +175,11 @@ class Consolidation:
     def _go_on(self) -> None:
         if self._failure is not None:
             self.give_up(self._failure)
+        elif self._check is not None:
+            self._check_on(self._check)
         elif self.state is State.LOADING and self._is_loaded():
             self._wait_s = monotonic() - self._began_s
-            if (problem := self._stage.verify_weights()) is not None:
-                self.give_up(problem)
-                return
-            self.state = State.COPYING
-            self._ask(last=False)
+            self._begin_check(self._stage.verify_weights())
         elif self.state is State.LOADING or self._left:
             self.give_up(self._late())
         else:
@@ -189,6 +189,9 @@ class Consolidation:
         """End the attempt.  The group stays a pipeline."""
         if self.state in (State.WHOLE, State.GIVEN_UP):
             return
+        if self._check is not None:
+            self._check.close()  # it holds KV blocks
+            self._check = None
         self._stage.give_up()
         self._end(State.GIVEN_UP, error)
         _log.event("consolidation_failed", attempt=self._attempt, rounds=self._n_rounds, reason=error.message)
@@ -209,24 +212,39 @@ class Consolidation:
             case Next.COPY:
                 self._ask(last=False)
             case Next.STOP if not self._is_verified:
-                self._verify()
+                self._begin_check(self._verify_blocks())
             case Next.STOP:
                 self._stop_and_switch()
             case Next.GIVE_UP:
                 said = f"after {self._n_rounds} rounds, {tail_bytes} bytes of KV blocks were still missing"
                 self.give_up(Unavailable(said, hint="the relay is slower than the pipeline computes").info())
 
-    def _verify(self) -> None:
-        """Check copied blocks.  Some have changed meanwhile, so another round follows."""
+    def _verify_blocks(self) -> Checking:
         missing = frozenset(each.block for blocks in self._missing() for each in blocks)
-        problem, overwritten = self._stage.verify_blocks(missing)
+        problem, overwritten = yield from self._stage.verify_blocks(missing)
         for copies in self._copies:
             copies.forget(overwritten)
-        if problem is not None:
-            self.give_up(problem)
-            return
         self._is_verified = True
-        self._ask(last=False)
+        return problem
+
+    def _begin_check(self, check: Checking) -> None:
+        self._check, self._deadline_s = check, monotonic() + ROUND_S
+        self._check_on(check)
+
+    def _check_on(self, check: Checking) -> None:
+        """Compute a slice of the check.  After the last one a round follows: blocks have changed meanwhile."""
+        if monotonic() >= self._deadline_s:
+            self.give_up(self._late())
+            return
+        try:
+            next(check)
+        except StopIteration as ended:
+            self._check = None
+            if ended.value is not None:
+                self.give_up(ended.value)
+            else:
+                self.state = State.COPYING
+                self._ask(last=False)
 
     def _stop_and_switch(self) -> None:
         """Copy the tail while no step is scheduled, then switch.  Without the tail, go on as before."""
@@ -308,6 +326,9 @@ class Consolidation:
         return took_s / self._n_steps * self._stage.n_stages if self._n_steps else math.inf
 
     def _late(self) -> ErrorInfo:
+        if self._check is not None:
+            said = f"the check of the whole worker did not end within {ROUND_S:g} s"
+            return Unavailable(said, hint="the pipeline is too busy").info()
         if self.state is State.LOADING:
             said = f"the pipeline did not answer the check's request within {ROUND_S:g} s"
             return Unavailable(said, hint="it is too busy").info()

@@ -158,6 +158,16 @@ class RelayExecutor(StageExecutor):
         self.link.send_batch(batch)
         return _done(None)
 
+    def compute_slice(self, output: SchedulerOutput, received: Tensors) -> Tensors:
+        """Compute the layers in the window of a batch that only this stage knows: one of SlicedBatch."""
+        self.group.received, self.group.computed = received, {}
+        self.collective_rpc("execute_model", args=(output,), single_value=True)
+        return {name: tensor.clone() for name, tensor in self.group.computed.items()}
+
+    def sample_slice(self) -> Any:
+        """What vLLM says of the batch whose last layers were computed."""
+        return self.collective_rpc("sample_tokens", args=(None,), single_value=True)
+
     def ask_for_kv(self, wanted: KvWanted) -> None:
         """Ask the other stages for KV blocks as they are after the batches that were sent.  Raises WorkerLost."""
         self._number += 1

@@ -9,7 +9,7 @@ from typing import Any
 import vllm
 from vllm.v1.core.sched.interface import PauseState
 
-from thaw.errors import ErrorInfo, ProtocolError, from_info
+from thaw.errors import ProtocolError, from_info
 from thaw_runtime.engine.protocol import EngineRequest
 from thaw_runtime.engine.vllm.background_load import BackgroundLoad
 from thaw_runtime.engine.vllm.block_tables import cached_blocks, held_blocks
@@ -17,6 +17,7 @@ from thaw_runtime.engine.vllm.kv_blocks import KvBlocks
 from thaw_runtime.engine.vllm.switch import become_whole, check_generators
 from thaw_runtime.engine.vllm.verification import GoldenRequest, Verification
 from thaw_runtime.pipeline.block_copies import BlockCopies, HeldBlock
+from thaw_runtime.pipeline.consolidation import Checking, CheckingBlocks
 from thaw_runtime.pipeline.stage_parts import StagePart
 from thaw_runtime.pipeline.wire import Blocks, KvWanted
 
@@ -72,13 +73,14 @@ class VllmFirstStage:
             raise ProtocolError(f"KV blocks of {name} are arranged as {layout!r} there, as {ours!r} here")
         self._kv.scatter(name, wanted, data, added)
 
-    def verify_weights(self) -> ErrorInfo | None:
+    def verify_weights(self) -> Checking:
         return self._verification().check_weights(self._golden)
 
-    def verify_blocks(self, missing: frozenset[int]) -> tuple[ErrorInfo | None, frozenset[int]]:
+    def verify_blocks(self, missing: frozenset[int]) -> CheckingBlocks:
         copied = {f"stage {stage}": sorted(names) for stage, names in self.layers.items()}
         verification = self._verification()
-        return verification.check_blocks(copied, missing), frozenset(verification.overwritten)
+        problem = yield from verification.check_blocks(copied, missing)
+        return problem, frozenset(verification.overwritten)
 
     def _verification(self) -> Verification:
         return Verification(self._executor, self._scheduler, self._kv, self._n_layers)

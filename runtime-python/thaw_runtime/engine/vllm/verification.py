@@ -1,6 +1,6 @@
 """Does the whole worker compute what the pipeline computes?  Asked before a group is consolidated, answered by numbers.
 
-Two batches go through all layers of this stage, between two steps of the pipeline:
+Two batches go through all layers of this stage, a few layers between two steps of the pipeline (sliced_batch.py):
 
 - The *golden request*: the pipeline has answered it, with the logprob of each token.  The whole model computes the
   logprobs of the same tokens.  This compares the weights of all layers and of the head.
@@ -13,28 +13,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
-from vllm import SamplingParams
-from vllm.utils.torch_utils import PIN_MEMORY
-from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
-from vllm.v1.sample.logits_processor import build_logitsprocs
 
 from thaw.errors import ErrorInfo, ModelCorrupt, Unavailable
 from thaw.logs import Log
 from thaw_runtime.engine.protocol import EngineRequest, Sampling
 from thaw_runtime.engine.vllm.executors import RelayExecutor
 from thaw_runtime.engine.vllm.kv_blocks import KvBlocks
-from thaw_runtime.engine.vllm.persistent_batches import empty_batch
-from thaw_runtime.engine.vllm.window import set_window
+from thaw_runtime.engine.vllm.sliced_batch import CheckedSequence, SlicedBatch
+from thaw_runtime.pipeline.consolidation import Checking
 from thaw_runtime.pipeline.wire import Blocks
 
 _log = Log("engine")
 GOLDEN_TOKENS: Final = 16
 CHECKED_TOKENS, CHECKED_REQUESTS = 64, 2
-"""Of one batch of the check.  It takes as long as a prompt of so many tokens, and the pipeline waits for it."""
+"""Of one batch of the check."""
 MAX_LOGPROB_DIFFERENCE: Final = {torch.float32: 0.0005, torch.bfloat16: 0.25, torch.float16: 0.05}
 MAX_KV_DIFFERENCE: Final = {torch.float32: 0.0001, torch.bfloat16: 0.05, torch.float16: 0.01}
 """Of a block: the norm of the difference through the norm of the block.  docs/consolidation.md has the measurement."""
@@ -64,36 +59,36 @@ class Verification:
     """``stage`` is stage 0, whose model is whole; ``n_layers`` are all of its layers."""
 
     def __init__(self, stage: RelayExecutor, scheduler: Any, kv: KvBlocks, n_layers: int) -> None:
-        self._stage, self._runner, self._scheduler = stage, stage.runner, scheduler
-        self._kv, self._n_layers = kv, n_layers
+        self._runner, self._scheduler, self._kv = stage.runner, scheduler, kv
+        self._batch = SlicedBatch(stage, n_layers)
         self.overwritten: set[int] = set()  # blocks that held something else before
-        self._batch = empty_batch(self._runner, build_logitsprocs, PIN_MEMORY)
 
-    def check_weights(self, golden: GoldenRequest) -> ErrorInfo | None:
+    def check_weights(self, golden: GoldenRequest) -> Checking:
         """Compare the logprobs of the golden request, and return what differs; None if nothing does.
 
-        Called on the engine thread, between two steps, as ``check_blocks`` is.
+        The engine thread goes on with it between two steps, as with ``check_blocks``.
         """
         try:
-            return self._check_logprobs(golden)
+            return (yield from self._check_logprobs(golden))
         except _NoRoomError as e:
             return Unavailable(str(e), hint="it is tried again").info()
 
-    def check_blocks(self, copied: Mapping[str, Sequence[str]], missing: Set[int]) -> ErrorInfo | None:
+    def check_blocks(self, copied: Mapping[str, Sequence[str]], missing: Set[int]) -> Checking:
         """Compare copied blocks with what the whole model computes; None if nothing differs.
 
         ``copied`` are the names of the layers whose blocks came from other stages, by the stage's name for the error;
         the blocks ``missing`` have not come.
         """
         try:
-            return self._check_blocks(copied, missing)
+            return (yield from self._check_blocks(copied, missing))
         except _NoRoomError as e:
             return Unavailable(str(e), hint="it is tried again").info()
 
-    def _check_logprobs(self, golden: GoldenRequest) -> ErrorInfo | None:
+    def _check_logprobs(self, golden: GoldenRequest) -> Checking:
         tokens = [*golden.request.prompt_token_ids, *golden.tokens]
         with self._scratch(-(-len(tokens) // self._block_size)) as blocks:
-            output = self._compute([_Part(f"{_CHECK}-0", tokens, 0, blocks)], prompt_logprobs=0)
+            sequence = CheckedSequence(f"{_CHECK}-0", tokens, 0, blocks)
+            output = yield from self._batch.compute([sequence], prompt_logprobs=0)
         found = output.prompt_logprobs_dict[f"{_CHECK}-0"].logprobs[-len(golden.tokens) :, 0]
         difference = float((found - torch.tensor(golden.logprobs)).abs().max())
         _log.event("consolidation_checked", what="logprobs", difference=round(difference, 6))
@@ -101,22 +96,23 @@ class Verification:
             return ModelCorrupt(f"the whole worker's logprobs differ from the pipeline's by {difference:.3g}").info()
         return None
 
-    def _check_blocks(self, copied: Mapping[str, Sequence[str]], missing: Set[int]) -> ErrorInfo | None:
+    def _check_blocks(self, copied: Mapping[str, Sequence[str]], missing: Set[int]) -> Checking:
         chosen = self._chosen(missing)
         if not chosen:
             return None
         size, n_tokens = self._block_size, self._most_tokens // len(chosen)
-        with self._scratch(len(chosen)) as scratch:
-            parts, ours = [], [list[int]() for _ in scratch]
+        with self._scratch(len(chosen)) as scratch, self._held_by_check(chosen):
+            sequences, ours = [], [list[int]() for _ in scratch]
             for i, (request, end) in enumerate(chosen):
                 held, computed = self._held(request), end * size - min(size, n_tokens)
                 blocks = tuple((*ids[: end - 1], new[i]) for ids, new in zip(held, scratch, strict=True))
-                parts.append(_Part(f"{_CHECK}-{i}", list(request.all_token_ids[: end * size]), computed, blocks))
+                tokens = list(request.all_token_ids[: end * size])
+                sequences.append(CheckedSequence(f"{_CHECK}-{i}", tokens, computed, blocks))
                 for mine, ids in zip(ours, held, strict=True):
                     mine.append(ids[end - 1])
             of_requests = tuple(map(tuple, ours))
             self._kv.copy(of_requests, scratch)
-            self._compute(parts)
+            yield from self._batch.compute(sequences)
             return self._compare(copied, of_requests, scratch)
 
     def _compare(self, copied: Mapping[str, Sequence[str]], ours: Blocks, scratch: Blocks) -> ErrorInfo | None:
@@ -150,6 +146,18 @@ class Verification:
         held: tuple[list[int], ...] = self._scheduler.kv_cache_manager.get_block_ids(request.request_id)
         return held
 
+    @contextmanager
+    def _held_by_check(self, chosen: Sequence[tuple[Any, int]]) -> Iterator[None]:
+        """While the block runs, no other request gets these blocks, even if the requests that have them end."""
+        manager = self._scheduler.kv_cache_manager
+        groups = [(ids, end) for request, end in chosen for ids in manager.get_blocks(request.request_id).blocks]
+        blocks = [block for ids, end in groups for block in ids[:end]]
+        manager.block_pool.touch(blocks)
+        try:
+            yield
+        finally:
+            manager.block_pool.free_blocks(reversed(blocks))
+
     @property
     def _block_size(self) -> int:
         return int(self._runner.vllm_config.cache_config.block_size)
@@ -167,64 +175,6 @@ class Verification:
             yield tuple(tuple(ids[g * n_blocks : (g + 1) * n_blocks]) for g in range(n_groups))
         finally:
             pool.free_blocks(taken)
-
-    def _compute(self, parts: Sequence[_Part], prompt_logprobs: int | None = None) -> Any:
-        """One batch through all layers."""
-        output = SchedulerOutput.make_empty()
-        output.scheduled_new_reqs = [_new_request(part, prompt_logprobs) for part in parts]
-        output.num_scheduled_tokens = {part.name: len(part.tokens) - part.computed for part in parts}
-        output.total_num_scheduled_tokens = sum(output.num_scheduled_tokens.values())
-        ended = SchedulerOutput.make_empty()
-        ended.finished_req_ids = {part.name for part in parts}
-        with self._whole():
-            self._stage.collective_rpc("execute_model", args=(output,), single_value=True)
-            sampled = self._stage.collective_rpc("sample_tokens", args=(None,), single_value=True)
-            self._stage.collective_rpc("execute_model", args=(ended,), single_value=True)
-        return sampled
-
-    @contextmanager
-    def _whole(self) -> Iterator[None]:
-        """While the block runs, this stage computes all layers, in a batch of its own."""
-        group, runner = self._stage.group, self._runner
-        stage, batch = (group.rank_in_group, group.world_size), runner.input_batch
-        window = self._window
-        group.take_place(0, 1)
-        set_window(runner.model, (0, self._n_layers))
-        runner.input_batch = self._batch
-        try:
-            yield
-        finally:
-            runner.input_batch = batch
-            set_window(runner.model, window)
-            group.take_place(*stage)
-
-    @property
-    def _window(self) -> tuple[int, int]:
-        modules = self._runner.model.modules()
-        return next((m.start_layer, m.end_layer) for m in modules if hasattr(m, "start_layer"))
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """A prompt in a batch of the check, of which ``computed`` tokens are in the cache."""
-
-    name: str
-    tokens: list[int]
-    computed: int
-    blocks: Blocks
-
-
-def _new_request(part: _Part, prompt_logprobs: int | None) -> NewRequestData:
-    return NewRequestData(
-        req_id=part.name,
-        prompt_token_ids=part.tokens,
-        mm_features=[],
-        sampling_params=SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=prompt_logprobs),
-        pooling_params=None,
-        block_ids=tuple(map(list, part.blocks)),
-        num_computed_tokens=part.computed,
-        lora_request=None,
-    )
 
 
 class _NoRoomError(Exception):

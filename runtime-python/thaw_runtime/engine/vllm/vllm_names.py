@@ -367,7 +367,7 @@ NAMES: Final = (
     _names(f"{_KV_CORE}.block_pool:BlockPool", "blocks", "know which KV blocks the prefix cache has", Kind.FIELD),
     _names(
         f"{_KV_CORE}.block_pool:BlockPool",
-        "get_new_blocks free_blocks get_num_free_blocks",
+        "get_new_blocks free_blocks get_num_free_blocks touch",
         "compute a batch in KV blocks that no request has",
     ),
     _names(f"{_KV_CORE}.kv_cache_utils:KVCacheBlock", "block_hash", "know which KV blocks the prefix cache has"),
