@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import redis
 
-from relay.state import redis_link
+from relay.state import keys, redis_link
 from relay.state.credentials import key_prefix
 from relay.state.registry import Registry
 from tests.e2e.machine import Machine, processes, session_of
@@ -99,6 +99,19 @@ class Pipelines:
         left += [
             f"fetch {f}" for host in Registry(self._state).live_hosts() for f in host.fetches if f.group_id in gone
         ]
+        return left + [f"descriptor socket {d}" for d in self._strange_sockets()]
+
+    def remainders(self) -> list[str]:
+        """Everything that remains of any group or request on an idle platform."""
+        registry = Registry(self._state)
+        left = [f"instance {r.instance_id} of stage {r.stage}" for r in registry.instances()]
+        left += [f"plan {p.group_id}" for p in registry.plans()]
+        left += [f"request {d}" for d in self._state.hkeys(keys.DEMAND)]  # type: ignore[union-attr]
+        left += [f"user {u}" for u in self._users()]
+        left += [f"frame {k!r}" for k in self._relay.keys(key_prefix(GroupId("*")) + "*")]
+        for host in registry.live_hosts():
+            left += [f"fetch {f}" for f in host.fetches]
+            left += [f"segment {held} on {host.host_id}" for held in (host.pool.held if host.pool else ())]
         return left + [f"descriptor socket {d}" for d in self._strange_sockets()]
 
     def credentials(self, groups: Iterable[GroupId]) -> list[str]:
