@@ -9,10 +9,12 @@ from urllib.parse import urlsplit
 
 from gateway.scheduler.placement.link_ledger import DISCIPLINES
 from gateway.scheduler.placement.schemes import VARIANTS
+from relay.state.relay_tls import TLS_SCHEME, endpoint_of
+from thaw.errors import PlatformError
 from thaw.settings import SettingError, setting
 
-_RELAY_SCHEMES: Final = ("redis", "unix")
-"""No rediss://: stages hand lists of buffers to the kernel and wait for descriptors, which TLS in a process cannot."""
+_RELAY_SCHEMES: Final = ("redis", "rediss", "unix")
+"""Stages speak no TLS themselves.  A host's invoker does, for the stages on it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +40,8 @@ class SchedulerSettings:
     )
     relay_url: str = setting(
         "THAW_RELAY_URL",
-        "the relay server that the stages of a group meet at, redis://host:port/0 or unix:///path; empty: no group of "
-        "more than one stage",
+        "the relay server that the stages of a group meet at, redis://host:port/0, rediss:// for TLS or unix:///path; "
+        "empty: no group of more than one stage",
         "",
     )
     object_address: str = setting(
@@ -69,8 +71,13 @@ class SchedulerSettings:
         if self.relay_url and urlsplit(self.relay_url).scheme not in _RELAY_SCHEMES:  # a URL may hold a password
             raise SettingError(
                 f"THAW_RELAY_URL has the scheme {urlsplit(self.relay_url).scheme!r}, which the stages do not speak",
-                hint="use redis:// or unix://; for TLS put a tunnel before the relay server",
+                hint="use redis://, rediss:// or unix://",
             )
+        if self.relay_url.startswith(TLS_SCHEME):
+            try:
+                endpoint_of(self.relay_url)
+            except PlatformError as e:
+                raise SettingError(f"THAW_RELAY_URL: {e.message}", hint=e.hint) from e
         if not self.bind.rpartition(":")[2].isdigit():
             raise SettingError(f"THAW_SCHEDULER_BIND={self.bind!r} names no port", hint="set it to host:port")
 

@@ -62,7 +62,7 @@ class Server:
         if parts.scheme != "redis":
             raise PlatformError(
                 f"the relay server's address has scheme {parts.scheme!r}",
-                hint="use redis:// or unix://; for TLS put a tunnel before the relay server",
+                hint="use redis:// or unix://; a host's invoker forwards to a relay server with TLS",
             )
         return Server(parts.hostname or "127.0.0.1", parts.port or 6379, "", int(parts.path.strip("/") or 0))
 

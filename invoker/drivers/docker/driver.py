@@ -90,7 +90,7 @@ class DockerDriver:
         self._lock = threading.Lock()
         self._containers: dict[str, _Container] = {}
         self._doomed: set[str] = set()  # to be removed when the engine is back
-        self._relays = RelaySockets(run_dir / "relays")
+        self._relays = RelaySockets(run_dir / "relays", log)
         self._events = EngineEvents(engine, f"{OWNER}={self.owner}", self._event, self._reconcile, cut_off, log)
 
     @classmethod
@@ -248,7 +248,7 @@ class DockerDriver:
     def adopt(self, owned: Owned) -> None:
         handle = owned.handle
         if handle.kind == KIND_LLM:
-            self._reopen_relays()
+            self._relays.reopen()
         container = _Container(
             handle, started=True, ended_fd=os.eventfd(0, os.EFD_CLOEXEC), cancelled_fd=os.eventfd(0, os.EFD_CLOEXEC)
         )
@@ -324,12 +324,6 @@ class DockerDriver:
         return LogFollower(
             self._engine.socket_path, name, container.handle, runs, back, self._events.look_up, since=since
         )
-
-    def _reopen_relays(self) -> None:
-        try:
-            self._relays.reopen()
-        except PlatformError as e:  # its group is given up then, and its requests are continued elsewhere
-            self._log.event("relay_not_reopened", error=e.message)
 
     def _event(self, event: EngineEvent) -> None:
         with self._lock:

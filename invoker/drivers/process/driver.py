@@ -23,8 +23,11 @@ from invoker.drivers.exits import ExitWatch
 from invoker.drivers.ownership import OwnedContainers
 from invoker.drivers.process.zygote import Zygote
 from invoker.drivers.programs import PROGRAMS
+from invoker.drivers.relay_socket import RelaySockets
 from invoker.drivers.socket_wait import wait_socket
 from invoker.settings import InvokerSettings
+from relay.state.relay_tls import TLS_SCHEME
+from thaw.action import KIND_LLM
 from thaw.errors import PlatformError
 from thaw.host import name_on_machine
 from thaw.logs import Log
@@ -65,6 +68,7 @@ class ProcessDriver:
         self._handles: dict[str, Handle] = {}
         self._ended: dict[str, threading.Event] = {}
         self._cancelled: dict[str, int] = {}
+        self._relays = RelaySockets(run_dir / "relays", log)
         self.zygote = Zygote(run_dir, _kept_environment(), self._exits, log, zygote_parent)
 
     @classmethod
@@ -128,7 +132,9 @@ class ProcessDriver:
             self._shares.apply(handle.container_id, handle.pid, share * self._n_cores)
 
     def relay_address(self, address: str) -> str:
-        return address
+        if not address.startswith(TLS_SCHEME):
+            return address
+        return self._relays.inside(address, str(self._relays.directory))
 
     def pause(self, handle: Handle) -> None:
         process_ids.signal_tree(handle.pid, handle.start_ticks, signal.SIGSTOP)
@@ -186,6 +192,8 @@ class ProcessDriver:
 
     def adopt(self, owned: Owned) -> None:
         handle = owned.handle
+        if handle.kind == KIND_LLM:
+            self._relays.reopen()
         with self._lock:
             self._cancelled.setdefault(handle.container_id, os.eventfd(0, os.EFD_CLOEXEC))
         self._owned.write(handle, owned.labels)
@@ -198,6 +206,7 @@ class ProcessDriver:
     def close(self) -> None:
         self._exits.close()
         self._shares.close()
+        self._relays.close()
 
     # processes -----------------------------------------------------------------------------------------------------
 
