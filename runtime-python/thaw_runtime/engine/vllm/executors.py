@@ -175,9 +175,8 @@ class FollowerExecutor(StageExecutor):
         super()._init_executor()
         self._kv_sender = KvSender(self.link, self.runner, current_start().part)
 
-    def follow(self) -> None:
+    def follow(self, batch: Batch) -> None:
         """Compute one batch.  Raises ProtocolError for one that cannot be computed here, WorkerLost."""
-        batch = self.link.next_batch()
         step = batch.step
         check_for(batch, self.runner)
         for new in step.new:
