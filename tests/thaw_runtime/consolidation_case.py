@@ -63,9 +63,10 @@ def consolidation(case: dict[str, Any], model: Path, url: str, directory: Path) 
     pids = [fork(lambda init=init: stage(init)) for init in plans]
     os.write(tell, json.dumps(pids[1:]).encode())
     statuses = [os.waitstatus_to_exitcode(os.waitpid(pids[0], 0)[1])]
+    is_one = report.exists() and "Consolidated(" in report.read_text()
     for pid in pids[1:]:
-        is_low = pid not in pids[: case.get("keep", 1)]  # it has nobody to follow, and waits for its host
-        if any(fault == "hang" for fault, _ in case.get("faults", {}).values()) or ("keep" in case and is_low):
+        is_left = pid not in pids[: case.get("keep", 1)]  # after the switch it waits for its host, which ends it
+        if any(fault == "hang" for fault, _ in case.get("faults", {}).values()) or (is_left and is_one):
             os.kill(pid, signal.SIGKILL)  # a stopped process never ends; another one has ended by now
         statuses.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
     os.close(told)

@@ -97,7 +97,7 @@ class Consolidation:
         trace = StartTrace(group_id=init.group_id, stage=init.stage, host=init.host)
         try:
             with trace.phase(Phase.CONSOLIDATE_BEGIN) as notes:
-                notes.attrs["stages"] = init.n_stages
+                notes.attrs |= {"stages": init.n_stages, **({"worker": init.stage} if init.stage else {})}
                 try:
                     done = self._consolidate()
                 except ThawError as e:
@@ -107,7 +107,7 @@ class Consolidation:
                 notes.attrs |= {"rounds": done.rounds, "tail_bytes": done.tail_bytes}
                 notes.attrs |= {"whole_s": round(done.wait_s, 4), "stall_s": round(done.stall_s, 6)}
                 if init.stage:
-                    notes.attrs |= {"worker": init.stage, "build_s": round(done.build_s, 4)}
+                    notes.attrs["build_s"] = round(done.build_s, 4)
         except ThawError as e:
             return NotConsolidated(e.info(), trace.events)
         except Exception as e:  # noqa: BLE001  whoever waits must hear of an end

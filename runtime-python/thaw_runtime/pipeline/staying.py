@@ -14,10 +14,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from time import monotonic
-from typing import Protocol
+from typing import Final, Protocol
 
 from thaw.errors import BadRequest, Conflict, ErrorInfo
 from thaw_runtime.engine.protocol import ConsolidationEnded
+
+UNASKED_S: Final = 180.0
+"""The scheduler has some stages asked to stay, and the others ended, within seconds.  It tells a host again after a
+minute.
+"""
 
 EndConsolidation = Callable[[ConsolidationEnded], None]
 
@@ -73,11 +78,12 @@ class Staying:
         """Stage 0 has left: wait until the engine can be built.  Returns the seconds since it was asked, or None when
         the engine shall stop.
 
-        There is no deadline: the load has its own, and the host ends a stage that nobody asks to stay.
+        A load has its own deadline.  A stage that nobody asks to stay ends after ``UNASKED_S``, if not by its host.
         """
         with self._changed:
-            self._changed.wait_for(lambda: is_stopping() or self._is_due())
-            return None if is_stopping() else monotonic() - self._asked_s
+            self._changed.wait_for(lambda: is_stopping() or self._asked is not None, timeout=UNASKED_S)
+            self._changed.wait_for(lambda: is_stopping() or self._asked is None or self._is_due())
+            return None if is_stopping() or self._asked is None else monotonic() - self._asked_s
 
     def _is_due(self) -> bool:
         rest = self._rest
