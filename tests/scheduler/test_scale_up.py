@@ -205,12 +205,27 @@ def test_one_that_fails_hangs_or_is_drained_after_the_switch_is_released(how: st
         drained = {**w.reports, there: replace(w.reports[there], draining=True)}
         decided = w.do(HostsSeen(tuple(drained.values())))
     (release,) = [r for r in of(decided, ReleaseInstance) if r.instance_id == start.stages[1].instance_id]
-    assert not release.only_idle
+    assert release.only_idle  # it may have become a worker just now
     assert own_group(start.plan.group_id, 1) in [d.group_id for d in of(decided, DropPlan)]
     assert w.view.kept == {}
     decided = w.said(start, GONE, 1)
     assert [d.group_id for d in of(decided, RevokeCredential)] == [start.plan.group_id]
     assert serving(w) == both(start, 0)
+
+
+def test_one_that_was_given_up_in_the_moment_in_which_it_became_a_worker_serves_by_itself() -> None:
+    w = group_world(facts=scaling())
+    start, _ = whole(w)
+    switched(w, start)
+    (release,) = of(cannot(w, start, 1), ReleaseInstance)
+    w.do(CommandRefused(release.command_id, release.host_id, own_group(start.plan.group_id, 1), AWAY))
+    for k in (2, 3):
+        w.said(start, GONE, k)
+    decided = becomes_worker(w, start, inflight=1, idle_since_wall_ms=None)
+    assert (of(decided, ReleaseInstance), len(of(decided, RevokeCredential))) == ([], 1)
+    assert w.view.action(CHAT).n_serving == 2
+    becomes_worker(w, start)
+    assert [r.reason for r in of(w.later(120.0), ReleaseInstance) if r.reason != "consolidated"] == ["keep_alive"]
 
 
 def test_one_whose_fetch_goes_on_is_not_given_up() -> None:

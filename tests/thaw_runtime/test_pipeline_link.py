@@ -238,6 +238,7 @@ def test_after_that_neither_silence_nor_the_loss_of_another_stage_means_anything
     first.send_parted(ANSWERED)
     assert [link.next_batch() for link in later] == [None, None]
     later[0].leave()
+    later[0].end(ErrorInfo("WorkerLost", "stopped, as a worker"))
     first._transport.close()
     for link in later:
         for thread in link._threads:

@@ -76,13 +76,15 @@ def orphans(view: ClusterView, members: Sequence[InstanceView], now_s: float) ->
     return decided
 
 
-def dismiss(view: ClusterView, members: Sequence[InstanceView], now_s: float) -> list[Decision]:
+def dismiss(
+    view: ClusterView, members: Sequence[InstanceView], now_s: float, *, only_idle: bool = False
+) -> list[Decision]:
     """Release stages that are left behind.  The answer may be lost, so a timer follows."""
     decided: list[Decision] = []
     for member in members:
         command_id, record = CommandId(view.new_id()), member.record
         view.set_releasing(member, command_id)
-        decided.append(ReleaseInstance(record.host_id, record.instance_id, command_id, False, "consolidated"))
+        decided.append(ReleaseInstance(record.host_id, record.instance_id, command_id, only_idle, "consolidated"))
         decided.append(Wake(now_s + RELEASE_DEADLINE_S, TimerKind.RELEASE, record.instance_id))
     return decided
 

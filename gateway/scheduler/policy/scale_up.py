@@ -134,8 +134,8 @@ def joined(view: ClusterView, record: InstanceRecord, before: InstanceView | Non
     kept, decided = view.kept.pop(record.instance_id, None), list[Decision]()
     pipeline = view.groups.get(before.record.group_id)
     if kept is None:
-        if pipeline is None or len(pipeline.plan.stages) == 1:
-            return []  # it was given up; it serves all the same
+        if pipeline is None or len(pipeline.plan.stages) == 1:  # it was given up; it serves all the same
+            return [] if pipeline is None else groups.last_left(view, pipeline)
         kept = KeptStage(
             own_plan(pipeline.plan, before.record.stage), pipeline.plan.group_id, before.record.stage, now_s
         )
@@ -156,10 +156,13 @@ def lost(view: ClusterView, record: InstanceRecord, now_s: float) -> list[Decisi
 
 
 def give_up(view: ClusterView, instance: InstanceView, now_s: float) -> list[Decision]:
-    """Release a stage that was set apart.  If requests need another worker, one is started like any other."""
+    """Release a stage that was set apart.  If requests need another worker, one is started like any other.
+
+    It may have become a worker in this moment, with gateways that know it: then a busy one stays.
+    """
     return [
         *lost(view, instance.record, now_s),
-        *groups.dismiss(view, [instance], now_s),
+        *groups.dismiss(view, [instance], now_s, only_idle=True),
         *rescale(view, instance.record.action, now_s),
     ]
 
