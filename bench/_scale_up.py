@@ -4,10 +4,12 @@ workers from the start (``bench/consolidate.py --burst``).
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
@@ -29,8 +31,9 @@ class Burst:
     """The answers to requests that came together.  ``grown``: the ends of the consolidations, by their traces."""
 
     answers: tuple[Streamed, ...]
-    grown: tuple[TraceEvent, ...]
-    grown_s: float | None  # from the burst to the last of them
+    grown: tuple[TraceEvent, ...] = ()
+    switched_s: float | None = None  # from the burst to stage 0's
+    grown_s: float | None = None  # from the burst to the last
 
     @property
     def ttft_s(self) -> float:
@@ -44,9 +47,19 @@ class Burst:
     def total_s(self) -> float:
         return fmean(a.arrivals_s[-1] for a in self.answers)
 
+    def paces_s(self, at_s: float) -> tuple[float, float]:
+        """The mean time between two tokens that came before this time, and after it."""
+        gaps = [(b, b - a) for answer in self.answers for a, b in pairwise(answer.arrivals_s)]
+        before, after = [gap for at, gap in gaps if at <= at_s], [gap for at, gap in gaps if at > at_s]
+        return fmean(before or [math.nan]), fmean(after or [math.nan])
+
     def __str__(self) -> str:
         said = f"first token {self.ttft_s:.2f} s, {1e3 * self.tpot_s:.0f} ms per token, {self.total_s:.1f} s in all"
-        return said if self.grown_s is None else f"{said}, {len(self.grown)} workers after {self.grown_s:.1f} s"
+        if self.grown_s is None or self.switched_s is None:
+            return said
+        before, after = (1e3 * pace_s for pace_s in self.paces_s(self.switched_s))
+        paces = f"{before:.0f} ms before stage 0 switched after {self.switched_s:.1f} s, {after:.0f} ms after it"
+        return f"{said}, {paces}, {len(self.grown)} workers after {self.grown_s:.1f} s"
 
 
 class Bursts:
@@ -93,9 +106,10 @@ class Bursts:
         if any(a.completion_tokens != self._n_tokens for a in answers):
             raise SystemExit(f"answers of {sorted({a.completion_tokens for a in answers})} tokens")
         if not n_grown:
-            return Burst(answers, (), None)
+            return Burst(answers)
         grown, begun_ns = _grown(platform, answers, n_grown)
-        return Burst(answers, grown, (max(e.mono_ns for e in grown) - begun_ns) / 1e9)
+        ends_s = [((e.mono_ns - begun_ns) / 1e9, e.stage) for e in grown]
+        return Burst(answers, grown, min(at for at, stage in ends_s if not stage), max(ends_s)[0])
 
 
 def _grown(platform: BenchPlatform, answers: Sequence[Streamed], n: int) -> tuple[tuple[TraceEvent, ...], int]:

@@ -1,4 +1,4 @@
-"""A container's messages: ``/init``, ``/run``, and ``/consolidate`` of a pipeline's first stage.
+"""A container's messages: ``/init``, ``/run``, and ``/consolidate`` of a pipeline's full stages.
 
 Part of relay/protocol/messages.py, which tags and reads them.
 """

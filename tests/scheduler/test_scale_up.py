@@ -228,6 +228,17 @@ def test_one_that_was_given_up_in_the_moment_in_which_it_became_a_worker_serves_
     assert [r.reason for r in of(w.later(120.0), ReleaseInstance) if r.reason != "consolidated"] == ["keep_alive"]
 
 
+def test_a_worker_that_ends_before_its_word_came_leaves_no_credential() -> None:
+    w = group_world(facts=scaling())
+    start, _ = whole(w)
+    switched(w, start)
+    for k in (2, 3):
+        w.said(start, GONE, k)
+    decided = w.do(InstanceChanged(replace(worker(start, 1), state=GONE)))
+    assert [d.group_id for d in of(decided, RevokeCredential)] == [start.plan.group_id]
+    assert (w.view.kept, serving(w)) == ({}, both(start, 0))
+
+
 def test_one_whose_fetch_goes_on_is_not_given_up() -> None:
     w = group_world(facts=scaling())
     start, _ = whole(w)

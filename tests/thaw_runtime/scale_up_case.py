@@ -56,6 +56,7 @@ def later_worker(case: dict[str, Any], model: Path, init: LlmInit, directory: Pa
         "outcome": [repr(o) for o in outcomes],
         "answers": answers,
         "kept_blocks": kept_blocks(engine) if answers else 0,
+        "strangers": strangers(engine) if answers else [],
         "refuses": [] if answers else refusal(made),
     }
     (directory / f"{init.group_id}-{init.stage}").write_text(json.dumps(report))
@@ -83,6 +84,11 @@ def refusal(made: Stage) -> list[str]:
 def kept_blocks(engine: Any) -> int:
     pool = engine._core.scheduler.kv_cache_manager.block_pool
     return int(pool.num_gpu_blocks - 1 - pool.get_num_free_blocks())
+
+
+def strangers(engine: Any) -> list[str]:
+    """What the runner still knows of the pipeline's requests."""
+    return [name for name in engine._core.model_executor.runner.requests if not name.startswith(("later-", "cons"))]
 
 
 def when_left(engine: Any, then: Any) -> None:

@@ -6,11 +6,13 @@ asked again.  The later stages that stay answer the same requests as soon as the
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 
 from tests.conftest import ValkeyServer
 from tests.thaw_runtime.test_consolidated_pipelines import Found, check_answered, check_lost, run
-from tests.thaw_runtime.test_pipeline import Case, case
+from tests.thaw_runtime.test_pipeline import FAMILIES, Case, case
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
@@ -34,7 +36,10 @@ def found(_shared_relay: ValkeyServer) -> Found:
 
 @pytest.mark.parametrize("name", SCALED)
 def test_every_token_of_every_worker_is_plain_vllms(found: Found, name: str) -> None:
-    result = found[name]
+    check_scaled_up(found[name])
+
+
+def check_scaled_up(result: Case) -> None:
     check_answered(result)
     assert list(result["later"]) == [str(k) for k in range(1, result["keep"])]
     for later in result["later"].values():
@@ -43,7 +48,7 @@ def test_every_token_of_every_worker_is_plain_vllms(found: Found, name: str) -> 
         same = {w: tokens == result["plain"][w.partition(",")[0]] for w, tokens in later["answers"].items()}
         assert len(same) == 2 * len(result["works"])
         assert all(same.values()), same
-        assert later["kept_blocks"] == 0
+        assert (later["kept_blocks"], later["strangers"]) == (0, [])
 
 
 @pytest.mark.parametrize("name", ENDED)
@@ -63,3 +68,24 @@ def test_a_stage_that_computes_something_else_becomes_no_worker(found: Found) ->
 
 def test_one_that_ends_before_stage_0_has_left_ends_the_pipeline_as_any_stage_does(found: Found) -> None:
     check_lost(found["killed while its blocks are copied"])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("family", FAMILIES)
+def test_groups_of_every_family_become_several_workers(relay_url: str, family: str) -> None:
+    works = [["long"]] if family == "gemma2" else [["greedy"], ["seeded", "penalties"], ["long"]]
+    transports = ("redis", "tcp", "object")
+    cases = {
+        f"{n} {keep} {' '.join(w)}": case(family, n, w, keep=keep, transport=transports[i % 3], at_once=i % 2 == 0)
+        for i, ((n, keep), w) in enumerate(product(((2, 2), (4, 2), (4, 4)), works))
+    }
+    for result in run(relay_url, cases).values():
+        check_scaled_up(result)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("fault", ["delay", "twice", "backwards", "die", "hang"])
+def test_a_stage_that_stays_may_fail_in_every_round_as_any_stage(relay_url: str, fault: str) -> None:
+    cases = {str(at): case("llama", 3, ["seeded"], keep=2, faults={1: [fault, at]}) for at in (1, 2, "last")}
+    for result in run(relay_url, cases).values():
+        (check_lost if fault in ("die", "hang") else check_scaled_up)(result)

@@ -20,6 +20,8 @@ ONE WORKER      stage 0                        *left behind*: told to go,       
                                                idle or not, until they are gone relay server lets the group in no more
 =============== ============================== ================================ =================================
 
+Later stages that are to stay as workers of their own are asked with stage 0, and set apart at its switch (scale_up.py).
+
 The plan is rewritten before any stage is released.  So a successor scheduler finds either all stages and asks again
 (a host that is asked twice begins once), or one stage, and releases whatever is left behind.
 """

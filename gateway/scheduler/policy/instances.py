@@ -63,7 +63,7 @@ def changed(view: ClusterView, record: InstanceRecord, now_s: float) -> list[Dec
     """Take in an invoker's report on one instance."""
     before = view.put_instance(record, now_s)
     if record.state is InstanceState.GONE:
-        return [*scale_up.lost(view, record, now_s), *_gone(view, record, before, now_s)]
+        return [*scale_up.gone(view, record, before, now_s), *_gone(view, record, before, now_s)]
     decided = scale_up.joined(view, record, before, now_s)
     instance, group = view.instances[record.instance_id], view.groups.get(record.group_id)
     if record.instance_id in view.kept:

@@ -155,6 +155,16 @@ def lost(view: ClusterView, record: InstanceRecord, now_s: float) -> list[Decisi
     return [DropPlan(kept.plan.group_id)]
 
 
+def gone(view: ClusterView, record: InstanceRecord, before: InstanceView | None, now_s: float) -> list[Decision]:
+    """An instance says itself that it has gone.  It may have become a worker without having been heard."""
+    decided = lost(view, record, now_s)
+    if before is not None and before.record.group_id != record.group_id:
+        pipeline = view.groups.get(before.record.group_id)
+        if pipeline is not None and len(pipeline.plan.stages) == 1:
+            decided += groups.last_left(view, pipeline)
+    return decided
+
+
 def give_up(view: ClusterView, instance: InstanceView, now_s: float) -> list[Decision]:
     """Release a stage that was set apart.  If requests need another worker, one is started like any other.
 

@@ -33,6 +33,7 @@ class OwnCore(EngineCore):
     def __init__(self, follower: FollowerCore, n_layers: int) -> None:
         stage: Any = follower.model_executor
         assert isinstance(stage, FollowerExecutor)  # noqa: S101  another stage has a core
+        self.stage = stage
         config = follower.vllm_config
         self._cache = follower.kv_cache_config
         os.environ.pop(PARTITION, None)
@@ -58,19 +59,18 @@ def _forget_requests(runner: Any) -> None:
     runner.intermediate_tensors = None  # a first stage receives none
 
 
-def verify(made: EngineCore, parted: Parted, n_layers: int) -> None:
+def verify(made: OwnCore, parted: Parted, n_layers: int) -> None:
     """Compare the answer of the pipeline to the golden request with what the whole model computes.
 
     Raises ModelCorrupt for a difference, Unavailable without room for it, ProtocolError for an answer that is none.
     """
-    executor: Any = made.model_executor
-    runner, model = executor.runner, made.vllm_config.model_config
+    runner, model = made.stage.runner, made.vllm_config.model_config
     golden = GoldenRequest(0, model.get_vocab_size(), min(model.max_model_len - 1, runner.max_num_tokens))
     n, vocab_size = golden.request.sampling.max_tokens, model.get_vocab_size()
     if not len(parted.tokens) == len(parted.logprobs) == n or not all(0 <= t < vocab_size for t in parted.tokens):
         raise ProtocolError(f"stage 0 sent {len(parted.tokens)} tokens of the golden request, expected {n}")
     golden.tokens, golden.logprobs, golden.is_complete = list(parted.tokens), list(parted.logprobs), True
     kv = KvBlocks(runner, vllm.__version__)
-    problem = Verification(executor, made.scheduler, kv, n_layers).check_weights(golden)
+    problem = Verification(made.stage, made.scheduler, kv, n_layers).check_weights(golden)
     if problem is not None:
         raise from_info(problem)
