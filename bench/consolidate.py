@@ -5,6 +5,9 @@ whole core, and each of the others a quarter of one, as their shares of the memo
 answer.  In half of the runs the group becomes one worker while it answers (``scaling.keep`` is 1), in the other half it
 stays a pipeline; the runs take turns.  The model is computed in float32, and both answers must be the same text.  All
 messages between the stages go through the relay, and the trace of every run must say so.
+
+``--burst 1`` measures scaling up instead: 32 requests at once on four single workers, on a group of four stages of
+which one becomes a worker, and on one of which all do (bfloat16; bench/_scale_up.py).
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
-from bench import _common, _model, _paths
+from bench import _common, _model, _paths, _scale_up
 from bench._common import Goal, figure, interleave, judge, median, say
 from bench._links import Link, shaped
 from bench._origin import Origin
@@ -177,9 +180,14 @@ def _listed(values: Sequence[float]) -> str:
 
 
 def main() -> int:
-    options = _common.options(__doc__ or "", tokens=(0, "of an answer"), dtype=("float32", "of the model"))
+    options = _common.options(
+        __doc__ or "",
+        tokens=(0, "of an answer"),
+        dtype=("float32", "of the model"),
+        burst=(0, "1: measure a burst that a group grows with"),
+    )
     rounds = options.n or (1 if options.quick else 5)
-    n_tokens = options.tokens or (384 if options.quick else 512)
+    n_tokens = options.tokens or (64 if options.burst else 384 if options.quick else 512)
     work = Path(tempfile.mkdtemp(prefix="bench-", dir="/dev/shm"))
     with contextlib.ExitStack() as stack:
         stack.callback(shutil.rmtree, work, ignore_errors=True)
@@ -200,6 +208,8 @@ def main() -> int:
             )
         )
         url = stack.enter_context(link.store(platform))
+        if options.burst:
+            return _burst(_scale_up.Bursts(work, model, n_tokens, _STAGES), platform, url, link, rounds)
         found = interleave(
             {
                 "pipeline": partial(bench.run, platform, url, keep=True),
@@ -216,6 +226,19 @@ def main() -> int:
         links=[link.describe()],
         n_tokens=n_tokens,
         dtype=options.dtype,
+        runs={name: list(map(str, runs)) for name, runs in found.items()},
+    )
+
+
+def _burst(bursts: _scale_up.Bursts, platform: BenchPlatform, url: str, link: Link, rounds: int) -> int:
+    legs = _scale_up.competitors(_STAGES)
+    found = interleave({name: partial(bursts.run, platform, url, **leg) for name, leg in legs.items()}, rounds)
+    single, one, several = (found[name] for name in legs)
+    return _common.report(
+        "consolidate",
+        _scale_up.goals(single, one, several, link),
+        rounds=rounds,
+        links=[link.describe()],
         runs={name: list(map(str, runs)) for name, runs in found.items()},
     )
 

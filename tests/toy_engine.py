@@ -21,6 +21,7 @@ from dataclasses import replace
 from relay.clients.channel import Channel
 from relay.protocol.messages import LlmInit
 from thaw.errors import ErrorInfo, ModelUnsupported, WorkerLost
+from thaw.plan import StageRole
 from thaw.trace import Phase
 from thaw_runtime.engine import main as engine_main
 from thaw_runtime.engine.protocol import (
@@ -37,7 +38,8 @@ from thaw_runtime.engine.protocol import (
     Usage,
 )
 from thaw_runtime.pipeline.link import StageLink, open_transport
-from thaw_runtime.pipeline.wire import Batch, NewSequence, Sampled, Step
+from thaw_runtime.pipeline.staying import Staying
+from thaw_runtime.pipeline.wire import Batch, NewSequence, Parted, Sampled, Step
 from thaw_runtime.process.start_trace import StartTrace
 from thaw_runtime.weights.segment import ARRIVAL_DEADLINE_S, Segment
 
@@ -46,6 +48,17 @@ STEP_S = float(os.environ.get("TOY_STEP_S", "0.002"))
 """A step takes some time in any engine, and an abort must come while a request still runs."""
 POISON = 0
 """A prompt that begins with this token breaks the engine."""
+
+
+class Loaded:
+    """The rest of a model that needs no load."""
+
+    error: ErrorInfo | None = None
+    has_ended = False
+
+    def begin(self, when_ended: Callable[[], None]) -> None:
+        self.has_ended = True
+        when_ended()
 
 
 class ToyEngine:
@@ -72,7 +85,8 @@ class ToyEngine:
         with trace.phase(Phase.LOAD_BEGIN) as notes:
             segment.wait(segment.n_bytes, ARRIVAL_DEADLINE_S)
             notes.n_bytes = segment.n_bytes
-        follows = stage_plan.stage > 0
+        self._stage, follows = stage_plan.stage, stage_plan.stage > 0
+        self._staying = Staying(self._changed, Loaded() if stage_plan.role is StageRole.FULL else None)
         if stage_plan.n_stages > 1:
             self._link = StageLink(open_transport(stage_plan), stage_plan.stage, stage_plan.n_stages)
             self._link.on_sampled = self._answers.put
@@ -107,6 +121,8 @@ class ToyEngine:
     def consolidate(self, ended: Callable[[ConsolidationEnded], None]) -> None:
         if self._refuses == "raises":
             raise KeyError("a defect")
+        if self._stage and not self._refuses:
+            return self._staying.ask(ended)
         if self._refuses == "never ends":
             return None
         if self._refuses:
@@ -157,6 +173,8 @@ class ToyEngine:
     def _switch(self) -> None:
         """Between two steps: from now on no other stage is asked or missed."""
         if self._becoming is not None:
+            if self._link is not None:
+                self._link.send_parted(Parted((), ()))
             self._link = None
             self._becoming(Consolidated(rounds=2, n_bytes=4096, tail_bytes=64, wait_s=0.0, stall_s=0.0))
             self._becoming = None
@@ -183,6 +201,8 @@ class ToyEngine:
         with suppress(WorkerLost):
             while True:
                 batch = self._link.next_batch()
+                if batch is None:
+                    return self._follow_nobody()
                 requests = [n.request for n in batch.step.new]
                 if last:
                     chosen = tuple((_next_token(r, list(r.output_so_far)),) for r in requests)
@@ -190,6 +210,17 @@ class ToyEngine:
                 else:
                     self._link.send_batch(batch)
         self._link.end(ErrorInfo(WorkerLost.__name__, "the pipeline is broken"))
+
+    def _follow_nobody(self) -> None:
+        """Stage 0 has left: become a worker too when that is wanted."""
+        waited_s = self._staying.wait(lambda: self._stopping)
+        if waited_s is None or self._link is None:
+            return
+        self._link.leave()
+        with self._changed:
+            self._link, self._dead = None, None
+        self._staying.end(Consolidated(0, 0, 0, round(waited_s, 3), 0.0, build_s=0.001))
+        self._loop()
 
     def _advance(
         self, request: EngineRequest, output: list[int], tokens: Mapping[str, int]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import secrets
 from typing import NewType
@@ -26,6 +27,17 @@ _ACTIVATION_ID = re.compile(r"\A[0-9a-f]{32}\Z")
 def random_hex_id() -> str:
     """32 lower-case hex digits from the system's generator, which is safe after a fork: it keeps no process state."""
     return secrets.token_hex(16)
+
+
+def own_group(group_id: GroupId, stage: int) -> GroupId:
+    """The group that a stage is by itself once it has left its pipeline.
+
+    Stage 0 keeps the pipeline's.  The name follows from what everybody knows, so a scheduler and an invoker that were
+    restarted in between agree on it.
+    """
+    if stage == 0:
+        return group_id
+    return GroupId(hashlib.sha256(f"{group_id}/{stage}".encode()).hexdigest()[:32])
 
 
 def is_entity_name(name: str) -> bool:

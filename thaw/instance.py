@@ -55,7 +55,7 @@ class InstanceRecord:
     keep_alive_s: float = 300.0
     stage: int = 0  # its stage in the group; requests go to stage 0, which reaches the others through the relay server
     n_stages: int = 1
-    is_consolidating: bool = False  # stage 0 of a pipeline that is becoming one worker; then n_stages is 1
+    is_consolidating: bool = False  # a stage of a pipeline that is becoming a worker; then n_stages is 1, and stage 0
 
     @property
     def takes_requests(self) -> bool:

@@ -74,7 +74,7 @@ class Plan:
     stages: tuple[PlanStage, ...]
     model: PlanModel | None = None  # None: an ordinary function
     transport: PlanTransport = PlanTransport()
-    keep: int = 1
+    keep: int = 1  # how many of the first stages become workers; 0: it stays a pipeline
     created_wall_ns: int = 0
     predicted_ttft_s: float | None = None
     bound_ttft_s: float | None = None

@@ -49,8 +49,8 @@ class Phase(enum.StrEnum):
     INIT_END = "init.end"
     STOPPED_BEGIN = "stopped.begin"  # a process of the start did not run, though it had something to do (SIGSTOP)
     STOPPED_END = "stopped.end"
-    CONSOLIDATE_BEGIN = "consolidate.begin"  # stage 0: asked to become one worker, behind the traffic → it is one
-    CONSOLIDATE_END = "consolidate.end"  # attributes: rounds, tail_bytes, wait_s, stall_s; or the error
+    CONSOLIDATE_BEGIN = "consolidate.begin"  # a stage: asked to become a worker, behind the traffic → it is one
+    CONSOLIDATE_END = "consolidate.end"  # attributes: rounds, tail_bytes, whole_s, stall_s, build_s; or the error
     READY = "ready"  # invoker: the instance is published
     TOKENIZER_BEGIN = "tokenizer.begin"
     TOKENIZER_END = "tokenizer.end"

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gateway.serving.action_cache import simple_name
+from gateway.serving.routes import Serving
 from thaw import wire
 from thaw.action import Action
 from thaw.activation import Activation
-from thaw.instance import InstanceRecord
 
 Json = dict[str, Any]
 
@@ -18,7 +18,7 @@ def pairs(values: Mapping[str, object]) -> list[Json]:
     return [{"key": k, "value": v} for k, v in values.items()]
 
 
-def action(entity: Action, *, code: bool = True, serving: Sequence[InstanceRecord] | None = None) -> Json:
+def action(entity: Action, *, code: bool = True, serving: Sequence[Serving] | None = None) -> Json:
     """The whole entity; ``config`` and, where it is known, what serves it are Thaw's additions for LLM kinds."""
     exec_: Json = {"kind": entity.exec.kind, "binary": entity.exec.binary}
     if code:
@@ -29,13 +29,14 @@ def action(entity: Action, *, code: bool = True, serving: Sequence[InstanceRecor
     if entity.config is not None:
         rendered["config"] = wire.to_plain(entity.config)
         if serving is not None:
-            rendered["instances"] = [_instance(record) for record in serving]
+            rendered["instances"] = [_instance(each) for each in serving]
     return rendered
 
 
-def _instance(record: InstanceRecord) -> Json:
-    """A group is one instance.  ``becoming``: the number of stages that it will have."""
-    becoming = {"becoming": 1} if record.is_consolidating else {}
+def _instance(serving: Serving) -> Json:
+    """A group is one instance.  ``becoming``: the number of workers that it will be."""
+    record = serving.record
+    becoming = {"becoming": serving.n_workers} if record.is_consolidating else {}
     where = {"host": record.host_id, "groupId": record.group_id}
     return {"stages": record.n_stages, **becoming, "slots": record.slots, **where}
 

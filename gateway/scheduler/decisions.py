@@ -42,7 +42,8 @@ class ReleaseInstance:
 
 @dataclass(frozen=True, slots=True)
 class ConsolidateInstance:
-    """Let this stage 0 become one worker in place of its group, while the group answers."""
+    """Let this stage 0 become one worker in place of its group, while the group answers; or let this later stage become
+    another one, once stage 0 has."""
 
     host_id: HostId
     instance_id: InstanceId
@@ -54,6 +55,14 @@ class ConsolidateInstance:
 class RewritePlan:
     """A group has become one worker: its plan has one stage from now on.  Carried out before its other stages are
     released, so that a successor scheduler does not wait for them."""
+
+    plan: Plan
+
+
+@dataclass(frozen=True, slots=True)
+class PlanWorker:
+    """A later stage outlives its pipeline: this is the plan of the worker that it becomes.  Carried out before the
+    pipeline's plan is rewritten, so that a successor scheduler knows that the stage stays."""
 
     plan: Plan
 
@@ -154,6 +163,7 @@ class TimerKind(enum.StrEnum):
     RESCALE = "rescale"  # key: action
     INSPECT = "inspect"  # key: model uri
     CONSOLIDATE = "consolidate"  # key: group id
+    KEPT = "kept"  # key: instance id of a stage that outlives its pipeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +188,7 @@ Decision = (
     | ReleaseInstance
     | ConsolidateInstance
     | RewritePlan
+    | PlanWorker
     | CancelGroup
     | InspectModelOn
     | FailDemand

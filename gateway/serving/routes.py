@@ -12,7 +12,7 @@ passed.  It is not dropped: an invoker sends no further report of an idle instan
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -35,6 +35,14 @@ class Route:
         return not self.full and self.inflight < self.record.slots
 
 
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """What takes an action's requests.  A pipeline that is consolidating becomes ``n_workers`` workers."""
+
+    record: InstanceRecord
+    n_workers: int = 1
+
+
 @lru_cache(maxsize=4096)
 def version_key(version: str) -> tuple[int, ...]:
     return tuple(int(part) if part.isdigit() else 0 for part in version.split("."))
@@ -44,9 +52,11 @@ class RouteTable:
     def __init__(self) -> None:
         self._routes: dict[ActionName, dict[InstanceId, Route]] = {}
         self._retired: set[InstanceId] = set()
+        self._staying: dict[InstanceId, GroupId] = {}  # later stages that are to be workers too, and their pipelines
 
     def apply(self, record: InstanceRecord, now_s: float) -> bool:
         """Take in an invoker's report.  Return True when the instance may have become free for a request."""
+        self._note_staying(record)
         if not record.takes_requests:
             if record.state is InstanceState.GONE and record.error is not None:
                 self._remove_group(record)
@@ -65,16 +75,26 @@ class RouteTable:
             known.record, known.full = record, False
         return True
 
-    def replace(self, records: Iterable[InstanceRecord], now_s: float) -> set[ActionName]:
+    def replace(self, records: Collection[InstanceRecord], now_s: float) -> set[ActionName]:
         """Start over from the registry, keeping counts of what is in flight.  Returns every action with a route."""
         ready = {r.instance_id: r for r in records if r.state is InstanceState.READY and r.takes_requests}
         for routes in list(self._routes.values()):
             for route in list(routes.values()):
                 if route.record.instance_id not in ready:
                     self._remove(route.record.action, route.record.instance_id)
+        self._staying.clear()
+        for record in records:
+            self._note_staying(record)
         for record in ready.values():
             self.apply(record, now_s)
         return set(self._routes)
+
+    def _note_staying(self, record: InstanceRecord) -> None:
+        """A later stage that stays in its pipeline for now.  As a worker it is a route like any other."""
+        if record.stage > 0 and record.is_consolidating and record.state is InstanceState.READY:
+            self._staying[record.instance_id] = record.group_id
+        else:
+            self._staying.pop(record.instance_id, None)
 
     def take(self, action: ActionName, version: str) -> Route | None:
         """A slot on the least loaded instance that runs ``version`` or a later one; the caller releases it."""
@@ -118,9 +138,10 @@ class RouteTable:
         """Return the groups that are ready, with or without a free slot."""
         return frozenset(r.record.group_id for r in self._routes.get(action, {}).values())
 
-    def records(self, action: ActionName) -> tuple[InstanceRecord, ...]:
+    def serving(self, action: ActionName) -> tuple[Serving, ...]:
         """Return what takes the action's requests: of a group its first stage."""
-        return tuple(route.record for route in self._routes.get(action, {}).values())
+        records = (route.record for route in self._routes.get(action, {}).values())
+        return tuple(Serving(r, 1 + sum(g == r.group_id for g in self._staying.values())) for r in records)
 
     def count(self) -> int:
         return sum(len(routes) for routes in self._routes.values())

@@ -10,11 +10,11 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from gateway.serving.routes import Route, RouteTable
+from gateway.serving.routes import Route, RouteTable, Serving
 from thaw.errors import ThawError
 from thaw.ids import ActionName, ActivationId, GroupId
 from thaw.instance import InstanceRecord, InstanceState
@@ -120,7 +120,7 @@ class WaitingRoom:
                 of_group = f" (stage {record.stage + 1} of {record.n_stages})" if record.n_stages > 1 else ""
                 self._notify(record.action, f"starting on {record.host_id}{of_group}")
 
-    def reload(self, records: Iterable[InstanceRecord]) -> list[Ticket]:
+    def reload(self, records: Collection[InstanceRecord]) -> list[Ticket]:
         """Take over the registry's truth after a (re)connection.  Returns the requests that still wait."""
         with self._lock:
             for action in self._table.replace(records, time.monotonic()):
@@ -148,10 +148,10 @@ class WaitingRoom:
         with self._lock:
             self._table.retire(action)
 
-    def serving(self, action: ActionName) -> tuple[InstanceRecord, ...]:
+    def serving(self, action: ActionName) -> tuple[Serving, ...]:
         """Return what takes the action's requests, for whoever looks at the action."""
         with self._lock:
-            return self._table.records(action)
+            return self._table.serving(action)
 
     # what metrics read ---------------------------------------------------------------------------------------------
 

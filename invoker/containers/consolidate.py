@@ -1,4 +1,4 @@
-"""Stage 0 of a pipeline becomes one worker, as its host follows it.
+"""A stage of a pipeline becomes a worker, as its host follows it.
 
 ::
 
@@ -11,12 +11,17 @@
 The engine switches alone, between two steps, and its container knows it before anybody else.  An invoker that was
 restarted in the middle reads /health and waits for the outcome again.  After the deadline the scheduler hears that it
 has taken too long; the container is listened to all the same, because the engine may switch later.
+
+Stage 0 keeps the pipeline's group and requests.  A later stage that stays waits for the switch of stage 0 in there, and
+is stage 0 of a group of its own afterwards.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 from invoker.containers.call import ContainerCall
@@ -27,8 +32,9 @@ from invoker.containers.live import Live
 from relay.protocol.messages import ConsolidateReply, ConsolidationFailed
 from relay.state.records import Records
 from thaw import wire
+from thaw.action import Action
+from thaw.clock import wall_ms
 from thaw.errors import (
-    BadRequest,
     Conflict,
     ErrorInfo,
     InstanceGone,
@@ -39,7 +45,8 @@ from thaw.errors import (
     WorkerLost,
     from_info,
 )
-from thaw.ids import InstanceId
+from thaw.ids import GroupId, InstanceId, own_group
+from thaw.instance import InstanceRecord
 from thaw.logs import Log
 from thaw.trace import TraceEvent
 
@@ -62,12 +69,10 @@ class Consolidating:
         self._deadline_s, self._log = deadline_s, log
 
     def begin(self, instance_id: InstanceId) -> None:
-        """Begin it in the background.  Raises InstanceGone, BadRequest for an instance that heads no pipeline."""
+        """Begin it in the background.  Raises InstanceGone.  A container that cannot become a worker says so itself."""
         live = self._fleet.find(instance_id)
         if live is None or live.state not in _SERVES:
             raise InstanceGone(f"no instance {instance_id} serves on this host")
-        if not live.record.takes_requests:
-            raise BadRequest(f"instance {instance_id} is stage {live.record.stage}; stage 0 becomes the worker")
         if not live.in_group or not live.begins_to_consolidate():
             return self._fleet.announce_again(live)
         self._fleet.announce(live)
@@ -113,17 +118,17 @@ class Consolidating:
             raise WorkerLost("the container closed its connection while it became one worker") from e
         if status == 200:
             return wire.from_plain(ConsolidateReply, plain)
-        self._write_trace(live, _events(plain))
+        self._write_trace(_events(plain))
         info = plain.get("info")
         raise from_info(wire.from_plain(ErrorInfo, info)) if info else ProtocolError(f"an answer of status {status}")
 
     def _became_one_worker(self, live: Live, reply: ConsolidateReply) -> None:
         assert live.function is not None  # noqa: S101  an instance that serves has one
-        live.amend(n_stages=1, slots=slots_in(live.function, 0, 1), is_consolidating=False)
+        live.become(partial(as_worker, function=live.function))
         live.fetching = False  # its last byte has arrived
         self._fleet.announce(live)
         self._fleet.relabel(live)
-        self._write_trace(live, reply.events)
+        self._write_trace(reply.events)
         self._log.event(
             "consolidated",
             instance_id=live.record.instance_id,
@@ -152,11 +157,29 @@ class Consolidating:
         except PlatformError as e:  # the scheduler's own deadline follows
             self._log.event("event_lost", instance_id=record.instance_id, error=e.message)
 
-    def _write_trace(self, live: Live, events: tuple[TraceEvent, ...]) -> None:
+    def _write_trace(self, events: tuple[TraceEvent, ...]) -> None:
+        """Write them to the trace of the pipeline, which a later stage has left by now."""
+        if not events:
+            return
+        group_id = GroupId(events[0].group_id)
         try:
-            self._records.add_trace(live.record.group_id, list(events))
+            self._records.add_trace(group_id, list(events))
         except PlatformError as e:
-            self._log.event("trace_lost", group_id=live.record.group_id, error=e.message)
+            self._log.event("trace_lost", group_id=group_id, error=e.message)
+
+
+def as_worker(record: InstanceRecord, function: Action) -> InstanceRecord:
+    """The record of a stage that has become a worker.  A later one is idle from now on: it had no request before."""
+    idle_ms = record.idle_since_wall_ms if record.stage == 0 or record.idle_since_wall_ms is None else wall_ms()
+    return replace(
+        record,
+        group_id=own_group(record.group_id, record.stage),
+        stage=0,
+        n_stages=1,
+        slots=slots_in(function, 0, 1),
+        idle_since_wall_ms=idle_ms,
+        is_consolidating=False,
+    )
 
 
 def health_of(path: str) -> dict[str, Any] | None:

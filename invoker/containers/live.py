@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -75,6 +75,11 @@ class Live:
         """Complete the record with what the start has learnt."""
         with self.lock:
             self.record = replace(self.record, **fields)
+
+    def become(self, made: Callable[[InstanceRecord], InstanceRecord]) -> None:
+        """Replace the record by what ``made`` makes of it."""
+        with self.lock:
+            self.record = made(self.record)
 
     def begins_to_consolidate(self) -> bool:
         """Note that it is becoming one worker; False if that is noted already."""

@@ -19,7 +19,7 @@ def check_plan(plan: Plan) -> None:
     ends = [0, *(s.layers[1] for s in plan.stages)]
     if any(stage.layers[0] != end for stage, end in zip(plan.stages, ends, strict=False)):
         raise ProtocolError("the layers of a plan's stages do not join")
-    if not 1 <= plan.keep <= len(plan.stages):
+    if not 0 <= plan.keep <= len(plan.stages):
         raise ProtocolError(f"keep is {plan.keep} of {len(plan.stages)} stages")
     if len(plan.stages) > 1:
         _check_group(plan)

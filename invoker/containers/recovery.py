@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from invoker.containers.consolidate import Consolidating, health_of
+from invoker.containers.consolidate import Consolidating, as_worker, health_of
 from invoker.containers.fleet import Fleet
-from invoker.containers.init import slots_in
 from invoker.containers.instance import State
 from invoker.containers.live import Live
 from invoker.drivers.base import Owned
@@ -74,11 +73,11 @@ def _revived(owned: Owned, known: dict[InstanceId, InstanceRecord], records: Rec
 
 
 def _as_its_container_says(record: InstanceRecord, function: Action, health: dict[str, Any]) -> InstanceRecord:
-    """A pipeline may have become one worker, or be about to, without this host's last invoker having noted it.  Either
-    way somebody must read the outcome, whose trace the last invoker has not written."""
+    """A stage may have become a worker, or be about to, without this host's last invoker having noted it.  Either way
+    somebody must read the outcome, whose trace the last invoker has not written."""
     has_switched = record.n_stages > 1 and health.get("stages") == 1
     if has_switched:
-        record = replace(record, n_stages=1, slots=slots_in(function, record.stage, 1))
+        record = as_worker(record, function)
     return replace(record, is_consolidating=has_switched or health.get("consolidating") is True)
 
 

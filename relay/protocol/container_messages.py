@@ -1,4 +1,4 @@
-"""A container's messages: ``/init``, ``/run``, and ``/consolidate`` of a pipeline's first stage.
+"""A container's messages: ``/init``, ``/run``, and ``/consolidate`` of a pipeline's full stages.
 
 Part of relay/protocol/messages.py, which tags and reads them.
 """
@@ -84,7 +84,7 @@ class InitReply:
 
 @dataclass(frozen=True, slots=True)
 class ConsolidateReply:
-    """The answer to ``POST /consolidate``, and to ``GET /consolidate`` later: stage 0 has become one worker.
+    """The answer to ``POST /consolidate``, and to ``GET /consolidate`` later: the stage has become a worker.
 
     ``tail_bytes`` of the copied ``n_bytes`` of KV blocks were in the last round, while no step was scheduled.
     """
@@ -95,6 +95,7 @@ class ConsolidateReply:
     wait_s: float  # until the model was whole
     stall_s: float  # from the last step of the pipeline to the first of the whole worker
     events: tuple[TraceEvent, ...] = ()
+    build_s: float = 0.0  # in which a later stage built an engine of its own
 
 
 @dataclass(frozen=True, slots=True)

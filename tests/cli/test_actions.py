@@ -114,6 +114,7 @@ def test_a_config_error_names_path_value_and_fix(at: Run, gateway: FakeGateway, 
     [
         ([], ""),
         ([{"stages": 4, "becoming": 1}], ": pipeline of 4, becoming one worker"),
+        ([{"stages": 4, "becoming": 2}], ": pipeline of 4, becoming 2 workers"),
         ([{"stages": 1}, {"stages": 4}, {"stages": 1}], ": 2 × one worker; pipeline of 4"),
         (None, ""),
     ],

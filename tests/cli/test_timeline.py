@@ -240,6 +240,16 @@ def test_a_pipeline_that_became_one_worker_says_when_and_what_it_took() -> None:
     )
 
 
+def test_a_later_stage_that_became_a_worker_says_what_it_took() -> None:
+    took = {"stages": 4, "rounds": 0, "tail_bytes": 0, "whole_s": 6.5, "stall_s": 0.0, "worker": 1, "build_s": 0.02}
+    tries = [*consolidation(2300, 9000, 0, **took), *consolidation(9100, 9200, stages=4, worker=2, error="no")]
+    assert [line for line in _draw([*trace(COLD), *tries], None) if line.startswith("consolidation")] == [
+        "consolidation: at 9.00 s stage 1 was a worker of its own on h: it was asked 6.70 s before, had the whole model and "
+        "was alone after 6.50 s, built its engine in 20 ms",
+        "consolidation: at 9.20 s stage 2 could not become a worker on h: no",
+    ]
+
+
 def test_a_pipeline_that_could_not_become_one_worker_says_why_at_each_try() -> None:
     tries = [*consolidation(2300, 2400, stages=4, error="no room"), *consolidation(7400, 7500, stages=4, error="again")]
     assert [line for line in _draw([*trace(COLD), *tries], None) if line.startswith("consolidation")] == [

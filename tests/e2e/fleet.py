@@ -36,7 +36,7 @@ class Fleet(Machine):
 
     def remove(self, action: str) -> None:
         """Delete the action.  Return when nothing of its groups is left."""
-        groups = {s.record.group_id for s in self.pipelines.stages(action).values()}
+        groups = {c.record.group_id for c in self.pipelines.containers(action)}
         self.thaw("action", "delete", action)
         wait_gone(lambda: self.pipelines.leftovers(groups))
-        wait_gone(lambda: [str(s) for s in self.pipelines.stages(action).values()])
+        wait_gone(lambda: [str(c) for c in self.pipelines.containers(action)])

@@ -61,7 +61,10 @@ class Pipelines:
 
     def stages(self, action: str) -> dict[int, StageContainer]:
         """The containers of ``action`` that have a process, by stage."""
-        found = {}
+        return {found.record.stage: found for found in self.containers(action)}
+
+    def containers(self, action: str) -> list[StageContainer]:
+        found = []
         for owner in self._run_dir.glob("host-*/c/*/owner.json"):
             try:
                 plain = json.loads(owner.read_text())
@@ -70,7 +73,7 @@ class Pipelines:
             if plain["pid"] and "record" in plain["labels"]:
                 record = wire.loads(InstanceRecord, plain["labels"]["record"])
                 if record.action == f"guest/{action}":
-                    found[record.stage] = StageContainer(record, plain["pid"], owner.parent)
+                    found.append(StageContainer(record, plain["pid"], owner.parent))
         return found
 
     def wait_stem_cells(self, n_hosts: int) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 
@@ -158,6 +159,36 @@ def test_a_group_becomes_one_worker_while_it_answers(fleet: Fleet, reference: li
     fleet.remove("folds")
 
 
+def test_a_burst_on_a_group_ends_with_two_workers_that_both_answer(fleet: Fleet, reference: list[str]) -> None:
+    """Twelve requests are answered by a pipeline of three, of which two stages become workers meanwhile."""
+    fleet.deploy("grows", scaling={"stages": 3, "keep": 2, "max_batch": 4})
+
+    def burst(n: int) -> list[tuple[str, str]]:
+        """The answers, each with the host that gave it."""
+        with ThreadPoolExecutor(n) as pool:
+            asked = [pool.submit(fleet.chat, "grows", PROMPTS[i % 2], **ANSWER) for i in range(n)]
+            answered = [each.result() for each in asked]
+            texts = list(pool.map(text_of, answered))
+        assert texts == [reference[i % 2] for i in range(n)]
+        ids = [r.headers["X-Openwhisk-Activation-Id"] for r in answered]
+        return [(activation_id, host_of(fleet, activation_id)) for activation_id in ids]
+
+    def grown() -> list[StageContainer] | None:
+        found = fleet.pipelines.containers("grows")
+        return found if [c.record.n_stages for c in found] == [1, 1] else None
+
+    first = burst(12)
+    workers = wait_for(grown, "the pipeline is not two workers", 180)
+    assert len({c.record.group_id for c in workers}) == 2
+    both = {host for _, host in burst(8)}
+    assert both == {c.record.host_id for c in workers}
+    assert "2 × one worker" in fleet.thaw("action", "get", "grows").stdout
+    explained = [fleet.thaw("activation", "explain", activation_id).stdout for activation_id, _ in first]
+    assert any("stage 1 was a worker of its own" in said for said in explained), explained  # of those that were cold
+    wait_gone(lambda: fleet.pipelines.credentials([c.record.group_id for c in workers]))
+    fleet.remove("grows")
+
+
 @pytest.mark.parametrize("stage", [1, pytest.param(0, marks=pytest.mark.full)])
 def test_a_stage_killed_under_an_answer_costs_no_token_and_doubles_none(
     fleet: Fleet, served: str, reference: list[str], stage: int
@@ -201,6 +232,18 @@ def test_a_group_ends_as_a_whole_when_it_has_been_idle_for_its_keep_alive(fleet:
     groups: set[GroupId] = {s.record.group_id for s in fleet.pipelines.stages("brief").values()}
     wait_gone(lambda: [str(s) for s in fleet.pipelines.stages("brief").values()])
     wait_gone(lambda: fleet.pipelines.leftovers(groups))
+
+
+def host_of(fleet: Fleet, activation_id: str) -> str:
+    """The host that answered, as the record says, which is written after the answer."""
+
+    def written() -> str | None:
+        found = fleet.request("GET", f"/api/v1/namespaces/_/activations/{activation_id}")
+        if found.status_code != 200:
+            return None
+        return next((str(a["value"]) for a in found.json()["annotations"] if a["key"] == "host"), None)
+
+    return wait_for(written, f"no record of {activation_id}")
 
 
 def pids(stages: dict[int, StageContainer]) -> dict[int, int]:

@@ -111,7 +111,7 @@ class Faults:
         kind = self._choice.choice(FAULTS)
         host = f"host-{self._choice.randrange(4)}"
         if kind in ("stage", "stopped stage"):
-            stages = [s for action in ACTIONS for s in self._fleet.pipelines.stages(action).values()]
+            stages = [s for action in ACTIONS for s in self._fleet.pipelines.containers(action)]
             if not stages:
                 return
             victim = self._choice.choice(stages)
@@ -196,5 +196,5 @@ def check_returned(fleet: Fleet) -> None:
     for action in ACTIONS:
         fleet.thaw("action", "delete", action)
     for action in ACTIONS:
-        wait_gone(lambda action=action: [str(s) for s in fleet.pipelines.stages(action).values()])  # type: ignore[misc]
+        wait_gone(lambda action=action: [str(c) for c in fleet.pipelines.containers(action)])  # type: ignore[misc]
     wait_gone(fleet.pipelines.remainders)

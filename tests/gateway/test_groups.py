@@ -46,11 +46,13 @@ def test_an_action_is_shown_with_what_serves_it_and_with_what_that_becomes(
         return found
 
     assert gateway.call("GET", "/api/v1/namespaces/_/actions/chat").json()["instances"] == []
-    first, _ = group(invoker, "a", slots=16)
+    first, later = group(invoker, "a", slots=16)
     where = {"host": first.host_id, "groupId": "a" * 32}
     assert shown() == [{"stages": 2, "slots": 16, **where}]
     for record, expected in (
         (replace(first, is_consolidating=True), {"stages": 2, "becoming": 1, "slots": 16}),
+        (replace(later, is_consolidating=True), {"stages": 2, "becoming": 2, "slots": 16}),
+        (later, {"stages": 2, "becoming": 1, "slots": 16}),
         (replace(first, n_stages=1, slots=8), {"stages": 1, "slots": 8}),
     ):
         invoker.registry.put_instance(record)

@@ -1,4 +1,4 @@
-"""Stage 0 of a pipeline that becomes one worker: the command, its outcome, and an invoker that is killed in between."""
+"""Stages of a pipeline that become workers: the command, its outcome, and an invoker that is killed in between."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.invoker.platform import Host, until
 from tests.invoker.test_groups import GroupHost, abandon, two_stages
 from thaw import wire
 from thaw.action import KIND_LLM
-from thaw.ids import GroupId, InstanceId
+from thaw.ids import GroupId, InstanceId, own_group
 from thaw.instance import InstanceRecord, InstanceState
 from thaw.trace import Phase, event
 
@@ -143,12 +143,7 @@ def test_a_repeated_command_begins_nothing_anew_and_says_again_what_became_of_it
     assert not [m for m in host.events.seen if isinstance(m, ConsolidationFailed)]
 
 
-def test_what_heads_no_pipeline_is_refused(host: FoldingHost) -> None:
-    _, second = host.ready_group(two_stages())
-    refused = host.events.refused(host.consolidate(second))
-    assert (refused.error.code, refused.group_id) == ("BadRequest", second.group_id)
-    host.release(second.instance_id)
-    host.events.instance(second.instance_id, InstanceState.GONE)
+def test_an_instance_that_is_not_here_is_refused(host: FoldingHost) -> None:
     unknown = host.send(Consolidate(InstanceId("none"), GroupId("g")))
     assert host.events.refused(unknown).error.code == "InstanceGone"
 
@@ -241,3 +236,74 @@ def test_an_invoker_that_takes_over_announces_what_its_container_is_before_the_r
             fifo.write(json.dumps(replied()) + "\n")
             fifo.close()
             assert new.becomes_one_worker(first).slots == 3
+
+
+# a later stage that stays ------------------------------------------------------------------------------------------
+
+
+def becomes_second_worker(host: FoldingHost, second: InstanceRecord) -> InstanceRecord:
+    own = own_group(second.group_id, 1)
+    return host.announced(second, n_stages=1, is_consolidating=False, group_id=own, stage=0)
+
+
+def test_a_later_stage_becomes_a_worker_of_a_group_of_its_own_and_takes_requests(host: FoldingHost) -> None:
+    first, second = host.ready_group(two_stages())
+    host.consolidate(second)
+    waiting = host.announced(second, is_consolidating=True)
+    assert (waiting.stage, waiting.n_stages, waiting.group_id) == (1, 2, second.group_id)
+    host.tell(second, replied(events=events_of(second)))
+    one = becomes_second_worker(host, second)
+    assert (one.state, one.slots, one.reserve_bytes) == (InstanceState.READY, 3, second.reserve_bytes)
+    assert one.idle_since_wall_ms is not None
+    assert second.idle_since_wall_ms is not None
+    assert one.idle_since_wall_ms > second.idle_since_wall_ms
+    until(lambda: traced(host, second.group_id))
+    assert host.agent.fleet.begin_run(second.instance_id).record.takes_requests
+    live = host.agent.fleet.find(second.instance_id)
+    assert live is not None
+    host.agent.fleet.end_run(live)
+    host.cancel(second.group_id)  # ends the other stage, and not this worker
+    host.events.instance(first.instance_id, InstanceState.GONE)
+    host.release(second.instance_id)
+    assert host.events.instance(second.instance_id, InstanceState.GONE).error is None
+
+
+def test_a_later_stage_that_cannot_is_a_stage_still(host: FoldingHost) -> None:
+    _, second = host.ready_group(two_stages())
+    host.consolidate(second)
+    host.tell(second, {"status": 502, "error": "x", "info": NO_ROOM, "events": []})
+    assert host.failed(second).group_id == second.group_id
+    live = host.agent.fleet.find(second.instance_id)
+    assert live is not None
+    record = live.record
+    assert (record.stage, record.n_stages, record.group_id, record.is_consolidating) == (1, 2, second.group_id, False)
+
+
+@pytest.mark.parametrize("when", ["before the successor came", "after it came", "before the last invoker was killed"])
+def test_a_successor_finds_a_later_stage_as_what_it_is(valkey_url: str, run_dir: Path, when: str) -> None:
+    old = made(valkey_url, run_dir)
+    old.start()
+    _, second = old.ready_group(two_stages())
+    old.consolidate(second)
+    old.announced(second, is_consolidating=True)
+    if when == "before the last invoker was killed":
+        old.tell(second, "switched", replied(events=events_of(second)))
+        becomes_second_worker(old, second)
+        until(lambda: labelled(old, second.instance_id).n_stages == 1)
+    abandon(old)
+    if when == "before the successor came":
+        old.tell(second, "switched", replied(events=events_of(second)))
+    new = FoldingHost(valkey_url, run_dir)
+    new.fetchd = new.agent.fleet.fetch = old.fetchd
+    with new:
+        if when == "after it came":
+            assert new.announced(second, is_consolidating=True).group_id == second.group_id
+            new.tell(second, replied(events=events_of(second)))
+        one = becomes_second_worker(new, second)
+        assert (one.slots, one.state) == (3, InstanceState.READY)
+        until(lambda: traced(new, second.group_id))
+        until(lambda: labelled(new, second.instance_id).group_id == one.group_id)
+        new.release(second.instance_id, only_idle=False)
+        new.events.instance(second.instance_id, InstanceState.GONE)
+        new.cancel(second.group_id)
+        until(lambda: new.agent.fleet.all() == [])

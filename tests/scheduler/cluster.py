@@ -17,6 +17,7 @@ from gateway.scheduler.decisions import (
     DropPlan,
     FailDemand,
     ForgetInstance,
+    PlanWorker,
     ReleaseInstance,
     RevokeCredential,
     RewritePlan,
@@ -28,7 +29,7 @@ from relay.protocol.messages import CommandRefused, ConsolidationFailed, DemandA
 from tests.scheduler.world import World, record_of, report
 from thaw.errors import ErrorInfo
 from thaw.host import HostReport
-from thaw.ids import ActionName, ActivationId, GatewayId, GroupId, HostId, InstanceId, Namespace
+from thaw.ids import ActionName, ActivationId, GatewayId, GroupId, HostId, InstanceId, Namespace, own_group
 from thaw.instance import InstanceRecord, InstanceState
 from thaw.model import ModelFacts
 from thaw.plan import Plan
@@ -65,6 +66,7 @@ class Cluster:
         self.plans: dict[GroupId, Plan] = {}
         self.credentials: set[GroupId] = set()
         self.unheard: deque[tuple[Host, InstanceId]] = deque()
+        self.switched: set[GroupId] = set()  # pipelines that their stage 0 has left
         self.demand: dict[ActivationId, DemandAdded] = {}
         self.n_asked, self.crash_after, self.relay_is_up, self.n_leaders = 0, -1, True, 0
         self.lead()
@@ -115,7 +117,7 @@ class Cluster:
                 self.hosts[decision.host_id].commands.append((decision, None))
             case RevokeCredential():
                 self.credentials.discard(decision.group_id)
-            case RewritePlan():
+            case RewritePlan() | PlanWorker():
                 self.plans[decision.plan.group_id] = decision.plan
             case DropPlan():
                 self.plans.pop(decision.group_id, None)
@@ -180,17 +182,31 @@ class Cluster:
             refused = CommandRefused(command.command_id, command.host_id, command.group_id, UNKNOWN)
             return self.tell(refused)
         host.consolidating.add(command.instance_id)
+        record = host.instances[command.instance_id]
+        if record.n_stages > 1:
+            self.say(host, replace(record, is_consolidating=True))
+
+    def _asked(self) -> list[tuple[Host, InstanceId]]:
+        return [(h, i) for h in self.hosts.values() if h.is_up for i in sorted(h.consolidating & h.instances.keys())]
 
     def switch(self, n: int) -> None:
-        """Let a stage 0 that was asked become one worker.  Its host says so later (``hear``)."""
-        asked = [(h, i) for h in self.hosts.values() if h.is_up for i in sorted(h.consolidating & h.instances.keys())]
+        """Let a stage that was asked become a worker: stage 0 at any time, a later stage once stage 0 has switched.  Its
+        host says so later (``hear``)."""
+        asked = [(h, i) for h, i in self._asked() if self._may_switch(h.instances[i])]
         if asked:
             host, instance_id = asked[n % len(asked)]
             host.consolidating.discard(instance_id)
             record = host.instances[instance_id]
             if record.state is InstanceState.READY:
-                host.instances[instance_id] = replace(record, n_stages=1)
+                if record.stage == 0:
+                    self.switched.add(record.group_id)
+                own = own_group(record.group_id, record.stage)
+                worker = replace(record, n_stages=1, stage=0, slots=8, group_id=own, is_consolidating=False)
+                host.instances[instance_id] = worker
                 self.unheard.append((host, instance_id))
+
+    def _may_switch(self, record: InstanceRecord) -> bool:
+        return record.stage == 0 or record.group_id in self.switched
 
     def hear(self) -> None:
         """Let the scheduler hear of the switch that was first."""
@@ -200,11 +216,12 @@ class Cluster:
                 self.say(host, host.instances[instance_id])
 
     def fail_to_switch(self, n: int) -> None:
-        asked = [(h, i) for h in self.hosts.values() if h.is_up for i in sorted(h.consolidating & h.instances.keys())]
+        asked = self._asked()
         if asked:
             host, instance_id = asked[n % len(asked)]
             host.consolidating.discard(instance_id)
-            record = host.instances[instance_id]
+            record = replace(host.instances[instance_id], is_consolidating=False)
+            self.say(host, record)
             self.tell(ConsolidationFailed(instance_id, record.host_id, record.group_id, UNKNOWN))
 
     def _release(self, host: Host, command: ReleaseInstance) -> None:

@@ -1,4 +1,4 @@
-"""Random histories of pipelines that become one worker.
+"""Random histories of pipelines that become one worker or several.
 
 Stages switch, are lost and are released in any order; the scheduler hears of a switch late, and crashes in the middle
 of a decision.  In the end nothing of any group is left, and no worker was ended that had become one.
@@ -19,7 +19,7 @@ from thaw.ids import ActionName
 OTHER = ActionName("guest/other")
 ACTIONS = (
     chat(forced_stages=3, max_stages=4, keep=1, need_bytes=900 * MIB, max_instances=2, keep_alive_s=60.0),
-    chat(name=OTHER, forced_stages=2, max_stages=4, keep=1, need_bytes=700 * MIB, max_instances=2, slots=2),
+    chat(name=OTHER, forced_stages=3, max_stages=4, keep=2, need_bytes=700 * MIB, max_instances=4, slots=2),
 )
 WHAT = [
     "ask",
@@ -143,7 +143,7 @@ def test_a_pipeline_that_is_let_go_on_becomes_one_worker_in_the_end(history: lis
     for host in c.hosts.values():
         while host.commands:
             c.obey(host)
-    for n in range(4):
+    for n in range(8):  # stages 0, then those that stay
         c.switch(n)
     while c.unheard:
         c.hear()

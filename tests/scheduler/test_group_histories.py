@@ -90,6 +90,7 @@ def never_overcommitted(c: Cluster) -> None:
 
     A host that came back may hold more than it should until it has carried out its commands.
     """
+    assert c.w.view.kept.keys() <= c.w.view.instances.keys()
     for host in c.w.view.hosts.values():
         for device in host.devices.values():
             held = [c.w.view.instances[i].record for i in c.w.view.on_host.get(host.host_id, ())]
@@ -102,7 +103,7 @@ def nothing_is_left(c: Cluster) -> None:
     assert {n: h.instances for n, h in c.hosts.items() if h.instances} == {}
     assert (c.plans, c.credentials, c.registry, c.demand) == ({}, set(), {}, {})
     view = c.w.view
-    assert (view.groups, view.instances, view.in_group, view.demand) == ({}, {}, {}, {})
+    assert (view.groups, view.instances, view.in_group, view.demand, view.kept) == ({}, {}, {}, {}, {})
     for host in view.hosts.values():
         assert host.ledger.fetches() == {}
         assert host.pool._claims == {}

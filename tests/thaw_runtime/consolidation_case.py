@@ -12,6 +12,7 @@ A case has ``"consolidate": true``, and may have:
 ``plant``       an error in the copied blocks, in the late weights, or in the bookkeeping (pipeline_stand_ins.plant)
 ``tries``       how often the consolidation is tried, if it fails (default 1)
 ``release``     the other stages are killed after the switch, as their hosts do
+``keep``        so many stages become workers (scale_up_case.py)
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from typing import Any
 from relay.protocol.messages import GroupLink, LlmInit
 from tests.thaw_runtime.pipeline_probe import RESERVE, Stage, fork, inits, requests
 from tests.thaw_runtime.pipeline_stand_ins import WAIT_S, after_batches, be_impatient, misbehave, plant
+from tests.thaw_runtime.scale_up_case import later_worker, report_of, stays
 from thaw.errors import ErrorInfo
 from thaw.plan import TransportKind
 from thaw_runtime.engine.protocol import ConsolidationEnded, EngineRequest, Event, Failed, Sampling, Token
@@ -37,8 +39,14 @@ LEAVER = EngineRequest("leaver", tuple(range(3, 60)), Sampling(64, temperature=0
 
 
 def consolidation(case: dict[str, Any], model: Path, url: str, directory: Path) -> dict[str, Any]:
+    full = range(case.get("keep", 1))
     made = inits(
-        model, case["n_stages"], url, full=[0], dtype=case.get("dtype", "float32"), reserve=case.get("reserve", RESERVE)
+        model,
+        case["n_stages"],
+        url,
+        full=full,
+        dtype=case.get("dtype", "float32"),
+        reserve=case.get("reserve", RESERVE),
     )
     plans = [replace(init, link=link_of(case, init, directory)) for init in made]
     report, (told, tell) = directory / plans[0].group_id, os.pipe()
@@ -47,19 +55,24 @@ def consolidation(case: dict[str, Any], model: Path, url: str, directory: Path) 
         prepare(case, init.stage)
         if init.stage == 0:
             report.write_text(json.dumps(FirstStage(case, model, init, directory).run(lambda: release(told))))
+        elif stays(case, init):
+            later_worker(case, model, init, directory)
         else:
             Stage(model, init, directory).engine.join()
 
     pids = [fork(lambda init=init: stage(init)) for init in plans]
     os.write(tell, json.dumps(pids[1:]).encode())
     statuses = [os.waitstatus_to_exitcode(os.waitpid(pids[0], 0)[1])]
+    is_one = report.exists() and "Consolidated(" in report.read_text()
     for pid in pids[1:]:
-        if any(fault == "hang" for fault, _ in case.get("faults", {}).values()):
+        is_left = pid not in pids[: case.get("keep", 1)]  # after the switch it waits for its host, which ends it
+        if any(fault == "hang" for fault, _ in case.get("faults", {}).values()) or (is_left and is_one):
             os.kill(pid, signal.SIGKILL)  # a stopped process never ends; another one has ended by now
         statuses.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
     os.close(told)
     os.close(tell)
-    return json.loads(report.read_text()) | {"statuses": statuses}
+    later = {str(plan.stage): report_of(plan, directory) for plan in plans if stays(case, plan)}
+    return json.loads(report.read_text()) | {"statuses": statuses, "later": later}
 
 
 def link_of(case: dict[str, Any], init: LlmInit, directory: Path) -> GroupLink:

@@ -1,4 +1,4 @@
-"""A pipeline that becomes one worker, as its containers see it: the real proxy and wire, and the toy engine."""
+"""A pipeline that becomes one worker or two, as its containers see it: the real proxy and wire, and the toy engine."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.thaw_runtime.test_engine_link import Played, ends, played
 from thaw import wire
 from thaw.errors import ErrorInfo, InstanceGone, ModelUnsupported, ProtocolError, WorkerLost
 from thaw.ids import GroupId, random_hex_id
-from thaw.plan import TransportKind
+from thaw.plan import StageRole, TransportKind
 from thaw_runtime.engine.protocol import Consolidated
 from thaw_runtime.engine.wire import Consolidate, ConsolidationDone, decode, encode
 
@@ -37,13 +37,14 @@ LONG = {"prompt": "hello", "max_tokens": 300, "temperature": 1.0}
 WAIT_S = 20.0
 
 
-def stages(url: str, fate: str) -> list[LlmInit]:
+def stages(url: str, fate: str, second: StageRole) -> list[LlmInit]:
     """The values of /init of a pipeline of two.  ``fate``: see ToyEngine."""
     whole = llm_init(args={"consolidate": fate} if fate else {})
-    shapes = tuple(StageShape(part, 1 << 30, 1 << 20) for part in ((0, 1), (1, 2)))
+    parts = ((0, 1), StageRole.FULL), ((1, 2), second)
+    shapes = tuple(StageShape(part, 1 << 30, 1 << 20, role) for part, role in parts)
     link = GroupLink(TransportKind.REDIS, url, GroupCredential("", ""))
     whole = replace(whole, group_id=GroupId(random_hex_id()), n_stages=2, link=link, stages=shapes)
-    return [replace(whole, stage=k, layers=s.layers) for k, s in enumerate(shapes)]
+    return [replace(whole, stage=k, layers=s.layers, role=s.role) for k, s in enumerate(shapes)]
 
 
 @pytest.fixture
@@ -52,11 +53,16 @@ def fate() -> str:
 
 
 @pytest.fixture
-def pipeline(tmp_path: Path, relay_url: str, fate: str) -> Iterator[tuple[Container, Container]]:
+def second() -> StageRole:
+    return StageRole.LOW
+
+
+@pytest.fixture
+def pipeline(tmp_path: Path, relay_url: str, fate: str, second: StageRole) -> Iterator[tuple[Container, Container]]:
     """Two containers that answer together."""
     door = Doorway(write_tiny_model(tmp_path / "model"), tmp_path / "door")
     made: list[Container] = []
-    for k, init in enumerate(stages(relay_url, fate)):
+    for k, init in enumerate(stages(relay_url, fate, second)):
         (tmp_path / str(k)).mkdir()
         made.append(Container([sys.executable, "-c", START], tmp_path / str(k), door))
         made[k].wait_listening()
@@ -75,7 +81,7 @@ def health(container: Container) -> tuple[int, bool]:
 class Elsewhere(threading.Thread):
     """A request on a connection of its own, for an answer that comes later."""
 
-    def __init__(self, container: Container, method: str) -> None:
+    def __init__(self, container: Container, method: str = "POST") -> None:
         super().__init__(daemon=True)
         self._container, self._method = container, method
         self.answers: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
@@ -189,6 +195,66 @@ def test_one_that_is_under_way_is_not_begun_twice_and_any_number_may_wait_for_it
     for one in (asked, waits):
         status, refused = one.answers.get(timeout=WAIT_S)
         assert (status, refused["info"]["code"]) == (500, "WorkerLost")
+
+
+# a later stage that stays ------------------------------------------------------------------------------------------
+
+STAYS = pytest.mark.parametrize("second", [StageRole.FULL])
+
+
+@STAYS
+@pytest.mark.parametrize("asked_first", [True, False])
+def test_a_later_stage_that_stays_is_a_worker_once_stage_0_has_switched_and_answers_the_same(
+    pipeline: tuple[Container, Container], *, asked_first: bool
+) -> None:
+    first, second = pipeline
+    whole = [m["token_id"] for m in first.stream(LONG)[:-1]]
+    if asked_first:
+        asked = Elsewhere(second)
+        await_begin(second)
+        assert health(second) == (2, True)
+        assert [m["token_id"] for m in first.stream(LONG)[:-1]] == whole
+        assert asked.answers.empty()
+    assert first.ask("POST", "/consolidate", {})[0] == 200
+    if not asked_first:
+        asked = Elsewhere(second)
+    status, report = asked.answers.get(timeout=WAIT_S)
+    assert (status, report["n_bytes"], report["build_s"]) == (200, 0, 0.001)
+    end = report["events"][-1]
+    assert (end["name"], end["stage"], end["attrs"]["worker"], end["attrs"]["build_s"]) == (
+        "consolidate.end",
+        1,
+        1,
+        0.001,
+    )
+    assert health(second) == (1, False)
+    for container in pipeline:
+        assert [m["token_id"] for m in container.stream(LONG)[:-1]] == whole
+    first.close()
+    assert [m["token_id"] for m in second.stream(LONG)[:-1]] == whole
+    assert second.ask("POST", "/consolidate", {})[0] == 409
+
+
+@STAYS
+def test_before_that_it_answers_no_request_and_ends_with_its_pipeline(pipeline: tuple[Container, Container]) -> None:
+    first, second = pipeline
+    asked = Elsewhere(second)
+    await_begin(second)
+    status, refused = second.ask("POST", "/run", run_body(LONG, "completions"))
+    assert (status, refused["info"]["code"]) == (500, "InstanceGone")
+    os.kill(int(second.out.read_text().split()[1]), signal.SIGKILL)
+    status, refused = asked.answers.get(timeout=WAIT_S)
+    assert (status, refused["info"]["code"]) == (500, "WorkerLost")
+    assert first.stream(LONG)[-1]["t"] == "RunFailed"
+
+
+def test_a_stage_without_memory_for_the_whole_model_stays_with_nobody_and_survives_the_switch(
+    pipeline: tuple[Container, Container],
+) -> None:
+    first, second = pipeline
+    assert first.ask("POST", "/consolidate", {})[0] == 200
+    assert second.ask("POST", "/consolidate", {})[0] == 400
+    assert health(second) == (2, False)
 
 
 # the link between proxy and engine ---------------------------------------------------------------------------------

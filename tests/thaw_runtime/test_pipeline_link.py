@@ -23,6 +23,7 @@ from thaw_runtime.pipeline.wire import (
     Batch,
     HostTensor,
     NewSequence,
+    Parted,
     PathTaken,
     Sampled,
     Step,
@@ -212,3 +213,50 @@ def test_tokens_from_a_stage_that_is_not_the_last_are_refused(make: Make) -> Non
     middle.send_sampled(Sampled(1, ("r1",), ((5,),)))
     # without a beat so far, the stage first tells its path, which is refused in the same way
     assert "from stage 1, expected from 2" in heard.get(timeout=WAIT_S).message
+
+
+ANSWERED = Parted((5, 6), (-0.5, -1.25))
+
+
+def test_every_stage_hears_behind_its_last_batch_that_stage_0_has_left(make: Make) -> None:
+    first, *later = make(3, LONG)
+    first.send_batch(batch(1))
+    first.send_parted(ANSWERED)
+    for link in later:
+        came = link.next_batch()
+        assert came is not None
+        if link is not later[-1]:
+            link.send_batch(came)
+    for link in later:
+        assert link.next_batch() is None
+        assert link.parted == ANSWERED
+
+
+def test_after_that_neither_silence_nor_the_loss_of_another_stage_means_anything(make: Make) -> None:
+    first, *later = make(3, SHORT)
+    lost = losses(later)
+    first.send_parted(ANSWERED)
+    assert [link.next_batch() for link in later] == [None, None]
+    later[0].leave()
+    later[0].end(ErrorInfo("WorkerLost", "stopped, as a worker"))
+    first._transport.close()
+    for link in later:
+        for thread in link._threads:
+            thread.join(WAIT_S)  # nobody listens any more
+        link.check()
+    assert [queue_.empty() for queue_ in lost] == [True, True]
+
+
+def test_stage_0_tells_that_it_has_left_though_the_others_are_gone(make: Make) -> None:
+    first, last = make(2, LONG)
+    last._transport.close()
+    first._transport.close()
+    first.send_parted(ANSWERED)  # raises nothing
+    assert first.parted is None
+
+
+def test_stage_0_takes_no_such_word_from_another_stage(make: Make) -> None:
+    first, last = make(2, LONG)
+    heard = losses([first])[0]
+    last._transport.send(0, FrameHeader(FrameKind.CONTROL), encode_control(ANSWERED), deadline_s=5)
+    assert "Parted from stage 1" in heard.get(timeout=WAIT_S).message

@@ -20,6 +20,7 @@ from thaw_runtime.pipeline.wire import (
     KnownSequence,
     Lost,
     NewSequence,
+    Parted,
     PathTaken,
     Sampled,
     SampledLogprobs,
@@ -83,6 +84,7 @@ def test_control_messages_are_heard_as_they_were_said() -> None:
         Beat(9),
         Lost(2, ErrorInfo("WorkerLost", "gone", "look")),
         PathTaken(3, HopPath.TCP),
+        Parted((5, 6), (-0.5, -1.25)),
     ):
         payload = encode_control(message)
         assert decode_control(memoryview(payload)) == message

@@ -106,7 +106,7 @@ def get(name: Name, save: Annotated[bool, typer.Option(help="Print only the code
 
 
 def _served_by(instances: list[dict[str, Any]]) -> str:
-    """Name what serves a model now, each kind once: "pipeline of 4, becoming one worker"."""
+    """Name what serves a model now, each kind once: "pipeline of 4, becoming 2 workers"."""
     kinds = Counter(map(_kind_of, instances))
     said = [kind if n == 1 else f"{n} × {kind}" for kind, n in sorted(kinds.items())]
     return f": {'; '.join(said)}" if said else ""
@@ -115,7 +115,13 @@ def _served_by(instances: list[dict[str, Any]]) -> str:
 def _kind_of(instance: dict[str, Any]) -> str:
     stages = instance.get("stages", 1)
     kind = "one worker" if stages == 1 else f"pipeline of {stages}"
-    return kind + (", becoming one worker" if instance.get("becoming") == 1 else "")
+    match instance.get("becoming"):
+        case None:
+            return kind
+        case 1:
+            return f"{kind}, becoming one worker"
+        case n:
+            return f"{kind}, becoming {n} workers"
 
 
 @app.command("list")

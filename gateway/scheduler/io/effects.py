@@ -25,6 +25,7 @@ from gateway.scheduler.decisions import (
     InspectModelOn,
     KeepStemCells,
     LearnFrom,
+    PlanWorker,
     ReleaseInstance,
     RevokeCredential,
     RewritePlan,
@@ -114,6 +115,9 @@ class Effects:
                 self._send(decision.host_id, decision.command_id, asked)
             case RewritePlan():
                 self._log.event("consolidated", group_id=decision.plan.group_id, action=decision.plan.action)
+                self._rewrite(decision.plan)
+            case PlanWorker():
+                self._log.event("worker_kept", group_id=decision.plan.group_id, action=decision.plan.action)
                 self._rewrite(decision.plan)
             case CancelGroup():
                 self._log.event("cancel", group_id=decision.group_id, host_id=decision.host_id)

@@ -84,7 +84,7 @@ def _stage(
     facts: ActionFacts, place: tuple[int, int, int], seat: Seat, part: StageBytes, deadline_ms: int | None
 ) -> PlanStage:
     """``place``: the number of the stage, how many there are, and how many of them outlive the group.  Only these get
-    the rest of the model."""
+    the rest of the model, and the first one of a group that stays a pipeline."""
     k, n, keep = place
     full = seat.role is StageRole.FULL
     reserve = facts.need_bytes if full else low_reserve(facts.need_bytes, n)
@@ -95,7 +95,7 @@ def _stage(
         seat.role,
         part.layers,
         part.first,
-        part.rest if full and k < keep else (),
+        part.rest if full and k < max(1, keep) else (),
         reserve,
         reserve / facts.need_bytes if facts.need_bytes else 1.0,
         deadline_ms,

@@ -20,13 +20,15 @@ ONE WORKER      stage 0                        *left behind*: told to go,       
                                                idle or not, until they are gone relay server lets the group in no more
 =============== ============================== ================================ =================================
 
+Later stages that are to stay as workers of their own are asked with stage 0, and set apart at its switch (scale_up.py).
+
 The plan is rewritten before any stage is released.  So a successor scheduler finds either all stages and asks again
 (a host that is asked twice begins once), or one stage, and releases whatever is left behind.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Final
 
@@ -34,16 +36,15 @@ from gateway.scheduler.decisions import (
     ConsolidateInstance,
     Decision,
     Flag,
-    ReleaseInstance,
     RevokeCredential,
     RewritePlan,
     TimerKind,
     Wake,
 )
 from gateway.scheduler.placement.plans import fetch_key, later_key, slots
-from gateway.scheduler.policy.groups import RELEASE_DEADLINE_S
+from gateway.scheduler.policy import groups, scale_up
 from gateway.scheduler.view.cluster import ClusterView
-from gateway.scheduler.view.entries import Consolidation, GroupView, InstanceView
+from gateway.scheduler.view.entries import Consolidation, GroupView
 from thaw.errors import DeveloperError, ErrorInfo, Unavailable, from_info
 from thaw.ids import CommandId, GroupId
 from thaw.instance import InstanceState
@@ -63,19 +64,19 @@ def pursue(view: ClusterView, group: GroupView, now_s: float) -> list[Decision]:
     yet."""
     if group.consolidation is not None or not _can_fold(view, group):
         return []
-    group.consolidation = Consolidation()
+    group.consolidation = Consolidation(n_workers=scale_up.n_workers(view, group, now_s))
     return _ask(view, group, group.consolidation, now_s)
 
 
 def _can_fold(view: ClusterView, group: GroupView) -> bool:
-    """True for a whole pipeline of which one worker is to stay, and whose stage 0 gets the rest of the model.  Only a
-    full worker does, and not where its host's pool has no room for the rest."""
+    """True for a whole pipeline that is not to stay one, and whose stage 0 gets the rest of the model.  Only a full
+    worker does, and not where its host's pool has no room for the rest."""
     plan = group.plan
     return (
         view.parts.consolidation
         and not group.is_starting
         and len(plan.stages) > 1
-        and plan.keep == 1
+        and plan.keep >= 1
         and bool(plan.stages[0].later_ranges)
     )
 
@@ -89,6 +90,7 @@ def _ask(view: ClusterView, group: GroupView, state: Consolidation, now_s: float
     state.asked, state.due_s = CommandId(view.new_id()), now_s + view.settings.consolidate_deadline_s
     return [
         ConsolidateInstance(head.record.host_id, head.record.instance_id, group.plan.group_id, state.asked),
+        *scale_up.ask(view, group, state),
         Wake(state.due_s, TimerKind.CONSOLIDATE, group.plan.group_id),
     ]
 
@@ -104,8 +106,14 @@ def is_pursued(group: GroupView) -> bool:
     return group.consolidation is not None and not group.consolidation.is_over
 
 
-def was_asked(group: GroupView, command_id: CommandId) -> bool:
-    return group.consolidation is not None and group.consolidation.asked == command_id
+def refused(
+    view: ClusterView, group: GroupView, command_id: CommandId, error: ErrorInfo, now_s: float
+) -> list[Decision] | None:
+    """A host has refused a command.  None if it was none of these."""
+    if group.consolidation is not None and group.consolidation.asked == command_id:
+        return failed(view, group.plan.group_id, error, now_s)
+    stage = scale_up.asked_as(group, command_id)
+    return None if stage is None else scale_up.failed(view, stage, error, now_s)
 
 
 def failed(view: ClusterView, group_id: GroupId, error: ErrorInfo, now_s: float) -> list[Decision]:
@@ -154,37 +162,32 @@ def folded(plan: Plan) -> Plan:
 
 
 def fold(view: ClusterView, group: GroupView, now_s: float) -> list[Decision]:
-    """Stage 0 answers alone from now on.  The other stages go at once: no request needs them."""
+    """Stage 0 answers alone from now on.  The stages that are to stay go on by themselves.  The others go at once: no
+    request needs them."""
+    asked = None if group.consolidation is None else group.consolidation.kept
+    apart = scale_up.set_apart(view, group.plan, asked, now_s)
+    kept = {kept.stage for kept in view.kept.values() if kept.pipeline == group.plan.group_id}
     for stage in group.plan.stages:
         if (host := view.hosts.get(stage.host)) is not None:
             host.ledger.remove(fetch_key(group.plan.group_id, stage.stage), now_s)
-            host.ledger.remove(later_key(group.plan.group_id, stage.stage), now_s)
+            if stage.stage not in kept:
+                host.ledger.remove(later_key(group.plan.group_id, stage.stage), now_s)
     facts = view.action(group.plan.action).facts
     group.plan, group.consolidation = folded(group.plan), None
     group.instance_ids, group.command_ids = group.instance_ids[:1], group.command_ids[:1]
     group.slots = slots(facts, 1) if facts is not None else view.instances[group.instance_ids[0]].record.slots
-    return [RewritePlan(group.plan), *dismiss(view, view.left_behind(group), now_s), *last_left(view, group)]
+    return [*apart, RewritePlan(group.plan), *_dismiss(view, group, now_s), *groups.last_left(view, group)]
 
 
 def resume(view: ClusterView, group: GroupView, now_s: float) -> list[Decision]:
     """Go on where a former scheduler stopped: ask again, or release what it left behind."""
-    return [*dismiss(view, view.left_behind(group), now_s), *pursue(view, group, now_s)]
+    return [*_dismiss(view, group, now_s), *pursue(view, group, now_s)]
 
 
-def dismiss(view: ClusterView, members: Sequence[InstanceView], now_s: float) -> list[Decision]:
-    """Release stages that are left behind.  The answer may be lost, so a timer follows."""
-    decided: list[Decision] = []
-    for member in members:
-        command_id, record = CommandId(view.new_id()), member.record
-        view.set_releasing(member, command_id)
-        decided.append(ReleaseInstance(record.host_id, record.instance_id, command_id, False, "consolidated"))
-        decided.append(Wake(now_s + RELEASE_DEADLINE_S, TimerKind.RELEASE, record.instance_id))
-    return decided
-
-
-def last_left(view: ClusterView, group: GroupView) -> list[Decision]:
-    """Called when a stage that was left behind has gone.  With the last one, nobody meets at the relay server."""
-    return [] if view.left_behind(group) else [RevokeCredential(group.plan.group_id)]
+def _dismiss(view: ClusterView, group: GroupView, now_s: float) -> list[Decision]:
+    """Release the stages that are left behind, but for those that stay."""
+    left = view.left_behind(group)
+    return groups.dismiss(view, [m for m in left if m.record.instance_id not in view.kept], now_s)
 
 
 def stale_credentials(

@@ -19,7 +19,7 @@ from gateway.scheduler.events import (
     StartRefused,
     Timer,
 )
-from gateway.scheduler.policy import consolidation, draining, groups, instances, models, pools, stem_cells
+from gateway.scheduler.policy import consolidation, draining, groups, instances, models, pools, scale_up, stem_cells
 from gateway.scheduler.policy.starts import ensure_model, release, rescale
 from gateway.scheduler.view.cluster import ClusterView
 from gateway.scheduler.view.entries import DemandView
@@ -89,7 +89,7 @@ def _decide(view: ClusterView, event: OtherEvent, now_s: float) -> list[Decision
         case CommandRefused():
             return _refused(view, event, now_s)
         case ConsolidationFailed():
-            return consolidation.failed(view, event.group_id, event.error, now_s)
+            return _not_consolidated(view, event, now_s)
         case StartRefused():
             return _start_refused(view, event, now_s)
         case ActionSeen():
@@ -146,8 +146,10 @@ def _refused(view: ClusterView, event: CommandRefused, now_s: float) -> list[Dec
     if group is not None and event.command_id in group.command_ids:
         instances.never_began(view, event.host_id, event.command_id, now_s)
         return instances.start_refused(view, group, event.error, now_s)
-    if group is not None and consolidation.was_asked(group, event.command_id):
-        return consolidation.failed(view, event.group_id, event.error, now_s)
+    if group is not None:
+        not_consolidated = consolidation.refused(view, group, event.command_id, event.error, now_s)
+        if not_consolidated is not None:
+            return not_consolidated
     for instance_id in sorted(view.on_host.get(event.host_id, ())):
         instance = view.instances[instance_id]
         if instance.releasing == event.command_id:
@@ -155,6 +157,13 @@ def _refused(view: ClusterView, event: CommandRefused, now_s: float) -> list[Dec
     if instances.never_began(view, event.host_id, event.command_id, now_s):
         return instances.retry_blocked(view, now_s)
     return models.refused(view, event, now_s)
+
+
+def _not_consolidated(view: ClusterView, event: ConsolidationFailed, now_s: float) -> list[Decision]:
+    group = view.groups.get(event.group_id)
+    if group is not None and event.instance_id == group.instance_ids[0]:
+        return consolidation.failed(view, event.group_id, event.error, now_s)
+    return scale_up.failed(view, event.instance_id, event.error, now_s)
 
 
 def _start_refused(view: ClusterView, event: StartRefused, now_s: float) -> list[Decision]:
@@ -276,6 +285,8 @@ def _timer(view: ClusterView, event: Timer, now_s: float) -> list[Decision]:
             return instances.start_overdue(view, GroupId(event.key), now_s)
         case TimerKind.CONSOLIDATE:
             return consolidation.due(view, GroupId(event.key), now_s)
+        case TimerKind.KEPT:
+            return scale_up.due(view, InstanceId(event.key), now_s)
         case TimerKind.INSPECT:
             return models.overdue(view, event.key, now_s)
         case TimerKind.KEEP_ALIVE | TimerKind.RELEASE:
@@ -323,9 +334,11 @@ def _rebuild_instances(view: ClusterView, event: Rebuilt, now_s: float) -> None:
 def _rebuild_plans(view: ClusterView, event: Rebuilt, now_s: float) -> list[Decision]:
     """Continue groups whose stages were all confirmed.  Give up the other groups, and revoke credentials without a
     plan."""
-    decided: list[Decision] = []
-    for plan in event.plans:
+    decided: list[Decision] = scale_up.found_again(view, event.plans, now_s)
+    apart = {kept.plan.group_id for kept in view.kept.values()}
+    for plan in (p for p in event.plans if p.group_id not in apart):
         if consolidation.has_switched(view, plan):
+            decided += scale_up.set_apart(view, plan, None, now_s)
             plan = consolidation.folded(plan)
             decided.append(RewritePlan(plan))
         if {m.record.stage for m in view.members(plan.group_id)} >= {s.stage for s in plan.stages}:
@@ -335,6 +348,7 @@ def _rebuild_plans(view: ClusterView, event: Rebuilt, now_s: float) -> list[Deci
             decided += groups.abandon(view, plan, now_s)
     for group_id in sorted(view.in_group.keys() - view.groups.keys()):
         left = [m for m in view.members(group_id) if m.record.n_stages > 1 and m.releasing is None]
+        left = [m for m in left if m.record.instance_id not in view.kept]
         decided += groups.orphans(view, left, now_s)
     return [*decided, *consolidation.stale_credentials(view, event.credentials, decided)]
 

@@ -8,6 +8,7 @@ that wait for it; it is released at the next heartbeat after that.
 from __future__ import annotations
 
 from gateway.scheduler.decisions import Decision
+from gateway.scheduler.policy import scale_up
 from gateway.scheduler.policy.starts import release, rescale
 from gateway.scheduler.view.cluster import ClusterView
 from gateway.scheduler.view.hosts import HostView
@@ -21,6 +22,9 @@ def leave(view: ClusterView, host: HostView, now_s: float) -> list[Decision]:
     actions: dict[ActionName, None] = {}
     for instance_id in sorted(view.on_host.get(host.host_id, ())):
         instance = view.instances.get(instance_id)
+        if instance is not None and instance_id in view.kept:
+            decided += scale_up.give_up(view, instance, now_s)
+            continue
         head = None if instance is None else view.head(instance.record)
         if head is None or head.releasing is not None or head.state is not InstanceState.READY:
             continue

@@ -4,7 +4,8 @@
 
     decided ──▶ starting ──every stage READY──▶ whole ──first stage GONE──▶ ended
                    └──────a stage is GONE, or never came──────────────────▶ ended
-                                                  └──stage 0 is one worker──▶ a group of one (consolidation.py)
+                                                  └──stage 0 is one worker──▶ a group of one (consolidation.py); further
+                                                     stages that stay become groups of one too (scale_up.py)
     orphan: a stage of an ended group.  It serves no request and counts as no supply; it holds its memory until its host
             says GONE, or no longer reports it
 """
@@ -16,7 +17,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from gateway.scheduler.decisions import CancelGroup, Decision, DropPlan, RevokeCredential, TimerKind, Wake
+from gateway.scheduler.decisions import (
+    CancelGroup,
+    Decision,
+    DropPlan,
+    ReleaseInstance,
+    RevokeCredential,
+    TimerKind,
+    Wake,
+)
 from gateway.scheduler.placement.plans import fetch_key, later_key, slots
 from gateway.scheduler.placement.pool_account import claim_of
 from gateway.scheduler.view.cluster import ClusterView
@@ -67,10 +76,30 @@ def orphans(view: ClusterView, members: Sequence[InstanceView], now_s: float) ->
     return decided
 
 
+def dismiss(
+    view: ClusterView, members: Sequence[InstanceView], now_s: float, *, only_idle: bool = False
+) -> list[Decision]:
+    """Release stages that are left behind.  The answer may be lost, so a timer follows."""
+    decided: list[Decision] = []
+    for member in members:
+        command_id, record = CommandId(view.new_id()), member.record
+        view.set_releasing(member, command_id)
+        decided.append(ReleaseInstance(record.host_id, record.instance_id, command_id, only_idle, "consolidated"))
+        decided.append(Wake(now_s + RELEASE_DEADLINE_S, TimerKind.RELEASE, record.instance_id))
+    return decided
+
+
+def last_left(view: ClusterView, group: GroupView) -> list[Decision]:
+    """Called when a stage that was left behind has gone.  With the last one, nobody meets at the relay server."""
+    return [] if view.left_behind(group) else [RevokeCredential(group.plan.group_id)]
+
+
 def is_orphan(view: ClusterView, instance: InstanceView) -> bool:
     """True when the instance's group has ended or has left it behind.  A ready instance that is a group by itself may
-    serve without a group: its plan was lost."""
+    serve without a group: its plan was lost.  A stage that was set apart becomes one."""
     record = instance.record
+    if record.instance_id in view.kept:
+        return False
     if (group := view.groups.get(record.group_id)) is not None:
         return record.instance_id not in group.instance_ids
     return record.n_stages > 1 or record.state is InstanceState.STARTING

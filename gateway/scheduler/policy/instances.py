@@ -18,7 +18,7 @@ from gateway.scheduler.decisions import (
 )
 from gateway.scheduler.placement.plans import fetch_key, later_key
 from gateway.scheduler.placement.predict import f_general, low_share
-from gateway.scheduler.policy import consolidation, groups, successors
+from gateway.scheduler.policy import consolidation, groups, scale_up, successors
 from gateway.scheduler.policy.starts import RETRY_BASE_S, RETRY_CAP_S, ensure_model, fail, release, rescale, wake
 from gateway.scheduler.view.cluster import ClusterView
 from gateway.scheduler.view.entries import GroupView, InstanceView
@@ -63,18 +63,20 @@ def changed(view: ClusterView, record: InstanceRecord, now_s: float) -> list[Dec
     """Take in an invoker's report on one instance."""
     before = view.put_instance(record, now_s)
     if record.state is InstanceState.GONE:
-        return _gone(view, record, before, now_s)
+        return [*scale_up.gone(view, record, before, now_s), *_gone(view, record, before, now_s)]
+    decided = scale_up.joined(view, record, before, now_s)
     instance, group = view.instances[record.instance_id], view.groups.get(record.group_id)
+    if record.instance_id in view.kept:
+        return []  # it loads, or builds its engine; requests do not reach it yet
     if group is None and before is not None and before.record.n_stages > record.n_stages:
         # it had switched when its group was given up, so its host has not ended it: it serves by itself
         view.set_releasing(instance, None)
     if group is not None and record.instance_id not in group.instance_ids:  # it is left behind
-        return consolidation.dismiss(view, [instance], now_s) if instance.releasing is None else []
+        return groups.dismiss(view, [instance], now_s) if instance.releasing is None else []
     if group is None and record.n_stages > 1:  # its group has ended: this report crossed the cancel
         return groups.orphans(view, [instance], now_s) if instance.releasing is None else []
     if group is not None:
         group.progress_s = now_s
-    decided: list[Decision] = []
     if group is not None and consolidation.has_switched(view, group.plan):
         decided += consolidation.fold(view, group, now_s)
     if record.state is InstanceState.READY:
@@ -226,11 +228,11 @@ def release_overdue(view: ClusterView, instance: InstanceView, now_s: float) -> 
         return release_refused(view, instance, now_s)
     host, group = view.hosts.get(instance.record.host_id), view.groups.get(instance.record.group_id)
     if host is None or instance.record.instance_id in host.report.instances:
-        tell_again = groups.orphans if group is None else consolidation.dismiss
+        tell_again = groups.orphans if group is None else groups.dismiss
         return tell_again(view, [instance], now_s)
     record = replace(instance.record, state=InstanceState.GONE)  # its host no longer has it
     view.put_instance(record, now_s)
-    left = [] if group is None else consolidation.last_left(view, group)
+    left = [] if group is None else groups.last_left(view, group)
     return [ForgetInstance(record), *left, *rescale(view, record.action, now_s), *retry_blocked(view, now_s)]
 
 
@@ -243,7 +245,7 @@ def _gone(view: ClusterView, record: InstanceRecord, before: InstanceView | None
             host.pool.refused(record.created_wall_ms)
         decided += start_failed(view, group, error, now_s)
     elif group is not None and record.instance_id not in group.instance_ids:
-        decided += consolidation.last_left(view, group)
+        decided += groups.last_left(view, group)
     elif group is not None:
         decided += groups.end(view, group, now_s)
         decided += successors.succeed(view, group, now_s)
@@ -349,9 +351,9 @@ def host_lost(view: ClusterView, host_id: HostId, now_s: float) -> list[Decision
             decided += groups.end(view, group, now_s)
             group = None
         view.put_instance(record, now_s)
-        decided.append(ForgetInstance(record))
+        decided += [*scale_up.lost(view, record, now_s), ForgetInstance(record)]
         if group is not None and record.group_id in view.groups:
-            decided += consolidation.last_left(view, group)
+            decided += groups.last_left(view, group)
     decided += _ask_models_elsewhere(view, host_id, now_s)
     for action in actions:
         decided += rescale(view, action, now_s)

@@ -184,20 +184,25 @@ class Offers:
     def host_id(self, i: int) -> HostId:
         return self._hosts[i].host_id
 
-    def choice(self, scheme: Scheme, request: Request, facts: ActionFacts, why: Mapping[str, object]) -> Choice:
+    def choice(
+        self, scheme: Scheme, request: Request, facts: ActionFacts, why: Mapping[str, object], n_workers: int = 1
+    ) -> Choice:
+        """``n_workers``: how many workers the action lacks, which the group may leave behind."""
         seats = [
             *(self._seat(p, StageRole.FULL) for p in scheme.full),
             *(self._seat(p, StageRole.LOW) for p in scheme.low),
         ]
-        keep = max(1, min(facts.keep or 1, scheme.w))
+        keep = max(1, min(facts.keep or (n_workers if self._view.parts.consolidation else 1), scheme.w))
         if facts.keep is None and facts.forced_stages is not None:
-            keep = scheme.s  # a size that was forced stays, unless the function says what is to become of it
+            keep = 0  # a size that was forced stays, unless the function says what is to become of it
         slo = {"slo_ttft_s": facts.slo_ttft_s, "slo_tpot_s": facts.slo_tpot_s, "t_w_s": round(request.t_w, 3)}
         return Choice(
             tuple(seats), scheme.fetch_within_s, scheme.ttft, fallback=scheme.fallback, keep=keep, why={**slo, **why}
         )
 
-    def explained(self, scheme: Scheme, request: Request, facts: ActionFacts, why: Mapping[str, object]) -> Choice:
+    def explained(
+        self, scheme: Scheme, request: Request, facts: ActionFacts, why: Mapping[str, object], n_workers: int = 1
+    ) -> Choice:
         """Return the choice with its bound and its prediction in terms, and with what the trace says about each host
         that was examined."""
         found = self._estimates(scheme, request)
@@ -206,7 +211,7 @@ class Offers:
         bound_s = bound.least_s(terms)
         chosen = [(self.servers[i], self._known(i), each) for i, each in found if each.role and each.start is not None]
         return replace(
-            self.choice(scheme, request, facts, {**why, "candidates": candidates}),
+            self.choice(scheme, request, facts, {**why, "candidates": candidates}, n_workers),
             # no start can be faster than its bound, so none is predicted to be
             predicted_ttft_s=max(scheme.ttft, request.t_w + (bound_s or 0.0)),
             bound_ttft_s=bound_s,

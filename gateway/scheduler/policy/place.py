@@ -55,7 +55,7 @@ def place(
     if many:  # to work out the others would be another ten examinations of the links
         weighing = replace(weighing, tried=tuple(t for t in weighing.tried if t[1] is not None))
     judged = considered(weighing, offers.servers, variant(view), offers.bandwidth)
-    return offers.explained(chosen, request, facts, {"sizes": [c.plain() for c in judged]})
+    return offers.explained(chosen, request, facts, {"sizes": [c.plain() for c in judged]}, n_workers)
 
 
 def in_time_without_idle(

@@ -65,6 +65,9 @@ def claim_again(view: ClusterView, host: HostView) -> None:
     """Count the claims of instances that were known before their host was."""
     for instance_id in view.on_host.get(host.host_id, ()):
         record = view.instances[instance_id].record
+        if (kept := view.kept.get(instance_id)) is not None and kept.plan.model is not None:
+            host.pool.claim(instance_id, claim_of(kept.plan.model, kept.plan.stages[0]))
+            continue
         group = view.groups.get(record.group_id)
         if group is not None and group.plan.model is not None and instance_id in group.instance_ids:
             host.pool.claim(instance_id, claim_of(group.plan.model, group.plan.stages[record.stage]))

@@ -141,12 +141,6 @@ def lacking(view: ClusterView, action: ActionView, facts: ActionFacts, now_s: fl
     """Return how many workers and instances the action lacks.  The window formula (window.py) gives the workers that a
     model needs, the queue alone those of an ordinary function.  The minimum and the maximum count instances that serve:
     a group of stages is one."""
-    instances = [view.instances[i] for i in action.instances]
-    current = [
-        v
-        for v in instances
-        if v.record.takes_requests and v.releasing is None and v.record.action_version == facts.version
-    ]
     is_broken = action.broken_version == facts.version
     n_waiting, arrivals = len(action.waiting), 0
     if facts.is_llm and (n_waiting or not (is_broken or action.failures)):
@@ -154,11 +148,31 @@ def lacking(view: ClusterView, action: ActionView, facts: ActionFacts, now_s: fl
         arrivals = action.window.count(now_s)
     workers = 0
     if n_waiting or arrivals:
-        newest_s = view.demand[next(reversed(action.waiting))].queued_s if n_waiting else action.window.newest_s
-        supply = sum(_free_slots(view, v, facts, newest_s, now_s) for v in current)
-        workers = new_workers(n_waiting, arrivals, supply, facts.slots)
-    missing = 0 if is_broken else facts.min_instances - action.n_serving
-    return Lacking(workers, missing, facts.max_instances - action.n_serving)
+        workers = new_workers(n_waiting, arrivals, free_slots(view, action, facts, now_s), facts.slots)
+    n_serving = action.n_serving + n_kept(view, action)
+    missing = 0 if is_broken else facts.min_instances - n_serving
+    return Lacking(workers, missing, facts.max_instances - n_serving)
+
+
+def n_kept(view: ClusterView, action: ActionView) -> int:
+    """Return how many stages of folded pipelines are about to be workers of the action (scale_up.py)."""
+    return sum(i in view.kept for i in action.instances) if view.kept else 0
+
+
+def free_slots(
+    view: ClusterView, action: ActionView, facts: ActionFacts, now_s: float, without: InstanceId | None = None
+) -> int:
+    """Return the slots that are free, or will be when what starts is ready; ``without`` those of one instance."""
+    newest_s = action.window.newest_s
+    if action.waiting:
+        newest_s = view.demand[next(reversed(action.waiting))].queued_s
+    heads = (
+        v
+        for v in (view.instances[i] for i in action.instances if i != without)
+        if v.record.takes_requests and v.releasing is None and v.record.action_version == facts.version
+    )
+    found = sum(_free_slots(view, v, facts, newest_s, now_s) for v in heads)
+    return found + facts.slots * n_kept(view, action)
 
 
 def _free_slots(view: ClusterView, head: InstanceView, facts: ActionFacts, newest_s: float, now_s: float) -> int:

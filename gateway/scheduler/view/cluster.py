@@ -16,7 +16,7 @@ from gateway.scheduler.events import ActionFacts
 from gateway.scheduler.placement.link_ledger import Discipline
 from gateway.scheduler.placement.window import Window
 from gateway.scheduler.settings import SchedulerSettings
-from gateway.scheduler.view.entries import ActionView, DemandView, GroupView, InstanceView
+from gateway.scheduler.view.entries import ActionView, DemandView, GroupView, InstanceView, KeptStage
 from gateway.scheduler.view.history import History
 from gateway.scheduler.view.host_index import HostIndex
 from gateway.scheduler.view.hosts import HostView, new_host
@@ -59,6 +59,7 @@ class ClusterView:
         self.actions: dict[ActionName, ActionView] = {}
         self.groups: dict[GroupId, GroupView] = {}
         self.in_group: dict[GroupId, set[InstanceId]] = {}
+        self.kept: dict[InstanceId, KeptStage] = {}
         self.models: dict[str, ModelView] = {}
         self.blocked = Turns()  # actions that wait for memory
         self.keeper: tuple[ActionName, Where] | None = None  # the first action in turn, and the device that it keeps
@@ -206,6 +207,7 @@ class ClusterView:
                 self._hold(record)
             else:
                 self._count(before, -1)
+                self._move(before.record, record)
             view.releasing, view.wake_s = before.releasing, before.wake_s
             if idle and before.idle_since_s is not None and _same_idleness(before.record, record):
                 view.idle_since_s = before.idle_since_s
@@ -221,6 +223,17 @@ class ClusterView:
         if (host := self.hosts.get(record.host_id)) is not None:
             host.hold(record.device, record.reserve_bytes)
 
+    def _move(self, before: InstanceRecord, record: InstanceRecord) -> None:
+        """A stage that has left its pipeline is a group of its own."""
+        if before.group_id != record.group_id:
+            self._leave_group(before)
+            self.in_group.setdefault(record.group_id, set()).add(record.instance_id)
+
+    def _leave_group(self, record: InstanceRecord) -> None:
+        self.in_group[record.group_id].discard(record.instance_id)
+        if not self.in_group[record.group_id]:
+            del self.in_group[record.group_id]
+
     def _forget_instance(self, view: InstanceView | None) -> None:
         if view is None:
             return
@@ -231,9 +244,7 @@ class ClusterView:
         del self.instances[record.instance_id]
         self.action(record.action).instances.discard(record.instance_id)
         self.on_host[record.host_id].discard(record.instance_id)
-        self.in_group[record.group_id].discard(record.instance_id)
-        if not self.in_group[record.group_id]:
-            del self.in_group[record.group_id]
+        self._leave_group(record)
         if (host := self.hosts.get(record.host_id)) is not None:
             host.let_go(record.instance_id, record.device, record.reserve_bytes)
         self._note_group(record)
@@ -320,7 +331,7 @@ class ClusterView:
         return [head] if head.record.n_stages == 1 else self.members(head.record.group_id)
 
     def left_behind(self, group: GroupView) -> list[InstanceView]:
-        """Return the stages that are there although the group's plan has them no more."""
+        """Return the stages that are there although the group's plan has them no more, those that are kept included."""
         return [m for m in self.members(group.plan.group_id) if m.record.instance_id not in group.instance_ids]
 
     def may_go(self, head: InstanceView) -> bool:
@@ -371,6 +382,10 @@ class ClusterView:
             at = report.host_id, fetch.stage
             if group is not None and fetch.done_bytes > group.done_bytes.get(at, 0):
                 group.done_bytes[at], group.progress_s = fetch.done_bytes, now_s
+            for kept in self.kept.values():
+                is_its = (kept.pipeline, kept.stage) == (fetch.group_id, fetch.stage)
+                if is_its and kept.later_bytes != fetch.later_bytes:
+                    kept.later_bytes, kept.since_s = fetch.later_bytes, now_s
 
     def drop_host(self, host_id: HostId) -> list[InstanceView]:
         """Drop a host; return its instances, which the caller declares lost."""

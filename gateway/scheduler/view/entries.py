@@ -42,12 +42,25 @@ class DemandView:
 
 @dataclass(slots=True)
 class Consolidation:
-    """How far a pipeline is on its way to one worker (policy/consolidation.py)."""
+    """How far a pipeline is on its way to one worker or several (policy/consolidation.py, policy/scale_up.py)."""
 
     asked: CommandId | None = None  # its host was asked and has not answered
     due_s: float = math.inf  # when that is late, or when the host is asked again
     n_failed: int = 0
     is_over: bool = False  # it stays a pipeline
+    n_workers: int = 1  # that are to stay
+    kept: dict[InstanceId, CommandId] = field(default_factory=dict)  # later stages that were asked to stay
+
+
+@dataclass(slots=True)
+class KeptStage:
+    """A later stage that its pipeline has left, and that builds an engine of its own (policy/scale_up.py)."""
+
+    plan: Plan  # of the worker that it becomes
+    pipeline: GroupId
+    stage: int
+    since_s: float  # when it last made progress
+    later_bytes: int | None = None  # that it lacked then
 
 
 @dataclass(slots=True)

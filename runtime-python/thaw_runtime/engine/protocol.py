@@ -125,7 +125,7 @@ class EngineStarted:
 
 @dataclass(frozen=True, slots=True)
 class Consolidated:
-    """How a group of stages became one worker."""
+    """How stage 0 of a group became a worker, or a later stage another one."""
 
     rounds: int  # in which KV blocks were copied
     n_bytes: int  # of the copied blocks, all rounds
@@ -133,6 +133,7 @@ class Consolidated:
     wait_s: float  # until the model was whole
     stall_s: float  # from the last step of the pipeline to the first of the whole worker
     events: tuple[TraceEvent, ...] = ()
+    build_s: float = 0.0  # in which a later stage built an engine of its own, the check included
 
 
 ConsolidationEnded = Consolidated | ErrorInfo
@@ -160,8 +161,9 @@ class Engine(Protocol):
     def consolidate(self, ended: Callable[[ConsolidationEnded], None]) -> None:
         """Become a whole worker while the pipeline answers.  Returns at once; ``ended`` is called once, on any thread.
 
-        Called for stage 0 of a pipeline that has started, and for one attempt at a time.  Once it has become a worker,
-        the end of the other stages changes nothing for it.  An engine that cannot do it reports ModelUnsupported.
+        Called for a stage of a pipeline that has started, and for one attempt at a time.  Once it has become a worker,
+        the end of the other stages changes nothing for it.  An engine that cannot do it reports ModelUnsupported.  A
+        later stage waits until stage 0 has become one; the requests are stage 0's.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""How the first stage of a pipeline becomes one worker, as its container sees it.
+"""How a stage of a pipeline becomes a worker, as its container sees it.
 
 ::
 
@@ -7,7 +7,8 @@
         └──────it could not: an error──┘        the pipeline answers all the while, and afterwards as before
 
 Any number of callers may wait for the same outcome: an invoker that was restarted meanwhile waits again.  The engine
-decides, and this container knows at once, so its ``/health`` is right whoever was told.
+decides, and this container knows at once, so its ``/health`` is right whoever was told.  A later stage becomes a worker
+only after stage 0 has; it takes requests from then on.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from dataclasses import dataclass, field
 from relay.protocol.messages import ConsolidateReply, LlmInit
 from thaw.errors import BadRequest, Conflict, ErrorInfo, NotFound, PlatformError, ThawError
 from thaw.logs import print_traceback
+from thaw.plan import StageRole
 from thaw.trace import Phase, TraceEvent
 from thaw_runtime.engine.protocol import Consolidated
 from thaw_runtime.process.start_trace import StartTrace
@@ -60,11 +62,11 @@ class Consolidation:
             return self._attempt is not None and self._attempt.outcome is None
 
     def begin(self) -> Outcome:
-        """Become one worker; return when that has ended.  Raises Conflict when it is one or is becoming one, BadRequest
-        for another stage than the first."""
+        """Become a worker; return when that has ended.  Raises Conflict when it is one or is becoming one, BadRequest
+        for a stage that has only its part of the model."""
         with self._lock:
-            if self._init.stage != 0:
-                raise BadRequest(f"stage {self._init.stage} of a pipeline does not become a worker, stage 0 does")
+            if self._init.stage != 0 and self._init.role is not StageRole.FULL:
+                raise BadRequest(f"stage {self._init.stage} of the pipeline has no memory for the whole model")
             if self._is_one_worker():
                 raise Conflict("this container is one worker already")
             if self._attempt is not None and self._attempt.outcome is None:
@@ -95,7 +97,7 @@ class Consolidation:
         trace = StartTrace(group_id=init.group_id, stage=init.stage, host=init.host)
         try:
             with trace.phase(Phase.CONSOLIDATE_BEGIN) as notes:
-                notes.attrs["stages"] = init.n_stages
+                notes.attrs |= {"stages": init.n_stages, **({"worker": init.stage} if init.stage else {})}
                 try:
                     done = self._consolidate()
                 except ThawError as e:
@@ -104,10 +106,13 @@ class Consolidation:
                 notes.n_bytes = done.n_bytes
                 notes.attrs |= {"rounds": done.rounds, "tail_bytes": done.tail_bytes}
                 notes.attrs |= {"whole_s": round(done.wait_s, 4), "stall_s": round(done.stall_s, 6)}
+                if init.stage:
+                    notes.attrs["build_s"] = round(done.build_s, 4)
         except ThawError as e:
             return NotConsolidated(e.info(), trace.events)
         except Exception as e:  # noqa: BLE001  whoever waits must hear of an end
             print_traceback()
             return NotConsolidated(PlatformError(f"the consolidation failed: {type(e).__name__}: {e}").info())
         trace.extend(done.events)
-        return ConsolidateReply(done.rounds, done.n_bytes, done.tail_bytes, done.wait_s, done.stall_s, trace.events)
+        said = (done.rounds, done.n_bytes, done.tail_bytes, done.wait_s, done.stall_s)
+        return ConsolidateReply(*said, trace.events, done.build_s)

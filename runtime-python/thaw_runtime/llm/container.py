@@ -15,7 +15,7 @@ from thaw import wire
 from thaw.errors import BadRequest, Conflict, InstanceGone
 from thaw.trace import Phase
 from thaw_runtime.engine.link import EngineLink
-from thaw_runtime.engine.protocol import GRANT_DEADLINE_S
+from thaw_runtime.engine.protocol import GRANT_DEADLINE_S, Consolidated
 from thaw_runtime.llm.consolidation import Consolidation
 from thaw_runtime.llm.model_text import ModelText, load_model_text
 from thaw_runtime.llm.runs import RunStream
@@ -42,7 +42,7 @@ class LlmContainer:
                 raise Conflict("Cannot initialize the action more than once.")
             self._state = "starting"
             self._init = init
-            self._consolidation = Consolidation(init, self._link.consolidate)
+            self._consolidation = Consolidation(init, self._become_worker)
         trace = StartTrace(group_id=init.group_id, stage=init.stage, host=init.host)
         try:
             with trace.phase(Phase.INIT_BEGIN):
@@ -64,6 +64,13 @@ class LlmContainer:
         self._max_model_len = started.max_model_len
         return started.memory
 
+    def _become_worker(self) -> Consolidated:
+        """A later stage has handled only hidden states so far."""
+        init = self._init
+        if init is not None and self._text is None:
+            self._load_text(StartTrace(group_id=init.group_id, stage=init.stage, host=init.host))
+        return self._link.consolidate()
+
     def _load_text(self, trace: StartTrace) -> None:
         with (
             trace.phase(Phase.TOKENIZER_BEGIN),
@@ -79,6 +86,8 @@ class LlmContainer:
             raise BadRequest('/run wants {"value": {endpoint, body, seed, …}}')
         if self._state != "ready" or self._text is None or self._init is None:
             raise InstanceGone(f"this container is {self._state} and cannot run requests")
+        if self._init.stage and self.consolidation.n_stages > 1:
+            raise InstanceGone(f"stage {self._init.stage} of a pipeline takes no requests")
         run = wire.from_plain(LlmRun, {"endpoint": "chat", "seed": 0, **value})
         activation_id = str(body.get("activation_id") or "")
         trace = StartTrace(group_id=self._init.group_id, host=self._init.host, activation_id=activation_id)

@@ -1,7 +1,7 @@
 """The container's main process.  It serves HTTP/1.1 on a unix socket and handles text; the engine process computes.
 
 ``POST /init`` {"value": LlmInit}, ``POST /run`` {"value": LlmRun, activation_id, deadline …}, ``GET /health``, and for
-stage 0 of a pipeline ``POST /consolidate`` (become one worker) and ``GET`` of the same (wait for it again).  The answer
+a stage of a pipeline ``POST /consolidate`` (become a worker) and ``GET`` of the same (wait for it again).  The answer
 to a run is a chunked stream of frames (u32-LE length + one JSON message); the gateway turns them into the format
 that the client asked for.  This process imports neither torch nor vLLM, so it answers while the engine process loads
 them.

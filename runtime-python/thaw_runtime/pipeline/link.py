@@ -30,6 +30,7 @@ from thaw_runtime.pipeline.wire import (
     Beat,
     Control,
     Lost,
+    Parted,
     PathTaken,
     Sampled,
     decode_batch,
@@ -62,6 +63,8 @@ class Patience:
 
 
 PATIENCE: Final = Patience()
+PART_S: Final = 1.0
+"""How long stage 0, which computes alone by then, tries to tell that it has left."""
 
 
 class StageLink:
@@ -77,6 +80,7 @@ class StageLink:
         self._changed = threading.Condition()
         self._batches: deque[Batch] = deque()
         self._lost: ErrorInfo | None = None
+        self.parted: Parted | None = None  # stage 0 has left, as its own worker
         self._closing = False
         self._heard = False
         self._telling = threading.Lock()
@@ -128,14 +132,28 @@ class StageLink:
         header = FrameHeader(_KV.kind, _KV.priority, _KV.flags, step=part.round)
         self._transport.send(0, header, encode_kv_part(part), deadline_s=self._patience.send_s)
 
-    def next_batch(self) -> Batch:
-        """Wait for the next batch from the previous stage and return it.  Raises WorkerLost."""
+    def send_parted(self, parted: Parted) -> None:
+        """Tell the other stages that this stage 0 has left.  Nothing depends on their hearing it."""
+        with suppress(ThawError, OSError):
+            self._transport.send(1, _CONTROL, encode_control(parted), deadline_s=PART_S)
+
+    def next_batch(self) -> Batch | None:
+        """Wait for the next batch from the previous stage and return it; None once stage 0 has left.  Raises
+        WorkerLost."""
         with self._changed:
-            self._changed.wait_for(lambda: self._batches or self._lost is not None)
+            self._changed.wait_for(lambda: self._batches or self.parted is not None or self._lost is not None)
             if self._batches:
                 return self._batches.popleft()
+            if self.parted is not None:
+                return None
         self.check()
         raise AssertionError("woken for nothing")
+
+    def leave(self) -> None:
+        """Close, when the pipeline is over.  Nobody is told."""
+        with self._changed:
+            self._closing = True
+        self._transport.close()
 
     def end(self, error: ErrorInfo) -> None:
         """Tell stage 0 and the next stage, if possible, that this stage ends, and close.  Idempotent."""
@@ -156,7 +174,7 @@ class StageLink:
     def _receive(self) -> None:
         quiet_since = time.monotonic()
         try:
-            while self._lost is None:
+            while self._lost is None and self.parted is None:
                 allowed = self._patience.lost_after_s if self._heard else self._patience.first_word_s
                 left_s = quiet_since + allowed - time.monotonic()
                 if left_s <= 0:
@@ -190,9 +208,11 @@ class StageLink:
                 with suppress(ThawError):
                     self._send(self._after, _CONTROL, encode_control(control), 0)
             raise WorkerLost(f"{self._name(control.stage)} has ended: {control.error.message}")
-        if sender != self._before:
+        if sender != self._before or (isinstance(control, Parted) and self._stage == 0):
             raise ProtocolError(f"{type(control).__name__} from stage {sender}, expected from {self._before}")
-        if isinstance(control, (Beat, PathTaken)):
+        if isinstance(control, Parted):
+            self._part(control)
+        elif isinstance(control, (Beat, PathTaken)):
             if self._stage > 0:
                 self._send(self._after, _CONTROL, encode_control(control), 0)
             elif isinstance(control, PathTaken):
@@ -201,6 +221,15 @@ class StageLink:
             self.on_sampled(control)
         else:
             raise ProtocolError("tokens came to a stage that is not the first")
+
+    def _part(self, parted: Parted) -> None:
+        """The pipeline is over, so from now on silence and the loss of others mean nothing."""
+        if self._after != 0:
+            with suppress(ThawError):
+                self._send(self._after, _CONTROL, encode_control(parted), 0)
+        with self._changed:
+            self.parted = parted
+            self._changed.notify_all()
 
     def _note_path(self, told: PathTaken) -> None:
         if not 0 < told.stage < self._n_stages:

@@ -5,6 +5,7 @@
     stage 0 ──Step + tensors──▶ stage 1 ──Step + tensors──▶ … ──▶ stage s−1 ──Sampled──▶ stage 0
             ──Beat───────────▶         ──Beat───────────▶               ──Beat─────▶
                                        ──PathTaken──────▶               ──PathTaken▶
+            ──Parted─────────▶         ──Parted─────────▶   once, when stage 0 has become a worker
                                        ──KvPart─────────────────────────────────────▶   (kv_wire.py)
 
 A batch is one relay message: a tensor ``step`` of bytes (the Step in msgpack), followed by the tensors of the model
@@ -128,7 +129,19 @@ class PathTaken(msgspec.Struct, frozen=True, array_like=True, tag=4):
     path: HopPath
 
 
-Control = Sampled | Beat | Lost | PathTaken
+class Parted(msgspec.Struct, frozen=True, array_like=True, tag=5):
+    """Stage 0 has become a worker and has left: no batch follows.  Stages pass this message on like a Beat, behind all
+    batches.
+
+    ``tokens`` with their ``logprobs`` are the pipeline's answer to the golden request, by which a stage that becomes a
+    worker too verifies itself.
+    """
+
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+
+
+Control = Sampled | Beat | Lost | PathTaken | Parted
 
 _encoder: Final = msgspec.msgpack.Encoder()
 _steps: Final = msgspec.msgpack.Decoder(Step)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
+from time import monotonic
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from vllm.v1.request import Request
 
 from relay.protocol.messages import LlmInit
 from thaw.errors import Conflict, ErrorInfo, ModelUnsupported, PlatformError, ThawError, WorkerLost
-from thaw.logs import print_traceback
+from thaw.logs import Log, print_traceback
 from thaw.trace import Phase
 from thaw_runtime.engine.kv_memory import MemoryPlan
 from thaw_runtime.engine.protocol import (
@@ -45,6 +46,7 @@ from thaw_runtime.engine.vllm.errors import translated
 from thaw_runtime.engine.vllm.executors import REHEARSED_TOKENS, FollowerExecutor, RelayExecutor, SegmentExecutor
 from thaw_runtime.engine.vllm.first_stage import VllmFirstStage
 from thaw_runtime.engine.vllm.open_request import OpenRequest
+from thaw_runtime.engine.vllm.own_core import OwnCore, verify
 from thaw_runtime.engine.vllm.packing import give_back_freed
 from thaw_runtime.engine.vllm.scheduler import FollowerCore
 from thaw_runtime.engine.vllm.translation import sampling_params
@@ -52,11 +54,14 @@ from thaw_runtime.engine.vllm.work import Work
 from thaw_runtime.pipeline.consolidation import Consolidation
 from thaw_runtime.pipeline.link import StageLink, open_transport
 from thaw_runtime.pipeline.stage_parts import StagePart
+from thaw_runtime.pipeline.staying import Staying
+from thaw_runtime.pipeline.wire import Parted
 from thaw_runtime.process.start_trace import StartTrace
 from thaw_runtime.weights.segment import Segment
 from thaw_runtime.weights.sidecars import materialised
 
 EndConsolidation = Callable[[ConsolidationEnded], None]
+_log = Log("engine")
 _STOPPED = ErrorInfo(WorkerLost.__name__, "the engine was stopped")
 
 
@@ -82,6 +87,7 @@ class VllmEngine:
         self._consolidation: Consolidation | None = None
         self._first_stage: VllmFirstStage | None = None  # of the consolidation
         self._n_attempts = 0
+        self._staying = Staying(self._changed, None)  # of a later stage
         self._whole = False  # one worker computes everything, from the start or since its group was consolidated
 
     # ── the protocol ──
@@ -127,6 +133,9 @@ class VllmEngine:
         return asdict(self._memory) if self._memory else {}
 
     def consolidate(self, ended: Callable[[ConsolidationEnded], None]) -> None:
+        if not self._part.first:
+            self._staying.ask(ended)
+            return
         with self._changed:
             dead = self._dead
             if dead is None:
@@ -193,6 +202,7 @@ class VllmEngine:
             self._changed.notify_all()
         if self._consolidation is not None:
             self._consolidation.give_up(error)
+        self._staying.end(error)
         for item in inbox:
             if callable(item):
                 item(error)
@@ -209,8 +219,29 @@ class VllmEngine:
                 self._step()
 
     def _follow(self) -> None:
-        while True:
-            self._core.model_executor.follow()
+        """Compute what stage 0 sends.  When it has left, become a worker too, if that is wanted."""
+        link = self._link
+        assert link is not None  # noqa: S101  a later stage has one
+        while (batch := link.next_batch()) is not None:
+            self._core.model_executor.follow(batch)
+        assert link.parted is not None  # noqa: S101  otherwise next_batch raises
+        waited_s = self._staying.wait(lambda: self._stopping)
+        if waited_s is not None:
+            self._become_worker(link.parted, waited_s)
+            link.leave()
+            self._lead()
+
+    def _become_worker(self, parted: Parted, waited_s: float) -> None:
+        """Build an engine core around the model in memory.  An error ends this engine, which no request needs."""
+        began_s, n_layers = monotonic(), self._part.bounds[-1][1]
+        self._core = OwnCore(self._core, n_layers)
+        verify(self._core, parted, n_layers)
+        self._spending = Work(None)
+        with self._changed:
+            self._whole, self._dead = True, None
+        build_s = monotonic() - began_s
+        _log.event("worker_built", stage=self._part.stage, wait_s=round(waited_s, 3), build_s=round(build_s, 4))
+        self._staying.end(Consolidated(0, 0, 0, round(waited_s, 3), 0.0, build_s=round(build_s, 4)))
 
     def _break(self, error: ErrorInfo) -> None:
         """Called on the link's thread: wake the engine thread, which may be waiting for requests."""
@@ -272,10 +303,12 @@ class VllmEngine:
         background.begin(attempt.load_ended)
 
     def _consolidated(self, ended: EndConsolidation, outcome: ConsolidationEnded) -> None:
-        self._consolidation = self._first_stage = None
+        stage, self._consolidation, self._first_stage = self._first_stage, None, None
         if isinstance(outcome, Consolidated):
             with self._changed:
                 lost, self._whole, self._broken = self._broken, True, None  # the loss of another stage is no news now
+            if stage is not None and self._link is not None:
+                self._link.send_parted(stage.parted())
             if lost is not None and self._link is not None:
                 self._link.end(lost)
         ended(outcome)
@@ -352,6 +385,7 @@ class VllmEngine:
                 self._core = _core(part)(config, _executor(part), log_stats=False)
             load_postponed(self._rehearse if part.whole else self._core.model_executor.rehearse)
             self._background = begun.background
+            self._staying = Staying(self._changed, begun.background)
             self._spending = Work(getattr(self._core.model_executor, "stages_awaited", None))
         trace.mark(Phase.ENGINE_END)
         if self._link is not None:

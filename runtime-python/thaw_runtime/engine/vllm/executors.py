@@ -106,6 +106,16 @@ class StageExecutor(SegmentExecutor):
         self.collective_rpc("execute_model", args=(output,), single_value=True)
         return self.group.computed
 
+    def compute_slice(self, output: SchedulerOutput, received: Tensors) -> Tensors:
+        """Compute the layers in the window of a batch that only this stage knows: one of SlicedBatch."""
+        self.group.received, self.group.computed = received, {}
+        self.collective_rpc("execute_model", args=(output,), single_value=True)
+        return {name: tensor.clone() for name, tensor in self.group.computed.items()}
+
+    def sample_slice(self) -> Any:
+        """What vLLM says of the batch whose last layers were computed."""
+        return self.collective_rpc("sample_tokens", args=(None,), single_value=True)
+
     def rehearse(self) -> None:
         """Run a batch through this stage alone; see Rehearsal."""
         runner, config = self.runner, self.vllm_config
@@ -158,16 +168,6 @@ class RelayExecutor(StageExecutor):
         self.link.send_batch(batch)
         return _done(None)
 
-    def compute_slice(self, output: SchedulerOutput, received: Tensors) -> Tensors:
-        """Compute the layers in the window of a batch that only this stage knows: one of SlicedBatch."""
-        self.group.received, self.group.computed = received, {}
-        self.collective_rpc("execute_model", args=(output,), single_value=True)
-        return {name: tensor.clone() for name, tensor in self.group.computed.items()}
-
-    def sample_slice(self) -> Any:
-        """What vLLM says of the batch whose last layers were computed."""
-        return self.collective_rpc("sample_tokens", args=(None,), single_value=True)
-
     def ask_for_kv(self, wanted: KvWanted) -> None:
         """Ask the other stages for KV blocks as they are after the batches that were sent.  Raises WorkerLost."""
         self._number += 1
@@ -185,9 +185,8 @@ class FollowerExecutor(StageExecutor):
         super()._init_executor()
         self._kv_sender = KvSender(self.link, self.runner, current_start().part)
 
-    def follow(self) -> None:
+    def follow(self, batch: Batch) -> None:
         """Compute one batch.  Raises ProtocolError for one that cannot be computed here, WorkerLost."""
-        batch = self.link.next_batch()
         step = batch.step
         check_for(batch, self.runner)
         for new in step.new:

@@ -19,7 +19,7 @@ from thaw_runtime.engine.vllm.verification import GoldenRequest, Verification
 from thaw_runtime.pipeline.block_copies import BlockCopies, HeldBlock
 from thaw_runtime.pipeline.consolidation import Checking, CheckingBlocks
 from thaw_runtime.pipeline.stage_parts import StagePart
-from thaw_runtime.pipeline.wire import Blocks, KvWanted
+from thaw_runtime.pipeline.wire import Blocks, KvWanted, Parted
 
 
 class VllmFirstStage:
@@ -105,6 +105,10 @@ class VllmFirstStage:
         unusable = (group.unusable(held, cached) for group, held in zip(copies, self.held(), strict=True))
         # a block is one group's, and is unusable for all others
         become_whole(self._core, self._n_layers, generators, set.intersection(*unusable))
+
+    def parted(self) -> Parted:
+        """What the other stages are told after the switch."""
+        return Parted(tuple(self._golden.tokens), tuple(self._golden.logprobs))
 
     def give_up(self) -> None:
         if not self._golden.is_complete:

@@ -51,4 +51,4 @@ class FollowerCore(EngineCore):
     def __init__(self, config: Any, executor: type[FollowerExecutor], log_stats: bool) -> None:
         self.vllm_config = config
         self.model_executor = executor(config)
-        self._initialize_kv_caches(config)
+        self.kv_cache_config = self._initialize_kv_caches(config)

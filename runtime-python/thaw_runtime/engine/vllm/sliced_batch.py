@@ -17,7 +17,7 @@ from vllm.utils.torch_utils import PIN_MEMORY
 from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
 from vllm.v1.sample.logits_processor import build_logitsprocs
 
-from thaw_runtime.engine.vllm.executors import RelayExecutor
+from thaw_runtime.engine.vllm.executors import StageExecutor
 from thaw_runtime.engine.vllm.persistent_batches import empty_batch
 from thaw_runtime.engine.vllm.stage import Tensors
 from thaw_runtime.engine.vllm.window import set_window
@@ -39,7 +39,7 @@ class CheckedSequence:
 class SlicedBatch:
     """``stage`` is stage 0, whose model is whole; ``n_layers`` are all of its layers."""
 
-    def __init__(self, stage: RelayExecutor, n_layers: int) -> None:
+    def __init__(self, stage: StageExecutor, n_layers: int) -> None:
         self._stage, self._runner, self._n_layers = stage, stage.runner, n_layers
         self._rows = empty_batch(self._runner, build_logitsprocs, PIN_MEMORY)
 

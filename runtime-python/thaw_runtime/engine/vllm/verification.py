@@ -20,7 +20,7 @@ import torch
 from thaw.errors import ErrorInfo, ModelCorrupt, Unavailable
 from thaw.logs import Log
 from thaw_runtime.engine.protocol import EngineRequest, Sampling
-from thaw_runtime.engine.vllm.executors import RelayExecutor
+from thaw_runtime.engine.vllm.executors import StageExecutor
 from thaw_runtime.engine.vllm.kv_blocks import KvBlocks
 from thaw_runtime.engine.vllm.sliced_batch import CheckedSequence, SlicedBatch
 from thaw_runtime.pipeline.consolidation import Checking
@@ -58,7 +58,7 @@ class GoldenRequest:
 class Verification:
     """``stage`` is stage 0, whose model is whole; ``n_layers`` are all of its layers."""
 
-    def __init__(self, stage: RelayExecutor, scheduler: Any, kv: KvBlocks, n_layers: int) -> None:
+    def __init__(self, stage: StageExecutor, scheduler: Any, kv: KvBlocks, n_layers: int) -> None:
         self._runner, self._scheduler, self._kv = stage.runner, scheduler, kv
         self._batch = SlicedBatch(stage, n_layers)
         self.overwritten: set[int] = set()  # blocks that held something else before

@@ -297,7 +297,7 @@ NAMES: Final = (
         Kind.FIELD,
     ),
     _names("vllm.v1.engine:EngineCoreOutputs", "outputs", "read the engine's tokens", Kind.FIELD),
-    # ── engine.py, scheduler.py ──
+    # ── engine.py, scheduler.py, own_core.py ──
     _names("vllm.exceptions", "VLLMClientError", "fail a request that vLLM refuses"),
     _names("vllm.v1.engine.core", "EngineCore", "run the engine in this process"),
     _names(
@@ -308,6 +308,8 @@ NAMES: Final = (
     ),
     _names(_CORE, "add_request abort_requests reset_prefix_cache", "run the engine in this process"),
     _names(_CORE, "_initialize_kv_caches", "prepare a stage that has no scheduler"),
+    _names("vllm.v1.engine", "core", "build the engine of a later stage"),
+    _names("vllm.v1.engine.core", "freeze_gc_heap", "build the engine of a later stage without collecting garbage"),
     _names(
         _CORE,
         "vllm_config model_executor scheduler batch_queue request_block_hasher step_fn",
