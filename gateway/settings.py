@@ -41,9 +41,37 @@ class GatewaySettings:
         "tokens of one stream, and its request while it runs, kept without a client",
         4 * MIB,
     )
+    connections: int = setting(
+        "THAW_GATEWAY_CONNECTIONS", "open connections; beyond them those without a request give way", 16_384
+    )
+    per_address: int = setting(
+        "THAW_GATEWAY_PER_ADDRESS", "connections of one address; 0, for a proxy that counts them: no limit", 4_096
+    )
+    head_s: float = setting(
+        "THAW_GATEWAY_HEAD_S", "seconds that the head of a request may take, and its body be late", 10.0
+    )
+    client_rate: float = setting(
+        "THAW_GATEWAY_CLIENT_RATE", "bytes a second at which a body must come and an answer be read", 65_536.0
+    )
+    answer_s: float = setting(
+        "THAW_GATEWAY_ANSWER_S", "seconds without progress after which a client that reads no answer is cut", 60.0
+    )
+    body_bytes: int = setting("THAW_GATEWAY_BODY_BYTES", "memory for bodies above 64 KiB, all together", 128 * MIB)
+    answer_bytes: int = setting(
+        "THAW_GATEWAY_ANSWER_BYTES", "memory for answers that clients have not read, all together", 64 * MIB
+    )
     heartbeat_s: float = setting("THAW_GATEWAY_HEARTBEAT_S", "seconds between two signs of life", 3.0)
 
     @property
     def held_per_namespace(self) -> int:
         """Each request holds a thread, so some threads stay for other namespaces, /health and /metrics."""
         return min(self.concurrent, self.threads - self.threads // 8)
+
+    @property
+    def action_bytes(self) -> int:
+        """The longest body that describes an action."""
+        return self.code_bytes + 2 * self.parameters_bytes
+
+    @property
+    def longest_body(self) -> int:
+        return max(self.action_bytes, self.llm_payload_bytes, self.payload_bytes)

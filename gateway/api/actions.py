@@ -6,7 +6,16 @@ from flask import Blueprint, Response, request
 
 from gateway.api import render
 from gateway.api.action_body import NotHere, changed_action, new_action
-from gateway.api.http import action_name, gateway, json_object, json_response, namespace, query_flag, query_int
+from gateway.api.http import (
+    action_name,
+    gateway,
+    json_object,
+    json_response,
+    namespace,
+    query_flag,
+    query_int,
+    takes,
+)
 from thaw.errors import Conflict, NotFound
 
 blueprint = Blueprint("actions", __name__, url_prefix="/api/v1/namespaces/<ns>")
@@ -35,10 +44,16 @@ def get_action(ns: str, name: str) -> Response:
     return json_response(render.action(found, code=code, serving=gateway().room.serving(found.name)))
 
 
+def _action_bytes(ns: str, name: str) -> int:
+    action_name(ns, name)
+    return gateway().settings.action_bytes
+
+
 @blueprint.put("/actions/<path:name>")
+@takes(_action_bytes)
 def put_action(ns: str, name: str) -> Response:
     core, full_name = gateway(), action_name(ns, name)
-    body = json_object(core.settings.code_bytes + 2 * core.settings.parameters_bytes)
+    body = json_object(core.settings.action_bytes)
     overwrite = query_flag("overwrite")
     try:
         old = core.records.action(namespace(ns), full_name)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import math
 import re
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
 
 from flask import Flask, Response, current_app, g, request
 from werkzeug.exceptions import HTTPException
 
 from gateway.core import Gateway
+from gateway.front.bounds import UNCHECKED_BODY_BYTES
+from gateway.front.visit import VISIT, Visit
 from relay.state.records import Subject
 from thaw import lasting, wire
 from thaw.errors import (
@@ -25,6 +28,8 @@ from thaw.errors import (
     Unavailable,
 )
 from thaw.ids import ActionName, Namespace, is_entity_name, random_hex_id
+
+View = TypeVar("View", bound=Callable[..., Response])
 
 ACTIVATION_HEADER: Final = "X-Openwhisk-Activation-Id"
 MISSING: Final = "The requested resource does not exist."
@@ -54,8 +59,39 @@ def caller() -> Subject:
     """Raises Unauthorized."""
     if "subject" not in g:
         g.subject = gateway().auth.subject(request.headers.get("Authorization"))
+        visit: Visit | None = request.environ.get(VISIT)
+        if visit is not None:
+            visit.namespace = g.subject.namespace
     subject: Subject = g.subject
     return subject
+
+
+def takes(limit: Callable[..., int]) -> Callable[[View], View]:
+    """A view that takes a body of up to ``limit(...)`` bytes, a function of the view's own arguments.  It may raise
+    what the view would raise before it reads the body."""
+
+    def mark(view: View) -> View:
+        view.body_limit = limit  # type: ignore[attr-defined]
+        return view
+
+    return mark
+
+
+def _max_bytes() -> int:
+    """Of the body of this request, whose head alone has arrived.  Raises ThawError, HTTPException."""
+    if request.routing_exception is not None:
+        raise request.routing_exception
+    view = current_app.view_functions[request.endpoint or ""]
+    limit: Callable[..., int] = getattr(view, "body_limit", lambda **_: UNCHECKED_BODY_BYTES)
+    caller()
+    max_bytes = limit(**(request.view_args or {}))
+    if request.content_length is not None and request.content_length > max_bytes:
+        raise too_large(request.content_length, max_bytes)
+    return max_bytes
+
+
+def too_large(n_bytes: int, max_bytes: int) -> TooLarge:
+    return TooLarge(f"Request larger than allowed: {n_bytes} > {max_bytes} bytes.")
 
 
 def namespace(named: str) -> Namespace:
@@ -100,10 +136,10 @@ def query_int(name: str, default: int | None = None, *, low: int = 0, high: int 
 def json_object(max_bytes: int, *, optional: bool = False) -> dict[str, Any]:
     """The request's JSON object.  Raises TooLarge, BadRequest."""
     if request.content_length is not None and request.content_length > max_bytes:
-        raise TooLarge(f"Request larger than allowed: {request.content_length} > {max_bytes} bytes.")
+        raise too_large(request.content_length, max_bytes)
     data = request.stream.read(max_bytes + 1)
     if len(data) > max_bytes:
-        raise TooLarge(f"Request larger than allowed: {len(data)} > {max_bytes} bytes.")
+        raise too_large(len(data), max_bytes)
     if optional and not data.strip():
         return {}
     try:
@@ -154,6 +190,12 @@ def install(app: Flask) -> None:
         g.transaction_id = sent if _TRANSACTION.match(sent) else random_hex_id()
         if lasting.dead() and request.path not in _ALWAYS_ANSWERED:
             raise Unavailable("This gateway is about to be started again.", hint="try again in a second")
+        visit: Visit | None = request.environ.get(VISIT)
+        if visit is not None and visit.refusal is not None:
+            raise visit.refusal
+        if visit is not None and visit.head_only:
+            visit.max_bytes = _max_bytes()
+            return Response()
         return Response(status=200) if request.method == "OPTIONS" else None
 
     @app.after_request
