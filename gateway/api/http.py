@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Callable
@@ -11,6 +10,7 @@ from typing import Any, Final, TypeVar
 from flask import Flask, Response, current_app, g, request
 from werkzeug.exceptions import HTTPException
 
+from gateway.api import bounded_json
 from gateway.core import Gateway
 from gateway.front.bounds import UNCHECKED_BODY_BYTES
 from gateway.front.visit import VISIT, Visit
@@ -38,7 +38,9 @@ _ALLOWED_HEADERS: Final = (
 )
 _ALWAYS_ANSWERED: Final = ("/health", "/metrics")
 _TRANSACTION = re.compile(r"\A[\x21-\x7e]{1,128}\Z")
-_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+_WHOLE = re.compile(r"\A-?[0-9]{1,20}\Z", re.ASCII)
+_MOST: Final = 2**53 - 1
+"""The largest number that every reader of JSON understands.  The state server takes no more than 64 bits."""
 _OPENAI_TYPES: Final = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
@@ -119,17 +121,15 @@ def query_flag(name: str) -> bool:
     return text == "true"
 
 
-def query_int(name: str, default: int | None = None, *, low: int = 0, high: int | None = None) -> int | None:
+def query_int(name: str, default: int | None = None, *, low: int = 0, high: int = _MOST) -> int | None:
     text = request.args.get(name)
     if text is None:
         return default
-    try:
-        value = int(text)
-    except ValueError:
-        raise BadRequest(f"The query parameter '{name}' must be a whole number, not '{text}'.") from None
-    if value < low or (high is not None and value > high):
-        limits = f"at least {low}" if high is None else f"between {low} and {high}"
-        raise BadRequest(f"The value of '{name}' must be {limits}, not {value}.")
+    if not _WHOLE.match(text):
+        raise BadRequest(f"The query parameter '{name}' must be a whole number, not '{text:.40}'.")
+    value = int(text)
+    if not low <= value <= high:
+        raise BadRequest(f"The value of '{name}' must be between {low} and {high}, not {value}.")
     return value
 
 
@@ -142,13 +142,7 @@ def json_object(max_bytes: int, *, optional: bool = False) -> dict[str, Any]:
         raise too_large(len(data), max_bytes)
     if optional and not data.strip():
         return {}
-    try:
-        text = data.decode("utf-8-sig")
-        plain = json.loads(text)
-        if _SURROGATE.search(text):
-            json.dumps(plain, ensure_ascii=False).encode()  # half a pair is no character, and no UTF-8
-    except (ValueError, RecursionError) as e:
-        raise BadRequest(f"The request content was malformed:\n{e}") from e
+    plain = bounded_json.parse(data)
     if not isinstance(plain, dict):
         raise BadRequest("The request content was malformed:\nthe body must be a JSON object.")
     return plain

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import hmac
 import json
+import socket
 import socketserver
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Final
 
 from invoker import metrics
@@ -47,6 +49,9 @@ STATUS: Final[dict[type[ThawError], int]] = {InstanceGone: 410, InstanceBusy: 42
 
 REFRESH_S: Final = 1.0
 _FETCHD_S: Final = 5.0
+STRANGERS: Final = 256
+"""Connections on which nobody has shown the token yet.  Each has a thread, so beyond them the oldest is cut; a gateway
+shows its token with its first request."""
 IDLE_S: Final = 600.0
 """The host closes a kept connection that is silent for longer.  The gateway then opens another."""
 
@@ -60,6 +65,8 @@ class DataPort(socketserver.ThreadingMixIn, socketserver.TCPServer):
         host, _, port = bind.rpartition(":")
         self.fleet, self.token, self._refresh = fleet, token, refresh
         self._refreshed = 0.0
+        self._strangers: dict[socket.socket, None] = {}
+        self._lock = threading.Lock()
         super().__init__((host, int(port)), Handler)
         self._thread = LastingThread(self._serve, "data-port")
 
@@ -88,6 +95,26 @@ class DataPort(socketserver.ThreadingMixIn, socketserver.TCPServer):
 
     def _serve(self) -> None:
         self.serve_forever(poll_interval=0.5)  # the interval only limits how long stop() takes
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self._lock:
+            self._strangers[request] = None
+            oldest = next(iter(self._strangers)) if len(self._strangers) > STRANGERS else None
+            if oldest is not None:
+                del self._strangers[oldest]
+                with suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)  # its thread reads the end
+        super().process_request(request, client_address)
+
+    def knows(self, connection: Any) -> None:
+        """The connection is a gateway's, or it ends."""
+        if connection in self._strangers:
+            with self._lock:
+                self._strangers.pop(connection, None)
+
+    def shutdown_request(self, request: Any) -> None:
+        self.knows(request)
+        super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Log any error but OSError: a broken connection is expected, and every other error is a bug."""
@@ -119,6 +146,7 @@ class Handler(http11.Handler):
     def _check_token(self) -> None:
         given = (self.headers.get("authorization") or "").encode()
         if _is_token(given, self.server.token()) or _is_token(given, self.server.rotated_token()):
+            self.server.knows(self.connection)
             return
         self.close_connection = True  # the request's body stays unread
         raise Unauthorized("this port takes requests of the platform only", hint="send the installation's token")
