@@ -71,6 +71,7 @@ class Gateway:
         self.auth = Authenticator(self.records)
         self.actions = Actions(self.client, self.records)
         self.throttle = Throttle(settings.per_minute, settings.held_per_namespace)
+        self.calls = Throttle(settings.calls_per_minute, settings.calls_concurrent)
         self.hangups = HangupWatcher()
         self.room = WaitingRoom()
         expected = Expectation(self.registry)

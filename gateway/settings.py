@@ -21,6 +21,12 @@ class GatewaySettings:
     concurrent: int = setting(
         "THAW_INVOCATIONS_CONCURRENT", "per namespace, at most 7/8 of the threads; OpenWhisk's is 30", 2_000
     )
+    calls_per_minute: int = setting(
+        "THAW_CALLS_PER_MINUTE", "requests of any kind with a key of one namespace", 200_000
+    )
+    calls_concurrent: int = setting(
+        "THAW_CALLS_CONCURRENT", "requests of a namespace at once that are no invocations", 128
+    )
     queue_action: int = setting("THAW_QUEUE_PER_ACTION", "requests that may wait for one action's instances", 1_000)
     queue_namespace: int = setting("THAW_QUEUE_PER_NAMESPACE", "requests of a namespace that may wait", 1_100)
     async_threads: int = setting("THAW_GATEWAY_ASYNC_THREADS", "202s this gateway runs at once", 64)

@@ -40,8 +40,9 @@ def list_actions(ns: str) -> Response:
 @blueprint.get("/actions/<path:name>")
 def get_action(ns: str, name: str) -> Response:
     code = request.args.get("code", "true").lower() != "false"
-    found = gateway().actions.get(action_name(ns, name))
-    return json_response(render.action(found, code=code, serving=gateway().room.serving(found.name)))
+    core, full_name = gateway(), action_name(ns, name)
+    found = core.records.action(namespace(ns), full_name) if code else core.actions.get(full_name)
+    return json_response(render.action(found, code=code, serving=core.room.serving(found.name)))
 
 
 def _action_bytes(ns: str, name: str) -> int:

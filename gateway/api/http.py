@@ -36,6 +36,7 @@ MISSING: Final = "The requested resource does not exist."
 _ALLOWED_HEADERS: Final = (
     "Authorization, Origin, X-Requested-With, Content-Type, Accept, User-Agent, Last-Event-ID, X-Thaw-Resumable"
 )
+_INVOCATIONS: Final = ("invoke.invoke", "openai.chat", "openai.completions")
 _ALWAYS_ANSWERED: Final = ("/health", "/metrics")
 _TRANSACTION = re.compile(r"\A[\x21-\x7e]{1,128}\Z")
 _WHOLE = re.compile(r"\A-?[0-9]{1,20}\Z", re.ASCII)
@@ -58,14 +59,25 @@ def gateway() -> Gateway:
 
 
 def caller() -> Subject:
-    """Raises Unauthorized."""
+    """Whose request it is, which counts among that namespace's from here on.  Raises Unauthorized, Throttled."""
     if "subject" not in g:
-        g.subject = gateway().auth.subject(request.headers.get("Authorization"))
+        subject: Subject = gateway().auth.subject(request.headers.get("Authorization"))
         visit: Visit | None = request.environ.get(VISIT)
         if visit is not None:
-            visit.namespace = g.subject.namespace
-    subject: Subject = g.subject
-    return subject
+            visit.namespace = subject.namespace
+        if visit is None or not visit.head_only:  # the request counts when its body is there, too
+            _count(subject.namespace)
+        g.subject = subject
+    known: Subject = g.subject
+    return known
+
+
+def _count(namespace: Namespace) -> None:
+    if request.endpoint in _INVOCATIONS:  # Throttle counts those at once; they are held, others are brief
+        gateway().calls.enter_again(namespace)
+    else:
+        gateway().calls.enter(namespace)
+        g.counted = namespace
 
 
 def takes(limit: Callable[..., int]) -> Callable[[View], View]:
@@ -176,7 +188,7 @@ def error_body(error: ThawError) -> dict[str, Any]:
 
 
 def install(app: Flask) -> None:
-    """Add transaction ids, CORS headers and error bodies to every answer."""
+    """Add transaction ids, CORS headers and error bodies to every answer, and count requests out."""
 
     @app.before_request
     def begin() -> Response | None:
@@ -199,6 +211,11 @@ def install(app: Flask) -> None:
         response.headers["Access-Control-Allow-Methods"] = "GET, DELETE, POST, PUT, HEAD"
         response.headers["Access-Control-Allow-Headers"] = _ALLOWED_HEADERS
         return response
+
+    @app.teardown_request
+    def count_out(_error: BaseException | None) -> None:
+        if "counted" in g:
+            gateway().calls.leave(g.pop("counted"))
 
     @app.errorhandler(ThawError)
     def on_error(error: ThawError) -> Response:
