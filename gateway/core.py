@@ -80,7 +80,7 @@ class Gateway:
         self.event_ids = EventIds(token)
         self.pool = InvokerPool(token, settings.result_bytes)
         self.demand = Demand(self.room, self.registry, self.gateway_id, self.log)
-        self.dispatcher = Dispatcher(self.room, self.demand, self.pool, self.log)
+        self.dispatcher = Dispatcher(self.room, self.demand, self.pool, self.log, settings.llm_result_bytes)
         self.recorder = Recorder(self.records, self.pool, self.log)
         bounds = Bounds(settings.reconnect_s, settings.reconnect_stream_bytes, settings.reconnect_bytes)
         self.streams = Streams(self.dispatcher, self.ended, self.throttle, bounds, settings.threads)

@@ -32,6 +32,9 @@ class GatewaySettings:
     async_threads: int = setting("THAW_GATEWAY_ASYNC_THREADS", "202s this gateway runs at once", 64)
     payload_bytes: int = setting("THAW_PAYLOAD_BYTES", "largest argument of an ordinary function", MIB)
     result_bytes: int = setting("THAW_RESULT_BYTES", "largest result of an ordinary function", MIB)
+    llm_result_bytes: int = setting(
+        "THAW_LLM_RESULT_BYTES", "memory for the tokens of one answer of an LLM, some 200 bytes each", 64 * MIB
+    )
     llm_payload_bytes: int = setting("THAW_LLM_PAYLOAD_BYTES", "largest request body of an LLM", 8 * MIB)
     code_bytes: int = setting("THAW_CODE_BYTES", "largest code of an action", 48 * MIB)
     parameters_bytes: int = setting("THAW_PARAMETERS_BYTES", "largest bound parameters of an action", MIB)

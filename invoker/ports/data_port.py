@@ -34,6 +34,7 @@ from thaw.errors import (
     BadRequest,
     InstanceBusy,
     InstanceGone,
+    MemoryTooSmall,
     NotFound,
     ThawError,
     TimeLimitExceeded,
@@ -49,6 +50,7 @@ STATUS: Final[dict[type[ThawError], int]] = {InstanceGone: 410, InstanceBusy: 42
 
 REFRESH_S: Final = 1.0
 _FETCHD_S: Final = 5.0
+_EXIT_S: Final = 2.0
 STRANGERS: Final = 256
 """Connections on which nobody has shown the token yet.  Each has a thread, so beyond them the oldest is cut; a gateway
 shows its token with its first request."""
@@ -241,12 +243,17 @@ class Handler(http11.Handler):
         limit_ms = round(live.timeout_s * 1000)
         error = TimeLimitExceeded(f"The action exceeded its time limits of {limit_ms} milliseconds.")
         if result.ending is Ending.TIMEOUT and not result.started:
-            self._reply(502, {"error": error.message, "info": wire.to_plain(error.info())})
+            self._reply_error(error)
+        elif result.ending is Ending.CONTAINER_LOST and not result.started and _ran_out_of_memory(live):
+            self._reply_error(_out_of_memory(live))
         else:
             self.close_connection = True
         if live.kind == KIND_PYTHON and result.ending in (Ending.TIMEOUT, Ending.CALLER_GONE):
             blamed = error if result.ending is Ending.TIMEOUT else None
             threading.Thread(target=self.server.fleet.kill, args=(live, blamed), name="over-time", daemon=True).start()
+
+    def _reply_error(self, error: ThawError) -> None:
+        self._reply(error.http_status, {"error": error.message, "info": wire.to_plain(error.info())})
 
     def _instance_id(self, path: str, verb: str) -> InstanceId:
         parts = path.split("/")
@@ -266,3 +273,16 @@ class Handler(http11.Handler):
 
 def _is_token(given: bytes, token: str) -> bool:
     return bool(token) and hmac.compare_digest(given, f"Bearer {token}".encode())
+
+
+def _ran_out_of_memory(live: Live) -> bool:
+    """Of a function's container that was lost in a run.  Its driver hears of the end a moment later."""
+    return live.kind == KIND_PYTHON and live.exited.wait(_EXIT_S) and live.out_of_memory
+
+
+def _out_of_memory(live: Live) -> ThawError:
+    limit = f" of {live.function.limits.memory} MiB" if live.function is not None else ""
+    return MemoryTooSmall(
+        f"The action used more memory than its limit{limit} (limits.memory).",
+        hint="raise limits.memory, or keep less in memory",
+    )
