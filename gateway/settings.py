@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from thaw.settings import setting
 
 MIB = 1024 * 1024
+COPIES: Final = 4
+"""Of an action while an answer is made of it: as it is kept, as an object, as text, and as bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,3 +87,8 @@ class GatewaySettings:
     @property
     def longest_body(self) -> int:
         return max(self.action_bytes, self.llm_payload_bytes, self.payload_bytes)
+
+    @property
+    def code_answer_bytes(self) -> int:
+        """Memory in which answers that carry code are made.  The longest one has to fit."""
+        return max(256 * MIB, COPIES * self.action_bytes)

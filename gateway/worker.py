@@ -23,7 +23,7 @@ from gateway.front.answering import answer
 from gateway.front.bounds import UNCHECKED_BODY_BYTES, Bounds
 from gateway.front.connection import CONTINUE, Connection, State
 from gateway.front.deadlines import Deadlines
-from gateway.front.memory import BodyMemory
+from gateway.front.memory import SharedMemory
 from gateway.front.request import BrokenRequest, RequestReader
 from gateway.front.visit import TooSlow, Visit
 from thaw.errors import Throttled
@@ -48,7 +48,7 @@ class Worker(ThreadWorker):  # type: ignore[misc]
         self._unchecked: dict[Connection, int] = {}
         self._unread: dict[Connection, int] = {}
         self._unchecked_bytes = self._unread_bytes = 0
-        self._memory = BodyMemory(self.bounds.body_bytes)
+        self._memory = SharedMemory(self.bounds.body_bytes)
         self._line: deque[Connection] = deque()
         self.worker_connections = self.bounds.connections
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+
 from flask import Blueprint, Response, request
 
 from gateway.api import render
@@ -16,7 +18,9 @@ from gateway.api.http import (
     query_int,
     takes,
 )
-from thaw.errors import Conflict, NotFound
+from gateway.settings import COPIES
+from thaw.action import Action
+from thaw.errors import Conflict, NotFound, Throttled
 
 blueprint = Blueprint("actions", __name__, url_prefix="/api/v1/namespaces/<ns>")
 LIST_DEFAULT, LIST_MAX = 30, 200
@@ -41,8 +45,20 @@ def list_actions(ns: str) -> Response:
 def get_action(ns: str, name: str) -> Response:
     code = request.args.get("code", "true").lower() != "false"
     core, full_name = gateway(), action_name(ns, name)
-    found = core.records.action(namespace(ns), full_name) if code else core.actions.get(full_name)
-    return json_response(render.action(found, code=code, serving=core.room.serving(found.name)))
+    if not code:
+        return _rendered(core.actions.get(full_name), code=False)
+    own, needed = namespace(ns), COPIES * core.records.action_bytes(namespace(ns), full_name)
+    if not core.code_answers.take(own, needed):
+        raise Throttled("Too many answers with long code at once.", hint="ask with code=false, or for one at a time")
+    with ExitStack() as held:
+        held.callback(core.code_answers.give_back, own, needed)
+        response = _rendered(core.records.action(own, full_name), code=True)
+        response.call_on_close(held.pop_all().close)
+    return response
+
+
+def _rendered(found: Action, *, code: bool) -> Response:
+    return json_response(render.action(found, code=code, serving=gateway().room.serving(found.name)))
 
 
 def _action_bytes(ns: str, name: str) -> int:

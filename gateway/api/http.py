@@ -147,17 +147,21 @@ def query_int(name: str, default: int | None = None, *, low: int = 0, high: int 
 
 def json_object(max_bytes: int, *, optional: bool = False) -> dict[str, Any]:
     """The request's JSON object.  Raises TooLarge, BadRequest."""
-    if request.content_length is not None and request.content_length > max_bytes:
-        raise too_large(request.content_length, max_bytes)
-    data = request.stream.read(max_bytes + 1)
-    if len(data) > max_bytes:
-        raise too_large(len(data), max_bytes)
-    if optional and not data.strip():
-        return {}
-    plain = bounded_json.parse(data)
+    plain = bounded_json.parse(_body(max_bytes, b"{}" if optional else b""))
     if not isinstance(plain, dict):
         raise BadRequest("The request content was malformed:\nthe body must be a JSON object.")
     return plain
+
+
+def _body(max_bytes: int, blank: bytes) -> bytes:
+    """The request's body, which nothing else keeps, or ``blank``.  Raises TooLarge."""
+    if request.content_length is not None and request.content_length > max_bytes:
+        raise too_large(request.content_length, max_bytes)
+    data = request.stream.read(max_bytes + 1)
+    request.stream.close()
+    if len(data) > max_bytes:
+        raise too_large(len(data), max_bytes)
+    return data if data.strip() else blank
 
 
 def openai_error(error: ThawError) -> dict[str, Any]:

@@ -68,8 +68,9 @@ class RequestReader:
         return self.complete
 
     def body(self) -> io.BytesIO:
-        """What has arrived of the body.  The reader takes no more after this."""
-        return io.BytesIO(self._body.getvalue())
+        """What has arrived of the body.  The reader keeps nothing of it, so that the memory is its user's to free."""
+        body, self._body = self._body, io.BytesIO()
+        return io.BytesIO(body.getvalue())
 
     def _feed_head(self, data: bytes) -> bytes | None:
         """Return what came behind the head, None while it is incomplete."""

@@ -145,6 +145,11 @@ class Records:
             raise NotFound("The requested resource does not exist.", hint="list actions: thaw action list")
         return wire.loads(Action, data)
 
+    def action_bytes(self, namespace: Namespace, name: ActionName) -> int:
+        """The length of an action as it is kept, with its code; 0 if there is none."""
+        with redis_link.translated("read an action's length"):
+            return int(self._redis.hstrlen(keys.actions(namespace), name))
+
     def actions(self, namespace: Namespace) -> list[Action]:
         """Newest first, without their code."""
         rows = self._rows(keys.actions(namespace))

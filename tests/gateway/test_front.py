@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gateway.front.bounds import Bounds
 from gateway.front.connection import Connection
 from gateway.front.deadlines import Deadlines
-from gateway.front.memory import BodyMemory
+from gateway.front.memory import SharedMemory
 from gateway.front.request import BrokenRequest, RequestReader
 from thaw.ids import Namespace
 
@@ -93,7 +93,7 @@ def test_chunks_that_are_none_are_refused(chunks: bytes) -> None:
 
 
 def test_a_namespace_gets_no_more_than_is_left_to_others() -> None:
-    memory = BodyMemory(100)
+    memory = SharedMemory(100)
     assert memory.take(A, 40)
     assert not memory.take(A, 30)
     assert memory.take(A, 10)
@@ -106,7 +106,7 @@ def test_a_namespace_gets_no_more_than_is_left_to_others() -> None:
 
 
 def test_a_whole_body_fits_when_nothing_else_is_there() -> None:
-    assert BodyMemory(100).take(A, 100)
+    assert SharedMemory(100).take(A, 100)
 
 
 def test_a_body_without_progress_is_out_after_the_grace_whatever_length_it_announced() -> None:

@@ -10,7 +10,7 @@ import pytest
 import requests
 
 from tests.gateway.conftest import KEY, OTHER_KEY, GatewayProcess, add_key
-from tests.security.slow import status_of, worker_pid
+from tests.security.slow import crowd, head, status_of, worker_pid
 
 NAMESPACES = "/api/v1/namespaces"
 MIB = 1024 * 1024
@@ -81,3 +81,38 @@ def test_lists_of_actions_with_much_code_cost_no_more_than_one_of_them(start: Ca
     assert len(reply.content) < 10_000
     assert fresh.chat(model="none").status_code == 404  # looks for an action with this served name
     assert status_of(pid, "VmHWM") < before + 100 * 1024
+
+
+def test_long_code_takes_bounded_memory_also_in_answers_that_nobody_reads(
+    start: Callable[..., GatewayProcess],
+) -> None:
+    gateway = start()
+    assert gateway.call("GET", NAMESPACES).status_code == 200
+    pid = worker_pid(gateway)
+    before = status_of(pid, "VmHWM")
+    body = {"exec": {"kind": "python:3.11", "code": "#" * (45 * MIB)}}
+    path = f"{NAMESPACES}/_/actions/long"
+    assert gateway.call("PUT", path, json=body).status_code == 200
+    assert status_of(pid, "VmHWM") < before + 256 * 1024
+    with crowd(gateway, 20, head("GET", path)):
+        assert len(gateway.call("GET", f"{path}?code=false").content) < 10_000
+    reply = gateway.call("GET", path)
+    assert reply.status_code in (200, 429)
+    assert status_of(pid, "VmHWM") < before + 320 * 1024
+
+
+def test_answers_with_code_share_a_memory_and_give_it_back(start: Callable[..., GatewayProcess]) -> None:
+    gateway = start()
+    path = f"{NAMESPACES}/_/actions/long"
+    body = {"exec": {"kind": "python:3.11", "code": "#" * (20 * MIB)}}
+    assert gateway.call("PUT", path, json=body).status_code == 200
+    session_auth = tuple(KEY.split(":"))
+
+    def ask(_: int) -> requests.Response:
+        return requests.get(gateway.url + path, auth=session_auth, timeout=60)  # type: ignore[arg-type]
+
+    with ThreadPoolExecutor(8) as pool:
+        replies = list(pool.map(ask, range(8)))
+    assert {r.status_code for r in replies} == {200, 429}
+    assert all(len(r.content) > 20 * MIB for r in replies if r.status_code == 200)
+    assert ask(0).status_code == 200
