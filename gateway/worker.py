@@ -9,6 +9,7 @@ Where something has a limit, the client that has waited longest gives way: an ho
 
 from __future__ import annotations
 
+import errno
 import selectors
 import socket
 import time
@@ -34,6 +35,7 @@ _ACCEPTED_AT_ONCE: Final = 64
 _CHECKERS: Final = 4
 """Threads that check keys before long bodies are read.  They are not those that hold requests."""
 _FOREVER: Final = float("inf")
+_NO_ROOM: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class Worker(ThreadWorker):  # type: ignore[misc]
@@ -64,9 +66,10 @@ class Worker(ThreadWorker):  # type: ignore[misc]
                 sock, client = listener.accept()
             except BlockingIOError:
                 return
-            except OSError:  # the client has gone again, or there is no descriptor left
-                self._make_room()
-                return
+            except OSError as e:
+                if e.errno in _NO_ROOM:  # the listener stays readable, and would keep this thread busy
+                    self._make_room()
+                return  # else the client has gone again
             self._begin(sock, client, listener.getsockname())
 
     def _begin(self, sock: socket.socket, client: object, server: object) -> None:
@@ -275,8 +278,8 @@ class Worker(ThreadWorker):  # type: ignore[misc]
         """gunicorn's list of kept-alive connections stays empty: murder_pending() does it all."""
 
     def _cap_keepalive(self, deadline: float) -> None:
-        """The worker stops: connections without a request are open for a moment more."""
-        for connection in self._idle:
+        """The worker stops: connections without a request, or with a part of its head, are open for a moment more."""
+        for connection in (*self._idle, *self._unchecked):
             self._deadlines.set(connection, min(connection.deadline_s, deadline))
 
     def _expire(self, connection: Connection) -> None:

@@ -301,3 +301,11 @@ def test_a_long_body_waits_for_the_memory_that_another_one_has(start: Callable[.
         assert three.recv(100).startswith(b"HTTP/1.1 100 ")
         three.sendall(body)
         assert read_answer(three)[0] == 404
+
+
+def test_a_gateway_that_stops_does_not_wait_for_those_that_send_nothing(start: Callable[..., GatewayProcess]) -> None:
+    gateway = start(THAW_GATEWAY_HEAD_S="600", THAW_GATEWAY_DRAIN_S="600")
+    with crowd(gateway, 5, b""), crowd(gateway, 5, b"GET /health HT"):
+        assert_serves(gateway)
+        gateway.process.terminate()
+        assert gateway.process.wait(WAIT_S) == 0
