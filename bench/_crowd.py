@@ -17,7 +17,8 @@ import time
 
 from thaw import descriptors
 
-_ADDRESSES = tuple(f"127.0.0.{i}" for i in range(1, 9))  # a gateway may limit the connections of one address
+_ADDRESSES = tuple(f"127.0.0.{i}" for i in range(2, 10))
+"""A gateway may limit the connections of one address, and those from 127.0.0.1 would take ports of other servers."""
 _ASK = b"GET /api/v1 HTTP/1.1\r\nHost: x\r\n\r\n"
 _BYTE_S = 1.0
 

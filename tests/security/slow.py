@@ -9,7 +9,9 @@ from contextlib import ExitStack, contextmanager
 from io import BufferedReader
 from pathlib import Path
 
-from tests.gateway.conftest import KEY, GatewayProcess
+import redis
+
+from tests.gateway.conftest import KEY, GatewayProcess, add_key
 
 WAIT_S = 30.0
 AUTH = f"Authorization: Basic {base64.b64encode(KEY.encode()).decode()}\r\n"
@@ -52,8 +54,8 @@ def answer_of(file: BufferedReader) -> tuple[int, bytes]:
 
 
 @contextmanager
-def crowd(gateway: GatewayProcess, n: int, data: bytes, sources: tuple[str, ...] = ("127.0.0.1",)) -> Iterator[None]:
-    """``n`` connections that have sent ``data`` and stay."""
+def crowd(gateway: GatewayProcess, n: int, data: bytes, sources: tuple[str, ...] = ("127.0.0.2",)) -> Iterator[None]:
+    """``n`` connections that have sent ``data`` and stay.  They take no port of 127.0.0.1, where servers listen."""
     with ExitStack() as stack:
         for i in range(n):
             sock = stack.enter_context(connect(gateway, sources[i % len(sources)]))
@@ -71,3 +73,16 @@ def worker_pid(gateway: GatewayProcess) -> int:
     """gunicorn's master has one child, which serves."""
     pid = gateway.process.pid
     return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
+
+
+@contextmanager
+def module_gateway(url: str, **environ: str) -> Iterator[GatewayProcess]:
+    """A gateway with an empty state server, for all tests of a module."""
+    with redis.Redis.from_url(url) as client:
+        client.flushall()
+    add_key(url, KEY, "guest")
+    gateway = GatewayProcess(url, **environ)
+    try:
+        yield gateway
+    finally:
+        gateway.end()

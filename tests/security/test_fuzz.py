@@ -19,9 +19,9 @@ from schemathesis import GenerationMode
 from gateway.api import openapi
 from gateway.app import create_app
 from tests.conftest import ValkeyServer
-from tests.gateway.conftest import KEY, GatewayProcess, add_key
+from tests.gateway.conftest import KEY, GatewayProcess
 from tests.gateway.fake_invoker import FakeInvoker
-from tests.security.slow import status_of, worker_pid
+from tests.security.slow import module_gateway, status_of, worker_pid
 
 N_LONG: Final = int(os.environ.get("THAW_FUZZ_REQUESTS", "1000000"))
 WAIT_S: Final = 30.0
@@ -40,17 +40,15 @@ def test_the_document_names_every_route_and_no_other() -> None:
 
 @pytest.fixture(scope="module")
 def gateway(_shared_valkey: ValkeyServer) -> Iterator[GatewayProcess]:
-    add_key(_shared_valkey.url, KEY, "guest")
-    process = GatewayProcess(_shared_valkey.url, THAW_BLOCKING_S="0.05")
-    invoker = FakeInvoker(_shared_valkey.url)
-    process.put_python()
-    process.put_llm(limits={"timeout": 500})
-    invoker.ready("guest/hello")
-    invoker.ready("guest/chat", instance="i1", group="b" * 32)
-    process.wait_for_routes(2)
-    yield process
-    invoker.stop()
-    process.end()
+    with module_gateway(_shared_valkey.url, THAW_BLOCKING_S="0.05") as process:
+        invoker = FakeInvoker(_shared_valkey.url)
+        process.put_python()
+        process.put_llm(limits={"timeout": 500})
+        invoker.ready("guest/hello")
+        invoker.ready("guest/chat", instance="i1", group="b" * 32)
+        process.wait_for_routes(2)
+        yield process
+        invoker.stop()
 
 
 def test_the_document_is_served(gateway: GatewayProcess) -> None:

@@ -11,8 +11,9 @@ import pytest
 import requests
 
 from tests.conftest import ValkeyServer
-from tests.gateway.conftest import KEY, GatewayProcess, add_key
+from tests.gateway.conftest import GatewayProcess
 from tests.gateway.fake_invoker import FakeInvoker
+from tests.security.slow import module_gateway
 
 ACTIONS = "/api/v1/namespaces/_/actions"
 PYTHON = {"exec": {"kind": "python:3.11", "code": "def main(args):\n    return args\n"}}
@@ -20,10 +21,8 @@ PYTHON = {"exec": {"kind": "python:3.11", "code": "def main(args):\n    return a
 
 @pytest.fixture(scope="module")
 def gateway(_shared_valkey: ValkeyServer) -> Iterator[GatewayProcess]:
-    add_key(_shared_valkey.url, KEY, "guest")
-    process = GatewayProcess(_shared_valkey.url)
-    yield process
-    process.end()
+    with module_gateway(_shared_valkey.url) as process:
+        yield process
 
 
 @pytest.fixture

@@ -13,10 +13,10 @@ import pytest
 import requests
 
 from tests.conftest import ValkeyServer
-from tests.gateway.conftest import KEY, GatewayProcess, add_key
+from tests.gateway.conftest import GatewayProcess
 from tests.invoker.platform import Host
 from tests.security.malformed import KNOWN, mutations
-from tests.security.slow import read_to_end, status_of, worker_pid
+from tests.security.slow import module_gateway, read_to_end, status_of, worker_pid
 
 WAIT_S = 30.0
 N_LONG = int(os.environ.get("THAW_FUZZ_REQUESTS", "1000000"))
@@ -24,10 +24,8 @@ N_LONG = int(os.environ.get("THAW_FUZZ_REQUESTS", "1000000"))
 
 @pytest.fixture(scope="module")
 def gateway(_shared_valkey: ValkeyServer) -> Iterator[GatewayProcess]:
-    add_key(_shared_valkey.url, KEY, "guest")
-    process = GatewayProcess(_shared_valkey.url, THAW_GATEWAY_HEAD_S="1")
-    yield process
-    process.end()
+    with module_gateway(_shared_valkey.url, THAW_GATEWAY_HEAD_S="1") as process:
+        yield process
 
 
 def answer(port: int, data: bytes) -> bytes:
