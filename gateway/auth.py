@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import threading
 import time
@@ -51,6 +50,6 @@ def _credentials(authorization: str | None) -> str:
     if scheme.lower() == "basic":
         try:
             return base64.b64decode(value.strip(), validate=True).decode()
-        except (binascii.Error, UnicodeDecodeError):
+        except ValueError:  # not base64, not ASCII, or not UTF-8 inside
             pass
     raise Unauthorized("The supplied authentication is invalid.", hint="send Basic base64(uuid:key) or Bearer uuid:key")

@@ -8,6 +8,7 @@ import time
 
 from gateway import metrics
 from gateway.auth import Authenticator
+from gateway.front.memory import SharedMemory
 from gateway.serving.action_cache import Actions
 from gateway.serving.async_runner import AsyncRunner
 from gateway.serving.blocking import BlockingRuns
@@ -71,6 +72,8 @@ class Gateway:
         self.auth = Authenticator(self.records)
         self.actions = Actions(self.client, self.records)
         self.throttle = Throttle(settings.per_minute, settings.held_per_namespace)
+        self.calls = Throttle(settings.calls_per_minute, settings.calls_concurrent)
+        self.code_answers = SharedMemory(settings.code_answer_bytes)
         self.hangups = HangupWatcher()
         self.room = WaitingRoom()
         expected = Expectation(self.registry)
@@ -79,7 +82,7 @@ class Gateway:
         self.event_ids = EventIds(token)
         self.pool = InvokerPool(token, settings.result_bytes)
         self.demand = Demand(self.room, self.registry, self.gateway_id, self.log)
-        self.dispatcher = Dispatcher(self.room, self.demand, self.pool, self.log)
+        self.dispatcher = Dispatcher(self.room, self.demand, self.pool, self.log, settings.llm_result_bytes)
         self.recorder = Recorder(self.records, self.pool, self.log)
         bounds = Bounds(settings.reconnect_s, settings.reconnect_stream_bytes, settings.reconnect_bytes)
         self.streams = Streams(self.dispatcher, self.ended, self.throttle, bounds, settings.threads)

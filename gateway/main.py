@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import resource
 import signal
 import sys
 import threading
@@ -15,6 +16,7 @@ from gunicorn.app.base import BaseApplication
 from gateway import first_key
 from gateway.app import create_app
 from gateway.core import Gateway
+from gateway.front.bounds import Bounds
 from gateway.settings import GatewaySettings
 from gateway.worker import Worker
 from thaw import descriptors, lasting
@@ -26,7 +28,7 @@ from thaw.settings import SettingError, load
 Wsgi = Callable[[dict[str, Any], Any], Iterable[bytes]]
 
 _STACK_BYTES: Final = 512 * 1024  # a thousand threads of the default 8 MiB may exceed container memory limits
-_KEEP_ALIVE_S: Final = 75
+_OTHER_DESCRIPTORS: Final = 256
 _LAST_WORDS_S: Final = 4.0
 """The worker ends at most this long after its last request.  The recorder may need three seconds of it for its
 records."""
@@ -41,6 +43,7 @@ class _Server(BaseApplication):  # type: ignore[misc]
 
     def __init__(self, settings: GatewaySettings, log: Log) -> None:
         self._settings, self._log = settings, log
+        self.bounds = bounds(settings)
         self._gateway: Gateway | None = None
         super().__init__()
 
@@ -51,9 +54,13 @@ class _Server(BaseApplication):  # type: ignore[misc]
             "worker_class": Worker,
             "workers": 1,
             "threads": settings.threads,
-            "worker_connections": settings.threads * 4,
+            "worker_connections": settings.threads + self.bounds.connections,
             "backlog": 4096,
-            "keepalive": _KEEP_ALIVE_S,
+            "keepalive": round(self.bounds.idle_s),
+            # no proxy sets these here, and headers of strangers must not
+            "forwarded_allow_ips": "",
+            "forwarder_headers": "",
+            "secure_scheme_headers": {},
             "timeout": 120,
             "graceful_timeout": settings.drain_s,
             "loglevel": "warning",
@@ -88,9 +95,32 @@ def _die_with_parent(_arbiter: object, _worker: object) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
+def bounds(settings: GatewaySettings) -> Bounds:
+    """A thread may need a descriptor besides that of its client."""
+    left = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - settings.threads - _OTHER_DESCRIPTORS
+    return Bounds(
+        head_s=settings.head_s,
+        body_s=settings.head_s,
+        line_s=settings.head_s,
+        rate=settings.client_rate,
+        answer_s=settings.answer_s,
+        connections=max(_OTHER_DESCRIPTORS, min(settings.connections, left)),
+        per_address=settings.per_address,
+        body_bytes=settings.body_bytes,
+        answer_bytes=settings.answer_bytes,
+    )
+
+
 def check(settings: GatewaySettings) -> None:
     """Raises SettingError."""
     first_key.check(settings.first_key)
+    if settings.body_bytes < settings.longest_body:
+        raise SettingError(
+            f"THAW_GATEWAY_BODY_BYTES={settings.body_bytes} is less than one body may have: {settings.longest_body}",
+            hint="raise it, or lower THAW_CODE_BYTES, THAW_LLM_PAYLOAD_BYTES or THAW_PAYLOAD_BYTES",
+        )
+    if settings.client_rate <= 0:
+        raise SettingError("THAW_GATEWAY_CLIENT_RATE must be above 0", hint="it is a rate in bytes a second")
     host = settings.bind.rpartition(":")[0]
     if settings.driver == "process" and host not in _LOOPBACK:
         raise SettingError(

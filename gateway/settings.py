@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from thaw.settings import setting
 
 MIB = 1024 * 1024
+COPIES: Final = 4
+"""Of an action while an answer is made of it: as it is kept, as an object, as text, and as bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,11 +24,20 @@ class GatewaySettings:
     concurrent: int = setting(
         "THAW_INVOCATIONS_CONCURRENT", "per namespace, at most 7/8 of the threads; OpenWhisk's is 30", 2_000
     )
+    calls_per_minute: int = setting(
+        "THAW_CALLS_PER_MINUTE", "requests of any kind with a key of one namespace", 200_000
+    )
+    calls_concurrent: int = setting(
+        "THAW_CALLS_CONCURRENT", "requests of a namespace at once that are no invocations", 128
+    )
     queue_action: int = setting("THAW_QUEUE_PER_ACTION", "requests that may wait for one action's instances", 1_000)
     queue_namespace: int = setting("THAW_QUEUE_PER_NAMESPACE", "requests of a namespace that may wait", 1_100)
     async_threads: int = setting("THAW_GATEWAY_ASYNC_THREADS", "202s this gateway runs at once", 64)
     payload_bytes: int = setting("THAW_PAYLOAD_BYTES", "largest argument of an ordinary function", MIB)
     result_bytes: int = setting("THAW_RESULT_BYTES", "largest result of an ordinary function", MIB)
+    llm_result_bytes: int = setting(
+        "THAW_LLM_RESULT_BYTES", "memory for the tokens of one answer of an LLM, some 200 bytes each", 64 * MIB
+    )
     llm_payload_bytes: int = setting("THAW_LLM_PAYLOAD_BYTES", "largest request body of an LLM", 8 * MIB)
     code_bytes: int = setting("THAW_CODE_BYTES", "largest code of an action", 48 * MIB)
     parameters_bytes: int = setting("THAW_PARAMETERS_BYTES", "largest bound parameters of an action", MIB)
@@ -41,9 +53,42 @@ class GatewaySettings:
         "tokens of one stream, and its request while it runs, kept without a client",
         4 * MIB,
     )
+    connections: int = setting(
+        "THAW_GATEWAY_CONNECTIONS", "open connections; beyond them those without a request give way", 16_384
+    )
+    per_address: int = setting(
+        "THAW_GATEWAY_PER_ADDRESS", "connections of one address; 0, for a proxy that counts them: no limit", 4_096
+    )
+    head_s: float = setting(
+        "THAW_GATEWAY_HEAD_S", "seconds that the head of a request may take, and its body be late", 10.0
+    )
+    client_rate: float = setting(
+        "THAW_GATEWAY_CLIENT_RATE", "bytes a second at which a body must come and an answer be read", 65_536.0
+    )
+    answer_s: float = setting(
+        "THAW_GATEWAY_ANSWER_S", "seconds without progress after which a client that reads no answer is cut", 60.0
+    )
+    body_bytes: int = setting("THAW_GATEWAY_BODY_BYTES", "memory for bodies above 64 KiB, all together", 128 * MIB)
+    answer_bytes: int = setting(
+        "THAW_GATEWAY_ANSWER_BYTES", "memory for answers that clients have not read, all together", 64 * MIB
+    )
     heartbeat_s: float = setting("THAW_GATEWAY_HEARTBEAT_S", "seconds between two signs of life", 3.0)
 
     @property
     def held_per_namespace(self) -> int:
         """Each request holds a thread, so some threads stay for other namespaces, /health and /metrics."""
         return min(self.concurrent, self.threads - self.threads // 8)
+
+    @property
+    def action_bytes(self) -> int:
+        """The longest body that describes an action."""
+        return self.code_bytes + 2 * self.parameters_bytes
+
+    @property
+    def longest_body(self) -> int:
+        return max(self.action_bytes, self.llm_payload_bytes, self.payload_bytes)
+
+    @property
+    def code_answer_bytes(self) -> int:
+        """Memory in which answers that carry code are made.  The longest one has to fit."""
+        return max(256 * MIB, COPIES * self.action_bytes)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import json
+import math
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -68,6 +69,30 @@ def loads(cls: type[T], data: bytes | str) -> T:
     except (ValueError, RecursionError) as e:
         raise ProtocolError(f"{cls.__name__}: not JSON: {e}") from e
     return from_plain(cls, plain)
+
+
+class NotFinite(ValueError):
+    """A number that JSON cannot hold, or that is too large for a double."""
+
+
+def strict(text: str) -> Any:
+    """Parse JSON as RFC 8259 has it: Python's parser would also take NaN and Infinity, and 1e999 for the latter.
+    Raises NotFinite, ValueError, RecursionError."""
+    return _STRICT.decode(text)
+
+
+def _refuse(constant: str) -> None:
+    raise NotFinite(f"{constant} is not JSON")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise NotFinite(f"{text:.40} is too large a number")
+    return value
+
+
+_STRICT = json.JSONDecoder(parse_constant=_refuse, parse_float=_finite)
 
 
 def from_plain(cls: type[T], plain: Any, path: str = "$") -> T:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
+from gateway.api import bounded_json
 from gateway.api.code_zip import check_packages, decoded_zip
 from gateway.serving.routes import version_key
 from gateway.settings import GatewaySettings
@@ -63,7 +64,7 @@ def changed_action(old: Action, body: Json, settings: GatewaySettings, *, versio
         action = replace(action, parameters=key_values("parameters", body["parameters"], settings.parameters_bytes))
     given = key_values("annotations", body.get("annotations", []), settings.parameters_bytes)
     annotations = {**old.annotations, **given}
-    for key in body.get("delAnnotations", []):
+    for key in _names(body.get("delAnnotations")):
         annotations.pop(key, None)
     annotations["exec"] = action.exec.kind  # must be a string, or ``wsk action list`` breaks
     publish = bool(body.get("publish", old.publish))
@@ -84,6 +85,14 @@ def key_values(what: str, plain: Any, max_bytes: int) -> dict[str, object]:
     if n_bytes > max_bytes:
         raise TooLarge(f"Request larger than allowed: {n_bytes} > {max_bytes} bytes.")
     return values
+
+
+def _names(plain: Any) -> list[str]:
+    if plain is None:
+        return []
+    if not isinstance(plain, list) or not all(isinstance(name, str) for name in plain):
+        raise malformed("delAnnotations must be a list of names")
+    return plain
 
 
 def next_version(old: str, asked: Any) -> str:
@@ -118,21 +127,20 @@ def _with_code(action: Action, body: Json, settings: GatewaySettings) -> Action:
         return _with_config(action, code, body)
     if not code:
         raise malformed("exec.code undefined")
-    main = str(plain.get("main") or "")
+    main = plain.get("main")
+    if main is not None and not isinstance(main, str):
+        raise malformed("exec.main must be a string")
     data = decoded_zip(code)
     if data is not None:
         check_packages(data)
-    return replace(action, exec=Exec(kind, code, data is not None, main), config=None)
+    return replace(action, exec=Exec(kind, code, data is not None, main or ""), config=None)
 
 
 def _with_config(action: Action, code: str, body: Json) -> Action:
     """Take the config from ``config``, an object in the body, or from the code, which is then the config's text."""
     plain = body.get("config")
     if plain is None:
-        try:
-            plain = json.loads(code or "null")
-        except ValueError as e:
-            raise malformed(f"the config is not JSON: {e}") from e
+        plain = bounded_json.parse(code.encode() or b"null")
     config = parse_llm_config(plain)
     limits = Limits(
         timeout=config.limits.timeout, memory=config.resources.host_memory_mb, concurrency=config.limits.concurrency

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+
 from flask import Blueprint, Response, request
 
 from gateway.api import render
 from gateway.api.action_body import NotHere, changed_action, new_action
-from gateway.api.http import action_name, gateway, json_object, json_response, namespace, query_flag, query_int
-from thaw.errors import Conflict, NotFound
+from gateway.api.http import (
+    action_name,
+    gateway,
+    json_object,
+    json_response,
+    namespace,
+    query_flag,
+    query_int,
+    takes,
+)
+from gateway.settings import COPIES
+from thaw.action import Action
+from thaw.errors import Conflict, NotFound, Throttled
 
 blueprint = Blueprint("actions", __name__, url_prefix="/api/v1/namespaces/<ns>")
 LIST_DEFAULT, LIST_MAX = 30, 200
@@ -31,14 +44,33 @@ def list_actions(ns: str) -> Response:
 @blueprint.get("/actions/<path:name>")
 def get_action(ns: str, name: str) -> Response:
     code = request.args.get("code", "true").lower() != "false"
-    found = gateway().actions.get(action_name(ns, name))
+    core, full_name = gateway(), action_name(ns, name)
+    if not code:
+        return _rendered(core.actions.get(full_name), code=False)
+    own, needed = namespace(ns), COPIES * core.records.action_bytes(namespace(ns), full_name)
+    if not core.code_answers.take(own, needed):
+        raise Throttled("Too many answers with long code at once.", hint="ask with code=false, or for one at a time")
+    with ExitStack() as held:
+        held.callback(core.code_answers.give_back, own, needed)
+        response = _rendered(core.records.action(own, full_name), code=True)
+        response.call_on_close(held.pop_all().close)
+    return response
+
+
+def _rendered(found: Action, *, code: bool) -> Response:
     return json_response(render.action(found, code=code, serving=gateway().room.serving(found.name)))
 
 
+def _action_bytes(ns: str, name: str) -> int:
+    action_name(ns, name)
+    return gateway().settings.action_bytes
+
+
 @blueprint.put("/actions/<path:name>")
+@takes(_action_bytes)
 def put_action(ns: str, name: str) -> Response:
     core, full_name = gateway(), action_name(ns, name)
-    body = json_object(core.settings.code_bytes + 2 * core.settings.parameters_bytes)
+    body = json_object(core.settings.action_bytes)
     overwrite = query_flag("overwrite")
     try:
         old = core.records.action(namespace(ns), full_name)

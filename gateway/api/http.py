@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
 
 from flask import Flask, Response, current_app, g, request
 from werkzeug.exceptions import HTTPException
 
+from gateway.api import bounded_json
 from gateway.core import Gateway
+from gateway.front.bounds import UNCHECKED_BODY_BYTES
+from gateway.front.visit import VISIT, Visit
 from relay.state.records import Subject
 from thaw import lasting, wire
 from thaw.errors import (
@@ -26,14 +29,19 @@ from thaw.errors import (
 )
 from thaw.ids import ActionName, Namespace, is_entity_name, random_hex_id
 
+View = TypeVar("View", bound=Callable[..., Response])
+
 ACTIVATION_HEADER: Final = "X-Openwhisk-Activation-Id"
 MISSING: Final = "The requested resource does not exist."
 _ALLOWED_HEADERS: Final = (
     "Authorization, Origin, X-Requested-With, Content-Type, Accept, User-Agent, Last-Event-ID, X-Thaw-Resumable"
 )
+_INVOCATIONS: Final = ("invoke.invoke", "openai.chat", "openai.completions")
 _ALWAYS_ANSWERED: Final = ("/health", "/metrics")
 _TRANSACTION = re.compile(r"\A[\x21-\x7e]{1,128}\Z")
-_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+_WHOLE = re.compile(r"\A-?[0-9]{1,20}\Z", re.ASCII)
+_MOST: Final = 2**53 - 1
+"""The largest number that every reader of JSON understands.  The state server takes no more than 64 bits."""
 _OPENAI_TYPES: Final = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
@@ -51,11 +59,53 @@ def gateway() -> Gateway:
 
 
 def caller() -> Subject:
-    """Raises Unauthorized."""
+    """Whose request it is, which counts among that namespace's from here on.  Raises Unauthorized, Throttled."""
     if "subject" not in g:
-        g.subject = gateway().auth.subject(request.headers.get("Authorization"))
-    subject: Subject = g.subject
-    return subject
+        subject: Subject = gateway().auth.subject(request.headers.get("Authorization"))
+        visit: Visit | None = request.environ.get(VISIT)
+        if visit is not None:
+            visit.namespace = subject.namespace
+        if visit is None or not visit.head_only:  # the request counts when its body is there, too
+            _count(subject.namespace)
+        g.subject = subject
+    known: Subject = g.subject
+    return known
+
+
+def _count(namespace: Namespace) -> None:
+    if request.endpoint in _INVOCATIONS:  # Throttle counts those at once; they are held, others are brief
+        gateway().calls.enter_again(namespace)
+    else:
+        gateway().calls.enter(namespace)
+        g.counted = namespace
+
+
+def takes(limit: Callable[..., int]) -> Callable[[View], View]:
+    """A view that takes a body of up to ``limit(...)`` bytes, a function of the view's own arguments.  It may raise
+    what the view would raise before it reads the body."""
+
+    def mark(view: View) -> View:
+        view.body_limit = limit  # type: ignore[attr-defined]
+        return view
+
+    return mark
+
+
+def _max_bytes() -> int:
+    """Of the body of this request, whose head alone has arrived.  Raises ThawError, HTTPException."""
+    if request.routing_exception is not None:
+        raise request.routing_exception
+    view = current_app.view_functions[request.endpoint or ""]
+    limit: Callable[..., int] = getattr(view, "body_limit", lambda **_: UNCHECKED_BODY_BYTES)
+    caller()
+    max_bytes = limit(**(request.view_args or {}))
+    if request.content_length is not None and request.content_length > max_bytes:
+        raise too_large(request.content_length, max_bytes)
+    return max_bytes
+
+
+def too_large(n_bytes: int, max_bytes: int) -> TooLarge:
+    return TooLarge(f"Request larger than allowed: {n_bytes} > {max_bytes} bytes.")
 
 
 def namespace(named: str) -> Namespace:
@@ -83,39 +133,35 @@ def query_flag(name: str) -> bool:
     return text == "true"
 
 
-def query_int(name: str, default: int | None = None, *, low: int = 0, high: int | None = None) -> int | None:
+def query_int(name: str, default: int | None = None, *, low: int = 0, high: int = _MOST) -> int | None:
     text = request.args.get(name)
     if text is None:
         return default
-    try:
-        value = int(text)
-    except ValueError:
-        raise BadRequest(f"The query parameter '{name}' must be a whole number, not '{text}'.") from None
-    if value < low or (high is not None and value > high):
-        limits = f"at least {low}" if high is None else f"between {low} and {high}"
-        raise BadRequest(f"The value of '{name}' must be {limits}, not {value}.")
+    if not _WHOLE.match(text):
+        raise BadRequest(f"The query parameter '{name}' must be a whole number, not '{text:.40}'.")
+    value = int(text)
+    if not low <= value <= high:
+        raise BadRequest(f"The value of '{name}' must be between {low} and {high}, not {value}.")
     return value
 
 
 def json_object(max_bytes: int, *, optional: bool = False) -> dict[str, Any]:
     """The request's JSON object.  Raises TooLarge, BadRequest."""
-    if request.content_length is not None and request.content_length > max_bytes:
-        raise TooLarge(f"Request larger than allowed: {request.content_length} > {max_bytes} bytes.")
-    data = request.stream.read(max_bytes + 1)
-    if len(data) > max_bytes:
-        raise TooLarge(f"Request larger than allowed: {len(data)} > {max_bytes} bytes.")
-    if optional and not data.strip():
-        return {}
-    try:
-        text = data.decode("utf-8-sig")
-        plain = json.loads(text)
-        if _SURROGATE.search(text):
-            json.dumps(plain, ensure_ascii=False).encode()  # half a pair is no character, and no UTF-8
-    except (ValueError, RecursionError) as e:
-        raise BadRequest(f"The request content was malformed:\n{e}") from e
+    plain = bounded_json.parse(_body(max_bytes, b"{}" if optional else b""))
     if not isinstance(plain, dict):
         raise BadRequest("The request content was malformed:\nthe body must be a JSON object.")
     return plain
+
+
+def _body(max_bytes: int, blank: bytes) -> bytes:
+    """The request's body, which nothing else keeps, or ``blank``.  Raises TooLarge."""
+    if request.content_length is not None and request.content_length > max_bytes:
+        raise too_large(request.content_length, max_bytes)
+    data = request.stream.read(max_bytes + 1)
+    request.stream.close()
+    if len(data) > max_bytes:
+        raise too_large(len(data), max_bytes)
+    return data if data.strip() else blank
 
 
 def openai_error(error: ThawError) -> dict[str, Any]:
@@ -146,7 +192,7 @@ def error_body(error: ThawError) -> dict[str, Any]:
 
 
 def install(app: Flask) -> None:
-    """Add transaction ids, CORS headers and error bodies to every answer."""
+    """Add transaction ids, CORS headers and error bodies to every answer, and count requests out."""
 
     @app.before_request
     def begin() -> Response | None:
@@ -154,6 +200,12 @@ def install(app: Flask) -> None:
         g.transaction_id = sent if _TRANSACTION.match(sent) else random_hex_id()
         if lasting.dead() and request.path not in _ALWAYS_ANSWERED:
             raise Unavailable("This gateway is about to be started again.", hint="try again in a second")
+        visit: Visit | None = request.environ.get(VISIT)
+        if visit is not None and visit.refusal is not None:
+            raise visit.refusal
+        if visit is not None and visit.head_only:
+            visit.max_bytes = _max_bytes()
+            return Response()
         return Response(status=200) if request.method == "OPTIONS" else None
 
     @app.after_request
@@ -163,6 +215,11 @@ def install(app: Flask) -> None:
         response.headers["Access-Control-Allow-Methods"] = "GET, DELETE, POST, PUT, HEAD"
         response.headers["Access-Control-Allow-Headers"] = _ALLOWED_HEADERS
         return response
+
+    @app.teardown_request
+    def count_out(_error: BaseException | None) -> None:
+        if "counted" in g:
+            gateway().calls.leave(g.pop("counted"))
 
     @app.errorhandler(ThawError)
     def on_error(error: ThawError) -> Response:

@@ -18,6 +18,7 @@ from gateway.api.http import (
     json_response,
     query_flag,
     query_int,
+    takes,
 )
 from gateway.api.openai_body import choose_seed, validate
 from gateway.core import Gateway
@@ -41,7 +42,17 @@ _STATUS: Final = {
 PROTECTED: Final = "Request defines parameters that are not allowed (e.g., reserved properties)."
 
 
+def _argument_bytes(ns: str, name: str) -> int:
+    return _payload_bytes(gateway().actions.get(action_name(ns, name)))
+
+
+def _payload_bytes(action: Action) -> int:
+    settings = gateway().settings
+    return settings.llm_payload_bytes if action.is_llm else settings.payload_bytes
+
+
 @blueprint.post("/actions/<path:name>")
+@takes(_argument_bytes)
 def invoke(ns: str, name: str) -> Response:
     core = gateway()
     blocking, only_result = query_flag("blocking"), query_flag("result")
@@ -59,8 +70,7 @@ def invoke(ns: str, name: str) -> Response:
 
 
 def _call(core: Gateway, action: Action, hangup: Any) -> Call:
-    settings = core.settings
-    body = json_object(settings.llm_payload_bytes if action.is_llm else settings.payload_bytes, optional=True)
+    body = json_object(_payload_bytes(action), optional=True)
     payload = arguments(action, body)
     call = Call(ActivationId(random_hex_id()), action, caller(), payload, hangup)
     if action.is_llm:

@@ -19,6 +19,7 @@ from gateway.api.http import (
     json_object,
     json_response,
     openai_error,
+    takes,
 )
 from gateway.api.openai_body import validate
 from gateway.api.streaming import Asked, begin, go_on, last_event
@@ -50,12 +51,18 @@ def model(name: str) -> Response:
     return json_response(_model(_find(caller().namespace, name)))
 
 
+def _body_bytes() -> int:
+    return gateway().settings.llm_payload_bytes
+
+
 @blueprint.post("/v1/chat/completions")
+@takes(_body_bytes)
 def chat() -> Response:
     return _answer("chat")
 
 
 @blueprint.post("/v1/completions")
+@takes(_body_bytes)
 def completions() -> Response:
     return _answer("completions")
 
@@ -81,7 +88,7 @@ def _find(namespace: Any, name: str) -> Action:
 
 def _answer(endpoint: str) -> Response:
     core, subject = gateway(), caller()
-    body = json_object(core.settings.llm_payload_bytes)
+    body = json_object(_body_bytes())
     if not isinstance(body.get("model"), str):
         raise BadField("model", "model must be the name of a deployed action.")
     action = _find(subject.namespace, body["model"])

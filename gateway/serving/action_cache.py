@@ -8,7 +8,7 @@ import redis
 
 from relay.protocol.messages import ActionChanged
 from relay.state import bus
-from relay.state.records import Records
+from relay.state.records import Records, without_code
 from thaw.action import Action
 from thaw.errors import NotFound
 from thaw.ids import ActionName, Namespace
@@ -23,12 +23,12 @@ class Actions:
         self._changes = 0
 
     def get(self, name: ActionName) -> Action:
-        """Raises NotFound."""
+        """Without its code, of which a tenant may have more than this process has memory.  Raises NotFound."""
         with self._lock:
             known, changes = self._known.get(name), self._changes
         if known is not None:
             return known
-        action = self._records.action(namespace_of(name), name)
+        action = without_code(self._records.action(namespace_of(name), name))
         with self._lock:
             if changes == self._changes:  # else it may have changed while it was read
                 self._known[name] = action
@@ -46,11 +46,11 @@ class Actions:
             if action.config is not None and action.config.model.served_name == model:
                 with self._lock:
                     self._by_model[(namespace, model)] = action.name
-                return action
+                return self.get(action.name)  # a list carries no code
         raise NotFound(f"The model `{model}` does not exist.", hint="GET /v1/models lists yours")
 
     def list(self, namespace: Namespace) -> list[Action]:
-        """Newest first, from the state server."""
+        """Newest first, without their code, from the state server."""
         return self._records.actions(namespace)
 
     def put(self, action: Action, *, last: str | None) -> None:

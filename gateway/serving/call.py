@@ -43,6 +43,7 @@ class Call:
     cold: bool = False  # it waited for this instance's start
     dispatched_ms: int | None = None
     emitted: list[int] = field(default_factory=list)
+    answer_bytes: int = 0  # that the answer's tokens take in memory
     losses: int = 0
 
     def trace(self, phase: Phase, attrs: Mapping[str, object] | None = None) -> None:

@@ -37,7 +37,11 @@ here is used at once."""
 
 
 class Dispatcher:
-    def __init__(self, room: WaitingRoom, demand: Demand, pool: InvokerPool, log: Log) -> None:
+    def __init__(
+        self, room: WaitingRoom, demand: Demand, pool: InvokerPool, log: Log, llm_result_bytes: int = 64 << 20
+    ) -> None:
+        """``llm_result_bytes``: what the tokens of one answer may take in memory."""
+        self.llm_result_bytes = llm_result_bytes
         self.room, self._demand, self._pool, self._log = room, demand, pool, log
 
     def reach(self, call: Call) -> Generator[str | Reply, None, tuple[Route, Reply]]:

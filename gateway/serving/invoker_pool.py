@@ -157,7 +157,8 @@ class Reply:
             return messages.from_plain(wire.loads(object, self._exactly(n_bytes)))
 
     def read_json(self, *, max_bytes: int | None = None) -> Any:
-        """The whole body of an answer that is one JSON value.  Raises DeveloperError when it is too long."""
+        """The whole body of an answer that is one JSON value.  Raises DeveloperError when it is too long, or holds a
+        number that is not JSON."""
         if self._plain is None:
             allowed = self._pool.result_bytes if max_bytes is None else max_bytes
             with self._guarded():
@@ -168,7 +169,7 @@ class Reply:
                         f"The action produced a response that exceeded the allowed length: {n_bytes} > {allowed} bytes."
                     )
             self._end(keep=True)
-            self._plain = wire.loads(object, data)
+            self._plain = _parsed(data)
         return self._plain
 
     def finish(self) -> None:
@@ -247,3 +248,12 @@ class _Guarded:
             if isinstance(error, TimeoutError) and error.errno != errno.ETIMEDOUT:  # ETIMEDOUT: the host has vanished
                 raise TimeLimitExceeded("The action exceeded its time limits.") from error
             raise WorkerLost(f"the connection to the container broke: {error!r}") from error
+
+
+def _parsed(data: bytes) -> Any:
+    try:
+        return wire.strict(data.decode())
+    except wire.NotFinite as e:
+        raise DeveloperError(f"The action returned a number that JSON cannot hold: {e}.") from e
+    except (ValueError, RecursionError) as e:
+        raise ProtocolError(f"an answer that is not JSON: {e}") from e

@@ -130,8 +130,8 @@ def _logprobs(call: Call, tokens: Sequence[RunToken], offset: int = 0) -> Json |
         offset += len(p.token)
     return {
         "tokens": [p.token for p in given],
-        "token_logprobs": [p.logprob for p in given],
-        "top_logprobs": [dict(p.top) for p in given],
+        "token_logprobs": [_finite(p.logprob) for p in given],
+        "top_logprobs": [{token: _finite(logprob) for token, logprob in p.top} for p in given],
         "text_offset": offsets,
     }
 
@@ -142,4 +142,9 @@ def _chat_logprob(p: TokenLogprob) -> Json:
 
 
 def _named(token: str, logprob: float) -> Json:
-    return {"token": token, "logprob": logprob, "bytes": list(token.encode())}
+    return {"token": token, "logprob": _finite(logprob), "bytes": list(token.encode())}
+
+
+def _finite(logprob: float) -> float:
+    """JSON has no -inf, which a token has that is not allowed; OpenAI's API says -9999."""
+    return max(-9999.0, logprob)

@@ -33,7 +33,8 @@ _BATCH: Final = 512
 """The most records written together, under load; a single one waits for no others.  The number is so large that a host
 whose logs are late with every batch (_LOGS_S) does not cause a backlog of all records."""
 _BACKLOG: Final = 20_000
-"""Records held while the state server is away; those beyond it are dropped, and the log says so."""
+"""Records held while the state server is away; those beyond it are dropped, and the log says so.  The records of 202s
+are promised, and each was accepted by a state server that answered: they are held beyond it, too."""
 _RETRY_S: Final = 0.5
 _KEPT_S: Final = 60.0
 _LOGS_S: Final = 3.0
@@ -53,7 +54,7 @@ class _Item:
 class Recorder:
     def __init__(self, records: Records, pool: InvokerPool, log: Log) -> None:
         self._records, self._pool, self._log = records, pool, log
-        self._queue: queue.Queue[_Item | None] = queue.Queue(_BACKLOG)
+        self._queue: queue.Queue[_Item | None] = queue.Queue()
         self._unwritten = 0
         self._settled = threading.Condition()
         self._stop = threading.Event()
@@ -85,13 +86,12 @@ class Recorder:
         self._write([_Item(call, outcome, pending_entry)])
 
     def _put(self, item: _Item) -> None:
+        if item.pending_entry is None and self._queue.qsize() >= _BACKLOG:
+            self._log.event("record_dropped", activation_id=item.call.activation_id)
+            return
         with self._settled:
             self._unwritten += 1
-        try:
-            self._queue.put_nowait(item)
-        except queue.Full:
-            self._done(1)
-            self._log.event("record_dropped", activation_id=item.call.activation_id)
+        self._queue.put(item)
 
     def _write(self, items: Sequence[_Item]) -> None:
         logs = self._logs([item.call for item in items])

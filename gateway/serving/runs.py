@@ -14,10 +14,11 @@ from typing import TypeVar
 from gateway.serving.call import Call
 from gateway.serving.dispatch import Dispatcher, time_limit
 from gateway.serving.invoker_pool import Reply
+from gateway.serving.kept import token_bytes
 from gateway.serving.routes import Route
 from relay.protocol.messages import RunFailed, RunFinished, RunToken
 from thaw.activation import ActivationStatus
-from thaw.errors import ProtocolError, ThawError, TimeLimitExceeded, WorkerLost, from_info
+from thaw.errors import DeveloperError, ProtocolError, ThawError, TimeLimitExceeded, WorkerLost, from_info
 from thaw.trace import Phase
 
 T = TypeVar("T")
@@ -69,6 +70,7 @@ def _tokens(dispatcher: Dispatcher, call: Call, route: Route, reply: Reply) -> I
             if isinstance(message, RunFailed):
                 raise from_info(message.error)
             if _is_next(call, message):
+                _bound(call, message, dispatcher.llm_result_bytes)
                 yield message
         reply.finish()
         whole = True
@@ -94,6 +96,17 @@ def _is_next(call: Call, token: object) -> bool:
         call.trace(Phase.FIRST_TOKEN)
     call.emitted.append(token.token_id)
     return True
+
+
+def _bound(call: Call, token: RunToken, allowed: int) -> None:
+    """An answer is kept to its end, for its record.  Raises DeveloperError."""
+    call.answer_bytes += token_bytes(token)
+    if call.answer_bytes > allowed:
+        raise DeveloperError(
+            f"The action produced a response that exceeded the allowed length: {len(call.emitted)} tokens take more "
+            f"than {allowed} bytes.",
+            hint="ask for fewer tokens or logprobs",
+        )
 
 
 def function_steps(dispatcher: Dispatcher, call: Call) -> Generator[str | Reply, None, Outcome]:

@@ -1,6 +1,7 @@
 """Requests that a gateway refuses with a 429: OpenWhisk's two throttles per namespace, and full queues.
 
-OpenWhisk's throttles, with its messages, limit invocations per minute and concurrent invocations.  Thaw limits how many
+OpenWhisk's throttles, with its messages, limit invocations per minute and concurrent invocations.  A second pair limits
+all requests with a key.  Thaw limits how many
 requests may wait for an instance of one action, and of all actions of a namespace.  Its refusal says when a request
 that came now would be served.
 """

@@ -211,7 +211,9 @@ class Fleet:
                 live.blame(_start_error(live, end))
             elif state in (State.IDLE, State.BUSY, State.DRAINING):
                 live.blame(WorkerLost(f"the container ended ({_how(end)})", hint=_hint(live)))
+            live.out_of_memory = end.out_of_memory
             effect = live.apply(Event.EXITED)
+        live.exited.set()
         if effect is Effect.BURY:
             self._bury(live)
 

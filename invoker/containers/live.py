@@ -38,6 +38,8 @@ class Live:
         self.error: ThawError | None = None  # the first reason to end; later ones follow from it
         self.inflight = 0
         self.unwanted = 0  # runs in flight whose callers hung up
+        self.exited = threading.Event()  # its process has ended by itself, and it is known how
+        self.out_of_memory = False
         self.gone = threading.Event()
         self.idle = threading.Event()
         self.idle.set()

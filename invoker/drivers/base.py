@@ -73,6 +73,7 @@ class Exit:
     container_id: str
     status: int | None
     reason: str = ""
+    out_of_memory: bool = False
 
     @property
     def killed(self) -> bool:

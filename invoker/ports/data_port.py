@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import hmac
 import json
+import socket
 import socketserver
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Final
 
 from invoker import metrics
@@ -32,6 +34,7 @@ from thaw.errors import (
     BadRequest,
     InstanceBusy,
     InstanceGone,
+    MemoryTooSmall,
     NotFound,
     ThawError,
     TimeLimitExceeded,
@@ -47,6 +50,10 @@ STATUS: Final[dict[type[ThawError], int]] = {InstanceGone: 410, InstanceBusy: 42
 
 REFRESH_S: Final = 1.0
 _FETCHD_S: Final = 5.0
+_EXIT_S: Final = 2.0
+STRANGERS: Final = 256
+"""Connections on which nobody has shown the token yet.  Each has a thread, so beyond them the oldest is cut; a gateway
+shows its token with its first request."""
 IDLE_S: Final = 600.0
 """The host closes a kept connection that is silent for longer.  The gateway then opens another."""
 
@@ -60,6 +67,8 @@ class DataPort(socketserver.ThreadingMixIn, socketserver.TCPServer):
         host, _, port = bind.rpartition(":")
         self.fleet, self.token, self._refresh = fleet, token, refresh
         self._refreshed = 0.0
+        self._strangers: dict[socket.socket, None] = {}
+        self._lock = threading.Lock()
         super().__init__((host, int(port)), Handler)
         self._thread = LastingThread(self._serve, "data-port")
 
@@ -88,6 +97,26 @@ class DataPort(socketserver.ThreadingMixIn, socketserver.TCPServer):
 
     def _serve(self) -> None:
         self.serve_forever(poll_interval=0.5)  # the interval only limits how long stop() takes
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self._lock:
+            self._strangers[request] = None
+            oldest = next(iter(self._strangers)) if len(self._strangers) > STRANGERS else None
+            if oldest is not None:
+                del self._strangers[oldest]
+                with suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)  # its thread reads the end
+        super().process_request(request, client_address)
+
+    def knows(self, connection: Any) -> None:
+        """The connection is a gateway's, or it ends."""
+        if connection in self._strangers:
+            with self._lock:
+                self._strangers.pop(connection, None)
+
+    def shutdown_request(self, request: Any) -> None:
+        self.knows(request)
+        super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Log any error but OSError: a broken connection is expected, and every other error is a bug."""
@@ -119,6 +148,7 @@ class Handler(http11.Handler):
     def _check_token(self) -> None:
         given = (self.headers.get("authorization") or "").encode()
         if _is_token(given, self.server.token()) or _is_token(given, self.server.rotated_token()):
+            self.server.knows(self.connection)
             return
         self.close_connection = True  # the request's body stays unread
         raise Unauthorized("this port takes requests of the platform only", hint="send the installation's token")
@@ -213,12 +243,17 @@ class Handler(http11.Handler):
         limit_ms = round(live.timeout_s * 1000)
         error = TimeLimitExceeded(f"The action exceeded its time limits of {limit_ms} milliseconds.")
         if result.ending is Ending.TIMEOUT and not result.started:
-            self._reply(502, {"error": error.message, "info": wire.to_plain(error.info())})
+            self._reply_error(error)
+        elif result.ending is Ending.CONTAINER_LOST and not result.started and _ran_out_of_memory(live):
+            self._reply_error(_out_of_memory(live))
         else:
             self.close_connection = True
         if live.kind == KIND_PYTHON and result.ending in (Ending.TIMEOUT, Ending.CALLER_GONE):
             blamed = error if result.ending is Ending.TIMEOUT else None
             threading.Thread(target=self.server.fleet.kill, args=(live, blamed), name="over-time", daemon=True).start()
+
+    def _reply_error(self, error: ThawError) -> None:
+        self._reply(error.http_status, {"error": error.message, "info": wire.to_plain(error.info())})
 
     def _instance_id(self, path: str, verb: str) -> InstanceId:
         parts = path.split("/")
@@ -238,3 +273,16 @@ class Handler(http11.Handler):
 
 def _is_token(given: bytes, token: str) -> bool:
     return bool(token) and hmac.compare_digest(given, f"Bearer {token}".encode())
+
+
+def _ran_out_of_memory(live: Live) -> bool:
+    """Of a function's container that was lost in a run.  Its driver hears of the end a moment later."""
+    return live.kind == KIND_PYTHON and live.exited.wait(_EXIT_S) and live.out_of_memory
+
+
+def _out_of_memory(live: Live) -> ThawError:
+    limit = f" of {live.function.limits.memory} MiB" if live.function is not None else ""
+    return MemoryTooSmall(
+        f"The action used more memory than its limit{limit} (limits.memory).",
+        hint="raise limits.memory, or keep less in memory",
+    )

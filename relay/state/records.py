@@ -7,8 +7,8 @@ pending entry away in the same transaction).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import redis
@@ -39,6 +39,7 @@ redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
 redis.call('SET', KEYS[2], ARGV[3])
 return 1
 """
+_PART_BYTES: Final = 4 * 1024 * 1024
 _END: Final = """
 local written = 1
 if redis.call('SET', KEYS[1], ARGV[1], 'NX', 'EX', ARGV[2]) then
@@ -144,17 +145,49 @@ class Records:
             raise NotFound("The requested resource does not exist.", hint="list actions: thaw action list")
         return wire.loads(Action, data)
 
+    def action_bytes(self, namespace: Namespace, name: ActionName) -> int:
+        """The length of an action as it is kept, with its code; 0 if there is none."""
+        with redis_link.translated("read an action's length"):
+            return int(self._redis.hstrlen(keys.actions(namespace), name))
+
     def actions(self, namespace: Namespace) -> list[Action]:
-        with redis_link.translated("list actions"):
-            rows: Any = self._redis.hvals(keys.actions(namespace))
-        return sorted((wire.loads(Action, row) for row in rows), key=lambda a: -a.updated_ms)
+        """Newest first, without their code."""
+        rows = self._rows(keys.actions(namespace))
+        return sorted((without_code(wire.loads(Action, row)) for row in rows), key=lambda a: -a.updated_ms)
 
     def all_actions(self) -> list[Action]:
-        """The actions of every namespace (the scheduler's view)."""
+        """The actions of every namespace, without their code (the scheduler's view)."""
         with redis_link.translated("list every action"):
             found = [redis_link.text(k) for k in self._redis.scan_iter(match=keys.actions("*"), count=500)]
-            rows: Any = [row for key in found for row in self._redis.hvals(key)]
-        return list(_readable(rows))
+        return [without_code(action) for key in found for action in _readable(self._rows(key))]
+
+    def _rows(self, key: str) -> Iterator[bytes]:
+        """The values of a hash, read in parts.  A tenant's actions may have gigabytes of code: all of it at once would
+        be more than a process has."""
+        with redis_link.translated("list actions"):
+            names: Any = self._redis.hkeys(key)
+            pipe = self._redis.pipeline(transaction=False)
+            for name in names:
+                pipe.hstrlen(key, name)
+            lengths = pipe.execute()
+        part: list[bytes] = []
+        n_bytes = 0
+        for name, length in zip(names, lengths, strict=True):
+            if part and n_bytes + length > _PART_BYTES:
+                yield from self._part(key, part)
+                part, n_bytes = [], 0
+            part.append(name)
+            n_bytes += length
+        if part:
+            yield from self._part(key, part)
+
+    def _part(self, key: str, names: list[bytes]) -> Iterator[bytes]:
+        with redis_link.translated("list actions"):
+            rows: Any = self._redis.hmget(key, names)
+        while rows:
+            row = rows.pop(0)
+            if row is not None:  # deleted meanwhile
+                yield row
 
     def delete_action(self, namespace: Namespace, name: ActionName) -> Action:
         action = self.action(namespace, name)
@@ -323,3 +356,7 @@ def _readable(rows: Iterable[bytes]) -> Iterable[Action]:
             yield wire.loads(Action, row)
         except ProtocolError:
             continue
+
+
+def without_code(action: Action) -> Action:
+    return replace(action, exec=replace(action.exec, code=""))

@@ -267,8 +267,8 @@ def test_a_function_that_eats_its_memory_fails_its_run(driver: DockerDriver) -> 
     handle = up(driver, "eats", memory_bytes=64 * MIB)
     load(handle, "def main(args):\n    held = []\n    while True: held.append(bytearray(1 << 20))\n")
     status, reply = post(handle, "/run", {})
-    assert (status, reply["error"]) == (500, "The function's process was killed by SIGKILL while it ran.")
-    assert "memory" in reply["info"]["hint"]
+    assert (status, reply["error"]) == (502, "The action used more memory than its limit of 64 MiB (limits.memory).")
+    assert reply["info"]["code"] == "MemoryTooSmall"
 
 
 def test_one_that_fills_what_it_can_write_fills_its_own_memory_only(driver: DockerDriver) -> None:

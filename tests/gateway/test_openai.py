@@ -6,13 +6,15 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 import requests
 
-from tests.gateway.conftest import KEY, GatewayProcess
+from gateway.api.bounded_json import MAX_DEPTH
+from tests.gateway.conftest import KEY, ROOT, GatewayProcess
 from tests.gateway.fake_invoker import FakeInvoker
 from thaw.errors import InstanceBusy, InstanceGone
 
@@ -189,20 +191,26 @@ def test_a_body_that_cannot_be_run_names_its_parameter(
     }
 
 
+BROKEN = """
+from gateway.serving import dispatch
+run_body = dispatch.run_body
+def broken(call, deadline_s):
+    return run_body(call, deadline_s) if call.payload.get("user") != "unlucky" else {}["nothing"]
+dispatch.run_body = broken
+"""
+
+
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_request_that_meets_an_error_of_ours_is_recorded_and_counted_out(
-    start_gateway: Callable[..., GatewayProcess], invoker: FakeInvoker, stream: bool
+    start_gateway: Callable[..., GatewayProcess], invoker: FakeInvoker, tmp_path: Path, stream: bool
 ) -> None:
-    """A value that is nested too deeply to be sent on is used as an example of such an error."""
-    gateway = start_gateway(THAW_INVOCATIONS_CONCURRENT="1")
+    (tmp_path / "sitecustomize.py").write_text(BROKEN)
+    gateway = start_gateway(THAW_INVOCATIONS_CONCURRENT="1", PYTHONPATH=f"{tmp_path}:{ROOT}")
     gateway.put_llm()
     invoker.ready("guest/chat")
     gateway.wait_for_routes()
-    nested: Any = []
-    for _ in range(600):
-        nested = [nested]
     for _ in range(2):
-        reply = gateway.chat(stream=stream, messages=[{"role": "user", "content": "x", "more": nested}])
+        reply = gateway.chat(stream=stream, user="unlucky")
         assert reply.status_code == 500
         assert reply.json()["error"]["message"] == "There was an internal server error."
         assert gateway.record(reply.headers["X-Openwhisk-Activation-Id"])["statusCode"] == 3
@@ -210,7 +218,7 @@ def test_a_request_that_meets_an_error_of_ours_is_recorded_and_counted_out(
 
 
 @pytest.mark.parametrize("resumable", ["0", "1"])
-def test_a_body_that_can_just_be_read_but_not_written_is_refused_and_counts_for_nothing(
+def test_a_body_that_is_nested_too_deep_is_refused_and_counts_for_nothing(
     start_gateway: Callable[..., GatewayProcess], invoker: FakeInvoker, resumable: str
 ) -> None:
     gateway = start_gateway(THAW_INVOCATIONS_CONCURRENT="1")
@@ -218,16 +226,18 @@ def test_a_body_that_can_just_be_read_but_not_written_is_refused_and_counts_for_
     invoker.ready("guest/chat")
     gateway.wait_for_routes()
 
-    def error(depth: int) -> str:
-        message = f'{{"role": "user", "content": "x", "more": {"[" * depth + "]" * depth}}}'
+    def ask(depth: int) -> requests.Response:
+        """The list is in an object, in a list, in an object."""
+        message = f'{{"role": "user", "content": "x", "more": {"[" * (depth - 3) + "]" * (depth - 3)}}}'
         body = f'{{"model": "chat", "stream": true, "messages": [{message}]}}'
         headers = {"X-Thaw-Resumable": resumable}
-        reply = gateway.call("POST", "/v1/chat/completions", data=body.encode(), headers=headers)
-        assert reply.status_code == 400, reply.text
-        return str(reply.json()["error"]["message"])
+        return gateway.call("POST", "/v1/chat/completions", data=body.encode(), headers=headers)
 
-    deepest = next(depth for depth in range(1000, 0, -1) if "while decoding" not in error(depth))
-    assert error(deepest) == "The request content was malformed:\nit is nested too deep."
+    for depth in (MAX_DEPTH + 1, 980, 5000):
+        reply = ask(depth)
+        assert reply.status_code == 400
+        assert reply.json()["error"]["message"].endswith("it is nested deeper than 128 levels.")
+    assert ask(MAX_DEPTH).status_code == 200
     assert gateway.chat(max_tokens=1).status_code == 200
 
 

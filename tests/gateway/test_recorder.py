@@ -96,3 +96,18 @@ def test_the_record_of_a_202_is_never_given_up(monkeypatch: pytest.MonkeyPatch) 
     writing.settle(10.0)
     writing.stop(1.0)
     assert records.written == ["accepted"]
+
+
+def test_the_record_of_a_202_is_held_beyond_those_that_may_be_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorder, "_BACKLOG", 2)
+    records = Away()
+    records.failures = 0
+    writing = Recorder(cast(Records, records), cast(InvokerPool, None), Log("gateway"))
+    action = Action(ActionName("guest/hello"), Namespace("guest"), "0.0.1", Exec(KIND_PYTHON), Limits())
+    for n, entry in enumerate((None, None, None, b"1-0", b"2-0", None)):
+        call = Call(ActivationId(str(n)), action, Subject(Namespace("guest"), "x"), {}, Hangup())
+        writing.submit(call, Outcome(ActivationStatus.SUCCESS, {}), entry)
+    writing.start()
+    writing.settle(20.0)
+    writing.stop(1.0)
+    assert records.written == ["0", "1", "3", "4"]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import requests
 
-from gateway.worker import LINGER_S
+from gateway.front.bounds import Bounds
 from tests.gateway.conftest import GatewayProcess
 
 LAST = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
@@ -34,7 +34,7 @@ def test_clients_that_do_not_close_after_their_last_answer_delay_nobody(
     times out.
     """
     gateway = start_gateway()
-    n_clients = int(10 * WAIT_S / LINGER_S)
+    n_clients = int(10 * WAIT_S / Bounds().linger_s)
     staying = [ask_and_stay(gateway) for _ in range(n_clients)]
     try:
         assert requests.get(f"{gateway.url}/health", timeout=WAIT_S).status_code == 200

@@ -103,5 +103,5 @@ def test_an_adopted_container_that_ran_out_of_memory_names_its_own_limit(run_dir
     ends: queue.SimpleQueue[Exit] = queue.SimpleQueue()
     driver.on_exit(ends.put)
     driver.adopt(Owned(Handle("c", KIND_PYTHON, run_dir / "c" / "c"), {}, alive=True))
-    assert ends.get(timeout=WAIT_S) == Exit("c", -9, "out of memory: its limit is 640 MiB")
+    assert ends.get(timeout=WAIT_S) == Exit("c", -9, "out of memory: its limit is 640 MiB", out_of_memory=True)
     driver.close()

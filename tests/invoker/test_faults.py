@@ -10,11 +10,14 @@ import socket
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from invoker import heartbeat
+from invoker.containers.live import Live
+from invoker.drivers.base import Exit
 from invoker.drivers.cpu_shares import CgroupShares
 from invoker.drivers.process import zygote
 from invoker.drivers.process.driver import ProcessDriver
@@ -344,3 +347,20 @@ def test_the_heartbeat_says_what_the_host_is(host: Host) -> None:
     assert report.driver == "process"
     with socket.create_connection(tuple(report.address.rsplit(":", 1))):  # type: ignore[arg-type]
         pass
+
+
+def test_a_container_killed_for_its_memory_in_a_run_is_the_action_s_error(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel may kill the proxy instead of the function.  Only driver docker knows why, so this test says it."""
+    after_exit = host.agent.fleet._after_exit
+
+    def out_of_memory(live: Live, end: Exit) -> None:
+        after_exit(live, replace(end, reason="out of memory: its limit is 128 MiB", out_of_memory=True))
+
+    monkeypatch.setattr(host.agent.fleet, "_after_exit", out_of_memory)
+    host.deploy("import os\ndef main(args):\n    os.kill(os.getppid(), 9)\n    while True:\n        pass\n")
+    record = host.ready()
+    status, body = host.run(record.instance_id, {})
+    assert (status, body["info"]["code"]) == (502, "MemoryTooSmall")
+    assert body["error"] == "The action used more memory than its limit of 128 MiB (limits.memory)."

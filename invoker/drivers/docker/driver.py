@@ -380,7 +380,7 @@ class DockerDriver:
             if container.handle.container_id in self._containers:
                 os.eventfd_write(container.ended_fd, 1)
         for callback in self._callbacks:
-            callback(Exit(container.handle.container_id, status_of(exit_code), reason))
+            callback(Exit(container.handle.container_id, status_of(exit_code), reason, container.out_of_memory))
 
 
 def _io(handle: Handle) -> Path:

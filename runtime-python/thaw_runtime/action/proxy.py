@@ -28,6 +28,7 @@ from thaw_runtime.action.child import NO_BINARY, refusal
 from thaw_runtime.action.child_host import CallerGone, Child, CommandExited, ExitedBefore
 from thaw_runtime.action.function_imports import confine
 from thaw_runtime.action.lean_http import LeanHandler
+from thaw_runtime.action.memory_limit import MemoryLimit
 from thaw_runtime.action.wire import INIT, MAX_MESSAGE_BYTES, Message
 from thaw_runtime.process.signals import exit_on_sigterm
 
@@ -62,12 +63,25 @@ class Killed(Refused):
         )
 
 
+class OutOfMemory(Refused):
+    """The kernel killed the function's process for the container's limit.  Another run would end in the same way."""
+
+    def __init__(self, limit_mib: int) -> None:
+        super().__init__(
+            502,
+            f"The action used more memory than its limit of {limit_mib} MiB (limits.memory).",
+            "MemoryTooSmall",
+            "raise limits.memory, or keep less in memory",
+        )
+
+
 class Proxy(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
     daemon_threads = True
     request_queue_size = 128
 
     def __init__(self, path: str, child: Child) -> None:
         self.child = child
+        self.memory = MemoryLimit()
         self.lock = threading.Lock()
         self.state = "new"
         self.inflight = 0
@@ -162,7 +176,7 @@ class Handler(LeanHandler):
         except CommandExited as e:
             if e.killed_by:
                 self.server.state = "failed"
-                raise Killed(e.killed_by, "was loaded") from None
+                raise self._killed(e.killed_by, "was loaded") from None
             reply = Message(INIT, 502, _dumps({"error": NO_BINARY}))
         if reply.status == 200:
             self.server.state = "ready"
@@ -183,11 +197,15 @@ class Handler(LeanHandler):
             raise Refused(500, "command exited", "InstanceGone") from None
         except CommandExited as e:
             if e.killed_by:
-                raise Killed(e.killed_by, "ran") from None
+                raise self._killed(e.killed_by, "ran") from None
             raise Refused(400, "command exited") from None
         finally:
             self._count(-1)
         return answer.status, answer.body
+
+    def _killed(self, signal_name: str, while_it: str) -> Refused:
+        limit_mib = self.server.memory.exceeded_mib() if signal_name == "SIGKILL" else 0
+        return OutOfMemory(limit_mib) if limit_mib else Killed(signal_name, while_it)
 
     def _count(self, n: int) -> None:
         with self.server.lock:

@@ -1,0 +1,150 @@
+"""The API as an OpenAPI 3.0 document, at ``/api/v1/api-docs`` (OpenWhisk's path).
+
+The table below says what each route takes.  A test holds it to the routes, and another one sends what it describes, and
+what it does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from flask import Blueprint, Response
+
+from gateway.api.action_body import LLM_LIMITS
+from gateway.api.http import json_response
+from thaw import __version__
+
+blueprint = Blueprint("openapi", __name__)
+Json = Mapping[str, Any]
+
+_TEXT: Final = {"type": "string"}
+_FLAG: Final = {"type": "boolean"}
+_COUNT: Final = {"type": "integer", "minimum": 0, "maximum": 2**53 - 1}
+_PAIRS: Final = {
+    "type": "array",
+    "items": {"type": "object", "required": ["key"], "properties": {"key": _TEXT, "value": {}}},
+}
+_NS: Final = {"name": "ns", "in": "path", "required": True, "schema": {"type": "string", "example": "_"}}
+
+
+def _path(name: str) -> Json:
+    return {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+
+
+def _query(**schemas: Json) -> list[Json]:
+    return [{"name": name, "in": "query", "schema": schema} for name, schema in schemas.items()]
+
+
+_LIMITS: Final = {
+    "type": "object",
+    "properties": {
+        name: {"type": "integer", "minimum": low, "maximum": high} for name, (low, high) in LLM_LIMITS.items()
+    },
+}
+_ACTION: Final = {
+    "type": "object",
+    "properties": {
+        "exec": {
+            "type": "object",
+            "required": ["kind"],
+            "properties": {
+                "kind": {"type": "string", "enum": ["python:3.11", "python:default", "llm:vllm", "llm:default"]},
+                "code": _TEXT,
+                "main": _TEXT,
+                "binary": _FLAG,
+            },
+        },
+        "config": {"type": "object"},
+        "limits": _LIMITS,
+        "parameters": _PAIRS,
+        "annotations": _PAIRS,
+        "delAnnotations": {"type": "array", "items": _TEXT},
+        "publish": _FLAG,
+        "version": {"type": "string", "pattern": "^[0-9]{1,9}(\\.[0-9]{1,9}){2}$"},
+    },
+}
+_SAMPLING: Final = {
+    "model": _TEXT,
+    "stream": _FLAG,
+    "temperature": {"type": "number", "minimum": 0, "maximum": 2},
+    "top_p": {"type": "number", "minimum": 0, "exclusiveMinimum": True, "maximum": 1},
+    "max_tokens": {"type": "integer", "minimum": 1, "maximum": 64},
+    "seed": {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1},
+    "stop": {"oneOf": [_TEXT, {"type": "array", "maxItems": 4, "items": _TEXT}]},
+    "logit_bias": {"type": "object"},
+    "user": _TEXT,
+}
+_MESSAGE: Final = {"type": "object", "required": ["role", "content"], "properties": {"role": _TEXT, "content": _TEXT}}
+_CHAT: Final = {
+    "type": "object",
+    "required": ["model", "messages"],
+    "properties": {**_SAMPLING, "messages": {"type": "array", "minItems": 1, "items": _MESSAGE}},
+}
+_COMPLETION: Final = {"type": "object", "required": ["model", "prompt"], "properties": {**_SAMPLING, "prompt": _TEXT}}
+_PAGE: Final[dict[str, Json]] = {
+    "limit": {"type": "integer", "minimum": 0, "maximum": 200},
+    "skip": _COUNT,
+    "count": _FLAG,
+}
+_RECORDS: Final = _query(**_PAGE, name=_TEXT, since=_COUNT, upto=_COUNT, docs=_FLAG)
+_INVOKE: Final = _query(blocking=_FLAG, result=_FLAG, timeout={"type": "integer", "minimum": 1, "maximum": 60_000})
+_OF_NS: Final = "/api/v1/namespaces/{ns}"
+_ACTION_PATH: Final = (f"{_OF_NS}/actions/{{name}}", [_NS, _path("name")])
+_RECORD_PARAMETERS: Final = [_NS, _path("activation_id")]
+
+_OPEN: Final = {"/": "the installation", "/api/v1": "the API", "/health": "ready to serve?", "/metrics": "Prometheus"}
+"""What needs no key."""
+_ROUTES: Final[tuple[tuple[str, str, str, list[Json], Json | None], ...]] = (
+    ("get", "/api/v1/namespaces", "the key's namespace", [], None),
+    ("get", f"{_OF_NS}/limits", "limits and sizes", [_NS], None),
+    ("get", f"{_OF_NS}/actions", "list actions", [_NS, *_query(**_PAGE)], None),
+    ("get", _ACTION_PATH[0], "an action", [*_ACTION_PATH[1], *_query(code=_FLAG)], None),
+    ("put", _ACTION_PATH[0], "create or update", [*_ACTION_PATH[1], *_query(overwrite=_FLAG)], _ACTION),
+    ("post", _ACTION_PATH[0], "invoke", [*_ACTION_PATH[1], *_INVOKE], {"type": "object"}),
+    ("delete", _ACTION_PATH[0], "delete", _ACTION_PATH[1], None),
+    ("get", f"{_OF_NS}/activations", "list records", [_NS, *_RECORDS], None),
+    *(
+        ("get", f"{_OF_NS}/activations/{{activation_id}}{part}", what, _RECORD_PARAMETERS, None)
+        for part, what in (("", "a record"), ("/result", "its result"), ("/logs", "its logs"), ("/trace", "its trace"))
+    ),
+    ("get", "/api/v1/thaw/hosts", "the hosts' reports", [], None),
+    ("put", "/api/v1/thaw/hosts/{host_id}/drain", "drain a host", [_path("host_id")], None),
+    ("delete", "/api/v1/thaw/hosts/{host_id}/drain", "take a host back", [_path("host_id")], None),
+    ("get", "/v1/models", "list models", [], None),
+    ("get", "/v1/models/{name}", "a model", [_path("name")], None),
+    ("post", "/v1/chat/completions", "OpenAI's chat", [], _CHAT),
+    ("post", "/v1/completions", "OpenAI's completions", [], _COMPLETION),
+)
+
+
+def document() -> dict[str, Any]:
+    paths: dict[str, dict[str, Json]] = {
+        path: {"get": {"summary": what, "security": [], "responses": _responses()}} for path, what in _OPEN.items()
+    }
+    paths["/api/v1/api-docs"] = {"get": {"summary": "this document", "security": [], "responses": _responses()}}
+    for method, path, what, parameters, body in _ROUTES:
+        content = {} if body is None else {"requestBody": {"content": {"application/json": {"schema": body}}}}
+        operation = {"summary": what, "parameters": parameters, **content, "responses": _responses()}
+        paths.setdefault(path, {})[method] = operation
+    return {
+        "openapi": "3.0.3",
+        "info": {"title": "Thaw", "version": __version__},
+        "security": [{"basic": []}, {"bearer": []}],
+        "paths": paths,
+        "components": {
+            "securitySchemes": {
+                "basic": {"type": "http", "scheme": "basic"},
+                "bearer": {"type": "http", "scheme": "bearer"},
+            }
+        },
+    }
+
+
+def _responses() -> Json:
+    return {"200": {"description": "the answer"}, "default": {"description": "an error: {error, code}, or OpenAI's"}}
+
+
+@blueprint.get("/api/v1/api-docs")
+def api_docs() -> Response:
+    return json_response(document())

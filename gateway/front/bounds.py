@@ -1,0 +1,46 @@
+"""How long a client may take, and how much memory clients may take together.
+
+A body has to come at a minimum rate, and an answer has to be read at one: after ``k`` bytes the deadline is
+``began + grace + k / rate``.  A client that makes no progress is therefore out after the grace, whatever length it has
+announced.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+MIB: Final = 1024 * 1024
+UNCHECKED_BODY_BYTES: Final = 64 * 1024
+"""A body of at most this length is read before its key is checked.  Many clients send head and body in two writes, and
+a check of its own for each of them would cost every small request a second turn on a thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Times are seconds, rates bytes a second."""
+
+    head_s: float = 10.0
+    idle_s: float = 75.0
+    body_s: float = 10.0
+    body_total_s: float = 300.0
+    line_s: float = 10.0
+    """How long a long body may wait for memory."""
+    answer_s: float = 60.0
+    rate: float = 64 * 1024
+    linger_s: float = 2.0
+    connections: int = 16_384
+    per_address: int = 4_096
+    """Connections of one address; 0: as many as there are."""
+    unchecked_bytes: int = 32 * MIB
+    """Of all requests that are not complete and whose keys are not checked."""
+    body_bytes: int = 128 * MIB
+    """Of long bodies, from the check of their keys until they are answered."""
+    answer_bytes: int = 64 * MIB
+    """Of whole answers that their clients have not read."""
+
+    def body_deadline_s(self, began_s: float, n_bytes: int) -> float:
+        return began_s + min(self.body_total_s, self.body_s + n_bytes / self.rate)
+
+    def answer_deadline_s(self, began_s: float, n_bytes: int) -> float:
+        return began_s + self.answer_s + n_bytes / self.rate

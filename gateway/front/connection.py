@@ -1,0 +1,178 @@
+"""One connection: its state, and the way an answer takes to its client.
+
+The socket never blocks.  A whole answer that the client does not take at once is left to the worker's selector, so its
+thread is free.  A stream is written by its thread, which gives up when the client reads nothing for too long.
+"""
+
+from __future__ import annotations
+
+import enum
+import errno
+import json
+import select
+import socket
+import struct
+import time
+from http import HTTPStatus
+from typing import Final
+
+from gateway.front.request import RequestReader
+from gateway.front.visit import Visit
+from thaw.ids import Namespace
+
+CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+_JOINED_BYTES: Final = 64 * 1024
+"""Up to this length a body is copied behind its head, so that both are one write and one packet."""
+
+
+class State(enum.Enum):
+    IDLE = "waits for the first byte of a request"
+    READING = "reads a request"
+    CHECKING = "a thread checks the key of a request with a long body"
+    LINED_UP = "waits for memory for the body"
+    RUNNING = "a thread answers"
+    WRITING = "waits for the client to read the answer"
+    ENDING = "waits for the client to close"
+
+
+class Connection:
+    __slots__ = (
+        "began_s",
+        "client",
+        "deadline_s",
+        "due_s",
+        "is_closed",
+        "is_known",
+        "keep",
+        "out",
+        "request",
+        "reserved",
+        "rest",
+        "server",
+        "sock",
+        "state",
+        "visit",
+        "watched",
+    )
+
+    def __init__(self, sock: socket.socket, client: object, server: object, answer_s: float) -> None:
+        self.sock, self.client, self.server = sock, client, server
+        self.out = Out(sock, answer_s)
+        self.state = State.IDLE
+        self.request: RequestReader | None = None
+        self.visit = Visit()
+        self.rest = b""
+        """What the client has sent behind its last request."""
+        self.reserved: tuple[Namespace, int] | None = None
+        """The memory that the request's body has."""
+        self.is_known = False
+        """A request on this connection had a valid key."""
+        self.keep = False
+        """The connection stays when its answer is written."""
+        self.began_s = 0.0
+        self.deadline_s = self.due_s = float("inf")
+        self.watched = 0
+        """The events that the selector waits for."""
+        self.is_closed = False
+
+    @property
+    def address(self) -> str:
+        """The client's IP address; empty for a unix socket."""
+        return str(self.client[0]) if isinstance(self.client, tuple) else ""
+
+    def refuse(self, status: int, message: str) -> None:
+        """Answer what is no request, as far as the client takes it at once."""
+        body = json.dumps({"error": message}).encode()
+        head = (
+            f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nConnection: close\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {len(body)}\r\n\r\n"
+        )
+        self.send(head.encode() + body)
+
+    def send(self, data: bytes) -> None:
+        """Send as much as the client takes at once.  A client that has gone is noticed by the next read."""
+        try:
+            self.sock.send(data)
+        except OSError:
+            pass
+
+    def close(self) -> None:
+        self.is_closed = True
+        if self.out.left is not None:
+            reset_at_close(self.sock)
+        self.request = None
+        self.out.left = None
+        self.rest = b""
+        self.sock.close()
+
+
+class Out:
+    """What gunicorn's Response takes for its socket.  Its first write is the head, which waits for the body."""
+
+    def __init__(self, sock: socket.socket, answer_s: float) -> None:
+        self._sock, self._answer_s = sock, answer_s
+        self._head = b""
+        self._begun = self._leaves = False
+        self.left: memoryview | None = None
+        """What the client has not taken of a whole answer."""
+
+    def begin(self, *, leaves: bool) -> None:
+        """``leaves``: the worker's selector writes what the client does not take at once."""
+        self._begun, self._leaves, self._head, self.left = False, leaves, b"", None
+
+    def sendall(self, data: bytes) -> None:
+        """Raises OSError when the client is gone or, in a stream, reads nothing."""
+        if not self._begun:
+            self._begun, self._head = True, data
+            return
+        if self._head:
+            head, self._head = self._head, b""
+            if len(data) <= _JOINED_BYTES:
+                data = head + data
+            else:
+                self._write(head)
+        self._write(data)
+
+    def flush(self) -> None:
+        """Write a head that no body followed.  Raises OSError."""
+        if self._head:
+            self.sendall(b"")
+
+    def _write(self, data: bytes) -> None:
+        if self.left is not None:
+            self.left = memoryview(b"".join((self.left, data)))
+            return
+        sent = self._send(data)
+        if sent == len(data):
+            return
+        rest = memoryview(data)[sent:]
+        if self._leaves:
+            self.left = rest
+        else:
+            self._press(rest)
+
+    def _press(self, rest: memoryview) -> None:
+        poll = select.poll()
+        poll.register(self._sock, select.POLLOUT)
+        deadline_s = time.monotonic() + self._answer_s
+        while rest:
+            if not poll.poll(max(0.0, deadline_s - time.monotonic()) * 1000):
+                reset_at_close(self._sock)
+                raise BrokenPipeError(errno.EPIPE, "the client does not read")
+            sent = self._send(rest)
+            if sent:
+                rest, deadline_s = rest[sent:], time.monotonic() + self._answer_s
+
+    def _send(self, data: bytes | memoryview) -> int:
+        try:
+            return self._sock.send(data)
+        except BlockingIOError:
+            return 0
+
+
+def reset_at_close(sock: socket.socket) -> None:
+    """Else the kernel would keep what it has of the answer, and offer it to the client for minutes more."""
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    except OSError:
+        pass  # closed already

@@ -1,0 +1,29 @@
+"""What the worker and the application tell each other about one request: ``environ["thaw.visit"]``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from thaw.errors import RequestError, ThawError
+from thaw.ids import Namespace
+
+VISIT: Final = "thaw.visit"
+
+
+class TooSlow(RequestError):
+    """The client sends its request more slowly than it must."""
+
+    http_status = 408
+
+
+@dataclass(slots=True)
+class Visit:
+    head_only: bool = False
+    """The worker asks, before it reads a long body, who sends it and how long it may be."""
+    refusal: ThawError | None = None
+    """The worker has the request answered with this error."""
+    namespace: Namespace | None = None
+    """The application's answer: whose key it is.  None while no key was accepted."""
+    max_bytes: int | None = None
+    """The application's answer to ``head_only``: how much of the body it would read."""
