@@ -225,6 +225,23 @@ def test_a_run_whose_host_is_emptied_goes_on_elsewhere_and_no_token_comes_twice_
     until(lambda: nothing_is_held(gateway))
 
 
+@pytest.mark.parametrize("limits", [Limits(first_message_s=0.3)])
+def test_the_deadline_of_the_switch_is_none_for_the_rest_of_the_answer(gateway: Gateway, run: Run) -> None:
+    gateway.dest.pace = threading.Semaphore(1)
+    gateway.ready(gateway.dest)
+    caught_up(gateway, run)
+    run.read(1)
+    assert run.ends[0]["to"] == "h1"
+    later = threading.Timer(0.6, gateway.dest.pace.release)  # longer than the switch may take
+    later.start()
+    run.read(1)
+    later.join()
+    run.read_all()
+    assert run.is_whole()
+    assert run.call.losses == 0
+    until(lambda: nothing_is_held(gateway))
+
+
 def test_the_destination_is_sent_what_came_meanwhile_until_little_is_missing(gateway: Gateway, run: Run) -> None:
     gateway.dest.prefill_pace, gateway.dest.prompt_tokens = threading.Semaphore(0), 300
     gateway.ready(gateway.dest)
@@ -538,6 +555,26 @@ def test_an_instance_that_drains_for_another_reason_keeps_its_runs(gateway: Gate
     run.read_all()
     assert run.is_whole()
     assert gateway.migrations.moves == []
+
+
+def test_the_runs_of_a_pipeline_move_off_the_group_and_may_move_to_one(gateway: Gateway) -> None:
+    gateway.source.pace = threading.Semaphore(0)
+    gateway.room.instance_changed(replace(gateway.here, state=InstanceState.GONE))
+    stages = [replace(gateway.here, n_stages=2, stage=s, instance_id=f"s{s}", slots=8) for s in (1, 0)]  # type: ignore[arg-type]
+    for stage in stages:
+        gateway.room.instance_changed(stage)
+    run = Run(gateway, gateway.call())
+    run.read(3, paced=gateway.source)
+    gateway.here = stages[1]
+    gateway.drain()  # of which stage the host is emptied makes no difference: the first one drains
+    there = gateway.dest.ready(CHAT, instance="d0", group="d" * 32, n_stages=2)
+    gateway.room.instance_changed(replace(there, instance_id="d1", stage=1, slots=0))  # type: ignore[arg-type]
+    gateway.room.instance_changed(there)
+    caught_up(gateway, run)
+    run.read_all()
+    assert run.is_whole()
+    assert {r["path"] for r in gateway.dest.runs} == {"/instances/d0/run"}
+    until(lambda: nothing_is_held(gateway))
 
 
 def test_a_moved_run_may_move_again(gateway: Gateway, run: Run) -> None:

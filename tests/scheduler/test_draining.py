@@ -116,8 +116,10 @@ def test_a_group_is_taken_back_when_no_host_of_its_stages_is_drained_any_more() 
         reports = [v.report for v in w.view.hosts.values()]
         return w.do(HostsSeen(tuple(replace(r, draining=r.host_id in names) for r in reports)))
 
-    (release,) = of(seen(*hosts), ReleaseInstance)
-    assert release.instance_id == start.stages[0].instance_id
+    (release,) = of(seen(hosts[1]), ReleaseInstance)  # a stage on the host counts: the requests move off the group
+    assert (release.host_id, release.instance_id) == (hosts[0], start.stages[0].instance_id)
+    assert release.drained
+    seen(*hosts)
     draining(w, start)
     assert of(seen(hosts[1]), UndrainInstance) == []  # its last stage's host is still to be emptied
     (undrain,) = of(seen(), UndrainInstance)
