@@ -94,6 +94,9 @@ def goals(runs: Sequence[Run], unmoved: str) -> list[Goal]:
         figure("pause_ms", 1000 * median([float(r.moved["pause_s"]) for r in runs]), floor=f"single runs {samples}"),
         figure("rounds", median([float(r.moved["rounds"]) for r in runs])),
         figure("tokens_recomputed", median([float(r.moved["tokens"]) for r in runs])),
+        figure(
+            "recomputed_per_s", median([float(r.moved["tokens"]) / max(1e-9, float(r.moved["rounds_s"])) for r in runs])
+        ),
         figure("tokens_per_s_before", median([r.tokens_per_s(after=False) for r in runs])),
         figure("tokens_per_s_after", median([r.tokens_per_s(after=True) for r in runs])),
     ]

@@ -84,6 +84,7 @@ class Move:
         self.hangup = Hangup()  # cuts the round that is on its way
         self.settled = threading.Event()  # caught up, and then switched or ended
         self.n_rounds = self.n_tokens = 0  # rounds, and tokens that they computed
+        self.rounds_s = 0.0  # how long they took
         self.error: ThawError | None = None  # why it ended, if the destination failed
         self.ask_again_s: float | None = None
         self.n_refusals = 0
@@ -283,8 +284,9 @@ class Migrations:
         emitted = move.call.emitted
         known = 0  # tokens that the destination has, its prompt among them
         while True:
-            n_sent = len(emitted)
+            n_sent, began_s = len(emitted), time.monotonic()
             n_prompt = self._compute(move, emitted[:n_sent])
+            move.rounds_s += time.monotonic() - began_s
             move.n_rounds, move.n_tokens = move.n_rounds + 1, move.n_tokens + n_prompt + n_sent - known
             missing = len(emitted) - n_sent
             gained, known = n_prompt + n_sent - known - missing, n_prompt + n_sent

@@ -101,7 +101,8 @@ class Moving:
         self._trace_end(move, {"to": to.host_id, "pause_s": round(pause_s, 4)})
 
     def _trace_end(self, move: Move, attrs: dict[str, object]) -> None:
-        self._call.trace(Phase.MOVE_END, {**attrs, "rounds": move.n_rounds, "tokens": move.n_tokens})
+        rounds = {"rounds": move.n_rounds, "tokens": move.n_tokens, "rounds_s": round(move.rounds_s, 4)}
+        self._call.trace(Phase.MOVE_END, {**attrs, **rounds})
 
 
 def _first_message(reply: Reply) -> object:

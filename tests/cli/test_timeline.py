@@ -267,9 +267,9 @@ def move(begin_ms: float, end_ms: float, **attrs: object) -> list[TraceEvent]:
     ("attrs", "said"),
     [
         (
-            {"to": "host-2", "rounds": 2, "tokens": 412, "pause_s": 0.045},
+            {"to": "host-2", "rounds": 2, "tokens": 412, "rounds_s": 0.82, "pause_s": 0.045},
             "move: at 9.00 s the answer went on on host-2, because host-1 was emptied: it asked for a slot 4.00 s before, "
-            "2 rounds computed 412 tokens there, and no token came for 45 ms",
+            "2 rounds computed 412 tokens there in 820 ms, and no token came for 45 ms",
         ),
         (
             {"stayed": "no host has room", "rounds": 0, "tokens": 0},

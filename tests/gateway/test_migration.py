@@ -220,6 +220,7 @@ def test_a_run_whose_host_is_emptied_goes_on_elsewhere_and_no_token_comes_twice_
     (moved,) = run.ends
     assert (moved["to"], moved["rounds"], moved["tokens"]) == ("h1", 1, 3 + first)
     assert moved["pause_s"] > 0
+    assert moved["rounds_s"] > 0
     assert [e.name for e in run.call.events].count("move.begin") == 1
     assert run.call.losses == 0
     until(lambda: nothing_is_held(gateway))
@@ -466,7 +467,7 @@ def test_a_start_that_fails_elsewhere_leaves_the_run_with_its_source(gateway: Ga
     gateway.room.fail(CHAT, ["a"], PlatformError("no host has room"))  # type: ignore[list-item]
     until(lambda: gateway.migrations.moves[0].state is State.ENDED)
     run.read(1, paced=gateway.source)
-    assert run.ends[0] == {"stayed": "no host has room", "rounds": 0, "tokens": 0}
+    assert run.ends[0] == {"stayed": "no host has room", "rounds": 0, "tokens": 0, "rounds_s": 0.0}
     run.read_all()
     assert run.is_whole()
     until(lambda: nothing_is_held(gateway))
@@ -504,6 +505,7 @@ def test_a_client_that_leaves_frees_both_ends(gateway: Gateway, run: Run, when: 
         run.call.hangup.set()
     with pytest.raises(ClientGone):
         run.read(1)
+    assert run.ends[0]["stayed"] == "the run ended first"
     until(lambda: nothing_is_held(gateway))
 
 

@@ -25,10 +25,12 @@ def _line(tried: Interval) -> str:
     if said.get("lost"):
         return f"move: {source} was lost at {duration(tried.end_s)}; {said['to']} was at hand and went on"
     rounds = "1 round" if said.get("rounds") == 1 else f"{said.get('rounds')} rounds"
+    took = said.get("rounds_s")
+    within = f" in {duration(float(took))}" if isinstance(took, int | float) else ""
     line = f"move: at {duration(tried.end_s)} the answer went on on {said.get('to')}, because {source} was emptied"
     pause = said.get("pause_s")
     paused = f", and no token came for {duration(float(pause))}" if isinstance(pause, int | float) else ""
     return (
         f"{line}: it asked for a slot {duration(tried.seconds)} before, {rounds} computed {said.get('tokens')} tokens"
-        f" there{paused}"
+        f" there{within}{paused}"
     )
