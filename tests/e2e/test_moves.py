@@ -68,7 +68,7 @@ def outlasting_a_start(machine: Machine) -> int:
     reply = machine.chat("chat", "Hello", stream=True, max_tokens=24, ignore_eos=True, timeout=300)
     text_of(reply, lambda _: times_s.append(time.monotonic()))
     token_s = (times_s[-1] - times_s[0]) / (len(times_s) - 1)
-    return min(1500, 40 + round(1.5 * (times_s[0] - began_s) / token_s))
+    return min(1500, 100 + round(2 * (times_s[0] - began_s) / token_s))
 
 
 def serving(machine: Machine) -> list[str]:
