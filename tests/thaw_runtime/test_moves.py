@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -41,10 +43,13 @@ def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Containe
         status, reply = made[-1][0].init(dtype="float32", max_model_len=1024)
         assert status == 200, reply
     yield made[0][0], made[1][0]
-    zygote.close()
     for container, door in made:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(container.forked["pid"], 9)
+        assert zygote.receive()["op"] == "exited"
         container.close()
         door.close()
+    zygote.close()
 
 
 def cached(end: dict[str, Any]) -> int:
