@@ -18,6 +18,7 @@ from gateway.serving.dispatch import Dispatcher
 from gateway.serving.event_ids import EventIds
 from gateway.serving.execute import Steps, steps, to_end
 from gateway.serving.expected_wait import Expectation
+from gateway.serving.host_drains import HostDrains
 from gateway.serving.invoker_pool import InvokerPool
 from gateway.serving.kept import Bounds
 from gateway.serving.reconnect import Reconnects
@@ -83,6 +84,7 @@ class Gateway:
         self.pool = InvokerPool(token, settings.result_bytes)
         self.demand = Demand(self.room, self.registry, self.gateway_id, self.log)
         self.dispatcher = Dispatcher(self.room, self.demand, self.pool, self.log, settings.llm_result_bytes)
+        self.host_drains = HostDrains(self.registry, lambda name: self.actions.get(name).is_llm)
         self.recorder = Recorder(self.records, self.pool, self.log)
         bounds = Bounds(settings.reconnect_s, settings.reconnect_stream_bytes, settings.reconnect_bytes)
         self.streams = Streams(self.dispatcher, self.ended, self.throttle, bounds, settings.threads)
@@ -184,6 +186,7 @@ class Gateway:
     def _on_event(self, message: object) -> None:
         if isinstance(message, InstanceChanged):
             self.room.instance_changed(message.instance)
+            self.host_drains.instance_changed(message.instance)
         elif isinstance(message, StartFailed):
             self.room.fail(message.action, message.activation_ids, from_info(message.error))
         elif isinstance(message, StreamWanted):

@@ -23,6 +23,12 @@ TOKENS = Counter("thaw_gateway_completion_tokens", "Tokens delivered.", registry
 RECONNECTS = Counter(
     "thaw_gateway_reconnects", "Clients that went on with a stream, by where it came from.", ("way",), registry=REGISTRY
 )
+MOVES = Counter(
+    "thaw_gateway_moves",
+    "Running LLM requests that were to move to another worker, by whether they moved or stayed to their end.",
+    ("way",),
+    registry=REGISTRY,
+)
 ABSENT = Gauge("thaw_gateway_absent_streams", "Streams kept for clients that hung up.", registry=REGISTRY)
 WAITING = Gauge("thaw_gateway_waiting_requests", "Requests held without a route.", registry=REGISTRY)
 ROUTES = Gauge("thaw_gateway_route_count", "Ready instances this gateway knows.", registry=REGISTRY)
@@ -32,6 +38,8 @@ def ended(call: Call, outcome: Outcome) -> None:
     start = start_mode(call)
     ACTIVATIONS.labels(call.action.exec.kind, outcome.status.text, start).inc()
     TOKENS.inc(len(call.emitted))
+    for end in (e for e in call.events if e.name is Phase.MOVE_END):
+        MOVES.labels("stayed" if "stayed" in end.attrs else "moved").inc()
     first = next((e for e in call.events if e.name is Phase.FIRST_TOKEN), None)
     if first is not None:
         TTFT.labels(start).observe(max(0.0, first.mono_ns / 1e9 - call.received_s))

@@ -26,6 +26,7 @@ from relay.protocol.messages import (
     Release,
     SetStemCells,
     Start,
+    Undrain,
 )
 from relay.state import bus
 from relay.state.registry import Registry
@@ -89,6 +90,8 @@ class Commands:
                 self._in_background(command, lambda: self._inspect(body.uri))
             case Release():
                 self._release(body)
+            case Undrain():
+                self._fleet.undrain(body.instance_id)
             case Cancel():
                 self._in_background(command, lambda: self._cancel(body.group_id))
             case Consolidate():
@@ -128,7 +131,7 @@ class Commands:
         live = self._fleet.find(body.instance_id)
         drain_s = live.timeout_s if live is not None else 0.0
         try:
-            self._fleet.release(body.instance_id, only_idle=body.only_idle, drain_s=drain_s)
+            self._fleet.release(body.instance_id, only_idle=body.only_idle, drain_s=drain_s, drained=body.drained)
         except InstanceBusy:
             if live is not None:
                 self._fleet.announce(live)  # the scheduler's view was out of date

@@ -120,3 +120,18 @@ class HostReport:
     pool: PoolReport | None = None  # None: fetchd does not answer
     declared_bytes_per_s: float | None = None  # the link's rate that the operator declared; None: not declared
     measured_bytes_per_s: float | None = None  # the link's rate according to fetchd (measured or set); None: not yet
+
+
+@dataclass(frozen=True, slots=True)
+class HostLeft:
+    """What is left on a host that is being emptied: ``moving`` requests of models and ``running`` ones of functions, on
+    ``instances`` containers.
+
+    The requests of a pipeline count when any of its stages is there.  The requests of an instance that does not drain
+    yet are counted as of its last change.
+    """
+
+    draining: bool
+    moving: int = 0
+    running: int = 0
+    instances: int = 0

@@ -3,10 +3,12 @@
 ::
 
     STARTING ──ready──▶ READY ──drain──▶ DRAINING ──▶ GONE
-        └───failed / killed / host lost────────────────▶ GONE
+        │                 ▲──undrain───────┘            ▲
+        └───failed / killed / host lost─────────────────┘
 
 A STARTING instance is never reaped while it makes progress.  A READY instance accepts requests.  A DRAINING instance
-finishes the requests that it has.  The container pool of the invoker has its own, finer states (stem cell, paused, …):
+finishes the requests that it has; where a host is emptied (``drained``), gateways move an LLM's requests elsewhere, and
+it may be taken back.  The container pool of the invoker has its own, finer states (stem cell, paused, …):
 invoker/containers/instance.py.
 """
 
@@ -47,7 +49,7 @@ class InstanceRecord:
     reserve_bytes: int
     device: str
     start_mode: StartMode
-    inflight: int = 0
+    inflight: int = 0  # kept up to date while the instance is DRAINING; at other times as of the last change
     created_wall_ms: int = 0
     idle_since_wall_ms: int | None = None  # None while busy or starting
     init_ms: int = 0
@@ -55,6 +57,7 @@ class InstanceRecord:
     keep_alive_s: float = 300.0
     stage: int = 0  # its stage in the group; requests go to stage 0, which reaches the others through the relay server
     n_stages: int = 1
+    drained: bool = False  # it is DRAINING because a host that it needs is being emptied
     is_consolidating: bool = False  # a stage of a pipeline that is becoming a worker; then n_stages is 1, and stage 0
 
     @property

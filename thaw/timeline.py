@@ -13,7 +13,7 @@ it.
 
 A *leaf* is an interval in which some work is done.  ``queued``, ``init`` and ``run`` usually hold other intervals; they
 are leaves only if they hold none (an ordinary function's init is its own explanation).  ``stopped`` is never a leaf: it
-says why the leaves of a process took longer.  ``consolidate`` is none either: no request waits for it.
+says why the leaves of a process took longer.  ``consolidate`` and ``move`` are none either: no request waits for them.
 thaw/evidence.py computes how much of a leaf is explained.
 
 The monotonic clock of a boot places the events of that boot on the axis.  For events of another boot, the distance of
@@ -30,7 +30,7 @@ from thaw.clocks import ClockSkew, compare
 from thaw.trace import Phase, TraceEvent
 
 _HOLDERS = ("queued", "init", "run")
-_NO_LEAVES = ("stopped", "consolidate")
+_NO_LEAVES = ("stopped", "consolidate", "move")
 _NS = 1e9
 
 

@@ -59,6 +59,8 @@ class Phase(enum.StrEnum):
     PREFILL_BEGIN = "prefill.begin"  # engine: submitted → first token
     PREFILL_END = "prefill.end"
     FIRST_TOKEN = "first_token"  # noqa: S105  gateway: first token handed to the client's socket
+    MOVE_BEGIN = "move.begin"  # gateway: the worker of a running request leaves; another one is asked for
+    MOVE_END = "move.end"  # attributes: to, rounds, tokens (recomputed in rounds_s), pause_s; or why it stayed
     FINISHED = "finished"
     CLOCK = "clock"  # the offset of this boot's clock to the state server's clock (thaw/clocks.py)
 

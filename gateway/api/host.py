@@ -12,10 +12,14 @@ from gateway.api.http import caller, gateway, json_response, namespace
 from thaw import __version__, lasting, wire
 from thaw.action import KIND_LLM, KIND_PYTHON
 from thaw.clock import wall_ms
+from thaw.errors import BadRequest, ProtocolError
+from thaw.host import HostLeft
 from thaw.ids import HostId
 
 blueprint = Blueprint("host", __name__)
 _MB = 1024 * 1024
+_LONGEST_WAIT_S = 30.0
+"""A caller that waits for a drain holds one of the gateway's threads, and asks again after this."""
 
 
 @blueprint.get("/")
@@ -97,9 +101,36 @@ def hosts() -> Response:
     return json_response({"hosts": found, "now_wall_ms": wall_ms()})
 
 
+@blueprint.get("/api/v1/thaw/hosts/<host_id>/drain")
+def drained(host_id: str) -> Response:
+    """What is left on the host.  ``known`` is what the caller knows, as this call answered it: then the answer comes
+    when something else is true, or after ``wait_s``."""
+    caller()
+    known = _known(request.args.get("known"))
+    left = gateway().host_drains.wait(HostId(host_id), known, _wait_s(request.args.get("wait_s")))
+    return json_response({"host": host_id, **wire.to_plain(left)})
+
+
+def _known(text: str | None) -> HostLeft | None:
+    try:
+        return None if text is None else wire.loads(HostLeft, text.encode())
+    except ProtocolError as e:
+        raise BadRequest(f"known: {e.message}", hint="give back what the last call answered") from e
+
+
+def _wait_s(text: str | None) -> float:
+    try:
+        wait_s = float(text or 0)
+    except ValueError:
+        wait_s = -1.0
+    if not 0 <= wait_s <= _LONGEST_WAIT_S:
+        raise BadRequest(f"wait_s must be a number of seconds, at most {_LONGEST_WAIT_S:g}")
+    return wait_s
+
+
 @blueprint.route("/api/v1/thaw/hosts/<host_id>/drain", methods=["PUT", "DELETE"])
 def drain(host_id: str) -> Response:
-    """PUT: the host takes no new work, and what runs there may end.  DELETE: the host takes work again."""
+    """PUT: the host takes no new work, and what runs there moves or ends.  DELETE: the host takes work again."""
     caller()
     wanted = request.method == "PUT"
     gateway().registry.drain_host(HostId(host_id), drain=wanted)

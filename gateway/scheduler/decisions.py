@@ -38,6 +38,16 @@ class ReleaseInstance:
     command_id: CommandId
     only_idle: bool
     reason: str
+    drained: bool = False  # because a host is emptied: what runs is to be moved
+
+
+@dataclass(frozen=True, slots=True)
+class UndrainInstance:
+    """The host is not emptied after all: let the instance take requests again."""
+
+    host_id: HostId
+    instance_id: InstanceId
+    command_id: CommandId
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +196,7 @@ class Flag:
 Decision = (
     StartGroup
     | ReleaseInstance
+    | UndrainInstance
     | ConsolidateInstance
     | RewritePlan
     | PlanWorker

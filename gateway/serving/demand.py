@@ -25,7 +25,7 @@ class Demand:
     def __init__(self, room: WaitingRoom, registry: Registry, gateway: GatewayId, log: Log) -> None:
         self._room, self._registry, self._gateway, self._log = room, registry, gateway, log
         self._lock = threading.Lock()
-        self._left: dict[ActivationId, ActionName] = {}  # withdrawals that failed
+        self._left: dict[ActivationId, ActionName] = {}  # withdrawals, and what settle() wanted, that failed
 
     def add(self, call: Call) -> None:
         """Tell the scheduler that a request has no route.  If it was told before the request waited, it is told again:
@@ -47,8 +47,18 @@ class Demand:
                 self._left[call.activation_id] = call.action.name
             self._log.event("demand_not_removed", activation_id=call.activation_id, error=e.message)
 
+    def settle(self, call: Call) -> None:
+        """Put or withdraw the demand of a call that runs already, as the room has it waiting for another slot or not.
+        It keeps its age.  Never raises: what fails is done by the next retry()."""
+        try:
+            self._agree(call.activation_id, call.action.name)
+        except PlatformError as e:
+            with self._lock:
+                self._left[call.activation_id] = call.action.name
+            self._log.event("demand_not_settled", activation_id=call.activation_id, error=e.message)
+
     def retry(self) -> None:
-        """Withdraw the demand that could not be withdrawn before.  Raises Unavailable."""
+        """Put the demand right that could not be put right before.  Raises Unavailable."""
         with self._lock:
             left = list(self._left.items())
         for activation_id, action in left:

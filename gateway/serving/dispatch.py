@@ -20,10 +20,10 @@ from typing import Final
 from gateway.serving.call import Call
 from gateway.serving.demand import Demand
 from gateway.serving.invoker_pool import InvokerPool, Reply, Unreachable
+from gateway.serving.migration import Migrations
 from gateway.serving.routes import Route
+from gateway.serving.sending import send_run
 from gateway.serving.waiting_room import Ticket, WaitingRoom
-from relay.protocol.messages import ACTIVATION_HEADER, LlmResume, LlmRun
-from thaw import wire
 from thaw.clock import wall_ms
 from thaw.errors import InstanceBusy, InstanceGone, PlatformError, TimeLimitExceeded, WorkerLost
 from thaw.logs import Log
@@ -43,18 +43,24 @@ class Dispatcher:
         """``llm_result_bytes``: what the tokens of one answer may take in memory."""
         self.llm_result_bytes = llm_result_bytes
         self.room, self._demand, self._pool, self._log = room, demand, pool, log
+        self.migrations = Migrations(room, demand, pool, log)
 
-    def reach(self, call: Call) -> Generator[str | Reply, None, tuple[Route, Reply]]:
-        """Return an instance that has accepted the call.  The caller ends the reply and gives the route back."""
+    def reach(self, call: Call, at_hand: Route | None = None) -> Generator[str | Reply, None, tuple[Route, Reply]]:
+        """Return an instance that has accepted the call.  The caller ends the reply and gives the route back.
+        ``at_hand``: a slot that the call has already, which is tried first."""
         try:
-            return (yield from self._reach(call))
+            return (yield from self._reach(call, at_hand))
         finally:
             self._demand.withdraw(call)
 
-    def _reach(self, call: Call) -> Generator[str | Reply, None, tuple[Route, Reply]]:
+    def _reach(self, call: Call, at_hand: Route | None) -> Generator[str | Reply, None, tuple[Route, Reply]]:
         refusals = 0
         while True:
-            route = yield from self._route(call, refusals)
+            if at_hand is not None:
+                route, at_hand = at_hand, None
+                self._note_route(call, route)
+            else:
+                route = yield from self._route(call, refusals)
             reply = None
             try:
                 self._claim(call)
@@ -153,36 +159,7 @@ class Dispatcher:
         deadline_s = call.run_deadline_s()
         call.trace(Phase.DISPATCHED, {"instance_id": route.record.instance_id, "host": route.record.host_id})
         call.dispatched_ms = call.dispatched_ms or wall_ms()
-        path = f"/instances/{route.record.instance_id}/run"
-        body = run_body(call, deadline_s)
-        return self._pool.post(
-            route.record.address,
-            path,
-            body,
-            stream=call.action.is_llm,
-            deadline_s=deadline_s,
-            hangup=call.hangup,
-            headers=f"{ACTIVATION_HEADER}: {call.activation_id}\r\n",
-        )
-
-
-def run_body(call: Call, deadline_s: float) -> bytes:
-    """``/run``'s body: OpenWhisk's keys; for an LLM the value is an LlmRun, with the tokens that were already
-    emitted."""
-    value = call.payload
-    if call.action.is_llm:
-        resume = LlmResume(tuple(call.emitted)) if call.emitted else None
-        value = wire.to_plain(LlmRun(call.endpoint, call.payload, call.seed or 0, resume))
-    plain = {
-        "value": value,
-        "namespace": call.subject.namespace,
-        "action_name": f"/{call.action.name}",
-        "action_version": call.action.version,
-        "activation_id": call.activation_id,
-        "transaction_id": call.activation_id,
-        "deadline": str(wall_ms() + max(0, round((deadline_s - time.monotonic()) * 1000))),
-    }
-    return wire.encode(plain)
+        return send_run(self._pool, call, route.record, deadline_s=deadline_s)
 
 
 def time_limit(call: Call, *, waiting: bool = False) -> TimeLimitExceeded:

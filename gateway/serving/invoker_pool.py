@@ -172,6 +172,10 @@ class Reply:
             self._plain = _parsed(data)
         return self._plain
 
+    def extend(self, deadline_s: float) -> None:
+        """The answer has begun in time, and its rest may take until ``deadline_s``."""
+        self._deadline_s, self._timeout_set_s = deadline_s, float("-inf")
+
     def finish(self) -> None:
         """After the last frame: read the terminal chunk, keep the connection."""
         try:

@@ -8,11 +8,14 @@ An entry holds an invoker's report (InstanceRecord) and this gateway's own count
 gateways use the same slots, and this gateway does not see it.  When the instance refuses one of our requests for that,
 or cannot be reached, the entry is ``full`` until a slot of it is released here, its record changes, or some time has
 passed.  It is not dropped: an invoker sends no further report of an idle instance that gets no requests.
+
+An instance that drains is no route.  If it drains because a host is emptied, its entry is kept aside as one that
+``leaves``: the runs on it see that, and the entry comes back with its counts if the host is taken back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -29,6 +32,7 @@ class Route:
     inflight: int = 0
     handed: int = 0
     full: bool = False
+    leaves: bool = False  # the runs on it are to be moved
 
     @property
     def free(self) -> bool:
@@ -51,6 +55,7 @@ def version_key(version: str) -> tuple[int, ...]:
 class RouteTable:
     def __init__(self) -> None:
         self._routes: dict[ActionName, dict[InstanceId, Route]] = {}
+        self._leaving: dict[InstanceId, Route] = {}
         self._retired: set[InstanceId] = set()
         self._staying: dict[InstanceId, GroupId] = {}  # later stages that are to be workers too, and their pipelines
 
@@ -64,19 +69,32 @@ class RouteTable:
         known = self._routes.get(record.action, {}).get(record.instance_id)
         if record.state is not InstanceState.READY:
             self._remove(record.action, record.instance_id)
+            self._note_leaving(record, known)
             if record.state is InstanceState.GONE:
                 self._retired.discard(record.instance_id)
             return False
         if record.instance_id in self._retired:
             return False
         if known is None:
-            self._routes.setdefault(record.action, {})[record.instance_id] = Route(record, now_s)
-        else:
-            known.record, known.full = record, False
+            known = self._leaving.pop(record.instance_id, None) or Route(record, now_s)
+            self._routes.setdefault(record.action, {})[record.instance_id] = known
+        known.record, known.full, known.leaves = record, False, False
         return True
 
-    def replace(self, records: Collection[InstanceRecord], now_s: float) -> set[ActionName]:
+    def _note_leaving(self, record: InstanceRecord, known: Route | None) -> None:
+        if record.state is InstanceState.GONE:
+            self._leaving.pop(record.instance_id, None)
+        elif record.state is InstanceState.DRAINING and record.drained and known is not None:
+            known.leaves = True
+            self._leaving[record.instance_id] = known
+
+    def replace(self, records: Iterable[InstanceRecord], now_s: float) -> set[ActionName]:
         """Start over from the registry, keeping counts of what is in flight.  Returns every action with a route."""
+        records = list(records)
+        for draining in (r for r in records if r.state is InstanceState.DRAINING):
+            self.apply(draining, now_s)
+        for gone in self._leaving.keys() - {r.instance_id for r in records}:
+            del self._leaving[gone]
         ready = {r.instance_id: r for r in records if r.state is InstanceState.READY and r.takes_requests}
         for routes in list(self._routes.values()):
             for route in list(routes.values()):

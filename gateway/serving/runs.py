@@ -2,19 +2,20 @@
 
 Each token is passed on exactly once (interfaces: engine protocol).  A token's index counts from 0 per activation; a
 token that was seen already is dropped, and a gap is a failure.  When a worker is lost, its answer goes on elsewhere
-from the tokens already emitted.
+from the tokens already emitted.  When a worker leaves, its answer moves elsewhere while it goes on (moving.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from gateway.serving.call import Call
 from gateway.serving.dispatch import Dispatcher, time_limit
 from gateway.serving.invoker_pool import Reply
 from gateway.serving.kept import token_bytes
+from gateway.serving.moving import Moving
 from gateway.serving.routes import Route
 from relay.protocol.messages import RunFailed, RunFinished, RunToken
 from thaw.activation import ActivationStatus
@@ -37,16 +38,20 @@ class Outcome:
 
 def llm_tokens(dispatcher: Dispatcher, call: Call) -> Generator[str | RunToken | RunFinished, None, None]:
     """Yield sentences while the client waits, then tokens in order, each once, then RunFinished.  Raises ThawError."""
-    while True:
-        route, reply = yield from _sentences(dispatcher.reach(call))
-        try:
-            yield from _tokens(dispatcher, call, route, reply)
-            return
-        except WorkerLost as e:
-            dispatcher.note_loss(call, e)
-            yield "the worker was lost, continuing elsewhere"
-        except TimeLimitExceeded:
-            raise time_limit(call) from None
+    moving = Moving(dispatcher.migrations, call)
+    try:
+        while True:
+            route, reply = yield from _sentences(dispatcher.reach(call, moving.at_hand()))
+            try:
+                yield from _tokens(dispatcher, call, route, reply, moving)
+                return
+            except WorkerLost as e:
+                dispatcher.note_loss(call, e)
+                yield "the worker was lost, continuing elsewhere"
+            except TimeLimitExceeded:
+                raise time_limit(call) from None
+    finally:
+        moving.end()
 
 
 def _sentences(steps: Generator[str | Reply, None, T]) -> Generator[str, None, T]:
@@ -60,11 +65,14 @@ def _sentences(steps: Generator[str | Reply, None, T]) -> Generator[str, None, T
             yield step
 
 
-def _tokens(dispatcher: Dispatcher, call: Call, route: Route, reply: Reply) -> Iterator[RunToken | RunFinished]:
-    whole = lost = False
+def _tokens(
+    dispatcher: Dispatcher, call: Call, route: Route, reply: Reply, moving: Moving
+) -> Iterator[RunToken | RunFinished]:
+    whole = lost = moves = False
+    arrived: Any = None  # the first message of a worker to which the run has moved
     try:
         while True:
-            message = reply.read_message()
+            message, arrived = reply.read_message() if arrived is None else arrived, None
             if isinstance(message, RunFinished):
                 break
             if isinstance(message, RunFailed):
@@ -72,6 +80,10 @@ def _tokens(dispatcher: Dispatcher, call: Call, route: Route, reply: Reply) -> I
             if _is_next(call, message):
                 _bound(call, message, dispatcher.llm_result_bytes)
                 yield message
+                if route.leaves or moves:
+                    if (moved := moving.at_boundary(route, reply)) is not None:
+                        route, reply, arrived = moved
+                    moves = moving.is_under_way
         reply.finish()
         whole = True
     except WorkerLost:

@@ -139,6 +139,9 @@ class Fleet:
         with live.lock:
             live.inflight -= 1
             effect = Effect.NONE
+            if live.state is State.DRAINING and live.inflight:
+                live.amend(inflight=live.inflight)  # an operator may wait for the runs that are left
+                self.publisher.put(live.record, flip=True)
             if live.inflight == 0:
                 live.idle.set()
                 effect = live.apply(Event.LAST_RUN_ENDED)
@@ -150,8 +153,9 @@ class Fleet:
 
     # ends ----------------------------------------------------------------------------------------------------------
 
-    def release(self, instance_id: InstanceId, *, only_idle: bool, drain_s: float) -> None:
-        """Drain and remove.  Raises InstanceBusy when ``only_idle`` and a request is in flight."""
+    def release(self, instance_id: InstanceId, *, only_idle: bool, drain_s: float, drained: bool = False) -> None:
+        """Drain and remove.  ``drained``: because a host is emptied.  Raises InstanceBusy when ``only_idle`` and a
+        request is in flight."""
         live = self.find(instance_id)
         if live is None:
             return  # a repeated command: the instance has gone
@@ -160,12 +164,27 @@ class Fleet:
             if effect is Effect.REFUSE:
                 raise InstanceBusy(f"instance {instance_id} is {live.state}")
         else:
-            effect = live.apply(Event.DRAIN)
+            with live.lock:
+                effect = live.apply(Event.DRAIN)
+                if effect is Effect.ANNOUNCE:
+                    live.n_drains += 1
+                    live.amend(drained=drained)
+                n_drains = live.n_drains
         if effect is Effect.STOP:
             self._in_background(lambda: self.stop(live))
         elif effect is Effect.ANNOUNCE:
             self.announce(live)
-            self._in_background(lambda: self._drain(live, drain_s))
+            self._in_background(lambda: self._drain(live, drain_s, n_drains))
+
+    def undrain(self, instance_id: InstanceId) -> None:
+        """Let an instance that still drains take runs again."""
+        live = self.find(instance_id)
+        if live is None:
+            return
+        with live.lock:
+            if live.apply(Event.UNDRAIN) is Effect.ANNOUNCE:
+                live.amend(drained=False)
+                self.announce(live)
 
     def kill(self, live: Live, error: ThawError | None) -> None:
         """End the instance in any state: its run took too long, its caller hung up, or its group was given up."""
@@ -190,8 +209,12 @@ class Fleet:
         else:
             live.gone.wait(BURY_S)  # the exit was seen first, and the thread that saw it buries the instance
 
-    def _drain(self, live: Live, drain_s: float) -> None:
-        if not live.idle.wait(drain_s) and live.apply(Event.DEADLINE) is Effect.STOP:
+    def _drain(self, live: Live, drain_s: float, n_drains: int) -> None:
+        if live.idle.wait(drain_s):
+            return
+        with live.lock:
+            effect = live.apply(Event.DEADLINE) if live.n_drains == n_drains else Effect.NONE
+        if effect is Effect.STOP:
             self.stop(live)
 
     def _exited(self, end: Exit) -> None:

@@ -5,6 +5,7 @@
     STARTING ─up─▶ INITIALISING ─init_done─▶ IDLE ◀─last_run_ended── BUSY
         │              │                      │  ──────run_began─────▶ │
         │              │                      └──release──▶ STOPPING ◀─┴── DRAINING ◀─drain─ BUSY
+        │              │                                                      └──undrain──────▶
         └─start_failed─┴──cancel──▶ STOPPING ──exited / stopped──▶ GONE
 
 STARTING: memory is held, bytes are being fetched, the container is being made.  STOPPING: the process was asked to
@@ -40,6 +41,7 @@ class Event(enum.StrEnum):
     LAST_RUN_ENDED = "last_run_ended"
     RELEASE = "release"  # only if idle
     DRAIN = "drain"  # finish what runs, take nothing new
+    UNDRAIN = "undrain"  # stay after all
     DEADLINE = "deadline"  # a drain took too long
     EXITED = "exited"  # the process is no more
     STOPPED = "stopped"  # our own clean-up is complete
@@ -51,7 +53,7 @@ class Effect(enum.StrEnum):
     INIT = "init"  # send /init
     READY = "ready"  # announce READY
     FLIP = "flip"  # idle ↔ busy: announce when convenient
-    ANNOUNCE = "announce"  # announce DRAINING
+    ANNOUNCE = "announce"  # it drains, or does so no more: announce that at once
     STOP = "stop"  # announce DRAINING if it served, then end the process
     BURY = "bury"  # close its descriptor socket, free memory, announce GONE
 
@@ -72,6 +74,7 @@ run_began       !              !              busy/flip      busy/none        ! 
 last_run_ended  .              .              .              idle/flip        stopping/stop  .          .
 release         !              !              stopping/stop  !                .              .          .
 drain           stopping/stop  stopping/stop  stopping/stop  draining/announce  .            .          .
+undrain         .              .              .              .                busy/announce  .          .
 deadline        .              .              .              .                stopping/stop  .          .
 exited          gone/bury      gone/bury      gone/bury      gone/bury        gone/bury      gone/bury  .
 stopped         gone/bury      gone/bury      gone/bury      gone/bury        gone/bury      gone/bury  .

@@ -37,6 +37,7 @@ class Live:
         self.served = False  # it was READY once
         self.error: ThawError | None = None  # the first reason to end; later ones follow from it
         self.inflight = 0
+        self.n_drains = 0  # the deadline of an earlier drain means nothing to a later one
         self.unwanted = 0  # runs in flight whose callers hung up
         self.exited = threading.Event()  # its process has ended by itself, and it is known how
         self.out_of_memory = False

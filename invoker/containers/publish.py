@@ -118,8 +118,10 @@ class Publisher:
 
 
 def _same(sent: InstanceRecord | None, record: InstanceRecord) -> bool:
-    """Whether ``record`` says nothing new.  The number of runs is not news; the begin of an idle time is, for
-    keep-alive."""
+    """Whether ``record`` says nothing new.  The number of runs is no news unless the instance drains; the begin of an
+    idle time is, for keep-alive."""
     if sent is None or record.state is InstanceState.GONE:
         return False
+    if record.state is InstanceState.DRAINING:
+        return sent == record
     return replace(sent, inflight=0) == replace(record, inflight=0)

@@ -107,10 +107,15 @@ class LlmResume:
 
 @dataclass(frozen=True, slots=True)
 class LlmRun:
+    """``prefill_only``: compute the prompt and the tokens of ``resume`` into the prefix cache, and emit no token.  The
+    answer is one RunFinished with the reason "prefilled".  A run that moves to another worker is announced there this
+    way, so that little is missing when it arrives."""
+
     endpoint: str  # "chat" | "completions"
     body: Mapping[str, Any]  # validated OpenAI JSON
     seed: int
     resume: LlmResume | None = None
+    prefill_only: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +140,7 @@ class RunToken:
 
 @dataclass(frozen=True, slots=True)
 class RunFinished:
-    reason: str  # "stop" | "length"
+    reason: str  # "stop" | "length" | "prefilled"
     prompt_tokens: int
     completion_tokens: int
     text: str = ""  # the text that was held back

@@ -186,10 +186,19 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Drain and remove an instance.  With ``only_idle`` it is refused while a request is in flight."""
+    """Drain and remove an instance.  With ``only_idle`` it is refused while a request is in flight.  ``drained``: a
+    host is being emptied, so gateways shall move the requests that run."""
 
     instance_id: InstanceId
     only_idle: bool = True
+    drained: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Undrain:
+    """The host is not emptied after all: an instance that still drains takes requests again."""
+
+    instance_id: InstanceId
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +217,7 @@ class SetStemCells:
     count: int
 
 
-CommandBody = InspectModel | Start | Cancel | Release | Consolidate | SetStemCells
+CommandBody = InspectModel | Start | Cancel | Release | Undrain | Consolidate | SetStemCells
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,6 +274,7 @@ _TYPES: dict[str, type[Any]] = {
         Start,
         Cancel,
         Release,
+        Undrain,
         Consolidate,
         SetStemCells,
         Command,

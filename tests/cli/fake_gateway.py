@@ -21,9 +21,10 @@ class Asked:
 
 @dataclass
 class FakeGateway:
-    """``answers`` maps "METHOD path" to (status, body).  A body of bytes is sent as server-sent events."""
+    """``answers`` maps "METHOD path" to (status, body), or to a list of them that are given one after the other.  A body
+    of bytes is sent as server-sent events."""
 
-    answers: dict[str, tuple[int, Any]] = field(default_factory=dict)
+    answers: dict[str, tuple[int, Any] | list[tuple[int, Any]]] = field(default_factory=dict)
     asked: list[Asked] = field(default_factory=list)
 
     def __enter__(self) -> FakeGateway:
@@ -41,7 +42,8 @@ class FakeGateway:
                     Asked(self.command, parts.path, query, body, self.headers.get("Authorization", ""))
                 )
                 missing = (404, {"error": "The requested resource does not exist.", "code": "c1"})
-                status, answer = gateway.answers.get(f"{self.command} {parts.path}", missing)
+                found = gateway.answers.get(f"{self.command} {parts.path}", missing)
+                status, answer = found.pop(0) if isinstance(found, list) else found
                 data = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
                 self.send_response(status)
                 self.send_header("Content-Type", "text/event-stream" if answer is data else "application/json")

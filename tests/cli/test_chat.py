@@ -86,8 +86,36 @@ def test_the_hosts_that_are_there_are_listed(at: Run, gateway: FakeGateway) -> N
 def test_a_host_is_drained_by_its_name_and_taken_back(at: Run, gateway: FakeGateway) -> None:
     path = "/api/v1/thaw/hosts/host-1/drain"
     gateway.answers[f"PUT {path}"] = gateway.answers[f"DELETE {path}"] = (200, {})
-    assert at("host", "drain", "host-1").stdout == "host-1 is draining; thaw host undrain host-1 takes it back\n"
+    begun = {"draining": True, "moving": 3, "running": 1, "instances": 2}
+    gateway.answers[f"GET {path}"] = [(200, begun | {"moving": 0}), (200, begun)]
+    first, second = at("host", "drain", "host-1").stdout.splitlines()
+    assert first == "host-1 is draining; thaw host undrain host-1 takes it back"
+    assert second == "host-1: 3 requests are moving, 1 function runs, 2 instances are left"
+    assert [json.loads(a.query["known"])["moving"] for a in gateway.asked if "known" in a.query] == [0]
     assert at("host", "undrain", "host-1").stdout == "host-1 takes starts\n"
+
+
+def test_a_drain_may_be_waited_for_and_says_each_change_once(at: Run, gateway: FakeGateway) -> None:
+    path = "/api/v1/thaw/hosts/host-1/drain"
+    gateway.answers[f"PUT {path}"] = (200, {})
+    left = {"draining": True, "moving": 1, "running": 2, "instances": 1}
+    later = left | {"moving": 0}
+    gateway.answers[f"GET {path}"] = [(200, b) for b in (left, left, later, {"draining": True})]
+    assert at("host", "drain", "host-1", "--wait").stdout.splitlines()[1:] == [
+        "host-1: 1 request is moving, 2 functions run, 1 instance is left",
+        "host-1: 2 functions run, 1 instance is left",
+        "host-1 is empty",
+    ]
+
+
+def test_whoever_waits_for_a_drain_is_told_when_it_is_withdrawn(at: Run, gateway: FakeGateway) -> None:
+    path = "/api/v1/thaw/hosts/host-1/drain"
+    gateway.answers[f"PUT {path}"] = (200, {})
+    left = {"draining": True, "moving": 1, "instances": 1}
+    gateway.answers[f"GET {path}"] = [(200, left), (200, left | {"draining": False})]
+    done = at("host", "drain", "host-1", "--wait")
+    assert done.returncode != 0
+    assert "host-1 is not draining any more" in done.stderr
 
 
 def test_a_stream_without_its_end_is_not_taken_for_an_answer() -> None:

@@ -268,6 +268,41 @@ def test_a_consolidation_explains_no_part_of_the_start_and_stretches_no_picture(
     assert fetches[0] == fetches[1]
 
 
+def move(begin_ms: float, end_ms: float, **attrs: object) -> list[TraceEvent]:
+    begin, end = trace([(begin_ms, P.MOVE_BEGIN, ""), (end_ms, P.MOVE_END, "")])
+    return [replace(begin, attrs={"from": "host-1"}), replace(end, attrs=attrs)]
+
+
+@pytest.mark.parametrize(
+    ("attrs", "said"),
+    [
+        (
+            {"to": "host-2", "rounds": 2, "tokens": 412, "rounds_s": 0.82, "pause_s": 0.045},
+            "move: at 9.00 s the answer went on on host-2, because host-1 was emptied: it asked for a slot 4.00 s before, "
+            "2 rounds computed 412 tokens there in 820 ms, and no token came for 45 ms",
+        ),
+        (
+            {"stayed": "no host has room", "rounds": 0, "tokens": 0},
+            "move: the answer stayed on host-1, which was to be emptied: no host has room",
+        ),
+        (
+            {"to": "host-2", "lost": True, "rounds": 1, "tokens": 9},
+            "move: host-1 was lost at 9.00 s; host-2 was at hand and went on",
+        ),
+    ],
+)
+def test_an_answer_that_moved_or_was_to_move_says_how(attrs: dict[str, object], said: str) -> None:
+    lines = _draw([*trace(COLD), *move(5000, 9000, **attrs)], _plan())
+    assert [line for line in lines if line.startswith("move:")] == [said]
+
+
+def test_a_move_explains_no_part_of_the_start() -> None:
+    plain, with_it = analyse(trace(COLD)), analyse([*trace(COLD), *move(2190, 60_000, to="h")])
+    assert plain is not None
+    assert with_it is not None
+    assert (with_it.end_s, with_it.gaps, with_it.longest_leaf) == (plain.end_s, plain.gaps, plain.longest_leaf)
+
+
 def test_each_hop_of_a_pipeline_says_which_path_it_took() -> None:
     first_token = next(e for e in trace(COLD) if e.name is P.PREFILL_END)
     events = [

@@ -17,7 +17,7 @@ from typing import Any
 import redis
 
 from relay.protocol import messages
-from relay.protocol.messages import ACTIVATION_HEADER, RunFinished, RunToken, TokenLogprob
+from relay.protocol.messages import ACTIVATION_HEADER, RunFailed, RunFinished, RunToken, TokenLogprob
 from relay.state.registry import Registry
 from thaw.errors import ThawError
 from thaw.ids import ActionName, GroupId, HostId, InstanceId
@@ -35,6 +35,9 @@ class FakeInvoker:
         self.refusals: deque[ThawError] = deque()
         self.cut_after: deque[int] = deque()  # the next run's connection is cut after this many tokens
         self.pace: threading.Semaphore | None = None  # each token needs one release
+        self.prefill_pace: threading.Semaphore | None = None  # each run that only computes its prompt needs one
+        self.prompt_tokens = 3
+        self.failures: deque[ThawError] = deque()  # the next runs fail with these, after their heads were sent
         self.function: Callable[[Any], tuple[int, Any]] = lambda value: (200, value)
         self.log_lines: list[str] = []
         self.closed = threading.Semaphore(0)  # released once for each connection that broke during a run
@@ -177,6 +180,15 @@ def _handler(fake: FakeInvoker) -> type[BaseHTTPRequestHandler]:
             self.send_header("Transfer-Encoding", "chunked")
             self.end_headers()
             first = len((run.get("resume") or {}).get("output_token_ids", ()))
+            if fake.failures:
+                self._frame(RunFailed(fake.failures.popleft().info()))
+                self.wfile.write(b"0\r\n\r\n")
+                return
+            if run.get("prefill_only") and cut is None:
+                self._wait_for_pace("prefill_pace")
+                self._frame(RunFinished("prefilled", fake.prompt_tokens, first))
+                self.wfile.write(b"0\r\n\r\n")
+                return
             count = run["body"].get("max_tokens") or 5
             for i in range(first, count):
                 if cut is not None and i - first >= cut:
@@ -189,9 +201,9 @@ def _handler(fake: FakeInvoker) -> type[BaseHTTPRequestHandler]:
             self._frame(RunFinished("length", 3, count))
             self.wfile.write(b"0\r\n\r\n")
 
-        def _wait_for_pace(self) -> None:
+        def _wait_for_pace(self, name: str = "pace") -> None:
             """Wait until the test allows the next token.  Raise ConnectionResetError if the peer closes meanwhile."""
-            while fake.pace is not None and not fake.pace.acquire(timeout=0.02):
+            while (pace := getattr(fake, name)) is not None and not pace.acquire(timeout=0.02):
                 self.connection.setblocking(False)
                 try:
                     if self.connection.recv(1, socket.MSG_PEEK) == b"":

@@ -23,6 +23,7 @@ from relay.protocol.messages import (
     InstanceChanged,
     Release,
     Start,
+    Undrain,
 )
 from relay.state import bus, redis_link
 from relay.state.bus import EventReader
@@ -199,8 +200,11 @@ class Host:
     def ready(self, plan: Plan | None = None) -> InstanceRecord:
         return self.events.instance(self.launch(plan), InstanceState.READY)
 
-    def release(self, instance_id: str, *, only_idle: bool = True) -> str:
-        return self.send(Release(InstanceId(instance_id), only_idle))
+    def release(self, instance_id: str, *, only_idle: bool = True, drained: bool = False) -> str:
+        return self.send(Release(InstanceId(instance_id), only_idle, drained))
+
+    def undrain(self, instance_id: str) -> str:
+        return self.send(Undrain(InstanceId(instance_id)))
 
     def cancel(self, group_id: str) -> str:
         return self.send(Cancel(GroupId(group_id)))

@@ -128,6 +128,25 @@ def test_a_drain_lets_the_run_finish(host: Host) -> None:
     assert gone.error is None
 
 
+def test_a_drain_that_is_taken_back_lets_the_instance_serve_on(host: Host) -> None:
+    host.deploy(SLOW, timeout=60_000)
+    record = host.ready()
+    answers: list[tuple[int, object]] = []
+    run = threading.Thread(target=lambda: answers.append(host.run(record.instance_id, {"s": 1})))
+    run.start()
+    host.events.wait(lambda m: isinstance(m, InstanceChanged) and m.instance.inflight == 1)
+    host.release(record.instance_id, only_idle=False, drained=True)
+    draining = host.events.instance(record.instance_id, InstanceState.DRAINING)
+    assert (draining.drained, draining.inflight) == (True, 1)
+    host.events.seen.clear()
+    host.undrain(record.instance_id)
+    stays = host.events.instance(record.instance_id, InstanceState.READY)
+    assert (stays.drained, stays.inflight) == (False, 1)
+    run.join(WAIT_S)
+    assert host.run(record.instance_id, {"s": 0}) == (200, {"ok": True})
+    assert answers == [(200, {"ok": True})]
+
+
 def test_a_cancelled_start_leaves_nothing(host: Host) -> None:
     host.deploy("import time\ntime.sleep(60)\n" + HELLO)
     plan = host.plan()

@@ -6,6 +6,7 @@ import threading
 
 from invoker.containers.fleet import Fleet
 from invoker.containers.instance import Event
+from invoker.containers.live import Live
 from invoker.containers.memory_ledger import Ledger
 from relay.clients.fetch import FetchClient
 from tests.invoker.platform import WAIT_S
@@ -26,6 +27,61 @@ class Interrupted:
             self.end.start()
             self.end.join(0.1)  # the other thread may have to wait for this one
         self.heard.append(record.state)
+
+
+class Noted:
+    """A publisher that notes what it is given."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[InstanceState, int]] = []
+
+    def put(self, record: InstanceRecord, *, flip: bool = False) -> None:
+        self.heard.append((record.state, record.inflight))
+
+
+def busy(fleet: Fleet, n_runs: int) -> Live:
+    live = starting("i", 1)
+    assert fleet.add(live)
+    live.apply(Event.UP)
+    live.apply(Event.INIT_DONE)
+    live.amend(slots=n_runs)
+    for _ in range(n_runs):
+        fleet.begin_run(live.record.instance_id)
+    return live
+
+
+def test_whoever_waits_for_a_drain_hears_of_every_run_that_ends() -> None:
+    publisher = Noted()
+    fleet = Fleet(Containers(), FetchClient("/none"), publisher, Ledger(1), Log("test"))  # type: ignore[arg-type]
+    live = busy(fleet, 3)
+    fleet.release(live.record.instance_id, only_idle=False, drain_s=WAIT_S)
+    publisher.heard.clear()
+    for _ in range(3):
+        fleet.end_run(live)
+    assert live.gone.wait(WAIT_S)
+    drains = InstanceState.DRAINING
+    assert publisher.heard[:2] == [(drains, 2), (drains, 1)]
+    assert publisher.heard[-1][0] is InstanceState.GONE
+
+
+def test_the_deadline_of_a_drain_that_was_taken_back_does_not_end_a_later_one() -> None:
+    publisher = Noted()
+    fleet = Fleet(Containers(), FetchClient("/none"), publisher, Ledger(1), Log("test"))  # type: ignore[arg-type]
+    live = busy(fleet, 1)
+    deadlines: list[threading.Thread] = []
+    fleet._in_background = lambda run: deadlines.append(threading.Thread(target=run))  # type: ignore[method-assign]
+    fleet.release(live.record.instance_id, only_idle=False, drain_s=0.0)
+    fleet.undrain(live.record.instance_id)
+    assert live.record.state is InstanceState.READY
+    fleet.release(live.record.instance_id, only_idle=False, drain_s=0.0)
+    first, second = deadlines
+    first.start()
+    first.join(WAIT_S)
+    assert live.record.state is InstanceState.DRAINING
+    assert not live.gone.is_set()
+    second.start()
+    second.join(WAIT_S)
+    assert live.gone.is_set()
 
 
 def test_an_instance_that_ends_while_it_is_announced_as_idle_is_announced_as_gone_last() -> None:

@@ -1,6 +1,6 @@
 """The resolutions R1 to R23 of the places where the papers are silent, ambiguous or misprinted, as the code keeps them.
 
-R22 concerns live migration, which no component executes yet.  Its rules are in migration.py and have tests of their own.
+R22 concerns live migration.  Its rules are in gateway/serving/move_rules.py and have tests of their own.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from gateway.scheduler.placement.schemes import Gpu, Request, Server, candidates
 from gateway.scheduler.placement.select import select
 from gateway.scheduler.placement.serverlessllm import LoadServer, ResumeCost, Run, startup
 from gateway.scheduler.placement.window import Window, new_workers
-from gateway.scheduler.policy import migration
 from gateway.scheduler.policy.place import place
 from gateway.scheduler.view.history import History, Measured
+from gateway.serving import move_rules
 from tests.scheduler.world import CHAT, MIB, chat, group_world, of
 from thaw.errors import ErrorInfo
 from thaw.ids import HostId
@@ -219,7 +219,7 @@ def test_waiting_time_is_taken_when_the_decision_is_made() -> None:
 
 
 def test_r22_of_the_two_source_failures_that_are_printed_the_second_is_the_destinations() -> None:
-    resuming = migration.step(migration.State.RESUMING, migration.Event.DEST_FAILED)
-    assert resuming.commands == (migration.Command.TELL_SOURCE,)  # the source goes on
-    lost = migration.step(migration.State.RESUMING, migration.Event.SOURCE_FAILED)
-    assert migration.Command.RETRY_ELSEWHERE in lost.commands
+    failed = move_rules.step(move_rules.State.RESUMING, move_rules.Event.DEST_FAILED)
+    assert failed.commands == (move_rules.Command.DROP_AT_DEST,)  # the source goes on
+    lost = move_rules.step(move_rules.State.RESUMING, move_rules.Event.SOURCE_FAILED)
+    assert lost.commands == (move_rules.Command.CONTINUE_AT_DEST,)

@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 import redis
 
-from gateway.scheduler.decisions import ReleaseInstance, StartGroup
+from gateway.scheduler.decisions import ReleaseInstance, StartGroup, UndrainInstance
 from gateway.scheduler.events import HostsSeen
+from relay.protocol.messages import InstanceChanged
 from relay.state.registry import Registry
 from tests.scheduler.test_policy import HELLO, hello, of, report, world
+from tests.scheduler.world import CHAT, chat, group_world
 from thaw.errors import NotFound
 from thaw.ids import HostId
 from thaw.instance import InstanceState
@@ -55,6 +57,73 @@ def test_a_group_whose_other_stages_still_start_is_left_to_start() -> None:
     assert of(drained(w), ReleaseInstance) == []
     group.is_starting = False
     assert len(of(drained(w), ReleaseInstance)) == 1
+
+
+def draining(w: Any, start: StartGroup, **fields: Any) -> None:
+    record = w.view.instances[start.stages[0].instance_id].record
+    fields = {"state": InstanceState.DRAINING, "drained": True, "inflight": 1, "idle_since_wall_ms": None, **fields}
+    w.do(InstanceChanged(replace(record, **fields)))
+
+
+def test_what_runs_on_a_drained_host_is_to_be_moved() -> None:
+    w = two_hosts()
+    (start,) = of(w.ask(), StartGroup)
+    w.ready(start, idle=False)
+    (release,) = of(drained(w), ReleaseInstance)
+    assert release.drained
+
+
+def test_a_host_that_is_taken_back_keeps_what_still_drains_and_is_told_until_it_says_so() -> None:
+    w = two_hosts()
+    (start,) = of(w.ask(), StartGroup)
+    w.ready(start, idle=False)
+    drained(w)
+    draining(w, start)
+    assert of(drained(w), UndrainInstance) == []
+    for _ in range(2):
+        (undrain,) = of(drained(w, drain=False), UndrainInstance)
+        assert (undrain.host_id, undrain.instance_id) == ("h0", start.stages[0].instance_id)
+    draining(w, start, state=InstanceState.READY, drained=False)
+    assert of(drained(w, drain=False), UndrainInstance) == []
+    assert w.view.action(HELLO).n_serving == 1
+    assert len(of(drained(w), ReleaseInstance)) == 1  # and may be drained again
+
+
+def test_an_instance_that_drains_for_another_reason_is_not_taken_back() -> None:
+    w = two_hosts()
+    (start,) = of(w.ask(), StartGroup)
+    w.ready(start, idle=False)
+    draining(w, start, drained=False)
+    assert of(drained(w, drain=False), UndrainInstance) == []
+
+
+def test_a_draining_instance_does_not_keep_its_actions_maximum_from_starting_elsewhere() -> None:
+    w = two_hosts(max_instances=1)
+    (start,) = of(w.ask(), StartGroup)
+    w.ready(start, idle=False)
+    drained(w)
+    draining(w, start)
+    assert [s.plan.stages[0].host for s in of(w.ask(), StartGroup)] == ["h1"]
+
+
+def test_a_group_is_taken_back_when_no_host_of_its_stages_is_drained_any_more() -> None:
+    w = group_world(facts=chat(forced_stages=2, max_stages=2))
+    (start,) = of(w.ask(CHAT), StartGroup)
+    w.ready(start, idle=False)
+    hosts = [s.host for s in start.plan.stages]
+
+    def seen(*names: str) -> list[Any]:
+        reports = [v.report for v in w.view.hosts.values()]
+        return w.do(HostsSeen(tuple(replace(r, draining=r.host_id in names) for r in reports)))
+
+    (release,) = of(seen(hosts[1]), ReleaseInstance)  # a stage on the host counts: the requests move off the group
+    assert (release.host_id, release.instance_id) == (hosts[0], start.stages[0].instance_id)
+    assert release.drained
+    seen(*hosts)
+    draining(w, start)
+    assert of(seen(hosts[1]), UndrainInstance) == []  # its last stage's host is still to be emptied
+    (undrain,) = of(seen(), UndrainInstance)
+    assert (undrain.host_id, undrain.instance_id) == (hosts[0], start.stages[0].instance_id)
 
 
 def test_nothing_new_starts_on_a_drained_host_until_it_is_taken_back() -> None:

@@ -226,8 +226,9 @@ def test_a_group_teaches_its_pass_and_how_good_its_prediction_was_for_the_next_s
     assert (told["predicted_s"], told["bound_s"], told["actual_s"], told["stages"]) == (4.0, 3.5, 5.0, 4)
 
 
-def test_a_stream_that_was_continued_by_a_group_tells_nothing_of_the_groups_start(
-    client: redis.Redis, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("again", [Phase.DISPATCHED, Phase.MOVE_BEGIN])
+def test_a_stream_that_was_continued_by_a_group_or_was_to_be_tells_nothing_of_the_groups_start(
+    client: redis.Redis, capsys: pytest.CaptureFixture[str], again: Phase
 ) -> None:
     """The request's first token came after 0.08 s from an earlier group, and not from this group's start."""
     group, served = GroupId("g5"), ActivationId("b" * 32)
@@ -237,7 +238,7 @@ def test_a_stream_that_was_continued_by_a_group_tells_nothing_of_the_groups_star
         at(Phase.RECEIVED, 10.0),
         at(Phase.DISPATCHED, 10.01),
         at(Phase.FIRST_TOKEN, 10.08),
-        at(Phase.DISPATCHED, 25.0),
+        at(again, 25.0),
         at(Phase.PREFILL_BEGIN, 25.0),
         at(Phase.PREFILL_END, 25.1),
         at(Phase.RUN_END, 27.0),

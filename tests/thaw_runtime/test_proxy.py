@@ -136,6 +136,22 @@ def test_a_stream_that_lost_only_its_last_word_is_resumed_with_that(
     assert (end["t"], end["reason"], end["completion_tokens"]) == ("RunFinished", reason, n_tokens)
 
 
+def test_a_run_that_only_computes_its_prompt_emits_no_token_and_ends_once(ready: Container) -> None:
+    whole = ready.stream(PROMPT | {"temperature": 1.0})
+    so_far = {"output_token_ids": [m["token_id"] for m in whole[:3]]}
+    (end,) = ready.stream(PROMPT | {"temperature": 1.0, "stop": "x"}, resume=so_far, prefill_only=True)
+    assert (end["t"], end["reason"], end["completion_tokens"], end["text"]) == ("RunFinished", "prefilled", 3, "")
+    assert [e["name"] for e in end["events"]] == ["run.begin", "prefill.begin", "prefill.end", "run.end"]
+
+
+@pytest.mark.parametrize("n_tokens", [8, 7])
+def test_of_an_answer_that_is_over_or_nearly_so_the_prompt_is_computed_too(ready: Container, n_tokens: int) -> None:
+    whole = ready.stream(PROMPT | {"temperature": 1.0})
+    so_far = {"output_token_ids": [m["token_id"] for m in whole[:n_tokens]]}
+    (end,) = ready.stream(PROMPT | {"temperature": 1.0}, resume=so_far, prefill_only=True)
+    assert (end["reason"], end["completion_tokens"]) == ("prefilled", n_tokens)
+
+
 def test_a_chat_goes_through_the_checkpoints_template(ready: Container) -> None:
     chat = ready.stream({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}, "chat")
     plain = ready.stream({"prompt": "<user>hi<assistant>", "max_tokens": 4})

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from thaw import wire
-from thaw.cli import consolidated, foretold, why
+from thaw.cli import consolidated, foretold, moved, why
 from thaw.cli.between_hosts import clock_lines, hop_lines
 from thaw.cli.evidence_lines import evidence_lines
 from thaw.cli.tables import duration, size
@@ -37,6 +37,7 @@ _COLOURS = {
     "run": "bright_black",
     "stopped": "red",
     "consolidate": "bright_black",
+    "move": "bright_black",
 }
 _NOTED = (
     "mode",
@@ -51,6 +52,7 @@ _NOTED = (
     "source",
     "error",
     "resident",
+    "cached_tokens",
     "process",
     "signal",
 )
@@ -174,6 +176,7 @@ def verdict(
     yield from foretold.lines(timeline, plan, events)
     yield from why.lines(timeline)
     yield from consolidated.lines(timeline)
+    yield from moved.lines(timeline)
     fetches = sorted((i for i in timeline.intervals if i.phase == "fetch" and i.n_bytes), key=lambda i: i.stage)
     yield from (_fetch_line(i, plan, links, several=len(fetches) > 1) for i in fetches)
     yield from why.side_by_side([i for i in fetches if i.bytes_per_s])

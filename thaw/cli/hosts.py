@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 from urllib.parse import quote
 
 import typer
 
+from thaw import wire
 from thaw.cli.context import client
 from thaw.cli.tables import age, bit_rate, show, size, table
+from thaw.errors import Conflict
+from thaw.host import HostLeft
+
+if TYPE_CHECKING:
+    from thaw.cli.client import Client
 
 host_app = typer.Typer(no_args_is_help=True, help="Show and drain the hosts that functions run on.")
 namespace_app = typer.Typer(no_args_is_help=True, help="Show the namespaces that the API key may use.")
@@ -44,14 +50,52 @@ def hosts() -> None:
     show(rows)
 
 
+_BEGINS_S: Final = 2.0
+"""The scheduler hears of a drain at once, and its instances say how many requests they have as soon as they drain."""
+_LONG_POLL_S: Final = 20.0
+
 Name = Annotated[str, typer.Argument(metavar="HOST", help="A host, as thaw host list names it.")]
 
 
 @host_app.command("drain")
-def drain(host: Name) -> None:
-    """Empty a host: nothing new starts there, and what runs may finish."""
-    client().put(_drain_path(host), {})
+def drain(
+    host: Name,
+    wait: Annotated[bool, typer.Option("--wait", "-w", help="Wait until no instance is left there.")] = False,
+) -> None:
+    """Empty a host: nothing new starts there, requests of models move elsewhere, and functions may finish."""
+    gateway, path = client(), _drain_path(host)
+    gateway.put(path, {})
     print(f"{host} is draining; thaw host undrain {host} takes it back")
+    left = _left(gateway.get(path))
+    if left.instances and not wait:
+        left = _next(gateway, path, left, _BEGINS_S)
+    print(_sentence(host, left), flush=True)
+    while wait and left.draining and left.instances:
+        said, left = left, _next(gateway, path, left, _LONG_POLL_S)
+        if left != said:
+            print(_sentence(host, left), flush=True)
+    if not left.draining:
+        raise Conflict(f"{host} is not draining any more", hint=f"thaw host drain {host} empties it again")
+
+
+def _next(gateway: Client, path: str, known: HostLeft, wait_s: float) -> HostLeft:
+    return _left(gateway.get(path, known=wire.dumps(known).decode(), wait_s=wait_s))
+
+
+def _left(reply: object) -> HostLeft:
+    return wire.from_plain(HostLeft, reply)
+
+
+def _sentence(host: str, left: HostLeft) -> str:
+    if not left.instances:
+        return f"{host} is empty"
+    counts = (
+        (left.moving, "request is moving", "requests are moving"),
+        (left.running, "function runs", "functions run"),
+    )
+    parts = [f"{n} {one if n == 1 else several}" for n, one, several in counts if n]
+    parts.append(f"{left.instances} instance{' is' if left.instances == 1 else 's are'} left")
+    return f"{host}: {', '.join(parts)}"
 
 
 @host_app.command("undrain")

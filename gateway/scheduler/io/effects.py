@@ -30,6 +30,7 @@ from gateway.scheduler.decisions import (
     RevokeCredential,
     RewritePlan,
     StartGroup,
+    UndrainInstance,
 )
 from gateway.scheduler.events import StartRefused
 from gateway.scheduler.io import metrics
@@ -56,6 +57,7 @@ from relay.protocol.messages import (
     SetStemCells,
     Start,
     StartFailed,
+    Undrain,
 )
 from relay.state import bus, keys, redis_link
 from relay.state.clock import StateClock
@@ -107,8 +109,11 @@ class Effects:
                 self._log.event(
                     "release", instance_id=decision.instance_id, host_id=decision.host_id, reason=decision.reason
                 )
-                body = Release(decision.instance_id, decision.only_idle)
+                body = Release(decision.instance_id, decision.only_idle, decision.drained)
                 self._send(decision.host_id, decision.command_id, body)
+            case UndrainInstance():
+                self._log.event("undrain", instance_id=decision.instance_id, host_id=decision.host_id)
+                self._send(decision.host_id, decision.command_id, Undrain(decision.instance_id))
             case ConsolidateInstance():
                 self._log.event("consolidate", group_id=decision.group_id, host_id=decision.host_id)
                 asked = Consolidate(decision.instance_id, decision.group_id)

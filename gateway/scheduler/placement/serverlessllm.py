@@ -5,8 +5,8 @@ from its tier and its queue: remote → SSD and SSD → DRAM have one queue for 
 GPUs are busy, runs may move elsewhere first.  They move one after another, so their costs add up, and the load begins
 when the last run has gone.
 
-Nothing in the platform moves a run yet, so the platform places without this choice; the simulator's ServerlessLLM
-places by it.
+The platform places without this choice, because a host's devices are shared here and a start waits for no run; the
+simulator's ServerlessLLM places by it.  Gateways move runs off a host that is emptied (gateway/serving/migration.py).
 """
 
 from __future__ import annotations

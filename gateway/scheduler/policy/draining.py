@@ -1,18 +1,22 @@
 """Draining a host for an operator: no start is placed there (placement does not see it), and its groups are released.
 
-A group that is ready finishes the requests that it has and takes no more, whether it is busy or not: otherwise new
-requests would keep a busy instance there for ever.  A group that is starting may become ready and serves the requests
-that wait for it; it is released at the next heartbeat after that.
+A group that is ready takes no more requests, whether it is busy or not: otherwise new requests would keep a busy
+instance there for ever.  The requests that it has end there if they are a function's.  Those of an LLM are moved by
+their gateways (gateway/serving/migration.py), which ask for slots elsewhere as any request does.  A group that is
+starting may become ready and serves the requests that wait for it; it is released at the next heartbeat after that.
+
+A host that is taken back keeps what has not ended yet.
 """
 
 from __future__ import annotations
 
-from gateway.scheduler.decisions import Decision
+from gateway.scheduler.decisions import Decision, UndrainInstance
 from gateway.scheduler.policy import scale_up
 from gateway.scheduler.policy.starts import release, rescale
 from gateway.scheduler.view.cluster import ClusterView
+from gateway.scheduler.view.entries import InstanceView
 from gateway.scheduler.view.hosts import HostView
-from thaw.ids import ActionName
+from thaw.ids import ActionName, CommandId
 from thaw.instance import InstanceState
 
 
@@ -20,17 +24,45 @@ def leave(view: ClusterView, host: HostView, now_s: float) -> list[Decision]:
     """Release every group that has a stage here and is ready as a whole; start its action's minimum elsewhere."""
     decided: list[Decision] = []
     actions: dict[ActionName, None] = {}
-    for instance_id in sorted(view.on_host.get(host.host_id, ())):
-        instance = view.instances.get(instance_id)
-        if instance is not None and instance_id in view.kept:
-            decided += scale_up.give_up(view, instance, now_s)
-            continue
-        head = None if instance is None else view.head(instance.record)
-        if head is None or head.releasing is not None or head.state is not InstanceState.READY:
+    kept = [i for i in sorted(view.on_host.get(host.host_id, ())) if i in view.kept and i in view.instances]
+    for instance_id in kept:
+        decided += scale_up.give_up(view, view.instances[instance_id], now_s)
+    for head in _heads(view, host):
+        if head.releasing is not None or head.state is not InstanceState.READY:
             continue
         group = view.groups.get(head.record.group_id)
         if group is not None and group.is_starting:
             continue
-        decided += release(view, head, now_s, only_idle=False, reason="drained")
+        decided += release(view, head, now_s, only_idle=False, reason="drained", drained=True)
         actions[head.record.action] = None
     return decided + [d for name in actions for d in rescale(view, name, now_s)]
+
+
+def stay(view: ClusterView, host: HostView) -> list[Decision]:
+    """Take back every group here that still drains because a host was emptied and that needs no such host now.  It is
+    told again until its host says so, or that it has gone."""
+    decided: list[Decision] = []
+    for head in _heads(view, host):
+        record = head.record
+        if not record.drained or head.state is not InstanceState.DRAINING or _needs_drained_host(view, head):
+            continue
+        for member in view.stages_of(head):
+            view.set_releasing(member, None)
+        decided.append(UndrainInstance(record.host_id, record.instance_id, CommandId(view.new_id())))
+    return decided
+
+
+def _heads(view: ClusterView, host: HostView) -> list[InstanceView]:
+    """Return the first stage of each group that has a stage on the host.  One that was set apart is in none."""
+    found: dict[str, InstanceView] = {}
+    for instance_id in sorted(view.on_host.get(host.host_id, set()) - view.kept.keys()):
+        instance = view.instances.get(instance_id)
+        head = None if instance is None else view.head(instance.record)
+        if head is not None:
+            found[head.record.instance_id] = head
+    return list(found.values())
+
+
+def _needs_drained_host(view: ClusterView, head: InstanceView) -> bool:
+    hosts = (view.hosts.get(member.record.host_id) for member in view.stages_of(head))
+    return any(host is not None and host.draining for host in hosts)

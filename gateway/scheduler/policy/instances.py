@@ -82,7 +82,7 @@ def changed(view: ClusterView, record: InstanceRecord, now_s: float) -> list[Dec
     if record.state is InstanceState.READY:
         if record.idle_since_wall_ms is not None and (host := view.hosts.get(record.host_id)) is not None:
             host.pool.ready(record.instance_id, record.idle_since_wall_ms)
-        if before is None or before.state is not InstanceState.READY:
+        if before is None or before.state is InstanceState.STARTING:
             decided += _ready(view, record, group, now_s)
         decided += idle_check(view, instance, now_s)
     return decided

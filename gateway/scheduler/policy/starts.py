@@ -362,14 +362,22 @@ def _make_room(view: ClusterView, facts: ActionFacts, now_s: float) -> list[Deci
     return [d for victim in victims for d in release(view, victim, now_s, only_idle=True, reason="memory")]
 
 
-def release(view: ClusterView, instance: InstanceView, now_s: float, *, only_idle: bool, reason: str) -> list[Decision]:
+def release(
+    view: ClusterView,
+    instance: InstanceView,
+    now_s: float,
+    *,
+    only_idle: bool,
+    reason: str,
+    drained: bool = False,
+) -> list[Decision]:
     """Release stage 0.  The other stages of its group follow when it has gone, so their memory counts as being freed
     too.  The answer may be lost, so a timer follows."""
     command_id, record = CommandId(view.new_id()), instance.record
     for member in view.stages_of(instance):
         view.set_releasing(member, command_id)
     return [
-        ReleaseInstance(record.host_id, record.instance_id, command_id, only_idle, reason),
+        ReleaseInstance(record.host_id, record.instance_id, command_id, only_idle, reason, drained),
         Wake(now_s + RELEASE_DEADLINE_S, TimerKind.RELEASE, record.instance_id),
     ]
 

@@ -306,9 +306,9 @@ def first_token_s(events: Iterable[TraceEvent]) -> float | None:
 
 
 def was_continued(events: Iterable[TraceEvent]) -> bool:
-    """The gateway sent the request to another group after its first token.  The time to that token then says nothing of
-    the other group's start."""
-    by_gateway = [e for e in events if e.name in (Phase.FIRST_TOKEN, Phase.DISPATCHED)]
+    """The gateway sent the request to another group after its first token, or asked for another group to move it there.
+    The time to that token then says nothing of the other group's start."""
+    by_gateway = [e for e in events if e.name in (Phase.FIRST_TOKEN, Phase.DISPATCHED, Phase.MOVE_BEGIN)]
     firsts = [e for e in by_gateway if e.name == Phase.FIRST_TOKEN]
     return any(e.wall_ns > first.wall_ns for first in firsts for e in by_gateway)
 

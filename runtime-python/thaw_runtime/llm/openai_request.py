@@ -8,7 +8,7 @@ end the engine together with all its other requests.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from relay.protocol.messages import LlmRun
@@ -42,11 +42,12 @@ def parse_run(run: LlmRun, request_id: str, text: ModelText, max_model_len: int)
     output = run.resume.output_token_ids if run.resume else ()
     usual = text.default_sampling.get("max_new_tokens")
     max_tokens = _max_tokens(run.endpoint, body, len(prompt), max_model_len, None if usual is None else int(usual))
-    sampling = _sampling(run.endpoint, body, text, max_tokens)
-    return ParsedRun(
-        EngineRequest(request_id, prompt, sampling, run.seed, len(output), tuple(output)),
-        stops=_stops(body),
-    )
+    sampling, stops = _sampling(run.endpoint, body, text, max_tokens), _stops(body)
+    request = EngineRequest(request_id, prompt, sampling, run.seed, len(output), tuple(output))
+    if run.prefill_only and request.over is None:
+        # an engine computes a prompt only for a token to follow it, so one is sampled, by the cheapest rule
+        request, stops = replace(request, sampling=Sampling(len(output) + 1, temperature=0.0)), ()
+    return ParsedRun(request, stops)
 
 
 def _prompt(endpoint: str, body: Mapping[str, Any], text: ModelText) -> tuple[int, ...]:

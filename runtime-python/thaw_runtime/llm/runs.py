@@ -32,6 +32,7 @@ class RunStream:
         self._stream = text.stream(request.prompt_token_ids, self.parsed.stops)
         stopped = self._stream.replay(request.output_so_far)
         self._over = "stop" if stopped else request.over
+        self._emits = not run.prefill_only
         self._completed = len(request.output_so_far)
         self._first = True
 
@@ -81,6 +82,8 @@ class RunStream:
         if self._first:
             self._trace.mark(Phase.PREFILL_END, attrs={**(event.spent or {}), **_attrs(event.hops)})
             self._first = False
+        if not self._emits:
+            return False
         self._completed = event.index + 1
         shown = self._stream.push(event.token_id)
         messages.append(RunToken(event.index, event.token_id, shown.text, self._logprob(event)))
@@ -89,6 +92,8 @@ class RunStream:
         return shown.stopped
 
     def _finished(self, reason: str, held_back: str, changed: tuple[HopPath, ...] = ()) -> RunFinished:
+        if not self._emits:
+            reason, held_back = "prefilled", ""
         self._trace.mark(Phase.RUN_END, attrs=_attrs(changed))
         self._trace.adopt(self._link.stops.since(self._trace.events[0].mono_ns))
         return RunFinished(

@@ -35,7 +35,8 @@ class OpenRequest:
         events: list[Event] = []
         for i, token_id in enumerate(output.new_token_ids):
             logprobs = _logprobs(output.new_logprobs, i)
-            events.append(self._first(token_id, logprobs) if self._began else Token(self._next, token_id, logprobs))
+            token = self._first(token_id, logprobs, output) if self._began else Token(self._next, token_id, logprobs)
+            events.append(token)
             self._next += 1
         if output.finish_reason is not None:
             reason = str(output.finish_reason)
@@ -45,10 +46,12 @@ class OpenRequest:
                 events.append(Failed(ErrorInfo(WorkerLost.__name__, f"the engine ended the request: {reason}")))
         return events
 
-    def _first(self, token_id: int, logprobs: Logprobs | None) -> Token:
+    def _first(self, token_id: int, logprobs: Logprobs | None, output: Any) -> Token:
         assert self._began is not None  # noqa: S101  a request has begun before its first token
         (work, mark), self._began = self._began, None
         spent = work.since(mark)
+        if (stats := output.prefill_stats) is not None and stats.num_cached_tokens:
+            spent["cached_tokens"] = stats.num_cached_tokens  # of its prompt, found in the prefix cache
         self._hops_told = self._hops()
         return Token(self._next, token_id, logprobs, spent, self._hops_told)
 

@@ -292,8 +292,14 @@ NAMES: Final = (
     ),
     _names(
         "vllm.v1.engine:EngineCoreOutput",
-        "request_id new_token_ids new_logprobs finish_reason",
+        "request_id new_token_ids new_logprobs finish_reason prefill_stats",
         "read the engine's tokens",
+        Kind.FIELD,
+    ),
+    _names(
+        "vllm.v1.metrics.stats:PrefillStats",
+        "num_cached_tokens",
+        "say how much of a prompt was in the prefix cache",
         Kind.FIELD,
     ),
     _names("vllm.v1.engine:EngineCoreOutputs", "outputs", "read the engine's tokens", Kind.FIELD),

@@ -1,0 +1,137 @@
+"""A running LLM request moves to another worker: what follows from what happens (ServerlessLLM 5.2 to 5.4).
+
+migration.py carries this out.  This file is pure: state and event in, state and commands out.
+
+::
+
+    ASKING ─slot found─▶ RESUMING ─caught up─▶ CAUGHT_UP ─token boundary─▶ SWITCHING ─first message─▶ MOVED
+    a slot elsewhere     the destination       few enough tokens           the run reads no more       it reads the
+    is asked for, like   computes the tokens   are missing there           from the source; the        destination
+    any other            so far, in rounds                                 destination has all tokens
+       │                    │                     │                           │
+       └── the run ends or stays, the source or the destination fails ────────┘──▶ ENDED, without having moved
+
+Two rules keep every token.  The run reads from one worker at a time.  And the source is stopped only when the
+destination has sent its first message: until then the source computes on, its tokens wait in the connection, and the
+run goes on reading there if the destination fails.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+FEW_TOKENS: Final = 10
+"""The source may be stopped when so many tokens or fewer are missing at the destination (ServerlessLLM's number): a
+destination computes them in one step, so a further round would not make the pause shorter."""
+
+
+class State(enum.StrEnum):
+    ASKING = "asking"
+    RESUMING = "resuming"
+    CAUGHT_UP = "caught up"
+    SWITCHING = "switching"
+    MOVED = "moved"
+    ENDED = "ended"  # without having moved
+
+
+class Event(enum.StrEnum):
+    SLOT_FOUND = "slot found"
+    CAUGHT_UP = "caught up"
+    BOUNDARY = "boundary"  # the run has read a token and not yet asked for the next one
+    FIRST_MESSAGE = "first message"  # of the destination, which answers from now on
+    RUN_ENDED = "run ended"  # it has its last token, failed, or its client has gone
+    STAYS = "stays"  # the host is not emptied after all
+    SOURCE_FAILED = "source failed"
+    DEST_FAILED = "destination failed"  # or it could not be started, or refused
+    OVERDUE = "overdue"  # no token boundary came: the client may have stopped reading
+
+
+class Command(enum.StrEnum):
+    COMPUTE_AT_DEST = "destination: compute these tokens"
+    SEND_TO_DEST = "destination: answer from here"
+    STOP_SOURCE = "source: stop"  # its slot is free then
+    LEAVE_QUEUE = "queue: it wants no slot any more"
+    DROP_AT_DEST = "destination: stop, and take the slot back"
+    CONTINUE_AT_DEST = "run: go on at the destination, from the tokens emitted"
+
+
+class Step(NamedTuple):
+    state: State
+    commands: tuple[Command, ...] = ()
+
+
+_LEAVES: Final = Step(State.ENDED, (Command.LEAVE_QUEUE,))
+_DROPS: Final = Step(State.ENDED, (Command.DROP_AT_DEST,))
+
+TABLE: Final[Mapping[tuple[State, Event], Step]] = {
+    # the normal course
+    (State.ASKING, Event.SLOT_FOUND): Step(State.RESUMING, (Command.COMPUTE_AT_DEST,)),
+    (State.RESUMING, Event.CAUGHT_UP): Step(State.CAUGHT_UP),
+    (State.CAUGHT_UP, Event.BOUNDARY): Step(State.SWITCHING, (Command.SEND_TO_DEST,)),
+    (State.SWITCHING, Event.FIRST_MESSAGE): Step(State.MOVED, (Command.STOP_SOURCE,)),
+    # the run ends first: the source has answered as usual, and the destination keeps the model as an idle instance
+    (State.ASKING, Event.RUN_ENDED): _LEAVES,
+    (State.RESUMING, Event.RUN_ENDED): _DROPS,
+    (State.CAUGHT_UP, Event.RUN_ENDED): _DROPS,
+    (State.SWITCHING, Event.RUN_ENDED): _DROPS,
+    # the drain is withdrawn: the source goes on
+    (State.ASKING, Event.STAYS): _LEAVES,
+    (State.RESUMING, Event.STAYS): _DROPS,
+    (State.CAUGHT_UP, Event.STAYS): _DROPS,
+    # the source fails.  While it switches, nobody reads from it, so nobody notices.
+    (State.ASKING, Event.SOURCE_FAILED): _LEAVES,  # the run waits for a slot as every run that lost its worker
+    (State.RESUMING, Event.SOURCE_FAILED): Step(State.ENDED, (Command.CONTINUE_AT_DEST,)),
+    (State.CAUGHT_UP, Event.SOURCE_FAILED): Step(State.ENDED, (Command.CONTINUE_AT_DEST,)),
+    # the destination fails: the source has never stopped (the paper prints "source" for this paragraph too; that is R22
+    # of tests/scheduler/test_ambiguities.py)
+    (State.ASKING, Event.DEST_FAILED): _LEAVES,
+    (State.RESUMING, Event.DEST_FAILED): _DROPS,
+    (State.CAUGHT_UP, Event.DEST_FAILED): _DROPS,
+    (State.SWITCHING, Event.DEST_FAILED): _DROPS,
+    # a run whose client does not read holds no slot at the destination for ever
+    (State.CAUGHT_UP, Event.OVERDUE): _DROPS,
+}
+
+
+def step(state: State, event: Event) -> Step:
+    """Return what follows.  A message that comes late, repeatedly or after the end changes nothing."""
+    return TABLE.get((state, event), Step(state))
+
+
+def is_enough(missing: float, gained: float, few: float = FEW_TOKENS) -> bool:
+    """Return True when no further round shall follow one after which ``missing`` tokens are missing at the destination,
+    ``gained`` fewer than before it."""
+    return missing <= few or gained <= few
+
+
+class Rounds(NamedTuple):
+    """What is to be expected of a migration.  ``n_rounds`` is 0 when the destination is no faster than the source: then
+    it never catches up."""
+
+    n_rounds: int
+    resume_s: float
+    stopped_s: float  # how long no host answers: the last round and the switch
+
+
+def rounds(
+    t_in: float, t_out: float, *, resume_per_token_s: float, round_s: float, token_s: float, few: float = FEW_TOKENS
+) -> Rounds:
+    """Return how long a migration lasts.  Each round recomputes the tokens that were produced during the last one
+    (seconds; tokens).
+
+    The planner's ``a*(t_in + t_out) + b`` is the first round.
+    """
+    if resume_per_token_s >= token_s:
+        return Rounds(0, float("inf"), float("inf"))
+    missing, n, total_s = t_in + t_out, 0, 0.0
+    while missing > few:
+        took_s = resume_per_token_s * missing + round_s
+        said = took_s / token_s
+        n, total_s = n + 1, total_s + took_s
+        gained, missing = missing - said, said
+        if is_enough(missing, gained, few):
+            break
+    last_s = resume_per_token_s * missing + round_s
+    return Rounds(n, total_s + last_s, last_s)

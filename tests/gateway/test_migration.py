@@ -1,0 +1,602 @@
+"""Running requests whose worker leaves: real sockets, waiting room and threads; stand-in invokers; every failure rule.
+
+The test itself is the request's thread: it takes one token after the other from ``llm_tokens``.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+
+from gateway.serving.call import Call
+from gateway.serving.demand import Demand
+from gateway.serving.dispatch import Dispatcher
+from gateway.serving.hangup import ClientGone, Hangup
+from gateway.serving.invoker_pool import InvokerPool
+from gateway.serving.migration import Limits, Migrations, Move
+from gateway.serving.move_rules import State
+from gateway.serving.moving import Moving
+from gateway.serving.runs import llm_tokens
+from gateway.serving.waiting_room import WaitingRoom
+from relay.protocol.messages import RunFinished, RunToken
+from relay.state.records import Subject
+from tests.gateway.fake_invoker import FakeInvoker
+from thaw.action import KIND_LLM, Action, Exec
+from thaw.action import Limits as ActionLimits
+from thaw.errors import InstanceBusy, InstanceGone, PlatformError, Throttled, WorkerLost
+from thaw.ids import ActionName, ActivationId, Namespace
+from thaw.instance import InstanceRecord, InstanceState
+from thaw.logs import Log
+
+CHAT = ActionName("guest/chat")
+WAIT_S = 20.0
+
+
+class NotedDemand:
+    """What the registry would be told, by the waiting room's word."""
+
+    def __init__(self, room: WaitingRoom) -> None:
+        self._room = room
+        self.waits: dict[ActivationId, float] = {}  # since when
+
+    def settle(self, call: Call) -> None:
+        ticket = self._room.waiting(call.action.name, call.activation_id)
+        if ticket is None:
+            self.waits.pop(call.activation_id, None)
+        else:
+            self.waits[call.activation_id] = ticket.since_s
+
+    def add(self, call: Call) -> None:
+        call.announced_s = time.monotonic()
+        self.settle(call)
+
+    def withdraw(self, call: Call) -> None:
+        self.settle(call)
+
+
+class Watched(Migrations):
+    """Notes every move."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.moves: list[Move] = []
+
+    def begin(self, call: Call) -> Move:
+        self.moves.append(super().begin(call))
+        return self.moves[-1]
+
+
+class Gateway:
+    """A gateway's serving parts in this process, and two hosts."""
+
+    def __init__(self, url: str, limits: Limits) -> None:
+        self.source, self.dest = FakeInvoker(url, "h0"), FakeInvoker(url, "h1")
+        self.source.pace = threading.Semaphore(0)
+        self.room = WaitingRoom()
+        self.demand = NotedDemand(self.room)
+        self.pool = InvokerPool(self.source.token)
+        log = Log("gateway")
+        self.dispatcher = Dispatcher(self.room, cast(Demand, self.demand), self.pool, log)
+        self.migrations = Watched(self.room, self.demand, self.pool, log, limits)
+        self.dispatcher.migrations = self.migrations
+        self.here = self.ready(self.source)
+
+    def ready(self, host: FakeInvoker, *, slots: int = 8) -> InstanceRecord:
+        record = host.ready(CHAT, instance=f"on-{host.host}", group=host.host[-1] * 32, slots=slots)
+        self.room.instance_changed(record)
+        return record
+
+    def drain(self) -> None:
+        self.room.instance_changed(replace(self.here, state=InstanceState.DRAINING, drained=True))
+
+    def call(self, name: str = "a", **body: Any) -> Call:
+        action = Action(CHAT, Namespace("guest"), "0.0.1", Exec(KIND_LLM), ActionLimits(timeout=60_000))
+        payload = {"messages": [], "max_tokens": 40, **body}
+        subject = Subject(Namespace("guest"), "x")
+        return Call(ActivationId(name), action, subject, payload, Hangup(), endpoint="chat", seed=7)
+
+    def close(self) -> None:
+        self.pool.close()
+        for host in (self.source, self.dest):
+            host.pace = host.prefill_pace = None
+            host.stop()
+
+
+class Run:
+    """A request that the test takes token by token."""
+
+    def __init__(self, gateway: Gateway, call: Call) -> None:
+        self.gateway, self.call = gateway, call
+        self.steps = llm_tokens(gateway.dispatcher, call)
+        self.tokens: list[RunToken] = []
+        self.end: RunFinished | None = None
+
+    def read(self, n: int = 1, *, paced: FakeInvoker | None = None) -> None:
+        """Take ``n`` tokens, which ``paced`` may send now."""
+        if paced is not None and paced.pace is not None:
+            paced.pace.release(n)
+        for step in self.steps:
+            if isinstance(step, RunToken):
+                self.tokens.append(step)
+                n -= 1
+            elif isinstance(step, RunFinished):
+                self.end = step
+            if n == 0:
+                return
+
+    def read_all(self) -> None:
+        self.gateway.source.pace = self.gateway.dest.pace = None
+        self.read(-1)
+
+    def is_whole(self, n_tokens: int = 40) -> bool:
+        """Every token came once and in order, and the answer ended."""
+        texts = [t.text for t in self.tokens]
+        indices = [t.index for t in self.tokens]
+        return self.end is not None and indices == list(range(n_tokens)) and texts == [f"w{i} " for i in indices]
+
+    @property
+    def ends(self) -> list[dict[str, Any]]:
+        return [dict(e.attrs) for e in self.call.events if e.name == "move.end"]
+
+
+@pytest.fixture
+def limits() -> Limits:
+    return Limits()
+
+
+@pytest.fixture
+def gateway(valkey_url: str, limits: Limits) -> Iterator[Gateway]:
+    made = Gateway(valkey_url, limits)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def run(gateway: Gateway) -> Generator[Run, None, None]:
+    """A run with three tokens, whose worker leaves while there is no other one."""
+    made = Run(gateway, gateway.call())
+    made.read(3, paced=gateway.source)
+    gateway.drain()
+    yield made
+    made.steps.close()
+
+
+def until(happens: Callable[[], object], what: str = "") -> None:
+    until_s, tick = time.monotonic() + WAIT_S, threading.Event()
+    while not happens():
+        assert time.monotonic() < until_s, what or "it never happened"
+        tick.wait(0.005)
+
+
+def movers() -> list[str]:
+    return [t.name for t in threading.enumerate() if t.name in ("mover", "move-asker")]
+
+
+def nothing_is_held(gateway: Gateway) -> bool:
+    """No slot, no place in the queue, no demand, no run at the hosts, no thread."""
+    routes = {*gateway.room._table._routes.get(CHAT, {}).values(), *gateway.room._table._leaving.values()}
+    return (
+        not gateway.room.counts()[0]
+        and not gateway.demand.waits
+        and all(r.inflight == 0 for r in routes)
+        and gateway.source.running == gateway.dest.running == 0
+        and not movers()
+    )
+
+
+def caught_up(gateway: Gateway, run: Run) -> None:
+    """Begin the move, before the next token, and let it come to where the token boundary after it switches."""
+    run.read(1, paced=gateway.source)
+    until(lambda: gateway.migrations.moves and gateway.migrations.moves[-1].state is State.CAUGHT_UP)
+
+
+def resumed(host: FakeInvoker, *, prefill_only: bool) -> list[int]:
+    """The number of tokens with which each run came to the host."""
+    values = [r["value"] for r in host.runs if r["value"]["prefill_only"] is prefill_only]
+    return [len((v["resume"] or {"output_token_ids": ()})["output_token_ids"]) for v in values]
+
+
+# the normal course -------------------------------------------------------------------------------------------------
+
+
+def test_a_run_whose_host_is_emptied_goes_on_elsewhere_and_no_token_comes_twice_or_not_at_all(
+    gateway: Gateway, run: Run
+) -> None:
+    gateway.ready(gateway.dest)
+    caught_up(gateway, run)
+    (first,) = resumed(gateway.dest, prefill_only=True)  # while the source went on
+    assert first in (3, 4)
+    gateway.source.pace.release(5)  # type: ignore[union-attr]  tokens that nobody will read from there
+    run.read()
+    assert resumed(gateway.dest, prefill_only=False) == [4]
+    assert gateway.source.closed.acquire(timeout=WAIT_S)  # stopped, and its slot is free
+    run.read_all()
+    assert run.is_whole()
+    (moved,) = run.ends
+    assert (moved["to"], moved["rounds"], moved["tokens"]) == ("h1", 1, 3 + first)
+    assert moved["pause_s"] > 0
+    assert moved["rounds_s"] > 0
+    assert [e.name for e in run.call.events].count("move.begin") == 1
+    assert run.call.losses == 0
+    until(lambda: nothing_is_held(gateway))
+
+
+@pytest.mark.parametrize("limits", [Limits(first_message_s=0.3)])
+def test_the_deadline_of_the_switch_is_none_for_the_rest_of_the_answer(gateway: Gateway, run: Run) -> None:
+    gateway.dest.pace = threading.Semaphore(1)
+    gateway.ready(gateway.dest)
+    caught_up(gateway, run)
+    run.read(1)
+    assert run.ends[0]["to"] == "h1"
+    later = threading.Timer(0.6, gateway.dest.pace.release)  # longer than the switch may take
+    later.start()
+    run.read(1)
+    later.join()
+    run.read_all()
+    assert run.is_whole()
+    assert run.call.losses == 0
+    until(lambda: nothing_is_held(gateway))
+
+
+def test_the_destination_is_sent_what_came_meanwhile_until_little_is_missing(gateway: Gateway, run: Run) -> None:
+    gateway.dest.prefill_pace, gateway.dest.prompt_tokens = threading.Semaphore(0), 300
+    gateway.ready(gateway.dest)
+    run.read(1, paced=gateway.source)
+    until(lambda: resumed(gateway.dest, prefill_only=True))
+    run.read(17, paced=gateway.source)  # the client reads on while the destination computes
+    gateway.dest.prefill_pace.release()
+    until(lambda: len(resumed(gateway.dest, prefill_only=True)) == 2)
+    run.read(2, paced=gateway.source)
+    gateway.dest.prefill_pace.release()
+    until(lambda: gateway.migrations.moves[0].state is State.CAUGHT_UP)
+    run.read_all()
+    assert run.is_whole()
+    assert resumed(gateway.dest, prefill_only=True)[1] == 21
+    assert run.ends[0]["tokens"] == 300 + 21  # each token once
+    until(lambda: nothing_is_held(gateway))
+
+
+def test_a_run_that_finds_no_slot_elsewhere_asks_for_one_with_its_age_and_is_counted_once(
+    gateway: Gateway, run: Run
+) -> None:
+    run.read(1, paced=gateway.source)
+    until(lambda: gateway.demand.waits)
+    assert gateway.demand.waits == {"a": run.call.received_s}
+    assert gateway.room.counts()[0] == 1
+    run.read(5, paced=gateway.source)  # the source goes on meanwhile
+    assert gateway.room.counts()[0] == 1
+    gateway.ready(gateway.dest)
+    until(lambda: gateway.migrations.moves[0].state is State.CAUGHT_UP)
+    assert gateway.demand.waits == {}
+    run.read_all()
+    assert run.is_whole()
+    until(lambda: nothing_is_held(gateway))
+
+
+def test_many_runs_move_with_a_bounded_number_of_threads_that_end(gateway: Gateway) -> None:
+    gateway.source.pace = None  # a test reads as slowly as it likes
+    runs = [Run(gateway, gateway.call(f"a{i}")) for i in range(20)]
+    gateway.here = gateway.ready(gateway.source, slots=20)
+    for run in runs:
+        run.read(2, paced=gateway.source)
+    gateway.drain()
+    gateway.dest.prefill_pace = threading.Semaphore(0)
+    for run in runs:
+        run.read(1, paced=gateway.source)
+    until(lambda: len(gateway.demand.waits) == 20)
+    assert movers() == ["move-asker"]  # a wait for a slot costs no thread of its own
+    gateway.ready(gateway.dest, slots=20)
+    until(lambda: gateway.dest.running == 8)
+    assert sorted(movers()) == ["mover"] * 8
+    gateway.dest.prefill_pace = None
+    for run, move in zip(runs, gateway.migrations.moves, strict=True):
+        until(lambda move=move: move.state is State.CAUGHT_UP)
+        run.read_all()
+        assert run.is_whole()
+        assert run.ends[0]["to"] == "h1"
+    until(lambda: nothing_is_held(gateway))
+
+
+def test_a_run_whose_worker_stays_is_never_looked_at(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Moving, "at_boundary", None)
+    run = Run(gateway, gateway.call())
+    run.read_all()
+    assert run.is_whole()
+
+
+# the rules for failures --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("while_", ["asking", "computing", "caught up"])
+def test_a_run_that_ends_first_is_answered_by_its_source_and_everything_is_given_back(
+    gateway: Gateway, run: Run, while_: str
+) -> None:
+    if while_ == "computing":
+        gateway.dest.prefill_pace = threading.Semaphore(0)
+    if while_ != "asking":
+        gateway.ready(gateway.dest)
+    run.read(36, paced=gateway.source)
+    wanted = {"asking": State.ASKING, "computing": State.RESUMING, "caught up": State.CAUGHT_UP}[while_]
+    until(lambda: gateway.migrations.moves[0].state is wanted)
+    if while_ == "computing":
+        until(lambda: gateway.dest.running)
+    if while_ == "caught up":
+        run.steps.close()  # its thread comes to no boundary any more
+    else:
+        run.read_all()
+        assert run.is_whole()
+    assert run.ends[0]["stayed"] == "the run ended first"
+    assert resumed(gateway.dest, prefill_only=False) == []
+    until(lambda: nothing_is_held(gateway))
+
+
+@pytest.mark.parametrize("computing", [True, False])
+def test_a_run_whose_source_is_lost_meanwhile_goes_on_at_the_destination_at_hand(
+    gateway: Gateway, run: Run, computing: bool
+) -> None:
+    gateway.dest.prefill_pace = threading.Semaphore(0) if computing else None
+    gateway.ready(gateway.dest, slots=1)  # its only slot is held by the move
+    run.read(1, paced=gateway.source)
+    wanted = State.RESUMING if computing else State.CAUGHT_UP
+    until(lambda: gateway.migrations.moves[0].state is wanted)
+    if computing:
+        until(lambda: gateway.dest.running)
+    move = gateway.migrations.moves[0]
+    if not computing:
+        move.state = State.RESUMING  # it catches up just after the boundary
+    gateway.source.drop_runs()
+    run.read_all()
+    assert run.is_whole()
+    assert resumed(gateway.dest, prefill_only=False) == [4]
+    assert run.ends[0]["to"] == "h1"
+    assert run.call.losses == 1
+    until(lambda: nothing_is_held(gateway))
+
+
+def test_a_run_whose_source_is_lost_while_it_asks_waits_as_every_run_that_lost_its_worker(
+    gateway: Gateway, run: Run
+) -> None:
+    run.read(1, paced=gateway.source)
+    gateway.source.drop_runs()
+    gateway.source.pace = None
+    reader = threading.Thread(target=run.read_all)
+    reader.start()
+    until(lambda: run.call.losses and gateway.demand.waits)
+    assert gateway.room.counts()[0] == 1
+    assert gateway.demand.waits == {"a": run.call.received_s}
+    gateway.ready(gateway.dest)
+    reader.join(WAIT_S)
+    assert run.is_whole()
+    until(lambda: nothing_is_held(gateway))
+
+
+FAULTS: dict[str, Callable[[FakeInvoker], None]] = {
+    "is lost in a round": lambda d: d.cut_after.extend([0]),
+    "fails a round": lambda d: d.failures.append(PlatformError("the engine is full")),
+    "reports its loss in a round": lambda d: d.failures.append(WorkerLost("the engine failed")),
+    "has left": lambda d: d.refusals.append(InstanceGone("no such instance")),
+}
+
+
+@pytest.mark.parametrize("fault", list(FAULTS))
+def test_when_the_destination_fails_the_source_goes_on_and_another_one_is_tried(
+    gateway: Gateway, run: Run, fault: str
+) -> None:
+    FAULTS[fault](gateway.dest)
+    gateway.ready(gateway.dest)
+    run.read(1, paced=gateway.source)
+    until(lambda: gateway.migrations.moves[0].state is State.ENDED)
+    run.read(1, paced=gateway.source)
+    gateway.ready(gateway.dest)  # it is there again
+    caught_up(gateway, run)
+    run.read_all()
+    assert run.is_whole()
+    failed, moved = run.ends
+    assert failed["stayed"]
+    assert moved["to"] == "h1"
+    until(lambda: nothing_is_held(gateway))
+
+
+@pytest.mark.parametrize("limits", [Limits(round_s=0.2, first_message_s=0.2)])
+@pytest.mark.parametrize("in_a_round", [True, False])
+def test_a_destination_that_hangs_counts_as_failed_after_a_deadline_and_no_token_is_missing(
+    gateway: Gateway, run: Run, in_a_round: bool
+) -> None:
+    gateway.dest.pace = threading.Semaphore(0)
+    gateway.dest.prefill_pace = threading.Semaphore(0) if in_a_round else None
+    gateway.ready(gateway.dest)
+    run.read(1, paced=gateway.source)
+    if in_a_round:
+        until(lambda: gateway.migrations.moves[0].state is State.ENDED)
+    else:
+        until(lambda: gateway.migrations.moves[0].state is State.CAUGHT_UP)
+    run.read(1, paced=gateway.source)
+    assert gateway.migrations.moves[0].state is State.ENDED
+    assert len(run.tokens) == 5
+    assert gateway.dest.closed.acquire(timeout=WAIT_S)  # what it computed is dropped
+    gateway.dest.prefill_pace = None
+    run.read_all()
+    assert run.is_whole()
+    until(lambda: nothing_is_held(gateway))
+
+
+@pytest.mark.parametrize("fault", ["is lost", "fails", "has left", "is full"])
+def test_a_destination_that_does_not_take_the_run_over_leaves_it_with_the_source(
+    gateway: Gateway, run: Run, fault: str
+) -> None:
+    gateway.ready(gateway.dest)
+    caught_up(gateway, run)
+    match fault:
+        case "is lost":
+            gateway.dest.cut_after.append(0)
+        case "fails":
+            gateway.dest.failures.append(WorkerLost("the engine failed"))
+        case "has left":
+            gateway.dest.refusals.append(InstanceGone("no such instance"))
+        case "is full":
+            gateway.dest.refusals.append(InstanceBusy("all slots are taken"))
+    run.read(1, paced=gateway.source)
+    assert len(run.tokens) == 5
+    assert gateway.migrations.moves[0].state is State.ENDED
+    assert gateway.source.running == 1
+    run.read_all()
+    assert run.is_whole()
+    until(lambda: nothing_is_held(gateway))
+
+
+def test_destinations_are_tried_three_times_at_most(gateway: Gateway, run: Run) -> None:
+    gateway.dest.failures.extend(Throttled("no") for _ in range(9))
+    gateway.ready(gateway.dest)
+    for n in range(1, 4):
+        run.read(2, paced=gateway.source)
+        until(lambda n=n: len(gateway.migrations.moves) == n and gateway.migrations.moves[-1].state is State.ENDED)
+    run.read_all()
+    assert run.is_whole()
+    assert len(gateway.migrations.moves) == len(run.ends) == 3
+    until(lambda: nothing_is_held(gateway))
+
+
+def test_a_start_that_fails_elsewhere_leaves_the_run_with_its_source(gateway: Gateway, run: Run) -> None:
+    run.read(1, paced=gateway.source)
+    until(lambda: gateway.demand.waits)
+    gateway.room.fail(CHAT, ["a"], PlatformError("no host has room"))  # type: ignore[list-item]
+    until(lambda: gateway.migrations.moves[0].state is State.ENDED)
+    run.read(1, paced=gateway.source)
+    assert run.ends[0] == {"stayed": "no host has room", "rounds": 0, "tokens": 0, "rounds_s": 0.0}
+    run.read_all()
+    assert run.is_whole()
+    until(lambda: nothing_is_held(gateway))
+
+
+def test_a_run_whose_slot_others_took_asks_again_and_moves(gateway: Gateway, run: Run) -> None:
+    gateway.dest.refusals.extend(InstanceBusy("all slots are taken") for _ in range(4))
+    gateway.ready(gateway.dest)
+    for _ in range(30):
+        if run.ends and "to" in run.ends[-1]:
+            break
+        run.read(1, paced=gateway.source)
+        until(lambda: gateway.migrations.moves[-1].state in (State.ENDED, State.CAUGHT_UP, State.MOVED))
+    assert "to" in run.ends[-1]
+    assert not gateway.dest.refusals  # four refusals are no three failures
+    run.read_all()
+    assert run.is_whole()
+    until(lambda: nothing_is_held(gateway))
+
+
+@pytest.mark.parametrize("when", ["asking", "computing", "switching"])
+def test_a_client_that_leaves_frees_both_ends_and_is_no_fault_of_the_destination(
+    gateway: Gateway, run: Run, when: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gateway.dest.pace = threading.Semaphore(0)
+    if when == "computing":
+        gateway.dest.prefill_pace = threading.Semaphore(0)
+    if when != "asking":
+        gateway.ready(gateway.dest)
+    run.read(1, paced=gateway.source)
+    if when == "asking":
+        until(lambda: gateway.demand.waits)
+    if when == "computing":
+        until(lambda: gateway.dest.running)
+    if when == "switching":
+        until(lambda: gateway.migrations.moves[0].state is State.CAUGHT_UP)
+        leaves = threading.Thread(target=lambda: (until(lambda: gateway.dest.running), run.call.hangup.set()))
+        leaves.start()
+    else:
+        run.call.hangup.set()
+    with pytest.raises(ClientGone):
+        run.read(1)
+    assert run.ends[0]["stayed"] == "the run ended first"
+    assert "move_failed" not in capsys.readouterr().err
+    until(lambda: nothing_is_held(gateway))
+
+
+@pytest.mark.parametrize("when", ["asking", "computing", "caught up"])
+def test_a_drain_that_is_withdrawn_ends_the_move_and_the_source_goes_on_and_is_a_route_again(
+    gateway: Gateway, run: Run, when: str
+) -> None:
+    if when == "computing":
+        gateway.dest.prefill_pace = threading.Semaphore(0)
+    if when != "asking":
+        gateway.ready(gateway.dest)
+    run.read(1, paced=gateway.source)
+    wanted = {"asking": State.ASKING, "computing": State.RESUMING, "caught up": State.CAUGHT_UP}[when]
+    until(lambda: gateway.migrations.moves[0].state is wanted)
+    gateway.room.instance_changed(gateway.here)
+    run.read(1, paced=gateway.source)
+    assert gateway.migrations.moves[0].state is State.ENDED
+    (route,) = (r for r in gateway.room._table._routes[CHAT].values() if r.record.host_id == "h0")
+    assert (route.inflight, route.leaves) == (1, False)  # it knows its run still
+    run.read_all()
+    assert run.is_whole()
+    assert [end["stayed"] for end in run.ends] == ["the host is not emptied after all"]
+    assert resumed(gateway.dest, prefill_only=False) == []
+    until(lambda: nothing_is_held(gateway))
+
+
+@pytest.mark.parametrize("limits", [Limits(boundary_s=0.05)])
+def test_a_run_whose_client_does_not_read_gives_its_slot_at_the_destination_back(gateway: Gateway, run: Run) -> None:
+    gateway.ready(gateway.dest)
+    run.read(1, paced=gateway.source)
+    until(lambda: gateway.migrations.moves[0].state is State.ENDED)
+    until(lambda: not movers())
+    (route,) = gateway.room._table._routes[CHAT].values()
+    assert route.inflight == 0
+    run.read_all()
+    assert run.is_whole()
+    assert "read no token" in run.ends[0]["stayed"]
+    until(lambda: nothing_is_held(gateway))
+
+
+# other requests ----------------------------------------------------------------------------------------------------
+
+
+def test_an_instance_that_drains_for_another_reason_keeps_its_runs(gateway: Gateway) -> None:
+    run = Run(gateway, gateway.call())
+    run.read(3, paced=gateway.source)
+    gateway.room.instance_changed(replace(gateway.here, state=InstanceState.DRAINING))
+    gateway.ready(gateway.dest)
+    run.read_all()
+    assert run.is_whole()
+    assert gateway.migrations.moves == []
+
+
+def test_the_runs_of_a_pipeline_move_off_the_group_and_may_move_to_one(gateway: Gateway) -> None:
+    gateway.source.pace = threading.Semaphore(0)
+    gateway.room.instance_changed(replace(gateway.here, state=InstanceState.GONE))
+    stages = [replace(gateway.here, n_stages=2, stage=s, instance_id=f"s{s}", slots=8) for s in (1, 0)]  # type: ignore[arg-type]
+    for stage in stages:
+        gateway.room.instance_changed(stage)
+    run = Run(gateway, gateway.call())
+    run.read(3, paced=gateway.source)
+    gateway.here = stages[1]
+    gateway.drain()  # of which stage the host is emptied makes no difference: the first one drains
+    there = gateway.dest.ready(CHAT, instance="d0", group="d" * 32, n_stages=2)
+    gateway.room.instance_changed(replace(there, instance_id="d1", stage=1, slots=0))  # type: ignore[arg-type]
+    gateway.room.instance_changed(there)
+    caught_up(gateway, run)
+    run.read_all()
+    assert run.is_whole()
+    assert {r["path"] for r in gateway.dest.runs} == {"/instances/d0/run"}
+    until(lambda: nothing_is_held(gateway))
+
+
+def test_a_moved_run_may_move_again(gateway: Gateway, run: Run) -> None:
+    gateway.dest.pace = threading.Semaphore(2)
+    there = gateway.ready(gateway.dest)
+    caught_up(gateway, run)
+    run.read(2)
+    gateway.room.instance_changed(replace(there, state=InstanceState.DRAINING, drained=True))
+    gateway.room.instance_changed(replace(gateway.here, state=InstanceState.GONE))
+    gateway.room.instance_changed(replace(gateway.here, instance_id="back"))  # type: ignore[arg-type]
+    run.read(1, paced=gateway.dest)
+    run.read(1, paced=gateway.dest)
+    until(lambda: len(gateway.migrations.moves) == 2 and gateway.migrations.moves[1].state is State.CAUGHT_UP)
+    run.read_all()
+    assert run.is_whole()
+    assert [end["to"] for end in run.ends] == ["h1", "h0"]
+    until(lambda: nothing_is_held(gateway))

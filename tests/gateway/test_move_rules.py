@@ -1,0 +1,107 @@
+"""A run that moves to another worker: every row of the failure rules, by name."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+
+from gateway.scheduler.placement.serverlessllm import ResumeCost
+from gateway.serving.move_rules import FEW_TOKENS, TABLE, Command, Event, State, Step, is_enough, rounds, step
+
+UNDER_WAY = (State.ASKING, State.RESUMING, State.CAUGHT_UP, State.SWITCHING)
+AT_DEST = (State.RESUMING, State.CAUGHT_UP, State.SWITCHING)
+COURSE = (Event.SLOT_FOUND, Event.CAUGHT_UP, Event.BOUNDARY, Event.FIRST_MESSAGE)
+
+
+def test_a_move_that_nothing_disturbs_ends_at_the_destination_and_frees_the_source_last() -> None:
+    state, said = State.ASKING, list[Command]()
+    for event in COURSE:
+        state, commands = step(state, event)
+        said += commands
+    assert state is State.MOVED
+    assert said == [Command.COMPUTE_AT_DEST, Command.SEND_TO_DEST, Command.STOP_SOURCE]
+
+
+def test_the_source_is_stopped_only_when_the_destination_has_answered() -> None:
+    pairs = itertools.product(State, Event)
+    stopping = [pair for pair in pairs if Command.STOP_SOURCE in step(*pair).commands]
+    assert stopping == [(State.SWITCHING, Event.FIRST_MESSAGE)]
+
+
+@pytest.mark.parametrize("state", AT_DEST)
+def test_a_run_that_ends_first_is_answered_by_its_source_and_the_destination_drops_what_it_computed(
+    state: State,
+) -> None:
+    assert step(state, Event.RUN_ENDED) == Step(State.ENDED, (Command.DROP_AT_DEST,))
+
+
+@pytest.mark.parametrize("event", [Event.RUN_ENDED, Event.STAYS, Event.SOURCE_FAILED, Event.DEST_FAILED])
+def test_before_a_slot_was_found_there_is_only_a_place_in_the_queue_to_give_up(event: Event) -> None:
+    assert step(State.ASKING, event) == Step(State.ENDED, (Command.LEAVE_QUEUE,))
+
+
+@pytest.mark.parametrize("state", [State.RESUMING, State.CAUGHT_UP])
+def test_a_source_that_fails_has_its_run_continued_at_the_destination_at_hand(state: State) -> None:
+    assert step(state, Event.SOURCE_FAILED) == Step(State.ENDED, (Command.CONTINUE_AT_DEST,))
+
+
+@pytest.mark.parametrize("state", AT_DEST)
+def test_r22_a_destination_that_fails_leaves_the_source_going_on(state: State) -> None:
+    """The paper prints "src server fails" for both paragraphs, but the second one describes the destination."""
+    assert step(state, Event.DEST_FAILED) == Step(State.ENDED, (Command.DROP_AT_DEST,))
+
+
+@pytest.mark.parametrize("state", [State.RESUMING, State.CAUGHT_UP])
+def test_a_drain_that_is_withdrawn_ends_the_move_and_the_source_goes_on(state: State) -> None:
+    assert step(state, Event.STAYS) == Step(State.ENDED, (Command.DROP_AT_DEST,))
+
+
+def test_a_run_whose_client_does_not_read_holds_no_slot_at_the_destination() -> None:
+    assert step(State.CAUGHT_UP, Event.OVERDUE) == Step(State.ENDED, (Command.DROP_AT_DEST,))
+    assert step(State.SWITCHING, Event.OVERDUE) == Step(State.SWITCHING)  # its boundary came meanwhile
+
+
+def test_whatever_happens_in_whatever_order_a_slot_at_the_destination_is_used_or_given_back_once() -> None:
+    for events in itertools.permutations(Event, 5):
+        state, said = State.ASKING, list[Command]()
+        for event in (*events, Event.RUN_ENDED):
+            state, commands = step(state, event)
+            said += commands
+        ends = (Command.STOP_SOURCE, Command.DROP_AT_DEST, Command.CONTINUE_AT_DEST)
+        assert sum(said.count(c) for c in ends) == said.count(Command.COMPUTE_AT_DEST) <= 1, events
+        assert said.count(Command.LEAVE_QUEUE) == (Command.COMPUTE_AT_DEST not in said), events
+
+
+@pytest.mark.parametrize("state", [State.ENDED, State.MOVED])
+def test_a_word_that_comes_late_changes_nothing(state: State) -> None:
+    assert {step(state, event) for event in Event} == {Step(state)}
+
+
+def test_every_failure_has_a_row_in_every_state_in_which_it_can_be_noticed() -> None:
+    failures = (Event.RUN_ENDED, Event.SOURCE_FAILED, Event.DEST_FAILED, Event.STAYS)
+    unseen = {(State.SWITCHING, Event.SOURCE_FAILED), (State.SWITCHING, Event.STAYS)}  # the thread waits for the other
+    assert {(s, e) for s, e in TABLE if e in failures} == set(itertools.product(UNDER_WAY, failures)) - unseen
+
+
+def test_another_round_follows_only_while_it_gains_more_than_a_few_tokens() -> None:
+    assert not is_enough(missing=100, gained=900)
+    assert is_enough(missing=FEW_TOKENS, gained=900)
+    assert is_enough(missing=100, gained=FEW_TOKENS)
+    assert is_enough(missing=100, gained=-5)
+
+
+def test_rounds_shrink_by_how_much_faster_tokens_are_recomputed_than_said() -> None:
+    found = rounds(600, 300, resume_per_token_s=0.00025, round_s=0.02, token_s=0.03)
+    # 900 tokens take 0.245 s, in which 8.17 are generated: one round, then 0.022 s in which no server answers
+    assert found.n_rounds == 1
+    assert found.stopped_s == pytest.approx(0.02 + 0.00025 * 0.245 / 0.03)
+    assert found.resume_s == pytest.approx(0.245 + found.stopped_s)
+    assert found.resume_s - found.stopped_s == pytest.approx(ResumeCost(0.00025, 0.02, 0.03).resume_s(600, 9.0))
+
+
+def test_a_destination_that_recomputes_no_faster_than_the_source_speaks_never_catches_up() -> None:
+    assert rounds(10, 100, resume_per_token_s=0.03, round_s=0.0, token_s=0.03).resume_s == math.inf
+    slow_rounds = rounds(10, 1_000, resume_per_token_s=0.0001, round_s=5.0, token_s=0.01)
+    assert slow_rounds.n_rounds == 2  # in each round 500 more tokens are generated

@@ -1,0 +1,87 @@
+"""A run that moves from one worker to another: rounds of prefill while it goes on, then the rest of its answer there."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.thaw_runtime.conftest import STREAM, Container, frames, run_body
+from tests.thaw_runtime.doorway import Doorway
+from tests.thaw_runtime.models import real_model
+from tests.thaw_runtime.test_vllm import Forked, Zygote
+
+pytestmark = pytest.mark.vllm
+
+N_TOKENS = 100
+PROMPT = "The history of the city of Rome begins with a legend, and it goes on for many centuries. " * 8
+SAMPLINGS = {
+    "greedy": {"temperature": 0},
+    "seeded, with penalties": {
+        "temperature": 0.9,
+        "top_p": 0.95,
+        "presence_penalty": 0.8,
+        "frequency_penalty": 0.5,
+        "repetition_penalty": 1.1,
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Container, Container]]:
+    zygote = Zygote(tmp_path_factory.mktemp("zygote"))
+    made: list[tuple[Forked, Doorway]] = []
+    for name in ("source", "destination"):
+        directory = tmp_path_factory.mktemp(name)
+        door = Doorway(real_model(), directory / "door")
+        made.append((Forked(zygote, directory, door), door))
+        made[-1][0].wait_listening()
+        status, reply = made[-1][0].init(dtype="float32", max_model_len=1024)
+        assert status == 200, reply
+    yield made[0][0], made[1][0]
+    for container, door in made:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(container.forked["pid"], 9)
+        assert zygote.receive()["op"] == "exited"
+        container.close()
+        door.close()
+    zygote.close()
+
+
+def cached(end: dict[str, Any]) -> int:
+    (prefill,) = (e for e in end["events"] if e["name"] == "prefill.end")
+    return int(prefill["attrs"].get("cached_tokens", 0))
+
+
+@pytest.mark.parametrize("sampling", list(SAMPLINGS))
+def test_a_run_that_moves_in_the_middle_says_what_it_would_have_said_and_finds_its_prompt_computed(
+    workers: tuple[Container, Container], sampling: str
+) -> None:
+    source, destination = workers
+    body = {"prompt": f"{sampling}. {PROMPT}", "max_tokens": N_TOKENS, "ignore_eos": True, **SAMPLINGS[sampling]}
+    body |= {"logprobs": 2}
+    whole = source.stream(body)  # the reference: nothing moves
+    assert len({m["token_id"] for m in whole[:-1]}) > 20, "a degenerate reference proves nothing"
+
+    source.http.request("POST", "/run", json.dumps(run_body(body, "completions")), STREAM)
+    running = frames(source.http.getresponse())
+    said = [next(running)]
+    for n_tokens in (2, 40):  # two rounds, while the source goes on
+        said += [next(running) for _ in range(n_tokens - len(said))]
+        so_far = {"output_token_ids": [m["token_id"] for m in said]}
+        (prefilled,) = destination.stream(body, resume=so_far, prefill_only=True)
+        assert (prefilled["t"], prefilled["reason"]) == ("RunFinished", "prefilled")
+    n_prompt = prefilled["prompt_tokens"]
+    said += [next(running) for _ in range(70 - len(said))]
+    source.http.close()  # the source's run is aborted
+
+    rest = destination.stream(body, resume={"output_token_ids": [m["token_id"] for m in said]})
+    moved = [*said, *rest]
+    assert [m["token_id"] for m in moved[:-1]] == [m["token_id"] for m in whole[:-1]]
+    assert [m["index"] for m in moved[:-1]] == list(range(N_TOKENS))
+    assert "".join(m["text"] for m in moved) == "".join(m["text"] for m in whole)
+    assert cached(rest[-1]) >= (n_prompt + 40) // 128 * 128 > 0, "the rounds left nothing in the prefix cache"
