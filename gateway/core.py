@@ -28,6 +28,7 @@ from gateway.serving.waiting_room import WaitingRoom
 from gateway.settings import GatewaySettings
 from relay.protocol.messages import ActionChanged, InstanceChanged, StartFailed, StreamWanted
 from relay.state import redis_link
+from relay.state.api_keys import ApiKeys
 from relay.state.bus import EventReader
 from relay.state.clock import StateClock
 from relay.state.pending import PendingClaims
@@ -68,7 +69,8 @@ class Gateway:
         self.client = redis_link.connect(settings.state_url)
         clock = StateClock()
         self.records, self.registry = Records(self.client, clock), Registry(self.client, clock)
-        self.auth = Authenticator(self.records)
+        self.keys = ApiKeys(self.client)
+        self.auth = Authenticator(self.keys)
         self.actions = Actions(self.client, self.records)
         self.throttle = Throttle(settings.per_minute, settings.held_per_namespace)
         self.hangups = HangupWatcher()
@@ -76,6 +78,7 @@ class Gateway:
         expected = Expectation(self.registry)
         self.caps = QueueCaps(settings.queue_action, settings.queue_namespace, self.room, expected)
         token = self.registry.host_token(secrets.token_urlsafe(32))
+        self.scrapers = (token, settings.metrics_token)
         self.event_ids = EventIds(token)
         self.pool = InvokerPool(token, settings.result_bytes)
         self.demand = Demand(self.room, self.registry, self.gateway_id, self.log)
@@ -131,7 +134,7 @@ class Gateway:
 
         A server whose disk is full may still answer reads, so the last heartbeat says whether it also writes.
         """
-        self.records.has_keys()
+        self.keys.any()
         return (f"the last heartbeat was not written: {self._missed}",) if self._missed else ()
 
     def start(self) -> None:

@@ -33,7 +33,6 @@ records."""
 _PR_SET_PDEATHSIG: Final = 1
 _SWITCH_S: Final = 0.0005
 """Python's 5 ms would let the thread that writes records hold a token back for as long."""
-_LOOPBACK: Final = ("127.0.0.1", "localhost", "[::1]", "unix")
 
 
 class _Server(BaseApplication):  # type: ignore[misc]
@@ -72,7 +71,7 @@ class _Server(BaseApplication):  # type: ignore[misc]
         lasting.guard(self._log)
         self._gateway = Gateway(self._settings, self._log)
         self._gateway.start()
-        first_key.admit(self._gateway.records, self._settings.first_key)
+        first_key.admit(self._gateway.keys, self._settings.first_key)
         app = create_app(self._gateway)
         gc.freeze()  # objects made so far stay: no collection needs to walk over them while a token waits
         return app
@@ -91,8 +90,7 @@ def _die_with_parent(_arbiter: object, _worker: object) -> None:
 def check(settings: GatewaySettings) -> None:
     """Raises SettingError."""
     first_key.check(settings.first_key)
-    host = settings.bind.rpartition(":")[0]
-    if settings.driver == "process" and host not in _LOOPBACK:
+    if settings.driver == "process" and not settings.is_on_loopback:
         raise SettingError(
             f"THAW_GATEWAY_BIND={settings.bind!r} is open to others, and THAW_DRIVER=process confines no function",
             hint="bind to 127.0.0.1, or use THAW_DRIVER=docker",

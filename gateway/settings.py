@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from thaw.settings import setting
 
 MIB = 1024 * 1024
+_LOOPBACK: Final = ("127.0.0.1", "localhost", "[::1]", "unix")
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +17,14 @@ class GatewaySettings:
     bind: str = setting("THAW_GATEWAY_BIND", "host:port of the public API", "127.0.0.1:3233")
     threads: int = setting("THAW_GATEWAY_THREADS", "requests held at once by this process", 1200)
     drain_s: int = setting("THAW_GATEWAY_DRAIN_S", "seconds a stopping gateway gives its requests", 30)
-    first_key: str = setting("THAW_FIRST_KEY", "key of the namespace guest, uuid:secret; empty: none is made known", "")
+    first_key: str = setting(
+        "THAW_FIRST_KEY", "an operator's key of the namespace guest, uuid:secret; empty: none is made known", ""
+    )
+    metrics_token: str = setting(
+        "THAW_METRICS_TOKEN",
+        "bearer token of /metrics, beside the installation's; empty: on loopback /metrics needs none",
+        "",
+    )
     driver: str = setting("THAW_DRIVER", "the hosts' container driver, if this machine runs them", "")
     per_minute: int = setting("THAW_INVOCATIONS_PER_MINUTE", "per namespace; OpenWhisk's is 60", 100_000)
     concurrent: int = setting(
@@ -42,6 +51,10 @@ class GatewaySettings:
         4 * MIB,
     )
     heartbeat_s: float = setting("THAW_GATEWAY_HEARTBEAT_S", "seconds between two signs of life", 3.0)
+
+    @property
+    def is_on_loopback(self) -> bool:
+        return self.bind.rpartition(":")[0] in _LOOPBACK
 
     @property
     def held_per_namespace(self) -> int:

@@ -1,4 +1,4 @@
-"""Answers about the installation: the host root, the API root, namespaces, limits; health, metrics and hosts."""
+"""Answers about the installation: the host root, the API root, namespaces, limits; health and metrics."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from flask import Blueprint, Response, request
 from gateway import metrics
 from gateway.api.action_body import LLM_LIMITS, PYTHON_LIMITS
 from gateway.api.http import caller, gateway, json_response, namespace
-from thaw import __version__, lasting, wire
+from thaw import __version__, lasting
 from thaw.action import KIND_LLM, KIND_PYTHON
-from thaw.clock import wall_ms
-from thaw.ids import HostId
+from thaw.bearer import is_bearer
+from thaw.errors import Unauthorized
 
 blueprint = Blueprint("host", __name__)
 _MB = 1024 * 1024
@@ -87,25 +87,6 @@ def limits(ns: str) -> Response:
     return json_response(values)
 
 
-@blueprint.get("/api/v1/thaw/hosts")
-def hosts() -> Response:
-    """Every host's last report, for ``thaw host list``."""
-    caller()
-    core = gateway()
-    live = {r.host_id for r in core.registry.live_hosts()}
-    found = [{**wire.to_plain(r), "live": r.host_id in live} for r in core.registry.hosts()]
-    return json_response({"hosts": found, "now_wall_ms": wall_ms()})
-
-
-@blueprint.route("/api/v1/thaw/hosts/<host_id>/drain", methods=["PUT", "DELETE"])
-def drain(host_id: str) -> Response:
-    """PUT: the host takes no new work, and what runs there may end.  DELETE: the host takes work again."""
-    caller()
-    wanted = request.method == "PUT"
-    gateway().registry.drain_host(HostId(host_id), drain=wanted)
-    return json_response({"host": host_id, "draining": wanted})
-
-
 @blueprint.get("/health")
 def health() -> Response:
     """Ready to serve: the state server reads and writes, and every thread that must last is alive."""
@@ -115,6 +96,11 @@ def health() -> Response:
 
 @blueprint.get("/metrics")
 def prometheus() -> Response:
+    """A gateway that others reach tells its metrics only to holders of a token."""
+    settings = gateway().settings
+    is_open = settings.is_on_loopback and not settings.metrics_token
+    if not is_open and not is_bearer(request.headers.get("Authorization", ""), *gateway().scrapers):
+        raise Unauthorized("Metrics need a bearer token here.", hint="set THAW_METRICS_TOKEN and send it")
     body, content_type = metrics.page(gateway().room.counts, gateway().streams.n_absent)
     return Response(body, content_type=content_type)
 

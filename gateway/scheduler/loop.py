@@ -264,7 +264,10 @@ class Process:
         """Raises OSError when nothing can listen at ``settings.bind``."""
         self._settings, self._log = settings, log
         self._client = redis_link.connect(settings.state_url)
-        self._port = MetricsPort(settings.bind, lambda: Registry(self._client).host_token(secrets.token_urlsafe(32)))
+        registry = Registry(self._client)
+        self._port = MetricsPort(
+            settings.bind, lambda: registry.host_token(secrets.token_urlsafe(32)), settings.metrics_token
+        )
         self._stop = threading.Event()
         self._leader: Scheduler | None = None
 

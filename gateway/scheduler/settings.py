@@ -50,8 +50,11 @@ class SchedulerSettings:
     )
     bind: str = setting(
         "THAW_SCHEDULER_BIND",
-        "host:port of /metrics, for holders of the installation's token; port 0 takes a free one",
+        "host:port of /metrics, for holders of a token; port 0 takes a free one",
         "127.0.0.1:0",
+    )
+    metrics_token: str = setting(
+        "THAW_METRICS_TOKEN", "bearer token of /metrics, beside the installation's; empty: there is no other", ""
     )
     stem_cell_floor: int = setting("THAW_STEM_CELL_FLOOR", "stem cells a host keeps of a kind without an action", 0)
     stem_cell_idle_s: float = setting(

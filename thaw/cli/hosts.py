@@ -1,4 +1,4 @@
-"""``thaw host list``, ``drain`` and ``undrain``, and ``thaw namespace list``."""
+"""``thaw host list``, ``drain`` and ``undrain``, and ``thaw namespace list`` and ``usage``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import typer
 from thaw.cli.context import client
 from thaw.cli.tables import age, bit_rate, show, size, table
 
-host_app = typer.Typer(no_args_is_help=True, help="Show and drain the hosts that functions run on.")
+host_app = typer.Typer(
+    no_args_is_help=True, help="Show and drain the hosts that functions run on (needs an operator's key)."
+)
 namespace_app = typer.Typer(no_args_is_help=True, help="Show the namespaces that the API key may use.")
 
 
@@ -20,6 +22,16 @@ def namespaces() -> None:
     print("namespaces")
     for name in client().get("/api/v1/namespaces"):
         print(name)
+
+
+@namespace_app.command("usage")
+def usage() -> None:
+    """List what every namespace has: keys, actions, records of the last week, instances (needs an operator's key)."""
+    columns = ("namespace", "keys", "actions", "activations", "instances")
+    rows = table(*columns)
+    for one in client().get("/api/v1/thaw/namespaces")["namespaces"]:
+        rows.add_row(*(str(one[name]) for name in columns))
+    show(rows)
 
 
 @host_app.command("list")
