@@ -6,7 +6,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from fetchd.settings import FetchdSettings
-from fetchd.sources.base import OpenSource, Source
+from fetchd.sources.base import NotAUri, OpenSource, Source
 from fetchd.sources.file import open_file
 from fetchd.sources.http import open_http
 from thaw import extensions
@@ -31,7 +31,7 @@ def open_source(uri: str, settings: FetchdSettings, *, huge: bool = False) -> So
         parts = urlsplit(uri)
         _ = parts.port  # reading the port checks it
     except ValueError as e:
-        raise ModelNotFound(f"{uri!r:.200} is not a model uri: {e}", hint=_hint()) from None
+        raise NotAUri(f"{uri!r:.200} is not a model uri: {e}", hint=_hint()) from None
     open_one = SOURCES.find(parts.scheme)
     if open_one is None:
         raise ModelNotFound(f"no model store of this host serves {uri!r:.200}", hint=_hint())

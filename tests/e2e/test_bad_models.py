@@ -136,7 +136,8 @@ def test_a_shard_that_is_named_and_not_there(refused: Refused, bare: Path) -> No
 def test_an_http_store_that_is_down(refused: Refused) -> None:
     """The start waits for a store that restarts, and the error comes before the request's time limit."""
     down = f"http://127.0.0.1:{free_port()}/m"
-    refused(down, "StoreUnavailable", "Connection refused", hint="is the store up", limits={"timeout": 10_000})
+    said = "no model could be read there"
+    refused(down, "StoreUnavailable", said, hint="an operator finds the reason", limits={"timeout": 10_000})
 
 
 # ── damaged models ────────────────────────────────────────────────────────────────────────────────────────────────

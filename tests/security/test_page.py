@@ -31,6 +31,7 @@ def test_every_test_of_an_attack_is_on_the_page() -> None:
 
 NO_ATTACK = {
     "test_a_key_of_no_namespace_or_role_is_refused",
+    "test_a_network_that_cannot_be_read_stops_the_start_with_the_settings_name",
     "test_an_operator_sees_what_each_namespace_has",
 }
 """What is checked beside the attacks."""

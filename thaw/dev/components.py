@@ -32,8 +32,12 @@ _PASSED_ON = (
     "SSL_CERT_FILE",
     "XDG_CACHE_HOME",
     "THAW_LLM_ENGINE",
+    "THAW_METRICS_TOKEN",
+    "THAW_FETCHD_ALLOW",
+    "THAW_FETCHD_REFUSE",
 )
-"""Children inherit only these variables of our environment: a stray variable of a shell must not change a start."""
+"""Children inherit only these variables of our environment: a stray variable of a shell must not change a start.  The
+last ones say who may reach what, which only whoever runs the platform can decide."""
 
 
 @dataclass(frozen=True, slots=True)
