@@ -8,6 +8,7 @@ from pathlib import Path
 
 from fetchd.catalog import Catalog
 from fetchd.control import Control
+from fetchd.credentials import credentials_of
 from fetchd.descriptor_sockets import DescriptorSockets
 from fetchd.fetch import Machinery
 from fetchd.fetch_table import FetchTable
@@ -21,6 +22,7 @@ from fetchd.settings import FetchdSettings
 from fetchd.sharing import Board
 from fetchd.slabs import SlabPool
 from fetchd.sources import registry
+from fetchd.sources.file import roots_of
 from thaw.logs import Log
 from thaw.settings import SettingError
 
@@ -71,6 +73,8 @@ class Daemon:
 
 def _check(settings: FetchdSettings) -> None:
     gate_of(settings)
+    roots_of(settings)
+    credentials_of(settings)
     if settings.slab_mb < 2 or settings.slab_mb % 2:
         raise SettingError(f"THAW_FETCHD_SLAB_MB={settings.slab_mb} is not a multiple of 2", hint="try 64")
     if settings.pool_mb < settings.slab_mb:

@@ -44,6 +44,20 @@ class FetchdSettings:
         "as in THAW_FETCHD_ALLOW",
         "",
     )
+    file_roots: str = setting(
+        "THAW_FETCHD_FILE_ROOTS",
+        "directories below which file:// models may lie, links resolved, separated by colons; empty: none",
+        "",
+    )
+    own_store: str = setting(
+        "THAW_FETCHD_OWN_STORE",
+        "prefixes of the s3:// models that are read with this process's own credentials, separated by commas; s3:// is "
+        "for all buckets",
+        "s3://models",
+    )
+    credentials: str = setting(
+        "THAW_FETCHD_CREDENTIALS", "file with the credentials of other prefixes (docs/fetchd.md); empty: none", ""
+    )
     s3_endpoint: str = setting("THAW_S3_ENDPOINT", "URL of the S3 server; empty: AWS in its region", "")
     s3_region: str = setting(
         "AWS_REGION",

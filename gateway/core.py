@@ -28,6 +28,7 @@ from gateway.serving.waiting_room import WaitingRoom
 from gateway.settings import GatewaySettings
 from relay.protocol.messages import ActionChanged, InstanceChanged, StartFailed, StreamWanted
 from relay.state import redis_link
+from relay.state.allowed_models import AllowedModels, ModelLeave
 from relay.state.api_keys import ApiKeys
 from relay.state.bus import EventReader
 from relay.state.clock import StateClock
@@ -40,6 +41,7 @@ from thaw.hangup import HangupWatcher
 from thaw.ids import ActionName, GatewayId, random_hex_id
 from thaw.lasting import LastingThread
 from thaw.logs import Log
+from thaw.model_uri import policy_of
 
 
 class OwnHeartbeats:
@@ -71,6 +73,7 @@ class Gateway:
         self.records, self.registry = Records(self.client, clock), Registry(self.client, clock)
         self.keys = ApiKeys(self.client)
         self.auth = Authenticator(self.keys)
+        self.models = ModelLeave(policy_of(settings.models), AllowedModels(self.client))
         self.actions = Actions(self.client, self.records)
         self.throttle = Throttle(settings.per_minute, settings.held_per_namespace)
         self.hangups = HangupWatcher()

@@ -21,6 +21,7 @@ from thaw import descriptors, lasting
 from thaw.ending import end_within
 from thaw.errors import ThawError
 from thaw.logs import Log
+from thaw.model_uri import policy_of
 from thaw.settings import SettingError, load
 
 Wsgi = Callable[[dict[str, Any], Any], Iterable[bytes]]
@@ -90,6 +91,7 @@ def _die_with_parent(_arbiter: object, _worker: object) -> None:
 def check(settings: GatewaySettings) -> None:
     """Raises SettingError."""
     first_key.check(settings.first_key)
+    policy_of(settings.models)
     if settings.driver == "process" and not settings.is_on_loopback:
         raise SettingError(
             f"THAW_GATEWAY_BIND={settings.bind!r} is open to others, and THAW_DRIVER=process confines no function",

@@ -25,6 +25,12 @@ class GatewaySettings:
         "bearer token of /metrics, beside the installation's; empty: on loopback /metrics needs none",
         "",
     )
+    models: str = setting(
+        "THAW_MODELS",
+        "prefixes of the models that every namespace may run, separated by commas; s3:// allows every bucket. Gateways "
+        "and schedulers need the same; thaw namespace allow-models adds some for one namespace",
+        "s3://models",
+    )
     driver: str = setting("THAW_DRIVER", "the hosts' container driver, if this machine runs them", "")
     per_minute: int = setting("THAW_INVOCATIONS_PER_MINUTE", "per namespace; OpenWhisk's is 60", 100_000)
     concurrent: int = setting(

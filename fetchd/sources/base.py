@@ -113,7 +113,7 @@ class OpenSource(Protocol):
 
 def not_a_uri(uri: str, form: str) -> NotAUri:
     """``form`` is how such a URI is written."""
-    return NotAUri(f"{uri!r:.200} is not a model uri", hint=f"write it as {form}")
+    return NotAUri(f"{uri!r:.200} is not a model's uri", hint=f"write it as {form}")
 
 
 class Unthrottled:

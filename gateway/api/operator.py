@@ -16,6 +16,7 @@ from thaw import wire
 from thaw.clock import wall_ms
 from thaw.errors import BadRequest, Forbidden
 from thaw.ids import HostId, Namespace, is_entity_name
+from thaw.model_uri import ModelUri
 
 blueprint = Blueprint("operator", __name__, url_prefix="/api/v1/thaw")
 _MOST_BYTES = 64 * 1024
@@ -99,6 +100,33 @@ def usage() -> Response:
         for name in sorted({*n_keys, *n_actions, *n_instances})
     ]
     return json_response({"namespaces": found})
+
+
+@blueprint.route("/namespaces/<ns>/models", methods=["GET", "PUT", "DELETE"])
+def models(ns: str) -> Response:
+    """What the namespace may run: the prefixes for all (THAW_MODELS), and its own.  PUT adds to its own, DELETE takes
+    away.  What runs goes on; from now on nothing else starts."""
+    core, namespace = gateway(), named_namespace(ns)
+    allowed = core.models.allowed
+    if request.method == "GET":
+        own = allowed.of(namespace)
+    else:
+        change = allowed.add if request.method == "PUT" else allowed.remove
+        own = change(namespace, _prefixes(json_object(_MOST_BYTES)))
+        core.log.event("models_allowed", namespace=namespace, prefixes=list(own), by=caller().namespace)
+        core.actions.tell_changed(namespace)
+    return json_response({"namespace": namespace, "for_all": list(core.models.policy.default), "own": list(own)})
+
+
+def _prefixes(body: dict[str, Any]) -> list[str]:
+    found = body.get("prefixes")
+    if not isinstance(found, list) or not found or not all(isinstance(p, str) for p in found):
+        raise BadRequest("prefixes must be a list of model URIs' beginnings, such as s3://team-a/.")
+    for prefix in found:
+        if "," in prefix:
+            raise BadRequest(f"{prefix!r:.300} is more than one prefix.")
+        ModelUri.parse_prefix(prefix)
+    return found
 
 
 def named_namespace(name: object) -> Namespace:

@@ -52,6 +52,7 @@ from thaw.errors import PlatformError
 from thaw.ids import random_hex_id
 from thaw.lasting import LastingThread
 from thaw.logs import Log
+from thaw.model_uri import policy_of
 from thaw.plan import TransportKind
 
 _TRACE_SETTLES_S = 2.0
@@ -103,7 +104,7 @@ class Scheduler:
         self._leadership = Leadership(lease, term, lambda: self._queue.put(Stop()), self._log)
         self._reader = EventReader(settings.state_url, self._queue.put, lambda: self._queue.put(Reload()), self._log)
         self._view: ClusterView | None = None  # None: nothing is decided before the registry was read
-        self._reading = Reading(self._client, credentials, self._log, clock)
+        self._reading = Reading(self._client, credentials, self._log, clock, policy_of(settings.models))
         self._pauses = Pauses()
 
     def stop(self) -> None:

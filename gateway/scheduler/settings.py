@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 from gateway.scheduler.placement.link_ledger import DISCIPLINES
 from gateway.scheduler.placement.schemes import VARIANTS
+from thaw.model_uri import policy_of
 from thaw.settings import SettingError, setting
 
 _RELAY_SCHEMES: Final = ("redis", "unix")
@@ -56,6 +57,12 @@ class SchedulerSettings:
     metrics_token: str = setting(
         "THAW_METRICS_TOKEN", "bearer token of /metrics, beside the installation's; empty: there is no other", ""
     )
+    models: str = setting(
+        "THAW_MODELS",
+        "prefixes of the models that every namespace may run, separated by commas; s3:// allows every bucket. Gateways "
+        "and schedulers need the same; thaw namespace allow-models adds some for one namespace",
+        "s3://models",
+    )
     stem_cell_floor: int = setting("THAW_STEM_CELL_FLOOR", "stem cells a host keeps of a kind without an action", 0)
     stem_cell_idle_s: float = setting(
         "THAW_STEM_CELL_IDLE_S", "a kind without an action for this long goes down to the floor, seconds", 600.0
@@ -74,6 +81,7 @@ class SchedulerSettings:
                 f"THAW_RELAY_URL has the scheme {urlsplit(self.relay_url).scheme!r}, which the stages do not speak",
                 hint="use redis:// or unix://; for TLS put a tunnel before the relay server",
             )
+        policy_of(self.models)
         if not self.bind.rpartition(":")[2].isdigit():
             raise SettingError(f"THAW_SCHEDULER_BIND={self.bind!r} names no port", hint="set it to host:port")
 

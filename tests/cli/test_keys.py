@@ -61,3 +61,18 @@ def test_explain_asks_for_nothing_that_needs_an_operator(at: Run, gateway: FakeG
     assert done.returncode == 0, done.stderr
     assert "of the link's 1000 Mbit/s" in done.stdout, "the rate of the link comes with the trace"
     assert [asked.path for asked in gateway.asked if "/thaw/" in asked.path] == []
+
+
+def test_prefixes_are_allowed_and_taken_back_for_one_namespace(at: Run, gateway: FakeGateway) -> None:
+    path = "/api/v1/thaw/namespaces/team-a/models"
+    answer = (200, {"namespace": "team-a", "for_all": ["s3://models"], "own": ["s3://team-a/"]})
+    gateway.answers |= {f"{method} {path}": answer for method in ("GET", "PUT", "DELETE")}
+    listed = at("namespace", "models", "team-a").stdout
+    assert ["s3://models", "all", "namespaces", "(THAW_MODELS)"] in [line.split() for line in listed.splitlines()]
+    assert ["s3://team-a/", "team-a"] in [line.split() for line in listed.splitlines()]
+    at("namespace", "allow-models", "team-a", "s3://team-a/", "s3://more")
+    at("namespace", "disallow-models", "team-a", "s3://more")
+    assert [(asked.method, asked.body) for asked in gateway.asked[1:]] == [
+        ("PUT", {"prefixes": ["s3://team-a/", "s3://more"]}),
+        ("DELETE", {"prefixes": ["s3://more"]}),
+    ]

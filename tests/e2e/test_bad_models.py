@@ -114,8 +114,10 @@ def test_a_missing_bucket(refused: Refused) -> None:
     refused("s3://no-such-bucket/m", "ModelNotFound", "s3://no-such-bucket/m", hint="check the uri")
 
 
-def test_a_uri_that_no_source_serves(refused: Refused) -> None:
-    refused("file://elsewhere/m", "ModelNotFound", "not a model uri", hint="file:///directory")
+def test_a_uri_that_no_source_serves_is_refused_when_it_is_deployed(shop: Shop) -> None:
+    body = {"config": {"kind": "llm:vllm", "model": {"uri": "file://elsewhere/m"}}}
+    put = shop.machine.request("PUT", "/api/v1/namespaces/_/actions/elsewhere", json=body)
+    assert (put.status_code, "is not a model's uri" in put.json()["error"]) == (400, True), put.text
 
 
 def test_an_object_that_the_index_names_and_s3_does_not_have(refused: Refused, shop: Shop, model: Path) -> None:

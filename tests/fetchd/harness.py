@@ -94,6 +94,8 @@ class Fetchd:
             "THAW_FETCHD_SLAB_MB": 4,
             "THAW_FETCHD_READ_TIMEOUT_S": 1,
             "THAW_FETCHD_ALLOW": "127.0.0.1, 10.231.0.0/16",  # the tests' stores
+            "THAW_FETCHD_FILE_ROOTS": "/",
+            "THAW_FETCHD_OWN_STORE": "s3://",
             **settings,
         }
         self.environ = {
@@ -256,7 +258,7 @@ class Store:
 
     def _answer(self, sock: socket.socket, stream: Any) -> bool:
         words = stream.readline().split()
-        if len(words) != 3:
+        if len(words) != 3 or not words[2].startswith(b"HTTP/"):  # what begins TLS may have three words, too
             return False
         headers = b"".join(itertools.takewhile(lambda line: line != b"\r\n", stream))
         name = words[1].decode().rpartition("/")[2]

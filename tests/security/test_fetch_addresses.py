@@ -328,5 +328,5 @@ def test_the_platforms_own_store_needs_no_leave(tmp_path: Path) -> None:
 
 def test_a_name_and_password_in_a_uri_are_refused(careful: Fetchd, trap: Trap) -> None:
     for uri in (f"http://store.example@127.0.0.1:{trap.port}/m", f"http://u:p@localhost:{trap.port}/m"):
-        assert "is not a model uri" in refusal(careful, uri).message
+        assert "is not a model's uri" in refusal(careful, uri).message
     wait_until(lambda: not trap.caught())

@@ -57,8 +57,8 @@ class Client:
     def put(self, path: str, body: object, **params: object) -> Any:
         return self._json("PUT", path, params, body)
 
-    def delete(self, path: str) -> Any:
-        return self._json("DELETE", path, {})
+    def delete(self, path: str, body: object = None) -> Any:
+        return self._json("DELETE", path, {}, body)
 
     def invoke(self, path: str, body: object, **params: object) -> tuple[int, Any]:
         """Return status and body.  The record of a failed run is an answer here, not an error."""

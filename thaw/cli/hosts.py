@@ -1,8 +1,8 @@
-"""``thaw host list``, ``drain`` and ``undrain``, and ``thaw namespace list`` and ``usage``."""
+"""``thaw host list``, ``drain`` and ``undrain``, and ``thaw namespace``."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 from urllib.parse import quote
 
 import typer
@@ -13,7 +13,7 @@ from thaw.cli.tables import age, bit_rate, show, size, table
 host_app = typer.Typer(
     no_args_is_help=True, help="Show and drain the hosts that functions run on (needs an operator's key)."
 )
-namespace_app = typer.Typer(no_args_is_help=True, help="Show the namespaces that the API key may use.")
+namespace_app = typer.Typer(no_args_is_help=True, help="Show namespaces, what they use and what they may run.")
 
 
 @namespace_app.command("list")
@@ -31,6 +31,43 @@ def usage() -> None:
     rows = table(*columns)
     for one in client().get("/api/v1/thaw/namespaces")["namespaces"]:
         rows.add_row(*(str(one[name]) for name in columns))
+    show(rows)
+
+
+Prefixes = Annotated[
+    list[str], typer.Argument(metavar="PREFIX...", help="Beginnings of models' URIs, for example s3://team-a/.")
+]
+Tenant = Annotated[str, typer.Argument(metavar="NAMESPACE", help="The namespace.")]
+
+
+@namespace_app.command("models")
+def models(namespace: Tenant) -> None:
+    """List what a namespace may run (needs an operator's key)."""
+    _show_models(client().get(_models_path(namespace)))
+
+
+@namespace_app.command("allow-models")
+def allow_models(namespace: Tenant, prefixes: Prefixes) -> None:
+    """Let a namespace run the models below these prefixes, too (needs an operator's key)."""
+    _show_models(client().put(_models_path(namespace), {"prefixes": prefixes}))
+
+
+@namespace_app.command("disallow-models")
+def disallow_models(namespace: Tenant, prefixes: Prefixes) -> None:
+    """Take prefixes back (needs an operator's key).  What runs goes on, and nothing else starts."""
+    _show_models(client().delete(_models_path(namespace), {"prefixes": prefixes}))
+
+
+def _models_path(namespace: str) -> str:
+    return f"/api/v1/thaw/namespaces/{quote(namespace, safe='')}/models"
+
+
+def _show_models(found: dict[str, Any]) -> None:
+    rows = table("models below", "allowed for")
+    for prefix in found["for_all"]:
+        rows.add_row(prefix, "all namespaces (THAW_MODELS)")
+    for prefix in found["own"]:
+        rows.add_row(prefix, found["namespace"])
     show(rows)
 
 

@@ -28,7 +28,7 @@ from gateway.scheduler.view.cluster import ClusterView
 from gateway.scheduler.view.entries import ActionView, DemandView, GroupView, InstanceView
 from gateway.scheduler.view.model import ModelView
 from thaw import partition, wire
-from thaw.errors import ErrorInfo, MemoryTooSmall, NotFound, ThawError
+from thaw.errors import ErrorInfo, MemoryTooSmall, NotFound, ThawError, from_info
 from thaw.ids import ActionName, ActivationId, CommandId, GroupId, HostId, InstanceId
 from thaw.instance import InstanceState
 from thaw.plan import Plan, PlanTransport, StageRole
@@ -109,7 +109,9 @@ def wake(action: ActionView, name: ActionName, at_s: float, now_s: float) -> lis
 
 
 def _refusal(view: ClusterView, facts: ActionFacts) -> ThawError | None:
-    """Return why no start of this action can ever succeed here, or None."""
+    """Return why no start of this action can succeed here, or None."""
+    if facts.refused is not None:
+        return from_info(facts.refused)
     largest = view.largest.device(for_model=facts.is_llm)
     least = low_reserve(facts.need_bytes, facts.forced_stages or 1)
     if largest is not None and least > largest:
