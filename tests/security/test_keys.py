@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ import requests
 from gateway.app import create_app
 from relay.state import keys
 from relay.state.api_keys import ApiKey, ApiKeys, Role, digest_of
+from relay.state.records import Records
 from relay.state.registry import Registry
 from tests.conftest import ValkeyServer
 from tests.gateway.conftest import (
@@ -24,8 +26,9 @@ from tests.gateway.conftest import (
     gateway,
     start_gateway,
 )
+from tests.relay.samples import PLAN, record
 from thaw.host import Device, HostReport
-from thaw.ids import HostId, Namespace
+from thaw.ids import ActivationId, HostId, Namespace
 
 __all__ = ["gateway", "start_gateway"]
 
@@ -244,6 +247,22 @@ def test_an_operator_sees_what_each_namespace_has(gateway: GatewayProcess) -> No
         "guest": (1, 1),
         "other": (1, 0),
     }
+
+
+def test_a_trace_tells_a_tenant_the_links_of_its_own_starts_hosts_and_of_no_other(
+    gateway: GatewayProcess, valkey_url: str
+) -> None:
+    own = PLAN.stages[0].host
+    device = Device("cpu", "cpu", 1, 1)
+    with redis.Redis.from_url(valkey_url) as client:
+        registry = Registry(client)
+        for host, rate in ((own, 125e6), ("another", 25e6)):
+            registry.report_host(HostReport(HostId(host), "b", "a:1", (device,), 1, rate, "none", "process", 0, 0))
+        registry.put_plan(PLAN)
+        ended = replace(record(ActivationId("b" * 32)), namespace=Namespace("guest"), group_id=PLAN.group_id)
+        Records(client).end(ended)
+    trace = gateway.call("GET", f"/api/v1/namespaces/_/activations/{'b' * 32}/trace").json()
+    assert trace["links"] == {own: 125e6}
 
 
 def metrics_status(gateway: GatewayProcess, authorization: str = "") -> int:
