@@ -64,9 +64,11 @@ class HttpSource:
         kind: str = "http",
         sign: Signer = unsigned,
         connect: Callable[..., socket.socket] = connect_marked,
+        refused_hint: str = "check uri and credentials",
     ) -> None:
-        """``connect`` makes every connection, as socket.create_connection."""
-        self.connect_socket = connect
+        """``connect`` makes every connection, as socket.create_connection.  ``refused_hint``: what to check when the
+        store refuses access."""
+        self.connect_socket, self.refused_hint = connect, refused_hint
         self.kind, self.base_url, self.timeout_s, self.sign = kind, base_url.rstrip("/"), timeout_s, sign
         self.host = urlsplit(base_url).hostname or ""
 
@@ -212,7 +214,7 @@ class HttpConnection:
         if status in _MISSING:
             return ModelNotFound(f"{url}: no such object ({status})", hint="check the model's uri")
         if status in _HIDDEN:
-            return AccessRefused(f"{url}: the store refuses access ({status})", hint="check uri and credentials")
+            return AccessRefused(f"{url}: the store refuses access ({status})", hint=self._source.refused_hint)
         if status == 416:
             return ModelCorrupt(f"{url}: it is shorter than it was (416)", hint="push the model again")
         if status >= 500 or status in _BUSY:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from functools import lru_cache
+from typing import Final
 from urllib.parse import quote, urlsplit
 
 from fetchd.credentials import Identity, credentials_of
@@ -15,6 +16,8 @@ from thaw.logs import Log
 from thaw.model_uri import ModelUri
 from thaw.s3 import S3Access
 
+_REFUSED: Final = "check uri and credentials; THAW_FETCHD_OWN_STORE and THAW_FETCHD_CREDENTIALS say which ones are sent"
+
 
 def open_s3(uri: str, settings: FetchdSettings, *, huge: bool) -> HttpSource:
     """Raises PlatformError for credentials that can never be used."""
@@ -23,7 +26,7 @@ def open_s3(uri: str, settings: FetchdSettings, *, huge: bool) -> HttpSource:
         raise not_a_uri(uri, "s3://bucket/prefix")
     access = _access(credentials_of(settings).of(ModelUri.parse(uri)))
     base_url = f"{access.endpoint}/{parts.netloc}{quote(parts.path, safe='/~-._%')}"
-    return HttpSource(base_url, settings.read_timeout_s, kind="s3", sign=access.sign)
+    return HttpSource(base_url, settings.read_timeout_s, kind="s3", sign=access.sign, refused_hint=_REFUSED)
 
 
 def prepare(settings: FetchdSettings, log: Log) -> None:
