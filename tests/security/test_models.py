@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import requests
 
-from relay.protocol.messages import Start, StartFailed
+from relay.protocol.messages import InspectModel, Start, StartFailed
 from tests.fetchd.harness import Fetchd, write_model
 from tests.gateway.conftest import OPERATOR_KEY, ROOT, GatewayProcess, gateway, start_gateway
 from tests.scheduler.conftest import Platform, platform
@@ -212,6 +212,7 @@ def test_a_start_does_not_use_what_was_taken_back(
     served = platform.ask("guest/chat")
     host.commands.wait(Start)
     platform.served(served, "guest/chat")
+    looks = len(host.commands.of(InspectModel))
     assert as_operator(gateway, "DELETE", "guest", prefixes=["s3://team-a"]).status_code == 200
     host.lose_all()
     platform.ask("guest/chat")
@@ -225,6 +226,7 @@ def test_a_start_does_not_use_what_was_taken_back(
     platform.ask("guest/chat")
     assert platform.events.wait(StartFailed, 2)[1].error.code == "Forbidden"
     assert len(host.commands.of(Start)) == 1
+    assert len(host.commands.of(InspectModel)) == looks, "nobody even looks at it"
     assert as_operator(gateway, "PUT", "guest", prefixes=["s3://team-a"]).status_code == 200
     platform.ask("guest/chat")
     host.commands.wait(Start, 2)

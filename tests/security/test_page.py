@@ -8,7 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "security.md").read_text()
-ROWS = [line.strip("|").split("|") for line in PAGE.splitlines() if re.match(r"\| (?!attack)\w", line)]
+ROWS = [line.strip("|").split("|") for line in PAGE.splitlines() if re.match(r"\| (?!attack )", line)]
 
 
 def functions_of(path: Path) -> set[str]:
@@ -16,7 +16,7 @@ def functions_of(path: Path) -> set[str]:
 
 
 def test_each_promise_names_a_test_that_exists() -> None:
-    assert len(ROWS) >= 10
+    assert len(ROWS) >= 30
     for attack, _promise, test in ROWS:
         named = re.fullmatch(r"`(tests/[\w/]+\.py): (test_\w+)`", test.strip())
         assert named or test.strip() == "the same", f"no test: {attack}"

@@ -178,8 +178,11 @@ def _free_slots(view: ClusterView, head: InstanceView, facts: ActionFacts, newes
 
 def ensure_model(view: ClusterView, uri: str, now_s: float) -> list[Decision]:
     """Ask a host for the model's facts unless they are known or already asked for.  In the pause after a failed
-    inspection a host is asked only if a request is due before the pause ends; otherwise a timer asks later."""
+    inspection a host is asked only if a request is due before the pause ends; otherwise a timer asks later.  Nobody
+    looks at a model that none of its actions may run."""
     model = view.model(uri)
+    if model.actions and all(_is_refused(view, name) for name in model.actions):
+        return []
     if (model.fresh and model.facts is not None) or model.asked is not None:
         return []
     if now_s < model.again_s <= first_due_s(view, model):
@@ -191,6 +194,11 @@ def ensure_model(view: ClusterView, uri: str, now_s: float) -> list[Decision]:
     model.asked, model.asked_s = (HostId(host_id), command_id), now_s
     model.attempts += 1
     return [InspectModelOn(HostId(host_id), uri, command_id), Wake(now_s + INSPECT_DEADLINE_S, TimerKind.INSPECT, uri)]
+
+
+def _is_refused(view: ClusterView, name: ActionName) -> bool:
+    facts = view.action(name).facts
+    return facts is not None and facts.refused is not None
 
 
 def first_due_s(view: ClusterView, model: ModelView) -> float:
