@@ -49,9 +49,13 @@ class GatewayProcess:
             [sys.executable, "-m", "gateway.main"], env=env, stderr=subprocess.PIPE, text=True, start_new_session=True
         )
         self.lines: list[str] = []
-        self.wait_for_event("gateway_started")
         self.session = requests.Session()
         self.session.auth = tuple(KEY.split(":"))  # type: ignore[assignment]
+        try:
+            self.wait_for_event("gateway_started")
+        except BaseException:  # another process may have taken the port meanwhile
+            self.end()
+            raise
 
     def wait_for_event(self, name: str) -> dict[str, Any]:
         assert self.process.stderr is not None
