@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import hashlib
 import json
 import queue
 import shutil
@@ -31,7 +30,7 @@ from bench._common import PYTHON, figure, python_env, say, start
 from bench._gathering import gaps_ms, table
 from relay.protocol.messages import DemandAdded, StartFailed
 from relay.state import bus, redis_link
-from relay.state.records import Records, Subject
+from relay.state.api_keys import ApiKey, ApiKeys, digest_of
 from thaw.dev.components import _valkey_server
 from thaw.dev.ports import free_ports
 from thaw.errors import ErrorInfo
@@ -126,8 +125,7 @@ def _gateway(work: Path) -> Iterator[tuple[str, int]]:
         state = start([str(_valkey_server()), *settings], work / "state.log", "Ready to accept connections")
         stack.callback(state.stop)
         with redis_link.connect(url) as client:
-            digest = hashlib.sha256(":".join(_KEY).encode()).hexdigest()
-            Records(client).put_key(digest, Subject(Namespace("guest"), "guest-user"))
+            ApiKeys(client).put(digest_of(":".join(_KEY)), ApiKey(Namespace("guest"), "guest-user"))
         env = python_env(THAW_STATE_URL=url, THAW_GATEWAY_BIND=f"127.0.0.1:{port}")
         gateway = start([PYTHON, "-m", "gateway.main"], work / "gateway.log", '"event": "gateway_started"', env=env)
         stack.callback(gateway.stop)

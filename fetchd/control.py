@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from fetchd import metrics
 from fetchd.catalog import Catalog
 from fetchd.descriptor_sockets import DescriptorSockets
+from fetchd.disclosure import disclosed
 from fetchd.fetch_table import FetchTable
 from fetchd.pacing import NetworkLink
 from fetchd.segments import SegmentStore, fetch_holder
@@ -75,9 +78,11 @@ class Control:
     def _dispatch(self, message: Any, peer: int) -> Any:
         match message:
             case Inspect(uri):
-                return Inspected(self._catalog.inspect(uri))
+                with self._disclosing(uri):
+                    return Inspected(self._catalog.inspect(uri))
             case FetchStart():
-                return self._fetches.start(message)
+                with self._disclosing(message.model.uri):
+                    return self._fetches.start(message)
             case FetchWait(group_id, stage):
                 return self._fetches.wait(group_id, stage)
             case FetchCancel():
@@ -99,6 +104,13 @@ class Control:
             case _:
                 raise ProtocolError(f"fetchd does not answer {type(message).__name__}")
         return Done()
+
+    @contextmanager
+    def _disclosing(self, uri: str) -> Iterator[None]:
+        try:
+            yield
+        except ThawError as e:
+            raise disclosed(uri, e, self._log) from e
 
     def _status(self) -> Status:
         pool_bytes = self._pool.n_slabs * self._pool.slab_bytes

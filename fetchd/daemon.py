@@ -8,9 +8,11 @@ from pathlib import Path
 
 from fetchd.catalog import Catalog
 from fetchd.control import Control
+from fetchd.credentials import credentials_of
 from fetchd.descriptor_sockets import DescriptorSockets
 from fetchd.fetch import Machinery
 from fetchd.fetch_table import FetchTable
+from fetchd.gate import gate_of
 from fetchd.janitor import Heart, Janitor
 from fetchd.marks import InterfaceWatch
 from fetchd.pacing import Discipline, NetworkLink
@@ -20,6 +22,7 @@ from fetchd.settings import FetchdSettings
 from fetchd.sharing import Board
 from fetchd.slabs import SlabPool
 from fetchd.sources import registry
+from fetchd.sources.file import roots_of
 from thaw.logs import Log
 from thaw.settings import SettingError
 
@@ -47,7 +50,7 @@ class Daemon:
         discipline: Discipline = "equal" if settings.discipline == "equal" else "edf"
         link = NetworkLink(settings.link_bytes_per_s, discipline, yields=settings.yields == "pace")
         interfaces = InterfaceWatch(link, log if settings.yields == "auto" else None)
-        machinery = Machinery(catalog, link, interfaces, Board(store), settings)
+        machinery = Machinery(catalog, link, interfaces, Board(store), settings, log)
         self._fetches = FetchTable(store, machinery, self._janitor, self._heart, log)
         Path(settings.socket).parent.mkdir(parents=True, exist_ok=True)
         self._descriptor_sockets = DescriptorSockets(settings.descriptor_sockets, store, log)
@@ -69,6 +72,9 @@ class Daemon:
 
 
 def _check(settings: FetchdSettings) -> None:
+    gate_of(settings)
+    roots_of(settings)
+    credentials_of(settings)
     if settings.slab_mb < 2 or settings.slab_mb % 2:
         raise SettingError(f"THAW_FETCHD_SLAB_MB={settings.slab_mb} is not a multiple of 2", hint="try 64")
     if settings.pool_mb < settings.slab_mb:

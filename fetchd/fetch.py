@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from fetchd.catalog import Catalog, Entry
 from fetchd.chunks import plan_chunks
+from fetchd.disclosure import disclosed
 from fetchd.marks import InterfaceWatch
 from fetchd.pacing import NetworkLink, Pacer
 from fetchd.reader_account import less_stops
@@ -20,6 +21,7 @@ from fetchd.standstill import Stop
 from fetchd.transfer import FetchCancelled, Origin, Transfer
 from relay.protocol.messages import FetchDone, FetchStart, FetchStatus
 from thaw.errors import ErrorInfo, ModelChanged, ModelCorrupt, PlatformError, ThawError
+from thaw.logs import Log
 from thaw.trace import Phase, TraceEvent, event
 
 
@@ -42,6 +44,7 @@ class Machinery:
     interfaces: InterfaceWatch
     board: Board
     settings: FetchdSettings
+    log: Log
 
 
 @dataclass(eq=False, slots=True)
@@ -168,7 +171,7 @@ class Fetch:
                 transfer.run()
             self.segment.finish()
         except ThawError as e:
-            self.error = self._reason(e).info()
+            self.error = disclosed(key.uri, self._reason(e), self._machinery.log).info()
         except Exception as e:  # noqa: BLE001 - edge of a thread: readers must hear of a defect
             self.error = PlatformError(f"fetch failed: {type(e).__name__}: {e}").info()
         self._seconds = time.monotonic() - self._began_s

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import socket
 import struct
+from collections.abc import Callable
 from typing import Any, Final
 
 from fetchd.meter import KEPT
@@ -36,10 +37,32 @@ def mark(sock: socket.socket) -> None:
         return
 
 
-def connect_marked(address: tuple[str, int], timeout: float | None = None, _source: Any = None) -> socket.socket:
-    """Connect like socket.create_connection, with a marked socket.  Raises OSError."""
+class AddressRefused(OSError):
+    """The caller does not want a connection to this address."""
+
+
+def _welcome(_address: str, _port: int) -> str:
+    return ""
+
+
+def connect_marked(
+    address: tuple[str, int],
+    timeout: float | None = None,
+    _source: Any = None,
+    *,
+    refusal: Callable[[str, int], str] = _welcome,
+) -> socket.socket:
+    """Connect like socket.create_connection, with a marked socket.  ``refusal`` is asked about each address of the host
+    and says why it must not be connected to.  Raises OSError."""
     last: OSError = OSError(f"{address[0]} has no address")
-    for family, kind, proto, _, place in socket.getaddrinfo(*address, 0, socket.SOCK_STREAM):
+    try:
+        found = socket.getaddrinfo(*address, 0, socket.SOCK_STREAM)
+    except UnicodeError as e:  # a label of more than 63 characters
+        raise OSError(f"{address[0]!r:.200} is not a host: {e}") from e
+    for family, kind, proto, _, place in found:
+        if problem := refusal(str(place[0]), int(place[1])):
+            last = AddressRefused(problem)
+            continue
         sock = socket.socket(family, kind, proto)
         try:
             mark(sock)

@@ -32,6 +32,32 @@ class FetchdSettings:
     read_timeout_s: float = setting("THAW_FETCHD_READ_TIMEOUT_S", "a store silent for so long counts as broken", 10.0)
     retries: int = setting("THAW_FETCHD_RETRIES", "attempts at a chunk that bring no byte before giving up", 6)
     hold_s: float = setting("THAW_FETCHD_HOLD_S", "a finished fetch keeps its segment so long for a grant", 120.0)
+    allow: str = setting(
+        "THAW_FETCHD_ALLOW",
+        "networks that http(s):// models may come from although they are not public: 10.1.0.0/16, 127.0.0.1:9000 (one "
+        "port of it), [fd00::]/8",
+        "",
+    )
+    refuse: str = setting(
+        "THAW_FETCHD_REFUSE",
+        "networks that http(s):// models never come from, for public addresses of the platform's own servers; written "
+        "as in THAW_FETCHD_ALLOW",
+        "",
+    )
+    file_roots: str = setting(
+        "THAW_FETCHD_FILE_ROOTS",
+        "directories below which file:// models may lie, links resolved, separated by colons; empty: none",
+        "",
+    )
+    own_store: str = setting(
+        "THAW_FETCHD_OWN_STORE",
+        "prefixes of the s3:// models that are read with this process's own credentials, separated by commas; s3:// is "
+        "for all buckets",
+        "s3://models",
+    )
+    credentials: str = setting(
+        "THAW_FETCHD_CREDENTIALS", "file with the credentials of other prefixes (docs/fetchd.md); empty: none", ""
+    )
     s3_endpoint: str = setting("THAW_S3_ENDPOINT", "URL of the S3 server; empty: AWS in its region", "")
     s3_region: str = setting(
         "AWS_REGION",

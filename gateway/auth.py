@@ -3,42 +3,49 @@
 from __future__ import annotations
 
 import base64
-import hashlib
 import threading
 import time
 from collections.abc import Callable
 from typing import Final
 
-from relay.state.records import Records, Subject
+from relay.state.api_keys import ApiKeys, Subject, digest_of
 from thaw.errors import Unauthorized
 
 CACHE_S: Final = 60.0
-"""For this long a known key costs no round trip, and a revoked key still works."""
+"""For this long a known key costs no round trip, and a key that another gateway revoked still works."""
 _CACHED: Final = 10_000
 
 
 class Authenticator:
-    def __init__(self, records: Records, now_s: Callable[[], float] = time.monotonic) -> None:
-        self._records, self._now_s = records, now_s
+    def __init__(self, keys: ApiKeys, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._keys, self._now_s = keys, now_s
         self._lock = threading.Lock()
+        self._revoked = 0
         self._known: dict[str, tuple[float, Subject]] = {}
 
     def subject(self, authorization: str | None) -> Subject:
         """Return the subject that the header belongs to.  Raises Unauthorized, Unavailable."""
-        digest = hashlib.sha256(_credentials(authorization).encode()).hexdigest()
+        digest = digest_of(_credentials(authorization))
         now_s = self._now_s()
         with self._lock:
-            known = self._known.get(digest)
+            known, revoked = self._known.get(digest), self._revoked
         if known is not None and known[0] > now_s:
             return known[1]
-        subject = self._records.subject(digest)
+        subject = self._keys.subject(digest)
         if subject is None:
             raise Unauthorized("The supplied authentication is invalid.", hint="thaw property set --auth UUID:KEY")
         with self._lock:
             if len(self._known) >= _CACHED:
                 self._known.clear()
-            self._known[digest] = (now_s + CACHE_S, subject)
+            if revoked == self._revoked:  # else this key may have been revoked while it was read
+                self._known[digest] = (now_s + CACHE_S, subject)
         return subject
+
+    def forget(self, digest: str) -> None:
+        """The key was revoked: it ends here at once."""
+        with self._lock:
+            self._revoked += 1
+            self._known.pop(digest, None)
 
 
 def _credentials(authorization: str | None) -> str:

@@ -30,6 +30,8 @@ from gateway.serving.waiting_room import WaitingRoom
 from gateway.settings import GatewaySettings
 from relay.protocol.messages import ActionChanged, InstanceChanged, StartFailed, StreamWanted
 from relay.state import redis_link
+from relay.state.allowed_models import AllowedModels, ModelLeave
+from relay.state.api_keys import ApiKeys
 from relay.state.bus import EventReader
 from relay.state.clock import StateClock
 from relay.state.pending import PendingClaims
@@ -41,6 +43,7 @@ from thaw.hangup import HangupWatcher
 from thaw.ids import ActionName, GatewayId, random_hex_id
 from thaw.lasting import LastingThread
 from thaw.logs import Log
+from thaw.model_uri import policy_of
 
 
 class OwnHeartbeats:
@@ -70,7 +73,9 @@ class Gateway:
         self.client = redis_link.connect(settings.state_url)
         clock = StateClock()
         self.records, self.registry = Records(self.client, clock), Registry(self.client, clock)
-        self.auth = Authenticator(self.records)
+        self.keys = ApiKeys(self.client)
+        self.auth = Authenticator(self.keys)
+        self.models = ModelLeave(policy_of(settings.models), AllowedModels(self.client))
         self.actions = Actions(self.client, self.records)
         self.throttle = Throttle(settings.per_minute, settings.held_per_namespace)
         self.calls = Throttle(settings.calls_per_minute, settings.calls_concurrent)
@@ -80,6 +85,7 @@ class Gateway:
         expected = Expectation(self.registry)
         self.caps = QueueCaps(settings.queue_action, settings.queue_namespace, self.room, expected)
         token = self.registry.host_token(secrets.token_urlsafe(32))
+        self.scrapers = (token, settings.metrics_token)
         self.event_ids = EventIds(token)
         self.pool = InvokerPool(token, settings.result_bytes)
         self.demand = Demand(self.room, self.registry, self.gateway_id, self.log)
@@ -136,7 +142,7 @@ class Gateway:
 
         A server whose disk is full may still answer reads, so the last heartbeat says whether it also writes.
         """
-        self.records.has_keys()
+        self.keys.any()
         return (f"the last heartbeat was not written: {self._missed}",) if self._missed else ()
 
     def start(self) -> None:

@@ -23,6 +23,7 @@ from thaw import descriptors, lasting
 from thaw.ending import end_within
 from thaw.errors import ThawError
 from thaw.logs import Log
+from thaw.model_uri import policy_of
 from thaw.settings import SettingError, load
 
 Wsgi = Callable[[dict[str, Any], Any], Iterable[bytes]]
@@ -35,7 +36,6 @@ records."""
 _PR_SET_PDEATHSIG: Final = 1
 _SWITCH_S: Final = 0.0005
 """Python's 5 ms would let the thread that writes records hold a token back for as long."""
-_LOOPBACK: Final = ("127.0.0.1", "localhost", "[::1]", "unix")
 
 
 class _Server(BaseApplication):  # type: ignore[misc]
@@ -79,7 +79,7 @@ class _Server(BaseApplication):  # type: ignore[misc]
         lasting.guard(self._log)
         self._gateway = Gateway(self._settings, self._log)
         self._gateway.start()
-        first_key.admit(self._gateway.records, self._settings.first_key)
+        first_key.admit(self._gateway.keys, self._settings.first_key)
         app = create_app(self._gateway)
         gc.freeze()  # objects made so far stay: no collection needs to walk over them while a token waits
         return app
@@ -114,6 +114,7 @@ def bounds(settings: GatewaySettings) -> Bounds:
 def check(settings: GatewaySettings) -> None:
     """Raises SettingError."""
     first_key.check(settings.first_key)
+    policy_of(settings.models)
     if settings.body_bytes < settings.longest_body:
         raise SettingError(
             f"THAW_GATEWAY_BODY_BYTES={settings.body_bytes} is less than one body may have: {settings.longest_body}",
@@ -121,8 +122,7 @@ def check(settings: GatewaySettings) -> None:
         )
     if settings.client_rate <= 0:
         raise SettingError("THAW_GATEWAY_CLIENT_RATE must be above 0", hint="it is a rate in bytes a second")
-    host = settings.bind.rpartition(":")[0]
-    if settings.driver == "process" and host not in _LOOPBACK:
+    if settings.driver == "process" and not settings.is_on_loopback:
         raise SettingError(
             f"THAW_GATEWAY_BIND={settings.bind!r} is open to others, and THAW_DRIVER=process confines no function",
             hint="bind to 127.0.0.1, or use THAW_DRIVER=docker",

@@ -10,6 +10,7 @@ from thaw.settings import setting
 MIB = 1024 * 1024
 COPIES: Final = 4
 """Of an action while an answer is made of it: as it is kept, as an object, as text, and as bytes."""
+_LOOPBACK: Final = ("127.0.0.1", "localhost", "[::1]", "unix")
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +19,20 @@ class GatewaySettings:
     bind: str = setting("THAW_GATEWAY_BIND", "host:port of the public API", "127.0.0.1:3233")
     threads: int = setting("THAW_GATEWAY_THREADS", "requests held at once by this process", 1200)
     drain_s: int = setting("THAW_GATEWAY_DRAIN_S", "seconds a stopping gateway gives its requests", 30)
-    first_key: str = setting("THAW_FIRST_KEY", "key of the namespace guest, uuid:secret; empty: none is made known", "")
+    first_key: str = setting(
+        "THAW_FIRST_KEY", "an operator's key of the namespace guest, uuid:secret; empty: none is made known", ""
+    )
+    metrics_token: str = setting(
+        "THAW_METRICS_TOKEN",
+        "bearer token of /metrics, beside the installation's; empty: on loopback /metrics needs none",
+        "",
+    )
+    models: str = setting(
+        "THAW_MODELS",
+        "prefixes of the models that every namespace may run, separated by commas; s3:// allows every bucket. Gateways "
+        "and schedulers need the same; thaw namespace allow-models adds some for one namespace",
+        "s3://models",
+    )
     driver: str = setting("THAW_DRIVER", "the hosts' container driver, if this machine runs them", "")
     per_minute: int = setting("THAW_INVOCATIONS_PER_MINUTE", "per namespace; OpenWhisk's is 60", 100_000)
     concurrent: int = setting(
@@ -73,6 +87,10 @@ class GatewaySettings:
         "THAW_GATEWAY_ANSWER_BYTES", "memory for answers that clients have not read, all together", 64 * MIB
     )
     heartbeat_s: float = setting("THAW_GATEWAY_HEARTBEAT_S", "seconds between two signs of life", 3.0)
+
+    @property
+    def is_on_loopback(self) -> bool:
+        return self.bind.rpartition(":")[0] in _LOOPBACK
 
     @property
     def held_per_namespace(self) -> int:

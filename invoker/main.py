@@ -77,7 +77,9 @@ class Agent:
         self.fleet.on_buried = self.cells.refill
         self._token = ""
         self._stopped = threading.Event()
-        self.port = DataPort(settings.bind, self.fleet, lambda: self._token, self._refresh_token)
+        self.port = DataPort(
+            settings.bind, self.fleet, lambda: self._token, self._refresh_token, settings.metrics_token
+        )
         self.address = settings.advertise or self.port.address
         deps = Deps(
             settings,

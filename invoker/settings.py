@@ -18,6 +18,9 @@ class InvokerSettings:
     fetchd_socket: str = setting("THAW_FETCHD_SOCKET", "fetchd's control socket on this host")
     bind: str = setting("THAW_INVOKER_BIND", "host:port of the data port; port 0 takes a free one", "127.0.0.1:0")
     advertise: str = setting("THAW_INVOKER_ADVERTISE", "host:port at which gateways reach the data port", "")
+    metrics_token: str = setting(
+        "THAW_METRICS_TOKEN", "bearer token of /metrics, beside the installation's; empty: there is no other", ""
+    )
     stage_address: str = setting(
         "THAW_STAGE_ADDRESS", "address at which containers of other hosts reach this host's; empty: they cannot", ""
     )

@@ -37,7 +37,8 @@ check_port() {
         "hint: THAW_PORT=3233, or 3233-3234 for two gateways; THAW_ADDRESS is the address, 127.0.0.1 or 0.0.0.0 for all"
 }
 
-# The defaults that follow from other variables: the images, the memory for a host's models, and all cores but one
+# The defaults that follow from other variables: the images, the memory for a host's models, and all cores but one.  A
+# secret that an .env of an earlier version lacks is here too.
 derived() {
     local prefix=${THAW_IMAGE_PREFIX:-thaw} version=${THAW_VERSION:-0.1.0} cores
     cores=$(nproc)
@@ -46,6 +47,7 @@ derived() {
     echo "THAW_IMAGE_LLM=$prefix/vllm-cpu:$version"
     echo "THAW_FETCHD_LIMIT_MB=$((${THAW_FETCHD_POOL_MB:-1024} + 512))"
     echo "THAW_DATA_CPUS=$((cores > 1 ? cores - 1 : 1))"
+    echo "THAW_METRICS_TOKEN=$(secret)"
 }
 
 # add the variables that the file lacks, from the environment or else from these defaults

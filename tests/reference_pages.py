@@ -52,9 +52,10 @@ def settings_page() -> str:
 
 def metrics_page() -> str:
     parts = [
-        "# Metrics\n\nPrometheus text at `/metrics`: the gateway's on its port; with the installation's token a\n"
-        "scheduler's at `THAW_SCHEDULER_BIND` and an invoker's on its data port, and behind those the host's fetchd's, which\n"
-        "listens on no network. Labels come from bounded sets. Written from the code.\n"
+        "# Metrics\n\nPrometheus text at `/metrics`: the gateway's on its port, a scheduler's at `THAW_SCHEDULER_BIND`, an invoker's on\n"
+        "its data port, and behind those the host's fetchd's, which listens on no network. All ask for a bearer token,\n"
+        "`THAW_METRICS_TOKEN` or the installation's; a gateway on loopback without that setting asks for none. Labels come from\n"
+        "bounded sets. Written from the code.\n"
     ]
     for component, module in _METRICS.items():
         parts.append(f"\n## {component}\n\n| metric | type | labels | what it counts |\n|---|---|---|---|\n")

@@ -69,17 +69,30 @@ not there yet.
 class S3Access:
     """Access to one server with one identity.  Thread-safe."""
 
-    def __init__(self, endpoint: str = "", region: str = "", *, key_id: str = "", secret: str = "") -> None:
+    def __init__(
+        self,
+        endpoint: str = "",
+        region: str = "",
+        *,
+        key_id: str = "",
+        secret: str = "",
+        token: str = "",
+        profile: str = "",
+        anonymous: bool = False,
+    ) -> None:
         """Without ``endpoint`` the server is Amazon's server of the region.  Without ``region`` the region is the
-        profile's, or us-east-1.  Without ``key_id`` the credentials are those that botocore finds.
+        profile's, or us-east-1.  Without ``key_id`` the credentials are those that botocore finds, in ``profile`` if it
+        is given.  An ``anonymous`` identity has none.
 
-        With ``key_id``, the profile and the files that the shell names are ignored.  Raises PlatformError when the
-        profile cannot be used.
+        With ``key_id``, and for an anonymous identity, the profile and the files that the shell names are ignored.
+        Raises PlatformError when the profile cannot be used.
         """
-        self._session = botocore.session.Session(session_vars=dict(_OF_NO_SHELL) if key_id else None)
+        own = dict(_OF_NO_SHELL) if key_id or anonymous else None
+        self._session = botocore.session.Session(session_vars=own, profile=profile or None)
         self._session.set_default_client_config(_ROLES)
+        self._anonymous = anonymous
         if key_id:
-            self._session.set_credentials(key_id, secret)
+            self._session.set_credentials(key_id, secret, token or None)
         try:
             self.region = region or self._session.get_config_variable("region") or _DEFAULT_REGION
         except _CREDENTIAL_ERRORS as e:
@@ -140,7 +153,7 @@ class S3Access:
 
     def _find(self) -> Any:
         """Find the credentials once and keep them: credentials that expire renew themselves."""
-        if self._credentials is not None:
+        if self._credentials is not None or self._anonymous:
             return self._credentials
         with self._lock:
             if self._credentials is None and time.monotonic() >= self._nobody_until_s:

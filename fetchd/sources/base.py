@@ -29,6 +29,14 @@ class AccessRefused(ModelNotFound):
         return ModelNotFound.__name__
 
 
+class NotAUri(ModelNotFound):
+    """The text names no place in any store.  No store was asked, so the text may say what is wrong."""
+
+    @property
+    def code(self) -> str:
+        return ModelNotFound.__name__
+
+
 class Target:
     """Memory that a read fills from front to back.  Its pieces need not lie side by side."""
 
@@ -103,9 +111,9 @@ class OpenSource(Protocol):
         ...
 
 
-def not_a_uri(uri: str, form: str) -> ModelNotFound:
+def not_a_uri(uri: str, form: str) -> NotAUri:
     """``form`` is how such a URI is written."""
-    return ModelNotFound(f"{uri!r:.200} is not a model uri", hint=f"write it as {form}")
+    return NotAUri(f"{uri!r:.200} is not a model's uri", hint=f"write it as {form}")
 
 
 class Unthrottled:

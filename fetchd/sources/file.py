@@ -13,6 +13,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 from urllib.parse import unquote, urlsplit
@@ -21,6 +22,7 @@ from fetchd.settings import FetchdSettings
 from fetchd.sources.base import ObjectInfo, Target, Throttle, fill, not_a_uri
 from relay.protocol.shared_memory import Region
 from thaw.errors import ModelCorrupt, ModelNotFound, StoreUnavailable
+from thaw.settings import SettingError
 
 _BLOCK_BYTES: Final = 4096
 _MAX_READ_BYTES: Final = 16 * 1024 * 1024
@@ -44,28 +46,51 @@ def open_file(uri: str, settings: FetchdSettings, *, huge: bool) -> FileSource:
     parts = urlsplit(uri)
     if parts.netloc or not parts.path.startswith("/"):
         raise not_a_uri(uri, "file:///directory")
-    return FileSource(uri, huge=huge)
+    return FileSource(uri, huge=huge, roots=roots_of(settings))
+
+
+def roots_of(settings: FetchdSettings) -> tuple[Path, ...]:
+    """The directories below which models may lie, with links resolved.  Raises SettingError."""
+    named = [text for text in settings.file_roots.split(":") if text]
+    for text in named:
+        if not text.startswith("/"):
+            raise SettingError(
+                f"THAW_FETCHD_FILE_ROOTS: {text!r} is no absolute path", hint="set it to /dir:/other/dir"
+            )
+    return tuple(Path(text).resolve() for text in named)
+
+
+def _is_below(path: Path, roots: Sequence[Path]) -> bool:
+    return any(path.is_relative_to(root) for root in roots)
+
+
+def _outside(what: str) -> ModelNotFound:
+    return ModelNotFound(
+        f"{what}: this host serves no model there", hint="an operator names the directories: THAW_FETCHD_FILE_ROOTS"
+    )
 
 
 class FileSource:
     kind = "file"
     host = ""
 
-    def __init__(self, uri: str, *, huge: bool = False) -> None:
-        """``huge``: the targets of reads are huge pages."""
-        self._root, self._huge = Path(unquote(urlsplit(uri).path)), huge
+    def __init__(self, uri: str, *, huge: bool = False, roots: Sequence[Path] = (Path("/"),)) -> None:
+        """``huge``: the targets of reads are huge pages.  ``roots``: see :func:`roots_of`."""
+        self._root, self._huge, self._roots = Path(unquote(urlsplit(uri).path)), huge, roots
+        if not _is_below(self._root.resolve(), roots):  # before it is looked for: nobody learns what else there is
+            raise _outside(uri)
         if not self._root.is_dir():
             raise ModelNotFound(f"{uri}: no such directory on this host", hint="every host needs the same directory")
 
     def connect(self) -> FileConnection:
-        return FileConnection(self._root, huge=self._huge)
+        return FileConnection(self._root, huge=self._huge, roots=self._roots)
 
 
 class FileConnection:
     """Keeps the descriptors of the file it read last: chunks of one file follow one another."""
 
-    def __init__(self, root: Path, *, huge: bool = False) -> None:
-        self._root, self._huge = root, huge
+    def __init__(self, root: Path, *, huge: bool = False, roots: Sequence[Path] = (Path("/"),)) -> None:
+        self._root, self._huge, self._roots = root, huge, roots
         self._name = ""
         self._buffered = self._direct = -1
         self._buffer: Region | None = None
@@ -73,7 +98,9 @@ class FileConnection:
     def stat(self, name: str) -> ObjectInfo:
         path = self._root / name
         try:
-            status = path.stat()
+            fd = self._opened(path, os.O_PATH)
+            status = os.fstat(fd)
+            os.close(fd)
         except OSError as e:
             raise _translate(path, e) from e
         return ObjectInfo(status.st_size, _etag(status))
@@ -111,12 +138,21 @@ class FileConnection:
         if self._name == name:
             return
         self.close()
-        self._buffered = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._buffered = self._opened(path, os.O_RDONLY)
         self._name = name
         try:
-            self._direct = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT)
+            self._direct = self._opened(path, os.O_RDONLY | os.O_DIRECT)
         except OSError:
             self._direct = -1  # some file systems have no O_DIRECT
+
+    def _opened(self, path: Path, flags: int) -> int:
+        """The kernel says which file was opened: a link that is changed meanwhile makes no difference.  Raises OSError,
+        and ModelNotFound for a file outside of the roots."""
+        fd = os.open(path, flags | os.O_CLOEXEC)
+        if not _is_below(Path(os.readlink(f"/proc/self/fd/{fd}")), self._roots):
+            os.close(fd)
+            raise _outside(str(path))
+        return fd
 
     def _read(self, piece: memoryview, offset: int) -> int:
         if self._direct >= 0 and len(piece) >= _BLOCK_BYTES:

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Final
 from urllib.parse import quote, unquote, urlsplit
 
+from fetchd.gate import gate_of
 from fetchd.marks import connect_marked
 from fetchd.settings import FetchdSettings
 from fetchd.sources.base import AccessRefused, ObjectInfo, Target, Throttle, not_a_uri
@@ -46,15 +47,28 @@ def unsigned(_method: str, _url: str, headers: dict[str, str]) -> dict[str, str]
 
 def open_http(uri: str, settings: FetchdSettings, *, huge: bool) -> HttpSource:
     parts = urlsplit(uri)
-    if not parts.hostname:
+    if not parts.hostname or "@" in parts.netloc:  # a name and password would go into logs
         raise not_a_uri(uri, f"{parts.scheme}://host/directory")
-    return HttpSource(f"{parts.scheme}://{parts.netloc}{parts.path}", settings.read_timeout_s)
+    base_url = f"{parts.scheme}://{parts.netloc}{parts.path}"
+    return HttpSource(base_url, settings.read_timeout_s, connect=gate_of(settings).connect)
 
 
 class HttpSource:
     """A directory of objects under ``base_url`` (no trailing slash)."""
 
-    def __init__(self, base_url: str, timeout_s: float, *, kind: str = "http", sign: Signer = unsigned) -> None:
+    def __init__(
+        self,
+        base_url: str,
+        timeout_s: float,
+        *,
+        kind: str = "http",
+        sign: Signer = unsigned,
+        connect: Callable[..., socket.socket] = connect_marked,
+        refused_hint: str = "check uri and credentials",
+    ) -> None:
+        """``connect`` makes every connection, as socket.create_connection.  ``refused_hint``: what to check when the
+        store refuses access."""
+        self.connect_socket, self.refused_hint = connect, refused_hint
         self.kind, self.base_url, self.timeout_s, self.sign = kind, base_url.rstrip("/"), timeout_s, sign
         self.host = urlsplit(base_url).hostname or ""
 
@@ -77,7 +91,7 @@ class HttpConnection:
         else:
             self._http = http.client.HTTPConnection(host, port, timeout=source.timeout_s)
         # The mark must be set before the SYN; subclasses of HTTPConnection replace this function too.
-        self._http._create_connection = connect_marked  # type: ignore[attr-defined]
+        self._http._create_connection = source.connect_socket  # type: ignore[attr-defined]
         self._most = _FIRST_READ_BYTES
         self._interrupted = False
         self._socket: socket.socket | None = None  # http.client forgets it when the answer ends the connection
@@ -200,7 +214,7 @@ class HttpConnection:
         if status in _MISSING:
             return ModelNotFound(f"{url}: no such object ({status})", hint="check the model's uri")
         if status in _HIDDEN:
-            return AccessRefused(f"{url}: the store refuses access ({status})", hint="check uri and credentials")
+            return AccessRefused(f"{url}: the store refuses access ({status})", hint=self._source.refused_hint)
         if status == 416:
             return ModelCorrupt(f"{url}: it is shorter than it was (416)", hint="push the model again")
         if status >= 500 or status in _BUSY:

@@ -6,13 +6,14 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from fetchd.settings import FetchdSettings
-from fetchd.sources.base import OpenSource, Source
+from fetchd.sources.base import NotAUri, OpenSource, Source
 from fetchd.sources.file import open_file
 from fetchd.sources.http import open_http
 from thaw import extensions
-from thaw.errors import ModelNotFound
+from thaw.errors import BadRequest, ModelNotFound
 from thaw.extensions import Registry
 from thaw.logs import Log
+from thaw.model_uri import ModelUri
 
 SOURCES: Final = Registry[OpenSource](
     extensions.SOURCES,
@@ -28,10 +29,13 @@ SOURCES: Final = Registry[OpenSource](
 def open_source(uri: str, settings: FetchdSettings, *, huge: bool = False) -> Source:
     """Open the source that serves ``uri``.  Raises ModelNotFound when there is none, and the errors of OpenSource."""
     try:
+        ModelUri.parse(uri)  # what it refuses, some source might read in another way than those who allowed the model
         parts = urlsplit(uri)
         _ = parts.port  # reading the port checks it
+    except BadRequest as e:
+        raise NotAUri(e.message, hint=f"{e.hint}; {_hint()}") from None
     except ValueError as e:
-        raise ModelNotFound(f"{uri!r:.200} is not a model uri: {e}", hint=_hint()) from None
+        raise NotAUri(f"{uri!r:.200} is not a model's uri: {e}", hint=_hint()) from None
     open_one = SOURCES.find(parts.scheme)
     if open_one is None:
         raise ModelNotFound(f"no model store of this host serves {uri!r:.200}", hint=_hint())

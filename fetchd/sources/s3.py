@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import threading
 from functools import lru_cache
+from typing import Final
 from urllib.parse import quote, urlsplit
 
+from fetchd.credentials import Identity, credentials_of
 from fetchd.settings import FetchdSettings
 from fetchd.sources.base import not_a_uri
 from fetchd.sources.http import HttpSource
 from thaw.errors import PlatformError, ThawError
 from thaw.logs import Log
+from thaw.model_uri import ModelUri
 from thaw.s3 import S3Access
+
+_REFUSED: Final = "check uri and credentials; THAW_FETCHD_OWN_STORE and THAW_FETCHD_CREDENTIALS say which ones are sent"
 
 
 def open_s3(uri: str, settings: FetchdSettings, *, huge: bool) -> HttpSource:
@@ -19,16 +24,16 @@ def open_s3(uri: str, settings: FetchdSettings, *, huge: bool) -> HttpSource:
     parts = urlsplit(uri)
     if not parts.netloc:
         raise not_a_uri(uri, "s3://bucket/prefix")
-    access = _access(settings.s3_endpoint, settings.s3_region)
+    access = _access(credentials_of(settings).of(ModelUri.parse(uri)))
     base_url = f"{access.endpoint}/{parts.netloc}{quote(parts.path, safe='/~-._%')}"
-    return HttpSource(base_url, settings.read_timeout_s, kind="s3", sign=access.sign)
+    return HttpSource(base_url, settings.read_timeout_s, kind="s3", sign=access.sign, refused_hint=_REFUSED)
 
 
 def prepare(settings: FetchdSettings, log: Log) -> None:
     """Look for the credentials now, in the background: the service that gives a role is slow, and the first start from
     S3 must not wait for it."""
     try:
-        access = _access(settings.s3_endpoint, settings.s3_region)
+        access = _access(credentials_of(settings).own)
     except PlatformError as e:
         _log_missing(log, e)
         return
@@ -46,7 +51,15 @@ def _log_missing(log: Log, e: ThawError) -> None:
     log.event("s3_credentials_missing", error=e.message, hint=e.hint)
 
 
-@lru_cache(maxsize=1)
-def _access(endpoint: str, region: str) -> S3Access:
-    """The one S3Access of this process: the reads of all models share the credentials and their renewal."""
-    return S3Access(endpoint, region)
+@lru_cache(maxsize=64)
+def _access(identity: Identity) -> S3Access:
+    """One S3Access for each identity: the reads of all models share its credentials and their renewal."""
+    return S3Access(
+        identity.endpoint,
+        identity.region,
+        key_id=identity.key_id,
+        secret=identity.secret,
+        token=identity.token,
+        profile=identity.profile,
+        anonymous=identity.anonymous,
+    )

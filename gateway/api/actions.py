@@ -82,6 +82,7 @@ def put_action(ns: str, name: str) -> Response:
             raise Conflict("resource already exists", hint="update it, or PUT with overwrite=true")
         last = old.version
         action = changed_action(old, body, core.settings)
+    core.models.check(action)
     core.actions.put(action, last=last)
     return json_response(render.action(action))
 

@@ -11,6 +11,7 @@ from thaw import wire
 from thaw.activation import Activation
 from thaw.errors import BadRequest, NotFound
 from thaw.ids import ActivationId, GroupId, Namespace, is_activation_id
+from thaw.plan import Plan
 
 blueprint = Blueprint("activations", __name__, url_prefix="/api/v1/namespaces/<ns>/activations")
 _SETTLE_S = 1.0
@@ -66,8 +67,17 @@ def get_trace(ns: str, activation_id: str) -> Response:
             "group_id": record.group_id,
             "events": wire.to_plain(list(core.records.trace(*ids))),
             "plan": wire.to_plain(plan),
+            "links": _links(plan),
         }
     )
+
+
+def _links(plan: Plan | None) -> dict[str, float]:
+    """Bytes per second of the network links of the plan's hosts, where they are known.  Only an operator may list
+    hosts, but everybody may learn what a start of their own had."""
+    named = set() if plan is None else {stage.host for stage in plan.stages}
+    reports = gateway().registry.hosts() if named else []
+    return {r.host_id: r.network_bytes_per_s for r in reports if r.host_id in named and r.network_bytes_per_s > 0}
 
 
 def _record(ns: str, activation_id: str) -> Activation:

@@ -1,4 +1,4 @@
-"""Answers about the installation: the host root, the API root, namespaces, limits; health, metrics and hosts."""
+"""Answers about the installation: the host root, the API root, namespaces, limits; health and metrics."""
 
 from __future__ import annotations
 
@@ -9,16 +9,13 @@ from flask import Blueprint, Response, request
 from gateway import metrics
 from gateway.api.action_body import LLM_LIMITS, PYTHON_LIMITS
 from gateway.api.http import caller, gateway, json_response, namespace
-from thaw import __version__, lasting, wire
+from thaw import __version__, lasting
 from thaw.action import KIND_LLM, KIND_PYTHON
-from thaw.clock import wall_ms
-from thaw.errors import BadRequest, ProtocolError
-from thaw.host import HostLeft
-from thaw.ids import HostId
+from thaw.bearer import is_bearer
+from thaw.errors import Unauthorized
 
 blueprint = Blueprint("host", __name__)
 _MB = 1024 * 1024
-_LONGEST_WAIT_S = 30.0
 """A caller that waits for a drain holds one of the gateway's threads, and asks again after this."""
 
 
@@ -91,52 +88,6 @@ def limits(ns: str) -> Response:
     return json_response(values)
 
 
-@blueprint.get("/api/v1/thaw/hosts")
-def hosts() -> Response:
-    """Every host's last report, for ``thaw host list``."""
-    caller()
-    core = gateway()
-    live = {r.host_id for r in core.registry.live_hosts()}
-    found = [{**wire.to_plain(r), "live": r.host_id in live} for r in core.registry.hosts()]
-    return json_response({"hosts": found, "now_wall_ms": wall_ms()})
-
-
-@blueprint.get("/api/v1/thaw/hosts/<host_id>/drain")
-def drained(host_id: str) -> Response:
-    """What is left on the host.  ``known`` is what the caller knows, as this call answered it: then the answer comes
-    when something else is true, or after ``wait_s``."""
-    caller()
-    known = _known(request.args.get("known"))
-    left = gateway().host_drains.wait(HostId(host_id), known, _wait_s(request.args.get("wait_s")))
-    return json_response({"host": host_id, **wire.to_plain(left)})
-
-
-def _known(text: str | None) -> HostLeft | None:
-    try:
-        return None if text is None else wire.loads(HostLeft, text.encode())
-    except ProtocolError as e:
-        raise BadRequest(f"known: {e.message}", hint="give back what the last call answered") from e
-
-
-def _wait_s(text: str | None) -> float:
-    try:
-        wait_s = float(text or 0)
-    except ValueError:
-        wait_s = -1.0
-    if not 0 <= wait_s <= _LONGEST_WAIT_S:
-        raise BadRequest(f"wait_s must be a number of seconds, at most {_LONGEST_WAIT_S:g}")
-    return wait_s
-
-
-@blueprint.route("/api/v1/thaw/hosts/<host_id>/drain", methods=["PUT", "DELETE"])
-def drain(host_id: str) -> Response:
-    """PUT: the host takes no new work, and what runs there moves or ends.  DELETE: the host takes work again."""
-    caller()
-    wanted = request.method == "PUT"
-    gateway().registry.drain_host(HostId(host_id), drain=wanted)
-    return json_response({"host": host_id, "draining": wanted})
-
-
 @blueprint.get("/health")
 def health() -> Response:
     """Ready to serve: the state server reads and writes, and every thread that must last is alive."""
@@ -146,6 +97,11 @@ def health() -> Response:
 
 @blueprint.get("/metrics")
 def prometheus() -> Response:
+    """A gateway that others reach tells its metrics only to holders of a token."""
+    settings = gateway().settings
+    is_open = settings.is_on_loopback and not settings.metrics_token
+    if not is_open and not is_bearer(request.headers.get("Authorization", ""), *gateway().scrapers):
+        raise Unauthorized("Metrics need a bearer token here.", hint="set THAW_METRICS_TOKEN and send it")
     body, content_type = metrics.page(gateway().room.counts, gateway().streams.n_absent)
     return Response(body, content_type=content_type)
 

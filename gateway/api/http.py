@@ -14,11 +14,12 @@ from gateway.api import bounded_json
 from gateway.core import Gateway
 from gateway.front.bounds import UNCHECKED_BODY_BYTES
 from gateway.front.visit import VISIT, Visit
-from relay.state.records import Subject
+from relay.state.api_keys import Subject
 from thaw import lasting, wire
 from thaw.errors import (
     BadRequest,
     ConfigError,
+    Conflict,
     Forbidden,
     NotFound,
     ThawError,
@@ -188,7 +189,8 @@ def error_body(error: ThawError) -> dict[str, Any]:
     message = error.message
     if isinstance(error, ConfigError) and error.hint:
         message = f"{message}: {error.hint}"
-    return {"error": message, "code": g.transaction_id}
+    body = {"error": message, "code": g.transaction_id}
+    return {**body, "hint": error.hint} if isinstance(error, Forbidden | Conflict) and error.hint else body
 
 
 def install(app: Flask) -> None:

@@ -93,6 +93,18 @@ _OF_NS: Final = "/api/v1/namespaces/{ns}"
 _ACTION_PATH: Final = (f"{_OF_NS}/actions/{{name}}", [_NS, _path("name")])
 _RECORD_PARAMETERS: Final = [_NS, _path("activation_id")]
 
+_MODELS_OF: Final = "/api/v1/thaw/namespaces/{ns}/models"
+_KEY: Final = {
+    "type": "object",
+    "required": ["namespace"],
+    "properties": {"namespace": _TEXT, "role": {"type": "string", "enum": ["tenant", "operator"]}},
+}
+_PREFIXES: Final = {
+    "type": "object",
+    "required": ["prefixes"],
+    "properties": {"prefixes": {"type": "array", "minItems": 1, "items": _TEXT}},
+}
+
 _OPEN: Final = {"/": "the installation", "/api/v1": "the API", "/health": "ready to serve?", "/metrics": "Prometheus"}
 """What needs no key."""
 _ROUTES: Final[tuple[tuple[str, str, str, list[Json], Json | None], ...]] = (
@@ -111,6 +123,20 @@ _ROUTES: Final[tuple[tuple[str, str, str, list[Json], Json | None], ...]] = (
     ("get", "/api/v1/thaw/hosts", "the hosts' reports", [], None),
     ("put", "/api/v1/thaw/hosts/{host_id}/drain", "drain a host", [_path("host_id")], None),
     ("delete", "/api/v1/thaw/hosts/{host_id}/drain", "take a host back", [_path("host_id")], None),
+    (
+        "get",
+        "/api/v1/thaw/hosts/{host_id}/drain",
+        "what is left on a host",
+        [_path("host_id"), *_query(known=_TEXT, wait_s={"type": "number", "minimum": 0, "maximum": 30})],
+        None,
+    ),
+    ("get", "/api/v1/thaw/keys", "list keys", _query(namespace=_TEXT), None),
+    ("post", "/api/v1/thaw/keys", "make a key", [], _KEY),
+    ("delete", "/api/v1/thaw/keys/{key_id}", "revoke a key", [_path("key_id")], None),
+    ("get", "/api/v1/thaw/namespaces", "what each namespace uses", [], None),
+    ("get", _MODELS_OF, "what a namespace may run", [_NS], None),
+    ("put", _MODELS_OF, "allow prefixes of models", [_NS], _PREFIXES),
+    ("delete", _MODELS_OF, "take prefixes back", [_NS], _PREFIXES),
     ("get", "/v1/models", "list models", [], None),
     ("get", "/v1/models/{name}", "a model", [_path("name")], None),
     ("post", "/v1/chat/completions", "OpenAI's chat", [], _CHAT),

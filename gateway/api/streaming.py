@@ -28,7 +28,7 @@ from gateway.serving.reconnect import Way
 from gateway.serving.runs import Outcome, llm_tokens
 from gateway.serving.streams import Reader, cutting
 from relay.protocol.messages import RunFinished, RunToken
-from relay.state.records import Subject
+from relay.state.api_keys import Subject
 from thaw.action import Action
 from thaw.activation import ActivationStatus
 from thaw.clock import wall_ms

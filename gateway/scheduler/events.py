@@ -47,6 +47,7 @@ class ActionFacts:
     transport: str = "auto"
     keep: int | None = None
     timeout_s: float = 300.0
+    refused: ErrorInfo | None = None  # why its model may not be run any more
 
     @property
     def is_llm(self) -> bool:

@@ -52,6 +52,7 @@ from thaw.errors import PlatformError
 from thaw.ids import random_hex_id
 from thaw.lasting import LastingThread
 from thaw.logs import Log
+from thaw.model_uri import policy_of
 from thaw.plan import TransportKind
 
 _TRACE_SETTLES_S = 2.0
@@ -103,7 +104,7 @@ class Scheduler:
         self._leadership = Leadership(lease, term, lambda: self._queue.put(Stop()), self._log)
         self._reader = EventReader(settings.state_url, self._queue.put, lambda: self._queue.put(Reload()), self._log)
         self._view: ClusterView | None = None  # None: nothing is decided before the registry was read
-        self._reading = Reading(self._client, credentials, self._log, clock)
+        self._reading = Reading(self._client, credentials, self._log, clock, policy_of(settings.models))
         self._pauses = Pauses()
 
     def stop(self) -> None:
@@ -264,7 +265,10 @@ class Process:
         """Raises OSError when nothing can listen at ``settings.bind``."""
         self._settings, self._log = settings, log
         self._client = redis_link.connect(settings.state_url)
-        self._port = MetricsPort(settings.bind, lambda: Registry(self._client).host_token(secrets.token_urlsafe(32)))
+        registry = Registry(self._client)
+        self._port = MetricsPort(
+            settings.bind, lambda: registry.host_token(secrets.token_urlsafe(32)), settings.metrics_token
+        )
         self._stop = threading.Event()
         self._leader: Scheduler | None = None
 

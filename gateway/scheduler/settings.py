@@ -11,6 +11,7 @@ from gateway.scheduler.placement.link_ledger import DISCIPLINES
 from gateway.scheduler.placement.schemes import VARIANTS
 from relay.state.relay_tls import TLS_SCHEME, endpoint_of
 from thaw.errors import PlatformError
+from thaw.model_uri import policy_of
 from thaw.settings import SettingError, setting
 
 _RELAY_SCHEMES: Final = ("redis", "rediss", "unix")
@@ -52,8 +53,17 @@ class SchedulerSettings:
     )
     bind: str = setting(
         "THAW_SCHEDULER_BIND",
-        "host:port of /metrics, for holders of the installation's token; port 0 takes a free one",
+        "host:port of /metrics, for holders of a token; port 0 takes a free one",
         "127.0.0.1:0",
+    )
+    metrics_token: str = setting(
+        "THAW_METRICS_TOKEN", "bearer token of /metrics, beside the installation's; empty: there is no other", ""
+    )
+    models: str = setting(
+        "THAW_MODELS",
+        "prefixes of the models that every namespace may run, separated by commas; s3:// allows every bucket. Gateways "
+        "and schedulers need the same; thaw namespace allow-models adds some for one namespace",
+        "s3://models",
     )
     stem_cell_floor: int = setting("THAW_STEM_CELL_FLOOR", "stem cells a host keeps of a kind without an action", 0)
     stem_cell_idle_s: float = setting(
@@ -78,6 +88,7 @@ class SchedulerSettings:
                 endpoint_of(self.relay_url)
             except PlatformError as e:
                 raise SettingError(f"THAW_RELAY_URL: {e.message}", hint=e.hint) from e
+        policy_of(self.models)
         if not self.bind.rpartition(":")[2].isdigit():
             raise SettingError(f"THAW_SCHEDULER_BIND={self.bind!r} names no port", hint="set it to host:port")
 

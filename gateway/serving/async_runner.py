@@ -19,8 +19,9 @@ from gateway.serving.hangup import Hangup
 from gateway.serving.outcome import outcome_of
 from gateway.serving.recorder import Recorder
 from gateway.serving.runs import Outcome
+from relay.state.api_keys import Subject
 from relay.state.pending import Entry, PendingClaims, PendingReader
-from relay.state.records import Pending, Records, Subject
+from relay.state.records import Pending, Records
 from relay.state.registry import Registry
 from thaw.action import KIND_PYTHON, Action, Exec, Limits
 from thaw.errors import DeveloperError, NotFound, PlatformError, Unavailable

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.serving.hangup import Hangup
-from relay.state.records import Subject
+from relay.state.api_keys import Subject
 from thaw import trace
 from thaw.action import Action
 from thaw.clock import wall_ms

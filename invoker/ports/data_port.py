@@ -1,7 +1,8 @@
 """The data port: gateways send runs to it.  HTTP/1.1 keep-alive, one thread a connection, every request with the
 installation's bearer token.
 
-``POST /instances/{id}/run`` · ``POST /logs`` · ``GET /metrics``; ``GET /health`` needs no token.  A request that is
+``POST /instances/{id}/run`` · ``POST /logs`` · ``GET /metrics``, for which THAW_METRICS_TOKEN will do; ``GET /health``
+needs no token.  A request that is
 refused before anything ran gets a complete answer (401, 404, 410 InstanceGone, 429 InstanceBusy: route again).  When a
 container is lost during a request, the port closes the connection: the answer then has no last chunk, so the gateway
 does not take it for complete.
@@ -9,7 +10,6 @@ does not take it for complete.
 
 from __future__ import annotations
 
-import hmac
 import json
 import socket
 import socketserver
@@ -30,6 +30,7 @@ from relay.clients import http11
 from relay.protocol.messages import ACTIVATION_HEADER, LogsFound, LogsWanted
 from thaw import lasting, wire
 from thaw.action import KIND_PYTHON
+from thaw.bearer import is_bearer
 from thaw.errors import (
     BadRequest,
     InstanceBusy,
@@ -63,12 +64,16 @@ class DataPort(socketserver.ThreadingMixIn, socketserver.TCPServer):
     allow_reuse_address = True
     request_queue_size = 1024
 
-    def __init__(self, bind: str, fleet: Fleet, token: Callable[[], str], refresh: Callable[[], str]) -> None:
+    def __init__(
+        self, bind: str, fleet: Fleet, token: Callable[[], str], refresh: Callable[[], str], scrapers: str = ""
+    ) -> None:
+        """``scrapers`` is the token that an operator has set for scrapers of /metrics; empty: none."""
         host, _, port = bind.rpartition(":")
         self.fleet, self.token, self._refresh = fleet, token, refresh
         self._refreshed = 0.0
         self._strangers: dict[socket.socket, None] = {}
         self._lock = threading.Lock()
+        self.scrapers = scrapers
         super().__init__((host, int(port)), Handler)
         self._thread = LastingThread(self._serve, "data-port")
 
@@ -146,8 +151,9 @@ class Handler(http11.Handler):
             self._reply(STATUS.get(type(e), e.http_status), {"error": e.message, "info": wire.to_plain(e.info())})
 
     def _check_token(self) -> None:
-        given = (self.headers.get("authorization") or "").encode()
-        if _is_token(given, self.server.token()) or _is_token(given, self.server.rotated_token()):
+        given = self.headers.get("authorization") or ""
+        scraped = self.server.scrapers if self.command == "GET" and self.path == "/metrics" else ""
+        if is_bearer(given, self.server.token(), scraped) or is_bearer(given, self.server.rotated_token()):
             self.server.knows(self.connection)
             return
         self.close_connection = True  # the request's body stays unread
@@ -269,10 +275,6 @@ class Handler(http11.Handler):
             self.reply(status, data, content_type)
         except OSError:
             self.close_connection = True
-
-
-def _is_token(given: bytes, token: str) -> bool:
-    return bool(token) and hmac.compare_digest(given, f"Bearer {token}".encode())
 
 
 def _ran_out_of_memory(live: Live) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 API_KEYS: Final = "thaw:keys"  # hash: sha256 hex of "uuid:key" → Subject
+ALLOWED_MODELS: Final = "thaw:allowed-models"  # hash: namespace → prefixes of model URIs
 HOST_TOKEN: Final = "thaw:token"  # bearer token between platform processes  # noqa: S105
 EVENTS: Final = "thaw:events"  # stream: every event
 DEMAND: Final = "thaw:demand"  # hash: activation id → DemandAdded

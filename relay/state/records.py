@@ -75,14 +75,6 @@ class Pending:
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
-    """The owner of an API key."""
-
-    namespace: Namespace
-    subject: str
-
-
-@dataclass(frozen=True, slots=True)
 class Ended:
     """An activation's record, with the part of its trace that the writer has seen."""
 
@@ -96,21 +88,6 @@ class Records:
         """``clock``: its reading is written into the traces of starts."""
         self._redis = client
         self._clock = clock or StateClock()
-
-    # keys ----------------------------------------------------------------------------------------------------------
-
-    def put_key(self, key_sha256: str, subject: Subject) -> None:
-        with redis_link.translated("write a key"):
-            self._redis.hset(keys.API_KEYS, key_sha256, wire.dumps(subject))
-
-    def subject(self, key_sha256: str) -> Subject | None:
-        with redis_link.translated("look a key up"):
-            data: Any = self._redis.hget(keys.API_KEYS, key_sha256)
-        return None if data is None else wire.loads(Subject, data)
-
-    def has_keys(self) -> bool:
-        with redis_link.translated("count keys"):
-            return bool(self._redis.hlen(keys.API_KEYS))
 
     # actions -------------------------------------------------------------------------------------------------------
 

@@ -103,6 +103,45 @@ def test_up_runs_a_function_and_down_leaves_nothing(
     assert thaw("dev", "status").returncode == 1
 
 
+def test_a_tenant_of_the_platform_runs_what_is_its_own_and_nothing_else(thaw: Run, tmp_path: Path) -> None:
+    """The commands of a tenant, and of the operator whose key the platform has printed."""
+    store = tmp_path / "store"
+    up = thaw("dev", "up", *SMALL, "--store", str(store), "--detach")
+    assert "your key (thaw property get --auth) is an operator's" in up.stdout, up.stdout + up.stderr
+    key = thaw("key", "create", "--namespace", "team-a").stdout.strip()
+    (tmp_path / "hello.py").write_text("def main(args): return {'text': 'Hello'}")
+
+    def tenant(*words: str) -> tuple[int, str]:
+        done = thaw(*words, "--auth", key)
+        return done.returncode, done.stdout + done.stderr
+
+    def deploy(uri: str) -> tuple[int, str]:
+        (tmp_path / "m.json").write_text(json.dumps({"kind": "llm:vllm", "model": {"uri": uri}}))
+        return tenant("action", "update", "m", "--config", str(tmp_path / "m.json"))
+
+    assert tenant("action", "create", "hello", str(tmp_path / "hello.py"))[0] == 0
+    assert "Hello" in tenant("action", "invoke", "hello", "--result")[1]
+    commands = ("action list", "activation list", "activation get --last", "activation logs --last", "namespace list")
+    for words in (*commands, "activation explain --last", "action get hello"):
+        assert tenant(*words.split())[0] == 0, words
+    for words in ("host list", "host drain host-0", "key list", "key create --namespace b", "namespace usage"):
+        assert tenant(*words.split()) == (147, REFUSED), words
+    assert deploy(f"{store.as_uri()}/mine")[0] == 0, "the platform's own store"
+    for uri in (f"{store.as_uri()}-evil/m", "file:///etc", "s3://models/m", "http://127.0.0.1:6379/m"):
+        status, said = deploy(uri)
+        assert (status, "THAW_MODELS" in said) == (147, True), said
+    assert thaw("namespace", "allow-models", "team-a", "s3://models").returncode == 0
+    assert deploy("s3://models/m")[0] == 0
+    assert thaw("key", "revoke", key.partition(":")[0]).returncode == 0
+    assert tenant("action", "list")[0] == 145
+
+
+REFUSED = (
+    "error: Only an operator's key may do this.\nhint: ask an operator, or use such a key with --auth (thaw key create "
+    "--namespace N --operator makes one)\n"
+)
+
+
 def test_a_second_up_says_that_it_is_up(platform: Platform, thaw: Run, layout: Layout) -> None:
     again = thaw("dev", "up", *SMALL)
     assert again.returncode == 0

@@ -15,6 +15,7 @@ from tests.e2e.machine import Machine
 def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
     """A running platform with the small real model in its store and the actions ``chat`` and ``hello``."""
     made = Machine(tmp_path_factory.mktemp("platform"), dict(os.environ))
+    made.env["THAW_MODELS"] = f"file://{tmp_path_factory.getbasetemp()}, http://"  # tests damage models in directories
     try:
         made.up()
         made.thaw("model", "demo")

@@ -114,8 +114,10 @@ def test_a_missing_bucket(refused: Refused) -> None:
     refused("s3://no-such-bucket/m", "ModelNotFound", "s3://no-such-bucket/m", hint="check the uri")
 
 
-def test_a_uri_that_no_source_serves(refused: Refused) -> None:
-    refused("file://elsewhere/m", "ModelNotFound", "not a model uri", hint="file:///directory")
+def test_a_uri_that_no_source_serves_is_refused_when_it_is_deployed(shop: Shop) -> None:
+    body = {"config": {"kind": "llm:vllm", "model": {"uri": "file://elsewhere/m"}}}
+    put = shop.machine.request("PUT", "/api/v1/namespaces/_/actions/elsewhere", json=body)
+    assert (put.status_code, "is not a model's uri" in put.json()["error"]) == (400, True), put.text
 
 
 def test_an_object_that_the_index_names_and_s3_does_not_have(refused: Refused, shop: Shop, model: Path) -> None:
@@ -136,7 +138,8 @@ def test_a_shard_that_is_named_and_not_there(refused: Refused, bare: Path) -> No
 def test_an_http_store_that_is_down(refused: Refused) -> None:
     """The start waits for a store that restarts, and the error comes before the request's time limit."""
     down = f"http://127.0.0.1:{free_port()}/m"
-    refused(down, "StoreUnavailable", "Connection refused", hint="is the store up", limits={"timeout": 10_000})
+    said = "no model could be read there"
+    refused(down, "StoreUnavailable", said, hint="an operator finds the reason", limits={"timeout": 10_000})
 
 
 # ── damaged models ────────────────────────────────────────────────────────────────────────────────────────────────

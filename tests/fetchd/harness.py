@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -26,6 +27,7 @@ from relay.protocol.messages import FetchStart, FetchStarted
 from relay.protocol.segment import SegmentReader
 from thaw import checkpoint
 from thaw.dev.links import inside
+from thaw.errors import ThawError
 from thaw.ids import GroupId, InstanceId
 from thaw.model import CHUNK_BYTES, INDEX_NAME, FileRange, ModelFacts
 from thaw.plan import PlanModel
@@ -87,7 +89,15 @@ class Fetchd:
         self.short = tempfile.TemporaryDirectory(prefix="thaw-")  # pytest's own paths are too long for a socket
         self.socket = f"{self.short.name}/c.sock"
         self.client = FetchClient(self.socket)
-        variables = {"THAW_FETCHD_POOL_MB": 96, "THAW_FETCHD_SLAB_MB": 4, "THAW_FETCHD_READ_TIMEOUT_S": 1, **settings}
+        variables = {
+            "THAW_FETCHD_POOL_MB": 96,
+            "THAW_FETCHD_SLAB_MB": 4,
+            "THAW_FETCHD_READ_TIMEOUT_S": 1,
+            "THAW_FETCHD_ALLOW": "127.0.0.1, 10.231.0.0/16",  # the tests' stores
+            "THAW_FETCHD_FILE_ROOTS": "/",
+            "THAW_FETCHD_OWN_STORE": "s3://",
+            **settings,
+        }
         self.environ = {
             **os.environ,
             "PYTHONPATH": str(ROOT),
@@ -153,6 +163,14 @@ class Fetchd:
         self.client.grant_segment(InstanceId(instance), segment_id, *self._asked[segment_id])
         descriptors = DescriptorClient.connect(path)
         return descriptors, descriptors.segment(deadline_s=10)
+
+    def reason(self, told: ThawError) -> dict[str, Any]:
+        """What the log says of an error of which a tenant gets only the id."""
+        found = re.search(r"no model could be read there \(error id (\w{8})\)$", told.message)
+        assert found, told.message
+        logged: list[dict[str, Any]] = []
+        wait_until(lambda: bool(logged.extend(e for e in self.events if e.get("error_id") == found[1]) or logged))
+        return logged[0]
 
     def free_bytes(self) -> int:
         return self.client.status().free_bytes
@@ -240,9 +258,9 @@ class Store:
 
     def _answer(self, sock: socket.socket, stream: Any) -> bool:
         words = stream.readline().split()
-        if len(words) != 3:
+        if len(words) != 3 or not words[2].startswith(b"HTTP/"):  # what begins TLS may have three words, too
             return False
-        headers = b"".join(iter(stream.readline, b"\r\n"))
+        headers = b"".join(itertools.takewhile(lambda line: line != b"\r\n", stream))
         name = words[1].decode().rpartition("/")[2]
         path = self.root / words[1].decode().lstrip("/")
         if not path.is_file():

@@ -129,7 +129,9 @@ def test_a_store_is_asked_again_after_twice_as_long_up_to_five_seconds_and_not_b
 def fetch_of(pool: SlabPool, *wishes: Wishes) -> Fetch:
     """A fetch with one stage for each of these wishes."""
     segment = SegmentStore(pool, retain=False).create(SegmentKey("u", "v", (FileRange("f", 0, SLAB),)), "h")
-    machinery = Machinery(cast(Any, None), NetworkLink(None), cast(Any, None), cast(Any, None), cast(Any, None))
+    machinery = Machinery(
+        cast(Any, None), NetworkLink(None), cast(Any, None), cast(Any, None), cast(Any, None), cast(Any, None)
+    )
     fetch = Fetch(segment, machinery)
     model = PlanModel("u", "v", "", SLAB)
     for stage, wish in enumerate(wishes):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import signal
@@ -19,7 +18,8 @@ import redis
 import requests
 
 from relay.state import keys
-from relay.state.records import Records, Subject
+from relay.state.api_keys import ApiKey, ApiKeys, Role, digest_of
+from relay.state.records import Records
 from tests.conftest import free_port
 from tests.gateway.fake_invoker import FakeInvoker
 from thaw.activation import Activation
@@ -27,12 +27,13 @@ from thaw.ids import ActivationId, Namespace
 
 KEY = "23bc46b1-71f6-4ed5-8c54-816aa4f8c502:secret"
 OTHER_KEY = "33bc46b1-71f6-4ed5-8c54-816aa4f8c502:other"
+OPERATOR_KEY = "43bc46b1-71f6-4ed5-8c54-816aa4f8c502:operator"
 LLM_CONFIG = {"kind": "llm:vllm", "model": {"uri": "s3://models/tiny", "served_name": "tiny"}}
 ROOT = Path(__file__).parents[2]
 
 
 class GatewayProcess:
-    """``thaw-gateway`` as an operator runs it."""
+    """``thaw-gateway`` as an operator runs it.  ``{port}`` in a variable becomes its port."""
 
     def __init__(self, state_url: str, **environ: str) -> None:
         self.port = free_port()
@@ -42,15 +43,19 @@ class GatewayProcess:
             "THAW_STATE_URL": state_url,
             "THAW_GATEWAY_BIND": f"127.0.0.1:{self.port}",
             "PYTHONPATH": str(ROOT),
-            **environ,
+            **{name: value.replace("{port}", str(self.port)) for name, value in environ.items()},
         }
         self.process = subprocess.Popen(
             [sys.executable, "-m", "gateway.main"], env=env, stderr=subprocess.PIPE, text=True, start_new_session=True
         )
         self.lines: list[str] = []
-        self.wait_for_event("gateway_started")
         self.session = requests.Session()
         self.session.auth = tuple(KEY.split(":"))  # type: ignore[assignment]
+        try:
+            self.wait_for_event("gateway_started")
+        except BaseException:  # another process may have taken the port meanwhile
+            self.end()
+            raise
 
     def wait_for_event(self, name: str) -> dict[str, Any]:
         assert self.process.stderr is not None
@@ -117,10 +122,10 @@ class GatewayProcess:
         return dict(reply.json())
 
 
-def add_key(url: str, key: str, namespace: str) -> None:
+def add_key(url: str, key: str, namespace: str, role: Role = Role.TENANT) -> None:
     with redis.Redis.from_url(url) as client:
-        digest = hashlib.sha256(key.encode()).hexdigest()
-        Records(client).put_key(digest, Subject(Namespace(namespace), f"{namespace}-user"))
+        row = ApiKey(Namespace(namespace), f"{namespace}-user", role, key.partition(":")[0], created_ms=1)
+        ApiKeys(client).put(digest_of(key), row)
 
 
 def wait_for_record(url: str, activation_id: str, timeout_s: float = 20) -> Activation:
@@ -144,6 +149,7 @@ def wait_for_record(url: str, activation_id: str, timeout_s: float = 20) -> Acti
 def start_gateway(valkey_url: str) -> Iterator[Callable[..., GatewayProcess]]:
     add_key(valkey_url, KEY, "guest")
     add_key(valkey_url, OTHER_KEY, "other")
+    add_key(valkey_url, OPERATOR_KEY, "admin", Role.OPERATOR)
     started: list[GatewayProcess] = []
 
     def start(**environ: str) -> GatewayProcess:

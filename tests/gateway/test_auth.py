@@ -2,33 +2,34 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import redis
 
 from gateway.auth import CACHE_S, Authenticator
 from relay.state import keys, redis_link
-from relay.state.records import Records, Subject
+from relay.state.api_keys import ApiKey, ApiKeys, Subject, digest_of
 from tests.conftest import Clock
 from thaw.errors import Unauthorized
 from thaw.ids import Namespace
 
 KEY = "23bc46b1:secret"
 GUEST = Subject(Namespace("guest"), "guest-user")
+ROW = ApiKey(GUEST.namespace, GUEST.subject)
 
 
 @pytest.fixture
 def client(valkey_url: str) -> Iterator[redis.Redis]:
     with redis_link.connect(valkey_url) as connected:
-        Records(connected).put_key(hashlib.sha256(KEY.encode()).hexdigest(), GUEST)
+        ApiKeys(connected).put(digest_of(KEY), ROW)
         yield connected
 
 
 def test_a_key_that_was_revoked_works_no_longer_than_the_cache_remembers_it(client: redis.Redis) -> None:
     clock = Clock()
-    authenticator = Authenticator(Records(client), clock)
+    authenticator = Authenticator(ApiKeys(client), clock)
     assert authenticator.subject(f"Bearer {KEY}") == GUEST
     client.delete(keys.API_KEYS)
     clock.now_s += CACHE_S - 1.0
@@ -39,8 +40,31 @@ def test_a_key_that_was_revoked_works_no_longer_than_the_cache_remembers_it(clie
 
 
 def test_a_key_that_was_unknown_works_as_soon_as_it_is_made(client: redis.Redis) -> None:
-    authenticator = Authenticator(Records(client), Clock())
+    authenticator = Authenticator(ApiKeys(client), Clock())
     with pytest.raises(Unauthorized):
         authenticator.subject("Bearer new:key")
-    Records(client).put_key(hashlib.sha256(b"new:key").hexdigest(), GUEST)
+    ApiKeys(client).put(digest_of("new:key"), ROW)
     assert authenticator.subject("Bearer new:key") == GUEST
+
+
+def test_a_revoked_key_ends_at_once_at_the_gateway_that_revoked_it(client: redis.Redis) -> None:
+    authenticator = Authenticator(ApiKeys(client), Clock())
+    assert authenticator.subject(f"Bearer {KEY}") == GUEST
+    ApiKeys(client).put(digest_of(KEY), replace(ROW, revoked_ms=1))
+    authenticator.forget(digest_of(KEY))
+    with pytest.raises(Unauthorized):
+        authenticator.subject(f"Bearer {KEY}")
+
+
+def test_a_key_that_was_revoked_while_it_was_read_is_not_remembered(client: redis.Redis) -> None:
+    class RevokedMeanwhile(ApiKeys):
+        def subject(self, digest: str) -> Subject | None:
+            found = super().subject(digest)
+            self.put(digest, replace(ROW, revoked_ms=1))
+            authenticator.forget(digest)
+            return found
+
+    authenticator = Authenticator(RevokedMeanwhile(client), Clock())
+    assert authenticator.subject(f"Bearer {KEY}") == GUEST
+    with pytest.raises(Unauthorized):
+        authenticator.subject(f"Bearer {KEY}")

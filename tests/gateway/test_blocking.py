@@ -13,7 +13,8 @@ from gateway.serving.invoker_pool import InvokerPool
 from gateway.serving.recorder import Recorder
 from gateway.serving.runs import Outcome
 from relay.state import redis_link
-from relay.state.records import Pending, Records, Subject
+from relay.state.api_keys import Subject
+from relay.state.records import Pending, Records
 from relay.state.registry import Registry
 from tests.gateway.conftest import wait_for_record
 from thaw.action import KIND_PYTHON, Action, Exec, Limits

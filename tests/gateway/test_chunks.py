@@ -11,7 +11,7 @@ from gateway.serving.event_ids import EventId
 from gateway.serving.hangup import Hangup
 from gateway.serving.openai_format import Chunks
 from relay.protocol.messages import RunFinished, RunToken, TokenLogprob
-from relay.state.records import Subject
+from relay.state.api_keys import Subject
 from thaw.action import KIND_LLM, Action, Exec, Limits
 from thaw.ids import ActionName, ActivationId, Namespace
 

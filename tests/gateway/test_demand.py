@@ -14,7 +14,7 @@ from gateway.serving.hangup import Hangup
 from gateway.serving.waiting_room import Ticket, WaitingRoom
 from relay.protocol.messages import DemandAdded
 from relay.state import redis_link
-from relay.state.records import Subject
+from relay.state.api_keys import Subject
 from relay.state.registry import Registry
 from tests.conftest import ValkeyServer
 from thaw.action import KIND_PYTHON, Action, Exec, Limits

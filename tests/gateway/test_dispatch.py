@@ -11,7 +11,7 @@ from gateway.serving.dispatch import Dispatcher
 from gateway.serving.hangup import Hangup
 from gateway.serving.invoker_pool import InvokerPool, Reply
 from gateway.serving.waiting_room import WaitingRoom
-from relay.state.records import Subject
+from relay.state.api_keys import Subject
 from thaw.action import KIND_PYTHON, Action, Exec, Limits
 from thaw.errors import InstanceBusy
 from thaw.ids import ActionName, ActivationId, GroupId, HostId, InstanceId, Namespace

@@ -9,8 +9,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import requests
 
-from tests.gateway.conftest import GatewayProcess
+from tests.gateway.conftest import OPERATOR_KEY, GatewayProcess
 from tests.gateway.fake_invoker import FakeInvoker
 from tests.scheduler.world import report
 from thaw.instance import InstanceRecord, InstanceState
@@ -18,12 +19,16 @@ from thaw.instance import InstanceRecord, InstanceState
 PATH = "/api/v1/thaw/hosts/h0/drain"
 
 
+def as_operator(gateway: GatewayProcess, method: str, path: str, **more: Any) -> requests.Response:
+    return gateway.call(method, path, headers={"Authorization": f"Bearer {OPERATOR_KEY}"}, **more)
+
+
 @pytest.fixture
 def drained(gateway: GatewayProcess, invoker: FakeInvoker) -> GatewayProcess:
     invoker.registry.report_host(report("h0"))
     gateway.put_llm()
     gateway.put_python()
-    assert gateway.call("PUT", PATH).json() == {"host": "h0", "draining": True}
+    assert as_operator(gateway, "PUT", PATH).json() == {"host": "h0", "draining": True}
     return gateway
 
 
@@ -33,7 +38,7 @@ def drains(invoker: FakeInvoker, record: InstanceRecord, inflight: int) -> None:
 
 def left(gateway: GatewayProcess, known: Any = None, wait_s: float = 0) -> dict[str, Any]:
     params = {"wait_s": str(wait_s)} | ({} if known is None else {"known": json.dumps(known)})
-    reply = gateway.call("GET", PATH, params=params)
+    reply = as_operator(gateway, "GET", PATH, params=params)
     assert reply.status_code == 200, reply.text
     return dict(reply.json())
 
@@ -72,8 +77,8 @@ def test_whoever_waits_is_answered_when_something_has_changed(drained: GatewayPr
     "params", [{"wait_s": "31"}, {"wait_s": "-1"}, {"wait_s": "nan"}, {"wait_s": "x"}, {"known": "["}]
 )
 def test_a_wait_that_cannot_be_is_refused(drained: GatewayProcess, params: dict[str, str]) -> None:
-    assert drained.call("GET", PATH, params=params).status_code == 400
+    assert as_operator(drained, "GET", PATH, params=params).status_code == 400
 
 
 def test_a_host_that_never_reported_is_not_found(gateway: GatewayProcess) -> None:
-    assert gateway.call("GET", "/api/v1/thaw/hosts/nowhere/drain").status_code == 404
+    assert as_operator(gateway, "GET", "/api/v1/thaw/hosts/nowhere/drain").status_code == 404

@@ -24,7 +24,7 @@ from gateway.serving.moving import Moving
 from gateway.serving.runs import llm_tokens
 from gateway.serving.waiting_room import WaitingRoom
 from relay.protocol.messages import RunFinished, RunToken
-from relay.state.records import Subject
+from relay.state.api_keys import Subject
 from tests.gateway.fake_invoker import FakeInvoker
 from thaw.action import KIND_LLM, Action, Exec
 from thaw.action import Limits as ActionLimits

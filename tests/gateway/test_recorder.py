@@ -15,7 +15,8 @@ from gateway.serving.invoker_pool import InvokerPool
 from gateway.serving.recorder import Recorder
 from gateway.serving.runs import Outcome
 from relay.protocol.messages import LogsFound, LogsWanted
-from relay.state.records import Ended, Records, Subject
+from relay.state.api_keys import Subject
+from relay.state.records import Ended, Records
 from thaw.action import KIND_PYTHON, Action, Exec, Limits
 from thaw.activation import Activation, ActivationStatus
 from thaw.errors import Unavailable

@@ -20,7 +20,7 @@ from gateway.serving.runs import Outcome
 from gateway.serving.streams import Reader, Streams
 from gateway.serving.throttle import Throttle
 from relay.protocol.messages import RunFinished, RunToken
-from relay.state.records import Subject
+from relay.state.api_keys import Subject
 from relay.state.streams import HandedOver
 from tests.conftest import Clock
 from thaw.action import KIND_LLM, Action, Exec, Limits

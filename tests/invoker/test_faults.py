@@ -175,6 +175,22 @@ def test_metrics_are_served_to_the_platform(host: Host) -> None:
     connection.close()
 
 
+def test_a_scrapers_token_opens_metrics_and_no_run(valkey_url: str, run_dir: Path) -> None:
+    with Host(valkey_url, run_dir, metrics_token="scraper") as scraped:
+        statuses = []
+        for method, path in (
+            ("GET", "/metrics"),
+            ("POST", "/instances/x/run"),
+            ("POST", "/metrics"),
+            ("POST", "/logs"),
+        ):
+            connection = scraped.connection()
+            connection.request(method, path, headers={"Authorization": "Bearer scraper"})
+            statuses.append(connection.getresponse().status)
+            connection.close()
+    assert statuses == [200, 401, 401, 401]
+
+
 def test_one_connection_carries_many_runs(host: Host) -> None:
     host.deploy(HELLO)
     record = host.ready()

@@ -10,8 +10,9 @@ import redis
 
 from relay.protocol.messages import DemandAdded
 from relay.state import keys, redis_link
+from relay.state.api_keys import ApiKey, ApiKeys, Subject
 from relay.state.lease import SchedulerLease
-from relay.state.records import RECORD_TTL_S, Ended, Pending, Records, Subject
+from relay.state.records import RECORD_TTL_S, Ended, Pending, Records
 from relay.state.registry import Registry
 from tests.conftest import ValkeyServer
 from tests.relay.samples import GROUP, INSTANCE, PLAN, record
@@ -132,11 +133,11 @@ def test_an_action_of_before_versions_were_kept_is_updated_and_deleted(client: r
 
 
 def test_a_key_is_found_by_its_hash_only(client: redis.Redis) -> None:
-    records = Records(client)
-    assert not records.has_keys()
-    records.put_key("00ff", Subject(GUEST, "guest"))
-    assert records.subject("00ff") == Subject(GUEST, "guest")
-    assert records.subject("0000") is None
+    known = ApiKeys(client)
+    assert not known.any()
+    known.put("00ff", ApiKey(GUEST, "guest"))
+    assert known.subject("00ff") == Subject(GUEST, "guest")
+    assert known.subject("0000") is None
 
 
 def test_an_activation_ends_in_exactly_one_record(client: redis.Redis) -> None:

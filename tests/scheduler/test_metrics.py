@@ -14,6 +14,7 @@ import pytest
 from gateway.scheduler.decisions import StartGroup
 from gateway.scheduler.events import ActionSeen
 from gateway.scheduler.io import metrics
+from gateway.scheduler.io.metrics_port import MetricsPort
 from relay.protocol.messages import Start
 from tests.scheduler.world import CHAT, HELLO, MIB, chat, group_world, hello, llm_world, of, report, world
 
@@ -97,3 +98,12 @@ def test_the_process_tells_them_to_who_has_the_installations_token_and_to_nobody
     assert (status, json.loads(text)) == (200, {"status": "ok"})
     scheduler.send_signal(signal.SIGTERM)
     assert scheduler.wait(5) == 0
+
+
+def test_a_scrapers_token_opens_them_without_the_installations() -> None:
+    port = MetricsPort("127.0.0.1:0", lambda: "installation", "scraper")
+    try:
+        assert [page(port.address, f"Bearer {token}")[0] for token in ("scraper", "installation")] == [200, 200]
+        assert [page(port.address, f"Bearer {token}")[0] for token in ("", "scrape")] == [401, 401]
+    finally:
+        port.close()

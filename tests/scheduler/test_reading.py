@@ -20,6 +20,7 @@ from tests.relay.samples import GROUP, INSTANCE
 from thaw.errors import ErrorInfo
 from thaw.ids import CommandId
 from thaw.logs import Log
+from thaw.model_uri import policy_of
 
 ERROR = ErrorInfo("Unavailable", "not now")
 
@@ -41,6 +42,6 @@ def client(valkey_url: str) -> Iterator[redis.Redis]:
     ids=lambda value: type(value).__name__,
 )
 def test_the_policy_is_told_what_hosts_say(client: redis.Redis, message: Any, is_told: bool) -> None:
-    reading = Reading(client, GroupCredentials(client, ""), Log("test"), StateClock())
+    reading = Reading(client, GroupCredentials(client, ""), Log("test"), StateClock(), policy_of("file://"))
     view = ClusterView(1, SchedulerSettings("redis://"), lambda: "id", History())
     assert list(reading.events_of([message], view)) == ([message] if is_told else [])

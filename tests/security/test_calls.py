@@ -38,7 +38,7 @@ def start(valkey_url: str) -> Iterator[Callable[..., GatewayProcess]]:
         ("GET", f"{NAMESPACES}/_/activations?count=true"),
         ("DELETE", f"{NAMESPACES}/_/actions/none"),
         ("GET", "/v1/models"),
-        ("GET", "/api/v1/thaw/hosts"),
+        ("GET", f"{NAMESPACES}/_/activations"),
         ("POST", f"{NAMESPACES}/_/actions/none"),
         ("POST", "/v1/chat/completions"),
     ],
@@ -62,7 +62,7 @@ def test_requests_at_once_have_a_limit_and_are_counted_out(start: Callable[..., 
     for path in (NAMESPACES, f"{NAMESPACES}/other/actions", "/v1/models/none", NAMESPACES):
         assert gateway.call("GET", path).status_code in (200, 403, 404)
     with ThreadPoolExecutor(16) as pool:
-        statuses = list(pool.map(lambda _: gateway.call("GET", "/api/v1/thaw/hosts").status_code, range(200)))
+        statuses = list(pool.map(lambda _: gateway.call("GET", f"{NAMESPACES}/_/actions").status_code, range(200)))
     assert set(statuses) <= {200, 429}
     assert gateway.call("GET", NAMESPACES).status_code == 200
 

@@ -98,11 +98,9 @@ def result(activation_id: Id = None, last: Last = False) -> None:
 def explain(activation_id: Id = None, last: Last = False) -> None:
     """Draw where the time of an activation went: its phases, their evidence, the bytes, and the bound."""
     from thaw.cli.explain import show
-    from thaw.cli.host_reports import links
 
     chosen = _chosen(activation_id, last)
-    api = client()
-    show(out(), api.get(f"activations/{chosen}/trace"), chosen, links(api))
+    show(out(), client().get(f"activations/{chosen}/trace"), chosen)
 
 
 def _chosen(activation_id: str | None, last: bool) -> str:

@@ -51,11 +51,14 @@ class Client:
     def get(self, path: str, **params: object) -> Any:
         return self._json("GET", path, params)
 
+    def post(self, path: str, body: object) -> Any:
+        return self._json("POST", path, {}, body)
+
     def put(self, path: str, body: object, **params: object) -> Any:
         return self._json("PUT", path, params, body)
 
-    def delete(self, path: str) -> Any:
-        return self._json("DELETE", path, {})
+    def delete(self, path: str, body: object = None) -> Any:
+        return self._json("DELETE", path, {}, body)
 
     def invoke(self, path: str, body: object, **params: object) -> tuple[int, Any]:
         """Return status and body.  The record of a failed run is an answer here, not an error."""

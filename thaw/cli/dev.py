@@ -126,6 +126,10 @@ def _welcome(platform: Platform, *, already: bool) -> None:
             soft_wrap=True,
         )
     out().print(
+        "your key (thaw property get --auth) is an operator's; one for somebody else: thaw key create --namespace NAME",
+        soft_wrap=True,
+    )
+    out().print(
         "next: thaw model demo; thaw action create chat --config examples/chat/chat.json; thaw chat chat",
         soft_wrap=True,
     )

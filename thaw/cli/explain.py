@@ -59,15 +59,11 @@ _NOTED = (
 _MIN_BAR, _TEXT_COLUMNS = 20, 62
 
 
-def show(
-    console: Console, reply: Mapping[str, Any], activation_id: str, links: Mapping[str, float] | None = None
-) -> None:
-    """``links``: bytes per second of each host's network link, where they are known.
-
-    Raises NotFound when the activation has no trace, ProtocolError when it cannot be read.
-    """
+def show(console: Console, reply: Mapping[str, Any], activation_id: str) -> None:
+    """Raises NotFound when the activation has no trace, ProtocolError when it cannot be read."""
     events = tuple(wire.from_plain(TraceEvent, e) for e in _known(reply.get("events", [])))
     plan = wire.from_plain(Plan, reply["plan"]) if reply.get("plan") else None
+    links = wire.from_plain(dict[str, float], reply.get("links", {}))
     timeline = analyse(events)
     if timeline is None:
         raise NotFound(f"activation {activation_id} has no trace", hint="traces are kept for seven days")
@@ -75,7 +71,7 @@ def show(
     for line in clock_lines(events, timeline):
         console.print(Text(line), soft_wrap=True)
     _bars(console, timeline)
-    for line in chain(verdict(timeline, plan, links or {}, events), hop_lines(events, timeline)):
+    for line in chain(verdict(timeline, plan, links, events), hop_lines(events, timeline)):
         console.print(Text(line), soft_wrap=True)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from thaw import wire
 from thaw.cli.client import Client
-from thaw.errors import ThawError
 from thaw.host import HostReport
 
 _PATH = "/api/v1/thaw/hosts"
@@ -14,11 +13,3 @@ def reports(api: Client) -> list[HostReport]:
     """The reports of the live hosts, sorted by name."""
     live = (wire.from_plain(HostReport, h) for h in api.get(_PATH)["hosts"] if h["live"])
     return sorted(live, key=lambda h: h.host_id)
-
-
-def links(api: Client) -> dict[str, float]:
-    """Bytes per second of each host's network link.  Empty on an error, because callers only compare with it."""
-    try:
-        return {str(h.host_id): h.network_bytes_per_s for h in reports(api) if h.network_bytes_per_s > 0}
-    except ThawError:
-        return {}

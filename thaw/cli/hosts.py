@@ -1,8 +1,8 @@
-"""``thaw host list``, ``drain`` and ``undrain``, and ``thaw namespace list``."""
+"""``thaw host list``, ``drain`` and ``undrain``, and ``thaw namespace``."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 from urllib.parse import quote
 
 import typer
@@ -16,8 +16,10 @@ from thaw.host import HostLeft
 if TYPE_CHECKING:
     from thaw.cli.client import Client
 
-host_app = typer.Typer(no_args_is_help=True, help="Show and drain the hosts that functions run on.")
-namespace_app = typer.Typer(no_args_is_help=True, help="Show the namespaces that the API key may use.")
+host_app = typer.Typer(
+    no_args_is_help=True, help="Show and drain the hosts that functions run on (needs an operator's key)."
+)
+namespace_app = typer.Typer(no_args_is_help=True, help="Show namespaces, what they use and what they may run.")
 
 
 @namespace_app.command("list")
@@ -26,6 +28,53 @@ def namespaces() -> None:
     print("namespaces")
     for name in client().get("/api/v1/namespaces"):
         print(name)
+
+
+@namespace_app.command("usage")
+def usage() -> None:
+    """List what every namespace has: keys, actions, records of the last week, instances (needs an operator's key)."""
+    columns = ("namespace", "keys", "actions", "activations", "instances")
+    rows = table(*columns)
+    for one in client().get("/api/v1/thaw/namespaces")["namespaces"]:
+        rows.add_row(*(str(one[name]) for name in columns))
+    show(rows)
+
+
+Prefixes = Annotated[
+    list[str], typer.Argument(metavar="PREFIX...", help="Beginnings of models' URIs, for example s3://team-a/.")
+]
+Tenant = Annotated[str, typer.Argument(metavar="NAMESPACE", help="The namespace.")]
+
+
+@namespace_app.command("models")
+def models(namespace: Tenant) -> None:
+    """List what a namespace may run (needs an operator's key)."""
+    _show_models(client().get(_models_path(namespace)))
+
+
+@namespace_app.command("allow-models")
+def allow_models(namespace: Tenant, prefixes: Prefixes) -> None:
+    """Let a namespace run the models below these prefixes, too (needs an operator's key)."""
+    _show_models(client().put(_models_path(namespace), {"prefixes": prefixes}))
+
+
+@namespace_app.command("disallow-models")
+def disallow_models(namespace: Tenant, prefixes: Prefixes) -> None:
+    """Take prefixes back (needs an operator's key).  What runs goes on, and nothing else starts."""
+    _show_models(client().delete(_models_path(namespace), {"prefixes": prefixes}))
+
+
+def _models_path(namespace: str) -> str:
+    return f"/api/v1/thaw/namespaces/{quote(namespace, safe='')}/models"
+
+
+def _show_models(found: dict[str, Any]) -> None:
+    rows = table("models below", "allowed for")
+    for prefix in found["for_all"]:
+        rows.add_row(prefix, "all namespaces (THAW_MODELS)")
+    for prefix in found["own"]:
+        rows.add_row(prefix, found["namespace"])
+    show(rows)
 
 
 @host_app.command("list")

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from thaw import __version__
-from thaw.cli import actions, activations, chat, dev, hosts, models, properties_cli
+from thaw.cli import actions, activations, chat, dev, hosts, keys, models, properties_cli
 from thaw.cli.context import err, globals_, take_global_options
 from thaw.cli.params import join_pairs
 from thaw.errors import ThawError
@@ -28,6 +28,7 @@ app.add_typer(models.app, name="model")
 app.command("chat")(chat.chat)
 app.add_typer(hosts.host_app, name="host")
 app.add_typer(hosts.namespace_app, name="namespace")
+app.add_typer(keys.app, name="key")
 app.add_typer(properties_cli.app, name="property")
 
 

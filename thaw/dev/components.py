@@ -9,12 +9,14 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
 from thaw.dev.drivers import dev_driver
 from thaw.dev.layout import Layout, Platform, write_private
 from thaw.dev.options import Options, parse_rate
 from thaw.dev.processes import MARK
 from thaw.errors import PlatformError
+from thaw.model_uri import ModelUri
 
 _READY_EVENT = '"event": "(ready|leading|gateway_started)"'  # a scheduler is useful only while it leads
 _UNLIMITED_BYTES_PER_S = 1_250_000_000  # the link rate in plans on loopback: more than the store delivers
@@ -32,8 +34,13 @@ _PASSED_ON = (
     "SSL_CERT_FILE",
     "XDG_CACHE_HOME",
     "THAW_LLM_ENGINE",
+    "THAW_METRICS_TOKEN",
+    "THAW_FETCHD_ALLOW",
+    "THAW_FETCHD_REFUSE",
+    "THAW_FETCHD_CREDENTIALS",
 )
-"""Children inherit only these variables of our environment: a stray variable of a shell must not change a start."""
+"""Children inherit only these variables of our environment: a stray variable of a shell must not change a start.  The
+last ones say who may reach what, which only whoever runs the platform can decide."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +164,7 @@ def weed_sockets(platform: Platform) -> list[Path]:
 
 
 def control_plane(platform: Platform, first_key: str) -> list[Component]:
-    env = _thaw_env(platform)
+    env = _thaw_env(platform) | {"THAW_MODELS": ",".join(models(platform))}
     gateway_env = env | {
         "THAW_GATEWAY_BIND": platform.apihost.removeprefix("http://"),
         "THAW_DRIVER": platform.driver,
@@ -173,6 +180,23 @@ def control_plane(platform: Platform, first_key: str) -> list[Component]:
         _python("scheduler", "gateway.scheduler.loop", env | meets, 0),
         _python("gateway", "gateway.main", gateway_env, 0),
     ]
+
+
+def models(platform: Platform) -> list[str]:
+    """What may run here: the platform's own store, into which ``thaw model push`` writes, and what THAW_MODELS adds.
+    Raises BadRequest."""
+    own = f"file://{quote(platform.store_dir)}" if platform.store_dir else "s3://"
+    added = [text for entry in os.environ.get("THAW_MODELS", "").split(",") if (text := entry.strip())]
+    return list(dict.fromkeys([own, *added]))
+
+
+def _reading(platform: Platform) -> dict[str, str]:
+    """What fetchd may read: the store with the store's key, and the directories that are models."""
+    roots = [ModelUri.parse_prefix(prefix).directory for prefix in models(platform)]
+    return platform.store_env() | {
+        "THAW_FETCHD_FILE_ROOTS": ":".join(filter(None, roots)),
+        "THAW_FETCHD_OWN_STORE": "s3://",
+    }
 
 
 def stem_cells(platform: Platform, options: Options) -> list[Component]:
@@ -235,7 +259,7 @@ def host(platform: Platform, options: Options, number: int) -> list[Component]:
         env["THAW_ZYGOTE_PARENT"] = _stem_cells_socket(platform)
     if rate is not None and platform.network is None:  # nothing else limits the rate
         env["THAW_FETCHD_LINK_BYTES_PER_S"] = str(rate)
-    store = platform.store_env()  # only fetchd reads models, so no other component needs the store's key
+    store = _reading(platform)  # only fetchd reads models, so no other component needs the store's key
     return [
         _python(f"{name}/fetchd", "fetchd.main", env | store, 1, platform.in_host(number, _INTERPRETER)),
         _python(f"{name}/invoker", "invoker.main", env, 0, platform.in_host(number, _INTERPRETER)),

@@ -1,11 +1,11 @@
-"""The port of the scheduler's metrics: ``GET /metrics`` with the installation's token, as at an invoker's data port.
+"""The port of the scheduler's metrics: ``GET /metrics`` with the installation's token or THAW_METRICS_TOKEN, as at an
+invoker's data port.
 
 ``GET /health`` needs no token.  Standbys answer too, because it is worth knowing that they stand by.
 """
 
 from __future__ import annotations
 
-import hmac
 import json
 import socketserver
 import threading
@@ -16,6 +16,7 @@ from typing import Final
 
 from gateway.scheduler.io import metrics
 from thaw import lasting
+from thaw.bearer import is_bearer
 from thaw.errors import PlatformError
 from thaw.lasting import LastingThread
 
@@ -24,16 +25,18 @@ _IDLE_S: Final = 30.0
 
 
 class MetricsPort(socketserver.ThreadingTCPServer):
-    """``token`` reads the installation's token.  It is called at most once a second, however often strangers ask."""
+    """``token`` reads the installation's token.  It is called at most once a second, however often strangers ask.
+    ``scrapers`` is the token that an operator has set for scrapers; empty: none."""
 
     daemon_threads = True
     allow_reuse_address = True
 
-    def __init__(self, bind: str, token: Callable[[], str]) -> None:
+    def __init__(self, bind: str, token: Callable[[], str], scrapers: str = "") -> None:
         """Raises OSError when it cannot listen there."""
         host, _, port = bind.rpartition(":")
         super().__init__((host, int(port)), _Handler)
         self._read_token, self._token, self._read_s = token, "", float("-inf")
+        self._scrapers = scrapers
         self._lock = threading.Lock()
         self._thread = LastingThread(self.serve_forever, "metrics")
         self._thread.start()
@@ -54,8 +57,7 @@ class MetricsPort(socketserver.ThreadingTCPServer):
         self.server_close()
 
     def _is(self, authorization: str) -> bool:
-        wanted = f"Bearer {self._token}".encode()
-        return bool(self._token) and hmac.compare_digest(authorization.encode(), wanted)
+        return is_bearer(authorization, self._token, self._scrapers)
 
     def _refresh(self) -> bool:
         """Read the token.  Return False when it was read a moment ago, or cannot be read."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Final
 
 import redis
@@ -32,14 +33,16 @@ from relay.protocol.messages import (
     InstanceChanged,
     ModelInspected,
 )
+from relay.state.allowed_models import AllowedModels, ModelLeave
 from relay.state.clock import StateClock
 from relay.state.records import Records
 from relay.state.registry import LEASE_MS, Registry
 from thaw.action import Action
 from thaw.clock import wall_ms
-from thaw.errors import NotFound, ProtocolError
+from thaw.errors import NotFound, ProtocolError, RequestError
 from thaw.ids import ActionName, Namespace
 from thaw.logs import Log
+from thaw.model_uri import ModelPolicy
 
 _FOR_POLICY: Final = (
     DemandAdded,
@@ -56,11 +59,15 @@ _FOR_POLICY: Final = (
 class Reading:
     """Reads the registry for the policy.  Raises PlatformError when the state server does not answer."""
 
-    def __init__(self, client: redis.Redis, credentials: GroupCredentials, log: Log, clock: StateClock) -> None:
+    def __init__(
+        self, client: redis.Redis, credentials: GroupCredentials, log: Log, clock: StateClock, models: ModelPolicy
+    ) -> None:
         self._registry, self._records, self._credentials = Registry(client, clock), Records(client), credentials
         self._log = log
+        self._models = ModelLeave(models, AllowedModels(client))
 
     def rebuilt(self) -> Rebuilt:
+        allowed = self._models.allowed.all()
         # instances before demand: a request served in between is seen as waiting, and its removal is an event
         return Rebuilt(
             hosts=tuple(self._registry.live_hosts()),
@@ -69,7 +76,11 @@ class Reading:
             models=tuple(self._registry.models()),
             demand=tuple(self._registry.demand()),
             # after demand: an action that a request names and this does not have is gone, not new
-            actions=tuple(facts for a in self._records.all_actions() if (facts := self._facts(a)) is not None),
+            actions=tuple(
+                facts
+                for a in self._records.all_actions()
+                if (facts := self._facts(a, allowed.get(a.namespace, ()))) is not None
+            ),
             wall_ms=wall_ms(),
             credentials=tuple(self._credentials.groups()),
         )
@@ -103,16 +114,22 @@ class Reading:
     def _action(self, name: ActionName, *, changed: bool, namespace: Namespace | None = None) -> Event:
         owner = namespace or Namespace(name.partition("/")[0])
         try:
-            facts = self._facts(self._records.action(owner, name))
+            action = self._records.action(owner, name)
+            facts = self._facts(action, self._models.allowed.of(owner) if action.is_llm else ())
         except (NotFound, ProtocolError):
             facts = None
         return ActionDeleted(name) if facts is None else ActionSeen(facts, changed)
 
-    def _facts(self, action: Action) -> ActionFacts | None:
-        """Return None for a record that nothing can be started from: one record must not keep the scheduler from all
-        others."""
+    def _facts(self, action: Action, allowed: Sequence[str]) -> ActionFacts | None:
+        """``allowed``: the own prefixes of the action's namespace.  Return None for a record that nothing can be
+        started from: one record must not keep the scheduler from all others."""
         try:
-            return facts_of(action)
+            facts = facts_of(action)
         except ProtocolError as e:
             self._log.event("action_refused", action=action.name, error=e.message)
             return None
+        try:
+            self._models.check_among(action, allowed)
+        except RequestError as e:
+            return replace(facts, refused=e.info())
+        return facts

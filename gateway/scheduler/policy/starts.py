@@ -28,7 +28,7 @@ from gateway.scheduler.view.cluster import ClusterView
 from gateway.scheduler.view.entries import ActionView, DemandView, GroupView, InstanceView
 from gateway.scheduler.view.model import ModelView
 from thaw import partition, wire
-from thaw.errors import ErrorInfo, MemoryTooSmall, NotFound, ThawError
+from thaw.errors import ErrorInfo, MemoryTooSmall, NotFound, ThawError, from_info
 from thaw.ids import ActionName, ActivationId, CommandId, GroupId, HostId, InstanceId
 from thaw.instance import InstanceState
 from thaw.plan import Plan, PlanTransport, StageRole
@@ -109,7 +109,9 @@ def wake(action: ActionView, name: ActionName, at_s: float, now_s: float) -> lis
 
 
 def _refusal(view: ClusterView, facts: ActionFacts) -> ThawError | None:
-    """Return why no start of this action can ever succeed here, or None."""
+    """Return why no start of this action can succeed here, or None."""
+    if facts.refused is not None:
+        return from_info(facts.refused)
     largest = view.largest.device(for_model=facts.is_llm)
     least = low_reserve(facts.need_bytes, facts.forced_stages or 1)
     if largest is not None and least > largest:
@@ -190,8 +192,11 @@ def _free_slots(view: ClusterView, head: InstanceView, facts: ActionFacts, newes
 
 def ensure_model(view: ClusterView, uri: str, now_s: float) -> list[Decision]:
     """Ask a host for the model's facts unless they are known or already asked for.  In the pause after a failed
-    inspection a host is asked only if a request is due before the pause ends; otherwise a timer asks later."""
+    inspection a host is asked only if a request is due before the pause ends; otherwise a timer asks later.  Nobody
+    looks at a model that none of its actions may run."""
     model = view.model(uri)
+    if model.actions and all(_is_refused(view, name) for name in model.actions):
+        return []
     if (model.fresh and model.facts is not None) or model.asked is not None:
         return []
     if now_s < model.again_s <= first_due_s(view, model):
@@ -203,6 +208,11 @@ def ensure_model(view: ClusterView, uri: str, now_s: float) -> list[Decision]:
     model.asked, model.asked_s = (HostId(host_id), command_id), now_s
     model.attempts += 1
     return [InspectModelOn(HostId(host_id), uri, command_id), Wake(now_s + INSPECT_DEADLINE_S, TimerKind.INSPECT, uri)]
+
+
+def _is_refused(view: ClusterView, name: ActionName) -> bool:
+    facts = view.action(name).facts
+    return facts is not None and facts.refused is not None
 
 
 def first_due_s(view: ClusterView, model: ModelView) -> float:

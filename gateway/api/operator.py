@@ -1,0 +1,168 @@
+"""/api/v1/thaw: what only an operator's key may ask for: hosts, keys, and what each namespace uses.
+
+Every route of this file is refused to tenants by :func:`only_operators`, so none can forget it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from flask import Blueprint, Response, request
+
+from gateway.api.http import caller, gateway, json_object, json_response
+from relay.state.api_keys import ApiKey, Role
+from thaw import wire
+from thaw.clock import wall_ms
+from thaw.errors import BadRequest, Forbidden, ProtocolError
+from thaw.host import HostLeft
+from thaw.ids import HostId, Namespace, is_entity_name
+from thaw.model_uri import ModelUri
+
+blueprint = Blueprint("operator", __name__, url_prefix="/api/v1/thaw")
+_MOST_BYTES = 64 * 1024
+_LONGEST_WAIT_S = 30.0
+
+
+@blueprint.before_request
+def only_operators() -> None:
+    """Raises Unauthorized, Forbidden."""
+    if not caller().is_operator:
+        raise Forbidden(
+            "Only an operator's key may do this.",
+            hint="ask an operator, or use such a key with --auth (thaw key create --namespace N --operator makes one)",
+        )
+
+
+@blueprint.get("/hosts")
+def hosts() -> Response:
+    """Every host's last report, for ``thaw host list``."""
+    core = gateway()
+    live = {r.host_id for r in core.registry.live_hosts()}
+    found = [{**wire.to_plain(r), "live": r.host_id in live} for r in core.registry.hosts()]
+    return json_response({"hosts": found, "now_wall_ms": wall_ms()})
+
+
+@blueprint.get("/hosts/<host_id>/drain")
+def drained(host_id: str) -> Response:
+    """What is left on the host.  ``known`` is what the caller knows, as this call answered it: then the answer comes
+    when something else is true, or after ``wait_s``."""
+    known = _known(request.args.get("known"))
+    left = gateway().host_drains.wait(HostId(host_id), known, _wait_s(request.args.get("wait_s")))
+    return json_response({"host": host_id, **wire.to_plain(left)})
+
+
+def _known(text: str | None) -> HostLeft | None:
+    try:
+        return None if text is None else wire.loads(HostLeft, text.encode())
+    except ProtocolError as e:
+        raise BadRequest(f"known: {e.message}", hint="give back what the last call answered") from e
+
+
+def _wait_s(text: str | None) -> float:
+    try:
+        wait_s = float(text or 0)
+    except ValueError:
+        wait_s = -1.0
+    if not 0 <= wait_s <= _LONGEST_WAIT_S:
+        raise BadRequest(f"wait_s must be a number of seconds, at most {_LONGEST_WAIT_S:g}")
+    return wait_s
+
+
+@blueprint.route("/hosts/<host_id>/drain", methods=["PUT", "DELETE"])
+def drain(host_id: str) -> Response:
+    """PUT: the host takes no new work, and what runs there moves or ends.  DELETE: the host takes work again."""
+    wanted = request.method == "PUT"
+    gateway().registry.drain_host(HostId(host_id), drain=wanted)
+    return json_response({"host": host_id, "draining": wanted})
+
+
+@blueprint.get("/keys")
+def list_keys() -> Response:
+    named = request.args.get("namespace")
+    found = gateway().keys.list(None if named is None else Namespace(named))
+    return json_response({"keys": [_listed(one.key_id, one.key) for one in found]})
+
+
+@blueprint.post("/keys")
+def create_key() -> Response:
+    """The answer holds the key itself, for the only time."""
+    body = json_object(_MOST_BYTES)
+    namespace = named_namespace(body.get("namespace"))
+    try:
+        role = Role(body.get("role", Role.TENANT))
+    except ValueError:
+        raise BadRequest(f"role must be one of {', '.join(Role)}, not {body['role']!r:.80}.") from None
+    secret, key = gateway().keys.create(namespace, role)
+    gateway().log.event("key_created", key_id=key.key_id, namespace=namespace, role=role, by=caller().namespace)
+    response = json_response({**_listed(key.key_id, key), "key": secret})
+    response.headers["Cache-Control"] = "no-store"
+    return response
+
+
+@blueprint.delete("/keys/<key_id>")
+def revoke_key(key_id: str) -> Response:
+    """Here the key ends at once, at other gateways when they ask for it again (CACHE_S)."""
+    core = gateway()
+    found = core.keys.revoke(key_id)
+    core.auth.forget(found.digest)
+    core.log.event("key_revoked", key_id=found.key_id, namespace=found.key.namespace, by=caller().namespace)
+    return json_response(_listed(found.key_id, found.key))
+
+
+@blueprint.get("/namespaces")
+def usage() -> Response:
+    """What each namespace has: live keys, actions, records of the last week, and instances that exist now."""
+    core = gateway()
+    n_keys = Counter(one.key.namespace for one in core.keys.list())
+    n_actions = Counter(a.namespace for a in core.records.all_actions())
+    n_instances = Counter(Namespace(i.action.partition("/")[0]) for i in core.registry.instances() if i.action)
+    found = [
+        {
+            "namespace": name,
+            "keys": n_keys[name],
+            "actions": n_actions[name],
+            "activations": core.records.count_activations(name),
+            "instances": n_instances[name],
+        }
+        for name in sorted({*n_keys, *n_actions, *n_instances})
+    ]
+    return json_response({"namespaces": found})
+
+
+@blueprint.route("/namespaces/<ns>/models", methods=["GET", "PUT", "DELETE"])
+def models(ns: str) -> Response:
+    """What the namespace may run: the prefixes for all (THAW_MODELS), and its own.  PUT adds to its own, DELETE takes
+    away.  What runs goes on; from now on nothing else starts."""
+    core, namespace = gateway(), named_namespace(ns)
+    allowed = core.models.allowed
+    if request.method == "GET":
+        own = allowed.of(namespace)
+    else:
+        change = allowed.add if request.method == "PUT" else allowed.remove
+        own = change(namespace, _prefixes(json_object(_MOST_BYTES)))
+        core.log.event("models_allowed", namespace=namespace, prefixes=list(own), by=caller().namespace)
+        core.actions.tell_changed(namespace)
+    return json_response({"namespace": namespace, "for_all": list(core.models.policy.default), "own": list(own)})
+
+
+def _prefixes(body: dict[str, Any]) -> list[str]:
+    found = body.get("prefixes")
+    if not isinstance(found, list) or not found or not all(isinstance(p, str) for p in found):
+        raise BadRequest("prefixes must be a list of model URIs' beginnings, such as s3://team-a/.")
+    for prefix in found:
+        if "," in prefix:
+            raise BadRequest(f"{prefix!r:.300} is more than one prefix.")
+        ModelUri.parse_prefix(prefix)
+    return found
+
+
+def named_namespace(name: object) -> Namespace:
+    """Raises BadRequest.  ``_`` stands for the caller's own namespace in paths, so nobody can be called so."""
+    if not isinstance(name, str) or not is_entity_name(name) or name == "_":
+        raise BadRequest("namespace must be a name of letters, digits, '-', '_', '.' and '@'.")
+    return Namespace(name)
+
+
+def _listed(key_id: str, key: ApiKey) -> dict[str, Any]:
+    return {"id": key_id, "namespace": key.namespace, "role": key.role, "created_ms": key.created_ms}

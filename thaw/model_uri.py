@@ -1,0 +1,131 @@
+"""The URI of a model, taken apart in the one way in which everybody compares it.
+
+An operator allows models by prefixes (``s3://models``, ``https://host/path``, ``file:///srv/models``).  A prefix is
+compared part by part, after everything was decoded once: ``s3://models-evil`` is not below ``s3://models``.  What could
+mean one thing here and another thing to a store is refused: ``..`` in any spelling, a backslash, a name and password, a
+query, half an escape.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import unquote_to_bytes
+
+from thaw.errors import BadRequest, Forbidden
+from thaw.settings import SettingError
+
+MOST_BYTES: Final = 2048
+_FORM: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/]*)(?:/(.*))?", re.S)
+_BAD: Final = re.compile(r"[\x00-\x1f\x7f\\?#]|%(?![0-9A-Fa-f]{2})")
+_BUCKET: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_HOST: Final = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9][a-z0-9._-]*?)\.?(?::([0-9]{1,5}))?")
+_PLACES: Final = {"s3": _BUCKET, "file": re.compile(r""), "http": _HOST, "https": _HOST}
+_ANY_PLACE: Final = re.compile(r"[A-Za-z0-9._:\[\]-]*")
+"""The place in a URI of a store that a package has added."""
+_PORTS: Final = {"http": "80", "https": "443"}
+_LOCAL: Final = frozenset({"file"})
+_FORMS: Final = "s3://bucket/prefix, http(s)://host/path or file:///absolute/path"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelUri:
+    """``place`` is a bucket, or a host with its port; empty for files.  ``path`` is decoded, without empty parts at its
+    end."""
+
+    scheme: str
+    place: str
+    path: tuple[str, ...]
+
+    @staticmethod
+    def parse(text: str) -> ModelUri:
+        """Raises BadRequest."""
+        found = ModelUri.parse_prefix(text)
+        if not found.place and found.scheme in ("s3", *_PORTS):
+            raise _not_one(text, "it names no bucket or host")
+        return found
+
+    @staticmethod
+    def parse_prefix(text: str) -> ModelUri:
+        """As :meth:`parse`; a prefix without a place (``s3://``) stands for all places.  Raises BadRequest."""
+        if len(text.encode("utf-8", "surrogatepass")) > MOST_BYTES or text != text.strip() or _BAD.search(text):
+            raise _not_one(text, "it is too long, or has a character that no model's uri has")
+        found = _FORM.fullmatch(text)
+        if found is None:
+            raise _not_one(text, "it does not begin with a scheme and ://")
+        scheme, place, path = found[1].lower(), found[2], found[3] or ""
+        parts = [_decoded(text, part) for part in path.split("/")]
+        while parts and not parts[-1]:
+            parts.pop()
+        return ModelUri(scheme, _place(text, scheme, place), tuple(parts))
+
+    @property
+    def directory(self) -> str:
+        """The directory that a ``file://`` URI names; empty for other URIs."""
+        return "/" + "/".join(self.path) if self.scheme in _LOCAL else ""
+
+    def is_below(self, prefix: ModelUri) -> bool:
+        return (
+            self.scheme == prefix.scheme
+            and (self.place == prefix.place or not prefix.place)
+            and self.path[: len(prefix.path)] == prefix.path
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPolicy:
+    """What namespaces may run.  ``default`` holds the prefixes of all of them."""
+
+    default: tuple[str, ...]
+
+    def check(self, namespace: str, uri: str, more: Sequence[str]) -> None:
+        """``more``: the namespace's own prefixes.  Raises Forbidden, and BadRequest for what is no model's URI."""
+        model, prefixes = ModelUri.parse(uri), (*self.default, *more)
+        if not any(model.is_below(ModelUri.parse_prefix(prefix)) for prefix in prefixes):
+            allowed = ", ".join(prefixes) if prefixes else "nothing"
+            raise Forbidden(
+                f"$.model.uri: the namespace {namespace} may not run {uri:.300}; it may run what is below {allowed} "
+                "(THAW_MODELS).",
+                hint=f"an operator allows more: thaw namespace allow-models {namespace} PREFIX, or THAW_MODELS for all",
+            )
+
+
+def policy_of(setting: str) -> ModelPolicy:
+    """The policy that THAW_MODELS describes.  Raises SettingError."""
+    prefixes = tuple(text for entry in setting.split(",") if (text := entry.strip()))
+    try:
+        for text in prefixes:
+            ModelUri.parse_prefix(text)
+    except BadRequest as e:
+        raise SettingError(
+            f"THAW_MODELS: {e.message}", hint="separate prefixes by commas: s3://models, https://host/path"
+        ) from None
+    return ModelPolicy(prefixes)
+
+
+def _not_one(text: str, problem: str) -> BadRequest:
+    return BadRequest(f"{text!r:.300} is not a model's uri: {problem}", hint=f"write it as {_FORMS}")
+
+
+def _decoded(text: str, part: str) -> str:
+    try:
+        found = unquote_to_bytes(part).decode()
+    except UnicodeError:
+        raise _not_one(text, f"{part!r:.80} is not UTF-8") from None
+    if found in (".", "..") or re.search(r"[\x00-\x1f\x7f/\\]", found):
+        raise _not_one(text, f"{part!r:.80} must not be a part of its path")
+    return found
+
+
+def _place(text: str, scheme: str, place: str) -> str:
+    found = _PLACES.get(scheme, _ANY_PLACE).fullmatch(place.lower() if scheme in _PORTS else place)
+    if not place:
+        return ""
+    if found is None:
+        raise _not_one(text, f"{place!r:.80} cannot stand after {scheme}://")
+    if scheme not in _PORTS:
+        return place
+    port = str(int(found[2])) if found[2] else _PORTS[scheme]
+    return found[1] if port == _PORTS[scheme] else f"{found[1]}:{port}"
