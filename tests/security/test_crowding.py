@@ -75,15 +75,19 @@ def put_code(gateway: GatewayProcess, key: str, name: str, n_bytes: int) -> None
     assert requests.put(url, json=body, auth=(user, password), timeout=WAIT_S).status_code == 200
 
 
-def test_clients_whose_requests_come_one_behind_another_lock_nobody_out(start: Start) -> None:
-    """None of their connections is idle at the moment at which the last one is taken."""
-    gateway = start(THAW_GATEWAY_CONNECTIONS="256", THAW_GATEWAY_THREADS="8", THAW_GATEWAY_HEAD_S="100")
+def test_connections_that_are_all_busy_lock_nobody_out(start: Start) -> None:
+    """None is idle at the moment at which the last one is taken, so it can only give way later."""
+    gateway = start(THAW_GATEWAY_CONNECTIONS="256", THAW_GATEWAY_THREADS="400", THAW_GATEWAY_HEAD_S="100")
+    gateway.put_llm()
+    gateway.session.close()
     with ExitStack() as stack:
         busy = [stack.enter_context(connect(gateway)) for _ in range(255)]
-        for sock in busy:
-            sock.sendall(head("GET", "/metrics", auth="") * 10)
-        for sock in busy:
-            assert sock.recv(1)
+        for sock in busy[1:]:
+            sock.sendall(ASK_CHAT)
+        for _ in range(3):  # the gateway has read the others when it has answered these
+            busy[0].sendall(MODELS)
+            assert read_answer(busy[0])[0] == 200
+        busy[0].sendall(ASK_CHAT)
         stack.enter_context(connect(gateway))
         assert_serves(gateway)
 
