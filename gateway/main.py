@@ -84,6 +84,10 @@ class _Server(BaseApplication):  # type: ignore[misc]
         gc.freeze()  # objects made so far stay: no collection needs to walk over them while a token waits
         return app
 
+    def knows(self, authorization: str) -> bool:
+        """Runs in the worker: whether the header's key is answered without the state server."""
+        return self._gateway is not None and self._gateway.auth.knows(authorization)
+
     def _on_exit(self, _arbiter: object, _worker: object) -> None:
         if self._gateway is not None:
             end_within(_LAST_WORDS_S, lambda: self._log.event("ends_unheard"))

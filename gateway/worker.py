@@ -4,123 +4,93 @@ gunicorn gives a connection a thread with its first byte, and reads and writes o
 the gateway.  Here the worker's selector reads heads and bodies, waits for clients that read slowly, and waits for the
 end of a connection after its last answer (RFC 9112 section 9.6).  Each wait has a deadline.
 
-Where something has a limit, the client that has waited longest gives way: an honest one is done within milliseconds.
+Where something is full, the owner that has most of it gives way, with what has waited longest (front/holdings.py).
 """
 
 from __future__ import annotations
 
-import errno
 import selectors
-import socket
 import time
-from collections import Counter, deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final
 
-from gunicorn.workers.gthread import STOP_KEEPALIVE_LINGER, ThreadWorker
+from gunicorn.workers.gthread import STOP_KEEPALIVE_LINGER
 
+from gateway.connections import ConnectionWorker
 from gateway.front.answering import answer
-from gateway.front.bounds import UNCHECKED_BODY_BYTES, Bounds
-from gateway.front.connection import CONTINUE, Connection, State
-from gateway.front.deadlines import Deadlines
-from gateway.front.memory import SharedMemory
+from gateway.front.bounds import CHUNKED_STEP_BYTES, UNCHECKED_BODY_BYTES
+from gateway.front.connection import CONTINUE, Connection, Out, State, whole_bytes
+from gateway.front.holdings import Holdings
+from gateway.front.memory import Line, SharedMemory
 from gateway.front.request import BrokenRequest, RequestReader
+from gateway.front.turns import Turns
 from gateway.front.visit import TooSlow, Visit
 from thaw.errors import Throttled
+from thaw.ids import Namespace
 
 _READ_BYTES: Final = 64 * 1024
 _BODY_READ_BYTES: Final = 256 * 1024
-_ACCEPTED_AT_ONCE: Final = 64
 _CHECKERS: Final = 4
-"""Threads that check keys before long bodies are read.  They are not those that hold requests."""
-_FOREVER: Final = float("inf")
-_NO_ROOM: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+"""Threads that check keys before long bodies are read.  They are not those that hold requests, and keys that are in
+the gateway's memory have as many of their own: others wait for the state server."""
 
 
-class Worker(ThreadWorker):  # type: ignore[misc]
-    """Everything but handle() and check() runs on the worker's main thread."""
+class Worker(ConnectionWorker):
+    """Everything but handle() runs on the worker's main thread."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.bounds: Bounds = self.app.bounds
-        self._deadlines = Deadlines()
-        self._addresses: Counter[str] = Counter()
-        self._idle: dict[Connection, None] = {}
-        self._unchecked: dict[Connection, int] = {}
-        self._unread: dict[Connection, int] = {}
-        self._unchecked_bytes = self._unread_bytes = 0
+        self._parts = Holdings()
+        """The bytes of requests that are bounded by ``unchecked_bytes``."""
+        self._unproven: dict[Connection, None] = {}
+        """Those of ``_parts`` that a thread has."""
+        self._unread = Holdings()
+        """The bytes of answers."""
         self._memory = SharedMemory(self.bounds.body_bytes)
-        self._line: deque[Connection] = deque()
-        self.worker_connections = self.bounds.connections
+        self._line = Line(self._memory)
 
     def init_process(self) -> None:
-        self._checkers = ThreadPoolExecutor(_CHECKERS, "check")
+        self._checks = Turns(ThreadPoolExecutor(_CHECKERS, "check"), _CHECKERS)
+        self._known_checks = Turns(ThreadPoolExecutor(_CHECKERS, "check-known"), _CHECKERS)
         super().init_process()
 
-    # connections begin -----------------------------------------------------------------------------------------------
-
-    def accept(self, listener: socket.socket) -> None:
-        for _ in range(_ACCEPTED_AT_ONCE):
-            try:
-                sock, client = listener.accept()
-            except BlockingIOError:
-                return
-            except OSError as e:
-                if e.errno in _NO_ROOM:  # the listener stays readable, and would keep this thread busy
-                    self._make_room()
-                return  # else the client has gone again
-            self._begin(sock, client, listener.getsockname())
-
-    def _begin(self, sock: socket.socket, client: object, server: object) -> None:
-        sock.setblocking(False)
-        connection = Connection(sock, client, server, self.bounds.answer_s)
-        self.nr_conns += 1
-        self._addresses[connection.address] += 1
-        per_address = self.bounds.per_address
-        if connection.address and per_address and self._addresses[connection.address] > per_address:
-            self._close(connection)
-            return
-        if self.nr_conns >= self.bounds.connections:
-            self._make_room()
-        self._wait_for_request(connection, self.bounds.head_s)
-
-    def _make_room(self) -> None:
-        """Close the connection that has waited longest: a stranger's without a request, one with a part of a request,
-        else one whose client had a valid key."""
-        strangers = (c for c in self._idle if not c.is_known)
-        oldest = next(strangers, None) or next(iter(self._unchecked), None) or next(iter(self._idle), None)
-        if oldest is not None:
-            self._close(oldest)
-
-    def _wait_for_request(self, connection: Connection, within_s: float) -> None:
-        connection.state = State.IDLE
-        self._idle[connection] = None
-        self._deadlines.set(connection, time.monotonic() + within_s)
-        self._watch(connection, selectors.EVENT_READ)
+    def get_thread_pool(self) -> ThreadPoolExecutor:
+        pool: ThreadPoolExecutor = super().get_thread_pool()
+        self._threads = Turns(pool, self.cfg.threads)
+        return pool
 
     # requests are read -----------------------------------------------------------------------------------------------
 
-    def _on_ready(self, connection: Connection, _sock: object) -> None:
-        if not connection.watched:  # an earlier event of the same moment has closed it
-            return
+    def _ready(self, connection: Connection) -> None:
         if connection.state is State.WRITING:
             self._write_on(connection)
-            return
+        else:
+            self._read(connection)
+
+    def _read(self, connection: Connection) -> None:
+        request = connection.request
+        n_bytes = _READ_BYTES
+        if connection.reserved is not None and request is not None:
+            n_bytes = _BODY_READ_BYTES
+            if request.n_bytes is not None:  # what comes behind it has no memory
+                n_bytes = min(n_bytes, request.n_bytes - request.n_body)
         try:
-            data = connection.sock.recv(_READ_BYTES if connection.reserved is None else _BODY_READ_BYTES)
+            data = connection.sock.recv(n_bytes)
         except BlockingIOError:
             return
         except OSError:
             data = b""
         if not data:
             self._close(connection)
-        elif connection.state is not State.ENDING:  # what comes behind the last request is thrown away
+        elif connection.state is State.ENDING:  # what comes behind the last request is thrown away
+            latest_s = connection.began_s + self.bounds.linger_total_s
+            self._deadlines.set(connection, min(latest_s, time.monotonic() + self.bounds.linger_on_s))
+        else:
             self._feed(connection, data)
 
     def _feed(self, connection: Connection, data: bytes) -> None:
         if connection.request is None:
-            self._idle.pop(connection, None)
             connection.state, connection.request = State.READING, RequestReader()
             connection.began_s = 0.0
         request = connection.request
@@ -129,116 +99,198 @@ class Worker(ThreadWorker):  # type: ignore[misc]
                 self._run(connection)
                 return
         except BrokenRequest as e:
-            connection.refuse(e.http_status, e.message)
-            self._end(connection)
+            self._refuse(connection, e.http_status, e.message)
             return
         self._read_on(connection, request)
 
     def _read_on(self, connection: Connection, request: RequestReader) -> None:
         """The request is not complete."""
-        now_s = time.monotonic()
-        if not connection.began_s:
-            connection.began_s = now_s
-            self._deadlines.set(connection, now_s + self.bounds.head_s)
         if connection.reserved is not None:
-            if request.n_body > connection.reserved[1]:  # chunks beyond what the application reads: it says so
+            n_reserved, max_bytes = connection.reserved[1], connection.visit.max_bytes or 0
+            if request.n_body > max_bytes:  # chunks beyond what the application reads: it says so
                 self._run(connection)
+            elif request.n_body > n_reserved:
+                self._reserve(connection, max(request.n_body - n_reserved, CHUNKED_STEP_BYTES))
             return
+        if not connection.began_s:
+            connection.began_s = time.monotonic()
+            self._deadlines.set(connection, connection.began_s + self.bounds.head_s)
+            self._waiting.drop(connection)  # as an idle connection it may have been the oldest
+            self._waiting.set(connection)
         if request.head and (request.n_bytes or request.n_body) > UNCHECKED_BODY_BYTES:
-            self._check(connection)
+            self._check(connection, request)
             return
         if request.head and request.expects:
             request.expects = False
             connection.send(CONTINUE)
         self._watch(connection, selectors.EVENT_READ)  # it is not watched after a pipelined beginning
-        self._count_unchecked(connection, request.n_read)
+        self._hold(connection, request.n_read)
 
-    def _count_unchecked(self, connection: Connection, n_bytes: int) -> None:
-        self._unchecked_bytes += n_bytes - self._unchecked.get(connection, 0)
-        self._unchecked[connection] = n_bytes
-        while self._unchecked_bytes > self.bounds.unchecked_bytes:
-            self._close(next(iter(self._unchecked)))
+    def _hold(self, connection: Connection, n_bytes: int) -> None:
+        """Count the request, which may close it."""
+        self._parts.set(connection, n_bytes)
+        if self._parts.total > self.bounds.unchecked_bytes:
+            for c in [c for c in self._unproven if c.visit.namespace is not None]:
+                self._forget_parts(c)
+        while self._parts.total > self.bounds.unchecked_bytes:
+            if not self._close_one(c for c in self._parts.heaviest() if c in self._waiting):
+                return  # threads have all of them
 
-    def _check(self, connection: Connection) -> None:
+    def _forget_parts(self, connection: Connection) -> None:
+        self._parts.drop(connection)
+        self._unproven.pop(connection, None)
+
+    def _check(self, connection: Connection, request: RequestReader) -> None:
         """Have the application look at the head before its long body is read."""
-        self._leave_reading(connection)
-        connection.state, connection.visit = State.CHECKING, Visit(head_only=True)
-        self._submit(self._checkers, connection, self._checked)
+        self._leave_waiting(connection)
+        connection.visit, connection.out = Visit(head_only=True), Out(None, self.bounds.answer_s)
+        known = self.app.knows(request.authorization)
+        self._take_turn(self._known_checks if known else self._checks, connection)
 
-    def _checked(self, connection: Connection, done: Future[bool]) -> None:
-        visit, request = connection.visit, connection.request
-        if visit.max_bytes is None or visit.namespace is None or request is None:
-            self.finish_request(connection, done)
-            return
-        connection.is_known = True
-        n_bytes = visit.max_bytes + 1 if request.n_bytes is None else request.n_bytes
-        connection.reserved = (visit.namespace, n_bytes)
-        if self._memory.take(*connection.reserved):
+    def _reserve(self, connection: Connection, n_bytes: int) -> None:
+        """Read the body when there is memory for ``n_bytes`` more of it."""
+        namespace = connection.namespace
+        assert namespace is not None  # noqa: S101  it has been checked
+        connection.wants, connection.since_s = n_bytes, time.monotonic()
+        if self._line.take(connection, namespace):
             self._read_body(connection)
-        else:
+        elif self._line.join(connection, namespace):
+            self._unwatch(connection)
             connection.state = State.LINED_UP
-            self._line.append(connection)
-            self._deadlines.set(connection, time.monotonic() + self.bounds.line_s)
+            self._waiting.set(connection)
+            self._deadlines.set(connection, connection.since_s + self.bounds.line_s)
+            if connection.reserved is None and connection.request is not None:
+                self._hold(connection, connection.request.n_read)
+        else:
+            self._refuse_body(connection)
 
     def _read_body(self, connection: Connection) -> None:
-        request = connection.request
-        assert request is not None  # noqa: S101  it has been checked
-        connection.state, connection.began_s = State.READING, time.monotonic()
-        self._deadlines.set(connection, self.bounds.body_deadline_s(connection.began_s, 0))
+        request, namespace = connection.request, connection.namespace
+        assert request is not None and namespace is not None  # noqa: S101, PT018  it has been checked
+        n_before = 0 if connection.reserved is None else connection.reserved[1]
+        connection.reserved = (namespace, n_before + connection.wants)
+        self._waiting.drop(connection)
+        self._forget_parts(connection)
+        connection.state = State.READING
+        connection.began_s += time.monotonic() - connection.since_s  # to wait for memory is not the client's fault
+        self._deadlines.set(connection, self.bounds.body_deadline_s(connection.began_s, request.n_body))
         self._watch(connection, selectors.EVENT_READ)
         if request.expects:
             request.expects = False
             connection.send(CONTINUE)
 
-    def _serve_line(self) -> None:
-        for connection in tuple(self._line):
-            if connection.reserved is not None and self._memory.take(*connection.reserved):
-                self._line.remove(connection)
-                self._read_body(connection)
+    def _refuse_body(self, connection: Connection) -> None:
+        message = f"Too many long requests at once: there is no room for another {connection.wants} bytes."
+        self._run(connection, Visit(refusal=Throttled(message, retry_after_s=self.bounds.line_s)))
 
-    def _leave_reading(self, connection: Connection) -> None:
-        self._unwatch(connection)
-        self._unchecked_bytes -= self._unchecked.pop(connection, 0)
-        self._deadlines.set(connection, _FOREVER)
-
-    # requests are answered -------------------------------------------------------------------------------------------
+    # requests have threads -------------------------------------------------------------------------------------------
 
     def _run(self, connection: Connection, visit: Visit | None = None) -> None:
-        self._leave_reading(connection)
-        connection.state, connection.visit = State.RUNNING, visit or Visit()
-        self._submit(self.tpool, connection, self.finish_request)
+        self._leave_waiting(connection)
+        connection.visit = visit or Visit()
+        if connection.reserved is not None and connection.request is not None:
+            self._trim(connection.reserved, connection, connection.request.n_read)
+        self._take_turn(self._threads, connection)
 
-    def _submit(self, pool: ThreadPoolExecutor, connection: Connection, then: Any) -> None:
-        done = pool.submit(self.handle, connection)
-        done.add_done_callback(lambda future: self.method_queue.defer(then, connection, future))
+    def _trim(self, reserved: tuple[Namespace, int], connection: Connection, n_bytes: int) -> None:
+        """Give back what the body has not needed."""
+        namespace, n_reserved = reserved
+        if n_bytes < n_reserved:
+            connection.reserved = (namespace, n_bytes)
+            self._memory.give_back(namespace, n_reserved - n_bytes)
+            self._serve_line()
 
-    def handle(self, conn: Connection) -> bool:
+    def _take_turn(self, turns: Turns, connection: Connection) -> None:
+        request = connection.request
+        assert request is not None  # noqa: S101  it has been read
+        if turns.take():
+            self._start(turns, connection)
+            if connection.namespace is None:  # else its bytes are bounded by the requests that its namespace may hold
+                self._hold(connection, request.n_read)
+            return
+        connection.state, connection.turns = State.QUEUED, turns
+        turns.join(connection)
+        self._waiting.set(connection)
+        self._deadlines.set(connection, time.monotonic() + self.bounds.line_s)
+        if connection.reserved is None:
+            self._hold(connection, request.n_read)
+
+    def _start(self, turns: Turns, connection: Connection) -> None:
+        connection.state = State.CHECKING if connection.visit.head_only else State.RUNNING
+        if connection.state is State.CHECKING:
+            self._deadlines.set(connection, time.monotonic() + self.bounds.line_s)
+        if connection.namespace is None:
+            self._unproven[connection] = None
+        else:
+            self._parts.drop(connection)
+        done = turns.pool.submit(self.handle, connection, connection.visit, connection.out)
+        done.add_done_callback(partial(self.method_queue.defer, self._done, turns, connection, connection.visit))
+
+    def handle(self, conn: Connection, visit: Visit, out: Out) -> bool:
         """Runs on a thread.  Return whether the connection takes another request."""
         try:
-            return answer(self.cfg, self.wsgi, conn, keep=self.alive and not conn.visit.head_only)
+            return answer(self.cfg, self.wsgi, conn, visit, out, keep=self.alive and not visit.head_only)
         except OSError:
             return False  # the client is gone
         except Exception:
             self.log.exception("Error handling request")
             return False
 
-    def finish_request(self, conn: Connection, fs: Future[bool]) -> None:
-        conn.keep = not fs.cancelled() and fs.exception() is None and fs.result()
-        conn.is_known = conn.is_known or conn.visit.namespace is not None
-        if conn.request is not None:
-            conn.rest, conn.request = conn.request.rest, None
-        self._give_memory_back(conn)
-        if conn.out.left is None:
-            self._written(conn)
+    def _done(self, turns: Turns, connection: Connection, visit: Visit, job: Future[bool]) -> None:
+        following = turns.pass_on()
+        if following is not None:
+            following.turns = None
+            self._leave_waiting(following)
+            self._guard(following, partial(self._start, turns))
+        if connection.visit is visit and not connection.is_closed:  # else the worker has given it up
+            self._guard(connection, self._after_thread, job)
+
+    # requests are answered -------------------------------------------------------------------------------------------
+
+    def _after_thread(self, connection: Connection, job: Future[bool]) -> None:
+        visit, request = connection.visit, connection.request
+        if visit.namespace is not None and visit.namespace != connection.namespace:
+            self._forget_parts(connection)
+            self._know(connection, visit.namespace)
+        if visit.head_only and visit.max_bytes is not None and request is not None and connection.namespace is not None:
+            connection.out = Out(connection.sock, self.bounds.answer_s)
+            connection.began_s = time.monotonic()
+            steps = max(request.n_body, min(visit.max_bytes, CHUNKED_STEP_BYTES))
+            self._reserve(connection, steps if request.n_bytes is None else request.n_bytes)
             return
-        conn.state, conn.began_s = State.WRITING, time.monotonic()
-        self._unread[conn] = len(conn.out.left)
-        self._unread_bytes += len(conn.out.left)
-        while self._unread_bytes > self.bounds.answer_bytes and len(self._unread) > 1:
-            self._close(next(iter(self._unread)))
-        if not conn.is_closed:
-            self._deadlines.set(conn, self.bounds.answer_deadline_s(conn.began_s, 0))
-            self._watch(conn, selectors.EVENT_WRITE)
+        connection.keep = not job.cancelled() and job.exception() is None and job.result()
+        self._forget_parts(connection)
+        if request is not None:
+            connection.rest, connection.request = request.rest, None
+        self._give_memory_back(connection)
+        if connection.out.left is None:
+            self._written(connection)
+        else:
+            self._leave_to_read(connection, connection.out.left)
+
+    def _know(self, connection: Connection, namespace: Namespace) -> None:
+        if connection.namespace is None:
+            mates = self._addresses[connection.address]
+            del mates[connection]
+            mates[connection] = None  # strangers give way before it
+        if connection.reserved is None:
+            connection.namespace = namespace
+
+    def _leave_to_read(self, connection: Connection, left: memoryview) -> None:
+        connection.state, connection.began_s = State.WRITING, time.monotonic()
+        connection.n_answer = len(left)
+        self._deadlines.set(connection, self.bounds.answer_deadline_s(connection.began_s, 0))
+        self._waiting.set(connection)
+        self._watch(connection, selectors.EVENT_WRITE)
+        self._unread.set(connection, whole_bytes(left) + len(connection.rest))
+        while self._unread.total > self.bounds.answer_bytes and len(self._unread) > 1:
+            self._close(max(self._unread.heaviest(), key=partial(self._seconds_behind, connection.began_s)))
+
+    def _seconds_behind(self, now_s: float, connection: Connection) -> float:
+        """How much longer than it might the client has taken for what it has read of its answer."""
+        left = connection.out.left
+        n_read = connection.n_answer - (0 if left is None else len(left))
+        return now_s - connection.began_s - n_read / self.bounds.rate
 
     def _write_on(self, connection: Connection) -> None:
         left = connection.out.left
@@ -250,97 +302,78 @@ class Worker(ThreadWorker):  # type: ignore[misc]
         except OSError:
             self._close(connection)
             return
-        connection.out.left = left[sent:]
-        if sent == len(left):
-            connection.out.left = None
-            self._unread_bytes -= self._unread.pop(connection)
-            self._unwatch(connection)
-            self._written(connection)
+        if sent < len(left):
+            left = left[sent:]
+            if 2 * len(left) < whole_bytes(left):
+                left = memoryview(bytes(left))
+                self._unread.set(connection, len(left) + len(connection.rest))
+            connection.out.left = left
+            return
+        connection.out.left = None
+        self._unread.drop(connection)
+        self._leave_waiting(connection)
+        self._written(connection)
 
     def _written(self, connection: Connection) -> None:
         if not connection.keep:
             self._end(connection)
             return
         self._wait_for_request(connection, self.bounds.idle_s if self.alive else STOP_KEEPALIVE_LINGER)
+        if self.nr_conns >= self.bounds.connections:  # those who send one request behind another would keep it so
+            self._make_room()
         if connection.rest:
             rest, connection.rest = connection.rest, b""
             self._feed(connection, rest)
 
     # connections end -------------------------------------------------------------------------------------------------
 
-    def murder_pending(self) -> None:
-        """Called at least once a second: act on the deadlines that have come."""
-        for connection in self._deadlines.due(time.monotonic()):
-            self._expire(connection)
-        self._deadlines.forget_closed(self.nr_conns)
-
-    def murder_keepalived(self, force: bool = False) -> None:
-        """gunicorn's list of kept-alive connections stays empty: murder_pending() does it all."""
-
-    def _cap_keepalive(self, deadline: float) -> None:
-        """The worker stops: connections without a request, or with a part of its head, are open for a moment more."""
-        for connection in (*self._idle, *self._unchecked):
-            self._deadlines.set(connection, min(connection.deadline_s, deadline))
-
     def _expire(self, connection: Connection) -> None:
-        now_s, request = time.monotonic(), connection.request
-        if connection.state is State.READING and request is not None:
-            if not request.head:
-                connection.refuse(408, f"The head of the request took longer than {self.bounds.head_s:g} s.")
-                self._end(connection)
-                return
-            deadline_s = self.bounds.body_deadline_s(connection.began_s, request.n_read)
-            if deadline_s > now_s:
-                self._deadlines.set(connection, deadline_s)
-                return
+        state, request = connection.state, connection.request
+        if state is State.READING and request is not None:
+            self._expire_reading(connection, request)
+        elif state is State.LINED_UP:
+            self._leave_line(connection)
+            self._refuse_body(connection)
+        elif state in (State.QUEUED, State.CHECKING):
+            connection.visit, connection.out = Visit(), Out(connection.sock, self.bounds.answer_s)
+            self._refuse(connection, 503, f"No thread was free for this request within {self.bounds.line_s:g} s.")
+        elif state is State.WRITING and connection.out.left is not None:
+            n_read = connection.n_answer - len(connection.out.left)
+            self._expire_unless_later(connection, self.bounds.answer_deadline_s(connection.began_s, n_read))
+        else:
+            self._close(connection)
+
+    def _expire_unless_later(self, connection: Connection, deadline_s: float) -> None:
+        if deadline_s > time.monotonic():
+            self._deadlines.set(connection, deadline_s)
+        else:
+            self._close(connection)
+
+    def _expire_reading(self, connection: Connection, request: RequestReader) -> None:
+        deadline_s = self.bounds.body_deadline_s(connection.began_s, request.n_body)
+        if not request.head:
+            self._refuse(connection, 408, f"The head of the request took longer than {self.bounds.head_s:g} s.")
+        elif deadline_s > time.monotonic():
+            self._deadlines.set(connection, deadline_s)
+        else:
             error = TooSlow(f"The body of the request came too slowly: {request.n_body} bytes.")
             self._run(connection, Visit(refusal=error))
-        elif connection.state is State.LINED_UP and connection.reserved is not None:
-            n_bytes = connection.reserved[1]
-            connection.reserved = None
-            self._line.remove(connection)
-            message = f"Too many long requests at once: there is no room for another {n_bytes} bytes."
-            self._run(connection, Visit(refusal=Throttled(message, retry_after_s=self.bounds.line_s)))
-        else:
-            self._expire_answer(connection, now_s)
 
-    def _expire_answer(self, connection: Connection, now_s: float) -> None:
-        if connection.state is State.WRITING and connection.out.left is not None:
-            n_read = self._unread[connection] - len(connection.out.left)
-            deadline_s = self.bounds.answer_deadline_s(connection.began_s, n_read)
-            if deadline_s > now_s:
-                self._deadlines.set(connection, deadline_s)
-                return
-        self._close(connection)
-
-    def _end(self, connection: Connection) -> None:
-        """Half-close, and read to the client's end: a reset would cut the answer off."""
-        self._leave_reading(connection)
-        self._give_memory_back(connection)
-        connection.state = State.ENDING
-        self._deadlines.set(connection, time.monotonic() + self.bounds.linger_s)
-        try:
-            connection.sock.shutdown(socket.SHUT_WR)
-        except OSError:  # the client has reset it
-            self._close(connection)
-            return
-        self._watch(connection, selectors.EVENT_READ)
-
-    def _close(self, connection: Connection) -> None:
-        if connection.is_closed:
-            return
-        self._leave_reading(connection)
-        self._idle.pop(connection, None)
-        self._unread_bytes -= self._unread.pop(connection, 0)
+    def _give_up(self, connection: Connection) -> None:
+        super()._give_up(connection)
+        self._forget_parts(connection)
+        self._unread.drop(connection)
+        if connection.turns is not None:
+            connection.turns.leave(connection)
+            connection.turns = None
         if connection.state is State.LINED_UP:
-            self._line.remove(connection)
-            connection.reserved = None
+            self._leave_line(connection)
         self._give_memory_back(connection)
-        self.nr_conns -= 1
-        self._addresses[connection.address] -= 1
-        if not self._addresses[connection.address]:
-            del self._addresses[connection.address]
-        connection.close()
+
+    def _leave_line(self, connection: Connection) -> None:
+        assert connection.namespace is not None  # noqa: S101  it has been checked
+        self._line.leave(connection, connection.namespace)
+        connection.state = State.READING
 
     def _give_memory_back(self, connection: Connection) -> None:
         if connection.reserved is not None:
@@ -348,14 +381,6 @@ class Worker(ThreadWorker):  # type: ignore[misc]
             self._memory.give_back(*reserved)
             self._serve_line()
 
-    def _watch(self, connection: Connection, events: int) -> None:
-        if connection.watched == events:
-            return
-        self._unwatch(connection)
-        connection.watched = events
-        self.poller.register(connection.sock, events, partial(self._on_ready, connection))
-
-    def _unwatch(self, connection: Connection) -> None:
-        if connection.watched:
-            connection.watched = 0
-            self.poller.unregister(connection.sock)
+    def _serve_line(self) -> None:
+        for connection in tuple(self._line.serve()):
+            self._guard(connection, self._read_body)

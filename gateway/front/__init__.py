@@ -2,11 +2,13 @@
 
 ::
 
-    accept ─▶ IDLE ─▶ READING ──────────────────────────────▶ RUNNING ─▶ IDLE, or ENDING
-                         │ the body is long                      ▲   │
-                         ▼                                       │   ▼ the client has not read it all
-                      CHECKING (key and size) ─▶ LINED_UP ─▶ READING  WRITING ─▶ IDLE, or ENDING
+    accept ─▶ IDLE ─▶ READING ───────────────────────────▶ (QUEUED) ─▶ RUNNING ─▶ IDLE, or ENDING
+                         │ the body is long                   ▲           │
+                         ▼                                    │           ▼ the client has not read it all
+                     (QUEUED) ─▶ CHECKING ─▶ LINED_UP ─▶ READING       WRITING ─▶ IDLE, or ENDING
 
-Only RUNNING and CHECKING are on a thread.  In every other state the worker's selector waits for the client
-(gateway/worker.py), and the connection has a deadline.  The files here are pure but for ``connection.py``.
+Only RUNNING and CHECKING (key and size) are on a thread; QUEUED waits for one, LINED_UP for memory.  In every other
+state the worker's selector waits for the client (gateway/worker.py).  Every state but RUNNING has a deadline, and in
+each of them an account has what the connection holds, so that somebody gives way when there is too much of it.  The
+files here are pure but for ``connection.py``.
 """

@@ -22,8 +22,8 @@ from gunicorn.http.errors import (
 from gunicorn.http.message import Request
 from gunicorn.http.unreader import IterUnreader
 
-from gateway.front.connection import Connection
-from gateway.front.visit import VISIT
+from gateway.front.connection import Connection, Out
+from gateway.front.visit import VISIT, Visit
 
 Wsgi = Callable[[dict[str, Any], Any], Iterable[bytes]]
 _STATUS: Final = {
@@ -34,34 +34,35 @@ _STATUS: Final = {
 }
 
 
-def answer(cfg: Any, app: Wsgi, connection: Connection, *, keep: bool) -> bool:
+def answer(cfg: Any, app: Wsgi, connection: Connection, visit: Visit, out: Out, *, keep: bool) -> bool:
     """Return whether the connection takes another request.  ``keep``: whether the worker would let it.  Raises OSError
     when the client is gone."""
     request = connection.request
-    assert request is not None  # noqa: S101  the worker has read it
+    if request is None:
+        return False  # the worker has given the request up
     try:
         parsed = Request(cfg, IterUnreader([request.head]), connection.client)
     except (ParseException, NoMoreData, StopIteration) as e:
-        connection.refuse(_STATUS.get(type(e), HTTPStatus.BAD_REQUEST), f"The request was malformed: {e}")
+        out.refuse(_STATUS.get(type(e), HTTPStatus.BAD_REQUEST), f"The request was malformed: {e}")
         return False
     parsed._expected_100_continue = False
-    parsed.body = io.BytesIO() if connection.visit.head_only else request.body()
-    response, environ = wsgi.create(parsed, connection.out, connection.client, connection.server, cfg)
-    environ |= {"wsgi.multithread": True, "gunicorn.socket": connection.sock, VISIT: connection.visit}
+    parsed.body = io.BytesIO() if visit.head_only else request.body()
+    response, environ = wsgi.create(parsed, out, connection.client, connection.server, cfg)
+    environ |= {"wsgi.multithread": True, "gunicorn.socket": connection.sock, VISIT: visit}
     if not keep or not request.complete:
         response.force_close()
-    return _write(response, app(environ, response.start_response), connection)
+    return _write(response, app(environ, response.start_response), visit, out)
 
 
-def _write(response: Any, parts: Iterable[bytes], connection: Connection) -> bool:
+def _write(response: Any, parts: Iterable[bytes], visit: Visit, out: Out) -> bool:
     try:
-        if connection.visit.max_bytes is not None:
+        if visit.max_bytes is not None:
             return True  # the client may send its body
-        connection.out.begin(leaves=response.response_length is not None)
+        out.begin(leaves=response.response_length is not None)
         for part in parts:
             response.write(part)
         response.close()
-        connection.out.flush()
+        out.flush()
     finally:
         close = getattr(parts, "close", None)
         if close is not None:

@@ -16,6 +16,10 @@ UNCHECKED_BODY_BYTES: Final = 64 * 1024
 a check of its own for each of them would cost every small request a second turn on a thread."""
 
 
+CHUNKED_STEP_BYTES: Final = MIB
+"""How much memory a long body in chunks gets at a time.  It does not say how long it is."""
+
+
 @dataclass(frozen=True, slots=True)
 class Bounds:
     """Times are seconds, rates bytes a second."""
@@ -23,24 +27,28 @@ class Bounds:
     head_s: float = 10.0
     idle_s: float = 75.0
     body_s: float = 10.0
-    body_total_s: float = 300.0
     line_s: float = 10.0
-    """How long a long body may wait for memory."""
+    """How long a long body may wait for memory, its head for an answer, and a request for a thread."""
     answer_s: float = 60.0
     rate: float = 64 * 1024
     linger_s: float = 2.0
+    """How long a client may be silent before it closes after its last answer."""
+    linger_on_s: float = 5.0
+    """The same while it still sends: closed then, it would lose the answer."""
+    linger_total_s: float = 30.0
     connections: int = 16_384
     per_address: int = 4_096
-    """Connections of one address; 0: as many as there are."""
+    """Connections of one address, or one /64 of IPv6; 0: as many as there are."""
     unchecked_bytes: int = 32 * MIB
-    """Of all requests that are not complete and whose keys are not checked."""
+    """Of requests that are not complete, wait for a thread, or have one while their keys are not checked.  Not of long
+    bodies."""
     body_bytes: int = 128 * MIB
     """Of long bodies, from the check of their keys until they are answered."""
     answer_bytes: int = 64 * MIB
     """Of whole answers that their clients have not read."""
 
     def body_deadline_s(self, began_s: float, n_bytes: int) -> float:
-        return began_s + min(self.body_total_s, self.body_s + n_bytes / self.rate)
+        return began_s + self.body_s + n_bytes / self.rate
 
     def answer_deadline_s(self, began_s: float, n_bytes: int) -> float:
         return began_s + self.answer_s + n_bytes / self.rate

@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import enum
 import errno
+import ipaddress
 import json
 import select
 import socket
 import struct
 import time
 from http import HTTPStatus
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from gateway.front.request import RequestReader
 from gateway.front.visit import Visit
 from thaw.ids import Namespace
+
+if TYPE_CHECKING:
+    from gateway.front.turns import Turns
 
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 _JOINED_BYTES: Final = 64 * 1024
@@ -30,6 +34,7 @@ class State(enum.Enum):
     READING = "reads a request"
     CHECKING = "a thread checks the key of a request with a long body"
     LINED_UP = "waits for memory for the body"
+    QUEUED = "waits for a thread"
     RUNNING = "a thread answers"
     WRITING = "waits for the client to read the answer"
     ENDING = "waits for the client to close"
@@ -37,26 +42,32 @@ class State(enum.Enum):
 
 class Connection:
     __slots__ = (
+        "address",
         "began_s",
         "client",
         "deadline_s",
         "due_s",
         "is_closed",
-        "is_known",
         "keep",
+        "n_answer",
+        "namespace",
         "out",
         "request",
         "reserved",
         "rest",
         "server",
+        "since_s",
         "sock",
         "state",
+        "turns",
         "visit",
+        "wants",
         "watched",
     )
 
     def __init__(self, sock: socket.socket, client: object, server: object, answer_s: float) -> None:
         self.sock, self.client, self.server = sock, client, server
+        self.address = address_of(client)
         self.out = Out(sock, answer_s)
         self.state = State.IDLE
         self.request: RequestReader | None = None
@@ -65,29 +76,26 @@ class Connection:
         """What the client has sent behind its last request."""
         self.reserved: tuple[Namespace, int] | None = None
         """The memory that the request's body has."""
-        self.is_known = False
-        """A request on this connection had a valid key."""
+        self.wants = 0
+        """How much more memory the body needs."""
+        self.n_answer = 0
+        """The bytes of an answer that the client did not take at once."""
+        self.namespace: Namespace | None = None
+        """Whose key the last request on this connection had that had a valid one."""
+        self.turns: Turns | None = None
+        """Where it waits for a thread."""
         self.keep = False
         """The connection stays when its answer is written."""
-        self.began_s = 0.0
+        self.began_s = self.since_s = 0.0
+        """When the body, the answer or the end began, and when the state did."""
         self.deadline_s = self.due_s = float("inf")
         self.watched = 0
         """The events that the selector waits for."""
         self.is_closed = False
 
-    @property
-    def address(self) -> str:
-        """The client's IP address; empty for a unix socket."""
-        return str(self.client[0]) if isinstance(self.client, tuple) else ""
-
     def refuse(self, status: int, message: str) -> None:
-        """Answer what is no request, as far as the client takes it at once."""
-        body = json.dumps({"error": message}).encode()
-        head = (
-            f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nConnection: close\r\nContent-Type: application/json\r\n"
-            f"Content-Length: {len(body)}\r\n\r\n"
-        )
-        self.send(head.encode() + body)
+        """Answer without the application, as far as the client takes it at once."""
+        self.send(plain_answer(status, message))
 
     def send(self, data: bytes) -> None:
         """Send as much as the client takes at once.  A client that has gone is noticed by the next read."""
@@ -106,10 +114,37 @@ class Connection:
         self.sock.close()
 
 
+def address_of(client: object) -> str:
+    """The IP address; of IPv6 the /64, which is what one customer gets (RFC 6177).  Empty for a unix socket."""
+    if not isinstance(client, tuple):
+        return ""
+    text = str(client[0]).partition("%")[0]
+    if ":" not in text:
+        return text
+    address = ipaddress.IPv6Address(text)
+    return str(address.ipv4_mapped or ipaddress.IPv6Network((address, 64), strict=False))
+
+
+def whole_bytes(left: memoryview) -> int:
+    """How much memory the view keeps: a part keeps the whole."""
+    whole = left.obj
+    return len(whole) if isinstance(whole, bytes) else len(left)
+
+
+def plain_answer(status: int, message: str) -> bytes:
+    body = json.dumps({"error": message}).encode()
+    head = (
+        f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nConnection: close\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(body)}\r\n\r\n"
+    )
+    return head.encode() + body
+
+
 class Out:
     """What gunicorn's Response takes for its socket.  Its first write is the head, which waits for the body."""
 
-    def __init__(self, sock: socket.socket, answer_s: float) -> None:
+    def __init__(self, sock: socket.socket | None, answer_s: float) -> None:
+        """Without a socket everything is left to the worker."""
         self._sock, self._answer_s = sock, answer_s
         self._head = b""
         self._begun = self._leaves = False
@@ -133,6 +168,10 @@ class Out:
                 self._write(head)
         self._write(data)
 
+    def refuse(self, status: int, message: str) -> None:
+        self.begin(leaves=True)
+        self._write(plain_answer(status, message))
+
     def flush(self) -> None:
         """Write a head that no body followed.  Raises OSError."""
         if self._head:
@@ -146,12 +185,13 @@ class Out:
         if sent == len(data):
             return
         rest = memoryview(data)[sent:]
-        if self._leaves:
+        if self._leaves or self._sock is None:
             self.left = rest
         else:
             self._press(rest)
 
     def _press(self, rest: memoryview) -> None:
+        assert self._sock is not None  # noqa: S101  else all of it was left
         poll = select.poll()
         poll.register(self._sock, select.POLLOUT)
         deadline_s = time.monotonic() + self._answer_s
@@ -164,6 +204,8 @@ class Out:
                 rest, deadline_s = rest[sent:], time.monotonic() + self._answer_s
 
     def _send(self, data: bytes | memoryview) -> int:
+        if self._sock is None:
+            return 0
         try:
             return self._sock.send(data)
         except BlockingIOError:

@@ -20,6 +20,10 @@ _MAX_DIGITS: Final = 15
 _MAX_CHUNK_LINE: Final = 1024
 _MAX_TRAILER_BYTES: Final = 8 * 1024
 _FRAMING: Final = re.compile(rb"\r\n(content-length|transfer-encoding|expect)[ \t]*:[ \t]*([^\r\n]*)", re.I)
+_AUTHORIZATION: Final = re.compile(rb"\r\nauthorization:[ \t]*([^\r\n]*)", re.I)
+_TRAILER: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+:[\t\x20-\x7e\x80-\xff]*")
+_FRAMING_TRAILER: Final = re.compile(rb"(?:content-length|transfer-encoding):", re.I)
+_EXTENSION: Final = re.compile(rb"[\t\x20-\x7e\x80-\xff]*")
 _BARE_LF: Final = re.compile(rb"(?<!\r)\n")
 
 
@@ -55,6 +59,12 @@ class RequestReader:
     def n_body(self) -> int:
         """The bytes of the body that have arrived."""
         return self._body.tell()
+
+    @property
+    def authorization(self) -> str:
+        """The value of the header, of several the first."""
+        found = _AUTHORIZATION.search(self.head)
+        return found[1].decode("latin-1") if found else ""
 
     def feed(self, data: bytes) -> bool:
         """Return whether the request is complete.  Raises BrokenRequest."""
@@ -108,7 +118,8 @@ class RequestReader:
         for name, value in _FRAMING.findall(self.head):
             known = name.lower()
             if known == b"expect":
-                self.expects = value.strip().lower() == b"100-continue"
+                newer = not self.head.partition(b"\r\n")[0].endswith(b"HTTP/1.0")  # section 10.1.1 of RFC 9110
+                self.expects = newer and value.strip().lower() == b"100-continue"
             else:
                 (lengths if known == b"content-length" else codings).append(value.strip(b" \t"))
         if len(lengths) + len(codings) > 1:
@@ -180,6 +191,8 @@ class _Chunks:
             self._n_trailer += len(line)
             if self._n_trailer > _MAX_TRAILER_BYTES:
                 raise BrokenRequest(f"the trailer is longer than {_MAX_TRAILER_BYTES} bytes")
+            if line and (not _TRAILER.fullmatch(line) or _FRAMING_TRAILER.match(line)):
+                raise BrokenRequest(f"not a field of a trailer: {line!r:.40}")
             return not line
         if self._part is _Part.END:
             if line:
@@ -192,8 +205,11 @@ class _Chunks:
     def _begin_chunk(self, line: bytes) -> None:
         if self._n_framing > 64 * 1024 + self._body.tell() // 8:
             raise BrokenRequest("the chunks are too small")  # each costs as much time as a kilobyte
+        size, _, extension = line.partition(b";")
+        if not _EXTENSION.fullmatch(extension):
+            raise BrokenRequest(f"not an extension of a chunk: {line!r:.40}")
         try:
-            self._left = chunk_size(line.partition(b";")[0].rstrip(b" \t"))
+            self._left = chunk_size(size.rstrip(b" \t"))
         except BrokenExchange as e:
             raise BrokenRequest(f"{e}: {line!r:.40}") from e
         self._part = _Part.END if self._left else _Part.TRAILER

@@ -98,7 +98,7 @@ def test_long_code_takes_bounded_memory_also_in_answers_that_nobody_reads(
         assert len(gateway.call("GET", f"{path}?code=false").content) < 10_000
     reply = gateway.call("GET", path)
     assert reply.status_code in (200, 429)
-    assert status_of(pid, "VmHWM") < before + 320 * 1024
+    assert status_of(pid, "VmHWM") < before + 384 * 1024
 
 
 def test_answers_with_code_share_a_memory_and_give_it_back(start: Callable[..., GatewayProcess]) -> None:

@@ -254,14 +254,18 @@ def test_a_stream_that_nobody_reads_ends(start: Callable[..., GatewayProcess], i
         assert invoker.closed.acquire(timeout=WAIT_S)  # the gateway has cut the run
 
 
-def test_an_address_has_so_many_connections(start: Callable[..., GatewayProcess]) -> None:
+def test_an_address_has_so_many_connections_and_its_oldest_gives_way(start: Callable[..., GatewayProcess]) -> None:
+    """Behind a router that translates addresses all have one: who comes must not be shut out by those who stay."""
     gateway = start(THAW_GATEWAY_PER_ADDRESS="5")
-    with crowd(gateway, 5, b"GET"):
-        with connect(gateway, "127.0.0.2") as one_more:
-            assert read_to_end(one_more) == b""
-        with connect(gateway) as other:
-            other.sendall(head("GET", "/health"))
-            assert read_answer(other)[0] == 200
+    with connect(gateway) as other, connect(gateway, "127.0.0.2") as known, connect(gateway, "127.0.0.2") as oldest:
+        known.sendall(head("GET", "/v1/models"))
+        assert read_answer(known)[0] == 200
+        with crowd(gateway, 4, b"GET"):
+            assert_serves(gateway)
+            assert read_to_end(oldest) == b""
+            for sock in (known, other):
+                sock.sendall(head("GET", "/v1/models"))
+                assert read_answer(sock)[0] == 200
 
 
 def test_when_there_are_too_many_connections_the_oldest_gives_way(start: Callable[..., GatewayProcess]) -> None:

@@ -1,0 +1,142 @@
+"""Who gives way and who is next where something of gateway/front/ is full."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from gateway.connections import ConnectionWorker
+from gateway.front.connection import Connection, address_of, whole_bytes
+from gateway.front.holdings import Holdings
+from gateway.front.memory import LINE_PER_NAMESPACE, Line, SharedMemory
+from gateway.front.turns import Turns
+from thaw.ids import Namespace
+
+A, B = Namespace("a"), Namespace("b")
+Make = Callable[..., Connection]
+
+
+@pytest.fixture
+def make() -> Iterator[Make]:
+    one, two = socket.socketpair()
+
+    def make(namespace: Namespace | None = None, wants: int = 0) -> Connection:
+        connection = Connection(one, None, None, 1.0)
+        connection.namespace, connection.wants = namespace, wants
+        return connection
+
+    with one, two:
+        yield make
+
+
+def test_the_owner_of_most_gives_way_and_with_its_oldest(make: Make) -> None:
+    holdings = Holdings()
+    strangers, tenants = [make() for _ in range(2)], [make(A) for _ in range(3)]
+    for connection in (*strangers, *tenants, make(B)):
+        holdings.set(connection)
+    assert list(holdings.heaviest()) == tenants
+    holdings.drop(tenants[0])
+    assert list(holdings.heaviest()) == strangers  # of equals, those without a key
+    holdings.set(tenants[2], 10)
+    holdings.set(tenants[2], 20)
+    assert holdings.total == 24
+    assert list(holdings.heaviest()) == tenants[1:]
+    for connection in list(holdings):
+        holdings.drop(connection)
+        holdings.drop(connection)
+    assert (holdings.total, len(holdings), list(holdings.heaviest())) == (0, 0, [])
+
+
+def test_what_a_connection_holds_follows_its_owner(make: Make) -> None:
+    holdings, connection = Holdings(), make()
+    holdings.set(connection, 5)
+    connection.namespace = A
+    holdings.set(connection, 7)
+    holdings.set(make(), 6)
+    assert holdings.total == 13
+    assert list(holdings.heaviest()) == [connection]
+
+
+def test_namespaces_take_turns_in_the_line_and_no_body_overtakes_within_one(make: Make) -> None:
+    memory = SharedMemory(100)
+    line = Line(memory)
+    assert memory.take(A, 60)
+    large, small, other = make(A, 40), make(A, 1), make(B, 45)
+    for connection in (large, small, other):
+        assert not line.take(connection, connection.namespace or A)
+        assert line.join(connection, connection.namespace or A)
+    assert not list(line.serve())
+    memory.give_back(A, 20)
+    assert list(line.serve()) == [other]
+    memory.give_back(A, 40)
+    memory.give_back(B, 45)
+    assert list(line.serve()) == [large, small]
+
+
+def test_a_body_in_steps_may_have_what_one_with_a_length_may_have(make: Make) -> None:
+    memory = SharedMemory(100)
+    line, connection = Line(memory), make(A, 25)
+    for n_before in (0, 25, 50, 75):
+        connection.reserved = (A, n_before) if n_before else None
+        assert line.take(connection, A)
+
+
+def test_a_namespace_may_have_so_many_in_the_line(make: Make) -> None:
+    line = Line(SharedMemory(1))
+    crowd = [make(A, 2) for _ in range(LINE_PER_NAMESPACE)]
+    assert all(line.join(c, A) for c in crowd)
+    assert not line.join(make(A, 2), A)
+    assert line.join(make(B, 2), B)
+    line.leave(crowd[0], A)
+    assert line.join(make(A, 2), A)
+
+
+def test_who_waits_for_a_thread_can_leave(make: Make) -> None:
+    turns = Turns(ThreadPoolExecutor(1), 1)
+    one, two = make(), make()
+    assert turns.take()
+    assert not turns.take()
+    turns.join(one)
+    turns.join(two)
+    turns.leave(one)
+    assert turns.pass_on() is two
+    assert not turns.take()
+    assert turns.pass_on() is None
+    assert turns.take()
+
+
+@pytest.mark.parametrize(
+    ("client", "address"),
+    [
+        (("192.0.2.1", 80), "192.0.2.1"),
+        (("2001:db8:1:2:3:4:5:6", 80, 0, 0), "2001:db8:1:2::/64"),
+        (("2001:db8:1:2::1", 80, 0, 0), "2001:db8:1:2::/64"),
+        (("::ffff:192.0.2.1", 80, 0, 0), "192.0.2.1"),
+        (("fe80::1%eth0", 80, 0, 2), "fe80::/64"),
+        ("", ""),
+    ],
+)
+def test_the_addresses_that_one_customer_has_are_one(client: object, address: str) -> None:
+    assert address_of(client) == address
+
+
+def test_a_part_of_an_answer_keeps_the_whole() -> None:
+    assert whole_bytes(memoryview(bytes(100))[99:]) == 100
+
+
+def test_a_bug_costs_one_connection(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    worker = ConnectionWorker.__new__(ConnectionWorker)  # gunicorn's arbiter makes whole ones
+    closed: list[Connection] = []
+    worker.log, worker._close = logging.getLogger(), closed.append  # type: ignore[method-assign]
+
+    def act(connection: Connection) -> None:
+        raise RuntimeError("a bug")
+
+    connection = make()
+    worker._guard(connection, act)
+    assert closed == [connection]
+    assert "a bug" in caplog.text
