@@ -13,7 +13,8 @@ from relay.state.api_keys import ApiKeys, Subject, digest_of
 from thaw.errors import Unauthorized
 
 CACHE_S: Final = 60.0
-"""For this long a known key costs no round trip, and a key that another gateway revoked still works."""
+"""For this long a known key costs no round trip, and a key that another gateway revoked still works, except where an
+operator's key is asked for."""
 _CACHED: Final = 10_000
 
 
@@ -24,16 +25,19 @@ class Authenticator:
         self._revoked = 0
         self._known: dict[str, tuple[float, Subject]] = {}
 
-    def subject(self, authorization: str | None) -> Subject:
-        """Return the subject that the header belongs to.  Raises Unauthorized, Unavailable."""
+    def subject(self, authorization: str | None, *, anew: bool = False) -> Subject:
+        """Return the subject that the header belongs to.  ``anew``: ask the state server, whatever is remembered.
+        Raises Unauthorized, Unavailable."""
         digest = digest_of(_credentials(authorization))
         now_s = self._now_s()
         with self._lock:
             known, revoked = self._known.get(digest), self._revoked
-        if known is not None and known[0] > now_s:
+        if known is not None and known[0] > now_s and not anew:
             return known[1]
         subject = self._keys.subject(digest)
         if subject is None:
+            if known is not None:
+                self.forget(digest)
             raise Unauthorized("The supplied authentication is invalid.", hint="thaw property set --auth UUID:KEY")
         with self._lock:
             if len(self._known) >= _CACHED:
