@@ -112,6 +112,21 @@ REFUSED = [
     "172.16.0.1",
     "172.31.255.255",
     "192.0.0.1",
+    "192.0.0.8",
+    "192.0.0.9",
+    "192.0.0.10",
+    "192.0.0.192",
+    "192.31.196.1",
+    "192.52.193.1",
+    "192.175.48.1",
+    "168.63.129.16",
+    "::ffff:168.63.129.16",
+    "64:ff9b::168.63.129.16",
+    "2620:4f:8000::1",
+    "2001:4:112::1",
+    "2001:20::1",
+    "100:0:0:1::1",
+    "4000::1",
     "192.0.2.1",
     "192.88.99.1",
     "192.168.0.1",
@@ -148,7 +163,9 @@ REFUSED = [
 PUBLIC = [
     "1.1.1.1",
     "8.8.8.8",
+    "168.63.129.17",
     "172.32.0.1",
+    "192.0.1.1",
     "192.169.0.1",
     "::ffff:8.8.8.8",
     "64:ff9b::808:808",
@@ -160,7 +177,7 @@ PUBLIC = [
 def test_every_address_that_is_not_public_is_refused_however_it_is_written() -> None:
     assert [a for a in REFUSED if not Reach().problem(a, 80, is_own=False)] == []
     assert [a for a in PUBLIC if Reach().problem(a, 80, is_own=False)] == []
-    assert Reach().problem("8.8.8.8", 80, is_own=True) == "8.8.8.8 is an address of this machine"
+    assert "8.8.8.8 is an address of this machine" in Reach().problem("8.8.8.8", 80, is_own=True)
     assert [_is_own(a) for a in ("127.0.0.1", "::1", *own_addresses())] == [
         True,
         True,
@@ -182,6 +199,15 @@ def test_an_operator_allows_networks_and_single_ports_and_what_it_refuses_wins()
     refused = [("10.2.0.1", 1), ("127.0.0.1", 9001), ("127.0.0.2", 9000), ("::1", 81), ("10.1.9.1", 1), ("8.8.8.8", 1)]
     assert [reach.problem(a, p, is_own=a in ("127.0.0.1", "::1")) for a, p in allowed] == [""] * len(allowed)
     assert all(reach.problem(a, p, is_own=False) for a, p in refused)
+
+
+def test_a_wide_network_that_is_allowed_does_not_open_this_machine() -> None:
+    reach = Reach(parse("A", "10.1.0.0/16, 10.1.0.7:9000, 10.1.0.8, 127.0.0.0/8, 127.0.0.0/8:8000, [::]/0"))
+    own = ["10.1.0.5", "127.0.0.1", "::ffff:10.1.0.5", "::ffff:127.0.0.1", "::1", "10.1.0.7"]
+    assert [a for a in own if "address of this machine" not in reach.problem(a, 6379, is_own=True)] == []
+    named = [("10.1.0.7", 9000), ("10.1.0.8", 6379), ("127.0.0.1", 8000)]
+    assert [reach.problem(a, p, is_own=True) for a, p in named] == [""] * len(named)
+    assert reach.problem("10.1.0.5", 6379, is_own=False) == "", "another machine of that network"
 
 
 @pytest.mark.parametrize("text", ["10.0.0.1/8", "somewhere", "1.2.3.4:99999", "::1", "10.0.0.0/33", "1.2.3.4;5.6.7.8"])
