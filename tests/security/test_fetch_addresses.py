@@ -12,12 +12,15 @@ from typing import Any
 
 import pytest
 
+from fetchd.disclosure import disclosed
 from fetchd.gate import Gate, _is_own
 from fetchd.reach import Place, Reach, parse
 from fetchd.sources.http import HttpSource
 from tests.conftest import free_port
 from tests.fetchd.harness import Fetchd, Request, Store, wait_until, write_model
-from thaw.errors import ModelNotFound, StoreUnavailable, ThawError
+from thaw.errors import ModelCorrupt, ModelNotFound, ModelUnsupported, PlatformError, StoreUnavailable, ThawError
+from thaw.ids import GroupId
+from thaw.logs import Log
 from thaw.settings import SettingError
 
 
@@ -290,6 +293,69 @@ def test_a_missing_a_forbidden_and_a_moved_model_read_alike(tmp_path: Path) -> N
             error = refusal(fetchd, f"{store.uri}/{uri}")
             told.append((error.code, re.sub(r"\w{8}\)$", "ID)", error.message[len(store.uri) + 2 :]), error.hint))
         assert len(set(told)) == 1, told
+
+
+SECRET = "hunter2-0xdeadbeef"
+LEAKS = {
+    "config.json": f'{SECRET}: "',
+    "thaw-index.json": f'{{"{SECRET}": 1}}',
+    "model.safetensors.index.json": f'{{"weight_map": {{"w": "{SECRET}"}}}}',
+    "model.safetensors": SECRET * 5,
+}
+"""What stands where a model's file is looked for, and is none of the tenant's business."""
+
+
+@pytest.mark.parametrize("name", LEAKS)
+def test_no_error_quotes_what_a_server_answered(tmp_path: Path, name: str) -> None:
+    write_model(tmp_path / "m", n_layers=1, layer_bytes=1000)
+    (tmp_path / "m" / name).write_text(LEAKS[name])
+    with Store(tmp_path) as store, Fetchd(tmp_path) as fetchd:
+        with pytest.raises((ModelCorrupt, ModelUnsupported, ModelNotFound)) as told:
+            fetchd.client.inspect(f"{store.uri}/m")
+        fetchd.reason(told.value)
+        words = told.value.message.removeprefix(f"{store.uri}/m: ") + told.value.hint
+        for quoted in (SECRET, "JSON", "column", "bytes", "1000", name, *re.findall(r"0x\w+", words)):
+            assert quoted not in words, words
+
+
+def test_an_error_during_a_fetch_quotes_nothing_either(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "m", n_layers=1, layer_bytes=1000)
+    with Store(tmp_path) as store, Fetchd(tmp_path, THAW_FETCHD_RETRIES=1) as fetchd:
+        facts = fetchd.client.inspect(f"{store.uri}/m")
+        n_bytes = (model / "model.safetensors").stat().st_size
+        (model / "model.safetensors").write_bytes(b"x" * (n_bytes - 7))
+        fetchd.start(facts)
+        with pytest.raises(ModelCorrupt) as told:
+            fetchd.client.wait(GroupId("g"), 0, deadline_s=20)
+        assert str(n_bytes - 7) in fetchd.reason(told.value)["error"]
+        assert str(n_bytes - 7) not in told.value.message + told.value.hint
+
+
+ODD = {
+    "superscript": b"HTTP/1.1 200 OK\r\nContent-Length: \xb2\r\n\r\n",
+    "endless": b"HTTP/1.1 200 OK\r\nContent-Length: " + b"7" * 5000 + b"\r\n\r\n",
+    "range": b"HTTP/1.1 206 Partial\r\nContent-Length: 2\r\nContent-Range: bytes 0-" + b"7" * 5000 + b"/2\r\n\r\n{}",
+}
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_a_server_whose_numbers_are_none_is_told_of_as_every_other(tmp_path: Path, odd: str) -> None:
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "thaw-index.json").write_text("{}")
+    with Store(tmp_path) as store, Fetchd(tmp_path) as fetchd:
+        store.fault = lambda r: (r.method == "HEAD") == (odd != "range") and answering(ODD[odd])(r)
+        with pytest.raises((ModelCorrupt, ModelUnsupported)) as told:
+            fetchd.client.inspect(f"{store.uri}/m")
+        assert re.search(r": [a-z ,]+ \(error id \w{8}\)$", told.value.message), told.value.message
+
+
+def test_an_error_that_nobody_foresaw_is_logged_and_not_told(capfd: pytest.CaptureFixture[str]) -> None:
+    log = Log("fetchd")
+    told = disclosed("HTTP://store.example/m", ValueError(SECRET), log)
+    assert isinstance(told, PlatformError)
+    assert SECRET not in str(told.info())
+    assert SECRET in capfd.readouterr().err
+    assert isinstance(disclosed("s3://models/m", ValueError(SECRET), log), ValueError)
 
 
 class Rebinding:
