@@ -117,7 +117,6 @@ def models(ns: str) -> Response:
         change = allowed.add if request.method == "PUT" else allowed.remove
         own = change(namespace, _prefixes(json_object(_MOST_BYTES)))
         core.log.event("models_allowed", namespace=namespace, prefixes=list(own), by=caller().namespace)
-        core.actions.tell_changed(namespace)
     return json_response({"namespace": namespace, "for_all": list(core.models.policy.default), "own": list(own)})
 
 
