@@ -151,7 +151,9 @@ def error_body(error: ThawError) -> dict[str, Any]:
     if isinstance(error, ConfigError) and error.hint:
         message = f"{message}: {error.hint}"
     body = {"error": message, "code": g.transaction_id}
-    return {**body, "hint": error.hint} if isinstance(error, Forbidden | Conflict) and error.hint else body
+    return (
+        {**body, "hint": error.hint} if isinstance(error, Unauthorized | Forbidden | Conflict) and error.hint else body
+    )
 
 
 def install(app: Flask) -> None:

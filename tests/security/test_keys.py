@@ -344,6 +344,13 @@ def test_metrics_need_a_token_where_the_gateway_listens_beyond_loopback(
     assert metrics_status(gateway, f"Bearer {installation}") == 200
 
 
+def test_a_stranger_is_told_how_to_send_a_key(shared: GatewayProcess) -> None:
+    for authorization, hint in (("Bearer no:key", "thaw property set --auth"), ("Digest x", "send Basic base64")):
+        headers = {"Authorization": authorization}
+        reply = requests.get(shared.url + "/api/v1/namespaces", headers=headers, timeout=30)
+        assert (reply.status_code, reply.json()["hint"].startswith(hint)) == (401, True), reply.text
+
+
 def test_the_metrics_token_opens_metrics_and_nothing_else(start_gateway: Callable[..., GatewayProcess]) -> None:
     gateway = start_gateway(THAW_METRICS_TOKEN="scraper")
     assert metrics_status(gateway) == 401, "behind a proxy loopback means nothing, so a token is always asked for"
